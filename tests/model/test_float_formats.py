@@ -222,8 +222,8 @@ def test_reads_the_separate_config_file_of_model_optimizer(tmp_path, config):
     found = quantization.read_quantization(read_config(tmp_path), "none")
     assert found.method == "modelopt"
     linear = LinearSpec(LINEAR.name, OUT, 144)
-    packed = torch.randint(0, 256, (OUT, linear.into // 2), dtype=torch.uint8)
-    scales = (torch.rand(OUT, linear.into // 16) + 0.5).to(torch.float8_e4m3fn)
+    packed = torch.randint(0, 256, (OUT, linear.in_features // 2), dtype=torch.uint8)
+    scales = (torch.rand(OUT, linear.in_features // 16) + 0.5).to(torch.float8_e4m3fn)
     checkpoint = write_layer(
         tmp_path,
         weight=packed,

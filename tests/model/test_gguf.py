@@ -99,7 +99,7 @@ def test_multiplies_packed_blocks_as_the_decoded_weight(kind):
     x = torch.randn(9, 512, generator=torch.Generator().manual_seed(0)).bfloat16()
     packed = BlockWeight.pack_merged(parts, None, torch.bfloat16, torch.device("cpu"))
     actual = native.lm_head_logits(x, packed)
-    decoded = torch.cat([part.decode_into(torch.empty(part.out, 512)) for part in parts])
+    decoded = torch.cat([part.decode_into(torch.empty(part.out_features, 512)) for part in parts])
     expected = (x.double() @ decoded.double().T).float()
     # Sums are float32. Weights in bf16 would be off by 1e-3
     assert (actual - expected).norm() / expected.norm() < largest_product_error()
@@ -113,9 +113,9 @@ def test_keeps_the_types_of_merged_layers():
     x = torch.randn(2, 512, generator=torch.Generator().manual_seed(0)).bfloat16()
     for kinds in (["Q4_K", "Q4_K", "Q6_K"], ["Q8_0", "Q5_K"], ["Q6_K", "Q4_1"]):
         parts = [random_blocks(kind, rows, 512) for kind, rows in zip(kinds, (64, 33, 40), strict=False)]
-        ones = torch.ones(sum(part.out for part in parts), dtype=torch.bfloat16)  # as biases are read
+        ones = torch.ones(sum(part.out_features for part in parts), dtype=torch.bfloat16)  # as biases are read
         packed = BlockWeight.pack_merged(parts, ones, torch.bfloat16, CPU)
-        decoded = torch.cat([part.decode_into(torch.empty(part.out, 512)) for part in parts])
+        decoded = torch.cat([part.decode_into(torch.empty(part.out_features, 512)) for part in parts])
         is_packed = native.packed_layout_id() is not None
         decoded = decoded if is_packed else decoded.bfloat16().float()
         expected = x.float() @ decoded.T + 1

@@ -89,9 +89,9 @@ def write_folder(folder: Path, model_type: str, **fields: Any) -> Path:
     for layer in range(shape.layer_count):
         for parts in weights.linear_parts(layer).values():
             for linear in parts:
-                add(linear.name + ".weight", linear.out, linear.into)
+                add(linear.name + ".weight", linear.out_features, linear.in_features)
                 if linear.bias:
-                    add(linear.name + ".bias", linear.out)
+                    add(linear.name + ".bias", linear.out_features)
         for name, width in weights.layer_norms(layer).values():
             add(name + ".weight", width)
             tensors[name + ".weight"] += 1

@@ -39,11 +39,13 @@ class BitNetFormat:
     def view_tensors(self, checkpoint: Checkpoint, linear: LinearSpec) -> list[torch.Tensor]:
         """Return numbers and scale as views of the file. Raises LoadError."""
         weight, scale = self.tensor_names(checkpoint, linear)
-        if linear.out % IN_BYTE:
-            raise LoadError(f"Tensor {weight} has {linear.out} outputs, which are not a multiple of {IN_BYTE}.")
+        if linear.out_features % IN_BYTE:
+            raise LoadError(
+                f"Tensor {weight} has {linear.out_features} outputs, which are not a multiple of {IN_BYTE}."
+            )
         shape = (1,) if len(checkpoint.tensor_shape(scale)) else ()
         return [
-            checkpoint.view_tensor(weight, linear.out // IN_BYTE, linear.into, dtype=torch.uint8),
+            checkpoint.view_tensor(weight, linear.out_features // IN_BYTE, linear.in_features, dtype=torch.uint8),
             checkpoint.view_tensor(scale, *shape),
         ]
 
@@ -54,10 +56,10 @@ class BitNetFormat:
         if (values == 3).any():
             raise LoadError(f"Tensor {linear.name}.weight has numbers other than -1, 0 and 1; the file is damaged.")
         factor = scale.float().reshape(1)
-        factors = (factor if self.is_multiplied else factor.reciprocal()).expand(linear.out)
-        ones = torch.ones(linear.out, 1)
+        factors = (factor if self.is_multiplied else factor.reciprocal()).expand(linear.out_features)
+        ones = torch.ones(linear.out_features, 1)
         return GroupedLinearWeight(
-            GroupedWeight(values, ones, ones.to(torch.uint8), linear.into, code="int2", out_scales=factors)
+            GroupedWeight(values, ones, ones.to(torch.uint8), linear.in_features, code="int2", out_scales=factors)
         )
 
 

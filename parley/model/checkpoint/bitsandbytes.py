@@ -57,13 +57,13 @@ class BitsAndBytesFormat:
         weight, table = linear.name + ".weight", self._table(checkpoint, linear)
         if table is None:
             return [
-                checkpoint.view_tensor(weight, linear.out, linear.into, dtype=torch.int8),
-                checkpoint.view_tensor(f"{linear.name}.SCB", linear.out),
+                checkpoint.view_tensor(weight, linear.out_features, linear.in_features, dtype=torch.int8),
+                checkpoint.view_tensor(f"{linear.name}.SCB", linear.out_features),
             ]
         state = self._read_state(checkpoint, linear, table)
         self._check_numbers(checkpoint, weight + ".quant_map", table)
-        scales = linear.out * linear.into // state.block
-        views = [checkpoint.view_tensor(weight, linear.out * linear.into // 2, 1, dtype=torch.uint8)]
+        scales = linear.out_features * linear.in_features // state.block
+        views = [checkpoint.view_tensor(weight, linear.out_features * linear.in_features // 2, 1, dtype=torch.uint8)]
         if not state.nested_block:
             return [*views, checkpoint.view_tensor(weight + ".absmax", scales)]
         return [
@@ -78,14 +78,14 @@ class BitsAndBytesFormat:
         values, *scales = self.view_tensors(checkpoint, linear)
         table = self._table(checkpoint, linear)
         if table is None:
-            zeros = torch.full((linear.out, 1), 128, dtype=torch.uint8)
+            zeros = torch.full((linear.out_features, 1), 128, dtype=torch.uint8)
             numbers = (values.short() + 128).to(torch.uint8)
             return GroupedLinearWeight(
-                GroupedWeight(numbers, scales[0].float()[:, None] / 127, zeros, linear.into, code="int8")
+                GroupedWeight(numbers, scales[0].float()[:, None] / 127, zeros, linear.in_features, code="int8")
             )
         state = self._read_state(checkpoint, linear, table)
-        codes = torch.stack((values >> 4, values & 15), -1).view(linear.out, linear.into)
-        wide = self._widen_scales(state, *scales).view(linear.out, -1) / TABLES[table][1]
+        codes = torch.stack((values >> 4, values & 15), -1).view(linear.out_features, linear.in_features)
+        wide = self._widen_scales(state, *scales).view(linear.out_features, -1) / TABLES[table][1]
         return GroupedLinearWeight(GroupedWeight(codes, wide, None, state.block, code=table))
 
     @staticmethod
@@ -135,11 +135,13 @@ class BitsAndBytesFormat:
             shape = [int(size) for size in fields["shape"]]
         except (ValueError, TypeError, KeyError, RecursionError, OverflowError):
             raise LoadError(f"Tensor {name} does not hold the JSON that describes a weight.") from None
-        if shape != [linear.out, linear.into]:
-            raise LoadError(f"Tensor {name} is of shape {shape}; the config asks for {[linear.out, linear.into]}.")
-        if state.block < 1 or state.nested_block < 0 or linear.into % state.block:
+        if shape != [linear.out_features, linear.in_features]:
             raise LoadError(
-                f"Tensor {name} has groups of {state.block} numbers, which do not fill {linear.into} inputs."
+                f"Tensor {name} is of shape {shape}; the config asks for {[linear.out_features, linear.in_features]}."
+            )
+        if state.block < 1 or state.nested_block < 0 or linear.in_features % state.block:
+            raise LoadError(
+                f"Tensor {name} has groups of {state.block} numbers, which do not fill {linear.in_features} inputs."
             )
         if state.block % GROUP_MULTIPLE:
             raise LoadError(

@@ -60,8 +60,8 @@ class PerChannelInt8:
     def view_tensors(self, checkpoint: Checkpoint, linear: LinearSpec) -> list[torch.Tensor]:
         """Return weight and scale as views of the file. Raises LoadError."""
         weight, scale = self.tensor_names(checkpoint, linear)
-        values = checkpoint.view_tensor(weight, linear.out, linear.into, dtype=torch.int8)
-        sizes = (linear.out,) if len(checkpoint.tensor_shape(scale)) == 1 else (linear.out, 1)
+        values = checkpoint.view_tensor(weight, linear.out_features, linear.in_features, dtype=torch.int8)
+        sizes = (linear.out_features,) if len(checkpoint.tensor_shape(scale)) == 1 else (linear.out_features, 1)
         return [values, checkpoint.view_tensor(scale, *sizes)]
 
     def read_weight(self, checkpoint: Checkpoint, linear: LinearSpec) -> LinearWeight:
@@ -96,9 +96,13 @@ class IntegerFormat:
         """Return weight, scales, zero points and groups of inputs as views of the file. Raises LoadError."""
         weight, scale, *others = self.tensor_names(checkpoint, linear)
         shape = self._scale_shape(checkpoint, linear, scale)
-        width, dtype = (packed_size(linear.into, self.bits), torch.int32) if self.packed else (linear.into, torch.int8)
+        width, dtype = (
+            (packed_size(linear.in_features, self.bits), torch.int32)
+            if self.packed
+            else (linear.in_features, torch.int8)
+        )
         views = [
-            checkpoint.view_tensor(weight, linear.out, width, dtype=dtype),
+            checkpoint.view_tensor(weight, linear.out_features, width, dtype=dtype),
             checkpoint.view_tensor(scale, *shape),
         ]
         if not self.symmetric:
@@ -110,7 +114,7 @@ class IntegerFormat:
             else:
                 views.append(checkpoint.view_tensor(zeros, *shape, dtype=torch.int8))
         if self.indexed:
-            views.append(checkpoint.view_tensor(others.pop(0), linear.into, dtype=torch.int32))
+            views.append(checkpoint.view_tensor(others.pop(0), linear.in_features, dtype=torch.int32))
         return views
 
     def read_weight(self, checkpoint: Checkpoint, linear: LinearSpec) -> LinearWeight:
@@ -118,7 +122,7 @@ class IntegerFormat:
         stored, scales, *others = self.view_tensors(checkpoint, linear)
         name, _, *other_names = self.tensor_names(checkpoint, linear)
         if self.packed:
-            values = unpack_rows(stored, linear.into, self.bits)
+            values = unpack_rows(stored, linear.in_features, self.bits)
         else:
             self._check_range(stored, name)
             values = self._shift_range(stored)
@@ -126,11 +130,11 @@ class IntegerFormat:
             self._check_range(others[0], other_names[0])
         scales = scales.float().reshape(-1, scales.shape[-1] if scales.dim() > 1 else 1)
         zeros = self._zero_points(scales, *others[: not self.symmetric])
-        group = min(self.group or linear.into, linear.into)
+        group = min(self.group or linear.in_features, linear.in_features)
         order = input_order(linear.name + ".weight_g_idx", group, others[-1]) if self.indexed else None
         if order is not None:
             values = values[:, order]
-        shape, code = (linear.out, scales.shape[1]), f"int{integer_bits(self.bits)}"
+        shape, code = (linear.out_features, scales.shape[1]), f"int{integer_bits(self.bits)}"
         return GroupedLinearWeight(GroupedWeight(values, scales.expand(shape), zeros.expand(shape), group, order, code))
 
     def _check_range(self, numbers: torch.Tensor, name: str) -> None:
@@ -152,7 +156,7 @@ class IntegerFormat:
 
     def _scale_shape(self, checkpoint: Checkpoint, linear: LinearSpec, name: str) -> tuple[int, ...]:
         """Return the shape that the scales must have; of those that mean the same, the one in the file."""
-        rows, groups = 1 if self.one_scale else linear.out, count_groups(self.group, linear.into)
+        rows, groups = 1 if self.one_scale else linear.out_features, count_groups(self.group, linear.in_features)
         shapes: list[tuple[int, ...]] = [(rows, groups)]
         if groups == 1:
             shapes += [(rows,)] + [()] * self.one_scale

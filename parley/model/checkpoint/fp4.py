@@ -66,11 +66,11 @@ def _view_groups(
     checkpoint: Checkpoint, linear: LinearSpec, packed: str, scale: str, group: int, dtype: torch.dtype
 ) -> list[torch.Tensor]:
     """Return packed numbers and the scales of groups, of ``dtype``, as views of the file. Raises LoadError."""
-    if linear.into % group:
-        raise LoadError(f"Tensor {packed} has {linear.into} inputs, which are not whole groups of {group}.")
+    if linear.in_features % group:
+        raise LoadError(f"Tensor {packed} has {linear.in_features} inputs, which are not whole groups of {group}.")
     return [
-        checkpoint.view_tensor(packed, linear.out, linear.into // 2, dtype=torch.uint8),
-        checkpoint.view_tensor(scale, linear.out, linear.into // group, dtype=dtype),
+        checkpoint.view_tensor(packed, linear.out_features, linear.in_features // 2, dtype=torch.uint8),
+        checkpoint.view_tensor(scale, linear.out_features, linear.in_features // group, dtype=dtype),
     ]
 
 

@@ -42,7 +42,7 @@ class Fp8Format:
     def view_tensors(self, checkpoint: Checkpoint, linear: LinearSpec) -> list[torch.Tensor]:
         """Return weight and scales as views of the file. Raises LoadError."""
         weight, scale, *_ = self.tensor_names(checkpoint, linear)
-        values = checkpoint.view_tensor(weight, linear.out, linear.into, dtype=torch.float8_e4m3fn)
+        values = checkpoint.view_tensor(weight, linear.out_features, linear.in_features, dtype=torch.float8_e4m3fn)
         return [values, view_scales(checkpoint, scale, *self._scale_shape(checkpoint, linear, scale))]
 
     def read_weight(self, checkpoint: Checkpoint, linear: LinearSpec) -> LinearWeight:
@@ -53,8 +53,8 @@ class Fp8Format:
     def _scale_shape(self, checkpoint: Checkpoint, linear: LinearSpec, name: str) -> tuple[int, ...]:
         """Return the shape that the scales must have; of those that mean the same, the one in the file."""
         if self.block is not None:
-            return -(-linear.out // self.block[0]), -(-linear.into // self.block[1])
-        shapes = ((), (1,), (1, 1), (linear.out,), (linear.out, 1))
+            return -(-linear.out_features // self.block[0]), -(-linear.in_features // self.block[1])
+        shapes = ((), (1,), (1, 1), (linear.out_features,), (linear.out_features, 1))
         return next((shape for shape in shapes if shape == checkpoint.tensor_shape(name)), shapes[-1])
 
 

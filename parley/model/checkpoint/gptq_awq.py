@@ -61,25 +61,27 @@ class GptqFormat:
         Raises LoadError.
         """
         words, zeros, scales, *index = self.tensor_names(checkpoint, linear)
-        groups = count_groups(self.group, linear.into)
+        groups = count_groups(self.group, linear.in_features)
         return [
-            checkpoint.view_tensor(words, self._packed_size(linear.into), linear.out, dtype=torch.int32),
-            checkpoint.view_tensor(zeros, groups, self._packed_size(linear.out), dtype=torch.int32),
-            checkpoint.view_tensor(scales, groups, linear.out),
-            *(checkpoint.view_tensor(name, linear.into, dtype=torch.int32) for name in index),
+            checkpoint.view_tensor(
+                words, self._packed_size(linear.in_features), linear.out_features, dtype=torch.int32
+            ),
+            checkpoint.view_tensor(zeros, groups, self._packed_size(linear.out_features), dtype=torch.int32),
+            checkpoint.view_tensor(scales, groups, linear.out_features),
+            *(checkpoint.view_tensor(name, linear.in_features, dtype=torch.int32) for name in index),
         ]
 
     def read_weight(self, checkpoint: Checkpoint, linear: LinearSpec) -> LinearWeight:
         """Read the weight, reordered group by group where ``g_idx`` requires it. Raises LoadError."""
         packed, zero_points, scales, *index = self.view_tensors(checkpoint, linear)
-        group = min(self.group or linear.into, linear.into)
+        group = min(self.group or linear.in_features, linear.in_features)
         order = input_order(linear.name + ".g_idx", group, *index) if index else None
-        values = self._unpack(packed.t(), linear.into)
+        values = self._unpack(packed.t(), linear.in_features)
         if order is not None:
             values = values[:, order]
         if self.minus_one and self.bits in ONE_IN_EACH:
             zero_points = zero_points + ONE_IN_EACH[self.bits]
-        zeros = self._unpack(zero_points, linear.out)
+        zeros = self._unpack(zero_points, linear.out_features)
         if self.minus_one and self.bits not in ONE_IN_EACH:  # of numbers that cross words, each is stored less one
             zeros = (zeros + 1) & ((1 << self.bits) - 1)
         return GroupedLinearWeight(
@@ -122,10 +124,10 @@ class AwqFormat:
     def view_tensors(self, checkpoint: Checkpoint, linear: LinearSpec) -> list[torch.Tensor]:
         """Return words and scales, and zero points unless there are none, as views of the file. Raises LoadError."""
         words, scales, *zeros = self.tensor_names(checkpoint, linear)
-        groups, packed = count_groups(self.group, linear.into), packed_size(linear.out, AWQ_BITS)
+        groups, packed = count_groups(self.group, linear.in_features), packed_size(linear.out_features, AWQ_BITS)
         views = [
-            checkpoint.view_tensor(words, linear.into, packed, dtype=torch.int32),
-            checkpoint.view_tensor(scales, groups, linear.out),
+            checkpoint.view_tensor(words, linear.in_features, packed, dtype=torch.int32),
+            checkpoint.view_tensor(scales, groups, linear.out_features),
         ]
         return views + [
             checkpoint.view_tensor(name, groups, packed, dtype=torch.int32) for name in zeros if self.has_zeros
@@ -134,9 +136,13 @@ class AwqFormat:
     def read_weight(self, checkpoint: Checkpoint, linear: LinearSpec) -> LinearWeight:
         """Read the weight. Raises LoadError."""
         words, scales, *zeros = self.view_tensors(checkpoint, linear)
-        wide, group = scales.float().t().contiguous(), min(self.group or linear.into, linear.into)
-        values = _unpack_awq(words, linear.out, self.order)
-        points = _unpack_awq(zeros[0], linear.out, self.order) if zeros else torch.zeros_like(wide, dtype=torch.uint8)
+        wide, group = scales.float().t().contiguous(), min(self.group or linear.in_features, linear.in_features)
+        values = _unpack_awq(words, linear.out_features, self.order)
+        points = (
+            _unpack_awq(zeros[0], linear.out_features, self.order)
+            if zeros
+            else torch.zeros_like(wide, dtype=torch.uint8)
+        )
         if self.is_signed:  # both from 0 on
             values, points = values ^ SIGN_BIT, points ^ SIGN_BIT
         return GroupedLinearWeight(GroupedWeight(values, wide, points, group))
@@ -158,19 +164,24 @@ class AwqGemvFormat:
         Raises LoadError.
         """
         words, zeros, scales = self.tensor_names(checkpoint, linear)
-        multiple = max(1, GEMV_INPUTS // (self.group or linear.into))
-        width = -(-packed_size(count_groups(self.group, linear.into), AWQ_BITS) // multiple) * multiple
+        multiple = max(1, GEMV_INPUTS // (self.group or linear.in_features))
+        width = -(-packed_size(count_groups(self.group, linear.in_features), AWQ_BITS) // multiple) * multiple
         return [
-            checkpoint.view_tensor(words, linear.out, packed_size(linear.into, AWQ_BITS), dtype=torch.int32),
-            checkpoint.view_tensor(zeros, linear.out, width, dtype=torch.int32),
-            checkpoint.view_tensor(scales, linear.out, width * (32 // AWQ_BITS)),
+            checkpoint.view_tensor(
+                words, linear.out_features, packed_size(linear.in_features, AWQ_BITS), dtype=torch.int32
+            ),
+            checkpoint.view_tensor(zeros, linear.out_features, width, dtype=torch.int32),
+            checkpoint.view_tensor(scales, linear.out_features, width * (32 // AWQ_BITS)),
         ]
 
     def read_weight(self, checkpoint: Checkpoint, linear: LinearSpec) -> LinearWeight:
         """Read the weight. Raises LoadError."""
         words, zeros, scales = self.view_tensors(checkpoint, linear)
-        group, groups = min(self.group or linear.into, linear.into), count_groups(self.group, linear.into)
-        values, wide = unpack_rows(words, linear.into, AWQ_BITS), scales[:, :groups].float()
+        group, groups = (
+            min(self.group or linear.in_features, linear.in_features),
+            count_groups(self.group, linear.in_features),
+        )
+        values, wide = unpack_rows(words, linear.in_features, AWQ_BITS), scales[:, :groups].float()
         return GroupedLinearWeight(GroupedWeight(values, wide, unpack_rows(zeros, groups, AWQ_BITS), group))
 
 

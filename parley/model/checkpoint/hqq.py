@@ -49,7 +49,7 @@ class HqqFormat:
         """Return packed integers, scales and zeros as views of the file. Raises LoadError."""
         names = self.tensor_names(checkpoint, linear)
         sizes = self._read_sizes(checkpoint, linear)
-        groups = linear.out * linear.into // sizes.group
+        groups = linear.out_features * linear.in_features // sizes.group
         rows, dtype = -(-groups // NUMBERS_IN_WORD[sizes.bits]), torch.int32 if sizes.bits == 3 else torch.uint8
         scales = checkpoint.view_tensor(names[1], groups, 1)
         if scales.dtype not in ZERO_CODES:
@@ -64,9 +64,12 @@ class HqqFormat:
     def read_weight(self, checkpoint: Checkpoint, linear: LinearSpec) -> LinearWeight:
         """Read the weight. Raises LoadError."""
         packed, *rest = self.view_tensors(checkpoint, linear)
-        sizes, (scales, zeros) = self._read_sizes(checkpoint, linear), (each.view(linear.out, -1) for each in rest)
+        sizes, (scales, zeros) = (
+            self._read_sizes(checkpoint, linear),
+            (each.view(linear.out_features, -1) for each in rest),
+        )
         code = f"zero{sizes.bits}_{ZERO_CODES[scales.dtype]}"
-        values = unpack_planes(packed, scales.numel(), sizes.bits).view(linear.out, linear.into)
+        values = unpack_planes(packed, scales.numel(), sizes.bits).view(linear.out_features, linear.in_features)
         return GroupedLinearWeight(GroupedWeight(values, scales, zeros, sizes.group, code=code))
 
     def _read_sizes(self, checkpoint: Checkpoint, linear: LinearSpec) -> HqqSizes:
@@ -76,10 +79,10 @@ class HqqFormat:
             raise LoadError(f"Tensor {linear.name}.nbits is {bits}; only {', '.join(map(str, BITS))} are supported.")
         if axis != 1:
             raise LoadError(f"Tensor {linear.name}.axis is {axis}; only groups of inputs, 1, are supported.")
-        if group < 1 or linear.into % group or group % GROUP_MULTIPLE:
+        if group < 1 or linear.in_features % group or group % GROUP_MULTIPLE:
             raise LoadError(
                 f"Tensor {linear.name}.group_size is {group}; it must be a multiple of {GROUP_MULTIPLE} that divides "
-                f"the {linear.into} inputs."
+                f"the {linear.in_features} inputs."
             )
         for part in ("view_as_float", "quant_scale", "quant_zero"):
             name = f"{linear.name}.{part}"

@@ -58,27 +58,27 @@ class MlxRows:
     words: torch.Tensor
     scales: torch.Tensor
     biases: torch.Tensor | None
-    into: int
+    in_features: int
     name: str
 
     @property
     def bits(self) -> int:
         """The bits of a number."""
-        return 32 * self.words.shape[1] // self.into
+        return 32 * self.words.shape[1] // self.in_features
 
     @property
     def group(self) -> int:
         """The inputs that share a scale."""
-        return self.into // self.scales.shape[1]
+        return self.in_features // self.scales.shape[1]
 
     def select_outputs(self, outputs: torch.Tensor) -> MlxRows:
         """Return these rows only (int64 indices)."""
         biases = None if self.biases is None else self.biases[outputs]
-        return MlxRows(self.words[outputs], self.scales[outputs], biases, self.into, self.name)
+        return MlxRows(self.words[outputs], self.scales[outputs], biases, self.in_features, self.name)
 
     def decode_into(self, target: torch.Tensor) -> torch.Tensor:
         """Write the numbers to ``target`` [out, into], rounded to its dtype, and return it."""
-        for first in range(0, len(self.words), step := max(1, UNPACKED_AT_ONCE // self.into)):
+        for first in range(0, len(self.words), step := max(1, UNPACKED_AT_ONCE // self.in_features)):
             some = torch.arange(first, min(first + step, len(self.words)), device=self.words.device)
             target[first : first + step] = self.select_outputs(some).to_weight().to_float()
         return target
@@ -103,9 +103,9 @@ class MlxRows:
     def _unpack(self) -> torch.Tensor:
         """Return the integers, uint8 [out, into]."""
         if 8 % self.bits == 0:
-            return unpack_rows(self.words, self.into, self.bits)
-        rows = self.words.split(max(1, UNPACKED_AT_ONCE // self.into))
-        return torch.cat([unpack_crossing(some, self.into, self.bits) for some in rows])
+            return unpack_rows(self.words, self.in_features, self.bits)
+        rows = self.words.split(max(1, UNPACKED_AT_ONCE // self.in_features))
+        return torch.cat([unpack_crossing(some, self.in_features, self.bits) for some in rows])
 
 
 @dataclass(frozen=True)
@@ -120,11 +120,11 @@ class MlxFormat:
 
     def view_tensors(self, checkpoint: Checkpoint, linear: LinearSpec) -> list[torch.Tensor]:
         """Return words, scales and biases if there are any, as views of the file. Raises LoadError."""
-        return _view_parts(checkpoint, linear.name, (), linear.out, linear.into, self.pairs)
+        return _view_parts(checkpoint, linear.name, (), linear.out_features, linear.in_features, self.pairs)
 
     def view_rows(self, checkpoint: Checkpoint, linear: LinearSpec) -> MlxRows:
         """Return the weight as views of the file. Raises LoadError."""
-        return _rows_of(self.view_tensors(checkpoint, linear), linear.into, linear.name)
+        return _rows_of(self.view_tensors(checkpoint, linear), linear.in_features, linear.name)
 
     def read_weight(self, checkpoint: Checkpoint, linear: LinearSpec) -> LinearWeight:
         """Read the weight. Raises LoadError."""
@@ -149,13 +149,13 @@ class StackedMlxFormat:
     def view_tensors(self, checkpoint: Checkpoint, linear: LinearSpec, experts: int) -> list[torch.Tensor]:
         """Return words, scales and biases if there are any, as views of the file. Raises LoadError."""
         name = linear.name.removesuffix(".weight")
-        return _view_parts(checkpoint, name, (experts,), linear.out, linear.into, self.pairs)
+        return _view_parts(checkpoint, name, (experts,), linear.out_features, linear.in_features, self.pairs)
 
     def read_expert(self, checkpoint: Checkpoint, linear: LinearSpec, experts: int, expert: int) -> LinearWeight:
         """Read the weight of one expert. Raises LoadError, also if a number of it is NaN."""
         name = linear.name.removesuffix(".weight")
-        parts = _view_parts(checkpoint, name, (experts,), linear.out, linear.into, self.pairs, expert)
-        return _rows_of(parts, linear.into, name).to_weight()
+        parts = _view_parts(checkpoint, name, (experts,), linear.out_features, linear.in_features, self.pairs, expert)
+        return _rows_of(parts, linear.in_features, name).to_weight()
 
 
 @dataclass(frozen=True)
@@ -189,14 +189,14 @@ class SplitHeadsFormat:
         """Read the weight as plain numbers. Raises LoadError."""
         keys, values = self._view_heads(checkpoint, linear)
         turned = _decode_heads(keys, self._key_size(checkpoint, linear), linear.name).transpose(1, 2)
-        return PlainWeight(torch.cat((turned, _decode_heads(values, linear.into, linear.name)), 1).flatten(0, 1))
+        return PlainWeight(torch.cat((turned, _decode_heads(values, linear.in_features, linear.name)), 1).flatten(0, 1))
 
     def _view_heads(self, checkpoint: Checkpoint, linear: LinearSpec) -> list[list[torch.Tensor]]:
         """Return the tensors of keys and those of values."""
         keys, values = self._part_names(linear)
         key_size = self._key_size(checkpoint, linear)  # which checks the number of axes
         heads, value_size = checkpoint.tensor_shape(values + ".weight")[:2]
-        shapes = (keys, linear.into, key_size), (values, value_size, linear.into)
+        shapes = (keys, linear.in_features, key_size), (values, value_size, linear.in_features)
         return [
             [checkpoint.view_tensor(name + ".weight", heads, out, into)]
             if checkpoint.has_plain_numbers(name + ".weight")
@@ -208,9 +208,11 @@ class SplitHeadsFormat:
         """Return the numbers of a head's key. Raises LoadError if the tensors have too few axes."""
         name = self._part_names(linear)[1] + ".weight"
         shape = checkpoint.tensor_shape(name)
-        if len(shape) != 3 or not 0 < shape[0] * shape[1] < linear.out or linear.out % shape[0]:
-            raise LoadError(f"Tensor {name} has shape {list(shape)}; the config asks for {linear.out} outputs.")
-        return linear.out // shape[0] - shape[1]
+        if len(shape) != 3 or not 0 < shape[0] * shape[1] < linear.out_features or linear.out_features % shape[0]:
+            raise LoadError(
+                f"Tensor {name} has shape {list(shape)}; the config asks for {linear.out_features} outputs."
+            )
+        return linear.out_features // shape[0] - shape[1]
 
     @staticmethod
     def _part_names(linear: LinearSpec) -> list[str]:

@@ -78,7 +78,7 @@ class PlainFormat:
         """Read the weight. Raises LoadError."""
         if linear.transposed:
             return PlainWeight(checkpoint.view_tensor(linear.name + ".weight", *linear.stored_shape).T)
-        return read_plain_weight(checkpoint, linear.name + ".weight", linear.out, linear.into)
+        return read_plain_weight(checkpoint, linear.name + ".weight", linear.out_features, linear.in_features)
 
 
 # The config reader of each quant_method. It raises LoadError.
@@ -159,7 +159,7 @@ class Quantization:
         stored_format = self._stored_format(checkpoint, table)
         if isinstance(stored_format, mlx.MlxFormat):
             return stored_format.view_rows(checkpoint, table)
-        return read_plain_weight(checkpoint, table.name + ".weight", table.out, table.into)
+        return read_plain_weight(checkpoint, table.name + ".weight", table.out_features, table.in_features)
 
     def quantize_plain(self, weight: LinearWeight, *, head: bool) -> LinearWeight:
         """Quantize a plain weight if requested. In a quantized checkpoint, that is the head alone.

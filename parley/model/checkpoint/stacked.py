@@ -65,11 +65,11 @@ class StackedPlainFormat:
 
     def _stored_shape(self, checkpoint: Checkpoint, linear: LinearSpec, experts: int) -> tuple[tuple[int, ...], bool]:
         """Return the shape of the tensor, and whether each expert's is [in, out]. Raises LoadError."""
-        shape = experts, linear.out, linear.into
+        shape = experts, linear.out_features, linear.in_features
         if checkpoint.block_type(linear.name) is not None:
             return shape, False
         is_transposed = checkpoint.tensor_shape(linear.name) != shape if self.transposed is None else self.transposed
-        return ((experts, linear.into, linear.out) if is_transposed else shape), is_transposed
+        return ((experts, linear.in_features, linear.out_features) if is_transposed else shape), is_transposed
 
 
 class StackedMxfp4Format:
@@ -82,9 +82,11 @@ class StackedMxfp4Format:
     def view_tensors(self, checkpoint: Checkpoint, linear: LinearSpec, experts: int) -> list[torch.Tensor]:
         """Return blocks and scales as views of the file. Raises LoadError."""
         blocks, scales = self.tensor_names(checkpoint, linear)
-        if linear.into % MXFP4_GROUP:
-            raise LoadError(f"Tensor {blocks} has {linear.into} inputs, which are not whole blocks of {MXFP4_GROUP}.")
-        shape = experts, linear.out, linear.into // MXFP4_GROUP
+        if linear.in_features % MXFP4_GROUP:
+            raise LoadError(
+                f"Tensor {blocks} has {linear.in_features} inputs, which are not whole blocks of {MXFP4_GROUP}."
+            )
+        shape = experts, linear.out_features, linear.in_features // MXFP4_GROUP
         return [
             checkpoint.view_tensor(blocks, *shape, MXFP4_GROUP // 2, dtype=torch.uint8),
             checkpoint.view_tensor(scales, *shape, dtype=torch.uint8),
@@ -109,9 +111,13 @@ class StackedFp8Format:
     def view_tensors(self, checkpoint: Checkpoint, linear: LinearSpec, experts: int) -> list[torch.Tensor]:
         """Return numbers and scales as views of the file. Raises LoadError."""
         name, scale = self.tensor_names(checkpoint, linear)
-        blocks = (1, 1) if self.block is None else (-(-linear.out // self.block[0]), -(-linear.into // self.block[1]))
+        blocks = (
+            (1, 1)
+            if self.block is None
+            else (-(-linear.out_features // self.block[0]), -(-linear.in_features // self.block[1]))
+        )
         return [
-            checkpoint.view_tensor(name, experts, linear.out, linear.into, dtype=torch.float8_e4m3fn),
+            checkpoint.view_tensor(name, experts, linear.out_features, linear.in_features, dtype=torch.float8_e4m3fn),
             view_scales(checkpoint, scale, experts, *blocks),
         ]
 

@@ -53,8 +53,8 @@ class TorchaoWeight:
 
     checkpoint: Checkpoint
     name: str
-    out: int
-    into: int
+    out_features: int
+    in_features: int
     experts: int | None = None
 
     @property
@@ -76,7 +76,7 @@ class TorchaoWeight:
     def view_parts(self) -> list[torch.Tensor]:
         """Return integers, scales and zero points if there are any, as views of the file. Raises LoadError."""
         stored, (qdata, scale, zero) = self.read_class(), map(self.part, PARTS)
-        view, out, into, groups = self._view, self.out, self.into, self.into // stored.inputs
+        view, out, into, groups = self._view, self.out_features, self.in_features, self.in_features // stored.inputs
         if stored.kind == FLOATS:
             rows = -(-out // stored.outputs), -(-into // stored.inputs)
             return [view(qdata, out, into, dtype=torch.float8_e4m3fn), view(scale, *rows)]
@@ -101,11 +101,11 @@ class TorchaoWeight:
         """
         stored = self.read_class()
         if stored.kind == FLOATS:
-            block = None if stored.inputs == self.into else (stored.outputs, stored.inputs)
+            block = None if stored.inputs == self.in_features else (stored.outputs, stored.inputs)
             return read_fp8(values, scales, block, self.part("qdata"))
         if stored.kind == NIBBLES:
             packed = values.view(torch.uint8)
-            codes = torch.stack((packed & 15, packed >> 4), -1).view(self.out, self.into) ^ 8
+            codes = torch.stack((packed & 15, packed >> 4), -1).view(self.out_features, self.in_features) ^ 8
             shifts = zeros[0].t().contiguous()
             code = "shift4_" + ZERO_CODES[scales.dtype]
             return GroupedLinearWeight(GroupedWeight(codes, scales.t().contiguous(), shifts, stored.inputs, code=code))
@@ -123,14 +123,16 @@ class TorchaoWeight:
                 raise LoadError(
                     f"Tensor {self.part(part)} has integers of more than {stored.bits} bits; the file is damaged."
                 )
-        unsigned = [(numbers.short() + middle).to(torch.uint8) for numbers in (values, zeros.expand(self.out, -1))]
-        wide = scales.float().expand(self.out, -1)
-        if stored.inputs < self.into:
+        unsigned = [
+            (numbers.short() + middle).to(torch.uint8) for numbers in (values, zeros.expand(self.out_features, -1))
+        ]
+        wide = scales.float().expand(self.out_features, -1)
+        if stored.inputs < self.in_features:
             return GroupedLinearWeight(GroupedWeight(unsigned[0], wide, unsigned[1], stored.inputs, code=code))
         # A scale of an output keeps all of its bits.
-        ones, out_scales = torch.ones(self.out, 1), wide[:, 0].contiguous()
+        ones, out_scales = torch.ones(self.out_features, 1), wide[:, 0].contiguous()
         return GroupedLinearWeight(
-            GroupedWeight(unsigned[0], ones, unsigned[1], self.into, code=code, out_scales=out_scales)
+            GroupedWeight(unsigned[0], ones, unsigned[1], self.in_features, code=code, out_scales=out_scales)
         )
 
     def read_class(self) -> TorchaoClass:
@@ -155,10 +157,10 @@ class TorchaoWeight:
 
     def _check_blocks(self, kind: str, leading: list[int], outputs: int, inputs: int) -> None:
         """Raise LoadError unless weights share scales in a way that kernels have."""
-        is_whole = inputs == self.into and outputs in (1, self.out) and kind != NIBBLES
-        has_groups = 0 < inputs <= self.into and not inputs % GROUP_MULTIPLE
+        is_whole = inputs == self.in_features and outputs in (1, self.out_features) and kind != NIBBLES
+        has_groups = 0 < inputs <= self.in_features and not inputs % GROUP_MULTIPLE
         if kind != FLOATS:
-            has_groups = has_groups and outputs == 1 and not self.into % inputs
+            has_groups = has_groups and outputs == 1 and not self.in_features % inputs
         fits = is_whole or (has_groups and outputs > 0)
         if leading != ([] if self.experts is None else [1]) or not fits:
             shared = "".join(f"{experts} experts, " for experts in leading)
@@ -185,7 +187,7 @@ class TorchaoFormat:
 
 
 def _weight_of(checkpoint: Checkpoint, linear: LinearSpec) -> TorchaoWeight:
-    return TorchaoWeight(checkpoint, linear.name + ".weight", linear.out, linear.into)
+    return TorchaoWeight(checkpoint, linear.name + ".weight", linear.out_features, linear.in_features)
 
 
 class StackedTorchaoFormat:
@@ -193,16 +195,16 @@ class StackedTorchaoFormat:
 
     def tensor_names(self, checkpoint: Checkpoint, linear: LinearSpec) -> list[str]:
         """Return the names of the tensors that hold the weights."""
-        return TorchaoWeight(checkpoint, linear.name, linear.out, linear.into).tensor_names()
+        return TorchaoWeight(checkpoint, linear.name, linear.out_features, linear.in_features).tensor_names()
 
     def view_tensors(self, checkpoint: Checkpoint, linear: LinearSpec, experts: int) -> list[torch.Tensor]:
         """Return integers, scales and zero points if there are any, as views of the file. Raises LoadError."""
-        return TorchaoWeight(checkpoint, linear.name, linear.out, linear.into, experts).view_parts()
+        return TorchaoWeight(checkpoint, linear.name, linear.out_features, linear.in_features, experts).view_parts()
 
     def read_expert(self, checkpoint: Checkpoint, linear: LinearSpec, experts: int, expert: int) -> LinearWeight:
         """Read the weight of one expert. Raises LoadError, also if an integer is not of the bits that the header
         names."""
-        weight = TorchaoWeight(checkpoint, linear.name, linear.out, linear.into, experts)
+        weight = TorchaoWeight(checkpoint, linear.name, linear.out_features, linear.in_features, experts)
         values, scales, *zeros = (part[expert] for part in weight.view_parts())
         return weight.read(values, scales, *zeros)
 

@@ -25,17 +25,18 @@ QUANTIZED_AT_ONCE = 1 << 22  # numbers quantized at a time; bounds the float32 i
 
 @dataclass(frozen=True)
 class LinearSpec:
-    """A linear layer as the checkpoint names it. It turns ``into`` numbers of each token into ``out`` numbers.
+    """A linear layer as the checkpoint names it. It turns ``in_features`` numbers of each token into
+    ``out_features`` numbers.
 
     ``groups``: (count, sizes) if the checkpoint stores its outputs in ``count`` equal groups, each with parts of these
     ``sizes``; they are read with the first parts of all groups first, then the second ones, and so on.
     ``is_value_second``: the second parts in the checkpoint are those of values, and are read last.
-    ``transposed``: plain weights are stored [into, out].
+    ``transposed``: plain weights are stored [in, out].
     """
 
     name: str
-    out: int
-    into: int
+    out_features: int
+    in_features: int
     bias: bool = False
     groups: tuple[int, tuple[int, ...]] | None = None
     transposed: bool = False
@@ -44,7 +45,7 @@ class LinearSpec:
     @property
     def stored_shape(self) -> tuple[int, int]:
         """The shape of its plain weight in the checkpoint."""
-        return (self.into, self.out) if self.transposed else (self.out, self.into)
+        return (self.in_features, self.out_features) if self.transposed else (self.out_features, self.in_features)
 
     @property
     def order(self) -> torch.Tensor | None:
@@ -52,7 +53,7 @@ class LinearSpec:
         if self.groups is None:
             return None
         count, sizes = self.groups
-        rows = torch.arange(self.out).view(count, sum(sizes))
+        rows = torch.arange(self.out_features).view(count, sum(sizes))
         parts = list(rows.split(list(sizes), 1))
         if self.is_value_second:
             parts[1:] = reversed(parts[1:])
@@ -88,12 +89,12 @@ class PlainWeight:
     values: torch.Tensor
 
     @property
-    def out(self) -> int:
+    def out_features(self) -> int:
         """The number of outputs."""
         return self.values.shape[0]
 
     @property
-    def into(self) -> int:
+    def in_features(self) -> int:
         """The number of inputs."""
         return self.values.shape[1]
 
@@ -134,7 +135,7 @@ class PlainWeight:
         kernels = native.kernels_of_parts(dtype, device)
         if kernels is not None:
             return kernels.pack_weight_parts([_numbers_of(part, dtype) for part in parts], bias)
-        sizes, into = [part.out for part in parts], parts[0].into
+        sizes, into = [part.out_features for part in parts], parts[0].in_features
         merged = memory.map_tensor(sum(sizes) * into, dtype, parts[0].device).view(-1, into)
         for rows, part in zip(merged.split(sizes), parts, strict=True):
             part.decode_into(rows)
@@ -149,12 +150,12 @@ class BlockWeight:
     blocks: BlockType
 
     @property
-    def out(self) -> int:
+    def out_features(self) -> int:
         """The number of outputs."""
         return self.rows.shape[0]
 
     @property
-    def into(self) -> int:
+    def in_features(self) -> int:
         """The number of inputs."""
         return self.rows.shape[1] // self.blocks.size * self.blocks.numbers
 
@@ -189,15 +190,15 @@ class BlockWeight:
 
     def _decoded_parts(self) -> Iterator[torch.Tensor]:
         """Yield float32 rows, a part at a time, which bounds the intermediates."""
-        for rows in self.rows.split(max(1, QUANTIZED_AT_ONCE // self.into)):
+        for rows in self.rows.split(max(1, QUANTIZED_AT_ONCE // self.in_features)):
             yield decode_blocks(rows.reshape(-1, self.blocks.size), self.blocks.name).view(len(rows), -1)
 
     def regroup(self, panel: int) -> GroupedPieces:
         """Return the same weight in a form that kernels read, in pieces of so many times ``panel`` outputs that their
         intermediates fit in the CPU cache."""
-        pieces = self.rows.split(max(1, REGROUPED_AT_ONCE // (self.into * panel)) * panel)
+        pieces = self.rows.split(max(1, REGROUPED_AT_ONCE // (self.in_features * panel)) * panel)
         return GroupedPieces(
-            self.out,
+            self.out_features,
             (group_blocks(rows.reshape(-1, self.blocks.size), self.blocks.name, len(rows)) for rows in pieces),
         )
 
@@ -213,7 +214,7 @@ class BlockWeight:
         kernels = native.kernels_of_parts(dtype, device)
         if kernels is not None:
             blocks = [each for each in _join_alike(parts) if isinstance(each, BlockWeight)]
-            if sum(each.out for each in blocks) == sum(each.out for each in parts):
+            if sum(each.out_features for each in blocks) == sum(each.out_features for each in parts):
                 return kernels.pack_grouped_parts(
                     [each.regroup(kernels.grouped_panel_outputs) for each in blocks], bias
                 )
@@ -224,7 +225,9 @@ def _numbers_of(part: PlainWeight | BlockWeight, dtype: torch.dtype) -> torch.Te
     """Return the numbers of a weight in ``dtype`` [out, into]: a copy unless they are stored so."""
     if isinstance(part, PlainWeight) and part.values.dtype == dtype and part.values.is_contiguous():
         return part.values
-    return part.decode_into(memory.map_tensor(part.out * part.into, dtype, part.device).view(-1, part.into))
+    return part.decode_into(
+        memory.map_tensor(part.out_features * part.in_features, dtype, part.device).view(-1, part.in_features)
+    )
 
 
 def _join_alike(parts: Sequence[PlainWeight | BlockWeight]) -> list[PlainWeight | BlockWeight]:
@@ -243,7 +246,7 @@ class StoredRows(Protocol):
     """The rows of an embedding table, as they are stored."""
 
     @property
-    def into(self) -> int:
+    def in_features(self) -> int:
         """The numbers of a row."""
 
     def select_outputs(self, outputs: torch.Tensor) -> Self:
@@ -266,7 +269,9 @@ class StoredEmbedding:
     def index_select(self, dim: int, index: torch.Tensor) -> torch.Tensor:
         """Return rows [T, hidden] of a table [vocab, hidden] (``dim`` 0, int64 [T])."""
         assert dim == 0
-        return self.table.select_outputs(index).decode_into(torch.empty(len(index), self.table.into, dtype=self.dtype))
+        return self.table.select_outputs(index).decode_into(
+            torch.empty(len(index), self.table.in_features, dtype=self.dtype)
+        )
 
 
 @dataclass(frozen=True)

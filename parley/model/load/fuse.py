@@ -287,8 +287,8 @@ class DecoderWeights:
                     continue
                 first = 0
                 for linear in parts:
-                    sites[linear.name] = LinearSite(site, first, linear.out, linear.into, linear.order)
-                    first += linear.out
+                    sites[linear.name] = LinearSite(site, first, linear.out_features, linear.in_features, linear.order)
+                    first += linear.out_features
         return sites
 
     def layer_norms(self, layer: int) -> dict[str, tuple[str, int]]:
@@ -354,12 +354,14 @@ class DecoderWeights:
         if config.tensors.embedding_norm:
             total += config.hidden * numbers
         if config.inputs_count:
-            total += config.inputs_width + sum(linear.out * linear.into for linear in self.input_linears())
+            total += config.inputs_width + sum(
+                linear.out_features * linear.in_features for linear in self.input_linears()
+            )
         for layer in range(config.layer_count):
             widths = dict(self.layer_norms(layer).values())  # some are used twice
             total += numbers * sum(width for name, width in widths.items() if name)
             linears = chain.from_iterable(self.linear_parts(layer).values())
-            total += sum(each.out * (each.into + each.bias) for each in linears)
+            total += sum(each.out_features * (each.in_features + each.bias) for each in linears)
             total += self.mixtures.layer_parameters(layer) + config.heads * bool(config.tensors.sinks)
             total += sum(map(math.prod, self.states.layer_tensors(layer).values()))
         return total
@@ -385,7 +387,7 @@ class DecoderWeights:
 
     def read_bias(self, linear: LinearSpec) -> torch.Tensor:
         """Return the bias of a linear layer as it is stored, [out]."""
-        bias = self.checkpoint.view_tensor(linear.name + ".bias", linear.out)
+        bias = self.checkpoint.view_tensor(linear.name + ".bias", linear.out_features)
         return bias if linear.order is None else bias[linear.order]
 
     def check_shapes(self) -> None:
@@ -395,7 +397,7 @@ class DecoderWeights:
             for linear in chain.from_iterable(self.linear_parts(layer).values()):
                 self.quantization.check_stored_weight(self.checkpoint, linear)
                 if linear.bias:
-                    view(linear.name + ".bias", linear.out)
+                    view(linear.name + ".bias", linear.out_features)
             self.mixtures.check_shapes(layer)
             self.states.check_shapes(layer)
             self.read_sinks(layer)
@@ -509,7 +511,7 @@ class DecoderWeights:
 
     def _open_table(self, table: LinearSpec) -> torch.Tensor | StoredEmbedding:
         """Return a table whose rows are read when they are needed. Raises LoadError."""
-        shape = table.out, table.into
+        shape = table.out_features, table.in_features
         stored = self.quantization.read_embedding(self.checkpoint, table)
         if not isinstance(stored, PlainWeight) and self.device.type != "cuda":
             return StoredEmbedding(stored, self.dtype, self.device)
@@ -524,7 +526,7 @@ class DecoderWeights:
     def pack_head(self) -> native.PackedWeight:
         """Pack the head and release its file pages. Raises LoadError."""
         weight = self.read_linear(self.head)
-        bias = self.copy_tensor(self.head.name + ".bias", self.head.out) if self.head.bias else None
+        bias = self.copy_tensor(self.head.name + ".bias", self.head.out_features) if self.head.bias else None
         with refuse_unpackable("The head"):
             head = type(weight).pack_merged([weight], bias, self.dtype, self.device)
         self.checkpoint.release_pages(*self.linear_tensors(self.embedding), *self.linear_tensors(self.head))

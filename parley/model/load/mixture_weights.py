@@ -132,9 +132,9 @@ class MixtureWeights:
         if routing is None:
             return 0
         linears = chain.from_iterable(self.expert_parts(layer, 0).values())
-        experts = routing.experts * sum(linear.out * (linear.into + linear.bias) for linear in linears)
+        experts = routing.experts * sum(linear.out_features * (linear.in_features + linear.bias) for linear in linears)
         scales = self._config.hidden * bool(self.names.router_scale) + routing.experts * bool(self.names.expert_scales)
-        routers = sum(linear.out * (linear.into + linear.bias) for linear in self.router_parts(layer))
+        routers = sum(linear.out_features * (linear.in_features + linear.bias) for linear in self.router_parts(layer))
         return experts + routers + scales
 
     def check_shapes(self, layer: int) -> None:
@@ -153,7 +153,7 @@ class MixtureWeights:
                 else:
                     self._weights.quantization.check_stored_weight(self._checkpoint, linear)
                 if linear.bias:
-                    self._checkpoint.check_tensor(self._bias_name(linear), routing.experts, linear.out)
+                    self._checkpoint.check_tensor(self._bias_name(linear), routing.experts, linear.out_features)
 
     def _bias_name(self, linear: LinearSpec) -> str:
         """Return the name of the tensor with the biases of all experts, of a layer of a stacked layout."""
@@ -166,7 +166,7 @@ class MixtureWeights:
         parts = self.router_parts(layer)
         stored = [self._weights.quantization.read_stored_weight(self._checkpoint, linear) for linear in parts]
         weights = [each if isinstance(each, PlainWeight) else PlainWeight(each.to_float()) for each in stored]
-        bias = self._checkpoint.view_tensor(parts[0].name + ".bias", parts[0].out) if parts[0].bias else None
+        bias = self._checkpoint.view_tensor(parts[0].name + ".bias", parts[0].out_features) if parts[0].bias else None
         return weights, bias
 
     def read_choice_bias(self, layer: int) -> torch.Tensor | None:
@@ -225,7 +225,7 @@ class MixtureWeights:
         if not parts[0].bias:
             return None
         view = self._checkpoint.view_tensor
-        bias = torch.cat([view(self._bias_name(part), count, part.out)[expert] for part in parts])
+        bias = torch.cat([view(self._bias_name(part), count, part.out_features)[expert] for part in parts])
         order = self._output_order(key)
         bias = bias if order is None else bias[order]
         return bias.to(device=self._weights.device, dtype=self._weights.dtype, copy=True)

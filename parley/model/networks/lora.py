@@ -82,7 +82,7 @@ def read_adapter(
             raise LoadError(f"{folder.name} has weights in a pickle file only, which is never read; save it anew with "
                             "safe_serialization=True.")  # fmt: skip
         raise LoadError(f"{folder.name} has no {WEIGHTS_FILE}.")
-    largest = MAX_HEADER_BYTES + 8 * max_rank * sum(site.into + site.out for site in linears.values())
+    largest = MAX_HEADER_BYTES + 8 * max_rank * sum(site.in_features + site.out_features for site in linears.values())
     if path.stat().st_size > largest:
         raise LoadError(f"{WEIGHTS_FILE} is larger than an adapter of rank {max_rank} for this model can be.")
     checkpoint = Checkpoint(folder, [path], mapped=False)
@@ -98,8 +98,8 @@ def read_adapter(
             raise LoadError(f"The adapter has rank {rank} at {name}; at most {max_rank} is allowed here.")
         highest_rank = max(highest_rank, rank)
         down, up = (
-            _read_lora_tensor(checkpoint, a, dtype, rank, site.into),
-            _read_lora_tensor(checkpoint, b, dtype, site.out, rank),
+            _read_lora_tensor(checkpoint, a, dtype, rank, site.in_features),
+            _read_lora_tensor(checkpoint, b, dtype, site.out_features, rank),
         )
         up = up if site.order is None else up[site.order]
         sites[site.site].append(native.LowRank(site.first, down, up, factor))

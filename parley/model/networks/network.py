@@ -93,13 +93,14 @@ class PackedBatch:
 
 
 class LinearSite(NamedTuple):
-    """Where a linear layer of the checkpoint is computed: as outputs ``first`` to ``first + out`` of the network's
-    linear layer number ``site``, which reads ``into`` numbers per token. ``order``: as of ``LinearSpec``."""
+    """Where a linear layer of the checkpoint is computed: as outputs ``first`` to ``first + out_features`` of the
+    network's linear layer number ``site``, which reads ``in_features`` numbers per token. ``order``: as of
+    ``LinearSpec``."""
 
     site: int
     first: int
-    out: int
-    into: int
+    out_features: int
+    in_features: int
     order: torch.Tensor | None = None
 
 

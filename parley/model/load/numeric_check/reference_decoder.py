@@ -68,7 +68,7 @@ class ReferenceDecoder:
         config, width = self._config, self._config.inputs_width
         table, projection = self._weights.input_linears()
         rows = self._weights.quantization.read_embedding(self._checkpoint, table).select_outputs(token_ids)
-        own = rows.decode_into(torch.empty(len(token_ids), table.into)).mul(width**0.5)
+        own = rows.decode_into(torch.empty(len(token_ids), table.in_features)).mul(width**0.5)
         made = self._weights.read_linear(projection).multiply_rows(embeddings) * config.hidden**-0.5
         made = self._norms.norm_rows(made, config.tensors.input_norm, width)
         inputs: torch.Tensor = ((made + own) / 2**0.5).unflatten(-1, (config.inputs_count, width))
