@@ -146,7 +146,7 @@ class CustomCallReader:
                         yield event
                         return
                     open_call = self._open_calls[event.index] = OpenCustomCall(call.index)
-                yield msgspec.structs.replace(event, call=open_call.add_piece(call))
+                yield msgspec.structs.replace(event, tool_call=open_call.add_piece(call))
             case ChoiceDone():
                 yield from self._finish_call(event.index)
                 yield event
