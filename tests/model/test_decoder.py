@@ -401,6 +401,8 @@ def test_load_errors_are_single_sentences(tmp_path):
     assert_load_fails("no tensor model.layers.49999")
     write_config(num_hidden_layers=1_000_000)
     assert_load_fails("config.json gives num_hidden_layers as 1000000; at most 65536 are possible")
+    write_config(hidden_act="mish", intermediate_size=161)  # Transformers runs it
+    assert_load_fails("cannot load this llama model: its tensors do not have the sizes that config.json gives")
     write_config(num_hidden_layers=-1)
     assert_load_fails("config.json gives num_hidden_layers as -1; it is a number of layers")
     write_config(text_config={"n_experts": 65537})

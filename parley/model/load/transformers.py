@@ -280,7 +280,10 @@ def read_model(
         except MemoryError:
             raise
         except Exception as error:
-            raise LoadError(f"Transformers cannot load this {config.model_type} model: {one_line(error)}") from error
+            reason = one_line(error)
+            if "ignore_mismatched_sizes" in reason:  # it means a table that it has written to its log
+                reason = "its tensors do not have the sizes that config.json gives."
+            raise LoadError(f"Transformers cannot load this {config.model_type} model: {reason}") from error
     if info["missing_keys"]:
         missing = sorted(info["missing_keys"])
         raise LoadError(f"The checkpoint has no tensor {missing[0]} ({len(missing)} missing in all).")
