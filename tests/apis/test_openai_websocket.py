@@ -5,7 +5,7 @@ import json
 import openai
 import pytest
 from support.http_client import MODEL_INFO
-from support.websocket_client import CLOSE, Frame, open_websocket
+from support.websocket_client import CLOSE, Frame, open_websocket, refused_handshake
 
 from parley.dialects.openai.responses.socket_session import ResponsesSession
 from parley.errors import EngineError
@@ -334,5 +334,19 @@ async def test_a_coordinator_answers_on_websockets_as_a_server_does(live_cluster
     await client.send({"type": "response.create", **LONG})
     await client.event()
     assert cluster.coordinator.front.load.open_requests == 1  # the connection itself is none
+    client.connection.close()
+    await cluster.idle()
+
+
+async def test_a_separated_request_is_answered_on_the_websocket_of_its_coordinator(live_cluster):
+    keys = ("sk-one-key-0123456789",)
+    cluster = await live_cluster("prefill", "decode", reply=repeat_prompt, api_keys=keys, cluster_secret="s" * 20)
+    for headers in ({}, {"authorization": "Bearer sk-none"}):
+        answer = await refused_handshake(cluster.front, **headers)
+        assert (answer.status, answer.error["code"]) == (401, "invalid_api_key" if headers else None)
+    client = await open_websocket(cluster.front, authorization=f"Bearer {keys[0]}")
+    first = await response_of(client, input="One", store=False)
+    second = await response_of(client, input="Two", store=False, previous_response_id=first["id"])
+    assert "One" in prompt_of(second) and "Two" in prompt_of(second)
     client.connection.close()
     await cluster.idle()

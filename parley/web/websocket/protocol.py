@@ -217,7 +217,7 @@ class WebSocketProtocol(asyncio.Protocol):
             self._take_text(event.data.encode(), is_last=event.message_finished)
         elif isinstance(event, BytesMessage):
             self.close(BAD_DATA, "Messages are texts.")
-        elif isinstance(event, Ping) and not self.write_paused:
+        elif isinstance(event, Ping):
             self.transport.write(self._frames.send(event.response()))
 
     def _take_close(self, event: CloseConnection) -> None:
