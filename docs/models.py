@@ -86,6 +86,9 @@ types, as in Q4_K_M. Rows of the embedding are decoded when they are needed.
 
 * GPT-OSS uses the rotary embedding of its config, whose blend of frequencies begins and ends between two dimensions.
   llama.cpp rounds both ends, so its numbers differ a little.
+* `starcoder2` has the window of 4,096 tokens of the published models, which files do not say; llama.cpp has none.
+* `stablelm` with norms of queries, or without a norm before its MLPs (StableLM 2 12B), is refused, and so are `olmo`
+  and `olmoe` whose queries, keys and values are clamped.
 * `deepseek2` is DeepSeek-V2, V3 and R1, Kimi K2, GLM-4.7-Flash and Youtu. A file of V3 or R1 may lack the number of
   groups of experts; it gets the 8 groups of the published models, where llama.cpp uses none. DeepSeek-V2 ranks its
   groups by their best expert, as its own code does; llama.cpp ranks them by the best two.

@@ -45,7 +45,7 @@ LAYER_TENSOR_NAMES = {
     "ffn_up_shexp": "mlp.shared_expert.up_proj",
     "ffn_down_shexp": "mlp.shared_expert.down_proj",
 }
-LAYER_TENSOR = re.compile(r"blk\.(\d+)\.([a-z_0-9]+)(?:\.(weight|bias|scale))?")
+LAYER_TENSOR = re.compile(r"blk\.(\d+)\.([a-z_0-9]+(?:\.[a-z_0-9]+)*?)(?:\.(weight|bias|scale))?")
 LAYER_NUMBER = re.compile(r"blk\.(\d+)\.")
 # How scores of experts are made of logits, by the numbers in files
 SOFTMAX, SIGMOID = 1, 2
@@ -73,7 +73,8 @@ class Architecture:
     ``has_tiled_values``: layers of gated delta nets list the first value head of each key head, then the second, and so
     on. ``refused``: metadata fields that say how something is computed that is not here. ``lists``: metadata fields
     with a number for each layer, which ``complete`` reads. ``has_proportional_rope``: in layers without a window, only
-    the first pairs of dimensions turn; the factors of the others are huge.
+    the first pairs of dimensions turn; the factors of the others are huge. ``model_names``: as
+    ``layer_names``, of tensors outside of layers. ``state_type``: the type of layers without heads of keys and values.
     """
 
     model_type: str
@@ -95,6 +96,8 @@ class Architecture:
     has_proportional_rope: bool = False
     has_axes: bool = False
     has_tiled_values: bool = False
+    model_names: dict[str, str] = field(default_factory=dict)
+    state_type: str | None = None
 
 
 # The norm before the MLP is called by its place after attention
@@ -405,6 +408,73 @@ def olmo_variant(model: GgufModel) -> Architecture | None:
     return OLMO_3 if "attention.sliding_window" in fields_of(model) else None
 
 
+def complete_exaone(model: GgufModel, config: dict[str, Any]) -> None:
+    """Say that there are no windows, if the file has none."""
+    if "sliding_window" not in config:
+        config |= {"sliding_window": None, "layer_types": ["full_attention"] * config["num_hidden_layers"]}
+
+
+def complete_stablelm(model: GgufModel, config: dict[str, Any]) -> None:
+    """Add what the tensors say of the layers, by the names of this type."""
+    config["use_qkv_bias"] = config["attention_bias"]
+    config["qk_layernorm"] = config["use_qk_norm"]
+    config["use_parallel_residual"] = "blk.0.ffn_norm.weight" not in model.tensors
+
+
+def complete_starcoder(model: GgufModel, config: dict[str, Any]) -> None:
+    """Say by the name of this type whether linear layers have biases."""
+    config["use_bias"] = config["attention_bias"]
+
+
+DOTS_1 = Architecture(
+    "dots1",
+    "Dots1ForCausalLM",
+    DEEPSEEK_MIXTURE_NAMES,
+    fields={"sliding_window": None},
+    bias_layer="attn_q",
+    gating=SIGMOID,
+)
+OLMOE = Architecture("olmoe", "OlmoeForCausalLM", fields={"norm_topk_prob": False}, refused=("attention.clamp_kqv",))
+NORM_AFTER_ROPE = {"attn_q_norm": "self_attn.query_layernorm", "attn_k_norm": "self_attn.key_layernorm"}
+HUNYUAN_MOE = Architecture(
+    "hunyuan_v1_moe",
+    "HunYuanMoEV1ForCausalLM",
+    NORM_AFTER_ROPE
+    | {
+        "ffn_gate_shexp": "mlp.shared_mlp.gate_proj",
+        "ffn_up_shexp": "mlp.shared_mlp.up_proj",
+        "ffn_down_shexp": "mlp.shared_mlp.down_proj",
+    },
+)
+LFM2 = Architecture(
+    "lfm2",
+    "Lfm2ForCausalLM",
+    {
+        "attn_norm": "operator_norm",
+        "attn_output": "self_attn.out_proj",
+        "attn_q_norm": "self_attn.q_layernorm",
+        "attn_k_norm": "self_attn.k_layernorm",
+        "shortconv.conv": "conv.conv",
+        "shortconv.in_proj": "conv.in_proj",
+        "shortconv.out_proj": "conv.out_proj",
+        "ffn_norm": "ffn_norm",
+        "ffn_gate": "feed_forward.w1",
+        "ffn_up": "feed_forward.w3",
+        "ffn_down": "feed_forward.w2",
+        "exp_probs_b.bias": "feed_forward.expert_bias",
+    },
+    fields={"block_auto_adjust_ff_dim": False},
+    keys={"shortconv.l_cache": "conv_L_cache"},
+    model_names={"token_embd_norm": "model.embedding_norm", "output_norm": "model.embedding_norm"},
+    state_type="conv",
+)
+LFM2_MOE = replace(
+    LFM2,
+    model_type="lfm2_moe",
+    class_name="Lfm2MoeForCausalLM",
+    fields={"norm_topk_prob": True},
+    gating=SIGMOID,
+)
 ARCHITECTURES = {
     "llama": Architecture(
         "llama", "LlamaForCausalLM", interleaved=True, fields={"sliding_window": None}, mixture=MIXTRAL
@@ -451,6 +521,27 @@ ARCHITECTURES = {
     "ernie4_5-moe": replace(ERNIE_MOE, mixture=ERNIE_MOE),
     "command-r": Architecture("cohere", "CohereForCausalLM"),
     "cohere2": Architecture("cohere2", "Cohere2ForCausalLM"),
+    "arcee": Architecture("arcee", "ArceeForCausalLM", interleaved=True),
+    "dots1": replace(DOTS_1, mixture=DOTS_1),
+    "exaone4": Architecture("exaone4", "Exaone4ForCausalLM", OLMO_LAYER_NAMES, complete=complete_exaone),
+    "hunyuan-dense": Architecture("hunyuan_v1_dense", "HunYuanDenseV1ForCausalLM", NORM_AFTER_ROPE),
+    "hunyuan-moe": replace(HUNYUAN_MOE, mixture=HUNYUAN_MOE),
+    "lfm2": LFM2,
+    "lfm2moe": replace(LFM2_MOE, mixture=LFM2_MOE),
+    "nemotron": Architecture(
+        "nemotron", "NemotronForCausalLM", norm_offset=1.0, keys={"attention.layer_norm_epsilon": "norm_eps"}
+    ),
+    "olmo": Architecture("olmo", "OlmoForCausalLM", interleaved=True, refused=("attention.clamp_kqv",)),
+    "olmoe": replace(OLMOE, mixture=OLMOE),
+    "stablelm": Architecture("stablelm", "StableLmForCausalLM", bias_layer="attn_q", complete=complete_stablelm),
+    "starcoder2": Architecture(
+        "starcoder2",
+        "Starcoder2ForCausalLM",
+        {"ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"},
+        fields={"sliding_window": 4096},  # of all published models; their files do not say it
+        keys={"attention.layer_norm_epsilon": "norm_epsilon"},
+        complete=complete_starcoder,
+    ),
 }
 
 
@@ -503,8 +594,8 @@ def _check_computation(model: GgufModel, architecture: Architecture) -> None:
 def tensor_name(architecture: Architecture, name: str) -> str:
     """Return the name in Hugging Face format; an unknown one stays as it is."""
     stem, _, kind = name.rpartition(".")
-    if stem in TENSOR_NAMES:
-        return f"{TENSOR_NAMES[stem]}.{kind}"
+    if stem in (outer := TENSOR_NAMES | architecture.model_names):
+        return f"{outer[stem]}.{kind}"
     match = LAYER_TENSOR.fullmatch(name)
     if match is None:
         return name
@@ -519,6 +610,6 @@ def tensor_shape(tensor: GgufTensor) -> tuple[int, ...]:
     of a convolution of each channel by itself three."""
     if tensor.name.endswith(".ffn_gate_inp_shexp.weight") and len(tensor.shape) == 1:
         return (1, *tensor.shape)
-    if tensor.name.endswith(".ssm_conv1d.weight") and len(tensor.shape) == 2:
+    if tensor.name.endswith((".ssm_conv1d.weight", ".shortconv.conv.weight")) and len(tensor.shape) == 2:
         return tensor.shape[0], 1, tensor.shape[1]
     return tensor.shape

@@ -89,6 +89,9 @@ def model_config(model: GgufModel, read_factors: ReadFactors = lambda name: None
     config: dict[str, Any] = {"architectures": [architecture.class_name], "model_type": architecture.model_type}
     for key, config_field in (CONFIG_FIELDS | architecture.keys).items():
         value = model.metadata.get(f"{name}.{key}")
+        if key == "attention.head_count_kv" and architecture.state_type is not None and isinstance(value, list):
+            config["layer_types"] = ["full_attention" if each else architecture.state_type for each in value]
+            value = [each for each in value if each]
         if isinstance(value, list):
             value = value[0] if value and key in architecture.lists else _common_value(value)
         if value == 0 and key in COUNT_FIELDS and type(value) is int:

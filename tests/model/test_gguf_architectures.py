@@ -14,6 +14,7 @@ from support.gguf_conversion import convert_folder
 from support.gguf_files import write_folder
 from support.model_zoo.zoo_folder import write_plain
 from support.run_model import load_test_runner, serve_requests
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from parley.gguf.architectures import find_architecture
 from parley.gguf.folder import unpack_gguf
@@ -99,6 +100,71 @@ def test_answers_of_mixtures_equal_those_of_the_folder(architecture, extra_layer
     folder = tiny_models.write_model(tmp_path / "folder", architecture, dtype="float32")
     unpacked = unpack_gguf(convert_folder(tmp_path / "model.gguf", folder, extra_layers=extra_layers))
     assert answers(unpacked) == answers(folder)
+
+
+def write_family(folder, name, fields):
+    """Write a random model of a type in float32."""
+    model_type, usual = FAMILIES[name]
+    config = AutoConfig.for_model(model_type, **(tiny_models.BASE_CONFIG | usual | fields))
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    tiny_models.write_random_model(folder, model, seed=0, dtype="float32")
+    tiny_models.write_tokenizer(folder)
+    return folder
+
+
+EXAONE_WINDOWS = {
+    "sliding_window": 24,
+    "num_hidden_layers": 3,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+}
+FEW_EXPERTS = {"num_hidden_layers": 3, "sliding_window": None, "n_group": 1, "topk_group": 1}
+
+
+@pytest.mark.parametrize(
+    ("name", "fields"),
+    [
+        ("arcee", {}),
+        ("dots1", FEW_EXPERTS),
+        ("exaone4", {"sliding_window": None, "num_hidden_layers": 2, "layer_types": ["full_attention"] * 2}),
+        ("exaone4", EXAONE_WINDOWS),
+        ("hunyuan", {}),
+        ("hunyuan_moe", {}),
+        ("lfm2", {"conv_bias": False, "block_auto_adjust_ff_dim": False}),
+        ("lfm2_moe", {}),
+        ("nemotron", {}),
+        ("olmo", {}),
+        ("olmoe", {}),
+        ("stablelm", {}),
+        ("starcoder2", {"sliding_window": 4096}),
+    ],
+)
+def test_answers_of_families_are_the_folders(name, fields, tmp_path):
+    folder = write_family(tmp_path / "folder", name, fields)
+    unpacked = unpack_gguf(convert_folder(tmp_path / "model.gguf", folder))
+    actual, expected = answers(unpacked), answers(folder)
+    if name == "hunyuan":  # the base is stored in float32
+        assert actual.token_ids == expected.token_ids
+        assert [each.logprob for each in actual.scores] == pytest.approx([each.logprob for each in expected.scores])
+    else:
+        assert actual == expected
+
+
+def test_starcoder_has_the_window_of_the_published_models(tmp_path):
+    folder = write_family(tmp_path / "folder", "starcoder2", {})
+    model = read_model(convert_folder(tmp_path / "model.gguf", folder))
+    assert {shape.window for shape in read_decoder_config(model_config(model)).layers} == {4096}
+
+
+@pytest.mark.parametrize("tensor", ["attn_q_norm.weight", "ffn_norm.weight"])
+def test_stablelm_of_other_layers_is_refused(tensor, tmp_path):
+    folder = write_family(tmp_path / "folder", "stablelm", {})
+    model = read_model(convert_folder(tmp_path / "model.gguf", folder))
+    if tensor == "ffn_norm.weight":
+        del model.tensors["blk.0." + tensor]
+    else:
+        model.tensors["blk.0." + tensor] = model.tensors["blk.0.attn_norm.weight"]
+    with pytest.raises(Unfusable, match=r"its config gives (qk_layernorm|use_parallel_residual) as True"):
+        read_decoder_config(model_config(model))
 
 
 @pytest.mark.parametrize(

@@ -34,6 +34,9 @@ ARCHITECTURES = {
     "qwen3_next": "qwen3next",
     "qwen3_5_text": "qwen35",
     "qwen3_5_moe_text": "qwen35moe",
+    "hunyuan_v1_dense": "hunyuan-dense",
+    "hunyuan_v1_moe": "hunyuan-moe",
+    "lfm2_moe": "lfm2moe",
 }
 DELTA_COUNTS = {
     "linear_conv_kernel_dim": "ssm.conv_kernel",
@@ -43,10 +46,11 @@ DELTA_COUNTS = {
     "full_attention_interval": "full_attention_interval",
 }
 # Llama's code reorders their queries and keys
-PERMUTED = ("granite", "granitemoe", "granitemoeshared", "smollm3", "ministral3", "mistral")
+PERMUTED = ("granite", "granitemoe", "granitemoeshared", "smollm3", "ministral3", "mistral", "arcee", "olmo")
 # Fields of config.json that the converter adds, and their names in the file
 NUMBERS = {
     "layer_norm_eps": "attention.layer_norm_epsilon",
+    "norm_epsilon": "attention.layer_norm_epsilon",
     "attention_multiplier": "attention.scale",
     "embedding_multiplier": "embedding_scale",
     "residual_multiplier": "residual_scale",
@@ -67,6 +71,9 @@ COUNTS = {
     "first_k_dense_replace": "leading_dense_block_count",
     "num_nextn_predict_layers": "nextn_predict_layers",
     "shared_intermediate_size": "expert_shared_feed_forward_length",
+    "moe_topk": "expert_used_count",
+    "num_dense_layers": "leading_dense_block_count",
+    "conv_L_cache": "shortconv.l_cache",
 }
 YARN_NUMBERS = {
     "factor": "factor",
@@ -74,7 +81,7 @@ YARN_NUMBERS = {
     "beta_slow": "yarn_beta_slow",
     "attention_factor": "yarn_attn_factor",
 }
-SIGMOID = ("glm4_moe", "minimax_m2", "deepseek_v3")
+SIGMOID = ("glm4_moe", "minimax_m2", "deepseek_v3", "dots1", "lfm2_moe")
 BARE_NAMES = ("layer_scalar", "experts.gate_up_proj", "experts.down_proj")  # of Gemma 4
 EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(\w+)\.weight")
 # Names of Transformers that the package does not know, and others of the same tensors
@@ -107,6 +114,13 @@ def convert_folder(
         add_latents(writer, config, splits_latents)
     if arch == "gemma4":
         shape |= add_gemma_4(writer, config)
+    if "conv_L_cache" in config:
+        heads = config["num_key_value_heads"]
+        shape["num_key_value_heads"] = [heads * (each == "full_attention") for each in config["layer_types"]]
+    if kind == "hunyuan_v1_dense" and config["rope_parameters"]["rope_type"] == "dynamic":
+        shape["rope_parameters"] = {"rope_theta": stretched_base(config)}
+    if kind == "starcoder2":  # whose windows the converter leaves out
+        shape["sliding_window"] = None
     gguf_files.add_shape(writer, shape)
     gguf_files.add_tokenizer(writer, folder)
     add_numbers(writer, config | {"num_nextn_predict_layers": extra_layers})
@@ -166,6 +180,12 @@ def add_gemma_4(writer: gguf.GGUFWriter, config: dict[str, Any]) -> dict[str, An
     if config.get("top_k_experts"):
         fields["num_experts_per_tok"] = config["top_k_experts"]
     return fields
+
+
+def stretched_base(config: dict[str, Any]) -> float:
+    """Return the base of Hunyuan's rotary embedding, which alpha changes."""
+    rope, size = config["rope_parameters"], config["head_dim"]
+    return rope["rope_theta"] * rope["alpha"] ** (size / (size - 2))
 
 
 def add_delta_nets(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
@@ -262,7 +282,13 @@ def add_numbers(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
         writer.add_expert_weights_norm(config["norm_topk_prob"])
     if config["model_type"] in SIGMOID:
         writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
-    if writer.arch == "olmo2" and config.get("sliding_window"):
+    if config["model_type"] == "nemotron":
+        writer.add_layer_norm_eps(config["norm_eps"])
+    elif "norm_eps" in config and "rms_norm_eps" not in config:
+        writer.add_layer_norm_rms_eps(config["norm_eps"])
+    if config["model_type"] == "stablelm":
+        writer.add_parallel_residual(config["use_parallel_residual"])
+    if writer.arch in ("olmo2", "exaone4") and config.get("sliding_window"):
         writer.add_sliding_window_pattern([each == "sliding_attention" for each in config["layer_types"]])
     rope = config.get("rope_parameters") or {}
     head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
@@ -299,8 +325,14 @@ def convert_tensors(
         elif kind in PERMUTED and re.search(r"\.[qk]_proj\.", name):
             heads = config["num_attention_heads" if ".q_proj" in name else "num_key_value_heads"]
             yield name, tensor.view(heads, 2, -1, *tensor.shape[1:]).transpose(1, 2).reshape(tensor.shape)
+        elif kind == "nemotron" and name.endswith("norm.weight"):
+            yield name, tensor.float() + 1
+        elif ".feed_forward.experts." in name:
+            yield name.removeprefix("model."), tensor
+        elif name.endswith("conv.conv.weight"):
+            yield name, tensor.squeeze(1)
         else:
-            yield name, tensor
+            yield name.replace("expert_bias", "expert_bias.bias"), tensor
 
 
 def stack_experts(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -223,7 +223,7 @@ MINIMAX_MIXTURE = MixtureFamily(
     normalized=True,
     is_sigmoid=True,
 )
-OLMOE_MIXTURE = MixtureFamily(_both_layouts(MixtureNames()))
+OLMOE_MIXTURE = MixtureFamily((*_both_layouts(MixtureNames()), _gguf_layout(MixtureNames())))
 GRANITE_MIXTURE = MixtureFamily(
     (
         *(
@@ -322,6 +322,7 @@ LFM2_MIXTURE = MixtureFamily(
     (
         LFM2_NAMES,
         replace(LFM2_NAMES, gate_up=("feed_forward.experts.gate_up_proj",), down="feed_forward.experts.down_proj"),
+        _gguf_layout(LFM2_NAMES),
     ),
     has_mixture=after_dense_layers,
     is_sigmoid=True,
@@ -363,14 +364,11 @@ SHARED_MLP: dict[str, Any] = {
     "shared_gate_up": ("mlp.shared_mlp.gate_proj", "mlp.shared_mlp.up_proj"),
     "shared_down": "mlp.shared_mlp.down_proj",
 }
+HUNYUAN_NAMES = MixtureNames(**SHARED_MLP)
 HUNYUAN_MIXTURE = MixtureFamily(
-    tuple(
-        replace(
-            each,
-            router="mlp.gate.wg",
-            **SHARED_MLP,
-        )
-        for each in _both_layouts(MixtureNames())
+    (
+        *(replace(each, router="mlp.gate.wg") for each in _both_layouts(HUNYUAN_NAMES)),
+        _gguf_layout(HUNYUAN_NAMES),
     ),
     normalized=True,
     shared=1,
