@@ -115,10 +115,13 @@ def read_generation_body(
     model_name = exchange.path_params.get("model") or (
         route.model_reader(body) if route.model_reader is not None else ""
     )
-    exchange.log_entry.note_model(model_name or registry.main_model.name)
+    model = None
+    if not model_name and route.suits_labels is not None:
+        model = registry.first_model_with_labels(route.suits_labels)
+    exchange.log_entry.note_model(model_name or (model or registry.main_model).name)
     if route.resolve_model_first:
         registry.find_model(model_name).require_ready()
-    model = registry.get_model(model_name)
+    model = model or registry.get_model(model_name)
     reply = route.reader(body, request_context(registry, model or registry.main_model, exchange))
     if isinstance(reply, Answer):
         return model or registry.main_model, reply

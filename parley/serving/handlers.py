@@ -303,7 +303,7 @@ async def handle_cache_reset(registry: ModelRegistry, route: Route, exchange: Ex
 async def handle_health(registry: ModelRegistry, route: Route, exchange: Exchange) -> None:
     """Answer 200 if all models take requests; otherwise raise NotReady."""
     registry.require_ready()
-    await exchange.send_response(b"")
+    await exchange.send_response(b"", content_type=b"")
 
 
 async def handle_info(registry: ModelRegistry, route: Route, exchange: Exchange) -> None:

@@ -142,6 +142,11 @@ class ModelRegistry:
         spelling = known_spelling(name, self.served_names)
         return self.get_model(spelling) if spelling is not None else None
 
+    def first_model_with_labels(self, suits: Callable[[Sequence[str]], bool]) -> ServedModel | None:
+        """Return the first loaded model whose class labels suit, None if there is none."""
+        infos = ((model, model.engine.info) for model in self.models)
+        return next((model for model, info in infos if info is not None and suits(info.labels)), None)
+
     def find_model(self, name: str) -> ServedModel:
         """Return the model of this name, as ``get_model`` does. Raises UnknownModel."""
         model = self.get_model(name)

@@ -3,6 +3,11 @@
 import msgspec
 from support.http_client import MODEL_INFO
 
+from parley.engine.fake import FakeEngine
+from parley.serving.options import ServerOptions
+from parley.serving.served_model import ServedModel
+from parley.types import Settings
+
 TEXTS = ["The quick brown fox", "über den Deich"]
 
 
@@ -58,6 +63,28 @@ async def test_a_reranker_answers_rerank_by_the_members_of_the_body(serve):
         ("/embed", {"inputs": "a"}),
     ):
         assert (await server.post(path, other)).status in (400, 424)
+    await server.idle()
+
+
+async def test_requests_without_a_model_go_to_the_first_that_suits_their_path(serve, folder):
+    """Clients of the original name no model, since it serves one."""
+
+    def make_model(name: str, **changes) -> ServedModel:
+        engine = FakeEngine(info=model_info(**changes))
+        return ServedModel((name,), Settings(model=str(folder)), engine, ServerOptions())
+
+    beside = [make_model("ranks", labels=["LABEL_0"]), make_model("classes", labels=["bad", "good"])]
+    server = await serve(info=model_info(dimensions=8), beside=beside)
+    for prefix in ("", "/tei"):
+        assert len((await server.post(prefix + "/rerank", {"query": "a", "texts": TEXTS})).json) == 2
+        classes = (await server.post(prefix + "/predict", {"inputs": "a"})).json
+        assert {each["label"] for each in classes} == {"bad", "good"}
+        assert len((await server.post(prefix + "/embed", {"inputs": "a"})).json[0]) == 8
+    named = await server.post("/rerank", {"model": "classes", "query": "a", "texts": TEXTS})
+    assert (named.status, named.json["error_type"]) == (424, "Backend")
+    reranker = await serve(info=model_info(labels=["LABEL_0"]), beside=[make_model("vectors", dimensions=8)])
+    for path, body in (("embed", {"inputs": "a"}), ("embed_all", {"inputs": "a"})):
+        assert (await reranker.post("/tei/" + path, body)).status == (200 if path == "embed" else 424)
     await server.idle()
 
 

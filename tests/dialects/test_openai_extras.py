@@ -196,6 +196,7 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"structured_outputs": {"json": "5"}}, "structured_outputs.json"),
     ({"guided_json": "{"}, "guided_json"),
     ({"guided_json": {}, "guided_regex": "a"}, "guided_regex"),
+    ({"structured_outputs": {"regex": "b"}, "guided_regex": "a"}, "guided_regex"),
     ({"response_format": {"type": "structural_tag"}}, "response_format.format"),
     ({"response_format": {"type": "structural_tag", "structures": [{"begin": "a"}]}},
      "response_format.structures[0].end"),
@@ -255,6 +256,8 @@ CONSTRAINTS: list[tuple[dict[str, Any], Grammar]] = [
     ({"structured_outputs": {"regex": "a"}}, Grammar("regex", "a", field="structured_outputs.regex")),
     ({"structured_outputs": {"choice": ["a"]}}, Grammar("choice", ["a"], field="structured_outputs.choice")),
     ({"structured_outputs": {"grammar": GBNF}}, Grammar("ebnf", GBNF, field="structured_outputs.grammar")),
+    ({"structured_outputs": {"grammar": LARK}, "guided_grammar": LARK},  # the same one for two versions of vLLM
+     Grammar("lark", LARK, field="structured_outputs.grammar")),
     ({"structured_outputs": {"json_object": True}},
      Grammar("json", {"type": "object"}, field="structured_outputs.json_object")),
     ({"structured_outputs": {"structural_tag": json.dumps({"format": TRIGGERED})}},

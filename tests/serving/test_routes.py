@@ -331,6 +331,7 @@ async def test_version_load_and_health_routes_answer(serve):
     assert (await server.get("/version")).json == {"version": __version__}
     assert (await server.get("/load")).json == {"server_load": 0}
     for path in ("/health", "/ping"):
+        assert "content-type" not in (await server.get(path)).headers  # nor a body
         assert ((await server.get(path)).status, (await server.get(path)).body) == (200, b"")
     assert (await server.post("/ping")).status == 200
     assert (await server.get("/health/live")).json == {"status": "live"}

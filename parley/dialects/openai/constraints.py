@@ -41,7 +41,10 @@ def read_grammar(body: Fields, *, strict_schemas: bool) -> Grammar | None:
     options = body.object("structured_outputs")
     structured = None if options is None else forms.read_structured_outputs(options)
     body.string("guided_decoding_backend", None, cap=256)
-    return forms.only_constraint(structured, *_read_guided_members(body), read_response_format(body, strict_schemas))
+    guided = _read_guided_members(body)
+    if structured is not None:  # guidance sends one grammar in the members of old and new versions of vLLM
+        guided = [each for each in guided if msgspec.structs.replace(each, field=structured.field) != structured]
+    return forms.only_constraint(structured, *guided, read_response_format(body, strict_schemas))
 
 
 def _read_guided_members(body: Fields) -> list[Grammar]:

@@ -7,7 +7,7 @@ APIs, the paths that TEI shares with TGI are TEI's if the main model is an encod
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -30,14 +30,43 @@ def read_main_task(rules: TeiRules, body: bytes, context: RequestContext) -> Rep
     return (predict.PredictReply if rules.strict else predict.ClassificationReply)(rules, fields, context)
 
 
-def _embed_route(path: str, read_body: BodyReader, rules: TeiRules, claims: tuple[str, ...] = ()) -> Route:
-    """Return a route that answers with numbers. Like the original, it checks the content type before anything else."""
+def _embed_route(
+    path: str,
+    read_body: BodyReader,
+    rules: TeiRules,
+    claims: tuple[str, ...] = (),
+    suits_labels: Callable[[Sequence[str]], bool] | None = None,
+) -> Route:
+    """Return a route that answers with numbers. Like the original, it checks the content type before anything else.
+
+    The original serves one model, so its clients name none: among several, the first that suits the path answers.
+    """
 
     def read_json_body(body: bytes, context: RequestContext) -> Reply | Answer:
         return shared.refuse_content(rules, context.headers) or read_body(rules, body, context)
 
     model_reader = None if rules.strict else model_in_body
-    return Route("POST", path, "embed", reader=read_json_body, model_reader=model_reader, claiming_members=claims)
+    return Route(
+        "POST",
+        path,
+        "embed",
+        reader=read_json_body,
+        model_reader=model_reader,
+        claiming_members=claims,
+        suits_labels=suits_labels,
+    )
+
+
+def _has_none(labels: Sequence[str]) -> bool:
+    return not labels
+
+
+def _has_one(labels: Sequence[str]) -> bool:
+    return len(labels) == 1
+
+
+def _has_several(labels: Sequence[str]) -> bool:
+    return len(labels) > 1
 
 
 def _encoder_route(path: str, read_body: BodyReader, rules: TeiRules) -> Route:
@@ -57,12 +86,12 @@ def _tei_dialect(rules: TeiRules) -> Dialect:
         retry_hints=not rules.strict,
         no_memory_body=shared.NO_MEMORY,
         routes=(
-            _embed_route("/embed", embed.read_embed, rules),
-            _embed_route("/embed_all", embed.read_embed_all, rules),
+            _embed_route("/embed", embed.read_embed, rules, suits_labels=_has_none),
+            _embed_route("/embed_all", embed.read_embed_all, rules, suits_labels=_has_none),
             Route("POST", "/embed_sparse", "embed", reader=partial(embed.refuse_sparse, rules)),
-            _embed_route("/similarity", embed.read_similarity, rules),
-            _embed_route("/predict", predict.read_predict, rules),
-            _embed_route("/rerank", predict.read_rerank, rules, ("texts",)),
+            _embed_route("/similarity", embed.read_similarity, rules, suits_labels=_has_none),
+            _embed_route("/predict", predict.read_predict, rules, suits_labels=_has_several),
+            _embed_route("/rerank", predict.read_rerank, rules, ("texts",), _has_one),
             _encoder_route("/", read_main_task, rules),
             _encoder_route("/invocations", read_main_task, rules),
             *_openai_routes(rules),
