@@ -263,7 +263,10 @@ def test_never_raises_anything_else_for_a_file_that_is_cut_anywhere(tmp_path):
         ),
         ({"llama.block_count": None}, "gives llama.block_count as None, so the model's shape is unknown"),
         ({"llama.rope.dimension_count": "16"}, "gives llama.rope.dimension_count as '16'"),
-        ({"tokenizer.ggml.model": "bert"}, "has a tokenizer of the kind bert, which is not read; gpt2 and llama are"),
+        (
+            {"tokenizer.ggml.model": "bert"},
+            "has a tokenizer of the kind bert, which is not read; gpt2, llama and gemma4 are",
+        ),
         (
             {"general.architecture": "clip"},
             "holds an encoder of pictures or sound, which is not read; name the language",

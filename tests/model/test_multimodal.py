@@ -15,6 +15,7 @@ from transformers import AutoConfig, AutoModelForMultimodalLM
 from parley.model.checkpoint.files import Checkpoint
 from parley.model.load.loader import LoadError
 from parley.model.networks.config import FUSABLE_TYPES, read_decoder_config
+from parley.native.layer_shape import HeadSizes
 from parley.types import EngineRequest, Sampling
 
 NEW_TOKENS = 6
@@ -121,6 +122,7 @@ FIXED_EPS = 1e-5  # of the norms of OLMo 1 and OPT
 OTHER_NAMES = {"kimi_k2": "deepseek_v3"}  # Transformers knows the type only by this one
 
 
+HEADS_OF_LAYERS = {"gemma4_text", "gemma4_unified_text"}  # some layers have heads of other sizes
 WITHOUT_ATTENTION = {"falcon_mamba", "mamba", "mamba2"}  # nor MLPs
 
 
@@ -129,6 +131,8 @@ def test_missing_fields_have_the_defaults_of_transformers(model_type: str):
     fields = NEEDED_FIELDS.get(model_type, {})
     config = read_decoder_config({"model_type": model_type} | fields)
     expected = AutoConfig.for_model(OTHER_NAMES.get(model_type, model_type), **fields)
+    own_layers = list(expected.per_layer_config) if model_type in HEADS_OF_LAYERS else []
+    expected.allow_global_per_layer_attribute_access = True  # where layers differ, this is the value of most
     if model_type not in UNSTATED_WIDTHS:
         stated = [width for name in WIDTH_NAMES if (width := getattr(expected, name, None))]
         assert config.intermediate == (stated[0] if stated else 4 * expected.hidden_size)
@@ -150,6 +154,9 @@ def test_missing_fields_have_the_defaults_of_transformers(model_type: str):
     eps_names = "rms_norm_eps", "layer_norm_eps", "norm_epsilon", "norm_eps", "layer_norm_epsilon"
     eps = next((getattr(expected, name) for name in eps_names if hasattr(expected, name)), FIXED_EPS)
     assert (config.head_dim, config.eps) == (head_dim, eps)
+    for shape, own_layer in zip(config.layers, own_layers, strict=bool(own_layers)):
+        sizes = shape.head_sizes or HeadSizes(config.kv_heads, config.head_dim)
+        assert (sizes.kv_heads, sizes.dim) == (own_layer.num_key_value_heads, own_layer.head_dim)
     types = getattr(expected, "layer_types", None) or getattr(expected, "attention_layers", None)  # as GPT-Neo says it
     types = types or ["sliding_attention"] * config.layer_count
     parameters = getattr(expected, "rope_parameters", None)  # Nemotron-H has none
