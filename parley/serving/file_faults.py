@@ -38,6 +38,9 @@ def describe_fault(file: str | Path, error: OSError | sqlite3.Error) -> str:
 
 
 def _free_space(file: str | Path) -> int:
-    """Return the bytes that are free for this user on the disk of a file."""
-    disk = os.statvfs(Path(file).absolute().parent)
+    """Return the bytes that are free for this user on the disk of a file, or LITTLE_SPACE if the disk does not say."""
+    try:
+        disk = os.statvfs(Path(file).absolute().parent)
+    except OSError:  # the disk itself has failed, as an NFS server that is gone
+        return LITTLE_SPACE
     return disk.f_bavail * disk.f_frsize

@@ -1,6 +1,7 @@
 """Files of a server on a disk that is full, and on one that cannot be written."""
 
 import os
+import sqlite3
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from parley.cli.serve_config.server_options import writable_folder
+from parley.serving.file_faults import fault_reason
 from parley.serving.keys.usage_store import BadUsageFile, UsageStore
 from parley.serving.records.record_store import BadRecordFile, RecordStore
 from parley.settings.options import ConfigError
@@ -51,6 +53,12 @@ def test_a_start_on_a_read_only_disk_says_so_and_what_helps(small_disk, open_sto
     subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)
     with pytest.raises(refused, match=r"file\.db cannot be used: Read-only file system\. Name a file in a folder that"):
         open_store(str(small_disk / "file.db"))
+
+
+def test_a_disk_that_does_not_tell_its_space_is_not_called_full(tmp_path):
+    error = sqlite3.OperationalError("disk I/O error")
+    error.sqlite_errorname = "SQLITE_IOERR_WRITE"
+    assert fault_reason(tmp_path / "gone" / "file.db", error) == "disk I/O error"
 
 
 def test_a_folder_for_tables_on_a_full_or_read_only_disk_is_refused(small_disk):

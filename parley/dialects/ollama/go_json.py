@@ -10,8 +10,7 @@ import re
 from typing import Any
 
 BYTE_IN_REASON = re.compile(r"(?:malformed: )(.+) \(byte (\d+)\)")
-LITERALS = {b"t": b"true", b"f": b"false", b"n": b"null"}
-LITERAL_START = re.compile(rb"(?<![A-Za-z0-9])[tfn][a-z]*.?\Z", re.DOTALL)
+LITERALS = (b"true", b"false", b"null")  # the decoder reads each whole, and stops behind it
 OBJECT_KEY = "looking for beginning of object key string"
 VALUE = "looking for beginning of value"
 CONTEXTS = {  # by the decoder's words: what Go was looking at, and how far behind the fault the decoder stops
@@ -57,14 +56,21 @@ def syntax_sentence(body: bytes, reason: str) -> str | None:
 
 def _value_sentence(body: bytes, place: int) -> str | None:
     """Return the sentence about a wrong character in a value: in a literal, a string or a number, or before them."""
-    literal = LITERAL_START.search(body, max(0, place - 5), place)
-    if literal is not None:
-        start, word = literal.start(), LITERALS[literal[0][:1]]
-        right = next(i for i, byte in enumerate(word) if body[start + i : start + i + 1] != bytes((byte,)))
-        return _character_sentence(body, start + right, f"in literal {word.decode()} (expecting '{chr(word[right])}')")
+    for word in LITERALS:
+        start = place - len(word)
+        if start >= 0 and body[start] == word[0] and not _is_in_string(body, start):
+            wrong = next((i for i, byte in enumerate(word) if body[start + i] != byte), None)
+            if wrong is not None:
+                context = f"in literal {word.decode()} (expecting '{chr(word[wrong])}')"
+                return _character_sentence(body, start + wrong, context)
     if body[place : place + 1] < b" ":
         return _character_sentence(body, place, "in string literal")
     return _character_sentence(body, place, "in numeric literal" if body[place - 1 : place] == b"-" else VALUE)
+
+
+def _is_in_string(body: bytes, place: int) -> bool:
+    """Whether a place is inside a string, in a body that is JSON up to there."""
+    return body[:place].replace(rb"\\", b"").replace(rb"\"", b"").count(b'"') % 2 == 1
 
 
 def _character_sentence(body: bytes, place: int, context: str) -> str | None:
