@@ -198,6 +198,8 @@ def _rope_fields(
 def _proportional_ropes(model: GgufModel, config: dict[str, Any], factors: tuple[float, ...]) -> dict[str, Any]:
     """Return the rotary embeddings of layers with and without a window. ``factors``: what the frequencies of the latter
     are divided by, 1 for the first pairs of dimensions and STILL for others. Raises GgufError."""
+    if "rope_freqs.weight" not in model.tensors:
+        raise GgufError(f"{model.paths[0].name} has no rope_freqs.weight, which says how many dimensions turn")
     turning = factors.count(1.0)
     if any(factor != 1 for factor in factors[:turning]) or any(factor < STILL for factor in factors[turning:]):
         raise GgufError(f"{model.paths[0].name} divides frequencies by other numbers than its architecture")

@@ -226,6 +226,9 @@ def test_other_factors_of_gemma_4_are_refused(gemma_4_folders, tmp_path):
     model = read_model(convert_folder(tmp_path / "x.gguf", gemma_4_folders["gemma4"]))
     with pytest.raises(GgufError, match="divides frequencies by other numbers"):
         model_config(model, lambda name: (1.0, 2.0, 1e30) if name == "rope_freqs.weight" else None)
+    del model.tensors["rope_freqs.weight"]
+    with pytest.raises(GgufError, match=r"has no rope_freqs\.weight"):
+        model_config(model)
 
 
 @pytest.mark.parametrize("splits_latents", [True, False])

@@ -492,19 +492,17 @@ class FusedDecoder:
         return self._apply_linear(active, batch, layer, "input_up")
 
     def _compute_inputs(self, batch: PackedBatch, embeddings: torch.Tensor) -> torch.Tensor | None:
-        """Return the inputs of layers for all tokens, [T, layers, width]; None without any. Media have those of token
-        0 from the table."""
+        """Return the inputs of layers for all tokens, [T, layers, width]; None without any. No model with such inputs
+        reads media here."""
         parts, width = self._embedding_parts.layer_inputs, self.config.inputs_width
         if parts is None:
             return None
-        media = batch.media
-        token_ids = batch.token_ids if media is None else batch.token_ids.index_fill(0, media.tokens, 0)
         projected = native.linear(embeddings, parts.projection).view(-1, width)
-        own = native.embed_tokens(token_ids, parts.table).view(-1, width)
+        own = native.embed_tokens(batch.token_ids, parts.table).view(-1, width)
         # The table's factor is rounded as that of embeddings.
         scale = float(torch.tensor(width**0.5, dtype=self.dtype))
         inputs = native.add_norm(own, native.norm_rows(projected, parts.norm), None, scale=scale, total_scale=0.5**0.5)
-        return inputs[1].view(len(token_ids), -1, width)
+        return inputs[1].view(len(batch.token_ids), -1, width)
 
     def _run_mlp(self, layer: int, x: torch.Tensor | native.QuantizedRows, batch: PackedBatch) -> torch.Tensor:
         """Return the output of a layer's MLP, or of its shared expert: [T, hidden]."""
