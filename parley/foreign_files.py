@@ -44,6 +44,18 @@ def weights_problem(folder: Path) -> str:
     return next(found, "")
 
 
+def find_odd_file(folder: Path) -> Path | None:
+    """Return an entry of the folder that is a pipe, a socket or a device: reading a pipe would wait for ever.
+
+    None if there is no such entry, or the folder cannot be listed.
+    """
+    try:
+        entries = sorted(folder.iterdir())
+    except OSError:
+        return None
+    return next((each for each in entries if each.exists() and not each.is_file() and not each.is_dir()), None)
+
+
 def pointer_problem(path: Path) -> str:
     """Return a clause if the file is a pointer of Git LFS, else an empty string. A missing file is none."""
     try:

@@ -438,3 +438,11 @@ def test_served_name_is_the_hub_name_or_the_folder_name(tmp_path, monkeypatch):
     assert hub.served_name("./tiny/") == hub.served_name("tiny") == hub.served_name(str(tmp_path / "tiny")) == "tiny"
     Path("linked").symlink_to("tiny")
     assert hub.served_name("./linked") == "linked"
+
+
+@pytest.mark.parametrize(
+    "name", ["config.json", "generation_config.json", "tokenizer_config.json", "model.safetensors"]
+)
+def test_a_folder_with_a_pipe_is_refused_before_it_is_read(name, tmp_path):
+    os.mkfifo(tmp_path / name)
+    assert hub.folder_problem(tmp_path) == f"its {name} is a pipe, a socket or a device, and not a file"
