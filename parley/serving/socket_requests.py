@@ -78,6 +78,7 @@ class SocketConversation:
         try:
             while await self._websocket.wait_for_message():
                 await self._take_message()
+                await asyncio.sleep(0)  # messages that have come already must not keep others waiting
         except ClientGone:
             pass
         except TooLarge as error:
@@ -99,13 +100,13 @@ class SocketConversation:
             receive = self._websocket.receive_part
             data = await held.receive(receive, limit, options.body_timeout, options.body_rate)
             result = await _work(len(data), partial(self._session.read_message, data))
-            if isinstance(result, bytes):
-                self._websocket.send_text(result)
-            elif (refusal := self._refuse_request(result, held)) is not None:
-                self._websocket.send_text(refusal)
-            else:
+            refusal = result if isinstance(result, bytes) else self._refuse_request(result, held)
+            if refusal is None:
+                assert not isinstance(result, bytes)
                 self._add_request(WaitingRequest(result, held))
                 return
+            self._websocket.send_text(refusal)
+            await self._websocket.drain()  # it may repeat much of the message, whose memory is counted until then
         except BaseException:
             held.release()
             raise

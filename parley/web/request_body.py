@@ -123,11 +123,11 @@ class HeldBody:
             async with asyncio.timeout_at(min(deadline, self._loop.time() + RATE_WINDOW)) as patience:
                 self._end_arrival = lambda: patience.reschedule(self._loop.time())
                 enough = rate * RATE_WINDOW
-                chunks: list[bytes] = []
+                whole = bytearray()  # a list of small parts would take far more memory than is counted
                 more = True
                 while more:
                     data, more = await receive_part(receive)
-                    chunks.append(data)
+                    whole += data
                     self.count_bytes(len(data))
                     if self.size > limit:
                         raise too_large_error(limit)
@@ -135,7 +135,7 @@ class HeldBody:
                         enough = self.size + rate * RATE_WINDOW
                         patience.reschedule(min(deadline, self._loop.time() + RATE_WINDOW))
                 self._budget.end_arrival(self)
-                return b"".join(chunks)
+                return bytes(whole)
         except TimeoutError:
             if self.evicted:
                 raise Overloaded(MADE_ROOM) from None

@@ -4,6 +4,8 @@ import asyncio
 import contextlib
 import json
 import random
+import socket
+import tracemalloc
 
 import pytest
 from support.http2_client import Http2Client
@@ -23,6 +25,7 @@ from support.websocket_client import (
 
 from parley.serving import socket_handshake, socket_requests
 from parley.web.connection_limit import ConnectionLimit
+from parley.web.framing.frame_guard import FRAME_BURST
 from parley.web.websocket import protocol
 
 PATH = "/v1/responses"
@@ -211,6 +214,100 @@ async def test_memory_of_messages_is_counted(serve):
     await client.connection.send(encode_frame(b"a" * 1200, fin=False))
     assert (await client.closed())[0] == 1013
     await gone(server)
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [encode_frame(b"x"), encode_frame(b""), encode_frame(b"", PING), encode_frame(b"", PONG),
+     encode_frame(b"x", fin=False) + encode_frame(b"x", 0)],
+    ids=["one byte", "empty", "ping", "pong", "pieces"],
+)  # fmt: skip
+async def test_a_flood_of_frames_closes_with_1008(serve, monkeypatch, frame):
+    monkeypatch.setattr(protocol, "LINGER_SECONDS", 0.2)
+    server = await serve()
+    client = await open_websocket(server)
+    await client.connection.send(frame * 5000)
+    while (closing := await client.frame()).opcode != CLOSE:
+        pass
+    assert int.from_bytes(closing.data[:2]) == 1008
+    await gone(server)
+
+
+async def test_many_frames_of_a_large_message_are_no_flood(serve):
+    server = await serve()
+    client = await open_websocket(server)
+    text = json.dumps({"type": "response.create", "input": "Hello" + " " * 400_000}).encode()
+    parts = [encode_frame(text[start : start + 80], TEXT if not start else 0, fin=False)
+             for start in range(0, len(text), 80)]  # fmt: skip
+    assert len(parts) > FRAME_BURST
+    await client.connection.send(b"".join(parts) + encode_frame(b"", 0))
+    assert (await client.answer())[-1]["type"] == "error"  # of the model: the prompt is too long
+
+
+async def test_messages_that_came_together_let_others_run_between_them(serve):
+    server = await serve()
+    client = await open_websocket(server)
+    (connection,) = server.server.server_state.connections
+    await client.connection.send(encode_frame(b"x") * 500)
+    waiting = set()  # numbers of messages that wait, as others see them
+    for _ in range(5000):
+        waiting.add(len(connection._parts))
+        await asyncio.sleep(0)
+    assert len(waiting) > 100
+    assert [(await client.event())["type"] for _ in range(500)] == ["error"] * 500
+
+
+async def test_empty_messages_pause_reading(serve):
+    server = await serve()
+    client = await open_websocket(server)
+    (connection,) = server.server.server_state.connections
+    await client.connection.send(encode_frame(b"") * 2000)
+    await server.until(lambda: connection._parts)
+    assert not connection.transport.is_reading()
+    assert [(await client.event())["type"] for _ in range(2000)] == ["error"] * 2000
+    assert connection.transport.is_reading()
+
+
+async def test_pieces_of_a_message_take_no_more_memory_than_their_bytes(serve):
+    server = await serve()
+    client = await open_websocket(server)
+    budget = server.server.config.http.options.body_budget
+    frames = encode_frame(b"ab", TEXT, fin=False) + encode_frame(b"ab", 0, fin=False) * 3999
+    tracemalloc.start()
+    try:
+        await client.connection.send(frames)
+        await server.until(lambda: budget.held_bytes == 8000)
+        traces = tracemalloc.take_snapshot().filter_traces(
+            [tracemalloc.Filter(True, f"*/parley/web/{name}") for name in ("request_body.py", "websocket/protocol.py")]
+        )
+    finally:
+        tracemalloc.stop()
+    assert sum(trace.size for trace in traces.statistics("filename")) < 3 * 8000
+
+
+def make_buffers_small(server, client) -> None:
+    """Let the systems of both sides keep few bytes on the way to a client."""
+    (connection,) = server.server.server_state.connections
+    connection.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    client.connection.writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+
+
+async def test_a_refused_message_is_counted_until_its_refusal_is_read(serve):
+    server = await serve()
+    budget = server.server.config.http.options.body_budget
+    client = await open_websocket(server)
+    make_buffers_small(server, client)
+    transport = client.connection.writer.transport
+    transport.pause_reading()
+    message = json.dumps({"type": "response.steer", "previous_response_id": "a", "input": "b" * 500_000})
+    await client.send(message.encode())
+    (connection,) = server.server.server_state.connections
+    await server.until(lambda: connection.write_paused)
+    await asyncio.sleep(0.05)
+    assert budget.held_bytes == len(message)
+    transport.resume_reading()
+    assert (await client.event())["type"] == "response.steer.failed"
+    await server.until(lambda: not budget.held_bytes)
 
 
 async def unread_connection(server) -> Connection:

@@ -1,8 +1,10 @@
 """One WebSocket: its frames, pings and closing, within the limits of the port.
 
 The wsproto library reads and writes frames. Messages are texts; parts of them are kept until they are read, and the
-client's system has to wait once there are many. The connection counts as busy while requests run on it, and as idle
-otherwise: then it makes room for others, and ends when the server stops.
+client's system has to wait once there are many. A frame costs its sender next to nothing, so each connection has an
+allowance of frames that refills with time; long parts of messages do not count, since their bytes are limited. The
+connection counts as busy while requests run on it, and as idle otherwise: then it makes room for others, and ends when
+the server stops.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections import deque
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from starlette.types import ASGIApp
@@ -17,8 +20,9 @@ from starlette.types import Message as AsgiMessage
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.server import ServerState
 from wsproto.connection import Connection, ConnectionState, ConnectionType
-from wsproto.events import BytesMessage, CloseConnection, Event, Ping, TextMessage
+from wsproto.events import BytesMessage, CloseConnection, Event, Message, Ping, TextMessage
 
+from parley.web.framing.frame_guard import FRAME_BURST, FRAMES_PER_SECOND, SMALL_DATA, Allowance
 from parley.web.framing.reusable_timer import ReusableTimer
 from parley.web.options import HttpOptions
 
@@ -28,7 +32,17 @@ PING_SECONDS = 30.0
 UNACKNOWLEDGED_MILLISECONDS = 90_000  # after which a client whose system does not acknowledge data has gone
 NORMAL, GOING_AWAY, PROTOCOL_ERROR, BAD_DATA, POLICY = 1000, 1001, 1002, 1003, 1008  # close codes: RFC 6455, 7.4.1
 TOO_BIG, INTERNAL_ERROR, TRY_AGAIN = 1009, 1011, 1013
+PART_BYTES = 128  # of memory that a part of a message takes besides its text
 SHUTTING_DOWN = "The server is shutting down."
+
+
+@dataclass(slots=True)
+class MessagePart:
+    """A part of a message. Frames that come before it is read are appended to it: an object for each would take far
+    more memory than their bytes. ``is_last``: the message ends with it."""
+
+    data: bytearray
+    is_last: bool
 
 
 class OpenedConnection(Protocol):
@@ -54,8 +68,10 @@ class WebSocketProtocol(asyncio.Protocol):
         self._opened = opened
         self._server_state = opened.server_state
         self._frames = Connection(ConnectionType.SERVER)
-        self._parts: deque[tuple[bytes, bool]] = deque()  # of messages that are not read; True: the last of its message
+        self._parts: deque[MessagePart] = deque()  # of messages that are not read
         self._unread_bytes = 0
+        self._allowance = Allowance(FRAME_BURST, FRAMES_PER_SECOND)
+        self._is_flooded = False  # True: more frames have come than allowed, and nothing more is read
         self._has_news = asyncio.Event()
         self._may_write = asyncio.Event()
         self._ping_timer, self._end_timer = ReusableTimer(opened.loop), ReusableTimer(opened.loop)
@@ -96,10 +112,15 @@ class WebSocketProtocol(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Handle bytes from the client."""
-        if self._frames.state not in (ConnectionState.OPEN, ConnectionState.LOCAL_CLOSING):
+        if self._is_flooded or self._frames.state not in (ConnectionState.OPEN, ConnectionState.LOCAL_CLOSING):
             return
         self._frames.receive_data(data)
         for event in self._frames.events():
+            if _is_cheap(event) and not self._allowance.spend():
+                self._is_flooded = True
+                self.close(POLICY, "Too many frames came.")
+                self.transport.pause_reading()
+                return
             self._handle_event(event)
 
     def pause_writing(self) -> None:
@@ -160,10 +181,10 @@ class WebSocketProtocol(asyncio.Protocol):
         """Return the next part of a message in the form of a request's body in ASGI; a disconnect at the end."""
         if not await self.wait_for_message():
             return {"type": "http.disconnect"}
-        data, is_last = self._parts.popleft()
-        self._unread_bytes -= len(data)
+        part = self._parts.popleft()
+        self._unread_bytes -= PART_BYTES + len(part.data)
         self._update_reading()
-        return {"type": "http.request", "body": data, "more_body": not is_last}
+        return {"type": "http.request", "body": bytes(part.data), "more_body": not part.is_last}
 
     def send_text(self, data: bytes) -> None:
         """Send a message, which is UTF-8. Nothing is sent on a connection that is closing."""
@@ -231,15 +252,21 @@ class WebSocketProtocol(asyncio.Protocol):
         self.transport.close()
 
     def _take_text(self, data: bytes, *, is_last: bool) -> None:
-        if data or is_last:
-            self._parts.append((data, is_last))
-            self._unread_bytes += len(data)
-            self._update_reading()
-            self._has_news.set()
+        if not data and not is_last:
+            return
+        if not self._parts or self._parts[-1].is_last:
+            self._parts.append(MessagePart(bytearray(), is_last=False))
+            self._unread_bytes += PART_BYTES
+        part = self._parts[-1]
+        part.data += data
+        part.is_last = is_last
+        self._unread_bytes += len(data)
+        self._update_reading()
+        self._has_news.set()
 
     def _update_reading(self) -> None:
         """Pause or resume reading, after parts have come or were read, or the client reads again."""
-        if self.transport.is_closing() or self.write_paused:
+        if self.transport.is_closing() or self.write_paused or self._is_flooded:
             return
         if self._unread_bytes > HIGH_WATER_LIMIT:
             self.transport.pause_reading()
@@ -263,3 +290,10 @@ class WebSocketProtocol(asyncio.Protocol):
             if not self.write_paused:
                 self.transport.write(self._frames.send(Ping()))
             self._schedule_ping()
+
+
+def _is_cheap(event: Event) -> bool:
+    """Whether a frame makes work that its bytes do not pay for: it ends a message, or carries little of one or none."""
+    if not isinstance(event, Message) or event.message_finished:
+        return True
+    return event.frame_finished and len(event.data) < SMALL_DATA
