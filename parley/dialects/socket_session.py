@@ -71,5 +71,5 @@ class SocketSession(ABC):
         """Return the message that refuses a request because too many lanes have requests."""
 
     @abstractmethod
-    def render_expiry(self) -> bytes:
-        """Return the message that ends a connection after ``max_seconds``."""
+    def render_expiry(self, lane: str) -> bytes:
+        """Return the message that ends a connection after ``max_seconds``, or refuses a request of a lane then."""

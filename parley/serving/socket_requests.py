@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from parley.dialects.socket_session import SocketRequest, SocketSession
 from parley.disagg.wire.headers import COMMAND_HEADERS, NATIVE_PREFIX
-from parley.errors import SERVER_ERROR, Overloaded, TimedOut, TooLarge
+from parley.errors import SERVER_ERROR, Overloaded, Stopping, TimedOut, TooLarge
 from parley.web.exchange import Exchange
 from parley.web.offload import OFFLOAD_SIZE, off_loop
 from parley.web.request_body import ClientGone, HeldBody
@@ -87,6 +87,9 @@ class SocketConversation:
             code, reason = POLICY, error.message
         except Overloaded as error:
             code, reason = TRY_AGAIN, error.message
+        except Exception:
+            log.exception("A message on a WebSocket could not be read.")
+            code, reason = INTERNAL_ERROR, SERVER_ERROR
         finally:
             expiry.cancel()
             self._websocket.close(code, reason)
@@ -114,6 +117,8 @@ class SocketConversation:
 
     def _refuse_request(self, request: SocketRequest, held: HeldBody) -> bytes | None:
         """Return the message that refuses a request which does not fit on the connection; None if it does."""
+        if (refusal := self._refuse_late(request)) is not None:
+            return refusal
         session, waiting = self._session, self._waiting.get(request.lane)
         if waiting is None:
             named = sum(bool(lane) for lane in self._waiting)
@@ -125,6 +130,14 @@ class SocketConversation:
         else:
             return None
         return session.refuse_request(request, Overloaded(message))
+
+    def _refuse_late(self, request: SocketRequest) -> bytes | None:
+        """Return the message that refuses a request because the connection ends once those that run are answered."""
+        if self._has_expired:
+            return self._session.render_expiry(request.lane)
+        if self._websocket.is_leaving:
+            return self._session.refuse_request(request, Stopping(SHUTTING_DOWN))
+        return None
 
     def _add_request(self, waiting: WaitingRequest) -> None:
         """Answer a request now, or after those before it in its lane."""
@@ -144,7 +157,12 @@ class SocketConversation:
         waiting = self._waiting[lane]
         try:
             while waiting and not self._websocket.is_closing():
-                await self._answer_request(waiting.popleft())
+                request = waiting.popleft()
+                if (refusal := self._refuse_late(request.request)) is None:
+                    await self._answer_request(request)
+                else:
+                    self._release(request.held)
+                    self._websocket.send_text(refusal)
         except Exception:
             log.exception("A request on a WebSocket failed.")
             self._websocket.close(INTERNAL_ERROR, SERVER_ERROR)
@@ -184,7 +202,7 @@ class SocketConversation:
             self._end_expired()
 
     def _end_expired(self) -> None:
-        self._websocket.send_text(self._session.render_expiry())
+        self._websocket.send_text(self._session.render_expiry(""))
         self._websocket.close(NORMAL)
 
     async def _end_requests(self) -> None:

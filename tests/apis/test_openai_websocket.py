@@ -271,6 +271,22 @@ async def test_a_connection_ends_after_its_time(serve, monkeypatch):
     assert (await busy.closed())[0] == 1000
 
 
+async def test_requests_do_not_keep_a_connection_after_its_time(serve, monkeypatch):
+    monkeypatch.setattr(ResponsesSession, "max_seconds", 0.3)
+    server = await serve(tick=0.002)
+    client = await open_websocket(server)
+    message = {"type": "response.create", "input": "Hello", "ignore_eos": True, "max_output_tokens": 300}
+    await client.send(message | {"stream_id": "a"})
+    await client.send(message | {"stream_id": "a"})  # waits
+    events = [await client.event()]
+    while events[-1]["type"] != "response.incomplete":
+        events.append(await client.event())
+    errors = [await client.event() for _ in range(2)]
+    assert [error["error"]["code"] for error in errors] == ["websocket_connection_limit_reached"] * 2
+    assert [error.get("stream_id") for error in errors] == ["a", None]
+    assert (await client.closed())[0] == 1000
+
+
 async def test_records_of_connections_are_bounded_and_end_with_them(serve, monkeypatch):
     monkeypatch.setattr(connection_records, "CONNECTION_RECORD_BYTES", 4000)
     server = await serve(info=MODEL_INFO)

@@ -23,6 +23,7 @@ from support.websocket_client import (
     refused_handshake,
 )
 
+from parley.dialects.openai.responses.socket_session import ResponsesSession
 from parley.serving import socket_handshake, socket_requests
 from parley.web.connection_limit import ConnectionLimit
 from parley.web.framing.frame_guard import FRAME_BURST
@@ -380,6 +381,56 @@ async def test_a_stopping_server_closes_after_the_running_response(serve):
     assert await idle.closed() == (1001, "The server is shutting down.")
     assert (await busy.answer())[-1]["type"] == "response.incomplete"
     assert (await busy.closed())[0] == 1001
+    await gone(server)
+
+
+async def test_requests_do_not_keep_a_connection_of_a_stopping_server(serve):
+    server = await serve(tick=0.001)
+    client = await open_websocket(server)
+    message = {"type": "response.create", "input": "Hello", "ignore_eos": True, "max_output_tokens": 40}
+    await client.send(message)
+    await client.send(message)  # waits
+    await client.event()
+    server.server.announce_shutdown()
+    await client.send(message)
+    refusals = []
+    while (last := (await client.answer())[-1])["type"] == "error":
+        refusals.append(last)
+    assert last["type"] == "response.incomplete"
+    refusals += [await client.event() for _ in range(2 - len(refusals))]
+    assert [refusal["status"] for refusal in refusals] == [503, 503]
+    assert (await client.closed())[0] == 1001
+    await gone(server)
+
+
+@pytest.mark.parametrize("politely", [True, False])
+async def test_a_client_that_ends_the_connection_unread_is_cut_off(serve, monkeypatch, politely):
+    monkeypatch.setattr(protocol, "LINGER_SECONDS", 0.05)
+    server = await serve()
+    client = await open_websocket(server)
+    make_buffers_small(server, client)
+    client.connection.writer.transport.pause_reading()
+    (connection,) = server.server.server_state.connections
+    while not connection.transport.get_write_buffer_size():
+        connection.transport.write(b"\x8a\x00" * 5000)
+        await asyncio.sleep(0)
+    assert not connection.write_paused
+    if politely:
+        await client.connection.send(encode_frame(b"\x03\xe8", CLOSE))
+    else:
+        client.connection.writer.write_eof()
+    await gone(server)
+
+
+async def test_a_fault_in_reading_a_message_closes_with_1011(serve, monkeypatch):
+    def fail(session, data):
+        raise KeyError("fault")
+
+    monkeypatch.setattr(ResponsesSession, "read_message", fail)
+    server = await serve()
+    client = await open_websocket(server)
+    await client.connection.send(encode_frame(CREATE))
+    assert (await client.closed())[0] == 1011
     await gone(server)
 
 

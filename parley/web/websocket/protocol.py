@@ -108,6 +108,8 @@ class WebSocketProtocol(asyncio.Protocol):
 
     def eof_received(self) -> bool:
         """Return False: a client that sends nothing more has gone."""
+        self._end()
+        self._end_timer.schedule_action(LINGER_SECONDS, self.transport.abort)
         return False
 
     def data_received(self, data: bytes) -> None:
@@ -157,6 +159,11 @@ class WebSocketProtocol(asyncio.Protocol):
         self.announce_shutdown()
 
     # -- for those who use it
+
+    @property
+    def is_leaving(self) -> bool:
+        """Whether the server stops, so that no request may begin any more."""
+        return self._is_leaving
 
     def mark_busy(self) -> None:
         """Note that a request runs."""
@@ -250,6 +257,7 @@ class WebSocketProtocol(asyncio.Protocol):
             self.transport.write(self._frames.send(event.response()))
         self._end()
         self.transport.close()
+        self._end_timer.schedule_action(LINGER_SECONDS, self.transport.abort)  # it may not read what was sent before
 
     def _take_text(self, data: bytes, *, is_last: bool) -> None:
         if not data and not is_last:

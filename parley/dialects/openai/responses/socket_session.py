@@ -108,12 +108,12 @@ class ResponsesSession(SocketSession):
             request, BadRequest(message, field="stream_id", code="websocket_stream_limit_reached")
         )
 
-    def render_expiry(self) -> bytes:
-        """Return the message that ends a connection after ``max_seconds``."""
+    def render_expiry(self, lane: str) -> bytes:
+        """Return the message that ends a connection after ``max_seconds``, or refuses a request of a lane then."""
         minutes = round(self.max_seconds / 60)
         message = f"The WebSocket has been open for {minutes} minutes, its limit. Open a new one to continue."
         error = BadRequest(message, code="websocket_connection_limit_reached")
-        return _error_event(400, openai_error_object(error)["error"], "")
+        return _error_event(400, openai_error_object(error)["error"], lane)
 
     def keep_response(self, request: CreateRequest, response_id: str, items: bytes) -> None:
         """Keep a response in place of the one before it in its stream. ``items``: of its conversation, as JSON."""
