@@ -376,7 +376,7 @@ LENGTH = st.sampled_from([1, 2, 5, 15, 16, 17, 47, 63, 64, 65, 130, 256, 300])
 @settings(max_examples=40, deadline=None)
 @given(
     lengths=st.lists(LENGTH, min_size=1, max_size=6),
-    dim=st.sampled_from([16, 32, 64, 80, 96, 128, 256, 17, 50]),
+    dim=st.sampled_from([16, 32, 64, 80, 96, 128, 256, 512, 17, 50]),
     kv_heads=st.sampled_from([1, 2, 4]),
     fold=st.sampled_from([1, 2, 3, 7]),
     window=st.sampled_from([None, None, 1, 5, 40, 200]),
