@@ -250,7 +250,7 @@ class App:
         """Answer an HTTP request. Other ASGI scopes are ignored."""
         if scope["type"] != "http":
             return
-        if self._root_path:
+        if self._root_path and EXCHANGE_KEY not in scope:  # a message of a WebSocket has the path of its handshake
             strip_root_path(scope, self._root_path)
         exchange = self.make_exchange(scope, receive, send)
         if self._proxies:

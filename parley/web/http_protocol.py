@@ -122,12 +122,15 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     def _switch_to_websocket(self, head: bytes) -> WebSocketProtocol:
         """Make the connection a WebSocket, in answer to the current request. ``head``: of the answer.
 
-        Raises BadRequest if the request has a body or another one follows: its client does not wait for the answer.
+        Raises BadRequest if the request has a body, another one follows, or the client sends nothing more: it does not
+        wait for the answer.
         """
         from parley.web.websocket.protocol import WebSocketProtocol  # imports wsproto, which most servers need not load
 
         cycle = self._current_cycle
         assert cycle is not None
+        if self._input_ended:
+            raise BadRequest("The client has ended its side of the connection, so it can send no messages.")
         if self._in_message or self.pipeline or cycle.scope["method"] != "GET" or cycle.scope["http_version"] != "1.1":
             raise BadRequest("A request for a WebSocket must be a GET of HTTP/1.1, without a body, and the last one.")
         websocket = WebSocketProtocol(self, self.transport, write_paused=self.flow.write_paused)

@@ -113,6 +113,23 @@ async def test_other_paths_ignore_the_offer_and_keep_the_connection(serve):
     assert (await connection.head())[0] == 101
 
 
+@pytest.mark.parametrize("path", ["/openai/responses", "/v1/responses"])
+async def test_messages_have_the_path_of_a_handshake_below_a_root_path(serve, path):
+    server = await serve(root_path="/openai")
+    client = await open_websocket(server, f"/openai{path}")
+    assert (await client.create(input="Hello"))[-1]["type"] == "response.completed"
+
+
+async def test_a_client_that_sends_nothing_more_gets_no_websocket(serve):
+    server = await serve(tick=0.002)
+    connection = await server.connect()
+    connection.writer.write(build_request("POST", PATH, LONG | {"max_output_tokens": 50}) + handshake(PATH))
+    connection.writer.write_eof()
+    answers = await asyncio.wait_for(connection.ended(), 10)
+    assert b"HTTP/1.1 200" in answers and b"HTTP/1.1 400" in answers and b"ended its side" in answers
+    await gone(server)
+
+
 async def test_frames_before_the_answer_are_refused(serve):
     server = await serve()
     connection = await server.connect()
