@@ -22,8 +22,10 @@ os.environ.pop("HF_HUB_OFFLINE", None)
 
 pytest_plugins = ["support.server_fixtures"]
 
-# gRPC is an extra: the lock files include it, but a custom environment may lack it.
+# gRPC and WebSockets are extras: the lock files include them, but a custom environment may lack them.
 collect_ignore = [] if find_spec("grpc") else ["dialects/test_triton_rpc.py", "apis/test_triton_grpc.py"]
+if not find_spec("wsproto"):
+    collect_ignore += ["web/test_websocket.py", "apis/test_openai_websocket.py"]
 
 # Collecting makes objects that stay: each pass over them would find nothing, and all passes take ten seconds.
 gc.disable()

@@ -59,6 +59,10 @@ class SocketSession(ABC):
         """Return the request in a message, or the message that refuses it."""
 
     @abstractmethod
+    def count_earlier_bytes(self, request: SocketRequest) -> int:
+        """Return the bytes besides its message that ``start_request`` has to read for a request."""
+
+    @abstractmethod
     def start_request(self, request: SocketRequest) -> SocketAnswer:
         """Return the answer to a request, which has no parts yet. All requests before it in its lane have ended."""
 

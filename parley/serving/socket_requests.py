@@ -179,7 +179,8 @@ class SocketConversation:
         """Answer a request. Nothing is raised but cancellation: the application answers its own errors."""
         release = partial(self._release, waiting.held)
         try:
-            answer = await _work(waiting.held.size, partial(self._session.start_request, waiting.request))
+            size = waiting.held.size + self._session.count_earlier_bytes(waiting.request)
+            answer = await _work(size, partial(self._session.start_request, waiting.request))
             scope = {**self._scope, "headers": [*self._scope["headers"], (b"content-length", b"%d" % len(answer.body))]}
             cycle = MessageCycle(scope, self._websocket, answer.body, answer, release)
             self._cycles.add(cycle)

@@ -1,7 +1,9 @@
 """The Responses API over a WebSocket: its events, continued responses, streams side by side, and refusals."""
 
 import json
+import threading
 
+import msgspec
 import openai
 import pytest
 from support.http_client import MODEL_INFO
@@ -69,6 +71,23 @@ async def test_the_newest_response_is_continued_though_it_is_not_stored(serve):
     other = await open_websocket(server)
     (refusal,) = await other.create(input="Four", previous_response_id=third["id"])
     assert refusal["error"]["code"] == "previous_response_not_found"
+
+
+async def test_a_short_message_that_continues_much_is_read_in_a_thread(serve, monkeypatch):
+    threads = []
+    start_request = ResponsesSession.start_request
+
+    def note_thread(session, request):
+        threads.append(threading.current_thread())
+        return start_request(session, request)
+
+    monkeypatch.setattr(ResponsesSession, "start_request", note_thread)
+    server = await serve(info=msgspec.structs.replace(MODEL_INFO, max_model_len=100_000))
+    client = await open_websocket(server)
+    first = await response_of(client, input="a" * 20_000, store=False, max_output_tokens=16)
+    await client.create(input="Two", store=False, previous_response_id=first["id"], max_output_tokens=16)
+    await client.create(input="Three", store=False, max_output_tokens=16)
+    assert [thread is threading.main_thread() for thread in threads] == [False, False, True]
 
 
 async def test_calls_are_continued_by_their_outputs(serve):

@@ -15,7 +15,6 @@ from typing import Any
 import httpx
 import pytest
 import uvloop
-import websockets
 from support.certificates import make_authority, make_certificate, revoke_certificate
 from support.http_client import MODEL_INFO, Answer, Connection, build_request
 
@@ -108,6 +107,8 @@ async def test_mutual_tls_admits_only_clients_with_a_valid_certificate(tls_files
 
 
 async def test_websockets_are_encrypted_like_requests(tls_files, serve):
+    websockets = pytest.importorskip("websockets")
+    pytest.importorskip("wsproto")
     app = (await serve()).parts.build_app(())
     sock = port_module.open_listener("127.0.0.1", 0)
     context = server_tls_context(tls_options(tls_files))

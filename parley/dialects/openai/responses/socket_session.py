@@ -92,6 +92,11 @@ class ResponsesSession(SocketSession):
         body = {name: value for name, value in members.items() if name not in ENVELOPE}
         return CreateRequest(stream_id, body | {"stream": msgspec.Raw(b"true")})
 
+    def count_earlier_bytes(self, request: SocketRequest) -> int:
+        """Return the bytes of the response that a request continues, if the connection keeps it."""
+        assert isinstance(request, CreateRequest)
+        return len(self._records.find_record(request.previous or "") or b"")
+
     def start_request(self, request: SocketRequest) -> SocketAnswer:
         """Return the answer to a request, which has no parts yet."""
         assert isinstance(request, CreateRequest)
