@@ -245,8 +245,9 @@ async def test_a_flood_of_frames_closes_with_1008(serve, monkeypatch, frame):
     server = await serve()
     client = await open_websocket(server)
     await client.connection.send(frame * 5000)
-    while (closing := await client.frame()).opcode != CLOSE:
-        pass
+    async with asyncio.timeout(10):
+        while (closing := await client.frame()).opcode != CLOSE:
+            pass
     assert int.from_bytes(closing.data[:2]) == 1008
     await gone(server)
 
