@@ -233,8 +233,11 @@ const tests = {
     const page = await open("/ui/status");
     const stopper = new AbortController();
     const body = { model, prompt: "a", max_tokens: 3000, ignore_eos: true, stream: true };
-    const running = fetch(`${ROOT}/v1/completions`, { method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(body), signal: stopper.signal });
-    await running;
+    const request = { method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(body), signal: stopper.signal };
+    const keepBusy = async () => { // the page looks every two seconds, in which an answer may begin and end
+      while (!stopper.signal.aborted) await (await fetch(`${ROOT}/v1/completions`, request)).text();
+    };
+    const busy = keepBusy().catch((error) => assert.equal(error.name, "AbortError"));
     await page.waitForSelector("#requests tr", { timeout: 20_000 });
     assert.match(await page.locator("#requests tr").innerText(), /openai/);
     const models = await page.locator("section.model").count(); // at a coordinator, those of each instance
@@ -242,6 +245,7 @@ const tests = {
     assert.equal(await page.locator("figure").count(), 6 * models);
     await page.waitForFunction(() => [...document.querySelectorAll(".tiles")].some((tiles) => tiles.querySelector("strong").textContent === "1"));
     stopper.abort();
+    await busy;
     await page.waitForSelector("#no-requests:not([hidden])", { timeout: 20_000 });
     await close(page);
   },
