@@ -7,6 +7,7 @@ import os
 import shutil
 import ssl
 import threading
+import time
 from collections.abc import AsyncIterator, Coroutine
 from dataclasses import replace
 from pathlib import Path
@@ -232,6 +233,7 @@ def test_certificates_are_loaded_as_they_were_tried_if_a_file_is_replaced_meanwh
         with contextlib.suppress(OSError):  # ENXIO: the first reading is over
             while True:
                 os.close(os.open(pipe, os.O_WRONLY | os.O_NONBLOCK))
+                time.sleep(0.01)  # the reader finds the end of the pipe only while nobody has it open
         pipe.write_bytes((tls_files / "friend.key").read_bytes())
 
     writer = threading.Thread(target=write_keys)
