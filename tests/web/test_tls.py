@@ -3,11 +3,8 @@
 import asyncio
 import contextlib
 import json
-import os
 import shutil
 import ssl
-import threading
-import time
 from collections.abc import AsyncIterator, Coroutine
 from dataclasses import replace
 from pathlib import Path
@@ -223,24 +220,21 @@ def test_tls_errors_name_the_unusable_file(tls_files, changed, text):
 
 
 def test_certificates_are_loaded_as_they_were_tried_if_a_file_is_replaced_meanwhile(tls_files, tmp_path):
-    pipe = tmp_path / "server.key"  # a file that has other contents each time that it is read
-    os.mkfifo(pipe)
-    files = tls_options(tls_files, key=pipe)
-    contexts = [server_tls_context(tls_options(tls_files)) for _ in range(2)]
+    key = tmp_path / "server.key"
+    key.write_bytes((tls_files / "server.key").read_bytes())
 
-    def write_keys() -> None:
-        pipe.write_bytes((tls_files / "server.key").read_bytes())
-        with contextlib.suppress(OSError):  # ENXIO: the first reading is over
-            while True:
-                os.close(os.open(pipe, os.O_WRONLY | os.O_NONBLOCK))
-                time.sleep(0.01)  # the reader finds the end of the pipe only while nobody has it open
-        pipe.write_bytes((tls_files / "friend.key").read_bytes())
+    class ReplacedKey(ssl.SSLContext):
+        """A context in use, before whose key is loaded somebody replaces the file by another key."""
 
-    writer = threading.Thread(target=write_keys)
-    writer.start()
-    reload_certificates([LoadedTls(context, files) for context in contexts])
-    assert pipe.read_bytes() == (tls_files / "friend.key").read_bytes()  # nobody had read the second one
-    writer.join()
+        def load_cert_chain(self, *arguments) -> None:
+            key.write_bytes((tls_files / "friend.key").read_bytes())
+            super().load_cert_chain(*arguments)
+
+    contexts = [ReplacedKey(ssl.PROTOCOL_TLS_SERVER) for _ in range(2)]
+    reload_certificates([LoadedTls(context, tls_options(tls_files, key=key)) for context in contexts])
+    assert key.read_bytes() == (tls_files / "friend.key").read_bytes()
+    with pytest.raises(TlsFileError):
+        reload_certificates([LoadedTls(contexts[0], tls_options(tls_files, key=key))])
 
 
 def test_apis_with_the_same_port_share_its_socket():
