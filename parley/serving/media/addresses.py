@@ -75,8 +75,9 @@ def parse_fetch_url(url: str) -> FetchAddress:
         host = canonical_host(host)
     except ValueError:
         raise ValueError("does not name a valid host and port") from None
-    target = quote(match[3], safe=TARGET_CHARACTERS)
-    return FetchAddress(scheme, host, port or DEFAULT_PORTS[scheme], target if target.startswith("/") else f"/{target}")
+    path, _, query = quote(match[3], safe=TARGET_CHARACTERS).partition("?")
+    target = f"{path or '/'}?{query}" if query else path or "/"  # the HTTP client drops an empty query as well
+    return FetchAddress(scheme, host, port or DEFAULT_PORTS[scheme], target)
 
 
 def is_public(address: IpAddress) -> bool:

@@ -93,6 +93,8 @@ URL_PIECES = st.sampled_from(
 @example("example.com/\u2100", True)
 @example("a.example:80#@127.0.0.1/", True)
 @example("[v1.a]/", True)
+@example("a?", True)
+@example("a/b??", True)
 def test_every_parser_reads_a_rebuilt_url_alike(text, has_scheme):
     try:
         parsed = parse_fetch_url(f"http://{text}" if has_scheme else text)
