@@ -45,15 +45,16 @@ def weights_problem(folder: Path) -> str:
 
 
 def find_odd_file(folder: Path) -> Path | None:
-    """Return an entry of the folder that is a pipe, a socket or a device: reading a pipe would wait for ever.
+    """Return an entry of the folder that is a pipe or a device: reading it may wait for ever, or never end.
 
-    None if there is no such entry, or the folder cannot be listed.
+    None if there is no such entry, or the folder cannot be listed. A server's Unix socket may be there.
     """
     try:
         entries = sorted(folder.iterdir())
+        odd = (each for each in entries if each.is_fifo() or each.is_char_device() or each.is_block_device())
+        return next(odd, None)
     except OSError:
         return None
-    return next((each for each in entries if each.exists() and not each.is_file() and not each.is_dir()), None)
 
 
 def pointer_problem(path: Path) -> str:

@@ -188,7 +188,7 @@ def folder_problem(folder: Path, *, needs_weights: bool = True, needs_tokenizer:
     if not folder.is_dir():
         return "it is a file; name the folder that contains it"
     if (odd := foreign_files.find_odd_file(folder)) is not None:
-        return f"its {odd.name} is a pipe, a socket or a device, and not a file"
+        return f"its {odd.name} is a pipe or a device, and not a file"
     if not (folder / "config.json").is_file():
         return foreign_files.config_problem(folder)
     if needs_tokenizer and not _has_tokenizer(folder):

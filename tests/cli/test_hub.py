@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
 import threading
@@ -445,4 +446,10 @@ def test_served_name_is_the_hub_name_or_the_folder_name(tmp_path, monkeypatch):
 )
 def test_a_folder_with_a_pipe_is_refused_before_it_is_read(name, tmp_path):
     os.mkfifo(tmp_path / name)
-    assert hub.folder_problem(tmp_path) == f"its {name} is a pipe, a socket or a device, and not a file"
+    assert hub.folder_problem(tmp_path) == f"its {name} is a pipe or a device, and not a file"
+
+
+def test_a_folder_may_hold_the_socket_of_a_server(tmp_path):
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "parley.sock"))
+        assert hub.folder_problem(tmp_path) == "its folder has no config.json"

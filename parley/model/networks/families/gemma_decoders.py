@@ -106,7 +106,8 @@ def gemma4_variant(config: Mapping[str, Any]) -> DecoderFamily:
     if not config.get("enable_moe_block"):
         family = replace(family, mixture=None)
         tensors = replace(tensors, experts_norm=None, dense_after_norm=None, experts_after_norm=None)
-    if config.get("hidden_size_per_layer_input", 256) in (0, None):
+    default = family.fields["hidden_size_per_layer_input"]
+    if config.get("hidden_size_per_layer_input", default) in (0, None):
         tensors = replace(tensors, layer_inputs=None, input_after_norm=None)
     return replace(family, tensors=tensors)
 
@@ -184,7 +185,7 @@ def _own_sizes(fields: dict[str, Any]) -> dict[int, HeadSizes]:
     sizes = {}
     for layer, members in given.items():
         if not set(members) <= set(common):
-            raise Unfusable(f"its per_layer_config gives {', '.join(sorted(set(members) - set(common)))}")
+            raise Unfusable(f"its per_layer_config gives {', '.join(sorted(set(members) - set(common)))[:100]}")
         both = {**common, **members}
         sizes[int(layer)] = HeadSizes(read_size(both, "num_key_value_heads"), read_size(both, "head_dim"))
     heads = read_size(fields, "num_attention_heads")
