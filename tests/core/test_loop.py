@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 from support.invariant_ledger import VOCAB, LedgerViolation, LoopHarness, run_alone
-from support.placed_items import place_items
+from support.placed_items import make_item, place_items
 
 from parley.core.search.beam import beam_capacity
 from parley.types import BeamOptions, EngineOutput, EngineRequest, PoolingOptions
@@ -657,3 +657,23 @@ def test_unprepared_work_does_not_block_others() -> None:
     bench.drain()
     assert set(bench.outputs) == {("a", 0), ("a", 2), ("b", 0), ("d", 0)}
     assert bench.merged_output("a", 2).token_ids == run_alone(a, 2).token_ids
+
+
+def test_waiting_beam_takes_pages_from_a_younger_request() -> None:
+    """A request that lacks a page gives up its own to a preempted beam, for which another beam of its search waits."""
+    picture = make_item("picture", 0, 1)
+    search = EngineRequest("search", make_prompt(3, 0, 19), max_tokens=20, beam=BeamOptions(2), media=[picture])
+    younger = EngineRequest("younger", COMMON[:48], max_tokens=45)
+    bench = LoopHarness(blocks=8, slots=2, budgets=(16,), long_rope_after=37, step_ms=0, media_cache=0)
+    for request in (
+        EngineRequest("first", [0], max_tokens=0),
+        EngineRequest("second", [11], max_tokens=0, n=3),
+        EngineRequest("third", [22], max_tokens=0, n=3),
+        search,
+        EngineRequest("fourth", [*COMMON[:15], *make_prompt(4, 0, 33)], max_tokens=0),
+        younger,
+    ):
+        bench.loop.add_request(request)
+    bench.drain()
+    assert_same_output(bench.merged_output("younger"), run_alone(younger, long_rope_after=37))
+    assert_same_output(bench.merged_output("search"), run_alone(search, 0, beam_capacity(8, 2), 37))
