@@ -212,11 +212,16 @@ def _wait_for_cluster(supervisor: Any, timeout: float) -> str | None:
 
 
 def _until_stopped(name: str) -> None:
-    """Wait for a signal, or until the cluster has been stopped by another process."""
+    """Wait for a signal, or until the cluster has been stopped by another process.
+
+    Raises ConnectionError if Ray on this machine has ended.
+    """
     from parley.cluster import ray_client
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     while name in ray_client.cluster_names():
+        if not ray_client.has_live_nodes():
+            raise ConnectionError("Ray on this machine has ended, and the cluster with it.")
         time.sleep(1.0)
 
 

@@ -115,6 +115,11 @@ def scale_group(supervisor: Any, group: str, count: int) -> str:
     return result
 
 
+def has_live_nodes() -> bool:
+    """Whether any node of the Ray cluster is alive."""
+    return any(node["Alive"] for node in ray.nodes())
+
+
 def describe_resources() -> str:
     """Describe the resources of all nodes together, in words."""
     resource_names = {"CPU": "cpus", "GPU": "gpus", "memory": "memory"}

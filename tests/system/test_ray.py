@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import secrets
+import signal
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import pytest
+from support.free_ports import free_port
 from support.request_mixture import Answer, send_request
 
 from parley.cluster import ray_client
@@ -141,3 +148,35 @@ async def test_scaled_down_instance_finishes_its_requests(nodes, tmp_path):
     assert again.verdict(answer.contents()) == "exact", again
     await asyncio.to_thread(ray_client.stop_cluster, supervisor)
     assert ray_client.cluster_names() == []
+
+
+def test_cluster_up_ends_when_ray_on_this_machine_has_ended(tmp_path: Path) -> None:
+    plan, log = tmp_path / "plan.toml", tmp_path / "log"
+    plan.write_text(
+        f'name = "{secrets.token_hex(4)}"\n[coordinator]\npredict_port = {free_port()}\n'
+        '[[instances]]\nrole = "mixed"\ncpus = 0.1\nkv-memory = "24MiB"\n'
+    )
+    with log.open("w") as output:
+        command = subprocess.Popen(
+            [sys.executable, "-P", "-m", "parley", "cluster", "up", str(plan)],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            env={**os.environ, "RAY_ADDRESS": ""},
+            start_new_session=True,
+        )
+    try:
+        wait_for(lambda: "status page:" in log.read_text())
+        os.kill(find_raylet(command.pid), signal.SIGKILL)
+        assert command.wait(60) == 1
+        assert "parley: Ray on this machine has ended, and the cluster with it." in log.read_text()
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(command.pid, signal.SIGKILL)
+
+
+def find_raylet(parent: int) -> int:
+    """Returns the process id of the raylet among the child processes of ``parent``."""
+    children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
+    (raylet,) = [child for child in children if Path(f"/proc/{child}/exe").resolve().name == "raylet"]
+    return int(raylet)
