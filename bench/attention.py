@@ -105,11 +105,16 @@ def measure_prefill(rows: int, context: int) -> float:
     return paired_shares(product_limit(4 * HEADS * DIM * seen), kernel)
 
 
-def measure_decode(sequences: int, context: int) -> float:
-    """Return the share of its limit that a decode of sequences at a context reaches."""
+def measure_decode(sequences: int, context: int, *, in_order: bool) -> float:
+    """Return the share of its limit that a decode of sequences at a context reaches.
+
+    ``in_order``: the pages of a sequence follow each other in memory, as in a new server; otherwise they are anywhere.
+    """
     count = max(sequences, -(-COPIES // (context * TOKEN_BYTES)))
-    pool = random_pool(count * context // PAGE)
-    order = torch.randperm(count * context // PAGE).view(count, -1).tolist()
+    pool_pages = count * context // PAGE
+    pool = random_pool(pool_pages)
+    pages = torch.arange(pool_pages) if in_order else torch.randperm(pool_pages)
+    order = pages.view(count, -1).tolist()
     batches = [order[i : i + sequences] for i in range(0, count - sequences + 1, sequences)]
     plans = [plan_spans([Span(i, 1, context, table) for i, table in enumerate(batch)], None) for batch in batches]
     queries = torch.randn(sequences, HEADS, DIM).bfloat16()
@@ -129,7 +134,8 @@ def main() -> int:
     for rows, context in PREFILLS:
         print("prefill", rows, context, f"{measure_prefill(rows, context):.3f}", flush=True)
     for rows, context in DECODES:
-        print("decode", rows, context, f"{measure_decode(rows, context):.3f}", flush=True)
+        shares = [measure_decode(rows, context, in_order=in_order) for in_order in (False, True)]
+        print("decode", rows, context, *(f"{share:.3f}" for share in shares), flush=True)
     return 0
 
 

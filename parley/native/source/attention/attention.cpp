@@ -4,9 +4,9 @@
 // Work is divided into units: up to UNIT_ROWS query rows (token and head) of one sequence that share a KV head. A unit
 // reads its keys in blocks of absolute positions with an online softmax (flash_attention.h). If one unit would delay
 // the others, its keys are split into segments of SEGMENT_KEYS, as in flash decoding; a unit that is not split computes
-// the same segments, and merges their partial results from first to last. So the terms and order of a row's sums depend
-// only on the row: a block or segment that is hidden from it changes nothing, and neither does the thread that computes
-// a segment, or the time.
+// the same segments, and merges their partial results from first to last. Small units of several KV heads, as in
+// decodes, are one task. So the terms and order of a row's sums depend only on the row: a block or segment that is
+// hidden from it changes nothing, and neither do the other heads of its task, the thread, or the time.
 #include <omp.h>
 
 #include <algorithm>
@@ -44,9 +44,10 @@ void merge(PartialResult whole, PartialResult part) {
 
 // Writes the result of rows that have seen all of their keys.
 void write_result(const Problem& problem, const Task& task, PartialResult whole) {
-  long group = problem.queries_per_kv_head(), left = problem.layout.value_dim;
-  for (long r = 0; r < task.rows; r++) {
-    long row = task.span->first + (task.row + r) / group, head = task.kv_head * group + (task.row + r) % group;
+  long left = problem.layout.value_dim;
+  for (long r = 0; r < task.all_rows(); r++) {
+    auto [token, head] = token_and_head(problem, task, r);
+    long row = task.span->first + token;
     float total = whole.total[r], factor = 1;
     if (problem.sinks) {
       float sink = problem.sinks[head] * LOG2E, now = std::max(whole.row_max[r], sink);
@@ -63,9 +64,9 @@ void write_result(const Problem& problem, const Task& task, PartialResult whole)
 
 void attend(Workspace& workspace, const Problem& problem, const Task& task, const Task& following) {
   const PageLayout& layout = problem.layout;
-  long group = problem.queries_per_kv_head(), pairs = layout.pairs(), padded = problem.padded();
-  for (long r = 0; r < task.rows; r++) {
-    long token = (task.row + r) / group, head = task.kv_head * group + (task.row + r) % group;
+  long pairs = layout.pairs(), padded = problem.padded(), rows = task.all_rows();
+  for (long r = 0; r < rows; r++) {
+    auto [token, head] = token_and_head(problem, task, r);
     long position = task.span->length - task.span->count + token;
     Pair query[MAX_DIM / 2];
     query[pairs - 1] = query[std::max(0l, pairs - 2)] = 0;
@@ -76,18 +77,15 @@ void attend(Workspace& workspace, const Problem& problem, const Task& task, cons
     workspace.key_begin[r] = problem.start(position);
     workspace.slope[r] = problem.slopes ? problem.slopes[head] : 0;
   }
-  const char* prefetch_from[BLOCK_PAGES];
-  for (long i = 0; i < BLOCK_PAGES; i++)
-    prefetch_from[i] =
-        problem.head(*following.span, following.kv_head, std::min(following.begin + i * PAGE, following.end - 1));
   if (task.partial)
-    return FlashAttention(workspace, problem, task, PartialResult(task.partial, task.rows, padded))
-        .run(task.begin, task.end, prefetch_from);
-  PartialResult whole(workspace.whole, task.rows, padded), part(workspace.part, task.rows, padded);
+    return FlashAttention(workspace, problem, task, PartialResult(task.partial, rows, padded))
+        .run(task.begin, task.end, following, following.begin);
+  PartialResult whole(workspace.whole, rows, padded), part(workspace.part, rows, padded);
   for (long begin = task.begin, end; begin < task.end; begin = end) {
     end = std::min(task.end, begin / SEGMENT_KEYS * SEGMENT_KEYS + SEGMENT_KEYS);
     bool first = begin == task.begin;
-    FlashAttention(workspace, problem, task, first ? whole : part).run(begin, end, prefetch_from);
+    FlashAttention attention(workspace, problem, task, first ? whole : part);
+    end < task.end ? attention.run(begin, end, task, end) : attention.run(begin, end, following, following.begin);
     if (!first) merge(whole, part);
   }
   write_result(problem, task, whole);
@@ -110,7 +108,7 @@ struct TaskPlan {
         for (long token = row / group; problem.ends && token < last; token++)
           end = std::max(end, problem.end(*span, token));
         long begin = problem.start(past + row / group);
-        units.push_back({span, 0, row, rows, begin / KEY_BLOCK * KEY_BLOCK, end, nullptr});
+        units.push_back({span, 0, 1, row, rows, begin / KEY_BLOCK * KEY_BLOCK, end, nullptr});
         work += cost(units.back()) * heads;
       }
     std::stable_sort(units.begin(), units.end(), [](const Task& a, const Task& b) { return cost(a) > cost(b); });
@@ -120,24 +118,33 @@ struct TaskPlan {
              unit.begin / SEGMENT_KEYS != (unit.end - 1) / SEGMENT_KEYS;
     };
     auto segments = [](const Task& unit) { return (unit.end - 1) / SEGMENT_KEYS - unit.begin / SEGMENT_KEYS + 1; };
+    // The number of KV heads of a task: as many as fit the workspace, but each thread shall get two tasks or more.
+    auto count_heads = [&](const Task& unit) {
+      long cost_of_head = cost(unit) / (split(unit) ? segments(unit) : 1);
+      long count = std::min(heads, UNIT_ROWS / unit.rows);
+      while (count > 1 && (heads % count || (threads > 1 && cost_of_head * count * threads * 2 > work))) count--;
+      return count;
+    };
     for (const Task& unit : units)
       if (split(unit)) floats += heads * segments(unit) * PartialResult::size(unit.rows, padded);
     partials.resize(floats);
     float* place = partials.data();
-    for (Task unit : units)
-      for (unit.kv_head = 0; unit.kv_head < heads; unit.kv_head++) {
+    for (Task unit : units) {
+      unit.kv_heads = count_heads(unit);
+      for (unit.kv_head = 0; unit.kv_head < heads; unit.kv_head += unit.kv_heads) {
         if (!split(unit)) {
           tasks.push_back(unit);
           continue;
         }
         divided.emplace_back(tasks.size(), tasks.size() + segments(unit));
         for (Task part = unit; part.begin < unit.end;
-             part.begin = part.end, place += PartialResult::size(unit.rows, padded)) {
+             part.begin = part.end, place += PartialResult::size(unit.all_rows(), padded)) {
           part.end = std::min(unit.end, part.begin / SEGMENT_KEYS * SEGMENT_KEYS + SEGMENT_KEYS);
           part.partial = place;
           tasks.push_back(part);
         }
       }
+    }
     work *= problem.layout.dim + problem.layout.value_dim;
   }
 
@@ -179,9 +186,10 @@ void attend(const bf16* queries, int64_t stride, const char* pages, bf16* out, c
     for (size_t i = 0; i < plan.divided.size(); i++) {
       auto [first, last] = plan.divided[i];
       const Task& task = plan.tasks[first];
-      PartialResult whole(task.partial, task.rows, problem.padded());
+      long rows = task.all_rows();
+      PartialResult whole(task.partial, rows, problem.padded());
       for (size_t part = first + 1; part < last; part++)
-        merge(whole, PartialResult(plan.tasks[part].partial, task.rows, problem.padded()));
+        merge(whole, PartialResult(plan.tasks[part].partial, rows, problem.padded()));
       write_result(problem, task, whole);
     }
   });

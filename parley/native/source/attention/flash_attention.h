@@ -9,11 +9,13 @@
 //   sum_values      out [rows][value_dim] += weights * values
 //
 // Both products are micro-kernels as in tile.h, but read pages (pages.h) instead of packed panels. While a block is
-// computed, the same part of the next one is prefetched: a page is only a few kilobytes, so the CPU detects no pattern
-// by itself.
+// computed, as much of the next one is prefetched: a page is only a few kilobytes, so the CPU detects no pattern by
+// itself. If a task has several KV heads, it computes all of them for a block before the next block. So it reads whole
+// pages, which often follow each other in memory.
 #pragma once
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "../pages.h"
 #include "../tile.h"
@@ -61,10 +63,27 @@ struct Problem {
 
 struct Task {
   const Span* span;
-  long kv_head, row, rows;  // of the span's tokens times the heads that share keys
-  long begin, end;          // keys, in whole blocks from the first
+  long kv_head, kv_heads;  // the first KV head, and how many
+  long row, rows;          // of each KV head: of the span's tokens times the heads that share keys
+  long begin, end;         // keys, in whole blocks from the first
   float* partial;  // gets the result of one segment; null: the task computes all segments and writes the result
+
+  long all_rows() const { return rows * kv_heads; }
 };
+
+// The token of the span, and the head, of one of all rows of a task.
+inline std::pair<long, long> token_and_head(const Problem& problem, const Task& task, long row) {
+  long group = problem.queries_per_kv_head(), kv_head = task.kv_head + row / task.rows;
+  long row_of_head = task.row + row % task.rows;
+  return {row_of_head / group, kv_head * group + row_of_head % group};
+}
+
+// The KV heads of a task in its pages from key `begin` on, in the order of memory: those of the first page, then those
+// of the next. Returns the head with this index.
+inline const char* head_in_memory(const Problem& problem, const Task& task, long begin, long index) {
+  long position = std::min(begin + index / task.kv_heads * PAGE, task.end - 1);
+  return problem.head(*task.span, task.kv_head + index % task.kv_heads, position);
+}
 
 // The partial result of a number of rows and keys: the largest score, the sum of weights, the sum of weighted values.
 struct PartialResult {
@@ -205,7 +224,7 @@ class FlashAttention {
     SoftmaxStage softmax;
   } pending;
 
-  const char *heads[BLOCK_PAGES], *next[BLOCK_PAGES];
+  const char *heads[BLOCK_PAGES], *next[BLOCK_PAGES];  // of the pages of a block, and what is prefetched meanwhile
   const Pair *keys[BLOCK_PAGES], *values[BLOCK_PAGES];
 
   // A single tile has to prefetch twice as fast as its products step.
@@ -213,9 +232,14 @@ class FlashAttention {
     return tiles == 1 ? TileKernels::choose<2>(rows) : TileKernels::choose<1>(rows);
   }
 
-  void find_pages(long block, long end, const char** to) {
-    for (long i = 0; i < BLOCK_PAGES; i++)
-      to[i] = problem.head(*task.span, task.kv_head, std::min(block + i * PAGE, end - 1));
+  // Finds the pages of a block for one of the task's KV heads, and what is prefetched meanwhile: as many heads of the
+  // task that reads next, from its key `next_begin` on.
+  void find_pages(long kv_head, long block, long end, const Task& next_task, long next_begin) {
+    long first = std::min(kv_head, next_task.kv_heads - 1) * BLOCK_PAGES;
+    for (long i = 0; i < BLOCK_PAGES; i++) {
+      heads[i] = problem.head(*task.span, task.kv_head + kv_head, std::min(block + i * PAGE, end - 1));
+      next[i] = head_in_memory(problem, next_task, next_begin, first + i);
+    }
   }
 
   // Sets keys and values of a block.
@@ -336,41 +360,44 @@ class FlashAttention {
     scale = is_scaled ? LOG2E : problem.scale * LOG2E;
   }
 
-  // Sums the rows over keys from `begin` to `end`; `prefetch_from` has the heads of the pages needed next.
-  void run(long begin, long end, const char* const* prefetch_from) {
-    std::fill(partial.out, partial.out + task.rows * partial.padded, 0.f);
-    std::fill(partial.row_max, partial.row_max + task.rows, -INFINITY);
-    std::fill(workspace.negated_max, workspace.negated_max + task.rows, 0.f);
-    std::fill(workspace.total, workspace.total + task.rows, Vec{});
-    find_pages(begin, end, next);
+  // Sums the rows over keys from `begin` to `end`. Meanwhile the keys are prefetched that `next_task` reads afterwards,
+  // from `next_begin` on; it may be the same task.
+  void run(long begin, long end, const Task& next_task, long next_begin) {
+    long all_rows = task.all_rows();
+    std::fill(partial.out, partial.out + all_rows * partial.padded, 0.f);
+    std::fill(partial.row_max, partial.row_max + all_rows, -INFINITY);
+    std::fill(workspace.negated_max, workspace.negated_max + all_rows, 0.f);
+    std::fill(workspace.total, workspace.total + all_rows, Vec{});
     Vec lane_max[LANES];
     std::fill(lane_max, lane_max + LANES, broadcast(-INFINITY));
     for (long block = begin; block < end; block += KEY_BLOCK) {
-      std::copy(next, next + BLOCK_PAGES, heads);
-      if (block + KEY_BLOCK < end) find_pages(block + KEY_BLOCK, end, next);
-      else std::copy(prefetch_from, prefetch_from + BLOCK_PAGES, next);
       long pages = std::min(BLOCK_PAGES, (end - block + PAGE - 1) / PAGE);
-      if (layout.int8 || layout.latent) sum_values(0);  // before its values are overwritten
-      load_block(pages);
-      for (long t = 0; t < tiles; t++) {
-        long first = task.rows * t / tiles, rows = task.rows * (t + 1) / tiles - first;
-        float* scores = workspace.scores[tiles_scored++ % 2];
-        compute_scores(t, first, rows, pages, scores, lane_max);
-        sum_values(t);
-        if (layout.int8 || is_scaled || !sees_all_keys(first, rows, block))
-          adjust_scores(scores, first, rows, block, lane_max);
-        rescale(lane_max, first, rows);
-        pending = {first,
-                   rows,
-                   pages,
-                   {},
-                   {scores, workspace.negated_max + first, workspace.total + first, workspace.weights, scale}};
-        std::copy(values, values + BLOCK_PAGES, pending.values);
-        pending.softmax.count = rows * SoftmaxStage::VECTORS;
-        pending.softmax.overlapped = layout.int8 ? 0 : pending.softmax.count;
+      bool is_last = block + KEY_BLOCK >= end;
+      for (long head = 0; head < task.kv_heads; head++) {
+        find_pages(head, block, end, is_last ? next_task : task, is_last ? next_begin : block + KEY_BLOCK);
+        if (layout.int8 || layout.latent) sum_values(0);  // before its values are overwritten
+        load_block(pages);
+        for (long t = 0; t < tiles; t++) {
+          long first = head * task.rows + task.rows * t / tiles;
+          long rows = head * task.rows + task.rows * (t + 1) / tiles - first;
+          float* scores = workspace.scores[tiles_scored++ % 2];
+          compute_scores(t, first, rows, pages, scores, lane_max);
+          sum_values(t);
+          if (layout.int8 || is_scaled || !sees_all_keys(first, rows, block))
+            adjust_scores(scores, first, rows, block, lane_max);
+          rescale(lane_max, first, rows);
+          pending = {first,
+                     rows,
+                     pages,
+                     {},
+                     {scores, workspace.negated_max + first, workspace.total + first, workspace.weights, scale}};
+          std::copy(values, values + BLOCK_PAGES, pending.values);
+          pending.softmax.count = rows * SoftmaxStage::VECTORS;
+          pending.softmax.overlapped = layout.int8 ? 0 : pending.softmax.count;
+        }
       }
     }
     sum_values(0);
-    for (long r = 0; r < task.rows; r++) partial.total[r] = sum(workspace.total[r]);
+    for (long r = 0; r < all_rows; r++) partial.total[r] = sum(workspace.total[r]);
   }
 };
