@@ -40,7 +40,9 @@ def config_problem(folder: Path) -> str:
 
 def weights_problem(folder: Path) -> str:
     """Return a clause about the folder's weights in formats that are not read; empty if there are none."""
-    found = (text for text, patterns in FOREIGN_WEIGHTS.items() if any(any(folder.glob(each)) for each in patterns))
+    found = (
+        text for text, patterns in FOREIGN_WEIGHTS.items() if any(any(folder.glob(pattern)) for pattern in patterns)
+    )
     return next(found, "")
 
 
@@ -51,7 +53,7 @@ def find_odd_file(folder: Path) -> Path | None:
     """
     try:
         entries = sorted(folder.iterdir())
-        odd = (each for each in entries if each.is_fifo() or each.is_char_device() or each.is_block_device())
+        odd = (entry for entry in entries if entry.is_fifo() or entry.is_char_device() or entry.is_block_device())
         return next(odd, None)
     except OSError:
         return None

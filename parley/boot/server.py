@@ -262,7 +262,7 @@ class ServerInstance:
         models = self.registry.models
         model = self.registry.first_unready_model() or models[-1]
         return LoadProgress(
-            f"{model.name}: {model.engine.progress.stage}", sum(each.load_progress for each in models) / len(models)
+            f"{model.name}: {model.engine.progress.stage}", sum(model.load_progress for model in models) / len(models)
         )
 
     async def _wait_engines_failed(self) -> str:

@@ -86,7 +86,7 @@ class ServerPorts:
             replace(options, connection_limit=admin_limit()) if place.is_admin else options for place in self.places
         ]
         self._servers = [
-            HttpServer(uvicorn_config(*each)) for each in zip_longest(place_options, cors_apps, tls_contexts)
+            HttpServer(uvicorn_config(*arguments)) for arguments in zip_longest(place_options, cors_apps, tls_contexts)
         ]
         self._api_processes = None if options.api_processes == 1 else self._make_api_processes()
         self._grpc_port: TritonGrpcPort | None = None
@@ -130,10 +130,10 @@ class ServerPorts:
 
         tls = options.tls
         certified = tls is not None and bool(tls.client_authorities)
-        host = next((each.host for each in options.grpc if not is_loopback(each.host)), "127.0.0.1")
+        host = next((listener.host for listener in options.grpc if not is_loopback(listener.host)), "127.0.0.1")
         check_client = partial(self._parts.node.check_client, reach=port_reach(host, certified=certified))
         self._grpc_port = TritonGrpcPort(self._parts.registry, check_client)
-        addresses = [(each.host, each.port) for each in options.grpc]
+        addresses = [(listener.host, listener.port) for listener in options.grpc]
         return await self._grpc_port.start_server(addresses, tls)
 
     async def _listen_for_peers(self, host: str, first_port: int) -> None:

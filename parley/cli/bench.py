@@ -200,8 +200,8 @@ def _compare_results(config: ResolvedOptions) -> int:
         print(format_comparison(first, second, loads))
         return 0
     for comparison in loads:
-        for each in comparison.differences:
-            print(json.dumps({"load": comparison.load, "runs": comparison.runs, **vars(each)}))
+        for difference in comparison.differences:
+            print(json.dumps({"load": comparison.load, "runs": comparison.runs, **vars(difference)}))
     return 0
 
 
@@ -276,7 +276,7 @@ def _measure_loads(
     lengths = {name.replace("-", "_"): None if dataset else config[name] for name in LENGTHS}
     if dataset and config.is_set("output-len"):
         lengths["output_len"] = config["output-len"]
-    limits = dict(_read_limit(each) for each in config["slo"])
+    limits = dict(_read_limit(text) for text in config["slo"])
 
     def make_load(output: int) -> LoadGenerator:
         shape = LoadShape(model, output, config["timeout"])

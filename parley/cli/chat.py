@@ -242,7 +242,7 @@ class Conversation:
         except ClientError as error:
             raise ConfigError(str(error)) from None
         if not name:
-            return "\n".join(f"{'*' if each == self.model else ' '} {each}" for each in names)
+            return "\n".join(f"{'*' if name == self.model else ' '} {name}" for name in names)
         if name not in names:
             raise ConfigError(f"The server has no model {name}.{did_you_mean(name, names)}")
         self.model = name

@@ -120,7 +120,7 @@ def _print_status(config: ResolvedOptions) -> int:
     for name in names:
         supervisor = ray_client.find_supervisor(name)
         processes, target_counts = ray_client.cluster_processes(supervisor)
-        rows = [_process_row(each, supervisor) for each in processes]
+        rows = [_process_row(process, supervisor) for process in processes]
         print(f"{name}: " + ", ".join(f"{group} {count}" for group, count in target_counts.items()))
         print(_align_columns([("", "role", "where", "node", "pid", "needs"), *rows]))
     return 0
@@ -201,7 +201,7 @@ def _wait_for_cluster(supervisor: Any, timeout: float) -> str | None:
         if ray_client.cluster_ready(supervisor):
             return ray_client.cluster_address(supervisor)
         if time.monotonic() > deadline:
-            missing = ", ".join(f"{each.name} ({each.needs})" for each in processes if not each.pid)
+            missing = ", ".join(f"{process.name} ({process.needs})" for process in processes if not process.pid)
             why = f"no node has the resources for: {missing}" if missing else "the instances did not become ready"
             print(
                 f"parley: not ready after {timeout:g} s: {why}; the cluster has {ray_client.describe_resources()}",

@@ -356,7 +356,7 @@ def _check_ports(options: ServerOptions) -> Iterator[Finding]:
     ports = [(place.host, place.port, "--listen") for place in listening_places(options)]
     if options.port is not None:
         ports[0] = (options.host, options.port, "--port, or --port 0")
-    ports += [(each.host, each.port, "--grpc-port or --listen") for each in options.grpc]
+    ports += [(listener.host, listener.port, "--grpc-port or --listen") for listener in options.grpc]
     if options.peer_port is not None and options.peer_port_attempts == 1:
         ports.append((ports[0][0], options.peer_port, "--peer-port"))
     for host, port, flag in ports:

@@ -29,7 +29,8 @@ def route_table(config: ResolvedOptions) -> list[dict[str, str]]:
 
     ports = [("all", mounts.universal_mounts(config["strict"], config["tgi-compat"], pages=config["ui"]))]
     ports += [
-        (endpoint_kind().format_value(each[:3]), mounts.dedicated_mounts(each.api)) for each in api_listeners(config)
+        (endpoint_kind().format_value(listener[:3]), mounts.dedicated_mounts(listener.api))
+        for listener in api_listeners(config)
     ]
     rows = []
     for name, mounted in ports:

@@ -188,7 +188,7 @@ def _format_key(key: str) -> str:
 
 def _format_value(value: Any) -> str:
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{_format_key(key)} = {_format_value(each)}" for key, each in value.items()) + "}"
+        return "{" + ", ".join(f"{_format_key(key)} = {_format_value(item)}" for key, item in value.items()) + "}"
     if isinstance(value, list):
         return "[" + ", ".join(map(_format_value, value)) + "]"
     return _quote_text(value) if isinstance(value, str) else json.dumps(value)

@@ -211,10 +211,10 @@ class RaySupervisor:
 
     def _reap_stopped(self, patience: float = 0.0) -> None:
         """Remove actors that have ended or exceeded their time limit, after waiting up to ``patience`` seconds."""
-        refs = {each.stopped: name for name, each in self._stopping_actors.items() if each.deadline}
+        refs = {actor.stopped: name for name, actor in self._stopping_actors.items() if actor.deadline}
         ended = ray.wait(list(refs), num_returns=len(refs), timeout=patience)[0] if refs else []
         finished = {refs[ref] for ref in ended} | {
-            name for name, each in self._stopping_actors.items() if time.monotonic() >= each.deadline
+            name for name, actor in self._stopping_actors.items() if time.monotonic() >= actor.deadline
         }
         for name in finished:
             ray.kill(self._stopping_actors.pop(name).actor, no_restart=True)
@@ -260,8 +260,11 @@ class RaySupervisor:
         coordinator = processes.pop(COORDINATOR_NAME, None)
         if coordinator is None or not coordinator.pid:
             return
-        placed = [each for each in processes.values() if each.pid]
-        body = {"ids": [_instance_number(each.name) for each in placed], "instances": list(map(_refresh_item, placed))}
+        placed = [process for process in processes.values() if process.pid]
+        body = {
+            "ids": [_instance_number(process.name) for process in placed],
+            "instances": list(map(_refresh_item, placed)),
+        }
         url = coordinator.port_url("management_port") + "/v1/instances/refresh"
         headers = {"content-type": "application/json", "parley-secret": self._secret}
         request = urllib.request.Request(url, msgspec.json.encode(body), headers)

@@ -73,7 +73,7 @@ def find_supervisor(name: str) -> Any:
 def cluster_names() -> list[str]:
     """Return the names of all running clusters."""
     actors = ray.util.list_named_actors(all_namespaces=True)
-    supervisors = (each["name"] for each in actors if each["namespace"] == RAY_NAMESPACE)
+    supervisors = (actor["name"] for actor in actors if actor["namespace"] == RAY_NAMESPACE)
     return sorted(
         name.removesuffix(f"/{SUPERVISOR_NAME}") for name in supervisors if name.endswith(f"/{SUPERVISOR_NAME}")
     )

@@ -348,7 +348,7 @@ def _range_text(kind: OptionKind) -> str:
 
 
 def _parse_values(config_class: Any, table: Mapping[str, Any], where: str) -> dict[str, Any]:
-    key_fields: dict[str, Field[Any]] = {each.name: each for each in fields(config_class) if each.metadata}
+    key_fields: dict[str, Field[Any]] = {field.name: field for field in fields(config_class) if field.metadata}
     values: dict[str, Any] = {}
     for raw_name, raw in table.items():
         name = re.sub("-", "_", raw_name)
@@ -374,7 +374,9 @@ def _parse_value(kind: OptionKind, raw: Any, where: str) -> Any:
 
 
 def _with_id(static: InstanceConfig, number: int) -> InstanceConfig:
-    return InstanceConfig(**{each.name: getattr(static, each.name) for each in fields(InstanceConfig)} | {"id": number})
+    return InstanceConfig(
+        **{field.name: getattr(static, field.name) for field in fields(InstanceConfig)} | {"id": number}
+    )
 
 
 def _check_options(options: CoordinatorOptions, source: str) -> CoordinatorOptions:

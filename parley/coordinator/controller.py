@@ -111,13 +111,17 @@ class RoleController:
 
     def _queued_load(self) -> float:
         """Return the load of queued requests, in instances."""
-        slots = [each.slots for each in self.table.usable_instances()] or [1]
+        slots = [instance.slots for instance in self.table.usable_instances()] or [1]
         return self._scheduler.queued_requests * len(slots) / sum(slots)
 
     def _needed_change(self, now: float) -> tuple[ClusterInstance, str] | None:
         """Return the instance that needs another role, and the role; None if roles can stay."""
         options = self.table.options
-        roleless = [each for each in self.table if each.has_answered and not each.lost and each.role in NO_ROLE]
+        roleless = [
+            instance
+            for instance in self.table
+            if instance.has_answered and not instance.lost and instance.role in NO_ROLE
+        ]
         ps, ds = self._usable_with_role("prefill"), self._usable_with_role("decode")
         if roleless:
             first = roleless[0]
@@ -145,9 +149,9 @@ class RoleController:
         flex = self._usable_with_role("flex")
         if not flex or not self.table.options.auto_ratio:
             return None
-        p = len(self._usable_with_role("prefill")) + sum(each.prefill.instance_share for each in flex)
-        d = len(self._usable_with_role("decode")) + sum(each.decode.instance_share for each in flex)
-        share_change = self.shares.next_share(now, [each.p_percentage for each in flex], p, d)
+        p = len(self._usable_with_role("prefill")) + sum(instance.prefill.instance_share for instance in flex)
+        d = len(self._usable_with_role("decode")) + sum(instance.decode.instance_share for instance in flex)
+        share_change = self.shares.next_share(now, [instance.p_percentage for instance in flex], p, d)
         return (flex[share_change[0]], share_change[1]) if share_change else None
 
     async def _change_share(self, instance: ClusterInstance, share: int) -> None:
@@ -166,15 +170,15 @@ class RoleController:
         ]
 
     def _usable_with_role(self, role: str) -> list[ClusterInstance]:
-        return [each for each in self.table.usable_instances() if each.role == role]
+        return [instance for instance in self.table.usable_instances() if instance.role == role]
 
     def _any_role_lost(self) -> bool:
         """Whether an instance with a role is lost, and may come back."""
-        return any(each.role in ("prefill", "decode") and each.lost for each in self.table)
+        return any(instance.role in ("prefill", "decode") and instance.lost for instance in self.table)
 
     def _role_gone(self, role: str, now: float) -> bool:
         """Whether all instances of the role have been silent for more than ABSENT_SECONDS."""
-        return all(now - each.last_answer > ABSENT_SECONDS for each in self.table if each.role == role)
+        return all(now - instance.last_answer > ABSENT_SECONDS for instance in self.table if instance.role == role)
 
     def _rarer_role(self, prefill_count: int, decode_count: int) -> str:
         options = self.table.options
@@ -188,12 +192,16 @@ class RoleController:
         self.table.mark_role_change(instance, True)
         try:
             await self._wait_until_true(lambda: is_idle(instance), options.tasks_end_wait_seconds)
-            peers = [each for each in self._group_members(instance) if each.role != role]
+            peers = [member for member in self._group_members(instance) if member.role != role]
             if not await self._send_role(instance, role, peers):
                 return
             for peer in peers:
-                across = [each for each in self.table.usable_instances() if each.role not in (peer.role, "mixed")]
-                await self._send_role(peer, peer.role, [instance, *(each for each in across if each is not instance)])
+                across = [
+                    instance for instance in self.table.usable_instances() if instance.role not in (peer.role, "mixed")
+                ]
+                await self._send_role(
+                    peer, peer.role, [instance, *(other for other in across if other is not instance)]
+                )
             done = await self._wait_until_true(
                 lambda: instance.role == role and not instance.switching, ROLE_CHANGE_TIMEOUT
             )
@@ -232,7 +240,7 @@ class RoleController:
 
 def _least_loaded(instances: list[ClusterInstance]) -> ClusterInstance:
     """Return the instance with the fewest running requests."""
-    return min(instances, key=lambda each: (each.tasks, each.id))
+    return min(instances, key=lambda instance: (instance.tasks, instance.id))
 
 
 def role_request_entry(instance: ClusterInstance) -> dict[str, Any]:

@@ -187,13 +187,13 @@ class Scheduler:
         sequences = [row.sequence for row in step.rows]
         if self._states is not None or self._may_add_rows() or len(sequences) != len(self.running):
             return None
-        lasting = [each for each in sequences if each.output_length + 1 < each.output_limit]
-        if any(len(each) + 1 > self._long_rope_after and not each.uses_long_rope for each in lasting):
+        lasting = [sequence for sequence in sequences if sequence.output_length + 1 < sequence.output_limit]
+        if any(len(sequence) + 1 > self._long_rope_after and not sequence.uses_long_rope for sequence in lasting):
             return None
-        growing = [each for each in lasting if len(each) == len(each.blocks) * BLOCK_SIZE]
+        growing = [sequence for sequence in lasting if len(sequence) == len(sequence.blocks) * BLOCK_SIZE]
         if not lasting or len(growing) > self.pool.free_count:
             return None
-        following = Step([StepRow(each, len(each), 1, True) for each in lasting])
+        following = Step([StepRow(sequence, len(sequence), 1, True) for sequence in lasting])
         for sequence in growing:
             self._block_tables.append_pages(following, sequence, 1)
         return following
@@ -324,7 +324,10 @@ class Scheduler:
         self.prefill_share.begin_step(len(decodes))
         drafts: dict[Sequence, tuple[int, ...]] = {}
         if self.speculation is not None and self.speculation.is_active:
-            has_prefill = any(len(each.tokens) - each.computed > 1 and self._may_compute(each) for each in self.running)
+            has_prefill = any(
+                len(sequence.tokens) - sequence.computed > 1 and self._may_compute(sequence)
+                for sequence in self.running
+            )
             drafts = self.speculation.draft_decodes(decodes, has_prefill=has_prefill)
         self.step_budget.begin_step(len(decodes) + sum(map(len, drafts.values())))
         return drafts

@@ -145,7 +145,7 @@ class TimedBudget:
         if not 0 < seconds < PAUSE_FACTOR * expected:
             return
         self._recent.append((seconds, seconds / expected))
-        window = sum(each for each, _ in self._recent)
+        window = sum(step_seconds for step_seconds, _ in self._recent)
         while len(self._recent) > 1 and window - self._recent[0][0] >= RATE_WINDOW:
             window -= self._recent.popleft()[0]
         slowdowns = [slowdown for _, slowdown in self._recent]

@@ -99,7 +99,7 @@ class WaitQueue:
             insort(level.preempted, sequence, key=_by_admission_number)
             return
         tenant = sequence.request.tenant
-        if not any(tenant in each.tenant_lines for each in self._levels.values()):
+        if not any(tenant in level.tenant_lines for level in self._levels.values()):
             self.tenant_service[tenant] = max(self.tenant_service.get(tenant, 0), self._virtual_time)
         insort(level.tenant_lines.setdefault(tenant, []), sequence, key=_line_place)
 

@@ -160,7 +160,9 @@ def _read_piece(shape: Fields, field: str, depth: int) -> StructuralPiece:
         case "any_text":
             return StructuralText(_read_excludes(shape))
         case "sequence" | "or":
-            pieces = [_read_piece(each, field, depth + 1) for each in shape.objects("elements", cap=MAX_LISTED_ITEMS)]
+            pieces = [
+                _read_piece(element, field, depth + 1) for element in shape.objects("elements", cap=MAX_LISTED_ITEMS)
+            ]
             if not pieces:
                 raise (
                     shape.empty_member("elements", "array")

@@ -169,8 +169,8 @@ def model_spellings(name: str) -> tuple[str, ...]:
     """Return the names that mean the same model as ``name``, itself first: with and without a default tag, and without
     a prefix that it may have."""
     names = [name, *(name.removeprefix(prefix) for prefix in NAME_PREFIXES if name.startswith(prefix))]
-    bare_names = [each.removesuffix(tag) for each in names for tag in DEFAULT_TAGS if each.endswith(tag)]
-    return (*names, *bare_names, *(each + tag for each in names for tag in DEFAULT_TAGS))
+    bare_names = [name.removesuffix(tag) for name in names for tag in DEFAULT_TAGS if name.endswith(tag)]
+    return (*names, *bare_names, *(name + tag for name in names for tag in DEFAULT_TAGS))
 
 
 def known_spelling(name: str, known_names: Collection[str]) -> str | None:

@@ -145,7 +145,9 @@ def find_bodies(route: Route, dialect: Dialect) -> list[Json]:
     it reads none, and several if other routes of its API read one each."""
     table = body_table()
     by_key = table["surfaces"].get(dialect.body_schemas, {})
-    keys = [body_key(each) for each in dialect.routes if each.path in route.body_paths] or [body_key(route)]
+    keys = [body_key(body_route) for body_route in dialect.routes if body_route.path in route.body_paths] or [
+        body_key(route)
+    ]
     found = [by_key[key] for key in keys if key in by_key]
     return [known | {"schema": table["schemas"][known["schema"]]} if "schema" in known else known for known in found]
 
@@ -253,7 +255,7 @@ class _DocumentWriter:
 
     def write_operation(self, method: str, path: str, answering: Sequence[tuple[Route, Dialect]]) -> Json:
         """Return the operation of a method and path: the body decides which of these routes answers."""
-        answering = [each for each in answering if not each[0].for_encoders] or answering
+        answering = [mounted for mounted in answering if not mounted[0].for_encoders] or answering
         route = answering[0][0]
         titles = list(dict.fromkeys(dialect.title for _, dialect in answering))
         operation: Json = {
@@ -327,8 +329,8 @@ class _DocumentWriter:
                 stem if method == "POST" else method.capitalize() + stem
             )
             variants = [
-                _with_dependencies(_with_model_name(_with_served_values(each, self._bounds)))
-                for each in schema.get("anyOf", [schema])
+                _with_dependencies(_with_model_name(_with_served_values(variant, self._bounds)))
+                for variant in schema.get("anyOf", [schema])
             ]
             self.schemas[name] |= (
                 {"anyOf": self._variant_references(name, variants)} if len(variants) > 1 else variants[0]
@@ -338,8 +340,8 @@ class _DocumentWriter:
     def _variant_references(self, name: str, variants: list[Json]) -> list[Json]:
         references = []
         for variant in variants:
-            others = {each for other in variants if other is not variant for each in other.get("required", ())}
-            own = next((each for each in variant.get("required", ()) if each not in others), "variant")
+            others = {name for other in variants if other is not variant for name in other.get("required", ())}
+            own = next((name for name in variant.get("required", ()) if name not in others), "variant")
             variant_name = self._add_component(name + "".join(map(str.capitalize, own.split("_"))))
             self.schemas[variant_name] |= variant
             references.append({"$ref": SCHEMAS + variant_name})
@@ -348,7 +350,7 @@ class _DocumentWriter:
     def _add_component(self, stem: str) -> str:
         """Add an empty schema, and return its name."""
         names = (f"{stem}{number if number > 1 else ''}" for number in range(1, 99))
-        name = next(each for each in names if each not in self.schemas)
+        name = next(candidate for candidate in names if candidate not in self.schemas)
         self.schemas[name] = {}
         return name
 
@@ -431,7 +433,7 @@ def _body_notes(known: Json) -> list[str]:
 def _with_served_values(value: Any, bounds: Mapping[int, int]) -> Any:
     """Return a schema with other bounds of numbers and other names: the learned bounds are the keys of ``bounds``."""
     if isinstance(value, list):
-        return [_with_served_values(each, bounds) for each in value]
+        return [_with_served_values(item, bounds) for item in value]
     if not isinstance(value, dict):
         return value
     match value:
@@ -442,10 +444,10 @@ def _with_served_values(value: Any, bounds: Mapping[int, int]) -> Any:
         case {"const": bool(truth), **others} if not others:  # in generated clients such a constant is broken code
             return {"type": "boolean", "enum": [truth]}
     return {
-        name: bounds.get(each, each)
-        if name in ("minimum", "maximum") and isinstance(each, int)
-        else _with_served_values(each, bounds)
-        for name, each in value.items()
+        name: bounds.get(item, item)
+        if name in ("minimum", "maximum") and isinstance(item, int)
+        else _with_served_values(item, bounds)
+        for name, item in value.items()
     }
 
 

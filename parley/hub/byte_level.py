@@ -163,7 +163,7 @@ def _post_processor(
         return {"SpecialToken": {"id": text, "type_id": type_id}}
 
     first, last = special(wanted[0]), [special(text) for text in wanted[1:]]
-    sequences = [{"Sequence": {"id": each, "type_id": number}} for number, each in enumerate("AB")]
+    sequences = [{"Sequence": {"id": letter, "type_id": number}} for number, letter in enumerate("AB")]
     if kind.frames:
         pair = [first, sequences[0], *last, *last, {"Sequence": {"id": "B", "type_id": 0}}, *last]
     else:

@@ -35,9 +35,9 @@ def remove_cached_model(name: str, commit: str | None = None) -> int:
     from huggingface_hub import scan_cache_dir
 
     repo = next((repo for repo in _cached_repositories() if repo.repo_id == name), None)
-    commits = [each.commit_hash for each in repo.revisions] if repo is not None else []
+    commits = [revision.commit_hash for revision in repo.revisions] if repo is not None else []
     if commit is not None:
-        commits = [each for each in commits if each.startswith(commit)]
+        commits = [full_commit for full_commit in commits if full_commit.startswith(commit)]
     if not commits:
         raise KeyError(name)
     strategy = scan_cache_dir().delete_revisions(*commits)

@@ -160,21 +160,23 @@ def _write_once(name: str, links: dict[str, Path], contents: dict[str, str], sou
     ``source``: the file whose conversion it has as well. Raises OSError, BadTokenizerModel.
     """
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "parley" / "folders"
-    links = {each: Path(os.path.realpath(path)) for each, path in links.items() if each not in contents}
+    links = {file_name: Path(os.path.realpath(path)) for file_name, path in links.items() if file_name not in contents}
     folder = home / f"{name[:100]}-{_digest(links, contents, source)}"
     if folder.is_dir():
         return folder
     if source is not None:
         converted = TOKENIZER_SOURCES[source](links)
-        contents = {each: json.dumps(value, ensure_ascii=False) for each, value in converted.items()} | contents
-        links = {each: path for each, path in links.items() if each not in contents}
+        contents = {
+            file_name: json.dumps(value, ensure_ascii=False) for file_name, value in converted.items()
+        } | contents
+        links = {file_name: path for file_name, path in links.items() if file_name not in contents}
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(dir=home))
     try:
-        for each, path in links.items():
-            (scratch / each).symlink_to(path)
-        for each, text in contents.items():
-            (scratch / each).write_text(text, encoding="utf-8")
+        for file_name, path in links.items():
+            (scratch / file_name).symlink_to(path)
+        for file_name, text in contents.items():
+            (scratch / file_name).write_text(text, encoding="utf-8")
         with suppress(OSError):  # another process was faster
             scratch.rename(folder)
     finally:

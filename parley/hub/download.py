@@ -81,7 +81,7 @@ def download_model(model: str, report: ReportProgress, *, needs_weights: bool = 
     try:
         chosen = _choose_on_hub(model, name, arguments)
         if chosen:
-            arguments["allow_patterns"] = [glob.escape(each) for each in chosen]
+            arguments["allow_patterns"] = [glob.escape(name) for name in chosen]
         meter = TransferMeter(_bytes_to_download(name, arguments), report)
         folder = snapshot_download(name, tqdm_class=_progress_bar_class(meter), **arguments)
         meter.set_done(meter.total)  # of equal files one is downloaded
@@ -121,7 +121,7 @@ def _choose_on_hub(model: str, name: str, arguments: dict[str, Any]) -> list[str
     names = list_repo_files(name, revision=arguments["revision"])
     chosen = choose_gguf(names, gguf[2], gguf[3])
     if not chosen:
-        known = [each for each in names if each.endswith(GGUF_SUFFIX)]
+        known = [name for name in names if name.endswith(GGUF_SUFFIX)]
         shown = ", ".join(known[:SHOWN_FILES]) + ", …" * (len(known) > SHOWN_FILES) if known else "none"
         raise ModelMissing(f"{model} cannot be served: {name} has no such GGUF file; it has {shown}.")
     return chosen

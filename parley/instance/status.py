@@ -44,10 +44,13 @@ def instance_resources(registry: ModelRegistry) -> dict[str, Any]:
     """Return the resources of all models together. Blocks are KV cache pages; there is no second memory to swap to."""
     stats = [model.engine.stats for model in registry.models]
     infos = [model.engine.info for model in registry.models]  # stats.blocks_total may still be 0
-    total = sum(each.kv_blocks for each in infos if each is not None)
-    used_blocks = sum(each.blocks_used for each in stats)
+    total = sum(info.kv_blocks for info in infos if info is not None)
+    used_blocks = sum(engine_stats.blocks_used for engine_stats in stats)
     places = sum(model.settings.max_batch for model in registry.models)
-    running, waiting = sum(each.running for each in stats), sum(each.waiting for each in stats)
+    running, waiting = (
+        sum(engine_stats.running for engine_stats in stats),
+        sum(engine_stats.waiting for engine_stats in stats),
+    )
     return {
         "availSlotsNum": max(0, places - running - waiting),
         "availBlockNum": total - used_blocks,
@@ -65,7 +68,7 @@ def parley_members(registry: ModelRegistry, instance_state: InstanceState, addre
     """Return the values for parley's own coordinator. Rates are tokens per second, 0 before any measurement."""
     info, stats = registry.main_model.engine.info, [model.engine.stats for model in registry.models]
     infos = [model.engine.info for model in registry.models]
-    layouts = [each.arena.layout for each in infos if each is not None and each.arena is not None]
+    layouts = [info.arena.layout for info in infos if info is not None and info.arena is not None]
     return {
         "epoch": instance_state.epoch,
         "role": instance_state.role.name,
@@ -76,11 +79,11 @@ def parley_members(registry: ModelRegistry, instance_state: InstanceState, addre
         "slots": sum(model.settings.max_batch for model in registry.models),
         "block_size": info.block_size if info is not None else 0,
         "max_seq_len": info.max_model_len if info is not None else 0,
-        "pinned": sum(each.pinned_pages for each in stats),
-        "reserved": sum(each.reserved_pages for each in stats),
-        "unstaged": sum(each.unstaged_pages for each in stats),
-        "running": sum(each.running for each in stats),
-        "waiting": sum(each.waiting for each in stats),
+        "pinned": sum(engine_stats.pinned_pages for engine_stats in stats),
+        "reserved": sum(engine_stats.reserved_pages for engine_stats in stats),
+        "unstaged": sum(engine_stats.unstaged_pages for engine_stats in stats),
+        "running": sum(engine_stats.running for engine_stats in stats),
+        "waiting": sum(engine_stats.waiting for engine_stats in stats),
         "prefill_rate": round(instance_state.rates.prefill.tokens_per_second, 1),
         "decode_rate": round(instance_state.rates.decode.tokens_per_second, 1),
         "transfers": instance_state.transfers,

@@ -90,9 +90,9 @@ class ModelMetrics:
         series = vars(self).items()
         delta = ModelMetricsDelta(
             self.totals.take_delta(),
-            {name: each.take_delta() for name, each in series if isinstance(each, LabelledCounter)},
-            {name: each.take_delta() for name, each in series if isinstance(each, BucketHistogram)},
-            {name: each.take_delta() for name, each in series if isinstance(each, RecentValues)},
+            {name: metric.take_delta() for name, metric in series if isinstance(metric, LabelledCounter)},
+            {name: metric.take_delta() for name, metric in series if isinstance(metric, BucketHistogram)},
+            {name: metric.take_delta() for name, metric in series if isinstance(metric, RecentValues)},
             [(*key_and_kind, count) for key_and_kind, count in self.key_tokens.items()],
         )
         self.key_tokens.clear()

@@ -369,7 +369,7 @@ def rope_write(
 
 def pack_heads(weight: torch.Tensor) -> PackedWeight:
     """Pack a weight of each head [heads, out, in] for ``linear_heads``."""
-    return stack_experts((pack_weight(each) for each in weight), len(weight))
+    return stack_experts((pack_weight(expert_weight) for expert_weight in weight), len(weight))
 
 
 def linear_heads(x: torch.Tensor, packed: PackedWeight) -> torch.Tensor:

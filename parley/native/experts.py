@@ -95,7 +95,7 @@ def expert_of(stacked: PackedWeight, expert: int) -> PackedWeight:
     """Return the weight of one expert, a view."""
     tensors = {field.name: getattr(stacked, field.name) for field in fields(stacked)}
     return _replace_tensors(
-        stacked, {name: each[expert] for name, each in tensors.items() if isinstance(each, torch.Tensor)}
+        stacked, {name: tensor[expert] for name, tensor in tensors.items() if isinstance(tensor, torch.Tensor)}
     )
 
 

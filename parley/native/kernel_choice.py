@@ -128,7 +128,7 @@ def form_of_stacked(operator: str, packed: PackedWeight) -> Any:
 
 def has_gpu_experts(experts: Experts) -> bool:
     """Whether a mixture of these experts runs in Triton, which never waits for the GPU."""
-    forms = (form_of_stacked("mix_experts", each) for each in (experts.gate_up, experts.down))
+    forms = (form_of_stacked("mix_experts", weights) for weights in (experts.gate_up, experts.down))
     return all(isinstance(form, ModuleType) and form is not torch_experts for form in forms)
 
 

@@ -338,13 +338,13 @@ class App:
         for known_path in (path, join_name_segments(path, self.registry.served_names)):
             path_scope = {**scope, "path": known_path}
             tried = [(route, *route.matches(path_scope)) for route in self._path_router.routes]
-            if matching := [each for each in tried if each[1] is not Match.NONE]:
+            if matching := [tried_route for tried_route in tried if tried_route[1] is not Match.NONE]:
                 return matching
         return []
 
     async def _answer_unmatched(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request that the router finds no route for. Raises NotFound, and HTTPException for its method."""
-        matching = sorted(self._matching_routes(scope), key=lambda each: each[1] is not Match.FULL)
+        matching = sorted(self._matching_routes(scope), key=lambda tried_route: tried_route[1] is not Match.FULL)
         if not matching:
             raise NotFound(
                 f"Unknown request URL: {scope['method']} {excerpt(scope['path'])}. Please check it for typos."

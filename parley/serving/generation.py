@@ -147,7 +147,9 @@ class Generation:
         media = await self._load_media()
         prepared_prompts = await prepare_engine_requests(model, request, self.tenant, media)
         if self._account is not None:
-            await self._account.reserve_tokens(*reserved_counts(request, [each for _, each in prepared_prompts]))
+            await self._account.reserve_tokens(
+                *reserved_counts(request, [prepared for _, prepared in prepared_prompts])
+            )
         if self._stage is not None:
             await self._stage.before_submit(self, request, [engine_request for _, engine_request in prepared_prompts])
         if media:

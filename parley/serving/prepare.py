@@ -77,10 +77,14 @@ async def prepare_engine_requests(
 def reserved_counts(request: Request, engine_requests: Sequence[EngineRequest]) -> tuple[int, int | None]:
     """Return the tokens of the prompts, and the largest number that all choices may have; None if the request names no
     limit."""
-    prompt_tokens = sum(len(each.token_ids) for each in engine_requests)
+    prompt_tokens = sum(len(engine_request.token_ids) for engine_request in engine_requests)
     if request.stop_conditions.max_tokens is None and request.pooling is None:
         return prompt_tokens, None
-    return prompt_tokens, sum(each.max_tokens * each.n for each in engine_requests if each.pooling is None)
+    return prompt_tokens, sum(
+        engine_request.max_tokens * engine_request.n
+        for engine_request in engine_requests
+        if engine_request.pooling is None
+    )
 
 
 def check_adapter(model: ServedModel, request: Request) -> None:

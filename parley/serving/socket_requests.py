@@ -167,8 +167,8 @@ class SocketConversation:
             log.exception("A request on a WebSocket failed.")
             self._websocket.close(INTERNAL_ERROR, SERVER_ERROR)
         finally:
-            for each in waiting:
-                self._release(each.held)
+            for waiting_task in waiting:
+                self._release(waiting_task.held)
             del self._waiting[lane]
             if not self._waiting:
                 self._websocket.mark_idle()

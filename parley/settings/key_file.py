@@ -154,10 +154,10 @@ def _read_key(table: Mapping[str, Any], where: str) -> HashedKey:
     if not isinstance(name, str) or not KEY_NAME.fullmatch(name):
         raise ConfigError(f"{where}: name is not 1 to 64 characters of A-Z, a-z, 0-9, '.', '_', '@' and '-'.")
     where = f"{where} ({name})"
-    known = {each.name for each in fields(HashedKey)}
+    known = {field.name for field in fields(HashedKey)}
     if unknown := next((member for member in table if member not in known), None):
         raise ConfigError(f"{where}: unknown member {unknown}. Known: {', '.join(sorted(known))}.")
-    required = [each.name for each in fields(HashedKey) if each.default is MISSING]
+    required = [field.name for field in fields(HashedKey) if field.default is MISSING]
     if missing := next((member for member in required if member not in table), None):
         raise ConfigError(f"{where}: {missing} is missing; `parley key add` writes it.")
     return HashedKey(**{member: _read_member(member, value, where) for member, value in table.items()})
@@ -175,7 +175,7 @@ def _read_member(member: str, value: Any, where: str) -> Any:
         if not isinstance(value, bool):
             raise ConfigError(f"{where}: {member} is not true or false.")
     elif member in LIST_MEMBERS:
-        if not isinstance(value, list | tuple) or not all(isinstance(each, str) and each for each in value):
+        if not isinstance(value, list | tuple) or not all(isinstance(item, str) and item for item in value):
             raise ConfigError(f"{where}: {member} is not a list of names.")
         if member == "groups" and RESERVED_GROUPS.intersection(value):
             raise ConfigError(f"{where}: groups: no group is called {' or '.join(sorted(RESERVED_GROUPS))}.")
@@ -207,10 +207,10 @@ def _read_time(value: Any, where: str) -> datetime:
 def _format_key(key: HashedKey) -> str:
     """Return a key as a table of the file, without members that have their default."""
     lines = ["[[keys]]"]
-    for each in fields(HashedKey):
-        value = getattr(key, each.name)
-        if each.default is MISSING or value != each.default:
-            lines.append(f"{each.name} = {_format_value(value)}")
+    for field in fields(HashedKey):
+        value = getattr(key, field.name)
+        if field.default is MISSING or value != field.default:
+            lines.append(f"{field.name} = {_format_value(value)}")
     return "\n".join(lines) + "\n"
 
 

@@ -308,9 +308,9 @@ def named_model_kind(metavar: str, options: Collection[str]) -> OptionKind:
     def format_named_model(value: NamedModel) -> str:
         names = f"{','.join(value.names)}=" if value.names else ""
         option_pairs = [
-            (name, each)
+            (name, item)
             for name, text in value.options.items()
-            for each in ([text] if text.startswith("{") else text.split(","))
+            for item in ([text] if text.startswith("{") else text.split(","))
         ]
         return names + value.model + "".join(f",{name}={text}" for name, text in option_pairs)
 

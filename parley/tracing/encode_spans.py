@@ -135,7 +135,7 @@ def _encode_value(value: AttributeValue) -> bytes:
         return b"\x18" + _varint(value & (1 << 64) - 1) if -(1 << 63) <= value < 1 << 63 else _encode_value(str(value))
     if isinstance(value, float):
         return b"\x21" + pack_double(value)
-    return _field(5, b"".join([_field(1, _encode_value(each)) for each in value]))
+    return _field(5, b"".join([_field(1, _encode_value(item)) for item in value]))
 
 
 def _field(number: int, content: bytes) -> bytes:

@@ -84,8 +84,8 @@ class OtlpSpanExporter:
         self._unencoded.append(queued)
         if len(self._unencoded) >= ENCODED_TOGETHER:  # not by the queue's thread: the two would wait for each other
             unencoded, self._unencoded = self._unencoded, []
-            for each in unencoded:
-                each.encode()
+            for span in unencoded:
+                span.encode()
 
     def close(self) -> None:
         """Send the last spans, within a few seconds at most: a collector that hangs does not keep the process."""
@@ -109,7 +109,7 @@ class GrpcSpanExporter(GrpcExporter):
 
     def export(self, spans: Any) -> SpanExportResult:
         """Export a batch of our spans."""
-        self._batch = encode_batch([each.encode() for each in spans], self.resource)  # once, but it may be sent again
+        self._batch = encode_batch([span.encode() for span in spans], self.resource)  # once, but it may be sent again
         return super().export(spans)
 
     def _initialize_channel_and_stub(self) -> None:
@@ -127,7 +127,7 @@ class HttpSpanExporter(HttpExporter):
 
     def export(self, spans: Any) -> SpanExportResult:
         """Export a batch of our spans."""
-        is_taken = self._client.export(encode_batch([each.encode() for each in spans], self.resource)).success
+        is_taken = self._client.export(encode_batch([span.encode() for span in spans], self.resource)).success
         return SpanExportResult.SUCCESS if is_taken else SpanExportResult.FAILURE
 
 

@@ -77,7 +77,7 @@ class SimulatedCosts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     speed: float = 1.0
 
     def __post_init__(self) -> None:
-        tokens, seconds = [each[0] for each in self.rows], [each[1] for each in self.rows]
+        tokens, seconds = [row[0] for row in self.rows], [row[1] for row in self.rows]
         if len(tokens) < 2 or tokens != sorted(set(tokens)) or seconds != sorted(seconds) or seconds[0] < 0:
             raise ValueError("rows must have at least two items, with increasing tokens and no decreasing seconds")
         if min(self.context, self.pair, self.token_bytes, self.bandwidth, self.latency) < 0 or self.speed <= 0:
@@ -87,7 +87,7 @@ class SimulatedCosts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def batch_seconds(self, tokens: int) -> float:
         """Return the seconds of a step of this number of tokens, without attention."""
-        segment = min(max(1, bisect_right(self.rows, tokens, key=lambda each: each[0])), len(self.rows) - 1)
+        segment = min(max(1, bisect_right(self.rows, tokens, key=lambda row: row[0])), len(self.rows) - 1)
         (fewer_tokens, fewer_seconds), (more_tokens, more_seconds) = self.rows[segment - 1 : segment + 1]
         return fewer_seconds + (more_seconds - fewer_seconds) * max(0, tokens - fewer_tokens) / (
             more_tokens - fewer_tokens

@@ -55,7 +55,7 @@ def draw_loads(loads: Sequence[MeasuredLoad]) -> str:
         parts.append(f'<text x="{LEFT + 36}" y="{y}">{escape(load.name)}</text>')
     times = [collect_times(load.successes) for load in loads]
     for number, (name, title) in enumerate(TIMES.items()):
-        curves = [_distribution([value * 1000 for value in each[name]]) for each in times]
+        curves = [_distribution([value * 1000 for value in load_times[name]]) for load_times in times]
         origin = (LEFT + number % 2 * (PANEL_WIDTH + LEFT), top + number // 2 * ROW + TOP)
         parts += _draw_latencies(f"{title}, ms", curves, origin)
     parts += _draw_rates([_rates_over_time(load) for load in loads], (LEFT, top + 2 * ROW + TOP))

@@ -88,9 +88,9 @@ def read_results(path: str) -> dict[tuple[Any, ...], Results]:
 def _parse_result(line: str) -> dict[str, Any] | None:
     try:
         result = json.loads(line)
-        for each in (result, *result.setdefault("parts", [])):
+        for part in (result, *result.setdefault("parts", [])):
             for name in MEASURES:
-                value = measured_value(each, name)
+                value = measured_value(part, name)
                 if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
                     return None
         load = [result.get(name) for name in LOAD_MEMBERS]
@@ -119,7 +119,7 @@ def compare_files(first: str, second: str) -> list[LoadComparison]:
             raise CompareError(f"{path} has a load that {other} has not: {described[0]}.")
     for load, results in a_results.items():
         limits = [result.get("slo") for result in (*results, *b_results[load])]
-        if any(each != limits[0] for each in limits):
+        if any(limit != limits[0] for limit in limits):
             raise CompareError(f"{first} and {second} count requests within different limits (--slo).")
     return [
         LoadComparison(
@@ -180,9 +180,11 @@ def format_comparison(first: str, second: str, loads: Sequence[LoadComparison]) 
     for each_load in loads:
         runs = "runs: {} and {}".format(*each_load.runs)
         lines += ["", f"{each_load.load} ({runs})", f"{'':<20} {'A':>10} {'B':>10} {'B/A':>6}"]
-        for each in each_load.differences:
-            ratio = "-" if each.ratio is None else f"{each.ratio:.2f}"
-            lines.append(f"{each.measure:<20} {each.a:>10.2f} {each.b:>10.2f} {ratio:>6}  {each.verdict}")
+        for difference in each_load.differences:
+            ratio = "-" if difference.ratio is None else f"{difference.ratio:.2f}"
+            lines.append(
+                f"{difference.measure:<20} {difference.a:>10.2f} {difference.b:>10.2f} {ratio:>6}  {difference.verdict}"
+            )
     if any(min(each_load.runs) < ENOUGH for each_load in loads):
         lines += ["", FEW_RUNS]
     return "\n".join(lines)

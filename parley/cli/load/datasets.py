@@ -96,7 +96,8 @@ def _read_length(place: str, entry: dict[str, Any]) -> int | None:
 
 def _read_messages(place: str, messages: Any) -> list[dict[str, Any]]:
     valid = isinstance(messages, list) and all(
-        isinstance(each, dict) and isinstance(each.get("role"), str) and "content" in each for each in messages
+        isinstance(message, dict) and isinstance(message.get("role"), str) and "content" in message
+        for message in messages
     )
     if not valid or not messages:
         raise DatasetError(f'{place}: "messages" must be a list of objects with "role" and "content".')

@@ -233,7 +233,7 @@ class LoadGenerator:
             await asyncio.sleep(max(0.0, begin + start - time.perf_counter()))
             await self._run_client(deque([request]), samples)
 
-        await asyncio.gather(*(send_at(*each) for each in zip(starts, requests, strict=True)))
+        await asyncio.gather(*(send_at(*send_arguments) for send_arguments in zip(starts, requests, strict=True)))
         wall = time.perf_counter() - begin
         for sample in samples:
             sample.parse_events(self.api)

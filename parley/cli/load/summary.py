@@ -126,7 +126,7 @@ def token_rates(successes: Sequence[RequestSample], begin: float, wall: float, c
     for sample in successes:
         for arrival in sample.arrivals:
             tokens[_slice_number(arrival - begin, wall, count)] += sample.tokens / len(sample.arrivals)
-    return [each * count / wall for each in tokens]
+    return [slice_tokens * count / wall for slice_tokens in tokens]
 
 
 def _slice_number(seconds: float, wall: float, count: int) -> int:

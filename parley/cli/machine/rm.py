@@ -29,7 +29,7 @@ def run_command(config: ResolvedOptions) -> int:
     name, _, commit = config["model"].partition("@")
     models = {model.name: model for model in list_cached_models()}
     model = models.get(name)
-    if model is None or not any(each.startswith(commit) for each in model.commits):
+    if model is None or not any(known_commit.startswith(commit) for known_commit in model.commits):
         hint = did_you_mean(name, list(models)) if model is None else f" It has {', '.join(model.commits)}."
         print(f"parley: The cache has no model {config['model']}.{hint}", file=sys.stderr)
         return 1

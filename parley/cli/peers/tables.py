@@ -98,9 +98,9 @@ def _read_row(name: str, row: dict[str, Any]) -> PeerFlag:
 
 def _read_group(group: dict[str, Any]) -> list[PeerFlag]:
     """Return the rows of flags that share a reason: names, or lists with the other names of a flag."""
-    named = [(each, 1) for each in group.pop("flags", [])] + [(each, 0) for each in group.pop("switches", [])]
+    named = [(name, 1) for name in group.pop("flags", [])] + [(name, 0) for name in group.pop("switches", [])]
     rows = []
-    for each, args in named:
-        name, *also = [each] if isinstance(each, str) else each
+    for spelling, args in named:
+        name, *also = [spelling] if isinstance(spelling, str) else spelling
         rows.append(PeerFlag(name, tuple(also), args, **group))
     return rows

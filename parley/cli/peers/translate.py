@@ -164,7 +164,7 @@ def _is_value(word: str, *, required: bool) -> bool:
 
 def _translate_flag(peer: PeerServer, row: PeerFlag | None, written: tuple[str, ...], values: list[str]) -> FlagResult:
     if row is None:
-        known = [name for each in peer.rows for name in (each.name, *each.also)]
+        known = [name for row in peer.rows for name in (row.name, *row.also)]
         flag = written[0].partition("=")[0]
         return FlagResult(written, "unknown", reason=f"{peer.title} documents no {flag}{_guess(flag, known)}")
     is_plain = (not row.unless and not row.to) or (values and all(value in row.unless for value in values))
@@ -212,7 +212,7 @@ def _copy(row: PeerFlag, values: list[str]) -> list[str]:
 
 
 def _comma(row: PeerFlag, values: list[str]) -> list[str]:
-    return [word for value in values for each in value.split(",") if each.strip() for word in (row.to, each.strip())]
+    return [word for value in values for item in value.split(",") if item.strip() for word in (row.to, item.strip())]
 
 
 def _choice(row: PeerFlag, values: list[str]) -> list[str]:

@@ -56,8 +56,8 @@ def one_of(*allowed: Any) -> MemberCheck:
     """Return a check for a value equal to one of ``allowed``, and of the same type."""
 
     def check_choice(value: Any) -> Any:
-        if not any(value is each or (type(value) is type(each) and value == each) for each in allowed):
-            raise ValueError(f"one of {', '.join(str(msgspec.json.encode(each), 'utf-8') for each in allowed)}")
+        if not any(value is choice or (type(value) is type(choice) and value == choice) for choice in allowed):
+            raise ValueError(f"one of {', '.join(str(msgspec.json.encode(choice), 'utf-8') for choice in allowed)}")
         return value
 
     return check_choice
@@ -90,7 +90,7 @@ def check_file_names(value: Any) -> list[str]:
     if (
         not isinstance(value, list)
         or not 1 <= len(value) <= 3
-        or not all(isinstance(each, str) and each for each in value)
+        or not all(isinstance(item, str) and item for item in value)
     ):
         raise ValueError("a list of 1 to 3 file names")
     return value

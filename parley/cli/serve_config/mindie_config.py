@@ -290,7 +290,7 @@ def _first_model(deploy: ConfigSection) -> ConfigSection:
     """Return the first model, the only one allowed."""
 
     def check_single_object(value: Any) -> list[Any]:
-        if not isinstance(value, list) or not all(isinstance(each, dict) for each in value) or len(value) != 1:
+        if not isinstance(value, list) or not all(isinstance(item, dict) for item in value) or len(value) != 1:
             raise ValueError("a list of one object")
         return value
 
@@ -430,7 +430,8 @@ def _peer_tls_files(server: ConfigSection, root: Path, missing_lists: list[Path]
         key=root / server.get_member("interCommPk", check_string, f"{where}keys/server.key.pem"),
         password_file=root / password if password else None,
         client_authorities=tuple(
-            authorities / each for each in server.get_member("interCommTlsCaFiles", check_file_names, ["ca.pem"])
+            authorities / file_name
+            for file_name in server.get_member("interCommTlsCaFiles", check_file_names, ["ca.pem"])
         ),
         revocation_lists=_revocation_lists(lists, revoked, [], missing_lists),
     )

@@ -48,7 +48,7 @@ def port_options(config: ResolvedOptions) -> ServerOptions:
         host=config["host"] if config["uds"] is None else UNIX_PREFIX + config["uds"],
         port=config["port"] if config["uds"] is None else 0,
         root_path=config["root-path"] or "",
-        trusted_proxies=tuple(each for each in config["trusted-proxy"] if each != "unix"),
+        trusted_proxies=tuple(proxy for proxy in config["trusted-proxy"] if proxy != "unix"),
         trusts_socket_proxies="unix" in config["trusted-proxy"],
         metrics_port=config["metrics-port"],
         admin_port=config["admin-port"],
@@ -209,14 +209,14 @@ def api_listeners(config: ResolvedOptions) -> tuple[ListenAddress, ...]:
             raise ConfigError(
                 f"--listen: no API is called {name}.{did_you_mean(name, api_names)} Known: {', '.join(api_names)}."
             )
-    return tuple(ListenAddress(*each) for each in config["listen"] if each[0] != GRPC)
+    return tuple(ListenAddress(*address) for address in config["listen"] if address[0] != GRPC)
 
 
 def grpc_listeners(config: ResolvedOptions) -> tuple[ListenAddress, ...]:
     """Return the gRPC ports. Raises ConfigError if the packages for gRPC are not installed."""
     from parley.serving.options import ListenAddress
 
-    ports = [ListenAddress(*each) for each in config["listen"] if each[0] == GRPC]
+    ports = [ListenAddress(*address) for address in config["listen"] if address[0] == GRPC]
     if config["grpc-port"] is not None:
         ports.insert(0, ListenAddress(GRPC, config["host"], config["grpc-port"]))
     if ports and not all(map(find_spec, ("grpc", "google", "google.protobuf"))):

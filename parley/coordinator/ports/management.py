@@ -83,7 +83,7 @@ class ManagementPort:
     @property
     def knows_instances(self) -> bool:
         """Whether any instances were ever announced, by configuration or by a list."""
-        return self.table.list_received or any(each.origin != "list" for each in self.table)
+        return self.table.list_received or any(instance.origin != "list" for instance in self.table)
 
     def refresh_instances(self, request: AdminRequest) -> AdminReply:
         """Replace the list of instances: those missing from it leave, the others are added or updated."""
@@ -215,7 +215,7 @@ class ManagementPort:
         ip, port = body_members.get("ip"), body_members.get("port")
         if not isinstance(ip, str) or not isinstance(port, str):
             return BAD_REQUEST_REPLY
-        instance = next((each for each in self.table if _server_address(each) == (ip, port)), None)
+        instance = next((instance for instance in self.table if _server_address(instance) == (ip, port)), None)
         if instance is None:
             return FAILED_REPLY
         try:

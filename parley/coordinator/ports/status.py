@@ -54,7 +54,7 @@ class StatusPort:
 
     def model_readiness(self, request: AdminRequest) -> AdminReply:
         """Answer a readiness probe for one model."""
-        known = any(request.matched_segment in each.models for each in self._table)
+        known = any(request.matched_segment in instance.models for instance in self._table)
         return (
             UP_REPLY
             if known and self._management.master and self._table.is_cluster_ready(request.matched_segment)
@@ -82,7 +82,9 @@ class StatusPort:
             "ttft": {"sum": counters.ttft.observed_sum, "count": counters.ttft.observed_count},
             "tpot": {"sum": counters.tpot.observed_sum, "count": counters.tpot.observed_count},
             "transfer": {"sum": counters.transfer.observed_sum, "count": counters.transfer.observed_count},
-            "instances": [self._instance_data(each) for each in sorted(table, key=lambda each: each.id)],
+            "instances": [
+                self._instance_data(instance) for instance in sorted(table, key=lambda instance: instance.id)
+            ],
             "alarms": list(self._management.alarms)[-8:],
         }
 

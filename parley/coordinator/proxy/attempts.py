@@ -426,8 +426,8 @@ def _classify_refusal(placement: Placement, answer: InstanceAnswer, usable: Sequ
         return AttemptFailed(answer.status, refusals.TEXTS.prefill_failed, placement.p)
     if prefill_answer.reports_wrong_role(answer):
         return AttemptFailed(503, refusals.TEXTS.prefill_failed, placement.p)
-    if SHORT_HEADER in marks and any(each.context_length > placement.p.context_length for each in usable):
-        equally_unfit = [each.id for each in usable if each.context_length <= placement.p.context_length]
+    if SHORT_HEADER in marks and any(instance.context_length > placement.p.context_length for instance in usable):
+        equally_unfit = [instance.id for instance in usable if instance.context_length <= placement.p.context_length]
         return AttemptFailed(
             answer.status, refusals.TEXTS.prefill_failed, placement.p, answer=answer, equally_unfit=equally_unfit
         )

@@ -31,7 +31,7 @@ class ClientIdentity:
         table = self._table
         if table.checks_keys and self._client_keys is None:
             now = table.clock()
-            instance = min(table, key=lambda each: (not each.is_usable(now), each.id))
+            instance = min(table, key=lambda instance: (not instance.is_usable(now), instance.id))
             await forward.check_client(self._connections, client, instance)
 
     async def check_with_instance(self, path: ApiPath, client: DownstreamClient) -> None:

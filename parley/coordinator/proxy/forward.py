@@ -153,7 +153,7 @@ async def forward_to_all(
     answers = await _ask_all(connections, client, instances, body)
     if len(answers) < len(instances):
         raise refusals.coordinator_error(500, refusals.TEXTS.send_failed)
-    client.send_complete(*next((each for each in answers if each.status >= 400), answers[0]))
+    client.send_complete(*next((answer for answer in answers if answer.status >= 400), answers[0]))
 
 
 async def forward_to_able(
@@ -162,7 +162,7 @@ async def forward_to_able(
     """Send the request to all instances, and the client the first success, or else the first answer. Raises
     ParleyError."""
     answers = await _ask_all(connections, client, instances, body)
-    client.send_complete(*next((each for each in answers if each.status < 400), answers[0]))
+    client.send_complete(*next((answer for answer in answers if answer.status < 400), answers[0]))
 
 
 async def forward_and_merge(
@@ -174,9 +174,9 @@ async def forward_and_merge(
 ) -> None:
     """Send the client the merged answers of all instances, or the first error if none succeeds. Raises ParleyError."""
     answers = await _ask_all(connections, client, instances, body)
-    pages = [each for each in answers if each.status == 200]
+    pages = [answer for answer in answers if answer.status == 200]
     try:
-        client.send_complete(*(pages[0]._replace(body=merge(each.body for each in pages)) if pages else answers[0]))
+        client.send_complete(*(pages[0]._replace(body=merge(page.body for page in pages)) if pages else answers[0]))
     except (msgspec.MsgspecError, UnicodeDecodeError):
         raise refusals.coordinator_error(500, refusals.TEXTS.send_failed) from None
 

@@ -275,7 +275,7 @@ class InferenceFront:
         connections, method = self._connections, client.scope["method"]
         if kind == "summed_info" and method != "HEAD":
             return forward.forward_and_merge(connections, client, usable, body, merge_answers.sum_pages)
-        if kind == "models" and method != "HEAD" and len({each.models for each in usable}) > 1:
+        if kind == "models" and method != "HEAD" and len({instance.models for instance in usable}) > 1:
             return forward.forward_and_merge(connections, client, usable, body, merge_answers.unite_lists)
         if kind == "activity" and method != "HEAD":
             return forward.forward_and_merge(connections, client, usable, body, merge_answers.merge_activity)

@@ -143,9 +143,11 @@ class GenerationFront:
         """Reserve the tokens that a request may use, if its client's key has limits of tokens. False if an instance has
         refused the request, and the client has that answer. Raises ParleyError, ClientGone."""
         usable = self._scheduler.table.usable_instances()
-        holders = least_loaded([each for each in usable if scheduling_request.model in each.models] or usable)
+        holders = least_loaded(
+            [instance for instance in usable if scheduling_request.model in instance.models] or usable
+        )
         rate = self._scheduler.options.string_token_rate
-        if not all(each.native for each in usable):
+        if not all(instance.native for instance in usable):
             client.meter = AnswerMeter(scheduling_request.model, scheduling_request.length, rate)
         refusal = await reserve_tokens(self._connections, client, path, body, scheduling_request, holders)
         if refusal is not None:

@@ -32,7 +32,9 @@ class GrpcPassthrough:
     async def pass_through(self, method: str, requests: AsyncIterator[bytes], context: GrpcContext) -> None:
         """Pass one call of any kind through to an instance; a unary call is a stream of one message."""
         instance = min(
-            (each for each in self._table.usable_instances() if each.grpc), key=self._instance_rank, default=None
+            (instance for instance in self._table.usable_instances() if instance.grpc),
+            key=self._instance_rank,
+            default=None,
         )
         if instance is None:
             no_address = bool(self._table.usable_instances())

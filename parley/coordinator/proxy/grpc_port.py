@@ -106,7 +106,7 @@ class CoordinatorGrpcPort:
             return unary(partial(self._run_handler, partial(self._answer_probe, *PROBE_HANDLERS[method])))
         if method == WATCH_METHOD:
             return grpc.unary_stream_rpc_method_handler(partial(self._run_handler, self._watch_health))
-        if all(each.native for each in usable):
+        if all(instance.native for instance in usable):
             if method == STATISTICS_METHOD:
                 return unary(partial(self._run_handler, self._sum_statistics))
             if method == INFER_PATH:
@@ -218,14 +218,14 @@ class CoordinatorGrpcPort:
         page = await GrpcCycle().run_request(self._front, "GET", "/v2/models/stats", headers)
         entries = msgspec.json.decode(page)["model_stats"]
         path = {"model": message.name, "version": message.version}
-        facts = ServerFacts(__version__, [ModelCard(each["name"], 0, None) for each in entries], ready=True)
+        facts = ServerFacts(__version__, [ModelCard(entry["name"], 0, None) for entry in entries], ready=True)
         context = RequestContext("", 0, "", path_parts={part: value for part, value in path.items() if value})
         try:
             answer = decode_http_answer(control.model_statistics(b"", context, facts))
         except ParleyError as error:
             raise grpc_error(error) from None
-        names = {each["name"] for each in answer["model_stats"]}
-        selected = {"model_stats": [each for each in entries if each["name"] in names]}
+        names = {entry["name"] for entry in answer["model_stats"]}
+        selected = {"model_stats": [entry for entry in entries if entry["name"] in names]}
         return bytes(fill_message("ModelStatisticsResponse", selected).SerializeToString())
 
 

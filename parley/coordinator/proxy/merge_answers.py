@@ -82,7 +82,7 @@ def _merge_member(name: str, left: Any, right: Any) -> Any:
 
 
 def _are_numbers(*values: Any) -> bool:
-    return all(isinstance(each, int | float) and not isinstance(each, bool) for each in values)
+    return all(isinstance(number, int | float) and not isinstance(number, bool) for number in values)
 
 
 def _entry_name(entry: Any) -> Any:

@@ -32,10 +32,10 @@ class ApiPath:
 
     def __init__(self, routes: Sequence[tuple[Route, ApiMount]]):
         self._page = next((route for route, _ in routes if route.kind == "page"), None)
-        routes = [each for each in routes if each[0].kind != "page"] or routes
-        routes = [each for each in routes if not each[0].for_encoders] or routes  # an instance knows its model
+        routes = [mounted for mounted in routes if mounted[0].kind != "page"] or routes
+        routes = [mounted for mounted in routes if not mounted[0].for_encoders] or routes  # an instance knows its model
         self._routes = routes
-        self._default_route = next((each for each in routes if not each[0].yields_unclaimed), routes[0])
+        self._default_route = next((mounted for mounted in routes if not mounted[0].yields_unclaimed), routes[0])
         self.route, self.dialect = self._default_route[0], self._default_route[1].dialect
         kinds = {route.kind for route, _ in routes}
         self.kind: RouteKind | None = self.route.kind if len(kinds) == 1 else None  # None: depends on the body
@@ -57,7 +57,7 @@ class ApiPath:
         if self.has_one_route:
             return self.route, self.dialect
         names = non_null_members(body)
-        claiming = (each for each in self._routes if each[0].claims_request(names, headers))
+        claiming = (mounted for mounted in self._routes if mounted[0].claims_request(names, headers))
         route, mount = next(claiming, self._default_route)
         return route, mount.dialect
 
@@ -115,4 +115,4 @@ class PathTable:
         for (_, known), api_path in self._plain.items():
             if known == path:
                 return api_path.dialect
-        return error_dialect([each for each in self._mounts if each.dialect.name != "parley"], path)
+        return error_dialect([mount for mount in self._mounts if mount.dialect.name != "parley"], path)

@@ -39,7 +39,7 @@ class RecordKeeper:
         """
         elsewhere = self._table.checks_keys and not self._knows_keys
         is_one_tenant = not elsewhere or len(set(presented_keys(client.headers))) < 2
-        return bool(self._store.size) and is_one_tenant and all(each.native for each in self._table)
+        return bool(self._store.size) and is_one_tenant and all(instance.native for instance in self._table)
 
     async def close(self) -> None:
         """Stop the requests in the background, and close the store."""

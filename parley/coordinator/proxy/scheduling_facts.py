@@ -37,7 +37,7 @@ class SchedulingFacts:
         """Return the instances that have the requested model, or all if none has it."""
         model = client.path_params.get("model", "") or (await self._hash_prompt(client, body)).model
         model = self._table.served_name(model)
-        return [each for each in usable if model in each.models] or usable
+        return [instance for instance in usable if model in instance.models] or usable
 
     async def _hash_prompt(self, client: DownstreamClient, body: bytes, owner: str = "") -> PromptHashes:
         rate = self._table.options.string_token_rate

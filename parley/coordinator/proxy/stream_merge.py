@@ -115,7 +115,7 @@ class StreamMerge:
         if used_tokens is None or self._used_is_final:
             return used_tokens
         try:
-            records = [binascii.a2b_base64(each, strict_mode=True) for each in self._records]
+            records = [binascii.a2b_base64(text, strict_mode=True) for text in self._records]
             return msgspec.structs.replace(used_tokens, output_tokens=handover.count_output_tokens(records))
         except (binascii.Error, Malformed):
             return used_tokens
@@ -125,7 +125,7 @@ class StreamMerge:
         if not self.sent or not self._records:
             return b""
         try:
-            return handover.join_records([binascii.a2b_base64(each, strict_mode=True) for each in self._records])
+            return handover.join_records([binascii.a2b_base64(text, strict_mode=True) for text in self._records])
         except binascii.Error:
             raise ResultsCut(final=True) from None
 
@@ -226,7 +226,7 @@ class StreamMerge:
         self._early_size += len(frame.payload) + len(frame.record or b"")
         if self._early_size > MAX_EARLY_BYTES:
             self._fail_attempt(ResultsCut())
-        elif frame.kind == "lastData" and any(each.kind == "head" for each in self._early):
+        elif frame.kind == "lastData" and any(early.kind == "head" for early in self._early):
             self._finish_before_prefill()
 
     def _finish_before_prefill(self) -> None:

@@ -79,7 +79,7 @@ async def reserve_tokens(
     """Reserve the tokens that a request may use, if its client's key has limits of tokens. ``instances``: usable ones
     that have its model, the best first. Return an instance's refusal of the request, if there is one. Raises
     ParleyError, ClientGone."""
-    native = [each for each in instances if each.native]
+    native = [instance for instance in instances if instance.native]
     if len(native) < len(instances):
         check_key_models(client.tenant, (scheduling_request.model,))  # servers of another make do not know the key
     limits = client.tenant.limits
@@ -104,7 +104,7 @@ async def _ask_token_counts(
 ) -> ReservedTokens | InstanceAnswer:
     """Return the tokens that a request reserves, or an instance's refusal of the request. Raises ParleyError if no
     instance can say it."""
-    longest = max((each.context_length for each in instances), default=0)  # the context that fits most requests
+    longest = max((instance.context_length for instance in instances), default=0)  # the context that fits most requests
     for instance in instances:
         headers = [*forward.forwarded_headers(connections, client, instance), (COUNT_HEADER, b"1")]
         try:

@@ -72,7 +72,7 @@ class Placement:
             self.d.decode.add_demand(view.demand_on(self.d)),
         )
         self._failed = False  # one of its instances failed the request
-        self._probed = [each for each in (self.p, self.d) if each.breaker.begin_probe()]
+        self._probed = [instance for instance in (self.p, self.d) if instance.breaker.begin_probe()]
         self._began, self._first, self._second, self._last = now, 0.0, 0.0, 0.0
         self.p.note_prompt(request.marks, now)
         if self.separate:
@@ -247,17 +247,17 @@ class InstanceScheduler:
         return self._can_serve_with(self.table.usable_instances())
 
     def _can_serve_with(self, usable: Sequence[ClusterInstance]) -> bool:
-        return self.table.is_complete(usable) or (self.options.fallback and any(each.native for each in usable))
+        return self.table.is_complete(usable) or (self.options.fallback and any(instance.native for instance in usable))
 
     def _try_placement(self, request: SchedulingRequest, usable: Sequence[ClusterInstance]) -> Placement | None:
         """Place a request now; None if there is no room. Raises RequestRefused."""
         candidates, now = self._instances_with_model(request, usable), self.table.clock()
         preferred = (
-            [each for each in candidates if each.id not in request.failed_instances]
+            [instance for instance in candidates if instance.id not in request.failed_instances]
             if request.failed_instances
             else candidates
         )
-        trusted = [each for each in preferred if not each.breaker.is_open(now)]
+        trusted = [instance for instance in preferred if not instance.breaker.is_open(now)]
         if len(trusted) < len(preferred) and self._can_serve_with(trusted):
             preferred = trusted
         view = RequestView(request, preferred, now)
@@ -278,7 +278,7 @@ class InstanceScheduler:
 
         A request that has received a part of its answer is never refused.
         """
-        deadlines = [each for each in (request.deadline, self.options.slo_ttft) if each is not None]
+        deadlines = [seconds for seconds in (request.deadline, self.options.slo_ttft) if seconds is not None]
         if deadlines and pair.predicted_ttft is not None:
             earliest = min(deadlines)
             own_seconds = pair.predicted_ttft - pair.queue_seconds
@@ -297,9 +297,9 @@ class InstanceScheduler:
         An answer that has begun can only continue on the same weights; their name does not matter.
         """
         if request.layout:
-            usable = [each for each in usable if each.layout in ("", request.layout)]
-        candidates = [each for each in usable if request.model in each.models] if request.model else usable
-        return candidates if candidates or any(request.model in each.models for each in self.table) else usable
+            usable = [instance for instance in usable if instance.layout in ("", request.layout)]
+        candidates = [instance for instance in usable if request.model in instance.models] if request.model else usable
+        return candidates if candidates or any(request.model in instance.models for instance in self.table) else usable
 
     def _refuse_request(self, status: int, text: str, retry_after: float | None = None) -> RequestRefused:
         self.counters.count_refusal(status)

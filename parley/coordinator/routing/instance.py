@@ -160,4 +160,4 @@ class ClusterInstance:
 
 def least_loaded(instances: Iterable[ClusterInstance]) -> list[ClusterInstance]:
     """Return instances in the order in which to ask them: those of parley first, then by their number of requests."""
-    return sorted(instances, key=lambda each: (not each.native, each.tasks, each.id))
+    return sorted(instances, key=lambda instance: (not instance.native, instance.tasks, instance.id))

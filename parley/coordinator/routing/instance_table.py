@@ -48,17 +48,17 @@ class InstanceTable:
     def usable_instances(self) -> list[ClusterInstance]:
         """Return the instances that new requests may be sent to."""
         now = self.clock()
-        return [each for each in self.instances.values() if each.is_usable(now)]
+        return [instance for instance in self.instances.values() if instance.is_usable(now)]
 
     @property
     def checks_keys(self) -> bool:
         """Whether instances have API keys, as all of a cluster do or none does."""
-        return any(each.checks_keys for each in self.instances.values())
+        return any(instance.checks_keys for instance in self.instances.values())
 
     @property
     def has_private_prefixes(self) -> bool:
         """Whether requests of different API keys share no cached prefixes."""
-        return any(each.has_private_prefixes for each in self.instances.values())
+        return any(instance.has_private_prefixes for instance in self.instances.values())
 
     def add_instance(self, instance: ClusterInstance) -> ClusterInstance:
         """Add an instance. It replaces one with the same id, whose requests are lost."""
@@ -161,7 +161,7 @@ class InstanceTable:
 
     def model_names(self) -> set[str]:
         """Return the names of models that instances report."""
-        return {name for each in self for name in each.models}
+        return {name for instance in self for name in instance.models}
 
     def served_name(self, model: str) -> str:
         """Return a model's name as instances report it, which may have or lack a default tag; itself if none does."""
@@ -170,18 +170,22 @@ class InstanceTable:
     def is_cluster_ready(self, model: str = "") -> bool:
         """Whether the usable instances form a complete cluster, optionally counting only those with ``model``."""
         return self.is_complete(
-            [each for each in self.usable_instances() if not model or model in each.models or not each.models]
+            [
+                instance
+                for instance in self.usable_instances()
+                if not model or model in instance.models or not instance.models
+            ]
         )
 
     def is_complete(self, usable: Sequence[ClusterInstance]) -> bool:
         """Whether these include a P with a linked D, or an instance that does both."""
         mode = self.options.deploy_mode
-        if mode in ("auto", "single_node") and any(each.role == "mixed" for each in usable):
+        if mode in ("auto", "single_node") and any(instance.role == "mixed" for instance in usable):
             return True
         if mode == "single_node":
             return False
-        ps = [each for each in usable if each.role != "mixed" and each.prefill.instance_share > 0]
-        ds = [each for each in usable if each.role != "mixed" and each.decode.instance_share > 0]
+        ps = [instance for instance in usable if instance.role != "mixed" and instance.prefill.instance_share > 0]
+        ds = [instance for instance in usable if instance.role != "mixed" and instance.decode.instance_share > 0]
         return any(p.is_linked(d) for p in ps for d in ds)
 
     def explain_lack(self) -> str:
@@ -190,7 +194,9 @@ class InstanceTable:
         if self.is_cluster_ready():
             return ""
         if unattached := [
-            each for each in self.instances.values() if not each.has_result_stream and each.state_at(now) == "ready"
+            instance
+            for instance in self.instances.values()
+            if not instance.has_result_stream and instance.state_at(now) == "ready"
         ]:
             return f"The results of instance {unattached[0].id} cannot be received."
         if not usable:
@@ -198,8 +204,8 @@ class InstanceTable:
         if self.options.deploy_mode == "single_node":
             return "With deploy_mode = single_node only instances of role mixed are used."
         ps, ds = (
-            [each for each in usable if each.prefill.instance_share > 0],
-            [each for each in usable if each.decode.instance_share > 0],
+            [instance for instance in usable if instance.prefill.instance_share > 0],
+            [instance for instance in usable if instance.decode.instance_share > 0],
         )
         if not ps or not ds:
             return f"No instance {'decodes' if ps else 'prefills'}; set fallback = true to let one role do both."

@@ -127,10 +127,12 @@ class LoadBalancePolicy(CandidatePolicy):
         ps = self.prefill_candidates(view, ds)
         if not ps:
             return None
-        p = min(ps, key=lambda each: (prefill_load(each.prefill, view.demand_on(each), values), each.id))
+        p = min(
+            ps, key=lambda instance: (prefill_load(instance.prefill, view.demand_on(instance), values), instance.id)
+        )
         d = min(
             linked_decoders(p, ds),
-            key=lambda each: (decode_load(each.decode, view.demand_on(each), coefficient), each.id),
+            key=lambda instance: (decode_load(instance.decode, view.demand_on(instance), coefficient), instance.id),
         )
         return InstancePair(p, d)
 
@@ -161,7 +163,7 @@ class RoundRobinPolicy(CandidatePolicy):
 
 def _next_by_id(instances: Iterable[ClusterInstance], last: int) -> ClusterInstance:
     """Return the instance with the next higher id after ``last``, wrapping around."""
-    return min(instances, key=lambda each: (each.id <= last, each.id))
+    return min(instances, key=lambda instance: (instance.id <= last, instance.id))
 
 
 class CacheAffinityPolicy(CandidatePolicy):
@@ -174,14 +176,14 @@ class CacheAffinityPolicy(CandidatePolicy):
 
     def pick_pair(self, view: RequestView) -> InstancePair | None:
         """Pick by conversation; None if there is no room."""
-        mixed = RequestView(view.request, [each for each in view.usable if each.role == "mixed"], view.now)
+        mixed = RequestView(view.request, [instance for instance in view.usable if instance.role == "mixed"], view.now)
         turns = view.request.turns
         if turns is None:
             return self._round_robin.pick_pair(mixed)
         pair: InstancePair | None = None
         if turns.message_count > 2 and turns.earlier_hash in self._conversations:
             instance_id = self._conversations[turns.earlier_hash]
-            previous = next((each for each in mixed.usable if each.id == instance_id), None)
+            previous = next((instance for instance in mixed.usable if instance.id == instance_id), None)
             if (
                 previous is not None
                 and self._has_free_resources(previous)

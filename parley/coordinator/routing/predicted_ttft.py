@@ -31,7 +31,7 @@ class PredictedTtftPolicy(CandidatePolicy):
         pair = self._separate_pair(view, ds)
         if pair is not None and pair.p.role == "mixed":
             return pair
-        whole_capable = [each for each in view.usable if each.native and each.role != "mixed"]
+        whole_capable = [instance for instance in view.usable if instance.native and instance.role != "mixed"]
         if mode == "never":
             return self._single_instance(view, whole_capable) or pair
         if pair is None:
@@ -72,11 +72,11 @@ class PredictedTtftPolicy(CandidatePolicy):
             return InstancePair(p, p, *prediction)
         d = min(
             linked_decoders(p, ds),
-            key=lambda each: (
-                p.handover_paused(each, view.now),
-                resource_fullness(view, each),
-                -view.cached_prompt_tokens(each),
-                each.id,
+            key=lambda instance: (
+                p.handover_paused(instance, view.now),
+                resource_fullness(view, instance),
+                -view.cached_prompt_tokens(instance),
+                instance.id,
             ),
         )
         return InstancePair(p, d, *prediction)
@@ -118,7 +118,9 @@ def predict_ttft(view: RequestView, instance: ClusterInstance) -> tuple[float | 
     if not time_model.seen and rate > 0:
         return (prompt_tokens + side.tokens) / rate, side.tokens / rate
     if not time_model.seen:
-        time_model = next((each.prefill.time_model for each in view.usable if each.prefill.time_model.seen), time_model)
+        time_model = next(
+            (instance.prefill.time_model for instance in view.usable if instance.prefill.time_model.seen), time_model
+        )
     if not time_model.seen:
         return None, 0.0
     a, b = time_model.fitted_line()

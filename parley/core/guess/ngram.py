@@ -57,14 +57,14 @@ class PredictionProposer:
 
     def propose_drafts(self, draft_limits: list[tuple[Sequence, int]]) -> list[list[int]]:
         """Return drafts for each sequence, in order."""
-        other_limits = [each for each in draft_limits if not each[0].request.prediction]
+        other_limits = [limit for limit in draft_limits if not limit[0].request.prediction]
         other_drafts = iter(
             self._fallback.propose_drafts(other_limits)
             if self._fallback is not None and other_limits
             else [[]] * len(other_limits)
         )
         predicted_drafts = iter(
-            self._ngram_proposer.propose_drafts([each for each in draft_limits if each[0].request.prediction])
+            self._ngram_proposer.propose_drafts([limit for limit in draft_limits if limit[0].request.prediction])
         )
         return [next(predicted_drafts if sequence.request.prediction else other_drafts) for sequence, _ in draft_limits]
 

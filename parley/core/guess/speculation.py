@@ -188,7 +188,7 @@ class Speculation:
     ) -> dict[Sequence, tuple[int, ...]]:
         """Return the drafts that are worth their rows in a step of ``rows`` decodes."""
         chances = {sequence: self._history_of(sequence).draft_chances(len(guess)) for sequence, guess in drafts}
-        ranked = sorted((chance for each in chances.values() for chance in each), reverse=True)
+        ranked = sorted((chance for row_chances in chances.values() for chance in row_chances), reverse=True)
         count = self.costs.best_draft_count(rows, ranked)
         selection = {}
         for sequence, guess in drafts:

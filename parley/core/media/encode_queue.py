@@ -89,7 +89,7 @@ class EncodeQueue:
                 if self._hold_item(sequence, item.digest):
                     self.hits += 1
                 else:
-                    self.hits += any(item.digest in each for each in self._missing.values())
+                    self.hits += any(item.digest in missing_digests for missing_digests in self._missing.values())
                     missing[item.digest] = item
         if missing:
             self._missing[sequence] = missing
@@ -127,8 +127,10 @@ class EncodeQueue:
 
     def check_invariants(self, sequences: Collection[Sequence]) -> None:
         """Check conservation of embeddings, for tests; ``sequences``: all that run or wait. Raises AssertionError."""
-        self.cache.check_invariants(Counter(digest for each in sequences for digest in each.item_embeddings))
-        assert self._holders == {each for each in sequences if each.item_embeddings}, "a holder that has ended"
+        self.cache.check_invariants(Counter(digest for sequence in sequences for digest in sequence.item_embeddings))
+        assert self._holders == {sequence for sequence in sequences if sequence.item_embeddings}, (
+            "a holder that has ended"
+        )
         assert set(self.waiting) == self._missing.keys() <= set(sequences)
         assert all(self._missing.values())
 
@@ -137,7 +139,7 @@ class EncodeQueue:
         if not self.waiting:
             return None
         candidates = self.waiting.head_sequence, *self.waiting
-        return next((each for each in candidates if self._has_room_for(each)), None)
+        return next((candidate for candidate in candidates if self._has_room_for(candidate)), None)
 
     def _has_room_for(self, sequence: Sequence) -> bool:
         if self.cache.held_bytes < self.cache.capacity:
@@ -145,7 +147,7 @@ class EncodeQueue:
         is_urgent = sequence.priority < sequence.request.priority
         if is_urgent or sequence.admission_number >= 0:
             return True
-        return all(each in self._missing or each.priority > sequence.priority for each in self._holders)
+        return all(holder in self._missing or holder.priority > sequence.priority for holder in self._holders)
 
     def _on_encoded(self, digest: bytes, result: EncodeResult) -> None:
         """Give the embeddings to all that wait for them, or fail those sequences."""

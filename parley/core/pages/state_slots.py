@@ -161,7 +161,7 @@ class StateSlots:
 
     def check_invariants(self, sequences: Iterable[Sequence], held_slots: Iterable[list[int]] = ()) -> None:
         """Check conservation of slots, for tests. ``held_slots``: those with other holders. Raises AssertionError."""
-        held = [[each.state_slot - self._first_slot] for each in sequences if each.state_slot >= 0]
+        held = [[sequence.state_slot - self._first_slot] for sequence in sequences if sequence.state_slot >= 0]
         self.pool.check_invariants([self._step_slots, *held, *held_slots])
 
     def _is_readable(self, digest: bytes) -> bool:

@@ -156,8 +156,8 @@ class BeamSearch:
         self, rank: int, beam: LiveBeam
     ) -> Iterator[tuple[float, int, int, LiveBeam, BeamCandidate]]:
         """Yield the candidates that may follow a beam, most probable first; of equal ones, the lowest token first."""
-        for loss, equal in groupby(self._candidates[beam.sequence], lambda each: -(beam.total_logprob + each.logprob)):
-            for candidate in sorted(equal, key=lambda each: each.token):
+        for loss, equal in groupby(self._candidates[beam.sequence], lambda item: -(beam.total_logprob + item.logprob)):
+            for candidate in sorted(equal, key=lambda item: item.token):
                 yield loss, rank, candidate.token, beam, candidate
 
     @property

@@ -85,7 +85,7 @@ class BeamSearches:
         ``error``: the error of choices whose beams cannot fork.
         """
         for request_id in dict.fromkeys(
-            each.request_id for each in sequences if each.request_id in self._searches_by_id
+            sequence.request_id for sequence in sequences if sequence.request_id in self._searches_by_id
         ):
             search = self._searches_by_id[request_id]
             if not search.all_reported:

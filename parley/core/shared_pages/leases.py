@@ -73,9 +73,9 @@ class LeaseGroup:
     def pages_required(self) -> int:
         """Number of pages that suffice for all leases and any one of the choices that have not started."""
         choice_pages = (
-            count_pages(len(each)) - lease.shared_page_count(each)
+            count_pages(len(choice)) - lease.shared_page_count(choice)
             for lease in self.leases
-            for each in lease.unstarted_choices
+            for choice in lease.unstarted_choices
         )
         return sum(len(lease.hashes) for lease in self.leases) + max(choice_pages, default=0)
 
@@ -175,7 +175,9 @@ class Leases:
         lease = self._leases.get(sequence.request_id)
         if lease is None:
             return
-        found = [self._pool.find_cached(each) for each in lease.hashes[len(lease.pages) : computed // BLOCK_SIZE]]
+        found = [
+            self._pool.find_cached(page_hash) for page_hash in lease.hashes[len(lease.pages) : computed // BLOCK_SIZE]
+        ]
         # None: this choice continues differently, or the page is not trusted.
         new_pages = [block for block in takewhile(lambda block: block is not None, found) if block is not None]
         if self._states is not None:

@@ -111,7 +111,7 @@ class Reservations:
 
     def held_states(self) -> Iterator[list[int]]:
         """Return the slots with states of each reservation, for conservation checks."""
-        return ([each.state] for each in self._reservations.values() if each.state >= 0)
+        return ([reservation.state] for reservation in self._reservations.values() if reservation.state >= 0)
 
     def reserve_pages(self, key: str, prefix: KVPrefix, answer: ReserveCallback) -> None:
         """Reserve the whole pages of a prefix. ``answer`` is called now, or when the adapter is in memory."""

@@ -145,13 +145,17 @@ class PageStaging:
 
     def check_invariants(self) -> None:
         """Check conservation of places, for tests. Raises AssertionError."""
-        incoming_places = [place for each in self._incoming.values() for _, place in each.pairs[each.received_count :]]
+        incoming_places = [
+            place for transfer in self._incoming.values() for _, place in transfer.pairs[transfer.received_count :]
+        ]
         outgoing_places = list(self._places.values())
         assert sorted([*self._free_places, *incoming_places, *outgoing_places]) == list(
             range(self._copier.place_count)
         ), "free + used != all"
         announced = [
-            self._places[page] for each in self._outgoing.values() for page in each.pages[: each.announced_count]
+            self._places[page]
+            for transfer in self._outgoing.values()
+            for page in transfer.pages[: transfer.announced_count]
         ]
         assert sorted(announced) == sorted(place for place, count in self._reader_counts.items() for _ in range(count))
         assert set(announced) == set(outgoing_places), "a place that was never announced"

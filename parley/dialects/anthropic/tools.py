@@ -40,7 +40,7 @@ class ToolMembers(msgspec.Struct, frozen=True):
 def read_tools(body: Fields, blocks: BlockReader, changes: ToolChanges) -> ToolMembers:
     """Read the tools and the choice among them. Call it after the conversation is read. Raises BadRequest."""
     definitions = [*body.objects("tools", cap=MAX_TOOLS), *changes.definitions]
-    tools = [(each.boolean("defer_loading", False), _read_tool(each, blocks)) for each in definitions]
+    tools = [(definition.boolean("defer_loading", False), _read_tool(definition, blocks)) for definition in definitions]
     _check_names(definitions)
     names = [_name_of(tool) for _, tool in tools]
     hides_deferred = bool(blocks.revealed_tools) or any(map(SEARCH_TOOL.search, names))
@@ -50,7 +50,7 @@ def read_tools(body: Fields, blocks: BlockReader, changes: ToolChanges) -> ToolM
         if _name_of(tool) not in changes.removed
         and not (is_deferred and hides_deferred and _name_of(tool) not in blocks.revealed_tools)
     ]
-    fields = [each.member_path("input_schema") for each in definitions]
+    fields = [definition.member_path("input_schema") for definition in definitions]
     members = _read_choice(body, shown, names, blocks.rules)
     return msgspec.structs.replace(members, schema_fields=dict(zip(names, fields, strict=True)))
 

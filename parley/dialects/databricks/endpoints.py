@@ -41,8 +41,10 @@ def host_metadata(body: bytes, context: RequestContext, facts: ServerFacts) -> A
 
 def list_endpoints(body: bytes, context: RequestContext, facts: ServerFacts, created: EndpointsByName) -> Answer:
     """List all endpoints that the client may see."""
-    seen = [each for each in _all_endpoints(facts, created) if each.client_level(context.client) is not None]
-    return json_answer({"endpoints": [_endpoint_summary(each, facts, context.client) for each in seen]})
+    seen = [
+        endpoint for endpoint in _all_endpoints(facts, created) if endpoint.client_level(context.client) is not None
+    ]
+    return json_answer({"endpoints": [_endpoint_summary(endpoint, facts, context.client) for endpoint in seen]})
 
 
 def get_endpoint(body: bytes, context: RequestContext, facts: ServerFacts, created: EndpointsByName) -> Answer:
@@ -120,10 +122,10 @@ def delete_endpoint(
 def change_tags(body: bytes, context: RequestContext, facts: ServerFacts, created: EndpointsByName) -> EndpointChange:
     """Add and delete tags. Raises UnknownModel, Forbidden, BadRequest."""
     endpoint, fields = _find_created(context, facts, created), decode_fields(body, ENDPOINT_WORDING)
-    tags = {each["key"]: each for each in _endpoint_description(endpoint)["tags"]}
+    tags = {tag["key"]: tag for tag in _endpoint_description(endpoint)["tags"]}
     for key in fields.strings("delete_tags", cap=64, total=1 << 16):
         tags.pop(key, None)
-    tags |= {each["key"]: each for each in config.read_tags(fields, "add_tags")}
+    tags |= {tag["key"]: tag for tag in config.read_tags(fields, "add_tags")}
     return _change_description(endpoint, {"tags": list(tags.values())}, {"tags": list(tags.values())})
 
 
@@ -207,7 +209,7 @@ def _all_endpoints(facts: ServerFacts, created: EndpointsByName) -> list[Endpoin
 def _find_endpoint(context: RequestContext, facts: ServerFacts, created: EndpointsByName) -> Endpoint:
     """Return the endpoint that the path names. Raises UnknownModel."""
     name = context.path_parts["endpoint"]
-    endpoint = next((each for each in _all_endpoints(facts, created) if each.name == name), None)
+    endpoint = next((listed for listed in _all_endpoints(facts, created) if listed.name == name), None)
     if endpoint is None:
         raise UnknownModel(f"Endpoint with name '{name[:100]}' does not exist.", name=name)
     return endpoint
@@ -251,7 +253,7 @@ def _find_created(context: RequestContext, facts: ServerFacts, created: Endpoint
 def find_by_id(context: RequestContext, facts: ServerFacts, created: EndpointsByName) -> Endpoint:
     """Return the endpoint with the path's id. Raises NotFound."""
     path_id = context.path_parts["id"]
-    endpoint = next((each for each in _all_endpoints(facts, created) if endpoint_id(each) == path_id), None)
+    endpoint = next((listed for listed in _all_endpoints(facts, created) if endpoint_id(listed) == path_id), None)
     if endpoint is None:
         raise NotFound(f"Endpoint with id '{path_id[:100]}' does not exist.", code="RESOURCE_DOES_NOT_EXIST")
     return endpoint

@@ -43,7 +43,7 @@ def read_grammar(body: Fields, *, strict_schemas: bool) -> Grammar | None:
     body.string("guided_decoding_backend", None, cap=256)
     guided = _read_guided_members(body)
     if structured is not None:  # guidance sends one grammar in the members of old and new versions of vLLM
-        guided = [each for each in guided if msgspec.structs.replace(each, field=structured.field) != structured]
+        guided = [other for other in guided if msgspec.structs.replace(other, field=structured.field) != structured]
     return forms.only_constraint(structured, *guided, read_response_format(body, strict_schemas))
 
 

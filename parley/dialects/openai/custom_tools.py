@@ -134,7 +134,7 @@ class CustomCallReader:
 
     def read_events(self, events: Sequence[Event]) -> Sequence[Event]:
         """Return the events, with ``CustomCallDelta`` for the pieces of custom tools' calls."""
-        return [each for event in events for each in self._read_event(event)] if self._names else events
+        return [read_event for event in events for read_event in self._read_event(event)] if self._names else events
 
     def _read_event(self, event: Event) -> Iterator[Event]:
         match event:

@@ -63,8 +63,10 @@ def read_tools(body: Fields, rules: ReadingRules) -> ToolMembers:
     """Read the tool members of a body. Raises BadRequest."""
     if rules.needs_tools:
         _check_tools_given(body)
-    declared = _distinct_tools([_read_tool(each, rules) for each in body.objects("tools", cap=MAX_TOOLS)])
-    functions = _distinct_tools([_read_function(each, rules) for each in body.objects("functions", cap=MAX_TOOLS)])
+    declared = _distinct_tools([_read_tool(definition, rules) for definition in body.objects("tools", cap=MAX_TOOLS)])
+    functions = _distinct_tools(
+        [_read_function(definition, rules) for definition in body.objects("functions", cap=MAX_TOOLS)]
+    )
     choice = _read_tool_choice(body, declared, rules)
     function_choice = _read_function_choice(body, functions)
     parallel = body.boolean("parallel_tool_calls", True)

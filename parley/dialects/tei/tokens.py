@@ -40,7 +40,7 @@ def read_tokenize(rules: TeiRules, body: bytes, context: RequestContext) -> Toke
 
 def write_tokens(result: TokenizeResult) -> bytes:
     """Return the tokens of each text as JSON."""
-    return encode_json([_describe_tokens(each) for each in (result, *result.further_results)])
+    return encode_json([_describe_tokens(tokens_result) for tokens_result in (result, *result.further_results)])
 
 
 def _describe_tokens(result: TokenizeResult) -> list[dict[str, Any]]:

@@ -47,12 +47,12 @@ def _member_list(schema: Mapping[str, Any], components: Mapping[str, Any]) -> st
     ]
     own_list = f"<ul>{''.join(items)}</ul>" if items else ""
     inner = [*schema.get("anyOf", ()), *([schema["items"]] if "items" in schema else [])]
-    return own_list + "".join(_member_list(each, components) for each in inner)
+    return own_list + "".join(_member_list(branch, components) for branch in inner)
 
 
 def _type_name(schema: Mapping[str, Any]) -> str:
     """Return the types of a schema in words."""
     kinds = schema.get("type", "any")
     names = [kinds] if isinstance(kinds, str) else kinds
-    names = [_type_name(each) for each in schema["anyOf"]] if "anyOf" in schema else names
+    names = [_type_name(branch) for branch in schema["anyOf"]] if "anyOf" in schema else names
     return " or ".join(dict.fromkeys(name for name in names if name != "null"))

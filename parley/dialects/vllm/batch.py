@@ -44,7 +44,7 @@ class BatchReply(UnstreamedReply):
                 raise unsupported_member(body, name, subject)
         if body.integer("n", 1) != 1:
             raise unsupported_member(body, "n", "More than one answer to each of several conversations is")
-        self._replies = [VllmChatReply(each, context) for each in _split_conversations(body)]
+        self._replies = [VllmChatReply(conversation, context) for conversation in _split_conversations(body)]
         self.request = self._replies[0].request
         self.request.prompts = [reply.request.prompts[0] for reply in self._replies]
         self.request.output_options = msgspec.structs.replace(self.request.output_options, prompt_logprobs=None)

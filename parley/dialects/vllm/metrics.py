@@ -80,7 +80,8 @@ def _adapters_in_use(view: ModelSnapshot) -> list[tuple[str, float]]:
     if not view.adapter_places:
         return []
     names = {
-        waits: ",".join(sorted(name for name, each in view.active_adapters if each == waits)) for waits in (True, False)
+        waits: ",".join(sorted(name for name, waiting in view.active_adapters if waiting == waits))
+        for waits in (True, False)
     }
     properties = {
         "max_lora": str(view.adapter_places),

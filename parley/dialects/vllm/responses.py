@@ -309,7 +309,9 @@ def _vllm_part(part: dict[str, Any], no_logprobs: list[Any] | None) -> dict[str,
 
 
 def _vllm_scores(token: dict[str, Any]) -> dict[str, Any]:
-    alternatives = [{name: each[name] for name in ("token", "bytes", "logprob")} for each in token["top_logprobs"]]
+    alternatives = [
+        {name: alternative[name] for name in ("token", "bytes", "logprob")} for alternative in token["top_logprobs"]
+    ]
     return token | {"top_logprobs": alternatives}
 
 

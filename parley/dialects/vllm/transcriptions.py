@@ -128,7 +128,7 @@ class VllmTranscriptionReply(TranscriptionReply):
 
     def show_language(self, name: str) -> str:
         """Return the code of a language."""
-        return next((code for code, each in self.family.languages.items() if each == name), name)
+        return next((code for code, language in self.family.languages.items() if language == name), name)
 
     def render_refusal(self, error: ParleyError) -> Answer | None:
         """Return vLLM's answer to a clip that cannot be used."""

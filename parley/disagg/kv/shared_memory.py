@@ -140,7 +140,7 @@ class SharedMemoryTransport(KVTransport):
         if not pairs:
             raise LinkLost("The sender's memory is not open.")
         places = [(pair.theirs.places_of(theirs), pair.ours.places_of(ours), pair.grids) for pair in pairs]
-        if sum(len(each) for each, _, _ in places) < len(theirs):
+        if sum(len(source_places) for source_places, _, _ in places) < len(theirs):
             raise LinkLost("The sender named pages outside its arena.")
         if any(len(source_places) != len(own_places) for source_places, own_places, _ in places):
             raise LinkLost("The sender named pages of another kind.")

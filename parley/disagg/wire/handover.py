@@ -100,7 +100,7 @@ def strip_cluster_headers(headers: dict[bytes, bytes]) -> None:
 
 def encode_record(batches: Sequence[OutputBatch]) -> bytes:
     """Encode outputs in rendering order."""
-    return encode_msgpack([each for batch in batches for each in batch])
+    return encode_msgpack([record for batch in batches for record in batch])
 
 
 def ping_record() -> OutputBatch:
@@ -110,7 +110,7 @@ def ping_record() -> OutputBatch:
 
 def join_records(records: Iterable[bytes]) -> bytes:
     """Join records in order. The result precedes the body when a coordinator resumes the request."""
-    return encode_msgpack([msgspec.Raw(each) for each in records])
+    return encode_msgpack([msgspec.Raw(record) for record in records])
 
 
 def split_records(data: bytes) -> list[OutputBatch]:
@@ -221,7 +221,9 @@ def prefill_output_limit(
         return engine_request.max_tokens
     if engine_request.beam is not None:
         return 1
-    return 1 + max((len(each) for index, each in enumerate(tokens) if index not in finished), default=0)
+    return 1 + max(
+        (len(choice_tokens) for index, choice_tokens in enumerate(tokens) if index not in finished), default=0
+    )
 
 
 def _iterate_outputs(prior_outputs: Iterable[OutputBatch]) -> Iterator[tuple[int, EngineOutput]]:

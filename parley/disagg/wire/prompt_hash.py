@@ -107,15 +107,15 @@ class PromptReader:
 
     def __init__(self, dialects: Iterable[Dialect]):
         prompt_members = [dialect.prompt_members for dialect in dialects]
-        self._conversation_members = _unique_names(each.conversations for each in prompt_members)
-        self._prompt_members = _unique_names(each.prompts for each in prompt_members)
-        self._prefix_members = _unique_names(each.preceding for each in prompt_members)
-        salt_members = sorted(_unique_names(each.salts for each in prompt_members))  # in no table's order
+        self._conversation_members = _unique_names(members.conversations for members in prompt_members)
+        self._prompt_members = _unique_names(members.prompts for members in prompt_members)
+        self._prefix_members = _unique_names(members.preceding for members in prompt_members)
+        salt_members = sorted(_unique_names(members.salts for members in prompt_members))  # in no table's order
         self._salt_members = ("model", *salt_members)
-        self._dropped_texts = list(dict.fromkeys(text for each in prompt_members for text in each.dropped_texts))
-        self._media_members = _unique_names(each.media for each in prompt_members)
+        self._dropped_texts = list(dict.fromkeys(text for members in prompt_members for text in members.dropped_texts))
+        self._media_members = _unique_names(members.media for members in prompt_members)
         self._message_readers = list(
-            dict.fromkeys(each.read_non_json for each in prompt_members if each.read_non_json is not None)
+            dict.fromkeys(members.read_non_json for members in prompt_members if members.read_non_json is not None)
         )
 
     def hash_body(

@@ -119,7 +119,7 @@ class InstanceRole:
         while True:
             states = await asyncio.gather(*map(self._link_peer, assignment.peers))
             self.link_states = dict(zip(assignment.peers, states, strict=True))
-            if all(each == "ok" for each in states):
+            if all(state == "ok" for state in states):
                 self.status = "RoleReady"
             await asyncio.sleep(pause)
             pause = min(2 * pause, LONGEST_LINK_CHECK)

@@ -86,8 +86,8 @@ def pack_grouped_parts(
 
     Raises ValueError as ``pack_grouped_weight`` does, and if one has a permutation or scales of outputs.
     """
-    grouped = [each for each in weights if isinstance(each, GroupedWeight)]
-    if any(each.order is not None or each.out_scales is not None for each in grouped):
+    grouped = [part for part in weights if isinstance(part, GroupedWeight)]
+    if any(part.order is not None or part.out_scales is not None for part in grouped):
         raise ValueError("a part with a permutation or scales of outputs")
     parts = [
         _PiecewisePart(weight) if isinstance(weight, GroupedPieces) else _GroupedPart(weight) for weight in weights
@@ -139,7 +139,7 @@ class _GroupedPart:
                 self.code = wider
         if weight.zeros is not None and (dtype := FLOAT_ZERO_DTYPES.get(weight.code)) is not None:
             scales, zeros = (
-                _exact(weight, each, dtype).view(torch.int16).int() for each in (weight.scales, weight.zeros)
+                _exact(weight, part, dtype).view(torch.int16).int() for part in (weight.scales, weight.zeros)
             )
             self.scales = (scales & 0xFFFF | zeros << 16).contiguous()
             return

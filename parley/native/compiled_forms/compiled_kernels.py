@@ -111,7 +111,7 @@ def plan_spans(
         rows += (span.first, span.count, span.length, len(table))
         table += span.table
     # Through numpy, which converts lists three times as fast.
-    spans_of, table_of = (torch.from_numpy(np.array(each, np.int64)) for each in (rows, table))
+    spans_of, table_of = (torch.from_numpy(np.array(pairs, np.int64)) for pairs in (rows, table))
     return CompiledPlan(spans_of.view(-1, 4), table_of, window, None if ends is None else ends.contiguous(), chunk)
 
 

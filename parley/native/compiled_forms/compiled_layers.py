@@ -112,8 +112,10 @@ class Stack:
     @staticmethod
     def supports_layers(layers: Sequence[DecoderLayer]) -> bool:
         """Whether ``layers.cpp`` can compute these layers."""
-        linears = [each for layer in layers for each in _layer_linears(layer)]
-        return bool(linears) and all(isinstance(each, WEIGHT_TYPES) and each.into % ROW_UNIT == 0 for each in linears)
+        linears = [linear for layer in layers for linear in _layer_linears(layer)]
+        return bool(linears) and all(
+            isinstance(linear, WEIGHT_TYPES) and linear.into % ROW_UNIT == 0 for linear in linears
+        )
 
     def run_layers(
         self,
@@ -213,9 +215,9 @@ def _layer_struct(layer: DecoderLayer, shape: LayerShape) -> _LayerStruct:
         shape.score_scale,
         shape.softcap or 0.0,
         shape.residual_scale,
-        *(linear_struct(each) for each in (layer.qkv, layer.output)),
-        *(LinearStruct() if each is None else linear_struct(each) for each in (layer.gate_up, layer.down)),
-        *(LinearStruct() if each is None else linear_struct(each) for each in _latent_linears(layer)),
+        *(linear_struct(linear) for linear in (layer.qkv, layer.output)),
+        *(LinearStruct() if linear is None else linear_struct(linear) for linear in (layer.gate_up, layer.down)),
+        *(LinearStruct() if linear is None else linear_struct(linear) for linear in _latent_linears(layer)),
         _mixture_pointer(layer, shape),
     )
 
@@ -236,4 +238,4 @@ def _layer_linears(layer: DecoderLayer) -> list[PackedWeight]:
     linears = [layer.qkv, layer.output, layer.gate_up, layer.down, *_latent_linears(layer)]
     if layer.mixture is not None:
         linears += [layer.mixture.router, layer.mixture.experts.gate_up, layer.mixture.experts.down]
-    return [each for each in linears if each is not None]
+    return [linear for linear in linears if linear is not None]

@@ -64,7 +64,7 @@ def scan_channels(
     if steps.shape != active.shape or keys.shape != (len(rows), 2 * shape.state_dim):
         raise ValueError(f"steps {list(steps.shape)} and keys {list(keys.shape)} for {shape}")
     assert weights.decay is not None and weights.step_bias is not None and weights.skip is not None
-    rows, active, steps, spans = (each.contiguous() for each in (rows, active, steps, spans))
+    rows, active, steps, spans = (tensor.contiguous() for tensor in (rows, active, steps, spans))
     wide_keys, out = keys.float().contiguous(), torch.empty_like(active)
     library.scan_channels(
         active.data_ptr(),

@@ -88,7 +88,7 @@ class GroupedPieces(NamedTuple):
 def round_int4(weight: torch.Tensor, group: int) -> GroupedWeight:
     """Round a weight to 4 bits. Each group's range runs from its smallest to its largest number and includes zero."""
     parts = [_round_groups(rows, group) for rows in weight.split(max(1, ROUNDING_PORTION // max(weight.shape[1], 1)))]
-    values, scales, zeros = (torch.cat(each) for each in zip(*parts, strict=True))
+    values, scales, zeros = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
     return GroupedWeight(values, scales, zeros, group)
 
 

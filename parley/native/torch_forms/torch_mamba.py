@@ -47,7 +47,8 @@ def _scan_heads(
     x, b, c = active.split([shape.inner, key_width, key_width], 1)
     x = x.unflatten(1, (shape.heads, 1, -1))
     b, c = (
-        each.unflatten(1, (shape.groups, -1, 1)).repeat_interleave(shape.heads // shape.groups, 1) for each in (b, c)
+        tensor.unflatten(1, (shape.groups, -1, 1)).repeat_interleave(shape.heads // shape.groups, 1)
+        for tensor in (b, c)
     )
     wide = F.softplus(steps.double() * shape.step_scale + weights.step_bias.double()).clamp(*shape.step_limits)
     kept = (wide * weights.decay.double()).exp().float()[..., None, None]

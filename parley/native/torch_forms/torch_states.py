@@ -86,13 +86,13 @@ def scan_gated_delta(
         active = silu(convolve_rows(inputs, tail.view(-1, shape.channels), weights))
         sizes = [shape.key_heads * shape.key_dim] * 2 + [shape.inner]
         q, k, v = (
-            each.unflatten(1, (heads, -1))
-            for each, heads in zip(
+            part.unflatten(1, (heads, -1))
+            for part, heads in zip(
                 active.split(sizes, 1), (shape.key_heads, shape.key_heads, shape.value_heads), strict=True
             )
         )
-        q, k = (each * (each.square().sum(-1, keepdim=True) + QUERY_EPS).rsqrt() for each in (q, k))
-        q, k = (each.repeat_interleave(share, 1)[..., None] for each in (q / shape.key_dim**0.5, k))
+        q, k = (tensor * (tensor.square().sum(-1, keepdim=True) + QUERY_EPS).rsqrt() for tensor in (q, k))
+        q, k = (tensor.repeat_interleave(share, 1)[..., None] for tensor in (q / shape.key_dim**0.5, k))
         b, a = gates[span.rows].double().chunk(2, 1)
         strength = b.sigmoid().float()[..., None]
         kept = (weights.decay.double() * F.softplus(a + weights.step_bias.double())).exp().float()[..., None, None]

@@ -208,7 +208,7 @@ def multiply_grouped(x: torch.Tensor, packed: TritonGroupedPacked, result: torch
     tile = next(tile for most, tile in TILES if rows <= most)
     shape = grouped_shape(packed, tile)
     zeros, out_scales, bias = (
-        packed.weight if each is None else each for each in (packed.zeros, packed.out_scales, packed.bias)
+        packed.weight if part is None else part for part in (packed.zeros, packed.out_scales, packed.bias)
     )
     y = x.new_empty(rows, out, dtype=result)
     if rows:

@@ -218,7 +218,7 @@ class ApiLink:
         """Pass a message to its engine."""
         match order.message:
             case SubmitRequest(request):
-                model = next((each for each in self._registry.models if each.name == order.model), None)
+                model = next((model for model in self._registry.models if model.name == order.model), None)
                 if model is None:
                     self._fail_submission(order.model, request, "The model is no longer served.")
                     return

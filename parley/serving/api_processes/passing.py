@@ -131,7 +131,7 @@ async def pass_request(client: MainHttpClient, place: int, exchange: Exchange, b
     path, query, address, scheme = scope[ORIGIN_KEY]
     target = path + (b"?" + query if query else b"")
     hosts = [value for name, value in scope["headers"] if name == b"host"]
-    headers = [each for each in scope["headers"] if each[0] not in HOP_HEADERS and each[0] not in OWN_HEADERS]
+    headers = [header for header in scope["headers"] if header[0] not in HOP_HEADERS and header[0] not in OWN_HEADERS]
     origin = [place, address, scheme, [host.decode("latin-1") for host in hosts]]
     headers.append((ORIGIN_HEADER, json.dumps(origin).encode()))
     try:

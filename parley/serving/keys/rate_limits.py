@@ -128,7 +128,7 @@ class KeyMeter:
         else:
             self.daily_tokens.limit = limits.tokens_per_day
         self.token_budgets: list[RefillingBudget | DailyBudget] = [
-            each for each in (self.tokens, self.daily_tokens) if each is not None
+            budget for budget in (self.tokens, self.daily_tokens) if budget is not None
         ]
 
     def _changed_budget(self, budget: RefillingBudget | None, limit: int | None) -> RefillingBudget | None:
@@ -149,7 +149,7 @@ class KeyMeter:
     def is_idle(self) -> bool:
         """Whether it would be the same if it were new."""
         budgets = [*self.token_budgets, *((self.requests,) if self.requests is not None else ())]
-        return not self.open_requests and not any(each.seconds_until(each.limit) for each in budgets)
+        return not self.open_requests and not any(budget.seconds_until(budget.limit) for budget in budgets)
 
     def limit_states(self) -> KeyLimitStates:
         """Return the limits as answers report them: of tokens the one that is used up sooner."""
@@ -252,7 +252,7 @@ class KeyLimiter:
         meter = self._meters.get(tenant.id)
         if meter is None:
             if len(self._meters) >= MAX_METERS:
-                self._meters = {key: each for key, each in self._meters.items() if not each.is_idle}
+                self._meters = {key: meter for key, meter in self._meters.items() if not meter.is_idle}
             meter = self._meters[tenant.id] = KeyMeter(tenant.limits, self._clock, self._wall_clock)
             if meter.daily_tokens is not None:
                 meter.daily_tokens.spend(self._used_today(tenant.id), meter.utc_day)

@@ -60,7 +60,7 @@ def render_metrics_page(
 def _api_metrics_writers() -> list[MetricsWriter]:
     """Return the metrics writers of the APIs that are mounted at the root."""
     writers = [mount.dialect.shared_metrics for mount in API_MOUNTS if not mount.prefix]
-    return [each for each in writers if each is not None]
+    return [writer for writer in writers if writer is not None]
 
 
 def _response_counts(responses: Mapping[str, LabelledCounter]) -> str:

@@ -170,10 +170,10 @@ def choose_card(cards: list[ModelCard], settings: AttachedSettings, name: str) -
     """Return the model of this name, or the only one. Raises AttachRefused."""
     cards = [card for card in cards if card.parent is None]
     card = next(
-        (card for card in cards if card.id == name), cards[0] if len({each.root for each in cards}) == 1 else None
+        (card for card in cards if card.id == name), cards[0] if len({card.root for card in cards}) == 1 else None
     )
     if card is None:
-        names = ", ".join(each.id for each in cards)
+        names = ", ".join(card.id for card in cards)
         raise AttachRefused(f"{settings.url} serves {names}, but not {name}: choose one with --model NAME=MODEL.")
     if not card.max_model_len:
         raise AttachRefused(f"{settings.url} does not tell the context length of {card.id}, so it is no vLLM server.")
@@ -331,5 +331,5 @@ def _probe(card: ModelCard, params: dict[str, Any]) -> dict[str, Any]:
 def _vocabulary_size(config: dict[str, Any]) -> int:
     """Return the number of logits, 0 if config.json does not say it."""
     text_config = config.get("text_config")
-    sizes = [each.get("vocab_size") for each in (config, text_config) if isinstance(each, dict)]
+    sizes = [section.get("vocab_size") for section in (config, text_config) if isinstance(section, dict)]
     return next((size for size in sizes if isinstance(size, int)), 0)

@@ -160,4 +160,4 @@ def read_vector_answer(choice_id: str, answer: VectorAnswer) -> ChoiceOutput | N
 def _list_position(position: dict[int, PromptToken] | None) -> list[ListedToken] | None:
     if position is None:
         return None
-    return [ListedToken(token_id, each.logprob, each.rank) for token_id, each in position.items()]
+    return [ListedToken(token_id, logprob.logprob, logprob.rank) for token_id, logprob in position.items()]

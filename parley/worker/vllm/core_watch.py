@@ -56,10 +56,10 @@ class CoreWatch:
 
     def _used_seconds(self, processes: list[int]) -> float:
         """Return the processor time that these processes have used since the last call, 0 if one is stopped."""
-        earlier, self._seconds = self._seconds, {each: _processor_seconds(each) for each in processes}
+        earlier, self._seconds = self._seconds, {process: _processor_seconds(process) for process in processes}
         if any(map(is_stopped, processes)):
             return 0.0
-        return sum(max(0.0, seconds - earlier.get(each, 0.0)) for each, seconds in self._seconds.items())
+        return sum(max(0.0, seconds - earlier.get(process, 0.0)) for process, seconds in self._seconds.items())
 
 
 def children_of(process_id: int) -> list[int]:

@@ -191,7 +191,7 @@ class Host:
         await self._load_adapters()
         self._send(EngineReady(self._client.describe_model(self._settings, __version__)))
         works = (self._read_messages(reader), self._read_steps(), self._send_beats(), self._watch_core())
-        ends = [asyncio.create_task(each) for each in works]
+        ends = [asyncio.create_task(work) for work in works]
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         for task in ends:
             task.cancel()

@@ -91,8 +91,8 @@ class GivenChoice:
         if output.finish_reason not in (None, "error") and count < len(self.redrawn):
             return False
         del output.token_ids[:count], self.redrawn[:count]
-        for each in (output.scores, output.token_costs):
-            del (each or [])[:count]
+        for part in (output.scores, output.token_costs):
+            del (part or [])[:count]
         return True
 
 
@@ -333,12 +333,12 @@ class HostLoop:
             del self._computing[choice_id]
         if choice_ids:
             self._client.cancel_choices(choice_ids)
-        for sequence in [each for each in self._waiting if id(each) in ids]:
+        for sequence in [sequence for sequence in self._waiting if id(sequence) in ids]:
             self._waiting.remove_waiting(sequence)
             if sequence.index == 0 and not sequence.output_length:
                 self._reject_transfer(sequence.request.transfer)
         for followers in self._followers.values():
-            followers[:] = [each for each in followers if id(each) not in ids]
+            followers[:] = [sequence for sequence in followers if id(sequence) not in ids]
 
     def _reject_transfer(self, transfer: bytes) -> None:
         """Let the other instance free the pages of a transfer, if there are any, as no choice will fetch them."""

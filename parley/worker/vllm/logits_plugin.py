@@ -28,7 +28,7 @@ def plugin_names(config: VllmConfig) -> list[str]:
     if config.model_config.runner_type != "generate" or config.speculative_config is not None or is_remote:
         return []
     classes: tuple[type, ...] = (SlotEditor,) if config.use_v2_model_runner else (RowEditor, RowCutter)
-    return [f"{__name__}:{each.__name__}" for each in classes]
+    return [f"{__name__}:{processor.__name__}" for processor in classes]
 
 
 @cache

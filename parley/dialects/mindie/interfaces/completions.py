@@ -194,7 +194,7 @@ def _read_completion_prompts(body: Fields, rules: MindieRules) -> list[Prompt]:
     if not rules.strict and isinstance(value, list) and value and isinstance(value[0], str | list):
         if len(value) > MAX_PROMPTS:
             raise body.member_error("prompt", f"At most {MAX_PROMPTS} prompts are allowed, but got {len(value)}")
-        return [_read_completion_prompt(body, each, rules) for each in value]
+        return [_read_completion_prompt(body, item, rules) for item in value]
     return [_read_completion_prompt(body, value, rules)]
 
 

@@ -106,7 +106,7 @@ def _element_count(tensor: Fields) -> int:
     shape = tensor.raw_value("shape")
     if not isinstance(shape, list):
         raise _member_missing_error(tensor, "shape", "array")
-    if any(type(each) is not int for each in shape):
+    if any(type(size) is not int for size in shape):
         raise tensor.member_error("shape", "Shape element must be integer type.")
     if not (len(shape) == 1 or (len(shape) == 2 and shape[0] == 1)) or not 0 < shape[-1] <= inputs.MAX_INPUT_IDS:
         message = (

@@ -76,7 +76,7 @@ def _schema_faults(schema: dict[str, Any], path: str) -> Iterator[str]:
         yield from _schema_faults(items, f"{path}.items")
     if required is not None and not isinstance(required, list):
         yield f"'required' at '{path}' must be an array"
-    elif required is not None and not all(isinstance(each, str) for each in required):
+    elif required is not None and not all(isinstance(name, str) for name in required):
         yield f"elements of 'required' at '{path}' must be strings"
 
 

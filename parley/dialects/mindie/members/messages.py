@@ -175,7 +175,7 @@ def _read_mindie_tools(body: Fields) -> list[dict[str, Any]]:
         return []
     if not isinstance(value, list):
         raise body.member_error("tools", "Tools not array")
-    return [_read_mindie_tool(body, "tools", each) for each in value]
+    return [_read_mindie_tool(body, "tools", item) for item in value]
 
 
 def _read_mindie_tool(body: Fields, member: str, tool: Any) -> dict[str, Any]:

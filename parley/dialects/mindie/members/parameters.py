@@ -281,7 +281,7 @@ def _read_stop_strings(members: Fields, name: str, interface: ParameterTable) ->
     if not isinstance(value, list):
         raise members.member_error(name, "Input validation error: param stop must be string or list[string]")
     is_valid = interface.long_stop_string or len(value) <= MAX_STOP_ITEM
-    is_valid = is_valid and all(isinstance(each, str) and 1 <= utf16_length(each) <= MAX_STOP_ITEM for each in value)
+    is_valid = is_valid and all(isinstance(item, str) and 1 <= utf16_length(item) <= MAX_STOP_ITEM for item in value)
     if not is_valid or sum(map(utf16_length, value)) > MAX_STOP_TOTAL:
         text = (
             "Input validation error: `stop` must be list[string] if list, "
@@ -297,10 +297,10 @@ def _read_stop_ids(members: Fields, name: str, interface: ParameterTable) -> lis
         return []
     if not isinstance(value, list):
         raise members.member_error(name, "Parameter stop_token_ids not array")
-    integers = [each for each in value if type(each) is int]
+    integers = [item for item in value if type(item) is int]
     if len(integers) < len(value) and not interface.skips_odd_stop_ids:
         raise members.member_error(name, "Parameter stop_token_ids not list[int]")
-    return list(dict.fromkeys(each for each in integers if 0 <= each <= I32))
+    return list(dict.fromkeys(integer for integer in integers if 0 <= integer <= I32))
 
 
 def _read_include_stop(members: Fields, name: str, interface: ParameterTable) -> Any:

@@ -37,7 +37,7 @@ def _has_one_prompt(path: str, members: dict[str, Any]) -> bool:
     if path.endswith("/infer") and path.startswith("/v2/"):
         tensors = members.get("inputs")
         return isinstance(tensors, list) and any(
-            isinstance(each, dict) and each.get("datatype") == TOKEN_DATATYPE for each in tensors
+            isinstance(tensor, dict) and tensor.get("datatype") == TOKEN_DATATYPE for tensor in tensors
         )
     if path.startswith("/v2/"):
         return isinstance(members.get("text_input"), str)

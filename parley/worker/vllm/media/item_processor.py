@@ -83,7 +83,7 @@ class VLLMItemProcessor:
     def describe_item(self, kind: MediaKind, digest: bytes, processed: ItemFeatures) -> ProcessedMedia:
         """Return the item as the API process knows it. Raises UnusableMedia."""
         features = msgspec.structs.replace(processed, digest=digest)
-        spellings = {each: self._tokenizer.convert_ids_to_tokens(each) for each in set(processed.token_ids)}
+        spellings = {token_id: self._tokenizer.convert_ids_to_tokens(token_id) for token_id in set(processed.token_ids)}
         replacement = self._tokenizer.decode(
             processed.token_ids, skip_special_tokens=False, clean_up_tokenization_spaces=False
         )

@@ -118,11 +118,11 @@ def collect_scores(tokens: Iterable[tuple[ListedToken, list[ListedToken]]], name
     for token, listed in tokens:
         alternatives = _by_rank(listed)
         if named_ids:
-            logprobs = {each.token_id: each.logprob for each in listed}
+            logprobs = {entry.token_id: entry.logprob for entry in listed}
             alternatives = [ListedToken(token_id, logprobs.get(token_id)) for token_id in named_ids]
         entries = [token, *alternatives]
-        scores.token_ids.append([each.token_id for each in entries])
-        scores.logprobs.append([LOWEST_LOGPROB if each.logprob is None else each.logprob for each in entries])
+        scores.token_ids.append([entry.token_id for entry in entries])
+        scores.logprobs.append([LOWEST_LOGPROB if entry.logprob is None else entry.logprob for entry in entries])
         scores.ranks.append(token.rank or 0)
     return scores
 
@@ -130,7 +130,10 @@ def collect_scores(tokens: Iterable[tuple[ListedToken, list[ListedToken]]], name
 def collect_prompt_scores(positions: Iterable[list[ListedToken] | None], token_ids: list[int]) -> ScoreRows:
     """Return the scores of a prompt's tokens; ``positions`` lists alternatives to each, and is None for the first."""
     scored = [
-        (next((each for each in listed if each.token_id == token_id), ListedToken(token_id)), listed)
+        (
+            next((entry for entry in listed if entry.token_id == token_id), ListedToken(token_id)),
+            listed,
+        )
         for token_id, listed in zip(token_ids, positions, strict=False)
         if listed is not None
     ]
@@ -140,5 +143,5 @@ def collect_prompt_scores(positions: Iterable[list[ListedToken] | None], token_i
 def _by_rank(listed: list[ListedToken]) -> list[ListedToken]:
     """Return the most likely tokens, best first. A drawn token that is not among them stands before them in the list;
     so at most one token has a rank beyond their number."""
-    ranked = sorted(listed, key=lambda each: each.rank or len(listed) + 1)
+    ranked = sorted(listed, key=lambda entry: entry.rank or len(listed) + 1)
     return ranked if len(ranked) < 2 or (ranked[-1].rank or 0) <= len(ranked) else ranked[:-1]

@@ -40,8 +40,8 @@ def read_prompt_scores(request: EngineRequest, output: Any) -> Any:
 
 
 def _list_tokens(position: Mapping[int, Any]) -> list[ListedToken]:
-    return [ListedToken(token_id, each.logprob, each.rank) for token_id, each in position.items()]
+    return [ListedToken(token_id, logprob.logprob, logprob.rank) for token_id, logprob in position.items()]
 
 
 def _find(token_id: int, listed: list[ListedToken]) -> ListedToken:
-    return next((each for each in listed if each.token_id == token_id), ListedToken(token_id))
+    return next((entry for entry in listed if entry.token_id == token_id), ListedToken(token_id))

@@ -38,10 +38,10 @@ class StepTotals:
         stats.steps += bool(step.outputs)
         stats.step_rows = len(step.outputs)
         stats.step_prompt_tokens = sum(
-            each.prefill_stats.num_computed_tokens for each in step.outputs if each.prefill_stats is not None
+            output.prefill_stats.num_computed_tokens for output in step.outputs if output.prefill_stats is not None
         )
-        stats.step_tokens = stats.step_prompt_tokens + sum(len(each.new_token_ids) for each in step.outputs)
-        self.count_preemptions(sum(int(event.type) == 3 for each in step.outputs for event in each.events or ()))
+        stats.step_tokens = stats.step_prompt_tokens + sum(len(output.new_token_ids) for output in step.outputs)
+        self.count_preemptions(sum(int(event.type) == 3 for output in step.outputs for event in output.events or ()))
         if step.scheduler_stats is not None:
             self.record_scheduler(step.engine_index, step.scheduler_stats)
 
