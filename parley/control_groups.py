@@ -46,7 +46,7 @@ def free_memory(root: Path = ROOT) -> int:
     with contextlib.suppress(OSError, ValueError):  # not Linux
         if available := re.search(r"^MemAvailable:\s+(\d+) kB", (root / "proc/meminfo").read_text(), re.M):
             free_bytes = int(available[1]) << 10
-    return max(0, min([free_bytes, *(limit - used for limit, used in _memory_limits(root))]))
+    return max(0, min([free_bytes, *(limit - used_bytes for limit, used_bytes in _memory_limits(root))]))
 
 
 def memory_limit(root: Path = ROOT) -> int | None:
@@ -94,12 +94,12 @@ def _memory_limits(root: Path, *, hard: bool = False) -> Iterator[tuple[int, int
         )
         with contextlib.suppress(OSError, ValueError):
             counts = dict(re.findall(r"^(\S+) (\d+)$", (folder / "memory.stat").read_text(), re.M))
-            used = int((folder / use).read_text())
-            used -= sum(int(counts.get(f"{prefix}{kind}_file", 0)) for kind in ("active", "inactive"))
+            used_bytes = int((folder / use).read_text())
+            used_bytes -= sum(int(counts.get(f"{prefix}{kind}_file", 0)) for kind in ("active", "inactive"))
             for name in limits[:1] if hard else limits:
                 limit = (folder / name).read_text().strip()
                 if limit != "max" and int(limit) < UNLIMITED:
-                    yield int(limit), used
+                    yield int(limit), used_bytes
 
 
 def _groups(controller: str, root: Path) -> Iterator[_Group]:

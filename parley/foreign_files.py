@@ -40,10 +40,10 @@ def config_problem(folder: Path) -> str:
 
 def weights_problem(folder: Path) -> str:
     """Return a clause about the folder's weights in formats that are not read; empty if there are none."""
-    found = (
+    kinds_found = (
         text for text, patterns in FOREIGN_WEIGHTS.items() if any(any(folder.glob(pattern)) for pattern in patterns)
     )
-    return next(found, "")
+    return next(kinds_found, "")
 
 
 def find_odd_file(folder: Path) -> Path | None:

@@ -164,8 +164,10 @@ class ApiProcess:
 
     def _use_options(self, new_options: ServerOptions) -> None:
         """Take over options that may change while the server runs, and read certificates again."""
-        own = self.registry.options
-        options = replace(new_options, body_budget=own.body_budget, connection_limit=own.connection_limit)
+        own_options = self.registry.options
+        options = replace(
+            new_options, body_budget=own_options.body_budget, connection_limit=own_options.connection_limit
+        )
         with contextlib.suppress(TlsFileError):  # the main process reports it
             reload_certificates(self._loaded_tls)
         self.registry.use_options(options)
@@ -245,10 +247,10 @@ class ApiProcess:
 
 async def serve_link(link_socket: socket.socket, pass_socket: socket.socket) -> None:
     """Serve until the main process ends the process. Raises anything that ends the link otherwise."""
-    arrived, stopping = asyncio.Queue[ToApiProcess](), asyncio.Event()
-    frames = await FrameLink.open(link_socket, msgspec.msgpack.Decoder(ToApiProcess), arrived.put_nowait)
+    arrived_messages, stopping = asyncio.Queue[ToApiProcess](), asyncio.Event()
+    frames = await FrameLink.open(link_socket, msgspec.msgpack.Decoder(ToApiProcess), arrived_messages.put_nowait)
     frames.ended.add_done_callback(end_at_once)
-    plan_message = await arrived.get()
+    plan_message = await arrived_messages.get()
     assert isinstance(plan_message, UsePlan)
     plan = plan_message.plan
     options = decode_options(plan.options)

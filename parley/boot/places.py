@@ -65,9 +65,9 @@ def listening_places(options: ServerOptions) -> list[ListeningPlace]:
     for number, address in enumerate(options.listen):
         unix = is_unix_socket(address.host)
         by_address.setdefault((address.host, address.port or (0 if unix else -number)), []).append(address)
-    for first, *others in by_address.values():
-        is_admin = all(address.api in ADMIN_PLANES for address in (first, *others))
-        mounts = dedicated_mounts(first.api, *(address.api for address in others), apis=dialects)
+    for first, *other_options in by_address.values():
+        is_admin = all(address.api in ADMIN_PLANES for address in (first, *other_options))
+        mounts = dedicated_mounts(first.api, *(address.api for address in other_options), apis=dialects)
         keeps = _any_route if is_admin else keeps_client_routes
         tls = first.tls or options.tls
         places.append(ListeningPlace(first.host, first.port, mounts, tls, is_admin=is_admin, keeps=keeps))

@@ -402,11 +402,11 @@ def _execute_line(chat: Conversation, line: str) -> bool | None:
 
 def chat_words(line: str) -> list[str]:
     """Return the words that may complete the last word of a line: commands, names of settings, files."""
-    command, space, rest = line.partition(" ")
+    command, space, arguments = line.partition(" ")
     if not space:
         return ["/" + word for word in SLASH_COMMANDS] if line.startswith("/") else []
     if command == "/set":
         return [option.name for option in ANSWER_OPTIONS]
     if command in ("/read", "/image", "/save"):
-        return [*glob.glob(glob.escape(rest) + "*")]
+        return [*glob.glob(glob.escape(arguments) + "*")]
     return []

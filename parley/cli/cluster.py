@@ -175,13 +175,13 @@ def _start_detached(config: ResolvedOptions) -> int:
         child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
     with open(log.name, encoding="utf-8", errors="replace") as lines:
         while True:
-            ended = child.poll() is not None
+            has_ended = child.poll() is not None
             for line in lines:
                 print(line, end="", flush=True)
                 if line.startswith("status page:"):
                     print(f"it runs in the background; its log is {log.name}")
                     return 0
-            if ended:
+            if has_ended:
                 return child.returncode or 1
             time.sleep(0.1)
 
@@ -201,8 +201,14 @@ def _wait_for_cluster(supervisor: Any, timeout: float) -> str | None:
         if ray_client.cluster_ready(supervisor):
             return ray_client.cluster_address(supervisor)
         if time.monotonic() > deadline:
-            missing = ", ".join(f"{process.name} ({process.needs})" for process in processes if not process.pid)
-            why = f"no node has the resources for: {missing}" if missing else "the instances did not become ready"
+            missing_processes = ", ".join(
+                f"{process.name} ({process.needs})" for process in processes if not process.pid
+            )
+            why = (
+                f"no node has the resources for: {missing_processes}"
+                if missing_processes
+                else "the instances did not become ready"
+            )
             print(
                 f"parley: not ready after {timeout:g} s: {why}; the cluster has {ray_client.describe_resources()}",
                 file=sys.stderr,
@@ -231,8 +237,8 @@ def _process_row(process: ProcessInfo, supervisor: Any) -> tuple[str, ...]:
     if not process.pid:
         return process.name, process.role, "not placed", "", "", process.needs
     # The coordinator has no port of that name: the address for clients is shown.
-    where = process.port_url("port") if "port" in process.ports else ray_client.cluster_address(supervisor)
-    return process.name, process.role, where, f"node {process.node[:8]}", f"{process.pid}", process.needs
+    address = process.port_url("port") if "port" in process.ports else ray_client.cluster_address(supervisor)
+    return process.name, process.role, address, f"node {process.node[:8]}", f"{process.pid}", process.needs
 
 
 def _align_columns(rows: list[tuple[str, ...]]) -> str:

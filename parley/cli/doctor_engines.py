@@ -65,8 +65,10 @@ def check_server(settings: AttachedSettings, name: str) -> Generator[Finding, No
         return False
     observation = f"vLLM {facts.version} at {settings.url}: {facts.card.id}, context {facts.max_model_len:,} tokens"
     if facts.missing:
-        missing = ", ".join(sorted(facts.missing)).replace("_", " ")
-        yield Finding("warn", "engine", f"{observation}, without {missing}", "Its own flags exclude these features.")
+        missing_features = ", ".join(sorted(facts.missing)).replace("_", " ")
+        yield Finding(
+            "warn", "engine", f"{observation}, without {missing_features}", "Its own flags exclude these features."
+        )
     else:
         yield Finding("ok", "engine", observation)
     return False

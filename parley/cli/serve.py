@@ -44,11 +44,11 @@ def run_command(config: ResolvedOptions) -> int:
 
     process = start_early_engine(config)  # from here on, two processes import their libraries at the same time
     try:
-        (first, *others), server_options = offered_models(config), planned_server_options(plan, config)
+        (first, *other_models), server_options = offered_models(config), planned_server_options(plan, config)
         from parley.boot import server  # HTTP libraries are loaded only to serve
         from parley.serving.workers.daemon_thread import exit_process
 
-        offers = [first._replace(early_process=process), *others]
+        offers = [first._replace(early_process=process), *other_models]
         code = server.run_server(offers, server_options, read_options_again)
     finally:
         if process is not None:
@@ -127,10 +127,10 @@ def offered_models(config: ResolvedOptions) -> list[OfferedModel]:
         models.append(OfferedModel(names, settings, engine_of(config)))
     check_cache_events(models)
     name_counts = Counter(name for offer in models for name in offer.names)
-    if twice := [name for name, count in name_counts.items() if count > 1]:
-        raise ConfigError(f"--model: the name {twice[0]} is given to more than one model; write NAME=MODEL.")
-    if twice := [name for name, count in (counts + name_counts).items() if count > 1]:
-        raise ConfigError(f"--lora: the name {twice[0]} is given to something else as well.")
+    if repeated_names := [name for name, count in name_counts.items() if count > 1]:
+        raise ConfigError(f"--model: the name {repeated_names[0]} is given to more than one model; write NAME=MODEL.")
+    if repeated_names := [name for name, count in (counts + name_counts).items() if count > 1]:
+        raise ConfigError(f"--lora: the name {repeated_names[0]} is given to something else as well.")
     return models
 
 
@@ -162,8 +162,8 @@ def check_cache_events(models: Sequence[OfferedModel]) -> None:
         if not settings.prefix_cache:
             raise ConfigError("kv-events: there are no events without a prefix cache.")
         addresses.update(filter(None, (settings.cache_events.endpoint, settings.cache_events.replay_endpoint)))
-    if twice := [address for address, count in addresses.items() if count > 1]:
-        raise ConfigError(f"kv-events: {twice[0]} is given twice; every model needs addresses of its own.")
+    if repeated_addresses := [address for address, count in addresses.items() if count > 1]:
+        raise ConfigError(f"kv-events: {repeated_addresses[0]} is given twice; every model needs addresses of its own.")
 
 
 def engine_of(config: ResolvedOptions) -> EngineKind:

@@ -116,8 +116,8 @@ def starts_ray_workers(options: Mapping[str, Any]) -> bool:
     words = (
         " ".join(map(str, flags if isinstance(flags, list) else [flags])).replace("_", "-").replace("=", " ").split()
     )
-    chosen = [value for flag, value in pairwise(words) if flag in RAY_BACKEND_FLAGS]
-    return options.get("engine") == "vllm" and "ray" in chosen
+    backends = [value for flag, value in pairwise(words) if flag in RAY_BACKEND_FLAGS]
+    return options.get("engine") == "vllm" and "ray" in backends
 
 
 def format_toml(table: Mapping[str, Any]) -> str:

@@ -212,8 +212,8 @@ class RaySupervisor:
     def _reap_stopped(self, patience: float = 0.0) -> None:
         """Remove actors that have ended or exceeded their time limit, after waiting up to ``patience`` seconds."""
         refs = {actor.stopped: name for name, actor in self._stopping_actors.items() if actor.deadline}
-        ended = ray.wait(list(refs), num_returns=len(refs), timeout=patience)[0] if refs else []
-        finished = {refs[ref] for ref in ended} | {
+        ended_refs = ray.wait(list(refs), num_returns=len(refs), timeout=patience)[0] if refs else []
+        finished = {refs[ref] for ref in ended_refs} | {
             name for name, actor in self._stopping_actors.items() if time.monotonic() >= actor.deadline
         }
         for name in finished:
@@ -260,10 +260,10 @@ class RaySupervisor:
         coordinator = processes.pop(COORDINATOR_NAME, None)
         if coordinator is None or not coordinator.pid:
             return
-        placed = [process for process in processes.values() if process.pid]
+        placed_processes = [process for process in processes.values() if process.pid]
         body = {
-            "ids": [_instance_number(process.name) for process in placed],
-            "instances": list(map(_refresh_item, placed)),
+            "ids": [_instance_number(process.name) for process in placed_processes],
+            "instances": list(map(_refresh_item, placed_processes)),
         }
         url = coordinator.port_url("management_port") + "/v1/instances/refresh"
         headers = {"content-type": "application/json", "parley-secret": self._secret}

@@ -61,10 +61,10 @@ class RayProcess:
     def stop_process(self) -> None:
         """Let the process finish its requests and end; it is killed if it does not."""
         self._stop_requested.set()
-        for number, patience in ((signal.SIGTERM, STOP_SECONDS), (signal.SIGTERM, 5.0), (signal.SIGKILL, 5.0)):
+        for number, wait_seconds in ((signal.SIGTERM, STOP_SECONDS), (signal.SIGTERM, 5.0), (signal.SIGKILL, 5.0)):
             self._child.send_signal(number)
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self._child.wait(patience)
+                self._child.wait(wait_seconds)
                 break
 
     def _watch_child(self) -> None:
@@ -84,12 +84,12 @@ def child_environment(environment: Mapping[str, str], options: Mapping[str, Any]
     If Ray places vLLM's workers for it, the process connects to ``ray_address``, and sees all GPUs: of an actor that
     reserves none, Ray hides them.
     """
-    kept = {name: value for name, value in environment.items() if not name.startswith("RAY_")}
+    kept_variables = {name: value for name, value in environment.items() if not name.startswith("RAY_")}
     if starts_ray_workers(options):
-        kept["RAY_ADDRESS"] = ray_address
+        kept_variables["RAY_ADDRESS"] = ray_address
         for name in GPU_VARIABLES:
-            kept.pop(name, None)
-    return kept
+            kept_variables.pop(name, None)
+    return kept_variables
 
 
 def _free_port(host: str) -> int:

@@ -196,11 +196,11 @@ class RoleController:
             if not await self._send_role(instance, role, peers):
                 return
             for peer in peers:
-                across = [
+                counterparts = [
                     instance for instance in self.table.usable_instances() if instance.role not in (peer.role, "mixed")
                 ]
                 await self._send_role(
-                    peer, peer.role, [instance, *(other for other in across if other is not instance)]
+                    peer, peer.role, [instance, *(other for other in counterparts if other is not instance)]
                 )
             done = await self._wait_until_true(
                 lambda: instance.role == role and not instance.switching, ROLE_CHANGE_TIMEOUT

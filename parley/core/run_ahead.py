@@ -86,10 +86,10 @@ class RunAhead:
                 return self._runner.run_step(step)
             started = self._starter.start_step(step, None)
             current = _StepAhead(step, started, step.rows, [(number, 0) for number in range(len(step.rows))])
-        following = self._scheduler.schedule_ahead(step) if is_plain else None
-        if following is not None:
-            started = self._starter.start_step(following, current.started)
-            self._next = _StepAhead(following, started, following.rows, [])
+        next_step = self._scheduler.schedule_ahead(step) if is_plain else None
+        if next_step is not None:
+            started = self._starter.start_step(next_step, current.started)
+            self._next = _StepAhead(next_step, started, next_step.rows, [])
             self.steps_ahead += 1
         results = current.started.wait()
         self._ended_at = perf_counter()

@@ -187,16 +187,16 @@ class Scheduler:
         sequences = [row.sequence for row in step.rows]
         if self._states is not None or self._may_add_rows() or len(sequences) != len(self.running):
             return None
-        lasting = [sequence for sequence in sequences if sequence.output_length + 1 < sequence.output_limit]
-        if any(len(sequence) + 1 > self._long_rope_after and not sequence.uses_long_rope for sequence in lasting):
+        unfinished = [sequence for sequence in sequences if sequence.output_length + 1 < sequence.output_limit]
+        if any(len(sequence) + 1 > self._long_rope_after and not sequence.uses_long_rope for sequence in unfinished):
             return None
-        growing = [sequence for sequence in lasting if len(sequence) == len(sequence.blocks) * BLOCK_SIZE]
-        if not lasting or len(growing) > self.pool.free_count:
+        needing_page = [sequence for sequence in unfinished if len(sequence) == len(sequence.blocks) * BLOCK_SIZE]
+        if not unfinished or len(needing_page) > self.pool.free_count:
             return None
-        following = Step([StepRow(sequence, len(sequence), 1, True) for sequence in lasting])
-        for sequence in growing:
-            self._block_tables.append_pages(following, sequence, 1)
-        return following
+        next_step = Step([StepRow(sequence, len(sequence), 1, True) for sequence in unfinished])
+        for sequence in needing_page:
+            self._block_tables.append_pages(next_step, sequence, 1)
+        return next_step
 
     def begin_started_step(self, step: Step) -> None:
         """Announce a step of ``schedule_ahead`` to the step budget and the prefill share: its results come next."""
@@ -299,15 +299,15 @@ class Scheduler:
             self._states.check_invariants(self.running, held_states)
         used_slots = [sequence.slot for sequence in self.running]
         assert sorted(used_slots + self._free_slots) == list(range(self.max_slots)), "slots in use + free slots != all"
-        waiting = list(self.waiting)
-        assert len(waiting) == len(self.waiting)
-        all_waiting = [*waiting, *(self._encode_queue.waiting if self._encode_queue is not None else ())]
+        waiting_sequences = list(self.waiting)
+        assert len(waiting_sequences) == len(self.waiting)
+        all_waiting = [*waiting_sequences, *(self._encode_queue.waiting if self._encode_queue is not None else ())]
         assert len(set(all_waiting)) == len(all_waiting), "a sequence waits twice"
         assert all(sequence.slot == -1 and not sequence.blocks for sequence in all_waiting)
         assert all(sequence.status is SequenceStatus.WAITING for sequence in all_waiting)
         if self._encode_queue is not None:
             self._encode_queue.check_invariants([*self.running, *all_waiting])
-        for line in (self.running, waiting):
+        for line in (self.running, waiting_sequences):
             ranks = [sequence.rank for sequence in line if sequence.admission_number >= 0]
             assert ranks == sorted(ranks), "sequences are not in order"
 

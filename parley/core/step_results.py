@@ -36,8 +36,8 @@ class ResultProcessor:
             return  # ended together with another beam of its search
         is_beam = request.beam is not None and sequence.request_id in self._beam_searches
         row_output = result.candidates if is_beam else result.tokens
-        missing = (row.sample and not row_output) or (row.make_vector and result.vector is None)
-        if result.error is not None or missing:
+        is_incomplete = (row.sample and not row_output) or (row.make_vector and result.vector is None)
+        if result.error is not None or is_incomplete:
             if isinstance(self._scheduler, Scheduler):
                 self._scheduler.distrust_sequence(sequence)
             self._open_choices.fail_sequence(sequence, result.error or STEP_FAILED)

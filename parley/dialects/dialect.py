@@ -345,8 +345,8 @@ class Route:
 
     def claims_accept(self, headers: Mapping[bytes, bytes]) -> bool:
         """Whether it claims a request because of the media types that its client names in the header Accept."""
-        named = (part.partition(b";")[0].strip().lower() for part in headers.get(b"accept", b"").split(b","))
-        return bool(self.claiming_media_type) and self.claiming_media_type in named
+        media_types = (part.partition(b";")[0].strip().lower() for part in headers.get(b"accept", b"").split(b","))
+        return bool(self.claiming_media_type) and self.claiming_media_type in media_types
 
 
 @dataclass(frozen=True, slots=True)

@@ -185,7 +185,7 @@ def known_spelling(name: str, known_names: Collection[str]) -> str | None:
     if exact is not None:
         return exact
     folded = {spelling.casefold() for spelling in spellings}
-    return next((known for known in known_names if known.casefold() in folded), None)
+    return next((known_name for known_name in known_names if known_name.casefold() in folded), None)
 
 
 def join_name_segments(path: str, known_names: Iterable[str]) -> str:

@@ -148,8 +148,11 @@ def find_bodies(route: Route, dialect: Dialect) -> list[Json]:
     keys = [body_key(body_route) for body_route in dialect.routes if body_route.path in route.body_paths] or [
         body_key(route)
     ]
-    found = [by_key[key] for key in keys if key in by_key]
-    return [known | {"schema": table["schemas"][known["schema"]]} if "schema" in known else known for known in found]
+    route_bodies = [by_key[key] for key in keys if key in by_key]
+    return [
+        known_body | {"schema": table["schemas"][known_body["schema"]]} if "schema" in known_body else known_body
+        for known_body in route_bodies
+    ]
 
 
 class ServedModels(NamedTuple):
@@ -266,16 +269,16 @@ class _DocumentWriter:
         if parameters := self._parameters(path, answering):
             operation["parameters"] = parameters
         notes = ["The members of the body decide which API answers."] if len(answering) > 1 else []
-        bodies = [(known, route) for route, dialect in answering for known in find_bodies(route, dialect)]
+        bodies = [(known_body, route) for route, dialect in answering for known_body in find_bodies(route, dialect)]
         if bodies:
             operation["requestBody"] = self._request_body(path, method, bodies)
-            for known, _ in bodies:
-                notes += _body_notes(known)
+            for known_body, _ in bodies:
+                notes += _body_notes(known_body)
         if not bodies and route.kind in ENGINE_KINDS:  # no schema was learned
             operation["requestBody"] = {"content": {"application/json": {}}, "required": True}
         if notes:
             operation["description"] = " ".join(notes)
-        operation["responses"] = self._answers(path, answering, [known for known, _ in bodies])
+        operation["responses"] = self._answers(path, answering, [known_body for known_body, _ in bodies])
         return operation
 
     def _parameters(self, path: str, answering: Sequence[tuple[Route, Dialect]]) -> list[Json]:
@@ -297,8 +300,8 @@ class _DocumentWriter:
         headers = {
             header
             for route, dialect in answering
-            for known in find_bodies(route, dialect)
-            for header in map(tuple, known.get("headers", ()))
+            for known_body in find_bodies(route, dialect)
+            for header in map(tuple, known_body.get("headers", ()))
         }
         parameters += [
             {"name": name, "in": "header", "required": True, "schema": {"type": "string", "enum": [value]}}
@@ -308,14 +311,14 @@ class _DocumentWriter:
 
     def _request_body(self, path: str, method: str, bodies: Sequence[tuple[Json, Route]]) -> Json:
         content: dict[str, Json] = {}
-        for known, route in bodies:
+        for known_body, route in bodies:
             media_type = "multipart/form-data" if route.reads_form else "application/json"
-            schema = self._body_reference(path, method, known["schema"]) if "schema" in known else NO_BODY
+            schema = self._body_reference(path, method, known_body["schema"]) if "schema" in known_body else NO_BODY
             if media_type in content and content[media_type]["schema"] != schema:
                 others = content[media_type]["schema"]
                 schema = {"anyOf": [*others.get("anyOf", [others]), schema]}
             content[media_type] = {"schema": schema}
-        required = all("schema" in known for known, _ in bodies)
+        required = all("schema" in known_body for known_body, _ in bodies)
         return {"content": content} | ({"required": True} if required else {})
 
     def _body_reference(self, path: str, method: str, schema: Json) -> Json:
@@ -340,9 +343,13 @@ class _DocumentWriter:
     def _variant_references(self, name: str, variants: list[Json]) -> list[Json]:
         references = []
         for variant in variants:
-            others = {name for other in variants if other is not variant for name in other.get("required", ())}
-            own = next((name for name in variant.get("required", ()) if name not in others), "variant")
-            variant_name = self._add_component(name + "".join(map(str.capitalize, own.split("_"))))
+            members_elsewhere = {
+                name for other in variants if other is not variant for name in other.get("required", ())
+            }
+            own_member = next(
+                (name for name in variant.get("required", ()) if name not in members_elsewhere), "variant"
+            )
+            variant_name = self._add_component(name + "".join(map(str.capitalize, own_member.split("_"))))
             self.schemas[variant_name] |= variant
             references.append({"$ref": SCHEMAS + variant_name})
         return references
@@ -360,13 +367,13 @@ class _DocumentWriter:
         """Return the answers of an operation by their statuses."""
         route = answering[0][0]
         contents: dict[str, Json] = {"200": {}}
-        if bodies and not any("schema" in known for known in bodies):  # every request is refused
+        if bodies and not any("schema" in known_body for known_body in bodies):  # every request is refused
             contents = {}
         elif route.kind == "metrics":
             contents["200"] = {"text/plain": {"schema": {"type": "string"}}}
         elif route.kind not in EMPTY_KINDS and route.method != "HEAD":
             contents["200"] = {content_type.partition(";")[0]: {} for content_type in route.content_types}
-        for status, content_type in (answer for known in bodies for answer in known.get("answers", ())):
+        for status, content_type in (answer for known_body in bodies for answer in known_body.get("answers", ())):
             contents.setdefault(str(status), {}).update({content_type: {}} if content_type else {})
         references: dict[str, list[str]] = {}
         for _, dialect in answering:
@@ -406,7 +413,7 @@ class _DocumentWriter:
 
 def _status_phrase(status: int) -> str:
     """Return the name of a status, also of one that only an API has."""
-    return next((known.phrase for known in HTTPStatus if known == status), "The server is overloaded")
+    return next((http_status.phrase for http_status in HTTPStatus if http_status == status), "The server is overloaded")
 
 
 def _operation_id(method: str, path: str) -> str:
@@ -414,18 +421,19 @@ def _operation_id(method: str, path: str) -> str:
     return "_".join([method.lower(), *words, *(["slash"] if len(path) > 1 and path.endswith("/") else [])])
 
 
-def _body_notes(known: Json) -> list[str]:
+def _body_notes(known_body: Json) -> list[str]:
     """Return sentences about limits that the schema of a body cannot express."""
     notes = []
-    if "schema" not in known:
+    if "schema" not in known_body:
         notes.append("Every request is refused: the server does not have this.")
-    if needs := known.get("needs"):
+    if needs := known_body.get("needs"):
         notes.append(f"The body is as for {needs}; other models refuse it.")
-    if left_out := known.get("left_out"):
+    if left_out := known_body.get("left_out"):
         names = ", ".join(f"`{path}`" for path in left_out)
         notes.append(f"Also read, if the model or other members allow it: {names}.")
     notes += [
-        f"A body without `{name}` is answered at once with an empty result." for name in known.get("acknowledged", ())
+        f"A body without `{name}` is answered at once with an empty result."
+        for name in known_body.get("acknowledged", ())
     ]
     return notes
 

@@ -129,8 +129,8 @@ def _added_tokens(
         if text in all_ids:
             given = config.get(name)
             added[all_ids[text]] = (given if isinstance(given, dict) else {}) | {"content": text, "special": True}
-    listed = config.get("added_tokens_decoder")
-    for number, token in (listed if isinstance(listed, dict) else {}).items():
+    added_tokens = config.get("added_tokens_decoder")
+    for number, token in (added_tokens if isinstance(added_tokens, dict) else {}).items():
         if number.isdecimal() and isinstance(token, dict) and isinstance(token.get("content"), str):
             added[int(number)] = token
     flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": False}
@@ -155,22 +155,22 @@ def _post_processor(
     if not kind.frames and config.get("add_bos_token") is not True:
         return None
     name = "cls_token" if kind.frames else "bos_token"
-    wanted = [texts.get(name, ""), texts.get("sep_token", "")] if kind.frames else [texts.get(name, "")]
-    if any(text not in ids for text in wanted):
+    token_texts = [texts.get(name, ""), texts.get("sep_token", "")] if kind.frames else [texts.get(name, "")]
+    if any(text not in ids for text in token_texts):
         raise BadTokenizerModel(f"its files give its {name} no id")
 
     def special(text: str, type_id: int = 0) -> dict[str, Any]:
         return {"SpecialToken": {"id": text, "type_id": type_id}}
 
-    first, last = special(wanted[0]), [special(text) for text in wanted[1:]]
+    first, last = special(token_texts[0]), [special(text) for text in token_texts[1:]]
     sequences = [{"Sequence": {"id": letter, "type_id": number}} for number, letter in enumerate("AB")]
     if kind.frames:
         pair = [first, sequences[0], *last, *last, {"Sequence": {"id": "B", "type_id": 0}}, *last]
     else:
-        pair = [first, sequences[0], special(wanted[0], 1), sequences[1]]
+        pair = [first, sequences[0], special(token_texts[0], 1), sequences[1]]
     return {
         "type": "TemplateProcessing",
         "single": [first, sequences[0], *last],
         "pair": pair,
-        "special_tokens": {text: {"id": text, "ids": [ids[text]], "tokens": [text]} for text in wanted},
+        "special_tokens": {text: {"id": text, "ids": [ids[text]], "tokens": [text]} for text in token_texts},
     }

@@ -50,8 +50,8 @@ def find_cached(model: str, *, needs_weights: bool) -> Path | None:
     if gguf is None:
         return folder
     names = [path.relative_to(folder).as_posix() for path in folder.rglob("*" + GGUF_SUFFIX)]
-    chosen = choose_gguf(names, gguf[2], gguf[3])
-    return folder / chosen[0] if chosen and set(chosen) <= set(names) else None
+    chosen_names = choose_gguf(names, gguf[2], gguf[3])
+    return folder / chosen_names[0] if chosen_names and set(chosen_names) <= set(names) else None
 
 
 def _download_arguments(model: str, needs_weights: bool) -> tuple[str, dict[str, Any]]:
@@ -79,13 +79,13 @@ def download_model(model: str, report: ReportProgress, *, needs_weights: bool = 
     name, arguments = _download_arguments(model, needs_weights)
     report("downloading", 0.0)
     try:
-        chosen = _choose_on_hub(model, name, arguments)
-        if chosen:
-            arguments["allow_patterns"] = [glob.escape(name) for name in chosen]
+        chosen_names = _choose_on_hub(model, name, arguments)
+        if chosen_names:
+            arguments["allow_patterns"] = [glob.escape(name) for name in chosen_names]
         meter = TransferMeter(_bytes_to_download(name, arguments), report)
         folder = snapshot_download(name, tqdm_class=_progress_bar_class(meter), **arguments)
         meter.set_done(meter.total)  # of equal files one is downloaded
-        return Path(folder, *chosen[:1])
+        return Path(folder, *chosen_names[:1])
     except ModelMissing:
         raise
     except GatedRepoError:
@@ -119,12 +119,14 @@ def _choose_on_hub(model: str, name: str, arguments: dict[str, Any]) -> list[str
     from huggingface_hub import list_repo_files
 
     names = list_repo_files(name, revision=arguments["revision"])
-    chosen = choose_gguf(names, gguf[2], gguf[3])
-    if not chosen:
-        known = [name for name in names if name.endswith(GGUF_SUFFIX)]
-        shown = ", ".join(known[:SHOWN_FILES]) + ", …" * (len(known) > SHOWN_FILES) if known else "none"
-        raise ModelMissing(f"{model} cannot be served: {name} has no such GGUF file; it has {shown}.")
-    return chosen
+    chosen_names = choose_gguf(names, gguf[2], gguf[3])
+    if not chosen_names:
+        gguf_names = [name for name in names if name.endswith(GGUF_SUFFIX)]
+        shown_names = (
+            ", ".join(gguf_names[:SHOWN_FILES]) + ", …" * (len(gguf_names) > SHOWN_FILES) if gguf_names else "none"
+        )
+        raise ModelMissing(f"{model} cannot be served: {name} has no such GGUF file; it has {shown_names}.")
+    return chosen_names
 
 
 def _bytes_to_download(name: str, arguments: dict[str, Any]) -> int:

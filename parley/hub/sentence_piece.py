@@ -205,8 +205,8 @@ def _added_tokens(
         if kind in (UNKNOWN, CONTROL)
     }
     added |= {number: {"content": token, "special": False} for token, number in more_tokens.items()}
-    listed = config.get("added_tokens_decoder")
-    for number, token in (listed if isinstance(listed, dict) else {}).items():
+    added_tokens = config.get("added_tokens_decoder")
+    for number, token in (added_tokens if isinstance(added_tokens, dict) else {}).items():
         if number.isdecimal() and isinstance(token, dict) and isinstance(token.get("content"), str):
             added[int(number)] = token
     first_gap = next(number for number in count(len(model.pieces)) if number not in added)

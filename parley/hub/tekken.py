@@ -35,9 +35,11 @@ def convert_tekken(path: Path) -> dict[str, Any]:
         count, size = int(config["default_num_special_tokens"]), int(config["default_vocab_size"])
         entries = sorted(content["vocab"], key=lambda entry: entry["rank"])[: size - count]
         tokens = [base64.b64decode(entry["token_bytes"], validate=True) for entry in entries]
-        listed = content.get("special_tokens")
+        special_tokens = content.get("special_tokens")
         special = (
-            dict(enumerate(FIRST_SPECIAL_TOKENS)) if listed is None else {e["rank"]: e["token_str"] for e in listed}
+            dict(enumerate(FIRST_SPECIAL_TOKENS))
+            if special_tokens is None
+            else {e["rank"]: e["token_str"] for e in special_tokens}
         )
         pattern, version = str(config["pattern"]), str(config.get("version") or "v3")
         if not all(isinstance(text, str) for text in special.values()):

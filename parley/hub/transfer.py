@@ -59,11 +59,11 @@ class TransferMeter:
 
     def describe(self) -> str:
         """Return the state as text: how many bytes of how many, bytes per second, and the time that is left."""
-        start, before = self._history[0]
+        start, bytes_before = self._history[0]
         seconds = self._history[-1][0] - start
-        rate = (self._done - before) / seconds if seconds > 0 else 0.0
-        whole = f" of {format_bytes(self.total)}" if self.total else ""
-        parts = [f"downloading {format_bytes(self._done)}{whole}"]
+        rate = (self._done - bytes_before) / seconds if seconds > 0 else 0.0
+        of_total = f" of {format_bytes(self.total)}" if self.total else ""
+        parts = [f"downloading {format_bytes(self._done)}{of_total}"]
         if rate and self._done < self.total:
             parts += [f"{format_bytes(rate)}/s", f"{format_seconds((self.total - self._done) / rate)} left"]
         return ", ".join(parts)

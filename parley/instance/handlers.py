@@ -118,8 +118,10 @@ async def handle_results_flow(
         raise Malformed(f"The body must be {{client, id, pause}}: {error}.") from None
     except RecursionError:
         raise Malformed("The body is nested too deeply.") from None
-    known = instance_state.results.set_results_paused(pause_command.client, pause_command.id, pause_command.pause)
-    await exchange.send_response(msgspec.json.encode({"known": known}))
+    is_known_client = instance_state.results.set_results_paused(
+        pause_command.client, pause_command.id, pause_command.pause
+    )
+    await exchange.send_response(msgspec.json.encode({"known": is_known_client}))
 
 
 async def handle_role(instance_state: InstanceState, registry: ModelRegistry, route: Route, exchange: Exchange) -> None:

@@ -111,7 +111,9 @@ class BucketHistogram:
         self._count += delta.observed
         for name, counts in delta.bucket_counts.items():
             own_counts = self._bucket_counts[name]
-            self._bucket_counts[name] = [own + further for own, further in zip(own_counts, counts, strict=True)]
+            self._bucket_counts[name] = [
+                own_count + further_count for own_count, further_count in zip(own_counts, counts, strict=True)
+            ]
 
     def _sort_observed(self) -> None:
         numbers, self._unsorted = sorted(self._unsorted), []

@@ -85,12 +85,12 @@ def open_level(level: str) -> ctypes.CDLL:
         path = cache_folder() / path.name
     if not is_whole(path):
         log.info("Compiling the kernels for %s. This happens once and takes some seconds.", level)
-        own = os.access(build.HERE, os.W_OK)
-        path = (build.HERE if own else path.parent) / path.name
+        is_writable = os.access(build.HERE, os.W_OK)
+        path = (build.HERE if is_writable else path.parent) / path.name
         _remove_unfinished_builds(path.parent)
         if path.exists():
             _replace_damaged(path, level)
-        elif own:
+        elif is_writable:
             build.install_levels(build.HERE, [level])
         else:
             build.compile_level(level, path.parent)

@@ -28,11 +28,11 @@ def map_tensor(numbers: int, dtype: torch.dtype, device: torch.device = CPU) -> 
     if size < HEAP_LIMIT or device.type == "meta":
         return torch.empty(numbers, dtype=dtype, device=device)
     memory = mmap.mmap(-1, size + HUGE_PAGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    whole = torch.frombuffer(memory, dtype=torch.uint8)
-    start = -whole.data_ptr() % HUGE_PAGE
+    all_bytes = torch.frombuffer(memory, dtype=torch.uint8)
+    start = -all_bytes.data_ptr() % HUGE_PAGE
     with suppress(AttributeError, OSError, ValueError):  # no huge pages on this system, or a size below one of them
         memory.madvise(mmap.MADV_HUGEPAGE, start, size // HUGE_PAGE * HUGE_PAGE)
-    return whole[start : start + size].view(dtype)
+    return all_bytes[start : start + size].view(dtype)
 
 
 def create_shared_memory(size: int) -> tuple[torch.Tensor, int]:

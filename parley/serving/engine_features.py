@@ -48,18 +48,18 @@ def check_used_features(request: Request, info: ModelInfo) -> None:
     """Check that the engine has every feature that the request uses. Raises Unsupported."""
     for feature, read_field in FEATURE_FIELDS.items():
         if feature not in info.features and (field := read_field(request)) is not None:
-            together = FEATURE_CONTEXTS.get(feature, "")
-            raise Unsupported(f"'{field}' is not available with the engine {info.engine}{together}.", field=field)
+            context = FEATURE_CONTEXTS.get(feature, "")
+            raise Unsupported(f"'{field}' is not available with the engine {info.engine}{context}.", field=field)
 
 
 def check_engine_bounds(request: Request, info: ModelInfo) -> None:
     """Check that the engine accepts the values of a request that generates. Raises Invalid."""
-    for bound, (least, most) in info.bounds.items():
+    for bound, (low, high) in info.bounds.items():
         amount = BOUNDED_VALUES[bound](request)
-        if amount is None or least <= amount.value <= most:
+        if amount is None or low <= amount.value <= high:
             continue
-        lower = [f"at least {least:.12g}"] if least > -math.inf else []
-        upper = [f"at most {most:.12g}"] if most < math.inf else []
+        lower = [f"at least {low:.12g}"] if low > -math.inf else []
+        upper = [f"at most {high:.12g}"] if high < math.inf else []
         allowed = f"{'have' if amount.unit else 'be'} {' and '.join(lower + upper)}{amount.unit}"
         message = f"'{amount.field}' must {allowed} with the engine {info.engine}, but got {amount.value:.12g}."
         raise Invalid(message, field=amount.field)

@@ -287,11 +287,13 @@ async def _run_in_background(registry: ModelRegistry, exchange: Exchange, reply:
         generation.close()
         raise
     exchange.release_body()
-    kept, is_stream = KeptEvents(), reply.request.stream
-    work = generate_events(reply, generation, kept)
-    registry.background_runs.start_run(exchange.tenant.id, reply.background_name, kept, work, is_stream=is_stream)
+    kept_events, is_stream = KeptEvents(), reply.request.stream
+    work = generate_events(reply, generation, kept_events)
+    registry.background_runs.start_run(
+        exchange.tenant.id, reply.background_name, kept_events, work, is_stream=is_stream
+    )
     if is_stream:
-        await follow_events(exchange, kept, 0, reply.media_type)
+        await follow_events(exchange, kept_events, 0, reply.media_type)
     else:
         await exchange.send_response(accepted, content_type=reply.content_type)
 

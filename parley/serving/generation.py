@@ -238,11 +238,11 @@ class Generation:
         Usually that is one step. Outputs that were not read in time come together, still divided by steps. The caller's
         task is not woken for each step. Raises ParleyError, and anything that ``take_steps`` raises.
         """
-        more = True
-        while more:
+        more_follows = True
+        while more_follows:
             if self._undelivered:
                 events, self._undelivered = self._undelivered, []
-                more = take_steps([events])
+                more_follows = take_steps([events])
             elif self._failure is not None:
                 raise self._failure
             elif not self.expects_events:
@@ -250,7 +250,7 @@ class Generation:
             elif self._stream_group.all_read:
                 raise EngineError(UNANSWERED_MESSAGE)
             else:
-                more = await self._stream_group.feed_outputs(partial(self._take_arrivals, take_steps))
+                more_follows = await self._stream_group.feed_outputs(partial(self._take_arrivals, take_steps))
 
     async def next_events(self) -> list[Event]:
         """Return the events since the last call, at least one; an empty list after the last. Raises ParleyError."""

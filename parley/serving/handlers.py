@@ -257,9 +257,9 @@ async def handle_abort_list(registry: ModelRegistry, route: Route, exchange: Exc
     )
     for open_request in registry.open_requests:
         if exchange.tenant.may_see(open_request.tenant) and (
-            named := abort_list.labels.intersection(open_request.cancel_ids)
+            abort_labels := abort_list.labels.intersection(open_request.cancel_ids)
         ):
-            open_request.cancel_by_id(min(named))
+            open_request.cancel_by_id(min(abort_labels))
     await _send_answer(exchange, abort_list.answer)
 
 

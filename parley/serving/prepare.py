@@ -381,10 +381,10 @@ def _check_listed_logprobs(alternatives: int, tokens: int, vocabulary: int, fiel
         raise Invalid(f"The vocabulary has {vocabulary} tokens, but {alternatives} were requested.", field=field)
     count = vocabulary if alternatives == -1 else alternatives
     if tokens > (max_tokens := max(1, MAX_LISTED_LOGPROBS // count)):
-        listed = f"all {vocabulary}" if alternatives == -1 else f"{alternatives} of {vocabulary}"
+        alternatives_text = f"all {vocabulary}" if alternatives == -1 else f"{alternatives} of {vocabulary}"
         raise Invalid(
-            f"Log-probabilities of {listed} tokens of the vocabulary can be returned for at most {max_tokens} tokens "
-            f"in one request, but they were requested for {tokens}.",
+            f"Log-probabilities of {alternatives_text} tokens of the vocabulary can be returned for at most "
+            f"{max_tokens} tokens in one request, but they were requested for {tokens}.",
             field=field,
         )
 

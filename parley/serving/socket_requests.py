@@ -121,8 +121,8 @@ class SocketConversation:
             return refusal
         session, waiting = self._session, self._waiting.get(request.lane)
         if waiting is None:
-            named = sum(bool(lane) for lane in self._waiting)
-            return session.refuse_lane(request) if request.lane and named >= session.max_lanes else None
+            lane_count = sum(bool(lane) for lane in self._waiting)
+            return session.refuse_lane(request) if request.lane and lane_count >= session.max_lanes else None
         if len(waiting) >= session.max_waiting:
             message = f"At most {session.max_waiting} requests may wait for the one that is being answered."
         elif self._waiting_bytes + held.size > MAX_READING * self._body_limit:

@@ -24,7 +24,9 @@ def family_names(table: Literal["calls", "thoughts"]) -> list[str]:
 def find_family(name: str, table: Literal["calls", "thoughts"]) -> str | None:
     """Return the table's spelling of a name, ignoring hyphens and case; None for an unknown name."""
     normalized = _normalized_name(name)
-    return next((known for known in family_names(table) if _normalized_name(known) == normalized), None)
+    return next(
+        (family_name for family_name in family_names(table) if _normalized_name(family_name) == normalized), None
+    )
 
 
 def _normalized_name(name: str) -> str:

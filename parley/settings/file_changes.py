@@ -31,9 +31,9 @@ def _file_states(files: tuple[Path, ...]) -> list[FileState]:
     states: list[FileState] = []
     for path in files:
         try:
-            found = path.stat()
+            file_stat = path.stat()
         except OSError:
             states.append(None)
         else:
-            states.append((found.st_ino, found.st_mtime_ns, found.st_size))
+            states.append((file_stat.st_ino, file_stat.st_mtime_ns, file_stat.st_size))
     return states

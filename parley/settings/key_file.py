@@ -117,8 +117,8 @@ def parse_keys(text: str, source: str) -> tuple[HashedKey, ...]:
     keys = tuple(_read_key(table, f"{source}: key {number}") for number, table in enumerate(tables, 1))
     for member in ("name", "id"):
         counts = Counter(getattr(key, member) for key in keys)
-        if twice := next((value for value, count in counts.items() if count > 1), None):
-            raise ConfigError(f"{source}: two keys have the {member} {twice}.")
+        if repeated_name := next((value for value, count in counts.items() if count > 1), None):
+            raise ConfigError(f"{source}: two keys have the {member} {repeated_name}.")
     return keys
 
 
@@ -126,7 +126,7 @@ def add_key(file: Path, key: HashedKey) -> None:
     """Add a key to a file, which is made if it does not exist. Raises ConfigError, also for a name that is taken."""
     with _locked_folder(file):
         text = _read_text(file, "--file") if file.exists() else ""
-        if key.name in {known.name for known in parse_keys(text, str(file))}:
+        if key.name in {known_key.name for known_key in parse_keys(text, str(file))}:
             raise ConfigError(f"{file}: there is a key {key.name} already.")
         separator = "" if not text else "\n" if text.endswith("\n") else "\n\n"
         _write_text(file, f"{text}{separator}{_format_key(key)}")
@@ -154,9 +154,9 @@ def _read_key(table: Mapping[str, Any], where: str) -> HashedKey:
     if not isinstance(name, str) or not KEY_NAME.fullmatch(name):
         raise ConfigError(f"{where}: name is not 1 to 64 characters of A-Z, a-z, 0-9, '.', '_', '@' and '-'.")
     where = f"{where} ({name})"
-    known = {field.name for field in fields(HashedKey)}
-    if unknown := next((member for member in table if member not in known), None):
-        raise ConfigError(f"{where}: unknown member {unknown}. Known: {', '.join(sorted(known))}.")
+    member_names = {field.name for field in fields(HashedKey)}
+    if unknown := next((member for member in table if member not in member_names), None):
+        raise ConfigError(f"{where}: unknown member {unknown}. Known: {', '.join(sorted(member_names))}.")
     required = [field.name for field in fields(HashedKey) if field.default is MISSING]
     if missing := next((member for member in required if member not in table), None):
         raise ConfigError(f"{where}: {missing} is missing; `parley key add` writes it.")

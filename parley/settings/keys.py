@@ -45,8 +45,8 @@ def read_api_keys(file: Path, option: str) -> list[ApiKeyLine]:
         key, *words = line.split()
         values = dict(word.partition("=")[::2] for word in words)
         groups = tuple(filter(None, values.get("groups", "").split(",")))
-        known = {"priority"} | {f"{name}={values[name]}" for name in ("name", "groups") if values.get(name)}
-        if len(values) < len(words) or not known.issuperset(words) or RESERVED_GROUPS.intersection(groups):
+        accepted_words = {"priority"} | {f"{name}={values[name]}" for name in ("name", "groups") if values.get(name)}
+        if len(values) < len(words) or not accepted_words.issuperset(words) or RESERVED_GROUPS.intersection(groups):
             raise ConfigError(
                 f"{option}: {file}: only 'priority', 'name=NAME' and 'groups=NAME,NAME' may follow a key, each once, "
                 f"and no group is called 'users' or 'admins'; key {number} is wrong."

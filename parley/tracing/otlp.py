@@ -49,8 +49,10 @@ def find_otlp_target(endpoint: str, environment: Mapping[str, str] = os.environ)
     address = urlsplit(url)
     if address.scheme in ("grpc", "grpcs"):
         return OtlpTarget(f"http{'s' * (address.scheme == 'grpcs')}://{address.netloc}", "grpc")
-    named = environment.get("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL") or environment.get("OTEL_EXPORTER_OTLP_PROTOCOL")
-    if (named or ("grpc" if address.port == GRPC_PORT else "http/protobuf")) == "grpc":
+    protocol_name = environment.get("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL") or environment.get(
+        "OTEL_EXPORTER_OTLP_PROTOCOL"
+    )
+    if (protocol_name or ("grpc" if address.port == GRPC_PORT else "http/protobuf")) == "grpc":
         return OtlpTarget(endpoint, "grpc")
     if endpoint and address.path in ("", "/"):
         endpoint = endpoint.rstrip("/") + HTTP_PATH

@@ -120,22 +120,22 @@ class HeldBody:
         """
         deadline = self._loop.time() + seconds
         try:
-            async with asyncio.timeout_at(min(deadline, self._loop.time() + RATE_WINDOW)) as patience:
-                self._end_arrival = lambda: patience.reschedule(self._loop.time())
-                enough = rate * RATE_WINDOW
-                whole = bytearray()  # a list of small parts would take far more memory than is counted
-                more = True
-                while more:
-                    data, more = await receive_part(receive)
-                    whole += data
+            async with asyncio.timeout_at(min(deadline, self._loop.time() + RATE_WINDOW)) as time_limit:
+                self._end_arrival = lambda: time_limit.reschedule(self._loop.time())
+                enough_bytes = rate * RATE_WINDOW
+                body_bytes = bytearray()  # a list of small parts would take far more memory than is counted
+                more_follows = True
+                while more_follows:
+                    data, more_follows = await receive_part(receive)
+                    body_bytes += data
                     self.count_bytes(len(data))
                     if self.size > limit:
                         raise too_large_error(limit)
-                    if self.size >= enough and not self.evicted:
-                        enough = self.size + rate * RATE_WINDOW
-                        patience.reschedule(min(deadline, self._loop.time() + RATE_WINDOW))
+                    if self.size >= enough_bytes and not self.evicted:
+                        enough_bytes = self.size + rate * RATE_WINDOW
+                        time_limit.reschedule(min(deadline, self._loop.time() + RATE_WINDOW))
                 self._budget.end_arrival(self)
-                return bytes(whole)
+                return bytes(body_bytes)
         except TimeoutError:
             if self.evicted:
                 raise Overloaded(MADE_ROOM) from None

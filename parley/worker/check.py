@@ -49,9 +49,11 @@ def main() -> None:
     from parley.model.load.check import check_model
 
     try:
-        found = check_model(msgspec.json.decode(sys.stdin.buffer.read(), type=Settings))
+        model_facts = check_model(msgspec.json.decode(sys.stdin.buffer.read(), type=Settings))
         checked = ModelCheck(
-            load_caveat=found.load_caveat, memory_bytes=found.memory_bytes, table_bytes=found.table_bytes
+            load_caveat=model_facts.load_caveat,
+            memory_bytes=model_facts.memory_bytes,
+            table_bytes=model_facts.table_bytes,
         )
     except LoadError as error:
         checked = ModelCheck(str(error))

@@ -165,8 +165,8 @@ class KVEventPublisher:
                     log.warning("a request to replay KV events has a wrong form")
                     continue
                 with self._kept_lock:
-                    kept = list(self._kept)
-                for number_bytes, payload in kept:
+                    batches = list(self._kept)
+                for number_bytes, payload in batches:
                     if number_bytes >= frames[2]:
                         self._replays.send_multipart((frames[0], b"", topic, number_bytes, payload))
                 self._replays.send_multipart((frames[0], b"", b"", END_NUMBER, b""))

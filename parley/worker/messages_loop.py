@@ -63,8 +63,8 @@ def serve_messages(
                     message.name, message.folder, partial(_send_adapter_result, send, message.id)
                 )
             elif isinstance(message, UnloadAdapter):
-                known = loop.adapter_cache.unregister_adapter(message.name)
-                send(AdapterResult(message.id, "" if known else "There is no adapter of this name."))
+                was_registered = loop.adapter_cache.unregister_adapter(message.name)
+                send(AdapterResult(message.id, "" if was_registered else "There is no adapter of this name."))
             elif isinstance(message, ReservePages):
                 answer = partial(_send_reserve_response, send, message.id)
                 page_holder.reserve_pages(message.key, message.prefix, answer)

@@ -82,9 +82,10 @@ def random_prompts(pool: TokenPool, config: ResolvedOptions, api: BenchApi, coun
     """
     random_, ids = random.Random(seed), list(pool.pieces)
     prefixes = [random_.choices(ids, k=config["shared-prefix"]) for _ in range(config["num-prefixes"])]
-    own = config["prompt-len"] - config["shared-prefix"] - pool.added_tokens
+    own_tokens = config["prompt-len"] - config["shared-prefix"] - pool.added_tokens
     prompts = [
-        pool.make_prompt(prefixes[number % len(prefixes)] + random_.choices(ids, k=own), api) for number in range(count)
+        pool.make_prompt(prefixes[number % len(prefixes)] + random_.choices(ids, k=own_tokens), api)
+        for number in range(count)
     ]
     if not config["images"]:
         return prompts

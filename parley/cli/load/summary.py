@@ -29,7 +29,9 @@ def collect_times(successes: Sequence[RequestSample]) -> dict[str, list[float]]:
             (s.arrivals[-1] - s.arrivals[0]) / (s.tokens - 1) for s in successes if s.arrivals and s.tokens > 1
         ],
         "itl_ms": [
-            after - before for s in successes for before, after in zip(s.arrivals, s.arrivals[1:], strict=False)
+            arrival - earlier_arrival
+            for s in successes
+            for earlier_arrival, arrival in zip(s.arrivals, s.arrivals[1:], strict=False)
         ],
         "latency_ms": [s.end - s.start for s in successes],
     }
@@ -105,14 +107,14 @@ def summarize_parts(
     slices: list[list[RequestSample]] = [[] for _ in range(PARTS)]
     for sample in successes:
         slices[_slice_number(sample.end - begin, wall, PARTS)].append(sample)
-    for part, ended in enumerate(slices):
+    for part, slice_samples in enumerate(slices):
         times = collect_times(successes[cuts[part] : cuts[part + 1]])
         rates = {
             "output_tokens_per_second": round(tokens[part], 2),
-            "requests_per_second": round(len(ended) / seconds, 3),
+            "requests_per_second": round(len(slice_samples) / seconds, 3),
         }
         if limits:
-            rates["goodput"] = round(count_within(ended, limits) / seconds, 3)
+            rates["goodput"] = round(count_within(slice_samples, limits) / seconds, 3)
         parts.append({name: _percentiles_ms(values) for name, values in times.items()} | rates)
     return parts
 

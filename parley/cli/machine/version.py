@@ -93,9 +93,9 @@ def _processor() -> str:
         return f"{os.cpu_count()} cores of an unknown kind"
     model = re.search(r"^model name\s*:\s*(.*)$", info, re.M)
     flags = re.search(r"^(?:flags|Features)\s*:(.*)$", info, re.M)
-    known = [flag for flag in USEFUL_FLAGS if flags and flag in flags[1].split()]
+    vector_flags = [flag for flag in USEFUL_FLAGS if flags and flag in flags[1].split()]
     cores = control_groups.describe_cores()
-    return f"{model[1] if model else 'unknown'}, {cores}, {' '.join(known) or 'no vector extensions'}"
+    return f"{model[1] if model else 'unknown'}, {cores}, {' '.join(vector_flags) or 'no vector extensions'}"
 
 
 def _compiler() -> str:

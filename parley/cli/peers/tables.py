@@ -98,9 +98,9 @@ def _read_row(name: str, row: dict[str, Any]) -> PeerFlag:
 
 def _read_group(group: dict[str, Any]) -> list[PeerFlag]:
     """Return the rows of flags that share a reason: names, or lists with the other names of a flag."""
-    named = [(name, 1) for name in group.pop("flags", [])] + [(name, 0) for name in group.pop("switches", [])]
+    spellings = [(name, 1) for name in group.pop("flags", [])] + [(name, 0) for name in group.pop("switches", [])]
     rows = []
-    for spelling, args in named:
+    for spelling, args in spellings:
         name, *also = [spelling] if isinstance(spelling, str) else spelling
         rows.append(PeerFlag(name, tuple(also), args, **group))
     return rows

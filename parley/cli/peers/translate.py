@@ -67,8 +67,8 @@ class Translation:
         if not any(_goes_to_engine(result) and result.state == "missing" for result in self.results):
             return None
         passed = [word for result in self.results if _goes_to_engine(result) for word in result.written]
-        kept = [result for result in self.results if not _goes_to_engine(result)]
-        return self._command(kept, ["--engine", self.peer.engine, "--", *passed])
+        kept_results = [result for result in self.results if not _goes_to_engine(result)]
+        return self._command(kept_results, ["--engine", self.peer.engine, "--", *passed])
 
     def problem(self) -> str:
         """Return why ``parley serve`` would refuse the command, as a sentence; "" if it would not."""
@@ -101,8 +101,8 @@ def _goes_to_engine(result: FlagResult) -> bool:
 
 def translate_command(peer: PeerServer, words: Sequence[str]) -> Translation:
     """Translate the words of a command line, which may begin with variables and the name of the program."""
-    before, flags = _split_command(peer, words)
-    variables = [word for word in before if ASSIGNMENT.fullmatch(word)]
+    command_words, flags = _split_command(peer, words)
+    variables = [word for word in command_words if ASSIGNMENT.fullmatch(word)]
     results = [
         _translate_flag(peer, peer.find_flag(name), (word,), [value])
         for word in variables
@@ -119,7 +119,7 @@ def translate_command(peer: PeerServer, words: Sequence[str]) -> Translation:
         if flag not in set_flags and value != plain[flag]
         for word in (flag, value)
     ]
-    program = [word for word in before if not ASSIGNMENT.fullmatch(word)]
+    program = [word for word in command_words if not ASSIGNMENT.fullmatch(word)]
     return Translation(peer, results, added, program if len(program) > PROGRAM_WORDS else [])
 
 
@@ -129,12 +129,12 @@ def _split_command(peer: PeerServer, words: Sequence[str]) -> tuple[list[str], l
     for number, word in enumerate(words):
         if any(re.fullmatch(program, word) for program in peer.programs):
             start = number + 1
-    before, flags = list(words[:start]), list(words[start:])
+    command_words, flags = list(words[:start]), list(words[start:])
     while flags and ASSIGNMENT.fullmatch(flags[0]):
-        before = [*before, flags.pop(0)]
+        command_words = [*command_words, flags.pop(0)]
     if flags and flags[0] in peer.subcommands:
         del flags[0]
-    return before, flags
+    return command_words, flags
 
 
 def _take_flag(peer: PeerServer, words: list[str]) -> FlagResult:
@@ -147,10 +147,13 @@ def _take_flag(peer: PeerServer, words: list[str]) -> FlagResult:
     row = peer.find_flag(flag)
     written = [word]
     values = [value] if equals else []
-    most = {"?": 1, "*": len(words)}.get(str(row.args), row.args) if row else len(words)
-    assert isinstance(most, int)
+    max_values = {"?": 1, "*": len(words)}.get(str(row.args), row.args) if row else len(words)
+    assert isinstance(max_values, int)
     while (
-        not equals and len(values) < most and words and _is_value(words[0], required=row is not None and row.args == 1)
+        not equals
+        and len(values) < max_values
+        and words
+        and _is_value(words[0], required=row is not None and row.args == 1)
     ):
         values.append(words.pop(0))
         written.append(values[-1])
@@ -164,9 +167,9 @@ def _is_value(word: str, *, required: bool) -> bool:
 
 def _translate_flag(peer: PeerServer, row: PeerFlag | None, written: tuple[str, ...], values: list[str]) -> FlagResult:
     if row is None:
-        known = [name for row in peer.rows for name in (row.name, *row.also)]
+        flag_names = [name for row in peer.rows for name in (row.name, *row.also)]
         flag = written[0].partition("=")[0]
-        return FlagResult(written, "unknown", reason=f"{peer.title} documents no {flag}{_guess(flag, known)}")
+        return FlagResult(written, "unknown", reason=f"{peer.title} documents no {flag}{_guess(flag, flag_names)}")
     is_plain = (not row.unless and not row.to) or (values and all(value in row.unless for value in values))
     if row.needless and is_plain:
         return FlagResult(written, "needless", reason=row.needless, row=row)
@@ -183,8 +186,8 @@ def _translate_flag(peer: PeerServer, row: PeerFlag | None, written: tuple[str, 
     return FlagResult(written, "translated", tuple(words), row.note, row)
 
 
-def _guess(flag: str, known: Sequence[str]) -> str:
-    return did_you_mean(flag, known).rstrip("?").replace(" Did you mean", "; perhaps")
+def _guess(flag: str, flag_names: Sequence[str]) -> str:
+    return did_you_mean(flag, flag_names).rstrip("?").replace(" Did you mean", "; perhaps")
 
 
 def has_counterpart(row: PeerFlag) -> bool:

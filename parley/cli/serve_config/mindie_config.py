@@ -97,8 +97,10 @@ class MindIEPlan:
         rules = self.profile_rules(profile)
         notes = [f"{self.file}: without effect here: {', '.join(self.unused_members)}."] if self.unused_members else []
         if self.missing_lists:
-            missing = ", ".join(map(str, dict.fromkeys(self.missing_lists)))
-            notes.append(f"{self.file}: client certificates are not checked for revocation: {missing} does not exist.")
+            missing_files = ", ".join(map(str, dict.fromkeys(self.missing_lists)))
+            notes.append(
+                f"{self.file}: client certificates are not checked for revocation: {missing_files} does not exist."
+            )
         return replace(
             options,
             listen=(*self.listen, *options.listen),
@@ -306,10 +308,10 @@ def _model_context_length(model: EngineSettings) -> int | None:
         if folder is None:
             return None
         model_config = msgspec.json.decode((folder / "config.json").read_bytes())
-        own = (model_config.get("text_config") or model_config).get("max_position_embeddings")
+        model_limit = (model_config.get("text_config") or model_config).get("max_position_embeddings")
     except (hub.ModelMissing, OSError, ValueError, AttributeError):
         return None
-    return own if type(own) is int and own > 0 else None
+    return model_limit if type(model_limit) is int and model_limit > 0 else None
 
 
 def _read_schedule(schedule: ConfigSection, prompt: int, length: int) -> dict[str, Any]:
@@ -343,12 +345,12 @@ def _read_listeners(
     server: ConfigSection, root: Path, environment: Mapping[str, str], missing_lists: list[Path]
 ) -> list[ListenAddress]:
     everywhere = server.get_member("allowAllZeroIpListening", check_flag, False)
-    own = server.get_member("ipAddress", check_ip_address, "127.0.0.1")
-    own = _container_address(environment, "MIES_CONTAINER_IP") or own
+    own_address = server.get_member("ipAddress", check_ip_address, "127.0.0.1")
+    own_address = _container_address(environment, "MIES_CONTAINER_IP") or own_address
     # if absent, it is the address of the service; the shipped file sets another
-    inner = server.get_member("managementIpAddress", check_ip_address, own)
+    inner = server.get_member("managementIpAddress", check_ip_address, own_address)
     inner = _container_address(environment, "MIES_CONTAINER_MANAGEMENT_IP") or inner
-    for member, host in (("ipAddress", own), ("managementIpAddress", inner)):
+    for member, host in (("ipAddress", own_address), ("managementIpAddress", inner)):
         if ipaddress.ip_address(host).is_unspecified and not everywhere:
             raise server.member_error(
                 member, f"{host} means every address; that needs allowAllZeroIpListening to be true"
@@ -361,9 +363,9 @@ def _read_listeners(
     secure = server.get_member("httpsEnabled", check_flag, True)
     listeners = []
     for api, plane, port in ports:
-        host = inner if plane else own
+        host = inner if plane else own_address
         # Checked even if unused: errors are reported.
-        tls_files = _plane_tls_files(server, root, plane if host != own else "", missing_lists)
+        tls_files = _plane_tls_files(server, root, plane if host != own_address else "", missing_lists)
         listeners.append(ListenAddress(api, host, port, tls_files if secure else None))
     return listeners
 
@@ -383,15 +385,16 @@ def _plane_tls_files(server: ConfigSection, root: Path, plane: str, missing_list
     def member_name(member: str) -> str:
         return plane + member[0].upper() + member[1:] if plane else member
 
-    where = f"{plane}/" if plane else ""
+    path_prefix = f"{plane}/" if plane else ""
     authorities = root / server.get_member("tlsCaPath", check_string, "security/ca/")
-    lists = root / server.get_member(member_name("tlsCrlPath"), check_string, f"security/certs/{where}")
+    lists = root / server.get_member(member_name("tlsCrlPath"), check_string, f"security/certs/{path_prefix}")
     revoked = server.get_member(member_name("tlsCrlFiles"), check_file_names, None)
     password = server.get_member(member_name("tlsPkPwd"), check_string, None)
-    usual = root / f"security/pass/{where}key_pwd.txt"
+    usual = root / f"security/pass/{path_prefix}key_pwd.txt"
     return TlsFiles(
-        certificate=root / server.get_member(member_name("tlsCert"), check_string, f"security/certs/{where}server.pem"),
-        key=root / server.get_member(member_name("tlsPk"), check_string, f"security/keys/{where}server.key.pem"),
+        certificate=root
+        / server.get_member(member_name("tlsCert"), check_string, f"security/certs/{path_prefix}server.pem"),
+        key=root / server.get_member(member_name("tlsPk"), check_string, f"security/keys/{path_prefix}server.key.pem"),
         password_file=root / password if password else usual if password is None and usual.is_file() else None,
         client_authorities=tuple(
             authorities / file_name
@@ -420,14 +423,14 @@ def _revocation_lists(
 
 def _peer_tls_files(server: ConfigSection, root: Path, missing_lists: list[Path]) -> TlsFiles | None:
     """Return the TLS files of the connections between instances. Adds to ``missing_lists``."""
-    where = "security/grpc/"
-    authorities = root / server.get_member("interCommTlsCaPath", check_string, f"{where}ca/")
-    lists = root / server.get_member("interCommTlsCrlPath", check_string, f"{where}certs/")
+    path_prefix = "security/grpc/"
+    authorities = root / server.get_member("interCommTlsCaPath", check_string, f"{path_prefix}ca/")
+    lists = root / server.get_member("interCommTlsCrlPath", check_string, f"{path_prefix}certs/")
     revoked = server.get_member("interCommTlsCrlFiles", check_file_names, None)
     password = server.get_member("interCommPkPwd", check_string, None)
     tls_files = TlsFiles(
-        certificate=root / server.get_member("interCommTlsCert", check_string, f"{where}certs/server.pem"),
-        key=root / server.get_member("interCommPk", check_string, f"{where}keys/server.key.pem"),
+        certificate=root / server.get_member("interCommTlsCert", check_string, f"{path_prefix}certs/server.pem"),
+        key=root / server.get_member("interCommPk", check_string, f"{path_prefix}keys/server.key.pem"),
         password_file=root / password if password else None,
         client_authorities=tuple(
             authorities / file_name

@@ -168,8 +168,8 @@ def media_options(config: ResolvedOptions) -> MediaOptions:
         raise ConfigError(f"media-path: there is no folder {folder}.")
     for name in ("media-limit", "media-size"):
         kinds = Counter(kind for kind, _ in config[name])
-        if twice := [kind for kind, count in kinds.items() if count > 1]:
-            raise ConfigError(f"{name}: {twice[0]} has more than one limit.")
+        if repeated_kinds := [kind for kind, count in kinds.items() if count > 1]:
+            raise ConfigError(f"{name}: {repeated_kinds[0]} has more than one limit.")
     return MediaOptions(
         hosts=tuple(config["media-hosts"]),
         folder=folder,
@@ -322,5 +322,5 @@ def check_api_names(names: Iterable[str], where: str) -> None:
 
     for name in names:
         if name not in API_NAMES:
-            known = ", ".join(API_NAMES)
-            raise ConfigError(f"{where}: no API is called {name}.{did_you_mean(name, API_NAMES)} Known: {known}.")
+            api_names = ", ".join(API_NAMES)
+            raise ConfigError(f"{where}: no API is called {name}.{did_you_mean(name, API_NAMES)} Known: {api_names}.")

@@ -51,8 +51,8 @@ def edited_lines(name: str, words: Callable[[str], list[str]]) -> Iterator[None]
     readline.set_history_length(1000)
 
     def complete(text: str, number: int) -> str | None:
-        found = [word for word in words(readline.get_line_buffer()) if word.startswith(text)]
-        return found[number] if number < len(found) else None
+        matching_words = [word for word in words(readline.get_line_buffer()) if word.startswith(text)]
+        return matching_words[number] if number < len(matching_words) else None
 
     readline.set_completer_delims(" ")
     readline.set_completer(complete)

@@ -133,9 +133,9 @@ class AdminPort:
         if route is not None:
             return route, ""
         for (route_method, pattern), starred in self._starred_routes:
-            before, _, after = pattern.partition("*")
-            if route_method == method and path.startswith(before) and path.endswith(after):
-                rest = path[len(before) : len(path) - len(after)]
+            prefix, _, suffix = pattern.partition("*")
+            if route_method == method and path.startswith(prefix) and path.endswith(suffix):
+                rest = path[len(prefix) : len(path) - len(suffix)]
                 if rest and "/" not in rest:
                     return starred, rest
         return None, ""

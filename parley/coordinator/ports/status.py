@@ -54,10 +54,10 @@ class StatusPort:
 
     def model_readiness(self, request: AdminRequest) -> AdminReply:
         """Answer a readiness probe for one model."""
-        known = any(request.matched_segment in instance.models for instance in self._table)
+        is_known_model = any(request.matched_segment in instance.models for instance in self._table)
         return (
             UP_REPLY
-            if known and self._management.master and self._table.is_cluster_ready(request.matched_segment)
+            if is_known_model and self._management.master and self._table.is_cluster_ready(request.matched_segment)
             else DOWN_REPLY
         )
 

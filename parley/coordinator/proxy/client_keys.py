@@ -75,9 +75,9 @@ class ClientKeys:
             return
         if used_tokens is None and left and client.reserved_prompt_tokens:
             used_tokens = UsedTokens(client.log_entry.model, client.reserved_prompt_tokens, 0, 0)
-        used = used_tokens or UsedTokens(client.log_entry.model, 0, 0, 0)
-        usage = Usage(prompt_tokens=used.prompt_tokens, cached_tokens=used.cached_tokens)
-        account.settle(used.model, usage, used.output_tokens, was_submitted=used_tokens is not None)
+        counted_tokens = used_tokens or UsedTokens(client.log_entry.model, 0, 0, 0)
+        usage = Usage(prompt_tokens=counted_tokens.prompt_tokens, cached_tokens=counted_tokens.cached_tokens)
+        account.settle(counted_tokens.model, usage, counted_tokens.output_tokens, was_submitted=used_tokens is not None)
 
     def finish_request(self, client: DownstreamClient) -> None:
         """End an account that is open, and record a call that might change the instances."""

@@ -259,9 +259,9 @@ class InferenceFront:
         if (inlined := await self._record_keeper.inline_records(path, client, body)) is not None:
             body = inlined.body
         work = await self._choose_forwarding(kind, path, client, usable, body)
-        patience = self._scheduler.options.tokenizer_timeout if kind == "tokenize" else None
+        timeout = self._scheduler.options.tokenizer_timeout if kind == "tokenize" else None
         try:
-            async with asyncio.timeout(patience):
+            async with asyncio.timeout(timeout):
                 await client.while_connected(work)
         except TimeoutError:
             if client.status:

@@ -26,12 +26,16 @@ def unite_lists(pages: Iterable[bytes]) -> bytes:
 
     Raises msgspec.MsgspecError or UnicodeDecodeError for pages that are not JSON.
     """
-    first, *others = map(msgspec.json.decode, pages)
+    first, *other_answers = map(msgspec.json.decode, pages)
     for name, entries in first.items() if isinstance(first, dict) else ():
-        for other in others if isinstance(entries, list) else ():
+        for other in other_answers if isinstance(entries, list) else ():
             known_ids = set(map(_entry_id, entries))
-            more = other.get(name) if isinstance(other, dict) else None
-            entries += [entry for entry in more if _entry_id(entry) not in known_ids] if isinstance(more, list) else []
+            more_entries = other.get(name) if isinstance(other, dict) else None
+            entries += (
+                [entry for entry in more_entries if _entry_id(entry) not in known_ids]
+                if isinstance(more_entries, list)
+                else []
+            )
     return msgspec.json.encode(first)
 
 

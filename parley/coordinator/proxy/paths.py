@@ -89,30 +89,32 @@ class PathTable:
         api_path = self._plain.get((method, path))
         if api_path is not None:
             return api_path, {}
-        others = {known for known, where in self._plain if where == path}
-        found = self._match_patterns(method, path, others)
-        if found is None and not others:
-            found = self._match_patterns(method, join_name_segments(path, model_names()), others)
-        if found is not None:
-            return found
-        if not others:
+        other_methods = {known_method for known_method, known_path in self._plain if known_path == path}
+        match = self._match_patterns(method, path, other_methods)
+        if match is None and not other_methods:
+            match = self._match_patterns(method, join_name_segments(path, model_names()), other_methods)
+        if match is not None:
+            return match
+        if not other_methods:
             raise NotFound(f"Unknown request URL: {method} {excerpt(path)}. Please check it for typos.")
-        raise NotAllowed(f"{method} is not allowed on {excerpt(path)}.", allowed=", ".join(sorted(others)))
+        raise NotAllowed(f"{method} is not allowed on {excerpt(path)}.", allowed=", ".join(sorted(other_methods)))
 
-    def _match_patterns(self, method: str, path: str, others: set[str]) -> tuple[ApiPath, Mapping[str, str]] | None:
+    def _match_patterns(
+        self, method: str, path: str, other_methods: set[str]
+    ) -> tuple[ApiPath, Mapping[str, str]] | None:
         """Match a path with parameters; also return these. Adds the methods of other matches to ``others``."""
-        for pattern, known, api_path in self._patterns:
+        for pattern, known_method, api_path in self._patterns:
             match = pattern.match(path)
             if match is None:
                 continue
-            if known == method:
+            if known_method == method:
                 return api_path, split_name_segments(match.groupdict())
-            others.add(known)
+            other_methods.add(known_method)
         return None
 
     def error_dialect(self, path: str) -> Dialect:
         """Return the API whose error format applies to an unknown path."""
-        for (_, known), api_path in self._plain.items():
-            if known == path:
+        for (_, known_path), api_path in self._plain.items():
+            if known_path == path:
                 return api_path.dialect
         return error_dialect([mount for mount in self._mounts if mount.dialect.name != "parley"], path)

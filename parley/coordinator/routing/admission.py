@@ -223,10 +223,10 @@ class InstanceScheduler:
     async def _wait_for_room(self, request: SchedulingRequest) -> Placement:
         queued = self.queue.add_request(request)
         self.wake_queue()
-        patience = self.options.recovery_timeout if request.earlier_attempts else self.options.schedule_timeout
-        by_deadline = request.deadline is not None and request.deadline < patience
+        timeout = self.options.recovery_timeout if request.earlier_attempts else self.options.schedule_timeout
+        by_deadline = request.deadline is not None and request.deadline < timeout
         try:
-            async with asyncio.timeout(request.deadline if by_deadline else patience):
+            async with asyncio.timeout(request.deadline if by_deadline else timeout):
                 try:
                     return await queued.future
                 except asyncio.CancelledError:

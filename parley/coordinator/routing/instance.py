@@ -105,8 +105,8 @@ class ClusterInstance:
             return "offline"
         if not self.has_answered or not self.accepts_requests:
             return "joining"
-        known = self.role in ("mixed", "prefill", "decode", "flex")
-        return "ready" if known and not self.switching and not self.changing else "switching"
+        is_known_role = self.role in ("mixed", "prefill", "decode", "flex")
+        return "ready" if is_known_role and not self.switching and not self.changing else "switching"
 
     def is_usable(self, now: float) -> bool:
         """Whether new requests may be sent to it."""

@@ -107,11 +107,11 @@ class RequestQueue(Generic[P]):
         while first_requests:
             tenant = min(first_requests, key=lambda name: (self._service[name], first_requests[name].place))
             yield first_requests[tenant]
-            following = next(lines[tenant], None)
-            if following is None:
+            next_request = next(lines[tenant], None)
+            if next_request is None:
                 del first_requests[tenant]
             else:
-                first_requests[tenant] = following
+                first_requests[tenant] = next_request
 
     def start_service(self, tenant: str, tokens: int) -> None:
         """Count the prompt of a request that has been placed: it was its tenant's turn."""

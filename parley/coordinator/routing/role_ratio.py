@@ -72,8 +72,10 @@ class RoleBalance:
         elif now > self._observed_at:
             elapsed = now - self._observed_at
             weight = min(1.0, elapsed / min(self._memory, now - self._first_at + elapsed))
-            before = self._mean_load
-            self._mean_load = RoleLoad(*(old + weight * (new - old) for old, new in zip(before, load, strict=True)))
+            earlier_load = self._mean_load
+            self._mean_load = RoleLoad(
+                *(old + weight * (new - old) for old, new in zip(earlier_load, load, strict=True))
+            )
         self._observed_at = now
 
     def _persistent_step(self, now: float, step: int) -> int:

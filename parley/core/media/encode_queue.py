@@ -153,16 +153,16 @@ class EncodeQueue:
         """Give the embeddings to all that wait for them, or fail those sequences."""
         assert self._current is not None
         source, self._current, self.has_changes = self._current[0], None, True
-        waiting = self._waiting_for(digest)
-        if result is None or (isinstance(result, str) and source not in waiting):
+        waiting_sequences = self._waiting_for(digest)
+        if result is None or (isinstance(result, str) and source not in waiting_sequences):
             return  # cancelled; or its features may have gone with its request, and others have their own
         if isinstance(result, str):
-            for sequence in waiting:
+            for sequence in waiting_sequences:
                 if sequence in self._missing:  # not ended with another choice
                     self._fail_sequence(sequence, result)
             return
         self.cache.add_item(digest, result)
-        for sequence in waiting:
+        for sequence in waiting_sequences:
             self._hold_item(sequence, digest)
             del self._missing[sequence][digest]
             if not self._missing[sequence]:

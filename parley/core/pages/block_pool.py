@@ -212,8 +212,8 @@ class BlockPool:
                 self.event_log.record_removed(digest)
 
     def _remove_from_free_list(self, block: int) -> None:
-        before, after = self._previous[block], self._next[block]
-        self._next[before], self._previous[after] = after, before
+        previous_block, next_block = self._previous[block], self._next[block]
+        self._next[previous_block], self._previous[next_block] = next_block, previous_block
         self.free_count -= 1
 
     def _add_to_free_list(self, block: int) -> None:

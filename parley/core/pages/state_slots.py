@@ -121,9 +121,9 @@ class StateSlots:
         ``running_count``: the number of running sequences.
         """
         sequence, end = row.sequence, row.start + row.count
-        before = -1 if not row.start else sequence.slot if sequence.state_slot < 0 else sequence.state_slot
+        source_slot = -1 if not row.start else sequence.slot if sequence.state_slot < 0 else sequence.state_slot
         self.release_state(sequence)
-        row.states = StepStates(before, [])
+        row.states = StepStates(source_slot, [])
         at = row.start
         for boundary in self._boundaries_to_keep(row, running_count):
             slot = self._take_snapshot(sequence.hashes[boundary // BLOCK_SIZE - 1])
@@ -183,9 +183,13 @@ class StateSlots:
         distance = LEAST_DISTANCE
         while total // distance > max(1, self.pool.page_count // LONG_PROMPT_SHARE):
             distance *= 2
-        wanted = {(total - 1) // BLOCK_SIZE * BLOCK_SIZE, sequence.branch, *range(distance, end + 1, distance)}
-        wanted.add(min(end // BLOCK_SIZE * BLOCK_SIZE, sequence.leased_length))
-        return sorted(boundary for boundary in wanted if row.start < boundary <= end)
+        stored_positions = {
+            (total - 1) // BLOCK_SIZE * BLOCK_SIZE,
+            sequence.branch,
+            *range(distance, end + 1, distance),
+        }
+        stored_positions.add(min(end // BLOCK_SIZE * BLOCK_SIZE, sequence.leased_length))
+        return sorted(boundary for boundary in stored_positions if row.start < boundary <= end)
 
     def _keeps_outputs(self, running_count: int) -> bool:
         """Whether there are slots enough to keep a state of each sequence while it decodes."""
@@ -208,10 +212,10 @@ class StateSlots:
         while at + writes[place].tokens < boundary:
             at += writes[place].tokens
             place += 1
-        rest = at + writes[place].tokens - boundary
+        tokens_after = at + writes[place].tokens - boundary
         new_writes = [StateWrite(boundary - at, self._first_slot + slot)]
-        if rest:
-            new_writes.append(StateWrite(rest, writes[place].slot))
+        if tokens_after:
+            new_writes.append(StateWrite(tokens_after, writes[place].slot))
         else:
             self.release_state(row.sequence)  # if the row kept this state before, and that was forgotten in this step
             self._move_state(row.sequence, slot)

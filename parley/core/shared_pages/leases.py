@@ -175,11 +175,11 @@ class Leases:
         lease = self._leases.get(sequence.request_id)
         if lease is None:
             return
-        found = [
+        cached_blocks = [
             self._pool.find_cached(page_hash) for page_hash in lease.hashes[len(lease.pages) : computed // BLOCK_SIZE]
         ]
         # None: this choice continues differently, or the page is not trusted.
-        new_pages = [block for block in takewhile(lambda block: block is not None, found) if block is not None]
+        new_pages = [block for block in takewhile(lambda block: block is not None, cached_blocks) if block is not None]
         if self._states is not None:
             new_pages = self._move_state(lease, new_pages, self._states)
         for block in new_pages:

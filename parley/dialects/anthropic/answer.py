@@ -178,8 +178,8 @@ class BlockList:
             if block.block_type == "text":
                 yield {"type": "text", "text": block.text}
             elif block.block_type == "thinking":
-                shown = "" if self._display.omitted else block.text
-                yield {"type": "thinking", "thinking": shown, "signature": self._display.seal(block.text)}
+                shown_text = "" if self._display.omitted else block.text
+                yield {"type": "thinking", "thinking": shown_text, "signature": self._display.seal(block.text)}
             elif (arguments := _read_arguments(block.text)) is not None or may_be_cut:
                 # A call that was cut off stays, so that clients see what was lost, but no part of its arguments does.
                 yield {"type": "tool_use", "id": block.call_id, "name": block.name, "input": arguments or {}}

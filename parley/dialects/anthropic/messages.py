@@ -251,8 +251,8 @@ class MessagesReply(Reply):
         assert self._done is not None
         if self._done.reason == "length":
             fills_context = usage.prompt_tokens + usage.completion_tokens >= self._context.context_length
-            wanted = self.request.stop_conditions.max_tokens or 0
-            is_clamped = fills_context and usage.completion_tokens < wanted
+            max_tokens = self.request.stop_conditions.max_tokens or 0
+            is_clamped = fills_context and usage.completion_tokens < max_tokens
             return ("model_context_window_exceeded" if is_clamped else "max_tokens"), None
         if isinstance(self._done.stop, str):
             return "stop_sequence", self._done.stop

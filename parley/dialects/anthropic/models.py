@@ -56,8 +56,8 @@ def answer_model(body: bytes, context: RequestContext, facts: ServerFacts) -> An
 
 
 def _model_object(card: ModelCard) -> dict[str, Any]:
-    created = datetime.fromtimestamp(card.created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    model: dict[str, Any] = {"type": "model", "id": card.name, "display_name": card.name, "created_at": created}
+    creation_time = datetime.fromtimestamp(card.created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    model: dict[str, Any] = {"type": "model", "id": card.name, "display_name": card.name, "created_at": creation_time}
     if card.max_model_len is None:
         return model | {"lifecycle": "active"}
     return model | {"max_input_tokens": card.max_model_len, "max_tokens": card.max_model_len, "lifecycle": "active"}

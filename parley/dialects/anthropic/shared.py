@@ -211,12 +211,12 @@ def input_counts(usage: Usage, *, marked: bool) -> dict[str, int]:
 def usage_object(usage: Usage, ttl: str | None, *, reasons: bool) -> dict[str, Any]:
     """Return the usage of a message. ``ttl``: of its ``cache_control``, None without one; ``reasons``: it may think."""
     counts = input_counts(usage, marked=ttl is not None)
-    created = counts["cache_creation_input_tokens"]
+    created_tokens = counts["cache_creation_input_tokens"]
     return {
         **counts,
         "cache_creation": {
-            "ephemeral_5m_input_tokens": created if ttl == "5m" else 0,
-            "ephemeral_1h_input_tokens": created if ttl == "1h" else 0,
+            "ephemeral_5m_input_tokens": created_tokens if ttl == "5m" else 0,
+            "ephemeral_1h_input_tokens": created_tokens if ttl == "1h" else 0,
         },
         **output_counts(usage, reasons=reasons),
         "service_tier": "standard",

@@ -202,8 +202,8 @@ def _model_endpoint(card: ModelCard, created: EndpointsByName) -> Endpoint:
 def _all_endpoints(facts: ServerFacts, created: EndpointsByName) -> list[Endpoint]:
     """Return the created endpoints, and then those that models are by themselves."""
     models = _model_names(facts)
-    own = [endpoint for endpoint in created.values() if endpoint.name not in models]
-    return own + [_model_endpoint(card, created) for card in facts.cards]
+    created_endpoints = [endpoint for endpoint in created.values() if endpoint.name not in models]
+    return created_endpoints + [_model_endpoint(card, created) for card in facts.cards]
 
 
 def _find_endpoint(context: RequestContext, facts: ServerFacts, created: EndpointsByName) -> Endpoint:

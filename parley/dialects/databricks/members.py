@@ -107,10 +107,10 @@ def read_thinking(body: Fields) -> tuple[Fields, int | None]:
         return body.with_defaults({"enable_thinking": False}), None
     if budget is None:
         raise thinking_object.missing_member("budget_tokens")
-    most = body.integer("max_tokens", None, 1, openai.MAX_TOKENS)
-    if most is not None and budget >= most:
+    max_tokens = body.integer("max_tokens", None, 1, openai.MAX_TOKENS)
+    if max_tokens is not None and budget >= max_tokens:
         raise thinking_object.member_error(
-            "budget_tokens", f"must be less than max_tokens, which is {most}, but got {budget}"
+            "budget_tokens", f"must be less than max_tokens, which is {max_tokens}, but got {budget}"
         )
     return body.with_defaults({"enable_thinking": True}), budget
 

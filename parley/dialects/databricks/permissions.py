@@ -86,8 +86,8 @@ def update_permissions(
     grants = _read_grants(decode_fields(body, ENDPOINT_WORDING), facts)
     endpoint = find_by_id(context, facts, created)
     changed = {(grant.kind, grant.principal) for grant in grants}
-    kept = [grant for grant in endpoint.grants if (grant.kind, grant.principal) not in changed]
-    return _change_grants(endpoint, [*kept, *grants], facts)
+    kept_grants = [grant for grant in endpoint.grants if (grant.kind, grant.principal) not in changed]
+    return _change_grants(endpoint, [*kept_grants, *grants], facts)
 
 
 def _change_grants(endpoint: Endpoint, grants: list[EndpointGrant], facts: ServerFacts) -> EndpointChange:

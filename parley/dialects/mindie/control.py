@@ -22,11 +22,11 @@ TOKENIZER_WORDING = MindieErrorWording("Req body converts to json fail.")
 def read_mindie_tokenize(rules: MindieRules, body: bytes, context: RequestContext | None = None) -> TokenizeRequest:
     """Read a text to tokenize. Raises BadRequest."""
     fields = decode_fields(body, TOKENIZER_WORDING)
-    text, most = fields.raw_value("inputs"), rules.limit << 20
+    text, max_length = fields.raw_value("inputs"), rules.limit << 20
     if not isinstance(text, str):
         raise fields.member_error("inputs", "Inputs in request body is invalid.")
-    if not 0 < utf16_length(text) <= most:
-        message = f"Inputs data length in [0, {most}], but the length of inputs is {utf16_length(text)}"
+    if not 0 < utf16_length(text) <= max_length:
+        message = f"Inputs data length in [0, {max_length}], but the length of inputs is {utf16_length(text)}"
         raise fields.member_error("inputs", message)
     return TokenizeRequest("", Text(text), with_texts=fields.raw_value("do_decode") is not False)
 

@@ -16,8 +16,8 @@ ValueReader = Callable[[ModelSnapshot], float]
 
 def _requests_received(view: ModelSnapshot) -> float:
     totals = view.metrics.totals
-    ended = totals.succeeded + totals.failed + totals.cancelled + totals.rejected
-    return ended + view.metrics.invalid_requests.total_count + view.open_requests
+    ended_requests = totals.succeeded + totals.failed + totals.cancelled + totals.rejected
+    return ended_requests + view.metrics.invalid_requests.total_count + view.open_requests
 
 
 def _requests_failed(view: ModelSnapshot) -> float:

@@ -44,10 +44,10 @@ def syntax_sentence(body: bytes, reason: str) -> str | None:
     """Return Go's sentence about a body that is no JSON, or None if ``reason``, the decoder's, has none."""
     if "Input data was truncated" in reason:
         return "unexpected EOF"
-    found = BYTE_IN_REASON.search(reason)
-    if found is None:
+    match = BYTE_IN_REASON.search(reason)
+    if match is None:
         return None
-    words, place = found[1], int(found[2])
+    words, place = match[1], int(match[2])
     if words == "invalid character":
         return _value_sentence(body, place)
     context, behind = CONTEXTS.get(words, ("", 0))

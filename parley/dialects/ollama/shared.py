@@ -146,7 +146,7 @@ def names_one_of(name: str, known_names: Collection[str]) -> str | None:
     if name in known_names:
         return name
     sought_name = _comparable_name(name)
-    return next((known for known in known_names if _comparable_name(known) == sought_name), None)
+    return next((known_name for known_name in known_names if _comparable_name(known_name) == sought_name), None)
 
 
 def _comparable_name(name: str) -> str:

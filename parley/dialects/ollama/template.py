@@ -122,7 +122,7 @@ def _pipeline_names(pipeline: Pipeline) -> Iterator[str]:
 
 def _cut_after_response(nodes: Sequence[Node]) -> tuple[tuple[Node, ...], bool]:
     """Return the nodes up to the one that writes the answer, and whether there is one."""
-    kept: list[Node] = []
+    kept_nodes: list[Node] = []
     for node in nodes:
         match node:
             case Action(pipeline):
@@ -133,10 +133,10 @@ def _cut_after_response(nodes: Sequence[Node]) -> tuple[tuple[Node, ...], bool]:
                 node = Branch(keyword, pipeline, body, otherwise)
             case _:
                 cut = False
-        kept.append(node)
+        kept_nodes.append(node)
         if cut:
-            return tuple(kept), True
-    return tuple(kept), False
+            return tuple(kept_nodes), True
+    return tuple(kept_nodes), False
 
 
 # -- images

@@ -115,18 +115,18 @@ def _read_repetition(body: Fields) -> RepetitionPattern | None:
     detection = body.object("repetition_detection")
     if detection is None:
         return None
-    most = detection.integer("max_pattern_size", 0, 0, MAX_PATTERN_TOKENS)
-    least = detection.integer("min_pattern_size", 0, 0, MAX_PATTERN_TOKENS)
+    max_size = detection.integer("max_pattern_size", 0, 0, MAX_PATTERN_TOKENS)
+    min_size = detection.integer("min_pattern_size", 0, 0, MAX_PATTERN_TOKENS)
     count = detection.integer("min_count", 0, 0, MAX_TOKENS)
-    if not most:
+    if not max_size:
         return None
-    if least > most:
+    if min_size > max_size:
         raise detection.member_error(
-            "min_pattern_size", f"must be at most max_pattern_size, which is {most}, but got {least}."
+            "min_pattern_size", f"must be at most max_pattern_size, which is {max_size}, but got {min_size}."
         )
     if count < 2:
         raise detection.member_error("min_count", f"must be at least 2, but got {count}.")
-    return RepetitionPattern(max(1, least), most, count)
+    return RepetitionPattern(max(1, min_size), max_size, count)
 
 
 def read_stream_interval(body: Fields) -> int:
@@ -314,6 +314,6 @@ def _duration_text(seconds: float) -> str:
         return f"{milliseconds}ms"
     if milliseconds < 60_000:
         return f"{milliseconds / 1000:g}s"
-    minutes, rest = divmod(milliseconds, 60_000)
+    minutes, rest_milliseconds = divmod(milliseconds, 60_000)
     hours, minutes = divmod(minutes, 60)
-    return f"{f'{hours}h' if hours else ''}{f'{minutes}m' if hours or minutes else ''}{rest / 1000:g}s"
+    return f"{f'{hours}h' if hours else ''}{f'{minutes}m' if hours or minutes else ''}{rest_milliseconds / 1000:g}s"

@@ -81,10 +81,10 @@ def _object_faults(schema: dict[str, Any], path: SchemaPath) -> Iterator[tuple[S
         yield path, "'properties' must be an object."
         return
     required = {name for name in required_value if isinstance(name, str)} if isinstance(required_value, list) else set()
-    missing = [name for name in members if name not in required]
-    if missing:
+    missing_names = [name for name in members if name not in required]
+    if missing_names:
         sentence = "'required' is required to be supplied and to be an array including every key in properties."
-        yield path, f"{sentence} Missing '{missing[0][:60]}'."
+        yield path, f"{sentence} Missing '{missing_names[0][:60]}'."
     unknown = sorted(required - members.keys())
     if unknown:
         yield path, f"'required' has {excerpt(unknown[0])}, which is not in 'properties'."

@@ -249,13 +249,13 @@ def _chosen_tool(choice_object: Fields, tools: list[DeclaredTool], kind: ToolKin
     return _known_name(inner, _names(tools, kind))
 
 
-def _known_name(chosen: Fields, names: frozenset[str]) -> str:
+def _known_name(tool_choice: Fields, names: frozenset[str]) -> str:
     """Return the name of a chosen tool. Raises BadRequest if it is not one of these names."""
-    name = chosen.string("name", None, cap=256)
+    name = tool_choice.string("name", None, cap=256)
     if name is None:
-        raise chosen.missing_member("name")
+        raise tool_choice.missing_member("name")
     if name not in names:
-        raise chosen.member_error("name", f"none of the tools of this type is called {excerpt(name)}.")
+        raise tool_choice.member_error("name", f"none of the tools of this type is called {excerpt(name)}.")
     return name
 
 

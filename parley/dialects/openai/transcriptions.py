@@ -196,9 +196,9 @@ class TranscriptionReply(Reply):
 
     def _find_language(self, text: str, field: str) -> str:
         """Return the name of a language, given its code or its name in English. Raises Invalid."""
-        wanted = text.strip().lower()
+        language_name = text.strip().lower()
         for code, name in self.family.languages.items():
-            if wanted in (code, name.lower()):
+            if language_name in (code, name.lower()):
                 return name
         raise self.language_error(text, field)
 

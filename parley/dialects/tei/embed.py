@@ -134,22 +134,22 @@ class SimilarityReply(EmbeddingReply):
         source = sentences.string("source_sentence", None)
         if source is None:
             raise sentences.missing_member("source_sentence")
-        others = inputs.read_texts(rules, sentences, "sentences")
-        shared.check_batch(rules, 1 + len(others), "inputs.sentences")
-        if not all((source, *others)):
+        other_texts = inputs.read_texts(rules, sentences, "sentences")
+        shared.check_batch(rules, 1 + len(other_texts), "inputs.sentences")
+        if not all((source, *other_texts)):
             raise EmptyInput(inputs.EMPTY_SENTENCE, field="inputs")
         parameters = body.object("parameters")
         if parameters is None:
             parameters = body  # Hugging Face's clients send them there
-        prompts = [Text(sentence) for sentence in (source, *others)]
+        prompts = [Text(sentence) for sentence in (source, *other_texts)]
         prompt_name = parameters.string("prompt_name", None, cap=inputs.MAX_PROMPT_NAME)
         pooling = PoolingOptions(normalize=True, prompt=prompt_name)
         super().__init__(rules, body, context, prompts, pooling, parameters)
 
     def render_vectors(self, answers: list[PromptVector]) -> bytes:
         """Return the cosines, in the order of the sentences."""
-        source, *others = (vectors.vector_numbers(answer.values) for answer in answers)
-        return encode_json([vectors.shortest_float32(vectors.clamped_cosine(source, other)) for other in others])
+        source, *other_vectors = (vectors.vector_numbers(answer.values) for answer in answers)
+        return encode_json([vectors.shortest_float32(vectors.clamped_cosine(source, other)) for other in other_vectors])
 
 
 class OpenAIEmbedReply(EmbeddingReply):

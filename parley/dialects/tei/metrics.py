@@ -19,8 +19,8 @@ LabelledValues = Callable[[ModelSnapshot], Iterable[tuple[str, float]]]  # pairs
 
 def _count_requests(view: ModelSnapshot) -> list[tuple[str, float]]:
     totals = view.metrics.totals
-    ended = totals.succeeded + totals.failed + totals.cancelled + totals.rejected
-    return [("", ended + view.metrics.invalid_requests.total_count + view.open_requests)]
+    ended_requests = totals.succeeded + totals.failed + totals.cancelled + totals.rejected
+    return [("", ended_requests + view.metrics.invalid_requests.total_count + view.open_requests)]
 
 
 def _count_failures(view: ModelSnapshot) -> list[tuple[str, float]]:

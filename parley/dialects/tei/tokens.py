@@ -27,11 +27,11 @@ def read_tokenize(rules: TeiRules, body: bytes, context: RequestContext) -> Toke
     texts = [fields.raw_value("inputs")] if is_single else inputs.read_texts(rules, fields, "inputs")
     if not all(texts):
         raise EmptyInput(inputs.EMPTY_SENTENCE, field="inputs")
-    first, *others = (Text(text, special) for text in texts)
+    first, *other_texts = (Text(text, special) for text in texts)
     return TokenizeRequest(
         model=_model_name(rules, fields),
         prompt=first,
-        further_prompts=others,
+        further_prompts=other_texts,
         with_pieces=True,
         with_spans=True,
         pooling=PoolingOptions(prompt=prompt_name),

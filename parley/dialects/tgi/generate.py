@@ -257,10 +257,10 @@ class TgiGenerateReply(Reply):
         if self._details:
             details = self._choice_details(self._best_index)
             top = details.pop("top_tokens", None)
-            others = [k for k in range(len(self._choices)) if k != self._best_index]
-            if others:
+            other_indexes = [k for k in range(len(self._choices)) if k != self._best_index]
+            if other_indexes:
                 details["best_of_sequences"] = [
-                    {"generated_text": self._choice_text(k), **self._choice_details(k)} for k in others
+                    {"generated_text": self._choice_text(k), **self._choice_details(k)} for k in other_indexes
                 ]
             if top:
                 details["top_tokens"] = top

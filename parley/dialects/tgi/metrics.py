@@ -23,8 +23,8 @@ def _single_value(read_value: Callable[[ModelSnapshot], float]) -> LabelledValue
 
 def _count_requests(view: ModelSnapshot) -> float:
     totals = view.metrics.totals
-    ended = totals.succeeded + totals.failed + totals.cancelled + totals.rejected
-    return ended + view.metrics.invalid_requests.total_count + view.open_requests
+    ended_requests = totals.succeeded + totals.failed + totals.cancelled + totals.rejected
+    return ended_requests + view.metrics.invalid_requests.total_count + view.open_requests
 
 
 def _count_failures(view: ModelSnapshot) -> list[tuple[str, float]]:

@@ -86,8 +86,8 @@ class TgiOpenAIReply(Reply):
 
     def _requested_model(self) -> str:
         """Return the model or adapter to use: the main model for an unknown name, as in the original."""
-        known = self._model in self._context.model_names or self._model in self._context.adapters
-        return self._model if self._model is not None and known else ""
+        is_known_model = self._model in self._context.model_names or self._model in self._context.adapters
+        return self._model if self._model is not None and is_known_model else ""
 
     def _model_name(self) -> str:
         """Return the model name: the client's, or else the served one."""
@@ -100,15 +100,15 @@ class TgiOpenAIReply(Reply):
 
 def split_delta(delta: ChoiceDelta) -> Iterator[tuple[TokenInfo, str]]:
     """Yield each token with its part of the delta's text; the parts add up to that text."""
-    rest = delta.text
+    rest_text = delta.text
     last = len(delta.tokens) - 1
     for number, token in enumerate(delta.tokens):
         part = (
-            rest
+            rest_text
             if number == last
-            else rest[: 0 if token.is_special else len(token.raw_bytes.decode("utf-8", "ignore"))]
+            else rest_text[: 0 if token.is_special else len(token.raw_bytes.decode("utf-8", "ignore"))]
         )
-        rest = rest[len(part) :]
+        rest_text = rest_text[len(part) :]
         yield token, part
 
 

@@ -46,8 +46,8 @@ def describe_parse_fault(body: bytes, reason: str) -> str:
 
     ``reason``: what the reader of bodies said, for faults that only that reader has.
     """
-    found = BYTE_POSITION.search(reason)
-    fault, position = VALUE_FAULT, int(found[1]) if found else len(body)
+    match = BYTE_POSITION.search(reason)
+    fault, position = VALUE_FAULT, int(match[1]) if match else len(body)
     try:
         check_json_size(body)
         json.loads(body.decode())
@@ -70,9 +70,9 @@ def describe_parse_fault(body: bytes, reason: str) -> str:
 
 def _find_infinite_number(body: bytes) -> int | None:
     """Return the place of the first number that no double holds, None if there is none."""
-    for found in STRING_OR_NUMBER.finditer(body):
-        if found["number"] and math.isinf(float(found["number"])):
-            return found.start()
+    for match in STRING_OR_NUMBER.finditer(body):
+        if match["number"] and math.isinf(float(match["number"])):
+            return match.start()
     return None
 
 

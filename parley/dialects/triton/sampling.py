@@ -212,15 +212,14 @@ def read_triton_request(
 
 def require_inputs(values: dict[str, Any], request_id: str, model: str) -> None:
     """Raise Invalid if a mandatory input is missing."""
-    missing = [tensor.name for tensor in INPUTS.values() if not tensor.optional and tensor.name not in values]
-    if missing:
+    missing_names = [tensor.name for tensor in INPUTS.values() if not tensor.optional and tensor.name not in values]
+    if missing_names:
         present = [name for name in values if name in INPUTS]
         raise inputs_error(
             request_id,
-            f"expected number of inputs between {len(missing)} and {len(INPUTS)} but got {len(present)} inputs "
-            "for model "
-            f"'{model}'. Got input(s) {present}, but missing required input(s) {missing}. Please provide all required "
-            "input(s).",
+            f"expected number of inputs between {len(missing_names)} and {len(INPUTS)} but got {len(present)} inputs "
+            f"for model '{model}'. Got input(s) {present}, but missing required input(s) {missing_names}. "
+            "Please provide all required input(s).",
         )
 
 

@@ -235,10 +235,10 @@ def _chat_members(body: Fields) -> Fields:
 
 def _message_usage(usage: Usage, context: RequestContext) -> dict[str, int]:
     """Return the counts of a message; clients add up those of the prompt."""
-    created = shared.created_cache_tokens(usage, context)
+    created_tokens = shared.created_cache_tokens(usage, context)
     return {
-        "input_tokens": usage.prompt_tokens - usage.cached_tokens - created,
+        "input_tokens": usage.prompt_tokens - usage.cached_tokens - created_tokens,
         "output_tokens": usage.completion_tokens,
-        "cache_creation_input_tokens": created,
+        "cache_creation_input_tokens": created_tokens,
         "cache_read_input_tokens": usage.cached_tokens,
     }

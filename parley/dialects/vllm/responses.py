@@ -265,8 +265,8 @@ class VllmResponsesReply(ResponsesReply):
     def _output_limit(self, prompt_tokens: int) -> int:
         """Return the largest number of tokens that the output may have."""
         room = max(0, self._context.context_length - prompt_tokens)
-        wanted = self.request.stop_conditions.max_tokens
-        return room if wanted is None else min(wanted, room)
+        max_tokens = self.request.stop_conditions.max_tokens
+        return room if max_tokens is None else min(max_tokens, room)
 
 
 def _is_reasoning(event: Event) -> bool:
@@ -336,9 +336,9 @@ def _shown_tool(tool: dict[str, Any]) -> dict[str, Any]:
 def _vllm_response_usage(usage: Usage, context: RequestContext) -> dict[str, Any]:
     """Return the token counts of a finished response; there are no tools of the server, and so no turns."""
     counts = usage_object(usage)
-    created = shared.created_cache_tokens(usage, context)
+    created_tokens = shared.created_cache_tokens(usage, context)
     counts["input_tokens_details"] |= {
-        "cache_write_tokens": created,
+        "cache_write_tokens": created_tokens,
         "input_tokens_per_turn": [],
         "cached_tokens_per_turn": [],
     }

@@ -255,11 +255,11 @@ def vllm_error_object(error: ParleyError) -> dict[str, Any]:
 
 
 def _context_length_error(error: ContextLength) -> tuple[str, str]:
-    known = error.prompt if error.prompt is not None else (error.prompt_over or 0) + 1
-    if error.limit is None or known <= error.limit:
+    prompt_tokens = error.prompt if error.prompt is not None else (error.prompt_over or 0) + 1
+    if error.limit is None or prompt_tokens <= error.limit:
         return f"{error.message} (parameter=input_tokens)", "input_tokens"
     return (
         f"This model's maximum context length is {error.limit} tokens. However, your prompt contains at least "
-        f"{known} input tokens, which exceeds this limit even without any output tokens. Please reduce the "
-        f"length of the input prompt. (parameter=input_tokens, value={known})"
+        f"{prompt_tokens} input tokens, which exceeds this limit even without any output tokens. Please reduce the "
+        f"length of the input prompt. (parameter=input_tokens, value={prompt_tokens})"
     ), "input_tokens"

@@ -215,10 +215,10 @@ class VllmWording(words.ErrorWording):
     def unlisted_error(self, path: str, value: Any, allowed: Sequence[str]) -> BadRequest:
         """Return pydantic's error for a value that is not one of those allowed; for a type of part, vLLM's sentence."""
         if PART_TYPE.search(path):
-            known = ", ".join(allowed)
-            return Invalid(f"Unsupported chat content part type: {excerpt(value)}. Supported types: {known}")
-        *others, last = [repr(name) for name in allowed]
-        expected = f"{', '.join(others)} or {last}" if others else last
+            allowed_names = ", ".join(allowed)
+            return Invalid(f"Unsupported chat content part type: {excerpt(value)}. Supported types: {allowed_names}")
+        *earlier_names, last = [repr(name) for name in allowed]
+        expected = f"{', '.join(earlier_names)} or {last}" if earlier_names else last
         entry = _pydantic_error(
             "literal_error", _dotted_path(path), f"Input should be {expected}", value, {"expected": expected}
         )

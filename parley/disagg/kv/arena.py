@@ -90,14 +90,14 @@ class MappedArena:
     def divide_pages(self, pages: Sequence[int], most_bytes: int) -> Iterator[list[int]]:
         """Yield these pages in lists of at most ``most_bytes``, or of one page."""
         batch: list[int] = []
-        left = most_bytes
+        bytes_left = most_bytes
         for page in pages:
             size = self.kinds[page >= self.arena.pages].page_bytes
-            if batch and size > left:
+            if batch and size > bytes_left:
                 yield batch
-                batch, left = [], most_bytes
+                batch, bytes_left = [], most_bytes
             batch.append(page)
-            left -= size
+            bytes_left -= size
         if batch:
             yield batch
 

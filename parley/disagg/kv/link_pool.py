@@ -19,26 +19,28 @@ class LinkPool:
 
     def take_idle_link(self, address: str, name: str) -> KVLink | None:
         """Return the link that became idle last, to the receiver at ``address`` for the arena ``name``, or None."""
-        waiting = self._idle_links.get((address, name))
-        if not waiting:
+        idle_links = self._idle_links.get((address, name))
+        if not idle_links:
             return None
-        link, timer = waiting.popitem()
+        link, timer = idle_links.popitem()
         timer.cancel()
         return link
 
     def put_idle_link(self, link: KVLink, address: str, name: str) -> None:
         """Add an idle link, or end it if the pool has enough."""
-        waiting = self._idle_links.setdefault((address, name), {})
-        if len(waiting) >= MAX_IDLE_LINKS:
+        idle_links = self._idle_links.setdefault((address, name), {})
+        if len(idle_links) >= MAX_IDLE_LINKS:
             link.fail_link(LINK_NOT_NEEDED)
         else:
-            waiting[link] = asyncio.get_running_loop().call_later(IDLE_LINK_TIMEOUT_S, link.fail_link, LINK_NOT_NEEDED)
+            idle_links[link] = asyncio.get_running_loop().call_later(
+                IDLE_LINK_TIMEOUT_S, link.fail_link, LINK_NOT_NEEDED
+            )
 
     def remove_link(self, link: KVLink) -> None:
         """Remove a link that has ended. Links outside the pool are ignored."""
-        for key, waiting in list(self._idle_links.items()):
-            timer = waiting.pop(link, None)
+        for key, idle_links in list(self._idle_links.items()):
+            timer = idle_links.pop(link, None)
             if timer is not None:
                 timer.cancel()
-            if not waiting:
+            if not idle_links:
                 del self._idle_links[key]

@@ -299,7 +299,9 @@ class KVPeer:
             answer = await link.read_frame(MAX_HELLO_BYTES)
             if isinstance(answer, RefuseFrame):
                 raise LinkError(f"refuses the link: {answer.reason.rstrip('.')}")
-            link.transport = next((way for way in transports if way.name == getattr(answer, "transport", "")), None)
+            link.transport = next(
+                (transport for transport in transports if transport.name == getattr(answer, "transport", "")), None
+            )
             if not isinstance(answer, WelcomeFrame) or (transports and link.transport is None):
                 raise LinkError("did not choose a transport")
             if self._arenas.get(name) is not mapped_arena or self._closed:  # meanwhile
@@ -310,9 +312,9 @@ class KVPeer:
             _start_tracked(self._endings, link.wait_closed())
             raise
         finally:
-            for way in transports:
-                if way is not link.transport:
-                    way.close_transport()
+            for transport in transports:
+                if transport is not link.transport:
+                    transport.close_transport()
         self._register_link(link, name)
         return link
 

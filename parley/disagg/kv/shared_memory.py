@@ -125,9 +125,9 @@ class SharedMemoryTransport(KVTransport):
                 raise LinkLost("The link was closed.")
             assert self._arena.mapping is not None
             self._source_identity, source = self._mapped_files.acquire_mapping(arena_fd)
-            own = self._arena.mapping
+            own_mapping = self._arena.mapping
             self._kind_pairs = [
-                KindPair(a, b, _paired_grids((source, a), (own, b)))
+                KindPair(a, b, _paired_grids((source, a), (own_mapping, b)))
                 for a, b in zip(page_kinds(arena), self._arena.kinds, strict=True)
             ]
 

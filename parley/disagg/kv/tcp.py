@@ -136,8 +136,8 @@ class TCPTransport(KVTransport):
         """Close the channel and any that arrives later."""
         self._closed = True
         with suppress(Empty):
-            while (waiting := self._arrived_channels.get_nowait()) is not None:
-                waiting.close_channel()
+            while (channel := self._arrived_channels.get_nowait()) is not None:
+                channel.close_channel()
         self._arrived_channels.put(None)
         if self._channel is not None:
             self._channel.close_channel()

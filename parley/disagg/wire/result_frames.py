@@ -157,11 +157,11 @@ class FrameReader:
             self._incomplete.append(data)
             data = b"".join(self._incomplete)
         pieces = data.split(b"\0")
-        rest = pieces.pop()
+        rest_bytes = pieces.pop()
         self._incomplete, self._incomplete_size = [], 0
-        if rest:
-            self._keep_incomplete(rest)
-        return self._parse_pieces(pieces, more=bool(rest))
+        if rest_bytes:
+            self._keep_incomplete(rest_bytes)
+        return self._parse_pieces(pieces, more=bool(rest_bytes))
 
     def flush_held(self) -> list[ResultFrame]:
         """Return the held frame: nothing followed it, so it is complete."""

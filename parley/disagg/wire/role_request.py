@@ -98,8 +98,8 @@ def _parse_prefill_share(instance: dict[str, Any]) -> int | None:
     return _expect_unsigned(instance["p_percentage"], 100) if "p_percentage" in instance else None
 
 
-def _expect_unsigned(value: Any, most: int = 2**64 - 1) -> int:
-    if type(value) is not int or not 0 <= value <= most:
+def _expect_unsigned(value: Any, max_value: int = 2**64 - 1) -> int:
+    if type(value) is not int or not 0 <= value <= max_value:
         raise ValueError(value)
     return value
 

@@ -162,13 +162,13 @@ def _group_tiles(
 
     gather = (token + row).reshape(-1)
     scatter = np.where(np.arange(rows)[None] < count, token + row, total).reshape(-1)
-    whole = gather.size == total and bool((scatter == np.arange(total)).all())
+    takes_all = gather.size == total and bool((scatter == np.arange(total)).all())
     return TileGroup(
         size,
         rows,
         keys,
-        None if whole else torch.from_numpy(gather).to(device),
-        None if whole else torch.from_numpy(scatter).to(device),
+        None if takes_all else torch.from_numpy(gather).to(device),
+        None if takes_all else torch.from_numpy(scatter).to(device),
         torch.from_numpy(index.reshape(-1)).to(device),
         torch.from_numpy(query.astype(np.float32)).view(size, 1, 1, rows, 1).to(device),
         unmasked_keys,

@@ -45,15 +45,15 @@ def _mix_sparsely(
     logits: torch.Tensor, bias: torch.Tensor | None, routing: Routing
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the choice of a sparse mixer, which has no bias, and its weights before ``scale``."""
-    left, ids, weights = logits, [], []
+    remaining_logits, ids, weights = logits, [], []
     for _ in range(routing.chosen):
-        best = _best_numbers(left, 1)
-        most = left.gather(1, best)
-        is_far = most - logits > routing.margin * torch.maximum(logits.abs(), most)
-        shares = left.masked_fill(is_far, float("-inf")).softmax(-1)
+        best = _best_numbers(remaining_logits, 1)
+        best_logits = remaining_logits.gather(1, best)
+        is_far = best_logits - logits > routing.margin * torch.maximum(logits.abs(), best_logits)
+        shares = remaining_logits.masked_fill(is_far, float("-inf")).softmax(-1)
         ids.append(best)
         weights.append(shares.gather(1, best))
-        left = left.scatter(1, best, float("-inf"))
+        remaining_logits = remaining_logits.scatter(1, best, float("-inf"))
     return torch.cat(ids, 1), torch.cat(weights, 1)
 
 
@@ -71,9 +71,9 @@ def _in_best_groups(choice: torch.Tensor, routing: Routing) -> torch.Tensor:
     """Return whether each expert is in one of the chosen groups: bool [T, experts]."""
     grouped = choice.unflatten(1, (routing.groups, -1))
     sums = grouped.topk(routing.group_best, -1).values.sum(-1)
-    chosen = torch.zeros_like(sums, dtype=torch.bool)
-    chosen.scatter_(1, _best_numbers(sums, routing.chosen_groups), True)
-    return chosen[..., None].expand_as(grouped).flatten(1)
+    is_chosen = torch.zeros_like(sums, dtype=torch.bool)
+    is_chosen.scatter_(1, _best_numbers(sums, routing.chosen_groups), True)
+    return is_chosen[..., None].expand_as(grouped).flatten(1)
 
 
 def mix_experts(

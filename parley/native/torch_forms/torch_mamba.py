@@ -51,11 +51,11 @@ def _scan_heads(
         for tensor in (b, c)
     )
     wide = F.softplus(steps.double() * shape.step_scale + weights.step_bias.double()).clamp(*shape.step_limits)
-    kept = (wide * weights.decay.double()).exp().float()[..., None, None]
+    decay = (wide * weights.decay.double()).exp().float()[..., None, None]
     step = wide.float()[..., None, None]
     y = torch.empty_like(x[:, :, 0])
     for t in range(len(x)):
-        recurrent *= kept[t]
+        recurrent *= decay[t]
         recurrent += b[t] * (step[t] * x[t])
         y[t] = (c[t] * recurrent).sum(1)
     outputs: torch.Tensor = y + weights.skip[:, None] * x[:, :, 0]

@@ -95,10 +95,10 @@ def scan_gated_delta(
         q, k = (tensor.repeat_interleave(share, 1)[..., None] for tensor in (q / shape.key_dim**0.5, k))
         b, a = gates[span.rows].double().chunk(2, 1)
         strength = b.sigmoid().float()[..., None]
-        kept = (weights.decay.double() * F.softplus(a + weights.step_bias.double())).exp().float()[..., None, None]
+        decay = (weights.decay.double() * F.softplus(a + weights.step_bias.double())).exp().float()[..., None, None]
         heads_out = torch.empty_like(v)
         for t in range(len(v)):
-            state *= kept[t]
+            state *= decay[t]
             change = (v[t] - (state * k[t]).sum(1)) * strength[t]
             state += k[t] * change[:, None]
             heads_out[t] = (state * q[t]).sum(1)

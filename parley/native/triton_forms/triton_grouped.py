@@ -205,7 +205,7 @@ def multiply_grouped(x: torch.Tensor, packed: TritonGroupedPacked, result: torch
     if packed.order is not None:
         x = x.index_select(1, packed.order)
     rows, out = len(x), len(packed.weight)
-    tile = next(tile for most, tile in TILES if rows <= most)
+    tile = next(tile for max_rows, tile in TILES if rows <= max_rows)
     shape = grouped_shape(packed, tile)
     zeros, out_scales, bias = (
         packed.weight if part is None else part for part in (packed.zeros, packed.out_scales, packed.bias)

@@ -107,7 +107,7 @@ def multiply_int8(x: torch.Tensor | TorchRows, packed: TritonInt8Packed, result:
     """Return rows [T, in], quantized or not, times the packed weight, plus bias: [T, out] of dtype ``result``."""
     quantized = x if isinstance(x, TorchRows) else quantize_rows(x)
     rows, (out, into) = len(quantized.scales), packed.weight.shape
-    tile = next(tile for most, tile in TILES if rows <= most)
+    tile = next(tile for max_rows, tile in TILES if rows <= max_rows)
     shape = LinearShape(out, into, tile.outs, tile.rows, tile.inner, tile.stages, packed.bias is not None, INTERPRETED)
     y = quantized.scales.new_empty(rows, out, dtype=result)
     if rows:

@@ -133,7 +133,7 @@ def uses_cublas(device: torch.device) -> bool:
 
 def choose_tile(rows: int) -> Tile:
     """Return the tile for a product of ``rows`` rows. It changes no bit."""
-    return next(tile for most, tile in TILES if rows <= most)
+    return next(tile for max_rows, tile in TILES if rows <= max_rows)
 
 
 def tile_grid(tile: Tile, rows: int, out: int) -> tuple[int]:

@@ -111,8 +111,8 @@ class PassedAnswer:
             if isinstance(part, tuple):
                 status, headers = part
                 exchange.release_body()  # the main process has read it
-                kept = [(name, value) for name, value in headers if name not in HOP_HEADERS and name != b"date"]
-                await exchange.pass_head(status, kept)
+                kept_headers = [(name, value) for name, value in headers if name not in HOP_HEADERS and name != b"date"]
+                await exchange.pass_head(status, kept_headers)
             elif isinstance(part, bytes):
                 await exchange.pass_part(part)
                 self._count_unread(-len(part))

@@ -41,8 +41,8 @@ class EndpointUsage:
         for limit in endpoint.limits:
             allowed = limit.tokens if limit.calls is None else limit.calls
             window = self._windows.get(_window_key(endpoint, limit, tenant))
-            used = window.used if window is not None and window.ends > self._clock() else 0
-            if allowed is not None and used >= allowed:
+            used_units = window.used if window is not None and window.ends > self._clock() else 0
+            if allowed is not None and used_units >= allowed:
                 raise _limit_error(endpoint, limit, WINDOW_SECONDS if window is None else window.ends - self._clock())
         self._add(endpoint, tenant, calls=1)
         return EndpointLease(self, endpoint, tenant)

@@ -53,8 +53,8 @@ class RefillingBudget:
 
     def seconds_until(self, units: int) -> float:
         """Return the seconds until this many units are left; 0 if they are."""
-        missing = self._refill() + (units - self.limit) * self._period
-        return max(0, -(-missing // self.limit)) / 1e9
+        missing_units = self._refill() + (units - self.limit) * self._period
+        return max(0, -(-missing_units // self.limit)) / 1e9
 
     def limit_state(self) -> LimitState:
         """Return the budget as answers report it."""
@@ -234,8 +234,10 @@ class KeyLimiter:
             if budget.remaining < 1:  # every prompt has a token
                 raise _token_error(name, budget, 1)
         if requests is not None and not requests.try_spend(1):
-            used = requests.limit - requests.remaining
-            raise _limit_error(name, "requests per minute", requests.limit, used, requests.seconds_until(1), "requests")
+            used_requests = requests.limit - requests.remaining
+            raise _limit_error(
+                name, "requests per minute", requests.limit, used_requests, requests.seconds_until(1), "requests"
+            )
         meter.open_requests += 1
         return KeyLease(meter, name)
 

@@ -138,14 +138,14 @@ class FetchedAnswer:
         loop = asyncio.get_running_loop()
         body = BytesIO()  # in the end it gives its memory away, where joining parts would copy them all at once
         goal = MIN_RATE * RATE_SECONDS
-        async with asyncio.timeout(RATE_SECONDS) as patience, aclosing(self._response.aiter_stream()) as stream:
+        async with asyncio.timeout(RATE_SECONDS) as time_limit, aclosing(self._response.aiter_stream()) as stream:
             async for part in stream:
                 count_bytes(len(part))
                 body.write(part)
                 self._meter.body += len(part)
                 if self._meter.body >= goal:
                     goal = self._meter.body + MIN_RATE * RATE_SECONDS
-                    patience.reschedule(loop.time() + RATE_SECONDS)
+                    time_limit.reschedule(loop.time() + RATE_SECONDS)
                 await asyncio.sleep(0)  # many parts may come at once, and others need the event loop as well
         return body.getvalue()
 

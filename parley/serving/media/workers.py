@@ -45,8 +45,10 @@ _decoder: msgspec.msgpack.Decoder[FromMediaProcess] = msgspec.msgpack.Decoder(Fr
 
 def process_environment() -> dict[str, str]:
     """Return the environment of a media process: only Python's variables, because others may hold keys."""
-    kept = {name: value for name, value in os.environ.items() if name in KEPT_VARIABLES or name.startswith("PYTHON")}
-    return kept | {"HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
+    kept_variables = {
+        name: value for name, value in os.environ.items() if name in KEPT_VARIABLES or name.startswith("PYTHON")
+    }
+    return kept_variables | {"HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
 
 
 def missing_packages() -> list[str]:

@@ -178,11 +178,11 @@ class Http2Stream:
             self._start_read_deadline()
 
     def _start_read_deadline(self) -> None:
-        enough = self.sent_bytes + MIN_READ_BYTES
+        enough_bytes = self.sent_bytes + MIN_READ_BYTES
 
         def check_progress() -> None:
             self._read_deadline = None
-            if self.sent_bytes >= enough:
+            if self.sent_bytes >= enough_bytes:
                 self._start_read_deadline()
             else:
                 self._owner.reset_stream(self, CANCEL)

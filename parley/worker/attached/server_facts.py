@@ -106,10 +106,10 @@ async def read_facts(calls: ServerCalls, settings: AttachedSettings, name: str) 
     tokenizer = await _check_tokenizer(calls, settings, card)
     dimensions = await _read_dimensions(calls, card)
     plain = await _probe_plain(calls, settings, card, may_pool=dimensions > 0)
-    max_logprobs, missing = 0, set[EngineFeature]()
+    max_logprobs, missing_features = 0, set[EngineFeature]()
     if plain.choices:
         max_logprobs = await _read_max_logprobs(calls, card)
-        missing = {feature for feature in FEATURE_PROBES if not await _has_feature(calls, card, feature)}
+        missing_features = {feature for feature in FEATURE_PROBES if not await _has_feature(calls, card, feature)}
     if settings.exchanges_pages and not plain.kv_transfer_params:
         raise AttachRefused(
             f"{settings.url} moves no KV pages: start it with --kv-transfer-config, or leave out --role."
@@ -124,7 +124,7 @@ async def read_facts(calls: ServerCalls, settings: AttachedSettings, name: str) 
         max_model_len=min(lengths),
         generates=bool(plain.choices),
         max_logprobs=max_logprobs,
-        missing=frozenset(missing),
+        missing=frozenset(missing_features),
         reports_cache=plain.usage is not None and plain.usage.prompt_tokens_details is not None,
         has_connector=bool(plain.kv_transfer_params),
         dimensions=dimensions,

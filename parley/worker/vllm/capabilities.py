@@ -48,15 +48,15 @@ def vllm_features(
 ) -> frozenset[EngineFeature]:
     """Return the features of vLLM. ``adapters``: LoRA is enabled; ``speculation``: it drafts tokens; ``plugin``: its
     workers have loaded parley's plugin, which speculation excludes; ``connector``: it moves KV pages."""
-    missing = set(MISSING_FEATURES)
+    missing_features = set(MISSING_FEATURES)
     if not connector:
-        missing.add("page_transfer")
+        missing_features.add("page_transfer")
     if not adapters:
-        missing.add("adapters")
+        missing_features.add("adapters")
     if adapters and on_cpu:
-        missing |= MISSING_WITH_CPU_ADAPTERS
+        missing_features |= MISSING_WITH_CPU_ADAPTERS
     if speculation:
-        missing |= MISSING_WITH_SPECULATION
+        missing_features |= MISSING_WITH_SPECULATION
     if not plugin:
-        missing |= PLUGIN_FEATURES
-    return ALL_ENGINE_FEATURES - missing
+        missing_features |= PLUGIN_FEATURES
+    return ALL_ENGINE_FEATURES - missing_features

@@ -64,11 +64,11 @@ class CoreWatch:
 
 def children_of(process_id: int) -> list[int]:
     """Return the children of a process."""
-    found: list[int] = []
+    core_processes: list[int] = []
     for file in Path(f"/proc/{process_id}/task").glob("*/children"):
         with contextlib.suppress(OSError):  # the thread has just ended
-            found += map(int, file.read_text().split())
-    return found
+            core_processes += map(int, file.read_text().split())
+    return core_processes
 
 
 def processes_below(process_id: int) -> list[int]:

@@ -43,9 +43,9 @@ def read_transfer(transfer: bytes) -> dict[str, Any] | None:
     if (move := _read_move(transfer)) is None:
         log.warning(NOT_USED, "their description cannot be read")
         return None
-    if (left := move.ends_at - time.time()) > CLOCK_MARGIN:
+    if (seconds_left := move.ends_at - time.time()) > CLOCK_MARGIN:
         return move.params
-    log.warning(NOT_USED, f"their lease ends in {left:.1f} s, by this machine's clock")
+    log.warning(NOT_USED, f"their lease ends in {seconds_left:.1f} s, by this machine's clock")
     return None
 
 

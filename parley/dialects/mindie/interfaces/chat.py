@@ -75,15 +75,15 @@ class MindieChatReply(MindieOpenAIReply):
     def render_chunk(self, events: Sequence[Event]) -> bytes:
         """Return an event for each piece of output."""
         parts: list[bytes] = []
-        waiting: dict[int, ChoiceDelta] = {}  # the last output of each choice, which may be sent with its end
+        held_deltas: dict[int, ChoiceDelta] = {}  # the last output of each choice, which may be sent with its end
         for event in events:
             if isinstance(event, ChoiceDelta):
-                if (previous := waiting.pop(event.index, None)) is not None:
+                if (previous := held_deltas.pop(event.index, None)) is not None:
                     parts.append(self._delta_event(previous))
-                waiting[event.index] = event
+                held_deltas[event.index] = event
             elif isinstance(event, ChoiceDone):
-                parts.append(self._delta_event(waiting.pop(event.index, ChoiceDelta(event.index, "")), event))
-        parts += [self._delta_event(delta) for delta in waiting.values()]
+                parts.append(self._delta_event(held_deltas.pop(event.index, ChoiceDelta(event.index, "")), event))
+        parts += [self._delta_event(delta) for delta in held_deltas.values()]
         return b"".join(parts)
 
     def _delta_event(self, event: ChoiceDelta, done: ChoiceDone | None = None) -> bytes:

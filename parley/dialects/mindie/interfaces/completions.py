@@ -96,7 +96,7 @@ class MindieCompletionReply(MindieOpenAIReply):
     def render_chunk(self, events: Sequence[Event]) -> bytes:
         """Return an event for each piece of output; an echoed prompt comes first."""
         parts: list[bytes] = []
-        waiting: dict[int, ChoiceDelta] = {}
+        held_deltas: dict[int, ChoiceDelta] = {}
         for event in events:
             match event:
                 case PromptScored() if self.request.output_options.echo:
@@ -105,12 +105,14 @@ class MindieCompletionReply(MindieOpenAIReply):
                         for index in self._choices_of_prompt(event)
                     ]
                 case ChoiceDelta():
-                    if (previous := waiting.pop(event.index, None)) is not None:
+                    if (previous := held_deltas.pop(event.index, None)) is not None:
                         parts.append(self._completion_event(previous))
-                    waiting[event.index] = event
+                    held_deltas[event.index] = event
                 case ChoiceDone():
-                    parts.append(self._completion_event(waiting.pop(event.index, ChoiceDelta(event.index, "")), event))
-        parts += [self._completion_event(delta) for delta in waiting.values()]
+                    parts.append(
+                        self._completion_event(held_deltas.pop(event.index, ChoiceDelta(event.index, "")), event)
+                    )
+        parts += [self._completion_event(delta) for delta in held_deltas.values()]
         return b"".join(parts)
 
     def _completion_event(
@@ -200,9 +202,9 @@ def _read_completion_prompts(body: Fields, rules: MindieRules) -> list[Prompt]:
 
 def _read_completion_prompt(body: Fields, value: Any, rules: MindieRules) -> Prompt:
     if isinstance(value, str):
-        length, most = utf16_length(value), rules.limit << 20
-        if not 0 < length <= most:
-            raise body.member_error("prompt", WRONG_TEXT_LENGTH.format(most, length))
+        length, max_length = utf16_length(value), rules.limit << 20
+        if not 0 < length <= max_length:
+            raise body.member_error("prompt", WRONG_TEXT_LENGTH.format(max_length, length))
         return Text(value)
     if not isinstance(value, list):
         raise body.member_error("prompt", WRONG_PROMPT_TYPE)

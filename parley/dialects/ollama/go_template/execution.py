@@ -210,9 +210,9 @@ class _Execution:
     def _call_function(self, name: str, arguments: tuple[Any, ...]) -> Any:
         self._count_characters(sum(len(argument) for argument in arguments if isinstance(argument, str)))
         function = FUNCTIONS[name]
-        least, most = _argument_counts(function)
-        if not least <= len(arguments) <= most:
-            expected = f"{least}" if least == most else f"at least {least}"
+        min_arguments, max_arguments = _argument_counts(function)
+        if not min_arguments <= len(arguments) <= max_arguments:
+            expected = f"{min_arguments}" if min_arguments == max_arguments else f"at least {min_arguments}"
             raise TemplateFault(f"wrong number of args for {name}: want {expected} got {len(arguments)}")
         try:
             value = function(*arguments)
@@ -244,8 +244,8 @@ class _Execution:
 def _argument_counts(function: Callable[..., Any]) -> tuple[int, float]:
     """Return the least and the greatest number of arguments of a function."""
     parameters = inspect.signature(function).parameters.values()
-    least = sum(parameter.kind != parameter.VAR_POSITIONAL for parameter in parameters)
-    return least, least if least == len(parameters) else float("inf")
+    min_arguments = sum(parameter.kind != parameter.VAR_POSITIONAL for parameter in parameters)
+    return min_arguments, min_arguments if min_arguments == len(parameters) else float("inf")
 
 
 def _range_items(value: Any) -> Iterable[tuple[Any, Any]]:
@@ -269,7 +269,7 @@ def _read_path(value: Any, names: tuple[str, ...]) -> Any:
 
 
 def _find_variable(variables: list[tuple[str, Any]], name: str) -> Any:
-    return next(value for known, value in reversed(variables) if known == name)
+    return next(value for variable, value in reversed(variables) if variable == name)
 
 
 def _set_variable(variables: list[tuple[str, Any]], name: str, value: Any, assigns: bool) -> None:

@@ -64,8 +64,8 @@ class VLLMItemProcessor:
             "do_sample_frames": False,
         }
         options = check_options("video", options)
-        others = {name: value for name, value in options.items() if name not in SAMPLING_OPTIONS}
-        return self._process("video", (video.frames, metadata), others)
+        other_options = {name: value for name, value in options.items() if name not in SAMPLING_OPTIONS}
+        return self._process("video", (video.frames, metadata), other_options)
 
     def process_embeddings(self, kind: MediaKind, data: bytes) -> ItemFeatures:
         """Refuse embeddings: they skip the processor, and vLLM's forms of them depend on the model."""

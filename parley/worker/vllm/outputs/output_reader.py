@@ -89,9 +89,9 @@ def read_scores(arrays: Any, alternatives: int, *, are_named: bool = False) -> l
     scores: list[TokenScore] = []
     for ids, row, rank in zip(token_ids, logprobs, ranks, strict=True):
         listed = list(zip(ids, row, strict=True))[1 : 1 + alternatives]
-        kept = [(token, value) for token, value in listed if are_named or value > LOWEST_LOGPROB]
-        values = [max(value, LOWEST_LOGPROB) for _, value in kept]
-        scores.append(TokenScore(max(row[0], LOWEST_LOGPROB), rank, [token for token, _ in kept], values))
+        kept_tokens = [(token, value) for token, value in listed if are_named or value > LOWEST_LOGPROB]
+        values = [max(value, LOWEST_LOGPROB) for _, value in kept_tokens]
+        scores.append(TokenScore(max(row[0], LOWEST_LOGPROB), rank, [token for token, _ in kept_tokens], values))
     return scores
 
 

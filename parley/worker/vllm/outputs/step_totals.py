@@ -81,7 +81,7 @@ class StepTotals:
             stats.drafts += drafts.num_drafts
             stats.draft_tokens += drafts.num_draft_tokens
             accepted = drafts.num_accepted_tokens_per_pos
-            missing = len(accepted) - len(stats.draft_accepted)
-            stats.draft_accepted += [0] * missing
+            missing_count = len(accepted) - len(stats.draft_accepted)
+            stats.draft_accepted += [0] * missing_count
             for position, number in enumerate(accepted):
                 stats.draft_accepted[position] += number

@@ -44,8 +44,8 @@ def engine_arguments(settings: VLLMSettings) -> dict[str, Any]:
 
 def lora_rank(settings: VLLMSettings) -> int:
     """Return vLLM's limit for the rank of adapters: the setting, or the highest rank of the adapters at the start."""
-    wanted = settings.max_rank or max(map(_adapter_rank, settings.adapters.values()), default=0)
-    return next((rank for rank in LORA_RANKS if rank >= wanted), LORA_RANKS[-1])
+    highest_rank = settings.max_rank or max(map(_adapter_rank, settings.adapters.values()), default=0)
+    return next((rank for rank in LORA_RANKS if rank >= highest_rank), LORA_RANKS[-1])
 
 
 def _adapter_rank(folder: str) -> int:

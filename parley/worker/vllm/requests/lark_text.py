@@ -22,8 +22,8 @@ SCHEMA = re.compile(r'"(?:\\.|[^"\\])*"|/(?:\\.|[^/\\\n])+/|(%json\s*)')
 
 def write_lark(compiled: str) -> str:
     """Return a compiled grammar (``EngineRequest.grammar``) as one text in Lark."""
-    first, *others = json.loads(compiled)["grammars"]
-    grammars = {other["name"]: other for other in others}
+    first, *other_grammars = json.loads(compiled)["grammars"]
+    grammars = {other["name"]: other for other in other_grammars}
     return f"{HEADER}\n{_write_rules(first, grammars)}"
 
 
@@ -67,5 +67,5 @@ def _limit_whitespace(schema: Any) -> Any:
     if not (whitespace := options.get("whitespace_pattern")):
         return schema
     separators = {"item_separator": f",(?:{whitespace})?", "key_separator": f":(?:{whitespace})?"}
-    others = {name: value for name, value in options.items() if name != "whitespace_pattern"}
-    return schema | {"x-guidance": others | {"whitespace_flexible": False} | separators}
+    other_options = {name: value for name, value in options.items() if name != "whitespace_pattern"}
+    return schema | {"x-guidance": other_options | {"whitespace_flexible": False} | separators}
