@@ -25,9 +25,9 @@ from parley.coordinator.ports.management import ManagementPort
 from parley.coordinator.ports.metrics import MetricsPort
 from parley.coordinator.ports.port import AdminRequest
 from parley.coordinator.ports.status import StatusPort
-from parley.coordinator.proxy.client_keys import ClientKeys
-from parley.coordinator.proxy.connections import InstanceConnections
+from parley.coordinator.proxy.downstream.client_keys import ClientKeys
 from parley.coordinator.proxy.front import InferenceFront, wrap_cors
+from parley.coordinator.proxy.upstream.connections import InstanceConnections
 from parley.coordinator.routing.admission import InstanceScheduler
 from parley.coordinator.routing.health import HealthChecker
 from parley.coordinator.routing.instance_table import InstanceTable
@@ -63,7 +63,7 @@ from parley.web.tls.contexts import LoadedTls, reload_certificates
 from parley.web.tls.files import TlsFileError, list_tls_files
 
 if TYPE_CHECKING:
-    from parley.coordinator.proxy import grpc_port
+    from parley.coordinator.proxy.grpc import grpc_port
 
 log = logging.getLogger("parley.cluster")
 
@@ -253,7 +253,7 @@ class Coordinator:
         if self.options.grpc_port is None:
             return []
         os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its messages on standard error do not follow our log format
-        from parley.coordinator.proxy import grpc_port  # imports packages of the extra "grpc"
+        from parley.coordinator.proxy.grpc import grpc_port  # imports packages of the extra "grpc"
 
         self._grpc_port = grpc_port.CoordinatorGrpcPort(self.table, self.front, self.options, self._front_options)
         files = port_tls_files(self.options.tls)

@@ -20,7 +20,7 @@ from support.scripted_instance import ReceivedRequest, ScriptedInstance
 
 from parley.coordinator import refusals
 from parley.coordinator.coordinator import coordinator_id
-from parley.coordinator.proxy import result_stream
+from parley.coordinator.proxy.upstream import result_stream
 from parley.dialects.mounts import INSTANCE_PLANE
 from parley.disagg.wire import headers as pd_headers
 from parley.disagg.wire import result_frames

@@ -18,8 +18,8 @@ from support.http_client import RunningServer
 from support.loop_clock import pass_time
 
 from parley.coordinator import refusals
-from parley.coordinator.proxy import grpc_call
-from parley.coordinator.proxy import grpc_port as before
+from parley.coordinator.proxy.grpc import grpc_call
+from parley.coordinator.proxy.grpc import grpc_port as before
 from parley.dialects.triton.calls import SERVICE_PATH
 from parley.dialects.triton.rpc import control
 from parley.disagg.kv.receiver import KVReceiver

@@ -10,7 +10,7 @@ import grpc
 import pytest
 
 from parley.coordinator.config import CoordinatorOptions, InstanceConfig
-from parley.coordinator.proxy.grpc_port import CoordinatorGrpcPort
+from parley.coordinator.proxy.grpc.grpc_port import CoordinatorGrpcPort
 from parley.coordinator.routing.instance_table import InstanceTable
 from parley.web.options import HttpOptions
 

@@ -95,8 +95,8 @@ KNOWING = {  # files that know an API by its name, and why
     "serving/grpc/grpc_port.py": "the port for gRPC, which is Triton's protocol",
     "serving/grpc/grpc_call.py": "the same",
     "web/grpc_limits.py": "limits of such ports, reported by their statuses",
-    "coordinator/proxy/grpc_port.py": "the same, of a coordinator",
-    "coordinator/proxy/grpc_call.py": "the same",
+    "coordinator/proxy/grpc/grpc_port.py": "the same, of a coordinator",
+    "coordinator/proxy/grpc/grpc_call.py": "the same",
     "engine/vllm.py": "vLLM as an engine, which is no API",
     "boot/engines.py": "the same",
     "boot/opening.py": "the same",
@@ -115,8 +115,8 @@ IMPORTING = {
     "serving/grpc/grpc_port.py",
     "serving/grpc/grpc_call.py",
     "web/grpc_limits.py",
-    "coordinator/proxy/grpc_port.py",
-    "coordinator/proxy/grpc_call.py",
+    "coordinator/proxy/grpc/grpc_port.py",
+    "coordinator/proxy/grpc/grpc_call.py",
 }
 
 

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from parley.coordinator.config import CoordinatorOptions
-from parley.coordinator.proxy.connections import InstanceConnections
+from parley.coordinator.proxy.upstream.connections import InstanceConnections
 from parley.coordinator.routing.instance import ClusterInstance
 from parley.coordinator.routing.instance_table import InstanceTable
 from parley.web.http_client import (

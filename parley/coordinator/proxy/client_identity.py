@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from parley.coordinator.proxy import forward
-from parley.coordinator.proxy.client import DownstreamClient
-from parley.coordinator.proxy.client_keys import ClientKeys
-from parley.coordinator.proxy.connections import InstanceConnections
+from parley.coordinator.proxy.downstream.client import DownstreamClient
+from parley.coordinator.proxy.downstream.client_keys import ClientKeys
 from parley.coordinator.proxy.paths import ApiPath
+from parley.coordinator.proxy.upstream import forward
+from parley.coordinator.proxy.upstream.connections import InstanceConnections
 from parley.coordinator.routing.instance import least_loaded
 from parley.coordinator.routing.instance_table import InstanceTable
 from parley.web.auth import presented_key, tenant_id

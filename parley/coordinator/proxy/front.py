@@ -16,17 +16,17 @@ from typing import Any
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from parley.coordinator import refusals
-from parley.coordinator.proxy import forward, merge_answers
-from parley.coordinator.proxy.client import DownstreamClient
 from parley.coordinator.proxy.client_identity import ClientIdentity
-from parley.coordinator.proxy.client_keys import ClientKeys
-from parley.coordinator.proxy.connections import InstanceConnections
+from parley.coordinator.proxy.downstream.client import DownstreamClient
+from parley.coordinator.proxy.downstream.client_keys import ClientKeys
 from parley.coordinator.proxy.front_load import FrontLoad
-from parley.coordinator.proxy.generation_front import GenerationFront
+from parley.coordinator.proxy.generation.generation_front import GenerationFront
+from parley.coordinator.proxy.generation.record_keeper import RecordKeeper
+from parley.coordinator.proxy.generation.scheduling_facts import SchedulingFacts
 from parley.coordinator.proxy.local_answers import LocalAnswers
 from parley.coordinator.proxy.paths import ApiPath, PathTable
-from parley.coordinator.proxy.record_keeper import RecordKeeper
-from parley.coordinator.proxy.scheduling_facts import SchedulingFacts
+from parley.coordinator.proxy.upstream import forward, merge_answers
+from parley.coordinator.proxy.upstream.connections import InstanceConnections
 from parley.coordinator.routing.admission import InstanceScheduler
 from parley.coordinator.routing.instance import ClusterInstance, least_loaded
 from parley.dialects.dialect import RouteKind

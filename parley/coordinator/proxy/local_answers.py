@@ -8,8 +8,8 @@ import msgspec
 
 from parley.coordinator import refusals
 from parley.coordinator.ports.metrics import CONTENT_TYPE
-from parley.coordinator.proxy.client import DownstreamClient
-from parley.coordinator.proxy.client_keys import ClientKeys
+from parley.coordinator.proxy.downstream.client import DownstreamClient
+from parley.coordinator.proxy.downstream.client_keys import ClientKeys
 from parley.coordinator.proxy.paths import ApiPath
 from parley.coordinator.routing.instance_table import InstanceTable
 from parley.dialects.dialect import Answer, RouteKind

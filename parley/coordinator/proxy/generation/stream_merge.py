@@ -14,10 +14,10 @@ from collections.abc import Callable
 import msgspec
 
 from parley.coordinator import refusals
-from parley.coordinator.proxy import prefill_answer
-from parley.coordinator.proxy.backpressure import BackpressureBuffer, PauseSender
-from parley.coordinator.proxy.client import DownstreamClient, returned_headers
-from parley.coordinator.proxy.prefill_answer import BadPrefillAnswer, PrefillAnswer
+from parley.coordinator.proxy.downstream.backpressure import BackpressureBuffer, PauseSender
+from parley.coordinator.proxy.downstream.client import DownstreamClient, returned_headers
+from parley.coordinator.proxy.generation import prefill_answer
+from parley.coordinator.proxy.generation.prefill_answer import BadPrefillAnswer, PrefillAnswer
 from parley.disagg.wire import handover
 from parley.disagg.wire.result_frames import ResultFrame
 from parley.disagg.wire.vouched_client import UsedTokens, read_used_tokens

@@ -20,11 +20,12 @@ import msgspec
 
 from parley.coordinator import refusals
 from parley.coordinator.config import CoordinatorOptions
-from parley.coordinator.proxy import forward, prefill_answer
-from parley.coordinator.proxy.client import DownstreamClient
-from parley.coordinator.proxy.connections import InstanceConnections
-from parley.coordinator.proxy.prefill_answer import BadPrefillAnswer, PrefillAnswer
-from parley.coordinator.proxy.stream_merge import RecomputeRequested, ResultsCut, StreamMerge
+from parley.coordinator.proxy.downstream.client import DownstreamClient
+from parley.coordinator.proxy.generation import prefill_answer
+from parley.coordinator.proxy.generation.prefill_answer import BadPrefillAnswer, PrefillAnswer
+from parley.coordinator.proxy.generation.stream_merge import RecomputeRequested, ResultsCut, StreamMerge
+from parley.coordinator.proxy.upstream import forward
+from parley.coordinator.proxy.upstream.connections import InstanceConnections
 from parley.coordinator.routing.admission import InstanceScheduler, Placement, RequestRefused
 from parley.coordinator.routing.instance import ClusterInstance
 from parley.coordinator.routing.policies import SchedulingRequest

@@ -8,8 +8,8 @@ from collections.abc import Callable, Container, Iterable, Sequence
 import msgspec
 
 from parley.coordinator import refusals
-from parley.coordinator.proxy.client import DownstreamClient, returned_headers
-from parley.coordinator.proxy.connections import InstanceConnections
+from parley.coordinator.proxy.downstream.client import DownstreamClient, returned_headers
+from parley.coordinator.proxy.upstream.connections import InstanceConnections
 from parley.coordinator.routing.instance import ClusterInstance
 from parley.disagg.wire.vouched_client import USED_HEADER, read_used_tokens
 from parley.web.http_client import (

@@ -16,7 +16,7 @@ import msgspec
 
 from parley.coordinator.access import coordinator_reach
 from parley.coordinator.config import CoordinatorOptions
-from parley.coordinator.proxy.result_stream import ResultStreamClient
+from parley.coordinator.proxy.upstream.result_stream import ResultStreamClient
 from parley.coordinator.routing.health import Unanswered
 from parley.coordinator.routing.instance import ClusterInstance
 from parley.coordinator.routing.instance_table import InstanceNews, InstanceTable

@@ -6,18 +6,18 @@ import asyncio
 from functools import partial
 
 from parley.coordinator import refusals
-from parley.coordinator.proxy import forward
-from parley.coordinator.proxy.attempts import RequestRunner
-from parley.coordinator.proxy.background_cycle import BackgroundCycle
-from parley.coordinator.proxy.client import DownstreamClient
 from parley.coordinator.proxy.client_identity import ClientIdentity
-from parley.coordinator.proxy.client_keys import ClientKeys
-from parley.coordinator.proxy.connections import InstanceConnections
+from parley.coordinator.proxy.downstream.client import DownstreamClient
+from parley.coordinator.proxy.downstream.client_keys import ClientKeys
 from parley.coordinator.proxy.front_load import FrontLoad
+from parley.coordinator.proxy.generation.attempts import RequestRunner
+from parley.coordinator.proxy.generation.background_cycle import BackgroundCycle
+from parley.coordinator.proxy.generation.record_keeper import RecordKeeper
+from parley.coordinator.proxy.generation.scheduling_facts import SchedulingFacts
+from parley.coordinator.proxy.generation.token_counts import AnswerMeter, reserve_tokens
 from parley.coordinator.proxy.paths import ApiPath
-from parley.coordinator.proxy.record_keeper import RecordKeeper
-from parley.coordinator.proxy.scheduling_facts import SchedulingFacts
-from parley.coordinator.proxy.token_counts import AnswerMeter, reserve_tokens
+from parley.coordinator.proxy.upstream import forward
+from parley.coordinator.proxy.upstream.connections import InstanceConnections
 from parley.coordinator.routing.admission import InstanceScheduler
 from parley.coordinator.routing.instance import ClusterInstance, least_loaded
 from parley.coordinator.routing.policies import SchedulingRequest

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from starlette.types import Message
 
-from parley.coordinator.proxy.client import DownstreamClient
+from parley.coordinator.proxy.downstream.client import DownstreamClient
 from parley.dialects.dialect import HeaderList
 from parley.dialects.records import InlinedRequest
 from parley.errors import EngineError, ParleyError, Stopping

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from functools import partial
 
-from parley.coordinator.proxy.client import DownstreamClient
 from parley.coordinator.proxy.client_identity import ClientIdentity
+from parley.coordinator.proxy.downstream.client import DownstreamClient
 from parley.coordinator.proxy.paths import ApiPath
 from parley.coordinator.routing.instance import ClusterInstance
 from parley.coordinator.routing.instance_table import InstanceTable

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from parley.coordinator.proxy.client import DownstreamClient
+from parley.coordinator.proxy.downstream.client import DownstreamClient
 
 PauseSender = Callable[[bool], Coroutine[Any, Any, None]]  # True pauses a sender, False resumes it
 

@@ -11,7 +11,7 @@ import asyncio
 import msgspec
 
 from parley.coordinator.config import CoordinatorOptions
-from parley.coordinator.proxy.client import DownstreamClient
+from parley.coordinator.proxy.downstream.client import DownstreamClient
 from parley.coordinator.proxy.paths import ApiPath
 from parley.dialects.mounts import API_NAMES, route_scope
 from parley.disagg.wire.vouched_client import CLIENT_HEADER, UsedTokens, write_vouched_client

@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from functools import partial
 
-from parley.coordinator.proxy.background_cycle import BackgroundCycle
-from parley.coordinator.proxy.client import DownstreamClient
 from parley.coordinator.proxy.client_identity import ClientIdentity
+from parley.coordinator.proxy.downstream.client import DownstreamClient
+from parley.coordinator.proxy.generation.background_cycle import BackgroundCycle
 from parley.coordinator.proxy.paths import ApiPath
 from parley.coordinator.routing.instance_table import InstanceTable
 from parley.dialects.dialect import Answer, Reply, RequestContext, Route

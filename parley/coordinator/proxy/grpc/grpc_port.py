@@ -19,9 +19,9 @@ from google.protobuf.message import DecodeError
 from starlette.types import ASGIApp
 
 from parley.coordinator.config import CoordinatorOptions
-from parley.coordinator.proxy.client import NOT_FORWARDED
-from parley.coordinator.proxy.grpc_call import STREAM_FATAL_CODES, GrpcAnswerQueue, GrpcCycle, HeaderList
-from parley.coordinator.proxy.grpc_passthrough import CONNECTION_METADATA, GrpcPassthrough
+from parley.coordinator.proxy.downstream.client import NOT_FORWARDED
+from parley.coordinator.proxy.grpc.grpc_call import STREAM_FATAL_CODES, GrpcAnswerQueue, GrpcCycle, HeaderList
+from parley.coordinator.proxy.grpc.grpc_passthrough import CONNECTION_METADATA, GrpcPassthrough
 from parley.coordinator.routing.instance_table import InstanceTable
 from parley.dialects.dialect import RequestContext
 from parley.dialects.facts import ModelCard, ServerFacts

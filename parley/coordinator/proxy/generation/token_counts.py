@@ -14,10 +14,10 @@ from functools import partial
 import msgspec
 
 from parley.coordinator import refusals
-from parley.coordinator.proxy import forward
-from parley.coordinator.proxy.client import DownstreamClient
-from parley.coordinator.proxy.connections import InstanceConnections
+from parley.coordinator.proxy.downstream.client import DownstreamClient
 from parley.coordinator.proxy.paths import ApiPath
+from parley.coordinator.proxy.upstream import forward
+from parley.coordinator.proxy.upstream.connections import InstanceConnections
 from parley.coordinator.routing.instance import ClusterInstance
 from parley.coordinator.routing.policies import SchedulingRequest
 from parley.dialects.dialect import Reply, RequestContext, Route

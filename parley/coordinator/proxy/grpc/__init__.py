@@ -1,0 +1,1 @@
+"""The gRPC port of a coordinator."""
