@@ -93,7 +93,11 @@ class ListeningPort(NamedTuple):
 
 
 class Coordinator:
-    """The coordinator process, from construction through ``run_until_stopped`` to its exit code."""
+    """The coordinator process, from construction through ``run_until_stopped`` to its exit code.
+
+    ``sockets``: host and bound socket of each port by its name, "predict" and others of ``configured_ports``.
+    ``read_options`` reads the options again when SIGHUP arrives.
+    """
 
     def __init__(
         self,
@@ -122,35 +126,44 @@ class Coordinator:
             self.table, self.scheduler, self.connections.ask_instance, hosts.get("metrics", host)
         )
         self.status = StatusPort(self.table, self.scheduler, self.management, hosts.get("status", host))
-        self._front_options = front_options = _front_options(options, host, len(sockets) - 1, access_log=access_log)
+        self._front_options = _front_options(options, host, len(sockets) - 1, access_log=access_log)
         self.client_keys = None if options.hashed_keys is None else ClientKeys(options)
         self.front = InferenceFront(
             self.scheduler,
             self.connections,
             self._metrics_page,
             universal_mounts(pages=options.ui),
-            front_options,
+            self._front_options,
             options.memory_limit,
             options.strict,
             self._span_exporter,
             self.client_keys,
         )
+        self._ports = self._listening_ports(sockets)
+        self._context = port_tls_context(options.tls, http2=options.http2)
+        self._servers = [self._http_server(port) for port in self._ports]
+        self._stop_event, self._force_event = asyncio.Event(), asyncio.Event()
+        self._received_signals: list[int] = []
+        self._grpc_port: grpc_port.CoordinatorGrpcPort | None = None
+
+    def _listening_ports(self, sockets: dict[str, tuple[str, socket.socket]]) -> list[ListeningPort]:
+        """Return the ports with their applications, in the order of ``sockets``."""
         apps: dict[str, ASGIApp] = {
-            "predict": wrap_cors(self.front, front_options),
+            "predict": wrap_cors(self.front, self._front_options),
             "management": self.management.app,
             "metrics": self.metrics.app,
             "status": self.status.app,
         }
-        self._ports = [ListeningPort(name, *place, apps[name]) for name, place in sockets.items()]
-        limits = {
-            name: replace(port_options(options, host), connection_limit=admin_limit()) for name, host in hosts.items()
-        }
-        limits["predict"] = front_options
-        self._context = port_tls_context(options.tls, http2=options.http2)
-        self._servers = [HttpServer(uvicorn_config(limits[port.name], port.app, self._context)) for port in self._ports]
-        self._stop_event, self._force_event = asyncio.Event(), asyncio.Event()
-        self._received_signals: list[int] = []
-        self._grpc_port: grpc_port.CoordinatorGrpcPort | None = None
+        return [ListeningPort(name, host, sock, apps[name]) for name, (host, sock) in sockets.items()]
+
+    def _http_server(self, port: ListeningPort) -> HttpServer:
+        """Return the HTTP server of a port. Ports other than that of inference share no connections with it."""
+        server_options = (
+            self._front_options
+            if port.name == "predict"
+            else replace(port_options(self.options, port.host), connection_limit=admin_limit())
+        )
+        return HttpServer(uvicorn_config(server_options, port.app, self._context))
 
     async def run_until_stopped(self, *, signals: bool = True) -> int:
         """Serve until a signal or ``request_stop``; return the exit code."""
@@ -360,7 +373,7 @@ def coordinator_id(host: str, sock: socket.socket) -> str:
     """Return the coordinator id: the same when a coordinator is started again in the same place.
 
     Host names may collide, but the kernel's boot ids do not. Two containers of one host with the same name still
-    share an id; instances make sure that they do not disturb each other (``Results.serve``).
+    share an id; instances make sure that they do not disturb each other (``ResultStreams.serve_results``).
     """
     kernel = BOOT_ID_FILE.read_text().strip() if BOOT_ID_FILE.exists() else ""
     place = f"{kernel} {socket.gethostname()} {host} {sock.getsockname()[1]}"

@@ -82,34 +82,25 @@ class EngineLoop:
         post: PostCall | None = None,
         publish_events: Callable[[list[CacheEvent]], None] | None = None,
     ):
-        if step_budget is None:
-            on_cpu = settings.device.startswith("cpu")
-            step_budget = TimedBudget(settings.step_ms / 1000) if on_cpu else FixedBudget(settings.step_tokens)
         self.runner = runner
         self.settings = settings
-        self.prefill_share = prefill_share or PrefillShare()
-        self._publish_events = publish_events
-        self.pool = BlockPool(runner.blocks, None if publish_events is None else CacheEventLog())
-        self.max_context = runner.max_model_len
-        has_states = runner.state_slots is not None
+        self.max_context = usable_context(runner)
         self.max_batch = min(settings.max_batch, runner.state_slots or settings.max_batch)
-        # A cached page says nothing about the state after its tokens.
-        has_snapshots = not has_states or runner.snapshot_slots > 0
-        self._prefix_caching = settings.prefix_cache and runner.blocks > 0 and has_snapshots
+        self._emit = emit
+        self._publish_events = publish_events
+        self._step_budget = step_budget or default_step_budget(settings)
+        self._counters = StepCounters()
+        self._prefix_caching = settings.prefix_cache and runner.blocks > 0 and restores_states(runner)
+        self.prefill_share = prefill_share or PrefillShare()
+        self.pool = BlockPool(runner.blocks, None if publish_events is None else CacheEventLog())
         self.adapter_cache = AdapterCache(
             settings.max_adapters, fetch_adapter or blocking_fetch(runner), settings.adapters
         )
-        states = make_state_slots(runner, prefix_caching=self._prefix_caching) if has_states else None
+        self.speculation = make_speculation(runner, settings)
+        states = make_state_slots(runner, prefix_caching=self._prefix_caching)
         self.pinned_pages = self._make_pinned_pages(on_pages_leased, states)
-        self._counters = StepCounters()
         self._beam_searches = BeamSearches(runner, self._counters, self._add_search_outputs, self._close_search)
-        self.speculation: Speculation | None = None
-        if runner.blocks:
-            # A lone sequence can always run to its end: no context is longer than the pool.
-            self.max_context = min(self.max_context, runner.blocks * BLOCK_SIZE)
-            if has_snapshots:  # or no state could be taken back when drafts are rejected
-                self.speculation = make_speculation(runner, settings)
-        self.scheduler = self._make_scheduler(step_budget, states)
+        self.scheduler = self._make_scheduler(self._step_budget, states)
         self._sequence_factory = SequenceFactory(
             settings.model,
             self.max_context,
@@ -117,9 +108,7 @@ class EngineLoop:
             runner.long_rope_after,
             hashes_pages=self._prefix_caching,
         )
-        self.run_ahead: RunAhead | None = None
-        if runner.starter is not None and not has_states and isinstance(self.scheduler, Scheduler):
-            self.run_ahead = RunAhead(runner, runner.starter, self.scheduler)
+        self.run_ahead = self._make_run_ahead()
         self.admission = Admission(self.adapter_cache, prepare_request, self._start_request, self._reject_request)
         self._open_choices = OpenChoices(self.scheduler, self.admission, self.pinned_pages, self._beam_searches)
         self._results = ResultProcessor(
@@ -130,8 +119,6 @@ class EngineLoop:
             self._counters,
         )
         self.encode_queue = self._make_encode_queue(post)
-        self._emit = emit
-        self._step_budget = step_budget
         # All sequences wait for pages that are pinned for other instances, or for embeddings of media items.
         self.is_blocked = False
 
@@ -288,6 +275,13 @@ class EngineLoop:
         self._beam_searches.attach_scheduler(scheduler)
         return scheduler
 
+    def _make_run_ahead(self) -> RunAhead | None:
+        """Return the part that starts steps early; None if the runner has no starter, or the model has states."""
+        runner = self.runner
+        if runner.starter is None or runner.state_slots is not None or not isinstance(self.scheduler, Scheduler):
+            return None
+        return RunAhead(runner, runner.starter, self.scheduler)
+
     def _make_encode_queue(self, post: PostCall | None) -> EncodeQueue | None:
         """Return the queue of sequences that wait for embeddings; None for a model that reads text only."""
         if not isinstance(self.scheduler, Scheduler) or (encoder := self.runner.media_encoder) is None:
@@ -433,14 +427,36 @@ class EngineLoop:
             log.exception("a sequence could not be released")
 
 
-def make_speculation(runner: ModelRunner, settings: Settings) -> Speculation:
-    """Return the speculation by the settings. Without ``speculate`` only requests with a prediction get drafts."""
+def usable_context(runner: ModelRunner) -> int:
+    """Return the tokens that a sequence may have: no more than the pool holds, so a lone one always runs to its end."""
+    return min(runner.max_model_len, runner.blocks * BLOCK_SIZE) if runner.blocks else runner.max_model_len
+
+
+def default_step_budget(settings: Settings) -> StepBudget:
+    """Return the budget by the settings: of milliseconds on a CPU, of tokens elsewhere."""
+    on_cpu = settings.device.startswith("cpu")
+    return TimedBudget(settings.step_ms / 1000) if on_cpu else FixedBudget(settings.step_tokens)
+
+
+def restores_states(runner: ModelRunner) -> bool:
+    """Whether a sequence can continue from an earlier position: if its pages are all it needs, or states are saved."""
+    return runner.state_slots is None or runner.snapshot_slots > 0
+
+
+def make_speculation(runner: ModelRunner, settings: Settings) -> Speculation | None:
+    """Return the speculation by the settings; None for encoders, and where a rejected draft could not be undone.
+
+    Without ``speculate`` only requests with a prediction get drafts.
+    """
+    if not runner.blocks or not restores_states(runner):
+        return None
     proposer = NgramProposer() if settings.speculate == "ngram" else runner.proposer
     draft_proposer = proposer if isinstance(proposer, NgramProposer) else PredictionProposer(proposer)
     return Speculation(draft_proposer, settings.speculate_tokens, runner.vocab_size, always=proposer is not None)
 
 
-def make_state_slots(runner: ModelRunner, *, prefix_caching: bool) -> StateSlots:
-    """Return the slots for states besides those of running sequences."""
-    assert runner.state_slots is not None
+def make_state_slots(runner: ModelRunner, *, prefix_caching: bool) -> StateSlots | None:
+    """Return the slots for states besides those of running sequences; None for a model without states."""
+    if runner.state_slots is None:
+        return None
     return StateSlots(runner.state_slots, runner.snapshot_slots, runner.copy_state, prefix_caching)
