@@ -1,13 +1,13 @@
 """Publishes the events of the prefix cache over ZeroMQ, in the format of vLLM's ``vllm/distributed/kv_events.py``.
 
-Routers read it to find the instance that has the longest part of a prompt. A message has three frames: topic, number
-(8 bytes, big-endian), and a batch in MessagePack: an array of the time in seconds, the events, and the rank, always 0.
-An event is a map with its name as ``type``; older versions of vLLM had arrays (``CacheEventSettings.form``). As vLLM's,
-hashes are integers: the last 64 bits.
+Routers read it to find the instance that has the longest part of a prompt. A message has three frames: topic, number (8
+bytes, big-endian), and a batch in MessagePack: an array of the time in seconds, the events, and the rank, always 0. An
+event is a map with its name as ``type``; older versions of vLLM had arrays (``CacheEventSettings.form``). Like vLLM's,
+hashes are integers: the last 64 bits of the digest.
 
 A subscriber that has missed numbers sends the first one it needs to the replay address (frames: empty, 8 bytes). It
-gets those batches that are still kept, then number -1 with an empty batch. The numbers begin at 0 when the engine
-starts, with a batch that says that the cache is empty.
+gets those of the batches that are still kept, then number -1 with an empty batch. The numbers begin at 0 when the
+engine starts, with a batch that says that the cache is empty.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class EventsError(Exception):
 
 
 class BlockStored(msgspec.Struct, omit_defaults=True, gc=False, tag=True):
-    """Pages that were stored, as vLLM describes them."""
+    """vLLM's event for stored pages."""
 
     block_hashes: list[int]
     parent_block_hash: int | None
@@ -58,7 +58,7 @@ class BlockStored(msgspec.Struct, omit_defaults=True, gc=False, tag=True):
 
 
 class BlockRemoved(msgspec.Struct, omit_defaults=True, gc=False, tag=True):
-    """Pages that were removed."""
+    """vLLM's event for removed pages."""
 
     block_hashes: list[int]
     medium: str | None
@@ -66,19 +66,19 @@ class BlockRemoved(msgspec.Struct, omit_defaults=True, gc=False, tag=True):
 
 
 class AllBlocksCleared(msgspec.Struct, omit_defaults=True, gc=False, tag=True):
-    """The removal of all pages."""
+    """vLLM's event for a cache that was cleared."""
 
 
 class ArrayStored(BlockStored, array_like=True, tag="BlockStored"):
-    """The same as an array: its name, then its members in order."""
+    """``BlockStored`` in the form of older versions of vLLM: an array of the event's name and its members in order."""
 
 
 class ArrayRemoved(BlockRemoved, array_like=True, tag="BlockRemoved"):
-    """The same as an array."""
+    """``BlockRemoved`` as such an array."""
 
 
 class ArrayCleared(AllBlocksCleared, array_like=True, tag="AllBlocksCleared"):
-    """The same as an array."""
+    """``AllBlocksCleared`` as such an array."""
 
 
 class EventBatch(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
@@ -218,7 +218,7 @@ def _overlapping(media: Sequence[MediaItem], page_start: int) -> list[MediaItem]
 
 
 def _is_own_address(endpoint: str) -> bool:
-    """Whether to wait there for subscribers, rather than to connect to one."""
+    """Whether to bind this address and wait for subscribers, rather than connect to one."""
     return "*" in endpoint or "::" in endpoint or endpoint.startswith(("ipc://", "inproc://"))
 
 

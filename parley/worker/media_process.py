@@ -82,9 +82,10 @@ def address_space() -> int:
 
 
 def give_way_to_engine() -> None:
-    """Lower the priority of all threads, which Linux keeps one by one.
+    """Lower the priority of every thread of this process, because Linux sets it per thread.
 
-    Only jobs give way: while an engine uses every core, imports of seven seconds would take over a minute.
+    It is called after the imports: with a low priority, their seven seconds would take over a minute while an engine
+    uses every core.
     """
     niceness = min(os.getpriority(os.PRIO_PROCESS, 0) + NICENESS, 19)  # more than the server's, which may not be 0
     for thread in Path("/proc/self/task").iterdir():

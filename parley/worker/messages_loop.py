@@ -85,7 +85,8 @@ def serve_messages(
 
 
 def _wait_for_message(inbox: EngineInbox, loop: EngineLoop) -> ToEngine | Callable[[], None]:
-    """Return the next message. Beats while there is none, unless the loop's encoder is stuck."""
+    """Return the next message. While there is none, report that the process lives, unless the loop's encoder is
+    stuck."""
     while True:
         if loop.encoder_has_progress():
             beat()

@@ -190,7 +190,7 @@ def serve_socket(fd: int, *, is_early: bool = False) -> None:
     threading.excepthook = _exit_at_thread_death
     sock = socket.socket(fileno=fd)
     if is_early:
-        gc.disable()  # the objects of libraries stay, and looking through them takes a tenth of a second
+        gc.disable()  # the objects of libraries stay, and scanning them takes a tenth of a second
         with suppress(Exception):  # fails again below, where it is reported
             import parley.core.loop
             import parley.model.load.loader  # noqa: F401

@@ -52,7 +52,8 @@ from parley.worker.messages_loop import EngineInbox, SendMessage, serve_messages
 BACK_TO_BACK_SECONDS = 0.005
 
 
-# Minimum lengths are work of the engine's loop. No other feature that changes tokens is there: no token is drawn.
+# Minimum lengths are work of the engine's loop. No other feature that changes tokens is offered, because no token is
+# drawn.
 SIMULATED_FEATURES: frozenset[EngineFeature] = frozenset({"min_tokens", "cache_salt", "page_transfer"})
 
 
@@ -62,8 +63,8 @@ class SimulatedCosts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     The time of a step of n tokens is interpolated linearly in ``rows``, a list of (tokens, seconds), and extrapolated
     above the last one. Each context token of a decode adds ``context``, each pair of a prompt token and an earlier
     token ``pair``. ``blocks``: pages of the KV cache; ``length``: longest sequence in tokens. The KV of a token has
-    ``token_bytes``; ``bandwidth`` of them arrive from other instances per second, ``latency`` after they were sent (0:
-    unlimited). ``speed``: simulated seconds per real second.
+    ``token_bytes``; ``bandwidth`` bytes arrive from other instances per second (0: unlimited), ``latency`` seconds
+    after they were sent. ``speed``: simulated seconds per real second.
     """
 
     rows: list[tuple[int, float]]
@@ -153,7 +154,7 @@ class SimulatedRunner:
         """Copy nothing."""
 
     def run_step(self, step: Step) -> list[RowResult]:
-        """Wait for the duration of the step, counted from the end of the previous one if that was just now."""
+        """Wait until the step would have ended. It begins at the end of the previous one if that was just now."""
         now = time.perf_counter()
         self._step_ends_at = (
             self._step_ends_at if now - self._step_ends_at < BACK_TO_BACK_SECONDS else now

@@ -22,7 +22,7 @@ class BadArena(Exception):
 
 
 class PageKind(NamedTuple):
-    """Pages with parts in the same regions: the numbers from ``first`` on, ``page_count`` of them."""
+    """``page_count`` pages, numbered from ``first``, that have parts in the same regions."""
 
     first: int
     page_count: int
@@ -34,13 +34,13 @@ class PageKind(NamedTuple):
         return sum(region.size for region in self.regions)
 
     def places_of(self, pages: Sequence[int]) -> list[int]:
-        """Return where those of ``pages`` that are of this kind lie in the regions."""
+        """Return the positions in the regions of those of ``pages`` that are of this kind."""
         end = self.first + self.page_count
         return [page - self.first for page in pages if self.first <= page < end]
 
 
 class MappedArena:
-    """A mapped arena of this server's own engine, whose process reports the numbers; a peer's never get here.
+    """The mapped arena of this server's own engine. Its description comes from the engine's process, never from a peer.
 
     An arena without regions has pages without bytes, and no file. Raises BadArena.
     """

@@ -1,4 +1,4 @@
-"""Addresses of hosts: which of them an operator trusts, and which mean this machine alone."""
+"""IP addresses of hosts, and the networks that an operator trusts."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def write_vouched_client(tenant: Tenant, key_name: str) -> bytes:
 
 
 def read_vouched_client(value: bytes) -> VouchedClient | None:
-    """Return the client in the value of ``CLIENT_HEADER``; None if it is none."""
+    """Return the client in the value of ``CLIENT_HEADER``; None if the value holds no client."""
     try:
         return _CLIENT_DECODER.decode(binascii.a2b_base64(value, strict_mode=True))
     except (msgspec.MsgspecError, binascii.Error, UnicodeError):
@@ -68,7 +68,7 @@ def read_vouched_client(value: bytes) -> VouchedClient | None:
 
 
 def read_reserved_tokens(body: bytes) -> ReservedTokens | None:
-    """Return the counts in the answer to a request with ``COUNT_HEADER``; None if it has none."""
+    """Return the counts in the answer to a request with ``COUNT_HEADER``; None if the answer holds no counts."""
     try:
         return _RESERVED_DECODER.decode(body)
     except (msgspec.MsgspecError, UnicodeError):
@@ -76,7 +76,7 @@ def read_reserved_tokens(body: bytes) -> ReservedTokens | None:
 
 
 def read_used_tokens(text: bytes) -> UsedTokens | None:
-    """Return the counts in a frame, or in the value of ``USED_HEADER``; None if it has none."""
+    """Return the counts in a frame, or in the value of ``USED_HEADER``; None if it holds no counts."""
     try:
         return _USED_DECODER.decode(text)
     except (msgspec.MsgspecError, UnicodeError):

@@ -3,7 +3,7 @@
 The engine lives in the API process: there is nothing to compute here. The server is asked for its facts when it first
 answers and whenever it comes back; until then the model is not ready. While it serves, it is asked every
 ``POLL_SECONDS`` whether it is healthy and serves the same model, and for its metrics. A server that does not answer for
-the time of ``--engine-timeout`` is away.
+the time of ``--engine-timeout`` counts as away.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class AttachedEngine(MessagePageTransfer):
         self._totals: ServerTotals
 
     async def start(self) -> None:
-        """Begin to reach the server."""
+        """Start to connect to the server."""
         self._begin_loading()
         self.progress = LoadProgress("connecting to the server that computes", 0.0)
         self._supervisor = asyncio.create_task(self._supervise_server())
@@ -99,7 +99,7 @@ class AttachedEngine(MessagePageTransfer):
                 self._loop.cancel_request(request_id, index)
             case FinishBeamSearch(request_id, reason):
                 self._loop.finish_beam_search(request_id, reason)
-            case ResetPrefixCache(number):  # the cache is not this server's alone
+            case ResetPrefixCache(number):  # other clients of vLLM use the cache as well
                 self._handle_message(ResetDone(number, done=False))
             case LoadAdapter(number) | UnloadAdapter(number):
                 self._handle_message(AdapterResult(number, NO_ADAPTERS))

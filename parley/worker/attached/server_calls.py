@@ -1,4 +1,4 @@
-"""Calls of an attached server whose answers are short: its models, its health, its metrics."""
+"""Sends an attached server requests that have short answers: for its models, its health and its metrics."""
 
 from __future__ import annotations
 
@@ -38,11 +38,13 @@ class ServerCalls:
         return (self._prefix + path).encode()
 
     async def get(self, path: str) -> InstanceAnswer:
-        """Return the answer to a question. Raises ServerAway if there is none in time, or it is not ready."""
+        """Return the answer to a GET request. Raises ServerAway if none comes in time, or if the server is not
+        ready."""
         return await self._call(b"GET", path, b"")
 
     async def post(self, path: str, body: Any) -> InstanceAnswer:
-        """Return the answer to a request. Raises ServerAway if there is none in time, or it is not ready."""
+        """Return the answer to a POST request. Raises ServerAway if none comes in time, or if the server is not
+        ready."""
         return await self._call(b"POST", path, msgspec.json.encode(body))
 
     def close(self) -> None:
@@ -65,5 +67,5 @@ class ServerCalls:
 
 
 def as_clause(sentence: str) -> str:
-    """Return a sentence as a part of another."""
+    """Return a sentence as a clause: without its capital letter and full stop."""
     return sentence[:1].lower() + sentence[1:].rstrip(".")

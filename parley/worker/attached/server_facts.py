@@ -1,7 +1,8 @@
-"""The questions to a vLLM server before it is used: version, model, limits, and features that its options exclude.
+"""Asks a vLLM server for its version, its model, its limits, and the features that its options exclude.
 
-Nothing is assumed that a question can show. A request with more log-probabilities than any server lists is refused in a
-sentence with the limit; one token each shows whether grammars and the like are accepted.
+This happens before the server is used. Nothing is assumed that can be asked. A request for more log-probabilities than
+any server lists is refused with a sentence that names the limit. A request for one token shows whether the server
+accepts a feature, such as grammars.
 """
 
 from __future__ import annotations
@@ -98,7 +99,7 @@ class ServerFacts:
 
 
 async def read_facts(calls: ServerCalls, settings: AttachedSettings, name: str) -> ServerFacts:
-    """Ask the server. ``name``: the model's name here. Raises AttachRefused, ServerAway."""
+    """Return the facts that the server reports. ``name``: the model's name here. Raises AttachRefused, ServerAway."""
     await check_health(calls)
     version = await _read_version(calls, settings)
     cards = await read_cards(calls, settings)
@@ -213,7 +214,7 @@ def attached_features(facts: ServerFacts) -> frozenset[EngineFeature]:
 
 
 def _server_arena(facts: ServerFacts, settings: AttachedSettings) -> Arena:
-    """Return a digest of the facts that servers must have in common to exchange pages, as far as they tell them."""
+    """Return a digest of the facts that two servers must share to exchange pages, as far as servers report them."""
     config = (Path(settings.model) / "config.json").read_bytes()
     digest = hashlib.sha256(config).hexdigest()[:16]
     layout = f"engine=vllm {facts.version} server;model={digest};pages={facts.block_size}"
@@ -221,8 +222,8 @@ def _server_arena(facts: ServerFacts, settings: AttachedSettings) -> Arena:
 
 
 def attached_bounds(max_logprobs: int, vocab_size: int, end_tokens: int) -> dict[EngineBound, tuple[float, float]]:
-    """Return the bounds of a server that lists ``max_logprobs`` alternatives. A beam needs two for each beam, and one
-    for each end token."""
+    """Return the bounds of a server that lists ``max_logprobs`` alternatives. A beam search needs two alternatives for
+    each beam, and one for each end token."""
     bounds = BOUNDS | {"named_logprobs": (0, min(BOUNDS["named_logprobs"][1], max_logprobs) - 1)}
     if max_logprobs < vocab_size:
         bounds |= {"logprobs": (0, max_logprobs), "prompt_logprobs": (0, max_logprobs)}
@@ -288,7 +289,7 @@ async def _read_max_logprobs(calls: ServerCalls, card: ModelCard) -> int:
 
 
 async def _read_dimensions(calls: ServerCalls, card: ModelCard) -> int:
-    """Return the length of the vectors of a server that makes vectors, 0 of one that does not."""
+    """Return the length of the server's vectors; 0 if it makes none."""
     answer = await calls.post(POOLING_PATH, {"model": card.id, "task": "embed", "input": [0]})
     try:
         vectors = msgspec.json.decode(answer.body, type=VectorAnswer).data if answer.status == 200 else []
@@ -300,22 +301,22 @@ async def _read_dimensions(calls: ServerCalls, card: ModelCard) -> int:
 async def _probe_plain(
     calls: ServerCalls, settings: AttachedSettings, card: ModelCard, *, may_pool: bool
 ) -> ProbeAnswer:
-    """Return the answer to a request for one token, an empty one if the server does not generate.
+    """Return the answer to a request for one token. Raises AttachRefused if the server generates none.
 
-    Raises AttachRefused if it does not, unless it ``may_pool``: make vectors.
+    With ``may_pool`` the answer is empty instead, because the server may make vectors only.
     """
     body = _probe(card, {}) | ({"kv_transfer_params": KEEP_PAGES} if settings.exchanges_pages else {})
     answer = await calls.post(GENERATE_PATH, body)
     try:
-        read = msgspec.json.decode(answer.body, type=ProbeAnswer) if answer.status == 200 else ProbeAnswer()
+        probe_answer = msgspec.json.decode(answer.body, type=ProbeAnswer) if answer.status == 200 else ProbeAnswer()
     except ODD_ANSWERS:
-        read = ProbeAnswer()
-    if not read.choices and not may_pool:
+        probe_answer = ProbeAnswer()
+    if not probe_answer.choices and not may_pool:
         raise AttachRefused(
             f"{settings.url} does not continue tokens: POST {GENERATE_PATH} gave status {answer.status} "
             f"({error_text(answer.status, answer.body)})."
         )
-    return read
+    return probe_answer
 
 
 async def _has_feature(calls: ServerCalls, card: ModelCard, feature: EngineFeature) -> bool:

@@ -1,4 +1,5 @@
-"""Translates requests and answers of ``/inference/v1/generate`` and ``/pooling`` to and from vLLM's engine's terms.
+"""Translates requests for ``/inference/v1/generate`` and ``/pooling``, and their answers, to and from the terms of
+vLLM's engine.
 
 Their forms are those of ``vllm/entrypoints/scale_out/token_in_token_out`` and ``vllm/entrypoints/pooling/pooling``.
 """
@@ -50,7 +51,7 @@ class AnsweredChoice(msgspec.Struct):
 
 
 class ServerError(msgspec.Struct):
-    """An error in the server's words."""
+    """An error answer of the server."""
 
     message: str = ""
 
@@ -62,13 +63,13 @@ class PromptDetails(msgspec.Struct):
 
 
 class ServerUsage(msgspec.Struct):
-    """The tokens that a request took. A server tells details if it was started with --enable-prompt-tokens-details."""
+    """The token counts of a request. Details are present if the server runs with --enable-prompt-tokens-details."""
 
     prompt_tokens_details: PromptDetails | None = None
 
     @property
     def cached_tokens(self) -> int:
-        """How many tokens of the prompt were cached, as far as the server tells it."""
+        """The cached tokens of the prompt; 0 if the server does not report them."""
         details = self.prompt_tokens_details
         return (details.cached_tokens or 0) if details is not None else 0
 
@@ -85,7 +86,7 @@ class TokenAnswer(msgspec.Struct):
 
 
 class AnsweredVector(msgspec.Struct):
-    """A vector."""
+    """A vector in an answer of ``/pooling``."""
 
     data: list[float]
 
@@ -98,19 +99,19 @@ class VectorAnswer(msgspec.Struct):
 
 
 def write_choice(
-    request: EngineRequest, index: int, way: Continuation, *, model: str, max_logprobs: int
+    request: EngineRequest, index: int, continuation: Continuation, *, model: str, max_logprobs: int
 ) -> dict[str, Any]:
     """Return the body of the server's request for one choice. ``max_logprobs``: the most that the server lists."""
-    fields = translate_choice(request, index, way)
+    fields = translate_choice(request, index, continuation)
     params: dict[str, Any] = fields.sampling | {"detokenize": False}
     if request.logprob_ids:
-        # The drawn token takes a place in the list, so one id is named twice.
+        # The drawn token takes one of the places in the list. Naming an id twice makes room for it.
         params["logprob_token_ids"] = [*request.logprob_ids, request.logprob_ids[0]]
         params["logprobs"] = len(request.logprob_ids) + 1
     elif request.logprobs > 0:
         params["logprobs"] = min(request.logprobs + 1, max_logprobs)
     body: dict[str, Any] = {"model": request.adapter or model, "token_ids": fields.token_ids, "sampling_params": params}
-    # Streams have no scores of the prompt, and do not tell where pages are.
+    # Streams report neither scores of the prompt nor the place of its pages.
     body["stream"] = not scores_prompt(request, index) and not request.lease
     if body["stream"]:
         body["stream_options"] = {"include_usage": True}
@@ -127,7 +128,7 @@ def write_choice(
 
 
 def read_answer(choice_id: str, request: EngineRequest, answer: TokenAnswer) -> ChoiceOutput | None:
-    """Return the news of an answer to a request for one choice, None if it has none."""
+    """Return the output in an answer to a request for one choice; None if it has nothing new."""
     if not answer.choices:
         return None
     choice = answer.choices[0]

@@ -1,7 +1,7 @@
 """The choices that an attached server computes: one request to ``/inference/v1/generate`` or ``/pooling`` for each.
 
 An answer is read as it arrives, without a task for each choice. All that arrives in one turn of the event loop is
-passed on together, like a step of vLLM. The end of a connection tells the server that its answer is not wanted.
+passed on together, like a step of vLLM. Closing a connection tells the server that its answer is not wanted.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _VECTOR_DECODER = msgspec.json.Decoder(VectorAnswer)
 
 
 class TokenClient:
-    """Gives choices to a server.
+    """Sends choices to a server.
 
     ``on_step(step)`` is called with outputs; ``on_rejection(choice_id, reason)`` for choices that the server does not
     accept; ``on_loss(choice_id, reason)`` for those whose answer broke off, perhaps because the server ended.
@@ -68,12 +68,13 @@ class TokenClient:
         return name in self.facts.adapters
 
     def digest_adapter(self, name: str) -> str:
-        """Return a digest of where the server has an adapter from: its content is not known here. Raises KeyError."""
+        """Return a digest of the path from which the server loaded an adapter, because its content is not known here.
+        Raises KeyError."""
         return hashlib.sha256(self.facts.adapters[name].encode()).hexdigest()
 
-    def add_choice(self, choice_id: str, request: EngineRequest, index: int, way: Continuation) -> None:
+    def add_choice(self, choice_id: str, request: EngineRequest, index: int, continuation: Continuation) -> None:
         """Send the request for a choice."""
-        exchange = self._exchanges[choice_id] = ChoiceExchange(self, choice_id, request, index, way)
+        exchange = self._exchanges[choice_id] = ChoiceExchange(self, choice_id, request, index, continuation)
         exchange.send_request()
 
     def cancel_choices(self, choice_ids: list[str]) -> None:
@@ -112,13 +113,15 @@ class TokenClient:
 class ChoiceExchange:
     """The request for one choice, and its answer."""
 
-    def __init__(self, client: TokenClient, choice_id: str, request: EngineRequest, index: int, way: Continuation):
+    def __init__(
+        self, client: TokenClient, choice_id: str, request: EngineRequest, index: int, continuation: Continuation
+    ):
         self._client = client
         self._choice_id, self._request = choice_id, request
         facts = client.facts
         if request.pooling is None:
             self._path = GENERATE_PATH
-            body = write_choice(request, index, way, model=facts.card.id, max_logprobs=facts.max_logprobs)
+            body = write_choice(request, index, continuation, model=facts.card.id, max_logprobs=facts.max_logprobs)
         else:
             self._path, body = POOLING_PATH, write_pooling(request, model=facts.card.id)
         self._body = msgspec.json.encode(body)

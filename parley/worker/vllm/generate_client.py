@@ -1,6 +1,7 @@
-"""vLLM by its public interface, for versions whose inner one has moved: each choice is a call of ``AsyncLLM.generate``.
+"""Uses vLLM through its public interface, for versions whose inner interface has changed: each choice is a call of
+``AsyncLLM.generate``.
 
-It costs two to four times the processor time, reports no use of the KV cache, and takes no banned token sequences.
+This costs two to four times the processor time, reports no use of the KV cache, and takes no banned token sequences.
 """
 
 from __future__ import annotations
@@ -43,12 +44,14 @@ class GenerateClient(VLLMClient):
                     return await self._steps.get()
         raise self._llm.dead_error
 
-    def add_choice(self, choice_id: str, request: EngineRequest, index: int, way: Continuation) -> None:
+    def add_choice(self, choice_id: str, request: EngineRequest, index: int, continuation: Continuation) -> None:
         """Begin a choice."""
         self._preparing.add(choice_id)
-        task = asyncio.create_task(self._compute(choice_id, request, index, way, self._adapters.get(request.adapter)))
+        task = asyncio.create_task(
+            self._compute(choice_id, request, index, continuation, self._adapters.get(request.adapter))
+        )
         self._calls[choice_id] = task
-        task.add_done_callback(lambda _: self._end_call(choice_id, way))
+        task.add_done_callback(lambda _: self._end_call(choice_id, continuation))
 
     def cancel_choices(self, choice_ids: list[str]) -> None:
         """End calls; vLLM then aborts their requests."""
@@ -61,21 +64,26 @@ class GenerateClient(VLLMClient):
         info = super().describe_model(settings, version)
         return msgspec.structs.replace(info, features=info.features - {"banned_tokens"})
 
-    def _end_call(self, choice_id: str, way: Continuation) -> None:
+    def _end_call(self, choice_id: str, continuation: Continuation) -> None:
         del self._calls[choice_id]
         if choice_id in self._preparing:  # it was cancelled before it began
             self._preparing.discard(choice_id)
-            if way.page_move is not None:
-                self.reject_pages(way.page_move)
+            if continuation.page_move is not None:
+                self.reject_pages(continuation.page_move)
 
     async def _compute(
-        self, choice_id: str, request: EngineRequest, index: int, way: Continuation, adapter: LoRARequest | None
+        self,
+        choice_id: str,
+        request: EngineRequest,
+        index: int,
+        continuation: Continuation,
+        adapter: LoRARequest | None,
     ) -> None:
         """Pass on the outputs of one choice."""
         self._preparing.discard(choice_id)
         try:
             if request.pooling is None:
-                await self._generate(choice_id, request, index, way, adapter)
+                await self._generate(choice_id, request, index, continuation, adapter)
             else:
                 await self._encode(choice_id, request, adapter)
         except Exception as error:  # vLLM does not document what it raises
@@ -83,9 +91,14 @@ class GenerateClient(VLLMClient):
                 self._reject(choice_id, error)
 
     async def _generate(
-        self, choice_id: str, request: EngineRequest, index: int, way: Continuation, adapter: LoRARequest | None
+        self,
+        choice_id: str,
+        request: EngineRequest,
+        index: int,
+        continuation: Continuation,
+        adapter: LoRARequest | None,
     ) -> None:
-        fields, is_first, sent_at = translate_choice(request, index, way), True, monotonic()
+        fields, is_first, sent_at = translate_choice(request, index, continuation), True, monotonic()
         call = self._llm.generate(
             engine_prompt(fields.token_ids, request),
             sampling_params(fields, streams=True),

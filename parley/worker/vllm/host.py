@@ -102,7 +102,7 @@ def run_host(descriptor: int) -> None:
 
 
 class Loading:
-    """The messages of a host that loads. They are sent from two threads."""
+    """Sends the messages of a host while it loads, from two threads."""
 
     def __init__(self, sock: socket.socket):
         self._sock = sock
@@ -201,7 +201,7 @@ class Host:
         await asyncio.to_thread(self._client.shut_down)
 
     async def _load_adapters(self) -> None:
-        """Load the adapters of the settings. At the first start the API process asks for them, and at others not."""
+        """Load the adapters of the settings, because the API process asks for them at the first start only."""
         for name, folder in self._settings.adapters.items():
             try:
                 await self._client.load_adapter(name, folder)

@@ -5,7 +5,7 @@ vLLM gets only as many choices as it computes at once. The others wait here, so 
 up, so choice k equals a single request with that seed.
 
 If another instance has the KV pages of the prompt, choice 0 fetches them, at once, because they are kept for a time
-only. The other choices wait until they are here.
+only. The other choices wait until the pages have arrived.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ UNKNOWN_ADAPTER = "There is no adapter of this name."
 
 
 class ChoiceClient(Protocol):
-    """vLLM, as the loop sees it. ``max_choices``: how many choices it computes at once. ``can_force``: it can be forced
-    to draw tokens. ``lease_seconds``: how long it keeps pages for another instance."""
+    """The part of vLLM that the loop uses. ``max_choices``: how many choices it computes at once. ``can_force``: it can
+    be forced to draw tokens. ``lease_seconds``: how long it keeps pages for another instance."""
 
     max_choices: int
     kv_blocks: int
@@ -48,7 +48,7 @@ class ChoiceClient(Protocol):
     def knows_adapter(self, name: str) -> bool:
         """Whether an adapter of this name is loaded."""
 
-    def add_choice(self, choice_id: str, request: EngineRequest, index: int, way: Continuation) -> None:
+    def add_choice(self, choice_id: str, request: EngineRequest, index: int, continuation: Continuation) -> None:
         """Give a choice to vLLM."""
 
     def cancel_choices(self, choice_ids: list[str]) -> None:
@@ -59,7 +59,7 @@ class ChoiceClient(Protocol):
 
 
 def compare_adapter(number: int, prefix: KVPrefix, digest_adapter: Callable[[str], str]) -> ReserveResponse:
-    """Answer question ``number`` for pages: none have to be filled, as vLLM fetches them, but adapters must be equal.
+    """Answer ``ReservePages`` with this number: no page is reserved, as vLLM fetches them, but adapters must be equal.
 
     ``digest_adapter(name)`` raises KeyError.
     """
@@ -72,16 +72,16 @@ def compare_adapter(number: int, prefix: KVPrefix, digest_adapter: Callable[[str
 
 
 @dataclass
-class GivenChoice:
+class SubmittedChoice:
     """A choice that vLLM computes. ``page_move``: pages that it will fetch before its first output.
 
-    ``redrawn``: known tokens that it will draw again; if it does not, the next of ``other_ways`` is tried.
+    ``redrawn``: known tokens that it will draw again; if it does not, the next of ``fallbacks`` is tried.
     """
 
     sequence: Sequence
     page_move: dict[str, Any] | None = None
     redrawn: list[int] = field(default_factory=list)
-    other_ways: list[Continuation] = field(default_factory=list)
+    fallbacks: list[Continuation] = field(default_factory=list)
 
     def drop_redrawn(self, output: EngineOutput) -> bool:
         """Remove known tokens from an output. Return False if others were drawn, or fewer before the end."""
@@ -103,7 +103,7 @@ class HostLoop:
         self._client = client
         self._emit = emit
         self._waiting = WaitQueue()
-        self._computing: dict[str, GivenChoice] = {}  # by their id in vLLM
+        self._computing: dict[str, SubmittedChoice] = {}  # by their id in vLLM
         self._followers: dict[str, list[Sequence]] = {}  # choices that wait for pages that choice 0 fetches, by request
         self._open_requests: dict[str, dict[int, Sequence]] = {}  # unfinished choices, by request and index
         self._choice_numbers = count()
@@ -151,7 +151,7 @@ class HostLoop:
             self._open_requests[request.id] = {sequence.index: sequence for sequence in sequences}
             if request.transfer:
                 self._followers[request.id] = sequences[1:]
-                self._give_choice(sequences[0])
+                self._submit_choice(sequences[0])
             else:
                 for sequence in sequences:
                     self._waiting.enqueue(sequence)
@@ -182,12 +182,12 @@ class HostLoop:
 
     def reject_choice(self, choice_id: str, reason: str) -> None:
         """End a choice that vLLM does not accept with an error."""
-        given = self._computing.pop(choice_id, None)
-        if given is None:
+        submitted = self._computing.pop(choice_id, None)
+        if submitted is None:
             return
-        sequence = given.sequence
-        if given.page_move is not None:
-            self._client.reject_pages(given.page_move)
+        sequence = submitted.sequence
+        if submitted.page_move is not None:
+            self._client.reject_pages(submitted.page_move)
         rejected: list[EngineOutput] = []
         if sequence.request_id in self._beam_rounds:
             self._beam_rounds.fail_search(sequence.request_id, reason)
@@ -201,14 +201,14 @@ class HostLoop:
         """Pass on the outputs of one step of vLLM (``EngineCoreOutputs``)."""
         rows, outputs = len(step.outputs), []
         for raw in step.outputs:
-            given = self._computing.get(raw.request_id)
-            if given is None:
+            submitted = self._computing.get(raw.request_id)
+            if submitted is None:
                 continue
-            given.page_move = None
-            cost = self._cost_of(given.sequence, step.timestamp, rows)
-            if given.sequence.request_id in self._beam_rounds:
-                self._read_beam(given.sequence, raw, step.timestamp, cost)
-            elif (output := self._read_choice(given, raw, step.timestamp, cost)) is not None:
+            submitted.page_move = None
+            cost = self._cost_of(submitted.sequence, step.timestamp, rows)
+            if submitted.sequence.request_id in self._beam_rounds:
+                self._read_beam(submitted.sequence, raw, step.timestamp, cost)
+            elif (output := self._read_choice(submitted, raw, step.timestamp, cost)) is not None:
                 outputs.append(output)
         self._counters.record_step(step)
         self._start_choices()
@@ -226,7 +226,7 @@ class HostLoop:
         return TokenCost(rows, seconds - compute_seconds, compute_seconds)
 
     def _read_beam(self, beam: Sequence, raw: Any, step_ended_at: float, cost: TokenCost) -> None:
-        """Pass a beam's round on to its search."""
+        """Pass the result of a beam's round to its search."""
         del self._computing[raw.request_id]
         record_progress(beam, raw)
         if not beam.last_token_at:
@@ -235,9 +235,11 @@ class HostLoop:
         self._waiting.record_service(beam, 1)
         self._beam_rounds.take_round(beam, raw, cost)
 
-    def _read_choice(self, given: GivenChoice, raw: Any, step_ended_at: float, cost: TokenCost) -> EngineOutput | None:
+    def _read_choice(
+        self, submitted: SubmittedChoice, raw: Any, step_ended_at: float, cost: TokenCost
+    ) -> EngineOutput | None:
         """Return the output of a choice, and close the choice with its last one."""
-        sequence = given.sequence
+        sequence = submitted.sequence
         try:
             output = read_output(sequence, raw, end_ids=self._client.end_ids, cost=cost)
         except Exception:
@@ -248,8 +250,8 @@ class HostLoop:
         if output is None:
             return None
         self._release_followers(sequence.request_id)
-        if given.redrawn:
-            output = self._drop_redrawn(given, output, raw)
+        if submitted.redrawn:
+            output = self._drop_redrawn(submitted, output, raw)
             if output is None:
                 return None
         if sequence.request.lease and raw.kv_transfer_params:
@@ -265,42 +267,42 @@ class HostLoop:
             self._close_choice(sequence)
         return output
 
-    def _drop_redrawn(self, given: GivenChoice, output: EngineOutput, raw: Any) -> EngineOutput | None:
+    def _drop_redrawn(self, submitted: SubmittedChoice, output: EngineOutput, raw: Any) -> EngineOutput | None:
         """Return the part of an output that is not known yet, None if there is none. If other tokens than the known
         ones were drawn, compute the choice in another way, or end it."""
-        if given.drop_redrawn(output):
+        if submitted.drop_redrawn(output):
             return output if output.token_ids or output.finish_reason is not None else None
-        if not given.other_ways:
+        if not submitted.fallbacks:
             return EngineOutput(output.id, output.index, finish_reason="error", error=DREW_ANOTHER)
         if raw.finish_reason is None:
             self._client.cancel_choices([raw.request_id])
         del self._computing[raw.request_id]
-        self._give_choice(given.sequence, given.other_ways)
+        self._submit_choice(submitted.sequence, submitted.fallbacks)
         return None
 
     def _release_followers(self, request_id: str) -> None:
-        """Queue the choices of a request that waited for the pages of its prompt: they are here, or will not come."""
+        """Queue the choices of a request that waited for the pages of its prompt: these have arrived, or will not."""
         for sequence in self._followers.pop(request_id, ()):
             self._waiting.enqueue(sequence)
 
     def _start_choices(self) -> None:
-        """Give waiting choices to vLLM as long as it computes them at once."""
+        """Give waiting choices to vLLM, up to the number that it computes at once."""
         while len(self._waiting) and len(self._computing) < self._client.max_choices:
-            self._give_choice(self._waiting.pop_head())
+            self._submit_choice(self._waiting.pop_head())
 
-    def _give_choice(self, sequence: Sequence, ways: list[Continuation] | None = None) -> None:
+    def _submit_choice(self, sequence: Sequence, continuations: list[Continuation] | None = None) -> None:
         """Give a choice to vLLM, in the first of these ways, by default of all."""
         is_beam = sequence.request_id in self._beam_rounds
         request, index = (round_request(sequence), 0) if is_beam else (sequence.request, sequence.index)
-        if ways is None:
-            ways = plan_continuations(request, index, can_force=self._client.can_force)
-            if index == 0 and ways[0].page_move is None:
+        if continuations is None:
+            continuations = plan_continuations(request, index, can_force=self._client.can_force)
+            if index == 0 and continuations[0].page_move is None:
                 self._reject_transfer(request.transfer)
-        way, *other_ways = ways
+        continuation, *fallbacks = continuations
         choice_id = f"{next(self._choice_numbers)}"
-        redrawn = way.redrawn_tokens(request, index)
-        self._computing[choice_id] = GivenChoice(sequence, way.page_move, redrawn, other_ways)
-        self._client.add_choice(choice_id, request, index, way)
+        redrawn = continuation.redrawn_tokens(request, index)
+        self._computing[choice_id] = SubmittedChoice(sequence, continuation.page_move, redrawn, fallbacks)
+        self._client.add_choice(choice_id, request, index, continuation)
 
     def _make_sequences(self, request: EngineRequest, number: int) -> list[Sequence]:
         """Return the choices of a request, or the beams of a search, which wait from now on."""
@@ -326,9 +328,9 @@ class HostLoop:
         self._withdraw(search.beam_sequences)
 
     def _withdraw(self, sequences: Iterable[Sequence]) -> None:
-        """Take those of these sequences that are queued or computed out of the queue and out of vLLM."""
+        """Remove these sequences from the queue, and from vLLM if it computes them."""
         ids = set(map(id, sequences))
-        choice_ids = [choice_id for choice_id, given in self._computing.items() if id(given.sequence) in ids]
+        choice_ids = [choice_id for choice_id, submitted in self._computing.items() if id(submitted.sequence) in ids]
         for choice_id in choice_ids:
             del self._computing[choice_id]
         if choice_ids:

@@ -1,7 +1,7 @@
-"""parley's plugin in vLLM's workers: one class for each of vLLM's model runners, and a second one for the older.
+"""parley's plugin in vLLM's workers: one class for each of vLLM's model runners, and a second one for the older runner.
 
-vLLM loads them by name (``plugin_names``). They are not loaded with speculation, which excludes such plugins, for
-models that only pool, and with Ray, whose workers do not see parley's modules.
+vLLM loads them by name (``plugin_names``). They are not loaded with speculation, which excludes such plugins, nor for
+models that only pool, nor with Ray, whose workers do not see parley's modules.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def plugin_names(config: VllmConfig) -> list[str]:
 @cache
 def load_token_bytes(folder: str) -> Callable[[int], bytes]:
     """Return a function from the tokens of the model in a folder to their bytes."""
-    from parley.text.tokens.tokenizer import Tokenizer  # in the workers alone: it imports all that texts need
+    from parley.text.tokens.tokenizer import Tokenizer  # only in workers: it imports much
 
     return Tokenizer.from_folder(folder).token_bytes
 

@@ -1,10 +1,10 @@
-"""How vLLM's connector moves KV pages from one instance to another: as data, which ``EngineOutput.transfer`` carries.
+"""Describes how vLLM's connector moves KV pages to another instance, as data in ``EngineOutput.transfer``.
 
 The instance that computes a prompt asks vLLM to keep the pages for another one. vLLM's last output then has a
-dictionary, ``kv_transfer_params``; the other vLLM fetches the pages by it. The pages are kept for a lease, which that
-vLLM prolongs from the moment when it has the request. Pages whose lease has ended must not be read: they may belong to
-another prompt by then, without a trace. So the time of its end travels along, and is compared with some margin
-for clocks that differ.
+dictionary, ``kv_transfer_params``; the other vLLM fetches the pages by it. The pages are kept for a lease, which the
+other vLLM prolongs from the moment when it has the request. Pages whose lease has ended must not be read: they may
+belong to another prompt by then, without a trace. So the time of its end travels along, and is compared with some
+margin for clocks that differ.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def read_transfer(transfer: bytes) -> dict[str, Any] | None:
 
 
 def rejected_params(transfer: bytes) -> dict[str, Any] | None:
-    """Return vLLM's dictionary of a transfer that will not be used, None if there is no use in telling so."""
+    """Return vLLM's dictionary of a transfer that will not be used, None if the other instance need not know."""
     move = _read_move(transfer)
     return move.params if move is not None and move.ends_at > time.time() else None
 

@@ -23,7 +23,9 @@ LINE = re.compile(r"(?:\([^)]*\) )?(DEBUG|INFO|WARNING|ERROR|CRITICAL) \d\d-\d\d
 CAUSE = re.compile(r"(?:[A-Za-z_]\w*\.)*([A-Z]\w*(?:Error|Exception|Interrupt)): (.+)")
 WORKER_DEATH = "died unexpectedly"  # in lines of vLLM's executors about a worker
 STAGE_CHARS = 100
-PROGRESS_PER_LINE = 0.03  # of the rest: the number of lines is not known before
+PROGRESS_PER_LINE = (
+    0.03  # part of the remaining progress that each line adds: the number of lines is not known in advance
+)
 
 
 class TreeLog:

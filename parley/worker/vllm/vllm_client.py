@@ -100,8 +100,8 @@ class VLLMClient:
         self._tasks = tasks
         self._on_rejection = on_rejection
         self._adapters: dict[str, LoRARequest] = {}
-        self._adapter_digests: dict[str, str] = {}  # by name, of the files of the loaded adapter
-        self._adapter_numbers = count(1)  # vLLM takes adapters with one number for the same
+        self._adapter_digests: dict[str, str] = {}  # of the files of each loaded adapter, by its name
+        self._adapter_numbers = count(1)  # vLLM treats adapters with one number as the same
         self._rejection_numbers = count()
         self._preparing: set[str] = set()
         self._running_tasks: set[asyncio.Task[None]] = set()
@@ -138,7 +138,7 @@ class VLLMClient:
         digest, loaded = await asyncio.to_thread(adapter_digest, folder), self._adapters.get(name)
         if loaded is not None and (loaded.lora_path, self._adapter_digests[name]) == (folder, digest):
             return
-        # vLLM's prefix cache takes adapters with one name and folder for the same.
+        # vLLM's prefix cache treats adapters with one name and folder as the same.
         adapter = LoRARequest(f"{name}@{digest[:16]}", next(self._adapter_numbers), folder)
         await self._llm.add_lora(adapter)
         self._adapters[name], self._adapter_digests[name] = adapter, digest
@@ -158,11 +158,11 @@ class VLLMClient:
         """Clear the prefix cache. ``running``: preempt running requests for it. Returns whether it was cleared."""
         return bool(await self._llm.reset_prefix_cache(reset_running_requests=running))
 
-    def add_choice(self, choice_id: str, request: EngineRequest, index: int, way: Continuation) -> None:
+    def add_choice(self, choice_id: str, request: EngineRequest, index: int, continuation: Continuation) -> None:
         """Give a choice to vLLM."""
         self._preparing.add(choice_id)
         adapter = self._adapters.get(request.adapter)
-        self._start(self._submit_choice(choice_id, request, index, way, adapter))
+        self._start(self._submit_choice(choice_id, request, index, continuation, adapter))
 
     def cancel_choices(self, choice_ids: list[str]) -> None:
         """Take choices away from vLLM. Pages that a choice has not fetched by then are freed."""
@@ -185,18 +185,25 @@ class VLLMClient:
         await self._llm.notify_kv_transfer_request_rejected(f"rejected-{number}", page_move)
 
     async def _submit_choice(
-        self, choice_id: str, request: EngineRequest, index: int, way: Continuation, adapter: LoRARequest | None
+        self,
+        choice_id: str,
+        request: EngineRequest,
+        index: int,
+        continuation: Continuation,
+        adapter: LoRARequest | None,
     ) -> None:
         try:
             if request.grammar or request.media:  # vLLM compiles a grammar to check it; media are large
-                core_request = await asyncio.to_thread(self._core_request, choice_id, request, index, way, adapter)
+                core_request = await asyncio.to_thread(
+                    self._core_request, choice_id, request, index, continuation, adapter
+                )
             else:
-                core_request = self._core_request(choice_id, request, index, way, adapter)
+                core_request = self._core_request(choice_id, request, index, continuation, adapter)
         except Exception as error:  # vLLM does not document what it raises
             core_request = error
         if choice_id not in self._preparing:  # it was cancelled meanwhile
-            if way.page_move is not None:
-                self.reject_pages(way.page_move)
+            if continuation.page_move is not None:
+                self.reject_pages(continuation.page_move)
             return
         self._preparing.discard(choice_id)
         if isinstance(core_request, Exception):
@@ -211,11 +218,16 @@ class VLLMClient:
         self._on_rejection(choice_id, f"vLLM does not accept the request: {reason}")
 
     def _core_request(
-        self, choice_id: str, request: EngineRequest, index: int, way: Continuation, adapter: LoRARequest | None
+        self,
+        choice_id: str,
+        request: EngineRequest,
+        index: int,
+        continuation: Continuation,
+        adapter: LoRARequest | None,
     ) -> Any:
         """Return vLLM's form of a choice. Raises an exception with vLLM's reason if it does not accept the choice."""
         if request.pooling is None:
-            fields = translate_choice(request, index, way)
+            fields = translate_choice(request, index, continuation)
             parameters, token_ids = sampling_params(fields), fields.token_ids
         else:
             fields, parameters, token_ids = None, pooling_params(request), request.token_ids
@@ -269,7 +281,8 @@ class VLLMClient:
         )
 
     def _media_counts(self, settings: VLLMSettings) -> dict[MediaKind, int]:
-        """Return the kinds of media that vLLM reads, and that can be decoded here, with the most items in a prompt."""
+        """Return the kinds of media that vLLM reads and that can be decoded here, each with the most items in a
+        prompt."""
         if not self._llm.vllm_config.model_config.supports_multimodal_inputs:
             return {}
         limits = self._llm.renderer.get_mm_processor().info.allowed_mm_limits

@@ -1,7 +1,7 @@
 """Outputs of choices with the attributes of those of vLLM's engine core, made from outputs of its outer interfaces.
 
-``HostLoop`` reads steps of the engine core. Where parley does not see these, but whole answers and streams, the same
-loop gets these stand-ins: from ``AsyncLLM.generate`` (``generate_client.py``) and from servers (``worker/attached/``).
+``HostLoop`` reads steps of the engine core. Where parley sees no steps, but whole answers and streams, the same loop
+gets these stand-ins: from ``AsyncLLM.generate`` (``generate_client.py``) and from servers (``worker/attached/``).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class ListedToken(msgspec.Struct, gc=False):
 
 
 class Rows(list[Any]):
-    """Rows of numbers, which may differ in length, in place of an array."""
+    """Rows of numbers that may differ in length; stands in for an array."""
 
     def tolist(self) -> list[Any]:
         """Return the rows."""
@@ -34,18 +34,18 @@ class Rows(list[Any]):
 
 
 class AnswerVector(list[float]):
-    """The numbers of a vector, in place of a tensor."""
+    """The numbers of a vector; stands in for a tensor."""
 
     def float(self) -> AnswerVector:
-        """Return it."""
+        """Return the vector: its numbers are floats."""
         return self
 
     def flatten(self) -> AnswerVector:
-        """Return it."""
+        """Return the vector: it has one dimension."""
         return self
 
     def tolist(self) -> AnswerVector:
-        """Return it."""
+        """Return the vector, which is a list."""
         return self
 
 

@@ -19,7 +19,7 @@ from parley.worker.vllm.outputs.choice_output import (
 
 
 def read_generated(choice_id: str, request: EngineRequest, output: Any) -> ChoiceOutput:
-    """Return the news of a ``RequestOutput`` with one choice, whose tokens are those since the last output."""
+    """Return the output in a ``RequestOutput`` with one choice, whose tokens are those since the last output."""
     completion = output.outputs[0]
     token_ids = list(completion.token_ids)
     read = ChoiceOutput(choice_id, token_ids, finish_number(completion.finish_reason))

@@ -23,7 +23,7 @@ LOWEST_LOGPROB = -9999.0  # in place of -infinity, which JSON lacks, for tokens 
 
 
 def read_output(sequence: Sequence, raw: Any, *, end_ids: Collection[int], cost: TokenCost) -> EngineOutput | None:
-    """Return a choice's output of one step, None if it has no news. ``end_ids``: the model's end tokens.
+    """Return a choice's output of one step; None if it has nothing new. ``end_ids``: the model's end tokens.
 
     ``cost``: the time of all tokens of the step. Updates the sequence's counters. A malformed output raises any error.
     """

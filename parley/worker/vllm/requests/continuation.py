@@ -24,8 +24,8 @@ DREW_ANOTHER = "vLLM drew another token than the instance that began the answer.
 class Continuation:
     """A way to continue a choice. The first ``prompted`` of its prior tokens are given as part of the prompt.
 
-    The others are drawn again, ``is_forced``: with all other tokens excluded. ``page_move``: vLLM's dictionary of the
-    pages that are fetched, None for none.
+    The others are drawn again; with ``is_forced``, all other tokens are excluded. ``page_move``: vLLM's dictionary of
+    the pages that are fetched, None for none.
     """
 
     prompted: int = 0
@@ -58,14 +58,14 @@ def plan_continuations(request: EngineRequest, index: int, *, can_force: bool = 
     )
     if not counts_output and not sampling.temperature:
         return [*transfers, Continuation(len(prior))]
-    ways = [way for way in transfers if not way.prompted]
+    continuations = [continuation for continuation in transfers if not continuation.prompted]
     if not can_force:
-        ways = ways or [Continuation()]
+        continuations = continuations or [Continuation()]
     else:
-        ways.append(Continuation(is_forced=True))
+        continuations.append(Continuation(is_forced=True))
     if not counts_output:  # other random numbers are better than no answer
-        ways.append(Continuation(len(prior)))
-    return ways
+        continuations.append(Continuation(len(prior)))
+    return continuations
 
 
 def prior_tokens(request: EngineRequest, index: int) -> list[int]:

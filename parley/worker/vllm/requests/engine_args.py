@@ -22,7 +22,7 @@ FIXED_ARGUMENTS: dict[str, Any] = {
 
 
 def engine_arguments(settings: VLLMSettings) -> dict[str, Any]:
-    """Return the members of vLLM's ``AsyncEngineArgs`` that are not the user's to set."""
+    """Return the members of vLLM's ``AsyncEngineArgs`` that the user cannot set."""
     arguments = FIXED_ARGUMENTS | {
         "model": settings.model,
         "dtype": settings.dtype,

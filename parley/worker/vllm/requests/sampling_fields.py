@@ -33,9 +33,9 @@ class ChoiceFields:
     page_move: dict[str, Any] | None = None
 
 
-def translate_choice(request: EngineRequest, index: int, way: Continuation) -> ChoiceFields:
+def translate_choice(request: EngineRequest, index: int, continuation: Continuation) -> ChoiceFields:
     """Return choice ``index`` of a request that generates."""
-    sampling, prompted = request.sampling, prior_tokens(request, index)[: way.prompted]
+    sampling, prompted = request.sampling, prior_tokens(request, index)[: continuation.prompted]
     # A choice without tokens computes one, which is dropped: vLLM draws at least one.
     max_tokens = max(1, request.max_tokens - len(prompted))
     fields = {
@@ -57,13 +57,15 @@ def translate_choice(request: EngineRequest, index: int, way: Continuation) -> C
         fields["logit_bias"] = dict(sampling.logit_bias)
     if sampling.allowed:
         fields["allowed_token_ids"] = list(sampling.allowed)
-    fields |= extra_sampling_fields(request, way.redrawn_tokens(request, index) if way.is_forced else [])
+    fields |= extra_sampling_fields(
+        request, continuation.redrawn_tokens(request, index) if continuation.is_forced else []
+    )
     return ChoiceFields(
         request.token_ids + prompted,
         fields | _logprob_fields(request, index),
         write_lark(request.grammar) if request.grammar else "",
         sampling.banned,
-        _page_move(request, index, way),
+        _page_move(request, index, continuation),
     )
 
 
@@ -77,7 +79,7 @@ def translate_pooling(request: EngineRequest) -> dict[str, Any]:
 
 
 def wrap_seed(seed: int) -> int:
-    """Return a seed as a signed 64-bit number. Different seeds below 2**64 stay different, but for one."""
+    """Return a seed as a signed 64-bit number. Different seeds below 2**64 stay different, except one pair."""
     wrapped = (seed + SEED_RANGE // 2) % SEED_RANGE - SEED_RANGE // 2
     return STAND_IN_SEED if wrapped == UNSEEDED else wrapped
 
@@ -98,9 +100,9 @@ def _logprob_fields(request: EngineRequest, index: int) -> dict[str, Any]:
     return fields
 
 
-def _page_move(request: EngineRequest, index: int, way: Continuation) -> dict[str, Any] | None:
+def _page_move(request: EngineRequest, index: int, continuation: Continuation) -> dict[str, Any] | None:
     """Return the move of a choice's pages by vLLM's connector. Those of tokens that are drawn again stay here."""
-    if way.page_move is not None:
-        return way.page_move
-    is_kept = request.lease and index == 0 and not way.redrawn_tokens(request, index)
+    if continuation.page_move is not None:
+        return continuation.page_move
+    is_kept = request.lease and index == 0 and not continuation.redrawn_tokens(request, index)
     return dict(KEEP_PAGES) if is_kept else None
