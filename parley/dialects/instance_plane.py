@@ -22,26 +22,26 @@ REQUEST_UUID = re.compile(r"[0-9a-f]{32}")  # the id of a request, the same for 
 class OriginalRequest(msgspec.Struct):
     """A request as it arrived, and the engine outputs that were rendered for it so far.
 
-    ``unique``: 32 hexadecimal digits, the source of everything random about the request. ``created``: the time shown in
-    its answer. ``prompt``: as in ResumedBody.
+    ``prior_outputs``: those outputs. ``request_uuid``: 32 hexadecimal digits, the source of everything random about the
+    request. ``created``: the time shown in its answer. ``prompt_ids``: as in ResumedBody.
     """
 
     body: bytes
-    past: list[OutputBatch]
-    unique: str
+    prior_outputs: list[OutputBatch] = msgspec.field(name="past")
+    request_uuid: str = msgspec.field(name="unique")
     created: int
-    prompt: list[int] | None = None
+    prompt_ids: list[int] | None = msgspec.field(default=None, name="prompt")
 
 
 class ResumedBody(NamedTuple):
     """A request that another instance began. ``body`` is in the form of its interface.
 
-    ``prompt``: the token ids of the body's prompt; None: the body contains them. ``prior_outputs``: the engine's
+    ``prompt_ids``: the token ids of the body's prompt; None: the body contains them. ``prior_outputs``: the engine's
     outputs so far. ``request_uuid``, ``created``: as in the original request, if known.
     """
 
     body: bytes
-    prompt: list[int] | None
+    prompt_ids: list[int] | None
     prior_outputs: list[OutputBatch]
     request_uuid: str = ""
     created: int | None = None

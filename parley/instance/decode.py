@@ -43,7 +43,7 @@ class DecodeStage(RequestStage):
 
     def __init__(self, member: ClusterMember, receiver: KVReceiver, message: handover.HandoverMessage):
         self.cancel_id = message.id
-        self.elapsed = message.spent
+        self.elapsed = message.elapsed
         self._feature_files = _store_features(message)
         self.processed_media = [self._with_features(item) for item in message.media] or None
         self.refusal_reason = "The instance cannot read the request."
@@ -72,10 +72,10 @@ class DecodeStage(RequestStage):
         if page_engine is None:
             raise EngineError(NO_PAGE_TRANSFER)
         self._page_engine = page_engine
-        earlier_outputs = self._message.past or []
+        earlier_outputs = self._message.prior_outputs or []
         handover.restore_prompt(
             engine_requests,
-            self._message.prompt,
+            self._message.prompt_ids,
             running.model.model_info.max_model_len,
             running.model.text_pipeline.placeholder_ids,
         )
@@ -155,7 +155,7 @@ class DecodeStage(RequestStage):
 
     def _send_retry(self) -> None:
         message, all_outputs = self._message, [*(self.prior_outputs or []), *self._unrecorded]
-        origin = OriginalRequest(message.body, all_outputs, message.unique, message.created, message.prompt)
+        origin = OriginalRequest(message.body, all_outputs, message.request_uuid, message.created, message.prompt_ids)
         self.response_writer.send_retry(message.path, origin, self._first_request)
 
     def cancel_stage(self) -> None:
@@ -207,7 +207,7 @@ class DecodeStage(RequestStage):
             )
             media = hashed_items(engine_request.media, len(engine_request.token_ids))
             prefix = KVPrefix(
-                token_ids, engine_request.cache_salt, engine_request.adapter, self._message.digest, list(media)
+                token_ids, engine_request.cache_salt, engine_request.adapter, self._message.adapter_digest, list(media)
             )
             reserved = await self._page_engine.reserve_pages(key, prefix)
             if reserved.error:
@@ -273,7 +273,7 @@ async def accept_handover(member: ClusterMember, apps: Sequence[App], receiver: 
     """Take over a request and answer it to its end, or refuse it. Uses the app of the port with the same APIs."""
     try:
         message = handover.decode_handover(receiver.body)
-        app = next((app for app in apps if app.apis == message.apis), None)
+        app = next((app for app in apps if app.apis == message.port_apis), None)
         if app is None:
             raise Malformed("This instance does not serve the same APIs.")
         stage = DecodeStage(member, receiver, message)
@@ -290,9 +290,9 @@ async def accept_handover(member: ClusterMember, apps: Sequence[App], receiver: 
 
     exchange = app.make_exchange(scope, receive, stage.response_writer.send_message)
     stage.trace = exchange.trace
-    exchange.set_request_uuid(message.unique)
+    exchange.set_request_uuid(message.request_uuid)
     exchange.created_at, exchange.tenant, exchange.stage = message.created, message.tenant, stage
-    exchange.arrived_at -= message.spent
+    exchange.arrived_at -= message.elapsed
     exchange.log_entry.key = message.key_name or app.keys.name_key(message.tenant)
     exchange.limits_counted = message.limits_counted
     member.note_prompt(message.body, app.registry.options.prefix_owner(message.tenant))

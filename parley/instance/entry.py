@@ -40,7 +40,7 @@ class RequestIntake:
         prior_outputs, prompt = handover.split_records(exchange.preface_bytes) if command.preface_size else None, None
         if command.recompute and not command.coordinator_name:
             resumed_body = INSTANCE_PLANE.read_resumed(exchange.scope["path"], body)
-            body, prior_outputs, prompt = resumed_body.body, resumed_body.prior_outputs, resumed_body.prompt
+            body, prior_outputs, prompt = resumed_body.body, resumed_body.prior_outputs, resumed_body.prompt_ids
             exchange.replace_body(body)
             if resumed_body.request_uuid:
                 exchange.set_request_uuid(resumed_body.request_uuid)

@@ -265,7 +265,7 @@ class PrefillStage(RequestStage):
     async def _open_handover(self, parts: int) -> KVSender:
         """Ask the other instance to take the request over. Raises HandoverRefused, LinkError."""
         model, command, exchange = self._running_request.model, self._command, self._exchange
-        digest = await self._adapter_digest()
+        adapter_digest = await self._adapter_digest()
         headers = exchange.headers
         if exchange.trace is not None:  # the other instance's spans are below that of the handover
             self._handover_context = exchange.trace.new_context()
@@ -279,10 +279,10 @@ class PrefillStage(RequestStage):
             version=handover.HANDOVER_VERSION,
             id=command.request_id,
             client=command.coordinator_name,
-            unique=exchange.request_uuid,
+            request_uuid=exchange.request_uuid,
             created=exchange.created_at,
-            spent=time.perf_counter() - exchange.arrived_at,
-            apis=exchange.scope["app"].apis,
+            elapsed=time.perf_counter() - exchange.arrived_at,
+            port_apis=exchange.scope["app"].apis,
             method=exchange.scope["method"],
             path=exchange.scope["path"],
             query=exchange.scope.get("query_string", b""),
@@ -291,9 +291,9 @@ class PrefillStage(RequestStage):
             tenant=exchange.tenant,
             key_name=exchange.log_entry.key,
             limits_counted=exchange.limits_counted,
-            past=list(self.prior_outputs) if self.prior_outputs is not None else None,
-            prompt=self._prompt_ids,
-            digest=digest,
+            prior_outputs=list(self.prior_outputs) if self.prior_outputs is not None else None,
+            prompt_ids=self._prompt_ids,
+            adapter_digest=adapter_digest,
             media=[msgspec.structs.replace(item, features=None) for item in self.processed_media or ()],
             features=self._features_beyond_pages(),
         )

@@ -48,7 +48,7 @@ def test_recompute_body_round_trips(
     from_parley = read_recompute_body(path, recompute_body)
     assert (
         from_parley.body,
-        from_parley.prompt,
+        from_parley.prompt_ids,
         from_parley.prior_outputs,
         from_parley.request_uuid,
         from_parley.created,
@@ -64,7 +64,7 @@ def test_recompute_body_round_trips(
     del written_members[ORIGIN_MEMBER]
     from_peer = read_recompute_body(path, json.dumps(written_members).encode())
     token_ids = [token_id for step in steps for token_id in step]
-    assert from_peer.prompt == prompt
+    assert from_peer.prompt_ids == prompt
     assert [
         token_id for batch in from_peer.prior_outputs for _, output in batch for token_id in output.token_ids
     ] == token_ids
@@ -88,7 +88,7 @@ def test_recompute_body_has_mindie_format() -> None:
     del written_members[ORIGIN_MEMBER]
     assert written_members == {"messages": "3,4,5,6,7,8", "stream": True, "seed": 11}
     resumed = read_recompute_body("/generate", b'{"prompt":"2,5,6,7","origin_inputs":"Hello","stream":true}')
-    assert resumed.prompt == [5, 6] and json.loads(resumed.body) == {"prompt": "Hello", "stream": True}
+    assert resumed.prompt_ids == [5, 6] and json.loads(resumed.body) == {"prompt": "Hello", "stream": True}
     assert resumed.prior_outputs == [[(0, EngineOutput("", 0, [7]))]]
     tensor = {"name": "x", "shape": [1, 4], "datatype": "UINT32", "data": [2, 5, 6, 7]}
     resumed = read_recompute_body("/v2/models/m/infer", json.dumps({"inputs": [tensor]}).encode())

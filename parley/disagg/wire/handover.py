@@ -15,7 +15,7 @@ from parley.disagg.wire.headers import COMMAND_HEADERS, NATIVE_PREFIX, RECORDS_H
 from parley.errors import ContextLength, Malformed
 from parley.types import PING_NUMBER, EngineOutput, EngineRequest, OutputBatch, ProcessedMedia, Tenant
 
-HANDOVER_VERSION = 2
+HANDOVER_VERSION = 2  # a field with another name in the message keeps it until the version changes
 
 # Hop-by-hop headers, and headers that describe how a body was transferred.
 CONNECTION_HEADERS = frozenset(
@@ -27,23 +27,23 @@ CONNECTION_HEADERS = frozenset(
 class HandoverMessage(msgspec.Struct, kw_only=True):
     """A request that another instance continues.
 
-    ``id``, ``client``: from the ``PrefillCommand``, see ``headers``. ``unique``, ``created``: request UUID and creation
-    time, as shown in the answer. ``spent``: seconds since the request arrived. ``apis``: the APIs of the port where it
-    arrived. ``body``: without content coding. ``tenant``: the owner of the request, whose key is called ``key_name``;
-    ``limits_counted``: a coordinator counts its limits and its usage. ``past``: outputs of earlier attempts.
-    ``prompt``: its token ids, if the body does not contain the prompt. ``digest``: of the LoRA adapter's content, if
-    the request uses an adapter. ``media``: the request's media as the prefill instance processed them, without
-    their features: this instance reads pages, and opens no picture. ``features``: by digest, the content of the feature
-    files of those items that reach beyond the pages, because this instance computes the tokens after them.
+    ``id``, ``client``: from the ``PrefillCommand``, see ``headers``. ``request_uuid``, ``created``: as the answer shows
+    them. ``elapsed``: seconds since the request arrived. ``port_apis``: the APIs of the port where it arrived.
+    ``body``: without content coding. ``tenant``: the owner of the request, whose key is called ``key_name``;
+    ``limits_counted``: a coordinator counts its limits and its usage. ``prior_outputs``: outputs of earlier attempts.
+    ``prompt_ids``: the prompt's token ids, if the body does not contain it. ``adapter_digest``: of the LoRA adapter's
+    content, if the request uses an adapter. ``media``: the request's media as the prefill instance processed them,
+    without their features: this instance reads pages, and opens no picture. ``features``: by digest, the content of the
+    feature files of those items that reach beyond the pages, because this instance computes the tokens after them.
     """
 
     version: int
     id: str
     client: str
-    unique: str
+    request_uuid: str = msgspec.field(name="unique")
     created: int
-    spent: float
-    apis: str
+    elapsed: float = msgspec.field(name="spent")
+    port_apis: str = msgspec.field(name="apis")
     method: str
     path: str
     query: bytes
@@ -52,9 +52,9 @@ class HandoverMessage(msgspec.Struct, kw_only=True):
     tenant: Tenant
     key_name: str = ""
     limits_counted: bool = False
-    past: list[OutputBatch] | None
-    prompt: list[int] | None
-    digest: str
+    prior_outputs: list[OutputBatch] | None = msgspec.field(name="past")
+    prompt_ids: list[int] | None = msgspec.field(name="prompt")
+    adapter_digest: str = msgspec.field(name="digest")
     media: list[ProcessedMedia] = []
     features: dict[bytes, bytes] = {}
 

@@ -81,9 +81,9 @@ def _decode_origin(encoded: Any) -> ResumedBody:
         raise OrderRefused(
             422, UNREADABLE_TOKENS.format(f"{ORIGIN_MEMBER} cannot be read ({type(error).__name__})")
         ) from None
-    if not REQUEST_UUID.fullmatch(origin.unique):
+    if not REQUEST_UUID.fullmatch(origin.request_uuid):
         raise OrderRefused(422, UNREADABLE_TOKENS.format(f"{ORIGIN_MEMBER} has no identity"))
-    return ResumedBody(origin.body, origin.prompt, origin.past, origin.unique, origin.created)
+    return ResumedBody(origin.body, origin.prompt_ids, origin.prior_outputs, origin.request_uuid, origin.created)
 
 
 def _interface_of(path: str, members: dict[str, Any]) -> str:
@@ -184,7 +184,7 @@ def write_recompute_body(path: str, origin: OriginalRequest, prompt: Sequence[in
     except (ValueError, RecursionError):
         original = None
     body: dict[str, Any] = original if isinstance(original, dict) else {}
-    generated = [token_id for batch in origin.past for number, output in batch if number == output.index == 0
+    generated = [token_id for batch in origin.prior_outputs for number, output in batch if number == output.index == 0
              for token_id in output.token_ids]  # fmt: skip
     numbers = [len(prompt), *prompt, *generated]
     text, interface = ",".join(map(str, numbers)), _interface_of(path, body)
