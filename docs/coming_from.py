@@ -27,15 +27,19 @@ def code(text: str) -> str:
 
 def flag_row(peer: PeerServer, row: PeerFlag) -> str:
     """Return a row of the table: a flag with its other names, ours, and the difference."""
-    ours = code(row.to) if has_counterpart(row) else ""
+    ours = code(row.counterpart) if has_counterpart(row) else ""
     if has_counterpart(row):
-        values = ", ".join(value or "an empty value" for value in row.unless)
-        remarks = [row.note, row.needless and f"not needed for {values}: {row.needless}", row.otherwise]
+        values = ", ".join(value or "an empty value" for value in row.needless_values)
+        remarks = [
+            row.note,
+            row.needless_reason and f"not needed for {values}: {row.needless_reason}",
+            row.unlisted_reason,
+        ]
         rest = "; ".join(filter(None, remarks))
     else:
-        ours = "not needed" if row.needless and not row.lacks else "none"
+        ours = "not needed" if row.needless_reason and not row.missing_reason else "none"
         rest = describe_counterpart(row).removeprefix("nothing is needed here: ")
-    also = " ".join(map(code, (row.name, *row.also)))
+    also = " ".join(map(code, (row.name, *row.aliases)))
     return f"| {also} | {ours} | {rest} |".replace("|TEXT", r"\|TEXT")
 
 

@@ -46,14 +46,14 @@ def explain_flag(flag: str) -> str:
 
 def format_report(translation: Translation) -> str:
     """Return the report: a line for each flag, and the command with the other server's engine."""
-    rows = [(shlex.join(result.written), _outcome(result)) for result in translation.results]
+    rows = [(shlex.join(result.original_words), _outcome(result)) for result in translation.results]
     width = min(max((len(written) for written, _ in rows), default=0), 40)
     lines = [f"  {written:<{width}}  {outcome}" for written, outcome in rows]
-    if translation.added:
-        added = " ".join(translation.added)
+    if translation.added_flags:
+        added = " ".join(translation.added_flags)
         lines.append(f"Added: {added}, because {translation.peer.title} listens there by default.")
-    if translation.skipped:
-        lines.append(f"Left out: {shlex.join(translation.skipped)}, which belongs to another program.")
+    if translation.skipped_words:
+        lines.append(f"Left out: {shlex.join(translation.skipped_words)}, which belongs to another program.")
     if "MODEL" in translation.command():
         lines.append("Put a folder, a GGUF file or a name on the Hugging Face hub in place of MODEL.")
     if engine := translation.engine_command():
@@ -65,4 +65,4 @@ def format_report(translation: Translation) -> str:
 def _outcome(result: FlagResult) -> str:
     if result.state != "translated":
         return STATES[result.state] + result.reason
-    return shlex.join(result.words) + (f"  ({result.reason})" if result.reason else "")
+    return shlex.join(result.parley_words) + (f"  ({result.reason})" if result.reason else "")

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from parley.cli.main import main
 from parley.cli.peers.foreign import explain_foreign_flag
 from parley.cli.peers.tables import peer_names, read_peer, read_peers
-from parley.cli.peers.translate import HOW, MODEL, has_counterpart, translate_command
+from parley.cli.peers.translate import CONVERSIONS, MODEL, has_counterpart, translate_command
 from parley.settings.config import SERVE_OPTIONS
 from parley.settings.options import resolve_options
 
@@ -131,9 +131,13 @@ NEWEST_FLAGS = {
 @pytest.mark.parametrize("peer", NEWEST_FLAGS)
 def test_each_flag_of_the_newest_servers_has_an_answer(peer):
     results = translate_command(PEERS[peer], NEWEST_FLAGS[peer].split()).results
-    assert [result.written for result in results if result.state not in ("missing", "needless", "translated")] == []
-    assert [word for result in results for word in result.written] == NEWEST_FLAGS[peer].split()
-    assert all(result.written[0].startswith(("-", "OLLAMA")) for result in results)  # each value belongs to its flag
+    assert [
+        result.original_words for result in results if result.state not in ("missing", "needless", "translated")
+    ] == []
+    assert [word for result in results for word in result.original_words] == NEWEST_FLAGS[peer].split()
+    assert all(
+        result.original_words[0].startswith(("-", "OLLAMA")) for result in results
+    )  # each value belongs to its flag
 
 
 @pytest.mark.parametrize(
@@ -162,11 +166,11 @@ def test_a_command_that_parley_would_refuse_is_an_error(capfd):
 def test_every_row_leads_somewhere():
     for peer in PEERS.values():
         for row in peer.rows:
-            assert has_counterpart(row) or row.lacks or row.needless, (peer.name, row.name)
-            assert row.how in HOW, (peer.name, row.name)
-            assert not row.unless or row.needless, (peer.name, row.name)
-            assert not row.passes or peer.engine
-        names = [name for row in peer.rows for name in (row.name, *row.also)]
+            assert has_counterpart(row) or row.missing_reason or row.needless_reason, (peer.name, row.name)
+            assert row.conversion in CONVERSIONS, (peer.name, row.name)
+            assert not row.needless_values or row.needless_reason, (peer.name, row.name)
+            assert not row.passed_to_engine or peer.engine
+        names = [name for row in peer.rows for name in (row.name, *row.aliases)]
         assert len(names) == len(set(names)), peer.name
         assert set(peer.defaults) <= {option.flag for option in SERVE_OPTIONS}
 
@@ -178,10 +182,10 @@ WORDS = st.sampled_from(["1", "0", "auto", "m", "-1", "a=b", "{}", '{"image": 1}
 @given(st.data())
 def test_any_command_line_is_translated_without_an_error(data):
     peer = data.draw(st.sampled_from(list(PEERS.values())))
-    flags = st.sampled_from([name for row in peer.rows for name in (row.name, *row.also)])
+    flags = st.sampled_from([name for row in peer.rows for name in (row.name, *row.aliases)])
     words = data.draw(st.lists(st.one_of(flags, WORDS), max_size=8))
     translation = translate_command(peer, words)
-    written = [word for result in translation.results for word in result.written]
+    written = [word for result in translation.results for word in result.original_words]
     assert all(word in words for word in written)
     command = translation.command()
     assert "parley" in command and isinstance(translation.problem(), str)

@@ -12,7 +12,7 @@ def explain_foreign_flag(flag: str) -> str:
     if not owners:
         return ""
     peer, row = owners[0]
-    titles = [other.title for other, other_row in owners if other_row.to == row.to]
+    titles = [other.title for other, other_row in owners if other_row.counterpart == row.counterpart]
     whose = " and ".join([", ".join(titles[:-1]), titles[-1]] if len(titles) > 1 else titles)
     spelled = "" if flag == row.name else f" {row.name}"
     return (

@@ -17,17 +17,17 @@ class PeerFlag:
     """A flag, or an environment variable, of another server. The package's docstring describes the fields."""
 
     name: str
-    also: tuple[str, ...] = ()
+    aliases: tuple[str, ...] = ()
     args: int | str = 1
-    to: str = ""
-    how: str = "copy"
-    values: Mapping[str, str] = field(default_factory=dict)
-    unless: tuple[str, ...] = ()
-    needless: str = ""
-    lacks: str = ""
-    otherwise: str = ""
+    counterpart: str = ""
+    conversion: str = "copy"
+    value_map: Mapping[str, str] = field(default_factory=dict)
+    needless_values: tuple[str, ...] = ()
+    needless_reason: str = ""
+    missing_reason: str = ""
+    unlisted_reason: str = ""
     note: str = ""
-    passes: bool = False
+    passed_to_engine: bool = False
 
 
 @dataclass(frozen=True)
@@ -52,18 +52,30 @@ class PeerServer:
         if not name.startswith("-"):
             return self._find_variable(name)
         spelled = name.replace("_", "-")
-        row = next((row for row in self.rows if spelled == row.name or name in row.also or spelled in row.also), None)
+        row = next(
+            (row for row in self.rows if spelled == row.name or name in row.aliases or spelled in row.aliases), None
+        )
         return row or self._find_negation(spelled)
 
     def _find_negation(self, flag: str) -> PeerFlag | None:
         """Return a row for ``--no-SWITCH`` where the table has only ``--SWITCH``."""
         switch = "--" + flag.removeprefix("--no-")
-        row = next((row for row in self.rows if switch in (row.name, *row.also) and row.args == 0), None)
+        row = next((row for row in self.rows if switch in (row.name, *row.aliases) and row.args == 0), None)
         if row is None or not flag.startswith("--no-"):
             return None
-        if row.needless:
-            return PeerFlag(flag, args=0, lacks=f"it cannot be switched off: {row.needless}", passes=row.passes)
-        return PeerFlag(flag, args=0, needless="it is off unless a flag switches it on", passes=row.passes)
+        if row.needless_reason:
+            return PeerFlag(
+                flag,
+                args=0,
+                missing_reason=f"it cannot be switched off: {row.needless_reason}",
+                passed_to_engine=row.passed_to_engine,
+            )
+        return PeerFlag(
+            flag,
+            args=0,
+            needless_reason="it is off unless a flag switches it on",
+            passed_to_engine=row.passed_to_engine,
+        )
 
     def _find_variable(self, name: str) -> PeerFlag | None:
         flag = "--" + name.removeprefix("" if self.environment == "*" else self.environment).lower().replace("_", "-")
@@ -97,10 +109,10 @@ def _read_row(name: str, row: dict[str, Any]) -> PeerFlag:
 
 
 def _read_group(group: dict[str, Any]) -> list[PeerFlag]:
-    """Return the rows of flags that share a reason: names, or lists with the other names of a flag."""
+    """Return the rows of a group of flags that share a reason. A list in it holds the names of one flag."""
     spellings = [(name, 1) for name in group.pop("flags", [])] + [(name, 0) for name in group.pop("switches", [])]
     rows = []
     for spelling, args in spellings:
-        name, *also = [spelling] if isinstance(spelling, str) else spelling
-        rows.append(PeerFlag(name, tuple(also), args, **group))
+        name, *aliases = [spelling] if isinstance(spelling, str) else spelling
+        rows.append(PeerFlag(name, tuple(aliases), args, **group))
     return rows

@@ -1,7 +1,7 @@
 """Translate a command line of another server into one of ``parley serve``, flag by flag.
 
-``HOW`` holds functions that translate values, by the names that the tables use. Each returns words of parley's command,
-or raises ``NoCounterpart`` with the reason.
+``CONVERSIONS`` holds the functions that translate values, by the names that the tables use. Each returns words of
+parley's command, or raises ``NoCounterpart`` with the reason.
 """
 
 from __future__ import annotations
@@ -33,30 +33,32 @@ class NoCounterpart(Exception):
 
 @dataclass(frozen=True)
 class FlagResult:
-    """The translation of a flag. ``written``: the original; ``words``: parley's, if ``state`` is "translated".
+    """The translation of a flag and its values.
 
-    ``state`` is "translated", "needless", "missing" or "unknown"; ``reason`` says why, or how ours differs.
+    ``original_words``: the words of the other server's command; ``parley_words``: those of parley's, if ``state`` is
+    "translated". Other states are "needless", "missing" and "unknown". ``reason``: a clause that says why the flag has
+    this state, or how parley's flag differs. ``peer_flag``: the flag's row in the table; None if it has none.
     """
 
-    written: tuple[str, ...]
+    original_words: tuple[str, ...]
     state: str
-    words: tuple[str, ...] = ()
+    parley_words: tuple[str, ...] = ()
     reason: str = ""
-    row: PeerFlag | None = None
+    peer_flag: PeerFlag | None = None
 
 
 @dataclass(frozen=True)
 class Translation:
     """A translated command line.
 
-    ``added``: parley's flags for defaults of the other server. ``skipped``: words before the name of its program
-    that are no variables, such as those of ``docker run``.
+    ``results``: of each flag, in order. ``added_flags``: parley's flags, with values, for defaults of the other server.
+    ``skipped_words``: words before the name of its program that are no variables, such as those of ``docker run``.
     """
 
     peer: PeerServer
     results: list[FlagResult]
-    added: list[str]
-    skipped: list[str]
+    added_flags: list[str]
+    skipped_words: list[str]
 
     def command(self) -> list[str]:
         """Return the words of the command, with the variables before it; MODEL stands for a model that is not named."""
@@ -66,7 +68,7 @@ class Translation:
         """Return the command that runs the other server's engine under parley; None if no further flag would apply."""
         if not any(_goes_to_engine(result) and result.state == "missing" for result in self.results):
             return None
-        passed = [word for result in self.results if _goes_to_engine(result) for word in result.written]
+        passed = [word for result in self.results if _goes_to_engine(result) for word in result.original_words]
         kept_results = [result for result in self.results if not _goes_to_engine(result)]
         return self._command(kept_results, ["--engine", self.peer.engine, "--", *passed])
 
@@ -83,20 +85,22 @@ class Translation:
         variables: list[str] = []
         models, flags = [MODEL], list[str]()
         for result in results:
-            if result.row is not None and result.row.to == MODEL:
-                models += result.words
-            elif result.words and ASSIGNMENT.fullmatch(result.words[0]):
-                variables += result.words
-            elif result.words and not (result.words[0] in flags and result.words[0] not in REPEATABLE_FLAGS):
-                flags += result.words
-        return [*variables, "parley", "serve", models[-1], *flags, *self.added, *end]
+            if result.peer_flag is not None and result.peer_flag.counterpart == MODEL:
+                models += result.parley_words
+            elif result.parley_words and ASSIGNMENT.fullmatch(result.parley_words[0]):
+                variables += result.parley_words
+            elif result.parley_words and not (
+                result.parley_words[0] in flags and result.parley_words[0] not in REPEATABLE_FLAGS
+            ):
+                flags += result.parley_words
+        return [*variables, "parley", "serve", models[-1], *flags, *self.added_flags, *end]
 
 
 def _goes_to_engine(result: FlagResult) -> bool:
     """Whether the other server's engine takes the flag as it is, instead of ours."""
-    if result.row is None or not result.row.passes:
+    if result.peer_flag is None or not result.peer_flag.passed_to_engine:
         return False
-    return not result.words or result.words[0].removeprefix("--") in OWN_ENGINE_OPTIONS
+    return not result.parley_words or result.parley_words[0].removeprefix("--") in OWN_ENGINE_OPTIONS
 
 
 def translate_command(peer: PeerServer, words: Sequence[str]) -> Translation:
@@ -111,16 +115,16 @@ def translate_command(peer: PeerServer, words: Sequence[str]) -> Translation:
     ]
     while flags:
         results.append(_take_flag(peer, flags))
-    set_flags = {word for result in results for word in result.words}
+    set_flags = {word for result in results for word in result.parley_words}
     plain = {option.flag: option.format_value(option.default) for option in SERVE_OPTIONS}
-    added = [
+    added_flags = [
         word
         for flag, value in peer.defaults.items()
         if flag not in set_flags and value != plain[flag]
         for word in (flag, value)
     ]
     program = [word for word in command_words if not ASSIGNMENT.fullmatch(word)]
-    return Translation(peer, results, added, program if len(program) > PROGRAM_WORDS else [])
+    return Translation(peer, results, added_flags, program if len(program) > PROGRAM_WORDS else [])
 
 
 def _split_command(peer: PeerServer, words: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -145,7 +149,7 @@ def _take_flag(peer: PeerServer, words: list[str]) -> FlagResult:
         row = next((row for row in peer.rows if row.name == peer.positional), None)
         return _translate_flag(peer, row, (word,), [word])
     row = peer.find_flag(flag)
-    written = [word]
+    original_words = [word]
     values = [value] if equals else []
     max_values = {"?": 1, "*": len(words)}.get(str(row.args), row.args) if row else len(words)
     assert isinstance(max_values, int)
@@ -156,8 +160,8 @@ def _take_flag(peer: PeerServer, words: list[str]) -> FlagResult:
         and _is_value(words[0], required=row is not None and row.args == 1)
     ):
         values.append(words.pop(0))
-        written.append(values[-1])
-    return _translate_flag(peer, row, tuple(written), values)
+        original_words.append(values[-1])
+    return _translate_flag(peer, row, tuple(original_words), values)
 
 
 def _is_value(word: str, *, required: bool) -> bool:
@@ -165,25 +169,38 @@ def _is_value(word: str, *, required: bool) -> bool:
     return not word.startswith("-") or (required and bool(NUMBER.fullmatch(word)))
 
 
-def _translate_flag(peer: PeerServer, row: PeerFlag | None, written: tuple[str, ...], values: list[str]) -> FlagResult:
+def _translate_flag(
+    peer: PeerServer, row: PeerFlag | None, original_words: tuple[str, ...], values: list[str]
+) -> FlagResult:
     if row is None:
-        flag_names = [name for row in peer.rows for name in (row.name, *row.also)]
-        flag = written[0].partition("=")[0]
-        return FlagResult(written, "unknown", reason=f"{peer.title} documents no {flag}{_guess(flag, flag_names)}")
-    is_plain = (not row.unless and not row.to) or (values and all(value in row.unless for value in values))
-    if row.needless and is_plain:
-        return FlagResult(written, "needless", reason=row.needless, row=row)
+        flag_names = [name for row in peer.rows for name in (row.name, *row.aliases)]
+        flag = original_words[0].partition("=")[0]
+        return FlagResult(
+            original_words, "unknown", reason=f"{peer.title} documents no {flag}{_guess(flag, flag_names)}"
+        )
+    is_plain = (not row.needless_values and not row.counterpart) or (
+        values and all(value in row.needless_values for value in values)
+    )
+    if row.needless_reason and is_plain:
+        return FlagResult(original_words, "needless", reason=row.needless_reason, peer_flag=row)
     if not has_counterpart(row):
-        return FlagResult(written, "missing", reason=row.lacks or row.otherwise or row.needless, row=row)
+        return FlagResult(
+            original_words,
+            "missing",
+            reason=row.missing_reason or row.unlisted_reason or row.needless_reason,
+            peer_flag=row,
+        )
     if row.args == 1 and not values:
-        return FlagResult(written, "unknown", reason=f"{written[0]} needs a value", row=row)
+        return FlagResult(original_words, "unknown", reason=f"{original_words[0]} needs a value", peer_flag=row)
     try:
-        words = HOW[row.how](row, values)
+        words = CONVERSIONS[row.conversion](row, values)
     except NoCounterpart as reason:
-        return FlagResult(written, "missing", reason=str(reason), row=row)
+        return FlagResult(original_words, "missing", reason=str(reason), peer_flag=row)
     except (ValueError, TypeError, KeyError, AttributeError):
-        return FlagResult(written, "missing", reason=row.lacks or "the value cannot be read", row=row)
-    return FlagResult(written, "translated", tuple(words), row.note, row)
+        return FlagResult(
+            original_words, "missing", reason=row.missing_reason or "the value cannot be read", peer_flag=row
+        )
+    return FlagResult(original_words, "translated", tuple(words), row.note, row)
 
 
 def _guess(flag: str, flag_names: Sequence[str]) -> str:
@@ -192,37 +209,45 @@ def _guess(flag: str, flag_names: Sequence[str]) -> str:
 
 def has_counterpart(row: PeerFlag) -> bool:
     """Whether this version of parley has the option, or the variable, that the row names."""
-    return bool(row.to) and (row.how == "variable" or row.to == MODEL or row.to.split()[0] in OUR_FLAGS)
+    return bool(row.counterpart) and (
+        row.conversion == "variable" or row.counterpart == MODEL or row.counterpart.split()[0] in OUR_FLAGS
+    )
 
 
 def describe_counterpart(row: PeerFlag) -> str:
     """Return parley's counterpart of a flag, as a clause."""
     if has_counterpart(row):
-        place = f"{row.to} in the environment" if row.how == "variable" else row.to
+        place = f"{row.counterpart} in the environment" if row.conversion == "variable" else row.counterpart
         return f"here it is {place}" + (f" ({row.note})" if row.note else "")
-    if row.lacks:
-        return row.lacks
-    return f"nothing is needed here: {row.needless}"
+    if row.missing_reason:
+        return row.missing_reason
+    return f"nothing is needed here: {row.needless_reason}"
 
 
 # -- how values change
 
 
 def _copy(row: PeerFlag, values: list[str]) -> list[str]:
-    if row.to == MODEL:
+    if row.counterpart == MODEL:
         return values
-    return [word for value in values for word in (row.to, value)] if values else row.to.split()
+    return [word for value in values for word in (row.counterpart, value)] if values else row.counterpart.split()
 
 
 def _comma(row: PeerFlag, values: list[str]) -> list[str]:
-    return [word for value in values for item in value.split(",") if item.strip() for word in (row.to, item.strip())]
+    return [
+        word
+        for value in values
+        for item in value.split(",")
+        if item.strip()
+        for word in (row.counterpart, item.strip())
+    ]
 
 
 def _choice(row: PeerFlag, values: list[str]) -> list[str]:
     (value,) = values
-    if value not in row.values:
-        raise NoCounterpart(row.otherwise or f"{value} is not one of {', '.join(row.values)}")
-    return [row.to, row.values[value]]
+    if value not in row.value_map:
+        raise NoCounterpart(row.unlisted_reason or f"{value} is not one of {', '.join(row.value_map)}")
+    return [row.counterpart, row.value_map[value]]
 
 
 def _count(row: PeerFlag, values: list[str]) -> list[str]:
@@ -231,19 +256,19 @@ def _count(row: PeerFlag, values: list[str]) -> list[str]:
     match = COUNT.fullmatch(value)
     if match is None:
         raise ValueError(value)
-    return [row.to, str(int(float(match[1]) * COUNT_UNITS[match[2]]))]
+    return [row.counterpart, str(int(float(match[1]) * COUNT_UNITS[match[2]]))]
 
 
 def _gib(row: PeerFlag, values: list[str]) -> list[str]:
-    return [row.to, f"{float(values[0]):g}GiB"]
+    return [row.counterpart, f"{float(values[0]):g}GiB"]
 
 
 def _variable(row: PeerFlag, values: list[str]) -> list[str]:
-    return [f"{row.to}={value}" for value in values] or [row.to]
+    return [f"{row.counterpart}={value}" for value in values] or [row.counterpart]
 
 
 def _json_list(row: PeerFlag, values: list[str]) -> list[str]:
-    return [word for value in json.loads(values[0]) for word in (row.to, str(value))]
+    return [word for value in json.loads(values[0]) for word in (row.counterpart, str(value))]
 
 
 def _json_pairs(row: PeerFlag, values: list[str]) -> list[str]:
@@ -256,7 +281,7 @@ def _json_pairs(row: PeerFlag, values: list[str]) -> list[str]:
         }
     else:
         pairs = dict(part.split("=", 1) for part in value.split(","))
-    return [word for name, limit in pairs.items() for word in (row.to, f"{name}={limit}")]
+    return [word for name, limit in pairs.items() for word in (row.counterpart, f"{name}={limit}")]
 
 
 def _adapter(row: PeerFlag, values: list[str]) -> list[str]:
@@ -273,8 +298,8 @@ def _adapter(row: PeerFlag, values: list[str]) -> list[str]:
             pairs = value.split(",")
         for pair in pairs:
             if "=" not in pair:
-                raise NoCounterpart(f"adapters have a name and a folder here: {row.to} NAME=FOLDER")
-            words += [row.to, pair]
+                raise NoCounterpart(f"adapters have a name and a folder here: {row.counterpart} NAME=FOLDER")
+            words += [row.counterpart, pair]
     return words
 
 
@@ -282,28 +307,28 @@ def _speculation(row: PeerFlag, values: list[str]) -> list[str]:
     content = json.loads(values[0])
     method, draft = content.get("method", ""), content.get("model", "")
     if method in ("ngram", "[ngram]"):
-        words = [row.to, "ngram"]
+        words = [row.counterpart, "ngram"]
     elif draft and method in ("", "draft_model"):
-        words = [row.to, f"draft={draft}"]
+        words = [row.counterpart, f"draft={draft}"]
     else:
-        raise NoCounterpart(row.lacks)
+        raise NoCounterpart(row.missing_reason)
     tokens = content.get("num_speculative_tokens")
     return [*words, "--speculate-tokens", str(tokens)] if tokens else words
 
 
 def _draft_model(row: PeerFlag, values: list[str]) -> list[str]:
-    return [row.to, f"draft={values[0]}"]
+    return [row.counterpart, f"draft={values[0]}"]
 
 
 def _ngram_tokens(row: PeerFlag, values: list[str]) -> list[str]:
-    return ["--speculate", "ngram", row.to, str(int(values[0]))]
+    return ["--speculate", "ngram", row.counterpart, str(int(values[0]))]
 
 
 def _cache_events(row: PeerFlag, values: list[str]) -> list[str]:
     content = json.loads(values[0])
     if content.get("publisher", "zmq") != "zmq" or not content.get("endpoint"):
-        raise NoCounterpart(row.lacks)
-    words = [row.to, content["endpoint"]]
+        raise NoCounterpart(row.missing_reason)
+    words = [row.counterpart, content["endpoint"]]
     for member, flag in (("replay_endpoint", "--kv-events-replay"), ("topic", "--kv-events-topic")):
         if content.get(member):
             words += [flag, str(content[member])]
@@ -311,8 +336,8 @@ def _cache_events(row: PeerFlag, values: list[str]) -> list[str]:
 
 
 def _collector(row: PeerFlag, values: list[str]) -> list[str]:
-    """The address of a collector of traces: with its protocol, gRPC's if none is written."""
-    return [row.to, values[0] if "://" in values[0] else f"grpc://{values[0]}"]
+    """The address of a collector of traces: with its protocol, gRPC's if none is original_words."""
+    return [row.counterpart, values[0] if "://" in values[0] else f"grpc://{values[0]}"]
 
 
 def _host_port(row: PeerFlag, values: list[str]) -> list[str]:
@@ -321,18 +346,18 @@ def _host_port(row: PeerFlag, values: list[str]) -> list[str]:
     if match is None:
         raise ValueError(values[0])
     host, port = match[1].strip("[]"), match[2]
-    return [*([row.to, host] if host else []), *(["--port", port] if port else [])]
+    return [*([row.counterpart, host] if host else []), *(["--port", port] if port else [])]
 
 
 def _hub_address(row: PeerFlag, values: list[str]) -> list[str]:
     """A model of the Hugging Face hub; a name in another library is none."""
     name = re.sub(r"^(?:https?://)?(?:hf\.co|huggingface\.co)/", "", values[0])
     if name == values[0]:
-        raise NoCounterpart(row.lacks)
+        raise NoCounterpart(row.missing_reason)
     return [name]
 
 
-HOW: dict[str, Callable[[PeerFlag, list[str]], list[str]]] = {
+CONVERSIONS: dict[str, Callable[[PeerFlag, list[str]], list[str]]] = {
     "copy": _copy,
     "comma": _comma,
     "choice": _choice,
