@@ -104,7 +104,7 @@ class ApiProcess:
         self._counts = ConnectionCounts(plan.counts_file, options.api_processes, plan.number)
         for number in plan.listeners:
             place = places[number]
-            app = parts.make_port_app(place.mounts, place.host, certified=place.is_certified, keeps=place.keeps)
+            app = parts.make_port_app(place.mounts, place.host, certified=place.is_certified, keeps=place.keeps_route)
             self._places[app] = number
             context = None
             if place.tls is not None:

@@ -42,7 +42,7 @@ class ListeningPlace(NamedTuple):
     tls: TlsFiles | None = None
     is_admin: bool = False  # only management planes are mounted here
     title: str = ""  # of a port that has some routes of the server, and no API of its own
-    keeps: Callable[[Route], bool] = lambda route: True  # whether it has a route of these APIs
+    keeps_route: Callable[[Route], bool] = lambda route: True  # whether it has a route of these APIs
 
     @property
     def is_certified(self) -> bool:
@@ -59,7 +59,7 @@ def listening_places(options: ServerOptions) -> list[ListeningPlace]:
     keeps_client_routes = partial(_is_client_route, options)
     shared = universal_mounts(options.strict, options.tgi_compat, pages=options.ui)
     if options.port is not None:
-        places.append(ListeningPlace(options.host, options.port, shared, options.tls, keeps=keeps_client_routes))
+        places.append(ListeningPlace(options.host, options.port, shared, options.tls, keeps_route=keeps_client_routes))
     dialects = {**DEDICATED_APIS, **options.apis}
     by_address: dict[tuple[str, int], list[ListenAddress]] = {}
     for number, address in enumerate(options.listen):
@@ -70,7 +70,7 @@ def listening_places(options: ServerOptions) -> list[ListeningPlace]:
         mounts = dedicated_mounts(first.api, *(address.api for address in other_options), apis=dialects)
         keeps = _any_route if is_admin else keeps_client_routes
         tls = first.tls or options.tls
-        places.append(ListeningPlace(first.host, first.port, mounts, tls, is_admin=is_admin, keeps=keeps))
+        places.append(ListeningPlace(first.host, first.port, mounts, tls, is_admin=is_admin, keeps_route=keeps))
     for host, port, title, keeps in (
         (
             "127.0.0.1" if is_unix_socket(options.host) else options.host,
@@ -81,7 +81,9 @@ def listening_places(options: ServerOptions) -> list[ListeningPlace]:
         (options.admin_host, options.admin_port, "admin", _is_admin_route),
     ):
         if port is not None:
-            places.append(ListeningPlace(host, port, shared, options.tls, is_admin=True, title=title, keeps=keeps))
+            places.append(
+                ListeningPlace(host, port, shared, options.tls, is_admin=True, title=title, keeps_route=keeps)
+            )
     return places
 
 

@@ -64,8 +64,8 @@ def check_server(settings: AttachedSettings, name: str) -> Generator[Finding, No
         yield Finding("warn", "engine", f"{settings.url} is away: {error}", "serve waits until the server answers.")
         return False
     observation = f"vLLM {facts.version} at {settings.url}: {facts.card.id}, context {facts.max_model_len:,} tokens"
-    if facts.missing:
-        missing_features = ", ".join(sorted(facts.missing)).replace("_", " ")
+    if facts.missing_features:
+        missing_features = ", ".join(sorted(facts.missing_features)).replace("_", " ")
         yield Finding(
             "warn", "engine", f"{observation}, without {missing_features}", "Its own flags exclude these features."
         )

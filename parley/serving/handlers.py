@@ -334,7 +334,7 @@ async def replay_stream(runs: BackgroundRuns, tenant: str, exchange: Exchange, r
     run = runs.find_run(tenant, replay.name)
     if run is None or not run.is_stream:
         raise replay.refusal
-    await follow_events(exchange, run.kept, replay.first_event, Reply.media_type)
+    await follow_events(exchange, run.kept_events, replay.first_event, Reply.media_type)
 
 
 async def handle_endpoint(registry: ModelRegistry, route: Route, exchange: Exchange) -> None:

@@ -180,7 +180,7 @@ class KVEventPublisher:
                 adapter = event.adapter or None
                 return self._stored(
                     list(map(_short_hash, event.hashes)),
-                    None if event.parent is None else _short_hash(event.parent),
+                    None if event.parent_hash is None else _short_hash(event.parent_hash),
                     event.token_ids,
                     BLOCK_SIZE,
                     None

@@ -188,10 +188,10 @@ async def test_mindie_metrics_page_has_exactly_the_documented_names(serve_planes
 
 
 async def test_strict_metrics_plane_answers_500_without_monitoring(serve):
-    (page,) = mindie.metrics_dialect(MindieRules("strict", monitored=False)).routes
+    (page,) = mindie.metrics_dialect(MindieRules("strict", has_metrics_port=False)).routes
     facts = ServerFacts("1", [], True)
     assert page.reader is not None and page.reader(b"", RequestContext("0f", 1, "fp"), facts).status == 500
-    assert mindie.metrics_dialect(MindieRules("extended", monitored=False)).routes == mindie.METRICS.routes
+    assert mindie.metrics_dialect(MindieRules("extended", has_metrics_port=False)).routes == mindie.METRICS.routes
 
 
 async def test_fault_commands_pause_and_resume_without_losing_requests(serve_planes):

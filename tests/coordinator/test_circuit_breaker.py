@@ -15,7 +15,7 @@ from parley.coordinator.routing.circuit_breaker import FAILURE_LIMIT, PAUSE_BOUN
 from parley.coordinator.routing.instance import ClusterInstance
 from parley.coordinator.routing.policies import SchedulingRequest
 
-REQUEST = SchedulingRequest(length=10)
+REQUEST = SchedulingRequest(prompt_tokens=10)
 
 
 def test_breaker_opens_after_failures_in_a_row():

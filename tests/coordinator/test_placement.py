@@ -77,7 +77,7 @@ async def test_load_balance_picks_the_documented_minimum(loads, length, weights,
                 a * naive_tokens([*lengths, length]) + m * most + r * candidate.used_blocks + b * (len(lengths) + 1)
             )
             d_loads[candidate.id] += c * blocks
-    placement = await scheduler.place_request(SchedulingRequest(length=length))
+    placement = await scheduler.place_request(SchedulingRequest(prompt_tokens=length))
     assert p_loads[placement.p.id] == min(p_loads.values())
     assert d_loads[placement.d.id] == pytest.approx(min(d_loads.values()))
     assert placement.separate
@@ -95,7 +95,9 @@ async def test_cache_affinity_follows_conversations_or_takes_turns(steps):
         counts[talk] += more
         count = counts[talk]
         key, before = hash((talk, count)), hash((talk, count - 2))
-        placement = await scheduler.place_request(SchedulingRequest(10, turns=ConversationHashes(count, key, before)))
+        placement = await scheduler.place_request(
+            SchedulingRequest(10, conversation=ConversationHashes(count, key, before))
+        )
         if count > 2 and before in expected_places:
             expected = expected_places.pop(before)
         else:
@@ -110,9 +112,9 @@ async def test_cache_affinity_follows_conversations_or_takes_turns(steps):
 
 async def test_full_instance_loses_its_conversations():
     _, scheduler = simulated_cluster("mixed", "mixed", algorithm_type="cache_affinity")
-    first = await scheduler.place_request(SchedulingRequest(10, turns=ConversationHashes(1, 11, 0)))
+    first = await scheduler.place_request(SchedulingRequest(10, conversation=ConversationHashes(1, 11, 0)))
     first.p.avail_slots = int(0.05 * first.p.slots)
-    second = await scheduler.place_request(SchedulingRequest(10, turns=ConversationHashes(3, 33, 11)))
+    second = await scheduler.place_request(SchedulingRequest(10, conversation=ConversationHashes(3, 33, 11)))
     assert second.p is not first.p
 
 

@@ -136,7 +136,7 @@ def test_mindie_openai_refuses_wrong_messages():
     assert turn_refusal(role="user", content=many) == "The number of multimodal url should be no more than 20"
     long = {"role": "user", "content": "é" * 600_000}
     text = "Messages len not in (0, 1048576], but the length of inputs is 1200000"
-    assert refusal(rules=MindieRules(limit=1), messages=[long, long]) == text
+    assert refusal(rules=MindieRules(body_megabytes=1), messages=[long, long]) == text
 
 
 def test_mindie_openai_refuses_wrong_tool_calls_in_messages():
@@ -560,7 +560,7 @@ def test_mindie_openai_answers_with_id_of_req_id_header():
 
 def test_mindie_openai_lists_models():
     cards = [ModelCard("qwen", 5, 100)]
-    assert openai.write_mindie_models(MindieRules(weights="w"), cards) == (
+    assert openai.write_mindie_models(MindieRules(model_folder_name="w"), cards) == (
         b'{\n    "data": [\n        {\n            "id": "qwen",\n            "object": "model",\n'
         b'            "owned_by": "MindIE Server",\n            "parent": "null",\n            "root": "w"\n        }\n'
         b'    ],\n    "object": "list"\n}'

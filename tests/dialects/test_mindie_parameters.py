@@ -353,22 +353,22 @@ def test_mindie_strict_refuses_what_its_separated_instances_cannot_do(
     interfaces: str, members: dict[str, Any], text: str
 ) -> None:
     for interface in interfaces:
-        assert refusal(interface, rules=replace(STRICTLY, separated=True), **members) == text
-        for rules in (STRICTLY, replace(EXTENDED, separated=True)):
+        assert refusal(interface, rules=replace(STRICTLY, is_separated=True), **members) == text
+        for rules in (STRICTLY, replace(EXTENDED, is_separated=True)):
             assert read_parameter(interface, rules=rules, **members).request
 
 
 def test_mindie_strict_separated_instances_accept_values_without_effect() -> None:
     members = {"n": 1, "best_of": 1, "use_beam_search": False, "stop": [], "stop_token_ids": [], "temperature": 1}
     for interface in "TNXKVCOP":
-        assert read_parameter(interface, rules=replace(STRICTLY, separated=True), **members).request
+        assert read_parameter(interface, rules=replace(STRICTLY, is_separated=True), **members).request
     for interface in "CO":
-        assert read_parameter(interface, logprobs=False, rules=replace(STRICTLY, separated=True)).request
+        assert read_parameter(interface, logprobs=False, rules=replace(STRICTLY, is_separated=True)).request
 
 
 def test_mindie_old_separated_instances_refuse_stops_everywhere() -> None:
     """Later ones accept them in chat and completions."""
-    later, old = replace(STRICTLY, separated=True), replace(OLD_RULES, separated=True)
+    later, old = replace(STRICTLY, is_separated=True), replace(OLD_RULES, is_separated=True)
     for interface in "COP":
         for members in ({"stop": "a"}, {"stop_token_ids": [5]}):
             assert read_parameter(interface, rules=later, **members).request

@@ -242,7 +242,7 @@ def test_mindie_triton_writes_metadata():
         b'{"name":"llama_65b","platform":"MindIE Server","inputs":[{"name":"input0","shape":[-1],"datatype":"UINT32"}],'
         b'"outputs":[{"name":"output0","shape":[-1],"datatype":"UINT32"}]}'
     )
-    configured = MindieRules(max_seq_len=2560, npu_mem_size=8, world_size=4, weights="llama")
+    configured = MindieRules(max_seq_len=2560, npu_mem_size=8, world_size=4, model_folder_name="llama")
     assert control.mindie_model_config(configured, b"", HEAD, FACTS).body == (
         b'{"model_name":"llama_65b","input_datatype":"UINT32","output_datatype":"UINT32","max_seq_len":2560,'
         b'"npu_mem_size":8,"cpu_mem_size":5,"world_size":4,"model_weight_path":"llama",'

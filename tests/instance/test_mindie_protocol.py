@@ -314,7 +314,7 @@ async def test_rejects_an_invalid_recompute_body(cluster) -> None:
 
 
 async def test_strict_prefill_refuses_what_the_original_cannot_hand_over(cluster) -> None:
-    plane = (ApiMount("", mindie.service_dialect(MindieRules("strict", separated=True))), SERVER_MOUNT)
+    plane = (ApiMount("", mindie.service_dialect(MindieRules("strict", is_separated=True))), SERVER_MOUNT)
     mindie_cluster = await cluster(surfaces=plane)
     headers = {"req-id": "7", "req-type": "prefill", "d-target": str(mindie_cluster.addresses[0])}
     answer = await mindie_cluster.prefill.call("POST", CHAT, CHAT_BODY | {"n": 2, "temperature": 1}, headers)

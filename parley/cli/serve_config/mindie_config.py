@@ -146,17 +146,17 @@ class _Sections(NamedTuple):
 
 
 class _MainMembers(NamedTuple):
-    """Members that options and rules both depend on. ``limit``: of a body, in MiB; ``links``: ``maxLinkNum``."""
+    """Members that options and rules both depend on. ``body_megabytes``: the largest body, in MiB."""
 
-    separated: bool
+    is_separated: bool
     peer_port: int
     token_timeout: float
     timeout: float
-    length: int
-    prompt: int
+    max_seq_len: int
+    max_prompt_len: int
     truncation: bool | int
-    limit: int
-    links: int
+    body_megabytes: int
+    max_links: int
     instance: str
     kv_gigabytes: float
     schedule: dict[str, Any]
@@ -178,11 +178,11 @@ def _build_plan(top: ConfigSection, root: Path, environment: Mapping[str, str]) 
         listen=_read_listeners(server, root, environment, missing_lists),
         options=options,
         rules=rules,
-        peer_tls=_peer_tls_files(server, root, missing_lists) if members.separated else None,
+        peer_tls=_peer_tls_files(server, root, missing_lists) if members.is_separated else None,
         token_costs=environment.get("MINDIE_LLM_BENCHMARK_ENABLE") in ("1", "2"),
         weights=members.weights,
-        max_length=members.length,
-        max_prompt=members.prompt,
+        max_length=members.max_seq_len,
+        max_prompt=members.max_prompt_len,
         max_output=members.schedule["max_iter_times"],
         token_timeout=members.token_timeout,
         timeout=members.timeout,
@@ -207,8 +207,8 @@ def _read_main_members(sections: _Sections) -> _MainMembers:
         length,
         prompt,
         truncation=deploy.get_member("truncation", one_of(False, True, 0, 1, -1), 0),
-        limit=server.get_member("maxRequestLength", integer_between(1, 100), 40),
-        links=server.get_member("maxLinkNum", integer_between(1, 4096), 1000),
+        body_megabytes=server.get_member("maxRequestLength", integer_between(1, 100), 40),
+        max_links=server.get_member("maxLinkNum", integer_between(1, 4096), 1000),
         instance=model.get_member("modelInstanceType", one_of("Standard", "StandardMock"), "Standard"),
         kv_gigabytes=model.get_member("npuMemSize", check_memory_size, -1),
         schedule=_read_schedule(sections.schedule, prompt, length),
@@ -220,12 +220,12 @@ def _plan_options(
     sections: _Sections, members: _MainMembers, root: Path, environment: Mapping[str, str]
 ) -> dict[str, Any]:
     """Return the values of parley's options that a file sets. Raises ConfigError."""
-    limit, batch = members.limit << 20, members.schedule["max_batch_size"]
+    limit, batch = members.body_megabytes << 20, members.schedule["max_batch_size"]
     options: dict[str, Any] = {
         "port": None,  # the port of all APIs opens only if an option asks for it
         "name": [sections.model.get_member("modelName", check_name, "llama_65b")],
         "max-batch": min(batch, MAX_BATCH),
-        "max-queue": max(0, 3 * members.links - batch),  # ``links`` requests run, and twice as many wait
+        "max-queue": max(0, 3 * members.max_links - batch),  # ``max_links`` requests run, and twice as many wait
         "step-tokens": min(max(members.schedule["max_prefill_tokens"], STEP_TOKENS[0]), STEP_TOKENS[1]),
         "body-limit": limit,
         "media-body-limit": limit,
@@ -236,7 +236,7 @@ def _plan_options(
         "fake-engine": members.instance == "StandardMock",
         **_adapter_options(sections.deploy, root),
     }
-    if members.separated:
+    if members.is_separated:
         options |= {"role": "none", "peer-port": members.peer_port}
     if members.weights is not None:
         options["model"] = [NamedModel((), str(root / members.weights), {})]
@@ -253,17 +253,17 @@ def _plan_rules(sections: _Sections, members: _MainMembers, environment: Mapping
     return members.schedule | {
         "vllm": server.get_member("openAiSupport", check_string, "vllm") == "vllm",
         "full_text": server.get_member("fullTextEnabled", check_flag, False),
-        "limit": members.limit,
-        "separated": members.separated,
+        "body_megabytes": members.body_megabytes,
+        "is_separated": members.is_separated,
         "truncation": {0: None, 1: "tail", -1: "head"}[-1 if truncation is True else int(truncation)],
-        "max_seq_len": members.length,
-        "max_input_token_len": members.prompt,
+        "max_seq_len": members.max_seq_len,
+        "max_input_token_len": members.max_prompt_len,
         "npu_mem_size": members.kv_gigabytes,
         "cpu_mem_size": model.get_member("cpuMemSize", integer_between(0), 5),
         "world_size": model.get_member("worldSize", integer_between(1), 4),
-        "weights": Path(members.weights or "").name,
-        "instance": members.instance,
-        "monitored": environment.get("MIES_SERVICE_MONITOR_MODE") == "1",
+        "model_folder_name": Path(members.weights or "").name,
+        "instance_type": members.instance,
+        "has_metrics_port": environment.get("MIES_SERVICE_MONITOR_MODE") == "1",
     }
 
 

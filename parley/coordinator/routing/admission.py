@@ -51,19 +51,19 @@ class Placement:
     """
 
     __slots__ = ("_began", "_charges", "_failed", "_first", "_fresh", "_last", "_probed", "_scheduler", "_second", "d",
-                 "length", "ok", "p", "separate", "tenant", "tokens")  # fmt: skip
+                 "ok", "p", "prompt_tokens", "separate", "tenant", "tokens")  # fmt: skip
 
     def __init__(self, scheduler: InstanceScheduler, pair: InstancePair, view: RequestView):
         request, now = view.request, view.now
         self.p, self.d = pair.p, pair.d
         self.separate = pair.p is not pair.d
-        self.length = request.length
+        self.prompt_tokens = request.prompt_tokens
         self.tenant = request.tenant
         self.tokens = 0
         self.ok: bool | None = None  # None until the attempt has ended
         scheduler.open_requests += 1
         scheduler.counters.count_placement(self.separate)
-        scheduler.queue.start_service(self.tenant, request.length)
+        scheduler.queue.start_service(self.tenant, request.prompt_tokens)
         self._scheduler = scheduler
         prefill_demand = view.demand_on(self.p)
         self._fresh = self.p.prefill.tokens + prefill_demand.tokens  # tokens to compute before its first token
@@ -74,9 +74,9 @@ class Placement:
         self._failed = False  # one of its instances failed the request
         self._probed = [instance for instance in (self.p, self.d) if instance.breaker.begin_probe()]
         self._began, self._first, self._second, self._last = now, 0.0, 0.0, 0.0
-        self.p.note_prompt(request.marks, now)
+        self.p.note_prompt(request.prefix_marks, now)
         if self.separate:
-            self.d.note_prompt(request.marks, now)
+            self.d.note_prompt(request.prefix_marks, now)
 
     def __enter__(self) -> Placement:
         return self
@@ -160,7 +160,7 @@ class Placement:
             side.stay_seconds = moving_average(side.stay_seconds, self._last - self._began)
         first = self._first - self._began if self._first else None
         how: AttemptEnd = "ok" if ok else "cancelled" if cancelled else "failed"
-        self._scheduler.counters.record_end(how, first, token_seconds, self.length, self.tokens)
+        self._scheduler.counters.record_end(how, first, token_seconds, self.prompt_tokens, self.tokens)
         self._scheduler.queue.record_service(self.tenant, self.tokens)
         self._scheduler.wake_queue()
 

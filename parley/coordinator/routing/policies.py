@@ -22,19 +22,21 @@ from parley.disagg.wire.prompt_hash import ConversationHashes, PrefixMark
 class SchedulingRequest(msgspec.Struct, frozen=True):
     """The scheduling requirements of a request.
 
-    ``length``: of its prompt, in tokens; ``marks``: hashes of the prompt's prefixes, shortest first; ``deadline``:
-    seconds from now until the first token is due; ``model``: by any name that instances report, empty for any model.
+    ``prompt_tokens``: the (estimated) length of its prompt; ``prefix_marks``: hashes of the prompt's prefixes, shortest
+    first; ``deadline``: seconds from now until the first token is due; ``model``: by any name that instances report,
+    empty for any model.
 
     ``failed_instances``: ids of instances that failed it; ``earlier_attempts``: number of attempts before this one;
     ``layout``: KV layout of the instances that computed the part the client has, empty if there is no such part or the
-    layout is not reported; ``tenant``: its owner, empty where instances have no API keys.
+    layout is not reported; ``tenant``: its owner, empty where instances have no API keys; ``conversation``: hashes of
+    its messages, if it has any.
     """
 
-    length: int
-    marks: Sequence[PrefixMark] = ()
+    prompt_tokens: int
+    prefix_marks: Sequence[PrefixMark] = ()
     deadline: float | None = None
     model: str = ""
-    turns: ConversationHashes | None = None
+    conversation: ConversationHashes | None = None
     failed_instances: frozenset[int] = frozenset()
     earlier_attempts: int = 0
     layout: str = ""
@@ -71,14 +73,14 @@ class RequestView:
 
     def cached_prompt_tokens(self, instance: ClusterInstance) -> int:
         """Return the number of prompt tokens cached on the instance."""
-        return self.request.length - self.demand_on(instance).tokens
+        return self.request.prompt_tokens - self.demand_on(instance).tokens
 
     def demand_on(self, instance: ClusterInstance) -> ResourceDemand:
         """Return the demand: 1 slot, ⌈length / block size⌉ blocks, and the tokens that are not cached."""
         demand = self._demands.get(instance.id)
         if demand is None:
-            length = self.request.length
-            cached = instance.cached_tokens(self.request.marks, self.now) if self.request.marks else 0
+            length = self.request.prompt_tokens
+            cached = instance.cached_tokens(self.request.prefix_marks, self.now) if self.request.prefix_marks else 0
             blocks = -(-length // max(1, instance.block_size))
             demand = self._demands[instance.id] = ResourceDemand(1, blocks, length, max(0, length - cached))
         return demand
@@ -177,7 +179,7 @@ class CacheAffinityPolicy(CandidatePolicy):
     def pick_pair(self, view: RequestView) -> InstancePair | None:
         """Pick by conversation; None if there is no room."""
         mixed = RequestView(view.request, [instance for instance in view.usable if instance.role == "mixed"], view.now)
-        turns = view.request.turns
+        turns = view.request.conversation
         if turns is None:
             return self._round_robin.pick_pair(mixed)
         pair: InstancePair | None = None

@@ -23,8 +23,8 @@ P = TypeVar("P")
 QueuePlace = tuple[int, int]
 QUEUE_ORDERS: dict[int, Callable[[SchedulingRequest], int]] = {
     1: lambda request: 0,
-    2: lambda request: request.length,
-    3: lambda request: -request.length,
+    2: lambda request: request.prompt_tokens,
+    3: lambda request: -request.prompt_tokens,
 }
 
 

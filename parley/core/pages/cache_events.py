@@ -14,11 +14,11 @@ from parley.types import MediaItem
 
 
 class PagesStored(NamedTuple):
-    """Consecutive pages that can be found from now on. ``parent``: the hash of the page before; None for a prompt's
+    """Consecutive pages that can be found from now on. ``parent_hash``: that of the page before; None for a prompt's
     first. ``start``: the position of their first token. ``media``: the items of the prompt that their hashes cover."""
 
     hashes: list[bytes]
-    parent: bytes | None
+    parent_hash: bytes | None
     token_ids: list[int]
     start: int
     adapter: str

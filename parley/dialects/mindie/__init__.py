@@ -178,7 +178,7 @@ def management_dialect(rules: MindieRules) -> Dialect:
 def metrics_dialect(rules: MindieRules) -> Dialect:
     """Return the dialect of the metrics port, which monitoring uses."""
     page = Route("GET", "/metrics", "metrics")
-    if rules.strict and not rules.monitored:
+    if rules.strict and not rules.has_metrics_port:
         page = Route("GET", "/metrics", "info", reader=upkeep.refuse_metrics)
     return Dialect(
         name="mindie-metrics",

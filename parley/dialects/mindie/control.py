@@ -22,7 +22,7 @@ TOKENIZER_WORDING = MindieErrorWording("Req body converts to json fail.")
 def read_mindie_tokenize(rules: MindieRules, body: bytes, context: RequestContext | None = None) -> TokenizeRequest:
     """Read a text to tokenize. Raises BadRequest."""
     fields = decode_fields(body, TOKENIZER_WORDING)
-    text, max_length = fields.raw_value("inputs"), rules.limit << 20
+    text, max_length = fields.raw_value("inputs"), rules.body_megabytes << 20
     if not isinstance(text, str):
         raise fields.member_error("inputs", "Inputs in request body is invalid.")
     if not 0 < utf16_length(text) <= max_length:
@@ -76,7 +76,7 @@ def mindie_model_config(rules: MindieRules, body: bytes, context: RequestContext
             "npu_mem_size": rules.npu_mem_size,
             "cpu_mem_size": rules.cpu_mem_size,
             "world_size": rules.world_size,
-            "model_weight_path": rules.weights,
-            "model_instance_type": rules.instance,
+            "model_weight_path": rules.model_folder_name,
+            "model_instance_type": rules.instance_type,
         }
     )

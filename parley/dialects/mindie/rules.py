@@ -18,20 +18,20 @@ class MindieRules:
     """``profile``: like the manual's servers (strict-old), like today's (strict), or without refusals (extended).
 
     ``vllm``: the server has vLLM's OpenAI interface rather than its own. ``full_text``: each event of a stream repeats
-    the text so far. ``token_costs``: usage reports the cost of each token. ``limit``: size of a body, in MB. ``max_n``:
-    the most choices of an answer. ``truncation``: the part of a too long prompt that is kept; None: it is refused.
-    ``separated``: the server is an instance of a cluster with separated prefill and decode (``inferMode`` is dmi). The
-    other settings are only reported, by routes about the server itself.
+    the text so far. ``token_costs``: usage reports the cost of each token. ``body_megabytes``: the largest body.
+    ``max_n``: the most choices of an answer. ``truncation``: the part of a too long prompt that is kept; None: it is
+    refused. ``is_separated``: the server is an instance of a cluster with separated prefill and decode (``inferMode``
+    is dmi). The other settings are only reported, by routes about the server itself.
     """
 
     profile: MindieProfile = "strict"
     vllm: bool = True
     full_text: bool = False
     token_costs: bool = True
-    monitored: bool = True  # the metrics port is on
-    limit: int = 40
+    has_metrics_port: bool = True  # the metrics port is on
+    body_megabytes: int = 40
     truncation: TruncationSide | None = None
-    separated: bool = False
+    is_separated: bool = False
     max_seq_len: int | None = None
     max_input_token_len: int | None = None
     max_iter_times: int | None = None
@@ -45,8 +45,8 @@ class MindieRules:
     cpu_mem_size: int = 5
     world_size: int = 1
     cache_block_size: int | None = None
-    weights: str = ""  # last part of the model folder's path
-    instance: str = "Standard"
+    model_folder_name: str = ""  # last part of the model folder's path
+    instance_type: str = "Standard"
 
     @property
     def strict(self) -> bool:

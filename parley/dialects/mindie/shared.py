@@ -146,7 +146,7 @@ def mindie_error_answer(error: ParleyError, rules: MindieRules = DEFAULT_RULES) 
     """Return an error as a whole answer."""
     match error:
         case TooLarge(limit=limit):
-            megabytes = min(rules.limit, (limit or sys.maxsize) / 2**20)  # the server's own limit may be lower
+            megabytes = min(rules.body_megabytes, (limit or sys.maxsize) / 2**20)  # the server's own limit may be lower
             text = f"Request body too large. Maximum allowed size is {megabytes:g}MB."
             return Answer(413, encode_json({"message": text}))
         case ContextLength():

@@ -34,15 +34,16 @@ RESERVED_OPTIONS = {"messages", "tools", "add_generation_prompt", "continue_fina
 class MessageRules(msgspec.Struct, frozen=True):
     """How an API's messages are read.
 
-    ``joint`` separates two parts with text in one content; ``roles`` are the valid ones, all if empty. ``loose``: a
-    call's arguments may be an object, also as ``parameters``, and its result may omit the call's id. ``bare``: a
-    message may have no content, and a plain string is valid as a content part. ``custom_tools``: calls may be of those.
+    ``text_separator`` separates two text parts of one content. ``roles``: the valid ones; all if empty.
+    ``lenient_calls``: a call's arguments may be an object, also as ``parameters``, and its result may omit the call's
+    id. ``lenient_content``: a message may have no content, and a plain string is valid as a content part.
+    ``custom_tools``: calls may be calls of custom tools.
     """
 
-    joint: str
+    text_separator: str
     roles: tuple[str, ...] = ()
-    loose: bool = False
-    bare: bool = False
+    lenient_calls: bool = False
+    lenient_content: bool = False
     custom_tools: bool = False
     media: MediaReader = TEXT_ONLY
 
@@ -57,7 +58,7 @@ def read_conversation(
     lenient = rules.lenient_messages
     reader = TEXT_ONLY if context is None else media_parts.media_reader(body, rules, context)
     message_rules = MessageRules(
-        "\n", rules.roles, loose=lenient, bare=lenient, custom_tools=rules.custom_tools, media=reader
+        "\n", rules.roles, lenient_calls=lenient, lenient_content=lenient, custom_tools=rules.custom_tools, media=reader
     )
     messages = read_messages(body, message_rules)
     tool_members = tools.read_tools(body, rules)
@@ -123,16 +124,16 @@ def _read_message(item: Fields, rules: MessageRules) -> Message:
     content = _read_content(item, role, rules)
     if role == "assistant":
         return _read_assistant_message(item, name, content, rules)
-    if content is None and not rules.bare:
+    if content is None and not rules.lenient_content:
         raise item.missing_member("content")
     text, media = content or NO_CONTENT
     if role == "tool":
         call = item.string("tool_call_id", None, cap=256)
-        if call is None and not rules.loose:
+        if call is None and not rules.lenient_calls:
             raise item.missing_member("tool_call_id")
         return Message("tool", text, name, tool_call_id=call, media=media)
     if role == "function":
-        if name is None and not rules.loose:
+        if name is None and not rules.lenient_calls:
             raise item.missing_member("name")
         return Message("tool", text, name, media=media)
     return Message("system" if role == "developer" else role, text, name, media=media)
@@ -144,13 +145,13 @@ def _read_assistant_message(
     calls = [_read_tool_call(call, rules) for call in item.objects("tool_calls", cap=MAX_TOOLS)]
     legacy = item.object("function_call")
     if legacy is not None:
-        calls.append(_read_function_call(legacy, "", rules.loose))
+        calls.append(_read_function_call(legacy, "", rules.lenient_calls))
     reasoning = item.string("reasoning", None)
     if reasoning is None:
         reasoning = item.string("reasoning_content", None)
     text = item.string("refusal", None) if content is None else content.text
     if text is None and not calls and reasoning is None:
-        if not rules.bare:
+        if not rules.lenient_content:
             raise item.missing_member("content")
         text = ""
     return Message("assistant", text, name, reasoning, calls, media=[] if content is None else content.media)
@@ -166,7 +167,7 @@ def _read_tool_call(call: Fields, rules: MessageRules) -> ToolCall:
     function = call.object("function")
     if function is None:
         raise call.missing_member("function")
-    return _read_function_call(function, call_id, rules.loose)
+    return _read_function_call(function, call_id, rules.lenient_calls)
 
 
 def _read_custom_call(call: Fields, call_id: str) -> ToolCall:
@@ -199,7 +200,7 @@ def _read_content(item: Fields, role: str, rules: MessageRules) -> InterleavedTe
     if not isinstance(value, list):
         raise item.mistyped_member("content", "a string or an array of content parts")
     text_members = TEXT_PARTS
-    if rules.bare:
+    if rules.lenient_content:
         parts = [{"type": "text", "text": part} if isinstance(part, str) else part for part in value]
         item = item.with_members({"content": parts})
         text_members = TEXT_PARTS | THINKING_PARTS
@@ -207,7 +208,7 @@ def _read_content(item: Fields, role: str, rules: MessageRules) -> InterleavedTe
         _read_content_part(part, role, text_members, rules.media)
         for part in item.objects("content", cap=MAX_CONTENT_PARTS)
     )
-    return interleave_parts(parts_read, rules.joint)
+    return interleave_parts(parts_read, rules.text_separator)
 
 
 def read_prediction(body: Fields) -> str:

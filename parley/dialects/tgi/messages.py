@@ -23,7 +23,7 @@ from parley.types import Chat, Message
 def read_tgi_conversation(body: Fields, context: RequestContext | None = None) -> Chat:
     """Read a conversation with its tools; without ``context``, only text is accepted. Raises BadRequest."""
     reader = TEXT_ONLY if context is None else TgiMediaReader(context)
-    messages = read_messages(body, MessageRules("", loose=True, media=reader))
+    messages = read_messages(body, MessageRules("", lenient_calls=True, media=reader))
     schema_fields: dict[str, str] = {}
     tools, choice, only_tool = _read_tgi_tools(body, schema_fields)
     prompt = body.string("tool_prompt", None)

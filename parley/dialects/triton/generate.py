@@ -159,7 +159,7 @@ def _refuse_repeated_inputs(data: bytes, request_id: str) -> None:
     """Refuse an input given twice. Of repeated request parameters the last one counts."""
     for prefix, names in zip(("", NESTED_PREFIX), repeated_names(data), strict=True):
         for name in names:
-            if name in INPUTS and not INPUTS[name].loose:
+            if name in INPUTS and not INPUTS[name].any_number_type:
                 error = _repeated_input_error(name, request_id)
                 error.message = prefix + error.message
                 raise error
@@ -189,7 +189,7 @@ def _add_member(values: dict[str, Any], name: str, value: Any, request_id: str, 
     if value is None and not strict:
         return
     tensor = INPUTS.get(name)
-    if tensor is None or tensor.loose:
+    if tensor is None or tensor.any_number_type:
         structured = not strict and name in STRUCTURED_NAMES and isinstance(value, list | dict)
         if not structured and not isinstance(value, str | int | float):
             raise Invalid(
@@ -207,7 +207,7 @@ def _tensor_elements(tensor: InputTensor, value: Any) -> Any:
     """Return a scalar or a flat array as the elements of an input."""
     json_values = value if isinstance(value, list) else [value]
     elements = elements_from_json(tensor.name, tensor.datatype, json_values)
-    if tensor.many:
+    if tensor.is_list:
         return elements
     if len(elements) != 1:
         raise Invalid(

@@ -229,11 +229,11 @@ def _read_inputs(document: dict[str, Any], request_id: str, model: str, tail: me
                 )
             elements = elements_from_bytes(name, datatype, count, tail[:size], model)
             tail = tail[size:]
-        values[name] = elements if tensor.many else elements[0]
+        values[name] = elements if tensor.is_list else elements[0]
     if len(tail):
         raise Invalid(f"unexpected additional input data for model '{model}'")
     for name, value in _object_member(document, "parameters").items():
-        if name not in INPUTS or INPUTS[name].loose:
+        if name not in INPUTS or INPUTS[name].any_number_type:
             values.setdefault(name, value)
     return values
 
@@ -242,11 +242,11 @@ def _parameter_as_input(name: str, datatype: str, model: str, request_id: str) -
     """Return a request parameter without a declared tensor as an input."""
     if name not in KNOWN_PARAMETERS:
         raise inputs_error(request_id, f"unexpected inference input {quote_name(name)} for model '{model}'")
-    return InputTensor(name, datatype, many=name in ("stop", "stop_token_ids"))
+    return InputTensor(name, datatype, is_list=name in ("stop", "stop_token_ids"))
 
 
 def _check_input(tensor: InputTensor, datatype: str, shape: list[int], request_id: str, model: str) -> None:
-    allowed = NUMBER_TYPES if tensor.loose else (tensor.datatype,)
+    allowed = NUMBER_TYPES if tensor.any_number_type else (tensor.datatype,)
     if datatype not in allowed or datatype not in DATATYPES:
         raise inputs_error(
             request_id,
@@ -254,7 +254,7 @@ def _check_input(tensor: InputTensor, datatype: str, shape: list[int], request_i
             f"'{tensor.datatype}'",
         )
     count = prod(shape)
-    if count > MAX_ELEMENTS or (count != 1 and not tensor.many):
+    if count > MAX_ELEMENTS or (count != 1 and not tensor.is_list):
         expected = ",".join(map(str, tensor.declared_shape))
         actual = ",".join(map(str, shape)) if len(shape) <= 8 else "…"
         raise inputs_error(

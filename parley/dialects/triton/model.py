@@ -16,18 +16,19 @@ BACKEND = "vllm"
 
 @dataclass(frozen=True, slots=True)
 class InputTensor:
-    """An input tensor. ``many``: any number of elements rather than one."""
+    """An input tensor. ``is_list``: any number of elements rather than one. ``any_number_type``: any type of numbers is
+    accepted."""
 
     name: str
     datatype: str
-    many: bool = False
+    is_list: bool = False
     optional: bool = True
-    loose: bool = False
+    any_number_type: bool = False
 
     @property
     def declared_shape(self) -> list[int]:
         """The declared shape."""
-        return [-1] if self.many else [1]
+        return [-1] if self.is_list else [1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,44 +54,44 @@ _INPUTS = (
     InputTensor("return_num_output_tokens", "BOOL"),
     InputTensor("embedding_request", "BYTES"),
     # TensorRT-LLM's inputs
-    InputTensor("max_tokens", "INT32", loose=True),
-    InputTensor("num_return_sequences", "INT32", loose=True),
-    InputTensor("bad_words", "BYTES", many=True),
-    InputTensor("stop_words", "BYTES", many=True),
-    InputTensor("end_id", "INT32", loose=True),
-    InputTensor("pad_id", "INT32", loose=True),
-    InputTensor("top_k", "INT32", loose=True),
-    InputTensor("top_p", "FP32", loose=True),
-    InputTensor("temperature", "FP32", loose=True),
-    InputTensor("length_penalty", "FP32", loose=True),
-    InputTensor("repetition_penalty", "FP32", loose=True),
-    InputTensor("presence_penalty", "FP32", loose=True),
-    InputTensor("frequency_penalty", "FP32", loose=True),
-    InputTensor("min_tokens", "INT32", loose=True),
-    InputTensor("min_length", "INT32", loose=True),
-    InputTensor("seed", "UINT64", loose=True),
-    InputTensor("random_seed", "UINT64", loose=True),
-    InputTensor("beam_width", "INT32", loose=True),
+    InputTensor("max_tokens", "INT32", any_number_type=True),
+    InputTensor("num_return_sequences", "INT32", any_number_type=True),
+    InputTensor("bad_words", "BYTES", is_list=True),
+    InputTensor("stop_words", "BYTES", is_list=True),
+    InputTensor("end_id", "INT32", any_number_type=True),
+    InputTensor("pad_id", "INT32", any_number_type=True),
+    InputTensor("top_k", "INT32", any_number_type=True),
+    InputTensor("top_p", "FP32", any_number_type=True),
+    InputTensor("temperature", "FP32", any_number_type=True),
+    InputTensor("length_penalty", "FP32", any_number_type=True),
+    InputTensor("repetition_penalty", "FP32", any_number_type=True),
+    InputTensor("presence_penalty", "FP32", any_number_type=True),
+    InputTensor("frequency_penalty", "FP32", any_number_type=True),
+    InputTensor("min_tokens", "INT32", any_number_type=True),
+    InputTensor("min_length", "INT32", any_number_type=True),
+    InputTensor("seed", "UINT64", any_number_type=True),
+    InputTensor("random_seed", "UINT64", any_number_type=True),
+    InputTensor("beam_width", "INT32", any_number_type=True),
     InputTensor("return_log_probs", "BOOL"),
     # for models that read images; others refuse them by name
-    InputTensor("image", "BYTES", many=True),
-    InputTensor("image_url", "BYTES", many=True),
+    InputTensor("image", "BYTES", is_list=True),
+    InputTensor("image_url", "BYTES", is_list=True),
     # declared only so that a request which uses one is refused by name
     InputTensor("decoder_text_input", "BYTES"),
     InputTensor("return_context_logits", "BOOL"),
     InputTensor("return_generation_logits", "BOOL"),
     InputTensor("return_perf_metrics", "BOOL"),
-    InputTensor("prompt_embedding_table", "FP16", many=True),
-    InputTensor("prompt_table_extra_id", "UINT64", many=True),
-    InputTensor("prompt_vocab_size", "INT32", loose=True),
-    InputTensor("embedding_bias_words", "BYTES", many=True),
-    InputTensor("embedding_bias_weights", "FP32", many=True),
-    InputTensor("lora_task_id", "UINT64", loose=True),
-    InputTensor("lora_weights", "FP16", many=True),
-    InputTensor("lora_config", "INT32", many=True),
+    InputTensor("prompt_embedding_table", "FP16", is_list=True),
+    InputTensor("prompt_table_extra_id", "UINT64", is_list=True),
+    InputTensor("prompt_vocab_size", "INT32", any_number_type=True),
+    InputTensor("embedding_bias_words", "BYTES", is_list=True),
+    InputTensor("embedding_bias_weights", "FP32", is_list=True),
+    InputTensor("lora_task_id", "UINT64", any_number_type=True),
+    InputTensor("lora_weights", "FP16", is_list=True),
+    InputTensor("lora_config", "INT32", is_list=True),
     InputTensor("guided_decoding_guide_type", "BYTES"),
     InputTensor("guided_decoding_guide", "BYTES"),
-    InputTensor("num_draft_tokens", "INT32", loose=True),
+    InputTensor("num_draft_tokens", "INT32", any_number_type=True),
     InputTensor("use_draft_logits", "BOOL"),
     InputTensor("tensorrt_llm_model_name", "BYTES"),
     InputTensor("tensorrt_llm_draft_model_name", "BYTES"),

@@ -234,7 +234,7 @@ def _gather_values(values: dict[str, Any]) -> dict[str, Any]:
                 "'sampling_parameters' must be the text of a JSON object.", field="sampling_parameters"
             ) from None
         values = inner | {
-            n: v for n, v in values.items() if n in PROTOCOL_NAMES or (n in INPUTS and not INPUTS[n].loose)
+            n: v for n, v in values.items() if n in PROTOCOL_NAMES or (n in INPUTS and not INPUTS[n].any_number_type)
         }
     gathered: dict[str, Any] = {}
     for given_name, value in values.items():

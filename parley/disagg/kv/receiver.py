@@ -152,10 +152,10 @@ class KVReceiver:
     def _fetch_in_thread(self, loop: asyncio.AbstractEventLoop) -> None:
         """Fetch all announced lists of pages, in the link's thread, without waiting for the event loop in between."""
         while self._unread:
-            part, theirs, ours = self._unread.popleft()
-            self._link.chosen_transport.fetch_pages(theirs, ours)
-            checksum = self._memory.page_checksum(ours) if self._link.checksum else None
-            loop.call_soon_threadsafe(self._report_read, part, len(ours), checksum)
+            part, sender_pages, own_pages = self._unread.popleft()
+            self._link.chosen_transport.fetch_pages(sender_pages, own_pages)
+            checksum = self._memory.page_checksum(own_pages) if self._link.checksum else None
+            loop.call_soon_threadsafe(self._report_read, part, len(own_pages), checksum)
 
     def _report_read(self, part: int, count: int, checksum: int | None) -> None:
         """Report a list of pages as read to the sender."""

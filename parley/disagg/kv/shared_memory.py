@@ -49,8 +49,8 @@ class SharedMemoryOffer(msgspec.Struct, array_like=True, frozen=True):
 class KindPair(NamedTuple):
     """A kind of pages in the sender's arena and in this one, and their bytes there: pairs of arrays."""
 
-    theirs: PageKind
-    ours: PageKind
+    sender_kind: PageKind
+    own_kind: PageKind
     grids: list[PageGridPair]
 
 
@@ -108,14 +108,14 @@ class SharedMemoryTransport(KVTransport):
 
     def _check_file(self, file: int, arena: Arena) -> None:
         """Check that a file can hold the arena for as long as it is mapped. Raises OfferUnusable, OSError."""
-        theirs, ours = os.fstat(file), os.fstat(self._arena.fd)
-        if theirs.st_dev != ours.st_dev:
+        sender_stat, own_stat = os.fstat(file), os.fstat(self._arena.fd)
+        if sender_stat.st_dev != own_stat.st_dev:
             raise OfferUnusable("the file is not a memfd with pages of the usual size")
-        if theirs.st_ino == ours.st_ino:
+        if sender_stat.st_ino == own_stat.st_ino:
             raise OfferUnusable("the file is this instance's own arena")
         if fcntl.fcntl(file, fcntl.F_GET_SEALS) & FINAL_SIZE != FINAL_SIZE:
             raise OfferUnusable("the file could be truncated while it is read")
-        if arena_bytes(arena) > theirs.st_size:
+        if arena_bytes(arena) > sender_stat.st_size:
             raise OfferUnusable("the file is shorter than the pages that it should hold")
 
     def _map_source(self, arena_fd: int, arena: Arena) -> None:
@@ -134,13 +134,15 @@ class SharedMemoryTransport(KVTransport):
     def send_pages(self, pages: Sequence[int]) -> None:
         """Do nothing: the receiver reads the pages in place."""
 
-    def fetch_pages(self, theirs: Sequence[int], ours: Sequence[int]) -> None:
+    def fetch_pages(self, sender_pages: Sequence[int], own_pages: Sequence[int]) -> None:
         """Copy pages from the sender's arena. Raises LinkLost."""
         pairs = self._kind_pairs  # stay mapped while they are in use
         if not pairs:
             raise LinkLost("The sender's memory is not open.")
-        places = [(pair.theirs.places_of(theirs), pair.ours.places_of(ours), pair.grids) for pair in pairs]
-        if sum(len(source_places) for source_places, _, _ in places) < len(theirs):
+        places = [
+            (pair.sender_kind.places_of(sender_pages), pair.own_kind.places_of(own_pages), pair.grids) for pair in pairs
+        ]
+        if sum(len(source_places) for source_places, _, _ in places) < len(sender_pages):
             raise LinkLost("The sender named pages outside its arena.")
         if any(len(source_places) != len(own_places) for source_places, own_places, _ in places):
             raise LinkLost("The sender named pages of another kind.")
@@ -160,16 +162,16 @@ class SharedMemoryTransport(KVTransport):
                 self._source_identity = None
 
 
-def _paired_grids(theirs: tuple[mmap.mmap, PageKind], ours: tuple[mmap.mmap, PageKind]) -> list[PageGridPair]:
+def _paired_grids(sender: tuple[mmap.mmap, PageKind], own: tuple[mmap.mmap, PageKind]) -> list[PageGridPair]:
     """Return pages of one kind in both arenas as arrays [regions, pages, bytes]; regions of equal shape and distance
     share one pair."""
     groups: list[list[tuple[LayerRegion, LayerRegion]]] = []
-    for pair in sorted(zip(theirs[1].regions, ours[1].regions, strict=True), key=lambda pair: pair[1].offset):
+    for pair in sorted(zip(sender[1].regions, own[1].regions, strict=True), key=lambda pair: pair[1].offset):
         if groups and _extends_group(pair, groups[-1]):
             groups[-1].append(pair)
         else:
             groups.append([pair])
-    return [(_page_grid(*theirs, [a for a, _ in group]), _page_grid(*ours, [b for _, b in group])) for group in groups]
+    return [(_page_grid(*sender, [a for a, _ in group]), _page_grid(*own, [b for _, b in group])) for group in groups]
 
 
 def _extends_group(pair: tuple[LayerRegion, LayerRegion], group: list[tuple[LayerRegion, LayerRegion]]) -> bool:

@@ -90,14 +90,14 @@ class TCPTransport(KVTransport):
         else:
             self._move_bytes(channel, pages, MAX_VIEWS, sock.sendmsg)
 
-    def fetch_pages(self, theirs: Sequence[int], ours: Sequence[int]) -> None:
+    def fetch_pages(self, sender_pages: Sequence[int], own_pages: Sequence[int]) -> None:
         """Read pages from the channel. Raises LinkLost, OSError."""
         channel = self._connected_channel()
         sock = channel.socket
         if isinstance(sock, ssl.SSLSocket):
-            self._move_bytes(channel, ours, 1, lambda views: _require_bytes(sock.recv_into(views[0])))
+            self._move_bytes(channel, own_pages, 1, lambda views: _require_bytes(sock.recv_into(views[0])))
         else:
-            self._move_bytes(channel, ours, MAX_VIEWS, lambda views: _require_bytes(sock.recvmsg_into(views)[0]))
+            self._move_bytes(channel, own_pages, MAX_VIEWS, lambda views: _require_bytes(sock.recvmsg_into(views)[0]))
 
     def _move_bytes(
         self, channel: PageChannel, pages: Sequence[int], max_views: int, move_views: Callable[[list[memoryview]], int]

@@ -52,8 +52,8 @@ class KVTransport(ABC):
         """Send pages of the own arena. Sender side. Blocks. Raises LinkLost, OSError."""
 
     @abstractmethod
-    def fetch_pages(self, theirs: Sequence[int], ours: Sequence[int]) -> None:
-        """Fill pages ``ours`` of the own arena with the sender's pages ``theirs``. Receiver side. Blocks. Raises
+    def fetch_pages(self, sender_pages: Sequence[int], own_pages: Sequence[int]) -> None:
+        """Fill ``own_pages`` of the own arena with the sender's ``sender_pages``. Receiver side. Blocks. Raises
         LinkLost, OSError."""
 
     @abstractmethod

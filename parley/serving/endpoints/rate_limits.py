@@ -19,10 +19,10 @@ MAX_WINDOWS = 10_000  # before those that have ended are removed
 
 @dataclass(slots=True)
 class UsageWindow:
-    """The use of an endpoint in the window that ``ends`` then, in the clock's seconds."""
+    """The calls or tokens that an endpoint has used in a window. ``ends_at``: in seconds of the clock."""
 
-    ends: float
-    used: int = 0
+    ends_at: float
+    used_units: int = 0
 
 
 WindowKey = tuple[str, EndpointLimit, str]  # the endpoint, the limit, and the client if the limit is for each
@@ -41,9 +41,11 @@ class EndpointUsage:
         for limit in endpoint.limits:
             allowed = limit.tokens if limit.calls is None else limit.calls
             window = self._windows.get(_window_key(endpoint, limit, tenant))
-            used_units = window.used if window is not None and window.ends > self._clock() else 0
+            used_units = window.used_units if window is not None and window.ends_at > self._clock() else 0
             if allowed is not None and used_units >= allowed:
-                raise _limit_error(endpoint, limit, WINDOW_SECONDS if window is None else window.ends - self._clock())
+                raise _limit_error(
+                    endpoint, limit, WINDOW_SECONDS if window is None else window.ends_at - self._clock()
+                )
         self._add(endpoint, tenant, calls=1)
         return EndpointLease(self, endpoint, tenant)
 
@@ -54,12 +56,12 @@ class EndpointUsage:
     def _add(self, endpoint: Endpoint, tenant: str, calls: int = 0, tokens: int = 0) -> None:
         now = self._clock()
         if len(self._windows) > MAX_WINDOWS:
-            self._windows = {key: window for key, window in self._windows.items() if window.ends > now}
+            self._windows = {key: window for key, window in self._windows.items() if window.ends_at > now}
         for limit in endpoint.limits:
             key, count = _window_key(endpoint, limit, tenant), calls if limit.tokens is None else tokens
-            if key not in self._windows or self._windows[key].ends <= now:
+            if key not in self._windows or self._windows[key].ends_at <= now:
                 self._windows[key] = UsageWindow(now + WINDOW_SECONDS)
-            self._windows[key].used += count
+            self._windows[key].used_units += count
 
 
 @dataclass(frozen=True)

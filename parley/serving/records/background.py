@@ -72,7 +72,7 @@ class KeptEvents:
 class BackgroundRun:
     """A request that runs. ``is_stream``: its client asked for a stream. ``task`` computes the events."""
 
-    kept: KeptEvents
+    kept_events: KeptEvents
     is_stream: bool
     task: asyncio.Task[None]
 
@@ -124,9 +124,9 @@ class BackgroundRuns:
     def stop_run(self, tenant: str, name: str) -> bool:
         """Stop a run. Return whether one was running."""
         run = self._runs.get((tenant, name))
-        if run is None or run.kept.has_ended:
+        if run is None or run.kept_events.has_ended:
             return False
-        run.kept.end_events()  # outputs that arrive before the task has stopped are dropped
+        run.kept_events.end_events()  # outputs that arrive before the task has stopped are dropped
         run.task.cancel()
         return True
 

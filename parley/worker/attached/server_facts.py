@@ -77,7 +77,7 @@ class ServerFacts:
     """The model and limits of a server. ``card``: the model there, ``adapters``: its adapters; ``max_logprobs``: the
     most alternatives that it lists.
 
-    ``missing``: features that it refuses. ``reports_cache``: it tells how many tokens of a prompt were cached.
+    ``missing_features``: those that it refuses. ``reports_cache``: it tells how many tokens of a prompt were cached.
     ``has_connector``: it moves KV pages. ``dimensions``: of its vectors, 0 if it makes none. ``end_ids`` and
     ``vocab_size`` are those of the local folder.
     """
@@ -88,7 +88,7 @@ class ServerFacts:
     max_model_len: int
     generates: bool
     max_logprobs: int
-    missing: frozenset[EngineFeature]
+    missing_features: frozenset[EngineFeature]
     reports_cache: bool
     has_connector: bool
     dimensions: int
@@ -125,7 +125,7 @@ async def read_facts(calls: ServerCalls, settings: AttachedSettings, name: str) 
         max_model_len=min(lengths),
         generates=bool(plain.choices),
         max_logprobs=max_logprobs,
-        missing=frozenset(missing_features),
+        missing_features=frozenset(missing_features),
         reports_cache=plain.usage is not None and plain.usage.prompt_tokens_details is not None,
         has_connector=bool(plain.kv_transfer_params),
         dimensions=dimensions,
@@ -210,7 +210,7 @@ def describe_model(facts: ServerFacts, settings: AttachedSettings) -> ModelInfo:
 def attached_features(facts: ServerFacts) -> frozenset[EngineFeature]:
     """Return the features of a server."""
     offered = vllm_features(adapters=bool(facts.adapters), connector=facts.has_connector)
-    return offered - MISSING_FEATURES - facts.missing
+    return offered - MISSING_FEATURES - facts.missing_features
 
 
 def _server_arena(facts: ServerFacts, settings: AttachedSettings) -> Arena:

@@ -75,22 +75,22 @@ def compare_adapter(number: int, prefix: KVPrefix, digest_adapter: Callable[[str
 class SubmittedChoice:
     """A choice that vLLM computes. ``page_move``: pages that it will fetch before its first output.
 
-    ``redrawn``: known tokens that it will draw again; if it does not, the next of ``fallbacks`` is tried.
+    ``redrawn_tokens``: known tokens that it will draw again. If it draws others, the first of ``fallbacks`` is tried.
     """
 
     sequence: Sequence
     page_move: dict[str, Any] | None = None
-    redrawn: list[int] = field(default_factory=list)
+    redrawn_tokens: list[int] = field(default_factory=list)
     fallbacks: list[Continuation] = field(default_factory=list)
 
     def drop_redrawn(self, output: EngineOutput) -> bool:
         """Remove known tokens from an output. Return False if others were drawn, or fewer before the end."""
-        count = min(len(self.redrawn), len(output.token_ids))
-        if output.token_ids[:count] != self.redrawn[:count]:
+        count = min(len(self.redrawn_tokens), len(output.token_ids))
+        if output.token_ids[:count] != self.redrawn_tokens[:count]:
             return False
-        if output.finish_reason not in (None, "error") and count < len(self.redrawn):
+        if output.finish_reason not in (None, "error") and count < len(self.redrawn_tokens):
             return False
-        del output.token_ids[:count], self.redrawn[:count]
+        del output.token_ids[:count], self.redrawn_tokens[:count]
         for part in (output.scores, output.token_costs):
             del (part or [])[:count]
         return True
@@ -250,7 +250,7 @@ class HostLoop:
         if output is None:
             return None
         self._release_followers(sequence.request_id)
-        if submitted.redrawn:
+        if submitted.redrawn_tokens:
             output = self._drop_redrawn(submitted, output, raw)
             if output is None:
                 return None

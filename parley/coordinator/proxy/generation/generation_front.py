@@ -148,7 +148,7 @@ class GenerationFront:
         )
         rate = self._scheduler.options.string_token_rate
         if not all(instance.native for instance in usable):
-            client.meter = AnswerMeter(scheduling_request.model, scheduling_request.length, rate)
+            client.meter = AnswerMeter(scheduling_request.model, scheduling_request.prompt_tokens, rate)
         refusal = await reserve_tokens(self._connections, client, path, body, scheduling_request, holders)
         if refusal is not None:
             client.send_complete(*refusal)

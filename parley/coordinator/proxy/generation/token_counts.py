@@ -93,7 +93,7 @@ async def reserve_tokens(
             return counts
     else:
         route, _ = await client.run_work(len(body), partial(path.pick_route, body, client.headers))
-        counts = await _estimate_token_counts(client, route, body, scheduling_request.length)
+        counts = await _estimate_token_counts(client, route, body, scheduling_request.prompt_tokens)
     await client.account.reserve_tokens(counts.prompt_tokens, counts.output_tokens)
     client.reserved_prompt_tokens = counts.prompt_tokens
     return None

@@ -202,7 +202,7 @@ def _read_completion_prompts(body: Fields, rules: MindieRules) -> list[Prompt]:
 
 def _read_completion_prompt(body: Fields, value: Any, rules: MindieRules) -> Prompt:
     if isinstance(value, str):
-        length, max_length = utf16_length(value), rules.limit << 20
+        length, max_length = utf16_length(value), rules.body_megabytes << 20
         if not 0 < length <= max_length:
             raise body.member_error("prompt", WRONG_TEXT_LENGTH.format(max_length, length))
         return Text(value)

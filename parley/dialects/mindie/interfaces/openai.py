@@ -145,7 +145,7 @@ def write_mindie_models(rules: MindieRules, cards: list[ModelCard]) -> bytes:
             "owned_by": MODEL_OWNER,
             "parent": card.root if card.adapter_folder else "null",
         }
-        model_object["root"] = card.adapter_folder or rules.weights or card.name
+        model_object["root"] = card.adapter_folder or rules.model_folder_name or card.name
         data.append(model_object if rules.strict else {"created": card.created, **model_object})
     return msgspec.json.format(encode_json({"data": data, "object": "list"}), indent=4)
 

@@ -95,7 +95,7 @@ def read_prompt_parts(
     body: Fields, prompt_input: PromptInput, rules: MindieRules, context: RequestContext, request_id: str = ""
 ) -> list[str | Media]:
     """Return the text by itself, or the texts and items of a list of parts. Raises BadRequest."""
-    value, limit = body.raw_value(prompt_input.name), rules.limit << 20
+    value, limit = body.raw_value(prompt_input.name), rules.body_megabytes << 20
     if value is None:
         raise body.member_error(prompt_input.name, prompt_input.missing)
     parts: list[str | Media]

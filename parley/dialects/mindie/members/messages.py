@@ -67,7 +67,7 @@ def _read_mindie_messages(body: Fields, strict: bool, rules: MindieRules, limits
         raise body.member_error("messages", error_text)
     messages = [_read_mindie_message(item, f"messages[{i}]", strict, rules, limits) for i, item in enumerate(value)]
     check_media_counts((placed.media for message in messages for placed in message.media), limits)
-    length, max_length = sum(utf16_length(message.content or "") for message in messages), rules.limit << 20
+    length, max_length = sum(utf16_length(message.content or "") for message in messages), rules.body_megabytes << 20
     if length > max_length:
         raise body.member_error("messages", CONTENT_INPUT.wrong_length.format(length, max_length))
     return messages

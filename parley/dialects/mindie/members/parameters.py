@@ -82,7 +82,7 @@ class ParameterTable:
                 skips_odd_stop_ids=True,
             )
         keeps_stops = self.separable_stops and not rules.old
-        inseparable = () if not rules.separated else INSEPARABLE_NAMES if keeps_stops else tuple(SEPARATION_MESSAGES)
+        inseparable = () if not rules.is_separated else INSEPARABLE_NAMES if keeps_stops else tuple(SEPARATION_MESSAGES)
         return replace(self, skips_odd_stop_ids=rules.old, banned=inseparable)
 
 

@@ -17,25 +17,26 @@ from parley.types import MediaItem, MediaKind, ProcessedMedia
 class ItemFeatures(msgspec.Struct, array_like=True, frozen=True):
     """An item after vLLM's processor. ``token_ids``: the tokens that replace the item's mark.
 
-    ``first``, ``length``: the part of these tokens that vLLM calls the item's placeholder. ``embedded``: for each token
-    of that part, whether an embedding replaces it. ``content``: the tensors, in vLLM's encoding.
+    ``placeholder_start``, ``placeholder_length``: the part of these tokens that vLLM calls the item's placeholder.
+    ``are_embedded``: for each token of that part, whether an embedding replaces it. ``content``: the tensors, in vLLM's
+    encoding.
     """
 
     digest: bytes
     token_ids: list[int]
-    first: int
-    length: int
-    embedded: list[bool]
+    placeholder_start: int
+    placeholder_length: int
+    are_embedded: list[bool]
     content: bytes
 
 
 class Placeholder(NamedTuple):
-    """The tokens of a prompt that stand for an item: ``length`` of them from ``start``. ``embedded``: which of them are
-    replaced by embeddings, None for all."""
+    """The tokens of a prompt that stand for an item: ``length`` of them from ``start``. ``are_embedded``: for each,
+    whether an embedding replaces it; None if it does for all."""
 
     start: int
     length: int
-    embedded: list[bool] | None
+    are_embedded: list[bool] | None
 
 
 _decoder = msgspec.msgpack.Decoder(ItemFeatures)
@@ -46,8 +47,10 @@ def describe_features(
 ) -> ProcessedMedia | None:
     """Return an item as the API process knows it; None if several tokens, or none, are replaced by embeddings, or if
     one of them also stands for something else. ``spellings``: of the tokens; ``replacement``: the text of all."""
-    end = features.first + features.length
-    places = [place for place, is_embedded in enumerate(features.embedded, features.first) if is_embedded]
+    end = features.placeholder_start + features.placeholder_length
+    places = [
+        place for place, is_embedded in enumerate(features.are_embedded, features.placeholder_start) if is_embedded
+    ]
     placeholder_ids = {features.token_ids[place] for place in places}
     if len(placeholder_ids) != 1 or end > len(features.token_ids):
         return None
@@ -83,12 +86,12 @@ def locate_placeholder(item: MediaItem, features: ItemFeatures, token_ids: Seque
     there, because a text at the edge was tokenized together with its neighbours, the placeholder is the part from the
     first embedding to the last.
     """
-    first_embedded = features.embedded.index(True)
+    first_embedded = features.are_embedded.index(True)
     start = item.start - first_embedded
-    own_ids = features.token_ids[features.first : features.first + features.length]
-    if start >= 0 and list(token_ids[start : start + features.length]) == own_ids:
-        embedded = features.embedded
+    own_ids = features.token_ids[features.placeholder_start : features.placeholder_start + features.placeholder_length]
+    if start >= 0 and list(token_ids[start : start + features.placeholder_length]) == own_ids:
+        embedded = features.are_embedded
     else:
         start = item.start
-        embedded = features.embedded[first_embedded : first_embedded + item.count]
+        embedded = features.are_embedded[first_embedded : first_embedded + item.count]
     return Placeholder(start, len(embedded), None if all(embedded) else embedded)

@@ -22,23 +22,24 @@ DREW_ANOTHER = "vLLM drew another token than the instance that began the answer.
 
 @dataclass(frozen=True)
 class Continuation:
-    """A way to continue a choice. The first ``prompted`` of its prior tokens are given as part of the prompt.
+    """A way to continue a choice. The first ``prompted_count`` of its prior tokens are given as part of the prompt.
 
     The others are drawn again; with ``is_forced``, all other tokens are excluded. ``page_move``: vLLM's dictionary of
     the pages that are fetched, None for none.
     """
 
-    prompted: int = 0
+    prompted_count: int = 0
     is_forced: bool = False
     page_move: dict[str, Any] | None = None
 
     def redrawn_tokens(self, request: EngineRequest, index: int) -> list[int]:
         """Return the tokens that the choice must draw first."""
-        return prior_tokens(request, index)[self.prompted :]
+        return prior_tokens(request, index)[self.prompted_count :]
 
 
 def plan_continuations(request: EngineRequest, index: int, *, can_force: bool = False) -> list[Continuation]:
-    """Return the ways to compute a choice, the best first; the next one is for the case that other tokens were drawn.
+    """Return the ways to compute a choice, the best first; the next one is used if other tokens than the known ones are
+    drawn.
 
     ``can_force``: tokens can be forced.
     """
@@ -58,7 +59,7 @@ def plan_continuations(request: EngineRequest, index: int, *, can_force: bool = 
     )
     if not counts_output and not sampling.temperature:
         return [*transfers, Continuation(len(prior))]
-    continuations = [continuation for continuation in transfers if not continuation.prompted]
+    continuations = [continuation for continuation in transfers if not continuation.prompted_count]
     if not can_force:
         continuations = continuations or [Continuation()]
     else:

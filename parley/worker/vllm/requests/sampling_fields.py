@@ -35,7 +35,7 @@ class ChoiceFields:
 
 def translate_choice(request: EngineRequest, index: int, continuation: Continuation) -> ChoiceFields:
     """Return choice ``index`` of a request that generates."""
-    sampling, prompted = request.sampling, prior_tokens(request, index)[: continuation.prompted]
+    sampling, prompted = request.sampling, prior_tokens(request, index)[: continuation.prompted_count]
     # A choice without tokens computes one, which is dropped: vLLM draws at least one.
     max_tokens = max(1, request.max_tokens - len(prompted))
     fields = {
