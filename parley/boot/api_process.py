@@ -231,7 +231,7 @@ class ApiProcess:
             self._link.fail_open_requests()
             self._main_client.fail_all(hang)
         if hang and not was_hanging:
-            log.error("The main process hangs: it %s. Requests are refused until it goes on.", hang)
+            log.error("The main process hangs: it %s. Requests are refused until it continues.", hang)
         elif was_hanging and not hang:
             log.warning("The main process answers again.")
 

@@ -232,7 +232,7 @@ class Conversation:
         except OSError as error:
             raise ConfigError(f"{file} cannot be read: {error.strerror}.") from None
         except UnicodeDecodeError:
-            raise ConfigError(f"{file} is no text in UTF-8.") from None
+            raise ConfigError(f"{file} is not text in UTF-8.") from None
         self._texts.append(f"{Path(file).name}:\n{text}")
         return f"{file} ({len(text):,} characters) will be sent with the next question."
 

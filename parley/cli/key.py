@@ -61,7 +61,9 @@ def run_command(config: ResolvedOptions) -> int:
     """Run the action that the options name. Return the exit code."""
     file, name = Path(config["file"]), config["name"]
     if file.suffix != ".toml":
-        raise ConfigError(f"--file: {file} does not end in .toml, by which servers know this form of a key file.")
+        raise ConfigError(
+            f"--file: {file} does not end in .toml: servers recognize key files with hashes by this ending."
+        )
     if config["action"] == "list" and name is None:
         return _list_keys(file)
     if config["action"] not in ("add", "remove") or name is None:

@@ -130,7 +130,7 @@ def offered_models(config: ResolvedOptions) -> list[OfferedModel]:
     if repeated_names := [name for name, count in name_counts.items() if count > 1]:
         raise ConfigError(f"--model: the name {repeated_names[0]} is given to more than one model; write NAME=MODEL.")
     if repeated_names := [name for name, count in (counts + name_counts).items() if count > 1]:
-        raise ConfigError(f"--lora: the name {repeated_names[0]} is given to something else as well.")
+        raise ConfigError(f"--lora: the name {repeated_names[0]} is already the name of a model or of another adapter.")
     return models
 
 

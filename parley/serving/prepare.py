@@ -322,7 +322,7 @@ def _check_room_for_text(model: ServedModel, request: Request) -> None:
     marks = sum(map(len, model.text_pipeline.tokenizer.special_around))
     if cut <= marks:
         raise ContextLength(
-            f"A window of {window} tokens has no room for a text, because {marks} tokens are around it.",
+            f"A window of {window} tokens has no room for a text, because {marks} tokens surround it.",
             field="prompt",
             limit=window,
         )

@@ -29,7 +29,7 @@ def hang_up_handler(reload: Callable[[], ReloadedNames], stop: Callable[[], None
         except (ConfigError, TlsFileError) as error:
             log.error("The configuration was not reloaded, and the old one stays: %s", error)
         except Exception:
-            log.exception("The configuration could not be reloaded, and may be in part the new one.")
+            log.exception("The configuration could not be reloaded completely: some new values may be in use.")
         else:
             log.info("The configuration and all certificates were reloaded; %s.", outcome.describe())
 

@@ -162,7 +162,7 @@ class KVEventPublisher:
             try:
                 frames = self._replays.recv_multipart()
                 if len(frames) != 3 or len(frames[2]) != 8:
-                    log.warning("a request to replay KV events has a wrong form")
+                    log.warning("a request to replay KV events is malformed")
                     continue
                 with self._kept_lock:
                     batches = list(self._kept)

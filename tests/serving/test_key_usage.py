@@ -125,7 +125,7 @@ def test_a_full_disk_is_logged_once_and_loses_what_exceeds_memory(tmp_path: Path
         f"The usage of keys is kept in memory, since {tmp_path / 'usage.db'} cannot be written: the disk is full. Make "
         "room there, or name a file on another disk.",
         "The usage of keys is written again.",
-        "Usage is lost, since it was more than memory keeps. Requests: 10.",
+        "The usage of 10 requests was lost: memory keeps no more rows that wait to be written.",
     ]
 
 

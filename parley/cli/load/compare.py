@@ -116,7 +116,7 @@ def compare_files(first: str, second: str) -> list[LoadComparison]:
     ):
         if loads:
             described = sorted(map(describe_load, loads))
-            raise CompareError(f"{path} has a load that {other} has not: {described[0]}.")
+            raise CompareError(f"{path} has a load that {other} does not have: {described[0]}.")
     for load, results in a_results.items():
         limits = [result.get("slo") for result in (*results, *b_results[load])]
         if any(limit != limits[0] for limit in limits):

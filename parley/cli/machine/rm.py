@@ -35,7 +35,7 @@ def run_command(config: ResolvedOptions) -> int:
         return 1
     if not config["yes"]:
         if not sys.stdin.isatty():
-            raise ConfigError("Without a terminal nobody can be asked; --yes removes the model without asking.")
+            raise ConfigError("Confirmation needs a terminal; --yes removes the model without it.")
         size = f" ({format_bytes(model.size)})" if not commit else f" at {commit}"
         if input(f"Remove {name}{size} from the cache? [y/N] ").strip().lower() not in ("y", "yes"):
             print("Nothing was removed.")

@@ -129,7 +129,7 @@ class KVPeer:
         """
         mapped_arena = self._arenas.get(name)
         if mapped_arena is None:
-            raise LinkError(f"There are no pages of a model {name} here.")
+            raise LinkError(f"This instance has no KV pages of a model {name}.")
 
         def return_link(link: KVLink) -> None:
             """Return the link to the pool."""
@@ -222,7 +222,7 @@ class KVPeer:
                 self._tickets[ticket] = transport
                 link.add_end_callback(lambda link: self._forget_ticket(ticket))
             return mapped_arena, WelcomeFrame(transport.name, link.lease, link.checksum)
-        raise OfferUnusable("There is no way for the pages: the receiver cannot use any transport of the sender.")
+        raise OfferUnusable("The receiver cannot use any of the sender's transports.")
 
     def _attach_channel(self, ticket: bytes, channel: PageChannel) -> bool:
         """Attach a page channel to its link. False if no link has the ticket."""

@@ -42,7 +42,7 @@ class MainHttpClient(InstanceHttpClient):
     async def open_connection(self) -> HttpClientConnection:
         """Open a new connection. Raises InstanceUnreachable, Overloaded."""
         if len(self._open_connections) >= self._connection_limit:
-            raise Overloaded("Too many requests are open that the server's main process answers.")
+            raise Overloaded("Too many requests to the server's main process are open.")
         try:
             own_end, other_end = socket.socketpair()
         except OSError as error:  # too many open files

@@ -150,7 +150,7 @@ class UsageStore:
                 names = self._key_names  # with those of requests that ended meanwhile
                 self._key_names = {key_id: names[key_id] for _, key_id, _ in self._pending}
             if lost:
-                log.error("Usage is lost, since it was more than memory keeps. Requests: %d.", lost)
+                log.error("The usage of %d requests was lost: memory keeps no more rows that wait to be written.", lost)
 
     def close(self) -> None:
         """Write everything, and close the file."""
@@ -197,7 +197,7 @@ def tokens_of_day(store: UsageStore | None) -> Callable[[str], int]:
         try:
             return 0 if store is None else store.tokens_of_day(key_id)
         except sqlite3.Error as error:
-            log.error("The usage of a key cannot be read, and today's is taken as 0: %s.", error)
+            log.error("The usage of a key cannot be read, so today's counts as 0: %s.", error)
             return 0
 
     return find_tokens

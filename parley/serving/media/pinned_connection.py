@@ -49,7 +49,7 @@ class TrafficMeter:
     def check_overhead(self) -> None:
         """Raise RemoteProtocolError if the body is too small a part of the received bytes."""
         if self.received - self.body > MAX_OVERHEAD + self.body * OVERHEAD_SHARE:
-            raise httpcore2.RemoteProtocolError("The headers, or the parts between which the body is split, are long.")
+            raise httpcore2.RemoteProtocolError("The headers or the chunk sizes are too long for a body of this size.")
 
 
 class MeteredStream(httpcore2.AsyncNetworkStream):

@@ -126,7 +126,7 @@ class FrameGuard:
         """Take the preface off. Return whether it has come completely. Raises HostileFrames."""
         begun = bytes(self._buffer[: len(self._preface)])
         if not self._preface.startswith(begun):
-            raise HostileFrames(PROTOCOL_ERROR, "The connection does not begin as HTTP/2 does.")
+            raise HostileFrames(PROTOCOL_ERROR, "The connection does not begin with HTTP/2's preface.")
         del self._buffer[: len(begun)]
         self._preface = self._preface[len(begun) :]
         return not self._preface
@@ -151,4 +151,4 @@ class FrameGuard:
         else:
             cost = 1 + (length // SETTING_SIZE if kind == SETTINGS else 0)
         if cost and not self._frames.spend(cost):
-            raise HostileFrames(ENHANCE_YOUR_CALM, "Too many frames came that carry no body.")
+            raise HostileFrames(ENHANCE_YOUR_CALM, "Too many frames without a part of a body arrived.")

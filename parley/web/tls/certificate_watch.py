@@ -26,4 +26,4 @@ async def watch_certificates(
         except TlsFileError as error:
             log.error("Changed certificates were not loaded, and the old ones stay: %s", error)
         else:
-            log.info("Changed certificates were loaded, for connections from now on.")
+            log.info("Changed certificates were loaded. New connections use them.")

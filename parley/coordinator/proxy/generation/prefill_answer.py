@@ -69,7 +69,7 @@ def parse_prefill_answer(body: bytes) -> PrefillAnswer:
     try:
         answer_body = _ANSWER_DECODER.decode(body)
         if answer_body.is_final is None and (answer_body.is_stream or answer_body.output is not None):
-            raise BadPrefillAnswer("It does not say whether it is the last.")
+            raise BadPrefillAnswer("The answer does not say whether it is the last.")
         if answer_body.output is None and (answer_body.is_stream or answer_body.is_final):
             raise BadPrefillAnswer("It has no output.")
         output = (answer_body.output or "").encode()
@@ -89,7 +89,7 @@ def parse_prefill_answer(body: bytes) -> PrefillAnswer:
             answer_body.used_tokens,
         )
     except (msgspec.MsgspecError, binascii.Error, UnicodeError) as error:
-        raise BadPrefillAnswer("It is not of the form that was expected.") from error
+        raise BadPrefillAnswer("The answer does not have the expected form.") from error
 
 
 def reports_full_decode(answer: InstanceAnswer) -> bool:
@@ -123,7 +123,7 @@ def parse_answer_head(payload: bytes) -> tuple[int, list[tuple[bytes, bytes]]]:
         answer_head = msgspec.json.decode(payload, type=_AnswerHead)
         return answer_head.status, _encode_headers(answer_head.headers)
     except (msgspec.MsgspecError, UnicodeError) as error:
-        raise BadPrefillAnswer("It is not of the form that was expected.") from error
+        raise BadPrefillAnswer("The answer does not have the expected form.") from error
 
 
 def _encode_headers(headers: list[tuple[str, str]]) -> list[tuple[bytes, bytes]]:
