@@ -1,4 +1,4 @@
-"""The ASGI application of one port: access checks, routing, and the answers to errors.
+"""The ASGI application of one port: access checks, routing, and error answers.
 
 Every request passes ``App.__call__``, which checks the limits of its head, its origin and its key, then routes it.
 Every exception becomes the error answer that clients of the API know. ``dialects/mounts.py`` says which API is mounted

@@ -1,4 +1,4 @@
-"""Why a file cannot be used, in words for an operator: the cause, and what helps."""
+"""Explains to operators why a file cannot be used: the cause, and the remedy."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def fault_reason(file: str | Path, error: OSError | sqlite3.Error) -> str:
 
 
 def describe_fault(file: str | Path, error: OSError | sqlite3.Error) -> str:
-    """Return why a file cannot be used, and what helps, as the end of a sentence that names the file."""
+    """Return why a file cannot be used, with the remedy, as the end of a sentence that names the file."""
     reason = fault_reason(file, error)
     remedy = REMEDIES.get(reason)
     return f"{reason}. {remedy}." if remedy else f"{reason}."

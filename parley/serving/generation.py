@@ -101,31 +101,31 @@ class Generation:
 
     @property
     def cancel_ids(self) -> tuple[str, ...]:
-        """The ids that a client can cancel it by."""
+        """The ids by which a client can cancel the request."""
         stage_ids = (self._stage.cancel_id,) if self._stage is not None else ()
         return self._request.id, *self._request.cancel_ids, *stage_ids
 
     @property
     def model(self) -> ServedModel:
-        """The model that serves it."""
+        """The model that serves the request."""
         return self._model
 
     @property
     def used_tokens(self) -> UsedTokens:
-        """The tokens that it has used so far."""
+        """The tokens that the request has used so far."""
         return UsedTokens(
             self._request.model, self.usage.prompt_tokens, self.usage.cached_tokens, sum(self._delivered_tokens())
         )
 
     @property
     def adapter_state(self) -> tuple[str, bool] | None:
-        """Its adapter, if any, and whether it still waits for its first token."""
+        """The request's adapter, if any, and whether it still waits for its first token."""
         name = self._request.adapter
         return None if name is None else (name, self._request_metrics.awaits_first_token)
 
     @property
     def progress(self) -> RequestProgress:
-        """How far it is."""
+        """The request's progress."""
         log_entry = self._request_metrics.log_entry
         choices = (choice for stream in self._prompt_streams for choice in stream.choices)
         return RequestProgress(
@@ -286,14 +286,14 @@ class Generation:
         return self._stage is not None and not self._stage.finishes_here
 
     def cancel_by_id(self, cancel_id: str) -> None:
-        """Cancel it at the request of a client or an operator, by one of its cancel ids."""
+        """Cancel the request for a client or an operator, who gave one of its cancel ids."""
         if self._stage is not None and cancel_id == self._stage.cancel_id:
             self._stage.cancel_stage()
         else:
             self.finish_early()
 
     def fail_request(self, error: ParleyError) -> None:
-        """End it with an error, which the current or next reader of events gets."""
+        """End the request with an error, which the current or next reader of events gets."""
         self._failure = self._failure or error
         for prompt_stream in self._prompt_streams:
             prompt_stream.stream.cancel_choice()
@@ -403,7 +403,7 @@ class Generation:
 
 @asynccontextmanager
 async def open_generation(model: ServedModel, request: Request) -> AsyncIterator[Generation]:
-    """Submit a request that comes from no server, and close its generation at the end.
+    """Submit a request that did not arrive over HTTP or gRPC, and close its generation at the end.
 
     Raises the errors of ``Generation.submit_request``, and Overloaded.
     """

@@ -19,8 +19,8 @@ class LastingFault:
         self._is_logged = False  # since the last end of the fault
 
     def report(self, text: str, *args: object) -> None:
-        """Log that the fault is there, unless that was logged within the last minute. It is not logged sooner if it was
-        over meanwhile: on a nearly full disk, small writes succeed between large ones that fail."""
+        """Log that the fault exists, at most once a minute, even if it was over in between: on a nearly full disk,
+        small writes succeed between large ones that fail."""
         if time.monotonic() >= self._next_line:
             self._next_line, self._is_logged = time.monotonic() + REPEAT_SECONDS, True
             log.error(text, *args)

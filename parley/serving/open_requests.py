@@ -9,8 +9,8 @@ from parley.types import Tenant
 
 
 class RequestProgress(NamedTuple):
-    """How far an open request is. ``key`` is the name of its API key, ``seconds`` its age; ``output_tokens`` are those
-    of all choices; ``started``: its first token has been generated."""
+    """The progress of an open request. ``key`` is the name of its API key, ``seconds`` its age; ``output_tokens`` are
+    those of all choices; ``started``: its first token has been generated."""
 
     id: str
     api: str
@@ -31,22 +31,22 @@ class OpenRequest(Protocol):
 
     @property
     def tenant(self) -> Tenant:
-        """Its owner, who alone may cancel it by an id."""
+        """The request's owner. Only the owner may cancel it by an id."""
 
     @property
     def cancel_ids(self) -> tuple[str, ...]:
-        """The ids that its owner can cancel it by."""
+        """The ids by which the owner can cancel the request."""
 
     @property
     def adapter_state(self) -> tuple[str, bool] | None:
-        """Its adapter, if any, and whether it still waits for its first token."""
+        """The request's adapter, if any, and whether it still waits for its first token."""
 
     @property
     def progress(self) -> RequestProgress:
-        """How far it is."""
+        """The request's progress."""
 
     def cancel_by_id(self, cancel_id: str) -> None:
-        """Cancel it at the request of a client or an operator, by one of its cancel ids."""
+        """Cancel the request for a client or an operator, who gave one of its cancel ids."""
 
     def fail_on_shutdown(self, error: ParleyError) -> None:
-        """Fail it because the server shuts down."""
+        """Fail the request because the server shuts down."""

@@ -86,42 +86,42 @@ class ServerOptions(HttpOptions):
     run at once; if all of these slots are taken, a request gets 429.
     """
 
-    tls: TlsFiles | None = None  # of all ports, gRPC's as well, but those of ``listen`` that have their own
-    root_path: str = ""  # below which a proxy shows the server
-    trusted_proxies: tuple[IPv4Network | IPv6Network, ...] = ()  # whose headers say who the client is
-    trusts_socket_proxies: bool = False  # those that connect over a Unix socket are trusted as well
-    metrics_port: int | None = None  # for the metrics alone, which other ports then do not have
-    admin_port: int | None = None  # for the routes that change the server, which other ports then do not have
+    tls: TlsFiles | None = None  # the certificate of all ports, except those of ``listen`` with their own
+    root_path: str = ""  # the path prefix under which a proxy shows the server
+    trusted_proxies: tuple[IPv4Network | IPv6Network, ...] = ()  # their headers name the client
+    trusts_socket_proxies: bool = False  # trust proxies that connect over a Unix socket as well
+    metrics_port: int | None = None  # serves only the metrics, and takes them from the other ports
+    admin_port: int | None = None  # serves the routes that change the server, and takes them from the other ports
     admin_host: str = "127.0.0.1"
-    port: int | None = 8000  # for all APIs. 0: any free port, printed at the start; None: only the ports of ``listen``
+    port: int | None = 8000  # of all APIs. 0: any free port, printed at the start; None: only the ports of ``listen``
     listen: tuple[ListenAddress, ...] = ()  # further ports; entries with the same host and port share it
     apis: Mapping[str, Dialect] = field(default_factory=dict)  # replaces the default dialects of ``listen``, by name
     grpc: tuple[ListenAddress, ...] = ()  # ports for Triton's API over gRPC
     strict: bool = False  # the APIs on the shared port have the limits and refusals of the servers they copy
     tgi_compat: str = "3"  # the TGI version that the shared port copies
-    endpoints: str | None = None  # the file that endpoints are kept in; None: they last until the server ends
+    endpoints: str | None = None  # the file that keeps the endpoints; None: they last until the server ends
     inference_tables: str | None = None  # the folder of the endpoints' inference tables; None: none are kept
-    response_store: int = 64 << 20  # for responses and conversations that later requests refer to; 0: none are kept
-    response_store_file: str | None = None  # the database that they are kept in; None: in memory
-    response_lifetime: float = 7 * 24 * 3600.0  # how long they are kept
+    response_store: int = 64 << 20  # bytes of kept responses and conversations; 0: none are kept
+    response_store_file: str | None = None  # the database that keeps them; None: memory keeps them
+    response_lifetime: float = 7 * 24 * 3600.0  # seconds that they are kept
     api_keys: tuple[str, ...] = ()  # without keys every client is admitted
     admin_keys: tuple[str, ...] = ()  # required for changes to the server, unless there are no keys at all
     priority_keys: tuple[str, ...] = ()  # API keys whose priorities count among the requests of all keys
-    key_owners: Mapping[str, KeyOwner] = field(default_factory=dict)  # who has a key, by key
-    hashed_keys: tuple[HashedKey, ...] | None = None  # of a key file in TOML; None: there is no such file
-    key_files: tuple[Path, ...] = ()  # read again when they change
+    key_owners: Mapping[str, KeyOwner] = field(default_factory=dict)  # the owner of each key in ``api_keys``
+    hashed_keys: tuple[HashedKey, ...] | None = None  # the keys of a key file in TOML; None: there is no such file
+    key_files: tuple[Path, ...] = ()  # are read again when they change
     audit_log: str | None = None  # the file of calls that may change the server; None: none is kept
     usage_db: str | None = None  # the database of the usage of keys; None: usage is not counted
     share_prefixes: bool = False  # requests with different API keys share cached prefixes
     max_queue: int = 1024
-    api_processes: int = 1  # that share the ports; with more than 1, the main process owns engines and state only
+    api_processes: int = 1  # processes that share the ports; with several, the main process only owns engines and state
     drain: float = 30.0  # how long running answers may continue after SIGTERM
     notes: tuple[str, ...] = ()  # warnings to log at the start
 
-    max_prompt: int | None = None  # tokens, if fewer than the model's context are allowed
+    max_prompt: int | None = None  # tokens, if less than the model's context
     max_output: int | None = None  # tokens; longer answers are cut
-    timeout: float | None = None  # for the whole request
-    token_timeout: float | None = None  # between two outputs of a request, or before the first
+    timeout: float | None = None  # seconds for the whole request
+    token_timeout: float | None = None  # seconds between two outputs of a request, or before the first
 
     lora_root: str | None = None  # clients may load adapters from inside this folder; None: they may not load any
     pull: bool = False  # clients may have models downloaded from the hub
@@ -130,20 +130,20 @@ class ServerOptions(HttpOptions):
     api_options: ApiOptions = DEFAULT_API_OPTIONS  # for OpenAI's and vLLM's APIs
 
     media: MediaOptions = MediaOptions()
-    media_body_limit: int = 64 << 20  # of bodies if a model reads media; ``body_limit`` holds for their text
+    media_body_limit: int = 64 << 20  # bytes of a body if a model reads media; its text is limited by ``body_limit``
 
     # for an instance of a cluster
     role: RoleName = "mixed"
-    peer_port: int | None = None  # where other instances hand requests over; 0: any free port; None: no such port
-    peer_port_attempts: int = 1  # the ports from ``peer_port`` on that are tried until one is free
+    peer_port: int | None = None  # takes requests from other instances; 0: any free port; None: no such port
+    peer_port_attempts: int = 1  # number of ports from ``peer_port`` on that are tried
     peer_lease: float = 30.0  # seconds of silence until the other side of a handover is considered dead
     peer_checksum: bool = False  # compare checksums of pages that were handed over
     p_percentage: int = 50  # the share of a flex instance's time for prefill, in percent
-    cluster_secret: str = ""  # known to all instances and coordinators of the cluster
+    cluster_secret: str = ""  # all instances and coordinators of the cluster know it
     cluster_networks: tuple[IPv4Network | IPv6Network, ...] = ()  # hosts that are trusted without the secret
     peer_tls: TlsFiles | None = None  # encrypts handovers, with certificates on both sides
 
-    otlp_traces_endpoint: str = ""  # where spans of requests are sent; "": as the environment variables say
+    otlp_traces_endpoint: str = ""  # the address that gets spans of requests; "": that of the environment variables
     log_format: LogFormat = "text"
     log_level: LogLevel = "info"
 

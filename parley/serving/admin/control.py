@@ -18,7 +18,8 @@ PAUSE_STATES: dict[PauseCommand, str] = {"hold": "held", "prepare": "prepared", 
 
 
 async def handle_self_test(registry: ModelRegistry, route: Route, exchange: Exchange) -> None:
-    """Generate, embed or classify one token, to prove that the model works. A busy engine that steps passes, too."""
+    """Generate, embed or classify one token, to prove that the model works. A busy engine passes if it completes
+    steps."""
     assert route.reader is not None and route.writer is not None
     model = registry.main_model
     seconds: float = route.reader(request_context(registry, model, exchange))

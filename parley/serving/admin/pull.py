@@ -1,7 +1,7 @@
-"""Downloads a model from the hub at a client's request, and reports the progress while it runs.
+"""Downloads a model from the hub at a client's request, and reports the progress meanwhile.
 
-Only where the operator allows it (``ServerOptions.pull``), one model at a time, and only by a name on the hub. The
-model is not served before the server is started with it.
+The operator must allow it (``ServerOptions.pull``). One model is downloaded at a time, by its name on the hub. It is
+served only when the server is started again with it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ REPORT_SECONDS = 0.5  # between two lines about the progress
 
 
 async def handle_pull(registry: ModelRegistry, route: Route, exchange: Exchange) -> None:
-    """Answer a request for a model: at once if it is served, else by downloading it, if that is allowed."""
+    """Answer a request for a model: at once if it is served, else by downloading it if the operator allows that."""
     assert route.reader is not None
     body = await exchange.read_body()
     context = request_context(registry, registry.main_model, exchange)

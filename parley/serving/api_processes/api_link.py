@@ -1,4 +1,4 @@
-"""An API process as the main process sees it: admits its requests, and relays between them and the engines.
+"""The main process's side of an API process: admits its requests, and relays between them and the engines.
 
 All outputs of a step for the process are one frame, which is written without looking into them. When the process ends,
 for any reason, everything that it holds is given back: requests in the engines, slots, and leases of keys.
@@ -72,17 +72,17 @@ class RelayedRequest:
 
     @property
     def cancel_ids(self) -> tuple[str, ...]:
-        """The ids that a client can cancel it by."""
+        """The ids by which a client can cancel the request."""
         return self._order.cancel_ids
 
     @property
     def adapter_state(self) -> tuple[str, bool] | None:
-        """Its adapter, if any, and whether it still waits for its first token."""
+        """The request's adapter, if any, and whether it still waits for its first token."""
         return None if self._order.adapter is None else (self._order.adapter, not self.progress.started)
 
     @property
     def progress(self) -> RequestProgress:
-        """How far it is."""
+        """The request's progress."""
         order = self._order
         return self.reported or RequestProgress(
             order.cancel_ids[0],
@@ -98,19 +98,19 @@ class RelayedRequest:
 
     @property
     def answer_name(self) -> str:
-        """The name of the model in its answer."""
+        """The model's name in the answer."""
         return self._order.answer_name
 
     def cancel_by_id(self, cancel_id: str) -> None:
-        """Cancel it at the request of a client or an operator, by one of its cancel ids."""
+        """Cancel the request for a client or an operator, who gave one of its cancel ids."""
         self._link.send(CancelOpen(self._order.id, cancel_id))
 
     def fail_on_shutdown(self, error: ParleyError) -> None:
-        """Fail it because the server shuts down."""
+        """Fail the request because the server shuts down."""
         self._link.send(FailOpen(self._order.id, relay_error(error)))
 
     def close(self) -> None:
-        """Release its slots."""
+        """Release the request's slots."""
         self._model.release_slots(self._order.choices, self.tenant.id)
         self._model.open_requests.pop(self, None)
 
@@ -261,7 +261,7 @@ class ApiLink:
             del self._streams[request_id]
 
     async def refresh_metrics(self) -> None:
-        """Have the process report its metrics, and wait for them for a limited time."""
+        """Ask the process for its metrics, and wait a limited time for them."""
         number = next(self._snapshot_ids)
         self._snapshots[number] = asyncio.get_running_loop().create_future()
         self.send(TakeSnapshot(number))
@@ -283,8 +283,8 @@ class ApiLink:
             waiter.set_result(None)
 
     def close(self) -> None:
-        """Give back everything that the process holds: it has ended. Of requests that were cut off, keys with limits
-        are charged the prompts."""
+        """Give back everything that the process held, because it has ended. Keys with limits are charged the prompts of
+        requests that were cut off."""
         for waiter in self._snapshots.values():
             if not waiter.done():
                 waiter.set_result(None)

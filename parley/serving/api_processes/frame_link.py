@@ -46,7 +46,7 @@ class FrameLink(asyncio.Protocol):
         return 0 if self._transport is None else self._transport.get_write_buffer_size()
 
     def change_handler(self, handle_message: Callable[[Any], None]) -> None:
-        """Give the messages that arrive from now on to another function."""
+        """Pass the messages that arrive from now on to another function."""
         self._handle_message = handle_message
 
     def send(self, message: Any) -> None:

@@ -1,7 +1,7 @@
-"""The main process as an API process sees it: asks it for admission, and relays to its engines.
+"""The API process's side of the main process: asks for admission, and relays messages to the engines.
 
-A request is admitted in one round trip: its slots, its place among the open requests, and whether its model serves. A
-key with limits needs one before, and one for its tokens. The end of a request is one message without an answer.
+One round trip admits a request: it gets slots and a place among the open requests, if its model serves. A key with
+limits needs a round trip before, and another one for the tokens. The end of a request is one message without an answer.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class AnsweredByMain(Exception):
 
 
 def main_hangs_error() -> NotReady:
-    """Return the error of a request that the main process would have to answer, which hangs."""
+    """Return the error of a request that needs the main process while that hangs."""
     return NotReady("The server's main process does not answer.", retry_after=2)
 
 
@@ -79,7 +79,7 @@ class MainLink:
             del self._questions[question.id]
 
     def take_answer(self, answer: Granted | Refused) -> None:
-        """Pass an answer to the one who asked, unless that request has ended meanwhile."""
+        """Pass an answer to the request that asked, unless that has ended meanwhile."""
         question = self._questions.get(answer.id)
         if question is not None and not question.done():
             question.set_result(answer)
@@ -93,8 +93,8 @@ class MainLink:
             generation.fail_request(main_hangs_error())
 
     def end_early(self, message: CancelOpen | FailOpen) -> None:
-        """Cancel an open request, or fail it. Not at once: it may have been granted just now, and is listed with the
-        next step of its task."""
+        """Cancel an open request, or fail it, a little later: if it has just been granted, the next step of its task
+        lists it."""
         asyncio.get_running_loop().call_soon(self._end_listed, message)
 
     def _end_listed(self, message: CancelOpen | FailOpen) -> None:
@@ -119,7 +119,7 @@ class MainLink:
 
 
 class RelayedAccount(RequestAccount):
-    """The account of a request, which the main process keeps. ``id``: of the request."""
+    """The account of request ``id``, which the main process keeps."""
 
     def __init__(self, link: MainLink, tenant: Tenant, key_name: str):
         super().__init__(tenant, key_name)
@@ -222,7 +222,7 @@ def is_answered_by_main(error: Exception) -> bool:
 
 
 def withdraw_request(link: MainLink, exchange: Exchange) -> None:
-    """Take back that a request was counted for the limits of its key: the main process counts it itself."""
+    """Stop counting a request for the limits of its key, because the main process counts it itself."""
     if exchange.tenant.limits != NO_LIMITS:
         exchange.limit_states = None
         link.send(WithdrawRequest(exchange.tenant))

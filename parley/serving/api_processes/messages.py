@@ -98,7 +98,7 @@ class UsePlan(msgspec.Struct, tag="plan", array_like=True):
 
 
 class UseOptions(msgspec.Struct, tag="options", array_like=True):
-    """Take other options from now on. Certificates are read again as well."""
+    """Use other options from now on, and read the certificates again."""
 
     options: OptionValues
 
@@ -155,7 +155,7 @@ class TakeSnapshot(msgspec.Struct, tag="take_snapshot", array_like=True):
 
 
 class MainBeat(msgspec.Struct, tag="beat", array_like=True):
-    """The main process lives."""
+    """A sign of life of the main process."""
 
 
 class AnnounceShutdown(msgspec.Struct, tag="announce_shutdown", array_like=True):

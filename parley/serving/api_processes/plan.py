@@ -1,4 +1,4 @@
-"""The plan that an API process is started with, and the facts about models and options that it gets later."""
+"""The plan with which an API process starts, and the facts about models and options that it gets later."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class ModelFacts(msgspec.Struct, frozen=True):
 
 
 class PlannedModel(msgspec.Struct, frozen=True):
-    """A model that an API process reads requests for. ``settings``: those that engines of every kind have.
+    """A model for which an API process reads requests. ``settings``: those that engines of every kind have.
     ``created``: when the main process began with it."""
 
     names: tuple[str, ...]
@@ -68,7 +68,7 @@ def planned_model(model: ServedModel) -> PlannedModel:
 
 
 def use_facts(model: ServedModel, facts: ModelFacts) -> None:
-    """Let an API process's model have these facts."""
+    """Set these facts of a model in an API process."""
     model.engine.info = facts.info
     model.engine.stats = facts.stats
     model.adapters, model.settings.adapters = dict(facts.adapters), dict(facts.adapter_folders)

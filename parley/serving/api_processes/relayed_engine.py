@@ -1,7 +1,7 @@
-"""The engine as an API process sees it: its requests go to the main process, which has the real one.
+"""The engine in an API process: it sends its requests to the main process, which has the real engine.
 
-Whether the real engine serves is decided there: by the admission of a request, and by an error output of one that comes
-too late. So this engine takes every request.
+The main process decides whether the real engine serves: it refuses admission, or sends an error output to a request
+that comes too late. So this engine takes every request.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class RelayedEngine(Engine):
         self._model_info, self._id_prefix, self._send_order = info, id_prefix, send_order
 
     async def start(self) -> None:
-        """Be ready: the main process has loaded the model."""
+        """Become ready at once, because the main process has loaded the model."""
         self._begin_loading()
         self._become_ready(self._model_info)
 

@@ -19,12 +19,12 @@ class RelayedError(msgspec.Struct, array_like=True):
 
 
 def relay_error(error: ParleyError) -> RelayedError:
-    """Return an error as a message says it."""
+    """Return an error in the form of a message."""
     return RelayedError(type(error).__name__, str(error), vars(error))
 
 
 def restore_error(relayed: RelayedError) -> ParleyError:
-    """Return the error that a message says, with all its members."""
+    """Return the error in a message, with all its members."""
     kind = getattr(errors, relayed.kind, ParleyError)
     if not (isinstance(kind, type) and issubclass(kind, ParleyError)):
         kind = ParleyError

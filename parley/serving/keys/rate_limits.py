@@ -17,8 +17,8 @@ from parley.types import KeyLimits, KeyLimitStates, LimitState, Tenant
 
 MINUTE = 60 * 10**9  # nanoseconds
 DAY_SECONDS = 86_400
-MAX_METERS = 10_000  # before those that nothing can depend on are removed
-OPEN_RETRY_SECONDS = 1.0  # when a request may be tried again that was refused because others are open
+MAX_METERS = 10_000  # with more, meters that equal new ones are removed
+OPEN_RETRY_SECONDS = 1.0  # seconds until the retry of a request that was refused because too many are open
 
 
 class RefillingBudget:
@@ -39,7 +39,7 @@ class RefillingBudget:
         return self.limit + -self._refill() // self._period
 
     def spend(self, units: int) -> None:
-        """Spend units, also more than there are. Negative ones are given back, because they were not used."""
+        """Spend units, even more than are left. Negative units are given back, because they were not used."""
         spent = self._refill() + units * self._period
         self._spent = spent if spent > 0 else 0
 
@@ -83,7 +83,7 @@ class DailyBudget:
         return self.limit - self._spent_today()
 
     def spend(self, units: int, day: int) -> None:
-        """Spend units of a day, also more than there are; negative ones are given back. Only today's count."""
+        """Spend units of a day, even more than are left; negative units are given back. Only those of today count."""
         spent = self._spent_today() + units
         if day == self._counted_day:
             self._spent = spent if spent > 0 else 0
@@ -136,7 +136,7 @@ class KeyMeter:
             return None
         if budget is None:
             return RefillingBudget(limit, MINUTE, self._clock)
-        budget.spend(0)  # refills at the old rate until now
+        budget.spend(0)  # refill at the old rate up to now
         budget.limit = limit
         return budget
 
@@ -147,12 +147,13 @@ class KeyMeter:
 
     @property
     def is_idle(self) -> bool:
-        """Whether it would be the same if it were new."""
+        """Whether the meter equals a new one, so that it can be dropped."""
         budgets = [*self.token_budgets, *((self.requests,) if self.requests is not None else ())]
         return not self.open_requests and not any(budget.seconds_until(budget.limit) for budget in budgets)
 
     def limit_states(self) -> KeyLimitStates:
-        """Return the limits as answers report them: of tokens the one that is used up sooner."""
+        """Return the limits as answers report them. Of several token limits, that is the one that will be used up
+        first."""
         tokens: LimitState | None = None
         for budget in self.token_budgets:
             state = budget.limit_state()
@@ -242,7 +243,7 @@ class KeyLimiter:
         return KeyLease(meter, name)
 
     def return_request(self, tenant: Tenant) -> None:
-        """Take back that a request was counted, because it is counted elsewhere."""
+        """Stop counting a request, because it is counted elsewhere."""
         if (requests := self._meter_of(tenant).requests) is not None:
             requests.spend(-1)
 

@@ -39,7 +39,7 @@ def sniff_media_type(data: bytes) -> str | None:
 def media_part(data: bytes, kind: MediaKind | None = None) -> dict[str, Any]:
     """Return a file as a part of a message's content, in vLLM's form of OpenAI's API. Raises ValueError.
 
-    ``kind``: the kind that the client names, because MP4 and WebM may be sound as well; None: the first bytes decide.
+    ``kind``: the kind that the user names, because MP4 and WebM may be sound as well; None: the first bytes decide.
     """
     media_type = sniff_media_type(data)
     if media_type is None:

@@ -21,7 +21,7 @@ class StoredItem:
 
 
 class ItemCache:
-    """Keeps the ``count`` items at most that were used last, up to ``limit`` bytes of features. Requests may use items
+    """Keeps the last used items: at most ``count``, with at most ``limit`` bytes of features. Requests may use items
     beyond that."""
 
     def __init__(self, limit: int, count: int):
@@ -31,7 +31,7 @@ class ItemCache:
         self._keys_by_name: OrderedDict[Hashable, Hashable] = OrderedDict()
 
     def find_item(self, key: Hashable) -> StoredItem | None:
-        """Return the item of a key, and keep it for longer."""
+        """Return the item of a key, and mark it as just used."""
         if (item := self._items.get(key)) is not None:
             self._items.move_to_end(key)
         return item

@@ -66,7 +66,7 @@ class MediaLease:
         ]
 
     def release(self) -> None:
-        """Let go of the features. May be called again."""
+        """Release the features. May be called twice."""
         self._stored = []
 
 
@@ -87,7 +87,7 @@ class _Data(msgspec.Struct, frozen=True):
         return len(self.content) >= THREAD_BYTES
 
     def to_bytes(self) -> bytes:
-        """Return the content; characters that are not base64 stay wrong ones."""
+        """Return the content as bytes. Characters outside ASCII become "?", which is no base64."""
         return self.content if isinstance(self.content, bytes) else self.content.encode("ascii", "replace")
 
     def write_into(self, file: MemoryFile) -> None:
@@ -200,7 +200,7 @@ class MediaLoader:
             ) from None
 
     async def _process_data(self, key: bytes, media: Media, data: _Data, owner: str) -> StoredItem | MediaRefused:
-        """Have a media process do the job, and keep its result."""
+        """Run the job in a media process, and keep its result."""
         self._make_room(data.encoded_size)
         source, target = MemoryFile(self._budget), MemoryFile(self._budget)
         await _run_in_thread_if(data.is_large, data.write_into, source)

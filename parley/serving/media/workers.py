@@ -83,7 +83,7 @@ class MediaWorker(WorkerProcess[FromMediaProcess]):
         raise NotReady("Media cannot be read now: the process that decodes them does not start.", retry_after=5)
 
     def process_media(self, job: ProcessMedia) -> MediaProcessed | MediaRefused:
-        """Have the process, which runs, do a job."""
+        """Give a job to the running process, and return its answer."""
         self.send_message(job)
         message = self.receive_message()
         if isinstance(message, MediaProcessed | MediaRefused):
@@ -124,7 +124,7 @@ class MediaWorkers:
     async def process_media(
         self, source: MemoryFile, target: MemoryFile, job: ProcessMedia, tenant: str
     ) -> MediaProcessed | MediaRefused:
-        """Have a process do a job with two files. Raises NotReady, Unsupported.
+        """Run a job with two files in a process. Raises NotReady, Unsupported.
 
         Cancelling this ends the job soon: it is not begun, or gets KILL_DELAY to finish.
         """
@@ -159,7 +159,7 @@ class _JobCall:
         self._given_up = False
 
     def run(self, worker: MediaWorker) -> MediaProcessed | MediaRefused:
-        """Have a worker do the job. Raises NotReady, Unsupported."""
+        """Run the job on a worker. Raises NotReady, Unsupported."""
         worker.ensure_running()
         with self._lock:
             if self._given_up:

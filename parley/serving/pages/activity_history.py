@@ -53,7 +53,7 @@ class _LatencyReader:
 
 
 def _describe_change(before: tuple[float, int], now: tuple[float, int], recent: RecentValues) -> tuple[float, float]:
-    """Return the mean of the numbers recorded since ``before``, and the 95th percentile of the last ones of them.
+    """Return the mean of the numbers recorded since ``before``, and the 95th percentile of the most recent of them.
 
     Both are (sum, count). NaN if there are none, also after a histogram was cleared.
     """

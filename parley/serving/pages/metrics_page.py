@@ -1,4 +1,4 @@
-"""The metrics page: the same facts under the metric names of each server whose dashboards exist, and under parley's."""
+"""The metrics page: the same facts under parley's metric names and under those of each server that has dashboards."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ PARLEY_SERIES: tuple[tuple[str, str, str, Callable[[ModelSnapshot], float]], ...
 
 
 def fit_buckets(metrics: ModelMetrics, context: int) -> None:
-    """Give the histograms of a model the buckets of every API. ``context``: its length in tokens, 0 if unknown."""
+    """Give the histograms of a model the buckets of every API. ``context``: the model's context in tokens, 0 if
+    unknown."""
     for dialect in (*(mount.dialect for mount in API_MOUNTS if not mount.prefix), *ADMIN_PLANES.values()):
         if dialect.add_buckets is not None:
             dialect.add_buckets(metrics, context)
