@@ -50,7 +50,7 @@ async def test_max_logprobs_of_minus_one_grants_the_whole_vocabulary(serve, pref
         assert refused.status == 400, count
     many = await server.post(prefix + path, PATHS[path] | ask_logprobs(path, 600) | {"max_tokens": 4000})
     assert many.status == 400 and "at most" in many.error["message"]
-    await server.idle()
+    await server.wait_until_idle()
 
 
 @BOTH_APIS

@@ -462,5 +462,5 @@ async def test_every_route_refuses_bodies_of_too_many_values(serve, monkeypatch)
             documented |= path.startswith("/vllm") and answer.body == b"Internal Server Error"  # of its demo server
             assert answer.status < 500 or documented, (path, kind, answer.body)
             assert len(answer.body) < 4000, (path, kind)
-    await server.idle()
+    await server.wait_until_idle()
     assert await server.control() == before

@@ -145,7 +145,7 @@ async def fuzz_calls(server: RunningServer, calls: Any, part: dict[str, Any], ho
         check_answer(path, body, await server.post(path, body), error_members)
 
     await run_in_loop(fuzz)
-    await server.idle()
+    await server.wait_until_idle()
     assert await ask_about(server, part) == before
     server.model._media_loader._cache.clear()
     async with asyncio.timeout(20):  # a job that was cancelled keeps its files for seconds

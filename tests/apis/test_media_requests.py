@@ -49,7 +49,7 @@ def chat_body(*parts: Any, **members: Any) -> dict[str, Any]:
     return {"model": "tiny", "messages": messages, "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True} | members
 
 
-def expected(family: str, parts: list[str | None], *seeds: int) -> tuple[list[int], list[int]]:
+def reference_prompt_ids(family: str, parts: list[str | None], *seeds: int) -> tuple[list[int], list[int]]:
     return reference_ids(family, chat_text(family, ("user", parts)), seeds, TOKENS)
 
 
@@ -61,7 +61,7 @@ async def test_chat_has_the_tokens_of_transformers(serve, family):
         (["First ", None, " then ", None], (2, 3), ("First ", image_part(2), " then ", image_part(3))),
         ([QUESTION], (), (QUESTION,)),
     ):
-        prompt_ids, output_ids = expected(family, parts, *seeds)
+        prompt_ids, output_ids = reference_prompt_ids(family, parts, *seeds)
         body = chat_body(*content, return_token_ids=True)
         answer = await server.post("/v1/chat/completions", body)
         assert answer.status == 200, answer.body
@@ -83,7 +83,7 @@ async def test_stream_with_media_equals_the_whole_answer(serve):
         assert details["image_tokens"] > 0 and details["audio_tokens"] == 0
         assert details["image_tokens"] + details["text_tokens"] == usage["prompt_tokens"]
     tokenized = await server.post("/tokenize", {"model": "tiny", "messages": body["messages"]})
-    prompt_ids, _ = expected("qwen2_vl", [None, QUESTION], 1)
+    prompt_ids, _ = reference_prompt_ids("qwen2_vl", [None, QUESTION], 1)
     assert tokenized.json["tokens"] == prompt_ids
 
 
@@ -188,7 +188,7 @@ def started_media_processes(server: Any) -> int:
 
 async def test_tokenized_prompts_have_the_tokens_of_their_pictures(serve):
     server = await serve(settings=media_settings("llava"))
-    prompt_ids, _ = expected("llava", [None, QUESTION], 1)
+    prompt_ids, _ = reference_prompt_ids("llava", [None, QUESTION], 1)
     conversation = chat_body(image_part(1), QUESTION)
     for path in ("/tokenize", "/vllm/tokenize"):
         answer = await server.post(path, conversation)

@@ -216,7 +216,7 @@ async def test_mindie_openai_routes_report_exceeded_time_limits(serve):
         # a started stream ends with the bare text
         assert stream.status == 200 and not stream.body.endswith(b"\n\n") and b"[DONE]" not in stream.body
         running_server.engine.step_gate.set()
-        await running_server.idle()
+        await running_server.wait_until_idle()
 
 
 # -- a server that replaces MindIE

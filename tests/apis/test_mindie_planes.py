@@ -44,7 +44,7 @@ async def test_mindie_health_routes_answer_200_while_healthy(serve_planes):
     for path in ("/health/timed", "/health/timed-1", "/health/timed-600"):
         answer = await server.get(path)
         assert (answer.status, answer.body) == (200, b'{"status":"healthy"}')
-    await server.idle()
+    await server.wait_until_idle()
     assert server.engine.stats.generated_tokens == 3
     wrong = {"error": "Wait time should be in range of [1, 600], input is not valid", "error_type": "NotFoundError"}
     for seconds in ("0", "601", "x", "-1", "1.5"):
@@ -58,7 +58,7 @@ async def test_mindie_health_routes_answer_200_while_healthy(serve_planes):
 async def test_timed_health_tests_an_embedding_model_with_an_embedding(serve_planes):
     server = await serve_planes(info=msgspec.structs.replace(MODEL_INFO, generates=False))
     assert (await server.get("/health/timed-5")).status == 200
-    await server.idle()
+    await server.wait_until_idle()
 
 
 async def test_mindie_health_reports_loading_busy_stalled_and_dead_engines(serve_planes):
@@ -78,12 +78,12 @@ async def test_mindie_health_reports_loading_busy_stalled_and_dead_engines(serve
         {"status": "healthy"},
     )  # busy, but it makes steps
     running.cancel()
-    await server.idle()
+    await server.wait_until_idle()
 
     server.engine.step_gate.clear()  # the engine stalls
     assert status_and_body(await server.get("/health/timed-1")) == (500, {"status": "abnormal"})
     server.engine.step_gate.set()
-    await server.idle()
+    await server.wait_until_idle()
     server.engine.crash_engine()
     for path in ("/health", "/v2/health/live", "/v2/health/ready"):
         assert status_and_body(await server.get(path)) == (500, {"message": "Service is abnormal"})

@@ -135,7 +135,7 @@ async def test_mindie_truncates_an_overlong_prompt_if_configured(serve, kept_tok
     token_ids = (await server.post("/infer", body)).json["details"]["generated_token_ids"]
     assert token_ids == ([5, 6, 7, 8] if kept_tokens == "head" else [7, 8, 9, 10])
     assert (await server.post("/infer", {"inputs": "a b c " * 20_000})).status == 200
-    await server.idle()
+    await server.wait_until_idle()
 
 
 async def test_mindie_cuts_answers_at_max_output(serve):
@@ -209,7 +209,7 @@ async def test_stop_infer_stops_the_oldest_request_of_an_id(serve):
     details = (await whole).json["details"]
     assert details["finish_reason"] == "stop_sequence"
     assert len(details["batch_size"]) == len(details["queue_wait_time"]) == details["generated_tokens"]
-    await server.idle()
+    await server.wait_until_idle()
     gone = await server.post("/mindie/v2/models/tiny/stopInfer", stop)
     assert read_error(gone) == (404, "RequestId is mine not found.", "NotFoundError")
 
@@ -223,7 +223,7 @@ async def test_stop_infer_stops_a_request_before_its_first_token(serve):
     answer = await waiting
     assert (answer.status, answer.json["text_output"]) == (200, "")
     server.engine.step_gate.set()
-    await server.idle()
+    await server.wait_until_idle()
 
 
 async def test_rejects_a_req_id_that_a_running_request_uses(serve):
@@ -238,7 +238,7 @@ async def test_rejects_a_req_id_that_a_running_request_uses(serve):
     assert (await server.post("/mindie/v2/models/tiny/stopInfer", {"id": "mine"})).status == 200
     assert (await first).status == 200
     assert (await server.call("POST", "/mindie/infer", {"inputs": "a"}, {"req-id": "mine"})).status == 200
-    await server.idle()
+    await server.wait_until_idle()
 
 
 # -- time limits
@@ -262,14 +262,14 @@ async def test_mindie_infer_reports_which_time_limit_was_exceeded(serve):
         for each in unstarted:
             assert read_error(await each) == (500, message, "Incomplete Generation")
         server.engine.step_gate.set()
-        await server.idle()
+        await server.wait_until_idle()
         stream = asyncio.create_task(server.post("/mindie/infer", body | {"stream": True}))
         await wait_for_tokens(server)
         server.engine.step_gate.clear()
         await pass_time(seconds)
         assert (await stream).body.decode().split("\n\n")[-1] == message  # a started stream ends with the bare text
         server.engine.step_gate.set()
-        await server.idle()
+        await server.wait_until_idle()
 
 
 async def test_openai_request_past_the_server_timeout_is_504(serve):
@@ -284,7 +284,7 @@ async def test_openai_request_past_the_server_timeout_is_504(serve):
     assert (answer.status, answer.error["type"]) == (504, "server_error")
     streamed = Answer(*head, b"".join(await stream.chunks()))
     assert streamed.status == 200 and "within the time" in streamed.events[-1]["error"]["message"]
-    await server.idle()
+    await server.wait_until_idle()
 
 
 async def test_mindie_rejects_a_body_over_the_limit(serve):
@@ -311,7 +311,7 @@ async def test_token_timeout_limits_each_token_not_the_whole_answer(serve):
     server.engine.step_observers.pop()
     server.engine.step_gate.set()
     assert (await server.post("/v1/completions", {"prompt": "a", "max_tokens": 3})).status == 200
-    await server.idle()
+    await server.wait_until_idle()
 
 
 # -- figures of the steps

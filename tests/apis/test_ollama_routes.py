@@ -227,7 +227,7 @@ async def test_ollama_load_requests_count_as_no_mistakes(server):
     for path, body in (("chat", {"messages": []}), ("generate", {"prompt": "", "keep_alive": 0})):
         assert (await server.post(f"/api/{path}", {"model": "tiny"} | body)).json["done"]
     assert server.model.metrics.invalid_requests.total_count == 0
-    await server.idle()
+    await server.wait_until_idle()
 
 
 async def test_ollama_embeds_empty_texts_among_others_and_refuses_a_window_of_marks_alone(serve, tmp_path):

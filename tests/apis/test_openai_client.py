@@ -162,7 +162,7 @@ async def test_closing_an_openai_client_stream_cancels_the_request(serve):
         async for _ in stream:
             break
         await stream.close()
-        await server.idle()
+        await server.wait_until_idle()
 
 
 @pytest.mark.parametrize("prefix", ["/mindie", "/mindie-old"])

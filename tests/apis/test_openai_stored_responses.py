@@ -22,11 +22,11 @@ async def create(server: RunningServer, headers: dict[str, str] | None = None, *
 async def ended(server: RunningServer, response: dict[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
 
-    async def look() -> bool:
+    async def read_response() -> bool:
         found.update((await server.get(f"/v1/responses/{response['id']}")).json)
         return found["status"] in ENDED
 
-    while not await look():
+    while not await read_response():
         pass
     return found
 

@@ -370,7 +370,7 @@ async def test_a_coordinator_answers_on_websockets_as_a_server_does(live_cluster
     await client.event()
     assert cluster.coordinator.front.load.open_requests == 1  # the connection itself is none
     client.connection.close()
-    await cluster.idle()
+    await cluster.wait_until_idle()
 
 
 async def test_a_separated_request_is_answered_on_the_websocket_of_its_coordinator(live_cluster):
@@ -384,4 +384,4 @@ async def test_a_separated_request_is_answered_on_the_websocket_of_its_coordinat
     second = await response_of(client, input="Two", store=False, previous_response_id=first["id"])
     assert "One" in prompt_of(second) and "Two" in prompt_of(second)
     client.connection.close()
-    await cluster.idle()
+    await cluster.wait_until_idle()

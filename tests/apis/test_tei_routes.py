@@ -41,7 +41,7 @@ async def test_an_encoder_has_teis_routes_and_a_generator_tgis(serve):
         assert b"\nte_request_success " in (await encoder.get(prefix + "/metrics")).body
     assert "count" in (await encoder.post("/tokenize", {"prompt": "a"})).json  # vLLM's
     assert (await encoder.post("/tei/embed", {"inputs": "a"}, **{"content-type": "text/plain"})).status == 415
-    await encoder.idle()
+    await encoder.wait_until_idle()
     generator = await serve()
     assert "model_pipeline_tag" in (await generator.get("/info")).json
     assert isinstance((await generator.post("/tokenize", {"inputs": "a"})).json[0], dict)
@@ -63,7 +63,7 @@ async def test_a_reranker_answers_rerank_by_the_members_of_the_body(serve):
         ("/embed", {"inputs": "a"}),
     ):
         assert (await server.post(path, other)).status in (400, 424)
-    await server.idle()
+    await server.wait_until_idle()
 
 
 async def test_requests_without_a_model_go_to_the_first_that_suits_their_path(serve, folder):
@@ -85,7 +85,7 @@ async def test_requests_without_a_model_go_to_the_first_that_suits_their_path(se
     reranker = await serve(info=model_info(labels=["LABEL_0"]), beside=[make_model("vectors", dimensions=8)])
     for path, body in (("embed", {"inputs": "a"}), ("embed_all", {"inputs": "a"})):
         assert (await reranker.post("/tei/" + path, body)).status == (200 if path == "embed" else 424)
-    await server.idle()
+    await server.wait_until_idle()
 
 
 async def test_a_body_beyond_teis_limits_is_refused_below_its_prefix(serve):
@@ -98,4 +98,4 @@ async def test_a_body_beyond_teis_limits_is_refused_below_its_prefix(serve):
     refused = await server.post("/embed", long)
     assert refused.status == 422 and "`inputs` must have less than 4096 tokens" in refused.json["error"]
     assert int((await server.post("/tei/embed", long)).headers["x-compute-tokens"]) == 4096
-    await server.idle()
+    await server.wait_until_idle()

@@ -137,7 +137,7 @@ async def test_tgi_best_of_three_lists_the_two_other_sequences(server):
     answer = (await server.post("/generate", body)).json
     assert len(answer["details"]["best_of_sequences"]) == 2
     assert (await server.post("/tgi/generate", body)).status == 422
-    await server.idle()
+    await server.wait_until_idle()
 
 
 async def test_tgi_cuts_answers_at_the_context_and_rejects_overlong_ones(serve):

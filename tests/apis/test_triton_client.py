@@ -30,7 +30,7 @@ async def test_tritonclient_grpc_script_succeeds(serve):
     port = rpc.TritonGrpcPort(server.service)
     (address,) = await port.start_server([("127.0.0.1", 0)])
     await run_script("triton_grpc.py", address)
-    await server.idle()
+    await server.wait_until_idle()
     await port.stop_server(0)
 
 

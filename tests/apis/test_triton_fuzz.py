@@ -103,7 +103,7 @@ async def test_triton_odd_bodies_earn_a_500_only_for_wrong_json_types_where_stri
 
     await run_in_loop(objects)
     await run_in_loop(infer)
-    await server.idle()
+    await server.wait_until_idle()
     assert await server.control() == before
 
 

@@ -64,7 +64,7 @@ async def test_grpc_infer_gives_the_same_answer_as_http(serve_grpc):
     assert (answer.id, answer.model_name, answer.model_version) == ("7", "tiny", "1")
     assert [answer_text(answer)] == other.json["outputs"][0]["data"] and len(answer_text(answer)) > 3
     assert not answer.parameters
-    await calls.server.idle()
+    await calls.server.wait_until_idle()
 
 
 async def test_every_grpc_query_method_answers(serve_grpc):
@@ -97,7 +97,7 @@ async def test_grpc_infer_rejects_bad_requests_with_a_status(serve_grpc, members
     calls = await serve_grpc()
     status = await grpc_error(calls.infer(**members))
     assert status[0] == code and sentence in status[1]
-    await calls.server.idle()
+    await calls.server.wait_until_idle()
 
 
 async def test_grpc_rejects_broken_messages_and_unknown_methods(serve_grpc):
@@ -247,7 +247,7 @@ async def test_triton_grpc_error_metadata_ends_the_stream_on_first_error(serve_g
         while True:
             assert not (await stream.read()).error_message
     assert caught.value.code() == grpc.StatusCode.NOT_FOUND
-    await calls.server.idle()  # the other request of the stream ended too
+    await calls.server.wait_until_idle()  # the other request of the stream ended too
 
 
 async def test_grpc_calls_report_an_engine_crash(serve_grpc):
@@ -282,7 +282,7 @@ async def test_cancelled_grpc_call_cancels_its_generation(serve_grpc, stage):
     call.cancel()
     stream.cancel()
     calls.server.engine.step_gate.set()
-    await calls.server.idle()
+    await calls.server.wait_until_idle()
     assert answer_text(await calls.infer())
 
 
@@ -295,7 +295,7 @@ async def test_grpc_deadline_cancels_the_generation(serve_grpc):
         while True:
             await stream.read()
     assert caught.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
-    await calls.server.idle()
+    await calls.server.wait_until_idle()
 
 
 async def test_closed_grpc_connection_cancels_its_generations(serve_grpc):
@@ -304,7 +304,7 @@ async def test_closed_grpc_connection_cancels_its_generations(serve_grpc):
     await stream.write(build_infer_request(stream=True, max_tokens=3000).SerializeToString())
     await stream.read()
     await calls.channel.close()
-    await calls.server.idle()
+    await calls.server.wait_until_idle()
 
 
 async def test_grpc_cuts_off_a_client_that_does_not_read(serve_grpc):
@@ -317,7 +317,7 @@ async def test_grpc_cuts_off_a_client_that_does_not_read(serve_grpc):
             await stream.write(build_infer_request(stream=True, max_tokens=4000).SerializeToString())
         calls.server.engine.step_gate.set()
         await calls.server.until(lambda: "ABORTED" in call_statuses(calls.server))
-        await calls.server.idle()
+        await calls.server.wait_until_idle()
 
 
 def call_statuses(server: RunningServer) -> str:
@@ -368,7 +368,7 @@ async def test_grpc_requires_a_key_except_for_probes(serve_grpc):
         assert answer_text(await calls.infer(metadata=metadata))
     assert (await calls.call("ServerLive")).live and (await calls.call("ServerReady")).ready
     assert (await calls.check()).status == 1
-    await calls.server.idle()
+    await calls.server.wait_until_idle()
 
 
 async def test_grpc_health_follows_loading_and_shutdown(serve_grpc):
@@ -427,7 +427,7 @@ async def test_grpc_rejects_calls_while_the_queue_is_full(serve_grpc):
     calls.server.engine.step_gate.set()
     await stream.done_writing()
     assert sum([is_final(answer) async for answer in stream]) == 2
-    await calls.server.idle()
+    await calls.server.wait_until_idle()
 
 
 async def test_requests_of_one_grpc_stream_wait_instead_of_being_rejected(serve_grpc):
@@ -494,7 +494,7 @@ async def test_grpc_port_start_fails_on_a_taken_address(serve_grpc):
 async def test_serve_opens_http_and_grpc_ports_and_exits_cleanly(folder):
     async with contextlib.AsyncExitStack() as stack:
         process = stack.enter_context(ServerProcess(folder, "--grpc-port", "0")).ready()
-        address = process.see(r"gRPC +(127\.0\.0\.1:\d+)")[1]
+        address = process.wait_for_line(r"gRPC +(127\.0\.0\.1:\d+)")[1]
         channel = await stack.enter_async_context(grpc.aio.insecure_channel(address))
         method = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
         answer = infer.INFER_RESPONSE.FromString(
@@ -548,7 +548,7 @@ async def test_grpc_odd_message_bytes_get_a_client_error_status(serve_grpc):
             assert error.details() and "server had an error" not in error.details(), parts
 
     await run_in_loop(send)
-    await calls.server.idle()
+    await calls.server.wait_until_idle()
     assert await calls.server.control() == before
 
 
@@ -581,7 +581,7 @@ async def test_cancelled_grpc_streams_leave_later_answers_unchanged(serve_grpc):
         await stream.write(build_infer_request(stream=True, max_tokens=500).SerializeToString())
         await stream.read()
         stream.cancel()
-    await calls.server.idle()
+    await calls.server.wait_until_idle()
     assert await calls.server.control() == before
 
 

@@ -210,7 +210,7 @@ async def test_triton_timeout_parameter_ends_a_request_with_503(serve):
     assert (late.status, late.json) == (503, {"error": "Request timeout expired"})
     body["parameters"] = {"timeout": 50_000_000, "max_tokens": 3}
     assert (await server.post("/v2/models/tiny/infer", body)).status == 200
-    await server.idle()
+    await server.wait_until_idle()
 
 
 async def test_triton_stream_ends_with_an_error_if_the_engine_closes(serve):

@@ -152,7 +152,7 @@ async def test_rendered_prompts_continue_as_tokens_like_the_requests_themselves(
     assert long.status == 400 and "maximum context length" in long.error["message"]
     unknown = await server.post("/inference/v1/generate", {"token_ids": [10**6], "sampling_params": {}})
     assert (unknown.status, unknown.error["message"]) == (400, "Token id 1000000 is out of vocabulary")
-    await server.idle()
+    await server.wait_until_idle()
 
 
 async def test_tokens_are_not_held_back_for_the_rest_of_a_character_or_stop_string(server):
@@ -181,7 +181,7 @@ async def test_abort_requests_ends_only_the_listed_requests(serve):
     assert (await requests[2]).json["choices"][0]["finish_reason"] == "abort"
     refused = await server.post("/inference/v1/abort_requests", {})
     assert (refused.status, refused.error["message"]) == (400, "Missing 'request_ids' in request body")
-    await server.idle()
+    await server.wait_until_idle()
 
 
 async def test_limits_full_vocabulary_logprobs_over_a_whole_request(server):
@@ -217,7 +217,7 @@ async def test_chat_batch_answers_each_conversation_like_a_single_request(server
     long = {"messages": [several[0], [{"role": "user", "content": "b " * 9000}]]}
     refused = await server.post(prefix + "/v1/chat/completions/batch", long)
     assert refused.status == 400 and "maximum context length" in refused.error["message"]
-    await server.idle()
+    await server.wait_until_idle()
 
 
 async def test_vllm_errors_have_its_statuses_and_members(server):
@@ -290,7 +290,7 @@ async def test_vllm_serves_responses_and_messages_in_its_own_form(serve, options
     long = {"messages": [{"role": "user", "content": "b " * 9000}]}
     refused = await server.post(f"{prefix}/v1/messages", HELLO_MESSAGE | long)
     assert refused.error["type"] == "BadRequestError" and "maximum context length" in refused.error["message"]
-    await server.idle()
+    await server.wait_until_idle()
 
 
 async def test_vllm_responses_are_stored_only_where_the_server_stores_them(serve):

@@ -35,7 +35,7 @@ class EncryptedServer(ProcessServer):
 
     @property
     def url(self) -> str:
-        return self.see(r"https://127\.0\.0\.1:\d+")[0]
+        return self.wait_for_line(r"https://127\.0\.0\.1:\d+")[0]
 
     def client(self, *, http2: bool = False, path: str = "", uds: str | None = None) -> httpx.Client:
         context = ssl.create_default_context(cafile=str(self.folder / "ours.pem"))
@@ -101,7 +101,7 @@ def test_a_unix_socket_is_shared(server: EncryptedServer):
 
 
 def test_grpc_serves_the_same_models(server: EncryptedServer):
-    address = server.see(r"gRPC\s+(127\.0\.0\.1:\d+)")[1]
+    address = server.wait_for_line(r"gRPC\s+(127\.0\.0\.1:\d+)")[1]
     credentials = grpc.ssl_channel_credentials((server.folder / "ours.pem").read_bytes())
     with grpc.secure_channel(address, credentials) as channel:
         answer: Any = INFERENCE_SCHEMA("ModelInferResponse").FromString
@@ -161,7 +161,7 @@ def test_usage_of_requests_that_are_cut_off_is_kept(server: EncryptedServer):
         assert started.acquire(timeout=20)
     processes = server.api_processes
     server.process.send_signal(signal.SIGTERM)
-    server.see("Shutting down")
+    server.wait_for_line("Shutting down")
     for process in processes:
         os.kill(process, signal.SIGSTOP)
     server.process.send_signal(signal.SIGTERM)  # ends at once

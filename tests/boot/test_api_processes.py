@@ -60,7 +60,9 @@ def audit_log(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def scripted(folder: Path, keys, audit_log: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProcessServer]:
+def scripted_server(
+    folder: Path, keys, audit_log: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ProcessServer]:
     """A server whose engine is scripted."""
     adapter = tmp_path_factory.mktemp("adapters") / "one"
     adapter.mkdir()
@@ -73,7 +75,7 @@ def scripted(folder: Path, keys, audit_log: Path, tmp_path_factory: pytest.TempP
 
 
 @pytest.fixture(scope="module")
-def slow(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProcessServer]:
+def slow_server(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProcessServer]:
     """A server with an engine process that takes its time."""
     model = tmp_path_factory.mktemp("slow") / "tiny"
     with ProcessServer(model, *slow_model(folder, model), "--api-processes", "2") as server:
@@ -96,15 +98,17 @@ CHANGING = {"id", "created", "created_at", "completed_at", "total_duration", "lo
             "eval_duration", "databricks_request_id"}  # fmt: skip
 
 
-def unchanging(value: Any) -> Any:
+def without_ids_and_times(value: Any) -> Any:
     """Return an answer without ids and times."""
     if isinstance(value, dict):
-        return {name: unchanging(member) for name, member in value.items() if name not in CHANGING}
-    return [unchanging(member) for member in value] if isinstance(value, list) else value
+        return {name: without_ids_and_times(member) for name, member in value.items() if name not in CHANGING}
+    return [without_ids_and_times(member) for member in value] if isinstance(value, list) else value
 
 
-def test_websockets_stay_in_their_process(scripted: ProcessServer):
-    client = openai.OpenAI(base_url=f"{scripted.url}/v1", api_key="none", default_headers=scripted.headers)
+def test_websockets_stay_in_their_process(scripted_server: ProcessServer):
+    client = openai.OpenAI(
+        base_url=f"{scripted_server.url}/v1", api_key="none", default_headers=scripted_server.headers
+    )
     with client, client.responses.connect() as connection:
         previous = None
         for text in ("One", "Two", "Three"):
@@ -117,106 +121,112 @@ def test_websockets_stay_in_their_process(scripted: ProcessServer):
             previous = event.response.id
 
 
-async def test_several_api_processes_answer_like_one(scripted: ProcessServer, serve):
+async def test_several_api_processes_answer_like_one(scripted_server: ProcessServer, serve):
     single = await serve()
     for path, body in REQUESTS.items():
-        status, content, headers = scripted.call(path, body)
+        status, content, headers = scripted_server.call(path, body)
         expected = await single.post(path, body)
-        assert (status, unchanging(content)) == (expected.status, unchanging(expected.json)), path
+        assert (status, without_ids_and_times(content)) == (expected.status, without_ids_and_times(expected.json)), path
         assert headers["content-type"] == expected.headers["content-type"]
     for path, body in (("/v1/completions", {"max_tokens": 0.5}), ("/v1/completions", {"model": "no", "prompt": "a"})):
-        status, content, _ = scripted.call(path, body)
+        status, content, _ = scripted_server.call(path, body)
         expected = await single.post(path, body)
         assert (status, content) == (expected.status, expected.json)
     body = {"prompt": "abc", "max_tokens": 5, "stream": True}
-    with scripted.open("/v1/completions", body) as answer:
+    with scripted_server.open("/v1/completions", body) as answer:
         events = [json.loads(line[6:]) for line in answer if line.startswith(b"data: {")]
     expected = await single.post("/v1/completions", body)
-    assert [unchanging(event) for event in events] == [unchanging(event) for event in expected.events]
+    assert [without_ids_and_times(event) for event in events] == [
+        without_ids_and_times(event) for event in expected.events
+    ]
 
 
-def test_both_processes_answer_and_metrics_are_their_sum(scripted: ProcessServer):
+def test_both_processes_answer_and_metrics_are_their_sum(scripted_server: ProcessServer):
     def count(page: str) -> float:
         return metric_value(page, 'vllm:request_success_total{model_name="tiny",engine="0",finished_reason="length"}')
 
-    before = count(scripted.call("/metrics")[1])
+    before = count(scripted_server.call("/metrics")[1])
     with ThreadPoolExecutor(32) as clients:
         answers = list(
-            clients.map(lambda _: scripted.call("/v1/completions", {"prompt": "a", "max_tokens": 3}), range(96))
+            clients.map(lambda _: scripted_server.call("/v1/completions", {"prompt": "a", "max_tokens": 3}), range(96))
         )
     assert {status for status, *_ in answers} == {200}
     with ThreadPoolExecutor(4) as clients:
-        pages = list(clients.map(lambda _: scripted.call("/metrics")[1], range(4)))
+        pages = list(clients.map(lambda _: scripted_server.call("/metrics")[1], range(4)))
     assert {count(page) for page in pages} == {before + 96}
 
 
-def test_limits_of_keys_are_exact_over_all_processes(scripted: ProcessServer, keys):
+def test_limits_of_keys_are_exact_over_all_processes(scripted_server: ProcessServer, keys):
     body = {"prompt": "abc", "max_tokens": 5, "ignore_eos": True}  # 8 tokens
     for name in ("requests", "tokens"):
         with ThreadPoolExecutor(16) as clients:
             answers = list(
-                clients.map(lambda _, name=name: scripted.call("/v1/completions", body, **keys[1][name]), range(60))
+                clients.map(
+                    lambda _, name=name: scripted_server.call("/v1/completions", body, **keys[1][name]), range(60)
+                )
             )
         assert Counter(status for status, *_ in answers) == {200: 20, 429: 40}
     granted = [headers for status, _, headers in answers if status == 200]
     assert min(int(headers["x-ratelimit-remaining-tokens"]) for headers in granted) == 0
 
 
-def test_a_request_that_is_passed_on_counts_once(scripted: ProcessServer, keys):
+def test_a_request_that_is_passed_on_counts_once(scripted_server: ProcessServer, keys):
     picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
     body = {"messages": [{"role": "user", "content": [picture]}]}
-    statuses = Counter(scripted.call("/v1/chat/completions", body, **keys[1]["media"])[0] for _ in range(12))
+    statuses = Counter(scripted_server.call("/v1/chat/completions", body, **keys[1]["media"])[0] for _ in range(12))
     assert statuses == {400: 10, 429: 2}
 
 
-def test_adapters_are_known_to_all_processes(scripted: ProcessServer):
+def test_adapters_are_known_to_all_processes(scripted_server: ProcessServer):
     def use(_: int) -> int:
-        return scripted.call("/v1/completions", {"model": "mine", "prompt": "a", "max_tokens": 2})[0]
+        return scripted_server.call("/v1/completions", {"model": "mine", "prompt": "a", "max_tokens": 2})[0]
 
     for path, expected in (("/v1/load_lora_adapter", 200), ("/v1/unload_lora_adapter", 404)):
         body = {"lora_name": "mine", "lora_path": "one"} if expected == 200 else {"lora_name": "mine"}
-        assert scripted.call(path, body)[0] == 200
+        assert scripted_server.call(path, body)[0] == 200
         with ThreadPoolExecutor(8) as clients:
             assert set(clients.map(use, range(24))) == {expected}
 
 
-def test_calls_are_audited_once_with_the_address_of_their_client(scripted: ProcessServer, audit_log: Path):
+def test_calls_are_audited_once_with_the_address_of_their_client(scripted_server: ProcessServer, audit_log: Path):
     forged = {"x-parley-origin": '[["8.8.8.8", 1], "https", ["a.example"]]', "x-request-id": "forged-call"}
     body = {"lora_name": "unknown"}
-    assert scripted.call("/v1/unload_lora_adapter", body, **forged)[0] == 404
-    assert scripted.call("/v1/unload_lora_adapter", body, **forged, authorization="Bearer no")[0] == 401
+    assert scripted_server.call("/v1/unload_lora_adapter", body, **forged)[0] == 404
+    assert scripted_server.call("/v1/unload_lora_adapter", body, **forged, authorization="Bearer no")[0] == 401
 
     def calls() -> list[tuple[str, int]]:
         lines = map(json.loads, audit_log.read_text().splitlines())
         return sorted((line["client"], line["status"]) for line in lines if line["id"] == "forged-call")
 
-    scripted.wait_for(lambda: len(calls()) >= 2)  # a line is written after the answer
+    scripted_server.wait_for(lambda: len(calls()) >= 2)  # a line is written after the answer
     assert calls() == [("127.0.0.1", 401), ("127.0.0.1", 404)]
 
 
-def test_reload_of_keys_reaches_all_processes(scripted: ProcessServer, keys):
+def test_reload_of_keys_reaches_all_processes(scripted_server: ProcessServer, keys):
     key, entry = make_key("late")
     add_key(keys[0], entry)
     headers = {"authorization": f"Bearer {key}"}
     body = {"prompt": "a", "max_tokens": 2}
-    scripted.process.send_signal(signal.SIGHUP)
-    assert scripted.wait_for(lambda: scripted.call("/v1/completions", body, **headers)[0] == 200)
+    scripted_server.process.send_signal(signal.SIGHUP)
+    assert scripted_server.wait_for(lambda: scripted_server.call("/v1/completions", body, **headers)[0] == 200)
     with ThreadPoolExecutor(8) as clients:
-        assert set(clients.map(lambda _: scripted.call("/v1/completions", body, **headers)[0], range(24))) == {200}
+        assert set(clients.map(lambda _: scripted_server.call("/v1/completions", body, **headers)[0], range(24))) == {
+            200
+        }
 
 
-def test_a_process_that_was_starting_knows_reloaded_keys(scripted: ProcessServer, keys):
+def test_a_process_that_was_starting_knows_reloaded_keys(scripted_server: ProcessServer, keys):
     def use_key(timeout: float = 30) -> int:
         body = {"prompt": "a", "max_tokens": 2}
-        return scripted.call("/v1/completions", body, timeout=timeout, authorization=f"Bearer {key}")[0]
+        return scripted_server.call("/v1/completions", body, timeout=timeout, authorization=f"Bearer {key}")[0]
 
-    first, second = scripted.api_processes
+    first, second = scripted_server.api_processes
     key, entry = make_key("later")
     os.kill(first, signal.SIGKILL)
-    assert scripted.wait_for(lambda: len({*scripted.api_processes} - {first, second}) == 1)
+    assert scripted_server.wait_for(lambda: len({*scripted_server.api_processes} - {first, second}) == 1)
     add_key(keys[0], entry)
-    scripted.process.send_signal(signal.SIGHUP)
-    assert scripted.wait_for(lambda: use_key() == 200)
+    scripted_server.process.send_signal(signal.SIGHUP)
+    assert scripted_server.wait_for(lambda: use_key() == 200)
 
     def new_one_knows_the_key() -> bool:
         os.kill(second, signal.SIGSTOP)  # so that the new one answers; for less time than a process that hangs has
@@ -228,17 +238,17 @@ def test_a_process_that_was_starting_knows_reloaded_keys(scripted: ProcessServer
         finally:
             os.kill(second, signal.SIGCONT)
 
-    assert scripted.wait_for(new_one_knows_the_key)
+    assert scripted_server.wait_for(new_one_knows_the_key)
 
 
-def test_a_killed_process_is_started_again_and_others_go_on(slow: ProcessServer):
-    before = slow.api_processes
+def test_a_killed_process_is_started_again_and_others_go_on(slow_server: ProcessServer):
+    before = slow_server.api_processes
     assert len(before) == 2
-    streams = [slow.open("/v1/completions", LONG) for _ in range(8)]
-    assert slow.model_state()["slots"][0] == 8
+    streams = [slow_server.open("/v1/completions", LONG) for _ in range(8)]
+    assert slow_server.model_state()["slots"][0] == 8
     os.kill(before[0], signal.SIGKILL)
-    assert slow.wait_for(lambda: len({*slow.api_processes} - {*before}) == 1)
-    assert before[1] in slow.api_processes
+    assert slow_server.wait_for(lambda: len({*slow_server.api_processes} - {*before}) == 1)
+    assert before[1] in slow_server.api_processes
     alive = []
     for stream in streams:
         try:
@@ -248,68 +258,74 @@ def test_a_killed_process_is_started_again_and_others_go_on(slow: ProcessServer)
             alive.append(stream)
         except (OSError, ValueError):
             stream.close()
-    assert slow.model_state()["slots"][0] == len(alive) == len(slow.activity()["requests"])
+    assert slow_server.model_state()["slots"][0] == len(alive) == len(slow_server.activity()["requests"])
     for stream in alive:
         stream.close()
-    assert slow.wait_for(lambda: slow.is_idle)
-    assert slow.call("/v1/completions", {"prompt": "a", "max_tokens": 2})[0] == 200
+    assert slow_server.wait_for(lambda: slow_server.is_idle)
+    assert slow_server.call("/v1/completions", {"prompt": "a", "max_tokens": 2})[0] == 200
 
 
-def test_requests_are_cancelled_from_any_connection(slow: ProcessServer):
+def test_requests_are_cancelled_from_any_connection(slow_server: ProcessServer):
     body = {"token_ids": [5], "sampling_params": {"max_tokens": 3000, "ignore_eos": True}}
     names = [f"request-{number}" for number in range(8)]
     with ThreadPoolExecutor(8) as clients:
-        answers = [clients.submit(slow.call, "/inference/v1/generate", body | {"request_id": name}) for name in names]
-        assert slow.wait_for(lambda: len(slow.activity()["requests"]) == 8)
-        assert {request["api"] for request in slow.activity()["requests"]} == {"vllm"}
-        assert slow.call("/abort_requests", {"request_ids": names})[0] == 200
+        answers = [
+            clients.submit(slow_server.call, "/inference/v1/generate", body | {"request_id": name}) for name in names
+        ]
+        assert slow_server.wait_for(lambda: len(slow_server.activity()["requests"]) == 8)
+        assert {request["api"] for request in slow_server.activity()["requests"]} == {"vllm"}
+        assert slow_server.call("/abort_requests", {"request_ids": names})[0] == 200
         for answer in answers:
             assert answer.result()[1]["choices"][0]["finish_reason"] == "abort"
-    assert slow.wait_for(lambda: slow.is_idle)
+    assert slow_server.wait_for(lambda: slow_server.is_idle)
 
 
-def test_a_killed_engine_fails_streams_and_serves_again(slow: ProcessServer):
-    streams = [slow.open("/v1/completions", LONG) for _ in range(8)]
-    [engine] = slow.children("parley.worker.process")
+def test_a_killed_engine_fails_streams_and_serves_again(slow_server: ProcessServer):
+    streams = [slow_server.open("/v1/completions", LONG) for _ in range(8)]
+    [engine] = slow_server.children("parley.worker.process")
     os.kill(engine, signal.SIGKILL)
     for stream in streams:
         with stream:
             assert b"killed by SIGKILL" in stream.read()
-    assert slow.wait_for(lambda: slow.get("/health/ready") == 200)
+    assert slow_server.wait_for(lambda: slow_server.get("/health/ready") == 200)
     with ThreadPoolExecutor(8) as clients:
         body = {"prompt": "a", "max_tokens": 2}
-        assert set(clients.map(lambda _: slow.call("/v1/completions", body)[0], range(8))) == {200}
-    assert slow.wait_for(lambda: slow.is_idle)
+        assert set(clients.map(lambda _: slow_server.call("/v1/completions", body)[0], range(8))) == {200}
+    assert slow_server.wait_for(lambda: slow_server.is_idle)
 
 
-def test_drain_refuses_new_requests_and_lets_open_ones_finish(slow: ProcessServer):
+def test_drain_refuses_new_requests_and_lets_open_ones_finish(slow_server: ProcessServer):
     body = {"prompt": "a", "max_tokens": 2}
-    processes = [*slow.api_processes, *slow.children("parley.worker.process")]
+    processes = [*slow_server.api_processes, *slow_server.children("parley.worker.process")]
     answers: list[int] = []
     clients = [
-        threading.Thread(target=lambda: answers.append(slow.call("/v1/completions", body | {"max_tokens": 150})[0]))
+        threading.Thread(
+            target=lambda: answers.append(slow_server.call("/v1/completions", body | {"max_tokens": 150})[0])
+        )
         for _ in range(8)
     ]
     for client in clients:
         client.start()
-    assert slow.wait_for(lambda: len(slow.activity()["requests"]) == 8)
-    slow.process.send_signal(signal.SIGTERM)
-    assert slow.wait_for(lambda: slow.get("/health/ready") == 503)
-    assert {slow.call("/v1/completions", body)[0] for _ in range(4)} == {503}
+    assert slow_server.wait_for(lambda: len(slow_server.activity()["requests"]) == 8)
+    slow_server.process.send_signal(signal.SIGTERM)
+    assert slow_server.wait_for(lambda: slow_server.get("/health/ready") == 503)
+    assert {slow_server.call("/v1/completions", body)[0] for _ in range(4)} == {503}
     for client in clients:
         client.join()
     assert answers == [200] * 8
-    assert slow.end() == 0
+    assert slow_server.end() == 0
     assert not [number for number in processes if Path(f"/proc/{number}").exists()]
-    assert not [line for line in slow.lines if "Traceback" in line]
+    assert not [line for line in slow_server.lines if "Traceback" in line]
 
 
-def test_a_stopped_process_is_killed_and_started_again(scripted: ProcessServer):
-    before = scripted.api_processes
+def test_a_stopped_process_is_killed_and_started_again(scripted_server: ProcessServer):
+    before = scripted_server.api_processes
     os.kill(before[0], signal.SIGSTOP)
-    assert scripted.wait_for(lambda: len({*scripted.api_processes} - {before[0]}) == 2)
-    assert scripted.see(r"API process \d hung: it did nothing for \S+ s, and was killed; its requests were cancelled")
-    assert scripted.call("/v1/completions", {"prompt": "a", "max_tokens": 2})[0] == 200
+    assert scripted_server.wait_for(lambda: len({*scripted_server.api_processes} - {before[0]}) == 2)
+    assert scripted_server.wait_for_line(
+        r"API process \d hung: it did nothing for \S+ s, and was killed; its requests were cancelled"
+    )
+    assert scripted_server.call("/v1/completions", {"prompt": "a", "max_tokens": 2})[0] == 200
 
 
 def ignores_sigterm(number: int) -> bool:
@@ -319,12 +335,14 @@ def ignores_sigterm(number: int) -> bool:
     return bool(int(ignored, 16) >> (signal.SIGTERM - 1) & 1)
 
 
-def test_processes_end_with_a_killed_main_process(scripted: ProcessServer):
-    assert scripted.wait_for(lambda: [ignores_sigterm(number) for number in scripted.api_processes] == [True, True])
-    processes = scripted.api_processes
+def test_processes_end_with_a_killed_main_process(scripted_server: ProcessServer):
+    assert scripted_server.wait_for(
+        lambda: [ignores_sigterm(number) for number in scripted_server.api_processes] == [True, True]
+    )
+    processes = scripted_server.api_processes
     os.kill(processes[0], signal.SIGSTOP)  # it cannot see the end, and must not keep the port
-    scripted.process.kill()
-    assert scripted.wait_for(lambda: not any(Path(f"/proc/{number}").exists() for number in processes))
+    scripted_server.process.kill()
+    assert scripted_server.wait_for(lambda: not any(Path(f"/proc/{number}").exists() for number in processes))
 
 
 @pytest.mark.parametrize(

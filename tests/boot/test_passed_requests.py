@@ -29,17 +29,17 @@ class ReadAnswer:
 
 
 @pytest.fixture
-def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
+def socket_ends() -> Iterator[tuple[socket.socket, socket.socket]]:
     """The sockets over which connections are sent, of an API process and of the main process."""
     api_end, main_end = socket.socketpair()
     with api_end, main_end:
         yield api_end, main_end
 
 
-async def test_an_answer_that_has_arrived_leaves_its_connection_to_the_next_request(ends):
-    client = MainHttpClient(ends[0], 1)
+async def test_an_answer_that_has_arrived_leaves_its_connection_to_the_next_request(socket_ends):
+    client = MainHttpClient(socket_ends[0], 1)
     connection = await client.open_connection()
-    accepted = accept_passed(ends[1])
+    accepted = accept_passed(socket_ends[1])
     assert accepted is not None
     with accepted as main_end:
         unread = PassedAnswer(connection)
@@ -57,8 +57,8 @@ async def test_an_answer_that_has_arrived_leaves_its_connection_to_the_next_requ
         connection.transport.close()
 
 
-async def test_connections_to_the_main_process_are_limited(ends):
-    client = MainHttpClient(ends[0], 2)
+async def test_connections_to_the_main_process_are_limited(socket_ends):
+    client = MainHttpClient(socket_ends[0], 2)
     first, second = await client.open_connection(), await client.open_connection()
     with pytest.raises(Overloaded):
         await client.open_connection()
@@ -73,9 +73,9 @@ async def test_connections_to_the_main_process_are_limited(ends):
 
 
 @pytest.mark.parametrize("new_loop", [uvloop.new_event_loop, asyncio.new_event_loop])
-def test_a_connection_whose_request_is_cancelled_while_it_opens_no_longer_counts(ends, new_loop):
+def test_a_connection_whose_request_is_cancelled_while_it_opens_no_longer_counts(socket_ends, new_loop):
     async def open_again() -> None:
-        client = MainHttpClient(ends[0], 1)
+        client = MainHttpClient(socket_ends[0], 1)
         opening = asyncio.create_task(client.open_connection())
         await asyncio.sleep(0)
         opening.cancel()
@@ -91,8 +91,8 @@ def test_a_connection_whose_request_is_cancelled_while_it_opens_no_longer_counts
         runner.run(open_again())
 
 
-def test_a_connection_that_was_lost_on_its_way_is_passed_over(ends):
-    api_end, main_end = ends
+def test_a_connection_that_was_lost_on_its_way_is_passed_over(socket_ends):
+    api_end, main_end = socket_ends
     main_end.setblocking(False)
     api_end.send(b"\0")  # so it arrives at a process with too many open files
     socket.send_fds(api_end, [b"\0"], [api_end.fileno()])

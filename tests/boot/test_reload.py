@@ -54,7 +54,7 @@ def completion_status(server: ServerProcess, key: str, padding: int = 0) -> int:
 def hang_up(server: ServerProcess, pattern: str) -> str:
     """Send the signal, and return what the log says about it."""
     server.process.send_signal(signal.SIGHUP)
-    return server.see(pattern)[1]
+    return server.wait_for_line(pattern)[1]
 
 
 def test_hang_up_reloads_keys_and_limits_of_a_server(start_server, tmp_path: Path) -> None:
@@ -80,10 +80,10 @@ def test_a_changed_key_file_is_read_without_a_signal_and_a_broken_one_is_not(sta
         add_key(file, hashed)
     server = start_server("--api-key-file", file)
     remove_key(file, "first")
-    server.see("Changed API keys were loaded")
+    server.wait_for_line("Changed API keys were loaded")
     assert [completion_status(server, key) for key in keys.values()] == [401, 200]
     file.write_text(file.read_text() + "[[keys")
-    server.see("Changed API keys were not loaded, and the old ones stay: .*not valid TOML")
+    server.wait_for_line("Changed API keys were not loaded, and the old ones stay: .*not valid TOML")
     assert [completion_status(server, key) for key in keys.values()] == [401, 200]
 
 
@@ -133,7 +133,7 @@ def wait_until(condition: Callable[[], object], seconds: float = 30.0) -> None:
         time.sleep(0.05)
 
 
-def listens(port: int) -> bool:
+def is_listening(port: int) -> bool:
     with socket.socket() as probe:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
@@ -165,7 +165,7 @@ def test_server_speaks_tls_and_takes_over_changed_certificates(start_server, cer
         *("--grpc-port", grpc_port, "--listen", f"tgi=127.0.0.1:{tgi_port}"),
         *("--metrics-port", metrics_port, "--admin-port", admin_port),
     )
-    ports = [int(server.see(r"https://127\.0\.0\.1:(\d+)")[1]), tgi_port, metrics_port, admin_port, grpc_port]
+    ports = [int(server.wait_for_line(r"https://127\.0\.0\.1:(\d+)")[1]), tgi_port, metrics_port, admin_port, grpc_port]
     authority = certificates / "ours.pem"
 
     def presented_names() -> set[str]:
@@ -176,9 +176,9 @@ def test_server_speaks_tls_and_takes_over_changed_certificates(start_server, cer
         urllib.request.urlopen(f"http://127.0.0.1:{ports[0]}/health", timeout=10)
     install_certificate(certificates, "new")
     wait_until(lambda: presented_names() == {"new"})
-    assert server.see("Changed certificates were loaded")
+    assert server.wait_for_line("Changed certificates were loaded")
     (certificates / "server.key").write_text("half of a file")
-    assert str(certificates / "server.key") in server.see("were not loaded, and the old ones stay: (.*)")[1]
+    assert str(certificates / "server.key") in server.wait_for_line("were not loaded, and the old ones stay: (.*)")[1]
     assert presented_names() == {"new"}
     install_certificate(certificates, "old")
     wait_until(lambda: presented_names() == {"old"})
@@ -196,7 +196,7 @@ def test_server_asks_clients_for_certificates_on_every_port(start_server, certif
         *("--tls-client-ca", certificates / "ours.pem", "--grpc-port", grpc_port, "--host", "0.0.0.0"),
     )
     assert not any("may use this server" in line for line in server.lines)  # strangers cannot
-    port = int(server.see(r"https://127\.0\.0\.1:(\d+)")[1])
+    port = int(server.wait_for_line(r"https://127\.0\.0\.1:(\d+)")[1])
 
     def status(client: str | None) -> int | None:
         context = ssl.create_default_context(cafile=str(certificates / "ours.pem"))
@@ -258,7 +258,7 @@ def test_hang_up_reloads_certificates_and_limits_of_a_coordinator(tmp_path: Path
             [sys.executable, "-m", "parley", "coordinator", "--config", config], stdout=output, stderr=output
         )
     try:
-        wait_until(lambda: all(map(listens, ports)))
+        wait_until(lambda: all(map(is_listening, ports)))
         assert {presented_name(port, tmp_path / "ours.pem") for port in ports} == {"old"}
         install_certificate("new")
         config.write_text(port_lines + "max_requests = 3\n" + tls_table)

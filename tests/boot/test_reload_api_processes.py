@@ -43,7 +43,7 @@ class ReloadedServer(ProcessServer):
 
     @property
     def url(self) -> str:
-        return self.see(r"https://127\.0\.0\.1:\d+")[0]
+        return self.wait_for_line(r"https://127\.0\.0\.1:\d+")[0]
 
     def replace(self, keys: list[HashedKey], certificate: str) -> None:
         written = self.work / "next.toml"

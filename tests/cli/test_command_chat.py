@@ -239,18 +239,18 @@ def server_pids(folder: Path) -> list[int]:
 
 
 @pytest.fixture
-def own(tiny, tmp_path) -> Path:
+def own_folder(tiny, tmp_path) -> Path:
     """The tiny model under a path that no other test serves."""
     link = tmp_path / "own"
     link.symlink_to(tiny)
     return link
 
 
-def test_chat_starts_and_stops_its_own_server(parley, own):
-    done = parley("chat", str(own), "-q", "the lazy dog", "--max-tokens", "30", PARLEY_FAKE_ENGINE="1")
+def test_chat_starts_and_stops_its_own_server(parley, own_folder):
+    done = parley("chat", str(own_folder), "-q", "the lazy dog", "--max-tokens", "30", PARLEY_FAKE_ENGINE="1")
     assert (done.returncode, done.stderr) == (0, "")
     assert "the lazy dog" in done.stdout
-    assert not server_pids(own)
+    assert not server_pids(own_folder)
 
 
 def test_chat_reports_why_its_server_did_not_start(parley, tmp_path):
@@ -259,14 +259,14 @@ def test_chat_reports_why_its_server_did_not_start(parley, tmp_path):
     assert "The server did not start: " in done.stderr and "no config.json" in done.stderr
 
 
-def test_killed_chat_leaves_no_server(own, tmp_path):
-    command = [sys.executable, "-m", "parley", "chat", str(own)]
+def test_killed_chat_leaves_no_server(own_folder, tmp_path):
+    command = [sys.executable, "-m", "parley", "chat", str(own_folder)]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, env=clean_environment() | {"PARLEY_FAKE_ENGINE": "1"}
     ) as chat:
-        assert wait_until(30, lambda: server_pids(own))
+        assert wait_until(30, lambda: server_pids(own_folder))
         chat.send_signal(signal.SIGKILL)
-    assert wait_until(30, lambda: not server_pids(own))
+    assert wait_until(30, lambda: not server_pids(own_folder))
 
 
 def wait_until(seconds: float, condition) -> bool:

@@ -20,7 +20,7 @@ from parley.settings.options import resolve_options
 PEERS = {name: read_peer(name) for name in peer_names()}
 
 
-def translated(peer: str, command: str) -> str:
+def translate(peer: str, command: str) -> str:
     return shlex.join(translate_command(PEERS[peer], shlex.split(command)).command())
 
 
@@ -51,7 +51,7 @@ def translated(peer: str, command: str) -> str:
     ],
 )
 def test_flags_of_vllm_become_ours(peer, old, new):
-    assert translated(peer, old) == f"parley serve {new} --host 0.0.0.0"
+    assert translate(peer, old) == f"parley serve {new} --host 0.0.0.0"
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_flags_of_vllm_become_ours(peer, old, new):
     ],
 )
 def test_commands_of_other_servers_become_ours(peer, old, new):
-    assert translated(peer, old) == new
+    assert translate(peer, old) == new
 
 
 def test_flags_without_counterpart_are_reported_with_the_reason(capfd):

@@ -76,7 +76,7 @@ async def test_cluster_answers_every_route_like_one_server(live_cluster, serve, 
     for path, _ in generating_routes():
         for _ in range(40 if NIGHTLY else 1):
             await compare_to_one_server(server, cluster.front, path, random_body(path, rng))
-    await cluster.idle()
+    await cluster.wait_until_idle()
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/mindie/v1/chat/completions", "/tgi/generate", "/nowhere"])
@@ -84,7 +84,7 @@ async def test_cluster_answers_every_route_like_one_server(live_cluster, serve, 
 async def test_cluster_refuses_bad_requests_like_one_server(live_cluster, serve, path: str, bad_body: bytes) -> None:
     cluster, server = await live_cluster("prefill", "decode"), await serve()
     await compare_to_one_server(server, cluster.front, path, bad_body)
-    await cluster.idle()
+    await cluster.wait_until_idle()
 
 
 @pytest.mark.parametrize("roles", [("mixed",), ("prefill", "decode")])
@@ -151,7 +151,7 @@ async def test_mindie_client_can_name_and_stop_its_request(live_cluster) -> None
     answer = await call
     assert answer.json["id"] == "77" and answer.json["usage"]["completion_tokens"] < 40
     decoding.engine.step_gate.set()
-    await cluster.idle()
+    await cluster.wait_until_idle()
 
 
 @pytest.mark.parametrize("lost", ["its results", "its engine", "its server"])
@@ -178,7 +178,7 @@ async def test_stream_resumes_byte_for_byte_when_decode_ends(live_cluster, serve
     for answer in await asyncio.gather(*calls):
         assert same_answer(answer.body, expected.body)
     assert cluster.coordinator.scheduler.counters.retries
-    await cluster.idle()
+    await cluster.wait_until_idle()
 
 
 async def test_stream_resumes_on_another_mixed_server(live_cluster, serve) -> None:
@@ -197,7 +197,7 @@ async def test_stream_resumes_on_another_mixed_server(live_cluster, serve) -> No
     for answer in await asyncio.gather(*calls):
         assert same_answer(answer.body, expected.body)
     assert scheduler.counters.retries
-    await cluster.idle()
+    await cluster.wait_until_idle()
 
 
 async def test_coordinator_shutdown_ends_open_requests_with_an_error(live_cluster) -> None:
@@ -216,7 +216,7 @@ async def test_coordinator_shutdown_ends_open_requests_with_an_error(live_cluste
     assert b"The server is shutting down." in last and b'"error"' in last and done == b"data: [DONE]", answer.body
     refused = await unstreamed_call
     assert (refused.status, refused.json["error"]["type"]) == (503, "service_unavailable")
-    await cluster.idle()
+    await cluster.wait_until_idle()
 
 
 async def test_incoming_bodies_count_against_the_memory_limit(live_cluster) -> None:
@@ -242,7 +242,7 @@ async def test_incoming_bodies_count_against_the_memory_limit(live_cluster) -> N
     huge = await cluster.front.connect()
     await huge.send(head.replace(b"Transfer-Encoding: chunked", b"Content-Length: %d" % (1 << 40)))
     assert (await huge.answer()).status == 413  # a retry would not help
-    await cluster.idle()
+    await cluster.wait_until_idle()
 
 
 async def test_unfinished_bodies_leave_room_for_others(live_cluster) -> None:
@@ -265,7 +265,7 @@ async def test_unfinished_bodies_leave_room_for_others(live_cluster) -> None:
     for connection in (running_server, *unfinished):
         connection.close()
     await cluster.front.until(lambda: cluster.coordinator.front.load.body_bytes == 0)
-    await cluster.idle()
+    await cluster.wait_until_idle()
 
 
 async def test_coordinator_answers_only_clients_with_a_key(live_cluster) -> None:
@@ -282,7 +282,7 @@ async def test_coordinator_answers_only_clients_with_a_key(live_cluster) -> None
         assert (
             await cluster.front.call(method, path, request_body, JSON | {"authorization": "Bearer k"})
         ).status == 200, path
-    await cluster.idle()
+    await cluster.wait_until_idle()
 
 
 async def test_foreign_scheduler_works_next_to_the_coordinator(live_cluster) -> None:
@@ -308,7 +308,7 @@ async def test_foreign_scheduler_works_next_to_the_coordinator(live_cluster) -> 
     stranger = await command_prefill(f"127.0.0.1;{cluster.members[1].peer.port}")
     assert stranger.status == 401 and b"--cluster-network" in stranger.body
     results.close()
-    await cluster.idle()
+    await cluster.wait_until_idle()
 
 
 async def test_client_disconnect_leaves_nothing_open_in_the_cluster(live_cluster) -> None:
@@ -319,7 +319,7 @@ async def test_client_disconnect_leaves_nothing_open_in_the_cluster(live_cluster
         await connection.send(build_request("POST", "/v1/chat/completions", chat_body, JSON))
         await asyncio.sleep(delay)
         connection.close()
-        await cluster.idle()
+        await cluster.wait_until_idle()
     ended = cluster.coordinator.scheduler.counters.ended.by_label
     assert ended["cancelled"] and not ended["failed"]
 

@@ -60,7 +60,7 @@ class ClusterAndServer:
 
 
 @pytest.fixture
-async def both(live_cluster, serve) -> AsyncIterator[Callable[..., Awaitable[ClusterAndServer]]]:
+async def cluster_and_server(live_cluster, serve) -> AsyncIterator[Callable[..., Awaitable[ClusterAndServer]]]:
     """Start a cluster of these roles and a server with the same options; ``tls`` and ``port_options`` are the
     coordinator's."""
     ending: list[Callable[[], Awaitable[Any]]] = []
@@ -126,8 +126,8 @@ REQUESTS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("roles", [("mixed",), ("prefill", "decode")])
-async def test_cluster_grpc_answers_equal_those_of_one_server(both, roles: tuple[str, ...]) -> None:
-    sides = await both(*roles)
+async def test_cluster_grpc_answers_equal_those_of_one_server(cluster_and_server, roles: tuple[str, ...]) -> None:
+    sides = await cluster_and_server(*roles)
     for members in REQUESTS:
         await sides.call_both(seeded_request(request_id="7", **members))
         requests = [seeded_request(request_id="7", stream=True, **members), seeded_request(request_id="8", **members)]
@@ -136,11 +136,11 @@ async def test_cluster_grpc_answers_equal_those_of_one_server(both, roles: tuple
             await stream_requests(sides.server_calls, *requests),
         )
         assert join_answers(cluster_answers) == join_answers(server_answers), members
-    await sides.cluster.idle()
+    await sides.cluster.wait_until_idle()
 
 
-async def test_grpc_stream_requests_are_separated_and_run_concurrently(both) -> None:
-    sides = await both("prefill", "decode", tick=0.01)
+async def test_grpc_stream_requests_are_separated_and_run_concurrently(cluster_and_server) -> None:
+    sides = await cluster_and_server("prefill", "decode", tick=0.01)
     requests = [seeded_request(f"a {number}", request_id=f"{number}", stream=number % 2 > 0) for number in range(20)]
     requests.insert(3, seeded_request(request_id="x", model="other"))
     cluster_answers, server_answers = (
@@ -151,12 +151,12 @@ async def test_grpc_stream_requests_are_separated_and_run_concurrently(both) -> 
     first = next(place for place, answer in enumerate(cluster_answers) if is_final(answer) and not answer.error_message)
     assert len({answer.infer_response.id for answer in cluster_answers[:first]}) > 3, "they came one after another"
     assert sides.cluster.coordinator.scheduler.counters.placements.by_label["separate"] == 21
-    await sides.cluster.idle()
+    await sides.cluster.wait_until_idle()
 
 
 @pytest.mark.parametrize("lost", ["p", "d"])
-async def test_grpc_stream_resumes_identically_when_an_instance_ends(both, lost: str) -> None:
-    sides = await both("prefill", "prefill", "decode", "decode", tick=0.01)
+async def test_grpc_stream_resumes_identically_when_an_instance_ends(cluster_and_server, lost: str) -> None:
+    sides = await cluster_and_server("prefill", "prefill", "decode", "decode", tick=0.01)
     requests = [
         seeded_request(f"a {number}", request_id=f"{number}", stream=number != 3, seed=number) for number in range(8)
     ]
@@ -177,11 +177,13 @@ async def test_grpc_stream_resumes_identically_when_an_instance_ends(both, lost:
         assert join_answers(answers) == expected
     assert (answer_text(await unary_call), True, "") == expected["3"]
     assert sides.cluster.coordinator.scheduler.counters.retries
-    await sides.cluster.idle()
+    await sides.cluster.wait_until_idle()
 
 
-async def test_grpc_request_survives_an_engine_crash_during_handover(both, monkeypatch: pytest.MonkeyPatch) -> None:
-    sides = await both("prefill", "decode", "decode")
+async def test_grpc_request_survives_an_engine_crash_during_handover(
+    cluster_and_server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sides = await cluster_and_server("prefill", "decode", "decode")
     wait_settled, crashed = KVReceiver.wait_settled, list[KVReceiver]()
 
     async def settle_and_crash_once(receiver: KVReceiver) -> None:
@@ -198,11 +200,11 @@ async def test_grpc_request_survives_an_engine_crash_during_handover(both, monke
         == join_answers(await stream_requests(sides.server_calls, *requests))
         and crashed
     )
-    await sides.cluster.idle()
+    await sides.cluster.wait_until_idle()
 
 
-async def test_cluster_grpc_stream_ends_at_the_first_error_if_requested(both) -> None:
-    sides = await both("prefill", "decode", tick=0.01)
+async def test_cluster_grpc_stream_ends_at_the_first_error_if_requested(cluster_and_server) -> None:
+    sides = await cluster_and_server("prefill", "decode", tick=0.01)
     for side in (sides.cluster_calls, sides.server_calls):
         stream = side.stream(metadata=(("triton_grpc_error", "true"),))
         await stream.write(seeded_request(request_id="long", stream=True).SerializeToString())
@@ -213,11 +215,11 @@ async def test_cluster_grpc_stream_ends_at_the_first_error_if_requested(both) ->
                 assert not (await stream.read()).error_message
         status = caught.value.code(), caught.value.details()
         assert status == (grpc.StatusCode.NOT_FOUND, "Request for unknown model: 'other' is not found")
-    await sides.cluster.idle()
+    await sides.cluster.wait_until_idle()
 
 
-async def test_cluster_rejects_malformed_grpc_messages(both) -> None:
-    sides = await both("prefill", "decode")
+async def test_cluster_rejects_malformed_grpc_messages(cluster_and_server) -> None:
+    sides = await cluster_and_server("prefill", "decode")
     for side in (sides.cluster_calls, sides.server_calls):
         assert await grpc_error(side.send("ModelInfer", BROKEN_MESSAGE)) == (
             "INTERNAL",
@@ -229,8 +231,8 @@ async def test_cluster_rejects_malformed_grpc_messages(both) -> None:
 
 
 @pytest.mark.parametrize("ending", ["cancel", "deadline", "close"])
-async def test_cluster_grpc_disconnect_leaves_nothing_open(both, ending: str) -> None:
-    sides = await both("prefill", "decode", reply=lambda work, index: [70] * 3000, tick=0.005)
+async def test_cluster_grpc_disconnect_leaves_nothing_open(cluster_and_server, ending: str) -> None:
+    sides = await cluster_and_server("prefill", "decode", reply=lambda work, index: [70] * 3000, tick=0.005)
     timeout = 2 if ending == "deadline" else 20
     call = asyncio.ensure_future(sides.cluster_calls.infer(max_tokens=3000, timeout=timeout))
     stream = sides.cluster_calls.stream(timeout=timeout)
@@ -243,11 +245,11 @@ async def test_cluster_grpc_disconnect_leaves_nothing_open(both, ending: str) ->
     elif ending == "close":
         await sides.cluster_calls.channel.close()
     await asyncio.gather(call, return_exceptions=True)
-    await sides.cluster.idle()
+    await sides.cluster.wait_until_idle()
 
 
-async def test_cluster_grpc_checks_the_keys_of_the_instances(both) -> None:
-    sides = await both("prefill", "decode", api_keys=(KEY,), cluster_secret="s")
+async def test_cluster_grpc_checks_the_keys_of_the_instances(cluster_and_server) -> None:
+    sides = await cluster_and_server("prefill", "decode", api_keys=(KEY,), cluster_secret="s")
     for metadata in ((), (("authorization", "Bearer wrong"),), (("parley-secret", "s"),)):
         code, sentence = await sides.call_both(seeded_request(), metadata=metadata)
         assert code is grpc.StatusCode.UNAUTHENTICATED and "API key" in sentence
@@ -256,8 +258,8 @@ async def test_cluster_grpc_checks_the_keys_of_the_instances(both) -> None:
         assert (await grpc_error(stream.read()))[0] == "UNAUTHENTICATED"
 
 
-async def test_cluster_grpc_statistics_are_summed(both) -> None:
-    sides = await both("prefill", "decode", "decode")
+async def test_cluster_grpc_statistics_are_summed(cluster_and_server) -> None:
+    sides = await cluster_and_server("prefill", "decode", "decode")
     for number in range(6):
         await sides.call_both(seeded_request(f"a {number}", max_tokens=4))
         await stream_requests(sides.cluster_calls, seeded_request(f"b {number}", max_tokens=4, stream=True))
@@ -287,8 +289,8 @@ SERVER_QUERIES: list[tuple[str, dict[str, Any]]] = [
 ]  # fmt: skip
 
 
-async def test_grpc_server_queries_need_no_grpc_port_at_instances(both) -> None:
-    sides = await both("prefill", "decode")
+async def test_grpc_server_queries_need_no_grpc_port_at_instances(cluster_and_server) -> None:
+    sides = await cluster_and_server("prefill", "decode")
     assert {name.removeprefix(f"{SERVICE_PATH}/") for name in before.FORWARDED_METHODS} >= {
         name for name, _ in SERVER_QUERIES
     }
@@ -305,8 +307,8 @@ async def test_grpc_server_queries_need_no_grpc_port_at_instances(both) -> None:
         assert await grpc_error(call) == ("UNIMPLEMENTED", "Method not found!")
 
 
-async def test_cluster_grpc_health_follows_instance_availability(both) -> None:
-    sides = await both("prefill", "decode")
+async def test_cluster_grpc_health_follows_instance_availability(cluster_and_server) -> None:
+    sides = await cluster_and_server("prefill", "decode")
     watching = sides.cluster_calls.channel.unary_stream(
         "/grpc.health.v1.Health/Watch", None, control.HEALTH_RESPONSE.FromString
     )(b"")
@@ -322,8 +324,8 @@ async def test_cluster_grpc_health_follows_instance_availability(both) -> None:
     assert (await grpc_error(sides.cluster_calls.call("ServerMetadata")))[0] == "UNAVAILABLE"
 
 
-async def test_grpc_metadata_needs_a_key_but_probes_do_not(both) -> None:
-    sides = await both("mixed", api_keys=(KEY,), cluster_secret="s")
+async def test_grpc_metadata_needs_a_key_but_probes_do_not(cluster_and_server) -> None:
+    sides = await cluster_and_server("mixed", api_keys=(KEY,), cluster_secret="s")
     message = control.request_class("ServerMetadata")()
     for metadata in ((), (("parley-secret", "s"),)):
         code, _ = await sides.call_both(message, method="ServerMetadata", metadata=metadata)
@@ -335,8 +337,8 @@ async def test_grpc_metadata_needs_a_key_but_probes_do_not(both) -> None:
     assert (await sides.cluster_calls.call("ServerReady")).ready and (await sides.cluster_calls.check()).status == 1
 
 
-async def test_cluster_grpc_rejects_a_message_over_the_limit(both) -> None:
-    sides = await both("prefill", "decode")
+async def test_cluster_grpc_rejects_a_message_over_the_limit(cluster_and_server) -> None:
+    sides = await cluster_and_server("prefill", "decode")
     sides.cluster_calls.channel = grpc.aio.insecure_channel(sides.cluster_calls.address)
     assert (await grpc_error(sides.cluster_calls.infer(text="a" * (33 << 20))))[0] == "RESOURCE_EXHAUSTED"
     await sides.cluster_calls.channel.close()
@@ -346,20 +348,22 @@ def long_reply(work: EngineRequest, index: int) -> list[int]:
     return [70 + k % 90 for k in range(800)]
 
 
-async def test_cluster_grpc_cuts_off_a_client_that_does_not_read(both) -> None:
-    sides = await both("prefill", "decode", reply=long_reply, port_options={"http_timeout_seconds": 0.3})
+async def test_cluster_grpc_cuts_off_a_client_that_does_not_read(cluster_and_server) -> None:
+    sides = await cluster_and_server("prefill", "decode", reply=long_reply, port_options={"http_timeout_seconds": 0.3})
     narrow = [("grpc.http2.lookahead_bytes", 1), ("grpc.http2.bdp_probe", 0)]  # keep few bytes in transit
     async with grpc.aio.insecure_channel(sides.cluster_calls.address, options=narrow) as sides.cluster_calls.channel:
         stream = sides.cluster_calls.stream()
         for _ in range(12):
             await stream.write(seeded_request(stream=True, max_tokens=800).SerializeToString())
         await sides.cluster.front.until(lambda: bool(sides.cluster.coordinator.front.load.open_requests))
-        await sides.cluster.idle()
+        await sides.cluster.wait_until_idle()
 
 
-async def test_cluster_grpc_late_reader_receives_everything(both, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_cluster_grpc_late_reader_receives_everything(
+    cluster_and_server, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(grpc_call, "MAX_QUEUED_BYTES", 256)  # bytes; nearly every answer has to wait
-    sides = await both("prefill", "decode", reply=long_reply)
+    sides = await cluster_and_server("prefill", "decode", reply=long_reply)
     requests = [seeded_request("a b c", request_id=f"{number}", stream=True, max_tokens=200) for number in range(4)]
     stream = sides.cluster_calls.stream()
     for message in requests:
@@ -369,16 +373,16 @@ async def test_cluster_grpc_late_reader_receives_everything(both, monkeypatch: p
     await asyncio.sleep(0.1)
     answers = join_answers([answer async for answer in stream])
     assert answers == join_answers(await stream_requests(sides.server_calls, *requests))
-    await sides.cluster.idle()
+    await sides.cluster.wait_until_idle()
 
 
-async def test_cluster_grpc_uses_tls_and_client_certificates(both, tmp_path: Path) -> None:
+async def test_cluster_grpc_uses_tls_and_client_certificates(cluster_and_server, tmp_path: Path) -> None:
     make_authority(tmp_path, "ca")
     for name in ("server", "client"):
         make_certificate(tmp_path, name, "ca")
     pem = {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
     tls = TlsFiles(tmp_path / "server.pem", tmp_path / "server.key", client_authorities=(tmp_path / "ca.pem",))
-    sides = await both("prefill", "decode", tls=tls)
+    sides = await cluster_and_server("prefill", "decode", tls=tls)
     known_client = grpc.ssl_channel_credentials(pem["ca.pem"], pem["client.key"], pem["client.pem"])
     for credentials in (known_client, grpc.ssl_channel_credentials(pem["ca.pem"]), None):
         if credentials is None:
@@ -394,8 +398,12 @@ async def test_cluster_grpc_uses_tls_and_client_certificates(both, tmp_path: Pat
         GrpcCertificate(tls._replace(password_file=tmp_path / "word"))
 
 
-async def test_strict_coordinator_reports_timeouts_in_grpc_form(both, monkeypatch: pytest.MonkeyPatch) -> None:
-    sides = await both("prefill", "decode", strict=True, reply=lambda work, index: [70] * 3000, tick=0.005)
+async def test_strict_coordinator_reports_timeouts_in_grpc_form(
+    cluster_and_server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sides = await cluster_and_server(
+        "prefill", "decode", strict=True, reply=lambda work, index: [70] * 3000, tick=0.005
+    )
     coordinator = sides.cluster.coordinator
     await sides.call_both(seeded_request(max_tokens=9))
     monkeypatch.setattr(coordinator.table, "options", replace(coordinator.options, infer_timeout=60))
@@ -409,11 +417,13 @@ async def test_strict_coordinator_reports_timeouts_in_grpc_form(both, monkeypatc
     *parts, last = answers
     assert parts and not any(answer.error_message for answer in parts)
     assert (last.error_message, last.infer_response.id, is_final(last)) == (refusals.TEXTS.inference_timeout, "7", True)
-    await sides.cluster.idle()
+    await sides.cluster.wait_until_idle()
 
 
-async def test_cluster_grpc_reports_packages_missing_at_instances(both, monkeypatch: pytest.MonkeyPatch) -> None:
-    sides = await both("prefill", "decode")
+async def test_cluster_grpc_reports_packages_missing_at_instances(
+    cluster_and_server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sides = await cluster_and_server("prefill", "decode")
     monkeypatch.setattr("parley.dialects.triton.calls.find_spec", lambda name: None)
     code, sentence = await grpc_error(sides.cluster_calls.infer())
     assert code == "UNIMPLEMENTED" and "parley-llm[grpc]" in sentence

@@ -75,7 +75,7 @@ async def test_limits_are_exact_for_the_whole_cluster_under_64_concurrent_client
         assert statuses == {200: 100, 429: 28}, name
     statuses = sum(await asyncio.gather(*(send("open", 1) for _ in range(64))), Counter())
     assert statuses[200] >= 8 and statuses[200] + statuses[429] == 64
-    await cluster.idle()
+    await cluster.wait_until_idle()
     assert open_requests(cluster) == 0
 
 
@@ -164,7 +164,7 @@ async def test_usage_equals_that_of_the_answers_and_counts_once(live_cluster, tm
         for path in ("/v1/chat/completions", "/v1/messages"):
             answer = await cluster.front.post(path, CHAT | {"stream": True}, **headers[name])
             assert answer.status == 200 and b"total_tokens" not in answer.body
-    await cluster.idle()
+    await cluster.wait_until_idle()
     rows = {row["key"]: row for row in await usage_rows(cluster, headers["boss"])}
     assert rows.keys() == {"alice", "bob"}
     for name, requests in (("alice", 2), ("bob", 3)):
@@ -197,7 +197,7 @@ async def test_every_ending_releases_unused_tokens(live_cluster, tmp_path):
     for connection in connections:  # the clients leave
         connection.close()
     await cluster.front.until(lambda: open_requests(cluster) == 0)
-    await cluster.idle()
+    await cluster.wait_until_idle()
     (row,) = await usage_rows(cluster, headers["boss"], key="alice")
     alice = Tenant(id=next(iter(cluster.coordinator.client_keys.ledger.limiter._meters)))
     assert row["requests"] == 4 and row["prompt_tokens"] == 16 and row["completion_tokens"] < 4000
@@ -359,7 +359,7 @@ async def test_grpc_calls_have_the_same_limits(live_cluster):
     with pytest.raises(grpc.aio.AioRpcError, match="UNAUTHENTICATED"):
         await client.infer(max_tokens=2)
     await client.channel.close()
-    await cluster.idle()
+    await cluster.wait_until_idle()
 
 
 async def test_requests_to_other_servers_are_counted_by_the_usage_in_their_answers(cluster, tmp_path):

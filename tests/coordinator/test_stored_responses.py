@@ -58,7 +58,7 @@ async def test_coordinator_stores_responses_and_conversations_like_one_server(li
         assert events_of(answer)[-1]["response"]["conversation"] == {"id": conversation}
     listed = (await front.get(f"/v1/conversations/{conversation}/items?order=asc")).json["data"]
     assert [item["role"] for item in listed] == ["user", *["user", "assistant"] * 3]
-    await cluster.idle()
+    await cluster.wait_until_idle()
 
 
 async def test_background_responses_run_behind_a_coordinator(live_cluster, serve):
@@ -89,7 +89,7 @@ async def test_background_responses_run_behind_a_coordinator(live_cluster, serve
         assert cluster.coordinator.front.load.open_requests == 1
         path = f"/v1/responses/{response['id']}"
         assert (await front.call(method, path + suffix)).status == 200
-        await cluster.idle()
+        await cluster.wait_until_idle()
         left = await front.get(path)
         assert left.status == 404 if method == "DELETE" else left.json["status"] == "cancelled"
 
@@ -104,7 +104,7 @@ async def test_background_responses_run_behind_a_coordinator(live_cluster, serve
     response = events[-1]["response"]
     assert (response["status"], response["error"]["code"]) == ("failed", "server_error")
     assert (await front.get(f"/v1/responses/{response['id']}")).json == response
-    await cluster.idle()
+    await cluster.wait_until_idle()
 
 
 async def test_vllm_routes_behind_a_coordinator_answer_like_one_server(live_cluster, serve):
@@ -129,7 +129,7 @@ async def test_vllm_routes_behind_a_coordinator_answer_like_one_server(live_clus
         assert ended["object"] == "response" and list(ended)[1] == "created_at" and ended["output"]
         bodies.append((await server.post("/vllm/v1/responses/resp_x/cancel")).body)
     assert answers[0] == answers[1]
-    await cluster.idle()
+    await cluster.wait_until_idle()
 
 
 async def test_tenants_behind_a_coordinator_cannot_reach_each_others_responses(live_cluster):
@@ -148,7 +148,7 @@ async def test_tenants_behind_a_coordinator_cannot_reach_each_others_responses(l
     cancelled = await front.call("POST", f"{path}/cancel", None, OWNER)
     assert cancelled.json["status"] == "cancelled", cancelled.body
     assert not (await create(front, {"authorization": "Bearer sk-none", "x-api-key": KEYS[0]}))["store"]
-    await cluster.idle()
+    await cluster.wait_until_idle()
 
 
 async def test_background_response_continues_after_an_instance_is_lost(live_cluster):
@@ -167,4 +167,4 @@ async def test_background_response_continues_after_an_instance_is_lost(live_clus
         text = "".join(event["delta"] for event in events if event["type"] == "response.output_text.delta")
         assert text == events[-1]["response"]["output"][0]["content"][0]["text"]
     assert cluster.coordinator.scheduler.counters.retries
-    await cluster.idle()
+    await cluster.wait_until_idle()

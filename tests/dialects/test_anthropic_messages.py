@@ -67,7 +67,7 @@ def call(index: int, name: str, *pieces: str) -> list[ChoiceDelta]:
     ]
 
 
-def whole(events: list[Any], usage: Usage = USAGE, **members: Any) -> dict[str, Any]:
+def answer_body(events: list[Any], usage: Usage = USAGE, **members: Any) -> dict[str, Any]:
     reply = read(**members)
     reply.add_events([ACCEPTED, *events])
     return json.loads(reply.render_body(usage))
@@ -160,7 +160,7 @@ def test_anthropic_omits_thinking_and_still_signs_it():
     assert b"thinking_delta" not in stream(events, thinking=omitted) and signature.encode() in stream(
         events, thinking=omitted
     )
-    thinking, text = whole(events, thinking=omitted)["content"]
+    thinking, text = answer_body(events, thinking=omitted)["content"]
     assert thinking == {"type": "thinking", "thinking": "", "signature": signature}
     assert text == {"type": "text", "text": "So"}
 
@@ -175,11 +175,11 @@ def test_anthropic_shows_thinking_as_updates(rules: AnthropicRules):
 
 def test_anthropic_hides_thinking_that_was_not_asked_for():
     events = [ChoiceDelta(0, "hm", "reasoning"), ChoiceDelta(0, "So"), done()]
-    assert whole(events)["content"] == [{"type": "text", "text": "So"}]
+    assert answer_body(events)["content"] == [{"type": "text", "text": "So"}]
     assert b"thinking" not in stream(events)
 
 
-def joined(data: bytes) -> list[dict[str, Any]]:
+def join_blocks(data: bytes) -> list[dict[str, Any]]:
     """The blocks of a stream, put together as clients do it."""
     blocks: list[dict[str, Any]] = []
     arguments = ""
@@ -211,24 +211,24 @@ def test_anthropic_stream_joins_to_the_whole_message():
     ]  # fmt: skip
     for thinking in (THINKING, {"type": "disabled"}, {"type": "adaptive", "display": "omitted"}):
         members: dict[str, Any] = {"thinking": thinking, "tools": [TOOL]}
-        assert joined(stream(events, **members)) == whole(events, **members)["content"]
+        assert join_blocks(stream(events, **members)) == answer_body(events, **members)["content"]
 
 
 def test_anthropic_writes_calls_as_objects_and_broken_ones_as_text():
-    message = whole([*call(0, "f", '{"a": 1}'), *call(1, "g", "{broken"), *call(2, "h", "[1]"), done("tool")])
+    message = answer_body([*call(0, "f", '{"a": 1}'), *call(1, "g", "{broken"), *call(2, "h", "[1]"), done("tool")])
     assert message["content"] == [
         {"type": "tool_use", "id": "toolu_0", "name": "f", "input": {"a": 1}},
         {"type": "text", "text": "g({broken)"},
         {"type": "text", "text": "h([1])"},
     ]
     assert message["stop_reason"] == "tool_use"
-    assert whole([*call(0, "f", "{"), done("tool")])["stop_reason"] == "end_turn"
-    assert whole([*call(0, "f"), done("tool")])["content"][0]["input"] == {}
+    assert answer_body([*call(0, "f", "{"), done("tool")])["stop_reason"] == "end_turn"
+    assert answer_body([*call(0, "f"), done("tool")])["content"][0]["input"] == {}
 
 
 @pytest.mark.parametrize("arguments", ["", "{", '{"a": 1, "b": "x'])
 def test_anthropic_shows_a_call_that_was_cut_off_without_its_arguments(arguments: str):
-    message = whole([ChoiceDelta(0, "a"), *call(0, "f", arguments), done("length")])
+    message = answer_body([ChoiceDelta(0, "a"), *call(0, "f", arguments), done("length")])
     assert message["content"] == [
         {"type": "text", "text": "a"},
         {"type": "tool_use", "id": "toolu_0", "name": "f", "input": {}},
@@ -238,7 +238,7 @@ def test_anthropic_shows_a_call_that_was_cut_off_without_its_arguments(arguments
 
 def test_anthropic_keeps_call_ids_that_a_model_writes():
     delta = ChoiceDelta(0, "", "tool", tool_call=ToolCallDelta(0, "functions.f:0", "f", "{}"))
-    assert whole([delta, done("tool")])["content"][0]["id"] == "functions.f:0"
+    assert answer_body([delta, done("tool")])["content"][0]["id"] == "functions.f:0"
 
 
 @pytest.mark.parametrize(
@@ -252,7 +252,7 @@ def test_anthropic_keeps_call_ids_that_a_model_writes():
     ],
 )
 def test_anthropic_says_why_a_message_ended(end: ChoiceDone, usage: Usage, expected: tuple[str, str | None]):
-    message = whole([ChoiceDelta(0, "a"), end], usage)
+    message = answer_body([ChoiceDelta(0, "a"), end], usage)
     assert (message["stop_reason"], message["stop_sequence"]) == expected
 
 
@@ -265,7 +265,7 @@ def test_anthropic_counts_what_the_cache_found_and_stores():
             {"tools": [TOOL | {"cache_control": control}]},
             {"messages": [{"role": "user", "content": [{"type": "text", "text": "a", "cache_control": control}]}]},
         ):
-            usage = whole([ChoiceDelta(0, "a"), done()], **members)["usage"]
+            usage = answer_body([ChoiceDelta(0, "a"), done()], **members)["usage"]
             assert (usage["input_tokens"], usage["cache_creation_input_tokens"], usage["cache_read_input_tokens"]) == (
                 0,
                 4,
@@ -296,7 +296,7 @@ def test_anthropic_stream_counts_no_token_twice(control: dict[str, str] | None):
 
 def test_anthropic_reports_no_edits_of_the_context():
     edits = {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}
-    assert whole([done()], context_management=edits)["context_management"] == {"applied_edits": []}
+    assert answer_body([done()], context_management=edits)["context_management"] == {"applied_edits": []}
     assert b'"output_tokens":5},"context_management":{"applied_edits":[]}}' in stream(
         [done()], context_management=edits
     )

@@ -54,14 +54,14 @@ def text(content: str) -> dict[str, Any]:
     return {"type": "text", "text": content}
 
 
-def unanswered(place: int, ids: str) -> str:
+def unanswered_error(place: int, ids: str) -> str:
     return (
         f"messages.{place}: `tool_use` ids were found without `tool_result` blocks immediately after: {ids}. Each "
         "`tool_use` block must have a corresponding `tool_result` block in the next message."
     )
 
 
-def orphan(place: str, use_id: str) -> str:
+def orphan_error(place: str, use_id: str) -> str:
     return (
         f"messages.{place}: unexpected `tool_use_id` found in `tool_result` blocks: {use_id}. Each `tool_result` block "
         "must have a corresponding `tool_use` block in the previous message."
@@ -386,16 +386,16 @@ def test_anthropic_refuses_wrong_members(members: dict[str, Any], sentence: str)
         ({"messages": [user("")]}, "messages: text content blocks must be non-empty"),
         ({"stop_sequences": "END"}, "stop_sequences: Input should be a valid list, but got a string"),
         ({"stop_sequences": ["\n"]}, "stop_sequences: each stop sequence must contain non-whitespace"),
-        ({"messages": [*TURNS, assistant(USE), user("b")]}, unanswered(2, "toolu_1")),
+        ({"messages": [*TURNS, assistant(USE), user("b")]}, unanswered_error(2, "toolu_1")),
         ({"messages": [*TURNS, assistant(USE), {"role": "system", "content": "s"}, user("b")]},
-         unanswered(3, "toolu_1")),
-        ({"messages": [*TURNS, assistant(text("a"), USE)]}, unanswered(2, "toolu_1")),
-        ({"messages": [*TURNS, assistant(USE, text("a")), user(RESULT)]}, unanswered(2, "toolu_1")),  # as recorded
+         unanswered_error(3, "toolu_1")),
+        ({"messages": [*TURNS, assistant(text("a"), USE)]}, unanswered_error(2, "toolu_1")),
+        ({"messages": [*TURNS, assistant(USE, text("a")), user(RESULT)]}, unanswered_error(2, "toolu_1")),  # recorded
         ({"messages": [*TURNS, assistant(USE, USE | {"id": "b"}, USE | {"id": "c"}), user(RESULT)]},
-         unanswered(2, "b, c")),
-        ({"messages": [user(RESULT)]}, orphan("0.content.0", "toolu_1")),
+         unanswered_error(2, "b, c")),
+        ({"messages": [user(RESULT)]}, orphan_error("0.content.0", "toolu_1")),
         ({"messages": [*TURNS, assistant(USE), user(RESULT, text("b"), *(RESULT | {"tool_use_id": i} for i in "cd"))]},
-         orphan("2.content.2", "c")),
+         orphan_error("2.content.2", "c")),
         ({"messages": [*TURNS, assistant({"type": "server_tool_use"})]},
          "messages.1.content.0.type: 'server_tool_use' is not supported by this server"),
         ({"speed": "fast"}, "speed: 'fast' is not supported by this server"),

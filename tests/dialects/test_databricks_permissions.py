@@ -70,7 +70,7 @@ ADMINS_ENTRY = {
 }
 
 
-def direct(level: str) -> list[dict[str, Any]]:
+def direct_grants(level: str) -> list[dict[str, Any]]:
     return [{"permission_level": level, "inherited": False}]
 
 
@@ -82,9 +82,9 @@ def test_permissions_are_shown_as_they_were_set():
         grant("CAN_MANAGE", service_principal_name="bob"),
     )
     assert shown == [
-        {"user_name": "ann", "display_name": "ann", "all_permissions": direct("CAN_QUERY")},
-        {"group_name": "blue", "all_permissions": direct("CAN_VIEW")},
-        {"service_principal_name": "bob", "display_name": "bob", "all_permissions": direct("CAN_MANAGE")},
+        {"user_name": "ann", "display_name": "ann", "all_permissions": direct_grants("CAN_QUERY")},
+        {"group_name": "blue", "all_permissions": direct_grants("CAN_VIEW")},
+        {"service_principal_name": "bob", "display_name": "bob", "all_permissions": direct_grants("CAN_MANAGE")},
         ADMINS_ENTRY,
     ]
     listed = world.call(permissions.list_permissions, id=world.id_of("e"))

@@ -27,7 +27,7 @@ LINE = ApiMount("", made_up_dialect.DIALECT)
 
 
 @pytest.fixture
-def registered(monkeypatch: pytest.MonkeyPatch) -> tuple[ApiMount, ...]:
+def registered_dialect(monkeypatch: pytest.MonkeyPatch) -> tuple[ApiMount, ...]:
     """The table with one more line."""
     table = (*mounts.API_MOUNTS, LINE)
     for module in (mounts, metrics_page):
@@ -35,7 +35,7 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> tuple[ApiMount, ...]:
     return table
 
 
-async def test_new_api_is_served_and_counted(serve, registered):
+async def test_new_api_is_served_and_counted(serve, registered_dialect):
     server = await serve(surfaces=universal_mounts())
     answer = await server.post("/repeat", {"question": "Hello", "length": 4})
     assert answer.status == 200 and b'{"over": {"read": 5, "written": 4}}' in answer.body
@@ -48,18 +48,18 @@ def test_bench_option_lists_every_api_that_declares_a_bench():
     assert set(BENCH_APIS) == set(ALL_BENCHED)
 
 
-async def test_new_api_can_be_benchmarked(serve, registered):
+async def test_new_api_can_be_benchmarked(serve, registered_dialect):
     server = await serve(surfaces=universal_mounts())
-    api = bench_apis(registered)["parrot"]
+    api = bench_apis(registered_dialect)["parrot"]
     load = LoadGenerator(ServerAddress("http", "127.0.0.1", server.port, ""), None, LoadShape("tiny", 3, 10.0), api)
     samples, _ = await load.run_load(["Hello", "Hello again"], 2)
     assert [(each.error, each.tokens) for each in samples] == [("", 3)] * 2
 
 
-def test_new_api_is_routed_by_prefix(registered):
+def test_new_api_is_routed_by_prefix(registered_dialect):
     path, _ = PathTable(universal_mounts()).match_path("POST", "/repeat")
     assert (path.kind, path.dialect) == ("generate", made_up_dialect.DIALECT)
-    reader = PromptReader(surface.dialect for surface in (*registered, *INNER_MOUNTS))
+    reader = PromptReader(surface.dialect for surface in (*registered_dialect, *INNER_MOUNTS))
     one, two = (reader.hash_body(json.dumps({"question": "x" * 300 + end}).encode()) for end in ("a", "b"))
     assert one.token_count == two.token_count == 303 // 4.02
     assert one.marks and one.marks == two.marks
@@ -120,7 +120,7 @@ IMPORTING = {
 }
 
 
-def outside() -> Iterator[tuple[str, ast.Module]]:
+def outside_modules() -> Iterator[tuple[str, ast.Module]]:
     """Every file of the package but those of APIs, the table, and folders where names mean something else."""
     own_folders = (*OTHER_MEANINGS, *(f"dialects/{api}/" for api in APIS))
     for file in PACKAGE.rglob("*.py"):
@@ -143,7 +143,7 @@ def names(tree: ast.Module) -> Iterator[str]:
 
 
 def test_no_other_file_knows_an_api_by_name():
-    naming_files = {path for path, tree in outside() if any(map(NAME.search, names(tree)))}
+    naming_files = {path for path, tree in outside_modules() if any(map(NAME.search, names(tree)))}
     assert naming_files == set(KNOWING)
 
 
@@ -157,4 +157,4 @@ def imports(tree: ast.Module) -> Iterator[str]:
 
 def test_no_other_file_imports_an_api():
     package = re.compile(rf"parley\.dialects\.({'|'.join(APIS)})\b")
-    assert {path for path, tree in outside() if any(map(package.match, imports(tree)))} == IMPORTING
+    assert {path for path, tree in outside_modules() if any(map(package.match, imports(tree)))} == IMPORTING

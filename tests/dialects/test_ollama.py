@@ -85,7 +85,7 @@ def stream(reply: Any, *batches: list[Any], done: str = "stop") -> list[bytes]:
     return (b"".join(parts) + reply.finish_stream(USAGE)).splitlines(keepends=True)
 
 
-def whole(reply: Any, *events: Any, done: str = "stop") -> bytes:
+def answer_body(reply: Any, *events: Any, done: str = "stop") -> bytes:
     reply.add_events([*events, ChoiceDone(0, done, USAGE)])
     reply.timings = TIMINGS
     return reply.render_body(USAGE)
@@ -127,7 +127,7 @@ def test_ollama_chat_answer_is_the_last_line_with_everything_joined():
         ChoiceDelta(0, "A"),
         ChoiceDelta(0, "", "tool", tool_call=ToolCallDelta(0, "call_01234567", "f", "{}")),
     ]
-    answer = whole(read_chat(stream=False, tools=[TOOL]), *events)
+    answer = answer_body(read_chat(stream=False, tools=[TOOL]), *events)
     assert answer == (
         CHAT_HEAD
         + b'"content":"A","thinking":"Hm","tool_calls":[{"id":"call_01234567","function":{"index":0,"name":"f",'
@@ -137,7 +137,7 @@ def test_ollama_chat_answer_is_the_last_line_with_everything_joined():
 
 def test_ollama_leaves_out_a_call_that_was_cut_off():
     cut = ChoiceDelta(0, "", "tool", tool_call=ToolCallDelta(0, "call_01234567", "f", '{"a'))
-    answer = json.loads(whole(read_chat(stream=False, tools=[TOOL]), cut, done="length"))
+    answer = json.loads(answer_body(read_chat(stream=False, tools=[TOOL]), cut, done="length"))
     assert (answer["message"], answer["done_reason"]) == ({"role": "assistant", "content": ""}, "length")
 
 
@@ -154,7 +154,7 @@ def test_ollama_generate_writes_metrics_before_calls_and_log_probabilities():
         TEXT_HEAD + b'"","done":true,"done_reason":"stop","context":[1,2,5],' + METRICS + b"}\n",
     ]
     reply = read_generate(logprobs=True, top_logprobs=2, raw=True)
-    answer = whole(
+    answer = answer_body(
         reply, PromptAccepted(0, [1, 2]), ChoiceDelta(0, "H", "reasoning"), ChoiceDelta(0, "A", tokens=[token])
     )
     assert answer == (
@@ -429,8 +429,8 @@ def test_ollama_embed_takes_num_ctx_as_the_window_of_each_text():
         for window, longest in ((30, 30), (None, 100), (1000, 100)):
             request = read_vectors(path, **{member: "a"}, options={"num_ctx": window}).request
             assert (request.max_prompt_tokens, request.context_limit) == (longest, window)
-    whole = read_vectors("embed", input="a", options={"num_ctx": 30}, truncate=False).request
-    assert (whole.max_prompt_tokens, whole.context_limit) == (None, 30)
+    answer_body = read_vectors("embed", input="a", options={"num_ctx": 30}, truncate=False).request
+    assert (answer_body.max_prompt_tokens, answer_body.context_limit) == (None, 30)
     no_room = "input after truncation exceeds maximum context length"
     for path, member in (("embed", "input"), ("embeddings", "prompt")):
         assert refusal(read_vectors, path, **{member: "a"}, options={"num_ctx": 0}) == (400, no_room)

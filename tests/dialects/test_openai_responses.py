@@ -79,7 +79,7 @@ def events_of(data: bytes) -> list[dict[str, Any]]:
     return events
 
 
-def whole(reply: ResponsesReply, *events: Event) -> dict[str, Any]:
+def answer_body(reply: ResponsesReply, *events: Event) -> dict[str, Any]:
     reply.timings = RequestTimings(2.5, 0, 0, 0)
     reply.add_events(events)
     return json.loads(reply.render_body(USAGE))
@@ -123,7 +123,7 @@ def test_responses_null_means_absent():
         "background_options", "prompt", "context_management", "moderation", "image", "access_programs",
     ]  # fmt: skip
     for rules in (LENIENT, STRICT):
-        assert whole(read(rules, **dict.fromkeys(names)), done()) == whole(read(rules), done())
+        assert answer_body(read(rules, **dict.fromkeys(names)), done()) == answer_body(read(rules), done())
 
 
 def test_responses_text_format_is_a_grammar():
@@ -132,7 +132,7 @@ def test_responses_text_format_is_a_grammar():
     reply = read(text={"format": form, "verbosity": "low"})
     assert reply.request.grammar == Grammar("json", schema, field="text.format")
     shown = {"type": "json_schema", "description": None, "name": "answer", "schema": schema, "strict": False}
-    assert whole(reply, done())["text"] == {"format": shown, "verbosity": "low"}
+    assert answer_body(reply, done())["text"] == {"format": shown, "verbosity": "low"}
     assert read(text={"format": {"type": "json_object"}}).request.grammar.value == {"type": "object"}
     assert read(text={"format": {"type": "text"}}).request.grammar is None
 
@@ -200,7 +200,7 @@ def test_responses_media_parts_are_read():
 def test_responses_sealed_reasoning_is_replayed_exactly():
     text = " think\n\nfirst "
     reply = read(include=["reasoning.encrypted_content"])
-    item = whole(reply, ChoiceDelta(0, text, "reasoning"), ChoiceDelta(0, "b"), done())["output"][0]
+    item = answer_body(reply, ChoiceDelta(0, text, "reasoning"), ChoiceDelta(0, "b"), done())["output"][0]
     assert text.encode() == HEAD.open_reasoning(item["encrypted_content"])
     bare = {"type": "reasoning", "id": "x", "encrypted_content": item["encrypted_content"], "summary": []}
     (_, turn) = messages_of({"role": "user", "content": "a"}, bare, {"role": "assistant", "content": "b"})
@@ -230,7 +230,7 @@ def test_responses_tools_reach_the_model_as_functions():
 
 def test_responses_tools_are_shown_as_they_were_declared():
     web_search = {"type": "web_search", "external_web_access": False}
-    shown = whole(read(tools=[FUNCTION, CUSTOM, NAMESPACE, web_search]), done())["tools"]
+    shown = answer_body(read(tools=[FUNCTION, CUSTOM, NAMESPACE, web_search]), done())["tools"]
     inner = {"type": "function", "description": None, "name": "g", "parameters": None, "strict": False}
     assert shown == [
         FUNCTION | {"description": None, "strict": False},
@@ -377,7 +377,7 @@ def test_responses_tools_that_would_never_run_are_refused_by_name(kind):
 def test_responses_tools_of_the_service_are_shown_and_kept_from_the_model(kind):
     reply = read(tools=[FUNCTION, {"type": kind, "x": [1]}])
     assert [tool["function"]["name"] for tool in reply.request.prompts[0].tools] == ["f"]
-    assert whole(reply, done())["tools"][1] == {"type": kind, "x": [1]}
+    assert answer_body(reply, done())["tools"][1] == {"type": kind, "x": [1]}
     assert refusal(tools=[{"type": kind}], tool_choice={"type": kind}).field == "tool_choice"
 
 
@@ -417,7 +417,7 @@ def test_responses_members_without_effect_are_shown_again():
               "user": "u", "metadata": {"a": "b"}, "instructions": "i"}  # fmt: skip
     hidden = {"client_metadata": {"a": 1}, "prompt_cache_options": {"mode": "x"}, "service_tier": "flex"}
     reasoning = {"effort": "high", "generate_summary": "auto", "context": "auto", "mode": "standard"}
-    answer = whole(read(**labels, **hidden, reasoning=reasoning), done())
+    answer = answer_body(read(**labels, **hidden, reasoning=reasoning), done())
     assert {name: answer[name] for name in labels} == labels
     assert answer["service_tier"] == "default" and "client_metadata" not in answer
     assert answer["reasoning"] == {"context": "auto", "effort": "high", "mode": "standard", "summary": "auto"}
@@ -495,7 +495,7 @@ ANSWERS: dict[str, tuple[dict[str, Any], list[Event], list[str]]] = {  # members
 @pytest.mark.parametrize("name", ANSWERS)
 def test_responses_stream_ends_with_the_answer_in_one_piece(name):
     members, events, kinds = ANSWERS[name]
-    answer = whole(read(**members), *events)
+    answer = answer_body(read(**members), *events)
     streamed = events_of(stream(read(**members, stream=True), *events))
     assert [event["type"] for event in streamed[:2]] == ["response.created", "response.in_progress"]
     assert streamed[-1]["type"] == f"response.{answer['status']}" and streamed[-1]["response"] == answer
@@ -525,7 +525,7 @@ def test_responses_deltas_join_to_the_texts_of_their_done_events(name):
 
 def test_responses_calls_have_their_declared_names():
     members, events, _ = ANSWERS["text and calls"]
-    _, function, custom, inner = whole(read(**members), *events)["output"]
+    _, function, custom, inner = answer_body(read(**members), *events)["output"]
     assert function == {"id": "fc_0f0001", "type": "function_call", "status": "completed", "arguments": '{"a":1}',
                         "call_id": "c", "name": "f"}  # fmt: skip
     assert (custom["input"], custom["name"], custom["call_id"]) == ("xé\n", "raw", "d")
@@ -535,7 +535,7 @@ def test_responses_calls_have_their_declared_names():
 def test_responses_limit_leaves_the_last_item_incomplete():
     for name, statuses in (("length", [None, "incomplete"]), ("cut call", ["incomplete"])):
         members, events, _ = ANSWERS[name]
-        answer = whole(read(**members), *events)
+        answer = answer_body(read(**members), *events)
         assert (answer["status"], answer["incomplete_details"]) == ("incomplete", {"reason": "max_output_tokens"})
         assert [item.get("status") for item in answer["output"]] == statuses
         assert answer["completed_at"] is None
@@ -543,7 +543,7 @@ def test_responses_limit_leaves_the_last_item_incomplete():
 
 def test_responses_summary_carries_the_reasoning_if_the_client_asks_for_one():
     members, events, _ = ANSWERS["summary"]
-    item = whole(read(**members), *events)["output"][0]
+    item = answer_body(read(**members), *events)["output"][0]
     assert list(item) == ["id", "type", "encrypted_content", "summary"]
     assert item["summary"] == [{"type": "summary_text", "text": "t"}]
     kinds = [event["type"] for event in events_of(stream(read(**members, stream=True), *events))]
@@ -562,7 +562,7 @@ def test_responses_logprobs_cover_the_tokens_of_the_text():
     members = {"include": ["message.output_text.logprobs"], "top_logprobs": 2}
     scored = {"token": "a", "logprob": -0.5}
     unlikely = {"token": "b", "logprob": -9999.0}
-    part = whole(read(**members), *events)["output"][1]["content"][0]
+    part = answer_body(read(**members), *events)["output"][1]["content"][0]
     final = {"token": "a", "bytes": [97], "logprob": -0.5,
              "top_logprobs": [scored | {"bytes": [97]}, unlikely | {"bytes": [98]}]}  # fmt: skip
     assert part["logprobs"] == [final, final]

@@ -50,7 +50,7 @@ def text(value: str) -> ChoiceDelta:
     return ChoiceDelta(0, value, "content")
 
 
-def thought(value: str) -> ChoiceDelta:
+def reasoning_delta(value: str) -> ChoiceDelta:
     return ChoiceDelta(0, value, "reasoning")
 
 
@@ -63,13 +63,13 @@ def done(reason: Any = "stop", stop: Any = None) -> ChoiceDone:
     return ChoiceDone(0, reason, USAGE, stop)
 
 
-def whole(*events: Any, **members: Any) -> bytes:
+def answer_body(*events: Any, **members: Any) -> bytes:
     reply = read(**members)
     reply.add_events(events)
     return reply.render_body(USAGE)
 
 
-def streamed(*events: Any, **members: Any) -> bytes:
+def stream_bytes(*events: Any, **members: Any) -> bytes:
     reply = read(stream=True, **members)
     return reply.render_chunk([PromptAccepted(0, list(range(18))), *events]) + reply.finish_stream(USAGE)
 
@@ -85,10 +85,10 @@ WHOLE_START = b"{" + ID + b',"type":"message","role":"assistant","content":['
 
 def test_vllm_message_has_its_own_bytes():
     start = WHOLE_START + b'{"type":"text","text":"The sky is blue."}],' + MODEL + b","
-    assert whole(text("The sky is"), text(" blue."), done()) == start + WHOLE_END % (b"end_turn", b"")
-    stopped = whole(text("The sky is blue."), done(stop="e"), stop_sequences=["e"])
+    assert answer_body(text("The sky is"), text(" blue."), done()) == start + WHOLE_END % (b"end_turn", b"")
+    stopped = answer_body(text("The sky is blue."), done(stop="e"), stop_sequences=["e"])
     assert stopped == start + WHOLE_END % (b"stop_sequence", b'"stop_sequence":"e",')
-    assert whole(text("The sky is blue."), done("length")) == start + WHOLE_END % (b"max_tokens", b"")
+    assert answer_body(text("The sky is blue."), done("length")) == start + WHOLE_END % (b"max_tokens", b"")
 
 
 def test_vllm_message_does_not_read_what_the_original_does_not_know():
@@ -118,11 +118,16 @@ def test_vllm_message_counts_whole_new_pages_of_the_cache():
 
 
 def test_vllm_message_without_text_has_an_empty_one():
-    assert whole(done()) == WHOLE_START + b'{"type":"text","text":""}],' + MODEL + b"," + WHOLE_END % (b"end_turn", b"")
+    assert answer_body(done()) == WHOLE_START + b'{"type":"text","text":""}],' + MODEL + b"," + WHOLE_END % (
+        b"end_turn",
+        b"",
+    )
 
 
 def test_vllm_message_shows_thinking_and_calls():
-    answer = json.loads(whole(thought("Hm."), call('{"city": ', "get_weather"), call('"Paris"}'), done("tool")))
+    answer = json.loads(
+        answer_body(reasoning_delta("Hm."), call('{"city": ', "get_weather"), call('"Paris"}'), done("tool"))
+    )
     thinking, use = answer["content"]
     assert list(thinking) == ["type", "thinking", "signature"] and thinking["thinking"] == "Hm."
     assert HEAD.open_reasoning(thinking["signature"]) == b"Hm."
@@ -131,7 +136,7 @@ def test_vllm_message_shows_thinking_and_calls():
 
 
 def test_vllm_message_is_streamed_in_its_own_bytes():
-    assert streamed(text("The"), text(" sky"), done()) == (
+    assert stream_bytes(text("The"), text(" sky"), done()) == (
         b'event: message_start\ndata: {"type":"message_start","message":{' + ID + b',"type":"message",'
         b'"role":"assistant","content":[],"model":"m","stop_reason":null,"stop_sequence":null,'
         b'"usage":{"input_tokens":18,"output_tokens":0}}}\n\n'
@@ -150,8 +155,8 @@ def test_vllm_message_is_streamed_in_its_own_bytes():
 
 
 def test_vllm_calls_and_thinking_are_streamed_in_its_own_bytes():
-    start, _, rest = streamed(
-        thought("Hm."), call('{"', "get_weather"), call('city":1}'), done("tool"), tools=[TOOL]
+    start, _, rest = stream_bytes(
+        reasoning_delta("Hm."), call('{"', "get_weather"), call('city":1}'), done("tool"), tools=[TOOL]
     ).partition(b"event: content_block_start")
     assert start.startswith(b"event: message_start")
     signature, _, calls = rest.partition(b'{"type":"signature_delta","signature":"')[2].partition(b'"')

@@ -45,7 +45,7 @@ def text(value: str, *tokens: TokenInfo) -> ChoiceDelta:
     return ChoiceDelta(0, value, "content", tokens=list(tokens))
 
 
-def thought(value: str) -> ChoiceDelta:
+def reasoning_delta(value: str) -> ChoiceDelta:
     return ChoiceDelta(0, value, "reasoning")
 
 
@@ -58,13 +58,13 @@ def done(reason: Any = "stop") -> ChoiceDone:
     return ChoiceDone(0, reason, USAGE)
 
 
-def whole(*events: Any, head: RequestContext = HEAD, **members: Any) -> bytes:
+def answer_body(*events: Any, head: RequestContext = HEAD, **members: Any) -> bytes:
     reply = read(head, **members)
     reply.add_events([PROMPT, *events])
     return reply.render_body(USAGE)
 
 
-def streamed(*events: Any, **members: Any) -> list[bytes]:
+def stream_events(*events: Any, **members: Any) -> list[bytes]:
     """Return the events of a stream."""
     reply = read(stream=True, **members)
     data = reply.render_chunk([PROMPT, *events]) + reply.finish_stream(USAGE)
@@ -96,13 +96,13 @@ COUNTS = (
 
 def test_vllm_response_has_its_own_bytes():
     events = text("The sky is"), text(" blue.")
-    assert whole(*events, done()) == RESPONSE % (b"null", MESSAGE, b"completed", COUNTS)
+    assert answer_body(*events, done()) == RESPONSE % (b"null", MESSAGE, b"completed", COUNTS)
     cut = b'{"reason":"max_output_tokens"}', MESSAGE, b"incomplete", COUNTS
-    assert whole(*events, done("length")) == RESPONSE % cut
+    assert answer_body(*events, done("length")) == RESPONSE % cut
 
 
 def test_vllm_response_counts_whole_new_pages_of_the_cache():
-    usage = json.loads(whole(text("a"), done(), head=replace(HEAD, page_tokens=16)))["usage"]
+    usage = json.loads(answer_body(text("a"), done(), head=replace(HEAD, page_tokens=16)))["usage"]
     assert usage["input_tokens_details"]["cache_write_tokens"] == 12
 
 
@@ -111,11 +111,11 @@ def test_vllm_response_shows_its_settings_as_they_came():
         "instructions": "Be kind.", "metadata": {"a": "b"}, "parallel_tool_calls": False, "max_tool_calls": 3,
         "service_tier": "flex", "truncation": "auto", "user": "u", "presence_penalty": 0.5, "frequency_penalty": 0.25,
     }  # fmt: skip
-    answer = json.loads(whole(text("a"), done(), **settings, max_output_tokens=None, model=None))
+    answer = json.loads(answer_body(text("a"), done(), **settings, max_output_tokens=None, model=None))
     assert {name: answer[name] for name in settings} == settings
     assert answer["max_output_tokens"] == 512 - 18 and answer["model"] == ""
     form = {"type": "json_schema", "name": "c", "schema": SCHEMA, "strict": True}
-    answer = json.loads(whole(done(), text={"format": form}, reasoning={"effort": "low"}, tools=[FUNCTION]))
+    answer = json.loads(answer_body(done(), text={"format": form}, reasoning={"effort": "low"}, tools=[FUNCTION]))
     shown = {"name": "c", "schema": SCHEMA, "type": "json_schema", "description": None, "strict": True}
     assert json.dumps(answer["text"]) == json.dumps({"format": shown, "verbosity": None})
     assert answer["reasoning"] == dict.fromkeys(("context", "generate_summary", "mode", "summary")) | {"effort": "low"}
@@ -126,7 +126,9 @@ def test_vllm_response_shows_its_settings_as_they_came():
 
 
 def test_vllm_response_shows_reasoning_and_calls():
-    answer = whole(thought("Hm."), call('{"city": ', "get_weather"), call('"Paris"}'), done("tool"), tools=[FUNCTION])
+    answer = answer_body(
+        reasoning_delta("Hm."), call('{"city": ', "get_weather"), call('"Paris"}'), done("tool"), tools=[FUNCTION]
+    )
     items = (
         b'"output":[{"id":"rs_' + UID + b'0000","summary":[],"type":"reasoning","content":[{"text":"Hm.",'
         b'"type":"reasoning_text"}],"encrypted_content":null,"status":null},{"arguments":"{\\"city\\": \\"Paris\\"}",'
@@ -135,9 +137,10 @@ def test_vllm_response_shows_reasoning_and_calls():
     )  # fmt: skip
     assert items in answer
     included = {"include": ["reasoning.encrypted_content"], "reasoning": {"summary": "auto"}}
-    assert items.partition(b",{")[0] in whole(thought("Hm."), done(), **included)
+    assert items.partition(b",{")[0] in answer_body(reasoning_delta("Hm."), done(), **included)
     assert (
-        json.loads(whole(thought("Hm."), text("a"), done(), include_reasoning=False))["output"][0]["type"] == "message"
+        json.loads(answer_body(reasoning_delta("Hm."), text("a"), done(), include_reasoning=False))["output"][0]["type"]
+        == "message"
     )
 
 
@@ -166,11 +169,11 @@ def test_vllm_response_is_streamed_in_its_own_bytes():
         last = b'{"response":' + RESPONSE % (details, MESSAGE, status, COUNTS) + b',"sequence_number":9'
         frames = [b'event: response.%b\ndata: %b,"type":"response.%b"}' % (name, data, name)
                   for name, data in (*expected, (b"completed", last))]  # fmt: skip
-        assert streamed(text("The sky is"), text(" blue."), done(reason)) == frames
+        assert stream_events(text("The sky is"), text(" blue."), done(reason)) == frames
 
 
 def test_vllm_reasoning_and_calls_are_streamed_in_its_own_bytes():
-    frames = streamed(thought("Hm."), call("{}", "get_weather"), done("tool"), tools=[FUNCTION])
+    frames = stream_events(reasoning_delta("Hm."), call("{}", "get_weather"), done("tool"), tools=[FUNCTION])
     reasoning = b'{"item":{"id":"rs_' + UID + b'0000","summary":[],"type":"reasoning","content":%b,'
     assert reasoning % b"null" + b'"encrypted_content":null,"status":"in_progress"},"output_index":0' in frames[2]
     assert b'"part":{"text":"","type":"reasoning_text"},"sequence_number":3' in frames[3]
@@ -217,13 +220,13 @@ def test_vllm_response_lists_logprobs_only_if_they_are_included():
     top_tokens = [TokenInfo(5, "The", b"The", -0.5), TokenInfo(6, "A", b"A", -16.0)]
     token = TokenInfo(5, "The", b"The", -0.5, top_tokens=top_tokens)
     included = {"include": ["message.output_text.logprobs"], "top_logprobs": 2}
-    answer = whole(text("The", token), done(), **included)
+    answer = answer_body(text("The", token), done(), **included)
     assert (
         b'"logprobs":[{"token":"The","bytes":[84,104,101],"logprob":-0.5,"top_logprobs":[{"token":"The",'
         b'"bytes":[84,104,101],"logprob":-0.5},{"token":"A","bytes":[65],"logprob":-16.0}]}]' in answer
     )
     assert json.loads(answer)["top_logprobs"] == 2 and read(**included).request.output_options.logprobs == 2
-    (delta,) = [frame for frame in streamed(text("The", token), done(), **included) if b"text.delta\n" in frame]
+    (delta,) = [frame for frame in stream_events(text("The", token), done(), **included) if b"text.delta\n" in frame]
     assert b'"logprobs":[{"token":"The","logprob":-0.5,"top_logprobs":[{"token":"The","logprob":-0.5},' in delta
     assert read(top_logprobs=2).request.output_options.logprobs is None
     limited = replace(HEAD, api_options=ApiOptions(max_logprobs=100))
@@ -254,7 +257,7 @@ def test_vllm_response_takes_its_extra_members():
     assert (sampling.logit_bias, request.cache_salt, request.priority) == ({5: 1.5}, "s", 3)
     assert request.grammar == Grammar("choice", ["a", "b"], field="structured_outputs.choice")
     assert request.prompts[0].options == {"y": 1}  # type: ignore[union-attr]
-    assert json.loads(whole(done(), request_id="mine"))["id"] == "mine"
+    assert json.loads(answer_body(done(), request_id="mine"))["id"] == "mine"
     elsewhere = {"n": 3, "use_beam_search": True, "logprob_token_ids": [], "prompt_logprobs": 1}
     assert read(stream=True, **elsewhere).request.n == 1  # members of other routes
     assert read(replace(HEAD, generation_defaults={"top_k": 3.0})).request.sampling.top_k == 3
@@ -329,7 +332,7 @@ def test_vllm_response_takes_messages_of_harmony_without_effect():
 
 
 def test_vllm_response_bounds_the_id_that_it_repeats():
-    assert json.loads(whole(done(), request_id="a" * 256))["id"] == "a" * 256
+    assert json.loads(answer_body(done(), request_id="a" * 256))["id"] == "a" * 256
     for wrong in ("a" * 257, "", "a\n"):
         status, error = refusal(request_id=wrong)
         assert status == 400 and "request_id" in error["param"]

@@ -221,7 +221,7 @@ def token_ids(outputs: list[EngineOutput], index: int = 0) -> list[int]:
     return [token for output in outputs if output.index == index for token in output.token_ids]
 
 
-def ends(outputs: list[EngineOutput], index: int = 0) -> list[str]:
+def choice_endings(outputs: list[EngineOutput], index: int = 0) -> list[str]:
     """Return how a choice ends: the finish reason of its last output, and of any other output that has one."""
     own_outputs = [output for output in outputs if output.index == index]
     assert own_outputs and own_outputs[-1].finish_reason is not None
@@ -239,11 +239,11 @@ async def test_load_reports_readiness_and_then_describes_the_model(fresh_engine:
     await fresh_engine.start()
     assert fresh_engine.state == "loading"
     early = await run_request(fresh_engine, "early")
-    assert ends(early) == ["error"] and early[-1].error
+    assert choice_endings(early) == ["error"] and early[-1].error
     info = await asyncio.wait_for(fresh_engine.wait_until_ready(), WAIT_SECONDS)
     assert fresh_engine.state == "ready" and fresh_engine.info is info
     assert info.vocab_size > max(PROMPT) and info.max_model_len > len(PROMPT) and info.block_size > 0
-    assert ends(await run_request(fresh_engine, "early")) == ["length"]
+    assert choice_endings(await run_request(fresh_engine, "early")) == ["length"]
 
 
 async def test_submit_never_blocks_and_refuses_an_id_in_use(engine: Engine):
@@ -254,8 +254,8 @@ async def test_submit_never_blocks_and_refuses_an_id_in_use(engine: Engine):
     await first_outputs(stream)
     stream.cancel_choice()
     assert engine.open_stream_count == 0
-    assert ends(await run_request(engine, "again")) == ["length"]
-    assert ends(await run_request(engine, "again")) == ["length"]
+    assert choice_endings(await run_request(engine, "again")) == ["length"]
+    assert choice_endings(await run_request(engine, "again")) == ["length"]
 
 
 async def test_capability_that_is_declared_never_fails_a_request(engine: Engine):
@@ -266,7 +266,7 @@ async def test_capability_that_is_declared_never_fails_a_request(engine: Engine)
     assert engine.info is not None
     for feature in sorted(engine.info.features & FEATURE_OPTIONS.keys()):
         outputs = await run_request(engine, feature, **FEATURE_OPTIONS[feature])
-        assert "error" not in ends(outputs), (feature, outputs[-1].error)
+        assert "error" not in choice_endings(outputs), (feature, outputs[-1].error)
 
 
 async def test_capability_reaches_from_the_least_to_the_most_of_each_bound(engine: Engine):
@@ -274,7 +274,7 @@ async def test_capability_reaches_from_the_least_to_the_most_of_each_bound(engin
     for bound, (least, most) in engine.info.bounds.items():
         for value in (max(0, least), most):
             outputs = await run_request(engine, f"{bound} {value}", **BOUND_OPTIONS[bound](int(value)))
-            assert "error" not in ends(outputs), (bound, value, outputs[-1].error)
+            assert "error" not in choice_endings(outputs), (bound, value, outputs[-1].error)
 
 
 async def test_greedy_answers_are_equal_alone_and_in_a_batch(engine: Engine):
@@ -283,7 +283,7 @@ async def test_greedy_answers_are_equal_alone_and_in_a_batch(engine: Engine):
     others = [engine.submit_request(make_request(f"other {k}", 20, token_ids=[9, 10, 11 + k])) for k in range(2)]
     assert token_ids(await run_request(engine, "among others")) == alone
     for stream in others:
-        assert ends(await read_outputs(stream)) == ["length"]
+        assert choice_endings(await read_outputs(stream)) == ["length"]
 
 
 async def test_choice_draws_as_a_single_request_with_its_seed(engine: Engine):
@@ -299,7 +299,7 @@ async def test_terminal_output_comes_once_per_choice(engine: Engine, n: int):
     outputs = await run_request(engine, f"{n} choices", n=n)
     assert {output.index for output in outputs} == set(range(n))
     for index in range(n):
-        assert ends(outputs, index) == ["length"]
+        assert choice_endings(outputs, index) == ["length"]
         assert len(token_ids(outputs, index)) == 8
     assert engine.open_stream_count == 0
 
@@ -307,7 +307,7 @@ async def test_terminal_output_comes_once_per_choice(engine: Engine, n: int):
 @pytest.mark.parametrize("max_tokens", [0, 1])
 async def test_length_is_exact_even_for_few_tokens(engine: Engine, max_tokens: int):
     outputs = await run_request(engine, f"{max_tokens} tokens", max_tokens=max_tokens)
-    assert ends(outputs) == ["length"]
+    assert choice_endings(outputs) == ["length"]
     assert len(token_ids(outputs)) == max_tokens
 
 
@@ -315,7 +315,7 @@ async def test_stop_token_ends_its_choice_and_is_reported(engine: Engine):
     tokens = token_ids(await run_request(engine, "unstopped"))
     stop_id = tokens[2]
     outputs = await run_request(engine, "stopped", stop_ids=[stop_id])
-    assert ends(outputs) == ["stop"] and outputs[-1].stop_id == stop_id
+    assert choice_endings(outputs) == ["stop"] and outputs[-1].stop_id == stop_id
     assert token_ids(outputs) == tokens[: tokens.index(stop_id) + 1]
     assert len(token_ids(await run_request(engine, "stopped late", stop_ids=[stop_id], min_tokens=8))) == 8
 
@@ -328,7 +328,7 @@ async def test_cancel_ends_outputs_and_frees_the_slot(engine: Engine):
     doomed = streams[0]
     doomed.cancel_choice()
     assert not doomed.open_choices and await doomed.next_outputs() == []
-    assert ends(await read_outputs(waiting)) == ["length"]
+    assert choice_endings(await read_outputs(waiting)) == ["length"]
     assert all(stream.open_choices for stream in streams[1:])
     assert await doomed.next_outputs() == []
     for stream in streams:
@@ -343,16 +343,16 @@ async def test_cancel_of_one_choice_leaves_the_others(engine: Engine):
     stream.cancel_choice(0)
     later_outputs = await read_outputs(stream)
     assert all(output.index == 1 for output in later_outputs)
-    assert ends(outputs + later_outputs, 1) == ["length"]
+    assert choice_endings(outputs + later_outputs, 1) == ["length"]
     assert len(token_ids(outputs + later_outputs, 1)) == 40
 
 
 async def test_error_of_one_request_leaves_the_others(engine: Engine, kind: EngineKind):
     stream = engine.submit_request(make_request("good", 40))
     bad_outputs = await run_request(engine, "bad", **kind.bad_request)
-    assert ends(bad_outputs) == ["error"] and bad_outputs[-1].error
+    assert choice_endings(bad_outputs) == ["error"] and bad_outputs[-1].error
     outputs = await read_outputs(stream)
-    assert ends(outputs) == ["length"] and len(token_ids(outputs)) == 40
+    assert choice_endings(outputs) == ["length"] and len(token_ids(outputs)) == 40
 
 
 async def test_statistics_count_tokens_and_return_to_zero(engine: Engine):
@@ -371,7 +371,7 @@ async def test_statistics_count_tokens_and_return_to_zero(engine: Engine):
 async def test_questions_have_answers_while_ready_and_after_it(engine: Engine, fresh_engine: Engine):
     assert await asyncio.wait_for(engine.reset_prefix_cache(), WAIT_SECONDS)
     assert await asyncio.wait_for(engine.load_adapter("missing", "/there/is/no/such/folder"), WAIT_SECONDS)
-    assert ends(await run_request(engine, "after an answer")) == ["length"]
+    assert choice_endings(await run_request(engine, "after an answer")) == ["length"]
     assert not await fresh_engine.reset_prefix_cache()
     assert await fresh_engine.load_adapter("missing", "/there/is/no/such/folder")
 
@@ -386,7 +386,7 @@ async def test_close_ends_all_streams_and_refuses_later_requests(fresh_engine: E
     for number, stream in enumerate([*streams, fresh_engine.submit_request(make_request("late", n=2))]):
         outputs = await read_outputs(stream)
         for index in range(2):
-            assert ends(outputs, index) == ["error"], number
+            assert choice_endings(outputs, index) == ["error"], number
         assert outputs[-1].error
     await fresh_engine.close()
     assert not await fresh_engine.reset_prefix_cache()
@@ -414,11 +414,11 @@ async def test_death_ends_all_streams_and_is_reported(folder: Path):
         for stream in streams:
             outputs = await read_outputs(stream)
             for index in range(2):
-                assert ends(outputs, index) == ["error"]
+                assert choice_endings(outputs, index) == ["error"]
             assert "SIGKILL" in (outputs[-1].error or "")
         assert dying_engine.state == "restarting" and dying_engine.open_stream_count == 0
         assert dying_engine.stats.running == dying_engine.stats.blocks_used == 0
-        assert ends(await run_request(dying_engine, "meanwhile")) == ["error"]
+        assert choice_endings(await run_request(dying_engine, "meanwhile")) == ["error"]
     finally:
         await dying_engine.close()
 
@@ -434,7 +434,7 @@ async def test_load_failure_is_reported(tmp_path: Path):
         with pytest.raises(EngineFailed):
             await asyncio.wait_for(failing_engine.wait_until_ready(), WAIT_SECONDS)
         assert failing_engine.state == "failed" and failing_engine.failure
-        assert ends(await run_request(failing_engine, "late")) == ["error"]
+        assert choice_endings(await run_request(failing_engine, "late")) == ["error"]
         await failing_engine.close()
 
 

@@ -408,7 +408,7 @@ async def test_last_of_many_rapid_role_changes_wins(serve) -> None:
         await asyncio.sleep(rng.random() / 50)
     assert set(await asyncio.gather(*requests)) <= {200, 400, 503}
     await server.until(lambda: node.role.status == "RoleReady" and node.role.name == name)
-    await server.idle()
+    await server.wait_until_idle()
 
 
 async def test_role_change_needs_an_admin_key_or_the_secret(serve) -> None:

@@ -148,7 +148,7 @@ async def test_answers_equal_those_of_one_server(cluster, path: str, route_body:
         kinds = {piece.split(b":")[0] for piece in mindie_cluster.coordinator.raw.split(b"\0") if piece}
         assert kinds <= {b"reqId", b"data", b"lastData", b"ka"} | ({b'{"text"'} if path == "/generate" else set())
     for server in (mindie_cluster.prefill, *mindie_cluster.decodes):
-        await server.idle()
+        await server.wait_until_idle()
 
 
 # The requests of the document on the scheduler, with the names of this model and of these instances.
@@ -242,7 +242,7 @@ async def test_resumes_after_an_engine_loss(cluster, path: str, route_body: dict
     assert same_answer(blank_differences(text + rest), blank_differences(expected.body)), (text, rest, expected.body)
     assert last is not None and last.kind == "lastData"
     for server in (mindie_cluster.prefill, mindie_cluster.decodes[1]):
-        await server.idle()
+        await server.wait_until_idle()
 
 
 @pytest.mark.parametrize("native", [True, False], ids=["parley's own", "the original's form"])
@@ -285,7 +285,7 @@ async def test_request_resumes_after_a_role_change(cluster, monkeypatch: pytest.
         text += frame.payload
     assert frame.kind == "retry" and frame.request_id == b"77"
     await mindie_cluster.decodes[0].until(lambda: mindie_cluster.decodes[0].node.role.name == "prefill")
-    await mindie_cluster.decodes[0].idle()
+    await mindie_cluster.decodes[0].wait_until_idle()
     prefill_answer = await coordinator.send_prefill(
         CHAT, json.loads(frame.payload), mindie_cluster.addresses[1], **{"is-recompute": "true"}
     )
@@ -293,7 +293,7 @@ async def test_request_resumes_after_a_role_change(cluster, monkeypatch: pytest.
     assert same_answer(blank_differences(text + rest), blank_differences(expected.body)), (text, rest, expected.body)
     assert last is not None and last.kind == "lastData"
     for server in (mindie_cluster.prefill, mindie_cluster.decodes[1]):
-        await server.idle()
+        await server.wait_until_idle()
 
 
 async def test_rejects_an_invalid_recompute_body(cluster) -> None:
@@ -310,7 +310,7 @@ async def test_rejects_an_invalid_recompute_body(cluster) -> None:
         "POST", CHAT, CHAT_BODY | {"messages": "4096," + "1," * 4095 + "1"}, headers
     )
     assert answer.status == 424 and "maximum input ids length" in answer.json["error"]
-    await mindie_cluster.prefill.idle()
+    await mindie_cluster.prefill.wait_until_idle()
 
 
 async def test_strict_prefill_refuses_what_the_original_cannot_hand_over(cluster) -> None:
@@ -361,7 +361,7 @@ async def test_flex_instance_runs_both_stages_itself(serve, stream: bool, lost: 
             and last is not None
             and last.kind == "lastData"
         )
-        await pair[1 if lost else 0].idle()
+        await pair[1 if lost else 0].wait_until_idle()
     finally:
         for task in coordinator.tasks:
             task.cancel()

@@ -37,4 +37,4 @@ async def test_separated_stages_answer_about_pictures_like_one_server(alike) -> 
     ]
     for body in bodies:
         await assert_same_answer(single_server, pair, "/v1/chat/completions", body)
-    await pair.idle()
+    await pair.wait_until_idle()

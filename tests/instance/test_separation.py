@@ -84,7 +84,7 @@ async def test_built_in_model_separated_answers_like_one_server(
         await assert_same_answer(single_server, pair, path, request_body)
         if number % 6 == 0:
             await check_resume(pair, path, request_body, rng)
-    await pair.idle()
+    await pair.wait_until_idle()
 
 
 @pytest.mark.skipif(not NIGHTLY, reason="takes long: make test-nightly")
@@ -139,7 +139,7 @@ async def test_separation_under_page_pressure_changes_no_answer(alike) -> None:
         for each in (pair.decode.model.metrics.external_tokens, pair.decode.model.metrics.recomputed_tokens)
     )
     assert moved + repeated <= single_stats.prompt_tokens <= prefill_stats.prompt_tokens and 0 < repeated < moved
-    await pair.idle()  # sends each a request of its own, which is counted
+    await pair.wait_until_idle()  # sends each a request of its own, which is counted
 
 
 @pytest.mark.parametrize("places", [(40, 40), (3, 40), (40, 2)])
@@ -185,7 +185,7 @@ async def test_handover_through_host_staging_changes_no_answer(alike, places: tu
         assert same_answer(answer, (await post_json(single_server, CHAT, each)).body), (each, answer)
     assert max(received_counts.values()) <= min(places)
     assert sum(received_counts.values()) > 20 if min(places) == 40 else received_counts
-    await pair.idle()
+    await pair.wait_until_idle()
     for server, count in zip((pair.prefill, pair.decode), places, strict=True):
         assert (server.engine.stats.unstaged_pages > 0) == (count < 40)
 
@@ -203,7 +203,7 @@ async def test_lost_pages_free_their_reservation_for_the_request(alike, monkeypa
     body = json.dumps(members | {"messages": [{"role": "user", "content": "What is the weather? " * 40}]}).encode()
     answer = await pair.ask(CHAT, body, REQUEST_UUID, HEADERS)
     assert same_answer(answer.body, (await post_json(single_server, CHAT, body)).body)
-    await pair.idle()
+    await pair.wait_until_idle()
 
 
 @pytest.mark.parametrize(
@@ -231,4 +231,4 @@ async def test_states_travel_with_the_pages_of_their_prompt(alike, architecture:
     metrics = pair.decode.model.metrics
     moved, repeated = (each.total_count for each in (metrics.external_tokens, metrics.recomputed_tokens))
     assert moved > 2 * (64 + 64 + 80) and repeated < 2 * 4 * 16
-    await pair.idle()
+    await pair.wait_until_idle()

@@ -50,7 +50,7 @@ async def test_separated_stages_answer_every_route_like_one_server(alike, same_s
     for path, _ in generating_routes():
         for _ in range(40 if NIGHTLY else 1):
             await assert_same_answer(single_server, pair, path, random_body(path, rng))
-    await pair.idle()
+    await pair.wait_until_idle()
 
 
 STREAM_BODIES: list[dict[str, Any]] = [
@@ -74,7 +74,7 @@ async def test_stream_resumes_after_any_part_byte_for_byte(alike, same_server: b
             rest = await pair.ask("/v1/chat/completions", chat_body, REQUEST_UUID, HEADERS, past=records)
             assert rest.status == 200, rest
             assert b"".join(data for data, _ in whole.parts[:count]) + rest.body == whole.body, (members, count)
-    await pair.idle()
+    await pair.wait_until_idle()
 
 
 @pytest.mark.parametrize("same_server", [True, False])
@@ -85,7 +85,7 @@ async def test_dropping_a_separated_stream_leaves_nothing_open(alike, same_serve
         for count in (1, 2, 3, 9):
             chat_body = json.dumps(members | {"max_tokens": 40}).encode()
             await pair.ask("/v1/chat/completions", chat_body, REQUEST_UUID, HEADERS, stop=count)
-            await pair.idle()
+            await pair.wait_until_idle()
 
 
 async def ask_chat(pair: ServerPair, path: str = "/v1/chat/completions", **members: Any) -> ClientAnswer:
@@ -105,7 +105,7 @@ async def test_refuses_separation_when_decode_has_no_room(alike) -> None:
     refusal = json.loads(answer.body)
     assert answer.status == 503 and refusal["refused"] is True and refusal["isLastResp"] is False
     assert "no capacity" in refusal["reason"]
-    await pair.idle()
+    await pair.wait_until_idle()
 
 
 async def test_refuses_separation_when_decode_is_unreachable(alike) -> None:
@@ -113,7 +113,7 @@ async def test_refuses_separation_when_decode_is_unreachable(alike) -> None:
     pair.target = "127.0.0.1;1"
     answer = await ask_chat(pair, stream=True)
     assert answer.status == 503 and json.loads(answer.body)["refused"] is True
-    await pair.idle()
+    await pair.wait_until_idle()
 
 
 @pytest.mark.parametrize(("name", "description"), [("prefill", "prefill."), ("flex", "flex with 100 % for prompts.")])
@@ -123,7 +123,7 @@ async def test_refuses_separation_when_decode_has_another_role(alike, name: str,
     role.name, role.prefill_share = name, 100
     answer = await ask_chat(pair, stream=True)
     assert answer.status == 503 and json.loads(answer.body)["reason"].endswith(f"Its role is {description}")
-    await pair.idle()
+    await pair.wait_until_idle()
 
 
 async def test_single_token_needs_no_decode_instance(alike) -> None:
@@ -132,7 +132,7 @@ async def test_single_token_needs_no_decode_instance(alike) -> None:
     for stream in (True, False):
         answer = await ask_chat(pair, stream=stream, max_tokens=1)
         assert answer.status == 200 and len(answer.parts) == 1
-    await pair.idle()
+    await pair.wait_until_idle()
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -155,7 +155,7 @@ async def test_decode_that_lost_pages_of_a_picture_leaves_the_request_to_others(
     pair.decode.engine.fail_choice(0, FEATURES_ELSEWHERE)
     answer = await chat_task
     assert answer.error and b'"error"' not in answer.body
-    await pair.idle()
+    await pair.wait_until_idle()
 
 
 @pytest.mark.parametrize(
@@ -192,7 +192,7 @@ async def test_cancel_id_ends_a_separated_request_in_every_phase(alike, phase: s
     else:
         await pair.decode.until(lambda: bool(pair.decode.service.open_requests))
     await pair.cancel("r1")
-    await pair.idle()
+    await pair.wait_until_idle()
     chat_task.cancel()
     await asyncio.gather(chat_task, return_exceptions=True)
 
@@ -201,7 +201,7 @@ async def test_separated_request_is_counted_once(alike) -> None:
     _, pair = await alike(reply=long_reply)
     for stream in (True, False):
         await ask_chat(pair, stream=stream, n=2)
-    await pair.idle()
+    await pair.wait_until_idle()
     first, second = (server.model.metrics for server in (pair.prefill, pair.decode))
     assert (first.totals.succeeded, second.totals.succeeded) == (0, 2)
     assert first.totals.cancelled == first.totals.failed == 0
@@ -247,7 +247,7 @@ async def test_plain_coordinator_gets_plain_frames(alike) -> None:
     assert frame.kind == "lastData"
     assert frame.payload == (await post_json(single_server, "/v1/chat/completions", unstreamed_body)).body
     line.task.cancel()
-    await pair.idle()
+    await pair.wait_until_idle()
 
 
 @pytest.mark.parametrize("client", ["", COORDINATOR_NAME])
@@ -273,7 +273,7 @@ async def test_kv_sender_lost_before_sending_fails_the_request(alike, client: st
         assert (frame.kind, frame.payload) == ("error", b"Pull kv failed irreversibly.")
         line.task.cancel()
     assert not client or line.queue("19").empty()
-    await pair.idle()
+    await pair.wait_until_idle()
 
 
 async def test_missing_handover_pages_are_recomputed(alike, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -297,7 +297,7 @@ async def test_resumed_body_may_be_of_any_api(alike) -> None:
         assert whole.status == 200 and len(whole.parts) > 3
         rest = await pair.ask(path, request_body, REQUEST_UUID, HEADERS, past=[record for _, record in whole.parts[:2]])
         assert same_answer(b"".join(data for data, _ in whole.parts[:2]) + rest.body, whole.body)
-    await pair.idle()
+    await pair.wait_until_idle()
 
 
 async def test_deadline_counts_from_arrival_across_the_handover(alike, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -320,7 +320,7 @@ async def test_deadline_counts_from_arrival_across_the_handover(alike, monkeypat
     pair.prefill.engine.step_gate.set()
     answer = await request_task
     assert answer.status == 408 and b"within the time" in answer.body
-    await pair.idle()
+    await pair.wait_until_idle()
 
 
 @pytest.mark.parametrize("resumed", [False, True])
@@ -334,7 +334,7 @@ async def test_deadline_includes_the_time_of_earlier_attempts(alike, resumed: bo
     late_headers = HEADERS | {"x-request-timeout": "60", "parley-spent": "60001"}
     answer = await pair.ask(path, body, REQUEST_UUID, late_headers, past=prior_outputs)
     assert answer.status == 408 and b"within the time" in answer.body
-    await pair.idle()
+    await pair.wait_until_idle()
 
 
 async def test_paused_separated_stream_does_not_stop_other_streams(alike) -> None:
@@ -350,7 +350,7 @@ async def test_paused_separated_stream_does_not_stop_other_streams(alike) -> Non
     assert other.body.endswith(b"[DONE]\n\n") and not first.done()
     pair.members[1].instance_state.results.set_results_paused(COORDINATOR_NAME, "r1", False)
     assert (await first).body == other.body
-    await pair.idle()
+    await pair.wait_until_idle()
 
 
 @pytest.mark.parametrize("same_server", [False, True])
@@ -392,7 +392,7 @@ async def test_restarted_coordinator_ends_requests_of_its_predecessor(alike, sam
     server.engine.step_gate.set()
     for each in (first, *others):
         each.close()
-    await pair.idle()
+    await pair.wait_until_idle()
 
 
 async def test_coordinators_sharing_a_seat_do_not_disturb_each_other(alike) -> None:
@@ -430,7 +430,7 @@ async def test_coordinators_sharing_a_seat_do_not_disturb_each_other(alike) -> N
     server.engine.step_gate.set()
     for each in connections.values():
         each.close()
-    await pair.idle()
+    await pair.wait_until_idle()
 
 
 async def test_lost_coordinator_ends_its_requests(alike) -> None:
@@ -438,5 +438,5 @@ async def test_lost_coordinator_ends_its_requests(alike) -> None:
     chat_task = asyncio.create_task(ask_chat(pair, stream=True, max_tokens=50))
     await pair.decode.until(lambda: pair.decode.engine.stats.running > 0)
     pair.members[1].instance_state.results.get_client(COORDINATOR_NAME).lose_requests()
-    await pair.idle()
+    await pair.wait_until_idle()
     chat_task.cancel()

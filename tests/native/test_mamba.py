@@ -25,16 +25,16 @@ pytestmark = pytest.mark.usefixtures("kernel_level")
 
 
 def random_weights(shape: native.Mamba2Shape, *, has_bias: bool = True, has_norm: bool = True) -> native.StateWeights:
-    def numbers(*sizes: int, seed: int) -> torch.Tensor:
+    def random_numbers(*sizes: int, seed: int) -> torch.Tensor:
         return random_tensor(*sizes, seed=seed, dtype=torch.float32)
 
     return native.StateWeights(
-        convolution=numbers(shape.kernel, shape.channels, seed=1),
-        convolution_bias=numbers(shape.channels, seed=2) if has_bias else None,
-        decay=-numbers(shape.heads, seed=3).exp(),
-        step_bias=numbers(shape.heads, seed=4),
-        skip=numbers(shape.heads, seed=5),
-        norm=native.Norm(numbers(shape.inner, seed=6), 1e-5) if has_norm else None,
+        convolution=random_numbers(shape.kernel, shape.channels, seed=1),
+        convolution_bias=random_numbers(shape.channels, seed=2) if has_bias else None,
+        decay=-random_numbers(shape.heads, seed=3).exp(),
+        step_bias=random_numbers(shape.heads, seed=4),
+        skip=random_numbers(shape.heads, seed=5),
+        norm=native.Norm(random_numbers(shape.inner, seed=6), 1e-5) if has_norm else None,
     )
 
 

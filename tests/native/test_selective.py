@@ -16,15 +16,15 @@ pytestmark = pytest.mark.usefixtures("kernel_level")
 
 
 def random_weights(shape: native.Mamba1Shape, *, has_bias: bool = True) -> native.StateWeights:
-    def numbers(*sizes: int, seed: int) -> torch.Tensor:
+    def random_numbers(*sizes: int, seed: int) -> torch.Tensor:
         return random_tensor(*sizes, seed=seed, dtype=torch.float32)
 
     return native.StateWeights(
-        convolution=numbers(shape.kernel, shape.inner, seed=1),
-        convolution_bias=numbers(shape.inner, seed=2) if has_bias else None,
-        decay=-numbers(shape.state_dim, shape.inner, seed=3).exp(),
-        step_bias=numbers(shape.inner, seed=4),
-        skip=numbers(shape.inner, seed=5),
+        convolution=random_numbers(shape.kernel, shape.inner, seed=1),
+        convolution_bias=random_numbers(shape.inner, seed=2) if has_bias else None,
+        decay=-random_numbers(shape.state_dim, shape.inner, seed=3).exp(),
+        step_bias=random_numbers(shape.inner, seed=4),
+        skip=random_numbers(shape.inner, seed=5),
     )
 
 

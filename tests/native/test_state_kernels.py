@@ -29,17 +29,17 @@ TOKENS = 21
 pytestmark = pytest.mark.usefixtures("kernel_level")
 
 
-def numbers(*sizes: int, seed: int) -> torch.Tensor:
+def random_numbers(*sizes: int, seed: int) -> torch.Tensor:
     return random_tensor(*sizes, seed=seed, dtype=torch.float32)
 
 
 def random_weights(shape: StateShape) -> StateWeights:
-    convolution = numbers(shape.kernel, shape.channels, seed=1)
+    convolution = random_numbers(shape.kernel, shape.channels, seed=1)
     if isinstance(shape, ShortConvolutionShape):
-        return StateWeights(convolution, numbers(shape.channels, seed=2))
+        return StateWeights(convolution, random_numbers(shape.channels, seed=2))
     heads = shape.heads if isinstance(shape, Mamba2Shape) else shape.value_heads
-    decay, step_bias = -numbers(heads, seed=3).exp(), numbers(heads, seed=4)
-    return StateWeights(convolution, None, decay, step_bias, native.Norm(numbers(shape.inner, seed=5), 1e-6))
+    decay, step_bias = -random_numbers(heads, seed=3).exp(), random_numbers(heads, seed=4)
+    return StateWeights(convolution, None, decay, step_bias, native.Norm(random_numbers(shape.inner, seed=5), 1e-6))
 
 
 def run_layer(form, shape: StateShape, pieces: tuple[int, ...], *, sequences: int = 1, dtype=torch.bfloat16):
@@ -50,7 +50,7 @@ def run_layer(form, shape: StateShape, pieces: tuple[int, ...], *, sequences: in
     rows = [random_tensor(TOKENS, width, seed=10 + i, dtype=torch.bfloat16).to(dtype) for i in range(sequences)]
     gate_width = 0 if isinstance(shape, ShortConvolutionShape) else 2 * shape.value_heads
     gates = [random_tensor(TOKENS, gate_width, seed=20 + i, dtype=torch.bfloat16).to(dtype) for i in range(sequences)]
-    states, weights = numbers(sequences + 1, shape.size, seed=6), random_weights(shape)
+    states, weights = random_numbers(sequences + 1, shape.size, seed=6), random_weights(shape)
     states[:, ::3], states[:, 1::3] = torch.nan, torch.inf
     start, outputs = 0, []
     for count in pieces:
@@ -87,7 +87,7 @@ def layer_call(shape: StateShape) -> tuple[Call, int]:
     """Return the layer on rows of TOKENS tokens, as a function of states and spans, and the size of a state."""
     if isinstance(shape, Mamba2Shape):
         rows = random_tensor(TOKENS, shape.inner + shape.channels + shape.heads, seed=10, dtype=torch.bfloat16)
-        weights = replace(random_weights(shape), skip=numbers(shape.heads, seed=9))
+        weights = replace(random_weights(shape), skip=random_numbers(shape.heads, seed=9))
         return lambda states, spans: native.scan_mamba2(rows, weights, shape, states, spans), shape.size
     weights = random_weights(shape)
     if isinstance(shape, ShortConvolutionShape):

@@ -96,7 +96,7 @@ async def test_unknown_adapter_gets_the_error_of_each_api(lora_server):
     assert (await load_adapter(server, "mine", "one")).status == 200
     answer = await server.post("/generate", {"inputs": "a", "parameters": parameters})
     assert (answer.status, answer.json["error_type"]) == (424, "generation")
-    await server.idle()
+    await server.wait_until_idle()
 
 
 async def test_tgi_serves_the_base_model_for_unknown_names(lora_server):
@@ -218,7 +218,7 @@ async def test_unloaded_adapter_still_finishes_running_requests(serve, root):
     page = (await server.get("/metrics")).body.decode()
     assert 'max_lora="8",waiting_lora_adapters="",running_lora_adapters="mine"} ' in page
     assert (await running).json["usage"]["completion_tokens"] == 60
-    await server.idle()
+    await server.wait_until_idle()
 
 
 async def test_concurrent_loads_of_one_adapter_succeed_once(lora_server):

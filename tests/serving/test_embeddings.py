@@ -33,7 +33,7 @@ async def test_texts_and_their_token_ids_give_the_same_embeddings(serve, prefix)
         assert struct.unpack("<5f", base64.b64decode(other["embedding"])) == tuple(entry["embedding"][:5])
     one = (await server.post(prefix + "/v1/embeddings", body | {"input": ids[1]})).json
     assert one["data"][0]["embedding"] == whole["data"][1]["embedding"]
-    await server.idle()
+    await server.wait_until_idle()
 
 
 async def test_two_thousand_embeddings_come_back_in_order(serve):
@@ -43,7 +43,7 @@ async def test_two_thousand_embeddings_come_back_in_order(serve):
         expected = [0.5 * (i % 8 == k) + 0.5 * (i // 8 % 8 == k) for k in range(8)]
         assert entry["index"] == i and entry["embedding"] == expected
     assert answer.json["usage"]["prompt_tokens"] == 4096
-    await server.idle()
+    await server.wait_until_idle()
 
 
 @pytest.mark.parametrize("prefix", ["", "/vllm"])
@@ -63,7 +63,7 @@ async def test_rerank_and_score_agree(serve, prefix):
     assert long.status == 400 and "Please reduce the length of the input prompt" in long.error["message"]
     unknown = await server.post(prefix + "/score", {"model": "nope", "text_1": "a", "text_2": "b"})
     assert (unknown.status, unknown.error["type"]) == (404, "NotFoundError")
-    await server.idle()
+    await server.wait_until_idle()
 
 
 @pytest.mark.parametrize("prefix", ["", "/vllm"])
@@ -83,7 +83,7 @@ async def test_rerank_cuts_documents_to_their_token_limit(serve, prefix):
     assert shorter["usage"]["prompt_tokens"] == uncut["usage"]["prompt_tokens"] - 1
     refused = await server.post(prefix + "/rerank", body | {"max_tokens_per_doc": 1 << 20})
     assert refused.status == 400 and "must be less than max_model_len" in refused.error["message"]
-    await server.idle()
+    await server.wait_until_idle()
 
 
 @pytest.mark.parametrize("prefix", ["", "/vllm"])
@@ -100,7 +100,7 @@ async def test_classifier_scores_texts_and_refuses_all_else(serve, prefix):
     ):
         refused = await server.post(prefix + path, body)
         assert refused.status in (400, 404)  # the original has no such routes for this model
-    await server.idle()
+    await server.wait_until_idle()
 
 
 async def test_encoder_has_vectors_of_tokens_within_a_limit(serve):
@@ -129,7 +129,7 @@ async def test_encoder_answers_bodies_of_hugging_face_clients_with_vectors(serve
     cosines = (await server.post("/", {"inputs": sentences})).json
     assert cosines == pytest.approx([entry["score"] for entry in scores], abs=1e-7)
     assert (await server.post("/tgi/", {"inputs": "a"})).status != 200  # TGI has no encoders
-    await server.idle()
+    await server.wait_until_idle()
 
 
 async def test_encoder_cuts_long_texts_only_if_asked(serve):
@@ -198,7 +198,7 @@ async def test_cohere_embed_route_gives_the_same_vectors(serve, prefix):
     unknown = await server.post(prefix + "/v2/embed", {"texts": TEXTS, "input_type": "search_query"})
     sentence = "Unsupported input_type 'search_query'. This model does not define any input_type task instructions."
     assert (unknown.status, unknown.error["message"]) == (400, sentence)
-    await server.idle()
+    await server.wait_until_idle()
 
 
 async def test_openai_client_creates_embeddings(serve):
@@ -215,7 +215,7 @@ async def test_openai_client_creates_embeddings(serve):
         assert (caught.value.param, caught.value.code) == ("input", "context_length_exceeded")
         cut = await client.embeddings.create(model="tiny", input="b " * 9000, extra_body={"truncate_prompt_tokens": -1})
         assert cut.usage.prompt_tokens == 4096
-    await server.idle()
+    await server.wait_until_idle()
 
 
 async def test_rejects_generation_or_embedding_the_model_does_not_support(serve):
@@ -241,8 +241,8 @@ async def test_rejects_generation_or_embedding_the_model_does_not_support(serve)
     generator = await serve(info=model_info(dimensions=0))
     answer = await generator.post("/v1/embeddings", {"input": "a"})
     assert (answer.status, answer.error["param"], answer.error["code"]) == (400, "model", "unsupported_model")
-    await embedder.idle()
-    await generator.idle()
+    await embedder.wait_until_idle()
+    await generator.wait_until_idle()
 
 
 async def test_embedding_requests_end_with_their_client_or_the_engine(serve):
@@ -255,7 +255,7 @@ async def test_embedding_requests_end_with_their_client_or_the_engine(serve):
     await connection.send(build_request("POST", "/v1/embeddings", {"input": TEXTS}))
     await server.until(lambda: server.engine.open_stream_count == 3)
     connection.close()
-    await server.idle()
+    await server.wait_until_idle()
     connection = await server.connect()
     await connection.send(build_request("POST", "/v1/embeddings", {"input": TEXTS}))
     await server.until(lambda: server.engine.open_stream_count == 3)
@@ -290,4 +290,4 @@ async def test_vllm_embeddings_and_pooling_have_its_members(serve):
     assert '"shape":[8]' in answer.headers["metadata"]
     chat = await server.post("/vllm/v1/embeddings", {"messages": [{"role": "user", "content": "a"}]})
     assert chat.json["usage"]["prompt_tokens"] > 1
-    await server.idle()
+    await server.wait_until_idle()

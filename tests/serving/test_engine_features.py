@@ -161,7 +161,7 @@ async def test_apis_refuse_what_the_engine_lacks_before_it_is_queued(serve, stre
     assert not seen and server.engine.stats.steps == 0 and server.model.used_slots == 0
     assert (await server.post("/v1/chat/completions", CHAT | {"presence_penalty": 0.5})).status == 200
     assert seen
-    await server.idle()
+    await server.wait_until_idle()
 
 
 # for each bound, a range and requests just outside of it, each with the end of the sentence that refuses it
@@ -318,4 +318,4 @@ async def test_output_without_a_limit_ends_at_the_engines_bound(narrow_server):
     answer = await server.post("/v1/chat/completions", CHAT | {"n": 2, "logprobs": True, "top_logprobs": 3})
     assert answer.status == 200 and answer.json["usage"]["completion_tokens"] == 12
     assert {request.max_tokens for request in requests} == {6}
-    await server.idle()
+    await server.wait_until_idle()

@@ -58,6 +58,6 @@ async def test_adapter_syncer_reconciles_a_server(server):
     assert (adapters["running_lora_adapters"], adapters["waiting_lora_adapters"]) == ("french", "")
     await server.post("/inference/v1/abort_requests", {"request_ids": ["a"]})
     assert (await answer).json["model"] == "french"
-    await server.idle()
+    await server.wait_until_idle()
     assert (await server.post("/v1/unload_lora_adapter", {"lora_name": "french"})).status == 200
     assert [each["id"] for each in (await server.get("/v1/models")).json["data"]] == ["tiny"]

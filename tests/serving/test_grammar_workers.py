@@ -309,4 +309,4 @@ async def test_slow_grammars_of_one_key_do_not_delay_other_keys(serve, monkeypat
     for request in flood:
         request.cancel()
     await asyncio.gather(*flood, return_exceptions=True)
-    await server.idle()
+    await server.wait_until_idle()

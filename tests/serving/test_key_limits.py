@@ -151,7 +151,7 @@ async def test_limits_are_exact_under_64_concurrent_clients(serve):
     assert states.requests is states.tokens is None
     statuses = sum(await asyncio.gather(*(send("open", 1) for _ in range(64))), Counter())
     assert statuses[200] >= 8 and statuses[200] + statuses[429] == 64
-    await server.idle()
+    await server.wait_until_idle()
 
 
 FORMS = {
@@ -207,7 +207,7 @@ async def test_tokens_are_checked_before_the_engine_has_the_request(serve):
     assert accepted.status == 200 and used < 20
     after = await server.post("/v1/completions", COMPLETION | {"max_tokens": 17}, **headers["alice"])
     assert f"used {used}" in after.json["error"]["message"]  # what was not used was given back
-    await server.idle()
+    await server.wait_until_idle()
 
 
 async def test_keys_have_scopes_and_end(serve):

@@ -177,7 +177,7 @@ async def test_admins_read_what_requests_used_also_if_they_were_cancelled(serve,
     await connection.send(build_request("POST", "/v1/chat/completions", long, headers))
     await connection.head()
     connection.close()
-    await server.idle()
+    await server.wait_until_idle()
     assert (await server.get("/v1/usage", **headers)).status == 403
     page = (await server.get("/v1/usage", **admin_headers)).json
     (row,) = page["data"]

@@ -27,7 +27,7 @@ MAIN, OTHER = ("main", "org/alias"), ("small", "tiny")
 FIRST, SECOND = 300, 301  # the only token that each model generates
 
 
-def always(token: int) -> Callable[[EngineRequest, int], list[int]]:
+def repeat_token(token: int) -> Callable[[EngineRequest, int], list[int]]:
     return lambda work, index: [token] * work.max_tokens
 
 
@@ -40,7 +40,7 @@ def make_model(folder: Path) -> Callable[..., ServedModel]:
         info = msgspec.structs.replace(MODEL_INFO, max_model_len=context)
         settings = Settings(model=str(folder), max_batch=2)
         return ServedModel(
-            names or OTHER, settings, FakeEngine(always(token), info=info, max_batch=2, **engine), options
+            names or OTHER, settings, FakeEngine(repeat_token(token), info=info, max_batch=2, **engine), options
         )
 
     return make
@@ -48,7 +48,7 @@ def make_model(folder: Path) -> Callable[..., ServedModel]:
 
 @pytest.fixture
 async def two_models(serve, make_model) -> RunningServer:
-    return await serve(always(FIRST), names=MAIN, beside=[make_model()])
+    return await serve(repeat_token(FIRST), names=MAIN, beside=[make_model()])
 
 
 def expected_text(server: RunningServer, token: int, count: int = 2) -> str:
@@ -61,7 +61,7 @@ def completion_body(model: str | None, **members: Any) -> dict[str, Any]:
 
 
 async def test_stop_infer_stops_only_requests_of_its_model(serve, make_model):
-    server = await serve(always(FIRST), tick=0.001, names=MAIN, beside=[make_model(step_seconds=0.001)])
+    server = await serve(repeat_token(FIRST), tick=0.001, names=MAIN, beside=[make_model(step_seconds=0.001)])
     long_request = {"id": "mine", "text_input": "a", "parameters": {"max_new_tokens": 3000}}
     running = asyncio.create_task(server.post("/mindie/v2/models/main/generate", long_request))
     await server.until(lambda: server.engine.stats.generated_tokens > 3)
@@ -189,7 +189,7 @@ async def test_metrics_count_each_model_separately(two_models):
         for _ in range(times):
             assert (await two_models.post("/v1/completions", completion_body(name))).status == 200
     await two_models.post("/v1/completions", completion_body("small", max_tokens=0, logit_bias={"9999": 1}))
-    await two_models.idle()
+    await two_models.wait_until_idle()
     page = (await two_models.get("/metrics")).body.decode()
     for name, count in (("main", 3), ("small", 4)):
         assert (
@@ -222,12 +222,12 @@ async def test_concurrent_requests_reach_the_model_they_name(two_models):
     answers = await asyncio.gather(*(two_models.post("/v1/completions", completion_body(name)) for name in names))
     expected = {name: expected_text(two_models, token) for name, token, _ in NAMES_AND_MODELS}
     assert [answer.json["choices"][0]["text"] for answer in answers] == [expected[name] for name in names]
-    await two_models.idle()
+    await two_models.wait_until_idle()
     assert all(model.used_slots == 0 for model in two_models.service.models)
 
 
 async def test_loading_model_is_reported_and_does_not_block_others(serve, make_model):
-    server = await serve(always(FIRST), names=MAIN, beside=[make_model(load_seconds=0.5)], wait=False)
+    server = await serve(repeat_token(FIRST), names=MAIN, beside=[make_model(load_seconds=0.5)], wait=False)
     await server.until(lambda: server.model.unready_error() is None)
     assert (await server.post("/v1/completions", completion_body("main"))).status == 200
     late = await server.post("/v1/completions", completion_body("small"))
@@ -244,7 +244,7 @@ async def test_loading_model_is_reported_and_does_not_block_others(serve, make_m
 
 
 async def test_lost_engine_fails_only_requests_of_its_model(serve, make_model):
-    server = await serve(always(FIRST), tick=0.01, names=MAIN, beside=[make_model(step_seconds=0.01)])
+    server = await serve(repeat_token(FIRST), tick=0.01, names=MAIN, beside=[make_model(step_seconds=0.01)])
     lost = server.service.models[1]
     streams = {
         name: asyncio.create_task(server.post("/v1/completions", completion_body(name, max_tokens=40, stream=True)))
@@ -265,7 +265,7 @@ async def test_lost_engine_fails_only_requests_of_its_model(serve, make_model):
 
 
 async def test_models_can_be_added_and_removed_at_run_time(serve, make_model):
-    server = await serve(always(FIRST), names=MAIN)
+    server = await serve(repeat_token(FIRST), names=MAIN)
     service, other = server.service, make_model(step_seconds=0.005, load_seconds=0.05)
     adding = asyncio.create_task(service.serve_model(other))
     await server.until(lambda: other in service.models)

@@ -47,7 +47,7 @@ async def test_disconnect_while_queued_cancels_the_request(serve, stream, n):
     first.close()
     await server.until(lambda: server.engine.open_stream_count == 0)
     server.engine.step_gate.set()
-    await server.idle()
+    await server.wait_until_idle()
     assert await server.control() == before
 
 
@@ -62,7 +62,7 @@ async def test_disconnect_during_decode_cancels_within_two_steps(serve, stream, 
     connection.close()
     await server.until(lambda: server.engine.open_stream_count == 0)
     steps = server.engine.stats.steps
-    await server.idle()
+    await server.wait_until_idle()
     assert server.engine.stats.steps - steps <= 2
     assert await server.control() == before
 
@@ -75,7 +75,7 @@ async def test_disconnect_cancels_all_prompts_of_a_request(serve):
     )
     await server.until(lambda: server.engine.stats.generated_tokens > 100)
     connection.close()
-    await server.idle()
+    await server.wait_until_idle()
 
 
 async def test_disconnects_at_random_moments_leave_no_request(serve):
@@ -90,7 +90,7 @@ async def test_disconnects_at_random_moments_leave_no_request(serve):
         connection.close()
 
     await asyncio.gather(*(visit(number) for number in range(150)))
-    await server.idle()
+    await server.wait_until_idle()
     await server.until(lambda: not server.server.server_state.tasks)
     assert await server.control() == before
 
@@ -106,7 +106,7 @@ async def test_full_queue_answers_429_at_once(serve):
     assert int(answer.headers["retry-after"]) >= 1
     server.engine.step_gate.set()
     assert [a.status for a in await asyncio.gather(*waiting)] == [200, 200]
-    await server.idle()
+    await server.wait_until_idle()
     assert await server.control()
 
 
@@ -135,7 +135,7 @@ async def test_each_prompt_and_choice_takes_a_place_in_the_queue(serve):
     assert (await server.post(CHAT, HELLO_CHAT)).status == 429
     server.engine.step_gate.set()
     assert len((await waiting).json["choices"]) == 4
-    await server.idle()
+    await server.wait_until_idle()
 
 
 async def test_concurrent_requests_get_their_own_texts(serve):
@@ -151,7 +151,7 @@ async def test_concurrent_requests_get_their_own_texts(serve):
     texts = await asyncio.gather(*(ask(number) for number in range(60)))
     for number, text in enumerate(texts):
         assert text.startswith(f"number {number}"), text
-    await server.idle()
+    await server.wait_until_idle()
 
 
 @pytest.mark.parametrize(
@@ -172,7 +172,7 @@ async def test_rejects_prompts_and_tokens_the_model_cannot_take(serve, body, par
     answer = await server.post(TEXT, body)
     assert (answer.status, answer.error["param"], answer.error["code"]) == (400, param, code)
     assert server.engine.stats.steps == 0
-    await server.idle()
+    await server.wait_until_idle()
 
 
 async def test_prompt_and_answer_may_fill_the_context_exactly(serve):
@@ -194,7 +194,7 @@ async def test_stop_string_is_reported_and_left_out_of_the_text(serve):
     answer = await server.post(TEXT, {"prompt": "The quick fox ", "max_tokens": 3000, "stop": ["zzz", "ick"]})
     choice = answer.json["choices"][0]
     assert (choice["text"], choice["finish_reason"], choice["stop_reason"]) == ("The qu", "stop", "ick")
-    await server.idle()
+    await server.wait_until_idle()
     assert server.engine.stats.generated_tokens < 100
 
 
@@ -235,7 +235,7 @@ async def test_engine_error_before_the_first_byte_is_a_status(serve):
         answer = await asking
         assert (answer.status, answer.error["type"]) == (500, "server_error")
         assert answer.error["message"] == "The logits were not numbers."
-    await server.idle()
+    await server.wait_until_idle()
 
 
 async def test_failed_choice_fails_the_request_and_cancels_the_others(serve):
@@ -245,7 +245,7 @@ async def test_failed_choice_fails_the_request_and_cancels_the_others(serve):
     server.engine.fail_choice(1, "Broken.")
     answer = await asking
     assert answer.events[-1] == {"error": {"message": "Broken.", "type": "server_error", "param": None, "code": None}}
-    await server.idle()
+    await server.wait_until_idle()
 
 
 async def test_engine_crash_ends_every_stream_and_readiness(serve):
@@ -337,7 +337,7 @@ async def test_drain_timeout_fails_running_requests(serve, stream):
         error = answer.events[-1]["error"] if stream else answer.error
         assert "shutting down" in error["message"]
         assert answer.status == (200 if stream else 503)
-    await server.idle()
+    await server.wait_until_idle()
 
 
 async def test_drain_timeout_fails_queued_requests(serve):
@@ -373,7 +373,7 @@ async def test_stopped_request_returns_its_text_so_far(serve, stream, body):
     answer = await pending
     assert answer.status == 200
     assert answer.body.count(b'"finish_reason":"abort"') == body.get("n", 1)
-    await server.idle()
+    await server.wait_until_idle()
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -381,7 +381,7 @@ async def test_max_time_returns_the_text_so_far(serve, stream):
     server = await serve(tick=0.001)
     answer = await server.post(CHAT, LONG_CHAT | {"stream": stream, "max_time": 0.1})
     assert answer.status == 200 and answer.body.count(b'"finish_reason":"length"') == 1
-    await server.idle()
+    await server.wait_until_idle()
     ranked = {"prompt": "a", "max_tokens": 3000, "best_of": 3, "n": 1, "stream": stream, "max_time": 0.1}
     assert (await server.post(TEXT, ranked)).body.count(b'"finish_reason":"length"') == 1
     searched = {"prompt": "a", "max_tokens": 900, "use_beam_search": True, "best_of": 4, "n": 2, "stream": stream}
@@ -394,7 +394,7 @@ async def test_max_time_returns_the_text_so_far(serve, stream):
     assert [choice["finish_reason"] for choice in unstarted.json["choices"]] == ["length"] * 2
     assert unstarted.json["usage"]["completion_tokens"] == 0
     server.engine.step_gate.set()
-    await server.idle()
+    await server.wait_until_idle()
 
 
 async def test_request_timeout_header_ends_a_request_with_408(serve):
@@ -410,7 +410,7 @@ async def test_request_timeout_header_ends_a_request_with_408(serve):
         refused = await server.call("POST", CHAT, HELLO_CHAT, {"x-request-timeout": wrong})
         assert refused.status == 400 and "X-Request-Timeout" in refused.error["message"]
         assert wrong[:20] in refused.error["message"] and "1000000000" in refused.error["message"]
-    await server.idle()
+    await server.wait_until_idle()
 
 
 async def test_cuts_off_an_http_client_that_does_not_read(serve):
@@ -430,7 +430,7 @@ async def test_cuts_off_an_http_client_that_does_not_read(serve):
         if not server.engine.open_stream_count:
             break
         await asyncio.sleep(0.1)
-    await server.idle()
+    await server.wait_until_idle()
     connection.writer.transport.resume_reading()
     assert not (await connection.ended()).endswith(b"[DONE]\n\n\r\n0\r\n\r\n")
     assert await server.control() == before
@@ -463,7 +463,7 @@ async def test_stream_whose_pings_fail_ends_with_an_error(serve, monkeypatch, ca
     connection.close()
     assert "The pings of request" in caplog.text
     server.engine.step_gate.set()
-    await server.idle()
+    await server.wait_until_idle()
     assert await server.control() == before
 
 
@@ -584,10 +584,10 @@ async def test_tokenizing_a_huge_text_returns_its_memory(serve):
     """Tokenizing at once would need over a hundred times the size of the text."""
     server = await serve()
 
-    def resident() -> int:
+    def resident_bytes() -> int:
         return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
     body = json.dumps({"prompt": "a b c " * 180_000}).encode()
-    before = resident()
+    before = resident_bytes()
     assert (await server.call("POST", "/tokenize", body)).status == 200
-    await server.until(lambda: resident() - before < 50 << 20)
+    await server.until(lambda: resident_bytes() - before < 50 << 20)

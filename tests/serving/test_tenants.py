@@ -105,7 +105,7 @@ async def test_a_key_cannot_stop_a_request_of_another_key(serve, path):
     assert (await requests[1]).status == 200 and not requests[0].done()
     assert (await server.post(path, {"id": "mine"}, **a)).status == 200
     assert (await requests[0]).status == 200
-    await server.idle()
+    await server.wait_until_idle()
 
 
 async def test_keys_may_use_the_same_request_ids_through_a_coordinator(live_cluster):
@@ -126,7 +126,7 @@ async def test_keys_may_use_the_same_request_ids_through_a_coordinator(live_clus
     assert (await second).status == 200 and not first.done()
     assert (await cluster.front.post(stop, {"id": "77"}, **a)).status == 200
     assert (await first).status == 200
-    await cluster.idle()
+    await cluster.wait_until_idle()
 
 
 # -- priorities

@@ -110,7 +110,7 @@ async def test_changing_the_split_under_load_loses_no_request(serve):
     stopped = True
     await asyncio.gather(*clients)
     assert set(statuses) == {200} and statuses[200] >= 40
-    await running_server.idle()
+    await running_server.wait_until_idle()
 
 
 async def test_concurrent_creations_of_one_endpoint_succeed_once(serve):

@@ -158,7 +158,7 @@ async def test_a_key_sees_its_own_requests_and_an_administrator_all(serve):
         assert secret.encode() not in page.body and KEY.encode() not in page.body
     asking.cancel()
     await asyncio.gather(asking, return_exceptions=True)
-    await server.idle()
+    await server.wait_until_idle()
     assert await requests_seen(server, ADMIN_KEY) == []
 
 
@@ -167,7 +167,7 @@ async def test_samples_count_what_happened_between_them(serve):
     history = ActivityHistory()
     history.take_sample(server.service.models)
     await server.control()
-    await server.idle()
+    await server.wait_until_idle()
     history.take_sample(server.service.models)
     times, rows = history.samples_since(0.0)["tiny"]
     before, after = [dict(zip(SAMPLE_FIELDS, row, strict=True)) for row in rows]

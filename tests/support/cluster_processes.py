@@ -165,7 +165,7 @@ class Cluster:
             assert time.monotonic() < deadline, self.logs()
             time.sleep(0.1)
 
-    def idle(self, seconds: float = 40.0) -> None:
+    def wait_until_idle(self, seconds: float = 40.0) -> None:
         """Waits until no instance holds anything, as must happen some time after the last request."""
         deadline = time.monotonic() + seconds
         while any(any(each.held_counts.values()) for each in self.instances):

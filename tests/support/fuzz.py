@@ -46,7 +46,7 @@ async def run_undisturbed(server: Any, *tests: Any) -> None:
     before = await server.control()
     for test in tests:
         await run_in_loop(test)
-    await server.idle()
+    await server.wait_until_idle()
     assert await server.control() == before
 
 

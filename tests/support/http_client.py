@@ -159,7 +159,7 @@ class RunningServer:
             await asyncio.sleep(0.005)
         raise AssertionError("it never came about")
 
-    async def idle(self) -> None:
+    async def wait_until_idle(self) -> None:
         """Wait until no request is left, and check that no place in the queue is held."""
         await self.until(lambda: not self.service.open_requests and not self.engine.open_stream_count)
         await self.until(lambda: self.engine.stats.running == self.engine.stats.waiting == 0)

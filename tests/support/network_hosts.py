@@ -71,23 +71,23 @@ class NetworkHosts:
 
     def command(self, number: int) -> list[str]:
         """Returns the prefix of a command that runs on this host, where it sees only its own processes."""
-        apart = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
-        return ["ip", "netns", "exec", self._names[number], *apart] if number else []
+        own_processes = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
+        return ["ip", "netns", "exec", self._names[number], *own_processes] if number else []
 
-    def disturb(self, *, loss: float = 0.0, delay: float = 0.0) -> None:
+    def disturb_network(self, *, loss: float = 0.0, delay: float = 0.0) -> None:
         """Loses a share of the packets between any two hosts and delays the others by ``delay`` seconds."""
         self._tell_switch(("disturb", loss, delay))
 
-    def cut(self, number: int) -> None:
+    def cut_off_host(self, number: int) -> None:
         """Drops all packets from and to a host from now on, silently."""
         self._tell_switch(("cut", number, 0))
 
-    def part(self, one: int, other: int) -> None:
+    def separate_hosts(self, one: int, other: int) -> None:
         """Drops all packets between two hosts from now on, silently."""
         self._tell_switch(("part", one, other))
 
-    def mend(self, number: int) -> None:
-        """Undoes ``cut`` and ``part`` for a host."""
+    def reconnect_host(self, number: int) -> None:
+        """Undoes ``cut_off_host`` and ``separate_hosts`` for a host."""
         self._tell_switch(("mend", number, 0))
 
     def close(self) -> None:

@@ -47,7 +47,7 @@ class Collector:
         self.refuses = False
         self.headers: list[dict[str, str]] = []
 
-    def take(self, request: ExportTraceServiceRequest) -> None:
+    def take_spans(self, request: ExportTraceServiceRequest) -> None:
         for group in request.resource_spans:
             resource = _attributes(group.resource.attributes)
             for scope in group.scope_spans:
@@ -68,7 +68,7 @@ class Collector:
                     for span in scope.spans
                 ]
 
-    def named(self, name: str, role: str = "") -> ReceivedSpan:
+    def span_named(self, name: str, role: str = "") -> ReceivedSpan:
         """Return the only span with this name, of a server of this role."""
         (span,) = [each for each in self.spans if each.name == name and (not role or each.role == role)]
         return span
@@ -90,7 +90,7 @@ def grpc_collector() -> Iterator[Collector]:
 
     class Service(TraceServiceServicer):
         def Export(self, request: Any, context: Any) -> Any:  # noqa: N802
-            collector.take(request)
+            collector.take_spans(request)
             return ExportTraceServiceResponse()
 
     server = grpc.server(ThreadPoolExecutor(2))
@@ -113,7 +113,7 @@ def http_collector() -> Iterator[Collector]:
             body = self.rfile.read(int(self.headers["content-length"]))
             is_taken = self.path == "/v1/traces" and not collector.refuses
             if is_taken:
-                collector.take(ExportTraceServiceRequest.FromString(body))
+                collector.take_spans(ExportTraceServiceRequest.FromString(body))
             self.send_response(200 if is_taken else 404)
             self.send_header("content-length", "0")
             self.end_headers()

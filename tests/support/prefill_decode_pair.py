@@ -174,10 +174,10 @@ class ServerPair:
         for server in (self.prefill, self.decode):
             await server.post(f"/v2/models/{server.model.name}/stopInfer", {"id": request_id})
 
-    async def idle(self) -> None:
+    async def wait_until_idle(self) -> None:
         """Wait until both servers are idle, and check that no page, reservation or channel remains."""
         for server, member in zip((self.prefill, self.decode), self.members, strict=True):
-            await server.idle()
+            await server.wait_until_idle()
             await server.until(lambda member=member: not member.task_count)
             if isinstance(server.engine, FakeEngine):
                 await server.pages_returned()

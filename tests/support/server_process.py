@@ -26,7 +26,7 @@ class ServerProcess:
         assert self.process.stdout is not None
         self.lines += (line.rstrip() for line in self.process.stdout)
 
-    def see(self, pattern: str) -> re.Match[str]:
+    def wait_for_line(self, pattern: str) -> re.Match[str]:
         end = time.monotonic() + 120
         while time.monotonic() < end:
             for line in list(self.lines):
@@ -45,10 +45,10 @@ class ServerProcess:
 
     @property
     def url(self) -> str:
-        return self.see(r"http://127\.0\.0\.1:\d+")[0]
+        return self.wait_for_line(r"http://127\.0\.0\.1:\d+")[0]
 
     def ready(self) -> "ServerProcess":
-        self.see(r"^ready in ")
+        self.wait_for_line(r"^ready in ")
         return self
 
     def get(self, path: str) -> int:

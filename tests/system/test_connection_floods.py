@@ -116,7 +116,7 @@ def few_descriptors(log: Path, *words: object) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def strangers(*attacks: tuple[int, bytes]) -> Iterator[Sequence[Stranger]]:
+def open_strangers(*attacks: tuple[int, bytes]) -> Iterator[Sequence[Stranger]]:
     holding = [Stranger(*attack) for attack in attacks]
     try:
         for each in holding:
@@ -137,7 +137,7 @@ def test_a_server_answers_probes_and_clients_while_strangers_hold_its_connection
     ages = ("--header-timeout", "2s", "--idle-timeout", "2s")
     with few_descriptors(tmp_path / "log", "serve", "--fake-engine", "--port", port, "--grpc-port", grpc_port, *ages):
         wait_until(lambda: http_status(port, "/health/ready") == 200)
-        with strangers((port, b""), (grpc_port, HTTP2_HELLO)):
+        with open_strangers((port, b""), (grpc_port, HTTP2_HELLO)):
             for _ in range(10):
                 assert http_status(port, "/health/ready") == 200
                 time.sleep(0.1)
@@ -152,7 +152,7 @@ def test_connections_of_strangers_age_although_they_have_sent_something(tmp_path
     port = free_port()
     with few_descriptors(tmp_path / "log", "serve", "--fake-engine", "--port", port):
         wait_until(lambda: http_status(port, "/health/ready") == 200)
-        with strangers((port, start)):
+        with open_strangers((port, start)):
             for _ in range(40):
                 assert http_status(port, "/health/ready") == 200
                 time.sleep(0.1)
@@ -187,7 +187,7 @@ def test_a_coordinator_answers_probes_and_its_planes_while_strangers_hold_its_co
     config.write_text("".join(f"{name} = {port}\n" for name, port in zip(names, ports, strict=True)))
     with few_descriptors(tmp_path / "log", "coordinator", "--config", config):
         wait_until(lambda: http_status(status, "/v1/health") == 200)
-        with strangers(*((port, HTTP2_HELLO if port == grpc_port else b"") for port in ports)):
+        with open_strangers(*((port, HTTP2_HELLO if port == grpc_port else b"") for port in ports)):
             for _ in range(10):
                 assert http_status(status, "/v1/health") == 200
                 assert http_status(predict, "/health/live") == 200

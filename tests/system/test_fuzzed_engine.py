@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.fuzz import BODY_CODINGS, body_codings, encode, fuzz_settings, raw_bytes
 from support.odd_bodies import mindie_bodies, openai_bodies, tgi_bodies
-from test_hostile_bodies import probed, send_body
+from test_hostile_bodies import continuous_probes, send_body
 
 MAX_EXAMPLES = 3000 if os.environ.get("PARLEY_NIGHTLY") else 150
 KEPT_LIMIT = 100 << 20  # bytes that the server and its processes may grow by
@@ -52,7 +52,7 @@ def test_odd_bodies_disturb_no_engine_and_no_client(server):
         status = send_body(server.url, path, compress(body), {"content-encoding": name} if name else {})
         assert 200 <= status < 500, (path, body, coding)
 
-    with probed(server.url):
+    with continuous_probes(server.url):
         fuzz()
     assert server.wait(
         lambda: server.metric("vllm:num_requests_running") == server.metric("vllm:kv_cache_usage_perc") == 0

@@ -64,7 +64,7 @@ def send_body(url: str, path: str, body: bytes, headers: dict[str, str] | None =
 
 
 @contextmanager
-def probed(url: str) -> Iterator[None]:
+def continuous_probes(url: str) -> Iterator[None]:
     """Probe the server all the time; each probe has to be answered within PROBE_PATIENCE."""
     stop, failures, answered = threading.Event(), list[str](), list[int]()
 
@@ -107,7 +107,7 @@ def test_body_of_too_many_values_delays_no_request_and_takes_little_memory(serve
     body = write_bomb(kind)
     forget_peak_memory(server.process.pid)
     before = memory_of(server.process.pid)
-    with probed(server.url):
+    with continuous_probes(server.url):
         statuses = {
             send_body(server.url, "/v1/completions", body),
             send_body(server.url, "/v1/completions", compress_bomb(body), {"content-encoding": "gzip"}),
@@ -119,7 +119,7 @@ def test_body_of_too_many_values_delays_no_request_and_takes_little_memory(serve
 def test_memory_of_many_large_bodies_is_given_back(server):
     body = write_bomb("one string", member="prompt")
     before = memory_of(server.process.pid)
-    with probed(server.url):
+    with continuous_probes(server.url):
         senders = [
             threading.Thread(target=send_body, args=(server.url, "/v1/completions", body), daemon=True)
             for _ in range(20)
@@ -141,7 +141,7 @@ def is_documented(path: str, status: int) -> bool:
 @pytest.mark.skipif(not NIGHTLY, reason="takes minutes: PARLEY_NIGHTLY=1")
 @pytest.mark.parametrize("path", [path for path in POST_PATHS if not path.endswith(STOPPING_PATHS)])
 def test_every_route_survives_every_bomb(server, path):
-    with probed(server.url):
+    with continuous_probes(server.url):
         for name, body, headers in every_bomb():
             status = send_body(server.url, path, body, headers)
             assert status < 500 or is_documented(path, status), (name, status)
@@ -180,7 +180,7 @@ LONG_TEXT = "The sun goes down, and the moon comes up. " * (30_000_000 // 42)
 @pytest.mark.parametrize("path", TEXT_ROUTES if NIGHTLY else ["/tokenize", "/v1/completions", "/tgi/generate"])
 def test_long_text_is_refused_without_reading_it_all(server, path):
     body = json.dumps(write_text_request(TEXT_ROUTES[path], LONG_TEXT)).encode()
-    with probed(server.url):
+    with continuous_probes(server.url):
         assert 400 <= send_body(server.url, path, body) < 500
     assert peak_memory_of(server.process.pid) < 1 << 30
 

@@ -38,7 +38,7 @@ ELSEWHERE = ("make ", "pip install ", "parley cluster up ")
 
 
 @pytest.fixture(scope="module")
-def installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[InstalledWheel]:
+def wheel_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[InstalledWheel]:
     """The installed wheel, in whose home folder README's models and keys lie."""
     home = tmp_path_factory.mktemp("home")
     wheel = InstalledWheel(home)
@@ -73,39 +73,39 @@ def write_encoder(folder: Path) -> None:
 
 
 @pytest.fixture
-def served(installed: InstalledWheel) -> Path:
+def served_log(wheel_home: InstalledWheel) -> Path:
     """The log of ``parley serve``, which serves the built-in model on port 8000."""
-    return installed.serve("parley serve")
+    return wheel_home.serve("parley serve")
 
 
-def test_fastest_kernels_are_used_without_a_compiler(installed: InstalledWheel, served: Path) -> None:
+def test_fastest_kernels_are_used_without_a_compiler(wheel_home: InstalledWheel, served_log: Path) -> None:
     for name in COMPILERS:
-        assert installed.run(f"command -v {name}").returncode != 0
+        assert wheel_home.run(f"command -v {name}").returncode != 0
     level = build.usable_levels()[0]
-    where = installed.run("python -c 'import parley; print(parley.__file__)'").stdout
-    assert where.startswith(str(installed.venv))
-    assert f"with {level} kernels" in served.read_text()
-    doctor = installed.run("parley doctor").stdout
+    where = wheel_home.run("python -c 'import parley; print(parley.__file__)'").stdout
+    assert where.startswith(str(wheel_home.venv))
+    assert f"with {level} kernels" in served_log.read_text()
+    doctor = wheel_home.run("parley doctor").stdout
     assert f"ok    kernels      {level}\n" in doctor
-    versions = installed.run("parley version --all").stdout
+    versions = wheel_home.run("parley version --all").stdout
     assert build.library_name(level) in versions and " ".join(build.buildable_levels()) in versions
-    assert f'kernels="{level}"' in installed.run(f"curl -s {ADDRESS}/metrics").stdout
-    assert not (installed.home / ".cache/parley").exists()  # nothing was compiled
+    assert f'kernels="{level}"' in wheel_home.run(f"curl -s {ADDRESS}/metrics").stdout
+    assert not (wheel_home.home / ".cache/parley").exists()  # nothing was compiled
 
 
-def test_requests_of_readme_get_the_answers_that_it_shows(installed: InstalledWheel, served: Path) -> None:
+def test_requests_of_readme_get_the_answers_that_it_shows(wheel_home: InstalledWheel, served_log: Path) -> None:
     for script, shown in read_requests():
-        answer = installed.run(script).stdout
+        answer = wheel_home.run(script).stdout
         assert shown.fullmatch(answer.strip()), (script, answer)
 
 
-def test_scripts_of_readme_run(installed: InstalledWheel, served: Path) -> None:
+def test_scripts_of_readme_run(wheel_home: InstalledWheel, served_log: Path) -> None:
     client_script, engine_script = read_blocks("python")
     for script, answers in (
         (client_script, ["The capital of France is Paris."] * 2),
         (engine_script, ["The capital of Italy is Rome.", "The capital of France is Paris."]),
     ):
-        done = installed.run(f"python -c {shlex.quote(script)}")
+        done = wheel_home.run(f"python -c {shlex.quote(script)}")
         assert done.stdout.splitlines() == answers, done.stdout + done.stderr
 
 
@@ -124,8 +124,8 @@ def test_scripts_of_readme_run(installed: InstalledWheel, served: Path) -> None:
         ("parley --help", "usage: parley COMMAND"),
     ],
 )
-def test_commands_of_readme_run(installed: InstalledWheel, served: Path, command: str, answer: str) -> None:
-    done = installed.run(command)
+def test_commands_of_readme_run(wheel_home: InstalledWheel, served_log: Path, command: str, answer: str) -> None:
+    done = wheel_home.run(command)
     assert done.returncode == 0 and answer in done.stdout, done.stdout + done.stderr
 
 
@@ -136,12 +136,12 @@ def test_every_command_line_of_readme_is_run() -> None:
 
 
 @pytest.mark.parametrize(("command", "port"), SERVERS.items())
-def test_servers_of_readme_start(installed: InstalledWheel, command: str, port: int) -> None:
-    log = installed.serve(command, port)
+def test_servers_of_readme_start(wheel_home: InstalledWheel, command: str, port: int) -> None:
+    log = wheel_home.serve(command, port)
     body = shlex.quote(
         '{"messages": [{"role": "user", "content": "What is the capital of France?"}], "max_tokens": 20}'
     )
-    asked = installed.run(
+    asked = wheel_home.run(
         f"curl -s http://127.0.0.1:{port}/v1/chat/completions -H 'Authorization: Bearer a-key' -d {body}"
     )
     assert '"choices"' in asked.stdout, asked.stdout
@@ -149,6 +149,6 @@ def test_servers_of_readme_start(installed: InstalledWheel, command: str, port: 
         assert "The capital of France is Paris." in asked.stdout
     if "embed=" in command:
         embed = shlex.quote('{"model": "embed", "input": "Paris"}')
-        assert '"embedding"' in installed.run(f"curl -s http://127.0.0.1:{port}/v1/embeddings -d {embed}").stdout
-    installed.stop_server()
+        assert '"embedding"' in wheel_home.run(f"curl -s http://127.0.0.1:{port}/v1/embeddings -d {embed}").stdout
+    wheel_home.stop_server()
     assert "torch's kernels" not in log.read_text()

@@ -56,7 +56,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory):
 
 
 @pytest.fixture(scope="module")
-def whole(cluster: Cluster) -> list[Answer]:
+def undisturbed(cluster: Cluster) -> list[Answer]:
     return asyncio.run(undisturbed_answers(cluster.coordinator.url))
 
 
@@ -139,10 +139,10 @@ async def kill_or_stop(cluster: Cluster, victim: ParleyProcess, how: str, rng: r
 
 @pytest.mark.parametrize("cell", CELLS, ids="-".join)
 async def test_answers_stay_exact_when_a_process_dies_or_stops(
-    cluster: Cluster, whole: list[Answer], cell: tuple[str, str, str]
+    cluster: Cluster, undisturbed: list[Answer], cell: tuple[str, str, str]
 ) -> None:
     who, how, when = cell
-    expected, counts = [answer.contents() for answer in whole], [answer.count for answer in whole]
+    expected, counts = [answer.contents() for answer in undisturbed], [answer.count for answer in undisturbed]
     tally, phases, held = Counter[str](), Counter[str](), Counter[str]()
     hits, times, longest = 0, list[float](), 0.0
     for number in range(REPEATS):
@@ -181,9 +181,9 @@ async def test_answers_stay_exact_when_a_process_dies_or_stops(
     print(json.dumps([*cell, hits, tally, phases, held, round(max(times), 2), round(longest, 2)]))
 
 
-async def test_answers_survive_successive_losses_of_instances(cluster: Cluster, whole: list[Answer]) -> None:
+async def test_answers_survive_successive_losses_of_instances(cluster: Cluster, undisturbed: list[Answer]) -> None:
     """Ten clients send requests for a minute while instances die and stop, some before others are back."""
-    expected, rng, tally = [answer.contents() for answer in whole], random.Random(1), Counter[str]()
+    expected, rng, tally = [answer.contents() for answer in undisturbed], random.Random(1), Counter[str]()
     over = False
 
     async def client(own: random.Random) -> None:

@@ -54,7 +54,7 @@ def post(url: str, body: dict[str, Any]) -> dict[str, Any]:
         return json.load(answer)
 
 
-def summary(answer: dict[str, Any]) -> tuple[int, str, list[float]]:
+def comparable_parts(answer: dict[str, Any]) -> tuple[int, str, list[float]]:
     """Return what must not differ: the number of tokens in the prompt, the answer, and its log-probabilities."""
     choice = answer["choices"][0]
     scores = [round(each["logprob"], 3) for each in choice["logprobs"]["content"]]
@@ -82,7 +82,7 @@ def reference(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> l
         while not answers(port):
             assert process.poll() is None and time.monotonic() < end, log.read_text()
             time.sleep(0.5)
-        return [summary(post(f"http://127.0.0.1:{port}/v1/chat/completions", body)) for body in BODIES]
+        return [comparable_parts(post(f"http://127.0.0.1:{port}/v1/chat/completions", body)) for body in BODIES]
     finally:
         process.terminate()
         process.wait(30)
@@ -115,7 +115,7 @@ def server(
 
 
 def chat(server: ServerProcess, body: dict[str, Any]) -> tuple[int, str, list[float]]:
-    return summary(post(server.url + "/v1/chat/completions", body))
+    return comparable_parts(post(server.url + "/v1/chat/completions", body))
 
 
 def test_pictures_are_answered_as_vllm_answers_them(server, reference):

@@ -122,13 +122,13 @@ def test_adapter_that_is_loaded_in_place_has_its_new_content(server, lora_root):
     assert answers[1] == pytest.approx(answers[2], abs=1e-4) and answers[0] != pytest.approx(answers[1], abs=1e-2)
 
 
-def rounded(parts: Any) -> Any:
+def round_numbers(parts: Any) -> Any:
     """Round numbers, which depend on the batch in their last digits."""
     if isinstance(parts, float):
         return round(parts, 3)
     if isinstance(parts, dict):
-        return {name: rounded(each) for name, each in parts.items()}
-    return [rounded(each) for each in parts] if isinstance(parts, list | tuple) else parts
+        return {name: round_numbers(each) for name, each in parts.items()}
+    return [round_numbers(each) for each in parts] if isinstance(parts, list | tuple) else parts
 
 
 async def ask_alone_and_together(url: str) -> list[tuple[tuple[str, ...], Any, Any]]:
@@ -151,7 +151,7 @@ def test_features_compose_as_they_do_alone_or_are_refused_with_the_engine(server
             wrong.append(f"{title}: refused among others: {together[:300]}")
         else:
             answered += 1
-            one, other = rounded(comparable_parts(alone)), rounded(comparable_parts(together))
+            one, other = round_numbers(comparable_parts(alone)), round_numbers(comparable_parts(together))
             if one != other:
                 wrong.append(f"{title}: {make_body(names)}\\n  {one}\\n  {other}")
     print(f"{answered} answered, {refused} refused, {len(wrong)} wrong")

@@ -76,7 +76,7 @@ def environment() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def expected(environment: None, tmp_path_factory: pytest.TempPathFactory) -> list[AnswerContents]:
+def expected_answers(environment: None, tmp_path_factory: pytest.TempPathFactory) -> list[AnswerContents]:
     """The answers of one server."""
     cluster = Cluster(tmp_path_factory.mktemp("one"), "mixed", flags=FLAGS, ready_seconds=START_SECONDS)
     try:
@@ -86,7 +86,7 @@ def expected(environment: None, tmp_path_factory: pytest.TempPathFactory) -> lis
 
 
 @pytest.fixture(scope="module")
-def cluster(expected: list[AnswerContents], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+def cluster(expected_answers: list[AnswerContents], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     roles = ("prefill", "prefill", "decode", "decode") if os.environ.get("PARLEY_NIGHTLY") else ("prefill", "decode")
     folder = tmp_path_factory.mktemp("apart")
     cluster = Cluster(folder, *roles, flags=FLAGS, separate="always", ready_seconds=START_SECONDS)
@@ -102,14 +102,16 @@ def requests_ended(cluster: Cluster, role: str) -> int:
     return sum(text.count(" POST /") for text in logs)
 
 
-async def test_separated_answers_are_those_of_one_server(cluster: Cluster, expected: list[AnswerContents]) -> None:
+async def test_separated_answers_are_those_of_one_server(
+    cluster: Cluster, expected_answers: list[AnswerContents]
+) -> None:
     alone = await undisturbed_answers(cluster.coordinator.url, MIXTURE)
-    assert judge_answers(alone, expected) == ["exact"] * len(MIXTURE), alone
+    assert judge_answers(alone, expected_answers) == ["exact"] * len(MIXTURE), alone
     for role in ("prefill", "decode"):
         assert await wait_until(lambda role=role: requests_ended(cluster, role) >= len(MIXTURE)), cluster.logs()
     url = cluster.coordinator.url
     together = await asyncio.gather(*(send_request(url, path, body) for path, body in MIXTURE))
-    assert judge_answers(together, expected) == ["exact"] * len(MIXTURE), together
+    assert judge_answers(together, expected_answers) == ["exact"] * len(MIXTURE), together
     log = "".join(each.log.read_text() for each in cluster.instances)
     assert "KV pages of another instance are not used" not in log and "transfer failure" not in log, log
 
@@ -150,7 +152,7 @@ async def wait_for_moment(when: str, answers: list[Answer], rng: random.Random) 
 @pytest.mark.skipif(not os.environ.get("PARLEY_NIGHTLY"), reason="takes an hour: PARLEY_NIGHTLY=1")
 @pytest.mark.parametrize("cell", CELLS, ids="-".join)
 async def test_answers_survive_the_death_of_a_process_in_both_roles(
-    cluster: Cluster, expected: list[AnswerContents], cell: tuple[str, str]
+    cluster: Cluster, expected_answers: list[AnswerContents], cell: tuple[str, str]
 ) -> None:
     victim, when = cell
     tally, longest = Counter[str](), 0.0
@@ -170,10 +172,10 @@ async def test_answers_survive_the_death_of_a_process_in_both_roles(
                 await asyncio.to_thread(instance.restart)
         await asyncio.wait(sending, timeout=120.0)
         longest = max(longest, time.monotonic() - began)
-        found = judge_answers(answers, expected)
+        found = judge_answers(answers, expected_answers)
         tally.update(found)
-        for verdict, answer, (path, _), contents in zip(found, answers, MIXTURE, expected, strict=True):
+        for verdict, answer, (path, _), contents in zip(found, answers, MIXTURE, expected_answers, strict=True):
             assert verdict in ("exact", "error"), f"{number} {verdict} {path}\n{answer}\n{contents}\n{cluster.logs()}"
-        await check_recovered(cluster, expected, MIXTURE, RESTART_SECONDS)
+        await check_recovered(cluster, expected_answers, MIXTURE, RESTART_SECONDS)
     # For the record: verdicts of all requests, and the longest time until all answers had ended.
     print(json.dumps([*cell, tally, round(longest, 1)]))

@@ -19,7 +19,7 @@ def test_any_value_survives_encoding(name: str, error: str, attributes: Attribut
     span = encode_span(name, "server", TraceContext(1, 2), None, 3, 4, attributes, error)
     data = encode_batch([span], {"service.name": "s", "parley.role": "r"})
     collector = Collector()
-    collector.take(ExportTraceServiceRequest.FromString(data))
+    collector.take_spans(ExportTraceServiceRequest.FromString(data))
     (received,) = collector.spans
     assert (received.start, received.end, received.span_id) == (3, 4, "0000000000000002")
     assert received.status == (2 if error else 0) and received.attributes.keys() == attributes.keys()
@@ -39,7 +39,7 @@ def test_attributes_that_are_encoded_already_join_the_others() -> None:
     context = TraceContext(1, 2)
     span = encode_span("GET /", "client", context, context, 3, 4, texts, encoded_attributes=encode_attributes(common))
     collector = Collector()
-    collector.take(
+    collector.take_spans(
         ExportTraceServiceRequest.FromString(encode_batch([span], {"service.name": "s", "parley.role": "r"}))
     )
     (received,) = collector.spans

@@ -68,7 +68,7 @@ async def test_cluster_makes_one_connected_trace(environment, over_grpc: Collect
     unrecorded = HEADERS | {"traceparent": f"00-{'1' * 32}-{CLIENT_SPAN}-00"}  # passed on, and exported nowhere
     for headers in (unrecorded, HEADERS):
         assert (await cluster.front.call("POST", CHAT, chat_body(), headers)).status == 200
-    await cluster.idle()
+    await cluster.wait_until_idle()
     await cluster.front.until(lambda: len(over_grpc.spans) >= 15)
     spans = over_grpc.spans
     assert {span.trace_id for span in spans} == {CLIENT_TRACE}
@@ -90,8 +90,8 @@ async def test_cluster_makes_one_connected_trace(environment, over_grpc: Collect
         (5, "decode", "reserve pages"),
         (5, "decode", "receive pages"),
     ]
-    assert over_grpc.named("kv handover").attributes["parley.kv.bytes"] >= 0
-    attempt = over_grpc.named("attempt").attributes
+    assert over_grpc.span_named("kv handover").attributes["parley.kv.bytes"] >= 0
+    attempt = over_grpc.span_named("attempt").attributes
     assert (attempt["parley.prefill.instance"], attempt["parley.decode.instance"]) == (1, 2)
 
 
@@ -109,7 +109,7 @@ async def test_spans_have_the_names_of_the_conventions_and_of_vllm(over_http: Co
     expected = {"http.request.method": "POST", "http.route": CHAT, "http.response.status_code": 200}
     assert expected.items() <= request.attributes.items()
     assert (request.attributes["parley.request.id"], request.attributes["parley.key"]) == ("mine", "key-1")
-    chat = over_http.named("chat tiny")
+    chat = over_http.span_named("chat tiny")
     expected = {
         "gen_ai.operation.name": "chat",
         "gen_ai.request.model": "tiny",

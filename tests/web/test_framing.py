@@ -54,5 +54,5 @@ async def test_generated_heads_are_answered_once_or_refused(serve):
             assert statuses == [400], (version, headers, answers)
 
     await run_in_loop(fuzz)
-    await server.idle()
+    await server.wait_until_idle()
     assert await server.control() == before

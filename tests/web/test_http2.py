@@ -89,7 +89,7 @@ async def test_many_requests_share_one_connection(serve):
         for body, answer in zip(bodies, answers, strict=True):
             assert body["stream"] == answer.text.endswith("data: [DONE]\n\n")
         assert len(server.server.server_state.connections) == 1
-    await server.idle()
+    await server.wait_until_idle()
 
 
 async def test_http2_reset_aborts_only_its_request(serve, connect):
@@ -107,7 +107,7 @@ async def test_http2_reset_aborts_only_its_request(serve, connect):
     while len(client.bodies[kept]) == size:
         await client.step()
     client.close()
-    await server.idle()
+    await server.wait_until_idle()
 
 
 async def test_unread_stream_pauses_its_request_and_ends_it_after_the_write_timeout(serve, connect, monkeypatch):
@@ -118,7 +118,7 @@ async def test_unread_stream_pauses_its_request_and_ends_it_after_the_write_time
     await client.flush()
     assert await client.reset_code(stuck) in (http2_stream.CANCEL, http2_stream.INTERNAL_ERROR)
     assert len(client.bodies[stuck]) <= 65535
-    await server.idle()
+    await server.wait_until_idle()
     assert (await client.call("/health", method="HEAD")).status == 200  # the connection goes on
 
 
@@ -148,7 +148,7 @@ async def test_large_bodies_pass_the_windows_both_ways(serve):
             *(client.post("/v1/completions", json={"model": "tiny", "prompt": text[n:]}) for n in range(2))
         )
         assert {answer.status_code for answer in answers} == {400}  # too long for the model, so it was read
-    await server.idle()
+    await server.wait_until_idle()
 
 
 async def test_limits_of_heads_and_bodies_have_the_errors_of_the_api(serve, connect):
@@ -274,5 +274,5 @@ async def test_coordinator_passes_streams_and_resets_on(live_cluster, connect):
         await client.step()
     client.h2.reset_stream(left, 8)
     await client.flush()
-    await cluster.instances[0].idle()
+    await cluster.instances[0].wait_until_idle()
     assert (await client.call("/v1/models")).status == 200

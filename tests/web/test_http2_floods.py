@@ -96,7 +96,7 @@ async def test_floods_end_their_connection_and_nothing_else(serve, small_allowan
         await server.until(lambda: len(server.server.server_state.connections) <= 1)
         assert (await other.call("/health")).status == 200, name
     other.close()
-    await server.idle()
+    await server.wait_until_idle()
     await server.until(lambda: not server.server.server_state.tasks)
     assert await server.control() == before
 

@@ -408,7 +408,7 @@ async def test_client_that_has_stopped_sending_gets_all_its_answers(serve, strea
     answered = await connection.ended()
     assert answered.count(b"HTTP/1.1 200 ") == 2
     assert answered.count(b"[DONE]" if stream else b'"finish_reason":') == 2
-    await server.idle()
+    await server.wait_until_idle()
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -421,7 +421,7 @@ async def test_distinguishes_a_closed_client_from_one_that_stopped_sending(serve
     connection.writer.close()
     await server.until(lambda: server.engine.open_stream_count == 0)
     assert server.engine.stats.generated_tokens < 1000
-    await server.idle()
+    await server.wait_until_idle()
 
 
 async def test_client_that_stops_sending_inside_a_request_is_disconnected(serve):
@@ -430,7 +430,7 @@ async def test_client_that_stops_sending_inside_a_request_is_disconnected(serve)
     await connection.send(build_request("POST", CHAT, HELLO_CHAT)[:-1])
     connection.writer.write_eof()
     assert await connection.ended() == b""
-    await server.idle()
+    await server.wait_until_idle()
 
 
 async def test_garbage_after_a_request_does_not_corrupt_its_answer(serve):
@@ -443,7 +443,7 @@ async def test_garbage_after_a_request_does_not_corrupt_its_answer(serve):
     await connection.send(b"\x00\x01 rubbish\r\n\r\n")
     answered = await connection.ended()
     assert answered.count(b"HTTP/1.1") == 1
-    await server.idle()
+    await server.wait_until_idle()
 
 
 @pytest.mark.parametrize("coding", ["gzip", "deflate", "x-gzip", "GZIP"])
@@ -493,7 +493,7 @@ async def test_clients_that_do_not_read_do_not_block_others(serve):
         assert await server.control()
     for connection in quiet:
         connection.close()
-    await server.idle()
+    await server.wait_until_idle()
 
 
 async def test_answers_expect_100_continue(serve):
@@ -521,7 +521,7 @@ async def test_ignores_an_h2c_upgrade_offer(serve, cut):
     await connection.send(data * 50 + build_request("GET", "/v1/models"))
     assert [await answer_status(connection) for _ in range(51)] == [200] * 51
     connection.close()
-    await server.idle()
+    await server.wait_until_idle()
 
 
 async def test_rejects_the_connect_method(serve):

@@ -74,9 +74,9 @@ BODIES = {
 async def test_answered_request_leaves_nothing_to_the_garbage_collector(serve, no_collection, path, stream):
     server = await serve(timeout=60.0, token_timeout=60.0)
     assert (await server.post(path, BODIES[path] | {"stream": stream})).status == 200  # caches are filled
-    await server.idle()
+    await server.wait_until_idle()
     find_garbage()
     assert (await server.post(path, BODIES[path] | {"stream": stream})).status == 200
-    await server.idle()
+    await server.wait_until_idle()
     served_types = ("parley.serving", "parley.text", "parley.dialects", "parley.engine.stream", "jinja2")
     assert [each for each in find_garbage() if type(each).__module__.startswith(served_types)] == []

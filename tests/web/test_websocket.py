@@ -41,7 +41,7 @@ async def has_connection(server) -> bool:
 async def gone(server) -> None:
     """Wait until no connection is left."""
     await server.until(lambda: not server.server.server_state.connections)
-    await server.idle()
+    await server.wait_until_idle()
     assert not server.server.config.http.options.body_budget.held_bytes
 
 

@@ -70,8 +70,8 @@ async def test_every_route_answers_like_the_server_itself(serve, monkeypatch):
         one, other = (FINGERPRINT.sub(b"", each.body) for each in (answer, expected))
         assert same_answer(one, other), (path, body, one, other)
     assert 0 < refused < len(paths) / 8
-    await front.idle()
-    await back.idle()
+    await front.wait_until_idle()
+    await back.wait_until_idle()
 
 
 async def test_a_client_that_leaves_ends_its_choices_on_the_server_and_here(serve):
@@ -82,8 +82,8 @@ async def test_a_client_that_leaves_ends_its_choices_on_the_server_and_here(serv
     await front.until(lambda: (front.engine.stats.running, front.engine.stats.waiting) == (2, 3))
     await back.until(lambda: back.engine.stats.running == 2)
     connection.close()
-    await back.idle()
-    await front.idle()
+    await back.wait_until_idle()
+    await front.wait_until_idle()
 
 
 async def test_reports_the_use_of_the_servers_kv_cache(serve, quick_polls):
@@ -182,7 +182,7 @@ async def test_vectors_are_those_of_the_server(serve):
         assert vectors[0] == vectors[1] and len(vectors[1][1]) == 4
         refused = await front.post("/v1/completions", {"prompt": "a"})
         assert (refused.status == 200) == info.generates
-        await front.idle()
+        await front.wait_until_idle()
 
 
 async def test_is_not_ready_while_the_server_is_away(serve, quick_polls):

@@ -34,7 +34,7 @@ def body(index: int = 0, **members: Any) -> dict[str, Any]:
     return write_choice(request(**members), index, Continuation(), model="m", max_logprobs=20)
 
 
-def answered(choice: dict[str, Any], **members: Any) -> Any:
+def read_choice(choice: dict[str, Any], **members: Any) -> Any:
     answer = msgspec.json.decode(json.dumps({"choices": [choice]}), type=TokenAnswer)
     return read_answer("c", request(**members), answer)
 
@@ -82,7 +82,7 @@ def test_asks_for_one_more_alternative_than_wanted(wanted: int, asked: int):
 def test_alternatives_are_the_most_likely_tokens_wherever_the_drawn_one_stands():
     unlikely = entry(70, 50, top_logprobs=[entry(70, 50), entry(71, 1), entry(72, 2)])
     second = entry(72, 2, top_logprobs=[entry(72, 2), entry(71, 1), entry(73, 3)])
-    output = answered({"token_ids": [70, 72], "logprobs": {"content": [unlikely, second]}}, logprobs=2)
+    output = read_choice({"token_ids": [70, 72], "logprobs": {"content": [unlikely, second]}}, logprobs=2)
     scores = read_scores(output.new_logprobs, 2)
     assert [(score.logprob, score.rank, score.top_ids) for score in scores] == [
         (-12.5, 50, [71, 72]), (-0.5, 2, [71, 72]),
@@ -93,7 +93,7 @@ def test_named_tokens_keep_their_order():
     params = body(logprobs=0, logprob_ids=[9, 8])["sampling_params"]
     assert (params["logprob_token_ids"], params["logprobs"]) == ([9, 8, 9], 3)
     token = entry(7, 1, top_logprobs=[entry(7, 1), entry(9, 4), {"token_id": 8, "logprob": None}])
-    output = answered({"token_ids": [7], "logprobs": {"content": [token]}}, logprobs=0, logprob_ids=[9, 8])
+    output = read_choice({"token_ids": [7], "logprobs": {"content": [token]}}, logprobs=0, logprob_ids=[9, 8])
     (score,) = read_scores(output.new_logprobs, 2, are_named=True)
     assert (score.top_ids, score.top_logprobs) == ([9, 8], [-1.0, LOWEST_LOGPROB])
 
@@ -102,7 +102,7 @@ def test_named_tokens_keep_their_order():
     ("word", "number"), [("stop", 0), ("length", 1), ("abort", 2), ("error", 3), ("repetition", 4), ("new word", 3)]
 )
 def test_reads_every_finish_reason(word: str, number: int):
-    assert answered({"token_ids": [9], "finish_reason": word}).finish_reason == number
+    assert read_choice({"token_ids": [9], "finish_reason": word}).finish_reason == number
 
 
 def test_bounds_follow_from_the_servers_limit_of_log_probabilities():
