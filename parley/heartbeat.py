@@ -22,7 +22,7 @@ _HEART: ContextVar[_Heart | None] = ContextVar("heart", default=None)
 
 
 def send_beats(send_beat: Callable[[], None]) -> None:
-    """Let ``beat`` call ``send_beat`` in this thread from now on, at most once per BEAT_SECONDS."""
+    """Make ``beat`` call ``send_beat`` in this thread from now on, at most once per BEAT_SECONDS."""
     _HEART.set(_Heart(send_beat))
 
 

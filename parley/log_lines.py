@@ -78,7 +78,7 @@ def set_level(level: LogLevel) -> None:
 
 
 def announce_to_children(log_format: LogFormat, level: LogLevel) -> None:
-    """Let the processes that this one starts log in the same way."""
+    """Make the processes that this one starts log in the same way."""
     os.environ |= {FORMAT_VARIABLE: log_format, LEVEL_VARIABLE: level}
 
 

@@ -157,13 +157,13 @@ class ApiProcess:
                 self._stopping.set()
 
     def use_facts(self, facts: dict[str, ModelFacts]) -> None:
-        """Take over new facts about the models."""
+        """Use new facts about the models."""
         for model in self._models:
             if model.name in facts:
                 use_facts(model, facts[model.name])
 
     def _use_options(self, new_options: ServerOptions) -> None:
-        """Take over options that may change while the server runs, and read certificates again."""
+        """Use new values of the options that may change while the server runs, and read certificates again."""
         own_options = self.registry.options
         options = replace(
             new_options, body_budget=own_options.body_budget, connection_limit=own_options.connection_limit
@@ -194,7 +194,7 @@ class ApiProcess:
         await self._pass_request(exchange, exchange.take_kept_body())
 
     async def _pass_to_main(self, registry: ModelRegistry, route: Route, exchange: Exchange) -> None:
-        """Let the main process answer a request."""
+        """Pass a request to the main process, which answers it."""
         await self._pass_request(exchange, await exchange.read_body())
 
     async def _pass_request(self, exchange: Exchange, body: bytes) -> None:
@@ -224,8 +224,8 @@ class ApiProcess:
                 self._note_hang(hang)
 
     def _note_hang(self, hang: str) -> None:
-        """Take note whether the main process hangs. Called at each tick, since requests that are being prepared
-        reach it later. ``hang``: as from ``Watchdog.explain_hang``."""
+        """Note whether the main process hangs. Called at each tick, since requests that are being prepared reach it
+        later. ``hang``: as from ``Watchdog.explain_hang``."""
         was_hanging, self._link.main_hangs = self._link.main_hangs, bool(hang)
         if hang:
             self._link.fail_open_requests()
@@ -236,7 +236,7 @@ class ApiProcess:
             log.warning("The main process answers again.")
 
     async def stop(self, serving: asyncio.Future[list[None]]) -> None:
-        """Let open answers be written, and send the last metrics."""
+        """Wait until open answers are written, and send the last metrics."""
         for server in self._servers:
             server.should_exit = True
         await asyncio.wait([serving], timeout=LAST_WRITES_SECONDS)

@@ -184,7 +184,7 @@ class ApiProcessSlot:
                     return
 
     def end(self) -> None:
-        """Let the process finish its answers and end."""
+        """Ask the process to finish its answers and end."""
         if self.link is not None:
             self.link.send(EndProcess())
 
@@ -237,7 +237,7 @@ class ApiProcessPool:
         self._supervisors.append(asyncio.create_task(self._listen_if_needed()))
 
     async def wait_until_ready(self) -> None:
-        """Let the processes serve the models, which have been loaded, and wait until all do. Raises
+        """Tell the processes to serve the models, which have been loaded, and wait until all do. Raises
         ApiProcessFailed."""
         for model in self.registry.models:
             model.engine.info_observers.append(lambda info: self.send_facts())
@@ -266,7 +266,7 @@ class ApiProcessPool:
         )
 
     def note_change(self) -> None:
-        """Take note that a process serves now, or has ended."""
+        """Note that a process serves now, or has ended."""
         self._changed.set()
 
     async def _listen_if_needed(self) -> None:
@@ -312,7 +312,8 @@ class ApiProcessPool:
             pass_socket.close()
 
     def send_state(self, new_link: ApiLink) -> None:
-        """Let a process serve, after sending it the facts and options that may have changed while it was loading."""
+        """Send a process the facts and options that may have changed while it was loading, and then tell it to
+        serve."""
         new_link.send(self._facts_message())
         new_link.send(self._options_message(self.registry.options))
         self.note_change()
@@ -324,7 +325,7 @@ class ApiProcessPool:
             link.send(message)
 
     def use_options(self, options: ServerOptions) -> None:
-        """Let the processes take other options, and read certificates again."""
+        """Tell the processes to use other options, and to read certificates again."""
         message = self._options_message(options)
         for link in self.links:
             link.send(message)
@@ -336,17 +337,17 @@ class ApiProcessPool:
         return UseOptions(encode_options(shared_options(options, len(self._slots))))
 
     def announce_shutdown(self) -> None:
-        """Let the processes ask their clients to send further requests elsewhere."""
+        """Tell the processes to ask their clients to send further requests elsewhere."""
         for link in self.links:
             link.send(AnnounceShutdown())
 
     async def refresh_metrics(self) -> None:
-        """Have the processes report their metrics of this moment."""
+        """Ask the processes for their current metrics."""
         if links := self.links:
             await asyncio.gather(*(link.refresh_metrics() for link in links))
 
     async def close(self) -> None:
-        """Let the processes finish their answers, and end them."""
+        """Wait until the processes have finished their answers, and end them."""
         self.is_ending = True
         for slot in self._slots:
             slot.end()

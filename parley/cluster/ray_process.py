@@ -59,7 +59,7 @@ class RayProcess:
         return self._host, self._ports, node, self._child.pid
 
     def stop_process(self) -> None:
-        """Let the process finish its requests and end; it is killed if it does not."""
+        """Ask the process to finish its requests and end; kill it if it does not."""
         self._stop_requested.set()
         for number, wait_seconds in ((signal.SIGTERM, STOP_SECONDS), (signal.SIGTERM, 5.0), (signal.SIGKILL, 5.0)):
             self._child.send_signal(number)

@@ -278,7 +278,7 @@ class Coordinator:
         await asyncio.gather(*(server.serve(sockets=[port.sock]) for server, port in pairs))
 
     async def _drain_requests(self) -> None:
-        """Take no more requests; let open ones finish for DRAIN_SECONDS, then end them with an error."""
+        """Accept no more requests. Open ones have DRAIN_SECONDS to finish, and then end with an error."""
         self.front.load.stopping = True
         for server in self._servers:
             server.announce_shutdown()

@@ -22,10 +22,10 @@ def parse_object(body: bytes) -> dict[str, Any] | None:
 
 
 def is_amount(value: Any) -> TypeGuard[int | float]:
-    """Whether it is a number of at least 0 that fits a double. JSON numbers may have hundreds of digits."""
+    """Whether a value is a number of at least 0 that fits a double. JSON numbers may have hundreds of digits."""
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= LARGEST_DOUBLE
 
 
 def is_count(value: Any) -> TypeGuard[int]:
-    """Whether it is a whole number of at least 0 that fits 64 bits, unsigned."""
+    """Whether a value is a whole number of at least 0 that fits 64 bits, unsigned."""
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 64

@@ -260,8 +260,8 @@ class Scheduler:
             queue.enqueue(sequence)
 
     def spare_pages(self) -> int:
-        """Return how many pages may be reserved: all free ones but one for each running sequence, and none while a
-        preempted sequence waits."""
+        """Return the number of pages that may be reserved: the free ones without one for each running sequence, and
+        none while a preempted sequence waits."""
         return 0 if self.waiting.has_preempted else max(0, self.pool.free_count - len(self.running))
 
     def commit_drafts(self, row: StepRow) -> None:
@@ -481,14 +481,14 @@ class Scheduler:
         return True
 
     def _preempt_sequence(self, sequence: Sequence) -> None:
-        """Take slot and pages from a running sequence that will run again."""
+        """Free the slot and pages of a running sequence, which will run again."""
         self._vacate_slot(sequence)
         sequence.status = SequenceStatus.WAITING
         sequence.preemptions += 1
         self.preemptions += 1
 
     def _vacate_slot(self, sequence: Sequence) -> None:
-        """Take slot and pages from a running sequence."""
+        """Free the slot and pages of a running sequence."""
         del self.running[bisect_left(self.running, sequence.rank, key=_by_rank)]
         self._on_release(sequence)
         self._free_slots.append(sequence.slot)

@@ -115,12 +115,12 @@ class Sequence:
 
     @property
     def rank(self) -> tuple[float, int]:
-        """Its position among sequences that run or have run; the one with the highest rank is preempted first."""
+        """The position among sequences that run or have run. The sequence with the highest rank is preempted first."""
         return self.priority, self.admission_number
 
     @cached_property
     def rope_positions(self) -> RopePositions | None:
-        """Its rotary positions on three axes; None if each token's is its index on all of them."""
+        """The rotary positions on three axes; None if each token's position is its index on all of them."""
         return RopePositions.of_prompt(self.request.media, self.prompt_len)
 
     @cached_property

@@ -332,11 +332,11 @@ class Route:
 
     @property
     def claims(self) -> bool:
-        """Whether it claims some requests for a path that several APIs share."""
+        """Whether the route claims some requests for a path that several APIs share."""
         return bool(self.claiming_members or self.claiming_header or self.claiming_media_type)
 
     def claims_request(self, member_names: Set[str], headers: Mapping[bytes, bytes]) -> bool:
-        """Whether it claims a request with these members in its body and these headers."""
+        """Whether the route claims a request with these members in its body and these headers."""
         return (
             self.claiming_header in headers
             or not member_names.isdisjoint(self.claiming_members)
@@ -344,7 +344,7 @@ class Route:
         )
 
     def claims_accept(self, headers: Mapping[bytes, bytes]) -> bool:
-        """Whether it claims a request because of the media types that its client names in the header Accept."""
+        """Whether the route claims a request because of the media types in its header Accept."""
         media_types = (part.partition(b";")[0].strip().lower() for part in headers.get(b"accept", b"").split(b","))
         return bool(self.claiming_media_type) and self.claiming_media_type in media_types
 

@@ -109,7 +109,7 @@ class EndpointGrant(msgspec.Struct, frozen=True):
     level: GrantLevel
 
     def covers(self, client: Tenant) -> bool:
-        """Whether it is granted to a client."""
+        """Whether the permission is granted to a client."""
         if self.kind == "group":
             return self.principal == ALL_KEYS_GROUP or self.principal in client.owner.groups
         return self.principal == client.owner.name

@@ -42,7 +42,7 @@ class ProcessMedia(msgspec.Struct, tag=True):
 
     @property
     def loading_options(self) -> dict[str, Any]:
-        """How a video or clip is sampled."""
+        """The options for sampling a video or clip."""
         return dict(json.loads(self.options)[0])
 
     @property

@@ -202,7 +202,7 @@ class Engine(ABC):
             self._load_future.set_result(info)
 
     def _publish_info(self, info: ModelInfo) -> None:
-        """Take a new description of the model; without a load only if pages and requests stay valid."""
+        """Use a new description of the model. Without a load, it is used only if pages and requests stay valid."""
         self.info = info
         for observe in self.info_observers:
             observe(info)

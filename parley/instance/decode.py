@@ -140,14 +140,14 @@ class DecodeStage(RequestStage):
             self._unrecorded.append(handover.ping_record())
 
     def fail_over(self) -> None:
-        """Let the request continue on another instance, as this one is stopping, or its engine died or lost pages."""
+        """Continue the request on another instance, because this one is stopping, or its engine died or lost pages."""
         if self.response_writer.native:
             self.response_writer.send_loss()
         elif self.prior_outputs is not None:
             self._send_retry()
 
     def recall_request(self) -> None:
-        """Let the request continue on another instance, for a coordinator that gets no more results from this one."""
+        """Continue the request on another instance, for a coordinator that gets no more results from this one."""
         if self.prior_outputs is not None:
             self._send_retry()
             self.cancel_stage()

@@ -178,7 +178,7 @@ def _query_parameters(exchange: Exchange) -> dict[str, str]:
 
 
 def _set_user_timeout(exchange: Exchange) -> None:
-    """Let a connection end if the other side is gone; the heartbeats detect it."""
+    """Make the kernel end a connection whose other side is gone; the heartbeats detect that."""
     cycle: HttpCycle = exchange.scope[CYCLE_KEY]
     sock = cycle.transport.get_extra_info("socket")
     if sock is not None and hasattr(socket, "TCP_USER_TIMEOUT"):

@@ -168,7 +168,7 @@ class PrefillStage(RequestStage):
             self._unrecorded.append(handover.ping_record())
 
     def fail_over(self) -> None:
-        """Let the request continue on another instance, as this one is stopping or its engine died."""
+        """Continue the request on another instance, because this one is stopping or its engine died."""
         if not self._command.continues_here or not self.response_writer.command_answered:
             return  # the answer to the coordinator's command says it
         if self.response_writer.native:
@@ -177,7 +177,7 @@ class PrefillStage(RequestStage):
             self._send_retry()
 
     def recall_request(self) -> None:
-        """Let the request continue on another instance, for a coordinator that gets no more results from this one."""
+        """Continue the request on another instance, for a coordinator that gets no more results from this one."""
         if self.response_writer.command_answered:
             self._send_retry()
             self.cancel_stage()

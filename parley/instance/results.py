@@ -122,12 +122,12 @@ class ResultClient:
         self._replay_buffer.drop_expired()
 
     def recall_requests(self) -> None:
-        """Let its requests continue on other instances, as far as they can."""
+        """Continue the client's requests on other instances, as far as possible."""
         for channel in list(self.channels.values()):
             channel.recall_request()
 
     def close_client(self) -> None:
-        """End its connection and its requests."""
+        """End the client's connection and requests."""
         if self._connection is not None:
             self.flush_frames()
             self._connection.end_connection()
@@ -136,7 +136,7 @@ class ResultClient:
         self._expire_client()
 
     def lose_requests(self) -> None:
-        """End its requests: the coordinator is gone or has lost them."""
+        """End the client's requests, because the coordinator is gone or has lost them."""
         channels, self.channels = list(self.channels.values()), {}
         for channel in channels:
             channel.lose_coordinator()
@@ -154,7 +154,7 @@ class ResultClient:
         self.queue_full = False
 
     def _start_expiry(self) -> None:
-        """Give it as much time to reconnect as sent frames are kept."""
+        """Start the time that the coordinator has to reconnect, which is as long as sent frames are kept."""
         self._expiry_timer = asyncio.get_running_loop().call_later(REPLAY_SECONDS, self._expire_client)
 
     def _expire_client(self) -> None:

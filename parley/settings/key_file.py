@@ -233,7 +233,8 @@ def _read_text(file: Path, option: str) -> str:
 
 @contextlib.contextmanager
 def _locked_folder(file: Path) -> Iterator[None]:
-    """Let no other process change the file meanwhile: its folder is locked, because the file itself is replaced."""
+    """Keep other processes from changing the file meanwhile. The folder is locked, because the file itself is
+    replaced."""
     try:
         folder = os.open(file.absolute().parent, os.O_RDONLY)
     except OSError as error:

@@ -61,8 +61,8 @@ class Tenant(msgspec.Struct, frozen=True):
     priority: int = 0
 
     def may_see(self, owner: Tenant) -> bool:
-        """Whether it may know of requests that belong to ``owner``. Without a key, a cluster's coordinator acts for
-        every tenant."""
+        """Whether the tenant may know of requests that belong to ``owner``. Without a key, a cluster's coordinator acts
+        for every tenant."""
         return not self.id or self.id == owner.id
 
 

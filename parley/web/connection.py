@@ -60,13 +60,13 @@ class CycleTransport(Protocol):
         """Send data, now or later."""
 
     def close(self) -> None:
-        """Close it after sending all written bytes."""
+        """Close the connection after sending all written bytes."""
 
     def abort(self) -> None:
-        """Close it at once."""
+        """Close the connection at once."""
 
     def is_closing(self) -> bool:
-        """Whether it is closed or will be."""
+        """Whether the connection is closed or closing."""
 
     def get_extra_info(self, name: str) -> Any:
         """Return a property of the connection, as asyncio's transports do."""

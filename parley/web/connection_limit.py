@@ -63,7 +63,7 @@ class ConnectionLimit:
         return False
 
     def replace_connection(self, connection: LimitedConnection, successor: LimitedConnection) -> None:
-        """Let another object stand for an opening connection: its protocol is known now."""
+        """Replace the object of an opening connection, whose protocol is known now."""
         if connection in self._connections:
             self._connections.remove(connection)
             self._connections.add(successor)

@@ -48,7 +48,7 @@ class AnswerRecorder(Protocol):
         """Add a piece of the body that is sent."""
 
     def finish(self, status: int, seconds: float) -> None:
-        """Take note that the request has ended. ``status``: 0 without an answer."""
+        """Note that the request has ended. ``status``: 0 without an answer."""
 
 
 class StageErrors(Protocol):
@@ -336,7 +336,7 @@ class Exchange:
         await self.send_response(answer.body, answer.status, answer.content_type, headers)
 
     def adopt_reply(self, reply: Reply) -> None:
-        """Let a reply format the errors from now on: the body has been read."""
+        """Format errors with this reply from now on, because the body has been read."""
         self.field_names, self._reply = reply.field_names, reply
 
     def translate_field(self, error: ParleyError) -> ParleyError:

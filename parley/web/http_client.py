@@ -128,7 +128,7 @@ class HttpClientConnection(asyncio.Protocol):
             self.fail_connection("The answer is not valid HTTP.", abandoned=False)
 
     def eof_received(self) -> None:
-        """Let the transport close."""
+        """Return None, so that the transport closes."""
 
     def pause_writing(self) -> None:
         """Note that written data waits to be sent."""

@@ -107,7 +107,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._timer.schedule_action(self.options.header_timeout, self._on_head_timeout)
 
     def _switch_to_http2(self) -> Http2Protocol:
-        """Give the connection to the protocol of HTTP/2."""
+        """Hand the connection over to the protocol of HTTP/2."""
         from parley.web.framing.http2_protocol import Http2Protocol  # imports h2, which other servers need not load
 
         http2 = Http2Protocol(self, self._over_limit)
@@ -238,7 +238,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._head_bytes = 0
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Take a header. Trailers are dropped: merged with the headers (RFC 9110, 6.5.1), they could pass for those of
+        """Keep a header. Trailers are dropped: merged with the headers (RFC 9110, 6.5.1), they could pass for those of
         a proxy, which replaces only headers."""
         if self._in_head:
             super().on_header(name, value)

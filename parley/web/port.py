@@ -98,7 +98,7 @@ class AnnouncesShutdown(Protocol):
     """A connection that can tell its client of the server's end."""
 
     def announce_shutdown(self) -> None:
-        """Tell the client."""
+        """Tell the client that the server will stop soon."""
 
 
 class HttpServer(uvicorn.Server):
@@ -166,7 +166,7 @@ class HttpServer(uvicorn.Server):
                 connection.announce_shutdown()
 
     def use_options(self, options: HttpOptions) -> None:
-        """Take other options from now on, but keep the limit of connections."""
+        """Use other options from now on, but keep the limit of connections."""
         protocol: Any = self.config.http
         protocol.options = replace(options, connection_limit=protocol.options.connection_limit)
 

@@ -71,7 +71,7 @@ class BodyBudget:
             asyncio.get_running_loop().call_later(TRIM_DELAY, self._trim_memory)
 
     def end_arrival(self, body: HeldBody) -> None:
-        """A body has arrived completely, so it cannot be slow any more."""
+        """Note that a body has arrived completely, so that it cannot count as slow any more."""
         self._arriving.pop(body, None)
 
     def _trim_memory(self) -> None:
@@ -92,7 +92,7 @@ class HeldBody:
 
     @property
     def is_slow(self) -> bool:
-        """Whether it has been arriving for long."""
+        """Whether the body has been arriving for more than ``SLOW_SECONDS``."""
         return self._loop.time() > self._slow_at
 
     def count_bytes(self, size: int) -> None:

@@ -42,8 +42,8 @@ def open_unix_listener(path: str, backlog: int) -> UnixListener:
 
 @contextlib.contextmanager
 def _locked_folder(folder: str) -> Iterator[None]:
-    """Let no other server open a socket in this folder meanwhile: one that is bound, but does not listen yet, looks
-    stale. Nothing is locked without the right to read the folder, or if another program keeps it locked."""
+    """Keep other servers from opening a socket in this folder meanwhile: one that is bound, but does not listen yet,
+    looks stale. Nothing is locked without the right to read the folder, or if another program keeps it locked."""
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     except OSError:

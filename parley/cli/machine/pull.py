@@ -29,7 +29,7 @@ class ProgressLine:
         self._shown = time.monotonic() - (LINE_SECONDS if self._draws else 0.0)
 
     def show(self, stage: str, fraction: float) -> None:
-        """Show a state if the last one is old enough."""
+        """Show the progress, unless it was shown a moment ago."""
         now = time.monotonic()
         if now - self._shown < (BAR_SECONDS if self._draws else LINE_SECONDS) and fraction < 1:
             return

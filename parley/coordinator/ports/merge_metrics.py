@@ -40,7 +40,7 @@ class _Metric:
         self.series: dict[str, list[WeightedValue]] = {}
 
     def add_header(self, line: str, keyword: str, value: str) -> None:
-        """Take a HELP or TYPE line, unless another page had one before; the last TYPE counts."""
+        """Keep a HELP or TYPE line, unless another page had one before; the last TYPE counts."""
         if not any(header_line.startswith(f"# {keyword} ") for header_line in self.header_lines):
             self.header_lines.append(line)
         if keyword == "TYPE":

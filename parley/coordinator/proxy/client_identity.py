@@ -35,8 +35,8 @@ class ClientIdentity:
             await forward.check_client(self._connections, client, instance)
 
     async def check_with_instance(self, path: ApiPath, client: DownstreamClient) -> None:
-        """Let an instance check a request that is answered here: its key, and the object that its path names. Without
-        usable instances nothing is checked. Raises ClientRefused, ParleyError."""
+        """Ask an instance to check a request that the coordinator answers: its key, and the object that its path names.
+        Without usable instances nothing is checked. Raises ClientRefused, ParleyError."""
         names_object = path.route.reader is not None  # an endpoint, which there may not be
         usable = self._table.usable_instances()
         if usable and (names_object or self._client_keys is None):

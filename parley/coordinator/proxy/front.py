@@ -101,7 +101,7 @@ class InferenceFront:
         self._browser_guard = BrowserGuard(options.host, options.hosts, options.cors, accepted_keys)
 
     def use_options(self, options: ServerOptions, memory_limit: int) -> None:
-        """Take other options of the port and another limit from now on."""
+        """Use other options of the port and another limit from now on."""
         self._options, self.load.memory_limit = options, memory_limit
         self._generation.use_options(options)
 

@@ -51,5 +51,6 @@ class CircuitBreaker:
         return True
 
     def end_probe(self) -> None:
-        """Let the next request probe the instance, unless this one has closed the breaker or begun a pause."""
+        """End a request's probe, so that the next request probes the instance, unless this one has closed the breaker
+        or begun a pause."""
         self._is_probed = False

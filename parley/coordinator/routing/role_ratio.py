@@ -32,7 +32,8 @@ class RoleLoad(NamedTuple):
 
 
 def best_split(instances: int, load: RoleLoad) -> int:
-    """Return how many of the instances should prefill: at least one, not all, and of equal splits the most even."""
+    """Return the number of instances that should prefill: at least one, but not all; of equally good splits, the most
+    even one."""
 
     def split_cost(prefill_count: int) -> tuple[float, int, int]:
         utilization = load.busier_utilization(prefill_count, instances - prefill_count)

@@ -172,7 +172,8 @@ class Speculation:
         self.proposer.forget_sequence(sequence)
 
     def draft_length(self, sequence: Sequence) -> int:
-        """Return how many drafts are worth proposing: all of them are right with a chance above their price."""
+        """Return the number of drafts worth proposing: the largest for which the chance that all are right exceeds
+        their cost."""
         if self._row_price > MAX_PRICE:
             return 0
         history = self._history_of(sequence)

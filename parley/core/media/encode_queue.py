@@ -150,7 +150,7 @@ class EncodeQueue:
         return all(holder in self._missing or holder.priority > sequence.priority for holder in self._holders)
 
     def _on_encoded(self, digest: bytes, result: EncodeResult) -> None:
-        """Give the embeddings to all that wait for them, or fail those sequences."""
+        """Give the embeddings to all sequences that wait for them, or fail these sequences."""
         assert self._current is not None
         source, self._current, self.has_changes = self._current[0], None, True
         waiting_sequences = self._waiting_for(digest)

@@ -37,8 +37,8 @@ class ItemEncoder(Protocol):
         """Stop encoding the current item."""
 
     def lend_processor(self, seconds: float) -> None:
-        """Let the encoder compute for this time, and for at least one block. Returns when it pauses; at once with
-        inf."""
+        """Let the encoder compute for this time, and for at least one block. Return when it pauses; with inf, return at
+        once."""
 
     def reclaim_processor(self) -> None:
         """Wait until the encoder pauses."""
@@ -141,7 +141,7 @@ class EncoderThread:
         self._turn.wait_for(lambda: self._is_computing or self._is_cancelled)
 
     def _pause(self) -> None:
-        """Give the processor back."""
+        """Give the processor back to the engine's thread."""
         if self._is_computing:
             self._is_computing = False
             self.encode_seconds += perf_counter() - self._resumed_at

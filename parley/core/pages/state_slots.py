@@ -102,7 +102,7 @@ class StateSlots:
         self._move_state(sequence, slot)
 
     def release_state(self, sequence: Sequence) -> None:
-        """Let a sequence's state be the one in its own slot."""
+        """Make a sequence use the state in its own slot."""
         if sequence.state_slot >= 0:
             self._step_slots.append(sequence.state_slot - self._first_slot)  # the step may still read it
             sequence.state_slot = -1
@@ -238,6 +238,6 @@ class StateSlots:
         return slot
 
     def _move_state(self, sequence: Sequence, slot: int) -> None:
-        """Let a sequence's state be the one in this slot."""
+        """Make a sequence use the state in this slot."""
         self.pool.add_reference(slot)
         sequence.state_slot = self._first_slot + slot

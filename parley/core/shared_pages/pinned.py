@@ -85,7 +85,7 @@ class PinnedPages:
         self.has_changes = True
 
     def truncate_reservation(self, key: str, count: int) -> None:
-        """Give up all but the first ``count`` pages of a reservation."""
+        """Free all but the first ``count`` pages of a reservation."""
         self._reservations.truncate_reservation(key, count)
         self.has_changes = True
 

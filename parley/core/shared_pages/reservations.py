@@ -158,8 +158,8 @@ class Reservations:
             )
 
     def truncate_reservation(self, key: str, count: int) -> None:
-        """Give up all but the first ``count`` pages of a reservation; no other instance writes the rest. Unknown keys
-        are ignored."""
+        """Free all but the first ``count`` pages of a reservation; no other instance writes the rest. Unknown keys are
+        ignored."""
         reservation = self._reservations.get(key)
         if reservation is not None and (surplus := reservation.pages[max(count, reservation.received_count) :]):
             del reservation.pages[-len(surplus) :], reservation.hashes[-len(surplus) :]
@@ -251,8 +251,8 @@ class Reservations:
 
 
 def _cache_received(pool: BlockPool, block: int, digest: bytes) -> int:
-    """Put a page whose content has arrived into a prefix cache. Return it, or the page that has this content already,
-    which stays."""
+    """Add a page whose content has arrived to a prefix cache. Return the page; if another one has this content already,
+    return that one."""
     if pool.cache_block(block, digest):
         return block
     cached_block = pool.find_cached(digest)

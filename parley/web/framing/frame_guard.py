@@ -47,7 +47,7 @@ class Allowance:
         self._updated_at = monotonic()
 
     def spend(self, count: int = 1) -> bool:
-        """Take ``count`` events off. Return False if there were fewer left."""
+        """Subtract ``count`` events. Return False if fewer were left."""
         now = monotonic()
         self.earn((now - self._updated_at) * self._per_second)
         self._updated_at = now
@@ -123,7 +123,7 @@ class FrameGuard:
         self._frames.earn(FRAMES_PER_DATA)
 
     def _skip_preface(self) -> bool:
-        """Take the preface off. Return whether it has come completely. Raises HostileFrames."""
+        """Remove the preface. Return whether all of it has arrived. Raises HostileFrames."""
         begun = bytes(self._buffer[: len(self._preface)])
         if not self._preface.startswith(begun):
             raise HostileFrames(PROTOCOL_ERROR, "The connection does not begin with HTTP/2's preface.")
@@ -132,7 +132,7 @@ class FrameGuard:
         return not self._preface
 
     def _count_frame(self, kind: int, flags: int, length: int) -> None:
-        """Take a frame off the allowance that it belongs to. Raises HostileFrames."""
+        """Subtract a frame from the allowance of its kind. Raises HostileFrames."""
         if kind == DATA:
             cost = 1 if length < SMALL_DATA and not flags & END_STREAM else 0
         elif kind == HEADERS:

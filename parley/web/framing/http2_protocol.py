@@ -214,7 +214,7 @@ class Http2Protocol(asyncio.Protocol):
             self._schedule_write()
 
     def close_when_idle(self) -> None:
-        """Take no more streams, and close the connection after the last one."""
+        """Accept no more streams, and close the connection after the last one."""
         self._leave()
 
     # -- receiving
@@ -427,7 +427,7 @@ class Http2Protocol(asyncio.Protocol):
             self._timer.schedule_action(seconds, self._say_goodbye)
 
     def _leave(self) -> None:
-        """Take no more streams, and close after the last one."""
+        """Accept no more streams, and close the connection after the last one."""
         if self._is_closed or self._is_leaving:
             return
         self._is_leaving = True

@@ -46,7 +46,7 @@ class StreamOwner(Protocol):
         """End a stream at once."""
 
     def close_when_idle(self) -> None:
-        """Take no more streams, and close the connection after the last one."""
+        """Accept no more streams, and close the connection after the last one."""
 
 
 class Http2Stream:
@@ -127,13 +127,13 @@ class Http2Stream:
         self._owner.acknowledge_data(self, size)
 
     def close_connection_when_idle(self) -> None:
-        """Take no more requests on this connection."""
+        """Accept no more requests on this connection."""
         self._owner.close_when_idle()
 
     # -- for the connection
 
     def next_chunk(self, size: int) -> tuple[bytes, bool]:
-        """Take up to ``size`` bytes off the first part. Return them, and whether the response ends with them."""
+        """Remove up to ``size`` bytes from the first part. Return them, and whether the response ends with them."""
         part, offset = self.parts[0], self.part_offset
         chunk = part[offset : offset + size] if offset or size < len(part) else part
         self.part_offset += len(chunk)

@@ -48,7 +48,7 @@ class AnswerSizes(Protocol):
     """Estimates token usage from the parts of an answer, for servers that do not report it."""
 
     def add_bytes(self, data: bytes) -> None:
-        """Take note of a part of the answer."""
+        """Note a part of the answer."""
 
     def used_tokens(self) -> UsedTokens | None:
         """Return the token usage; None without an answer."""

@@ -276,7 +276,7 @@ class RequestRunner:
             raise refusals.coordinator_error(refusal.status, refusal.text, refusal.retry_after) from None
 
     def _wait_for_first(self) -> None:
-        """Let the request time out when its first token is due, unless the client has it."""
+        """Set the timeout for the first token, unless the client has it."""
         self._set_timeout(self._deadline if self._merge.sent else min(self._deadline, self._first_token_due))
 
     def _set_timeout(self, due: float) -> None:

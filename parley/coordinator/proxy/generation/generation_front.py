@@ -58,7 +58,7 @@ class GenerationFront:
         self._client_ids: set[tuple[str, bytes]] = set()  # request ids chosen by clients, of open requests, by tenant
 
     def use_options(self, options: ServerOptions) -> None:
-        """Take other options of the port from now on."""
+        """Use other options of the port from now on."""
         self._options = options
 
     def fail_open_requests(self) -> None:
@@ -120,7 +120,7 @@ class GenerationFront:
     async def embed_with_account(
         self, path: ApiPath, client: DownstreamClient, body: bytes, usable: list[ClusterInstance]
     ) -> None:
-        """Have one instance answer a request for vectors, which its client's key pays for. Raises ParleyError,
+        """Have one instance answer a request for vectors, and charge the client's key. Raises ParleyError,
         ClientGone."""
         assert self._client_keys is not None
         self._client_keys.admit_request(client)

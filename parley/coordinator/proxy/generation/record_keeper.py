@@ -32,10 +32,10 @@ class RecordKeeper:
         self.runs = BackgroundRuns(self._store)
 
     def serves(self, client: DownstreamClient) -> bool:
-        """Whether it keeps the client's records.
+        """Whether this coordinator keeps the client's records.
 
-        Servers other than parley keep their own, and know nothing of these. Of several keys of one client, only who
-        checks them knows which one is accepted, and so whose records they are.
+        Servers other than parley keep their own, and know nothing of these. If a client sends several keys, only the
+        server that checks them knows which one is accepted, and so whose records they are.
         """
         elsewhere = self._table.checks_keys and not self._knows_keys
         is_one_tenant = not elsewhere or len(set(presented_keys(client.headers))) < 2

@@ -48,7 +48,7 @@ class AnswerMeter:
         self._size = self._events = 0
 
     def add_bytes(self, data: bytes) -> None:
-        """Take note of a part of the answer."""
+        """Note a part of the answer."""
         self._end = (self._end + data)[-KEPT_BYTES:]
         self._size += len(data)
         self._events += data.count(b"data:") - data.count(b"data: [DONE]")

@@ -166,7 +166,8 @@ class InstanceConnections:
             self._report_attached(instance, True)
 
     def _report_attached(self, instance: ClusterInstance, connected: bool, reason: str = "") -> None:
-        """Tell the table whether results can be received; an instance that only prefills is usable without."""
+        """Tell the table whether results of an instance can be received; one that only prefills is usable without
+        them."""
         self._table.set_attached(instance, connected or instance.role == "prefill", reason)
 
     def _drop_instance(self, instance: ClusterInstance) -> None:
