@@ -2,8 +2,9 @@
 
 A text token has the same position on all axes: time, height and width. The tokens of a picture, and of a video's
 frames, lie in a grid that begins at the position after the text; the text after it continues at a distance of the
-larger of rows and columns. This is ``get_rope_index`` of Qwen2-VL, Qwen2.5-VL and Qwen3-VL in Transformers (paper:
-arXiv 2409.12191, section 2.1), as a function of the prompt alone, so all instances agree.
+larger of rows and columns. This is ``get_rope_index`` of Qwen2-VL, Qwen2.5-VL, Qwen3-VL and GLM-4V in Transformers
+(paper: arXiv 2409.12191, section 2.1), as a function of the prompt alone, so all instances agree. In Qwen-Omni the text
+continues behind the last frame as well.
 """
 
 from __future__ import annotations
@@ -49,7 +50,8 @@ class RopePositions:
                 furthest = max(_frame_time(frames - 1, run.frame_step), rows - 1, columns - 1)
                 largest = max(largest, position - 1, position + furthest)
                 pieces.append(_Piece(start, position, run))
-                pieces.append(_Piece(start + run.count, position + max(rows, columns), None))
+                size = furthest + 1 if run.text_follows_time else max(rows, columns)
+                pieces.append(_Piece(start + run.count, position + size, None))
         text_end = _text_position(pieces[-1], prompt_len)
         if pieces[-1].start < prompt_len:
             largest = max(largest, text_end - 1)

@@ -39,14 +39,16 @@ class _KindMarks(NamedTuple):
 
 
 class _FamilyRow(NamedTuple):
-    """``sees_both_ways``, ``has_rope_grids`` and ``fewest_embeddings`` as in ``MediaFamily``."""
+    """All but ``kinds`` as in ``MediaFamily``."""
 
     kinds: dict[MediaKind, _KindMarks]
     sees_both_ways: bool = False
     has_rope_grids: bool = False
     fewest_embeddings: int = 1
+    text_follows_time: bool = False
 
 
+WHOLE_MODEL_FIELDS = ("architectures", "dtype", "torch_dtype", "quantization_config")  # that parts of a model share
 _IMAGE = _KindMarks(("image_token_id", "image_token_index"))
 _VIDEO = _KindMarks(("video_token_id", "video_token_index"))
 _AUDIO = _KindMarks(("audio_token_id", "audio_token_index"))
@@ -54,6 +56,28 @@ _VIDEO_OF_IMAGES = _KindMarks(_IMAGE.id_fields, "<video>")  # its frames are ima
 _VISION_EDGES = ("<|vision_start|>", "<|vision_end|>")
 _QWEN_VL = _FamilyRow(
     {"image": _IMAGE._replace(edges=_VISION_EDGES), "video": _VIDEO._replace(edges=_VISION_EDGES)}, has_rope_grids=True
+)
+_OMNI_EDGES = ("<|vision_bos|>", "<|vision_eos|>")
+_QWEN2_5_OMNI = _FamilyRow(
+    {
+        "image": _IMAGE._replace(edges=_OMNI_EDGES),
+        "video": _VIDEO._replace(edges=_OMNI_EDGES),
+        "audio": _AUDIO._replace(edges=("<|audio_bos|>", "<|audio_eos|>")),
+    },
+    has_rope_grids=True,
+    text_follows_time=True,
+)
+_QWEN3_OMNI = _FamilyRow(
+    _QWEN_VL.kinds | {"audio": _AUDIO._replace(edges=("<|audio_start|>", "<|audio_end|>"))},
+    has_rope_grids=True,
+    text_follows_time=True,
+)
+_GLM_V = _FamilyRow(
+    {
+        "image": _IMAGE._replace(edges=("<|begin_of_image|>", "<|end_of_image|>")),
+        "video": _KindMarks(_IMAGE.id_fields, "<|video|>", ("<|begin_of_video|>", "<|end_of_video|>")),
+    },
+    has_rope_grids=True,
 )
 
 _FAMILIES: dict[str, _FamilyRow] = {
@@ -73,6 +97,16 @@ _FAMILIES: dict[str, _FamilyRow] = {
     "gemma3": _FamilyRow({"image": _KindMarks(_IMAGE.id_fields, "<start_of_image>")}, sees_both_ways=True),
     "qwen2_audio": _FamilyRow({"audio": _AUDIO}),
     "qwen3_asr": _FamilyRow({"audio": _AUDIO}),
+    "qwen2_5_omni_thinker": _QWEN2_5_OMNI,
+    "qwen3_omni_moe_thinker": _QWEN3_OMNI,
+    "glmasr": _FamilyRow({"audio": _AUDIO._replace(edges=("<|begin_of_audio|>", "<|end_of_audio|>"))}),
+    "audioflamingo3": _FamilyRow({"audio": _AUDIO}),
+    "glm4v": _GLM_V,
+    "glm46v": _GLM_V,
+    "glm4v_moe": _GLM_V,
+    "glm_ocr": _GLM_V,
+    "exaone4_5": _QWEN_VL._replace(has_rope_grids=False),
+    "video_llama_3": _FamilyRow({"image": _IMAGE, "video": _VIDEO}),
 }
 
 
@@ -82,7 +116,7 @@ class MediaFamily:
 
     ``sees_both_ways``: the tokens of an item attend to later ones of the same item. ``has_rope_grids``: positions have
     three axes (M-RoPE), so each run of embeddings needs its grid. ``fewest_embeddings``: of an item that the encoder
-    accepts.
+    accepts. ``text_follows_time`` as in ``EmbeddingRun``.
     """
 
     model_type: str
@@ -92,6 +126,7 @@ class MediaFamily:
     sees_both_ways: bool
     has_rope_grids: bool
     fewest_embeddings: int
+    text_follows_time: bool
 
     @property
     def kinds(self) -> frozenset[MediaKind]:
@@ -110,6 +145,7 @@ class MediaFamily:
 
 def read_media_family(config: Mapping[str, Any]) -> MediaFamily | None:
     """Return the media family of a model with this config.json; None if it takes text only."""
+    config = writer_config(config)
     row = _FAMILIES.get(str(config.get("model_type")))
     if row is None:
         return None
@@ -126,7 +162,19 @@ def read_media_family(config: Mapping[str, Any]) -> MediaFamily | None:
         row.sees_both_ways,
         row.has_rope_grids,
         row.fewest_embeddings,
+        row.text_follows_time,
     )
+
+
+def writer_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the part of a config.json about the model that writes text; of most models that is all of it.
+
+    Qwen-Omni keeps it in ``thinker_config``, beside a model that speaks, which is not served.
+    """
+    thinker = config.get("thinker_config")
+    if not isinstance(thinker, dict):
+        return config
+    return {name: config[name] for name in WHOLE_MODEL_FIELDS if name in config} | thinker
 
 
 def _read_id(config: Mapping[str, Any], fields: tuple[str, ...]) -> int | None:

@@ -110,7 +110,7 @@ def _embedding_runs(item: ProcessedMedia, places: list[int]) -> Iterator[Embeddi
         first = 0
         steps = item.frame_steps or [1.0] * len(item.grids)
         for grid, step in zip(item.grids, steps, strict=True):
-            yield EmbeddingRun(places[first] - places[0], prod(grid), grid, step)
+            yield EmbeddingRun(places[first] - places[0], prod(grid), grid, step, item.text_follows_time)
             first += prod(grid)
         return
     start = 0

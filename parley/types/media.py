@@ -98,13 +98,15 @@ class EmbeddingRun(msgspec.Struct, array_like=True, frozen=True):
 
     ``offset``: distance from the item's first such token. ``grid``: the frames, rows and columns of the tokens, for
     models whose positions have three axes (M-RoPE); None: positions continue as in text. ``frame_step``: the
-    difference in position between two frames.
+    difference in position between two frames. ``text_follows_time``: the text after it continues behind its last frame,
+    not only behind its rows and columns.
     """
 
     offset: int
     count: int
     grid: tuple[int, int, int] | None = None
     frame_step: float = 1.0
+    text_follows_time: bool = False
 
 
 class ProcessedMedia(msgspec.Struct, frozen=True):
@@ -113,7 +115,8 @@ class ProcessedMedia(msgspec.Struct, frozen=True):
     ``digest``: SHA-256 of everything that decides the embeddings. ``replacement``: the text that stands for the item in
     the prompt, instead of the template's placeholder. ``placeholder``: the mark in it that each embedding replaces.
     ``grids`` and ``frame_steps``: one for each run of placeholders in the replacement, empty for models without M-RoPE.
-    ``sees_both_ways``: its tokens attend to later ones of the same item. ``seconds``: the length of a clip or video.
+    ``text_follows_time``: as in ``EmbeddingRun``. ``sees_both_ways``: its tokens attend to later ones of the same
+    item. ``seconds``: the length of a clip or video.
     """
 
     kind: MediaKind
@@ -123,6 +126,7 @@ class ProcessedMedia(msgspec.Struct, frozen=True):
     embedding_count: int
     grids: list[tuple[int, int, int]] = []
     frame_steps: list[float] = []
+    text_follows_time: bool = False
     sees_both_ways: bool = False
     seconds: float = 0.0
     features: FeatureFile | None = None  # None: on an instance that gets the KV pages from another one

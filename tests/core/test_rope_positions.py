@@ -65,7 +65,7 @@ def build_prompt(family: str, parts: list) -> tuple[list[MediaItem], list[int]]:
             continue
         frames, rows, columns = size
         step = float(torch.tensor(seconds[0]) * 3) if seconds and family == "qwen2_5_vl" else 1.0
-        is_split = kind == VIDEO and family == "qwen3_vl"  # a text with the time stands before each frame
+        is_split = kind == VIDEO and family in ("qwen3_vl", "glm4v")  # a text with the time stands before each frame
         shapes = [(1, rows, columns)] * frames if is_split else [size]
         runs: list[EmbeddingRun] = []
         start = len(types)
@@ -77,7 +77,7 @@ def build_prompt(family: str, parts: list) -> tuple[list[MediaItem], list[int]]:
     return items, types
 
 
-@pytest.mark.parametrize("family", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"])
+@pytest.mark.parametrize("family", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "glm4v"])
 @settings(max_examples=60, deadline=None)
 @given(parts=st.lists(PART, min_size=1, max_size=6), cuts=st.lists(st.integers(0, 200), max_size=3))
 def test_positions_equal_those_of_transformers(family, parts, cuts):
@@ -94,6 +94,67 @@ def test_positions_equal_those_of_transformers(family, parts, cuts):
     assert torch.cat([torch.tensor(piece) for piece in pieces], 1).tolist() == expected.tolist()
     after = len(types) + 5
     assert positions.axes(after, after + 2) == ([after + delta, after + 1 + delta],) * 3
+
+
+IMAGE_ID, VIDEO_ID, AUDIO_ID, VISION_START, AUDIO_START, END = range(1, 7)
+
+
+@functools.cache
+def omni_model(thinker: str) -> Any:
+    from support.multimodal_models import FAMILIES
+    from transformers import AutoConfig, AutoModelForMultimodalLM
+
+    names = ("image_token_id", "video_token_id", "audio_token_id", "vision_start_token_id", "audio_start_token_id")
+    ids = dict(zip(names, (IMAGE_ID, VIDEO_ID, AUDIO_ID, VISION_START, AUDIO_START), strict=True))
+    config = AutoConfig.for_model(thinker, **FAMILIES[thinker].config, **ids, position_id_per_seconds=13)
+    with torch.device("meta"):
+        return AutoModelForMultimodalLM.from_config(config).model
+
+
+@pytest.mark.parametrize("thinker", ["qwen2_5_omni_thinker", "qwen3_omni_moe_thinker"])
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(
+        st.one_of(
+            st.tuples(st.just(IMAGE_ID), GRID),
+            st.tuples(st.just(VIDEO_ID), GRID, st.sampled_from([1.0, 2.0, 8.0])),
+            st.tuples(st.just(AUDIO_ID), st.integers(2, 12)),
+        ),
+        min_size=1,
+        max_size=5,
+    )
+)
+def test_text_of_omni_models_continues_behind_the_last_frame(thinker, parts):
+    """Pictures, videos and clips, with a mark before and after each and a text behind it."""
+    token_ids: list[int] = [0]
+    items: list[MediaItem] = []
+    grids: dict[int, list] = {IMAGE_ID: [], VIDEO_ID: []}
+    mel_frames: list[int] = []
+    for kind, size, *seconds in parts:
+        if kind == AUDIO_ID:
+            token_ids += [AUDIO_START, *[AUDIO_ID] * size, END, 0, 0]
+            mel_frames.append((4 if thinker == "qwen2_5_omni_thinker" else 8) * size)
+            continue
+        grid = (1, *size[1:]) if kind == IMAGE_ID else size
+        grids[kind].append((grid[0], MERGE * grid[1], MERGE * grid[2]))
+        token_ids.append(VISION_START)
+        step = 13 * seconds[0] if seconds else 1.0
+        run = EmbeddingRun(0, math.prod(grid), grid, step, text_follows_time=True)
+        items.append(MediaItem("video", b"", len(token_ids), run.count, [run]))
+        token_ids += [*[kind] * run.count, END, 0, 0]
+    ids = torch.tensor([token_ids])
+    expected, delta = omni_model(thinker).get_rope_index(
+        ids,
+        image_grid_thw=torch.tensor(grids[IMAGE_ID]) if grids[IMAGE_ID] else None,
+        video_grid_thw=torch.tensor(grids[VIDEO_ID]) if grids[VIDEO_ID] else None,
+        attention_mask=torch.ones_like(ids),
+        audio_seqlens=torch.tensor(mel_frames),
+        second_per_grids=torch.tensor([part[2] for part in parts if part[0] == VIDEO_ID]),
+    )
+    positions = RopePositions(items, len(token_ids))
+    assert positions.output_delta == int(delta)
+    assert torch.equal(torch.tensor(positions.axes(0, len(token_ids))), expected[:, 0].long())
+    assert hashed_items(items, len(token_ids)) == items
 
 
 def test_prompt_without_grids_needs_no_rope_positions():

@@ -16,9 +16,8 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file, save, save_file
 from support.media_items import FRAME_RATE, make_media, media_item, process_media
-from support.multimodal_models import FAMILIES, multimodal_folder
+from support.multimodal_models import FAMILIES, load_whole_model, multimodal_folder, write_whole_omni
 from support.run_model import load_test_runner
-from transformers import AutoModelForMultimodalLM
 
 from parley.model.checkpoint.files import read_config
 from parley.model.load.check import check_model
@@ -58,8 +57,7 @@ def shared_encoder(family: str, dtype: torch.dtype = torch.float32) -> Transform
 
 @cache
 def reference_model(family: str) -> Any:
-    folder = multimodal_folder(family)
-    return AutoModelForMultimodalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="sdpa").eval()
+    return load_whole_model(multimodal_folder(family), attention="sdpa")
 
 
 @cache
@@ -112,7 +110,7 @@ def test_embeddings_equal_those_of_transformers(family: str, kind: MediaKind):
     item = process_item(family, kind)
     encoded = encode_processed(shared_encoder(family), item, kind)
     assert are_equal(encoded, item.expected)
-    assert bool(encoded.deepstack) == family.startswith("qwen3_vl")
+    assert bool(encoded.deepstack) == (kind != "audio" and family.startswith(("qwen3_vl", "qwen3_omni")))
     assert encoded.nbytes == 4 * 64 * len(encoded.rows) * (1 + len(encoded.deepstack))
 
 
@@ -280,6 +278,15 @@ def test_alternative_tensor_names_give_the_same_embeddings(tmp_path, family: str
     item = process_item(family, "image")
     folder = copy_model(multimodal_folder(family), tmp_path / "copy", rename)
     assert are_equal(encode_processed(make_encoder(folder, torch.float32), item, "image"), item.expected)
+
+
+def test_the_encoders_of_a_whole_omni_model_are_those_of_the_part_that_writes(tmp_path):
+    folder = write_whole_omni(tmp_path / "whole", "qwen2_5_omni_thinker")
+    check_model(Settings(model=str(folder)))
+    item = process_item("qwen2_5_omni_thinker", "audio")
+    assert are_equal(encode_processed(make_encoder(folder, torch.float32), item, "audio"), item.expected)
+    tensors = ItemProcessor(folder).process_audio(make_media("audio"), {}).tensors
+    assert all(torch.equal(tensors[name], each) for name, each in item.features.items())
 
 
 def test_a_checkpoint_without_a_tensor_of_a_block_is_refused_at_the_start(tmp_path):

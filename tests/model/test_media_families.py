@@ -9,8 +9,10 @@ from dataclasses import replace
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 import torch
+from support.media_items import SAMPLING_RATE
 from support.media_requests import (
     MediaPrompt,
     build_media_prompt,
@@ -31,12 +33,20 @@ from parley.types import EngineRequest, MediaItem, Sampling, TokenScore
 NEW_TOKENS = 8
 PICTURE_FAMILIES = [
     "llava", "llava_next", "llava_onevision", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5",
-    "idefics3", "smolvlm", "internvl", "mistral3", "gemma3",
+    "idefics3", "smolvlm", "internvl", "mistral3", "gemma3", "qwen2_5_omni_thinker", "qwen3_omni_moe_thinker", "glm4v",
+    "glm46v", "glm4v_moe", "glm_ocr", "exaone4_5", "video_llama_3",
 ]  # fmt: skip
-VIDEO_FAMILIES = ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5", "smolvlm", "internvl", "llava_onevision"]
-AUDIO_FAMILIES = ["qwen2_audio", "qwen3_asr"]
-# One without axes, two with M-RoPE, of which one has embeddings for several layers, and one that sees both ways.
-EXACT_FAMILIES = ["llava", "qwen2_5_vl", "qwen3_vl", "qwen3_5", "gemma3"]
+VIDEO_FAMILIES = [
+    "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5", "smolvlm", "internvl", "llava_onevision", "qwen2_5_omni_thinker",
+    "qwen3_omni_moe_thinker", "glm4v", "glm46v", "glm4v_moe", "glm_ocr", "exaone4_5", "video_llama_3",
+]  # fmt: skip
+ONE_KIND_FAMILIES = ["smolvlm", "glm4v", "glm46v", "glm4v_moe", "glm_ocr"]  # Transformers mixes up pictures and videos
+AUDIO_FAMILIES = [
+    "qwen2_audio", "qwen3_asr", "qwen2_5_omni_thinker", "qwen3_omni_moe_thinker", "glmasr", "audioflamingo3",
+]  # fmt: skip
+# One without axes, three with M-RoPE, of which one has embeddings for several layers and one turns neighbouring
+# dimensions, and one that sees both ways.
+EXACT_FAMILIES = ["llava", "qwen2_5_vl", "qwen3_vl", "qwen3_5", "glm4v", "gemma3"]
 GREEDY = Sampling(temperature=0.0)
 
 
@@ -132,14 +142,35 @@ def test_pictures_give_the_tokens_of_transformers(family):
 @pytest.mark.parametrize("family", VIDEO_FAMILIES)
 def test_videos_give_the_tokens_of_transformers(family):
     parts = ["watch ", random_video(3, 6, 64, 48), "then ", random_picture(2, 33, 90), " say"]
-    if family == "smolvlm":
-        del parts[3]  # its processor gives pictures and videos the same name, and keeps one of them
+    if family in ONE_KIND_FAMILIES:
+        del parts[3]
     check_against_transformers(family, build_media_prompt(family, parts), chunk=5)
 
 
 @pytest.mark.parametrize("family", AUDIO_FAMILIES)
 def test_clips_give_the_tokens_of_transformers(family):
     check_against_transformers(family, build_media_prompt(family, ["hear ", random_sound(6), " say"]), chunk=9)
+
+
+@pytest.mark.parametrize("family", ["qwen2_5_omni_thinker", "qwen3_omni_moe_thinker"])
+def test_pictures_video_and_sound_in_one_prompt_give_the_tokens_of_transformers(family):
+    """The text continues behind the last frame, and sound has no embeddings for further layers."""
+    parts = ["a ", random_video(3, 6, 64, 48), "b ", random_sound(6), "c ", random_picture(2, 33, 90), " d"]
+    check_against_transformers(family, build_media_prompt(family, parts), chunk=11)
+
+
+def test_frames_that_repeat_have_one_token_each():
+    """Of VideoLLaMA 3."""
+    still = np.repeat(random_video(3, 1, 84, 56), 6, 0)
+    prompt = build_media_prompt("video_llama_3", ["watch ", still, " say"])
+    assert [run.count for run in prompt.media[0].runs] == [6, 1, 1, 1, 1, 1]
+    check_against_transformers("video_llama_3", prompt, chunk=5)
+
+
+@pytest.mark.parametrize("family", ["glmasr", "audioflamingo3"])
+def test_long_clips_of_several_windows_give_the_tokens_of_transformers(family):
+    sound = np.random.default_rng(6).standard_normal(41 * SAMPLING_RATE + 777).astype(np.float32)
+    check_against_transformers(family, build_media_prompt(family, ["hear ", sound, " say"]), chunk=300)
 
 
 @pytest.mark.parametrize("family", EXACT_FAMILIES)

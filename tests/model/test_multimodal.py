@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from support.multimodal_models import FAMILIES, multimodal_folder
+from support.multimodal_models import FAMILIES, load_whole_model, multimodal_folder, write_whole_omni
 from support.run_model import load_test_runner, serve_requests
 from support.tiny_models import VOCAB
-from transformers import AutoConfig, AutoModelForMultimodalLM
+from transformers import AutoConfig
 
 from parley.model.checkpoint.files import Checkpoint
 from parley.model.load.loader import LoadError
@@ -38,9 +38,7 @@ def make_prompts() -> list[list[int]]:
 
 
 def check_against_transformers(folder: Path, reference_folder: Path, *, fused: bool) -> None:
-    model = AutoModelForMultimodalLM.from_pretrained(
-        reference_folder, dtype=torch.float32, attn_implementation="eager"
-    ).eval()
+    model = load_whole_model(reference_folder)
     runner, info = load_test_runner(folder, dtype="float32")
     assert info.fused == fused
     greedy = Sampling(temperature=0)
@@ -98,6 +96,13 @@ def test_config_without_text_config_gives_the_same_tokens(tmp_path, family: str)
     check_against_transformers(tmp_path, multimodal_folder(family), fused=True)
 
 
+@pytest.mark.parametrize("thinker", ["qwen2_5_omni_thinker", "qwen3_omni_moe_thinker"])
+def test_of_an_omni_model_only_the_part_that_writes_is_served(tmp_path, thinker: str):
+    folder = write_whole_omni(tmp_path / "whole", thinker)
+    check_against_transformers(folder, multimodal_folder(thinker), fused=True)
+    assert load_test_runner(folder)[1].media_kinds == {"image", "video", "audio"}
+
+
 def test_sparse_text_config_has_the_defaults_of_its_type(tmp_path):
     """The published config of LLaVA 1.5 has neither sizes nor heads; a model of its shape asks for these tensors."""
     config = json.loads((multimodal_folder("llava") / "config.json").read_text())
@@ -111,6 +116,9 @@ def test_sparse_text_config_has_the_defaults_of_its_type(tmp_path):
 # Without these, a model of defaults cannot be: GLM-4-MoE would rotate 21 of 42 dimensions.
 NEEDED_FIELDS = {
     "glm4_moe": {"head_dim": 128},
+    "glm4v_moe_text": {"head_dim": 128},
+    "glm4v_text": {"partial_rotary_factor": 0.5},  # its defaults do not fit each other
+    "qwen3_omni_moe_text": {"head_dim": 128},  # its defaults do not divide
     "dots1": {"n_routed_experts": 128, "num_experts_per_tok": 6, "n_shared_experts": 2},  # it has no defaults for them
     "deepseek_v2": {"num_experts_per_tok": 6, "moe_intermediate_size": 1408},
     "nemotron_h": {"layers_block_type": ["linear_attention", "full_attention", "mlp"]},  # it has experts by default

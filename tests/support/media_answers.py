@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from support.multimodal_models import multimodal_folder
+from support.multimodal_models import load_whole_model, multimodal_folder
 
 NESTED_IMAGES = ("gemma3", "idefics3", "smolvlm")  # their processors want a list of pictures for each text
 
@@ -56,10 +56,10 @@ def altered_picture_url(seed: int) -> str:
 @cache
 def load_reference(family: str) -> tuple[Any, Any]:
     """Return the whole model of a family in float32, and its processor."""
-    from transformers import AutoModelForMultimodalLM, AutoProcessor
+    from transformers import AutoProcessor
 
     folder = multimodal_folder(family)
-    model = AutoModelForMultimodalLM.from_pretrained(folder, attn_implementation="eager", dtype=torch.float32)
+    model = load_whole_model(folder)
     return model.eval(), AutoProcessor.from_pretrained(folder)
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from msgspec.structs import replace
 from support.media_items import SAMPLING_RATE, encoder_features, media_item
-from support.multimodal_models import FAMILIES, multimodal_folder
+from support.multimodal_models import FAMILIES, load_whole_model, multimodal_folder
 
 import parley.model.load  # noqa: F401  (before Transformers, so that torchvision can be imported)
 from parley.model.checkpoint.files import read_config
@@ -24,16 +24,14 @@ from parley.model.media_embeddings import EncodedItem
 from parley.text.media_family import read_media_family
 from parley.types import MEDIA_KINDS, EmbeddingRun, MediaItem, MediaKind
 
+FRAME_SECONDS = ("second_per_grid_ts", "video_second_per_grid")
 MERGE = 2  # patches per embedding in rows and columns, in models with M-RoPE
 
 
 @functools.cache
 def whole_model(family: str) -> Any:
     """The whole model in Transformers, in float32."""
-    from transformers import AutoModelForMultimodalLM
-
-    folder = multimodal_folder(family)
-    return AutoModelForMultimodalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    return load_whole_model(multimodal_folder(family))
 
 
 @functools.cache
@@ -110,7 +108,8 @@ def build_media_prompt(family: str, parts: list[Any]) -> MediaPrompt:
         while sum(map(len, own_runs)) < len(item.rows):
             own_runs.append(runs.pop(0)[1])
         start = own_runs[0][0]
-        grids, step = _grids(family, features, kind, len(own_runs)) if facts.has_rope_grids else ([], 1.0)
+        has_grids = facts.has_rope_grids and kind != "audio"
+        grids, step = _grids(family, features, kind, len(own_runs)) if has_grids else ([], 1.0)
         media.append(
             MediaItem(
                 kind,
@@ -118,7 +117,7 @@ def build_media_prompt(family: str, parts: list[Any]) -> MediaPrompt:
                 start,
                 own_runs[-1][-1] + 1 - start,
                 [
-                    EmbeddingRun(run[0] - start, len(run), grids[number] if grids else None, step)
+                    EmbeddingRun(run[0] - start, len(run), grids[number] if grids else None, step, "_omni_" in family)
                     for number, run in enumerate(own_runs)
                 ],
                 facts.sees_both_ways,
@@ -187,7 +186,8 @@ def _grids(
     frames, rows, columns = features[f"{kind}_grid_thw"][0].tolist()
     grid = (frames, rows // MERGE, columns // MERGE)
     if run_count == 1:
-        seconds = float(features["second_per_grid_ts"][0]) if "second_per_grid_ts" in features else 1.0
-        rate = whole_model(family).config.vision_config.tokens_per_second if family == "qwen2_5_vl" else None
+        seconds = next((float(features[name][0]) for name in FRAME_SECONDS if name in features), 1.0)
+        config = whole_model(family).config
+        rate = getattr(config, "position_id_per_seconds", getattr(config.vision_config, "tokens_per_second", None))
         return [grid], rate * seconds if rate and kind == "video" else 1.0
     return [(1, *grid[1:])] * run_count, 1.0

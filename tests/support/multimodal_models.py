@@ -6,6 +6,7 @@ processor, and a chat template that puts a mark where a message has a picture, v
 
 import functools
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -207,6 +208,59 @@ def _qwen3_asr(tokenizer: Any) -> Any:
     return Qwen3ASRProcessor(Qwen3ASRFeatureExtractor(feature_size=80), tokenizer)
 
 
+def _qwen_omni(tokenizer: Any, *, name: str, patch_size: int) -> Any:
+    import transformers
+
+    cell = (2 * patch_size) ** 2
+    sizes = {"min_pixels": cell, "max_pixels": cell * 64, "patch_size": patch_size}
+    video_sizes = {"size": {"shortest_edge": 2 * cell, "longest_edge": 2 * cell * 64}, "patch_size": patch_size}
+    return getattr(transformers, f"{name}Processor")(
+        transformers.Qwen2VLImageProcessor(**sizes),
+        transformers.Qwen2VLVideoProcessor(**video_sizes),
+        transformers.WhisperFeatureExtractor(feature_size=80),
+        tokenizer,
+    )
+
+
+def _glm_v(tokenizer: Any, *, name: str) -> Any:
+    import transformers
+
+    cell = 28**2  # pixels of one embedding
+    sizes = {"size": {"shortest_edge": 2 * cell, "longest_edge": 2 * cell * 64}, "patch_size": 14}
+    return getattr(transformers, f"{name}Processor")(
+        getattr(transformers, f"{name}ImageProcessor")(**sizes),
+        tokenizer,
+        getattr(transformers, f"{name}VideoProcessor")(**sizes),
+    )
+
+
+def _exaone4_5(tokenizer: Any) -> Any:
+    import transformers
+
+    cell = 28**2
+    sizes = {"min_pixels": cell, "max_pixels": cell * 64, "patch_size": 14}
+    video_sizes = {"size": {"shortest_edge": 2 * cell, "longest_edge": 2 * cell * 64}, "patch_size": 14}
+    return transformers.Exaone4_5_Processor(
+        transformers.Qwen2VLImageProcessor(**sizes), tokenizer, transformers.Qwen2VLVideoProcessor(**video_sizes)
+    )
+
+
+def _video_llama3(tokenizer: Any) -> Any:
+    import transformers
+
+    sizes = {"size": {"shortest_edge": 14**2, "longest_edge": 14**2 * 256}, "patch_size": 14}
+    return transformers.VideoLlama3Processor(
+        transformers.VideoLlama3ImageProcessor(**sizes), tokenizer, transformers.VideoLlama3VideoProcessor(**sizes)
+    )
+
+
+def _whisper_speech(tokenizer: Any, *, name: str) -> Any:
+    import transformers
+
+    extractor = transformers.WhisperFeatureExtractor(feature_size=80)
+    return getattr(transformers, f"{name}Processor")(extractor, tokenizer, audio_token=tokenizer.audio_token)
+
+
 QWEN_IDS = {f"{name}_id": name for name in QWEN_MARKS}
 QWEN3_VL = Family(
     {"text_config": TEXT | INTERLEAVED_MROPE | {"head_dim": 16}, "vision_config": QWEN3_VISION},
@@ -356,6 +410,154 @@ FAMILIES: dict[str, Family] = {
     ),
 }
 
+OMNI_VISION = {name: value for name, value in QWEN2_5_VISION.items() if name != "tokens_per_second"}
+OMNI_MARKS = {
+    "image_token": "<|IMAGE|>",
+    "video_token": "<|VIDEO|>",
+    "audio_token": "<|AUDIO|>",
+    "vision_bos_token": "<|vision_bos|>",
+    "vision_eos_token": "<|vision_eos|>",
+    "audio_bos_token": "<|audio_bos|>",
+    "audio_eos_token": "<|audio_eos|>",
+}
+OMNI_PARTS = {
+    "image": "<|vision_bos|><|IMAGE|><|vision_eos|>",
+    "video": "<|vision_bos|><|VIDEO|><|vision_eos|>",
+    "audio": "<|audio_bos|><|AUDIO|><|audio_eos|>",
+}
+OMNI_IDS = {
+    "image_token_id": "image_token",
+    "video_token_id": "video_token",
+    "audio_token_id": "audio_token",
+    "vision_start_token_id": "vision_bos_token",
+    "vision_end_token_id": "vision_eos_token",
+    "audio_start_token_id": "audio_bos_token",
+    "audio_end_token_id": "audio_eos_token",
+}
+QWEN3_OMNI_MARKS = {
+    "image_token": "<|image_pad|>",
+    "video_token": "<|video_pad|>",
+    "audio_token": "<|audio_pad|>",
+    "vision_bos_token": "<|vision_start|>",
+    "vision_eos_token": "<|vision_end|>",
+    "audio_bos_token": "<|audio_start|>",
+    "audio_eos_token": "<|audio_end|>",
+}
+GLM_VISION = {
+    "depth": 2,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_heads": 2,
+    "out_hidden_size": 64,
+    "image_size": 56,
+    "patch_size": 14,
+}
+GLM_MARKS = {
+    "image_token": "<|image|>",
+    "video_token": "<|video|>",
+    "image_start_token": "<|begin_of_image|>",
+    "image_end_token": "<|end_of_image|>",
+    "video_start_token": "<|begin_of_video|>",
+    "video_end_token": "<|end_of_video|>",
+}
+GLM_PARTS = {
+    "image": "<|begin_of_image|><|image|><|end_of_image|>",
+    "video": "<|begin_of_video|><|video|><|end_of_video|>",
+}
+GLM_IDS = {f"{name}_id": name for name in GLM_MARKS}
+GLM_TEXT = TEXT | {
+    "rope_parameters": MROPE["rope_parameters"] | {"mrope_section": [1, 1, 2], "partial_rotary_factor": 0.5}
+}
+GLM_MOE = {"moe_intermediate_size": 48, "num_experts_per_tok": 2, "n_routed_experts": 4}
+SPEECH_ENCODER = VISION | {"num_mel_bins": 80}
+FAMILIES |= {
+    "qwen2_5_omni_thinker": Family(
+        {
+            "text_config": TEXT | MROPE,
+            "vision_config": OMNI_VISION,
+            "audio_config": AUDIO | {"output_dim": 64, "n_window": 20},
+        },
+        OMNI_MARKS,
+        OMNI_PARTS,
+        functools.partial(_qwen_omni, name="Qwen2_5Omni", patch_size=14),
+        OMNI_IDS,
+    ),
+    "qwen3_omni_moe_thinker": Family(
+        {
+            "text_config": QWEN3_VL.config["text_config"] | EXPERTS,
+            "vision_config": QWEN3_VISION,
+            "audio_config": AUDIO | {"output_dim": 64, "downsample_hidden_size": 16},
+        },
+        QWEN3_OMNI_MARKS,
+        QWEN_PARTS | {"audio": "<|audio_start|><|audio_pad|><|audio_end|>"},
+        functools.partial(_qwen_omni, name="Qwen3OmniMoe", patch_size=16),
+        OMNI_IDS,
+    ),
+    "glm4v": Family(
+        {"text_config": GLM_TEXT, "vision_config": GLM_VISION},
+        GLM_MARKS,
+        GLM_PARTS,
+        functools.partial(_glm_v, name="Glm4v"),
+        GLM_IDS,
+    ),
+    "glm46v": Family(
+        {
+            "text_config": GLM_TEXT | {"model_type": "glm4v_text"},
+            "vision_config": GLM_VISION | {"model_type": "glm4v_vision"},
+        },
+        GLM_MARKS,
+        GLM_PARTS,
+        functools.partial(_glm_v, name="Glm46V"),
+        GLM_IDS,
+    ),
+    "glm4v_moe": Family(
+        {"text_config": GLM_TEXT | GLM_MOE, "vision_config": GLM_VISION},
+        GLM_MARKS,
+        GLM_PARTS,
+        functools.partial(_glm_v, name="Glm4v"),
+        GLM_IDS,
+    ),
+    "glm_ocr": Family(
+        {"text_config": GLM_TEXT, "vision_config": GLM_VISION},
+        GLM_MARKS,
+        GLM_PARTS,
+        functools.partial(_glm_v, name="Glm46V"),
+        GLM_IDS,
+    ),
+    "exaone4_5": Family(
+        {
+            "text_config": TEXT | {"model_type": "exaone4", "sliding_window": 33, "sliding_window_pattern": 2},
+            "vision_config": {name: value for name, value in QWEN2_5_VISION.items() if name != "tokens_per_second"}
+            | {"num_key_value_heads": 1},
+        },
+        QWEN_MARKS,
+        QWEN_PARTS,
+        _exaone4_5,
+        QWEN_IDS,
+    ),
+    "video_llama_3": Family(
+        {"text_config": TEXT | {"model_type": "qwen2"}, "vision_config": VISION | {"patch_size": 14}},
+        QWEN_MARKS,
+        {"image": "<|image_pad|>\n", "video": "<|video_pad|>\n"},
+        _video_llama3,
+        QWEN_IDS,
+    ),
+    "glmasr": Family(
+        {"text_config": TEXT | {"model_type": "llama"}, "audio_config": SPEECH_ENCODER | {"intermediate_size": 128}},
+        {"audio_token": "<|pad|>", "audio_bos_token": "<|begin_of_audio|>", "audio_eos_token": "<|end_of_audio|>"},
+        {"audio": "<|begin_of_audio|><|pad|><|end_of_audio|>"},
+        functools.partial(_whisper_speech, name="GlmAsr"),
+        {"audio_token_id": "audio_token"},
+    ),
+    "audioflamingo3": Family(
+        {"text_config": TEXT | {"model_type": "qwen2"}, "audio_config": SPEECH_ENCODER},
+        {"audio_token": "<sound>"},
+        {"audio": "<sound>"},
+        functools.partial(_whisper_speech, name="AudioFlamingo3"),
+        {"audio_token_id": "audio_token"},
+    ),
+}
+
 
 def write_multimodal_model(
     folder: Path,
@@ -369,7 +571,7 @@ def write_multimodal_model(
 
     ``text`` and ``vision`` change the members of its configs.
     """
-    from transformers import AutoConfig, AutoModelForMultimodalLM
+    from transformers import AutoConfig
 
     shape = FAMILIES[family]
     folder.mkdir(parents=True, exist_ok=True)
@@ -378,11 +580,43 @@ def write_multimodal_model(
     changes = {"text_config": text, "vision_config": vision}
     changed = {name: shape.config[name] | members for name, members in changes.items() if members}
     config = AutoConfig.for_model(family, **(shape.config | changed), **ids)
-    model = AutoModelForMultimodalLM.from_config(config)
+    model = model_class(config).from_config(config)
     model.generation_config.eos_token_id = None
     write_random_model(folder, model, seed=shape.seed, dtype=dtype)
     processor = shape.processor(tokenizer)
     processor.save_pretrained(folder)
+    return folder
+
+
+def model_class(config: Any) -> Any:
+    """Return the Auto class of Transformers that has the whole model of a config."""
+    from transformers import MODEL_FOR_MULTIMODAL_LM_MAPPING, AutoModelForMultimodalLM, AutoModelForSeq2SeqLM
+
+    return AutoModelForMultimodalLM if type(config) in MODEL_FOR_MULTIMODAL_LM_MAPPING else AutoModelForSeq2SeqLM
+
+
+def load_whole_model(folder: Path, attention: str = "eager") -> Any:
+    """Return the model in a folder as Transformers runs it, in float32."""
+    import torch
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(folder)
+    model = model_class(config).from_pretrained(folder, dtype=torch.float32, attn_implementation=attention)
+    return model.eval()
+
+
+def write_whole_omni(folder: Path, thinker: str) -> Path:
+    """Write a Qwen-Omni as it is published: a family's model as the thinker, and the embedding of one that speaks."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    shutil.copytree(multimodal_folder(thinker), folder)
+    config = json.loads((folder / "config.json").read_text())
+    whole = {"model_type": thinker.removesuffix("_thinker"), "dtype": config["dtype"], "thinker_config": config}
+    (folder / "config.json").write_text(json.dumps(whole))
+    tensors = {f"thinker.{name}": each for name, each in load_file(folder / "model.safetensors").items()}
+    tensors["talker.model.embed_tokens.weight"] = torch.zeros(8, 4)
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
     return folder
 
 

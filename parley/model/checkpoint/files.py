@@ -30,6 +30,7 @@ from parley.gguf.header import BlockType, GgufError, read_model
 from parley.model.checkpoint.gguf_blocks import decode_blocks
 from parley.model.checkpoint.gguf_tensors import read_gguf_entries
 from parley.model.checkpoint.tensor_entry import TensorEntry
+from parley.text.media_family import writer_config
 from parley.weight_shards import INDEX_NAME, find_shards
 
 MODEL_OPT_CONFIG = "hf_quant_config.json"  # of NVIDIA's Model Optimizer, beside or instead of quantization_config
@@ -79,6 +80,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     if not (folder / "config.json").exists():
         raise LoadError(f"{folder} cannot be served: {foreign_files.config_problem(folder)}.")
     config = _read_json(folder / "config.json", "though it was there a moment ago")
+    config = dict(writer_config(config))
     if not isinstance(config.get("model_type"), str):
         raise LoadError(f"{folder / 'config.json'} does not name a model_type, so the architecture is unknown.")
     _check_part_counts(config)

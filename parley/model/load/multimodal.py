@@ -17,6 +17,7 @@ FLAT_CONFIG_TYPES = {"qwen2_vl": "qwen2_vl_text", "qwen2_5_vl": "qwen2_5_vl_text
 # Fields that only the whole model's config has, though they are about its language model.
 SHARED_FIELDS = ("architectures", "dtype", "torch_dtype", "quantization_config", "quantization")
 EMBEDDING_SUFFIX = "embed_tokens.weight"
+THINKER_PREFIX = "thinker."  # of the tensors of Qwen-Omni's part that writes text
 HEAD_PREFIXES = ("lm_head.", "language_model.lm_head.")
 
 
@@ -39,6 +40,7 @@ def keep_language_model(checkpoint: Checkpoint) -> None:
     Its layers are next to its embedding, below ``model.language_model.``, ``language_model.model.``,
     ``model.text_model.`` or ``model.``.
     """
+    _keep_thinker(checkpoint)
     body_prefix = _find_body_prefix(checkpoint)
     if body_prefix is not None:
         checkpoint.select_tensors({body_prefix: "model.", **dict.fromkeys(HEAD_PREFIXES, "lm_head.")})
@@ -46,10 +48,17 @@ def keep_language_model(checkpoint: Checkpoint) -> None:
 
 def keep_encoders(checkpoint: Checkpoint) -> None:
     """Leave out the tensors that ``keep_language_model`` keeps."""
+    _keep_thinker(checkpoint)
     body_prefix = _find_body_prefix(checkpoint)
     language_model = HEAD_PREFIXES if body_prefix is None else (body_prefix, *HEAD_PREFIXES)
     names = [name for name in checkpoint.tensor_names if not name.startswith(language_model)]
     checkpoint.select_tensors({name: name for name in names})
+
+
+def _keep_thinker(checkpoint: Checkpoint) -> None:
+    """Leave out the part of a Qwen-Omni that speaks."""
+    if any(name.startswith(THINKER_PREFIX) for name in checkpoint.tensor_names):
+        checkpoint.select_tensors({THINKER_PREFIX: ""})
 
 
 def _find_body_prefix(checkpoint: Checkpoint) -> str | None:

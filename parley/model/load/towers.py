@@ -108,16 +108,17 @@ def _check_blocks(names: list[str]) -> None:
 
 def _build_model(towers: MediaTowers, tensors: dict[str, torch.Tensor]) -> Any:
     """Build the model of Transformers from the tensors of its encoders. Raises LoadError."""
-    from transformers import CONFIG_MAPPING, MODEL_FOR_MULTIMODAL_LM_MAPPING
+    from transformers import CONFIG_MAPPING
 
-    from parley.model.load.transformers import one_line, silence_transformers
+    from parley.model.load.transformers import WRITER_MAPPINGS, one_line, silence_transformers
 
     model_type = towers.family.model_type
     with silence_transformers():
         try:
             config = CONFIG_MAPPING[model_type].from_dict(towers.config)
             _empty_language_model(config)
-            model_class: Any = MODEL_FOR_MULTIMODAL_LM_MAPPING[type(config)]
+            mapping: Any = next(each for each in WRITER_MAPPINGS if type(config) in each)
+            model_class: Any = mapping[type(config)]
             model, report = model_class.from_pretrained(
                 None,
                 config=config,

@@ -26,10 +26,12 @@ from transformers import (
     CONFIG_MAPPING,
     MODEL_FOR_CAUSAL_LM_MAPPING,
     MODEL_FOR_MULTIMODAL_LM_MAPPING,
+    MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING,
     AttentionInterface,
     AutoConfig,
     AutoModelForCausalLM,
     AutoModelForMultimodalLM,
+    AutoModelForSeq2SeqLM,
     PreTrainedConfig,
     PreTrainedModel,
 )
@@ -52,6 +54,12 @@ ATTENTION_NAME = "parley"  # Transformers' name for ``transformers_attention``
 WINDOW_UNKNOWN = -1  # the layer's code passed no sliding window
 PAGED_LAYER_TYPES = {"full_attention", "sliding_attention"}  # the layer_types that KV pages support
 STATELESS_LAYER_TYPES = {"chunked_attention"}  # those that keep no more, but which no kernel computes
+# A model's first one counts. The last one has decoders too: those of the Flamingo models for sound.
+WRITER_MAPPINGS = (
+    MODEL_FOR_MULTIMODAL_LM_MAPPING,
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING,
+)
 
 AttendFunction = Callable[..., torch.Tensor]  # (layer_idx, queries, keys, values, scale=, window=, softcap=, sinks=)
 
@@ -303,8 +311,9 @@ def build_network(model: PreTrainedModel, max_len: int) -> TransformersNetwork:
 
 def _model_class(config: PreTrainedConfig) -> Any:
     """Return the Auto class that loads a model. Of a multimodal model, only the language model runs."""
-    is_multimodal = type(config) in MODEL_FOR_MULTIMODAL_LM_MAPPING
-    return AutoModelForMultimodalLM if is_multimodal else AutoModelForCausalLM
+    if type(config) in MODEL_FOR_MULTIMODAL_LM_MAPPING:
+        return AutoModelForMultimodalLM
+    return AutoModelForCausalLM if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING else AutoModelForSeq2SeqLM
 
 
 def read_supported_config(folder: Path) -> PreTrainedConfig:
@@ -324,7 +333,7 @@ def read_supported_config(folder: Path) -> PreTrainedConfig:
     kind = config.model_type
     if config.is_encoder_decoder:
         raise LoadError(f"A {kind} model is an encoder-decoder; only decoders can be served.")
-    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING and type(config) not in MODEL_FOR_MULTIMODAL_LM_MAPPING:
+    if all(type(config) not in mapping for mapping in WRITER_MAPPINGS):
         raise LoadError(
             f"Transformers {transformers.__version__} has no {kind} model that generates text; only such models and "
             "encoders of BERT's family can be served."

@@ -103,7 +103,11 @@ class TransformersEncoder:
         function = find_feature_function(model, kind)
         output = function(**_select_arguments(function, features, kind))
         deep = getattr(output, "deepstack_features", None) or ()
-        return EncodedItem(self._join_rows(output.pooler_output), [self._join_rows(rows) for rows in deep])
+        rows = self._join_rows(output.pooler_output)
+        kept = features.get(f"{kind}_compression_mask")  # of VideoLLaMA 3: without most of a frame that repeats
+        if kept is not None:
+            rows = rows[kept]
+        return EncodedItem(rows, [self._join_rows(rows) for rows in deep])
 
     def _join_rows(self, parts: torch.Tensor | Iterable[torch.Tensor]) -> torch.Tensor:
         """Return [n, hidden] of a tensor of any rank, or of one tensor for each tile or frame."""
@@ -153,9 +157,11 @@ def find_feature_function(model: Any, kind: MediaKind) -> FeatureFunction:
             model.base_model, input_features, feature_attention_mask
         )
     names = [f"get_{kind}_features", *(["get_image_features"] if kind == "video" else [])]
-    function: FeatureFunction | None = next((getattr(model, name) for name in names if hasattr(model, name)), None)
-    if function is None:
+    holders = (model.base_model, model)  # the latter often passes arguments on without naming them
+    functions = [getattr(holder, name) for name in names for holder in holders if hasattr(holder, name)]
+    if not functions:
         raise EncoderError(f"The model has no encoder for this {kind}.")
+    function: FeatureFunction = functions[0]
     return function
 
 

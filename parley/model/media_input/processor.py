@@ -30,6 +30,7 @@ from parley.text.media_family import read_media_family
 from parley.text.tokens.tokenizer import read_json_object
 from parley.types import MediaKind, ProcessedMedia
 
+FRAME_SECONDS = ("second_per_grid_ts", "video_second_per_grid")  # processors' names for the time between frames
 DEFAULT_RATE = 16_000  # samples per second, for a processor that does not say
 
 
@@ -62,9 +63,13 @@ class ItemProcessor:
             raise ValueError("the model's family is not one of those whose media can be read")
         self._family = family
         self._processor = AutoProcessor.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        whole_config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        config = getattr(whole_config, "thinker_config", whole_config)
         self._vision_config: Any = getattr(config, "vision_config", None)
         self._deep_layers = len(getattr(self._vision_config, "deepstack_visual_indexes", None) or ())
+        self._positions_per_second: float | None = getattr(config, "position_id_per_seconds", None) or getattr(
+            self._vision_config, "tokens_per_second", None
+        )
         self._hidden: int = config.get_text_config().hidden_size
 
     @property
@@ -102,6 +107,8 @@ class ItemProcessor:
             "video_metadata": [metadata],
             "do_sample_frames": False,
         }
+        if self._family.text_follows_time:
+            arguments["fps"] = metadata.sampled_fps  # these processors do not read it from the metadata
         options = {
             name: value for name, value in check_options("video", options).items() if name not in SAMPLING_OPTIONS
         }
@@ -109,8 +116,9 @@ class ItemProcessor:
 
     def process_embeddings(self, kind: MediaKind, data: bytes) -> ProcessedTensors:
         """Return embeddings that the client computed, with the text that stands for them. Raises UnusableMedia."""
-        grid_name = f"{kind}_grid_thw" if self._family.has_rope_grids else None
-        tensors = read_embeddings(data, self._hidden, self._deep_layers, grid_name)
+        grid_name = f"{kind}_grid_thw" if self._has_grids(kind) else None
+        deep_layers = self._deep_layers if kind != "audio" else 0
+        tensors = read_embeddings(data, self._hidden, deep_layers, grid_name)
         sample = self._process_sample(kind).replacement
         placeholder = self._placeholder(kind)
         if len(_find_runs(sample, placeholder)) != 1:
@@ -159,7 +167,7 @@ class ItemProcessor:
         runs = [len(run) // len(placeholder) for run in _find_runs(processed.replacement, placeholder)]
         if sum(runs) < self._family.fewest_embeddings:
             raise processor_refusal()
-        grids, steps = self._read_grids(kind, processed.tensors, runs) if self._family.has_rope_grids else ([], [])
+        grids, steps = self._read_grids(kind, processed.tensors, runs) if self._has_grids(kind) else ([], [])
         return ProcessedMedia(
             kind=kind,
             digest=digest,
@@ -168,6 +176,7 @@ class ItemProcessor:
             embedding_count=sum(runs),
             grids=grids,
             frame_steps=steps,
+            text_follows_time=self._family.text_follows_time,
             sees_both_ways=self._family.sees_both_ways,
             seconds=processed.seconds,
         )
@@ -179,13 +188,16 @@ class ItemProcessor:
     def _check_complete(self, processed: ProcessedTensors) -> None:
         """Raise UnusableMedia for a clip if the processor reads only its beginning."""
         hop = getattr(self._processor.feature_extractor, "hop_length", 0)  # samples per frame of features
-        frames = max(
-            (tensor.shape[-1] for tensor in processed.tensors.values() if tensor.is_floating_point()), default=0
-        )
+        features = [tensor for tensor in processed.tensors.values() if tensor.is_floating_point()]
+        frames = max((len(tensor) * tensor.shape[-1] for tensor in features), default=0)  # [windows, mel bins, frames]
         seconds = frames * hop / self.audio_rate
         if hop and processed.seconds > seconds + hop / self.audio_rate:
             predicate = f"has {processed.seconds:.1f} seconds, and this model reads at most {seconds:g}"
             raise UnusableMedia(predicate, "too_long", limit=seconds, size=processed.seconds)
+
+    def _has_grids(self, kind: MediaKind) -> bool:
+        """Whether runs of embeddings of this kind have grids of positions. Those of sound continue as in text."""
+        return self._family.has_rope_grids and kind != "audio"
 
     def _placeholder(self, kind: MediaKind) -> str:
         """The mark that each embedding replaces. Raises UnusableMedia."""
@@ -231,10 +243,10 @@ class ItemProcessor:
         grids = [(frames, rows, columns)] if len(runs) == 1 else [(1, rows, columns)] * frames
         if [f * r * c for f, r, c in grids] != runs:
             raise processor_refusal()
-        per_second = getattr(self._vision_config, "tokens_per_second", None)
+        seconds = next((tensors[name][0] for name in FRAME_SECONDS if name in tensors), None)
         step = 1.0
-        if kind == "video" and per_second is not None and "second_per_grid_ts" in tensors:
-            step = float(per_second * tensors["second_per_grid_ts"][0])
+        if kind == "video" and self._positions_per_second is not None and seconds is not None:
+            step = float(self._positions_per_second * seconds)
         return grids, [step] * len(grids)
 
 

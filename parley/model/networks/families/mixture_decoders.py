@@ -123,6 +123,23 @@ GLM4_MOE = DecoderFamily(
     mixture=GLM4_MIXTURE,
     extra_layers="num_nextn_predict_layers",
 )
+GLM4_V_MOE = replace(
+    GLM4_MOE,
+    fields={
+        **{
+            name: value
+            for name, value in GLM4_MOE.fields.items()
+            if name not in ("use_qk_norm", "num_nextn_predict_layers")
+        },
+        "vocab_size": 151424,
+        "max_position_embeddings": 65536,
+        "attention_bias": True,
+    },
+    renamed={"n_routed_experts": "num_experts"},
+    tensors=TensorNames(),
+    extra_layers=None,
+    mrope=(False, (8, 12, 12)),
+)
 GPT_OSS = DecoderFamily(
     COMMON_FIELDS
     | {
@@ -289,4 +306,18 @@ QWEN3_VL_MOE = DecoderFamily(
     tensors=NORMED_HEADS,
     mrope=(True, (24, 20, 20)),
     mixture=QWEN3_VL_MIXTURE,
+)
+QWEN3_OMNI = replace(
+    QWEN3_MOE,
+    fields={
+        **QWEN3_MOE.fields,
+        "vocab_size": 3584,
+        "intermediate_size": 18944,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 28,
+        "rope_theta": 1e6,
+        "sliding_window": None,
+        "norm_topk_prob": True,
+    },
+    mrope=QWEN3_VL_MOE.mrope,
 )
