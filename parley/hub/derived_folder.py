@@ -23,7 +23,7 @@ from parley.hub.sentence_piece import BadTokenizerModel, convert_sentence_piece
 from parley.hub.tekken import convert_tekken
 from parley.types import ModelOverrides
 
-CONTENT_VERSION = 1  # rises when this module writes other files for the same folder and overrides
+CONTENT_VERSION = 2  # rises when this module writes other files for the same folder and overrides
 TEMPLATE_FILES = ("chat_template.jinja", "chat_template.json", "additional_chat_templates")
 TOKENIZER_FILES = frozenset(
     ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "tokenizer.model",

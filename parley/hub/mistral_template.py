@@ -20,7 +20,14 @@ TEMPLATE = """\
 {{%- endif -%}}
 {{{{- '[INST]' -}}}}
 {user}
-{{{{- message.content + '[/INST]' -}}}}
+{{%- if message.content is string -%}}
+{{{{- message.content -}}}}
+{{%- else -%}}
+{{%- for part in message.content -%}}
+{{{{- part.text if part.type == 'text' else '[IMG]' if part.type == 'image' else '[BEGIN_AUDIO][AUDIO]' -}}}}
+{{%- endfor -%}}
+{{%- endif -%}}
+{{{{- '[/INST]' -}}}}
 {{%- elif message.role == 'assistant' -%}}
 {{{{- message.content or '' -}}}}
 {calls}

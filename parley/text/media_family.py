@@ -99,6 +99,7 @@ _FAMILIES: dict[str, _FamilyRow] = {
     "qwen3_asr": _FamilyRow({"audio": _AUDIO}),
     "qwen2_5_omni_thinker": _QWEN2_5_OMNI,
     "qwen3_omni_moe_thinker": _QWEN3_OMNI,
+    "voxtral": _FamilyRow({"audio": _AUDIO._replace(edges=("[BEGIN_AUDIO]", ""))}),
     "glmasr": _FamilyRow({"audio": _AUDIO._replace(edges=("<|begin_of_audio|>", "<|end_of_audio|>"))}),
     "audioflamingo3": _FamilyRow({"audio": _AUDIO}),
     "glm4v": _GLM_V,

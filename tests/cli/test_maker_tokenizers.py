@@ -17,7 +17,7 @@ from parley import hub
 from parley.hub.sentence_piece import BadTokenizerModel, convert_sentence_piece, read_sentence_piece
 from parley.text.parsing.chat_template import ChatTemplate
 from parley.text.tokens.tokenizer import Tokenizer
-from parley.types import Chat, Message, ToolCall
+from parley.types import Chat, Media, MediaKind, Message, PlacedMedia, ToolCall, UploadedMedia
 
 DATA = Path(__file__).parents[1] / "data" / "tokenizers"
 STEP = 1 if os.environ.get("PARLEY_NIGHTLY") else 3
@@ -82,6 +82,18 @@ def test_conversations_are_written_as_mistral_does(number, tmp_path):
     text = template.render_conversation(Chat(messages, chat["tools"] or []))
     assert tokenizer.decode(tokenizer.encode(text, False), skip_special=False) == text
     assert tokenizer.encode(text, False) == chat["ids"]
+
+
+def test_a_template_of_mistral_writes_marks_of_pictures_and_sound(tmp_path):
+    """As mistral-common writes Voxtral's conversations: nothing stands between a clip and the text."""
+    folder = write_folder(tmp_path / "m", "tekken")
+    media: list[MediaKind] = ["audio", "image"]
+    items = [PlacedMedia(3, Media(kind, UploadedMedia(b""), "file")) for kind in media]
+    template = ChatTemplate.from_folder(
+        hub.find_model(str(folder)), load(folder), {"audio": "[AUDIO]", "image": "[IMG]"}
+    )
+    text = template.render_conversation(Chat([Message("user", "one two", media=items)]))
+    assert text == "<s>[INST]one[BEGIN_AUDIO][AUDIO][IMG] two[/INST]"
 
 
 def test_a_template_or_names_of_the_folder_win_over_mistrals(tmp_path):

@@ -42,7 +42,7 @@ VIDEO_FAMILIES = [
 ]  # fmt: skip
 ONE_KIND_FAMILIES = ["smolvlm", "glm4v", "glm46v", "glm4v_moe", "glm_ocr"]  # Transformers mixes up pictures and videos
 AUDIO_FAMILIES = [
-    "qwen2_audio", "qwen3_asr", "qwen2_5_omni_thinker", "qwen3_omni_moe_thinker", "glmasr", "audioflamingo3",
+    "qwen2_audio", "qwen3_asr", "qwen2_5_omni_thinker", "qwen3_omni_moe_thinker", "glmasr", "audioflamingo3", "voxtral",
 ]  # fmt: skip
 # One without axes, three with M-RoPE, of which one has embeddings for several layers and one turns neighbouring
 # dimensions, and one that sees both ways.
@@ -167,7 +167,7 @@ def test_frames_that_repeat_have_one_token_each():
     check_against_transformers("video_llama_3", prompt, chunk=5)
 
 
-@pytest.mark.parametrize("family", ["glmasr", "audioflamingo3"])
+@pytest.mark.parametrize("family", ["glmasr", "audioflamingo3", "voxtral"])
 def test_long_clips_of_several_windows_give_the_tokens_of_transformers(family):
     sound = np.random.default_rng(6).standard_normal(41 * SAMPLING_RATE + 777).astype(np.float32)
     check_against_transformers(family, build_media_prompt(family, ["hear ", sound, " say"]), chunk=300)

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors.torch import save
+from support.multimodal_models import load_processor
 
 from parley.types import EmbeddingRun, FeatureFile, MediaItem, MediaKind
 
@@ -30,16 +31,14 @@ def make_media(kind: MediaKind, *, height: int = 50, width: int = 40, seed: int 
 
 
 @cache
-def load_processor(folder: Path) -> Any:
+def cached_processor(folder: Path) -> Any:
     """Return the processor of a model folder."""
-    from transformers import AutoProcessor
-
-    return AutoProcessor.from_pretrained(folder)
+    return load_processor(folder)
 
 
 def process_media(folder: Path, kind: MediaKind, media: Any, text: str = "What is it?") -> dict[str, Any]:
     """Return the processor's tensors for a prompt of one item and a text, ``input_ids`` [1, T] among them."""
-    processor = load_processor(folder)
+    processor = cached_processor(folder)
     content = [{"type": kind}, {"type": "text", "text": text}]
     prompt = processor.apply_chat_template([{"role": "user", "content": content}], add_generation_prompt=True)
     arguments: dict[str, Any] = {"audio": {"audio": [media], "sampling_rate": SAMPLING_RATE}}.get(kind, {})

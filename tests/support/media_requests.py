@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from msgspec.structs import replace
 from support.media_items import SAMPLING_RATE, encoder_features, media_item
-from support.multimodal_models import FAMILIES, load_whole_model, multimodal_folder
+from support.multimodal_models import FAMILIES, load_processor, load_whole_model, multimodal_folder
 
 import parley.model.load  # noqa: F401  (before Transformers, so that torchvision can be imported)
 from parley.model.checkpoint.files import read_config
@@ -36,9 +36,7 @@ def whole_model(family: str) -> Any:
 
 @functools.cache
 def family_processor(family: str) -> Any:
-    from transformers import AutoProcessor
-
-    return AutoProcessor.from_pretrained(multimodal_folder(family))
+    return load_processor(multimodal_folder(family))
 
 
 def random_picture(number: int, width: int, height: int) -> Any:

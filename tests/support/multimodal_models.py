@@ -254,6 +254,47 @@ def _video_llama3(tokenizer: Any) -> Any:
     )
 
 
+class VoxtralFiles:
+    """The files of Voxtral's processor, and what Transformers makes of sound with mistral-common."""
+
+    def __init__(self, extractor: Any, tokenizer: Any):
+        self.feature_extractor, self.tokenizer = extractor, tokenizer
+
+    def save_pretrained(self, folder: Path) -> None:
+        self.feature_extractor.save_pretrained(folder)
+        self.tokenizer.save_pretrained(folder)
+
+    def apply_chat_template(self, *args: Any, **options: Any) -> str:
+        return self.tokenizer.apply_chat_template(*args, tokenize=False, **options)
+
+    def __call__(self, text: list[str], audio: list[Any], **options: Any) -> dict[str, Any]:
+        from transformers import VoxtralProcessor
+
+        own_options = {
+            name: value for name, value in VoxtralProcessor.audio_kwargs.items() if name != "max_source_positions"
+        }
+        features = VoxtralProcessor._retrieve_input_features(self, audio, 3000, **own_options)
+        replacement = "[AUDIO]" * (375 * len(features))
+        tokens = self.tokenizer([text[0].replace("[AUDIO]", replacement)], return_tensors="pt")
+        offsets = [[{"replacement": replacement}]] if options.get("return_text_replacement_offsets") else None
+        return {**tokens, "input_features": features, **({"text_replacement_offsets": offsets} if offsets else {})}
+
+
+def load_processor(folder: Path) -> Any:
+    """Return the processor in a model folder, as Transformers has it."""
+    from transformers import AutoConfig, AutoFeatureExtractor, AutoProcessor, AutoTokenizer
+
+    if AutoConfig.from_pretrained(folder).model_type == "voxtral":
+        return VoxtralFiles(AutoFeatureExtractor.from_pretrained(folder), AutoTokenizer.from_pretrained(folder))
+    return AutoProcessor.from_pretrained(folder)
+
+
+def _voxtral(tokenizer: Any) -> Any:
+    from transformers import WhisperFeatureExtractor
+
+    return VoxtralFiles(WhisperFeatureExtractor(feature_size=80), tokenizer)
+
+
 def _whisper_speech(tokenizer: Any, *, name: str) -> Any:
     import transformers
 
@@ -470,6 +511,7 @@ GLM_TEXT = TEXT | {
 }
 GLM_MOE = {"moe_intermediate_size": 48, "num_experts_per_tok": 2, "n_routed_experts": 4}
 SPEECH_ENCODER = VISION | {"num_mel_bins": 80}
+VOXTRAL_ENCODER = SPEECH_ENCODER | {"intermediate_size": 128}  # of four frames, which are one embedding
 FAMILIES |= {
     "qwen2_5_omni_thinker": Family(
         {
@@ -541,6 +583,13 @@ FAMILIES |= {
         {"image": "<|image_pad|>\n", "video": "<|video_pad|>\n"},
         _video_llama3,
         QWEN_IDS,
+    ),
+    "voxtral": Family(
+        {"text_config": TEXT | {"model_type": "llama", "head_dim": 16}, "audio_config": VOXTRAL_ENCODER},
+        {"audio_token": "[AUDIO]", "audio_bos_token": "[BEGIN_AUDIO]"},
+        {"audio": "[BEGIN_AUDIO][AUDIO]"},
+        _voxtral,
+        {"audio_token_id": "audio_token"},
     ),
     "glmasr": Family(
         {"text_config": TEXT | {"model_type": "llama"}, "audio_config": SPEECH_ENCODER | {"intermediate_size": 128}},

@@ -26,6 +26,7 @@ from parley.model.media_input.digest import processor_fingerprint
 from parley.model.media_input.jobs import MediaJobs
 from parley.model.media_input.unusable import UnusableMedia, is_out_of_memory
 from parley.model.media_input.video import DecodedVideo, VideoClock
+from parley.model.media_input.voxtral import VoxtralProcessor
 from parley.text.media_family import read_media_family
 from parley.text.tokens.tokenizer import read_json_object
 from parley.types import MediaKind, ProcessedMedia
@@ -62,7 +63,11 @@ class ItemProcessor:
         if family is None:
             raise ValueError("the model's family is not one of those whose media can be read")
         self._family = family
-        self._processor = AutoProcessor.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        self._processor: Any = (
+            VoxtralProcessor(folder, family.placeholder_ids["audio"])
+            if family.model_type == "voxtral"
+            else AutoProcessor.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        )
         whole_config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         config = getattr(whole_config, "thinker_config", whole_config)
         self._vision_config: Any = getattr(config, "vision_config", None)

@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 from safetensors.torch import load
 from support.media_files import image_file, picture_array, sine_wave, video_file, wav_file
-from support.multimodal_models import FAMILIES, multimodal_folder
+from support.multimodal_models import FAMILIES, load_processor, multimodal_folder
 
 from parley.engine.media_messages import DecodingLimits, MediaProcessed, MediaRefused, ProcessMedia, encode_options
 from parley.model.media_input.jobs import MediaJobs
@@ -60,9 +60,7 @@ def process(
 
 def expected_tensors(family: str, arguments: dict[str, Any], text: str) -> tuple[dict[str, torch.Tensor], str]:
     """Return what the processor itself returns, and the text in which it has put the item."""
-    from transformers import AutoProcessor
-
-    processor = AutoProcessor.from_pretrained(multimodal_folder(family))
+    processor = load_processor(multimodal_folder(family))
     output = processor(text=[text], return_tensors="pt", return_text_replacement_offsets=True, **arguments)
     (replaced,) = output["text_replacement_offsets"][0]
     text_names = {"input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids", "text_replacement_offsets"}
@@ -275,7 +273,8 @@ def test_refuses_clips_of_which_the_model_would_read_a_part():
     assert (result.reason, result.predicate) == ("too_long", "has 31.0 seconds, and this model reads at most 30")
 
 
-def test_reads_long_clips_in_windows():
-    result, tensors = process(jobs_of("audioflamingo3"), "audio", wav_file(sine_wave(31, 8_000)[None], 8_000))
+@pytest.mark.parametrize("family", ["audioflamingo3", "glmasr", "voxtral"])
+def test_reads_long_clips_in_windows(family: str):
+    result, tensors = process(jobs_of(family), "audio", wav_file(sine_wave(31, 8_000)[None], 8_000))
     assert isinstance(result, MediaProcessed), result
     assert tensors["input_features"].shape[0] == 2
