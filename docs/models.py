@@ -35,12 +35,12 @@ test-nightly` tests all of them.
 
 With both, the bits of an answer do not depend on the requests that share its steps.
 
-Models with layers that keep a state (`lfm2`, `lfm2_moe`, `qwen3_next`, `qwen3_5_text`, `qwen3_5_moe_text`,
-`granitemoehybrid`, `bamba`, `falcon_h1`, `mamba`, `falcon_mamba`, `jamba`, `mamba2`, `nemotron_h`) run on parley's own
-decoder only. Memory holds the states of all running sequences, and further states for the prefix cache, for drafts and
-for handovers between instances (`--state-cache`). If all of them would take more than half of the KV cache's share,
-fewer sequences run at once than `--max-batch` allows. A prefix is found up to the last page end whose state is cached.
-As an instance with a role, such a model runs on the CPU only, without `--kv-staging`.
+Models with layers that keep a state (`lfm2`, `lfm2_moe`, `lfm3`, `qwen3_next`, `qwen3_5_text`, `qwen3_5_moe_text`,
+`olmo_hybrid`, `granitemoehybrid`, `bamba`, `falcon_h1`, `mamba`, `falcon_mamba`, `jamba`, `mamba2`, `nemotron_h`) run
+on parley's own decoder only. Memory holds the states of all running sequences, and further states for the prefix cache,
+for drafts and for handovers between instances (`--state-cache`). If all of them would take more than half of the KV
+cache's share, fewer sequences run at once than `--max-batch` allows. A prefix is found up to the last page end whose
+state is cached. As an instance with a role, such a model runs on the CPU only, without `--kv-staging`.
 
 ## On parley's own decoder
 
@@ -149,9 +149,7 @@ def models_page() -> str:
     for kind in sorted(FUSABLE_TYPES):
         forms = _join(folder.files for folder in served if folder.model_type == kind and folder.is_quantized)
         name = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(kind)
-        origin = (
-            "in a multimodal model" if kind.endswith("_text") else "published with code of its own, which is not run"
-        )
+        origin = "published with code of its own, which is not run" if kind == "kimi_k2" else "in a multimodal model"
         lines.append(f"| `{kind}` | {f'`{name}`' if name else origin} | {forms} |")
     lines += [MLX.rstrip(), GGUF.format(gguf=gguf_architectures()).rstrip()]
     lines += [OTHERS, "| `model_type` | Architecture |", "|---|---|"]

@@ -220,10 +220,18 @@ def add_norm(
 
 
 def activate(
-    rows: torch.Tensor, activation: str, *, is_gated: bool = True, consumer: PackedWeight | None = None
+    rows: torch.Tensor,
+    activation: str,
+    *,
+    is_gated: bool = True,
+    factors: Sequence[float] = (),
+    consumer: PackedWeight | None = None,
 ) -> Any:
-    """Return activation(gate) * up for rows [T, 2 * width]. ``consumer`` is that of ``norm_rows``."""
-    return form_for_rows("activate", rows).activate(rows, activation, is_gated=is_gated, int8=_takes_int8(consumer))
+    """Return activation(gate) * up for rows [T, 2 * width]. ``factors``: ``activation_factors`` of the layer.
+    ``consumer`` is that of ``norm_rows``."""
+    return form_for_rows("activate", rows).activate(
+        rows, activation, is_gated=is_gated, factors=factors, int8=_takes_int8(consumer)
+    )
 
 
 def scan_mamba2(
@@ -550,7 +558,8 @@ def _fits_stack(shape: LayerShape, layer: DecoderLayer) -> bool:
     has_own_kv = shape.head_sizes is None and shape.kv_layer is None
     has_plain_values = not (shape.has_normed_values or shape.has_keys_as_values)
     has_plain_mlp = not shape.has_dense_beside and shape.mlp_width is None and shape.layer_input is None
-    return is_usual and has_own_kv and has_plain_values and has_plain_mlp and layer.output_scale == 1
+    has_plain_scales = shape.mlp_scale is None and layer.output_scale == 1
+    return is_usual and has_own_kv and has_plain_values and has_plain_mlp and has_plain_scales
 
 
 def argmax(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

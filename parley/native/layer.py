@@ -52,6 +52,7 @@ class DecoderLayer:
     channels' steps. If it has attention as well, the state has ``state_input`` and ``state_output`` of its own.
     ``experts_norm`` and the norms after ``dense`` and ``experts`` belong to a mixture with a dense MLP beside it;
     ``input_gate``, ``input_up`` and ``input_after_norm`` to a layer with inputs of its own.
+    ``activation_factors``: of the activation xielu, those of x² above 0, of e^x - 1 - x below, and of x.
 
     Weights of parts that ``LayerShape`` says the layer does not have are None.
     """
@@ -86,3 +87,4 @@ class DecoderLayer:
     input_up: PackedWeight | None = None
     input_after_norm: Norm | None = None
     output_scale: float = 1.0
+    activation_factors: tuple[float, ...] = ()

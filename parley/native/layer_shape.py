@@ -11,8 +11,9 @@ import torch
 
 from parley.native.state_shape import StateShape
 
-# Numbered as in activations.h. relu2 is the square of ReLU; clamped_swiglu also changes its factor.
-ACTIVATIONS = ("silu", "gelu_tanh", "gelu", "relu", "relu2", "clamped_swiglu")
+# Numbered as in activations.h. relu2 is the square of ReLU; clamped_swiglu also changes its factor; xielu (arXiv
+# 2411.13010) has factors of each layer.
+ACTIVATIONS = ("silu", "gelu_tanh", "gelu", "relu", "relu2", "clamped_swiglu", "xielu")
 SWIGLU_LIMIT, SWIGLU_ALPHA = 7.0, 1.702  # of clamped_swiglu
 
 
@@ -133,6 +134,7 @@ class LayerShape:
 
     # An output gate, states
     has_output_gate: bool = False  # the sigmoid of a gate, which ``qkv`` gives after the queries, multiplies attention
+    has_head_gates: bool = False  # the gate has one number for each head
     state: StateShape | None = None  # a kernel of this kind is in place of attention: no keys and values
     has_mixer: bool = True  # False: neither attention nor a state
     has_mlp: bool = True

@@ -19,6 +19,9 @@ class GatedDeltaShape:
     Each key head has a query and a key of ``key_dim`` numbers for ``value_heads / key_heads`` adjacent value heads,
     which have a value of ``value_dim`` numbers and a recurrent state [key_dim, value_dim]. Queries, keys and values
     pass a causal convolution over ``kernel`` tokens first, each number by itself.
+
+    The strength of a token's change to the state is at most ``most_strength``: above 1, a change may reverse what the
+    state holds of a key (arXiv 2411.12537). ``norm_eps``: of the norm of outputs, if it is not the model's.
     """
 
     key_heads: int
@@ -26,6 +29,13 @@ class GatedDeltaShape:
     key_dim: int
     value_dim: int
     kernel: int
+    most_strength: float = 1.0
+    norm_eps: float | None = None
+
+    @property
+    def convolved_sizes(self) -> list[int]:
+        """The numbers per token that are convolved: those of queries, of keys and of values."""
+        return [self.key_heads * self.key_dim] * 2 + [self.inner]
 
     @property
     def channels(self) -> int:

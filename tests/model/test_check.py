@@ -102,7 +102,7 @@ def test_check_refuses_an_adapter_that_is_missing(folder_copy, tmp_path):
         check_model(Settings(model=str(folder_copy), adapters={"one": str(tmp_path / "missing")}))
 
 
-@pytest.mark.parametrize("architecture", ["apertus", "aria_text"])
+@pytest.mark.parametrize("architecture", ["bitnet", "aria_text"])
 def test_check_leaves_only_the_logits_of_transformers_models_unchecked(architecture):
     assert check_model(Settings(model=str(tiny_models.model_folder(architecture)))).load_caveat == LOGITS_UNKNOWN
 
@@ -152,7 +152,7 @@ def test_check_refuses_layers_that_cannot_use_kv_pages(kind, fields, tmp_path, m
 
 def test_check_refuses_an_adapter_that_does_not_fit_a_model_of_transformers(tmp_path):
     adapter = write_adapter(tmp_path / "adapter", tiny_models.model_folder("llama"), 1)
-    model = str(tiny_models.model_folder("apertus"))
+    model = str(tiny_models.model_folder("bitnet"))
     with pytest.raises(LoadError, match="which is not a linear layer that adapters may change here"):
         check_model(Settings(model=model, adapters={"one": str(adapter)}))
 

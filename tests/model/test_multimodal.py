@@ -160,7 +160,8 @@ def test_missing_fields_have_the_defaults_of_transformers(model_type: str):
     if config.latent is not None:
         head_dim = expected.qk_nope_head_dim + expected.qk_rope_head_dim
     eps_names = "rms_norm_eps", "layer_norm_eps", "norm_epsilon", "norm_eps", "layer_norm_epsilon"
-    eps = next((getattr(expected, name) for name in eps_names if hasattr(expected, name)), FIXED_EPS)
+    stated_eps = [eps for name in eps_names if (eps := getattr(expected, name, None)) is not None]
+    eps = stated_eps[0] if stated_eps else FIXED_EPS  # Cohere's mixtures may have RMS norms, whose eps is None if not
     assert (config.head_dim, config.eps) == (head_dim, eps)
     for shape, own_layer in zip(config.layers, own_layers, strict=bool(own_layers)):
         sizes = shape.head_sizes or HeadSizes(config.kv_heads, config.head_dim)

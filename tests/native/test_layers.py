@@ -137,6 +137,7 @@ class RandomModel:
                 head_norm=self.random_head_norm(heads - shape.kv_heads, shape) if shape.tensors.query_norm else None,
                 sinks=self.random_bf16(shape.heads).float() if shape.tensors.sinks else None,
                 slopes=torch.tensor(layer.slopes) if layer.slopes else None,
+                activation_factors=(0.8, 0.7, 0.5),
             )
             for layer in shape.layers
         ]
@@ -270,7 +271,7 @@ def decoder_configs() -> st.SearchStrategy[DecoderConfig]:
             margin=margin,
             **groups,
         )
-        routings = st.sampled_from([None, routing])
+        routings = st.sampled_from([None] if layer.activation == "xielu" else [None, routing])
         numbers = st.sampled_from([*range(len(ropes)), *[None] * (latent is None)])
         norms = {name: draw(st.sampled_from([None, "norm"])) for name in LAYER_NORMS[:4]}
         return DecoderConfig(

@@ -21,6 +21,7 @@ SHAPES = [
     GatedDeltaShape(key_heads=1, value_heads=3, key_dim=5, value_dim=3, kernel=2),
     ShortConvolutionShape(width=70, kernel=3),
     ShortConvolutionShape(width=5, kernel=1),
+    GatedDeltaShape(key_heads=1, value_heads=2, key_dim=12, value_dim=20, kernel=4, most_strength=2.0),
 ]
 MAMBA_SHAPES = [Mamba2Shape(4, 24, 16, 2, 4, 2), Mamba2Shape(2, 12, 5, 1, 2)]
 TOKENS = 21

@@ -90,6 +90,32 @@ LATER_FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         | {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e6, "factor": 4.0, "llama_4_scaling_beta": 0.1,
                                "original_max_position_embeddings": 32, "mscale": 1.0, "mscale_all_dim": 1.0}},
     ),
+    "apertus": ("apertus", HEADS),
+    "cohere2_moe": (
+        "cohere2_moe",
+        HEADS | ROUTED | {"sliding_window": 20, "sliding_window_pattern": 2, "num_hidden_layers": 4,
+                          "num_shared_experts": 2, "intermediate_size": 48, "first_k_dense_replace": 1,
+                          "prefix_dense_intermediate_size": 96},
+    ),
+    "cohere2_moe with RMS norms": (
+        "cohere2_moe",
+        HEADS | ROUTED | {"sliding_window": 20, "rms_norm_eps": 1e-5, "expert_selection_fn": "sigmoid",
+                          "shared_expert_combination_strategy": "sum", "num_shared_experts": 1},
+    ),
+    "nanochat": ("nanochat", HEADS),
+    "muse_glimmer": (
+        "muse_glimmer_text",
+        HEADS | {"num_hidden_layers": 5, "sliding_window": 20, "qk_scale_factor": 1.7},
+    ),
+    "lfm3 without norms after and gates": (
+        "lfm3",
+        HEADS | {"num_hidden_layers": 4, "sliding_window": 20, "use_sandwich_norm": False, "use_attention_gate": False},
+    ),
+    "olmo_hybrid without a rotary embedding": (
+        "olmo_hybrid",
+        {"num_hidden_layers": 2, "rope_parameters": {"rope_type": "default", "rope_theta": None},
+         "linear_allow_neg_eigval": False},
+    ),
     "solar_open": (
         "solar_open",
         HEADS | {"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "n_shared_experts": 1},

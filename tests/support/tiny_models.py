@@ -80,7 +80,7 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     # These two run through Transformers.
     "aria_text": ("aria_text", BASE_CONFIG | {"moe_num_experts": 4, "moe_topk": 2, "moe_num_shared_experts": 1}),
-    "apertus": ("apertus", BASE_CONFIG),
+    "bitnet": ("bitnet", BASE_CONFIG),
 }
 # Those whose checkpoints merge queries, keys and values. Only tests of decoders and adapters load them.
 MERGED_HEADS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -161,6 +161,22 @@ LATENT_DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
         LATENTS | {"moe_intermediate_size": 48, "n_routed_experts": 6, "num_experts_per_tok": 2},
     ),
     "minicpm3": ("minicpm3", LATENTS | {"v_head_dim": None, "dim_model_base": 32, "scale_depth": 1.2}),
+    "mistral4": (
+        "mistral4",
+        LATENTS
+        | {"moe_intermediate_size": 48, "n_routed_experts": 16, "num_experts_per_tok": 3, "n_group": 4, "topk_group": 2}
+        | {"first_k_dense_replace": 1, "routed_scaling_factor": 1.5}
+        | {
+            "rope_parameters": YARN
+            | {
+                "mscale": 1.0,
+                "mscale_all_dim": 0.8,
+                "llama_4_scaling_beta": 0.1,
+                "original_max_position_embeddings": 32,
+                "partial_rotary_factor": 0.4,
+            }
+        },
+    ),
     # Transformers zeroes the embedding of its padding token, even after loading.
     "youtu": ("youtu", LATENTS | {"rope_interleave": False, "pad_token_id": None}),
 }
@@ -262,6 +278,18 @@ STATE_DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
         "lfm2",
         BASE_CONFIG | {"num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "conv"], "conv_bias": True},
     ),
+    "lfm3": (
+        "lfm3",
+        BASE_CONFIG
+        | {"num_hidden_layers": 5, "layer_types": ["conv", "sliding_attention", "conv", "full_attention", "conv"]}
+        | {"head_dim": 32, "sliding_window": 20, "conv_L_cache": 7},
+    ),
+    "olmo_hybrid": (
+        "olmo_hybrid",
+        BASE_CONFIG
+        | {"num_hidden_layers": 4, "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16}
+        | {"linear_value_head_dim": 24, "layer_types": ["linear_attention", "full_attention"] * 2},
+    ),
     "lfm2_moe": (
         "lfm2_moe",
         BASE_CONFIG
@@ -332,16 +360,36 @@ def write_tokenizer(folder: Path) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
 
 
+def make_decoder(config: Any) -> Any:
+    """Return a decoder of Transformers for a config, in float32; Muse Glimmer's inside a multimodal model."""
+    import torch
+
+    if config.model_type == "muse_glimmer_text":
+        from transformers import MuseGlimmerConfig
+
+        vision = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2}
+        config = MuseGlimmerConfig(
+            text_config=config.to_dict(), vision_config=vision, out_hidden_size=64, projector_hidden_size=32
+        )
+    return decoder_class(config)._from_config(config, dtype=torch.float32)
+
+
+def decoder_class(config: Any) -> Any:
+    """Return Transformers' class of a decoder. Their list of decoders alone lacks some."""
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, Mistral4ForCausalLM, MuseGlimmerForConditionalGeneration
+
+    others = {"mistral4": Mistral4ForCausalLM, "muse_glimmer": MuseGlimmerForConditionalGeneration}
+    return others.get(config.model_type) or MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+
+
 def write_model(folder: Path, architecture: str, *, seed: int = 0, dtype: str = "bfloat16", **overrides: Any) -> Path:
     """Write a model of the architectures above into ``folder``; overrides are fields of its Transformers config."""
-    import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig
 
     families = ARCHITECTURES | MIXTURES | MERGED_HEADS | GEMMA_4_DECODERS | LATENT_DECODERS | STATE_DECODERS
     model_type, fields = families[architecture]
     config = AutoConfig.for_model(model_type, **(fields | overrides))
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    write_random_model(folder, model, seed=seed, dtype=dtype)
+    write_random_model(folder, make_decoder(config), seed=seed, dtype=dtype)
     write_tokenizer(folder)
     return folder
 

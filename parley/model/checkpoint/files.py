@@ -15,7 +15,7 @@ import mmap
 import os
 import re
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import pairwise
@@ -155,6 +155,17 @@ class Checkpoint:
         """Prepend ``prefix`` to the names of all tensors."""
         self._entries = {prefix + name: entry for name, entry in self._entries.items()}
         self.metadata = {prefix + name: text for name, text in self.metadata.items()}
+
+    def rename_modules(self, modules: Mapping[str, str]) -> None:
+        """Replace the names of ``modules`` within those of tensors by their values."""
+
+        def rename(name: str) -> str:
+            for old, new in modules.items():
+                name = name.replace(f".{old}.", f".{new}.")
+            return name
+
+        self._entries = {rename(name): entry for name, entry in self._entries.items()}
+        self.metadata = {rename(name): text for name, text in self.metadata.items()}
 
     def select_tensors(self, prefixes: dict[str, str]) -> None:
         """Keep only the tensors whose names begin with one of ``prefixes``, and replace it by its value.

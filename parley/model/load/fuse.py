@@ -60,6 +60,9 @@ LAYER_NORMS = (
     "attention_norm", "attention_after_norm", "mlp_norm", "mlp_after_norm", "experts_norm", "dense_after_norm",
     "experts_after_norm", "input_after_norm",
 )  # fmt: skip
+AFTER_NORMS = ("attention_after_norm", "mlp_after_norm")
+# Of the activation xielu. The last is a limit of numbers so near to 0 that it does not matter.
+XIELU_TENSORS = ("alpha_p", "alpha_n", "beta", "eps")
 # Norms of latents have this eps in Transformers' models, whatever their configs say of others.
 LATENT_NORMS, LATENT_EPS = ("query_latent_norm", "latent_norm"), 1e-6
 # Frequencies, sines and masks that old checkpoints store, computed here; scales of an 8-bit KV cache, not used; and
@@ -141,7 +144,8 @@ def _pack_weights(decoder_weights: DecoderWeights, progress: Callable[[float], N
             for job in jobs:  # in order, so that the first of several errors is reported
                 blocks.append(job.result())
                 progress(len(blocks) / (config.layer_count + 1))
-            return [blocks, decoder_weights.read_norm(config.tensors.norm), last.result()]
+            norm = decoder_weights.read_norm(config.tensors.norm, offset=config.last_norm_offset)
+            return [blocks, norm, last.result()]
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
@@ -211,7 +215,7 @@ class DecoderWeights:
         sizes, names = config.head_sizes(layer), config.tensors.qkv
         q, kv = config.heads * sizes.dim, sizes.kv_heads * sizes.dim
         if latent is None:
-            queries = [q, q] if shape.has_output_gate else [q]
+            queries = [q, config.heads if shape.has_head_gates else q] if shape.has_output_gate else [q]
             if len(config.tensors.qkv) < len(queries) + 2:
                 queries = [sum(queries)]
             outs = [*queries, kv, kv]
@@ -312,8 +316,10 @@ class DecoderWeights:
         if config.latent is not None:
             widths |= {"query_latent_norm": config.latent.query_rank, "latent_norm": config.latent.rank}
         names = {field: getattr(config.tensors, field) for field in widths}
-        if not names.get("query_norm") and config.layers[layer].rope is None:
-            names |= {"query_norm": None, "key_norm": None}  # norms without weights are of rotated heads
+        if not shape.has_attention:
+            names |= self.states.norm_names
+        if config.norms_only_rotated_heads and config.layers[layer].rope is None:
+            names |= {"query_norm": None, "key_norm": None}
         return {
             field: (self.layer_name(layer, name) if name else "", widths[field])
             for field, name in names.items()
@@ -335,6 +341,9 @@ class DecoderWeights:
             names.append(self.layer_name(layer, self.config.tensors.output_scale))
         if self.config.tensors.sinks:
             names.append(self.layer_name(layer, self.config.tensors.sinks))
+        if self.config.tensors.activation_factors:
+            module = self.layer_name(layer, self.config.tensors.activation_factors)
+            names += [f"{module}.{name}" for name in XIELU_TENSORS]
         return names + self.mixtures.layer_tensors(layer)
 
     def is_zero_bias(self, name: str) -> bool:
@@ -363,6 +372,7 @@ class DecoderWeights:
             linears = chain.from_iterable(self.linear_parts(layer).values())
             total += sum(each.out_features * (each.in_features + each.bias) for each in linears)
             total += self.mixtures.layer_parameters(layer) + config.heads * bool(config.tensors.sinks)
+            total += 2 * bool(config.tensors.activation_factors)  # the third is no parameter
             total += sum(map(math.prod, self.states.layer_tensors(layer).values()))
         return total
 
@@ -402,6 +412,7 @@ class DecoderWeights:
             self.states.check_shapes(layer)
             self.read_sinks(layer)
             self.read_output_scale(layer)
+            self.read_activation_factors(layer)
             for name, size in (*self.layer_norms(layer).values(), (config.tensors.norm, config.hidden)):
                 for tensor in self.norm_tensors(name):
                     self.view_norm(tensor, size)
@@ -493,6 +504,19 @@ class DecoderWeights:
         name = self.config.tensors.output_scale
         return 1.0 if name is None else float(self.checkpoint.view_tensor(self.layer_name(layer, name), 1)[0])
 
+    def read_activation_factors(self, layer: int) -> tuple[float, ...]:
+        """Return the factors of a layer's activation xielu; none for others. Raises LoadError.
+
+        Those of both curves are positive, so their softplus is learned; linear is added to that below 0."""
+        module = self.config.tensors.activation_factors
+        if module is None:
+            return ()
+        names = [self.layer_name(layer, f"{module}.{name}") for name in XIELU_TENSORS[:3]]
+        positive, negative, linear = (
+            float(self.checkpoint.view_tensor(name, *(1,) * len(self.checkpoint.tensor_shape(name)))) for name in names
+        )
+        return math.log1p(math.exp(positive)), linear + math.log1p(math.exp(negative)), linear
+
     def copy_tensor(self, name: str, *sizes: int) -> torch.Tensor:
         """Return a copy of one tensor in the network's dtype and on its device."""
         return self.checkpoint.view_tensor(name, *sizes).to(device=self.device, dtype=self.dtype, copy=True)
@@ -540,6 +564,8 @@ class DecoderWeights:
             packed |= {key: self._pack_merged_linears(parts) for key, parts in linears.items()}
         norms = {field: self.read_norm(*place) for field, place in self.layer_norms(index).items()}
         norms |= {field: replace(norm, eps=LATENT_EPS) for field, norm in norms.items() if field in LATENT_NORMS}
+        if (eps := self.config.after_norm_eps) is not None:
+            norms |= {field: replace(norm, eps=eps) for field, norm in norms.items() if field in AFTER_NORMS}
         head_norm = self._merge_head_norms(index, norms.pop("query_norm", None), norms.pop("key_norm", None))
         members: dict[str, Any] = {
             **dict.fromkeys(("qkv", "output", "gate_up", "down")),
@@ -547,6 +573,7 @@ class DecoderWeights:
             **norms,
             "head_norm": head_norm,
             "output_scale": self.read_output_scale(index),
+            "activation_factors": self.read_activation_factors(index),
         }
         members |= {"sinks": self.read_sinks(index), "mixture": self.mixtures.pack_layer(index)}
         members["state"] = self.states.read_layer(index)

@@ -144,6 +144,7 @@ def find_fused_config(checkpoint: Checkpoint, plan: DecoderPlan) -> DecoderConfi
     config = plan.config
     try:
         decoder_config = read_decoder_config(config)
+        checkpoint.rename_modules(decoder_config.tensors.published)
         if decoder_config.state_sizes and has_mlx_layout(checkpoint):
             decoder_config = _adapt_to_mlx(decoder_config, config["model_type"])
         if has_own_head(checkpoint) and not (

@@ -76,6 +76,9 @@ class DecoderConfig:
     biases: frozenset[str] = frozenset()
     tensors: TensorNames = LLAMA_TENSORS
     norm_offset: float = 0.0  # is added to the stored weights of norms
+    last_norm_offset: float | None = None  # that of the norm after the last layer, if it is another
+    after_norm_eps: float | None = None  # of norms after attention and after the MLP, if it is not ``eps``
+    norms_only_rotated_heads: bool = False  # layers without a rotary embedding have no norms of queries and keys
     are_norms_centered: bool = False  # they are LayerNorms, not RMS norms
     have_norms_bias: bool = False
     embedding_scale: float = 1.0  # multiplies embeddings, rounded to the dtype of the model
@@ -194,6 +197,9 @@ def _read_fusable_config(config: dict[str, Any]) -> DecoderConfig:
         biases=_read_biases(family, fields),
         tensors=_read_tensor_names(family, fields),
         norm_offset=family.norm_offset,
+        last_norm_offset=family.last_norm_offset,
+        after_norm_eps=_read_optional(fields, "post_norm_eps"),
+        norms_only_rotated_heads=family.norms_only_rotated_heads,
         are_norms_centered=family.are_norms_centered,
         have_norms_bias=family.have_norms_bias,
         has_grouped_qkv=family.has_grouped_qkv,
@@ -380,6 +386,7 @@ def _read_layers(
             **({"residual_scale": _read_factor(fields, "residual_multiplier")} | factors),
             routing=routing if mixture is not None and mixture.has_mixture(fields, i) else None,
             has_output_gate=family.has_output_gate and layer_type != state_type,
+            has_head_gates=family.has_head_gates,
             state=state if family.is_hybrid or layer_type == state_type else None,
             is_hybrid=family.is_hybrid,
             has_mixer=layer_type not in (MLP, MIXTURE),
@@ -425,10 +432,12 @@ def _read_ropes(
     rotated = family.rotated(fields, layer_types)
     if len(rotated) != len(layer_types):
         raise Unfusable("its config does not say for each layer whether it has a rotary embedding")
-    numbers = [list(ropes).index(name if len(ropes) > 1 else FULL) for name in layer_types]
+    numbers = [list(ropes).index(name if name in ropes else FULL) for name in layer_types]
     is_interleaved = _read_flag(fields, family.is_rope_interleaved)
-    interleaved = tuple(replace(rope, is_interleaved=is_interleaved) for rope in ropes.values())
-    return interleaved, [number if is_rotated else None for number, is_rotated in zip(numbers, rotated, strict=True)]
+    turning = (
+        replace(rope, is_interleaved=is_interleaved, is_reversed=family.is_rope_reversed) for rope in ropes.values()
+    )
+    return tuple(turning), [number if is_rotated else None for number, is_rotated in zip(numbers, rotated, strict=True)]
 
 
 def _read_ropes_by_type(family: DecoderFamily, fields: dict[str, Any], head_dim: int) -> dict[str, RopeConfig]:

@@ -57,7 +57,7 @@ def make_rope_table(config: DecoderConfig, max_len: int, device: torch.device) -
         for i, rope in enumerate(config.ropes):
             for j in range(sets):
                 angles = torch.outer(positions, rope.inverse_frequencies(is_long=bool(j))[: rope.pairs])
-                piece = torch.stack((angles.cos(), angles.sin()), 1) * rope.scale
+                piece = torch.stack((angles.cos(), -angles.sin() if rope.is_reversed else angles.sin()), 1) * rope.scale
                 table[i, j, first : first + len(positions), :, : rope.pairs] = piece
     return table.flatten(1, 2)
 
@@ -365,12 +365,17 @@ class FusedDecoder:
         rows, gates = self._apply_linear(x, batch, layer, "qkv"), None
         if shape.has_output_gate:
             width = config.heads * config.head_dim
-            queries, gates, rest = rows.split([width, width, rows.shape[1] - 2 * width], 1)
+            gate_width = config.heads if shape.has_head_gates else width
+            queries, gates, rest = rows.split([width, gate_width, rows.shape[1] - width - gate_width], 1)
+            gates = gates.repeat_interleave(width // gate_width, 1) if shape.has_head_gates else gates
             rows = torch.cat((queries, rest), 1)
         if shape.has_keys_as_values:
             rows = torch.cat((rows, rows[:, config.heads * config.head_sizes(layer).dim :]), 1)
+        query_scales = query_scales if shape.has_scaled_queries else None
         if config.latent is not None:
             queries = self._write_latents(layer, rows, config.latent, batch, pages, cos, sin)
+            if query_scales is not None:
+                queries *= query_scales[:, None, None]
         else:
             queries = native.rope_write(
                 rows,
@@ -382,7 +387,7 @@ class FusedDecoder:
                 has_whole_norm=shape.has_whole_qk_norm,
                 is_norm_late=shape.is_qk_norm_late,
                 is_interleaved=config.rope.is_interleaved,
-                query_scales=query_scales if shape.has_scaled_queries else None,
+                query_scales=query_scales,
                 has_normed_values=shape.has_normed_values,
                 is_query_only=not shape.stores_kv,
             )
@@ -514,6 +519,7 @@ class FusedDecoder:
             rows,
             shape.activation,
             is_gated=shape.is_gated,
+            factors=self.layer_weights[layer].activation_factors,
             consumer=None if batch.adapted is not None else down,
         )
         return self._apply_linear(active, batch, layer, "down")

@@ -293,6 +293,8 @@ DEEPSEEK_V2_MIXTURE = MixtureFamily(
     normalized=False,
     shared=1,
 )
+COHERE2_MIXTURE = replace(DEEPSEEK_V2_MIXTURE, has_mixture=exaone_layers, normalized=True)
+MISTRAL4_MIXTURE = replace(DEEPSEEK_V2_MIXTURE, normalized=None, group_best=2)
 ERNIE_MIXTURE = MixtureFamily(
     (
         replace(DEEPSEEK_NAMES, choice_bias="mlp.moe_statics.e_score_correction_bias"),

@@ -32,6 +32,7 @@ class RopeConfig:
 
     ``mrope_section``: how many frequencies belong to time, height and width (M-RoPE), in blocks or interleaved; empty:
     positions have one axis. ``is_interleaved``: dimension 2 i turns with 2 i + 1, else i with i + ``rotary`` / 2.
+    ``is_reversed``: pairs turn the other way round, by negative angles.
     """
 
     theta: float
@@ -48,6 +49,7 @@ class RopeConfig:
     mrope_section: tuple[int, ...] = ()
     mrope_interleaved: bool = False
     is_interleaved: bool = False
+    is_reversed: bool = False
     turning: int | None = None
 
     @property

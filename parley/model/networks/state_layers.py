@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from parley.model.networks.config_fields import read_size
@@ -25,13 +25,15 @@ class StateNames:
 
     ``input`` lists the linear layers to be merged that read the layer's input, ``gates`` those of the numbers per head.
     ``decay`` holds the logarithm of a state's rate of decay, or the rate with the other sign if it ``is_rate``.
+    ``convolution`` lists the convolutions to be merged: one, or those of queries, keys and values.
     ``skip`` is that of ``StateWeights``. ``parameters`` and ``step`` are Mamba 1's linear layers between the
     convolution and the scan, ``parameter_norms`` the norms of the outputs of ``parameters``, if they have weights.
+    ``norms``: the names of the layer's norms by field of ``TensorNames`` where they are not those of other layers.
     """
 
     input: tuple[str, ...]
     output: str
-    convolution: str
+    convolution: tuple[str, ...]
     gates: tuple[str, ...] = ()
     norm: str | None = None
     decay: str | None = None
@@ -41,6 +43,7 @@ class StateNames:
     step: str = ""
     parameter_norms: tuple[str, ...] = ()
     is_rate: bool = False
+    norms: Mapping[str, str | None] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -74,6 +77,23 @@ def read_gated_delta(fields: Mapping[str, Any]) -> GatedDeltaShape:
     if fields["hidden_act"] not in ("silu", "swish"):
         raise Unfusable(f"its convolutions have the activation {str(fields['hidden_act'])[:100]}")
     return GatedDeltaShape(key_heads, value_heads, key_dim, value_dim, kernel)
+
+
+def read_olmo_delta(fields: Mapping[str, Any]) -> GatedDeltaShape:
+    """Return the sizes of a gated delta net of OLMo Hybrid. Raises Unfusable."""
+    heads = fields["num_attention_heads"]
+    sizes = {
+        name: heads if fields[name] is None else fields[name]
+        for name in ("linear_num_key_heads", "linear_num_value_heads")
+    }
+    sizes["linear_key_head_dim"] = fields["linear_key_head_dim"]
+    if sizes["linear_key_head_dim"] is None:
+        sizes["linear_key_head_dim"] = int(0.75 * fields["hidden_size"] / read_size(sizes, "linear_num_key_heads"))
+    sizes["linear_value_head_dim"] = fields["linear_value_head_dim"]
+    if sizes["linear_value_head_dim"] is None:
+        sizes["linear_value_head_dim"] = 2 * read_size(sizes, "linear_key_head_dim")
+    strength = 2.0 if fields["linear_allow_neg_eigval"] else 1.0
+    return replace(read_gated_delta({**fields, **sizes}), most_strength=strength, norm_eps=1e-5)
 
 
 def read_short_convolution(fields: Mapping[str, Any]) -> ShortConvolutionShape:
@@ -153,7 +173,7 @@ QWEN3_NEXT_NAMES = StateNames(
     input=("linear_attn.in_proj_qkvz",),
     gates=("linear_attn.in_proj_ba",),
     output="linear_attn.out_proj",
-    convolution="linear_attn.conv1d",
+    convolution=("linear_attn.conv1d",),
     norm="linear_attn.norm",
     decay="linear_attn.A_log",
     step_bias="linear_attn.dt_bias",
@@ -176,9 +196,30 @@ QWEN3_NEXT_STATES = StateFamily(
 QWEN3_5_STATES = StateFamily(
     "linear_attention", QWEN3_5_NAMES, read_gated_delta, others=(replace(QWEN3_5_NAMES, **GGUF_RATE),)
 )
+OLMO_NAMES = StateNames(
+    input=tuple(f"linear_attn.{part}_proj" for part in "qkvg"),
+    gates=("linear_attn.b_proj", "linear_attn.a_proj"),
+    output="linear_attn.o_proj",
+    convolution=tuple(f"linear_attn.{part}_conv1d" for part in "qkv"),
+    norm="linear_attn.o_norm",
+    decay="linear_attn.A_log",
+    step_bias="linear_attn.dt_bias",
+    norms={
+        "attention_norm": "input_layernorm",
+        "attention_after_norm": None,
+        "mlp_norm": "post_attention_layernorm",
+        "mlp_after_norm": None,
+    },
+)
+OLMO_STATES = StateFamily(
+    "linear_attention",
+    OLMO_NAMES,
+    read_olmo_delta,
+    others=(replace(OLMO_NAMES, convolution=("linear_attn.conv1d",)),),
+)
 LFM2_STATES = StateFamily(
     "conv",
-    StateNames(input=("conv.in_proj",), output="conv.out_proj", convolution="conv.conv"),
+    StateNames(input=("conv.in_proj",), output="conv.out_proj", convolution=("conv.conv",)),
     read_short_convolution,
     has_bias="conv_bias",
     has_convolution_bias="conv_bias",
@@ -188,7 +229,7 @@ MAMBA2_STATES = StateFamily(
     StateNames(
         input=("mamba.in_proj",),
         output="mamba.out_proj",
-        convolution="mamba.conv1d",
+        convolution=("mamba.conv1d",),
         norm="mamba.norm",
         decay="mamba.A_log",
         step_bias="mamba.dt_bias",
@@ -203,7 +244,7 @@ MIXER_STATES = replace(
     names=StateNames(
         input=("mixer.in_proj",),
         output="mixer.out_proj",
-        convolution="mixer.conv1d",
+        convolution=("mixer.conv1d",),
         norm="mixer.norm",
         decay="mixer.A_log",
         step_bias="mixer.dt_bias",
@@ -213,7 +254,7 @@ MIXER_STATES = replace(
 MAMBA1_NAMES = StateNames(
     input=("mixer.in_proj",),
     output="mixer.out_proj",
-    convolution="mixer.conv1d",
+    convolution=("mixer.conv1d",),
     decay="mixer.A_log",
     step_bias="mixer.dt_proj.bias",
     skip="mixer.D",
@@ -227,7 +268,7 @@ JAMBA_STATES = replace(
     names=StateNames(
         input=("mamba.in_proj",),
         output="mamba.out_proj",
-        convolution="mamba.conv1d",
+        convolution=("mamba.conv1d",),
         decay="mamba.A_log",
         step_bias="mamba.dt_proj.bias",
         skip="mamba.D",

@@ -46,7 +46,7 @@ SIGNATURES = {
     "pack": [P, P, N, N, N],
     "linear": [P, P, P, P, N, N, N, N, N],
     "add_norm": [P, P, P, P, R, R, P, P, P, P, P, N, N, N],
-    "activate": [P, N, N, P, P, P, P, N, N, N],
+    "activate": [P, N, N, P, P, P, P, P, N, N, N],
     "rope_write": [P, P, P, P, P, P, N, N, N, P, N, N, N, N, N, N, N, N],
     "scale_logits": [P, N, N, R, R, N],
     "write": [P, P, P, P, N, N, N, N, N, N, N],
@@ -311,15 +311,22 @@ class CompiledKernels:
         return out
 
     def activate(
-        self, rows: torch.Tensor, activation: str, *, is_gated: bool = True, int8: bool = False
+        self,
+        rows: torch.Tensor,
+        activation: str,
+        *,
+        is_gated: bool = True,
+        factors: Sequence[float] = (),
+        int8: bool = False,
     ) -> torch.Tensor | CompiledRows:
         """Return activation(gate) * up, where gate and up are the halves of [T, 2 * width], or the activation of all
-        unless ``is_gated``: [T, width]; ``int8`` quantizes it."""
+        unless ``is_gated``: [T, width]; ``int8`` quantizes it. ``factors``: those of xielu."""
         rows = rows.contiguous()
         count, width = rows.shape[0], rows.shape[1] // (2 if is_gated else 1)
         out, pointers = allocate_output((count, width), count, width, int8)
         number, threads = ACTIVATIONS.index(activation), torch.get_num_threads()
-        self._library.activate(rows.data_ptr(), number, is_gated, *pointers, count, width, threads)
+        curve = (R * 3)(*factors)
+        self._library.activate(rows.data_ptr(), number, is_gated, curve, *pointers, count, width, threads)
         return out
 
     def route(

@@ -43,6 +43,7 @@ class _LayerStruct(ctypes.Structure):
         *((name, N) for name in ("window", "chunk", "rope", "activation", "is_gated", "is_parallel")),
         *((name, N) for name in ("has_whole_qk_norm", "is_qk_norm_late", "has_scaled_queries")),
         *((name, R) for name in ("score_scale", "softcap", "residual_scale")),
+        ("activation_factors", R * 3),
         *((name, LinearStruct) for name in ("qkv", "output", "gate_up", "down", *LATENT_LINEARS)),
         ("mixture", ctypes.POINTER(MixtureStruct)),
     ]
@@ -215,6 +216,7 @@ def _layer_struct(layer: DecoderLayer, shape: LayerShape) -> _LayerStruct:
         shape.score_scale,
         shape.softcap or 0.0,
         shape.residual_scale,
+        (R * 3)(*layer.activation_factors),
         *(linear_struct(linear) for linear in (layer.qkv, layer.output)),
         *(LinearStruct() if linear is None else linear_struct(linear) for linear in (layer.gate_up, layer.down)),
         *(LinearStruct() if linear is None else linear_struct(linear) for linear in _latent_linears(layer)),

@@ -10,9 +10,9 @@ import torch
 from parley.native.layer import StateWeights
 from parley.native.state_shape import MOST_KEYS, GatedDeltaShape, ShortConvolutionShape
 
-P, N = ctypes.c_void_p, ctypes.c_int64
+P, N, R = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 STATES_SIGNATURES: dict[str, list[Any]] = {
-    "scan_delta": [P, P, N, P, P, P, N, P, N, P, N, N, N, N, N],
+    "scan_delta": [P, P, N, P, P, R, P, N, P, N, P, N, N, N, N, N],
     "convolve_gated": [P, P, P, P, N, P, N, P, N, N, N],
     "gate_rows": [P, P, N, N, N, N],
 }
@@ -59,6 +59,7 @@ def scan_gated_delta(
         gates.shape[1],
         weights.decay.data_ptr(),
         weights.step_bias.data_ptr(),
+        shape.most_strength,
         states.data_ptr(),
         *batch,
         y.data_ptr(),

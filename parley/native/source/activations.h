@@ -3,7 +3,7 @@
 #include "vector.h"
 
 // Numbered as ACTIVATIONS in native/layer_shape.py.
-enum Activation : int64_t { SILU, GELU_TANH, GELU, RELU, RELU2, CLAMPED_SWIGLU };
+enum Activation : int64_t { SILU, GELU_TANH, GELU, RELU, RELU2, CLAMPED_SWIGLU, XIELU };
 
 // In terms of e^x, which saturates as it must: at the far left a finite number is divided by infinity.
 static inline Vec silu(Vec x) { return x / (1.f + exp(-x)); }
@@ -27,6 +27,12 @@ static inline Vec relu(Vec x) { return max_of(x, Vec{}); }
 static inline Vec relu2(Vec x) {
   Vec positive = relu(x);
   return positive * positive;
+}
+
+// xIELU: positive * x^2 above 0 and negative * (e^x - 1 - x) below, plus linear * x. `factors`: these three
+static inline Vec xielu(Vec x, const float* factors) {
+  Vec curve = x > 0.f ? x * x * factors[0] : (exp(x) - 1.f - x) * factors[1];
+  return fma(broadcast(factors[2]), x, curve);
 }
 
 // As SWIGLU_LIMIT and SWIGLU_ALPHA in native/layer_shape.py

@@ -138,8 +138,8 @@ void experts(const Experts* experts, const bf16* x, const int64_t* ids, const fl
       if (int8) quantize_rows(plain, active.values, active.scales, active.excess, count, e.down.into, threads);
     } else {
       multiply(e.gate_up, workspace.pairs, slices, workspace.gate_up, false, threads);
-      activate(workspace.gate_up, e.activation, e.gated, int8 ? nullptr : active.plain, int8 ? active.values : nullptr,
-               active.scales, active.excess, count, e.down.into, threads);
+      activate(workspace.gate_up, e.activation, e.gated, nullptr, int8 ? nullptr : active.plain,
+               int8 ? active.values : nullptr, active.scales, active.excess, count, e.down.into, threads);
     }
     multiply(e.down, active, slices, workspace.outputs, true, threads);
     for_each(rows, stride * hidden, threads, [&](long m) {

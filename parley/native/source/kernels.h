@@ -24,8 +24,8 @@ void quantize_rows(const bf16* x, int8_t* values, float* scales, int32_t* excess
 void add_norm(const bf16* x, const bf16* residual, bf16* total, const Norm* after, float scale, float total_scale,
               const Norm* norm, bf16* plain, int8_t* values, float* scales, int32_t* excess, int64_t M, int64_t width,
               int64_t threads);
-void activate(const bf16* rows, int64_t activation, int64_t gated, bf16* plain, int8_t* values, float* scales,
-              int32_t* excess, int64_t M, int64_t width, int64_t threads);
+void activate(const bf16* rows, int64_t activation, int64_t gated, const float* factors, bf16* plain, int8_t* values,
+              float* scales, int32_t* excess, int64_t M, int64_t width, int64_t threads);
 void rope_write(bf16* qkv, const float* cos, const float* sin, char* pages, const int64_t* slots, const Norm* head_norm,
                 int64_t whole, int64_t after, int64_t normed_values, const float* query_scales, int64_t M,
                 int64_t heads, int64_t kv_heads, int64_t dim, int64_t rotary, int64_t interleaved, int64_t int8,
@@ -42,6 +42,7 @@ void write_latents(const bf16* rows, int64_t stride, const Norm* norm, const flo
 void join_queries(const bf16* latents, const bf16* queries, int64_t stride, const float* cos, const float* sin,
                   bf16* out, int64_t M, int64_t heads, int64_t rank, int64_t plain, int64_t rotary, int64_t interleaved,
                   int64_t threads);
+void scale_rows(bf16* rows, const float* scales, int64_t M, int64_t width, int64_t threads);
 void gather_heads(const bf16* rows, int64_t stride, int64_t size, bf16* to, int64_t M, int64_t heads, int64_t width,
                   int64_t threads);
 void scatter_heads(const bf16* from, bf16* rows, int64_t M, int64_t heads, int64_t width, int64_t threads);

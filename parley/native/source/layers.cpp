@@ -21,6 +21,7 @@ struct Layer {
   int64_t window, chunk, rope;  // 0: no window, no chunks; -1: no rotation
   int64_t activation, gated, parallel, whole_qk_norm, late_qk_norm, scaled_queries;
   float score_scale, softcap, residual_scale;  // softcap 0: none
+  float activation_factors[3];
   Linear qkv, output, gate_up, down;           // the last two of a shared expert, or none, if there is a mixture
   Linear query_up, key_up, value_up;           // of latent attention, or none; the last two have a weight of each head
   const Mixture* mixture;                      // or null
@@ -165,9 +166,10 @@ struct ForwardPass {
              nullptr, nullptr, nullptr, nullptr, M, stack.hidden(), threads);
   }
 
-  // Writes the latents of all rows to the pages. Returns the queries that latents are multiplied by.
-  const bf16* write_latents(const Layer& layer, const float* cos, const float* sin, char* pages, const int64_t* slots,
-                            int64_t int8, long site) {
+  // Writes the latents of all rows to the pages. Returns the queries that latents are multiplied by, times
+  // query_scales [M], unless that is null.
+  const bf16* write_latents(const Layer& layer, const float* cos, const float* sin, const float* query_scales,
+                            char* pages, const int64_t* slots, int64_t int8, long site) {
     long rank = layer.key_up.out, stride = layer.qkv.out, size = stack.plain + stack.rotary, heads = stack.heads;
     const bf16* latents = workspace.outputs + stride - rank - stack.rotary;
     ::write_latents(latents, stride, layer.latent_norm, cos, sin, pages, slots, M, rank, stack.rotary,
@@ -183,6 +185,7 @@ struct ForwardPass {
     multiply_heads(layer.key_up, workspace.outputs, stride, size);
     join_queries(workspace.head_outputs, workspace.outputs, stride, cos, sin, workspace.queries, M, heads, rank,
                  stack.plain, stack.rotary, stack.interleaved, threads);
+    if (query_scales) scale_rows(workspace.queries, query_scales, M, heads * (rank + stack.rotary), threads);
     return workspace.queries;
   }
 
@@ -195,8 +198,9 @@ struct ForwardPass {
 
   void activate(const Layer& layer) {
     const Linear& reader = layer.down;
-    ::activate(workspace.outputs, layer.activation, layer.gated, bf16_target(&reader, workspace.plain),
-               int8_target(&reader), workspace.scales, workspace.excess, M, reader.into, threads);
+    ::activate(workspace.outputs, layer.activation, layer.gated, layer.activation_factors,
+               bf16_target(&reader, workspace.plain), int8_target(&reader), workspace.scales, workspace.excess, M,
+               reader.into, threads);
   }
 
   // outputs = the MLP of plain, or of int8 if it takes that. `site` is the number of its first linear layer.
@@ -331,7 +335,8 @@ int64_t layers(const Stack* stack, const int64_t* tokens, bf16* out, const int64
     const int64_t* attended_spans = keeps_results ? result_spans : spans;
     long attended_count = keeps_results ? result_count : count;
     if (s.plain) {
-      const bf16* queries = pass.write_latents(layer, cos, sin, pages[i], slots, int8, LORA_SITES * i + 4);
+      const bf16* queries = pass.write_latents(layer, cos, sin, layer.scaled_queries ? query_scales : nullptr, pages[i],
+                                               slots, int8, LORA_SITES * i + 4);
       long rank = layer.value_up.into;
       attend(queries, s.heads * s.dim, pages[i], workspace.head_outputs, attended_spans, attended_count, table,
              layer.sinks, layer.slopes, nullptr, s.heads, 1, s.dim, rank, int8, true, layer.window, layer.chunk,

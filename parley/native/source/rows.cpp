@@ -183,9 +183,9 @@ void add_norm(const bf16* x, const bf16* residual, bf16* total, const Norm* afte
 }
 
 // [M, width] = activation(gate) * up of rows [gate | up], or activation(row) unless `gated`: to `plain`, and quantized
-// to `values`, unless they are null. CLAMPED_SWIGLU changes `up`, too.
-void activate(const bf16* rows, int64_t activation, int64_t gated, bf16* plain, int8_t* values, float* scales,
-              int32_t* excess, int64_t M, int64_t width, int64_t threads) {
+// to `values`, unless they are null. CLAMPED_SWIGLU changes `up`, too. `factors`: three of XIELU, or null.
+void activate(const bf16* rows, int64_t activation, int64_t gated, const float* factors, bf16* plain, int8_t* values,
+              float* scales, int32_t* excess, int64_t M, int64_t width, int64_t threads) {
   RowOutputs out{plain, values, scales, excess};
   auto run = [=](auto active, auto other) {
     write_rows(out, M, width, threads_for(M * width, threads), [=](long m, bf16* to) {
@@ -204,6 +204,7 @@ void activate(const bf16* rows, int64_t activation, int64_t gated, bf16* plain, 
     case RELU: return run([](Vec x) { return relu(x); }, same);
     case RELU2: return run([](Vec x) { return relu2(x); }, same);
     case CLAMPED_SWIGLU: return run([](Vec x) { return clamped_gate(x); }, [](Vec x) { return clamped_up(x); });
+    case XIELU: return run([=](Vec x) { return xielu(x, factors); }, same);
   }
 }
 
@@ -323,6 +324,14 @@ void join_queries(const bf16* latents, const bf16* queries, int64_t stride, cons
       for (long i = 0; i < rotary; i += LANES) store(x + i, load(turning + i, rotary - i), rotary - i);
       rotate(x, cos + m * rotary, sin + m * rotary, to + rank, rotary, interleaved);
     }
+  });
+}
+
+// rows [M, width] *= scales [M]
+void scale_rows(bf16* rows, const float* scales, int64_t M, int64_t width, int64_t threads) {
+  each_row(M, threads_for(M * width, threads), [=](long m) {
+    bf16* row = rows + m * width;
+    for (long i = 0; i < width; i += LANES) store(row + i, load(row + i, width - i) * scales[m], width - i);
   });
 }
 

@@ -7,7 +7,7 @@ the sum depending on the number of rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
@@ -206,13 +206,22 @@ def _clamped_gate(gate: torch.Tensor) -> torch.Tensor:
     return F.silu(gate * SWIGLU_ALPHA) / SWIGLU_ALPHA
 
 
+def _xielu(x: torch.Tensor, factors: Sequence[float]) -> torch.Tensor:
+    """Return positive * x² above 0 and negative * (e^x - 1 - x) below, plus linear * x, with these ``factors``. Through
+    float64: the bits of float32's exponential function depend on a number's place."""
+    positive, negative, linear = factors
+    wide = x.double()
+    curve = torch.where(wide > 0, positive * wide.square(), negative * (wide.clamp_max(0).expm1() - wide))
+    return (curve + linear * wide).to(x.dtype)
+
+
 def activate(
-    rows: torch.Tensor, activation: str, *, is_gated: bool = True, int8: bool = False
+    rows: torch.Tensor, activation: str, *, is_gated: bool = True, factors: Sequence[float] = (), int8: bool = False
 ) -> torch.Tensor | TorchRows:
     """Return activation(gate) * up, where gate and up are the halves of [T, 2 * width], or the activation of all
-    unless ``is_gated``: [T, width]; ``int8`` quantizes it."""
+    unless ``is_gated``: [T, width]; ``int8`` quantizes it. ``factors``: those of xielu."""
     gate, up = rows.chunk(2, -1) if is_gated else (rows, None)
-    active = _ACTIVATION_FUNCTIONS[activation](gate)
+    active = _xielu(gate, factors) if activation == "xielu" else _ACTIVATION_FUNCTIONS[activation](gate)
     if up is not None and activation == "clamped_swiglu":
         up = up.clamp(-SWIGLU_LIMIT, SWIGLU_LIMIT) + 1
     if up is not None:

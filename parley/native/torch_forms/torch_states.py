@@ -73,7 +73,7 @@ def scan_gated_delta(
     their L2 norms, and q by sqrt(key_dim), a head's state S [key_dim, value_dim] and output o become
 
         S = exp(decay * softplus(a + step_bias)) * S
-        S = S + k (sigmoid(b) * (v - k S))
+        S = S + k (most_strength * sigmoid(b) * (v - k S))
         o = norm(q S) * silu(z)
     """
     assert weights.decay is not None and weights.step_bias is not None and weights.norm is not None
@@ -84,17 +84,18 @@ def scan_gated_delta(
         state = state.view(shape.value_heads, shape.key_dim, shape.value_dim)
         inputs, z = rows[span.rows].float().split([shape.channels, shape.inner], 1)
         active = silu(convolve_rows(inputs, tail.view(-1, shape.channels), weights))
-        sizes = [shape.key_heads * shape.key_dim] * 2 + [shape.inner]
         q, k, v = (
             part.unflatten(1, (heads, -1))
             for part, heads in zip(
-                active.split(sizes, 1), (shape.key_heads, shape.key_heads, shape.value_heads), strict=True
+                active.split(shape.convolved_sizes, 1),
+                (shape.key_heads, shape.key_heads, shape.value_heads),
+                strict=True,
             )
         )
         q, k = (tensor * (tensor.square().sum(-1, keepdim=True) + QUERY_EPS).rsqrt() for tensor in (q, k))
         q, k = (tensor.repeat_interleave(share, 1)[..., None] for tensor in (q / shape.key_dim**0.5, k))
         b, a = gates[span.rows].double().chunk(2, 1)
-        strength = b.sigmoid().float()[..., None]
+        strength = shape.most_strength * b.sigmoid().float()[..., None]
         decay = (weights.decay.double() * F.softplus(a + weights.step_bias.double())).exp().float()[..., None, None]
         heads_out = torch.empty_like(v)
         for t in range(len(v)):

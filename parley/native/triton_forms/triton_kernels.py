@@ -5,6 +5,8 @@ Rows are bfloat16 or float16. An operator that has no kernel here runs in its to
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from parley.native.layer_shape import Norm
@@ -105,8 +107,11 @@ def add_norm(
 
 
 def activate(
-    rows: torch.Tensor, activation: str, *, is_gated: bool = True, int8: bool = False
+    rows: torch.Tensor, activation: str, *, is_gated: bool = True, factors: Sequence[float] = (), int8: bool = False
 ) -> torch.Tensor | TorchRows:
-    """Return activation(gate) * up, where gate and up are the halves of [T, 2 * width]: [T, width]."""
+    """Return activation(gate) * up, where gate and up are the halves of [T, 2 * width]: [T, width]. xielu is torch's
+    form, with ``factors``."""
+    if activation == "xielu":
+        return torch_kernels.activate(rows, activation, is_gated=is_gated, factors=factors, int8=int8)
     active = triton_activations.activate(rows, activation, is_gated=is_gated)
     return quantize_rows(active) if int8 else active

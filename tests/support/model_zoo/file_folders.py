@@ -58,7 +58,22 @@ REFUSED_CONFIGS: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "kimi_linear": ({"model_type": "kimi_linear"}, STATES),
     "minimax": ({"model_type": "minimax"}, STATES),
-    "deepseek_v32": ({"model_type": "deepseek_v32"}, "layers of kind indexed_attention"),
+    **{
+        kind: ({"model_type": kind}, "layers of kind indexed_attention")
+        for kind in (
+            "deepseek_v32",
+            "glm_moe_dsa",
+            "axk2",
+            "hy_v4",
+            "mistral_large4",
+            "qwen4_exp_text",
+            "dots3_note_text",
+        )
+    },
+    **{
+        kind: ({"model_type": kind}, STATES)
+        for kind in ("deepseek_v4", "bailing_hybrid", "inkling_text", "inkling2_text", "zaya")
+    },
     "code of its own": (
         {"model_type": "made_up", "auto_map": {"AutoModelForCausalLM": "modeling_made_up.MadeUp"}},
         "The model needs code of its own, but code from model folders is never run.",
@@ -207,7 +222,7 @@ def file_folders() -> list[ZooFolder]:
         plain_folder("qwen3_moe in parts", "qwen3_moe",
                      {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48},
                      files="several safetensors files", max_shard_size="100KB"),
-        plain_folder("apertus in parts", "apertus", {}, max_shard_size="100KB", files="several safetensors files",
+        plain_folder("bitnet in parts", "bitnet", {}, max_shard_size="100KB", files="several safetensors files",
                      fused=False),
     ]  # fmt: skip
     folders += [

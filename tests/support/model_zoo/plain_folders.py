@@ -64,12 +64,10 @@ THROUGH_TRANSFORMERS: dict[str, tuple[str, dict[str, Any]]] = {
         "rope_parameters": DEFAULT_ROPE,
         "vision_config": SMALL_ENCODER | {"image_size": 28, "patch_size": 14, "crop_size": 28},
         "audio_config": SMALL_ENCODER | {"num_blocks": 1, "ext_pw_out_channel": 32, "nemo_conv_channels": 32}}),
-    "apertus": ("apertus", {}),
     "bitnet": ("bitnet", {}),
     "persimmon": ("persimmon", {}),
     "jetmoe": ("jetmoe", {"kv_channels": 16, "num_local_experts": 4, "num_experts_per_tok": 2}),
     "aria_text": ("aria_text", {"moe_num_experts": 4, "moe_topk": 2, "moe_num_shared_experts": 1}),
-    "nanochat": ("nanochat", {}),
     "gemma3n_text": ("gemma3n_text", WINDOW | {
         "vocab_size_per_layer_input": 640, "hidden_size_per_layer_input": 16, "num_kv_shared_layers": 0,
         "layer_types": ["sliding_attention", "full_attention"], "intermediate_size": [96, 96], "laurel_rank": 8,
@@ -82,7 +80,6 @@ THROUGH_TRANSFORMERS: dict[str, tuple[str, dict[str, Any]]] = {
     "cohere_compass_text": ("cohere_compass_text", WINDOW | {
         "layer_types": ["sliding_attention", "full_attention"],
         "rope_parameters": {"full_attention": DEFAULT_ROPE, "sliding_attention": DEFAULT_ROPE}}),
-    "cohere2_moe": ("cohere2_moe", WINDOW | {"num_experts": 8, "num_experts_per_tok": 2, "num_shared_experts": 1}),
     "dbrx": ("dbrx", {
         "d_model": 64, "n_heads": 4, "n_layers": 2, "attn_config": {"kv_n_heads": 2, "rope_theta": 1e4, "clip_qkv": 8},
         "ffn_config": {"ffn_hidden_size": 96, "moe_num_experts": 4, "moe_top_k": 2, "hidden_size": 64}}),
@@ -99,7 +96,7 @@ THROUGH_TRANSFORMERS: dict[str, tuple[str, dict[str, Any]]] = {
 
 def plain_folders() -> list[ZooFolder]:
     """Return all of them."""
-    own = {name: shape for name, shape in ARCHITECTURES.items() if name not in ("apertus", "aria_text")} | FAMILIES
+    own = {name: shape for name, shape in ARCHITECTURES.items() if name not in ("bitnet", "aria_text")} | FAMILIES
     folders = [plain_folder(name, *shape) for name, shape in own.items()]
     folders += [plain_folder(name, *shape, fused=name not in RUN_BY_TRANSFORMERS) for name, shape in VARIANTS.items()]
     folders += [

@@ -52,6 +52,9 @@ PUBLISHED_FORMS = {
     "granite": ("FP8 of compressed-tensors, channels", "W4A16, groups"),
     "gpt_neo": ("GPTQ 4 bits", "AWQ"),
     "minimax_m2": ("FP8, 128 x 128 blocks", "AWQ"),
+    "apertus": ("FP8 of compressed-tensors, channels", "W4A16, groups"),
+    "lfm3": ("W4A16, groups",),
+    "olmo_hybrid": ("FP8 of compressed-tensors, channels",),
 }  # fmt: skip
 # Forms of folders of MLX
 MLX_FORMS = {
@@ -73,6 +76,7 @@ SHIFTED_BY_MLX = ("qwen3_next",)  # converters add one to the weights of norms
 STACKED_FORMS = {
     "qwen3_moe": ("FP8, 128 x 128 blocks", "torchao int8", "torchao int4 in bytes", "torchao int4", "torchao FP8"),
     "mixtral": ("FP8, 128 x 128 blocks", "torchao int4"),
+    "mistral4": ("FP8, 128 x 128 blocks",),
 }
 GGUF_KINDS = (
     "F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL",

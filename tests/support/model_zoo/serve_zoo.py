@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 from support.run_model import load_test_runner, serve_requests
-from support.tiny_models import VOCAB
+from support.tiny_models import VOCAB, decoder_class
 
 from parley import hub
 from parley.cli import doctor
@@ -128,9 +128,10 @@ def measure_errors(reference: Path, served: Served) -> Errors:
 
 def load_reference(folder: Path, *, is_encoder: bool) -> Any:
     """Return Transformers' own model in float32."""
-    from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModel
 
-    auto_class = AutoModel if is_encoder else AutoModelForCausalLM
+    config = AutoConfig.from_pretrained(folder)
+    model_class = AutoModel if is_encoder else decoder_class(config)
     # Transformers' eager attention of Falcon adds the slopes of ALiBi twice.
-    attention = "sdpa" if getattr(AutoConfig.from_pretrained(folder), "alibi", False) else "eager"
-    return auto_class.from_pretrained(folder, dtype=torch.float32, attn_implementation=attention).eval()
+    attention = "sdpa" if getattr(config, "alibi", False) else "eager"
+    return model_class.from_pretrained(folder, dtype=torch.float32, attn_implementation=attention).eval()

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from support.tiny_models import BASE_CONFIG, write_random_model, write_tokenizer
+from support.tiny_models import BASE_CONFIG, make_decoder, write_random_model, write_tokenizer
 
 
 @dataclass(frozen=True)
@@ -48,12 +48,10 @@ def write_plain(
     ``is_published``: with the names of tensors that its makers published, not with those of the newest Transformers.
     ``save``: further options of save_pretrained.
     """
-    import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig
 
     config = AutoConfig.for_model(model_type, **(BASE_CONFIG | dict(fields)))
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    write_random_model(folder, model, seed=0, dtype=dtype, save_original_format=is_published, **save)
+    write_random_model(folder, make_decoder(config), seed=0, dtype=dtype, save_original_format=is_published, **save)
     write_tokenizer(folder)
     return folder
 

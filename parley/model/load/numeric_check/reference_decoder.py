@@ -77,7 +77,7 @@ class ReferenceDecoder:
     def _score_outputs(self, x: torch.Tensor, outputs: torch.Tensor) -> torch.Tensor:
         """Return the logits of ``outputs`` for rows of the last layer."""
         config, head = self._config, self._weights.head
-        rows = self._norms.norm_rows(x, config.tensors.norm, config.hidden)
+        rows = self._norms.norm_rows(x, config.tensors.norm, config.hidden, offset=config.last_norm_offset)
         logits = self._weights.read_linear(head, outputs).multiply_rows(rows)
         if head.bias:
             logits = logits + self._view_float(head.name + ".bias", config.vocab)[outputs]

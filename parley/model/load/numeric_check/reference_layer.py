@@ -11,7 +11,7 @@ from collections.abc import Callable
 import torch
 
 from parley.model.checkpoint.weights import LinearSpec
-from parley.model.load.fuse import DecoderWeights
+from parley.model.load.fuse import AFTER_NORMS, DecoderWeights
 from parley.model.load.numeric_check.reference_routing import expert_shares
 from parley.model.load.states.state_reference import run_state_layer
 from parley.model.networks.config import DecoderConfig, RopeConfig
@@ -39,12 +39,16 @@ class ReferenceNorms:
     def __init__(self, weights: DecoderWeights, config: DecoderConfig):
         self._weights, self._config = weights, config
 
-    def norm_rows(self, x: torch.Tensor, name: str, width: int, eps: float | None = None) -> torch.Tensor:
-        """Return the norm of rows of ``width`` numbers, or of each part of this width. ``name`` "": without weights."""
+    def norm_rows(
+        self, x: torch.Tensor, name: str, width: int, eps: float | None = None, offset: float | None = None
+    ) -> torch.Tensor:
+        """Return the norm of rows of ``width`` numbers, or of each part of this width. ``name`` "": without weights.
+        ``offset``: as ``norm_offset`` of the config, which is the default."""
         config = self._config
         x = self._normalize(x.unflatten(-1, (-1, width)), config.eps if eps is None else eps)
         if name:
-            x = x * (config.norm_offset + self._weights.view_norm(name + ".weight", width).float())
+            offset = config.norm_offset if offset is None else offset
+            x = x * (offset + self._weights.view_norm(name + ".weight", width).float())
         if name and config.have_norms_bias:
             x = x + self._weights.view_norm(name + ".bias", width)
         return x.flatten(-2)
@@ -108,7 +112,8 @@ class ReferenceLayer:
 
     def _norm_field(self, x: torch.Tensor, field: str) -> torch.Tensor:
         """Apply the norm of this field of ``TensorNames``, if the layer has it."""
-        return self._norms.norm_rows(x, *self._norm_fields[field]) if field in self._norm_fields else x
+        eps = self._config.after_norm_eps if field in AFTER_NORMS else None
+        return self._norms.norm_rows(x, *self._norm_fields[field], eps) if field in self._norm_fields else x
 
     # -- linear layers
 
@@ -136,6 +141,8 @@ class ReferenceLayer:
             return self._project(self._attend(*self._project_heads(rows)), "output")
         q, gates, *rest = rows if len(rows) == 4 else [*rows[0].chunk(2, -1), *rows[1:]]
         attended = self._attend(*self._project_heads([q, *rest]))
+        if shape.has_head_gates:
+            gates = gates.repeat_interleave(self._config.head_sizes(self._number).dim, 1)
         return self._project(attended * gates.sigmoid(), "output")
 
     def _project_heads(self, rows: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -184,7 +191,8 @@ class ReferenceLayer:
         k_plain, v = ups.unflatten(-1, (self._config.heads, -1)).split([latent.plain_dim, latent.value_dim], -1)
         q_turning, k_turning = (self._rotate(each, self._config.rope) for each in (q_turning, k_turning[:, None]))
         k = torch.cat((k_plain, k_turning.expand_as(q_turning)), -1)
-        return [torch.cat((q_plain, q_turning), -1), k, v]
+        q = torch.cat((q_plain, q_turning), -1)
+        return [q * self._query_scales() if self._shape.has_scaled_queries else q, k, v]
 
     def _norm_latents(self, x: torch.Tensor, field: str) -> torch.Tensor:
         return self._norms.norm_rows(x, *self._norm_fields[field], LATENT_NORM_EPS)
@@ -192,7 +200,7 @@ class ReferenceLayer:
     def _rotate(self, x: torch.Tensor, rope: RopeConfig) -> torch.Tensor:
         """Apply the rotary embedding to queries or keys [T, heads, dim]."""
         angles = self._rotary_positions(rope) * rope.inverse_frequencies()
-        cos, sin = angles.cos() * rope.scale, angles.sin() * rope.scale
+        cos, sin = angles.cos() * rope.scale, angles.sin() * (-rope.scale if rope.is_reversed else rope.scale)
         turning, rest = x[..., : rope.rotary], x[..., rope.rotary :]
         shape = (-1, 2) if rope.is_interleaved else (2, -1)
         a, b = turning.unflatten(-1, shape).unbind(-1 if rope.is_interleaved else -2)
@@ -288,7 +296,15 @@ class ReferenceLayer:
     def _run_mlp(self, x: torch.Tensor) -> torch.Tensor:
         gate, up = self._split_gate(torch.cat(self._project_parts(x, "gate_up"), -1))
         gate = gate * self._shape.gate_scale
+        if self._shape.activation == "xielu":
+            return self._project(self._run_xielu(gate) * up, "down")
         return self._project(ACTIVATION_DEFINITIONS[self._shape.activation](gate, up), "down")
+
+    def _run_xielu(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the activation xIELU (arXiv 2411.13010, equation 9) with the layer's factors."""
+        positive, negative, linear = self._weights.read_activation_factors(self._number)
+        below = negative * (x.clamp_max(0).expm1() - x)
+        return torch.where(x > 0, positive * x * x, below) + linear * x
 
     def _split_gate(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | float]:
         """Return the outputs of gate and up; those of up and 1 if the MLP is not gated."""

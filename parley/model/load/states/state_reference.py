@@ -64,7 +64,7 @@ def run_gated_delta(
     active = active * active.sigmoid()
     key_width = shape.key_heads * shape.key_dim
     b, a = gates[:, : shape.value_heads], gates[:, shape.value_heads :]
-    beta, alpha = b.sigmoid(), (weights.decay * (1 + (a + weights.step_bias).exp()).log()).exp()
+    beta, alpha = shape.most_strength * b.sigmoid(), (weights.decay * (1 + (a + weights.step_bias).exp()).log()).exp()
     outputs = []
     for head in range(shape.value_heads):
         key_head = head * shape.key_heads // shape.value_heads

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Protocol
 
@@ -45,10 +46,15 @@ class LayerStateWeights:
         if first is None or not layouts:
             return None
         for layout in layouts:
-            tensors = (str(layout.decay), layout.input[0] + ".weight")
+            tensors = (str(layout.decay), layout.input[0] + ".weight", layout.convolution[0] + ".weight")
             if all(self._weights.layer_name(first, name) in self._checkpoint for name in tensors):
                 return layout
         return layouts[0]
+
+    @property
+    def norm_names(self) -> Mapping[str, str | None]:
+        """The names of norms in layers with a state in place of attention, where those of other layers differ."""
+        return {} if self._names is None else self._names.norms
 
     def linear_parts(self, layer: int, shape: StateShape) -> dict[str, list[LinearSpec]]:
         """Return the linear layers of a layer with a state, each as the parts to be merged, in order."""
@@ -57,6 +63,8 @@ class LayerStateWeights:
 
         def parts(names: tuple[str, ...], outs: list[int], into: int, group_sizes: list[int]) -> list[LinearSpec]:
             groups = None
+            if len(names) == 4 and isinstance(shape, GatedDeltaShape):
+                outs = [*shape.convolved_sizes, shape.inner]
             if len(names) < len(outs) and isinstance(shape, GatedDeltaShape):  # merged for each key head
                 outs, groups = [sum(outs)], (shape.key_heads, tuple(group_sizes))
             return [
@@ -90,13 +98,18 @@ class LayerStateWeights:
         shape, names = self._config.layers[layer].state, self._names
         if shape is None or names is None:
             return {}
-        convolution, sizes = names.convolution + ".weight", (shape.channels, 1, shape.kernel)
-        swapped, own_name = (shape.channels, shape.kernel, 1), self._weights.layer_name(layer, convolution)
-        if own_name in self._checkpoint and self._checkpoint.tensor_shape(own_name) == swapped:  # in folders of MLX
-            sizes = swapped
-        tensors: dict[str, tuple[int, ...]] = {convolution: sizes}
-        if "convolution" in self._config.biases:
-            tensors[names.convolution + ".bias"] = (shape.channels,)
+        parts = [shape.channels]
+        if len(names.convolution) > 1 and isinstance(shape, GatedDeltaShape):
+            parts = self._convolution_sizes(layer, shape)
+        tensors: dict[str, tuple[int, ...]] = {}
+        for convolution, channels in zip(names.convolution, parts, strict=True):
+            sizes, swapped = (channels, 1, shape.kernel), (channels, shape.kernel, 1)
+            own_name = self._weights.layer_name(layer, convolution + ".weight")
+            if own_name in self._checkpoint and self._checkpoint.tensor_shape(own_name) == swapped:  # folders of MLX
+                sizes = swapped
+            tensors[convolution + ".weight"] = sizes
+            if "convolution" in self._config.biases:
+                tensors[convolution + ".bias"] = (channels,)
         if isinstance(shape, GatedDeltaShape):
             for name in (names.decay, names.step_bias):
                 tensors[str(name)] = (shape.value_heads,)
@@ -113,6 +126,14 @@ class LayerStateWeights:
             for norm, size in zip(names.parameter_norms, shape.parameter_sizes, strict=bool(names.parameter_norms)):
                 tensors[norm + ".weight"] = (size,)
         return {self._weights.layer_name(layer, name): sizes for name, sizes in tensors.items()}
+
+    def _convolution_sizes(self, layer: int, shape: GatedDeltaShape) -> list[int]:
+        """Return the channels of the convolutions of queries, keys and values. Transformers divides all channels among
+        three tensors alike when it saves a model, and joins them again."""
+        assert self._names is not None
+        full_names = [self._weights.layer_name(layer, f"{name}.weight") for name in self._names.convolution]
+        stored = [(0, *self._checkpoint.tensor_shape(name)[:1])[-1] for name in full_names if name in self._checkpoint]
+        return stored if sum(stored) == shape.channels else shape.convolved_sizes
 
     def check_shapes(self, layer: int) -> None:
         """Check shapes and types of a layer's tensors, without reading any. Raises LoadError."""
@@ -131,11 +152,13 @@ class LayerStateWeights:
             stored = self._checkpoint.view_tensor(full_name, *sizes[full_name])
             return stored.to(device=self._weights.device, dtype=torch.float32, copy=True)
 
-        convolution = read(names.convolution + ".weight").flatten(1).t().contiguous()
+        convolution = torch.cat([read(f"{name}.weight").flatten(1) for name in names.convolution]).t().contiguous()
         if isinstance(shape, Mamba2Shape):
             widths = [shape.inner, shape.groups * shape.state_dim, shape.groups * shape.state_dim]
             convolution *= torch.tensor(shape.input_scales).repeat_interleave(torch.tensor(widths)).to(convolution)
-        bias = read(names.convolution + ".bias") if "convolution" in self._config.biases else None
+        bias = None
+        if "convolution" in self._config.biases:
+            bias = torch.cat([read(f"{name}.bias") for name in names.convolution])
         if isinstance(shape, Mamba1Shape):
             norms: tuple[native.Norm, ...] = ()
             if (eps := shape.norm_eps) is not None:
@@ -151,6 +174,8 @@ class LayerStateWeights:
         if names.norm is not None:
             norm = self._weights.read_norm(self._weights.layer_name(layer, names.norm), width, 0.0)
             norm = replace(norm, weight=norm.weight.repeat(shape.inner // width))
+            if isinstance(shape, GatedDeltaShape) and shape.norm_eps is not None:
+                norm = replace(norm, eps=shape.norm_eps)
         skip = None if names.skip is None else read(names.skip)
         decay = read(str(names.decay))
         decay = decay if names.is_rate else -decay.exp()

@@ -10,8 +10,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from parley.model.networks.config_fields import read_number
 from parley.model.networks.mixtures import MixtureFamily
-from parley.model.networks.rope import RopeConfig, wrong_value
+from parley.model.networks.rope import RopeConfig, Unfusable, wrong_value
 from parley.model.networks.state_layers import StateFamily
 
 FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
@@ -27,6 +28,8 @@ class TensorNames:
     ``embedding_norm``: the norm of the sum.
     ``query_up`` and ``latent_up`` are the linear layers that make queries, and keys and values, of their latents in
     models with multi-head latent attention.
+    ``published`` are names of modules in published files, to those here, which Transformers gives them.
+    ``activation_factors`` is the module whose tensors make the factors of an activation xielu.
     ``layer_inputs`` are the embeddings of tokens for single layers, beside those that ``input_projection`` makes of
     their embeddings, whose norm is ``input_norm``; the next three belong to each layer. ``output_scale`` is the tensor
     with the scale of a layer's output.
@@ -63,6 +66,8 @@ class TensorNames:
     input_up: str = "per_layer_projection"
     input_after_norm: str | None = None
     output_scale: str | None = None
+    activation_factors: str | None = None
+    published: Mapping[str, str] = field(default_factory=dict)
 
 
 LLAMA_TENSORS = TensorNames()
@@ -123,6 +128,19 @@ def rotated_beside_windows(fields: dict[str, Any], layer_types: list[str]) -> li
     return [fields["sliding_window"] is None or layer_type == SLIDING for layer_type in layer_types]
 
 
+def read_whole_rope(parameters: Mapping[str, Any], dim: int) -> RopeConfig:
+    """Read a rotary embedding over all ``dim`` numbers of a head, of which the first pairs turn. Raises Unfusable."""
+    kind, theta = parameters.get("rope_type", "default"), read_number(parameters, "rope_theta")
+    if kind == "default":
+        return RopeConfig(theta, dim)
+    if kind != "proportional" or parameters.get("factor", 1.0) != 1:
+        raise Unfusable(f"its rotary scaling is {str(kind)[:100]}")
+    turning = int(read_number({"partial_rotary_factor": 1.0, **parameters}, "partial_rotary_factor") * dim // 2)
+    if not 1 <= turning <= dim // 2:
+        raise Unfusable(f"it rotates {2 * turning} of {dim} dimensions")
+    return RopeConfig(theta, dim, "proportional", turning=turning)
+
+
 @dataclass(frozen=True)
 class QueryScaling:
     """The factor of a token's queries by its position p: 1 + weight * log(1 + floor((p + shift) / length)).
@@ -164,11 +182,14 @@ class DecoderFamily:
 
     # norms, embeddings, positions
     norm_offset: float = 0.0
+    last_norm_offset: float | None = None
+    norms_only_rotated_heads: bool = False
     are_norms_centered: bool = False
     have_norms_bias: bool = False
     has_embedding_scale: bool | str = False  # embeddings are multiplied by the square root of their size
     local_theta: str | None = None  # the field with the base of the rotary embedding of sliding layers, if it differs
     is_rope_interleaved: bool | str = False  # as in ``RopeConfig``
+    is_rope_reversed: bool = False
     # Returns the usual parameters of a rotary embedding for those of a config; the last argument is the size of a head.
     resolve_rope: Callable[[dict[str, Any], dict[str, Any], int], dict[str, Any]] | None = None
     # Returns the rotary embeddings of FULL and of SLIDING layers, where these two differ in more than their base.
@@ -189,6 +210,7 @@ class DecoderFamily:
     has_grouped_qkv: bool = False
     qkv_shards: int = 0
     has_output_gate: bool = False  # the queries' layer gives a head's query and then its gate
+    has_head_gates: bool = False
     has_single_parts: bool = False  # a layer is either an MLP, or attention or a layer with a state
     is_hybrid: bool = False
     # Reads factors of ``LayerShape`` from a config; that of scores multiplies ``score_scale``.

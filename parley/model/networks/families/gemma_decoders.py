@@ -16,7 +16,9 @@ from parley.model.networks.families.decoder_family import (
     TensorNames,
     every_second_full,
     full_in_turn,
+    read_whole_rope,
 )
+from parley.model.networks.families.rms_norm_decoders import common_base, rotated_by_base
 from parley.model.networks.mixtures import GEMMA4_MIXTURE
 from parley.model.networks.rope import RopeConfig, Unfusable
 from parley.native.layer_shape import HeadSizes
@@ -75,6 +77,63 @@ GEMMA2 = replace(
     layer_types=every_second_full,
     variant=None,
 )
+
+
+def fourth_from_last_full(fields: dict[str, Any], count: int) -> list[str]:
+    """Return the types of ``count`` layers: the last and each fourth before it see the whole context."""
+    return [SLIDING if (count - 1 - i) % 4 else FULL for i in range(count)]
+
+
+def rotated_but_fourth(fields: dict[str, Any], layer_types: list[str]) -> list[bool]:
+    """Return whether each layer has a rotary embedding: as ``rotated_by_base``, or without bases those that
+    ``fourth_from_last_full`` gives a window."""
+    if fields["layer_rope_theta"] is None:
+        return [layer_type == SLIDING for layer_type in fourth_from_last_full(fields, len(layer_types))]
+    return rotated_by_base(fields, layer_types)
+
+
+def muse_factors(fields: dict[str, Any]) -> dict[str, float]:
+    """Return the factor of scores of Muse Glimmer. Raises Unfusable."""
+    return {"score_scale": read_number(fields, "qk_scale_factor")}
+
+
+MUSE_GLIMMER = DecoderFamily(
+    COMMON_FIELDS
+    | {
+        "vocab_size": 202048,
+        "hidden_size": 6656,
+        "intermediate_size": 19968,
+        "num_hidden_layers": 52,
+        "num_key_value_heads": 2,
+        "head_dim": 128,
+        "max_position_embeddings": 131072,
+        "rms_norm_eps": 1e-5,
+        "post_norm_eps": 1e-8,
+        "attention_bias": False,
+        "sliding_window": 2048,
+        "layer_types": None,
+        "layer_rope_theta": None,
+        "qk_scale_factor": 3.87,
+        "logit_scale": 0.19611613513818404,
+        "final_logit_softcapping": 20.0,
+    },
+    renamed={"hidden_activation": "hidden_act", "output_multiplier": "logit_scale"},
+    required={"attention_bias": False},
+    tensors=replace(
+        GEMMA_TENSORS,
+        embedding_norm="",
+        qkv=("self_attn.q_proj", "self_attn.gate_proj", "self_attn.k_proj", "self_attn.v_proj"),
+        query_norm="",
+        key_norm="",
+    ),
+    norm_offset=1.0,
+    last_norm_offset=0.0,
+    layer_types=fourth_from_last_full,
+    rotated=rotated_but_fourth,
+    resolve_rope=common_base,
+    has_output_gate=True,
+    layer_factors=muse_factors,
+)
 VAULT_GEMMA = replace(
     GEMMA2,
     required={},
@@ -120,20 +179,7 @@ def gemma4_ropes(fields: dict[str, Any]) -> dict[str, RopeConfig]:
         FULL: full.dim if full is not None else read_size(fields, "head_dim"),
         SLIDING: read_size(fields, "head_dim"),
     }
-    return {name: _read_gemma4_rope(parameters[name], dim) for name, dim in dims.items()}
-
-
-def _read_gemma4_rope(parameters: Mapping[str, Any], dim: int) -> RopeConfig:
-    """Return a rotary embedding over all numbers of a head, of which the first pairs turn. Raises Unfusable."""
-    kind, theta = parameters.get("rope_type", "default"), read_number(parameters, "rope_theta")
-    if kind == "default":
-        return RopeConfig(theta, dim)
-    if kind != "proportional" or parameters.get("factor", 1.0) != 1:
-        raise Unfusable(f"its rotary scaling is {str(kind)[:100]}")
-    turning = int(read_number({"partial_rotary_factor": 1.0, **parameters}, "partial_rotary_factor") * dim // 2)
-    if not 1 <= turning <= dim // 2:
-        raise Unfusable(f"it rotates {2 * turning} of {dim} dimensions")
-    return RopeConfig(theta, dim, "proportional", turning=turning)
+    return {name: read_whole_rope(parameters[name], dim) for name, dim in dims.items()}
 
 
 def gemma4_layers(fields: dict[str, Any], layer_types: list[str]) -> list[dict[str, Any]]:

@@ -7,7 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from parley.model.networks.families.decoder_family import COMMON_FIELDS, DecoderFamily, TensorNames
-from parley.model.networks.mixtures import DEEPSEEK_V2_MIXTURE, GLM4_LITE_MIXTURE, GLM4_MIXTURE
+from parley.model.networks.families.rms_norm_decoders import ministral3_scaling
+from parley.model.networks.mixtures import DEEPSEEK_V2_MIXTURE, GLM4_LITE_MIXTURE, GLM4_MIXTURE, MISTRAL4_MIXTURE
 
 LATENT_TENSORS = TensorNames(
     qkv=("self_attn.q_a_proj", "self_attn.kv_a_proj_with_mqa"),
@@ -113,6 +114,47 @@ GLM4_MOE_LITE = replace(
         "mlp_layer_types": None,
     },
     mixture=GLM4_LITE_MIXTURE,
+)
+MISTRAL4 = DecoderFamily(
+    LATENT_FIELDS
+    | {
+        "vocab_size": 131072,
+        "intermediate_size": 12288,
+        "num_hidden_layers": 36,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 32,
+        "max_position_embeddings": 1048576,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 10000.0,
+            "factor": 128.0,
+            "original_max_position_embeddings": 8192,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "mscale_all_dim": 1.0,
+            "mscale": 1.0,
+            "llama_4_scaling_beta": 0.1,
+        },
+        "rope_interleave": True,
+        "kv_lora_rank": 256,
+        "q_lora_rank": 1024,
+        "qk_nope_head_dim": 64,
+        "num_experts": 128,
+        "num_experts_per_tok": 4,
+        "moe_intermediate_size": 2048,
+        "n_shared_experts": 1,
+        "n_group": 1,
+        "topk_group": 1,
+        "routed_scaling_factor": 1.0,
+        "first_k_dense_replace": 0,
+        "norm_topk_prob": True,
+    },
+    renamed={"n_routed_experts": "num_experts", "num_local_experts": "num_experts"},
+    required={"attention_bias": False},
+    tensors=LATENT_TENSORS,
+    is_rope_interleaved="rope_interleave",
+    query_scaling=ministral3_scaling,
+    mixture=MISTRAL4_MIXTURE,
 )
 YOUTU = DecoderFamily(
     LATENT_FIELDS

@@ -6,10 +6,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from parley.model.networks.config_fields import read_size
 from parley.model.networks.families.decoder_family import (
     ATTENTION_BIASES,
     COMMON_FIELDS,
+    FULL,
     MLP_BIASES,
+    SLIDING,
     DecoderFamily,
     TensorNames,
     alibi_slopes,
@@ -18,6 +21,8 @@ from parley.model.networks.families.decoder_family import (
     none_rotated,
     sliding_rotated,
 )
+from parley.model.networks.mixtures import COHERE2_MIXTURE, exaone_layers
+from parley.model.networks.rope import wrong_value
 
 COHERE = DecoderFamily(
     COMMON_FIELDS
@@ -55,6 +60,84 @@ COHERE2 = replace(
     required={"use_qk_norm": False},
     layer_types=full_in_turn,
     rotated=sliding_rotated,
+)
+
+
+def cohere2_mixture_layers(fields: dict[str, Any], count: int) -> list[str]:
+    """Return the types of ``count`` layers: in the dense ones at the start, and in the others, the last of each pattern
+    sees the whole context."""
+    dense = min(fields["first_k_dense_replace"], count)
+    parts = [("prefix_dense_sliding_window_pattern", dense), ("sliding_window_pattern", count - dense)]
+    return [SLIDING if (i + 1) % read_size(fields, name) else FULL for name, number in parts for i in range(number)]
+
+
+def sliding_or_dense_rotated(fields: dict[str, Any], layer_types: list[str]) -> list[bool]:
+    """Return whether each layer has a rotary embedding: those with a window, and dense ones whose pattern is 1."""
+    is_dense_rotated = fields["prefix_dense_sliding_window_pattern"] == 1
+    return [
+        layer_type == SLIDING or (is_dense_rotated and not exaone_layers(fields, i))
+        for i, layer_type in enumerate(layer_types)
+    ]
+
+
+def cohere2_mixture_factors(fields: dict[str, Any], layer_types: list[str]) -> list[dict[str, Any]]:
+    """Return the fields of ``LayerShape`` for each layer: the mean of experts and shared experts halves both. Raises
+    Unfusable."""
+    strategy = fields["shared_expert_combination_strategy"]
+    if strategy not in ("average", "sum"):
+        raise wrong_value("shared_expert_combination_strategy", strategy)
+    is_mean = strategy == "average" and bool(fields["n_shared_experts"])
+    return [{"mlp_scale": 0.5} if is_mean and exaone_layers(fields, i) else {} for i in range(len(layer_types))]
+
+
+def cohere2_mixture_variant(config: Mapping[str, Any]) -> DecoderFamily:
+    """Return the row for a config of Cohere's mixtures: with LayerNorms or RMS norms, and its kind of scores."""
+    family, mixture = COHERE2_MOE, COHERE2_MIXTURE
+    if config.get("rms_norm_eps") is not None:
+        family = replace(family, renamed={**family.renamed, "layer_norm_eps": ""}, are_norms_centered=False)
+    scores = config.get("expert_selection_fn", "softmax")
+    if scores == "sigmoid":
+        mixture = replace(mixture, is_sigmoid=True, normalized=None)
+    else:
+        family = replace(family, required={**family.required, "expert_selection_fn": "softmax"})
+    if config.get("prefix_dense_intermediate_size") is None:
+        width = config.get("intermediate_size", family.fields["moe_intermediate_size"])
+        renamed = {**family.renamed, "prefix_dense_intermediate_size": ""}
+        family = replace(family, fields={**family.fields, "intermediate_size": width}, renamed=renamed)
+    return replace(family, mixture=mixture)
+
+
+# Command A+
+COHERE2_MOE = replace(
+    COHERE2,
+    fields={
+        **{name: value for name, value in COHERE2.fields.items() if name != "use_qk_norm"},
+        "head_dim": 128,
+        "intermediate_size": None,
+        "moe_intermediate_size": 22528,
+        "num_experts": 8,
+        "num_experts_per_tok": 2,
+        "n_shared_experts": 0,
+        "shared_expert_combination_strategy": "average",
+        "expert_selection_fn": "softmax",
+        "norm_topk_prob": True,
+        "first_k_dense_replace": 0,
+        "prefix_dense_sliding_window_pattern": 1,
+        "mlp_layer_types": None,
+    },
+    renamed={
+        **COHERE2.renamed,
+        "intermediate_size": "moe_intermediate_size",
+        "prefix_dense_intermediate_size": "intermediate_size",
+        "num_shared_experts": "n_shared_experts",
+    },
+    required={},
+    tensors=TensorNames(mlp_norm="input_layernorm"),
+    layer_types=cohere2_mixture_layers,
+    rotated=sliding_or_dense_rotated,
+    layer_variations=cohere2_mixture_factors,
+    mixture=COHERE2_MIXTURE,
+    variant=cohere2_mixture_variant,
 )
 STARCODER2 = DecoderFamily(
     COMMON_FIELDS

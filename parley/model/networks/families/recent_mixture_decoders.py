@@ -98,6 +98,7 @@ LLAMA4 = DecoderFamily(
     layer_types=chunked_where_rotated,
     is_rope_interleaved=True,
     rotated=listed_rotated,
+    norms_only_rotated_heads=True,
     query_scaling=llama4_scaling,
     mixture=LLAMA4_MIXTURE,
 )

@@ -461,3 +461,63 @@ HUNYUAN = DecoderFamily(
     is_qk_norm_late=True,
     resolve_rope=resolve_alpha,
 )
+# Swiss AI's
+APERTUS = DecoderFamily(
+    COMMON_FIELDS
+    | {
+        "vocab_size": 131072,
+        "intermediate_size": 14336,
+        "hidden_act": "xielu",
+        "max_position_embeddings": 65536,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 12000000.0,
+        "rope_parameters": {
+            "rope_type": "llama3",
+            "rope_theta": 12000000.0,
+            "factor": 8.0,
+            "original_max_position_embeddings": 8192,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+        },
+        "attention_bias": False,
+    },
+    required={"hidden_act": "xielu"},
+    biases=ATTENTION_BIASES,
+    tensors=replace(
+        NORMED_HEADS,
+        gate_up=("mlp.up_proj",),
+        attention_norm="attention_layernorm",
+        mlp_norm="feedforward_layernorm",
+        activation_factors="mlp.act_fn",
+    ),
+    activation="xielu",
+    is_gated=False,
+)
+# Its norms have no weights.
+NANOCHAT = DecoderFamily(
+    COMMON_FIELDS
+    | {
+        "vocab_size": 50304,
+        "hidden_size": 768,
+        "intermediate_size": 8192,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 6,
+        "hidden_act": "relu2",
+        "final_logit_softcapping": 15.0,
+        "attention_bias": False,
+    },
+    biases=ATTENTION_BIASES,
+    tensors=TensorNames(
+        embedding_norm="",
+        norm="",
+        gate_up=("mlp.fc1",),
+        down="mlp.fc2",
+        attention_norm="",
+        mlp_norm="",
+        query_norm="",
+        key_norm="",
+    ),
+    is_qk_norm_late=True,
+    is_rope_reversed=True,
+    is_gated=False,
+)

@@ -11,11 +11,15 @@ from parley.model.networks.families.decoder_family import (
     COMMON_FIELDS,
     FULL,
     NORMED_HEADS,
+    SLIDING,
     DecoderFamily,
     TensorNames,
+    read_whole_rope,
 )
+from parley.model.networks.families.rms_norm_decoders import OLMO2
 from parley.model.networks.mixtures import LFM2_MIXTURE, QWEN2_MIXTURE, QWEN3_5_MIXTURE
-from parley.model.networks.state_layers import LFM2_STATES, QWEN3_5_STATES, QWEN3_NEXT_STATES
+from parley.model.networks.rope import RopeConfig, Unfusable
+from parley.model.networks.state_layers import LFM2_STATES, OLMO_STATES, QWEN3_5_STATES, QWEN3_NEXT_STATES
 
 
 def full_at_interval(fields: dict[str, Any], count: int) -> list[str]:
@@ -173,5 +177,113 @@ LFM2_MOE = DecoderFamily(
     activation="silu",
     layer_types=full_at_indices,
     mixture=LFM2_MIXTURE,
+    state=LFM2_STATES,
+)
+
+
+def every_fourth_full(fields: dict[str, Any], count: int) -> list[str]:
+    """Return the types of ``count`` layers: each fourth sees the whole context, or of fewer than four the last."""
+    return [FULL if i % 4 == 3 or i == count - 1 < 3 else OLMO_STATES.layer_type for i in range(count)]
+
+
+def rotated_with_base(fields: dict[str, Any], layer_types: list[str]) -> list[bool]:
+    """Return whether each layer has a rotary embedding: all, unless ``rope_parameters`` gives its base as null."""
+    parameters = fields["rope_parameters"] or {}
+    has_base = "rope_theta" not in parameters or parameters["rope_theta"] is not None
+    return [has_base] * len(layer_types)
+
+
+OLMO_HYBRID = replace(
+    OLMO2,
+    fields={
+        **OLMO2.fields,
+        "vocab_size": 100352,
+        "hidden_size": 3840,
+        "num_attention_heads": 30,
+        "max_position_embeddings": 65536,
+        "rms_norm_eps": 1e-6,
+        "layer_types": None,
+        "linear_num_key_heads": None,
+        "linear_num_value_heads": None,
+        "linear_key_head_dim": None,
+        "linear_value_head_dim": None,
+        "linear_conv_kernel_dim": 4,
+        "linear_allow_neg_eigval": True,
+    },
+    tensors=replace(
+        OLMO2.tensors,
+        published={
+            "attention_layer_norm": "input_layernorm",
+            "feedforward_layer_norm": "post_attention_layernorm",
+        },
+    ),
+    layer_types=every_fourth_full,
+    rotated=rotated_with_base,
+    state=OLMO_STATES,
+)
+LFM3_ROPES = {
+    FULL: {"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 0.5},
+    SLIDING: {"rope_type": "default", "rope_theta": 1e4},
+}
+
+
+def lfm3_layers(fields: dict[str, Any], count: int) -> list[str]:
+    """Return the types of ``count`` layers: convolutions in turn with attention, which has a window each second time,
+    except the first."""
+    others = {2: FULL, 0: SLIDING}
+    return [others.get(i % 4, LFM2_STATES.layer_type) if i else LFM2_STATES.layer_type for i in range(count)]
+
+
+def lfm3_ropes(fields: dict[str, Any]) -> dict[str, RopeConfig]:
+    """Return the rotary embeddings of LFM3's layers by their type. Raises Unfusable."""
+    parameters = fields["rope_parameters"] or LFM3_ROPES
+    if not all(isinstance(parameters.get(name), dict) for name in LFM3_ROPES):
+        raise Unfusable("its config does not give a rotary embedding for each type of its layers")
+    return {name: read_whole_rope(parameters[name], fields["head_dim"]) for name in LFM3_ROPES}
+
+
+def lfm3_variant(config: Mapping[str, Any]) -> DecoderFamily:
+    """Return the row for a config of LFM3: norms after attention and MLP, and gates of heads, are options."""
+    family, tensors = LFM3, LFM3.tensors
+    if not config.get("use_sandwich_norm", True):
+        tensors = replace(tensors, attention_after_norm=None, mlp_after_norm=None)
+    if not config.get("use_attention_gate", True):
+        tensors = replace(tensors, qkv=LFM2_TENSORS.qkv)
+        family = replace(family, has_output_gate=False, has_head_gates=False)
+    return replace(family, tensors=tensors)
+
+
+LFM3 = DecoderFamily(
+    LFM2_FIELDS
+    | {
+        "vocab_size": 128000,
+        "hidden_size": 2048,
+        "intermediate_size": 7680,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 4,
+        "head_dim": 128,
+        "conv_L_cache": 7,
+        "sliding_window": 256,
+        "attention_bias": False,
+    },
+    renamed={"norm_eps": "rms_norm_eps"},
+    biases=ATTENTION_BIASES,
+    tensors=replace(
+        LFM2_TENSORS,
+        qkv=("self_attn.q_proj", "self_attn.g_proj", "self_attn.k_proj", "self_attn.v_proj"),
+        output="self_attn.o_proj",
+        attention_after_norm="post_operator_norm",
+        mlp_after_norm="post_ffn_norm",
+        query_norm="self_attn.q_norm",
+        key_norm="self_attn.k_norm",
+        published={"self_attn.gate_proj": "self_attn.g_proj"},
+    ),
+    activation="silu",
+    layer_types=lfm3_layers,
+    ropes=lfm3_ropes,
+    has_output_gate=True,
+    has_head_gates=True,
+    variant=lfm3_variant,
     state=LFM2_STATES,
 )

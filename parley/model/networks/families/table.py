@@ -9,6 +9,7 @@ from parley.model.networks.families.gemma_decoders import (
     GEMMA3,
     GEMMA4_TEXT,
     GEMMA4_UNIFIED,
+    MUSE_GLIMMER,
     VAULT_GEMMA,
 )
 from parley.model.networks.families.gpt_decoders import BLOOM, GPT2, GPT_BIGCODE, GPT_NEO, MPT, OPT, XGLM
@@ -17,12 +18,14 @@ from parley.model.networks.families.latent_decoders import (
     DEEPSEEK_V3,
     GLM4_MOE_LITE,
     MINICPM3,
+    MISTRAL4,
     YOUTU,
 )
 from parley.model.networks.families.layer_norm_decoders import (
     CODEGEN,
     COHERE,
     COHERE2,
+    COHERE2_MOE,
     FALCON,
     GPT_J,
     GPT_NEOX,
@@ -65,6 +68,7 @@ from parley.model.networks.families.recent_mixture_decoders import (
     SOLAR_OPEN,
 )
 from parley.model.networks.families.rms_norm_decoders import (
+    APERTUS,
     ARCEE,
     CWM,
     ERNIE,
@@ -84,6 +88,7 @@ from parley.model.networks.families.rms_norm_decoders import (
     MINISTRAL,
     MINISTRAL3,
     MISTRAL,
+    NANOCHAT,
     OLMO2,
     OLMO3,
     PHI3,
@@ -95,7 +100,15 @@ from parley.model.networks.families.rms_norm_decoders import (
     SEED_OSS,
     SMOLLM3,
 )
-from parley.model.networks.families.state_decoders import LFM2, LFM2_MOE, QWEN3_5, QWEN3_5_MOE, QWEN3_NEXT
+from parley.model.networks.families.state_decoders import (
+    LFM2,
+    LFM2_MOE,
+    LFM3,
+    OLMO_HYBRID,
+    QWEN3_5,
+    QWEN3_5_MOE,
+    QWEN3_NEXT,
+)
 
 FAMILIES: dict[str, DecoderFamily] = {
     "llama": LLAMA,
@@ -125,12 +138,14 @@ FAMILIES: dict[str, DecoderFamily] = {
     "gemma3_text": GEMMA3,
     "gemma4_text": GEMMA4_TEXT,
     "gemma4_unified_text": GEMMA4_UNIFIED,
+    "muse_glimmer_text": MUSE_GLIMMER,
     "granite": GRANITE,
     "olmo2": OLMO2,
     "olmo3": OLMO3,
     "smollm3": SMOLLM3,
     "cohere": COHERE,
     "cohere2": COHERE2,
+    "cohere2_moe": COHERE2_MOE,
     "glm": GLM,
     "glm4": GLM4,
     "glm4v_text": GLM4_V,
@@ -151,12 +166,15 @@ FAMILIES: dict[str, DecoderFamily] = {
     "kimi_k2": DEEPSEEK_V3,
     "glm4_moe_lite": GLM4_MOE_LITE,
     "minicpm3": MINICPM3,
+    "mistral4": MISTRAL4,
     "youtu": YOUTU,
     "qwen3_next": QWEN3_NEXT,
     "qwen3_5_text": QWEN3_5,
     "qwen3_5_moe_text": QWEN3_5_MOE,
     "lfm2": LFM2,
     "lfm2_moe": LFM2_MOE,
+    "lfm3": LFM3,
+    "olmo_hybrid": OLMO_HYBRID,
     "granitemoehybrid": GRANITE_HYBRID,
     "bamba": BAMBA,
     "falcon_h1": FALCON_H1,
@@ -197,5 +215,7 @@ FAMILIES: dict[str, DecoderFamily] = {
     "hunyuan_v1_moe": HUNYUAN_MOE,
     "hy_v3": HY3,
     "afmoe": AFMOE,
+    "apertus": APERTUS,
+    "nanochat": NANOCHAT,
 }
 FUSABLE_TYPES = frozenset(FAMILIES)
