@@ -106,6 +106,9 @@ _FAMILIES: dict[str, _FamilyRow] = {
     "glm46v": _GLM_V,
     "glm4v_moe": _GLM_V,
     "glm_ocr": _GLM_V,
+    "paddleocr_vl": _FamilyRow(
+        {"image": _IMAGE._replace(edges=("<|IMAGE_START|>", "<|IMAGE_END|>"))}, has_rope_grids=True
+    ),
     "exaone4_5": _QWEN_VL._replace(has_rope_grids=False),
     "video_llama_3": _FamilyRow({"image": _IMAGE, "video": _VIDEO}),
 }

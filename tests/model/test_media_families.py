@@ -34,7 +34,7 @@ NEW_TOKENS = 8
 PICTURE_FAMILIES = [
     "llava", "llava_next", "llava_onevision", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5",
     "idefics3", "smolvlm", "internvl", "mistral3", "gemma3", "qwen2_5_omni_thinker", "qwen3_omni_moe_thinker", "glm4v",
-    "glm46v", "glm4v_moe", "glm_ocr", "exaone4_5", "video_llama_3",
+    "glm46v", "glm4v_moe", "glm_ocr", "exaone4_5", "video_llama_3", "paddleocr_vl",
 ]  # fmt: skip
 VIDEO_FAMILIES = [
     "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5", "smolvlm", "internvl", "llava_onevision", "qwen2_5_omni_thinker",

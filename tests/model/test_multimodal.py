@@ -80,9 +80,9 @@ def test_alternative_tensor_names_give_the_same_tokens(tmp_path, family: str):
     check_against_transformers(tmp_path, multimodal_folder(family), fused=True)
 
 
-@pytest.mark.parametrize("family", ["qwen2_vl", "qwen2_5_vl"])
+@pytest.mark.parametrize("family", ["qwen2_vl", "qwen2_5_vl", "paddleocr_vl"])
 def test_config_without_text_config_gives_the_same_tokens(tmp_path, family: str):
-    """As Qwen published it: the language model's fields at the top, and the rotary embedding under its old name."""
+    """As Qwen and Baidu publish it: the language model's fields at the top, and the rotary embedding's old name."""
     config = json.loads((multimodal_folder(family) / "config.json").read_text())
     text = config.pop("text_config")
     rope = text.pop("rope_parameters")

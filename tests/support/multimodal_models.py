@@ -234,6 +234,14 @@ def _glm_v(tokenizer: Any, *, name: str) -> Any:
     )
 
 
+def _paddle_ocr(tokenizer: Any) -> Any:
+    from transformers import PaddleOCRVLImageProcessor, PaddleOCRVLProcessor
+
+    cell = 28**2
+    sizes = {"min_pixels": cell, "max_pixels": cell * 64, "patch_size": 14}
+    return PaddleOCRVLProcessor(PaddleOCRVLImageProcessor(**sizes), tokenizer)
+
+
 def _exaone4_5(tokenizer: Any) -> Any:
     import transformers
 
@@ -565,6 +573,15 @@ FAMILIES |= {
         GLM_PARTS,
         functools.partial(_glm_v, name="Glm46V"),
         GLM_IDS,
+    ),
+    "paddleocr_vl": Family(
+        {
+            "text_config": TEXT | MROPE | {"head_dim": 16},
+            "vision_config": VISION | {"image_size": 56, "patch_size": 14},
+        },
+        {"image_token": "<|IMAGE_PLACEHOLDER|>", "image_bos": "<|IMAGE_START|>", "image_eos": "<|IMAGE_END|>"},
+        {"image": "<|IMAGE_START|><|IMAGE_PLACEHOLDER|><|IMAGE_END|>"},
+        _paddle_ocr,
     ),
     "exaone4_5": Family(
         {

@@ -17,7 +17,7 @@ OTHER_MARKS = {
     (family, "video"): MediaMarks("<|video|>", "<|image|>", "<|begin_of_video|>", "<|end_of_video|>")
     for family in ("glm4v", "glm46v", "glm4v_moe", "glm_ocr")
 }
-OPENING_MARKS = ("<|vision_", "<|begin_of_", "<|audio_start|>", "[BEGIN_AUDIO]")
+OPENING_MARKS = ("<|vision_", "<|begin_of_", "<|audio_start|>", "[BEGIN_AUDIO]", "<|IMAGE_START|>")
 
 
 def read_config(family: str) -> dict:

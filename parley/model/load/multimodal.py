@@ -13,7 +13,11 @@ from parley.model.checkpoint.files import Checkpoint
 from parley.model.networks.config import FUSABLE_TYPES
 
 # Published files of these types have no text_config: the language model's fields are at the top.
-FLAT_CONFIG_TYPES = {"qwen2_vl": "qwen2_vl_text", "qwen2_5_vl": "qwen2_5_vl_text"}
+FLAT_CONFIG_TYPES = {
+    "qwen2_vl": "qwen2_vl_text",
+    "qwen2_5_vl": "qwen2_5_vl_text",
+    "paddleocr_vl": "paddleocr_vl_text",
+}
 # Fields that only the whole model's config has, though they are about its language model.
 SHARED_FIELDS = ("architectures", "dtype", "torch_dtype", "quantization_config", "quantization")
 EMBEDDING_SUFFIX = "embed_tokens.weight"

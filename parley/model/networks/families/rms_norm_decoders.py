@@ -398,6 +398,7 @@ GRANITE_SWA = replace(
     rotated=rotated_by_base,
     resolve_rope=common_base,
 )
+PADDLE_OCR = replace(ERNIE, is_rope_interleaved=False, mrope=(False, (16, 24, 24)))
 HELIUM = DecoderFamily(
     COMMON_FIELDS
     | {
