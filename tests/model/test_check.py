@@ -152,7 +152,7 @@ def test_check_refuses_layers_that_cannot_use_kv_pages(kind, fields, tmp_path, m
 
 def test_check_refuses_an_adapter_that_does_not_fit_a_model_of_transformers(tmp_path):
     adapter = write_adapter(tmp_path / "adapter", tiny_models.model_folder("llama"), 1)
-    model = str(tiny_models.model_folder("bitnet"))
+    model = str(tiny_models.model_folder("aria_text"))
     with pytest.raises(LoadError, match="which is not a linear layer that adapters may change here"):
         check_model(Settings(model=model, adapters={"one": str(adapter)}))
 

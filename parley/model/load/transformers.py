@@ -215,6 +215,11 @@ class TransformersNetwork:
             output = self.model(input_ids=token, position_ids=token, use_cache=False)
         if self._body is self.model or not self._body_ran:
             raise LoadError("The model has no part that returns hidden states, so it cannot run over pages.")
+        if not self.layers and getattr(self.model, "_is_stateful", False):
+            raise LoadError(
+                f"A {self.model.config.model_type} model keeps a state of each sequence in place of keys and values, "
+                "which is not supported."
+            )
         if not self.layers:
             raise LoadError("The model's attention cannot be replaced, so it cannot run over pages.")
         result: int = output.logits.shape[-1]

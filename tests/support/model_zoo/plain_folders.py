@@ -60,6 +60,7 @@ THROUGH_TRANSFORMERS: dict[str, tuple[str, dict[str, Any]]] = {
     "ctrl": ("ctrl", GPT_SIZES | {"dff": 96}),
     "biogpt": ("biogpt", {}),
     "bert as a decoder": ("bert", {"is_decoder": True, "max_position_embeddings": 256}),
+    "bert-generation": ("bert-generation", {"is_decoder": True}),
     "phi4_multimodal": ("phi4_multimodal", {
         "rope_parameters": DEFAULT_ROPE,
         "vision_config": SMALL_ENCODER | {"image_size": 28, "patch_size": 14, "crop_size": 28},
@@ -92,6 +93,13 @@ THROUGH_TRANSFORMERS: dict[str, tuple[str, dict[str, Any]]] = {
                  "rotary_dim": 8}),
     "beam": ("beam", WINDOW | EXPERTS | {"n_group": 2, "topk_group": 1}),
 }  # fmt: skip
+# What Transformers' code does is found out when it runs
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "rwkv": ({}, "keeps a state of each sequence in place of keys and values"),
+    "xlstm": ({}, "keeps a state of each sequence in place of keys and values"),
+    "diffllama": ({}, "attends twice, which is not supported"),
+    "openai-gpt": ({}, "attention cannot be replaced"),
+}
 
 
 def plain_folders() -> list[ZooFolder]:
@@ -105,6 +113,9 @@ def plain_folders() -> list[ZooFolder]:
     ]
     for name, shape in THROUGH_TRANSFORMERS.items():
         folders.append(plain_folder(name, *shape, fused=False))
+    folders += [
+        plain_folder(f"refused: {kind}", kind, fields, refusal=refusal) for kind, (fields, refusal) in REFUSED.items()
+    ]
     return folders
 
 
