@@ -325,6 +325,9 @@ PREEMPTED_BY_NIGHT = [
     ("mamba", False, "tiny int8"),
     ("falcon_mamba", False, "tiny"),
     ("jamba", True, "tiny"),
+    ("lfm3", False, "tiny"),
+    ("olmo_hybrid", True, "tiny int8"),
+    ("mistral4", False, "tiny"),
 ]
 
 

@@ -71,6 +71,18 @@ def test_kimi_k2_loads_as_deepseek_v3(tmp_path):
     assert configs[0] == configs[1]
 
 
+def test_norms_after_dense_layers_of_axk1_are_left_out(tmp_path):
+    """Published files have them, but only mixtures are normed."""
+    source, folder = tiny_models.model_folder("axk1"), tmp_path / "axk1"
+    shutil.copytree(source, folder)
+    tensors = load_file(source / "model.safetensors")
+    assert "model.layers.1.post_mlp_layernorm.weight" in tensors
+    tensors["model.layers.0.post_mlp_layernorm.weight"] = torch.full((64,), 9.0)
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    assert load_test_runner(folder, dtype="float32")[1].fused
+    assert torch.equal(long_logprobs(folder, "float32"), long_logprobs(source, "float32"))
+
+
 @pytest.mark.parametrize(("kv_dtype", "size"), [("auto", 2 * (32 + 16)), ("int8", 32 + 16 + 4)])
 def test_pages_hold_one_latent_for_each_token(kv_dtype, size):
     runner, info = load_test_runner(

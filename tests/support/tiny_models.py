@@ -161,6 +161,12 @@ LATENT_DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
         LATENTS | {"moe_intermediate_size": 48, "n_routed_experts": 6, "num_experts_per_tok": 2},
     ),
     "minicpm3": ("minicpm3", LATENTS | {"v_head_dim": None, "dim_model_base": 32, "scale_depth": 1.2}),
+    "axk1": (
+        "axk1",
+        LATENTS
+        | {"moe_intermediate_size": 48, "n_routed_experts": 16, "num_experts_per_tok": 3, "n_group": 4, "topk_group": 2}
+        | {"num_hidden_layers": 3, "n_shared_experts": 2},
+    ),
     "mistral4": (
         "mistral4",
         LATENTS

@@ -273,13 +273,18 @@ class DecoderWeights:
         return f"{self.config.tensors.layer}{layer}.{name}"
 
     def unread_keys(self) -> tuple[str, ...]:
-        """Return how the names of tensors begin that make keys and values of layers which read those of others.
+        """Return how the names of tensors begin that make keys and values of layers which read those of others, and of
+        norms after the MLPs of layers without a mixture where only mixtures have them.
 
         Published files have some, though no code reads them.
         """
         names = *self.config.tensors.qkv[1:], self.config.tensors.key_norm
         readers = [i for i, shape in enumerate(self.config.layers) if shape.kv_layer is not None]
-        return tuple(self.layer_name(layer, f"{name}.") for layer in readers for name in names if name)
+        unread = [self.layer_name(layer, f"{name}.") for layer in readers for name in names if name]
+        if norm := self.config.tensors.mixture_after_norm:
+            dense = [i for i, shape in enumerate(self.config.layers) if shape.routing is None]
+            unread += [self.layer_name(layer, f"{norm}.") for layer in dense]
+        return tuple(unread)
 
     def linear_sites(self) -> dict[str, LinearSite]:
         """Return where each linear layer of the checkpoint is computed."""
@@ -318,6 +323,8 @@ class DecoderWeights:
         names = {field: getattr(config.tensors, field) for field in widths}
         if not shape.has_attention:
             names |= self.states.norm_names
+        if shape.routing is not None and config.tensors.mixture_after_norm:
+            names["mlp_after_norm"] = config.tensors.mixture_after_norm
         if config.norms_only_rotated_heads and config.layers[layer].rope is None:
             names |= {"query_norm": None, "key_norm": None}
         return {

@@ -362,6 +362,7 @@ EXAONE_MIXTURE = replace(
     layouts=(replace(DEEPSEEK_NAMES, choice_bias="mlp.e_score_correction_bias"), *_both_layouts(DEEPSEEK_NAMES)),
     has_mixture=exaone_layers,
 )
+AXK1_MIXTURE = replace(GLM4_MIXTURE, has_mixture=exaone_layers)
 SHARED_MLP: dict[str, Any] = {
     "shared_gate_up": ("mlp.shared_mlp.gate_proj", "mlp.shared_mlp.up_proj"),
     "shared_down": "mlp.shared_mlp.down_proj",

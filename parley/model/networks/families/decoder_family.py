@@ -28,6 +28,8 @@ class TensorNames:
     ``embedding_norm``: the norm of the sum.
     ``query_up`` and ``latent_up`` are the linear layers that make queries, and keys and values, of their latents in
     models with multi-head latent attention.
+    ``mixture_after_norm`` is ``mlp_after_norm`` of layers with a mixture; files may have those of others, which nothing
+    reads.
     ``published`` are names of modules in published files, to those here, which Transformers gives them.
     ``activation_factors`` is the module whose tensors make the factors of an activation xielu.
     ``layer_inputs`` are the embeddings of tokens for single layers, beside those that ``input_projection`` makes of
@@ -49,6 +51,7 @@ class TensorNames:
     attention_after_norm: str | None = None
     mlp_norm: str | None = "post_attention_layernorm"
     mlp_after_norm: str | None = None
+    mixture_after_norm: str | None = None
     query_norm: str | None = None
     key_norm: str | None = None
     sinks: str | None = None

@@ -8,7 +8,13 @@ from typing import Any
 
 from parley.model.networks.families.decoder_family import COMMON_FIELDS, DecoderFamily, TensorNames
 from parley.model.networks.families.rms_norm_decoders import ministral3_scaling
-from parley.model.networks.mixtures import DEEPSEEK_V2_MIXTURE, GLM4_LITE_MIXTURE, GLM4_MIXTURE, MISTRAL4_MIXTURE
+from parley.model.networks.mixtures import (
+    AXK1_MIXTURE,
+    DEEPSEEK_V2_MIXTURE,
+    GLM4_LITE_MIXTURE,
+    GLM4_MIXTURE,
+    MISTRAL4_MIXTURE,
+)
 
 LATENT_TENSORS = TensorNames(
     qkv=("self_attn.q_a_proj", "self_attn.kv_a_proj_with_mqa"),
@@ -114,6 +120,24 @@ GLM4_MOE_LITE = replace(
         "mlp_layer_types": None,
     },
     mixture=GLM4_LITE_MIXTURE,
+)
+AXK1 = replace(
+    DEEPSEEK_V3,
+    fields={
+        **DEEPSEEK_V3.fields,
+        "vocab_size": 163840,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 64,
+        "max_position_embeddings": 32768,
+        "num_experts": 192,
+        "first_k_dense_replace": 1,
+        "moe_layer_freq": 1,
+        "mlp_layer_types": None,
+        "num_nextn_predict_layers": 0,
+    },
+    required={"attention_bias": False, "moe_layer_freq": 1},
+    tensors=replace(LATENT_TENSORS, mixture_after_norm="post_mlp_layernorm"),
+    mixture=AXK1_MIXTURE,
 )
 MISTRAL4 = DecoderFamily(
     LATENT_FIELDS

@@ -14,6 +14,7 @@ from parley.model.networks.families.gemma_decoders import (
 )
 from parley.model.networks.families.gpt_decoders import BLOOM, GPT2, GPT_BIGCODE, GPT_NEO, MPT, OPT, XGLM
 from parley.model.networks.families.latent_decoders import (
+    AXK1,
     DEEPSEEK_V2,
     DEEPSEEK_V3,
     GLM4_MOE_LITE,
@@ -169,6 +170,7 @@ FAMILIES: dict[str, DecoderFamily] = {
     "glm4_moe_lite": GLM4_MOE_LITE,
     "minicpm3": MINICPM3,
     "mistral4": MISTRAL4,
+    "axk1": AXK1,
     "youtu": YOUTU,
     "qwen3_next": QWEN3_NEXT,
     "qwen3_5_text": QWEN3_5,
