@@ -15,11 +15,14 @@ from safetensors.torch import load_file, save_file
 from support import tiny_models
 from support.lora_adapters import write_adapter
 from support.run_model import load_test_runner, long_logprobs
+from transformers import AutoConfig, Mistral3Config, Mistral3ForConditionalGeneration
 
 from parley.core.sequence import BLOCK_SIZE
 from parley.model.checkpoint.files import LoadError
 from parley.model.load.check import check_model
 from parley.model.networks.config import Unfusable, read_decoder_config
+from parley.model.networks.network import PackedBatch
+from parley.model.networks.paged_kv import PagedKV
 from parley.types import Settings
 
 FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128], "fmt": "e4m3"}
@@ -81,6 +84,27 @@ def test_norms_after_dense_layers_of_axk1_are_left_out(tmp_path):
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
     assert load_test_runner(folder, dtype="float32")[1].fused
     assert torch.equal(long_logprobs(folder, "float32"), long_logprobs(source, "float32"))
+
+
+def test_mistral4_in_a_multimodal_folder_has_the_logits_of_transformers(tmp_path):
+    """It is published in such folders only."""
+    text = AutoConfig.for_model("mistral4", **tiny_models.LATENT_DECODERS["mistral4"][1]).to_dict()
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2}
+    vision = {"model_type": "pixtral", "head_dim": 16, "image_size": 56, "patch_size": 14, **sizes}
+    config = Mistral3Config(text_config=text, vision_config=vision, image_token_index=5)
+    tiny_models.write_random_model(tmp_path, Mistral3ForConditionalGeneration(config), seed=0, dtype="float32")
+    tiny_models.write_tokenizer(tmp_path)
+    model = Mistral3ForConditionalGeneration.from_pretrained(tmp_path, dtype=torch.float32, attn_implementation="eager")
+    runner, info = load_test_runner(tmp_path, dtype="float32")
+    assert info.fused and info.media_kinds == {"image"}
+    ids = list(range(7, 97))
+    pages = PagedKV(runner.network.layers, 6, torch.float32)
+    pages.clear_pages(list(range(6)))
+    batch = PackedBatch.pack_parts([(ids, 0, list(range(6)))], torch.device("cpu"))
+    with torch.inference_mode():
+        expected = model.eval()(input_ids=torch.tensor([ids])).logits[0]
+        actual = runner.network.compute_logits(runner.network.compute_hidden(batch, pages))
+    assert (actual - expected).norm() < 1e-5 * expected.norm()
 
 
 @pytest.mark.parametrize(("kv_dtype", "size"), [("auto", 2 * (32 + 16)), ("int8", 32 + 16 + 4)])
