@@ -119,6 +119,7 @@ class LayerShape:
     kv_layer: int | None = None  # the layer whose keys and values this one reads; None: it has its own
     has_normed_values: bool = False  # each head's value gets an RMS norm without weights
     has_keys_as_values: bool = False  # values are the keys as they are before their norm
+    sees_later_media: bool = True  # tokens of pictures that may see later ones of the same picture do so here
 
     # The MLP
     # One of ACTIVATIONS. clamped_swiglu (GPT-OSS) limits the gate g to at most SWIGLU_LIMIT and up to at most that in

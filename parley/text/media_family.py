@@ -31,18 +31,25 @@ class _KindMarks(NamedTuple):
     """The fields of config.json with the placeholder's id, newest first, and the prompt's mark if it is another.
 
     ``edges``: the special tokens around an item, if the processor's replacement does not have them.
+    ``encoder_config``: the field with the encoder's config, in types whose models do not all have that encoder.
     """
 
     id_fields: tuple[str, ...]
     prompt_mark: str | None = None
     edges: tuple[str, str] = ("", "")
+    encoder_config: str | None = None
 
 
 class _FamilyRow(NamedTuple):
-    """All but ``kinds`` as in ``MediaFamily``."""
+    """All but ``kinds`` and ``states_direction`` as in ``MediaFamily``.
+
+    ``states_direction``: the ``text_config`` may say by ``use_bidirectional_attention`` what ``sees_both_ways`` is.
+    """
 
     kinds: dict[MediaKind, _KindMarks]
     sees_both_ways: bool = False
+    states_direction: bool = False
+    needs_fused: bool = False
     has_rope_grids: bool = False
     fewest_embeddings: int = 1
     text_follows_time: bool = False
@@ -79,6 +86,15 @@ _GLM_V = _FamilyRow(
     },
     has_rope_grids=True,
 )
+_GEMMA4 = _FamilyRow(
+    {
+        "image": _IMAGE._replace(encoder_config="vision_config"),
+        "video": _VIDEO._replace(encoder_config="vision_config"),
+        "audio": _AUDIO._replace(encoder_config="audio_config"),
+    },
+    states_direction=True,
+    needs_fused=True,
+)
 
 _FAMILIES: dict[str, _FamilyRow] = {
     "llava": _FamilyRow({"image": _IMAGE}),
@@ -95,6 +111,8 @@ _FAMILIES: dict[str, _FamilyRow] = {
     "internvl": _FamilyRow({"image": _IMAGE, "video": _VIDEO_OF_IMAGES}),
     "mistral3": _FamilyRow({"image": _IMAGE}, fewest_embeddings=2),  # the encoder's code squeezes a single one away
     "gemma3": _FamilyRow({"image": _KindMarks(_IMAGE.id_fields, "<start_of_image>")}, sees_both_ways=True),
+    "gemma4": _GEMMA4,
+    "gemma4_unified": _GEMMA4._replace(sees_both_ways=True),
     "qwen2_audio": _FamilyRow({"audio": _AUDIO}),
     "qwen3_asr": _FamilyRow({"audio": _AUDIO}),
     "qwen2_5_omni_thinker": _QWEN2_5_OMNI,
@@ -118,9 +136,10 @@ _FAMILIES: dict[str, _FamilyRow] = {
 class MediaFamily:
     """A multimodal model's kinds of media. ``placeholder_ids``: for each kind, the token that embeddings replace.
 
-    ``sees_both_ways``: the tokens of an item attend to later ones of the same item. ``has_rope_grids``: positions have
-    three axes (M-RoPE), so each run of embeddings needs its grid. ``fewest_embeddings``: of an item that the encoder
-    accepts. ``text_follows_time`` as in ``EmbeddingRun``.
+    ``sees_both_ways``: the tokens of a picture, or of a video's frame, attend to later ones of the same; sound never
+    does. ``has_rope_grids``: positions have three axes (M-RoPE), so each run of embeddings needs its grid.
+    ``fewest_embeddings``: of an item that the encoder accepts. ``text_follows_time`` as in ``EmbeddingRun``.
+    ``needs_fused``: a decoder in Transformers' code cannot read the media over pages.
     """
 
     model_type: str
@@ -131,6 +150,7 @@ class MediaFamily:
     has_rope_grids: bool
     fewest_embeddings: int
     text_follows_time: bool
+    needs_fused: bool
 
     @property
     def kinds(self) -> frozenset[MediaKind]:
@@ -153,7 +173,11 @@ def read_media_family(config: Mapping[str, Any]) -> MediaFamily | None:
     row = _FAMILIES.get(str(config.get("model_type")))
     if row is None:
         return None
-    read_ids = {kind: _read_id(config, marks.id_fields) for kind, marks in row.kinds.items()}
+    read_ids = {
+        kind: _read_id(config, marks.id_fields)
+        for kind, marks in row.kinds.items()
+        if marks.encoder_config is None or config.get(marks.encoder_config) is not None
+    }
     placeholder_ids = {kind: token_id for kind, token_id in read_ids.items() if token_id is not None}
     if not placeholder_ids:
         return None
@@ -163,10 +187,11 @@ def read_media_family(config: Mapping[str, Any]) -> MediaFamily | None:
         placeholder_ids,
         prompt_marks,
         {kind: marks.edges for kind, marks in row.kinds.items()},
-        row.sees_both_ways,
+        _sees_both_ways(config, row),
         row.has_rope_grids,
         row.fewest_embeddings,
         row.text_follows_time,
+        row.needs_fused,
     )
 
 
@@ -179,6 +204,13 @@ def writer_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     if not isinstance(thinker, dict):
         return config
     return {name: config[name] for name in WHOLE_MODEL_FIELDS if name in config} | thinker
+
+
+def _sees_both_ways(config: Mapping[str, Any], row: _FamilyRow) -> bool:
+    text_config = config.get("text_config")
+    if row.states_direction and isinstance(text_config, dict) and "use_bidirectional_attention" in text_config:
+        return bool(text_config["use_bidirectional_attention"] == "vision")
+    return row.sees_both_ways
 
 
 def _read_id(config: Mapping[str, Any], fields: tuple[str, ...]) -> int | None:

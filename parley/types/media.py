@@ -115,8 +115,8 @@ class ProcessedMedia(msgspec.Struct, frozen=True):
     ``digest``: SHA-256 of everything that decides the embeddings. ``replacement``: the text that stands for the item in
     the prompt, instead of the template's placeholder. ``placeholder``: the mark in it that each embedding replaces.
     ``grids`` and ``frame_steps``: one for each run of placeholders in the replacement, empty for models without M-RoPE.
-    ``text_follows_time``: as in ``EmbeddingRun``. ``sees_both_ways``: its tokens attend to later ones of the same
-    item. ``seconds``: the length of a clip or video.
+    ``text_follows_time``: as in ``EmbeddingRun``. ``sees_both_ways``: its tokens attend to later ones of the same run
+    of embeddings. ``seconds``: the length of a clip or video.
     """
 
     kind: MediaKind

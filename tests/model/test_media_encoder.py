@@ -57,7 +57,8 @@ def shared_encoder(family: str, dtype: torch.dtype = torch.float32) -> Transform
 
 @cache
 def reference_model(family: str) -> Any:
-    return load_whole_model(multimodal_folder(family), attention="sdpa")
+    attention = {"audio_config": "eager", "vision_config": "sdpa", "": "sdpa"} if family == "gemma4" else "sdpa"
+    return load_whole_model(multimodal_folder(family), attention=attention)
 
 
 @cache
@@ -114,6 +115,17 @@ def test_embeddings_equal_those_of_transformers(family: str, kind: MediaKind):
     assert encoded.nbytes == 4 * 64 * len(encoded.rows) * (1 + len(encoded.deepstack))
 
 
+@pytest.mark.parametrize("family", ["gemma4", "gemma4_31b"])
+def test_a_model_whose_media_need_the_fused_decoder_reads_text_only_without_it(family: str):
+    runner, info = load_test_runner(multimodal_folder(family), dtype="float32", lowering=False)
+    assert not info.fused
+    assert info.media_kinds == frozenset() and runner.media_encoder is None
+    checked, fused = (
+        check_model(Settings(model=str(multimodal_folder(family)), lowering=each)) for each in (False, True)
+    )
+    assert fused.memory_bytes > checked.memory_bytes
+
+
 @pytest.mark.parametrize("family", ["gemma3", "qwen3_vl_moe", "qwen2_vl"])
 def test_a_model_that_runs_through_transformers_uses_its_own_encoders(family: str):
     runner, info = load_test_runner(multimodal_folder(family), dtype="float32", lowering=False)
@@ -123,7 +135,7 @@ def test_a_model_that_runs_through_transformers_uses_its_own_encoders(family: st
     assert are_equal(encode_processed(runner.media_encoder, item, "image"), item.expected)
 
 
-@pytest.mark.parametrize("family", ["qwen2_5_vl", "gemma3", "qwen3_asr"])
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "gemma3", "qwen3_asr", "gemma4"])
 def test_bfloat16_gives_the_same_bits_at_each_call_and_for_any_number_of_threads(family: str):
     kind = next(iter(FAMILIES[family].parts))
     item = process_item(family, kind)
@@ -142,7 +154,7 @@ def test_bfloat16_gives_the_same_bits_at_each_call_and_for_any_number_of_threads
     assert error < 0.05
 
 
-@pytest.mark.parametrize("family", ["qwen2_5_vl", "gemma3", "smolvlm", "qwen3_asr"])
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "gemma3", "smolvlm", "qwen3_asr", "gemma4"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_large_items_are_computed_in_slices(monkeypatch, family: str, dtype: torch.dtype):
     """Of linear layers and of attention, with masks and without."""
@@ -163,7 +175,8 @@ def test_calls_back_before_each_block(family: str):
     kind = next(iter(FAMILIES[family].parts))
     shape = FAMILIES[family].config
     config = shape.get("vision_config", shape.get("audio_config"))
-    blocks = next(config[name] for name in ("num_hidden_layers", "depth", "encoder_layers") if name in config)
+    names = ("num_hidden_layers", "depth", "encoder_layers")
+    blocks = next((config[name] for name in names if name in config), 0)
     calls = []
     encoder = shared_encoder(family)
     encode_processed(encoder, process_item(family, kind), kind)  # loads the model, which calls back as well

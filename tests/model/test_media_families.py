@@ -34,19 +34,22 @@ NEW_TOKENS = 8
 PICTURE_FAMILIES = [
     "llava", "llava_next", "llava_onevision", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5",
     "idefics3", "smolvlm", "internvl", "mistral3", "gemma3", "qwen2_5_omni_thinker", "qwen3_omni_moe_thinker", "glm4v",
-    "glm46v", "glm4v_moe", "glm_ocr", "exaone4_5", "video_llama_3", "paddleocr_vl",
+    "glm46v", "glm4v_moe", "glm_ocr", "exaone4_5", "video_llama_3", "paddleocr_vl", "gemma4", "gemma4_31b",
+    "gemma4_unified",
 ]  # fmt: skip
 VIDEO_FAMILIES = [
     "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5", "smolvlm", "internvl", "llava_onevision", "qwen2_5_omni_thinker",
-    "qwen3_omni_moe_thinker", "glm4v", "glm46v", "glm4v_moe", "glm_ocr", "exaone4_5", "video_llama_3",
+    "qwen3_omni_moe_thinker", "glm4v", "glm46v", "glm4v_moe", "glm_ocr", "exaone4_5", "video_llama_3", "gemma4",
+    "gemma4_31b", "gemma4_unified",
 ]  # fmt: skip
 ONE_KIND_FAMILIES = ["smolvlm", "glm4v", "glm46v", "glm4v_moe", "glm_ocr"]  # Transformers mixes up pictures and videos
 AUDIO_FAMILIES = [
     "qwen2_audio", "qwen3_asr", "qwen2_5_omni_thinker", "qwen3_omni_moe_thinker", "glmasr", "audioflamingo3", "voxtral",
+    "gemma4", "gemma4_unified",
 ]  # fmt: skip
 # One without axes, three with M-RoPE, of which one has embeddings for several layers and one turns neighbouring
-# dimensions, and one that sees both ways.
-EXACT_FAMILIES = ["llava", "qwen2_5_vl", "qwen3_vl", "qwen3_5", "glm4v", "gemma3"]
+# dimensions, one that sees both ways, one with inputs of layers, and one that sees both ways in some layers.
+EXACT_FAMILIES = ["llava", "qwen2_5_vl", "qwen3_vl", "qwen3_5", "glm4v", "gemma3", "gemma4", "gemma4_31b"]
 GREEDY = Sampling(temperature=0.0)
 
 
@@ -253,7 +256,7 @@ def test_every_boundary_gives_the_same_bits(family):
         assert torch.equal(run.compute_hidden([(1, start, length)])[0], expected[start:])
 
 
-@pytest.mark.parametrize("family", ["qwen3_vl", "qwen3_5", "gemma3"])
+@pytest.mark.parametrize("family", ["qwen3_vl", "qwen3_5", "gemma3", "gemma4", "gemma4_31b"])
 def test_preemption_and_prefix_hits_keep_outputs_bit_for_bit(family):
     """Requests with a common picture run through the loop, with the encoder and too few pages."""
     prompts = [two_pictures(family), two_pictures(family, 5), two_pictures(family)]

@@ -107,8 +107,8 @@ class RandomBudget(FixedBudget):
         self.remaining = self.choose.randint(1, self.max_tokens)
 
 
-# One with M-RoPE and embeddings for several layers, one whose pictures see both ways.
-@pytest.mark.parametrize("family", ["qwen3_vl", "gemma3"])
+# One with M-RoPE and embeddings for several layers, one whose pictures see both ways, one where some layers do so.
+@pytest.mark.parametrize("family", ["qwen3_vl", "gemma3", "gemma4_31b"])
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_schedule_does_not_change_the_bits_of_answers_to_pictures(family: str, seed: int) -> None:
     choose = random.Random(seed)
@@ -134,7 +134,7 @@ def test_schedule_does_not_change_the_bits_of_answers_to_pictures(family: str, s
     assert media_loop.results() == results_alone(family) and preemptions
 
 
-@pytest.mark.parametrize("family", ["qwen3_vl", "gemma3"])
+@pytest.mark.parametrize("family", ["qwen3_vl", "gemma3", "gemma4_31b"])
 def test_answer_is_the_same_after_cached_pages_that_end_within_a_picture(family: str) -> None:
     media_loop = MediaLoop(family, FixedBudget(1000), blocks=64, prefix_cache=True, media_cache=0)
     before, request = picture_requests(family)[0], picture_requests(family)[3]

@@ -118,7 +118,7 @@ def build_media_prompt(family: str, parts: list[Any]) -> MediaPrompt:
                     EmbeddingRun(run[0] - start, len(run), grids[number] if grids else None, step, "_omni_" in family)
                     for number, run in enumerate(own_runs)
                 ],
-                facts.sees_both_ways,
+                facts.sees_both_ways and kind != "audio",
             )
         )
     assert not runs
@@ -155,7 +155,7 @@ def _process(family: str, parts: list[Any]) -> Any:
         options["do_sample_frames"] = False
     if clips:
         options |= {"audio": clips, "sampling_rate": SAMPLING_RATE}
-    if family in ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5"):
+    if family.startswith("gemma4") or family in ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5"):
         options["return_mm_token_type_ids"] = True
     return family_processor(family)(text=[text], return_tensors="pt", **options)
 

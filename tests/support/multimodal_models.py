@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from support.tiny_models import BASE_CONFIG, models_home, write_random_model, write_tokenizer
+from support.tiny_models import BASE_CONFIG, VOCAB, models_home, write_random_model, write_tokenizer
 
 TEXT: dict[str, Any] = BASE_CONFIG | {"intermediate_size": 96, "num_hidden_layers": 3}
 VISION: dict[str, Any] = {
@@ -92,6 +92,7 @@ class Family:
     ``marks``: special tokens by the tokenizer's attribute. ``tiles``: special tokens without one. ``ids``: fields of
     the config that hold the id of a mark, by the mark's attribute. ``parts``: what the chat template writes for each
     kind of media, which is also the list of kinds. ``processor``: the class and arguments of the processor.
+    ``model_type``: if it is not the family's name.
     ``seed``: of weights that pass the numeric check in bfloat16 as well, and, for sound, answer with visible text.
     """
 
@@ -102,6 +103,7 @@ class Family:
     ids: dict[str, str] = field(default_factory=lambda: {"image_token_id": "image_token"})
     tiles: list[str] = field(default_factory=list)
     seed: int = 1
+    model_type: str | None = None
 
 
 def _llava(tokenizer: Any) -> Any:
@@ -178,6 +180,19 @@ def _gemma3(tokenizer: Any) -> Any:
     from transformers import Gemma3ImageProcessor, Gemma3Processor
 
     return Gemma3Processor(Gemma3ImageProcessor(size={"height": 56, "width": 56}), tokenizer, image_seq_length=16)
+
+
+def _gemma4(tokenizer: Any, *, is_unified: bool = False) -> Any:
+    import transformers
+
+    name = "Gemma4Unified" if is_unified else "Gemma4"
+    sizes = {"patch_size": 4, "pooling_kernel_size": 2, "max_soft_tokens": 70}  # the fewest that are allowed
+    return getattr(transformers, f"{name}Processor")(
+        getattr(transformers, f"{name}AudioFeatureExtractor")(),
+        getattr(transformers, f"{name}ImageProcessor")(**sizes),
+        tokenizer,
+        getattr(transformers, f"{name}VideoProcessor")(**sizes),
+    )
 
 
 def _internvl(tokenizer: Any) -> Any:
@@ -310,6 +325,33 @@ def _whisper_speech(tokenizer: Any, *, name: str) -> Any:
     return getattr(transformers, f"{name}Processor")(extractor, tokenizer, audio_token=tokenizer.audio_token)
 
 
+GEMMA4_MARKS = {
+    "image_token": "<|image|>",
+    "boi_token": "<|image>",
+    "eoi_token": "<image|>",
+    "audio_token": "<|audio|>",
+    "boa_token": "<|audio>",
+    "eoa_token": "<audio|>",
+    "video_token": "<|video|>",
+}
+GEMMA4_PARTS = {"image": "\n\n<|image|>\n\n", "video": "<|video|>", "audio": "<|audio|>"}
+GEMMA4_IDS = {f"{kind}_token_id": f"{kind}_token" for kind in ("image", "video", "audio")}
+GEMMA4_TEXT = TEXT | {
+    "head_dim": 16,
+    "global_head_dim": 32,
+    "sliding_window": 33,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "full_attention"],
+    "num_hidden_layers": 4,
+    "tie_word_embeddings": True,
+}
+GEMMA4_VISION = VISION | {
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "patch_size": 4,
+    "pooling_kernel_size": 2,
+    "position_embedding_size": 128,
+    "standardize": True,
+}
 QWEN_IDS = {f"{name}_id": name for name in QWEN_MARKS}
 QWEN3_VL = Family(
     {"text_config": TEXT | INTERLEAVED_MROPE | {"head_dim": 16}, "vision_config": QWEN3_VISION},
@@ -437,6 +479,64 @@ FAMILIES: dict[str, Family] = {
         {"image": "<start_of_image>"},
         _gemma3,
         {"image_token_id": "image_token", "boi_token_index": "boi_token", "eoi_token_index": "eoi_token"},
+    ),
+    "gemma4": Family(  # in the shape of E2B: inputs of layers, shared keys and values, sound
+        {
+            "text_config": GEMMA4_TEXT
+            | {
+                "hidden_size_per_layer_input": 16,
+                "vocab_size_per_layer_input": VOCAB,
+                "num_kv_shared_layers": 2,
+                "use_double_wide_mlp": True,
+                "pad_token_id": 2,
+            },
+            "vision_config": GEMMA4_VISION | {"use_clipped_linears": True},
+            "audio_config": {
+                "hidden_size": 32,
+                "num_hidden_layers": 2,
+                "num_attention_heads": 2,
+                "subsampling_conv_channels": [128, 8],
+                "output_proj_dims": 48,
+            },
+        },
+        GEMMA4_MARKS,
+        GEMMA4_PARTS,
+        _gemma4,
+        GEMMA4_IDS,
+    ),
+    "gemma4_31b": Family(  # pictures see both ways, where layers have a window; no sound
+        {
+            "text_config": GEMMA4_TEXT
+            | {
+                "hidden_size_per_layer_input": 0,
+                "attention_k_eq_v": True,
+                "num_global_key_value_heads": 1,
+                "use_bidirectional_attention": "vision",
+            },
+            "vision_config": GEMMA4_VISION,
+        },
+        GEMMA4_MARKS,
+        {kind: mark for kind, mark in GEMMA4_PARTS.items() if kind != "audio"},
+        _gemma4,
+        GEMMA4_IDS,
+        model_type="gemma4",
+    ),
+    "gemma4_unified": Family(  # without encoders
+        {
+            "text_config": GEMMA4_TEXT | {"use_bidirectional_attention": None},
+            "vision_config": {
+                "patch_size": 4,
+                "pooling_kernel_size": 2,
+                "mm_embed_dim": 48,
+                "mm_posemb_size": 128,
+                "output_proj_dims": 48,
+            },
+            "audio_config": {"audio_embed_dim": 640},
+        },
+        GEMMA4_MARKS,
+        GEMMA4_PARTS,
+        functools.partial(_gemma4, is_unified=True),
+        GEMMA4_IDS,
     ),
     "qwen2_audio": Family(
         {"text_config": TEXT | {"model_type": "qwen2"}, "audio_config": AUDIO},
@@ -645,7 +745,7 @@ def write_multimodal_model(
     ids = {name: tokenizer.convert_tokens_to_ids(shape.marks[mark]) for name, mark in shape.ids.items()}
     changes = {"text_config": text, "vision_config": vision}
     changed = {name: shape.config[name] | members for name, members in changes.items() if members}
-    config = AutoConfig.for_model(family, **(shape.config | changed), **ids)
+    config = AutoConfig.for_model(shape.model_type or family, **(shape.config | changed), **ids)
     model = model_class(config).from_config(config)
     model.generation_config.eos_token_id = None
     write_random_model(folder, model, seed=shape.seed, dtype=dtype)
@@ -661,7 +761,7 @@ def model_class(config: Any) -> Any:
     return AutoModelForMultimodalLM if type(config) in MODEL_FOR_MULTIMODAL_LM_MAPPING else AutoModelForSeq2SeqLM
 
 
-def load_whole_model(folder: Path, attention: str = "eager") -> Any:
+def load_whole_model(folder: Path, attention: str | dict[str, str] = "eager") -> Any:
     """Return the model in a folder as Transformers runs it, in float32."""
     import torch
     from transformers import AutoConfig

@@ -421,8 +421,10 @@ def write_random_model(folder: Path, model: Any, *, seed: int, dtype: str, **sav
         for name, buffer in sorted(model.named_buffers()):
             if name.endswith(("e_score_correction_bias", "expert_bias")):  # of a router's choice
                 buffer.copy_(torch.randn(buffer.shape, generator=generator) * 0.3)
-            elif name.endswith("layer_scalar"):
+            elif name.endswith(("layer_scalar", "std_bias", "std_scale")):
                 buffer.copy_(1 + torch.randn(buffer.shape, generator=generator) * 0.3)
+            elif name.endswith(("put_min", "put_max")):  # what layers of encoders clip their rows to
+                buffer.copy_(torch.rand((), generator=generator) + 1.5).mul_(-1 if name.endswith("min") else 1)
     folder.mkdir(parents=True, exist_ok=True)
     model.to(getattr(torch, dtype)).save_pretrained(folder, **save)
 

@@ -41,7 +41,7 @@ def test_reads_the_kinds_and_marks_of_a_family(family: str):
             assert marks[kind] == OTHER_MARKS[family, kind]
         else:
             assert marks[kind].prompt_mark == marks[kind].placeholder
-    assert media_family.sees_both_ways == (family == "gemma3")
+    assert media_family.sees_both_ways == (family in ("gemma3", "gemma4_31b"))
     assert media_family.has_rope_grids == ("mrope_section" in json.dumps(read_config(family)))
 
 
@@ -61,3 +61,31 @@ def test_a_kind_without_its_token_is_left_out():
     media_family = read_media_family({"model_type": "qwen2_vl", "image_token_id": 10**6})
     assert media_family is not None
     assert media_family.read_marks(Tokenizer.from_folder(multimodal_folder("qwen2_vl"))) == {}
+
+
+GEMMA4_IDS = {"image_token_id": 7, "video_token_id": 8, "audio_token_id": 9}
+
+
+@pytest.mark.parametrize("without", [{"audio_config": None}, {}])
+def test_a_kind_whose_encoder_the_model_does_not_have_is_left_out(without: dict):
+    config = {"model_type": "gemma4", "vision_config": {}} | GEMMA4_IDS
+    media_family = read_media_family(config | without)
+    assert media_family is not None and media_family.kinds == {"image", "video"}
+    assert read_media_family(config | {"audio_config": {}}).kinds == {"image", "video", "audio"}
+    assert read_media_family(config | {"vision_config": None}) is None
+
+
+@pytest.mark.parametrize(
+    ("model_type", "text_config", "sees_both_ways"),
+    [
+        ("gemma4", {"use_bidirectional_attention": "vision"}, True),
+        ("gemma4", {"use_bidirectional_attention": None}, False),
+        ("gemma4", {}, False),
+        ("gemma4_unified", {"use_bidirectional_attention": None}, False),
+        ("gemma4_unified", {}, True),
+    ],
+)
+def test_the_text_config_of_gemma_4_says_whether_pictures_see_both_ways(model_type, text_config, sees_both_ways):
+    """What its absence means differs between the types, as in Transformers."""
+    config = {"model_type": model_type, "vision_config": {}, "text_config": text_config} | GEMMA4_IDS
+    assert read_media_family(config).sees_both_ways == sees_both_ways

@@ -58,7 +58,8 @@ def check_model(settings: Settings) -> CheckedModel:
     if parts[0].state_bytes:
         plan.check_state_settings(settings, plan.architecture_name(config))
     decoder_plan = plan.plan_decoder(settings, config)
-    media_towers = towers.plan_towers(folder, config, decoder_plan.dtype, decoder_plan.device)
+    planned_towers = towers.plan_towers(folder, config, decoder_plan.dtype, decoder_plan.device)
+    media_towers = towers.usable_towers(planned_towers, is_fused=parts[0].fused)
     if media_towers is not None:
         towers.check_towers(media_towers)
     if settings.draft_model is not None:

@@ -49,7 +49,7 @@ from parley.model.load.plan import (
 )
 from parley.model.load.text_encoders.classifier import load_classifier_head
 from parley.model.load.text_encoders.encoders import is_encoder, load_encoder
-from parley.model.load.towers import MediaTowers, load_towers, memory_needed_later, plan_towers
+from parley.model.load.towers import MediaTowers, load_towers, memory_needed_later, plan_towers, usable_towers
 from parley.model.load.weight_size import refuse_weights_beyond_memory
 from parley.model.media.encoder import TransformersEncoder
 from parley.model.networks.kv_staging import StagingBuffer
@@ -192,7 +192,7 @@ def _load_networks(
     draft = None
     if settings.draft_model is not None:
         draft = _load_draft_network(settings, folder, Path(settings.draft_model), plan.length)
-    return DecoderNetworks(decoder, is_fused, draft, towers)
+    return DecoderNetworks(decoder, is_fused, draft, usable_towers(towers, is_fused=is_fused))
 
 
 def _page_bytes(plan: DecoderPlan, networks: DecoderNetworks) -> int:

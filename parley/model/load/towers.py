@@ -57,6 +57,14 @@ def plan_towers(folder: Path, config: dict[str, Any], dtype: torch.dtype, device
     return MediaTowers(folder, config, family, dtype, device, towers.parameter_count * dtype.itemsize)
 
 
+def usable_towers(towers: MediaTowers | None, *, is_fused: bool) -> MediaTowers | None:
+    """Return the encoders that a decoder has a use for: None if only the fused decoder has, and it is not that one."""
+    if towers is None or is_fused or not towers.family.needs_fused:
+        return towers
+    log.info("The model reads text only: a decoder in Transformers' code cannot read its media over pages.")
+    return None
+
+
 def memory_needed_later(settings: Settings, towers: MediaTowers, *, is_fused: bool) -> int:
     """Return the bytes that media take once they are sent: their embeddings, and encoders that are not yet loaded.
 
@@ -81,8 +89,8 @@ def load_towers(towers: MediaTowers) -> Any:
         towers,
         {name: checkpoint.view_tensor(name, *checkpoint.tensor_shape(name)) for name in checkpoint.tensor_names},
     )
-    for parameter in model.parameters():
-        parameter.data = parameter.data.to(towers.device, copy=True)  # not a view of the file, which may change
+    for tensor in (*model.parameters(), *model.buffers()):
+        tensor.data = tensor.data.to(towers.device, copy=True)  # not a view of the file, which may change
     return optimize_encoders(model.to(towers.device).eval().requires_grad_(False))
 
 
@@ -124,7 +132,7 @@ def _build_model(towers: MediaTowers, tensors: dict[str, torch.Tensor]) -> Any:
                 config=config,
                 state_dict=tensors,
                 dtype=towers.dtype,
-                attn_implementation="sdpa",
+                attn_implementation="eager",  # the only one that all encoders have
                 ignore_mismatched_sizes=True,  # refused below, in clearer words
                 output_loading_info=True,
             )
@@ -151,6 +159,8 @@ def _empty_language_model(config: Any) -> None:
     text_config.num_hidden_layers = 0
     text_config.vocab_size = 1
     text_config.pad_token_id = None
+    if getattr(text_config, "hidden_size_per_layer_input", None):
+        text_config.hidden_size_per_layer_input = 0
     if getattr(text_config, "layer_types", None):
         text_config.layer_types = []
     if hasattr(config, "quantization_config"):

@@ -262,7 +262,8 @@ def load_transformers(
         model.to(device)  # type: ignore[arg-type]
         network = build_network(model.requires_grad_(False), max_len)
         progress(0.8)
-        relative_error = transformers_deviation(network, model, read_media_family(config.to_dict()))
+        family = read_media_family(config.to_dict())
+        relative_error = transformers_deviation(network, model, None if family and family.needs_fused else family)
     except (LoadError, MemoryError):
         raise
     except Exception as error:

@@ -103,11 +103,14 @@ class TransformersEncoder:
         function = find_feature_function(model, kind)
         output = function(**_select_arguments(function, features, kind))
         deep = getattr(output, "deepstack_features", None) or ()
-        rows = self._join_rows(output.pooler_output)
+        rows, is_real = output.pooler_output, getattr(output, "attention_mask", None)
+        if is_real is not None:  # Gemma 4's processor fills up the last frames of a clip
+            rows = rows[is_real]
+        rows = self._join_rows(rows)
         kept = features.get(f"{kind}_compression_mask")  # of VideoLLaMA 3: without most of a frame that repeats
         if kept is not None:
             rows = rows[kept]
-        return EncodedItem(rows, [self._join_rows(rows) for rows in deep])
+        return EncodedItem(rows, [self._join_rows(deep_rows) for deep_rows in deep])
 
     def _join_rows(self, parts: torch.Tensor | Iterable[torch.Tensor]) -> torch.Tensor:
         """Return [n, hidden] of a tensor of any rank, or of one tensor for each tile or frame."""

@@ -17,7 +17,7 @@ SAMPLING_OPTIONS = frozenset({"fps", "num_frames", "min_frames", "max_frames"})
 CLIENT_OPTIONS = SAMPLING_OPTIONS | {
     "min_pixels", "max_pixels", "size", "max_image_size", "do_resize", "do_image_splitting", "do_pan_and_scan",
     "pan_and_scan_min_crop_size", "pan_and_scan_max_num_crops", "pan_and_scan_min_ratio_to_activate",
-    "crop_to_patches", "min_patches", "max_patches",
+    "crop_to_patches", "min_patches", "max_patches", "max_soft_tokens",
 }
 # fmt: on
 

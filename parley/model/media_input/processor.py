@@ -182,7 +182,7 @@ class ItemProcessor:
             grids=grids,
             frame_steps=steps,
             text_follows_time=self._family.text_follows_time,
-            sees_both_ways=self._family.sees_both_ways,
+            sees_both_ways=self._family.sees_both_ways and kind != "audio",
             seconds=processed.seconds,
         )
 
@@ -193,8 +193,10 @@ class ItemProcessor:
     def _check_complete(self, processed: ProcessedTensors) -> None:
         """Raise UnusableMedia for a clip if the processor reads only its beginning."""
         hop = getattr(self._processor.feature_extractor, "hop_length", 0)  # samples per frame of features
+        # [windows, mel bins, frames] or [windows, frames, mel bins]. Of the last two sizes the larger one is that of
+        # time, unless the clip is so short that it is complete.
         features = [tensor for tensor in processed.tensors.values() if tensor.is_floating_point()]
-        frames = max((len(tensor) * tensor.shape[-1] for tensor in features), default=0)  # [windows, mel bins, frames]
+        frames = max((len(tensor) * max(tensor.shape[1:]) for tensor in features), default=0)
         seconds = frames * hop / self.audio_rate
         if hop and processed.seconds > seconds + hop / self.audio_rate:
             predicate = f"has {processed.seconds:.1f} seconds, and this model reads at most {seconds:g}"

@@ -102,6 +102,7 @@ class DecoderConfig:
     inputs_vocab: int = 0  # tokens that have inputs of layers
     inputs_width: int = 0  # numbers of a token's input of one layer
     inputs_count: int = 0  # layers that have inputs of their own; 0: none has
+    inputs_padding: int = 0  # the token whose inputs placeholders of media have
 
     def head_sizes(self, layer: int) -> HeadSizes:
         """Return the heads of a layer's keys and values."""
@@ -261,8 +262,10 @@ def _read_layer_inputs(family: DecoderFamily, fields: dict[str, Any], count: int
     vocab = read_size(fields, "vocab_size_per_layer_input")
     if vocab < fields["vocab_size"]:
         raise Unfusable(f"only {vocab} of its {fields['vocab_size']} tokens have inputs of layers")
-    width = read_size(fields, "hidden_size_per_layer_input")
-    return {"inputs_vocab": vocab, "inputs_width": width, "inputs_count": count}
+    width, padding = read_size(fields, "hidden_size_per_layer_input"), fields["pad_token_id"] or 0
+    if type(padding) is not int or not 0 <= padding < vocab:
+        raise wrong_value("pad_token_id", padding)
+    return {"inputs_vocab": vocab, "inputs_width": width, "inputs_count": count, "inputs_padding": padding}
 
 
 def _read_latent(fields: dict[str, Any], value_dim: int, heads: int, kv_heads: int) -> LatentShape | None:

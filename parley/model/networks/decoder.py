@@ -401,6 +401,7 @@ class FusedDecoder:
             softcap=shape.softcap,
             sinks=block.sinks,
             slopes=block.slopes,
+            sees_later=shape.sees_later_media,
         )
         if block.value_up is not None:
             attended = native.linear_heads(attended, block.value_up)
@@ -497,13 +498,15 @@ class FusedDecoder:
         return self._apply_linear(active, batch, layer, "input_up")
 
     def _compute_inputs(self, batch: PackedBatch, embeddings: torch.Tensor) -> torch.Tensor | None:
-        """Return the inputs of layers for all tokens, [T, layers, width]; None without any. No model with such inputs
-        reads media here."""
+        """Return the inputs of layers for all tokens, [T, layers, width]; None without any. Placeholders of media have
+        the table's row of the padding token."""
         parts, width = self._embedding_parts.layer_inputs, self.config.inputs_width
         if parts is None:
             return None
         projected = native.linear(embeddings, parts.projection).view(-1, width)
-        own = native.embed_tokens(batch.token_ids, parts.table).view(-1, width)
+        media, padding = batch.media, self.config.inputs_padding
+        token_ids = batch.token_ids if media is None else batch.token_ids.index_fill(0, media.tokens, padding)
+        own = native.embed_tokens(token_ids, parts.table).view(-1, width)
         # The table's factor is rounded as that of embeddings.
         scale = float(torch.tensor(width**0.5, dtype=self.dtype))
         inputs = native.add_norm(own, native.norm_rows(projected, parts.norm), None, scale=scale, total_scale=0.5**0.5)

@@ -128,9 +128,10 @@ class KVPages(Protocol):
         softcap: float | None = None,
         sinks: torch.Tensor | None = None,
         slopes: torch.Tensor | None = None,
+        sees_later: bool = True,
     ) -> torch.Tensor:
         """Compute attention of queries [T, heads, dim] over the pages: [T, heads, value_dim], same dtype. A token sees
-        itself, earlier tokens, and later ones up to ``batch.visible_ends``.
+        itself, earlier tokens, and, if ``sees_later``, later ones up to ``batch.visible_ends``.
 
         ``window`` w: of the earlier tokens, it sees the last w - 1. ``chunk`` c: it sees none before the last multiple
         of c that is not beyond its position. ``slopes`` [heads] are added to scores, times the negative distance of a

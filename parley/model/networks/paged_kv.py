@@ -77,7 +77,7 @@ class PagedKV:
             )
         self._pools = [pools[i] for i in range(len(layers))]
         self._batch: PackedBatch | None = None
-        self._plans: dict[tuple[int, native.PageFormat, int | None, int | None, bool], native.AttentionPlan] = {}
+        self._plans: dict[tuple[int, native.PageFormat, int | None, int | None, bool, bool], native.AttentionPlan] = {}
         self._places: dict[native.PageFormat, torch.Tensor] = {}
         self.clear_pages([blocks])
 
@@ -142,11 +142,12 @@ class PagedKV:
         softcap: float | None = None,
         sinks: torch.Tensor | None = None,
         slopes: torch.Tensor | None = None,
+        sees_later: bool = True,
     ) -> torch.Tensor:
         """Compute attention of queries [T, heads, dim]: [T, heads, value_dim] (see ``network.KVPages``)."""
         self._enter_batch(batch)
         pool = self._pools[layer]
-        key = (queries.shape[1], pool.page_format, window, chunk, slopes is None)
+        key = (queries.shape[1], pool.page_format, window, chunk, slopes is None, sees_later)
         if key not in self._plans:
             plan = self._plans[key] = native.plan_attention(
                 batch.spans,
@@ -154,7 +155,7 @@ class PagedKV:
                 page_format=pool.page_format,
                 window=window,
                 chunk=chunk,
-                ends=batch.visible_ends,
+                ends=batch.visible_ends if sees_later else None,
                 zero_page=self.blocks,
                 device=self.device,
                 dtype=queries.dtype,

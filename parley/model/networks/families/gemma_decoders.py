@@ -210,6 +210,7 @@ def gemma4_layers(fields: dict[str, Any], layer_types: list[str]) -> list[dict[s
             "mlp_width": None if i < storing else width,
             "has_dense_beside": has_mixture,
             "layer_input": i if has_inputs else None,
+            "sees_later_media": layer_type == SLIDING,
         }
         for i, layer_type in enumerate(layer_types)
     ]
@@ -303,6 +304,7 @@ GEMMA4_TEXT = replace(
         **GEMMA4_UNIFIED.fields,
         "max_position_embeddings": 131072,
         "sliding_window": 512,
+        "pad_token_id": 0,
         "vocab_size_per_layer_input": 262144,
         "hidden_size_per_layer_input": 256,
         "enable_moe_block": False,
