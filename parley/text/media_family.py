@@ -99,6 +99,8 @@ _GEMMA4 = _FamilyRow(
 _FAMILIES: dict[str, _FamilyRow] = {
     "llava": _FamilyRow({"image": _IMAGE}),
     "llava_next": _FamilyRow({"image": _IMAGE}),
+    "llava_next_video": _FamilyRow({"image": _IMAGE, "video": _VIDEO}),
+    "vipllava": _FamilyRow({"image": _IMAGE}),
     "llava_onevision": _FamilyRow({"image": _IMAGE, "video": _VIDEO}),
     "qwen2_vl": _QWEN_VL,
     "qwen2_5_vl": _QWEN_VL,
@@ -113,6 +115,17 @@ _FAMILIES: dict[str, _FamilyRow] = {
     "gemma3": _FamilyRow({"image": _KindMarks(_IMAGE.id_fields, "<start_of_image>")}, sees_both_ways=True),
     "gemma4": _GEMMA4,
     "gemma4_unified": _GEMMA4._replace(sees_both_ways=True),
+    "llama4": _FamilyRow({"image": _IMAGE._replace(prompt_mark="<|image|>")}),
+    "aya_vision": _FamilyRow({"image": _IMAGE._replace(prompt_mark="<image>")}),
+    "cohere2_vision": _FamilyRow({"image": _IMAGE}),
+    "lfm2_vl": _FamilyRow({"image": _IMAGE}),
+    "lighton_ocr": _FamilyRow({"image": _IMAGE}),
+    "qianfan_ocr": _FamilyRow({"image": _IMAGE._replace(prompt_mark="<image>")}),
+    "kimi_k25": _FamilyRow(
+        {"image": _IMAGE._replace(edges=("<|media_begin|>image<|media_content|>", "<|media_end|>"))}
+    ),
+    "hyperclovax_vision_v2": _FamilyRow({"image": _IMAGE}),
+    "janus": _FamilyRow({"image": _IMAGE}),
     "qwen2_audio": _FamilyRow({"audio": _AUDIO}),
     "qwen3_asr": _FamilyRow({"audio": _AUDIO}),
     "qwen2_5_omni_thinker": _QWEN2_5_OMNI,

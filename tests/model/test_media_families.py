@@ -22,6 +22,7 @@ from support.media_requests import (
     whole_model,
 )
 from support.multimodal_models import multimodal_folder
+from support.picture_models import PICTURE_MODELS
 from support.run_model import load_test_runner, serve_requests
 
 from parley.core.sequence import BLOCK_SIZE, Sequence, Step, StepRow
@@ -35,12 +36,12 @@ PICTURE_FAMILIES = [
     "llava", "llava_next", "llava_onevision", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5",
     "idefics3", "smolvlm", "internvl", "mistral3", "gemma3", "qwen2_5_omni_thinker", "qwen3_omni_moe_thinker", "glm4v",
     "glm46v", "glm4v_moe", "glm_ocr", "exaone4_5", "video_llama_3", "paddleocr_vl", "gemma4", "gemma4_31b",
-    "gemma4_unified",
+    "gemma4_unified", *PICTURE_MODELS,
 ]  # fmt: skip
 VIDEO_FAMILIES = [
-    "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5", "smolvlm", "internvl", "llava_onevision", "qwen2_5_omni_thinker",
-    "qwen3_omni_moe_thinker", "glm4v", "glm46v", "glm4v_moe", "glm_ocr", "exaone4_5", "video_llama_3", "gemma4",
-    "gemma4_31b", "gemma4_unified",
+    "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5", "smolvlm", "internvl", "llava_onevision", "llava_next_video",
+    "qwen2_5_omni_thinker", "qwen3_omni_moe_thinker", "glm4v", "glm46v", "glm4v_moe", "glm_ocr", "exaone4_5",
+    "video_llama_3", "gemma4", "gemma4_31b", "gemma4_unified",
 ]  # fmt: skip
 ONE_KIND_FAMILIES = ["smolvlm", "glm4v", "glm46v", "glm4v_moe", "glm_ocr"]  # Transformers mixes up pictures and videos
 AUDIO_FAMILIES = [
@@ -48,8 +49,12 @@ AUDIO_FAMILIES = [
     "gemma4", "gemma4_unified",
 ]  # fmt: skip
 # One without axes, three with M-RoPE, of which one has embeddings for several layers and one turns neighbouring
-# dimensions, one that sees both ways, one with inputs of layers, and one that sees both ways in some layers.
-EXACT_FAMILIES = ["llava", "qwen2_5_vl", "qwen3_vl", "qwen3_5", "glm4v", "gemma3", "gemma4", "gemma4_31b"]
+# dimensions, one that sees both ways, one with inputs of layers, and one that sees both ways in some layers. LFM2-VL
+# has layers with a state, Llama 4 attention in chunks, Kimi K2.5 latent attention.
+EXACT_FAMILIES = [
+    "llava", "qwen2_5_vl", "qwen3_vl", "qwen3_5", "glm4v", "gemma3", "gemma4", "gemma4_31b", "lfm2_vl", "llama4",
+    "kimi_k25",
+]  # fmt: skip
 GREEDY = Sampling(temperature=0.0)
 
 

@@ -43,7 +43,7 @@ def process_media(folder: Path, kind: MediaKind, media: Any, text: str = "What i
     prompt = processor.apply_chat_template([{"role": "user", "content": content}], add_generation_prompt=True)
     arguments: dict[str, Any] = {"audio": {"audio": [media], "sampling_rate": SAMPLING_RATE}}.get(kind, {})
     if kind == "image":
-        arguments = {"images": [[media]]}
+        arguments = {"images": [media]}
     elif kind == "video":
         timing = {
             "fps": FRAME_RATE,
@@ -52,7 +52,15 @@ def process_media(folder: Path, kind: MediaKind, media: Any, text: str = "What i
             "frames_indices": list(range(FRAMES)),
         }
         arguments = {"videos": [list(media)], "video_metadata": [timing], "do_sample_frames": False}
-    return dict(processor(text=[prompt], return_tensors="pt", **arguments))
+    return in_float32(processor(text=[prompt], return_tensors="pt", **arguments))
+
+
+def in_float32(inputs: Any) -> dict[str, Any]:
+    """Return a processor's tensors for a model in float32. Llama 4's are in bfloat16."""
+    return {
+        name: value.float() if isinstance(value, torch.Tensor) and value.is_floating_point() else value
+        for name, value in inputs.items()
+    }
 
 
 def encoder_features(inputs: dict[str, Any]) -> dict[str, torch.Tensor]:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from msgspec.structs import replace
-from support.media_items import SAMPLING_RATE, encoder_features, media_item
+from support.media_items import SAMPLING_RATE, encoder_features, in_float32, media_item
 from support.multimodal_models import FAMILIES, load_processor, load_whole_model, multimodal_folder
 
 import parley.model.load  # noqa: F401  (before Transformers, so that torchvision can be imported)
@@ -157,7 +157,7 @@ def _process(family: str, parts: list[Any]) -> Any:
         options |= {"audio": clips, "sampling_rate": SAMPLING_RATE}
     if family.startswith("gemma4") or family in ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5"):
         options["return_mm_token_type_ids"] = True
-    return family_processor(family)(text=[text], return_tensors="pt", **options)
+    return in_float32(family_processor(family)(text=[text], return_tensors="pt", **options))
 
 
 @functools.cache

@@ -7,22 +7,13 @@ processor, and a chat template that puts a mark where a message has a picture, v
 import functools
 import json
 import shutil
-from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from support.tiny_models import BASE_CONFIG, VOCAB, models_home, write_random_model, write_tokenizer
+from support.media_family_shape import CLIP, GRID_PINPOINTS, LLAVA_SIZES, SIGLIP, TEXT, VISION, Family
+from support.picture_models import PICTURE_MODELS
+from support.tiny_models import VOCAB, models_home, write_random_model, write_tokenizer
 
-TEXT: dict[str, Any] = BASE_CONFIG | {"intermediate_size": 96, "num_hidden_layers": 3}
-VISION: dict[str, Any] = {
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 2,
-}
-CLIP = VISION | {"model_type": "clip_vision_model", "image_size": 28, "patch_size": 7}
-SIGLIP = VISION | {"model_type": "siglip_vision_model", "image_size": 28, "patch_size": 7}
 QWEN2_VISION = {"depth": 2, "embed_dim": 32, "hidden_size": 64, "num_heads": 2, "mlp_ratio": 2, "patch_size": 14}
 QWEN2_5_VISION = {
     "depth": 4,
@@ -81,29 +72,6 @@ IDEFICS_MARKS = {
 }
 IDEFICS_TILES = [f"<row_{row}_col_{column}>" for row in range(1, 7) for column in range(1, 7)]
 IDEFICS_SIZES = {"size": {"longest_edge": 64}, "max_image_size": {"longest_edge": 32}}
-LLAVA_SIZES = {"size": {"shortest_edge": 28}, "crop_size": {"height": 28, "width": 28}}
-GRID_PINPOINTS = [[28, 56], [56, 28], [56, 56]]
-
-
-@dataclass(frozen=True)
-class Family:
-    """A model type and the smallest config, marks and processor that its published models have.
-
-    ``marks``: special tokens by the tokenizer's attribute. ``tiles``: special tokens without one. ``ids``: fields of
-    the config that hold the id of a mark, by the mark's attribute. ``parts``: what the chat template writes for each
-    kind of media, which is also the list of kinds. ``processor``: the class and arguments of the processor.
-    ``model_type``: if it is not the family's name.
-    ``seed``: of weights that pass the numeric check in bfloat16 as well, and, for sound, answer with visible text.
-    """
-
-    config: dict[str, Any]
-    marks: dict[str, str]
-    parts: dict[str, str]
-    processor: Callable[[Any], Any]
-    ids: dict[str, str] = field(default_factory=lambda: {"image_token_id": "image_token"})
-    tiles: list[str] = field(default_factory=list)
-    seed: int = 1
-    model_type: str | None = None
 
 
 def _llava(tokenizer: Any) -> Any:
@@ -506,6 +474,7 @@ FAMILIES: dict[str, Family] = {
     ),
     "gemma4_31b": Family(  # pictures see both ways, where layers have a window; no sound
         {
+            "model_type": "gemma4",
             "text_config": GEMMA4_TEXT
             | {
                 "hidden_size_per_layer_input": 0,
@@ -519,7 +488,6 @@ FAMILIES: dict[str, Family] = {
         {kind: mark for kind, mark in GEMMA4_PARTS.items() if kind != "audio"},
         _gemma4,
         GEMMA4_IDS,
-        model_type="gemma4",
     ),
     "gemma4_unified": Family(  # without encoders
         {
@@ -557,6 +525,7 @@ FAMILIES: dict[str, Family] = {
         {"audio_token_id": "audio_token"},
         seed=0,
     ),
+    **PICTURE_MODELS,
 }
 
 OMNI_VISION = {name: value for name, value in QWEN2_5_VISION.items() if name != "tokens_per_second"}
@@ -745,10 +714,11 @@ def write_multimodal_model(
     ids = {name: tokenizer.convert_tokens_to_ids(shape.marks[mark]) for name, mark in shape.ids.items()}
     changes = {"text_config": text, "vision_config": vision}
     changed = {name: shape.config[name] | members for name, members in changes.items() if members}
-    config = AutoConfig.for_model(shape.model_type or family, **(shape.config | changed), **ids)
+    config = AutoConfig.for_model(**({"model_type": family} | shape.config | changed), **ids)
     model = model_class(config).from_config(config)
     model.generation_config.eos_token_id = None
     write_random_model(folder, model, seed=shape.seed, dtype=dtype)
+    _rename_tensors(folder, shape.renames)
     processor = shape.processor(tokenizer)
     processor.save_pretrained(folder)
     return folder
@@ -784,6 +754,20 @@ def write_whole_omni(folder: Path, thinker: str) -> Path:
     tensors["talker.model.embed_tokens.weight"] = torch.zeros(8, 4)
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
     return folder
+
+
+def _rename_tensors(folder: Path, renames: dict[str, str]) -> None:
+    """Replace the beginnings of the names of tensors that are keys of ``renames``."""
+    if not renames:
+        return
+    from safetensors.torch import load_file, save_file
+
+    tensors = load_file(folder / "model.safetensors")
+    for name in list(tensors):
+        for beginning, other in renames.items():
+            if name.startswith(beginning):
+                tensors[other + name.removeprefix(beginning)] = tensors.pop(name)
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
 
 
 def write_model_for_vllm(folder: Path) -> Path:

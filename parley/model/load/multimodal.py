@@ -22,7 +22,7 @@ FLAT_CONFIG_TYPES = {
 SHARED_FIELDS = ("architectures", "dtype", "torch_dtype", "quantization_config", "quantization")
 EMBEDDING_SUFFIX = "embed_tokens.weight"
 THINKER_PREFIX = "thinker."  # of the tensors of Qwen-Omni's part that writes text
-HEAD_PREFIXES = ("lm_head.", "language_model.lm_head.")
+HEAD_PREFIXES = ("lm_head.", "language_model.lm_head.", "model.language_model.lm_head.")
 
 
 def language_model_config(config: dict[str, Any]) -> dict[str, Any]:

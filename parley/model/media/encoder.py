@@ -159,6 +159,8 @@ def find_feature_function(model: Any, kind: MediaKind) -> FeatureFunction:
         return lambda input_features, feature_attention_mask: _encode_qwen2_audio(
             model.base_model, input_features, feature_attention_mask
         )
+    if model.config.model_type == "llama4":
+        return lambda pixel_values: _encode_llama4(model, pixel_values)
     names = [f"get_{kind}_features", *(["get_image_features"] if kind == "video" else [])]
     holders = (model.base_model, model)  # the latter often passes arguments on without naming them
     functions = [getattr(holder, name) for name in names for holder in holders if hasattr(holder, name)]
@@ -188,13 +190,29 @@ def _encode_qwen2_audio(body: Any, input_features: torch.Tensor, feature_attenti
     return BaseModelOutputWithPooling(pooler_output=rows[0, : int(output_lengths[0])])
 
 
+def _encode_llama4(model: Any, pixel_values: torch.Tensor) -> Any:
+    """Project the output of ``get_image_features``, which Transformers does within a forward pass.
+
+    ``pixel_values``: [tiles, 3, height, width].
+    """
+    from transformers.modeling_outputs import BaseModelOutputWithPooling
+
+    rows = model.get_image_features(pixel_values=pixel_values).last_hidden_state
+    return BaseModelOutputWithPooling(pooler_output=model.multi_modal_projector(rows.flatten(0, -2)))
+
+
 def _select_arguments(function: FeatureFunction, features: Features, kind: MediaKind) -> Features:
-    """Return the features that are arguments of the function; processors also return others."""
-    parameters = {name: each for name, each in inspect.signature(function).parameters.items() if name != "kwargs"}
+    """Return the features that are arguments of the function; processors also return others.
+
+    LLaVA's function passes unnamed arguments on to its encoder, of which Pixtral's needs the sizes of pictures.
+    """
+    signature = inspect.signature(function).parameters
+    parameters = {name: each for name, each in signature.items() if each.kind is not each.VAR_KEYWORD}
     missing = [name for name, each in parameters.items() if each.default is each.empty and name not in features]
     if missing:
         raise EncoderError(f"The processed features of the {kind} have no {missing[0]}.")
-    return {name: tensor for name, tensor in features.items() if name in parameters}
+    names = {*parameters, "image_sizes"} if len(parameters) < len(signature) else {*parameters}
+    return {name: tensor for name, tensor in features.items() if name in names}
 
 
 def _explain_failure(error: Exception, kind: MediaKind) -> EncoderError:

@@ -85,7 +85,9 @@ class ItemProcessor:
 
     def process_image(self, image: Image.Image, options: dict[str, Any]) -> ProcessedTensors:
         """Process a picture. Raises UnusableMedia."""
-        return self._process("image", {"images": [image], **check_options("image", options)})
+        processed = self._process("image", {"images": [image], **check_options("image", options)})
+        _check_patches(processed.tensors)
+        return processed
 
     def process_audio(self, samples: NDArray[np.float32], options: dict[str, Any]) -> ProcessedTensors:
         """Process a clip, with ``audio_rate`` samples per second. Raises UnusableMedia."""
@@ -214,7 +216,7 @@ class ItemProcessor:
 
     def _mark_of(self, kind: MediaKind) -> str | None:
         """The mark that a template writes for an item."""
-        return getattr(self._processor, f"{kind}_token", None)
+        return self._family.prompt_marks.get(kind) or getattr(self._processor, f"{kind}_token", None)
 
     def _process(self, kind: MediaKind, arguments: dict[str, Any], seconds: float = 0.0) -> ProcessedTensors:
         mark = self._mark_of(kind)
@@ -259,6 +261,13 @@ class ItemProcessor:
 
 def _find_runs(text: str, mark: str) -> list[str]:
     return re.findall(f"(?:{re.escape(mark)})+", text)
+
+
+def _check_patches(tensors: dict[str, torch.Tensor]) -> None:
+    """Raise UnusableMedia for a narrow picture, of which LFM2-VL's processor makes more patches than its mask has."""
+    shapes, mask = tensors.get("spatial_shapes"), tensors.get("pixel_attention_mask")
+    if shapes is not None and mask is not None and int(shapes.prod(-1).max()) > mask.shape[-1]:
+        raise processor_refusal()
 
 
 def _is_numeric(value: Any) -> bool:
