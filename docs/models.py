@@ -73,11 +73,19 @@ GGUF = """\
 
 ## GGUF files
 
-These values of `general.architecture` are read; all others are refused, as are files whose positions have several axes:
+These values of `general.architecture` are read; all others are refused:
 {gguf}.
 
 Architectures that the zoo does not list are compared with the folders that they were made from, in
 `tests/model/test_gguf_architectures.py`. Layers that predict further tokens are left out.
+
+Pictures need llama.cpp's second file, `mmproj-*.gguf`, with the encoder. It is found if it is the only such file beside
+the model, `--mmproj FILE` names it, and of a model on the hub it is downloaded with it (the one that llama.cpp would
+take). These values of its `clip.projector_type` are read: {projectors}.
+With any other the model reads text only, and a warning says why; one that `--mmproj` names is an error then. Pictures
+have the sizes of the published processors, and Qwen's models read videos as well. Embeddings and answers of tiny models
+are those of the folders that they were made from (`tests/model/test_projectors.py`). Gemma's token for a picture, which
+its files lack, takes the id of the last `<unused…>` token.
 
 The kernels read the integers of the file, without rounding. Q2_K, Q4_0, Q4_1, Q5_1, Q8_0 and IQ4_NL take as many bits
 in memory as in the file. The others take about 0.1 more for each number (Q4_K 4.6, Q5_K 5.6, Q6_K 6.6, Q3_K 3.6, IQ4_XS
@@ -132,6 +140,13 @@ def gguf_architectures() -> str:
     return textwrap.fill(", ".join(f"`{name}`" for name in ARCHITECTURES), 110, break_on_hyphens=False)
 
 
+def gguf_projectors() -> str:
+    """Return the kinds of encoders of pictures in GGUF files that are read."""
+    from parley.gguf.projectors import PROJECTORS
+
+    return ", ".join(f"`{name}`" for name in PROJECTORS)
+
+
 def models_page() -> str:
     """Return the text of the page."""
     from support.model_zoo.file_folders import ENCODERS as ENCODER_TYPES
@@ -151,7 +166,7 @@ def models_page() -> str:
         name = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(kind)
         origin = "published with code of its own, which is not run" if kind == "kimi_k2" else "in a multimodal model"
         lines.append(f"| `{kind}` | {f'`{name}`' if name else origin} | {forms} |")
-    lines += [MLX.rstrip(), GGUF.format(gguf=gguf_architectures()).rstrip()]
+    lines += [MLX.rstrip(), GGUF.format(gguf=gguf_architectures(), projectors=gguf_projectors()).rstrip()]
     lines += [OTHERS, "| `model_type` | Architecture |", "|---|---|"]
     others = {folder.model_type for folder in served} - FUSABLE_TYPES - set(ENCODER_TYPES)
     lines += [f"| `{kind}` | `{MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(kind)}` |" for kind in sorted(others)]

@@ -88,7 +88,8 @@ class LLM:
     """A model, loaded by the constructor. ``model``: a folder, a hub name, or None for the built-in one.
 
     ``settings`` are the fields of ``parley.types.Settings`` (``dtype="float32"``, ``kv_memory=1 << 30``, …).
-    ``revision``, ``tokenizer``, ``chat_template`` and ``hf_overrides`` are those of ``parley.types.ModelOverrides``.
+    ``revision``, ``tokenizer``, ``chat_template``, ``hf_overrides`` and ``mmproj`` are those of
+    ``parley.types.ModelOverrides``.
     ``adapters``: folders of LoRA adapters in PEFT's format, by name; ``adapter="name"`` selects one in every method.
     ``in_process=False`` runs the engine in a separate process. Raises hub.ModelMissing or engine.protocol.EngineFailed.
     Use it as a context manager or call ``close`` to free the memory.
@@ -109,6 +110,7 @@ class LLM:
         tokenizer: str = "",
         chat_template: str = "",
         hf_overrides: Mapping[str, Any] | None = None,
+        mmproj: str = "",
         **settings: Any,
     ):
         self._loop = asyncio.new_event_loop()
@@ -117,7 +119,7 @@ class LLM:
         self._closed = False
         self._model: ServedModel | None = None
         try:
-            overrides = ModelOverrides(revision, tokenizer, chat_template, dict(hf_overrides or {}))
+            overrides = ModelOverrides(revision, tokenizer, chat_template, dict(hf_overrides or {}), mmproj)
             folder = str(resolve_model(model, overrides=overrides))
             if "dtype" in settings:
                 settings["dtype"] = DTYPE_NAMES.get(settings["dtype"], settings["dtype"])

@@ -7,8 +7,10 @@ keys; ``interleaved`` says so.
 
 from __future__ import annotations
 
+import math
 import re
 import reprlib
+import struct
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -51,7 +53,7 @@ LAYER_NUMBER = re.compile(r"blk\.(\d+)\.")
 SOFTMAX, SIGMOID = 1, 2
 # What files hold that are no models, by their ``general.type`` or architecture
 FOREIGN_KINDS = {
-    "an encoder of pictures or sound, which is not read; name the language model beside it": ("mmproj", "clip"),
+    "an encoder of pictures or sound and no language model; name that, and this one as its mmproj": ("mmproj", "clip"),
     "a LoRA adapter, which is not read from GGUF; name its model, and the adapter as safetensors": ("adapter",),
     "the statistics of a quantizer and no model": ("imatrix",),
     "a vocabulary without weights": ("vocab",),
@@ -353,6 +355,12 @@ DELTA_KEYS = {
 }
 
 
+def complete_axes(model: GgufModel, config: dict[str, Any]) -> None:
+    """Add how many pairs of dimensions each axis of positions turns."""
+    if sections := fields_of(model).get("rope.dimension_sections"):
+        config["rope_scaling"]["mrope_section"] = sections[:3]
+
+
 def complete_delta_nets(model: GgufModel, config: dict[str, Any]) -> None:
     """Add the size of values, the types of layers, and the axes of positions. Raises GgufError."""
     inner, heads = _read_size(model, "ssm.inner_size"), _read_size(model, "ssm.time_step_rank")
@@ -363,8 +371,7 @@ def complete_delta_nets(model: GgufModel, config: dict[str, Any]) -> None:
     if isinstance(recurrent := fields.get("attention.recurrent_layers"), list):
         types = ["linear_attention" if each else "full_attention" for each in recurrent]
         config["layer_types"] = types[: config["num_hidden_layers"]]
-    if sections := fields.get("rope.dimension_sections"):
-        config["rope_scaling"]["mrope_section"] = sections[:3]
+    complete_axes(model, config)
 
 
 QWEN3_NEXT = Architecture(
@@ -383,6 +390,14 @@ QWEN3_5 = replace(
     has_tiled_values=True,
 )
 QWEN3_5_MOE = replace(QWEN3_5, model_type="qwen3_5_moe_text", class_name="Qwen3_5MoeForCausalLM")
+QWEN2_VL = Architecture("qwen2_vl_text", "Qwen2VLForConditionalGeneration", complete=complete_axes, has_axes=True)
+QWEN3_VL = replace(QWEN2_VL, model_type="qwen3_vl_text", class_name="Qwen3VLForConditionalGeneration")
+QWEN3_VL_MOE = replace(
+    QWEN3_VL,
+    model_type="qwen3_vl_moe_text",
+    class_name="Qwen3VLMoeForConditionalGeneration",
+    fields={"norm_topk_prob": True},
+)
 OLMO_LAYER_NAMES = NORM_AFTER_ATTENTION | {"post_ffw_norm": "post_feedforward_layernorm"}
 OLMO_3 = Architecture("olmo3", "Olmo3ForCausalLM", OLMO_LAYER_NAMES)
 MINISTRAL_3 = Architecture(
@@ -483,6 +498,9 @@ ARCHITECTURES = {
     "qwen2moe": replace(QWEN2_MOE, mixture=QWEN2_MOE),
     "qwen3": Architecture("qwen3", "Qwen3ForCausalLM"),
     "qwen3moe": replace(QWEN3_MOE, mixture=QWEN3_MOE),
+    "qwen2vl": QWEN2_VL,
+    "qwen3vl": QWEN3_VL,
+    "qwen3vlmoe": replace(QWEN3_VL_MOE, mixture=QWEN3_VL_MOE),
     "qwen3next": replace(QWEN3_NEXT, mixture=QWEN3_NEXT),
     "qwen35": QWEN3_5,
     "qwen35moe": replace(QWEN3_5_MOE, mixture=QWEN3_5_MOE),
@@ -572,7 +590,10 @@ def fields_of(model: GgufModel) -> dict[str, Any]:
 
 def shortest_number(value: Any) -> Any:
     """Return the shortest decimal number that is the same as float32, as configs have it; other values as they are."""
-    return float(f"{value:.7g}") if isinstance(value, float) else value
+    if not isinstance(value, float) or not math.isfinite(value):
+        return value
+    candidates = (float(f"{value:.{digits}g}") for digits in (7, 8))
+    return next((each for each in candidates if struct.pack("<f", each) == struct.pack("<f", value)), value)
 
 
 def _check_computation(model: GgufModel, architecture: Architecture) -> None:

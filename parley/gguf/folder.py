@@ -1,7 +1,8 @@
 """Turns a GGUF file into a model folder: config, tokenizer and chat template as files, and a link to the weights.
 
-So all else that reads models knows folders only. The folder is in the user's cache, under a name that depends on the
-real path, size and time of the file and on ``CONTENT_VERSION``; it is written once and never changed.
+So all else that reads models knows folders only. With a file of an encoder of pictures, it is that of the whole model.
+The folder is in the user's cache, under a name that depends on the real path, size and time of the files and on
+``CONTENT_VERSION``; it is written once and never changed.
 """
 
 from __future__ import annotations
@@ -17,21 +18,59 @@ from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from parley.gguf import projectors
 from parley.gguf.header import PART_NAME, GgufError, GgufModel, part_paths, read_model
 from parley.gguf.model_config import model_config, read_factors_from
 from parley.gguf.tokenizer import tokenizer_files
 
-CONTENT_VERSION = 3  # rises when this package writes other files for the same metadata
+CONTENT_VERSION = 4  # rises when this package writes other files for the same metadata
 GGUF_SUFFIX = ".gguf"
-LINK_FOLDER = "gguf"  # within the model folder; holds links to the file or its parts
-LINK_PATTERN = LINK_FOLDER + "/*" + GGUF_SUFFIX
-PROJECTOR_PREFIX = "mmproj"  # llama.cpp's encoders of pictures and sound are files of their own
+# Within the model folder. Holds links to the file or its parts, and in a folder of its own one to the encoder's file.
+LINK_FOLDER = "gguf"
+PROJECTOR_FOLDER = "mmproj"
+LINK_PATTERN = LINK_FOLDER + "/**/*" + GGUF_SUFFIX
+PROJECTOR_MARK = "mmproj"  # in the names of llama.cpp's encoders of pictures and sound, which are files of their own
+BITS_IN_NAME = re.compile(r"(?:B?F|I?Q)(\d+)", re.IGNORECASE)
 
 
 def gguf_files(folder: Path) -> list[Path]:
     """Return the models among the GGUF files of a folder: of a split model only the first part."""
-    names = sorted(path for path in folder.glob("*" + GGUF_SUFFIX) if not path.name.startswith(PROJECTOR_PREFIX))
+    names = sorted(path for path in folder.glob("*" + GGUF_SUFFIX) if not _is_projector(path.name))
     return [path for path in names if part_paths(path)[0] == path or PART_NAME.fullmatch(path.name) is None]
+
+
+def projector_files(folder: Path) -> list[Path]:
+    """Return the encoders of pictures and sound among the GGUF files of a folder."""
+    return sorted(path for path in folder.glob("*" + GGUF_SUFFIX) if _is_projector(path.name))
+
+
+def choose_projector(names: Iterable[str], model: str) -> str | None:
+    """Return the encoder of pictures among the files of a repository that llama.cpp would take for a model, or None.
+
+    It is in the model's folder, or else in one above. Of several there, the one whose numbers have nearly as many bits
+    as the model's.
+    """
+    folders = PurePosixPath(model).parents
+
+    def distance(name: str) -> tuple[int, int, str]:
+        return folders.index(PurePosixPath(name).parent), abs(_bits_in(name) - _bits_in(model)), name
+
+    found = [
+        name
+        for name in names
+        if name.endswith(GGUF_SUFFIX) and _is_projector(name) and PurePosixPath(name).parent in folders
+    ]
+    return min(found, key=distance, default=None)
+
+
+def _is_projector(name: str) -> bool:
+    return PROJECTOR_MARK in PurePosixPath(name).name.lower()
+
+
+def _bits_in(name: str) -> int:
+    """Return the bits of a file's numbers that its name states, 0 if it states none."""
+    found = BITS_IN_NAME.findall(PurePosixPath(name).name)
+    return int(found[-1]) if found else 0
 
 
 def choose_gguf(names: Iterable[str], quantization: str | None, file: str | None) -> list[str]:
@@ -43,19 +82,21 @@ def choose_gguf(names: Iterable[str], quantization: str | None, file: str | None
     chosen = [
         name
         for name in names
-        if (name == file or (quantization and ending.fullmatch(name)))
-        and not PurePosixPath(name).name.startswith(PROJECTOR_PREFIX)
+        if (name == file or (quantization and ending.fullmatch(name))) and not _is_projector(name)
     ]
     if not chosen:
         return []
     return [path.as_posix() for path in part_paths(Path(min(chosen, key=lambda name: (len(name), name))))]
 
 
-def unpack_gguf(path: Path) -> Path:
-    """Return the model folder for a GGUF file, or for the first part of a split one. Raises GgufError."""
+def unpack_gguf(path: Path, projector: Path | None = None) -> Path:
+    """Return the model folder for a GGUF file, or for the first part of a split one.
+
+    ``projector``: the file with its encoder of pictures. Raises GgufError.
+    """
     try:
         home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "parley" / "gguf"
-        folder = home / _folder_name(path)
+        folder = home / _folder_name(path, projector)
         if folder.is_dir():
             return folder
         home.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -66,27 +107,50 @@ def unpack_gguf(path: Path) -> Path:
     except RuntimeError:
         raise GgufError(f"{path.name} cannot be unpacked: the user has no home folder; set XDG_CACHE_HOME") from None
     model = read_model(path)
-    contents = {
-        "config.json": model_config(model, read_factors_from(model)),
-        **tokenizer_files(model.metadata, path.name),
-    }
+    encoder = None if projector is None else read_model(projector)
+    contents = _model_files(model) if encoder is None else _whole_model_files(model, encoder)
     try:
-        _write_folder(home, folder, model, contents)
+        _write_folder(home, folder, model, encoder, contents)
     except OSError as error:
         raise GgufError(f"{path.name} cannot be unpacked into {home}: {error.strerror}; set XDG_CACHE_HOME") from None
     return folder
 
 
-def _folder_name(path: Path) -> str:
-    """Return a name that changes with the file. Raises OSError."""
+def _model_files(model: GgufModel) -> dict[str, dict[str, Any]]:
+    """Return the JSON files of a language model by their names. Raises GgufError."""
+    config = model_config(model, read_factors_from(model))
+    return {"config.json": config, **tokenizer_files(model.metadata, model.paths[0].name)}
+
+
+def _whole_model_files(model: GgufModel, encoder: GgufModel) -> dict[str, dict[str, Any]]:
+    """Return the JSON files of a language model with an encoder of pictures by their names. Raises GgufError."""
+    config = model_config(model, read_factors_from(model))
+    projectors.check_pair(encoder, config)
+    projectors.projector_tensors(encoder)  # so that unknown ones are refused now
+    name = model.paths[0].name
+    metadata = projectors.add_marks(encoder, model.metadata, name)
+    files = tokenizer_files(metadata, name)
+    marks = projectors.find_projector(encoder).marks
+    return files | {
+        "config.json": projectors.whole_config(encoder, config, metadata["tokenizer.ggml.tokens"]),
+        "processor_config.json": projectors.processor_config(encoder),
+        "tokenizer_config.json": files["tokenizer_config.json"]
+        | {"tokenizer_class": "PreTrainedTokenizerFast", **marks},
+    }
+
+
+def _folder_name(path: Path, projector: Path | None) -> str:
+    """Return a name that changes with the files. Raises OSError."""
     digest = hashlib.sha256(str(CONTENT_VERSION).encode())
-    for part in part_paths(path):
+    for part in [*part_paths(path), *([projector] if projector else [])]:
         stat = part.stat()
         digest.update(f"\0{os.path.realpath(part)}\0{stat.st_size}\0{stat.st_mtime_ns}".encode())
     return f"{path.stem[:100]}-{digest.hexdigest()[:16]}"
 
 
-def _write_folder(home: Path, folder: Path, model: GgufModel, contents: dict[str, dict[str, Any]]) -> None:
+def _write_folder(
+    home: Path, folder: Path, model: GgufModel, encoder: GgufModel | None, contents: dict[str, dict[str, Any]]
+) -> None:
     """Write the folder as a whole: another process sees all of it or nothing. Raises OSError."""
     scratch = Path(tempfile.mkdtemp(dir=home))
     try:
@@ -95,9 +159,13 @@ def _write_folder(home: Path, folder: Path, model: GgufModel, contents: dict[str
         for name, template in _chat_templates(model.metadata).items():
             (scratch / name).parent.mkdir(exist_ok=True)
             (scratch / name).write_text(template, encoding="utf-8")
-        (scratch / LINK_FOLDER).mkdir()
-        for path in model.paths:
-            (scratch / LINK_FOLDER / path.name).symlink_to(os.path.realpath(path))  # as in the folder's name
+        links = {LINK_FOLDER: model.paths}
+        if encoder is not None:
+            links[f"{LINK_FOLDER}/{PROJECTOR_FOLDER}"] = encoder.paths
+        for name, paths in links.items():
+            (scratch / name).mkdir()
+            for path in paths:
+                (scratch / name / path.name).symlink_to(os.path.realpath(path))  # as in the folder's name
         with suppress(OSError):  # another process was faster
             scratch.rename(folder)
     finally:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from parley.gguf.folder import GGUF_SUFFIX, choose_gguf
+from parley.gguf.folder import GGUF_SUFFIX, choose_gguf, choose_projector
 from parley.hub.transfer import TransferMeter
 
 WEIGHT_PATTERN = "*.safetensors"
@@ -63,8 +63,21 @@ def _download_arguments(model: str, needs_weights: bool) -> tuple[str, dict[str,
     return name, {"revision": revision or None, "allow_patterns": patterns, "ignore_patterns": IGNORED_FOLDERS}
 
 
-def download_model(model: str, report: ReportProgress, *, needs_weights: bool = True) -> Path:
-    """Download a model, or its files without weights; return its folder or GGUF file. Raises ModelMissing."""
+def find_cached_projector(gguf: Path) -> Path | None:
+    """Return the encoder of pictures of a GGUF file in the hub's cache; None if its repository's was not downloaded."""
+    root = next((folder for folder in gguf.parents if folder.parent.name == "snapshots"), gguf.parent)
+    names = [path.relative_to(root).as_posix() for path in root.rglob("*" + GGUF_SUFFIX)]
+    chosen = choose_projector(names, gguf.relative_to(root).as_posix())
+    return None if chosen is None else root / chosen
+
+
+def download_model(
+    model: str, report: ReportProgress, *, needs_weights: bool = True, needs_projector: bool = True
+) -> Path:
+    """Download a model, or its files without weights; return its folder or GGUF file. Raises ModelMissing.
+
+    ``needs_projector``: with a GGUF file, the encoder of pictures is downloaded, if the repository has one.
+    """
     from huggingface_hub import snapshot_download
     from huggingface_hub.constants import HF_HUB_OFFLINE
     from huggingface_hub.errors import (
@@ -79,7 +92,7 @@ def download_model(model: str, report: ReportProgress, *, needs_weights: bool = 
     name, arguments = _download_arguments(model, needs_weights)
     report("downloading", 0.0)
     try:
-        chosen_names = _choose_on_hub(model, name, arguments)
+        chosen_names = _choose_on_hub(model, name, arguments, needs_projector)
         if chosen_names:
             arguments["allow_patterns"] = [glob.escape(name) for name in chosen_names]
         meter = TransferMeter(_bytes_to_download(name, arguments), report)
@@ -111,7 +124,7 @@ def download_model(model: str, report: ReportProgress, *, needs_weights: bool = 
     raise ModelMissing(f"{model} cannot be served: {reason}.")
 
 
-def _choose_on_hub(model: str, name: str, arguments: dict[str, Any]) -> list[str]:
+def _choose_on_hub(model: str, name: str, arguments: dict[str, Any], needs_projector: bool) -> list[str]:
     """Return the files to download if ``model`` names a GGUF file, else none. Raises ModelMissing and hub errors."""
     gguf = HUB_GGUF_NAME.fullmatch(model.partition("@")[0])
     if gguf is None:
@@ -126,7 +139,8 @@ def _choose_on_hub(model: str, name: str, arguments: dict[str, Any]) -> list[str
             ", ".join(gguf_names[:SHOWN_FILES]) + ", …" * (len(gguf_names) > SHOWN_FILES) if gguf_names else "none"
         )
         raise ModelMissing(f"{model} cannot be served: {name} has no such GGUF file; it has {shown_names}.")
-    return chosen_names
+    projector = choose_projector(names, chosen_names[0]) if needs_projector else None
+    return chosen_names if projector is None else [*chosen_names, projector]
 
 
 def _bytes_to_download(name: str, arguments: dict[str, Any]) -> int:

@@ -8,18 +8,28 @@ A GGUF file may be named as a path, as ``owner/name:QUANT`` or as ``owner/name/F
 from __future__ import annotations
 
 import json
+import logging
 import os
 from pathlib import Path
 
 from parley import foreign_files
-from parley.gguf.folder import GGUF_SUFFIX, LINK_PATTERN, gguf_files, unpack_gguf
+from parley.gguf.folder import GGUF_SUFFIX, LINK_PATTERN, gguf_files, projector_files, unpack_gguf
 from parley.gguf.header import GgufError, part_paths
 from parley.hub.derived_folder import TOKENIZER_SOURCES, UnusableOverride, derive_folder
-from parley.hub.download import ModelMissing, ReportProgress, download_model, find_cached, is_hub_name
+from parley.hub.download import (
+    ModelMissing,
+    ReportProgress,
+    download_model,
+    find_cached,
+    find_cached_projector,
+    is_hub_name,
+)
 from parley.types import ModelOverrides
 from parley.weight_shards import INDEX_NAME, MAKER_PREFIX, find_shards
 
+log = logging.getLogger("parley.server")
 BUILT_IN = "parley-demo"
+NO_PROJECTOR = "none"  # the value of ``ModelOverrides.mmproj`` that leaves the encoder of pictures out
 NO_OVERRIDES = ModelOverrides()
 
 
@@ -46,9 +56,10 @@ def resolve_model(
     asking the network. Without ``needs_weights`` the files with weights may be missing, and are not downloaded.
     """
     name = _name_with_revision(model, overrides.revision)
-    found = _find_plain(name, needs_weights=needs_weights, needs_tokenizer=not overrides.tokenizer)
+    found = _find_plain(name, overrides, needs_weights=needs_weights)
     if found is None:
-        found = _open_gguf(download_model(name, report, needs_weights=needs_weights))
+        downloaded = download_model(name, report, needs_weights=needs_weights, needs_projector=not overrides.mmproj)
+        found = _open_gguf(downloaded, overrides.mmproj, is_on_hub=True)
     tokenizer = overrides.tokenizer
     tokenizer_folder = _find_tokenizer(tokenizer) or _download_tokenizer(tokenizer, report) if tokenizer else None
     return check_model_folder(_derive(found, name, overrides, tokenizer_folder), name, needs_weights=needs_weights)
@@ -58,7 +69,7 @@ def pull_model(name: str, report: ReportProgress = lambda stage, fraction: None)
     """Download a model by its name on the hub; no folder of that name is looked at. Blocks. Raises ModelMissing."""
     if not is_hub_name(name) or os.path.exists(name):
         raise ModelMissing(f"{name[:100]} cannot be pulled: it is no name of a model on the hub.")
-    return check_model_folder(_derive(_open_gguf(download_model(name, report)), name), name)
+    return check_model_folder(_derive(_open_gguf(download_model(name, report), is_on_hub=True), name), name)
 
 
 def find_model(
@@ -69,7 +80,7 @@ def find_model(
     A GGUF file that cannot be used is returned itself. Raises ModelMissing if ``overrides`` do not fit.
     """
     name = _name_with_revision(model, overrides.revision)
-    found = _find_plain(name, needs_weights=needs_weights, needs_tokenizer=not overrides.tokenizer)
+    found = _find_plain(name, overrides, needs_weights=needs_weights)
     tokenizer = _find_tokenizer(overrides.tokenizer) if overrides.tokenizer else None
     if found is None or (overrides.tokenizer and tokenizer is None):
         return None
@@ -89,20 +100,23 @@ def _name_with_revision(model: str | None, revision: str) -> str:
     return f"{name}@{revision}"
 
 
-def _find_plain(model: str, *, needs_weights: bool, needs_tokenizer: bool) -> Path | None:
-    """Return the folder of a model as it was published, or None if it must be downloaded."""
+def _find_plain(model: str, overrides: ModelOverrides, *, needs_weights: bool) -> Path | None:
+    """Return the folder of a model as it was published, or None if it must be downloaded. Raises ModelMissing."""
     if model == BUILT_IN:
         from parley import demo
 
-        return Path(demo.model_folder())
+        folder = Path(demo.model_folder())
+        return _open_gguf(folder, overrides.mmproj) if overrides.mmproj else folder
     if _is_path(model):
-        return _open_gguf(Path(os.path.abspath(os.path.expanduser(model))))
+        return _open_gguf(Path(os.path.abspath(os.path.expanduser(model))), overrides.mmproj)
     found = find_cached(model, needs_weights=needs_weights)
     if found is None:
         return None
     if found.suffix == GGUF_SUFFIX:
-        return _open_gguf(found)
-    return None if folder_problem(found, needs_weights=needs_weights, needs_tokenizer=needs_tokenizer) else found
+        return _open_gguf(found, overrides.mmproj, is_on_hub=True)
+    if folder_problem(found, needs_weights=needs_weights, needs_tokenizer=not overrides.tokenizer):
+        return None
+    return found if overrides.mmproj in ("", NO_PROJECTOR) else _open_with_projector(found, None, overrides.mmproj)
 
 
 def _derive(folder: Path, model: str, overrides: ModelOverrides = NO_OVERRIDES, tokenizer: Path | None = None) -> Path:
@@ -133,7 +147,7 @@ def _find_tokenizer(name: str) -> Path | None:
 
 def _download_tokenizer(name: str, report: ReportProgress) -> Path:
     try:
-        folder = download_model(name, report, needs_weights=False)
+        folder = download_model(name, report, needs_weights=False, needs_projector=False)
     except ModelMissing as error:
         raise ModelMissing(f"The tokenizer {str(error).replace('cannot be served', 'cannot be used', 1)}") from None
     if not _has_tokenizer(folder):
@@ -145,13 +159,51 @@ def _has_tokenizer(folder: Path) -> bool:
     return any((folder / name).is_file() for name in ("tokenizer.json", *TOKENIZER_SOURCES))
 
 
-def _open_gguf(path: Path) -> Path:
-    """Return the folder of a model at this path: a GGUF file's is written now, unless the file cannot be used."""
+def _open_gguf(path: Path, mmproj: str = NO_PROJECTOR, *, is_on_hub: bool = False) -> Path:
+    """Return the folder of a model at this path: a GGUF file's is written now, unless the file cannot be used.
+
+    ``mmproj``: as in ``ModelOverrides``. Raises ModelMissing if a file that it names cannot be used.
+    """
     try:
         gguf = _find_gguf(path)
-        return path.resolve() if gguf is None else unpack_gguf(gguf)
     except GgufError:
         return path
+    if mmproj not in ("", NO_PROJECTOR) and os.path.exists(path):
+        return _open_with_projector(path, gguf, mmproj)
+    try:
+        if gguf is None:
+            return path.resolve()
+        projector = None if mmproj else _find_projector(gguf, is_on_hub=is_on_hub)
+        if projector is not None:
+            try:
+                return unpack_gguf(gguf, projector)
+            except GgufError as error:
+                folder = unpack_gguf(gguf)  # or else the fault is the model's
+                log.warning("%s reads text only: %s.", gguf.name, error)
+                return folder
+        return unpack_gguf(gguf)
+    except GgufError:
+        return path
+
+
+def _open_with_projector(path: Path, gguf: Path | None, mmproj: str) -> Path:
+    """Return the folder of a GGUF file with an encoder of pictures that the user named. Raises ModelMissing."""
+    if gguf is None:
+        raise ModelMissing(f"{path} cannot be served: it is no GGUF file, and mmproj {mmproj} belongs to one.")
+    try:
+        return unpack_gguf(gguf, Path(os.path.abspath(os.path.expanduser(mmproj))))
+    except GgufError as error:
+        raise ModelMissing(f"{path} cannot be served: {error}.") from None
+
+
+def _find_projector(gguf: Path, *, is_on_hub: bool) -> Path | None:
+    """Return the encoder of pictures of a GGUF file: the only one beside it, or the one that its repository has."""
+    if is_on_hub:
+        return find_cached_projector(gguf)
+    files = projector_files(gguf.parent)
+    if len(files) > 1:
+        log.warning("%s reads text only: its folder has %d mmproj files; name one (--mmproj).", gguf.name, len(files))
+    return files[0] if len(files) == 1 else None
 
 
 def _find_gguf(path: Path) -> Path | None:

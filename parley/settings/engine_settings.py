@@ -20,6 +20,7 @@ def model_overrides(config: Mapping[str, Any]) -> ModelOverrides:
         config["tokenizer"] or "",
         config["chat-template"] or "",
         config["hf-overrides"] or {},
+        config["mmproj"] or "",
     )
 
 

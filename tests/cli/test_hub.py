@@ -42,7 +42,9 @@ GGUF_FILES = {
     "m-Q8_0.gguf": b"no model",
     "Q4_K_M/m-Q4_K_M-00001-of-00002.gguf": b"no model",
     "Q4_K_M/m-Q4_K_M-00002-of-00002.gguf": b"no model either",
-    "mmproj-m-F16.gguf": b"not wanted",
+    "mmproj-m-F16.gguf": b"no encoder",
+    "mmproj-m-Q8_0.gguf": b"no encoder either",
+    "Q8_0/mmproj-m-Q4_0.gguf": b"not wanted",
 }
 # What is said of a download: how much of how much, and before its end the speed and the time that is left.
 SIZE = r"[\d.]+ [kMG]?B"
@@ -216,9 +218,17 @@ def test_downloads_the_files_of_one_gguf_model_and_then_finds_them_offline(tmp_p
     refusal = "m-Q4_K_M-00001-of-00002.gguf is not a GGUF file"
     assert answer.startswith(f"missing: owner/ggufs:q4_k_m cannot be served: {refusal}")
     folder = tmp_path / "hub" / "models--owner--ggufs" / "snapshots" / COMMIT
-    assert sorted(str(path.relative_to(folder)) for path in folder.rglob("*.gguf")) == files
+    assert sorted(str(path.relative_to(folder)) for path in folder.rglob("*.gguf")) == [*files, "mmproj-m-Q8_0.gguf"]
     model = f"owner/ggufs/{files[0]}"
     assert refusal in resolve_in_process(model, tmp_path, HF_HUB_OFFLINE="1")[0]
+
+
+def test_leaves_out_the_encoder_of_pictures_if_another_is_meant(tmp_path, running_server):
+    """The fifth of the overrides is its file, or none."""
+    model = "owner/ggufs:q8_0"
+    resolve_in_process(model, tmp_path, running_server.server_port, "", "", "", "", "none")
+    folder = tmp_path / "hub" / "models--owner--ggufs" / "snapshots" / COMMIT
+    assert [path.name for path in folder.rglob("*.gguf")] == ["m-Q8_0.gguf"]
 
 
 def test_lists_the_gguf_files_of_a_repository_that_lacks_the_one_asked_for(tmp_path, running_server):

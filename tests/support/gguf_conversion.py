@@ -31,6 +31,10 @@ ARCHITECTURES = {
     "glm4_moe_lite": "deepseek2",
     "youtu": "deepseek2",
     "ernie4_5_moe": "ernie4_5-moe",
+    "qwen2_vl_text": "qwen2vl",
+    "qwen2_5_vl_text": "qwen2vl",
+    "qwen3_vl_text": "qwen3vl",
+    "qwen3_vl_moe_text": "qwen3vlmoe",
     "qwen3_next": "qwen3next",
     "qwen3_5_text": "qwen35",
     "qwen3_5_moe_text": "qwen35moe",
@@ -127,6 +131,11 @@ def convert_folder(
     numbers = {name: number for number, name in gguf.MODEL_ARCH_NAMES.items()}
     names = gguf.get_tensor_name_map(numbers[arch], layers)
     stored = load_file(folder / "model.safetensors")
+    if kind == "qwen3_vl_moe_text":
+        stored = {
+            name.replace("_exps.weight", "_proj.weight"): each
+            for name, each in gguf_files.split_experts(stored).items()
+        }
     if "linear_conv_kernel_dim" in config:
         add_delta_nets(writer, config)
         stored = convert_delta_nets(config, stored, is_tiled=arch != "qwen3next")
@@ -196,7 +205,7 @@ def add_delta_nets(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     writer.add_ssm_inner_size(config["linear_value_head_dim"] * config["linear_num_value_heads"])
     recurrent = [each == "linear_attention" for each in config["layer_types"]]
     writer.add_array(f"{writer.arch}.attention.recurrent_layers", recurrent)
-    if writer.arch != "qwen3next":
+    if writer.arch != "qwen3next" and "mrope_section" not in (config.get("rope_parameters") or {}):
         writer.add_rope_dimension_sections([11, 11, 10, 0])
 
 
@@ -295,6 +304,8 @@ def add_numbers(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     share = rope.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1.0
     rotary = config.get("qk_rope_head_dim") or config.get("rotary_dim") or int(head_dim * share)
     writer.add_rope_dimension_count(rotary)
+    if sections := rope.get("mrope_section"):
+        writer.add_rope_dimension_sections([*sections, 0])
     if rope.get("rope_type") == "yarn":
         writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
         writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])

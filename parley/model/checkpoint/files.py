@@ -28,7 +28,7 @@ from parley import foreign_files
 from parley.gguf.folder import LINK_PATTERN
 from parley.gguf.header import BlockType, GgufError, read_model
 from parley.model.checkpoint.gguf_blocks import decode_blocks
-from parley.model.checkpoint.gguf_tensors import read_gguf_entries
+from parley.model.checkpoint.gguf_tensors import read_gguf_entries, read_projector_entries
 from parley.model.checkpoint.tensor_entry import TensorEntry
 from parley.text.media_family import writer_config
 from parley.weight_shards import INDEX_NAME, find_shards
@@ -120,7 +120,7 @@ class Checkpoint:
         self.unread_names: set[str] = set()  # tensors of dtypes that are not read here, by the names in the files
         self.files = _weight_files(folder) if files is None else files
         if self.files and self.files[0].suffix == ".gguf":
-            self._open_gguf(self.files[0])
+            self._open_gguf(self.files)
             return
         for path in self.files:
             self._open_file(path)
@@ -343,14 +343,22 @@ class Checkpoint:
                 self.metadata |= {key: text for key, text in fields.items() if isinstance(text, str)}
         self._check_overlaps(path.name, [name for name in header if name in self._entries])
 
-    def _open_gguf(self, path: Path) -> None:
-        """Open a GGUF file, or all parts of a split one, under the names of Hugging Face format."""
+    def _open_gguf(self, files: list[Path]) -> None:
+        """Open a GGUF file, or all parts of a split one, under the names of Hugging Face format. The last of ``files``
+        may be the encoder of pictures, in a folder below theirs."""
+        path = files[0]
         try:
             model = read_model(path)
-            for part in model.paths:
-                with part.open("rb") as file:
-                    self._maps.append(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
             self._entries = read_gguf_entries(model)
+            paths = model.paths
+            if files[-1].parent != path.parent:
+                path = files[-1]
+                self.select_tensors({"model.": "model.language_model.", "": ""})
+                self._entries |= read_projector_entries(read_model(path), len(paths))
+                paths = [*paths, path]
+            for each in paths:
+                with each.open("rb") as file:
+                    self._maps.append(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
         except GgufError as error:
             raise LoadError(f"{error}.") from None
         except (OSError, ValueError) as error:
@@ -389,7 +397,7 @@ class Checkpoint:
 
 
 def _weight_files(folder: Path) -> list[Path]:
-    if gguf_links := sorted(folder.glob(LINK_PATTERN)):
+    if gguf_links := sorted(folder.glob(LINK_PATTERN), key=lambda path: (len(path.parts), path)):
         return gguf_links
     index = folder / INDEX_NAME
     if (folder / "model.safetensors").is_file():

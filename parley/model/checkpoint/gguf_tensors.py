@@ -13,6 +13,7 @@ from parley.gguf import architectures
 from parley.gguf.architectures import LAYER_TENSOR, Architecture
 from parley.gguf.header import GgufError, GgufModel, GgufTensor
 from parley.gguf.model_config import model_config, used_tensors
+from parley.gguf.projectors import ProjectorTensor, projector_tensors
 from parley.model.checkpoint.tensor_entry import TensorEntry
 
 DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}  # others are blocks of bytes
@@ -32,6 +33,37 @@ def read_gguf_entries(model: GgufModel) -> dict[str, TensorEntry]:
             continue
         entries[architectures.tensor_name(architecture, tensor.name)] = _make_entry(tensor, architecture, config)
     return entries
+
+
+def read_projector_entries(projector: GgufModel, file: int) -> dict[str, TensorEntry]:
+    """Return the tensors of a projector file, which has number ``file``, by their names in Hugging Face format.
+
+    Encoders are plain modules of Transformers, so blocks become numbers. Raises GgufError.
+    """
+    return {name: _join_projector_parts(tensor, file) for name, tensor in projector_tensors(projector).items()}
+
+
+def _join_projector_parts(tensor: ProjectorTensor, file: int) -> TensorEntry:
+    parts = tuple(_plain_entry(part._replace(file=file)) for part in tensor.parts)
+    first = parts[0]
+    if len(parts) == 1 and first.blocks is None:
+        return replace(first, restore=partial(_subtract, tensor.offset) if tensor.offset else None)
+    if tensor.is_patch:
+        shape, join = (*first.shape[:2], len(parts), *first.shape[2:]), _stack_frames
+    else:
+        shape, join = (sum(each.shape[0] for each in parts), *first.shape[1:]), _join_rows
+    if len({each.shape if tensor.is_patch else each.shape[1:] for each in parts}) > 1:
+        raise GgufError(f"tensors {', '.join(each.name for each in tensor.parts)} do not fit each other")
+    size = sum(each.end - each.start for each in parts)
+    return TensorEntry(file, torch.float32, shape, 0, size, parts=parts, join=join)
+
+
+def _stack_frames(*frames: torch.Tensor) -> torch.Tensor:
+    return torch.stack(frames, 2)
+
+
+def _join_rows(*parts: torch.Tensor) -> torch.Tensor:
+    return torch.cat(parts)
 
 
 def tiled_order(config: dict[str, Any], size: int) -> torch.Tensor:

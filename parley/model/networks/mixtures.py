@@ -277,7 +277,10 @@ FLINT_MIXTURE = MixtureFamily(
     shared=1,
 )
 QWEN3_VL_MIXTURE = MixtureFamily(
-    (MixtureNames(gate_up=("mlp.experts.gate_up_proj",), down="mlp.experts.down_proj", transposed=None),),
+    (
+        MixtureNames(gate_up=("mlp.experts.gate_up_proj",), down="mlp.experts.down_proj", transposed=None),
+        _gguf_layout(MixtureNames()),
+    ),
     has_mixture=sparse_steps,
     normalized=True,
 )

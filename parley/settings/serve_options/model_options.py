@@ -30,10 +30,11 @@ DTYPE_NAMES = {
 
 # Engine options that each of several models may set for itself.
 PER_MODEL_OPTIONS = (
-    "revision", "tokenizer", "chat-template", "hf-overrides", "dtype", "quantization", "device", "max-model-len",
-    "kv-memory", "kv-staging", "kv-dtype", "state-cache", "max-batch", "step-ms", "step-tokens", "threads",
-    "prefix-cache", "pack-cache", "lowering", "speculate", "speculate-tokens", "lora", "max-loras", "max-lora-rank",
-    "media-cache", "tool-parser", "reasoning-parser", "trust-marks", "kv-events", "kv-events-replay", "kv-events-topic",
+    "revision", "tokenizer", "chat-template", "hf-overrides", "mmproj", "dtype", "quantization", "device",
+    "max-model-len", "kv-memory", "kv-staging", "kv-dtype", "state-cache", "max-batch", "step-ms", "step-tokens",
+    "threads", "prefix-cache", "pack-cache", "lowering", "speculate", "speculate-tokens", "lora", "max-loras",
+    "max-lora-rank", "media-cache", "tool-parser", "reasoning-parser", "trust-marks", "kv-events", "kv-events-replay",
+    "kv-events-topic",
 )  # fmt: skip
 
 MODEL_OPTIONS: list[Option] = [
@@ -89,6 +90,14 @@ MODEL_OPTIONS: list[Option] = [
         "Members of config.json that replace those of MODEL; objects within it are merged.",
         section="model",
         unset_text="none",
+        configurable=True,
+    ),
+    Option(
+        "mmproj",
+        text_kind("FILE"),
+        "llama.cpp's file with the encoder of pictures of MODEL, which is a GGUF file; `none`: text only.",
+        section="model",
+        unset_text="the only mmproj file beside MODEL",
         configurable=True,
     ),
     Option(

@@ -1,0 +1,208 @@
+"""llama.cpp's encoders of pictures beside GGUF language models, against the folders that they were made from."""
+
+from __future__ import annotations
+
+import functools
+import shutil
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from support.gguf_files import close_writer
+from support.media_answers import make_picture
+from support.media_items import encoder_features, media_item
+from support.media_requests import random_picture
+from support.multimodal_models import multimodal_folder, write_multimodal_model
+from support.projector_files import convert_multimodal
+from support.tiny_models import models_home
+
+from parley import hub
+from parley.gguf.folder import choose_projector, unpack_gguf
+from parley.gguf.header import GgufError, GgufModel, read_model
+from parley.gguf.projectors import add_marks, projector_tensors, whole_config
+from parley.llm import LLM
+from parley.model.checkpoint.files import Checkpoint, read_config
+from parley.model.load.towers import check_towers, load_towers, plan_towers
+from parley.model.media.encoder import TransformersEncoder
+from parley.model.media_input.processor import ItemProcessor
+from parley.types import ModelOverrides
+
+FAMILIES = ["gemma3", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5"]
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@functools.cache
+def family_folder(family):
+    """Return a folder of a family that llama.cpp can have as well, written once."""
+    if family != "gemma3":
+        return multimodal_folder(family)
+    layers = {"num_hidden_layers": 6, "layer_types": ["sliding_attention"] * 5 + ["full_attention"]}
+    return write_multimodal_model(models_home() / "gemma3-of-six-layers", family, text=layers)
+
+
+@functools.cache
+def family_files(family):
+    """Return the files of a family's model and encoder, written once."""
+    return convert_multimodal(models_home() / f"{family}-gguf", family_folder(family))
+
+
+def encode(folder, picture):
+    """Return the text that stands for a picture, and its embeddings in float32 with those for further layers."""
+    processor = ItemProcessor(folder)
+    processed = processor.process_image(picture, {})
+    towers = plan_towers(folder, read_config(folder), torch.float32, torch.device("cpu"))
+    check_towers(towers)
+    encoder = TransformersEncoder(lambda: load_towers(towers), torch.float32, torch.device("cpu"))
+    described = processor.describe_item("image", b"", processed)
+    with media_item("image", encoder_features(processed.tensors), described.embedding_count) as item:
+        encoded = encoder.encode_item(item, lambda: None)
+    return processed.replacement, [encoded.rows, *encoded.deepstack]
+
+
+def answer(model):
+    """Return what a model says of a picture, with the log-probabilities."""
+    with LLM(str(model), dtype="float32", kv_memory=1 << 26) as llm:
+        message = {"role": "user", "content": "what is this"}
+        return llm.chat([message], images=make_picture(1), temperature=0, max_tokens=8, logprobs=True).completions
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_embeddings_of_a_picture_are_those_of_the_folder(family):
+    picture = random_picture(3, 70, 50)
+    expected_text, expected = encode(family_folder(family), picture)
+    text, embeddings = encode(unpack_gguf(*family_files(family)), picture)
+    assert text == expected_text
+    assert len(embeddings) == len(expected)
+    assert all(map(torch.equal, embeddings, expected))
+
+
+@pytest.mark.parametrize("family", ["gemma3", "qwen2_5_vl", "qwen3_vl_moe", "qwen3_5"])
+def test_answers_about_pictures_are_those_of_the_folder(family):
+    """The encoder's file lies beside the model's, and nobody names it."""
+    assert answer(family_files(family)[0]) == answer(family_folder(family))
+
+
+def test_quantized_encoders_have_the_numbers_of_their_blocks(tmp_path):
+    files = convert_multimodal(tmp_path, family_folder("qwen2_5_vl"), "Q8_0")
+    stored, original = Checkpoint(unpack_gguf(*files)), Checkpoint(family_folder("qwen2_5_vl"))
+    name = "visual.blocks.1.attn.qkv.weight"
+    parts = original.view_tensor(name, 96, 32).chunk(3)
+    rounded = [gguf.quants.quantize(part.numpy(), gguf.GGMLQuantizationType.Q8_0) for part in parts]
+    expected = np.concatenate([gguf.quants.dequantize(part, gguf.GGMLQuantizationType.Q8_0) for part in rounded])
+    assert torch.equal(stored.view_tensor(f"model.{name}", 96, 32), torch.from_numpy(expected))
+
+
+def test_encoder_whose_layers_have_swapped_names_is_the_same(tmp_path):
+    """As early converters wrote MLPs."""
+    files = convert_multimodal(tmp_path, family_folder("gemma3"), swaps_layers=True)
+    assert "v.blk.0.ffn_up.weight" in read_model(files[1]).tensors
+    swapped, usual = Checkpoint(unpack_gguf(*files)), Checkpoint(unpack_gguf(*family_files("gemma3")))
+    name = "vision_tower.encoder.layers.0.mlp.fc1.weight"
+    assert torch.equal(swapped.view_tensor(name, 48, 32), usual.view_tensor(name, 48, 32))
+
+
+def changed(path, **changes):
+    """Return the header of a file with other metadata."""
+    model = read_model(path)
+    return GgufModel([path], model.metadata | {key.replace("__", "."): each for key, each in changes.items()}, {})
+
+
+def test_token_that_gemma_files_lack_takes_the_place_of_an_unused_one():
+    """Its own place is after the last row of their embedding."""
+    encoder = read_model(family_files("gemma3")[1])
+    tokens = ["<unused1>", "<unused2>", "a", "<start_of_image>", "<end_of_image>"]
+    metadata = {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": [5, 5, 1, 3, 4]}
+    marked = add_marks(encoder, metadata, "x.gguf")
+    assert marked["tokenizer.ggml.tokens"] == ["<unused1>", "<image_soft_token>", "a", *tokens[3:]]
+    assert marked["tokenizer.ggml.token_type"] == [5, 3, 1, 3, 3]
+    metadata["tokenizer.ggml.tokens"] = ["u1", "u2", *tokens[2:]]
+    with pytest.raises(GgufError, match=r"^x\.gguf has no token <image_soft_token>, which stands for a picture$"):
+        add_marks(encoder, metadata, "x.gguf")
+
+
+TOKENS = ["<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"clip__projector_type": "resampler"}, "is an encoder of the kind resampler, which is not read; gemma3, "),
+        ({"clip__projector_type": "gemma3"}, "is the encoder of a model of the type gemma3_text, and not of qwen2_vl"),
+        ({"clip__vision__projection_dim": 65}, "makes embeddings of 65 numbers, but the model's have 64"),
+        ({"clip__vision__block_count": 0}, "gives clip.vision.block_count as 0, so the encoder's shape is unknown"),
+        ({"general__type": "model", "general__architecture": "llama"}, "is no encoder of pictures"),
+    ],
+)
+def test_error_names_what_does_not_fit(changes, reason):
+    encoder = changed(family_files("qwen2_5_vl")[1], **changes)
+    config = {"model_type": "qwen2_vl_text", "hidden_size": 64, "dtype": "float32", "tie_word_embeddings": True}
+    with pytest.raises(GgufError, match=rf"^mmproj-model\.gguf {reason}"):
+        whole_config(encoder, config | {"quantization_config": {}}, TOKENS)
+
+
+def test_unknown_tensors_of_an_encoder_are_refused(tmp_path):
+    writer = gguf.GGUFWriter(tmp_path / "mmproj.gguf", "clip")
+    writer.add_type(gguf.GGUFType.MMPROJ)
+    writer.add_clip_projector_type("gemma3")
+    writer.add_tensor("v.blk.0.ls1.weight", np.ones(4, np.float32))
+    close_writer(writer)
+    with pytest.raises(GgufError, match=r"^mmproj\.gguf has the tensor v\.blk\.0\.ls1\.weight, which its kind does"):
+        projector_tensors(read_model(tmp_path / "mmproj.gguf"))
+
+
+def test_encoder_beside_a_model_is_found_unless_another_is_named(tmp_path, caplog):
+    model, encoder = (shutil.copy(path, tmp_path) for path in family_files("qwen2_5_vl"))
+    other = family_files("gemma3")[1]
+    with_pictures = hub.resolve_model(model)
+    assert read_config(with_pictures)["model_type"] == "qwen2_5_vl"
+    assert hub.resolve_model(str(tmp_path)) == with_pictures
+    assert hub.resolve_model(model, overrides=ModelOverrides(mmproj=encoder)) == with_pictures
+    templated = hub.resolve_model(model, overrides=ModelOverrides(chat_template="{{ messages }}"))
+    assert Checkpoint(templated).tensor_names == Checkpoint(with_pictures).tensor_names
+    text_only = hub.resolve_model(model, overrides=ModelOverrides(mmproj="none"))
+    assert read_config(text_only)["model_type"] == "qwen2_vl_text" and not caplog.records
+    shutil.copy(other, tmp_path)
+    shutil.copy(other, encoder)
+    assert hub.resolve_model(model) == text_only
+    shutil.copy(other, tmp_path / "mmproj-other.gguf")
+    assert hub.resolve_model(model) == text_only
+    assert [record.message for record in caplog.records] == [
+        "model.gguf reads text only: mmproj-model.gguf is the encoder of a model of the type gemma3_text, and not of "
+        "qwen2_vl_text.",
+        "model.gguf reads text only: its folder has 2 mmproj files; name one (--mmproj).",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("model", "mmproj", "reason"),
+    [
+        (
+            "gguf",
+            "gemma3",
+            "mmproj-model.gguf is the encoder of a model of the type gemma3_text, and not of qwen2_vl_t",
+        ),
+        ("gguf", "/nowhere/mmproj.gguf", "mmproj.gguf is missing"),
+        ("/nowhere/model.gguf", "gemma3", "there is no such file"),
+        ("folder", "gemma3", "it is no GGUF file, and mmproj "),
+        ("parley-demo", "gemma3", "it is no GGUF file, and mmproj "),
+    ],
+)
+def test_encoder_that_is_named_and_cannot_be_used_is_an_error(model, mmproj, reason):
+    known = {"gguf": str(family_files("qwen2_5_vl")[0]), "folder": str(family_folder("qwen2_5_vl"))}
+    named = str(family_files("gemma3")[1]) if mmproj == "gemma3" else mmproj
+    with pytest.raises(hub.ModelMissing, match=rf" cannot be served: {reason}"):
+        hub.resolve_model(known.get(model, model), overrides=ModelOverrides(mmproj=named))
+
+
+def test_encoder_in_a_repository_is_near_the_model_in_place_and_bits():
+    names = ["mmproj-F16.gguf", "mmproj-m-Q8_0.gguf", "a/mmproj-BF16.gguf", "b/m-mmproj-f32.gguf", "m-Q4_K_M.gguf"]
+    assert choose_projector(names, "m-Q4_K_M.gguf") == choose_projector(names, "c/m-Q8_0.gguf") == "mmproj-m-Q8_0.gguf"
+    assert choose_projector(names, "m-BF16.gguf") == "mmproj-F16.gguf"
+    assert choose_projector(names, "a/m-Q4_0.gguf") == "a/mmproj-BF16.gguf"
+    assert choose_projector(names, "b/c/m-Q4_0.gguf") == "b/m-mmproj-f32.gguf"
+    assert choose_projector(["m-Q4_K_M.gguf", "a/mmproj-F16.gguf", "mmproj.md"], "m-Q4_K_M.gguf") is None

@@ -1,0 +1,158 @@
+"""Writes multimodal model folders as two GGUF files: the language model, and its encoder of pictures as llama.cpp's
+converter does it (its class MmprojModel and those of families).
+
+The names are those of the gguf package, so they do not come from the code that reads them.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import gguf
+import torch
+from safetensors.torch import load_file, save_file
+from support import gguf_files
+from support.gguf_conversion import convert_folder
+
+BODIES = ("language_model.model.", "model.language_model.", "model.")  # prefixes of language models, by family
+HEADS = ("language_model.lm_head.", "lm_head.")
+ENCODERS = ("vision_tower.", "multi_modal_projector.", "model.visual.", "visual.")
+KINDS = {
+    "gemma3": gguf.VisionProjectorType.GEMMA3,
+    "qwen2_vl": gguf.VisionProjectorType.QWEN2VL,
+    "qwen2_5_vl": gguf.VisionProjectorType.QWEN25VL,
+    "qwen3_vl": gguf.VisionProjectorType.QWEN3VL,
+    "qwen3_vl_moe": gguf.VisionProjectorType.QWEN3VL,
+    "qwen3_5": gguf.VisionProjectorType.QWEN3VL,
+}
+# Qwen3-VL's merger has the names of Qwen2-VL's
+MERGER = {"linear_fc1": "mm.0", "linear_fc2": "mm.2", "norm": "v.post_ln"}
+DEEP = {"linear_fc1": "fc1", "linear_fc2": "fc2", "norm": "norm"}
+
+
+def convert_multimodal(target: Path, folder: Path, kind: str = "F32", **options: bool) -> tuple[Path, Path]:
+    """Write the files of a folder's model into ``target``: the language model's and the encoder's.
+
+    ``kind``: the type of the encoder's linear weights where their shape allows it. ``options``: of ``write_projector``.
+    """
+    config = json.loads((folder / "config.json").read_text())
+    tensors = load_file(folder / "model.safetensors")
+    encoder = {name: tensor for name, tensor in tensors.items() if name.startswith(ENCODERS)}
+    plain = write_language_model(target / "plain", folder, config, tensors.keys() - encoder.keys(), tensors)
+    write = gguf_files.write_gguf if config["model_type"] == "gemma3" else convert_folder
+    model = write(target / "model.gguf", plain)
+    shutil.rmtree(plain)
+    return model, write_projector(target / "mmproj-model.gguf", folder, config, encoder, kind, **options)
+
+
+def write_language_model(
+    path: Path, folder: Path, config: dict[str, Any], names: set[str], tensors: dict[str, torch.Tensor]
+) -> Path:
+    """Write the language model as a folder of its own, whose config has what is converted."""
+    path.mkdir(parents=True)
+    text = config["text_config"] | {"tie_word_embeddings": config["tie_word_embeddings"]}
+    if "full_attention" in text["rope_parameters"]:
+        text["rope_parameters"] = text["rope_parameters"]["full_attention"]
+    (path / "config.json").write_text(json.dumps(text))
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        shutil.copy(folder / name, path)
+    renamed = {}
+    for name in names:
+        prefix = next(each for each in (*BODIES, *HEADS) if name.startswith(each))
+        renamed[("lm_head." if prefix in HEADS else "model.") + name.removeprefix(prefix)] = tensors[name]
+    save_file(renamed, path / "model.safetensors")
+    return path
+
+
+def write_projector(
+    path: Path,
+    folder: Path,
+    config: dict[str, Any],
+    tensors: dict[str, torch.Tensor],
+    kind: str,
+    *,
+    swaps_layers: bool = False,
+) -> Path:
+    """Write the encoder of pictures. ``swaps_layers``: those of MLPs have each other's names."""
+    vision = config["vision_config"]
+    image = json.loads((folder / "processor_config.json").read_text())["image_processor"]
+    blocks = vision.get("depth") or vision["num_hidden_layers"]
+    width = vision.get("embed_dim") or vision["hidden_size"]
+    writer = gguf.GGUFWriter(path, "clip")
+    writer.add_type(gguf.GGUFType.MMPROJ)
+    writer.add_clip_has_vision_encoder(True)
+    writer.add_clip_projector_type(KINDS[config["model_type"]])
+    writer.add_vision_projection_dim(config["text_config"]["hidden_size"])
+    writer.add_vision_image_size(vision.get("image_size", 560))
+    writer.add_vision_patch_size(vision["patch_size"])
+    writer.add_vision_embedding_length(width)
+    # Of Qwen2-VL the converter writes the size of the language model here
+    writer.add_vision_feed_forward_length(vision.get("intermediate_size", vision["hidden_size"]))
+    writer.add_vision_block_count(blocks)
+    writer.add_vision_head_count(vision.get("num_heads") or vision["num_attention_heads"])
+    writer.add_vision_image_mean(image["image_mean"])
+    writer.add_vision_image_std(image["image_std"])
+    writer.add_vision_attention_layernorm_eps(vision.get("layer_norm_eps", 1e-6))
+    if config["model_type"] == "gemma3":
+        side = vision["image_size"] // vision["patch_size"]
+        writer.add_vision_projector_scale_factor(round(side / config["mm_tokens_per_image"] ** 0.5))
+    else:
+        add_qwen(writer, vision, image)
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.MMPROJ, blocks)
+    for name, tensor in convert_tensors(config, tensors):
+        written = name if name.startswith(("v.", "mm.")) else names.get_name(name, (".weight", ".bias"))
+        assert written is not None, name
+        if swaps_layers and ".ffn_" in written:
+            written = written.replace("up", "down") if "up" in written else written.replace("down", "up")
+        plain = tensor.ndim > 2 or "position_embd" in written
+        gguf_files.add_tensor(writer, written, tensor.float().contiguous().numpy(), "F32" if plain else kind)
+    gguf_files.close_writer(writer)
+    return path
+
+
+def add_qwen(writer: gguf.GGUFWriter, vision: dict[str, Any], image: dict[str, Any]) -> None:
+    """Add what encoders of Qwen have of their own, and the sizes of pictures, which are not the published ones."""
+    writer.add_uint32(gguf.Keys.ClipVision.IMAGE_MIN_PIXELS, image["size"]["shortest_edge"])
+    writer.add_uint32(gguf.Keys.ClipVision.IMAGE_MAX_PIXELS, image["size"]["longest_edge"])
+    writer.add_vision_spatial_merge_size(vision["spatial_merge_size"])
+    if "fullatt_block_indexes" in vision:
+        writer.add_vision_n_wa_pattern(vision["fullatt_block_indexes"][0] + 1)
+        writer.add_uint32(gguf.Keys.ClipVision.WINDOW_SIZE, vision["window_size"])
+    if "deepstack_visual_indexes" in vision:
+        deep = vision["deepstack_visual_indexes"]
+        writer.add_vision_is_deepstack_layers([layer in deep for layer in range(vision["depth"])])
+
+
+def convert_tensors(config: dict[str, Any], tensors: dict[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the encoder's tensors in the layouts of files, by names that the gguf package knows, or by their own."""
+    deep = config["vision_config"].get("deepstack_visual_indexes", [])
+    is_third = config["model_type"].startswith("qwen3")
+    for name, tensor in tensors.items():
+        name = name.removeprefix("model.")
+        if ".head." in name:  # which Gemma does not use
+            continue
+        if name.startswith("vision_tower."):
+            yield name.replace("vision_tower.", "vision_tower.vision_model."), tensor
+        elif name.endswith("soft_emb_norm.weight"):
+            yield name, tensor + 1
+        elif name.startswith("multi_modal_projector."):
+            yield name.replace("_weight", ".weight"), tensor
+        elif name == "visual.patch_embed.proj.weight":
+            yield "v.patch_embd.weight", tensor[:, :, 0]
+            yield "v.patch_embd.weight.1", tensor[:, :, 1]
+        elif ".qkv." in name and not is_third:
+            for part, rows in zip("qkv", tensor.chunk(3), strict=True):
+                yield name.replace("qkv", part), rows
+        elif match := re.fullmatch(r"visual\.merger\.mlp\.(.+)", name):  # the package counts blocks, and not these
+            yield f"mm.{match[1]}", tensor
+        elif match := re.fullmatch(r"visual\.merger\.(linear_fc\d|norm)\.(\w+)", name):
+            yield f"{MERGER[match[1]]}.{match[2]}", tensor
+        elif match := re.fullmatch(r"visual\.deepstack_merger_list\.(\d+)\.(\w+)\.(\w+)", name):
+            yield f"v.deepstack.{deep[int(match[1])]}.{DEEP[match[2]]}.{match[3]}", tensor
+        else:
+            yield name, tensor
