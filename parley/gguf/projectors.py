@@ -178,7 +178,8 @@ def _qwen_vision(file: ProjectorFile, **members: Any) -> dict[str, Any]:
 
 def _qwen_2_vision(file: ProjectorFile) -> dict[str, Any]:
     size = file.count("embedding_length")
-    ratio, rest = divmod(file.shape("v.blk.0.ffn_up.weight")[0], size)  # files give a wrong feed_forward_length
+    # Files give a wrong feed_forward_length, or 0, and the early ones give the two layers each other's names
+    ratio, rest = divmod(max(file.shape("v.blk.0.ffn_up.weight")), size)
     if rest:
         raise GgufError(f"{file.name} has MLPs that are no multiple of {size} wide")
     return _qwen_vision(file, embed_dim=size, hidden_size=file.shape("mm.2.weight")[0], mlp_ratio=ratio)
