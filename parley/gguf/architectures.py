@@ -272,6 +272,50 @@ def complete_gemma_4(model: GgufModel, config: dict[str, Any]) -> None:
         raise GgufError(f"{file} has layers of other sizes than its architecture")
 
 
+def complete_granite_hybrid(model: GgufModel, config: dict[str, Any]) -> None:
+    """Add the sizes of Mamba 2 layers, and what the layers have.
+
+    Raises GgufError if they are impossible, and for Bamba, which has the same architecture.
+    """
+    if fields_of(model).get("rope.scaling.finetuned"):
+        raise GgufError(f"{model.paths[0].name} rotates queries and keys, which its architecture does not do here")
+    inner, heads = _read_size(model, "ssm.inner_size"), _read_size(model, "ssm.time_step_rank")
+    config["mamba_d_head"], rest = divmod(inner, heads)
+    config["mamba_expand"], other_rest = divmod(inner, config["hidden_size"])
+    if rest or other_rest:
+        raise GgufError(f"{model.paths[0].name} gives {inner} numbers to {heads} heads, which do not divide them")
+    config |= {
+        "position_embedding_type": "nope",
+        "num_local_experts": config.pop("num_experts", 0),
+        "shared_intermediate_size": config.pop("shared_expert_intermediate_size", config["intermediate_size"]),
+        "mamba_conv_bias": any(name.endswith(".ssm_conv1d.bias") for name in model.tensors),
+        "mamba_proj_bias": any(name.endswith(".ssm_in.bias") for name in model.tensors),
+    }
+
+
+GRANITE_HYBRID = Architecture(
+    "granitemoehybrid",
+    "GraniteMoeHybridForCausalLM",
+    {
+        "ssm_in": "mamba.in_proj",
+        "ssm_conv1d": "mamba.conv1d",
+        "ssm_dt.bias": "mamba.dt_bias",
+        "ssm_a": "mamba.A",
+        "ssm_d": "mamba.D",
+        "ssm_norm": "mamba.norm",
+        "ssm_out": "mamba.out_proj",
+    },
+    interleaved=True,
+    keys=GRANITE_KEYS
+    | {
+        "ssm.conv_kernel": "mamba_d_conv",
+        "ssm.state_size": "mamba_d_state",
+        "ssm.group_count": "mamba_n_groups",
+        "ssm.time_step_rank": "mamba_n_heads",
+    },
+    complete=complete_granite_hybrid,
+    state_type="linear_attention",
+)
 GEMMA_4 = Architecture(
     "gemma4_text",
     "Gemma4ForCausalLM",
@@ -532,6 +576,7 @@ ARCHITECTURES = {
     "minimax-m2": replace(MINIMAX_M2, mixture=MINIMAX_M2),
     "granite": Architecture("granite", "GraniteForCausalLM", interleaved=True, keys=GRANITE_KEYS),
     "granitemoe": replace(GRANITE_MOE, mixture=GRANITE_MOE),
+    "granitehybrid": replace(GRANITE_HYBRID, mixture=GRANITE_HYBRID),
     "olmo2": Architecture("olmo2", "Olmo2ForCausalLM", OLMO_LAYER_NAMES, variant=olmo_variant),
     "seed_oss": Architecture("seed_oss", "SeedOssForCausalLM", NORM_AFTER_ATTENTION, bias_layer="attn_q"),
     "smollm3": Architecture("smollm3", "SmolLM3ForCausalLM", interleaved=True),
@@ -628,7 +673,9 @@ def tensor_name(architecture: Architecture, name: str) -> str:
 
 def tensor_shape(tensor: GgufTensor) -> tuple[int, ...]:
     """Return the shape of a tensor in Hugging Face format: that of a router with one output has two dimensions, that
-    of a convolution of each channel by itself three."""
+    of a convolution of each channel by itself three, and those of Mamba 2's heads and norms one."""
+    if tensor.name.endswith((".ssm_a", ".ssm_d", ".ssm_norm.weight")):
+        return (math.prod(tensor.shape),)
     if tensor.name.endswith(".ffn_gate_inp_shexp.weight") and len(tensor.shape) == 1:
         return (1, *tensor.shape)
     if tensor.name.endswith((".ssm_conv1d.weight", ".shortconv.conv.weight")) and len(tensor.shape) == 2:

@@ -50,6 +50,7 @@ CONFIG_FIELDS = {
 }
 # These may be 0
 COUNT_FIELDS = ("expert_shared_count", "leading_dense_block_count")
+MIXTURE_FIELDS = ("expert_count", "expert_used_count")  # those of Granite's models without experts are 0
 REQUIRED_FIELDS = ("embedding_length", "block_count", "attention.head_count", "context_length")
 INNER_FIELDS = ("feed_forward_length", "expert_feed_forward_length")  # one of them is required
 # The names of numbers of YaRN in files, after ``rope.scaling.``, and in config.json
@@ -96,6 +97,8 @@ def model_config(model: GgufModel, read_factors: ReadFactors = lambda name: None
             value = value[0] if value and key in architecture.lists else _common_value(value)
         if value == 0 and key in COUNT_FIELDS and type(value) is int:
             config[config_field] = value
+            continue
+        if value == 0 and key in MIXTURE_FIELDS and type(value) is int:
             continue
         if (value is None and key in REQUIRED_FIELDS) or (value is not None and not _is_positive(value)):
             raise GgufError(

@@ -149,6 +149,20 @@ def test_answers_of_families_are_the_folders(name, fields, tmp_path):
         assert actual == expected
 
 
+@pytest.mark.parametrize("name", ["granite_hybrid", "granite_hybrid without experts"])
+def test_answers_of_granite_with_mamba_layers_equal_those_of_the_folder(name, tmp_path):
+    fields = {"position_embedding_type": "nope"}
+    folder = tiny_models.write_model(tmp_path / "folder", name, dtype="float32", **fields)
+    assert answers(unpack_gguf(convert_folder(tmp_path / "model.gguf", folder))) == answers(folder)
+
+
+def test_bamba_is_refused_under_the_architecture_of_granite(tmp_path):
+    fields = {"position_embedding_type": "rope"}
+    folder = tiny_models.write_model(tmp_path / "folder", "granite_hybrid", dtype="float32", **fields)
+    with pytest.raises(GgufError, match=r"^model\.gguf rotates queries and keys, which its architecture does not"):
+        unpack_gguf(convert_folder(tmp_path / "model.gguf", folder))
+
+
 def test_starcoder_has_the_window_of_the_published_models(tmp_path):
     folder = write_family(tmp_path / "folder", "starcoder2", {})
     model = read_model(convert_folder(tmp_path / "model.gguf", folder))

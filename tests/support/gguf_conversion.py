@@ -23,6 +23,7 @@ ARCHITECTURES = {
     "minimax_m2": "minimax-m2",
     "granitemoe": "granitemoe",
     "granitemoeshared": "granitemoe",
+    "granitemoehybrid": "granitehybrid",
     "olmo3": "olmo2",
     "cohere": "command-r",
     "ministral3": "mistral3",
@@ -50,7 +51,23 @@ DELTA_COUNTS = {
     "full_attention_interval": "full_attention_interval",
 }
 # Llama's code reorders their queries and keys
-PERMUTED = ("granite", "granitemoe", "granitemoeshared", "smollm3", "ministral3", "mistral", "arcee", "olmo")
+PERMUTED = (
+    "granite",
+    "granitemoe",
+    "granitemoeshared",
+    "smollm3",
+    "ministral3",
+    "mistral",
+    "arcee",
+    "olmo",
+    "granitemoehybrid",
+)
+MAMBA_COUNTS = {
+    "mamba_d_conv": "ssm.conv_kernel",
+    "mamba_d_state": "ssm.state_size",
+    "mamba_n_groups": "ssm.group_count",
+    "mamba_n_heads": "ssm.time_step_rank",
+}
 # Fields of config.json that the converter adds, and their names in the file
 NUMBERS = {
     "layer_norm_eps": "attention.layer_norm_epsilon",
@@ -121,6 +138,10 @@ def convert_folder(
     if "conv_L_cache" in config:
         heads = config["num_key_value_heads"]
         shape["num_key_value_heads"] = [heads * (each == "full_attention") for each in config["layer_types"]]
+    if kind == "granitemoehybrid":
+        heads = config["num_key_value_heads"]
+        shape["num_key_value_heads"] = [heads * (each == "full_attention") for each in config["layer_types"]]
+        add_mamba(writer, config)
     if kind == "hunyuan_v1_dense" and config["rope_parameters"]["rope_type"] == "dynamic":
         shape["rope_parameters"] = {"rope_theta": stretched_base(config)}
     if kind == "starcoder2":  # whose windows the converter leaves out
@@ -139,6 +160,8 @@ def convert_folder(
     if "linear_conv_kernel_dim" in config:
         add_delta_nets(writer, config)
         stored = convert_delta_nets(config, stored, is_tiled=arch != "qwen3next")
+    if kind == "granitemoehybrid":
+        stored = dict(convert_mamba(config, stored))
     if splits_latents:
         stored = split_latent_up(config, stored)
     if arch == "gemma4":
@@ -207,6 +230,39 @@ def add_delta_nets(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     writer.add_array(f"{writer.arch}.attention.recurrent_layers", recurrent)
     if writer.arch != "qwen3next" and "mrope_section" not in (config.get("rope_parameters") or {}):
         writer.add_rope_dimension_sections([11, 11, 10, 0])
+
+
+def add_mamba(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
+    """Add the sizes of Mamba 2 layers. Granite's rotate nothing, and Bamba's do."""
+    for field, key in MAMBA_COUNTS.items():
+        writer.add_uint32(f"{writer.arch}.{key}", config[field])
+    writer.add_ssm_inner_size(config["mamba_n_heads"] * config["mamba_d_head"])
+    if not config["num_local_experts"]:
+        writer.add_expert_count(0)
+        writer.add_expert_used_count(0)
+    writer.add_rope_scaling_finetuned(config["position_embedding_type"] == "rope")
+
+
+def convert_mamba(config: dict[str, Any], tensors: dict[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield tensors with Mamba 2 layers as in files: rates of decay for their logarithms, and shapes with heads."""
+    for name, tensor in tensors.items():
+        if name.endswith("mamba.A_log"):
+            yield name, -tensor.float().exp()[:, None]
+        elif name.endswith("mamba.D"):
+            yield name, tensor[:, None]
+        elif name.endswith("mamba.dt_bias"):
+            yield name.replace(".dt_bias", ".dt_proj.bias"), tensor
+        elif name.endswith("mamba.norm.weight"):
+            yield name, tensor.view(config["mamba_n_groups"], -1)
+        elif name.endswith("mamba.conv1d.weight"):
+            yield name, tensor.squeeze(1)
+        elif not config["num_local_experts"] and name.endswith("shared_mlp.input_linear.weight"):
+            for part, half in zip(("gate", "up"), tensor.chunk(2), strict=True):
+                yield name.replace("shared_mlp.input_linear", f"mlp.{part}_proj"), half
+        elif not config["num_local_experts"] and name.endswith("shared_mlp.output_linear.weight"):
+            yield name.replace("shared_mlp.output_linear", "mlp.down_proj"), tensor
+        else:
+            yield name, tensor
 
 
 def convert_delta_nets(

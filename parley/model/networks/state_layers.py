@@ -224,23 +224,26 @@ LFM2_STATES = StateFamily(
     has_bias="conv_bias",
     has_convolution_bias="conv_bias",
 )
+MAMBA2_NAMES = StateNames(
+    input=("mamba.in_proj",),
+    output="mamba.out_proj",
+    convolution=("mamba.conv1d",),
+    norm="mamba.norm",
+    decay="mamba.A_log",
+    step_bias="mamba.dt_bias",
+    skip="mamba.D",
+)
 MAMBA2_STATES = StateFamily(
     "linear_attention",
-    StateNames(
-        input=("mamba.in_proj",),
-        output="mamba.out_proj",
-        convolution=("mamba.conv1d",),
-        norm="mamba.norm",
-        decay="mamba.A_log",
-        step_bias="mamba.dt_bias",
-        skip="mamba.D",
-    ),
+    MAMBA2_NAMES,
     read_mamba2,
     has_bias="mamba_proj_bias",
     has_convolution_bias="mamba_conv_bias",
+    others=(replace(MAMBA2_NAMES, decay="mamba.A", is_rate=True),),
 )
 MIXER_STATES = replace(
     MAMBA2_STATES,
+    others=(),
     names=StateNames(
         input=("mixer.in_proj",),
         output="mixer.out_proj",
@@ -261,7 +264,7 @@ MAMBA1_NAMES = StateNames(
     parameters="mixer.x_proj",
     step="mixer.dt_proj",
 )
-MAMBA1_STATES = replace(MAMBA2_STATES, names=MAMBA1_NAMES, read_shape=read_mamba1)
+MAMBA1_STATES = replace(MAMBA2_STATES, names=MAMBA1_NAMES, read_shape=read_mamba1, others=())
 FALCON_MAMBA_STATES = replace(MAMBA1_STATES, read_shape=read_normed_mamba1)
 JAMBA_STATES = replace(
     FALCON_MAMBA_STATES,

@@ -57,7 +57,9 @@ def granite_hybrid_variant(config: Mapping[str, Any]) -> DecoderFamily:
     """Return the row for a config of Granite 4. Without experts, the shared one is the MLP of each layer."""
     if config.get("num_local_experts", 8):
         return GRANITE_HYBRID
-    tensors = replace(GRANITE_HYBRID.tensors, gate_up=("shared_mlp.input_linear",), down="shared_mlp.output_linear")
+    tensors = GRANITE_HYBRID.tensors
+    if (config.get("quantization_config") or {}).get("quant_method") != "gguf":  # whose files have the usual layers
+        tensors = replace(tensors, gate_up=("shared_mlp.input_linear",), down="shared_mlp.output_linear")
     renamed = {"shared_intermediate_size": "intermediate_size", "intermediate_size": "expert_intermediate_size"}
     fields = {**GRANITE_HYBRID.fields, "intermediate_size": 1024}
     return replace(GRANITE_HYBRID, fields=fields, renamed=renamed, tensors=tensors, mixture=None)
