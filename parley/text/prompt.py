@@ -5,6 +5,7 @@ Knows the tokenizer, the chat template and the neutral prompt, but no engine and
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -55,6 +56,7 @@ from parley.types import (
 )
 
 TAIL_TOKENS = 16  # tokens at the end of a prompt that are searched for a closing mark
+PAIR_ROLES = [re.compile(f"""["']{role}["']""") for role in ("query", "document")]  # in templates of rerankers
 EncodeText = Callable[[TextEncoder, str, bool], list[int]]  # with limits; True: add special tokens around the text
 
 
@@ -176,6 +178,8 @@ class TextPipeline:
         encode = partial(
             truncation.encode_within_limit, limit=limit, counted=counted, cut=cut, keep=keep, marked=marked
         )
+        if isinstance(prompt, TextPair) and self.has_pair_template:
+            return self._render_pair(prompt, partial(encode, cut=None), cut)
         if isinstance(prompt, TextPair):
             return self._prepare_pair(prompt, partial(encode, self.tokenizer), cut, keep)
         if isinstance(prompt, Tokens):
@@ -242,6 +246,29 @@ class TextPipeline:
             first, second = text_pair.cut_pair(first, second, max(0, cut - frame.size), keep)
         ids, second_text_start = frame.join_texts(first, second)
         return PreparedPrompt(ids, second_text_start=second_text_start)
+
+    def _render_pair(self, pair: TextPair, encode: EncodeText, cut: int | None) -> PreparedPrompt:
+        """Render two texts by the chat template. If they are too long for ``cut``, the second one loses its end."""
+        first, second = (
+            self._first_tokens(text.text, text.max_tokens) if text.max_tokens is not None else text.text
+            for text in (pair.first, pair.second)
+        )
+        ids = self._encode_rendered_pair(first, second, encode)
+        if cut is not None and len(ids) > cut:
+            kept = len(self.tokenizer.encode(second, special=False)) - (len(ids) - cut)
+            second = self._first_tokens(second, kept) if kept > 0 else ""
+            ids = self._encode_rendered_pair(first, second, encode)[-cut:]
+        return PreparedPrompt(ids)
+
+    def _encode_rendered_pair(self, first: str, second: str, encode: EncodeText) -> list[int]:
+        rendered = self.render_chat(Chat([Message("query", first), Message("document", second)]))
+        return encode(rendered.encoder, rendered.encodable, False)
+
+    @cached_property
+    def has_pair_template(self) -> bool:
+        """Whether the chat template writes the two texts of a pair, as messages of the roles query and document."""
+        source = self.template.sources.get("default", "")
+        return all(role.search(source) for role in PAIR_ROLES)
 
     @cached_property
     def pair_frames(self) -> dict[bool, text_pair.PairFrame]:

@@ -68,6 +68,30 @@ def test_texts_of_a_pair_are_limited_separately(file):
     assert len(ids) == 5 + 2 + 3 and ids[1:6] == first[:5] and ids[7:9] == second[:2]
 
 
+PAIR_TEMPLATE = (
+    "<|im_start|>{% for each in messages if each.role == 'query' %}Q {{ each.content }}{% endfor %}"
+    "{% for each in messages if each['role'] == \"document\" %} D {{ each.content }}{% endfor %}<|im_end|>answer"
+)
+
+
+def test_a_template_of_a_reranker_writes_the_pair(file):
+    tokenizer = Tokenizer(read_backend(file, None))
+    pipeline = TextPipeline(tokenizer, ChatTemplate({"default": PAIR_TEMPLATE}, {}))
+    pair = TextPair(Text(SENTENCES[0]), Text(SENTENCES[2]))
+    ids = pipeline.prepare_prompt(pair, 4096, pooling=POOLING).token_ids
+    assert tokenizer.decode(ids, skip_special=False) == (
+        f"<|im_start|>Q {SENTENCES[0]} D {SENTENCES[2]}<|im_end|>answer"
+    )
+    cut = pipeline.prepare_prompt(pair, 4096, len(ids) - 3, "head", pooling=POOLING).token_ids
+    text = tokenizer.decode(cut, skip_special=False)
+    assert len(cut) <= len(ids) - 3 and text.endswith("<|im_end|>answer") and f"Q {SENTENCES[0]} D The" not in text
+    assert text.startswith(f"<|im_start|>Q {SENTENCES[0]} D over")
+    limited = TextPair(Text(SENTENCES[0], max_tokens=1), Text(SENTENCES[2], max_tokens=1))
+    assert len(pipeline.prepare_prompt(limited, 4096, pooling=POOLING).token_ids) < len(ids) - 5
+    with pytest.raises(ContextLength):
+        pipeline.prepare_prompt(TextPair(Text("a"), Text("b " * 300_000)), 100, pooling=POOLING)
+
+
 def test_a_pair_that_is_far_too_long_is_refused_before_it_is_read(file):
     pair = TextPair(Text("a"), Text("b " * 300_000))
     with pytest.raises(ContextLength, match="over 200"):
