@@ -117,6 +117,31 @@ ENCODERS = """\
 
 Encoders make vectors, and score texts if they have a head for that. They run on plain weights in float32. `gte` and
 `nomic_bert` are also read in their publishers' form (`new`, and GPT-2's names of sizes), without the publishers' code.
+`eurobert` runs on parley's own decoder, as do the decoders of the next section.
+"""
+WHOLE_TEXTS = """\
+
+## Decoders that only make vectors or classes
+
+These generate nothing. They need parley's own decoder, run in the dtype and with the quantized weights of other
+decoders, and have no LoRA adapters, drafts or prefix cache.
+
+* Decoders that read in both directions: EmbeddingGemma (`gemma3_text` with `use_bidirectional_attention`), gte-Qwen2
+  and others with `"is_causal": false`, EuroBERT, and the types `llama_bidirec` and `bidirectional_pplx_qwen3`. Without
+  a pooling of sentence-transformers, their vectors are the mean of all tokens.
+* Decoders whose modules.json asks for another pooling than that of the last token, or for linear layers after it.
+* Decoders with a head for sequence classification (`Qwen3ForSequenceClassification` and the like). It reads the last
+  token.
+* Rerankers whose scores are the logits of tokens, with vLLM's members in config.json, which `--hf-overrides` can set:
+  `classifier_from_token` and `method` (`from_2_way_softmax`, `no_post_processing`), or `is_original_qwen3_reranker`.
+  The template that `--chat-template` names may write the two texts, as messages of the roles `query` and `document`:
+
+      parley serve Qwen/Qwen3-Reranker-0.6B --chat-template qwen3_reranker.jinja --hf-overrides \\
+        '{"architectures": ["Qwen3ForSequenceClassification"], "classifier_from_token": ["no", "yes"],
+          "is_original_qwen3_reranker": true}'
+
+Of all models, modules.json may list Transformer, Pooling, Dense and Normalize, in this order. The weights of Dense must
+be in safetensors.
 """
 FILES = """\
 
@@ -170,7 +195,7 @@ def models_page() -> str:
     lines += [OTHERS, "| `model_type` | Architecture |", "|---|---|"]
     others = {folder.model_type for folder in served} - FUSABLE_TYPES - set(ENCODER_TYPES)
     lines += [f"| `{kind}` | `{MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(kind)}` |" for kind in sorted(others)]
-    lines += [ENCODERS, _join(f"`{kind}`" for kind in ENCODER_TYPES)]
+    lines += [ENCODERS, _join(f"`{kind}`" for kind in ENCODER_TYPES), WHOLE_TEXTS.rstrip()]
     plain = ("bfloat16", "float16", "float32", "safetensors")
     other_forms = [folder.files for folder in served if not folder.is_quantized and folder.files not in plain]
     lines += [FILES, *(f"* {form}" for form in dict.fromkeys(other_forms))]

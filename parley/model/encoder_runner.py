@@ -40,12 +40,14 @@ class EncoderRunner:
     def __init__(
         self, encoder: EncoderNetwork, recipe: PoolingRecipe, *, max_model_len: int, head: ClassifierHead | None = None
     ):
+        if head is None:
+            recipe.check_width(encoder.config.hidden)
         self.encoder = encoder
         self.recipe = recipe
         self.head = head
         self.max_model_len = max_model_len
         self.vocab_size = encoder.config.vocab
-        self.dimensions = encoder.config.hidden * len(recipe.modes) if head is None else 0
+        self.dimensions = recipe.vector_size(encoder.config.hidden) if head is None else 0
         tasks: tuple[PoolingTask, ...] = ("embed", "token_embed") if head is None else ("classify",)
         self.pooling_tasks = frozenset(tasks)
 

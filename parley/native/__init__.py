@@ -426,18 +426,20 @@ def plan_attention(
     device: torch.device,
     dtype: torch.dtype,
     has_slopes: bool = False,
+    is_window_ahead: bool = False,
     tables: BatchTables | None = None,
 ) -> AttentionPlan:
     """Plan the attention of a batch. One plan serves all layers of the same page format, head count, window and chunk.
 
     ``ends``: how far each row sees, the last visible position + 1, int64 [T]: its own position or a later one of its
-    span. None: its own. ``dtype``: of the queries. ``has_slopes``: ``attend`` gets slopes. ``tables``: of the batch, if
-    a plan of it has made them before.
+    span. None: its own. ``dtype``: of the queries. ``has_slopes``: ``attend`` gets slopes. ``is_window_ahead``:
+    with a window, rows see as many later positions as earlier ones. ``tables``: of the batch, if a plan of it with the
+    same ends has made them before.
     """
     if page_format.tiled:
         return plan_spans(spans, window, ends, chunk=chunk)
     if chunk is None and not has_slopes and has_table_attention(page_format, device, dtype):
-        return TablePlan(tables or BatchTables.of_spans(spans, ends, device), window or 0)
+        return TablePlan(tables or BatchTables.of_spans(spans, ends, device), window or 0, is_window_ahead)
     return torch_attention.plan_tiles(
         spans,
         heads=heads,

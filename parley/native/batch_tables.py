@@ -66,10 +66,12 @@ class BatchTables:
 
 @dataclass(frozen=True)
 class TablePlan:
-    """The attention of a batch as tiles over its tables; ``window``: 0 if there is none."""
+    """The attention of a batch as tiles over its tables; ``window``: 0 if there is none. ``is_ahead``: the window
+    also reaches as far ahead."""
 
     tables: BatchTables
     window: int
+    is_ahead: bool = False
 
     def choose_tiles(self, fold: int, *, is_wide: bool = False) -> tuple[torch.Tensor, int]:
         """Return the tiles, as ``BatchTables.tiles`` does, and the rows of each: few if they are ``is_wide``."""
@@ -81,5 +83,6 @@ class TablePlan:
         """The most chunks that a tile sees."""
         chunks = -(-self.tables.longest // CHUNK_KEYS)
         if self.window:  # it may begin anywhere within a chunk, and at another position for each row
-            chunks = min(chunks, -(-(self.window + TILE_ROWS) // CHUNK_KEYS) + 1)
+            width = self.window * (1 + self.is_ahead)
+            chunks = min(chunks, -(-(width + TILE_ROWS) // CHUNK_KEYS) + 1)
         return chunks

@@ -52,12 +52,14 @@ ENCODER_CONFIGS = {
     "nomic_bert": SIZES | {"max_position_embeddings": 128, "type_vocab_size": 2},
     "deberta-v2": DEBERTA_SIZES,
     "gte": SIZES | {"max_position_embeddings": 128, "type_vocab_size": 2},
+    "electra": SIZES | {"embedding_size": 32},
 }
 MISSING_TENSORS = {
     "deberta-v2": "rel_embeddings",
     "modernbert": "final_norm",
     "nomic_bert": "token_type_embeddings",
     "gte": "token_type_embeddings",
+    "electra": "embeddings_project",
 }
 LENGTHS = (1, 2, 2, 7, 40, 3, 2, 128, 7, 1, 90)
 
@@ -100,7 +102,7 @@ def test_encoder_vectors_match_transformers(tmp_path, kind):
     model = write_encoder(tmp_path, kind)
     runner, info = load_test_runner(tmp_path)
     assert (info.generates, info.dimensions, info.dtype, info.kv_bytes) == (False, 48, "float32", 0)
-    assert info.max_model_len == (130 if kind in ("bert", "distilbert") else 128)
+    assert info.max_model_len == (130 if kind in ("bert", "distilbert", "electra") else 128)
     expected = [normalized(rows.mean(0)) for rows in hidden_states(model)]
     for step in (1, 60, 4096):
         actual = unpack_vectors(serve_requests(runner, embedding_requests(), step=step)[0])

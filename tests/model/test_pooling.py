@@ -115,7 +115,7 @@ def test_decoder_checkpoint_without_head_loads(tmp_path):
     assert serve_requests(runner, requests)[0] == serve_requests(full_runner, requests)[0]
 
 
-@pytest.mark.parametrize("pooling", [{"pooling_mode_mean_tokens": True}, {"pooling_mode": "dreams"}, {}])
+@pytest.mark.parametrize("pooling", [{"pooling_mode": "dreams"}, {}])
 def test_decoder_with_unsupported_pooling_only_generates(folder, pooling):
     write_pooling_config(folder, **pooling)
     _, info = load_test_runner(folder)

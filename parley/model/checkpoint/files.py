@@ -167,6 +167,10 @@ class Checkpoint:
         self._entries = {rename(name): entry for name, entry in self._entries.items()}
         self.metadata = {rename(name): text for name, text in self.metadata.items()}
 
+    def remove_tensors(self, prefix: str) -> None:
+        """Forget the tensors whose names begin with ``prefix``."""
+        self._entries = {name: entry for name, entry in self._entries.items() if not name.startswith(prefix)}
+
     def select_tensors(self, prefixes: dict[str, str]) -> None:
         """Keep only the tensors whose names begin with one of ``prefixes``, and replace it by its value.
 

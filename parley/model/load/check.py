@@ -18,7 +18,7 @@ from parley.core.sequence import BLOCK_SIZE
 from parley.model.checkpoint.files import Checkpoint, LoadError, read_config
 from parley.model.load import fuse, plan, towers
 from parley.model.load.memory import plan_cache, refuse_large_weights
-from parley.model.load.text_encoders import classifier, encoders
+from parley.model.load.text_encoders import classifier, encoders, whole_text
 from parley.model.load.weight_size import plan_weights
 from parley.model.networks.decoder import position_table_bytes
 from parley.model.networks.lora import read_adapter
@@ -54,6 +54,8 @@ def check_model(settings: Settings) -> CheckedModel:
     config = read_config(folder)
     if encoders.is_encoder(config):
         return CheckedModel("", _check_encoder(settings, folder, config))
+    if whole_text.is_whole_text_model(folder, config):
+        return CheckedModel("", *_check_whole_text_decoder(settings, folder, config))
     parts = [_check_decoder(settings, folder, config)]
     if parts[0].state_bytes:
         plan.check_state_settings(settings, plan.architecture_name(config))
@@ -109,8 +111,21 @@ def _check_encoder(settings: Settings, folder: Path, config: dict[str, Any]) -> 
     """Return the bytes of an encoder's weights. Raises LoadError."""
     encoder_plan = plan.plan_encoder(settings, folder, config)
     encoder_config = encoders.check_encoder_tensors(encoder_plan.checkpoint, config)
-    classifier.load_classifier_head(encoder_plan.checkpoint, config, encoder_config.hidden, torch.device("meta"))
+    head = classifier.load_classifier_head(encoder_plan.checkpoint, config, encoder_config.hidden, torch.device("meta"))
+    if head is None:
+        encoder_plan.recipe.check_width(encoder_config.hidden)
     return encoder_plan.size
+
+
+def _check_whole_text_decoder(settings: Settings, folder: Path, config: dict[str, Any]) -> tuple[int, int]:
+    """Return the bytes of the weights and of the tables of positions of a decoder that reads whole texts. Raises
+    LoadError."""
+    text_plan = whole_text.plan_whole_text(settings, folder, config)
+    weights = whole_text.open_whole_text_weights(folder, text_plan)
+    if whole_text.load_whole_text_head(folder, config, text_plan, weights.config) is None:
+        text_plan.recipe.check_width(weights.config.hidden)
+    length = text_plan.decoder.length
+    return plan_weights(weights, keeps_head=False), length * position_table_bytes(weights.config, length)
 
 
 def _check_decoder(settings: Settings, folder: Path, config: dict[str, Any]) -> CheckedDecoder:

@@ -49,6 +49,13 @@ from parley.model.load.plan import (
 )
 from parley.model.load.text_encoders.classifier import load_classifier_head
 from parley.model.load.text_encoders.encoders import is_encoder, load_encoder
+from parley.model.load.text_encoders.whole_text import (
+    is_whole_text_model,
+    load_whole_text_decoder,
+    load_whole_text_head,
+    open_whole_text_weights,
+    plan_whole_text,
+)
 from parley.model.load.towers import MediaTowers, load_towers, memory_needed_later, plan_towers, usable_towers
 from parley.model.load.weight_size import refuse_weights_beyond_memory
 from parley.model.media.encoder import TransformersEncoder
@@ -76,7 +83,11 @@ def load_runner(settings: Settings, progress: ProgressReport) -> tuple[DecoderRu
     progress("reading the config", 0.0)
     folder = Path(settings.model)
     config = read_config(folder)
-    return (_load_encoder if is_encoder(config) else _load_decoder)(settings, folder, config, progress)
+    if is_encoder(config):
+        return _load_encoder(settings, folder, config, progress)
+    if is_whole_text_model(folder, config):
+        return _load_whole_text_decoder(settings, folder, config, progress)
+    return _load_decoder(settings, folder, config, progress)
 
 
 def _use_threads(count: int | None) -> None:
@@ -102,22 +113,54 @@ def _load_encoder(
         progress("warming up", 0.96)
         reader.warm_up()
     progress("ready", 1.0)
-    return reader, ModelInfo(
+    info = _describe_encoder(config, reader, ENCODER_DTYPE)
+    return reader, msgspec.structs.replace(info, parameters=checkpoint.parameter_count, weights_bytes=size)
+
+
+def _load_whole_text_decoder(
+    settings: Settings, folder: Path, config: dict[str, Any], progress: ProgressReport
+) -> tuple[EncoderRunner, ModelInfo]:
+    """Load a decoder that reads whole texts, and generates nothing."""
+    plan = plan_whole_text(settings, folder, config)
+    _use_threads(settings.threads)
+    with guard_allocation("the model's weights"):
+        weights = open_whole_text_weights(folder, plan)
+        head = load_whole_text_head(folder, config, plan, weights.config)
+        decoder = load_whole_text_decoder(
+            weights, plan, lambda done: progress("loading the weights", 0.05 + 0.85 * done)
+        )
+        reader = EncoderRunner(decoder, plan.recipe, max_model_len=plan.decoder.length, head=head)
+        progress("warming up", 0.96)
+        reader.warm_up()
+    progress("ready", 1.0)
+    quantization = plan.decoder.quantization
+    return reader, msgspec.structs.replace(
+        _describe_encoder(config, reader, plan.decoder.dtype),
+        parameters=decoder.decoder.parameters,
+        weights_bytes=decoder.decoder.weights_bytes,
+        quantization=quantization.method or quantization.setting,
+    )
+
+
+def _describe_encoder(config: dict[str, Any], reader: EncoderRunner, dtype: torch.dtype) -> ModelInfo:
+    """Describe an encoder to the API process; the sizes of its weights are missing."""
+    device, head = reader.encoder.device, reader.head
+    return ModelInfo(
         architecture=architecture_name(config),
-        dtype=str(ENCODER_DTYPE).removeprefix("torch."),
+        dtype=str(dtype).removeprefix("torch."),
         device=str(device),
-        kernels=native.kernels_in_use(ENCODER_DTYPE, device),
-        parameters=checkpoint.parameter_count,
+        kernels=native.kernels_in_use(dtype, device),
+        parameters=0,
         vocab_size=reader.vocab_size,
-        max_model_len=length,
-        weights_bytes=size,
+        max_model_len=reader.max_model_len,
+        weights_bytes=0,
         kv_bytes=0,
         kv_blocks=0,
         block_size=BLOCK_SIZE,
         fused=True,
         generates=False,
         dimensions=reader.dimensions,
-        pooling="+".join(recipe.modes),
+        pooling="+".join(reader.recipe.modes),
         token_vectors="token_embed" in reader.pooling_tasks,
         labels=head.labels if head is not None else [],
     )
@@ -393,9 +436,8 @@ def _decoder_pooling(folder: Path) -> PoolingRecipe | None:
     except LoadError as error:
         log.info("The model makes no vectors: %s", error)
         return None
-    if not recipe.is_last_token:
-        log.info("The model makes no vectors: its pooling is %s, but a decoder supports lasttoken only.",
-                 ", ".join(recipe.modes))  # fmt: skip
+    if not recipe.is_last_token or recipe.dense_layers:  # and the fused decoder cannot compute the model
+        log.info("The model makes no vectors: only parley's own decoder pools more than the last token's state.")
         return None
     return recipe
 

@@ -25,29 +25,30 @@ def refuse_weights_beyond_memory(weights: DecoderWeights) -> None:
         plan_weights(weights)
 
 
-def plan_weights(weights: DecoderWeights) -> int:
+def plan_weights(weights: DecoderWeights, *, keeps_head: bool = True) -> int:
     """Return the bytes that the weights of the fused decoder will take; on a GPU, at least.
 
-    Raises LoadError if they do not fit into memory, or as ``fuse_decoder`` does if tensors are not as the config says.
+    ``keeps_head``: it keeps its head after the numeric check. Raises LoadError if they do not fit into memory, or as
+    ``fuse_decoder`` does if tensors are not as the config says.
     """
     weights.check_shapes()
     if weights.device.type != "cpu":
         size = weights.quantization.least_bytes(weights.checkpoint, weights.dtype)
     else:
-        size = measure_weights(weights)
+        size = measure_weights(weights, keeps_head=keeps_head)
     refuse_large_weights(size, weights.device)
     return size
 
 
-def measure_weights(weights: DecoderWeights) -> int:
+def measure_weights(weights: DecoderWeights, *, keeps_head: bool = True) -> int:
     """Return the bytes that the weights of the fused decoder take on the CPU. Their shapes must have been checked."""
     config = weights.config
     weights = DecoderWeights(weights.checkpoint.without_data(), config, weights.quantization, weights.dtype, META)
     layer_bytes: dict[object, int] = {}
     with MetaValues():  # type: ignore[no-untyped-call]
         head = weights.pack_head()
-        outer = [weights.embedding_table(head), weights.embedding_parts(), weights.read_norm(config.tensors.norm), head]
-        total = tensor_bytes(outer)
+        outer = [weights.embedding_table(head), weights.embedding_parts(), weights.read_norm(config.tensors.norm)]
+        total = tensor_bytes([*outer, head] if keeps_head else outer)
         for layer in range(config.layer_count):
             form = _layer_form(weights, layer)
             if form not in layer_bytes:  # most layers of a model are alike

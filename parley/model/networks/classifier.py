@@ -14,6 +14,7 @@ import torch.nn.functional as F
 
 from parley.model.networks.encoder import LayerNorm
 
+HeadReads = Literal["first", "last", "mean", "late"]
 ScoreFunction = Literal["sigmoid", "softmax", "tanh", "identity"]
 SCORE_FUNCTIONS: dict[ScoreFunction, Callable[[torch.Tensor], torch.Tensor]] = {
     "sigmoid": torch.sigmoid,
@@ -37,31 +38,44 @@ class PlainLinear:
 
 @dataclass(frozen=True)
 class ClassifierHead:
-    """A hidden layer with its activation, a norm in some families, and the layer that has one output for each class.
+    """A hidden layer with its activation and a norm, in families that have these, and the layer that has one output for
+    each class.
 
-    It reads the state of a text's first token, or with ``uses_mean`` the mean of all. ``eps``: of the norm. ``labels``:
-    names of the classes. ``score_function`` turns logits into scores.
+    It reads the state of a text's first or last token, or the mean of all; ``late``: the mean follows the activation.
+    ``eps``: of the norm. ``labels``: names of the classes. ``score_function`` turns logits into scores.
     """
 
-    hidden_layer: PlainLinear
+    hidden_layer: PlainLinear | None
     activate: Callable[[torch.Tensor], torch.Tensor]
     output_layer: PlainLinear
     labels: list[str]
     score_function: ScoreFunction
     norm: LayerNorm | None = None
     eps: float = 0.0
-    uses_mean: bool = False
+    reads: HeadReads = "first"
 
     def score_texts(self, states: torch.Tensor, lengths: list[int]) -> torch.Tensor:
         """Return the logits of texts that are packed one after the other: [T, hidden] -> [texts, labels]."""
-        parts = states.split(lengths)
-        x = self.activate(
-            self.hidden_layer(torch.stack([part.mean(0) if self.uses_mean else part[0] for part in parts]))
-        )
+        if self.reads == "late":
+            x = _text_means(self._apply_hidden_layer(states.float()), lengths)
+        elif self.reads == "mean":
+            x = self._apply_hidden_layer(_text_means(states.float(), lengths))
+        else:
+            ends = torch.tensor(lengths).cumsum(0)
+            places = ends - 1 if self.reads == "last" else ends - torch.tensor(lengths)
+            x = self._apply_hidden_layer(states.index_select(0, places.to(states.device)).float())
         if self.norm is not None:
             x = F.layer_norm(x, x.shape[-1:], self.norm.weight, self.norm.bias, self.eps)
         return self.output_layer(x)
 
+    def _apply_hidden_layer(self, x: torch.Tensor) -> torch.Tensor:
+        return x if self.hidden_layer is None else self.activate(self.hidden_layer(x))
+
     def activate_scores(self, logits: torch.Tensor) -> torch.Tensor:
         """Return the scores of logits: [texts, labels] -> [texts, labels]."""
         return SCORE_FUNCTIONS[self.score_function](logits)
+
+
+def _text_means(rows: torch.Tensor, lengths: list[int]) -> torch.Tensor:
+    """Return the mean of each text's rows: [T, width] -> [texts, width]."""
+    return torch.stack([part.mean(0) for part in rows.split(lengths)])

@@ -145,7 +145,7 @@ class FusedDecoder:
         self._embedding = embedding
         self._computes_embeddings = not isinstance(embedding, torch.Tensor) or embedding_parts != EmbeddingParts()
         self._norm = norm
-        self._head = head
+        self._head: native.PackedWeight | None = head  # None: given up
         # Gemma was trained with the rounded scale.
         self._embedding_scale = float(torch.tensor(config.embedding_scale, dtype=embedding.dtype))
         self._rope_table = rope_table
@@ -159,6 +159,11 @@ class FusedDecoder:
         self._query_scales = make_query_scales(self.config, length, self.device)
         self.stack = self._build_stack()
 
+    def release_head(self) -> native.PackedWeight | None:
+        """Give up the head, so that no logits can be computed. Return it; None if it is the embedding as well."""
+        head, self._head = self._head, None
+        return None if head is None or head.weight is self._embedding else head
+
     def position_bytes(self, length: int) -> int:
         """Return the bytes that each position of a context of ``length`` tokens takes in tables."""
         return position_table_bytes(self.config, length)
@@ -166,6 +171,7 @@ class FusedDecoder:
     def select_layers(self, layers: list[int], config: DecoderConfig | None = None) -> FusedDecoder:
         """Return a decoder with only ``layers``, described by ``config`` if given. It shares the weights."""
         config = config or self.config
+        assert self._head is not None, "the head is given up"
         shapes = [config.layers[i] for i in layers]
         return FusedDecoder(
             replace(
@@ -549,6 +555,7 @@ class FusedDecoder:
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return logits of the given hidden rows: float32 [rows, vocab_size]."""
+        assert self._head is not None, "the head is given up"
         logits, config = native.lm_head_logits(hidden, self._head), self.config
         if config.logit_scale == 1 and config.logit_softcap is None:
             return logits

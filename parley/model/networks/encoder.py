@@ -24,7 +24,8 @@ GELU, TANH, RELU = "gelu", "gelu of tanh", "relu"
 
 @dataclass(frozen=True)
 class EncoderConfig:
-    """Sizes of an encoder. ``first_position``: of a text's first token. ``buckets``: number of relative positions."""
+    """Sizes of an encoder. ``first_position``: of a text's first token. ``buckets``: number of relative positions.
+    ``embedding``: numbers of an embedding if a linear layer makes the first hidden state of it, else 0."""
 
     vocab: int
     hidden: int
@@ -36,11 +37,17 @@ class EncoderConfig:
     first_position: int
     activation: str
     buckets: int = 0
+    embedding: int = 0
 
     @property
     def max_length(self) -> int:
         """The longest text in tokens that has positions."""
         return self.positions - self.first_position
+
+    @property
+    def embedding_width(self) -> int:
+        """Numbers of an embedding."""
+        return self.embedding or self.hidden
 
 
 class EncoderSizes(Protocol):
@@ -156,6 +163,7 @@ class Encoder:
 
     ``bias`` [heads, max_length, max_length] is added to the attention scores, in models with relative positions.
     ``second_type`` [hidden] is added to the embeddings of a pair's second text, in models that tell the two apart.
+    With ``projection``, these have ``embedding_width`` numbers instead of hidden ones, and it follows their norm.
     """
 
     def __init__(
@@ -167,9 +175,11 @@ class Encoder:
         layers: list[EncoderLayer],
         bias: torch.Tensor | None,
         second_type: torch.Tensor | None = None,
+        projection: EncoderLinear | None = None,
     ):
         self.config = config
         self.layers = layers
+        self._projection = projection
         self.device = word_embeddings.device
         self._word_embeddings, self._position_embeddings, self._norm, self._bias = (
             word_embeddings,
@@ -187,6 +197,8 @@ class Encoder:
         if texts.second_rows is not None and self._second_type is not None:
             x[texts.second_rows] += self._second_type
         x = self._layer_norm(x, self._norm)
+        if self._projection is not None:
+            x = self._projection(x)
         for layer in self.layers:
             beat()
             attended = self._attend_runs(layer.qkv(x), texts.runs)
@@ -197,7 +209,7 @@ class Encoder:
         return x
 
     def _layer_norm(self, x: torch.Tensor, norm: LayerNorm) -> torch.Tensor:
-        return F.layer_norm(x, (self.config.hidden,), norm.weight, norm.bias, self.config.eps)
+        return F.layer_norm(x, norm.weight.shape, norm.weight, norm.bias, self.config.eps)
 
     def _attend_runs(self, qkv: torch.Tensor, runs: list[tuple[int, int]]) -> torch.Tensor:
         """Compute attention of each text to itself: qkv [T, 3 * hidden] -> [T, hidden]."""

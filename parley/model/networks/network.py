@@ -42,7 +42,8 @@ class PackedBatch:
     long rotary factors (``DecoderNetwork.long_rope_after``), bool [T]; None if none does.
     ``media``: embeddings from encoders; None if there are none. ``rope_positions``: rotary positions on the three axes
     of M-RoPE, int64 [3, T]; None if they all equal ``positions``. ``visible_ends``: how far each token sees, the last
-    visible position + 1, int64 [T]; None if it sees itself and earlier tokens only.
+    visible position + 1, int64 [T]; None if it sees itself and earlier tokens only. ``has_window_ahead``: in layers
+    with a window of w tokens, a token sees the next w - 1 at most.
     ``states``: of the sequences, for layers that keep one; None if all sequences begin here and do not continue.
     ``tables``: the same sequences as tensors for kernels on a GPU, made when the first of them needs them.
     ``result_counts``: of how many last tokens of each span the result is read; None: of all. A network may leave out
@@ -58,6 +59,7 @@ class PackedBatch:
     media: MediaRows | None = None
     rope_positions: torch.Tensor | None = None
     visible_ends: torch.Tensor | None = None
+    has_window_ahead: bool = False
     states: BatchStates | None = None
     tables: native.BatchTables | None = None
     result_counts: list[int] | None = None
@@ -90,6 +92,12 @@ class PackedBatch:
         if any(flags):
             counts = torch.tensor([span.count for span in self.spans])
             self.long_rope = torch.tensor(flags).repeat_interleave(counts).to(self.positions.device)
+
+    def limit_ends(self, window: int | None) -> torch.Tensor | None:
+        """Return ``visible_ends`` in a layer with a window of so many tokens, None: without one."""
+        if self.visible_ends is None or window is None or not self.has_window_ahead:
+            return self.visible_ends
+        return torch.minimum(self.visible_ends, self.positions + window)
 
 
 class LinearSite(NamedTuple):

@@ -31,6 +31,7 @@ class PagedKV:
     Memory is only reserved: a page takes physical memory when it is first cleared. One extra page always stays zero.
     ``shared``, on the CPU only: use the memory of descriptor ``file``, with each layer's pages in one of ``regions``.
     That file has ``spare_bytes`` more, which ``spare`` holds, from ``spare_offset`` on.
+    ``one_layer_at_once``: layers of one format share their pages, which hold what the last of them wrote.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class PagedKV:
         int8: bool = False,
         shared: bool = False,
         spare_bytes: int = 0,
+        one_layer_at_once: bool = False,
     ):
         self.layers = layers
         self.blocks = blocks
@@ -65,16 +67,15 @@ class PagedKV:
             arenas = carve_arenas(buffer, self.format_layers, self.regions, blocks + 1)
         else:
             shapes = [
-                (kv_format, (len(numbers), blocks + 1, *kv_format.shape))
+                (kv_format, (1 if one_layer_at_once else len(numbers), blocks + 1, *kv_format.shape))
                 for kv_format, numbers in self.format_layers.items()
             ]
             arenas = [torch.empty(shape, dtype=kv_format.dtype, device=self.device) for kv_format, shape in shapes]
         self.arenas = arenas  # [layers of one format, pages, ...], by owners: one clear serves them all
         pools: dict[int, native.PagePool] = {}
         for (kv_format, numbers), arena in zip(self.format_layers.items(), arenas, strict=True):
-            pools.update(
-                (i, native.PagePool(pages, kv_format)) for i, pages in zip(numbers, arena.unbind(0), strict=True)
-            )
+            layer_pages = arena.expand(len(numbers), *arena.shape[1:]).unbind(0)
+            pools.update((i, native.PagePool(pages, kv_format)) for i, pages in zip(numbers, layer_pages, strict=True))
         self._pools = [pools[i] for i in range(len(layers))]
         self._batch: PackedBatch | None = None
         self._plans: dict[tuple[int, native.PageFormat, int | None, int | None, bool, bool], native.AttentionPlan] = {}
@@ -149,20 +150,23 @@ class PagedKV:
         pool = self._pools[layer]
         key = (queries.shape[1], pool.page_format, window, chunk, slopes is None, sees_later)
         if key not in self._plans:
+            ends = batch.limit_ends(window) if sees_later else None
+            has_own_ends = ends is not batch.visible_ends
             plan = self._plans[key] = native.plan_attention(
                 batch.spans,
                 heads=queries.shape[1],
                 page_format=pool.page_format,
                 window=window,
                 chunk=chunk,
-                ends=batch.visible_ends if sees_later else None,
+                ends=ends,
                 zero_page=self.blocks,
                 device=self.device,
                 dtype=queries.dtype,
                 has_slopes=slopes is not None,
-                tables=batch.tables,
+                is_window_ahead=has_own_ends and sees_later,
+                tables=None if has_own_ends else batch.tables,
             )
-            if isinstance(plan, native.TablePlan):
+            if isinstance(plan, native.TablePlan) and not has_own_ends:
                 batch.tables = plan.tables
         plan = self._plans[key]
         return native.attend(queries, pool, plan, scale=scale, softcap=softcap, sinks=sinks, slopes=slopes)

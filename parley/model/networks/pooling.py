@@ -1,8 +1,8 @@
 """Pools a text's hidden states into one vector, as a model folder in sentence-transformers format specifies.
 
-The folder's modules.json lists the stages after the network: a pooling with its own config.json, then an optional
-normalization. Without that file the kind of network decides. Sums cover one text's rows only, so a vector does not
-depend on the rest of the step.
+The folder's modules.json lists the stages after the network: a pooling with its own config.json, then linear layers
+with their own config.json and weights, and an optional normalization. Without that file the kind of network decides.
+Sums cover one text's rows only, so a vector does not depend on the rest of the step.
 """
 
 from __future__ import annotations
@@ -15,8 +15,10 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
+import torch.nn.functional as F
 
-from parley.model.checkpoint.files import LoadError
+from parley.model.checkpoint.files import Checkpoint, LoadError
 from parley.types import PoolingOptions
 
 HiddenRows = npt.NDArray[np.float32]  # hidden states of one text: [tokens, hidden]
@@ -33,6 +35,16 @@ POOLING_MODES: dict[str, Callable[[HiddenRows], HiddenRows]] = {
 FLAG_PREFIX = "pooling_mode_"
 FLAG_MODES = {"cls_token": "cls", "max_tokens": "max", "mean_tokens": "mean"}  # older configs use these longer names
 MIN_NORM = 1e-12
+MODULES = ("Transformer", "Pooling", "Dense", "Normalize")  # the kinds that modules.json may list, in this order
+# Activations of linear layers, by the last part of the name of PyTorch's class.
+DENSE_ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "Identity": lambda x: x,
+    "Tanh": torch.tanh,
+    "ReLU": F.relu,
+    "GELU": F.gelu,
+    "SiLU": F.silu,
+    "Sigmoid": torch.sigmoid,
+}
 
 
 def _position_weights(count: int) -> HiddenRows:
@@ -43,24 +55,55 @@ def _position_weights(count: int) -> HiddenRows:
 
 
 @dataclass(frozen=True)
+class DenseLayer:
+    """A linear layer that a text's vector passes. ``weight`` float32 [out, in], ``bias`` float32 [out]."""
+
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+    activate: Callable[[torch.Tensor], torch.Tensor]
+
+    def apply_to_vector(self, vector: HiddenRows) -> HiddenRows:
+        """Apply the layer: [in] -> [out]."""
+        result: HiddenRows = self.activate(F.linear(torch.from_numpy(vector), self.weight, self.bias)).numpy()
+        return result
+
+
+@dataclass(frozen=True)
 class PoolingRecipe:
-    """``modes``: of POOLING_MODES, concatenated in that order. ``max_text_tokens``: text length seen in training."""
+    """``modes``: of POOLING_MODES, concatenated in that order. ``dense_layers`` follow, then the normalization.
+    ``max_text_tokens``: text length seen in training."""
 
     modes: tuple[str, ...]
     normalize: bool = True
     max_text_tokens: int | None = None
+    dense_layers: tuple[DenseLayer, ...] = ()
 
     @property
     def is_last_token(self) -> bool:
         """Whether only the last token's row is needed."""
         return self.modes == ("lasttoken",)
 
+    def vector_size(self, hidden: int) -> int:
+        """Return the numbers of a vector, for a network with ``hidden`` numbers for each token."""
+        return self.dense_layers[-1].weight.shape[0] if self.dense_layers else hidden * len(self.modes)
+
+    def check_width(self, hidden: int) -> None:
+        """Raise LoadError if the linear layers do not take the network's vectors."""
+        width = hidden * len(self.modes)
+        for layer in self.dense_layers:
+            if layer.weight.shape[1] != width:
+                raise LoadError(f"A Dense module takes {layer.weight.shape[1]} numbers, but its input has {width}.")
+            width = layer.weight.shape[0]
+
     def pool_rows(self, rows: HiddenRows, request: PoolingOptions) -> bytes | None:
         """Return the requested vector, or vectors, as little-endian float32 bytes; None if a number is not finite."""
         if request.task == "token_embed":
             vectors = rows[:, : request.dimensions]
         else:
-            vectors = np.concatenate([POOLING_MODES[mode](rows) for mode in self.modes])[None, : request.dimensions]
+            vector = np.concatenate([POOLING_MODES[mode](rows) for mode in self.modes])
+            for layer in self.dense_layers:
+                vector = layer.apply_to_vector(vector)
+            vectors = vector[None, : request.dimensions]
         lengths = np.sqrt(np.square(vectors, dtype=np.float64).sum(1, keepdims=True))
         if not np.isfinite(lengths).all():
             return None
@@ -75,8 +118,9 @@ def read_pooling_recipe(folder: Path) -> PoolingRecipe | None:
         return None
     modules = [module for module in _read_json_value(folder / "modules.json", list) if isinstance(module, dict)]
     kinds = [str(module.get("type", "")).rpartition(".")[2] for module in modules]
-    if kinds[:2] != ["Transformer", "Pooling"] or kinds[2:] not in ([], ["Normalize"]):
-        raise LoadError(f"modules.json lists {', '.join(kinds)}; only Transformer, Pooling, Normalize can be served.")
+    dense_count = kinds.count("Dense")
+    if kinds != ["Transformer", "Pooling", *["Dense"] * dense_count, *["Normalize"] * ("Normalize" in kinds)]:
+        raise LoadError(f"modules.json lists {', '.join(kinds)}; only {', '.join(MODULES)} can be served, in order.")
     settings = _read_json_value(folder / str(modules[1].get("path", "")) / "config.json", dict)
     modes = settings.get("pooling_mode")
     if modes is None:
@@ -96,6 +140,33 @@ def read_pooling_recipe(folder: Path) -> PoolingRecipe | None:
         tuple(mode for mode in POOLING_MODES if mode in modes),
         normalize="Normalize" in kinds,
         max_text_tokens=max_text_tokens if type(max_text_tokens) is int and max_text_tokens > 0 else None,
+        dense_layers=tuple(
+            _read_dense_layer(folder / str(module.get("path", ""))) for module in modules[2:][:dense_count]
+        ),
+    )
+
+
+def _read_dense_layer(folder: Path) -> DenseLayer:
+    """Read a Dense module of sentence-transformers. Raises LoadError."""
+    settings = _read_json_value(folder / "config.json", dict)
+    activation = str(settings.get("activation_function", "Tanh"))
+    activate = DENSE_ACTIVATIONS.get(activation.rpartition(".")[2])
+    if activate is None:
+        raise LoadError(f"{folder.name} has the activation {activation}, which is not supported.")
+    if settings.get("module_input_name") not in (None, "sentence_embedding"):
+        raise LoadError(f"{folder.name} reads {settings['module_input_name']}; only sentence_embedding is supported.")
+    weights = folder / "model.safetensors"
+    if not weights.is_file():
+        raise LoadError(f"{folder.name} has no model.safetensors, and files of other formats are not read.")
+    sizes = [settings.get("out_features"), settings.get("in_features")]
+    if any(type(size) is not int or size < 1 for size in sizes):
+        raise LoadError(f"{folder.name}/config.json has no valid in_features and out_features.")
+    checkpoint = Checkpoint(folder, [weights])
+    has_bias = settings.get("bias", True) is not False
+    return DenseLayer(
+        checkpoint.view_tensor("linear.weight", *sizes).float().clone(),
+        checkpoint.view_tensor("linear.bias", sizes[0]).float().clone() if has_bias else None,
+        activate,
     )
 
 

@@ -29,7 +29,14 @@ ENCODERS: dict[str, dict[str, Any]] = {
                                    "pos_att_type": ["p2c", "c2p"], "norm_rel_ebd": "layer_norm", "conv_kernel_size": 3,
                                    "position_biased_input": False},
     "gte": ENCODER_SIZES | {"max_position_embeddings": 128},
+    "electra": ENCODER_SIZES | {"embedding_size": 32},
+    "eurobert": ENCODER_SIZES | {"bos_token_id": 0, "eos_token_id": 2, "mask_token_id": 4},
 }  # fmt: skip
+# Decoders that read in both directions, by their model types and the members that say so.
+BOTH_WAYS_DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "EmbeddingGemma": ("gemma3_text", ENCODER_SIZES | {"use_bidirectional_attention": True, "sliding_window": 20}),
+    "gte-Qwen2": ("qwen2", ENCODER_SIZES | {"is_causal": False}),
+}
 SEQUENCE_TO_SEQUENCE: dict[str, dict[str, Any]] = {
     "t5": {"d_model": 64, "d_kv": 16, "d_ff": 96, "num_layers": 2, "num_heads": 4},
     "bart": {"d_model": 64, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 96, "decoder_ffn_dim": 96},
@@ -78,12 +85,15 @@ REFUSED_CONFIGS: dict[str, tuple[dict[str, Any], str]] = {
         {"model_type": "made_up", "auto_map": {"AutoModelForCausalLM": "modeling_made_up.MadeUp"}},
         "The model needs code of its own, but code from model folders is never run.",
     ),
-    "a model of both directions": ({"model_type": "electra"}, "reads in both directions and writes nothing."),
-    "EmbeddingGemma": (
-        {"model_type": "gemma3_text", "use_bidirectional_attention": True},
+    "a model of both directions": ({"model_type": "megatron-bert"}, "reads in both directions and writes nothing."),
+    "Gemma 2 of both directions": (
+        {"model_type": "gemma2", "use_bidirectional_attention": True},
         "use_bidirectional_attention as true reads in both directions",
     ),
-    "gte-Qwen2": ({"model_type": "qwen2", "is_causal": False}, "is_causal as false reads in both directions"),
+    "Apertus of both directions": (
+        {"model_type": "apertus", "is_causal": False},
+        "is_causal as false reads in both directions",
+    ),
     "unknown type": ({"model_type": "made_up"}, "does not know the model type made_up."),
     "pictures": ({"model_type": "vit"}, "has no vit model that generates text"),
     "sound": ({"model_type": "wav2vec2"}, "has no wav2vec2 model that generates text"),
@@ -258,7 +268,11 @@ def file_folders() -> list[ZooFolder]:
             "weight files are missing, first model-00002-of-",
         )
     )
-    folders += [ZooFolder(kind, kind, "safetensors", partial(_write_encoder, kind=kind)) for kind in ENCODERS]
+    encoders = {kind: (kind, fields) for kind, fields in ENCODERS.items()} | BOTH_WAYS_DECODERS
+    folders += [
+        ZooFolder(name, kind, "safetensors", partial(_write_encoder, kind=kind, fields=fields))
+        for name, (kind, fields) in encoders.items()
+    ]
     folders += [
         ZooFolder(f"{kind} for sequences", kind, "encoder-decoder", partial(_write_sequence_model, kind=kind), refusal=
                   f"A {kind} model is an encoder-decoder; only decoders can be served.")
@@ -425,12 +439,12 @@ def _write_parts(home: Path, *, absent: int = 0) -> tuple[Path, Path]:
     return parts, plain
 
 
-def _write_encoder(home: Path, *, kind: str) -> tuple[Path, Path]:
+def _write_encoder(home: Path, *, kind: str, fields: dict[str, Any]) -> tuple[Path, Path]:
     """Write an encoder, which makes vectors."""
     import torch
     from transformers import AutoConfig, AutoModel
 
-    model = AutoModel.from_config(AutoConfig.for_model(kind, **ENCODERS[kind]), dtype=torch.float32)
+    model = AutoModel.from_config(AutoConfig.for_model(kind, **fields), dtype=torch.float32)
     write_random_model(home / "model", model, seed=0, dtype="float32")
     write_tokenizer(home / "model")
     return home / "model", home / "model"

@@ -1,4 +1,4 @@
-"""Loads BERT, RoBERTa, XLM-RoBERTa, CamemBERT, DistilBERT and MPNet, and checks each loaded encoder numerically.
+"""Loads BERT, RoBERTa, XLM-RoBERTa, CamemBERT, DistilBERT, MPNet and ELECTRA, and checks each encoder numerically.
 
 The families differ in tensor names and in how they encode positions. A config that asks for anything else is refused,
 never guessed at. The numeric check runs a plain float32 forward pass, written from the definitions (BERT: arXiv
@@ -32,6 +32,8 @@ WORD_EMBEDDINGS, POSITION_EMBEDDINGS, TYPE_EMBEDDINGS = (
     f"embeddings.{kind}_embeddings.weight" for kind in ("word", "position", "token_type")
 )
 ENCODER_ACTIVATIONS = {"gelu": GELU, "relu": RELU, "gelu_new": TANH, "gelu_pytorch_tanh": TANH}
+PROJECTION, EMBEDDING_NORM = "embeddings_project", "embeddings.LayerNorm"
+ELECTRA = "electra"
 MAX_DISTANCE = 128  # relative distances from here on share the last bucket
 
 MAX_POSITIONS = 1 << 20  # a config may claim any number, and no tensor need have that many rows
@@ -84,6 +86,7 @@ ENCODER_FAMILIES = {
     "camembert": ROBERTA,
     "distilbert": DISTILBERT,
     "mpnet": MPNET,
+    ELECTRA: BERT,
 }
 CONFIG_SYNONYMS = {"dim": "hidden_size", "hidden_dim": "intermediate_size", "n_heads": "num_attention_heads",
             "n_layers": "num_hidden_layers", "activation": "hidden_act"}  # fmt: skip
@@ -97,6 +100,7 @@ CONFIG_DEFAULTS: dict[str, Any] = {
     "max_position_embeddings": 512,
     "pad_token_id": 1,
     "relative_attention_num_buckets": 32,
+    "embedding_size": 128,
 }
 
 
@@ -116,6 +120,7 @@ def read_encoder_config(config: dict[str, Any], names: BertTensorNames | None = 
     invalid = [name for name, value in sizes.items() if type(value) is not int or value < (name != "pad_token_id")]
     if invalid or type(fields.get("vocab_size")) is not int or values["hidden_size"] % values["num_attention_heads"]:
         raise LoadError(f"config.json has no valid {(invalid or ['vocab_size'])[0]} for a {kind} model.")
+    embedding = values["embedding_size"]
     first = (names or ENCODER_FAMILIES[kind]).first_position
     encoder_config = EncoderConfig(
         vocab=fields["vocab_size"],
@@ -128,6 +133,7 @@ def read_encoder_config(config: dict[str, Any], names: BertTensorNames | None = 
         first_position=values["pad_token_id"] + 1 if first is None else first,
         activation=ENCODER_ACTIVATIONS[values["hidden_act"]],
         buckets=values["relative_attention_num_buckets"] if kind == "mpnet" else 0,
+        embedding=embedding if kind == ELECTRA and embedding != values["hidden_size"] else 0,
     )
     if encoder_config.max_length < 1:
         raise LoadError(f"config.json has {encoder_config.positions} positions, too few for a {kind} model.")
@@ -165,14 +171,20 @@ class BertWeights:
 
     def read_norm(self, name: str) -> LayerNorm:
         """Return one LayerNorm."""
-        return LayerNorm(
-            self.read_tensor(f"{name}.weight", self.config.hidden), self.read_tensor(f"{name}.bias", self.config.hidden)
-        )
+        width = self.config.embedding_width if name == EMBEDDING_NORM else self.config.hidden
+        return LayerNorm(self.read_tensor(f"{name}.weight", width), self.read_tensor(f"{name}.bias", width))
+
+    def read_projection(self) -> EncoderLinear | None:
+        """Return the layer that makes the first hidden state of an embedding; None if that is the embedding."""
+        if not self.config.embedding:
+            return None
+        return EncoderLinear(*self.read_affine(PROJECTION, self.config.hidden, self.config.embedding))
 
     def position_embeddings(self) -> torch.Tensor:
         """Return position embeddings [max_length, hidden], with the embedding of token type 0 added."""
         config = self.config
-        embeddings = self.read_tensor(POSITION_EMBEDDINGS, config.positions, config.hidden)[config.first_position :]
+        embeddings = self.read_tensor(POSITION_EMBEDDINGS, config.positions, config.embedding_width)
+        embeddings = embeddings[config.first_position :]
         types = self.type_embeddings()
         return embeddings if types is None else embeddings + types[0]
 
@@ -246,15 +258,16 @@ def load_encoder(
     for i in range(encoder_config.layers):
         layers.append(weights.read_encoder_layer(i))
         progress((i + 1) / encoder_config.layers)
-    word_embeddings = weights.read_tensor(WORD_EMBEDDINGS, encoder_config.vocab, encoder_config.hidden)
+    word_embeddings = weights.read_tensor(WORD_EMBEDDINGS, encoder_config.vocab, encoder_config.embedding_width)
     encoder = Encoder(
         encoder_config,
         word_embeddings,
         weights.position_embeddings(),
-        weights.read_norm("embeddings.LayerNorm"),
+        weights.read_norm(EMBEDDING_NORM),
         layers,
         weights.relative_position_bias(),
         weights.second_type(),
+        weights.read_projection(),
     )
     error = encoder_deviation(encoder, checkpoint, weights.names)
     if not error <= ENCODER_TOLERANCE[dtype]:
@@ -267,9 +280,10 @@ def check_encoder_tensors(checkpoint: Checkpoint, config: dict[str, Any]) -> Enc
     weights = _open_weights(checkpoint, config, torch.float32, torch.device("meta"))
     for i in range(weights.config.layers):
         weights.read_encoder_layer(i)
-    weights.read_tensor(WORD_EMBEDDINGS, weights.config.vocab, weights.config.hidden)
+    weights.read_tensor(WORD_EMBEDDINGS, weights.config.vocab, weights.config.embedding_width)
     weights.position_embeddings()
-    weights.read_norm("embeddings.LayerNorm")
+    weights.read_norm(EMBEDDING_NORM)
+    weights.read_projection()
     if weights.config.buckets:
         weights.read_tensor(weights.names.relative_bias, weights.config.buckets, weights.config.heads)
     return weights.config
@@ -334,12 +348,16 @@ def encode_plainly(weights: BertWeights, text: list[int], second_start: int = 0)
             return F.gelu(x, approximate="tanh")
         return x * 0.5 * (1 + torch.erf(x / math.sqrt(2)))
 
-    word_embeddings = weights.checkpoint.view_tensor(weights.prefix + WORD_EMBEDDINGS, config.vocab, config.hidden)
+    word_embeddings = weights.checkpoint.view_tensor(
+        weights.prefix + WORD_EMBEDDINGS, config.vocab, config.embedding_width
+    )
     x = word_embeddings[text].float() + weights.position_embeddings()[:count]
     second_type = weights.second_type()
     if second_start and second_type is not None:
         x[second_start:] += second_type
-    x = normalize_rows(x, "embeddings.LayerNorm")
+    x = normalize_rows(x, EMBEDDING_NORM)
+    if config.embedding:
+        x = project_rows(x, PROJECTION, config.hidden)
     bias = weights.relative_position_bias()
     for i in range(config.layers):
         prefix = names.layer.format(i)

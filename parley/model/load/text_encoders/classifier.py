@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 
 from parley.model.checkpoint.files import Checkpoint, LoadError
-from parley.model.networks.classifier import ClassifierHead, PlainLinear, ScoreFunction
+from parley.model.networks.classifier import ClassifierHead, HeadReads, PlainLinear, ScoreFunction
 from parley.model.networks.encoder import LayerNorm
 
 MAX_LABELS = 1 << 17  # a config may claim any number
@@ -25,15 +25,18 @@ HEAD_SUFFIX = "ForSequenceClassification"
 
 @dataclass(frozen=True)
 class HeadTensorNames:
-    """A family's tensor names. ``hidden`` follows a prefix if that layer belongs to the encoder. ``norm``: the norm
-    after that layer; in families that have one, neither has a bias unless the config says so. ``activation_member``: of
-    the config, that may name another activation, which is refused."""
+    """A family's tensor names. ``hidden`` follows a prefix if that layer belongs to the encoder; empty: there is none.
+    ``norm``: the norm after that layer; in families that have one, neither has a bias unless the config says so.
+    ``activation_member``: of the config, that may name another activation, which is refused. ``reads``: as in
+    ``ClassifierHead``, unless the config says it."""
 
     hidden: str
     output: str
     activate: Callable[[torch.Tensor], torch.Tensor] = torch.tanh
     norm: str = ""
     activation_member: str = ""
+    reads: HeadReads = "first"
+    has_output_bias: bool = True
 
 
 BERT_HEAD = HeadTensorNames("pooler.dense", "classifier")
@@ -52,7 +55,11 @@ CLASSIFIER_FAMILIES = {
         "head.dense", "classifier", F.gelu, norm="head.norm", activation_member="classifier_activation"
     ),
     "deberta-v2": HeadTensorNames("pooler.dense", "classifier", F.gelu, activation_member="pooler_hidden_act"),
+    "electra": HeadTensorNames("classifier.dense", "classifier.out_proj", F.gelu),
+    "eurobert": HeadTensorNames("dense", "classifier", F.gelu, reads="late"),
 }
+DECODER_HEAD = HeadTensorNames("", "score", reads="last", has_output_bias=False)
+POOLING_READS: dict[str, HeadReads] = {"cls": "first", "bos": "first", "mean": "mean", "late": "late"}
 SCORE_FUNCTION_NAMES: dict[str, ScoreFunction] = {
     "Sigmoid": "sigmoid",
     "Softmax": "softmax",
@@ -103,22 +110,30 @@ def load_classifier_head(
     states. Raises LoadError."""
     if not is_classifier(config):
         return None
-    names, labels = CLASSIFIER_FAMILIES[config["model_type"]], read_labels(config)
+    names, labels = CLASSIFIER_FAMILIES.get(config["model_type"], DECODER_HEAD), read_labels(config)
     if names.activation_member and (kind := config.get(names.activation_member, "gelu")) != "gelu":
         raise LoadError(f"A classifier with the activation {kind} is not supported.")
-    hidden_name = f"{names.hidden}.weight"
-    full_name = next((name for name in checkpoint.tensor_names if name.endswith(hidden_name)), hidden_name)
-    weights = HeadWeights(checkpoint, device)
-    has_bias = not names.norm or bool(config.get("classifier_bias"))
+    reads = names.reads
+    pooling = config.get("classifier_pooling", config.get("clf_pooling"))  # the second name is EuroBERT's first
+    if pooling is not None and names.hidden:
+        if pooling not in POOLING_READS:
+            raise LoadError(f"A classifier with classifier_pooling {pooling} is not supported.")
+        reads = POOLING_READS[pooling]
+    weights, hidden_layer = HeadWeights(checkpoint, device), None
+    if names.hidden:
+        hidden_name = f"{names.hidden}.weight"
+        full_name = next((name for name in checkpoint.tensor_names if name.endswith(hidden_name)), hidden_name)
+        has_bias = not names.norm or bool(config.get("classifier_bias"))
+        hidden_layer = weights.read_linear(full_name.removesuffix(".weight"), hidden, hidden, has_bias=has_bias)
     return ClassifierHead(
-        hidden_layer=weights.read_linear(full_name.removesuffix(".weight"), hidden, hidden, has_bias=has_bias),
+        hidden_layer=hidden_layer,
         activate=names.activate,
-        output_layer=weights.read_linear(names.output, len(labels), hidden),
+        output_layer=weights.read_linear(names.output, len(labels), hidden, has_bias=names.has_output_bias),
         labels=labels,
         score_function=read_score_function(config, len(labels)),
         norm=weights.read_norm(names.norm, hidden, has_bias=bool(config.get("norm_bias"))) if names.norm else None,
         eps=float(config.get("norm_eps", 1e-5)),
-        uses_mean=config.get("classifier_pooling") == "mean",
+        reads=reads,
     )
 
 

@@ -1,0 +1,140 @@
+"""Loads decoders that read whole texts: those that read in both directions, classifiers, and those whose vectors need
+the states of all tokens.
+
+They run on the fused decoder, in the dtype and with the quantized weights of other decoders, and generate nothing. The
+head of a language model is not kept, except the rows of a few tokens whose logits are scores (``token_scores.py``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from parley.model.checkpoint.files import LoadError
+from parley.model.load.fuse import DecoderWeights, check_tensor_names, fuse_decoder, tensor_bytes
+from parley.model.load.numeric_check.decoder_check import DECODER_TOLERANCE, PROBE_TOKENS, decoder_deviation
+from parley.model.load.plan import DecoderPlan, open_decoder, plan_decoder
+from parley.model.load.text_encoders.classifier import is_classifier, load_classifier_head
+from parley.model.load.text_encoders.encoders import is_encoder
+from parley.model.load.text_encoders.token_scores import TOKENS_MEMBER, load_token_head
+from parley.model.load.weight_size import refuse_weights_beyond_memory
+from parley.model.networks.classifier import ClassifierHead
+from parley.model.networks.config import FUSABLE_TYPES, DecoderConfig, Unfusable, read_decoder_config
+from parley.model.networks.pooling import PoolingRecipe, read_pooling_recipe
+from parley.model.networks.whole_text_decoder import WholeTextDecoder
+from parley.types import Settings
+
+# Types whose decoders read in both directions: the type with the same weights, and fields that their configs may lack.
+BOTH_WAYS_TYPES: dict[str, tuple[str, dict[str, Any]]] = {
+    "eurobert": ("llama", {"rms_norm_eps": 1e-5}),
+    "llama_bidirec": ("llama", {}),
+    "bidirectional_pplx_qwen3": ("qwen3", {}),
+}
+BOTH_WAYS_FIELDS = ("is_causal", "use_bidirectional_attention")
+FLAGGED_GEMMAS = ("gemma", "gemma3_text")  # those whose use_bidirectional_attention is known here
+HEAD_TENSORS = ("score.", "dense.", "classifier.")
+
+
+class WholeTextPlan(NamedTuple):
+    """How such a decoder runs. ``reads_both_ways``: as in ``WholeTextDecoder``."""
+
+    decoder: DecoderPlan
+    recipe: PoolingRecipe
+    reads_both_ways: bool
+
+
+def is_whole_text_model(folder: Path, config: dict[str, Any]) -> bool:
+    """Whether a model folder has a decoder that is served for vectors or classes only."""
+    if is_encoder(config) or _forward_config(config)["model_type"] not in FUSABLE_TYPES:
+        return False
+    if _reads_both_ways(config) or is_classifier(config):
+        return True
+    with suppress(LoadError):
+        recipe = read_pooling_recipe(folder)
+        return recipe is not None and (not recipe.is_last_token or bool(recipe.dense_layers))
+    return False
+
+
+def _reads_both_ways(config: dict[str, Any]) -> bool:
+    kind = config["model_type"]
+    if config.get("use_bidirectional_attention") is True and kind in FLAGGED_GEMMAS:
+        return True
+    return kind in BOTH_WAYS_TYPES or config.get("is_causal") is False
+
+
+def _forward_config(config: dict[str, Any]) -> dict[str, Any]:
+    """Return the config of the decoder with the same weights that reads forward.
+
+    Its window is that of earlier tokens and the token itself. Of Gemma's, Transformers takes half; other types see as
+    many earlier and later tokens as the window has.
+    """
+    kind, defaults = BOTH_WAYS_TYPES.get(config["model_type"], (config["model_type"], {}))
+    if not _reads_both_ways(config):
+        return config
+    result = {**defaults, **config, "model_type": kind}
+    window = config.get("sliding_window")
+    if type(window) is int:
+        result["sliding_window"] = window // 2 + 1 if kind in FLAGGED_GEMMAS else window + 1
+    return {name: value for name, value in result.items() if name not in BOTH_WAYS_FIELDS}
+
+
+def plan_whole_text(settings: Settings, folder: Path, config: dict[str, Any]) -> WholeTextPlan:
+    """Return how a decoder runs that reads whole texts. Raises LoadError if it cannot."""
+    both_ways = _reads_both_ways(config)
+    recipe = read_pooling_recipe(folder) or PoolingRecipe(("mean",) if both_ways else ("lasttoken",))
+    decoder_plan = plan_decoder(settings, _forward_config(config))
+    if settings.max_model_len is None and recipe.max_text_tokens is not None:
+        decoder_plan = decoder_plan._replace(length=min(decoder_plan.length, recipe.max_text_tokens))
+    return WholeTextPlan(decoder_plan, recipe, both_ways)
+
+
+def open_whole_text_weights(folder: Path, plan: WholeTextPlan) -> DecoderWeights:
+    """Open the weights, and check their names. Raises LoadError, also if the fused decoder cannot compute the model."""
+    checkpoint = open_decoder(folder, plan.decoder)
+    for prefix in HEAD_TENSORS:
+        checkpoint.remove_tensors(prefix)
+    decoder_plan = plan.decoder
+    try:
+        # Without a head of its own, because nothing reads it but the numeric check
+        decoder_config: DecoderConfig = replace(read_decoder_config(decoder_plan.config), tied=True)
+        if decoder_config.state_sizes:
+            raise Unfusable("it has layers that keep a state")
+        weights = DecoderWeights(
+            checkpoint, decoder_config, decoder_plan.quantization, decoder_plan.dtype, decoder_plan.device
+        )
+        check_tensor_names(weights)
+    except Unfusable as reason:
+        kind = decoder_plan.config["model_type"]
+        raise LoadError(f"A {kind} model of vectors or classes runs on the fused decoder only, and {reason}.") from None
+    return weights
+
+
+def load_whole_text_head(
+    folder: Path, config: dict[str, Any], plan: WholeTextPlan, decoder_config: DecoderConfig
+) -> ClassifierHead | None:
+    """Load the head of a classifier; None if the model is none. Raises LoadError."""
+    if not is_classifier(config):
+        return None
+    checkpoint, device = open_decoder(folder, plan.decoder), plan.decoder.device
+    if config.get(TOKENS_MEMBER) is not None:
+        return load_token_head(folder, checkpoint, config, decoder_config, device)
+    return load_classifier_head(checkpoint, config, decoder_config.hidden, device)
+
+
+def load_whole_text_decoder(
+    weights: DecoderWeights, plan: WholeTextPlan, progress: Callable[[float], None]
+) -> WholeTextDecoder:
+    """Load the decoder and check it numerically. Raises LoadError."""
+    decoder_plan = plan.decoder
+    refuse_weights_beyond_memory(weights)
+    decoder = fuse_decoder(weights, max(decoder_plan.length, PROBE_TOKENS), progress)
+    error = decoder_deviation(decoder, weights.checkpoint, decoder_plan.quantization)
+    if not error <= DECODER_TOLERANCE[decoder_plan.dtype] + decoder_plan.quantization.extra_tolerance:
+        raise LoadError(f"The decoder failed its numeric check (off by {error:.2g}) and is not used.")
+    head = decoder.release_head()
+    if head is not None:
+        decoder.weights_bytes -= tensor_bytes([head])
+    return WholeTextDecoder(decoder, decoder_plan.length, reads_both_ways=plan.reads_both_ways)

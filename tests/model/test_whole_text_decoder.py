@@ -1,0 +1,229 @@
+"""Decoders that read whole texts have the vectors and classes of Transformers and of sentence-transformers' modules."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from support import tiny_models
+from support.run_model import load_test_runner, serve_requests
+from test_encoder import embedding_requests, hidden_states, make_texts, normalized
+from test_pooling import unpack_vectors, write_pooling_config
+
+from parley.model.checkpoint.files import LoadError
+from parley.model.load.check import check_model
+from parley.types import EngineRequest, PoolingOptions, Settings
+
+SIZES = {"vocab_size": tiny_models.VOCAB, "hidden_size": 64, "intermediate_size": 112, "num_hidden_layers": 2,
+         "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 256,
+         "bos_token_id": 0, "eos_token_id": 2, "pad_token_id": 1}  # fmt: skip
+WINDOW = {"sliding_window": 20}
+CONFIGS = {
+    "gemma3_text": WINDOW | {"use_bidirectional_attention": True, "sliding_window_pattern": 2},
+    "qwen3": {"is_causal": False},
+    "mistral": WINDOW | {"is_causal": False},
+    "eurobert": {"mask_token_id": 4},
+}
+RAW_SCORES = PoolingOptions(task="classify", normalize=False)
+
+
+def write_decoder(folder, kind, head="AutoModel", **overrides):
+    """Write a random model of Transformers and return it; every weight influences the result."""
+    import transformers
+
+    config = transformers.AutoConfig.for_model(kind, **(SIZES | CONFIGS.get(kind, {}) | overrides))
+    torch.manual_seed(3)
+    model = getattr(transformers, head).from_config(config).float().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * (0.2 if parameter.dim() == 1 else 0.25))
+    model.save_pretrained(folder)
+    tiny_models.write_tokenizer(folder)
+    return model
+
+
+def edit_config(folder, **members):
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | members))
+
+
+def check_vectors(folder, expected, **settings):
+    runner, info = load_test_runner(folder, dtype="float32", **settings)
+    assert (info.generates, info.dimensions, info.kv_bytes) == (False, len(expected[0]), 0)
+    for step in (1, 4096):
+        actual = unpack_vectors(serve_requests(runner, embedding_requests(), step=step)[0])
+        for i, vector in enumerate(expected):
+            torch.testing.assert_close(torch.tensor(actual[str(i)]), vector, atol=2e-5, rtol=0)
+    return runner, info
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_decoders_that_read_both_ways_match_transformers(tmp_path, kind):
+    model = write_decoder(tmp_path, kind)
+    assert check_model(Settings(model=str(tmp_path))).load_caveat == ""
+    runner, info = check_vectors(tmp_path, [normalized(rows.mean(0)) for rows in hidden_states(model)])
+    assert info.max_model_len == 256 and info.pooling == "mean"
+    together = unpack_vectors(serve_requests(runner, embedding_requests())[0])
+    for request in embedding_requests():
+        (alone,) = unpack_vectors(serve_requests(runner, [request])[0]).values()
+        np.testing.assert_allclose(alone, together[request.id], atol=1e-6)
+
+
+def test_a_head_of_a_language_model_is_left_out(tmp_path):
+    model = write_decoder(tmp_path, "qwen3", "AutoModelForCausalLM", tie_word_embeddings=False)
+    _, info = check_vectors(tmp_path, [normalized(rows.mean(0)) for rows in hidden_states(model.model)])
+    without_head = info.weights_bytes
+    tensors = load_file(tmp_path / "model.safetensors")
+    del tensors["lm_head.weight"]
+    save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
+    _, info = load_test_runner(tmp_path, dtype="float32")
+    assert info.weights_bytes == without_head
+
+
+def write_dense_module(folder, name, out, into, *, bias, activation):
+    (folder / name).mkdir()
+    weights = {"linear.weight": torch.randn(out, into)} | ({"linear.bias": torch.randn(out)} if bias else {})
+    save_file(weights, folder / name / "model.safetensors")
+    settings = {"in_features": into, "out_features": out, "bias": bias, "activation_function": activation}
+    (folder / name / "config.json").write_text(json.dumps(settings))
+    return weights
+
+
+def write_sentence_modules(folder):
+    """Write pooling by the mean, two linear layers and a normalization, as EmbeddingGemma's folder has them."""
+    write_pooling_config(folder, pooling_mode_mean_tokens=True)
+    modules = json.loads((folder / "modules.json").read_text())
+    dense = [{"idx": i, "name": str(i), "path": f"{i}_Dense", "type": "sentence_transformers.models.Dense"}
+             for i in (2, 3)]  # fmt: skip
+    (folder / "modules.json").write_text(json.dumps([*modules[:2], *dense, *modules[2:]]))
+    (folder / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 140, "do_lower_case": False}))
+    identity, tanh = "torch.nn.modules.linear.Identity", "torch.nn.modules.activation.Tanh"
+    up = write_dense_module(folder, "2_Dense", 96, 64, bias=False, activation=identity)
+    down = write_dense_module(folder, "3_Dense", 32, 96, bias=True, activation=tanh)
+    return lambda row: torch.tanh(down["linear.weight"] @ (up["linear.weight"] @ row) + down["linear.bias"])
+
+
+@pytest.mark.parametrize("kind", ["gemma3_text", "llama"])
+def test_linear_layers_after_the_pooling(tmp_path, kind):
+    """Also of a decoder that reads forward."""
+    model = write_decoder(tmp_path, kind)
+    apply_dense = write_sentence_modules(tmp_path)
+    expected = [normalized(apply_dense(rows.mean(0))) for rows in hidden_states(model)]
+    runner, info = check_vectors(tmp_path, expected)
+    assert info.max_model_len == 140
+    assert check_model(Settings(model=str(tmp_path))).load_caveat == ""
+    shorter = PoolingOptions(dimensions=8)
+    actual = unpack_vectors(serve_requests(runner, embedding_requests(shorter))[0])
+    torch.testing.assert_close(torch.tensor(actual["4"]), normalized(expected[4][:8]), atol=2e-5, rtol=0)
+
+
+def test_linear_layers_after_an_encoder(tmp_path):
+    from test_encoder import write_encoder
+
+    model = write_encoder(tmp_path, "bert", num_hidden_layers=1, hidden_size=64)
+    apply_dense = write_sentence_modules(tmp_path)
+    (tmp_path / "sentence_bert_config.json").unlink()
+    check_vectors(tmp_path, [normalized(apply_dense(rows.mean(0))) for rows in hidden_states(model)])
+
+
+@pytest.mark.parametrize(
+    ("members", "sentence"),
+    [
+        ({"in_features": 48}, "shape"),
+        ({"activation_function": "os.system"}, "os.system"),
+        ({"out_features": 0}, "out_features"),
+        ({"module_input_name": "token_embeddings"}, "token_embeddings"),
+    ],
+)
+def test_linear_layers_that_do_not_fit_are_refused(tmp_path, members, sentence):
+    write_decoder(tmp_path, "gemma3_text")
+    write_sentence_modules(tmp_path)
+    edit_config(tmp_path / "2_Dense", **members)
+    for load in (lambda: load_test_runner(tmp_path), lambda: check_model(Settings(model=str(tmp_path)))):
+        with pytest.raises(LoadError, match=sentence):
+            load()
+
+
+def test_linear_layers_of_another_width_are_refused(tmp_path):
+    write_decoder(tmp_path, "gemma3_text", hidden_size=32)
+    write_sentence_modules(tmp_path)
+    for load in (lambda: load_test_runner(tmp_path), lambda: check_model(Settings(model=str(tmp_path)))):
+        with pytest.raises(LoadError, match="takes 64 numbers, but its input has 32"):
+            load()
+
+
+def score_requests():
+    return [EngineRequest(str(i), ids, 0, pooling=RAW_SCORES) for i, ids in enumerate(make_texts())]
+
+
+@pytest.mark.parametrize(
+    ("kind", "members"),
+    [
+        ("qwen3", {"is_causal": True}),
+        ("qwen3", {}),
+        ("eurobert", {}),
+        ("eurobert", {"classifier_pooling": "mean"}),
+        ("eurobert", {"classifier_pooling": "bos"}),
+    ],
+)
+@torch.inference_mode()
+def test_classes_match_transformers(tmp_path, kind, members):
+    model = write_decoder(tmp_path, kind, "AutoModelForSequenceClassification", num_labels=3, **members)
+    assert check_model(Settings(model=str(tmp_path))).load_caveat == ""
+    runner, info = load_test_runner(tmp_path, dtype="float32")
+    assert (info.labels, info.dimensions, info.generates) == (["LABEL_0", "LABEL_1", "LABEL_2"], 0, False)
+    actual = unpack_vectors(serve_requests(runner, score_requests())[0])
+    for i, ids in enumerate(make_texts()):
+        expected = model(torch.tensor([ids])).logits[0]
+        torch.testing.assert_close(torch.tensor(actual[str(i)]), expected, atol=1e-4, rtol=1e-4)
+
+
+TOKENS = {"classifier_from_token": ["a", "b"]}
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("method", [{"is_original_qwen3_reranker": True}, {"method": "no_post_processing"}])
+@torch.inference_mode()
+def test_scores_of_tokens_are_their_probabilities(tmp_path, tied, method):
+    from parley.text.tokens.tokenizer import Tokenizer
+
+    members = {"is_causal": True, "tie_word_embeddings": tied}
+    model = write_decoder(tmp_path, "qwen3", "AutoModelForCausalLM", **members)
+    edit_config(tmp_path, architectures=["Qwen3ForSequenceClassification"], **TOKENS, **method)
+    assert check_model(Settings(model=str(tmp_path))).load_caveat == ""
+    runner, info = load_test_runner(tmp_path, dtype="float32")
+    assert info.labels == (["b"] if "method" not in method else ["a", "b"])
+    pooling = PoolingOptions(task="classify")
+    requests = [EngineRequest(str(i), ids, 0, pooling=pooling) for i, ids in enumerate(make_texts())]
+    actual = unpack_vectors(serve_requests(runner, requests)[0])
+    backend = Tokenizer.from_folder(tmp_path).backend
+    ids = [backend.token_to_id(token) for token in ("a", "b")]
+    for i, text in enumerate(make_texts()):
+        probabilities = model(torch.tensor([text])).logits[0, -1, ids].softmax(-1)
+        expected = probabilities if "method" in method else probabilities[1:]
+        torch.testing.assert_close(torch.tensor(actual[str(i)]), expected, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("members", "sentence"),
+    [
+        ({"classifier_from_token": ["a"], "method": "from_2_way_softmax"}, "compares 2 tokens"),
+        (TOKENS, "method must be"),
+        ({"classifier_from_token": "a", "method": "no_post_processing"}, "list of 1 to"),
+        ({"classifier_from_token": ["no such token"], "method": "no_post_processing"}, "no such token"),
+    ],
+)
+def test_scores_of_tokens_are_refused_where_they_are_not_told_apart(tmp_path, members, sentence):
+    write_decoder(tmp_path, "qwen3", "AutoModelForCausalLM", is_causal=True)
+    edit_config(tmp_path, architectures=["Qwen3ForSequenceClassification"], **members)
+    for load in (lambda: load_test_runner(tmp_path), lambda: check_model(Settings(model=str(tmp_path)))):
+        with pytest.raises(LoadError, match=sentence):
+            load()
+
+
+def test_only_the_fused_decoder_reads_whole_texts(tmp_path):
+    write_decoder(tmp_path, "qwen3")
+    edit_config(tmp_path, hidden_act="mish")
+    with pytest.raises(LoadError, match="fused decoder only, and its activation is mish"):
+        load_test_runner(tmp_path)
