@@ -127,8 +127,8 @@ These generate nothing. They need parley's own decoder, run in the dtype and wit
 decoders, and have no LoRA adapters, drafts or prefix cache.
 
 * Decoders that read in both directions: EmbeddingGemma (`gemma3_text` with `use_bidirectional_attention`), gte-Qwen2
-  and others with `"is_causal": false`, EuroBERT, and the types `llama_bidirec` and `bidirectional_pplx_qwen3`. Without
-  a pooling of sentence-transformers, their vectors are the mean of all tokens.
+  and others with `"is_causal": false`, EuroBERT, and the type `llama_bidirec`. Without a pooling of
+  sentence-transformers, their vectors are the mean of all tokens, unless `pooling` of `llama_bidirec` says otherwise.
 * Decoders whose modules.json asks for another pooling than that of the last token, or for linear layers after it.
 * Decoders with a head for sequence classification (`Qwen3ForSequenceClassification` and the like). It reads the last
   token.

@@ -179,6 +179,38 @@ def test_classes_match_transformers(tmp_path, kind, members):
         torch.testing.assert_close(torch.tensor(actual[str(i)]), expected, atol=1e-4, rtol=1e-4)
 
 
+POOLINGS = {None: lambda rows: rows.mean(0), "avg": lambda rows: rows.mean(0), "last": lambda rows: rows[-1]}
+
+
+@pytest.mark.parametrize("pooling", POOLINGS)
+def test_llamas_of_both_directions_pool_as_their_config_says(tmp_path, pooling):
+    """Their vectors, and the logits of a reranker, whose head has no other layer."""
+    model = write_decoder(tmp_path, "llama", is_causal=False)
+    edit_config(tmp_path, model_type="llama_bidirec", is_causal=None, pooling=pooling)
+    rows, pool = hidden_states(model), POOLINGS[pooling]
+    check_vectors(tmp_path, [normalized(pool(each)) for each in rows])
+    tensors = {f"model.{name}": tensor for name, tensor in load_file(tmp_path / "model.safetensors").items()}
+    score = torch.randn(1, 64)
+    save_file(tensors | {"score.weight": score}, tmp_path / "model.safetensors", {"format": "pt"})
+    edit_config(tmp_path, architectures=["LlamaBidirectionalForSequenceClassification"], id2label={"0": "fits"})
+    runner, info = load_test_runner(tmp_path, dtype="float32")
+    assert info.labels == ["fits"]
+    actual = unpack_vectors(serve_requests(runner, score_requests())[0])
+    for i, each in enumerate(rows):
+        torch.testing.assert_close(torch.tensor(actual[str(i)]), score @ pool(each), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("members", "sentence"), [({"pooling": "dreams"}, "pooling dreams"), ({"temperature": 0.2}, "temperature 0.2")]
+)
+def test_llamas_of_both_directions_are_refused_by_member(tmp_path, members, sentence):
+    write_decoder(tmp_path, "llama", "AutoModelForSequenceClassification", num_labels=1)
+    edit_config(tmp_path, model_type="llama_bidirec", **members)
+    for load in (lambda: load_test_runner(tmp_path), lambda: check_model(Settings(model=str(tmp_path)))):
+        with pytest.raises(LoadError, match=sentence):
+            load()
+
+
 TOKENS = {"classifier_from_token": ["a", "b"]}
 
 

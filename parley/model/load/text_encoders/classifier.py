@@ -28,7 +28,7 @@ class HeadTensorNames:
     """A family's tensor names. ``hidden`` follows a prefix if that layer belongs to the encoder; empty: there is none.
     ``norm``: the norm after that layer; in families that have one, neither has a bias unless the config says so.
     ``activation_member``: of the config, that may name another activation, which is refused. ``reads``: as in
-    ``ClassifierHead``, unless the config says it."""
+    ``ClassifierHead``, unless the config says it in one of ``pooling_members``."""
 
     hidden: str
     output: str
@@ -37,6 +37,7 @@ class HeadTensorNames:
     activation_member: str = ""
     reads: HeadReads = "first"
     has_output_bias: bool = True
+    pooling_members: tuple[str, ...] = ()
 
 
 BERT_HEAD = HeadTensorNames("pooler.dense", "classifier")
@@ -52,14 +53,30 @@ CLASSIFIER_FAMILIES = {
     "mpnet": ROBERTA_HEAD,
     "distilbert": HeadTensorNames("pre_classifier", "classifier", torch.relu),
     "modernbert": HeadTensorNames(
-        "head.dense", "classifier", F.gelu, norm="head.norm", activation_member="classifier_activation"
+        "head.dense",
+        "classifier",
+        F.gelu,
+        norm="head.norm",
+        activation_member="classifier_activation",
+        pooling_members=("classifier_pooling",),
     ),
     "deberta-v2": HeadTensorNames("pooler.dense", "classifier", F.gelu, activation_member="pooler_hidden_act"),
     "electra": HeadTensorNames("classifier.dense", "classifier.out_proj", F.gelu),
-    "eurobert": HeadTensorNames("dense", "classifier", F.gelu, reads="late"),
+    # The second member is the name in the first configs that were published.
+    "eurobert": HeadTensorNames(
+        "dense", "classifier", F.gelu, reads="late", pooling_members=("classifier_pooling", "clf_pooling")
+    ),
+    "llama_bidirec": HeadTensorNames("", "score", reads="mean", has_output_bias=False, pooling_members=("pooling",)),
 }
 DECODER_HEAD = HeadTensorNames("", "score", reads="last", has_output_bias=False)
-POOLING_READS: dict[str, HeadReads] = {"cls": "first", "bos": "first", "mean": "mean", "late": "late"}
+POOLING_READS: dict[str, HeadReads] = {
+    "cls": "first",
+    "bos": "first",
+    "mean": "mean",
+    "avg": "mean",
+    "last": "last",
+    "late": "late",
+}
 SCORE_FUNCTION_NAMES: dict[str, ScoreFunction] = {
     "Sigmoid": "sigmoid",
     "Softmax": "softmax",
@@ -113,12 +130,14 @@ def load_classifier_head(
     names, labels = CLASSIFIER_FAMILIES.get(config["model_type"], DECODER_HEAD), read_labels(config)
     if names.activation_member and (kind := config.get(names.activation_member, "gelu")) != "gelu":
         raise LoadError(f"A classifier with the activation {kind} is not supported.")
+    if config.get("temperature") not in (None, 1) and not names.hidden:  # a divisor of logits in llama_bidirec
+        raise LoadError(f"A classifier with temperature {config['temperature']} is not supported.")
     reads = names.reads
-    pooling = config.get("classifier_pooling", config.get("clf_pooling"))  # the second name is EuroBERT's first
-    if pooling is not None and names.hidden:
-        if pooling not in POOLING_READS:
-            raise LoadError(f"A classifier with classifier_pooling {pooling} is not supported.")
-        reads = POOLING_READS[pooling]
+    member = next((name for name in names.pooling_members if config.get(name) is not None), None)
+    if member is not None:
+        if config[member] not in POOLING_READS:
+            raise LoadError(f"A classifier with {member} {config[member]} is not supported.")
+        reads = POOLING_READS[config[member]]
     weights, hidden_layer = HeadWeights(checkpoint, device), None
     if names.hidden:
         hidden_name = f"{names.hidden}.weight"

@@ -14,6 +14,8 @@ from parley.model.networks.encoder import EncoderNetwork, EncoderSizes
 
 UNSUPPORTED_HEADS = ("ForTokenClassification", "ForImageClassification", "ForQuestionAnswering", "ForMultipleChoice")
 
+TOKEN_VECTOR_HEAD = "ColBERT"  # ends the architecture's name of models that make a vector of each token
+
 
 @dataclass(frozen=True)
 class EncoderLoader:
@@ -54,6 +56,8 @@ def read_encoder_config(config: dict[str, Any]) -> EncoderSizes:
         names = [str(name) for name in config.get("architectures") or ()]
         if task_heads := [name for name in names if name.endswith(UNSUPPORTED_HEADS)]:
             raise LoadError(f"A {task_heads[0]} is not an embedding model, and no classifier of whole texts.")
+        if any(name.endswith(TOKEN_VECTOR_HEAD) for name in names):
+            raise LoadError(f"A {kind} model of ColBERT has a layer for vectors of tokens, which is not supported.")
         return ENCODER_LOADERS[kind].read_config(config)
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         # The families check the fields that decide whether a model is supported, not the type of each field

@@ -31,10 +31,11 @@ from parley.types import Settings
 BOTH_WAYS_TYPES: dict[str, tuple[str, dict[str, Any]]] = {
     "eurobert": ("llama", {"rms_norm_eps": 1e-5}),
     "llama_bidirec": ("llama", {}),
-    "bidirectional_pplx_qwen3": ("qwen3", {}),
 }
 BOTH_WAYS_FIELDS = ("is_causal", "use_bidirectional_attention")
 FLAGGED_GEMMAS = ("gemma", "gemma3_text")  # those whose use_bidirectional_attention is known here
+# Values of ``pooling`` in config.json, which llama_bidirec has, by the names of sentence-transformers.
+CONFIG_POOLINGS = {"avg": "mean", "cls": "cls", "last": "lasttoken"}
 HEAD_TENSORS = ("score.", "dense.", "classifier.")
 
 
@@ -84,11 +85,21 @@ def _forward_config(config: dict[str, Any]) -> dict[str, Any]:
 def plan_whole_text(settings: Settings, folder: Path, config: dict[str, Any]) -> WholeTextPlan:
     """Return how a decoder runs that reads whole texts. Raises LoadError if it cannot."""
     both_ways = _reads_both_ways(config)
-    recipe = read_pooling_recipe(folder) or PoolingRecipe(("mean",) if both_ways else ("lasttoken",))
+    recipe = read_pooling_recipe(folder) or PoolingRecipe((_default_pooling(config),))
     decoder_plan = plan_decoder(settings, _forward_config(config))
     if settings.max_model_len is None and recipe.max_text_tokens is not None:
         decoder_plan = decoder_plan._replace(length=min(decoder_plan.length, recipe.max_text_tokens))
     return WholeTextPlan(decoder_plan, recipe, both_ways)
+
+
+def _default_pooling(config: dict[str, Any]) -> str:
+    """Return the pooling of a folder whose modules.json names none. Raises LoadError."""
+    named = config.get("pooling") if config["model_type"] in BOTH_WAYS_TYPES else None
+    if named is None:
+        return "mean" if _reads_both_ways(config) else "lasttoken"
+    if not isinstance(named, str) or named not in CONFIG_POOLINGS:
+        raise LoadError(f"config.json has pooling {named}; only {', '.join(CONFIG_POOLINGS)} are supported.")
+    return CONFIG_POOLINGS[named]
 
 
 def open_whole_text_weights(folder: Path, plan: WholeTextPlan) -> DecoderWeights:
