@@ -7,6 +7,7 @@ are answered side by side.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
@@ -34,9 +35,10 @@ class SocketRequest:
 
 
 class SocketAnswer(ABC):
-    """The answer to a request. ``body``: of the request."""
+    """The answer to a request. ``body``, ``headers``: of the request, the latter besides those of its connection."""
 
     body: bytes
+    headers: Sequence[tuple[bytes, bytes]] = ()
 
     @abstractmethod
     def read_part(self, status: int, data: bytes, *, last: bool) -> list[bytes]:

@@ -181,7 +181,8 @@ class SocketConversation:
         try:
             size = waiting.held.size + self._session.count_earlier_bytes(waiting.request)
             answer = await _work(size, partial(self._session.start_request, waiting.request))
-            scope = {**self._scope, "headers": [*self._scope["headers"], (b"content-length", b"%d" % len(answer.body))]}
+            own_headers = (*answer.headers, (b"content-length", b"%d" % len(answer.body)))
+            scope = {**self._scope, "headers": [*self._scope["headers"], *own_headers]}
             cycle = MessageCycle(scope, self._websocket, answer.body, answer, release)
             self._cycles.add(cycle)
             try:

@@ -116,6 +116,25 @@ async def test_stored_and_kept_responses_continue_each_other(serve):
     assert "Two" in prompt_of(again) and again["previous_response_id"] == kept["id"]
     listed = (await server.get(f"/v1/responses/{again['id']}/input_items?order=asc")).json["data"]
     assert [item["role"] for item in listed] == ["user", "assistant", "user"]
+    assert (await server.get(f"/v1/responses/{again['id']}")).json == again
+
+
+async def test_items_that_only_the_connection_has_are_referred_to(serve):
+    server = await serve(repeat_prompt)
+    client = await open_websocket(server)
+    question = {"type": "message", "id": "msg_mine", "role": "user", "content": "One"}
+    first = await response_of(client, input=[question], store=False, generate=False)
+    answer = await response_of(client, input="Two", store=False, stream_id="b")
+    references = [{"type": "item_reference", "id": "msg_mine"}, {"id": answer["output"][0]["id"]}, "text"]
+    (refusal,) = await client.create(input=references, store=False)
+    assert refusal["error"]["param"] == "input[2]"
+    again = await response_of(client, input=references[:2], store=False)
+    assert "One" in prompt_of(again) and prompt_of(answer) in prompt_of(again)
+    (refusal,) = await client.create(input=references[:1], store=False, previous_response_id=first["id"])
+    assert refusal["error"]["code"] == "previous_response_not_found"
+    other = await open_websocket(server)
+    (refusal,) = await other.create(input=references[:1])
+    assert (refusal["status"], refusal["error"]["param"]) == (404, "input")
 
 
 async def test_a_failure_drops_the_response_that_it_continues(serve):
@@ -362,6 +381,9 @@ async def test_a_coordinator_answers_on_websockets_as_a_server_does(live_cluster
     first = await response_of(client, input="One", store=False, generate=False)
     second = await response_of(client, input="Two", store=False, previous_response_id=first["id"])
     assert "One" in prompt_of(second) and second["previous_response_id"] == first["id"]
+    stored = await response_of(client, input="Four", previous_response_id=second["id"])
+    assert "Two" in prompt_of(stored) and stored["previous_response_id"] == second["id"]
+    assert (await cluster.front.get(f"/v1/responses/{stored['id']}")).json == stored
     stored = await response_of(client, input="Three")
     assert (await cluster.front.get(f"/v1/responses/{stored['id']}")).json == stored
     (refusal,) = await client.create(input="Three", previous_response_id="resp_1")

@@ -211,11 +211,16 @@ def input_with_items(
 
 def _referred_item(item: Any, find_item: Callable[[str], Item]) -> Any:
     """Return the item that a reference names, or the item itself."""
-    if not isinstance(item, dict) or not isinstance(item_id := item.get("id"), str):
+    if not isinstance(item, dict):
         return item
-    kind = item.get("type")
-    is_reference = kind == "item_reference" or (kind is None and item.get("role") is None)
-    return find_item(item_id) if is_reference else item
+    name = referred_name(item.get("type"), item.get("id"), item.get("role"))
+    return item if name is None else find_item(name)
+
+
+def referred_name(kind: Any, item_id: Any, role: Any) -> str | None:
+    """Return the id of the item that an item with this type, id and role stands for; None if it is no reference."""
+    is_reference = kind == "item_reference" or (kind is None and role is None)
+    return item_id if is_reference and isinstance(item_id, str) else None
 
 
 def encrypted_content_error(item: Fields) -> BadRequest:

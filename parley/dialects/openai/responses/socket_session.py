@@ -1,7 +1,8 @@
 """The messages of a WebSocket of the Responses API: ``response.create`` events, answered by the events of streams.
 
 The newest response of each stream of a connection that the server does not store is kept for the connection, as the
-items of its conversation. A request that continues it is given these items as its input.
+items of its conversation. A request that continues it is given these items as its input, and one that refers to one of
+them is given the item.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ import msgspec
 
 from parley.dialects.fields import Fields, decode_fields
 from parley.dialects.json_answer import encode_json
+from parley.dialects.openai.responses.items import referred_name
 from parley.dialects.openai.responses.members import MAX_LABEL
+from parley.dialects.openai.responses.stored import HISTORY_HEADER
 from parley.dialects.openai.shared import openai_error_object
 from parley.dialects.socket_session import ConnectionRecords, SocketAnswer, SocketRequest, SocketSession
 from parley.errors import BadRequest, Invalid, ParleyError, Unsupported, excerpt
@@ -26,8 +29,8 @@ ENVELOPE = frozenset(("type", "stream_id"))  # members of a message that are not
 MAX_STREAM_ID = 64  # characters
 EVENT_END, DATA_START = b"\n\n", b"data: "
 NO_ITEMS = b"[]"
-FIRST_EVENTS = frozenset(("response.created", "response.queued", "response.in_progress"))
 LAST_EVENTS = frozenset(("response.completed", "response.incomplete", "response.failed"))
+ID_MEMBER = re.compile(rb'^\s*\[.*?"id"', re.DOTALL)  # in an array
 INPUT_PLACE = re.compile(r"\binput\[(\d+)\]")
 STATUS_TYPES = {401: "invalid_request_error", 429: "requests", 503: "service_unavailable"}
 _members_decoder = msgspec.json.Decoder(Members)
@@ -36,6 +39,14 @@ _items_decoder = msgspec.json.Decoder(list[msgspec.Raw])
 
 class _EventType(msgspec.Struct):
     type: str = ""
+
+
+class _ItemName(msgspec.Struct):
+    """What an item is known by."""
+
+    type: Any = None
+    id: Any = None
+    role: Any = None
 
 
 class _Outcome(msgspec.Struct):
@@ -60,6 +71,11 @@ class CreateRequest(SocketRequest):
     def previous(self) -> str | None:
         """The id of the response that it continues, if it names one."""
         return _decoded_text(self.members.get("previous_response_id"))
+
+    @property
+    def may_refer(self) -> bool:
+        """Whether its input may refer to items by their ids."""
+        return ID_MEMBER.search(self.members.get("input", b"")) is not None
 
 
 class ResponsesSession(SocketSession):
@@ -93,14 +109,26 @@ class ResponsesSession(SocketSession):
         return CreateRequest(stream_id, body | {"stream": msgspec.Raw(b"true")})
 
     def count_earlier_bytes(self, request: SocketRequest) -> int:
-        """Return the bytes of the response that a request continues, if the connection keeps it."""
+        """Return the bytes of the responses that the connection keeps and ``start_request`` may read."""
         assert isinstance(request, CreateRequest)
+        if request.may_refer:
+            return sum(map(len, self._kept_records()))
         return len(self._records.find_record(request.previous or "") or b"")
 
     def start_request(self, request: SocketRequest) -> SocketAnswer:
         """Return the answer to a request, which has no parts yet."""
         assert isinstance(request, CreateRequest)
         return ResponsesAnswer(self, request, self._records.find_record(request.previous or ""))
+
+    def find_items(self) -> dict[str, msgspec.Raw]:
+        """Return the items with ids of all responses that are kept."""
+        items = [item for record in self._kept_records() for item in _items_decoder.decode(record)]
+        names = (_decoded_name(item).id for item in items)
+        return {name: item for name, item in zip(names, items, strict=True) if isinstance(name, str)}
+
+    def _kept_records(self) -> list[bytes]:
+        records = map(self._records.find_record, self._newest.values())
+        return [record for record in records if record is not None]
 
     def refuse_request(self, request: SocketRequest, error: ParleyError) -> bytes:
         """Return the message that refuses a request."""
@@ -154,11 +182,14 @@ class ResponsesAnswer(SocketAnswer):
         self._has_ended = False
         members = request.members
         self._new_items = _input_items(members.get("input"))
+        if request.may_refer and self._new_items is not None:
+            self._new_items = _with_referred_items(self._new_items, session.find_items())
+            members = members | {"input": msgspec.Raw(self._new_items)}
+        if earlier is not None and self._new_items is not None:
+            members = members | {"input": msgspec.Raw(_joined_items(earlier, self._new_items))}
+            self._earlier_count = len(_items_decoder.decode(earlier))
         if earlier is not None:
-            members = {name: value for name, value in members.items() if name != "previous_response_id"}
-            if self._new_items is not None:
-                members["input"] = msgspec.Raw(_joined_items(earlier, self._new_items))
-                self._earlier_count = len(_items_decoder.decode(earlier))
+            self.headers = [(HISTORY_HEADER, b"in-input")]
         self.body = encode_json(members)
 
     def read_part(self, status: int, data: bytes, *, last: bool) -> list[bytes]:
@@ -177,21 +208,10 @@ class ResponsesAnswer(SocketAnswer):
         """Return an event as its message, after noting what becomes of the response."""
         if b'"response"' in data:
             kind = msgspec.json.decode(data, type=_EventType).type
-            if kind in FIRST_EVENTS or kind in LAST_EVENTS:
-                data = self._read_state(kind, data)
+            if kind in LAST_EVENTS:
+                self._has_ended = True
+                self._end_response(kind, _members_decoder.decode(data)["response"])
         return _with_stream_id(data, self._request.lane)
-
-    def _read_state(self, kind: str, data: bytes) -> bytes:
-        """Return an event that has the response, as the client knows it."""
-        event = _members_decoder.decode(data)
-        if kind in LAST_EVENTS:
-            self._has_ended = True
-            self._end_response(kind, event["response"])
-        if self._earlier is None:
-            return data
-        response = _members_decoder.decode(event["response"])
-        response["previous_response_id"] = msgspec.Raw(encode_json(self._request.previous))
-        return encode_json(event | {"response": msgspec.Raw(encode_json(response))})
 
     def _end_response(self, kind: str, response: msgspec.Raw) -> None:
         """Keep a response that the server does not store; one that has failed drops the one before it."""
@@ -288,6 +308,28 @@ def _input_items(value: msgspec.Raw | None) -> bytes | None:
             return b"[%b]" % encode_json({"type": "message", "role": "user", "content": msgspec.Raw(data)})
         case _:
             return NO_ITEMS if data == b"null" else None
+
+
+def _with_referred_items(data: bytes, known: Mapping[str, msgspec.Raw]) -> bytes:
+    """Return the items of a JSON array, with those that are known in place of the references to them."""
+    try:
+        items = _items_decoder.decode(data)
+    except msgspec.MsgspecError:  # the server refuses them
+        return data
+    return encode_json([_referred_item(item, known) for item in items])
+
+
+def _referred_item(item: msgspec.Raw, known: Mapping[str, msgspec.Raw]) -> msgspec.Raw:
+    name = _decoded_name(item)
+    return known.get(referred_name(name.type, name.id, name.role) or "", item)
+
+
+def _decoded_name(item: msgspec.Raw) -> _ItemName:
+    """Return what an item is known by: nothing if it is no object."""
+    try:
+        return msgspec.json.decode(item, type=_ItemName)
+    except msgspec.MsgspecError:
+        return _ItemName()
 
 
 def _joined_items(first: bytes, second: bytes) -> bytes:

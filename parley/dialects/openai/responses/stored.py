@@ -17,6 +17,9 @@ from parley.errors import Invalid, UnknownRecord, excerpt
 
 Item = dict[str, Any]
 RUNNING = ("queued", "in_progress")
+# Of a request from a WebSocket: its input begins with the items of the response that it continues, which is not stored.
+# A client that sends the header deceives nobody but itself.
+HISTORY_HEADER = b"x-parley-history"
 SILENT_SECONDS = 90.0  # without a sign of life: then the server that ran a background response has ended
 ITEM_PREFIXES = {"message": "msg", "function_call": "fc", "custom_tool_call": "ctc", "reasoning": "rs"}
 LOST = {"code": "server_error", "message": "The server that ran this response has ended."}
@@ -77,7 +80,7 @@ def load_response(context: RequestContext, response_id: str) -> StoredResponse:
 
 def earlier_items(context: RequestContext, storage: StorageMembers) -> list[Item]:
     """Return the items that precede the input; none if the input has them already. Raises BadRequest, UnknownRecord."""
-    if context.records.are_inlined:
+    if context.records.are_inlined or HISTORY_HEADER in context.headers:
         return []
     if storage.previous is not None:
         return load_previous(context, storage.previous)
