@@ -45,6 +45,19 @@ async def test_anthropic_streams_named_events_until_message_stop(serve):
     assert names[0] == "message_start" and names[-2:] == ["message_delta", "message_stop"]
 
 
+@pytest.mark.parametrize("path", ["/v1/messages", "/anthropic/v1/messages", "/ollama/v1/messages"])
+async def test_a_thread_is_refused_in_the_form_after_which_clients_go_on_without_one(serve, path):
+    server = await serve()
+    for thread in ({"type": "create"}, {"type": "continue", "previous_message_id": "msg_01"}):
+        answer = await post(server, path, TALK | {"thread": thread, "stream": True})
+        assert answer.status == 400 and answer.error == {
+            "type": "invalid_request_error",
+            "message": "thread: not supported by this server; send the whole conversation",
+            "details": {"error_code": "thread_unsupported_request", "unsupported": ["thread"]},
+        }
+    assert "details" not in (await post(server, path, TALK | {"container": "a"})).error
+
+
 async def test_models_have_the_form_of_the_client_that_asks(serve):
     server = await serve()
     for path in ("/v1/models", "/v1/models/tiny"):

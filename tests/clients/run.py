@@ -49,7 +49,7 @@ ENVIRONMENTS = {
         "databricks-openai==0.18.0",
         "databricks-langchain==0.22.0",
     ),
-    "anthropic": ("anthropic==2.12.0",),
+    "anthropic": ("anthropic==2.14.0",),
     "anthropic-older": ("anthropic==0.121.0",),  # it speaks the first version of the API
     "langchain-anthropic": ("langchain-anthropic==1.7.3",),
     "node-anthropic": (

@@ -9,7 +9,13 @@ import msgspec
 
 from parley.dialects import parameters
 from parley.dialects.anthropic.blocks import BlockReader
-from parley.dialects.anthropic.shared import AnthropicRules, check_members, dotted_path, unsupported_value
+from parley.dialects.anthropic.shared import (
+    UNSUPPORTED_THREAD,
+    AnthropicRules,
+    check_members,
+    dotted_path,
+    unsupported_value,
+)
 from parley.dialects.dialect import RequestContext
 from parley.dialects.fields import Fields
 from parley.dialects.forms import read_json_schema
@@ -142,6 +148,13 @@ def _refuse_content(body: Fields, name: str) -> None:
         raise Unsupported(f"{dotted_path(name)}: not supported by this server", field=body.member_path(name))
 
 
+def _refuse_thread(body: Fields, name: str) -> None:
+    """Refuse to hold a conversation between requests, so that Anthropic's SDKs send it whole. Raises Unsupported."""
+    if body.raw_value(name):
+        message = f"{name}: not supported by this server; send the whole conversation"
+        raise Unsupported(message, field=name, code=UNSUPPORTED_THREAD)
+
+
 def _check_text(body: Fields, name: str) -> None:
     body.string(name, None, cap=4096)
 
@@ -154,7 +167,7 @@ OTHER_MEMBERS: dict[str, Callable[[Fields, str], Any]] = {
     "container": _refuse_content,
     "mcp_servers": _refuse_content,
     "compaction": _refuse_content,
-    "thread": _refuse_content,
+    "thread": _refuse_thread,
     "diagnostics": _check_object,
     "billing_policy": _check_object,
     "inference_geo": _check_text,

@@ -34,6 +34,7 @@ VERSION_HEADER = b"anthropic-version"
 REQUEST_ID_PREFIX = "req_"
 MAX_BODY = 32 << 20  # bytes of a body that the original accepts
 OVERLOADED_STATUS = 529  # the original's own status
+UNSUPPORTED_THREAD = "thread_unsupported_request"  # the code of a refusal to hold a conversation between requests
 BASE58 = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
 ID_LENGTH = 22  # characters of base 58 that hold 128 bits
 TAGGED_PATHS = {"thinking.budget_tokens": "thinking.enabled.budget_tokens"}  # with the form that has the member
@@ -164,10 +165,14 @@ def error_type(status: int) -> str:
 
 
 def error_object(error: ParleyError, request_uuid: str) -> dict[str, Any]:
-    """Return an error with its type, sentence and the id of its request."""
+    """Return an error with its type, sentence and the id of its request. Anthropic's SDKs read ``details``: they send a
+    refused thread as a conversation without one."""
+    members: dict[str, Any] = {"type": error_type(error.status), "message": error_sentence(error)}
+    if error.code == UNSUPPORTED_THREAD:
+        members["details"] = {"error_code": error.code, "unsupported": [error.field]}
     return {
         "type": "error",
-        "error": {"type": error_type(error.status), "message": error_sentence(error)},
+        "error": members,
         "request_id": f"{REQUEST_ID_PREFIX}{request_uuid}" if request_uuid else None,
     }
 

@@ -1,5 +1,6 @@
-"""The anthropic package: messages, streams, a tool loop, thinking that is sent back, counts, models and errors."""
+"""The anthropic package: messages, streams, tool loops, thinking that is sent back, counts, models and errors."""
 
+import json
 import sys
 
 import anthropic
@@ -52,6 +53,26 @@ for display in ("summarized", "omitted"):
     assert "Paris" in last.content[-1].text, last
     counted = client.messages.count_tokens(model=model, messages=turns, thinking=thinking, tools=[WEATHER])
     assert counted.input_tokens == prompt_tokens(last.usage)
+
+
+@anthropic.beta_tool
+def get_weather(city: str) -> str:
+    """Get the weather in a city.
+
+    Args:
+        city: The city
+    """
+    return json.dumps({"city": city, "sky": "sunny", "temperature": 20})
+
+
+# The package's own loop asks the server to hold the conversation, and goes on without that.
+for is_stream in (False, True):
+    runner = client.beta.messages.tool_runner(
+        model=model, max_tokens=200, tools=[get_weather], messages=[QUESTION], stream=is_stream
+    )
+    replies = [reply.get_final_message() if is_stream else reply for reply in runner]
+    assert [reply.stop_reason for reply in replies] == ["tool_use", "end_turn"], replies
+    assert "Paris" in replies[-1].content[-1].text, replies
 
 forced = client.messages.create(
     model=model,
