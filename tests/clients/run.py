@@ -42,6 +42,9 @@ ENVIRONMENTS = {
     "guidance": ("guidance==0.3.1", "openai==3.57.0"),
     "lm-eval": ("lm-eval[api]==0.4.13", "transformers==5.24.0"),
     "mem0": ("mem0ai==2.2.1",),
+    "haystack": ("haystack-ai==3.4.1",),
+    "autogen": ("autogen-agentchat==0.7.5", "autogen-ext[openai]==0.7.5"),
+    "semantic-kernel": ("semantic-kernel==1.45.0",),
     "llamaindex": ("llama-index-llms-openai-like==0.8.1",),
     "databricks": (
         "databricks-sdk==0.156.0",
@@ -81,6 +84,9 @@ SCRIPTS = {
     "instructor_client.py": "instructor",
     "pydantic_ai_client.py": "pydantic-ai",
     "llama_index_client.py": "llamaindex",
+    "haystack_client.py": "haystack",
+    "autogen_client.py": "autogen",
+    "semantic_kernel_client.py": "semantic-kernel",
     "guidance_client.py": "guidance",
     "mem0_client.py": "mem0",
     "lm_eval_client.py": "lm-eval",
@@ -196,6 +202,7 @@ def run_client(script: str, place: Place) -> str:
     environment = {
         **{name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "PARLEY_"))},
         "HF_HUB_DISABLE_TELEMETRY": "1",
+        "HAYSTACK_TELEMETRY_ENABLED": "False",
         "LITELLM_LOCAL_MODEL_COST_MAP": "True",
         "AI_SDK_LOG_WARNINGS": "false",
         "MEDIA_CASES": str(MEDIA_CASES),
