@@ -105,7 +105,7 @@ def _memory_limits(root: Path, *, hard: bool = False) -> Iterator[tuple[int, int
 def _groups(controller: str, root: Path) -> Iterator[_Group]:
     """Yield this process's group and those above it, as far as they are visible, in each hierarchy that may have
     limits of this ``controller``."""
-    paths: dict[str, str] = {}  # of the process's group, by controller; "" means version 2
+    paths: dict[str, str] = {}  # paths of the process's group by controller; "" means version 2
     mounts = ""
     with contextlib.suppress(OSError, ValueError):
         for line in (root / "proc/self/cgroup").read_text().splitlines():

@@ -24,7 +24,7 @@ class TenantExecutor:
         self._thread_limit, self._name, self._clock = threads, name, clock
         self._changed = threading.Condition()
         self._lines: dict[str, deque[tuple[Future[Any], Callable[[], Any]]]] = {}  # by tenant; none is empty
-        self._seconds_used: dict[str, float] = {}  # of tenants that wait or work
+        self._seconds_used: dict[str, float] = {}  # seconds used by tenants that wait or work
         self._virtual_time = 0.0  # seconds used by the last tenant whose turn it was, at that time
         self._working: Counter[str] = Counter()  # threads by the tenant that they work for
         self._thread_count = 0

@@ -97,9 +97,9 @@ class Conversation:
         self.system = system
         self.settings = dict(settings or {})
         self.turns: list[dict[str, Any]] = []
-        self.usage: AnswerUsage | None = None  # of the last answer, if the server tells it
+        self.usage: AnswerUsage | None = None  # the last answer's usage, if the server reports it
         self._media_parts: list[dict[str, Any]] = []  # pictures and sound for the next question
-        self._texts: list[str] = []  # of files, for the next question
+        self._texts: list[str] = []  # texts of files, which the next question will contain
 
     def request_body(self) -> dict[str, Any]:
         """Return the request body: the whole conversation and the changed settings."""

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 Level = Literal["ok", "warn", "fail"]
 SAME_WORDS = "serve would refuse it with the same words."
-MODULE_SECONDS = 60.0  # for an answer from a Python on a slow disk
+MODULE_SECONDS = 60.0  # seconds until a Python answers, which may lie on a slow disk
 
 
 class Finding(NamedTuple):

@@ -48,7 +48,7 @@ COMMANDS = {
 }
 MACHINE_COMMANDS = ("pull", "list", "show", "rm", "ps", "completion", "version")  # modules of the folder machine
 
-FAILED_WRITES = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # of a file or device that output goes to
+FAILED_WRITES = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # errors of a file or device that gets the output
 
 # Commands that share a line of the help, so that it fits a screen.
 TOGETHER = {

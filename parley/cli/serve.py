@@ -112,7 +112,7 @@ def offered_models(config: ResolvedOptions) -> list[OfferedModel]:
     check_engine_options(config)
     table = {option.name: option for option in SERVE_OPTIONS}
     models: list[OfferedModel] = []
-    counts: Counter[str] = Counter()  # of adapter names
+    counts: Counter[str] = Counter()  # number of adapters by name
     for named_model in config["model"] or [NamedModel((), "", {})]:
         further = config["name"] if not models else []
         names = tuple(dict.fromkeys((*named_model.names, *further))) or (served_name(named_model.model),)

@@ -13,7 +13,7 @@ from parley.errors import BadRequest, EngineError, NotReady, Overloaded, ParleyE
 
 TEXTS = COORDINATOR_TEXTS
 PLAIN_TEXT_TYPE = b"text/plain; charset=utf-8"
-NO_MEMORY = b'{"error":"Memory limit exceeded","code":429}'  # of APIs that have no body of their own for it
+NO_MEMORY = b'{"error":"Memory limit exceeded","code":429}'  # for APIs that define no body for it
 # The sentences for clients of other APIs, alarms and the log, in place of a documented text.
 SENTENCES = {
     TEXTS.cluster_not_ready: "The cluster is not ready: too few of its instances can take requests.",

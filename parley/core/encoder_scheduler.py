@@ -23,7 +23,7 @@ class EncoderScheduler:
     def __init__(self, step_budget: StepBudget, max_batch: int, on_admit: Callable[[Sequence], bool]):
         self.step_budget = step_budget
         self.max_batch = max_batch
-        self.running: OrderedDict[Sequence, None] = OrderedDict()  # in the current step
+        self.running: OrderedDict[Sequence, None] = OrderedDict()  # the sequences of the current step
         self.waiting = WaitQueue()
         self._on_admit = on_admit
 

@@ -159,7 +159,7 @@ class Scheduler:
         sequences, unless all of them wait for other instances to release pages, or for embeddings."""
         step = Step([])
         drafts = self._begin_step()
-        next_priority = self.waiting.head_priority  # of the next sequence; inf once one could not be admitted
+        next_priority = self.waiting.head_priority  # inf once a sequence could not be admitted
         for sequence in list(self.running):
             if next_priority < sequence.priority:
                 next_priority = self.waiting.head_priority if self._admit_waiting(step, sequence.priority) else inf

@@ -92,7 +92,7 @@ class TimedBudget:
         self._slope = 1 / INITIAL_DEPTH
         # Mean position, seconds per row, tokens.
         self._observations: deque[tuple[float, float, int]] = deque(maxlen=MAX_OBSERVATIONS)
-        self._recent: deque[tuple[float, float]] = deque()  # of the last second: seconds of a step, its slowdown
+        self._recent: deque[tuple[float, float]] = deque()  # the steps of the last second: seconds and slowdown of each
         self._slowdown = 1.0
         self._largest_chunk = INITIAL_CHUNK  # largest number of tokens among those observations
         self.begin_step(0)

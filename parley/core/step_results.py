@@ -69,7 +69,7 @@ class ResultProcessor:
         output = EngineOutput(
             sequence.request_id,
             sequence.index,
-            finish_reason="length",  # of a row that only scores the prompt
+            finish_reason="length",  # the row only scores the prompt
             cached_tokens=sequence.cached_tokens,
             preemptions=sequence.preemptions,
         )

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from parley import control_groups
 
-_explained_kills: dict[Path, int] = {}  # of the kernel's kills, those that have explained the end of a process; by root
+_explained_kills: dict[Path, int] = {}  # number of the kernel's kills that have explained the end of a process, by root
 
 
 def describe_exit(exit_code: int | None, memory_kills: int | None, root: Path = control_groups.ROOT) -> str:

@@ -27,8 +27,8 @@ START_FILE = Path(__file__).parents[1] / "worker" / "vllm" / "start.py"
 HOST_MODULE = "parley.worker.vllm.host"
 MEDIA_MODULE = "parley.worker.vllm.media.media_process"
 TESTED_VERSIONS = (0, 32), (0, 33)  # the first and the last minor version that the host was tested with
-CLOSE_SECONDS = 15.0  # for the end of all processes
-VERSION_SECONDS = 60.0  # for an answer from a Python on a slow disk
+CLOSE_SECONDS = 15.0  # seconds until all processes have ended
+VERSION_SECONDS = 60.0  # seconds until a Python answers, which may lie on a slow disk
 VERSION_SCRIPT = "from importlib.metadata import version; print(version('vllm'))"
 
 

@@ -61,7 +61,7 @@ class DecodeStage(RequestStage):
         self._is_accepted = self._reservations_freed = self._is_recalled = False
         self.response_writer = RemoteResponseWriter(self._take_unrecorded, bool(message.client), self._counted_tokens)
         self.response_writer.is_silent = True  # until the request is accepted
-        self.trace: RequestTrace | None = None  # where its spans go, if it is traced
+        self.trace: RequestTrace | None = None  # collects the spans, if the request is traced
 
     async def before_submit(
         self, running: RunningRequest, request: Request, engine_requests: list[EngineRequest]

@@ -76,7 +76,7 @@ class PrefillStage(RequestStage):
         self._engine_requests: list[EngineRequest] = []
         self._page_engine: PageTransferEngine | None = None  # set if another instance continues
         self._handover_task: asyncio.Task[KVSender] | None = None
-        self._handover_context: TraceContext | None = None  # of the span of the handover, if it is traced
+        self._handover_context: TraceContext | None = None  # the context of the handover's span, if it is traced
         self._handover_started = 0.0  # time.perf_counter
         self._sender: KVSender | None = None
         self._early_pages: list[tuple[int, list[int]]] = []  # pages computed before the sender existed
@@ -210,7 +210,7 @@ class PrefillStage(RequestStage):
         self.handed_over = True
         self._member.spawn_task(self._finish_handover(sender))
         self.response_writer.answer_command()
-        self._exchange.status = 200  # of the answer to the coordinator's command
+        self._exchange.status = 200  # the status of the answer to the coordinator's command
 
     def cancel_stage(self) -> None:
         """Stop as if the client had left."""

@@ -10,7 +10,7 @@ class RequestTotals:
     """Totals since the model's start. Counts are requests; seconds are sums over requests that succeeded."""
 
     succeeded: int = 0
-    failed: int = 0  # by an engine error
+    failed: int = 0  # ended by an engine error
     cancelled: int = 0  # the client left
     rejected: int = 0  # the queue was full
     last_end: float = 0.0  # end of the last one, seconds since the epoch

@@ -123,7 +123,7 @@ class RouteEndpoint:
                 raise Forbidden(NO_ADMIN_KEY)
         elif self.admin_keys is not None and not self.app.cluster.is_coordinator(exchange.headers):
             self.admin_keys.check_admin_key(exchange.headers)
-            if not self.admin_keys.has_admin_keys and self.route.kind != "role":  # whose handler checks by itself
+            if not self.admin_keys.has_admin_keys and self.route.kind != "role":  # roles: their handler checks
                 self.app.cluster.check_change(exchange)
         exchange.log_entry.api = self.dialect.name
         if self.dialect.name in API_NAMES:  # the server's own routes belong to none

@@ -16,7 +16,7 @@ class LastingFault:
     def __init__(self, end_text: str):
         self._end_text = end_text
         self._next_line = 0.0  # time.monotonic
-        self._is_logged = False  # since the last end of the fault
+        self._is_logged = False  # whether the fault was logged since it last ended
 
     def report(self, text: str, *args: object) -> None:
         """Log that the fault exists, at most once a minute, even if it was over in between: on a nearly full disk,

@@ -75,7 +75,7 @@ class PromptStream:
         # Prompt scores come before all other outputs.
         self._awaits_scores = request.output_options.prompt_logprobs is not None
         self._held_outputs: list[EngineOutput] = []
-        self.uncounted_tokens = len(engine_request.token_ids)  # of the prompt; 0 once its prefix hit was counted
+        self.uncounted_tokens = len(engine_request.token_ids)  # the prompt's tokens; 0 once its prefix hit was counted
         self.stream = self._engine.submit_request(engine_request, stream_group)
 
     def accepted_events(self, engine_request: EngineRequest) -> list[Event]:

@@ -69,11 +69,11 @@ class ServedModel:
         self._endpoint_store: EndpointStore | None = None
         self.pause_state = ""  # "held" or "prepared": requests are refused until admission resumes
         self.adapters: dict[str, int] = {}  # name -> when it was loaded; the folders are in the settings
-        self._own_adapters: frozenset[str] = frozenset()  # of these, those that the engine has without being asked
+        self._own_adapters: frozenset[str] = frozenset()  # the adapters that the engine has without being asked
         self.loaded_pipeline: TextPipeline | None = None  # None until it is loaded
-        self.config: Mapping[str, object] = {}  # of the model's config.json
-        self.license_text = ""  # of the license in the model's folder
-        self.media_workers: MediaWorkers | None = None  # of a model that reads media
+        self.config: Mapping[str, object] = {}  # the content of the model's config.json
+        self.license_text = ""  # the text of the license file in the model's folder
+        self.media_workers: MediaWorkers | None = None  # None for a model that reads no media
         self._media_loader: MediaLoader | None = None
         self._media_start: asyncio.Task[None] | None = None  # the start of a process before the first item
 

@@ -38,7 +38,7 @@ T = TypeVar("T")
 # Headers of the handshake that do not belong to the requests on the connection.
 HANDSHAKE_HEADERS = frozenset((b"connection", b"expect", b"te", b"trailer", b"transfer-encoding", b"upgrade"))
 HANDSHAKE_PREFIXES = (b"sec-websocket-", b"content-", NATIVE_PREFIX)
-ENVELOPE_BYTES = 4096  # that a message may have besides the body in it
+ENVELOPE_BYTES = 4096  # bytes that a message may have in addition to the body in it
 MAX_READING = 4  # times the limit of a body that the messages of a connection may take until their requests run
 
 
@@ -65,7 +65,7 @@ class SocketConversation:
         ]
         headers.append((b"content-type", b"application/json"))
         self._scope = {**exchange.scope, "method": "POST", "headers": headers}
-        self._waiting: dict[str, deque[WaitingRequest]] = {}  # of each lane that has requests
+        self._waiting: dict[str, deque[WaitingRequest]] = {}  # the waiting requests of each lane that has any
         self._waiting_bytes = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._cycles: set[MessageCycle] = set()

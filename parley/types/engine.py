@@ -180,8 +180,8 @@ class EngineStats(msgspec.Struct, array_like=True, gc=False):
     draft_tokens: int = 0  # in all drafts
     draft_accepted: list[int] = []  # number of accepted tokens by position in the draft
     # pages among ``blocks_used`` that are held for other instances
-    pinned_pages: int = 0  # that others read
-    reserved_pages: int = 0  # that others will fill
+    pinned_pages: int = 0  # pages that other instances read
+    reserved_pages: int = 0  # pages that other instances will fill
     unstaged_pages: int = 0  # counter: pages not handed over because the staging memory was full
     # media
     media_cache_queries: int = 0  # items whose embeddings were looked up

@@ -182,8 +182,8 @@ def test_mindie_config_of_a_cluster_instance(tmp_path):
     config = resolve_options(SERVE_OPTIONS, [], {}).with_unset_from(plan.options, "there")
     options = plan.apply_to_options(server_options(config), "strict")
     assert (options.role, options.peer_port) == ("none", 1200)
-    assert plan.profile_rules("strict").separated
-    assert not read_config(tmp_path, FULL_CONFIG).profile_rules("strict").separated
+    assert plan.profile_rules("strict").is_separated
+    assert not read_config(tmp_path, FULL_CONFIG).profile_rules("strict").is_separated
     security_folder = tmp_path / "security/grpc"
     assert options.peer_tls == TlsFiles(
         security_folder / "certs/server.pem",
@@ -221,12 +221,12 @@ def test_command_line_options_override_the_mindie_config(tmp_path):
     [
         ("ServerConfig.fullTextEnabled", True, "full_text", True),
         ("ServerConfig.openAiSupport", "openai", "vllm", False),
-        ("ServerConfig.maxRequestLength", 3, "limit", 3),
+        ("ServerConfig.maxRequestLength", 3, "body_megabytes", 3),
         ("BackendConfig.ModelDeployConfig.maxInputTokenLen", 9000, "max_input_token_len", 2559),
         ("BackendConfig.ScheduleConfig.maxN", 4, "max_n", 4),
         ("BackendConfig.ScheduleConfig.maxPrefillBatchSize", 0, "max_prefill_batch_size", 200),
         (MODEL + "worldSize", 1, "world_size", 1),
-        (MODEL + "modelWeightPath", "/a/b", "weights", "b"),
+        (MODEL + "modelWeightPath", "/a/b", "model_folder_name", "b"),
     ],
 )
 def test_mindie_config_sets_the_rules_that_clients_see(tmp_path, path, value, name, rule):
@@ -269,7 +269,7 @@ def test_mindie_environment_variables_take_effect(tmp_path):
         assert plan.profile_rules(profile).token_costs == bool(figures)
         page = plan.apply_to_options(default_options, profile).apis["mindie-metrics"].routes[0].kind
         assert page == ("metrics" if variable or profile == "extended" else "info")
-    assert plan.profile_rules("strict").monitored is False
+    assert plan.profile_rules("strict").has_metrics_port is False
 
 
 def test_mindie_dynamic_timeouts_and_mock_instances(tmp_path):

@@ -416,8 +416,10 @@ class CacheIndex:
                 self.pages.clear()
 
     def _store_pages(self, event: PagesStored) -> None:
-        assert len(event.token_ids) == BLOCK_SIZE * len(event.hashes) and (event.parent is None) == (event.start == 0)
-        parent, start = event.parent, event.start
+        assert len(event.token_ids) == BLOCK_SIZE * len(event.hashes) and (event.parent_hash is None) == (
+            event.start == 0
+        )
+        parent, start = event.parent_hash, event.start
         for place, digest in enumerate(event.hashes):
             tokens = event.token_ids[place * BLOCK_SIZE : (place + 1) * BLOCK_SIZE]
             assert digest not in self.pages, "a page was stored twice"

@@ -58,10 +58,10 @@ def test_item_is_described_by_the_token_that_embeddings_replace():
 @pytest.mark.parametrize(
     "changes",
     [
-        {"embedded": [True, True, True, False, True, False]},  # two tokens are replaced
-        {"embedded": [False] * 6},
+        {"are_embedded": [True, True, True, False, True, False]},  # two tokens are replaced
+        {"are_embedded": [False] * 6},
         {"token_ids": [PAD, EDGE, PAD, PAD, ROW, PAD, EDGE]},  # a placeholder that is none
-        {"first": 2},
+        {"placeholder_start": 2},
     ],
 )
 def test_item_whose_places_cannot_be_found_again_is_not_described(changes):
@@ -71,7 +71,7 @@ def test_item_whose_places_cannot_be_found_again_is_not_described(changes):
 def test_placeholder_is_what_vllm_made_it():
     item = item_at(7, 4, [EmbeddingRun(0, 2), EmbeddingRun(3, 1)])
     token_ids = [1, 2, 3, 4, 5, LINE, EDGE, PAD, PAD, ROW, PAD, EDGE, 9]
-    assert locate_placeholder(item, TILES, token_ids) == Placeholder(6, 6, TILES.embedded)
+    assert locate_placeholder(item, TILES, token_ids) == Placeholder(6, 6, TILES.are_embedded)
 
 
 def test_placeholder_with_other_neighbours_is_what_lies_between_its_embeddings():

@@ -10,7 +10,7 @@ from typing import Any
 from parley.cli.load.generator import RequestSample
 from parley.dialects.bench import LoadShape
 
-PARTS = 5  # of a load, to see its noise
+PARTS = 5  # parts into which a load is cut, to show its noise
 
 
 def percentile(values: Sequence[float], share: float) -> float | None:

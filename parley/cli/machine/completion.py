@@ -67,7 +67,7 @@ def flag_words(options: list[Option]) -> list[FlagWords]:
 
 
 Commands = dict[str, tuple[str, list[FlagWords]]]
-MODEL_COMMANDS = ("serve", "chat", "doctor", "show", "rm", "watermark")  # whose argument is a model
+MODEL_COMMANDS = ("serve", "chat", "doctor", "show", "rm", "watermark")  # commands whose argument is a model
 
 
 def bash_script(commands: Commands) -> str:

@@ -26,7 +26,7 @@ HIT_RATES = {  # hit rate -> the counters (hits, lookups) that it is computed fr
 }
 
 
-UNMERGED_PREFIXES = ("process_", "nv_cpu_", "parley_build_info")  # of metrics about one process or machine
+UNMERGED_PREFIXES = ("process_", "nv_cpu_", "parley_build_info")  # prefixes of metrics about one process or machine
 
 WeightedValue = tuple[float, float]  # a value of one page, and the weight of that page
 
@@ -62,7 +62,7 @@ def merge_pages(pages: Sequence[tuple[str, float]]) -> str:
 
 def _read_page(page: str, weight: float, metrics: dict[str, _Metric]) -> None:
     """Add the lines of a page to the metrics, by name. Lines of other forms are left out."""
-    name = ""  # of the metric whose header lines were read last
+    name = ""  # the metric whose header lines were read last
     for line in page.splitlines():
         if line.startswith("#"):
             _, keyword, *rest = [*line.split(maxsplit=3), "", ""]

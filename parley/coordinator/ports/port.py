@@ -28,7 +28,7 @@ log = logging.getLogger("parley.cluster")
 JSON_TYPE = b"application/json"
 TEXT_TYPE = b"text/plain; charset=utf-8"
 BODY_LIMIT = 64 << 20  # bytes of a body; 4,096 instances with their prefix hashes take about 20 MB
-BODY_BUDGET = BodyBudget(2 * BODY_LIMIT)  # for the admin ports of a process together
+BODY_BUDGET = BodyBudget(2 * BODY_LIMIT)  # all admin ports of a process share it
 PATIENCE = 60.0  # seconds for a body to arrive
 PASSWORD_CHALLENGE = b'Basic realm="user token, password: the secret of the cluster"'
 UNKNOWN_PATH = b"Invalid request\r\n"

@@ -19,7 +19,7 @@ class CircuitBreaker:
     __slots__ = ("_failures", "_is_probed", "_paused_until")
 
     def __init__(self) -> None:
-        self._failures = 0  # in a row
+        self._failures = 0  # consecutive ones
         self._paused_until = 0.0
         self._is_probed = False
 

@@ -25,7 +25,7 @@ from parley.disagg.kv.transport import LinkError
 log = logging.getLogger("parley.kv")
 
 HANDSHAKE_TIMEOUT_S = 10.0  # time for both sides to authenticate each other
-LEAST_TIMEOUT_S = 0.001  # of a socket: 0 would mean that it does not block
+LEAST_TIMEOUT_S = 0.001  # the least timeout of a socket: 0 would make it non-blocking
 LINK_PREAMBLE, PAGES_PREAMBLE = b"parley-kv 1 link", b"parley-kv 1 data"
 MAX_UNAUTHENTICATED = 64  # unauthenticated connections at a time; one more replaces the oldest
 READ_BUFFER_BYTES = 1 << 20

@@ -76,7 +76,7 @@ class KVPeer:
         self._arenas: dict[str, MappedArena] = {}
         self._links: dict[KVLink, str] = {}  # and the name of their arena
         self._link_pool = LinkPool()
-        self._tickets: dict[bytes, TCPTransport] = {}  # of links that wait for their page channel
+        self._tickets: dict[bytes, TCPTransport] = {}  # transports of links that wait for their page channel, by ticket
         self._tasks: set[asyncio.Task[None]] = set()  # run incoming handovers
         self._endings: set[asyncio.Task[None]] = set()  # wait until links have closed
         self._closed = False

@@ -43,13 +43,13 @@ class KVReceiver:
         self.body = begin.body
         self.parts = begin.parts
         self._on_pages_received: Callable[[int, int], None] = lambda part, count: None
-        self.received_bytes = 0  # of pages received and confirmed
+        self.received_bytes = 0  # bytes of pages that were received and confirmed
         self._link = link
         self._memory = memory
         self._end_reason = ""
         self._own_pages: list[list[int]] = []  # pages to fill, for each part
-        self._announced_counts: list[int] = []  # for each part, how many of them the sender has announced
-        self._received_counts: list[int] = []  # for each part, how many have been received
+        self._announced_counts: list[int] = []  # number of pages that the sender has announced, for each part
+        self._received_counts: list[int] = []  # number of received pages, for each part
         self._missing_pages = 0  # pages not received yet
         self._unread: deque[tuple[int, list[int], list[int]]] = deque()  # announced, not yet read
         self._unconfirmed: deque[tuple[int, int]] = deque()  # read, not yet confirmed: part and count

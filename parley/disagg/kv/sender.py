@@ -49,7 +49,7 @@ class KVSender:
         on_link_free: Callable[[KVLink], None],
         reconnect: Callable[[], Awaitable[KVLink]] | None = None,
     ):
-        self.sent_bytes = 0  # of pages announced to the receiver
+        self.sent_bytes = 0  # bytes of pages that were announced to the receiver
         self._memory = memory
         self._on_link_free = on_link_free
         self._reconnect = reconnect

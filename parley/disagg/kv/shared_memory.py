@@ -63,8 +63,8 @@ class SharedMemoryTransport(KVTransport):
         self._arena = mapped_arena
         self._file_sender = file_sender
         self._mapped_files = mapped_files
-        self._token = b""  # of the file that is offered
-        self._source_identity: FileIdentity | None = None  # of the sender's arena, once it is mapped
+        self._token = b""  # the token of the offered file
+        self._source_identity: FileIdentity | None = None  # the identity of the sender's arena, once it is mapped
         self._kind_pairs: list[KindPair] = []
         self._closed = False
         self._lock = threading.Lock()  # protects the mapping

@@ -47,7 +47,7 @@ class PageChannel:
         """Shut the connection down; the descriptor is released when no thread uses it."""
         self._closed = True
         with suppress(OSError):
-            socket.socket.shutdown(self.socket, socket.SHUT_RDWR)  # of the raw socket, also with TLS
+            socket.socket.shutdown(self.socket, socket.SHUT_RDWR)  # shuts the raw socket down, also with TLS
         if self._lock.acquire(blocking=False):
             self.socket.close()
             self._lock.release()

@@ -26,7 +26,7 @@ class ReplayBuffer:
     """The replay buffer of one coordinator."""
 
     def __init__(self) -> None:
-        self._next_number = 0  # of the next frame
+        self._next_number = 0  # the number of the next frame
         self._sent_frames: deque[SentFrames] = deque()
         self._kept_bytes = 0
 

@@ -134,7 +134,7 @@ class FrameReader:
         self.skipped_pieces = 0
         self.native = False
         self._limit = limit
-        self._incomplete: list[bytes] = []  # of an incomplete piece
+        self._incomplete: list[bytes] = []  # the parts of an incomplete piece
         self._incomplete_size = 0
         self._opening = b""  # first half of an incomplete frame, which names its request
         self._pending_record: bytes | None = None  # a record whose data has not arrived

@@ -42,7 +42,7 @@ from parley.types import NO_LIMITS, NO_TENANT, EngineOutput, EngineRequest, KeyL
 
 log = logging.getLogger("parley.server")
 
-SNAPSHOT_SECONDS = 1.0  # that a process has to report
+SNAPSHOT_SECONDS = 1.0  # seconds in which a process must report its metrics
 MAX_UNREAD = 256 << 20  # bytes that wait for a process; it hangs if there are more
 
 

@@ -79,7 +79,7 @@ class PassedAnswer:
             asyncio.Queue()
         )
         self._unread = 0
-        self._has_arrived = False  # to its end: the connection is used for other requests
+        self._has_arrived = False  # the whole answer; the connection is used for other requests then
 
     def receive_head(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
         """Keep status and headers."""

@@ -17,7 +17,7 @@ from parley.web.connection_limit import ConnectionLimit
 from parley.web.request_body import BodyBudget
 
 OptionValues = dict[str, Any]  # ServerOptions as values of MessagePack, by the names of the fields
-OWN_FIELDS = frozenset({"apis"})  # that API processes do not have; no option but --mindie-config sets them
+OWN_FIELDS = frozenset({"apis"})  # fields that API processes do not have; only --mindie-config sets them
 NETWORK_FIELDS = frozenset({"trusted_proxies", "cluster_networks"})
 
 

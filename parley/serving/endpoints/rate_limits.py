@@ -14,7 +14,7 @@ from parley.dialects.facts import Endpoint, EndpointLimit
 from parley.errors import Overloaded
 
 WINDOW_SECONDS = 60.0
-MAX_WINDOWS = 10_000  # before those that have ended are removed
+MAX_WINDOWS = 10_000  # with more, windows that have ended are removed
 
 
 @dataclass(slots=True)

@@ -168,7 +168,7 @@ class KeyLease:
     def __init__(self, meter: KeyMeter, name: str):
         self._meter, self._name = meter, name
         self._reserved = 0
-        self._day = meter.utc_day  # of the reservation
+        self._day = meter.utc_day  # the day of the reservation
         self._ended = False
 
     def reserve_tokens(self, prompt_tokens: int, output_tokens: int | None) -> None:

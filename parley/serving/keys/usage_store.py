@@ -76,7 +76,7 @@ class UsageStore:
 
     def __init__(self, file: str, clock: Callable[[], float] = time.time):
         self._clock = clock
-        self._lock = threading.Lock()  # of the counts
+        self._lock = threading.Lock()  # protects the counts
         self._database_lock = threading.Lock()
         self._file = Path(file).absolute()
         self._database = _open_database(file)
@@ -84,7 +84,7 @@ class UsageStore:
         self._key_names: dict[str, str] = {}
         self._closed, self._has_news = threading.Event(), threading.Event()
         self._last_day = ""
-        self._lost_requests = 0  # since the file could be written the last time
+        self._lost_requests = 0  # lost since the file was last written
         self._fault = LastingFault("The usage of keys is written again.")
         self._thread = threading.Thread(target=self._run_writer, name="parley-usage", daemon=True)
         self._thread.start()
@@ -147,7 +147,7 @@ class UsageStore:
             self._fault.report_end()
             with self._lock:
                 lost, self._lost_requests = self._lost_requests, 0
-                names = self._key_names  # with those of requests that ended meanwhile
+                names = self._key_names  # includes those of requests that ended meanwhile
                 self._key_names = {key_id: names[key_id] for _, key_id, _ in self._pending}
             if lost:
                 log.error("The usage of %d requests was lost: memory keeps no more rows that wait to be written.", lost)

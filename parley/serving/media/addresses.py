@@ -17,14 +17,14 @@ from urllib.parse import quote
 from parley.settings.media_hosts import canonical_host, split_port
 
 IpAddress = IPv4Address | IPv6Address
-ResolveHost = Callable[[str, int], Awaitable[list[IpAddress]]]  # of a host name and a port
+ResolveHost = Callable[[str, int], Awaitable[list[IpAddress]]]  # gets a host name and a port
 
 MAX_URL_LENGTH = 4096
 URL_PARTS = re.compile(r"(https?)://([^/?#@]+)((?:[/?][^#]*)?)(?:#.*)?", re.IGNORECASE)
 TARGET_CHARACTERS = "!$%&'()*+,/:;=?@[]~"  # stay as they are; others are percent-encoded
 DEFAULT_PORTS = {"http": 80, "https": 443}
 
-MAX_LOOKUPS = 3  # at a time: one of the event loop's four threads for lookups stays free
+MAX_LOOKUPS = 3  # concurrent lookups: one of the event loop's four threads for them stays free
 
 GLOBAL_UNICAST = IPv6Network("2000::/3")
 NAT64 = IPv6Network("64:ff9b::/96")

@@ -37,10 +37,10 @@ if TYPE_CHECKING:
 LOOKUP_SECONDS = 5.0
 MAX_REDIRECTS = 3
 REDIRECT_STATUSES = (301, 302, 303, 307, 308)
-FETCH_SECONDS = 30.0  # for an item with all its redirects, without waiting for other fetches
+FETCH_SECONDS = 30.0  # limit of an item with all its redirects, without the wait for other fetches
 MAX_CONNECTIONS = 16
-TENANT_CONNECTIONS = 8  # for all requests of an API key, so that slow hosts that one names delay no other
-HOST_CONNECTIONS = 2  # to each host, for one request
+TENANT_CONNECTIONS = 8  # connections of all requests of an API key, so that slow hosts named by one key delay no other
+HOST_CONNECTIONS = 2  # connections of one request to each host
 
 
 class Redirect(NamedTuple):
@@ -129,7 +129,7 @@ class ItemFetch:
         self._size_limit = fetcher.options.sizes[kind]
         self._size = 0
         self._seconds_left = FETCH_SECONDS
-        self._named_host = ""  # in the client's URL; errors never name a host that is known from a redirect
+        self._named_host = ""  # the host in the client's URL; errors never name a host that is known from a redirect
 
     async def fetch(self, url: str) -> bytes:
         """Return the content of a URL, after any redirects. Raises BadMedia, Overloaded."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from parley.serving.media.memory_files import MemoryFile
 from parley.types import ProcessedMedia
 
-MAX_NAMES = 65_536  # of clients, for all tenants
+MAX_NAMES = 65_536  # names that clients gave to items, for all tenants together
 
 
 @dataclass(frozen=True, eq=False)

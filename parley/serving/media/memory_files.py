@@ -12,7 +12,7 @@ import weakref
 from parley.errors import Overloaded
 from parley.types import FeatureFile
 
-JOB_FILES = 2  # of a job: its input and its output
+JOB_FILES = 2  # files of a job: its input and its output
 FINAL = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 

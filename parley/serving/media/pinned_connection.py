@@ -22,7 +22,7 @@ MIN_RATE = 1000  # bytes per second of a body, measured over RATE_SECONDS
 RATE_SECONDS = 5.0
 MAX_TRIED = 4  # addresses of a host that are tried
 MAX_OVERHEAD = 64 << 10  # bytes of headers and of chunk framing
-OVERHEAD_SHARE = 1 / 64  # of the body, in addition
+OVERHEAD_SHARE = 1 / 64  # a further overhead that is allowed, as a share of the body
 HEADERS = (
     (b"User-Agent", b"parley"),
     (b"Accept", b"*/*"),

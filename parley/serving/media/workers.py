@@ -31,11 +31,11 @@ log = logging.getLogger("parley.server")
 PROCESS_COMMAND = python_command("-m", "parley.worker.media_process")
 SILENCE_SECONDS = 180.0  # a process that does not answer for this long is killed, even if it computed little
 KILL_DELAY = 5.0  # seconds that a job may still run after its client left: as long as a new process takes to start
-END_SECONDS = 5.0  # that a process has to end once its socket is closed
+END_SECONDS = 5.0  # seconds in which a process must end once its socket is closed
 KEPT_VARIABLES = frozenset(
     {"PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "LD_LIBRARY_PATH", "VIRTUAL_ENV", FORMAT_VARIABLE, LEVEL_VARIABLE}
 )
-PACKAGES = {"PIL": "Pillow", "av": "PyAV", "torchvision": "torchvision"}  # by the name that is imported
+PACKAGES = {"PIL": "Pillow", "av": "PyAV", "torchvision": "torchvision"}  # by the imported names
 
 TOO_SLOW = MediaRefused("could not be decoded in time, or within the memory set aside for that", "too_slow")
 CRASHED = MediaRefused("made its decoder crash", "undecodable")

@@ -22,8 +22,8 @@ from parley.types import Event
 
 RunKey = tuple[str, str]  # tenant, and name of the record
 EVENTS_KEPT_SECONDS = 300.0  # after the end of a run
-MAX_KEPT_BYTES = 64 << 20  # of the events of runs that have ended, each with RUN_BYTES
-RUN_BYTES = 4096  # of a run, in addition to its events
+MAX_KEPT_BYTES = 64 << 20  # bytes of the events of ended runs, with RUN_BYTES for each
+RUN_BYTES = 4096  # bytes that a run takes in addition to its events
 TOUCH_SECONDS = 20.0
 EVENT_END = b"\n\n"
 
@@ -33,9 +33,9 @@ class KeptEvents:
 
     def __init__(self) -> None:
         self.events: list[bytes] = []
-        self.size = 0  # of all events, in bytes
+        self.size = 0  # bytes of all events
         self.has_ended = False
-        self._tail = b""  # of an event that has not arrived whole
+        self._tail = b""  # the beginning of an event that has not arrived completely
         self._changed = asyncio.Event()
 
     def add_bytes(self, data: bytes) -> None:
@@ -105,7 +105,7 @@ class BackgroundRuns:
     def __init__(self, store: AnyRecordStore):
         self._store = store
         self._runs: dict[RunKey, BackgroundRun] = {}
-        self._ended_sizes: dict[RunKey, int] = {}  # in the order in which they ended
+        self._ended_sizes: dict[RunKey, int] = {}  # sizes of ended runs, in the order of their ends
         self._ended_size = 0  # sum of these
 
     def start_run(

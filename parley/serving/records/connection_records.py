@@ -5,7 +5,7 @@ from __future__ import annotations
 from parley.serving.records.memory_records import MemoryRecordStore
 from parley.web.random_ids import draw_id
 
-CONNECTION_RECORD_BYTES = 64 << 20  # of all connections of a process
+CONNECTION_RECORD_BYTES = 64 << 20  # shared by all connections of a process
 RECORD_SECONDS = 3600.0
 
 

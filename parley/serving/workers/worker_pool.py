@@ -23,7 +23,7 @@ from parley.tenant_executor import TenantExecutor
 
 log = logging.getLogger("parley.server")
 
-START_SECONDS = 120.0  # that a process has to start: some import Transformers
+START_SECONDS = 120.0  # seconds in which a process must start: some import Transformers
 
 MessageT = TypeVar("MessageT")
 ResultT = TypeVar("ResultT")
@@ -55,7 +55,7 @@ class WorkerProcess(Generic[MessageT]):
         self._silence_seconds, self._end_seconds = silence_seconds, end_seconds
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket
-        self.memory_kills: int | None = None  # of the control group, before the process was started
+        self.memory_kills: int | None = None  # kills in the control group before the process was started
 
     @property
     def process_id(self) -> int | None:

@@ -48,7 +48,7 @@ log = logging.getLogger("parley.engine")
 
 POLL_SECONDS = 2.0
 RETRY_SECONDS = 1.0  # between attempts to reach a server that is away
-AWAY = "The server that computes for this model is away."  # for clients, who need not know its address
+AWAY = "The server that computes for this model is away."  # the text for clients, who need not know the address
 NO_ADAPTERS = "The engine's server loads its own adapters."
 
 

@@ -125,7 +125,7 @@ class ChoiceExchange:
         else:
             self._path, body = POOLING_PATH, write_pooling(request, model=facts.card.id)
         self._body = msgspec.json.encode(body)
-        self._last_output: ChoiceOutput | None = None  # of a stream, until its usage has arrived
+        self._last_output: ChoiceOutput | None = None  # the last output of a stream, until its usage has arrived
         self._connection: HttpClientConnection | None = None
         self._opening: asyncio.Task[None] | None = None
         self._is_reused = False

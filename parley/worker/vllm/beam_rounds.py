@@ -27,7 +27,7 @@ class BeamPlaces:
     """Stands in for the scheduler, the model runner and the counters of a search: vLLM has pages and slots."""
 
     def __init__(self) -> None:
-        self.cost = TokenCost(1, 0.0, 0.0)  # of the current round
+        self.cost = TokenCost(1, 0.0, 0.0)  # the cost of the current round
 
     def fork_sequence(self, sequence: Sequence, parent: Sequence) -> None:
         """Do nothing: a fork has its tokens, and vLLM finds their pages."""

@@ -25,7 +25,7 @@ MISSING_WITH_SPECULATION: frozenset[EngineFeature] = frozenset({"min_p", "logit_
 # vLLM's layers for adapters on CPUs expect one row of logits for each request: more rows end the engine.
 MISSING_WITH_CPU_ADAPTERS: frozenset[EngineFeature] = frozenset({"prompt_logprobs"})
 
-RESERVED_STOP_IDS = 8  # of vLLM's 128 stop ids, for the model's own end tokens
+RESERVED_STOP_IDS = 8  # stop ids, of vLLM's 128, that are left for the model's own end tokens
 BOUNDS: dict[EngineBound, tuple[float, float]] = {
     "temperature": (0, 2),
     "presence_penalty": (-2, 2),

@@ -21,7 +21,7 @@ from parley.worker.vllm.page_moves import DEFAULT_LEASE_SECONDS
 DEFAULT_CONNECTOR = "NixlConnector"
 WILDCARD_HOSTS = frozenset({"", "0.0.0.0", "::"})
 LISTEN_HOST, LISTEN_PORT = "VLLM_NIXL_SIDE_CHANNEL_HOST", "VLLM_NIXL_SIDE_CHANNEL_PORT"
-SAMPLES, SAMPLE_BYTES = 64, 4096  # of a file of weights, for the fingerprint
+SAMPLES, SAMPLE_BYTES = 64, 4096  # samples of a file of weights, for the fingerprint
 
 
 def connector_config(config: KVTransferConfig | None) -> KVTransferConfig:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from parley.engine.watchdog import TICK_SECONDS, Watchdog, read_processor_seconds
 
-LOSS_SECONDS = 8.0  # for an engine core that has lost a worker, if there is no other limit: it never continues
+LOSS_SECONDS = 8.0  # limit for an engine core that has lost a worker, which never continues, if there is no other limit
 WORKER_DIED = "vLLM ended: one of its workers died."
 
 

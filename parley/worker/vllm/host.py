@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("parley.engine")
 
-SHUTDOWN_SECONDS = 8.0  # for vLLM's own shutdown; then its processes are killed
+SHUTDOWN_SECONDS = 8.0  # seconds for vLLM's own shutdown; then its processes are killed
 MEMORY_WORDS = ("memory", "KV cache", "allocate")
 MEMORY_HINT = (
     " A smaller --max-model-len or --max-batch needs less memory, and --kv-memory sets the size of the KV cache."

@@ -132,7 +132,7 @@ class RequestRunner:
         self._merge = StreamMerge(client, scheduler.table.clock)
         self._layout = ""  # KV layout of the instances that computed the part the client has
         self._refused = False  # an instance has refused the request because of its content
-        # of the current attempt
+        # the current attempt
         self._attempt_id = ""
         self._placement: Placement | None = None
         self._busy_instances: Sequence[ClusterInstance] = ()  # instances where the request may be running

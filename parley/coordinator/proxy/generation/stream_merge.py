@@ -102,7 +102,7 @@ class StreamMerge:
         self._status, self._head = 200, prefill_answer.JSON_HEADERS
         self._early: list[ResultFrame] | None = []  # frames buffered until P answers; None after that
         self._early_size = 0
-        self._parts: list[bytes] = []  # of an answer in one piece
+        self._parts: list[bytes] = []  # the parts of an answer in one piece
         self._size = 0
         self._used_is_final = False
         self._out.change_sender(None)

@@ -27,7 +27,7 @@ from parley.serving.keys.scopes import check_key_models
 from parley.web.http_client import ConnectionBroken, InstanceAnswer, InstanceUnreachable
 
 USAGE_MEMBER = re.compile(rb'"usage"\s*:\s*(\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\})')
-KEPT_BYTES = 64 << 10  # of the end of an answer, where its usage is
+KEPT_BYTES = 64 << 10  # bytes kept of the end of an answer, which contains its usage
 
 
 class _AnswerUsage(msgspec.Struct):

@@ -18,8 +18,8 @@ QUEUED, SCHEDULED, PREEMPTED = 1, 2, 3  # vLLM's EngineCoreEventType
 FINISH_REASONS: dict[int, EngineFinishReason] = {0: "stop", 1: "length", 2: "error", 3: "error", 4: "stop"}
 ABORTED = "vLLM ended the request."
 NO_TOKEN_FITS = "vLLM ended the request: no token fits its grammar together with its other options."
-NORMALIZED_TOLERANCE = 1e-2  # of the length of a normalized vector, which may have been computed in bfloat16
-LOWEST_LOGPROB = -9999.0  # in place of -infinity, which JSON lacks, for tokens that a grammar forbids
+NORMALIZED_TOLERANCE = 1e-2  # error of a normalized vector's length, which may have been computed in bfloat16
+LOWEST_LOGPROB = -9999.0  # stands for -infinity, which JSON lacks, where a grammar forbids a token
 
 
 def read_output(sequence: Sequence, raw: Any, *, end_ids: Collection[int], cost: TokenCost) -> EngineOutput | None:
