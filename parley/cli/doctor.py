@@ -259,11 +259,15 @@ def _check_text(settings: EngineSettings) -> Iterator[Finding]:
 def _check_media(folder: Path, settings: EngineSettings) -> Iterator[Finding]:
     """Check whether the packages that decode media are installed, if the model reads any. vLLM has its own Python."""
     from parley.serving.media.workers import missing_packages
-    from parley.text.media_family import read_media_family
+    from parley.text.media_family import has_unread_media, read_media_family
     from parley.text.tokens.tokenizer import read_json_object
 
-    family = read_media_family(read_json_object(folder / "config.json"))
+    config = read_json_object(folder / "config.json")
+    family = read_media_family(config)
     if family is None:
+        if has_unread_media(config):
+            observation = f"encoders of {config.get('model_type')} models are not supported"
+            yield Finding("warn", "media", observation, "It reads text only.")
         return
     kinds = ", ".join(sorted(family.kinds))
     if isinstance(settings, VLLMSettings):

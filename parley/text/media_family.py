@@ -15,6 +15,8 @@ from parley.types import MediaKind
 if TYPE_CHECKING:
     from parley.text.tokens.tokenizer import Tokenizer
 
+ENCODER_CONFIGS = ("vision_config", "audio_config")  # fields with the config of an encoder
+
 
 class MediaMarks(NamedTuple):
     """``prompt_mark``: the text that a chat template writes for an item; the item's replacement takes its place.
@@ -224,6 +226,12 @@ def _sees_both_ways(config: Mapping[str, Any], row: _FamilyRow) -> bool:
     if row.states_direction and isinstance(text_config, dict) and "use_bidirectional_attention" in text_config:
         return bool(text_config["use_bidirectional_attention"] == "vision")
     return row.sees_both_ways
+
+
+def has_unread_media(config: Mapping[str, Any]) -> bool:
+    """Return whether this is the config.json of a multimodal model whose family is not one of those read here."""
+    has_encoder = any(isinstance(config.get(name), dict) for name in ENCODER_CONFIGS)
+    return has_encoder and str(config.get("model_type")) not in _FAMILIES
 
 
 def _read_id(config: Mapping[str, Any], fields: tuple[str, ...]) -> int | None:

@@ -340,6 +340,14 @@ def test_a_checkpoint_without_encoders_reads_text_only(tmp_path):
     assert info.media_kinds == frozenset()
 
 
+def test_the_log_says_that_a_family_without_encoders_here_reads_text_only(caplog):
+    config = read_config(multimodal_folder("llava")) | {"model_type": "idefics2"}
+    with caplog.at_level("INFO", logger="parley.engine"):
+        assert plan_towers(multimodal_folder("llava"), config, torch.float32, CPU) is None
+        assert plan_towers(multimodal_folder("llava"), config["text_config"], torch.float32, CPU) is None
+    assert caplog.messages == ["The model reads text only: encoders of idefics2 models are not supported."]
+
+
 def test_the_kv_cache_leaves_memory_for_encoders_and_embeddings(monkeypatch):
     """Both are needed from the first item on, so their memory still looks free when the KV cache gets its share."""
     monkeypatch.setattr("parley.model.load.memory.free_memory", lambda device: 1_000_000)

@@ -17,7 +17,7 @@ import torch
 from parley.model.checkpoint.files import Checkpoint, LoadError
 from parley.model.checkpoint.mlx import has_mlx_layout
 from parley.model.load.multimodal import keep_encoders
-from parley.text.media_family import MediaFamily, read_media_family
+from parley.text.media_family import MediaFamily, has_unread_media, read_media_family
 from parley.types import Settings
 
 log = logging.getLogger("parley.engine")
@@ -45,6 +45,8 @@ def plan_towers(folder: Path, config: dict[str, Any], dtype: torch.dtype, device
     """
     family = read_media_family(config)
     if family is None:
+        if has_unread_media(config):
+            log.info("The model reads text only: encoders of %s models are not supported.", config["model_type"])
         return None
     if has_mlx_layout(Checkpoint(folder)):
         log.info("The model reads text only: folders of MLX have encoders in another layout.")
