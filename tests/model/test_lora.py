@@ -188,6 +188,8 @@ def test_adapter_on_one_linear_layer_matches_peft(target):
         "falcon_h1",
         "gemma4",
         "gemma4 with inputs of layers",
+        "lfm3",
+        "olmo_hybrid",
     ],
 )
 def test_adapters_of_all_model_types_match_peft(base):
@@ -202,6 +204,8 @@ def test_adapters_of_all_model_types_match_peft(base):
         "falcon_h1": (*ALL_PROJECTIONS, "in_proj"),
         "gemma4": ("q_proj", "k_proj", "o_proj", "down_proj"),
         "gemma4 with inputs of layers": ("q_proj", "o_proj", "per_layer_input_gate", "per_layer_projection"),
+        "lfm3": ("q_proj", "g_proj", "v_proj", "o_proj", "in_proj", "out_proj", "w2"),
+        "olmo_hybrid": (*ALL_PROJECTIONS, "g_proj", "a_proj"),
         "minicpm3": ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "o_proj", "down_proj"),
     }
     check_against_peft(base, cached_adapter(base, 5, r=5, target_modules=targets.get(base, tuple(ALL_PROJECTIONS))))
