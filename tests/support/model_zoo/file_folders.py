@@ -73,13 +73,15 @@ REFUSED_CONFIGS: dict[str, tuple[dict[str, Any], str]] = {
             "axk2",
             "hy_v4",
             "mistral_large4",
-            "qwen4_exp_text",
-            "dots3_note_text",
         )
     },
+    "dots3_note_text": (
+        {"model_type": "dots3_note_text", "num_attention_heads": 4, "num_key_value_heads": 4},
+        "layers of kind indexed_attention",
+    ),
     **{
         kind: ({"model_type": kind}, STATES)
-        for kind in ("deepseek_v4", "bailing_hybrid", "inkling_text", "inkling2_text", "zaya")
+        for kind in ("deepseek_v4", "qwen4_exp_text", "bailing_hybrid", "inkling_text", "inkling2_text", "zaya")
     },
     "code of its own": (
         {"model_type": "made_up", "auto_map": {"AutoModelForCausalLM": "modeling_made_up.MadeUp"}},
@@ -90,8 +92,8 @@ REFUSED_CONFIGS: dict[str, tuple[dict[str, Any], str]] = {
         {"model_type": "gemma2", "use_bidirectional_attention": True},
         "use_bidirectional_attention as true reads in both directions",
     ),
-    "Apertus of both directions": (
-        {"model_type": "apertus", "is_causal": False},
+    "Persimmon of both directions": (
+        {"model_type": "persimmon", "is_causal": False},
         "is_causal as false reads in both directions",
     ),
     "unknown type": ({"model_type": "made_up"}, "does not know the model type made_up."),
