@@ -168,11 +168,12 @@ async def test_every_api_gives_the_same_text(serve):
     assert generate.json["text_output"] == expected_text, generate.body
 
 
-async def test_a_decode_instance_answers_about_a_picture_without_opening_it(alike, monkeypatch):
+@pytest.mark.parametrize("family", ["qwen2_vl", "gemma4", "gemma4_31b"])
+async def test_a_decode_instance_answers_about_a_picture_without_opening_it(alike, monkeypatch, family):
     monkeypatch.setattr(served_model, "MediaWorkers", MediaWorkers)  # each server has its own
 
     def settings() -> Settings:
-        return media_settings("qwen2_vl", shared=True)
+        return media_settings(family, shared=True)
 
     single_server, pair = await alike(settings=settings)
     for stream in (False, True):
