@@ -117,7 +117,8 @@ ENCODERS = """\
 
 Encoders make vectors, and score texts if they have a head for that. They run on plain weights in float32. `gte` and
 `nomic_bert` are also read in their publishers' form (`new`, and GPT-2's names of sizes), without the publishers' code.
-`eurobert` runs on parley's own decoder, as do the decoders of the next section.
+`jina_embeddings_v3` is read as Transformers writes it, without its adapters for tasks. `eurobert` runs on parley's own
+decoder, as do the decoders of the next section.
 """
 WHOLE_TEXTS = """\
 

@@ -42,7 +42,9 @@ def reference_logits(model):
 
 
 # One for each kind of head, and one of an encoder that adds token types in another way
-@pytest.mark.parametrize("kind", ["bert", "roberta", "distilbert", "modernbert", "gte", "deberta-v2", "electra"])
+@pytest.mark.parametrize(
+    "kind", ["bert", "roberta", "distilbert", "modernbert", "gte", "deberta-v2", "electra", "jina_embeddings_v3"]
+)
 def test_classifier_logits_match_transformers(tmp_path, kind):
     write_encoder(
         tmp_path, kind, HEAD, num_labels=3, **{"n_layers" if kind == "distilbert" else "num_hidden_layers": 1}

@@ -53,6 +53,7 @@ ENCODER_CONFIGS = {
     "deberta-v2": DEBERTA_SIZES,
     "gte": SIZES | {"max_position_embeddings": 128, "type_vocab_size": 2},
     "electra": SIZES | {"embedding_size": 32},
+    "jina_embeddings_v3": SIZES | {"max_position_embeddings": 128, "type_vocab_size": 2},
 }
 MISSING_TENSORS = {
     "deberta-v2": "rel_embeddings",
@@ -60,6 +61,7 @@ MISSING_TENSORS = {
     "nomic_bert": "token_type_embeddings",
     "gte": "token_type_embeddings",
     "electra": "embeddings_project",
+    "jina_embeddings_v3": "token_type_embeddings",
 }
 LENGTHS = (1, 2, 2, 7, 40, 3, 2, 128, 7, 1, 90)
 

@@ -1,4 +1,4 @@
-"""Fused encoders with rotary positions and gated feed-forward layers: ModernBERT, NomicBERT and GTE.
+"""Fused encoders with rotary positions: ModernBERT, NomicBERT, GTE and jina-embeddings-v3.
 
 ModernBERT (arXiv 2412.13663, section 2.1) normalizes the input of a sublayer and has layers that attend nearby;
 NomicBERT (arXiv 2402.01613, section 3) and GTE (arXiv 2407.19669, section 2) normalize the sum after a sublayer, as
@@ -26,7 +26,8 @@ class RotaryEncoderConfig:
     """Sizes of an encoder. ``local_layers``: for each layer, whether a token attends only to those at most ``reach``
     tokens away. ``global_theta``, ``local_theta``: bases of the rotary angles in both kinds of layers.
     ``angle_divisor`` divides the angles of all. ``normalizes_sums``: norms follow the sublayers instead of preceding
-    them, and there is no final one."""
+    them, and there is no final one. ``is_gated``: the activated half of a feed-forward layer is multiplied by the
+    other."""
 
     vocab: int
     hidden: int
@@ -41,6 +42,7 @@ class RotaryEncoderConfig:
     activation: str
     angle_divisor: float = 1.0
     normalizes_sums: bool = False
+    is_gated: bool = True
 
     @property
     def layers(self) -> int:
@@ -50,7 +52,8 @@ class RotaryEncoderConfig:
 
 @dataclass(frozen=True)
 class RotaryEncoderLayer:
-    """The weights of one layer. ``qkv``: query, key and value merged. ``up``: the activated half, then the gate.
+    """The weights of one layer. ``qkv``: query, key and value merged. ``up``: the activated half, then the gate
+    if there is one.
 
     ``attention_norm`` belongs to the attention, ``norm`` to the feed-forward layer. If norms precede sublayers,
     ``attention_norm`` is None in the first layer, whose input is normalized already.
@@ -120,8 +123,7 @@ class RotaryEncoder:
                 _rotate(qkv[:, 0], cosine, sine), _rotate(qkv[:, 1], cosine, sine), qkv[:, 2], texts.runs, is_local
             )
             x = self._normalize(layer.output.apply_added(attended, x), layer.attention_norm, norms_after)
-            activated, gate = layer.up(self._normalize(x, layer.norm, norms_before)).chunk(2, -1)
-            x = layer.down.apply_added(self._activate(activated) * gate, x)
+            x = layer.down.apply_added(self._apply_up(layer, self._normalize(x, layer.norm, norms_before)), x)
             x = self._normalize(x, layer.norm, norms_after)
         return self._normalize(x, self._final_norm)
 
@@ -130,6 +132,13 @@ class RotaryEncoder:
         if norm is None or not is_here:
             return x
         return F.layer_norm(x, (self.config.hidden,), norm.weight, norm.bias, self.config.eps)
+
+    def _apply_up(self, layer: RotaryEncoderLayer, x: torch.Tensor) -> torch.Tensor:
+        """Return the inner numbers of a feed-forward layer: [T, hidden] -> [T, intermediate]."""
+        if not self.config.is_gated:
+            return self._activate(layer.up(x))
+        activated, gate = layer.up(x).chunk(2, -1)
+        return self._activate(activated) * gate
 
     def _activate(self, x: torch.Tensor) -> torch.Tensor:
         if self.config.activation == SILU:

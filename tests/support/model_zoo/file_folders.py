@@ -30,6 +30,7 @@ ENCODERS: dict[str, dict[str, Any]] = {
                                    "position_biased_input": False},
     "gte": ENCODER_SIZES | {"max_position_embeddings": 128},
     "electra": ENCODER_SIZES | {"embedding_size": 32},
+    "jina_embeddings_v3": ENCODER_SIZES | {"max_position_embeddings": 128},
     "eurobert": ENCODER_SIZES | {"bos_token_id": 0, "eos_token_id": 2, "mask_token_id": 4},
 }  # fmt: skip
 # Decoders that read in both directions, by their model types and the members that say so.

@@ -61,6 +61,7 @@ CLASSIFIER_FAMILIES = {
         pooling_members=("classifier_pooling",),
     ),
     "deberta-v2": HeadTensorNames("pooler.dense", "classifier", F.gelu, activation_member="pooler_hidden_act"),
+    "jina_embeddings_v3": ROBERTA_HEAD,
     "electra": HeadTensorNames("classifier.dense", "classifier.out_proj", F.gelu),
     # The second member is the name in the first configs that were published.
     "eurobert": HeadTensorNames(

@@ -1,16 +1,17 @@
-"""Loads NomicBERT and GTE, shaped as BERT with rotary positions and gated feed-forward layers, and checks each one.
+"""Loads NomicBERT, GTE and jina-embeddings-v3, shaped as BERT with rotary positions, and checks each one.
 
-Both are read by Transformers' configs and tensor names and by those that came with the code of their publishers, which
-NomicBERT's first releases, GTE's (model type ``new``) and Snowflake's Arctic have. A config that asks for anything else
-is refused, never guessed at. The numeric check runs a plain float32 forward pass, written from the definitions
-(arXiv 2402.01613, section 3; arXiv 2407.19669, section 2), one text at a time, on the unmerged weights.
+The feed-forward layers of NomicBERT and GTE are gated. Both are read by Transformers' configs and tensor names and by
+those that came with the code of their publishers, which NomicBERT's first releases, GTE's (model type ``new``) and
+Snowflake's Arctic have. A config that asks for anything else is refused, never guessed at. The numeric check runs a
+plain float32 forward pass, written from the definitions (arXiv 2402.01613, section 3; arXiv 2407.19669, section 2), one
+text at a time, on the unmerged weights.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -23,8 +24,8 @@ from parley.model.load.text_encoders.rotary_tensors import RotaryEncoderTensors
 from parley.model.networks.encoder import GELU, TANH, EncoderLinear, LayerNorm, PackedTexts
 from parley.model.networks.rotary_encoder import SILU, RotaryEncoder, RotaryEncoderConfig, RotaryEncoderLayer
 
-NOMIC, GTE, PUBLISHED_GTE = "nomic_bert", "gte", "new"
-ROTARY_BERT_TYPES = (NOMIC, GTE, PUBLISHED_GTE)
+NOMIC, GTE, PUBLISHED_GTE, JINA = "nomic_bert", "gte", "new", "jina_embeddings_v3"
+ROTARY_BERT_TYPES = (NOMIC, GTE, PUBLISHED_GTE, JINA)
 WORD_EMBEDDINGS, TYPE_EMBEDDINGS = (f"embeddings.{kind}_embeddings.weight" for kind in ("word", "token_type"))
 ACTIVATIONS = {"silu": SILU, "swiglu": SILU, "swish": SILU, "gelu": GELU, "geglu": GELU, "gelu_new": TANH,
                "gelu_pytorch_tanh": TANH}  # fmt: skip
@@ -46,6 +47,7 @@ FAMILY_DEFAULTS: dict[str, dict[str, Any]] = {
     NOMIC: {"hidden_act": "silu", "rope_theta": 1_000.0, "max_position_embeddings": 2048, "type_vocab_size": 2},
     GTE: {"hidden_act": "gelu", "rope_theta": 160_000.0, "max_position_embeddings": 8192},
     PUBLISHED_GTE: {"hidden_act": "gelu", "rope_theta": 10_000.0, "max_position_embeddings": 2048},
+    JINA: {"hidden_act": "gelu", "rope_theta": 20_000.0, "max_position_embeddings": 8194, "layer_norm_eps": 1e-5},
 }
 # The accepted values of these members; another value is another computation
 ONLY_VALUES: dict[str, tuple[Any, ...]] = {
@@ -67,7 +69,7 @@ ONLY_VALUES: dict[str, tuple[Any, ...]] = {
 @dataclass(frozen=True)
 class RotaryBertTensorNames:
     """The names of tensors. ``qkv``, ``up``: of the parts of one layer; ``gate``: of the half that is activated, or ""
-    if it is the second half of ``up``."""
+    if it is the second half of ``up``, or if there is no other half."""
 
     embedding_norm: str
     layer: str
@@ -102,6 +104,7 @@ NOMIC_NAMES = RotaryBertTensorNames(
     down="mlp.fc2",
     norm="norm2",
 )
+JINA_NAMES = replace(NOMIC_NAMES, qkv=("mixer.Wqkv",), output="mixer.out_proj", gate="", up="mlp.fc1", down="mlp.fc2")
 GTE_NAMES = RotaryBertTensorNames(
     embedding_norm="embeddings.LayerNorm",
     layer="encoder.layer.{}.",
@@ -154,6 +157,7 @@ def read_config(config: dict[str, Any]) -> RotaryEncoderConfig:
         activation=ACTIVATIONS[values["hidden_act"]],
         angle_divisor=divisor,
         normalizes_sums=True,
+        is_gated=kind != JINA,
     )
 
 
@@ -183,14 +187,14 @@ class RotaryBertWeights(RotaryEncoderTensors):
         super().__init__(checkpoint, device, WORD_EMBEDDINGS)
         is_nomic = config["model_type"] == NOMIC
         self.attention_bias, self.up_bias, self.down_bias = (
-            bool(config.get(name, not is_nomic and name != "mlp_fc1_bias"))
+            bool(config.get(name, not is_nomic and (name != "mlp_fc1_bias" or not self.config.is_gated)))
             for name in ("qkv_proj_bias", "mlp_fc1_bias", "mlp_fc2_bias")
         )
         default_types = (CONFIG_DEFAULTS | FAMILY_DEFAULTS[config["model_type"]])["type_vocab_size"]
         self.types = default_types if config.get("type_vocab_size") is None else config["type_vocab_size"]
         candidates = [
             names
-            for names in (NOMIC_NAMES, GTE_NAMES)
+            for names in (NOMIC_NAMES, GTE_NAMES, JINA_NAMES)
             if f"{self.prefix}{names.layer.format(0)}{names.output}.weight" in checkpoint
         ]
         self.names = candidates[0] if candidates else TRANSFORMERS_NAMES
@@ -219,8 +223,11 @@ class RotaryBertWeights(RotaryEncoderTensors):
         return torch.cat([weight for weight, _ in parts]), torch.cat([bias for _, bias in parts])
 
     def read_gate_and_up(self, layer: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Return weight [intermediate, hidden] and bias [intermediate] of the activated half and of the other."""
+        """Return weight [intermediate, hidden] and bias [intermediate] of the activated half and of the other, if there
+        is one."""
         hidden, intermediate, start = self.config.hidden, self.config.intermediate, self.names.layer.format(layer)
+        if not self.config.is_gated:
+            return [self.read_affine(start + self.names.up, intermediate, hidden, self.up_bias)]
         if self.names.gate:
             halves = (self.names.gate, self.names.up)
             return [self.read_affine(start + name, intermediate, hidden, self.up_bias) for name in halves]
@@ -319,10 +326,11 @@ def encode_plainly(weights: RotaryBertWeights, texts: list[list[int]], second_st
                 start + names.output, config.hidden, config.hidden, weights.attention_bias
             )
             x = normalize(x + attended @ weight.T + bias, start + names.attention_norm)
-            gate, up = (x @ weight.T + bias for weight, bias in weights.read_gate_and_up(layer))
+            activated, *others = (x @ weight.T + bias for weight, bias in weights.read_gate_and_up(layer))
+            inner = math.prod(others, start=activate(activated))
             weight, bias = weights.read_affine(
                 start + names.down, config.hidden, config.intermediate, weights.down_bias
             )
-            x = normalize(x + (activate(gate) * up) @ weight.T + bias, start + names.norm)
+            x = normalize(x + inner @ weight.T + bias, start + names.norm)
         rows.append(x)
     return torch.cat(rows)
