@@ -161,6 +161,7 @@ def test_large_items_are_computed_in_slices(monkeypatch, family: str, dtype: tor
     kind = next(iter(FAMILIES[family].parts))
     item, encoder = process_item(family, kind), shared_encoder(family, dtype)
     calls: list[list[int]] = [[], []]
+    encode_processed(encoder, item, kind)  # loads the model, which calls back as well
     whole = encode_processed(encoder, item, kind, between_blocks=lambda: calls[0].append(1))
     monkeypatch.setattr(slices, "LEAST_ROWS", 3)
     monkeypatch.setattr(slices, "SLICE_PRODUCTS", 1)
