@@ -413,3 +413,74 @@ def test_anthropic_strict_needs_a_version():
     with pytest.raises(BadRequest, match="anthropic-version: header is required"):
         read(STRICT_RULES, RequestContext("0f", 1, "fp"))
     read(STRICT_RULES)
+
+
+# -- tools that Anthropic defines and clients run
+
+
+@pytest.mark.parametrize("rules", [LENIENT_RULES, STRICT_RULES])
+@pytest.mark.parametrize(
+    ("kind", "name", "members", "required"),
+    [
+        ("bash_20250124", "bash", ["command", "restart"], []),
+        ("text_editor_20250124", "str_replace_editor",
+         ["command", "path", "view_range", "file_text", "old_str", "new_str", "insert_line"], ["command", "path"]),
+        ("text_editor_20250728", "str_replace_based_edit_tool",
+         ["command", "path", "view_range", "file_text", "old_str", "new_str", "insert_line", "insert_text"],
+         ["command", "path"]),
+        ("memory_20250818", "memory",
+         ["command", "path", "view_range", "file_text", "old_str", "new_str", "insert_line", "insert_text", "old_path",
+          "new_path"], ["command"]),
+    ],
+)  # fmt: skip
+def test_anthropic_knows_the_schemas_of_tools_that_clients_run(
+    rules: AnthropicRules, kind: str, name: str, members: list[str], required: list[str]
+):
+    (tool,) = chat(rules, tools=[{"type": kind, "name": name, "cache_control": {"type": "ephemeral"}}]).tools
+    function = tool["function"]
+    assert function["name"] == name
+    assert list(function["parameters"]["properties"]) == members
+    assert function["parameters"]["required"] == required
+
+
+def test_anthropic_knows_the_commands_of_each_version_of_the_editor():
+    def commands(kind: str, name: str) -> list[str]:
+        (tool,) = chat(tools=[{"type": kind, "name": name}]).tools
+        names: list[str] = tool["function"]["parameters"]["properties"]["command"]["enum"]
+        return names
+
+    assert commands("text_editor_20250124", "str_replace_editor")[-1] == "undo_edit"
+    assert commands("text_editor_20250429", "str_replace_based_edit_tool") == [
+        "view",
+        "create",
+        "str_replace",
+        "insert",
+    ]
+
+
+def test_anthropic_forces_a_tool_that_clients_run():
+    tools = [{"type": "bash_20250124", "name": "bash", "strict": True}, TOOL]
+    forced = chat(tools=tools, tool_choice={"type": "tool", "name": "bash"})
+    assert (forced.tool_choice, forced.forced_tool) == ("required", "bash")
+    assert forced.tools[0]["function"]["strict"] is True
+
+
+@pytest.mark.parametrize(
+    ("tool", "sentence"),
+    [
+        ({"type": "bash_20250124", "name": "shell"}, "tools.0.name: Input should be 'bash', but got 'shell'"),
+        ({"type": "bash_20250124"}, "tools.0.name: Field required"),
+        ({"type": "text_editor_20250728", "name": "str_replace_based_edit_tool", "max_characters": 0},
+         "tools.0.max_characters: Input should be greater than or equal to 1, but got 0"),
+        ({"type": "computer_20250124", "name": "computer", "display_width_px": 9, "display_height_px": 9},
+         "tools.0.type: 'computer_20250124' is not supported by this server"),
+    ],
+)  # fmt: skip
+def test_anthropic_refuses_wrong_members_of_tools_that_clients_run(tool: dict[str, Any], sentence: str):
+    assert refusal(tools=[tool]) == sentence
+
+
+def test_anthropic_strict_refuses_a_schema_for_a_tool_that_clients_run():
+    tool = {"type": "bash_20250124", "name": "bash", "input_schema": {"type": "object"}}
+    sentence = "tools.0.bash_20250124.input_schema: Extra inputs are not permitted"
+    assert refusal(STRICT_RULES, tools=[tool]) == sentence

@@ -1,4 +1,4 @@
-"""Tools of a request, in Anthropic's form: those that clients run, and the choice among them."""
+"""Tools of a request, in Anthropic's form, all of which the client runs, and the choice among them."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any, Literal
 import msgspec
 
 from parley.dialects.anthropic.blocks import BlockReader
+from parley.dialects.anthropic.client_tools import CLIENT_TOOLS, ClientTool
 from parley.dialects.anthropic.shared import AnthropicRules, check_members, unsupported_value
 from parley.dialects.anthropic.turns import ToolChanges
 from parley.dialects.fields import Fields
@@ -21,6 +22,7 @@ TOOL_MEMBERS = {
     "type", "name", "description", "input_schema", "cache_control", "strict", "eager_input_streaming", "defer_loading",
     "input_examples", "allowed_callers",
 }  # fmt: skip
+CLIENT_TOOL_MEMBERS = TOOL_MEMBERS - {"description", "input_schema", "eager_input_streaming"}
 CHOICE_MEMBERS = {"type", "name", "disable_parallel_tool_use"}
 Choice = Literal["auto", "none", "required"]
 CHOICES: dict[str, Choice] = {"auto": "auto", "any": "required", "tool": "required", "none": "none"}
@@ -63,7 +65,9 @@ def _name_of(tool: ToolObject) -> str:
 def _read_tool(tool: Fields, blocks: BlockReader) -> ToolObject:
     """Return a tool in the form that chat templates read."""
     kind = tool.string("type", "custom", cap=256)
-    if kind != "custom":  # hosted tools, and those whose schemas only the original's models know
+    if client_tool := CLIENT_TOOLS.get(kind):
+        return _read_client_tool(tool, kind, client_tool, blocks)
+    if kind != "custom":  # the original runs it
         raise unsupported_value(tool, "type", kind)
     check_members(tool, TOOL_MEMBERS, blocks.rules, "custom")
     blocks.read_cache_control(tool)
@@ -82,6 +86,25 @@ def _read_tool(tool: Fields, blocks: BlockReader) -> ToolObject:
     if tool.boolean("strict", False):
         function["strict"] = True
     tool.boolean("eager_input_streaming", None)  # arguments are always passed on as they arrive
+    return {"type": "function", "function": function}
+
+
+def _read_client_tool(tool: Fields, kind: str, client_tool: ClientTool, blocks: BlockReader) -> ToolObject:
+    """Return a tool that Anthropic defines, with its schema."""
+    known = CLIENT_TOOL_MEMBERS | {"max_characters"} if client_tool.has_max_characters else CLIENT_TOOL_MEMBERS
+    check_members(tool, known, blocks.rules, kind)
+    blocks.read_cache_control(tool)
+    if tool.string("name", None, allowed=(client_tool.name,)) is None:
+        raise tool.missing_member("name")
+    function: ToolObject = {
+        "name": client_tool.name,
+        "description": client_tool.description,
+        "parameters": client_tool.input_schema,
+    }
+    if client_tool.has_max_characters:
+        tool.integer("max_characters", None, 1, None)  # the client shortens what it shows
+    if tool.boolean("strict", False):
+        function["strict"] = True
     return {"type": "function", "function": function}
 
 
