@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -87,4 +87,4 @@ class DecoderLayer:
     input_up: PackedWeight | None = None
     input_after_norm: Norm | None = None
     output_scale: float = 1.0
-    activation_factors: tuple[float, ...] = ()
+    activation_factors: list[float] = field(default_factory=list)

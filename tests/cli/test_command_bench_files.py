@@ -225,7 +225,7 @@ def test_noise_limit_follows_welch():
         ([make_result(1, ttft_ms={"p50": "fast"})], "this is not a result of"),
         ([make_result(1, concurrency=[1])], "this is not a result of"),
         ([make_result(1, concurrency=8)], "a load that"),
-        ([make_result(1), make_result(1, dataset="x")], "has not: 1 at once, x."),
+        ([make_result(1), make_result(1, dataset="x")], "does not have: 1 at once, x."),
         ([make_result(1, slo={"ttft": 0.5})], "within different limits"),
     ],
 )

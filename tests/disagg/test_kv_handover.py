@@ -397,7 +397,7 @@ async def test_receiver_loses_handovers_when_its_engine_ends() -> None:
             await sender.finish_handover()
             assert later.read_page(1) == source.read_page(5)
             p.remove_arena("demo")
-            with pytest.raises(LinkError, match="no pages of a model"):
+            with pytest.raises(LinkError, match="no KV pages of a model"):
                 await p.open_handover(f"127.0.0.1:{d.port}", "demo")
 
 

@@ -305,8 +305,8 @@ def test_out_of_order_sender_frames_end_only_their_link(frames: list[Any], greet
         ({"name": "other"}, "no pages of a model other"),
         ({"layout": "model=else;dtype=bfloat16"}, "model else and demo"),
         ({"sizes": [64]}, "1 and 2 regions"),
-        ({"offers": {}}, "no way"),
-        ({"offers": {"rdma": b"", "shared": b"\xc1"}}, "no way"),
+        ({"offers": {}}, "cannot use any of the sender's transports"),
+        ({"offers": {"rdma": b"", "shared": b"\xc1"}}, "cannot use any of the sender's transports"),
     ],
 )
 async def test_refuses_links_with_incompatible_hello(hello: dict[str, Any], reason: str) -> None:

@@ -133,3 +133,14 @@ def test_start_succeeds_when_packed_cache_is_not_writable(folder, pack_calls, ca
     (folder / ".parley").write_text("a file where the folder should be")
     logits_and_info(folder)
     assert len(pack_calls) == 1 and "cannot be kept" in caplog.text
+
+
+def test_packed_cache_keeps_the_factors_of_activations(tmp_path, pack_calls):
+    from transformers import AutoConfig
+
+    config = AutoConfig.for_model("apertus", **tiny_models.BASE_CONFIG)
+    folder = tmp_path / "model"
+    tiny_models.write_random_model(folder, tiny_models.make_decoder(config), seed=0, dtype="bfloat16")
+    first, _ = logits_and_info(folder)
+    second, _ = logits_and_info(folder)
+    assert torch.equal(first, second) and len(pack_calls) == 1

@@ -103,7 +103,10 @@ def test_planes_have_their_routes_and_other_ports_have_the_others():
 
     def routes(place: Any) -> set[tuple[str, str]]:
         return {
-            (route.method, route.path) for mount in place.mounts for route in mount.dialect.routes if place.keeps(route)
+            (route.method, route.path)
+            for mount in place.mounts
+            for route in mount.dialect.routes
+            if place.keeps_route(route)
         }
 
     open_routes = {("GET", "/health"), ("GET", "/health/live"), ("GET", "/health/ready")}

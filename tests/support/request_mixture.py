@@ -205,7 +205,7 @@ async def check_recovered(
 ) -> None:
     """Waits until all processes serve and nothing is held; then every answer must be as it was before."""
     await asyncio.to_thread(cluster.ready, seconds)
-    await asyncio.to_thread(cluster.idle)
+    await asyncio.to_thread(cluster.wait_until_idle)
     url = cluster.coordinator.url
     answers = await asyncio.gather(*(send_request(url, path, body) for path, body in mixture))
     assert set(judge_answers(answers, expected)) == {"exact"}, answers

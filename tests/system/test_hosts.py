@@ -50,7 +50,7 @@ async def test_lost_and_delayed_packets_do_not_change_answers(network, cluster, 
     finally:
         network.disturb_network()
     assert set(judge_answers(answers, expected_answers)) == {"exact"}, answers
-    await asyncio.to_thread(cluster.idle)
+    await asyncio.to_thread(cluster.wait_until_idle)
 
 
 @pytest.mark.parametrize("number", [1, 2, 3], ids=["coordinator", "prefill", "decode"])

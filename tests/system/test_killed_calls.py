@@ -74,6 +74,6 @@ async def test_grpc_streams_survive_a_killed_instance(tmp_path: Path, number: in
                 assert await stream_requests(address, seen) == expected, moment
                 killed.restart()
                 await asyncio.to_thread(cluster.ready)
-        await asyncio.to_thread(cluster.idle)
+        await asyncio.to_thread(cluster.wait_until_idle)
     finally:
         cluster.close()

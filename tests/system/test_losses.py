@@ -183,4 +183,4 @@ async def test_requests_end_when_d_has_hardly_any_kv_memory(
     )
     print(judge_answers(answers, expected_answers), [answer.body[-200:] for answer in answers])
     assert set(judge_answers(answers, expected_answers)) <= {"exact", "error"}, answers
-    await asyncio.to_thread(small.idle)
+    await asyncio.to_thread(small.wait_until_idle)

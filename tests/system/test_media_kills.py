@@ -190,6 +190,6 @@ async def test_a_pair_answers_about_a_picture_after_a_kill(tmp_path: Path, numbe
         controls = await ask(url, *calls)
         assert [control.status for control in controls] == [200, 200]
         assert set(judge_answers(answers, [control.contents() for control in controls])) <= {"exact", "error"}, answers
-        await asyncio.to_thread(cluster.idle)
+        await asyncio.to_thread(cluster.wait_until_idle)
     finally:
         cluster.close()

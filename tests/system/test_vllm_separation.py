@@ -123,7 +123,7 @@ async def test_clients_that_leave_free_everything(cluster: Cluster) -> None:
     for task in sending:
         task.cancel()
     await asyncio.gather(*sending, return_exceptions=True)
-    await asyncio.to_thread(cluster.idle)
+    await asyncio.to_thread(cluster.wait_until_idle)
 
 
 def find_process(instance: ParleyProcess, victim: str) -> int:

@@ -15,6 +15,7 @@ from itertools import chain
 from typing import Any
 
 import torch
+from torch.nn.functional import softplus
 
 from parley import native
 from parley.model.checkpoint.files import Checkpoint, LoadError, refuse_unpackable
@@ -511,18 +512,20 @@ class DecoderWeights:
         name = self.config.tensors.output_scale
         return 1.0 if name is None else float(self.checkpoint.view_tensor(self.layer_name(layer, name), 1)[0])
 
-    def read_activation_factors(self, layer: int) -> tuple[float, ...]:
+    def read_activation_factors(self, layer: int) -> list[float]:
         """Return the factors of a layer's activation xielu; none for others. Raises LoadError.
 
-        Those of both curves are positive, so their softplus is learned; linear is added to that below 0."""
+        Those of both curves are positive, so their softplus is learned; linear is added to that below 0.
+        """
         module = self.config.tensors.activation_factors
         if module is None:
-            return ()
+            return []
         names = [self.layer_name(layer, f"{module}.{name}") for name in XIELU_TENSORS[:3]]
         positive, negative, linear = (
-            float(self.checkpoint.view_tensor(name, *(1,) * len(self.checkpoint.tensor_shape(name)))) for name in names
+            self.checkpoint.view_tensor(name, *(1,) * len(self.checkpoint.tensor_shape(name))).double().view(())
+            for name in names
         )
-        return math.log1p(math.exp(positive)), linear + math.log1p(math.exp(negative)), linear
+        return [float(softplus(positive)), float(linear + softplus(negative)), float(linear)]
 
     def copy_tensor(self, name: str, *sizes: int) -> torch.Tensor:
         """Return a copy of one tensor in the network's dtype and on its device."""
