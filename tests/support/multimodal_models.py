@@ -317,7 +317,7 @@ GEMMA4_VISION = VISION | {
     "head_dim": 16,
     "patch_size": 4,
     "pooling_kernel_size": 2,
-    "position_embedding_size": 128,
+    "position_embedding_size": 256,  # a picture of one row of tokens has 140 patches in a row
     "standardize": True,
 }
 QWEN_IDS = {f"{name}_id": name for name in QWEN_MARKS}

@@ -10,6 +10,7 @@ import re
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,8 @@ from parley.text.tokens.tokenizer import read_json_object
 from parley.types import MediaKind, ProcessedMedia
 
 FRAME_SECONDS = ("second_per_grid_ts", "video_second_per_grid")  # processors' names for the time between frames
+PATCH_POSITIONS = ("image_position_ids", "video_position_ids")  # [items, patches, 2], -1: no patch
+POSITION_COUNTS = ("position_embedding_size", "mm_posemb_size")  # configs' names for the positions on each axis
 DEFAULT_RATE = 16_000  # samples per second, for a processor that does not say
 
 
@@ -72,6 +75,9 @@ class ItemProcessor:
         config = getattr(whole_config, "thinker_config", whole_config)
         self._vision_config: Any = getattr(config, "vision_config", None)
         self._deep_layers = len(getattr(self._vision_config, "deepstack_visual_indexes", None) or ())
+        self._patch_positions = next(
+            (getattr(self._vision_config, name) for name in POSITION_COUNTS if hasattr(self._vision_config, name)), inf
+        )
         self._positions_per_second: float | None = getattr(config, "position_id_per_seconds", None) or getattr(
             self._vision_config, "tokens_per_second", None
         )
@@ -86,7 +92,7 @@ class ItemProcessor:
     def process_image(self, image: Image.Image, options: dict[str, Any]) -> ProcessedTensors:
         """Process a picture. Raises UnusableMedia."""
         processed = self._process("image", {"images": [image], **check_options("image", options)})
-        _check_patches(processed.tensors)
+        self._check_patches(processed.tensors)
         return processed
 
     def process_audio(self, samples: NDArray[np.float32], options: dict[str, Any]) -> ProcessedTensors:
@@ -119,7 +125,9 @@ class ItemProcessor:
         options = {
             name: value for name, value in check_options("video", options).items() if name not in SAMPLING_OPTIONS
         }
-        return self._process("video", arguments | options, video.clock.seconds)
+        processed = self._process("video", arguments | options, video.clock.seconds)
+        self._check_patches(processed.tensors)
+        return processed
 
     def process_embeddings(self, kind: MediaKind, data: bytes) -> ProcessedTensors:
         """Return embeddings that the client computed, with the text that stands for them. Raises UnusableMedia."""
@@ -192,6 +200,19 @@ class ItemProcessor:
         """Return the tensors as safetensors, with the digest among its metadata."""
         return safetensors.torch.save(processed.tensors, {"digest": digest.hex()})
 
+    def _check_patches(self, tensors: dict[str, torch.Tensor]) -> None:
+        """Raise UnusableMedia for a picture that is too narrow for the encoder.
+
+        LFM2-VL's processor makes more patches of it than its mask has, and Gemma 4's gives patches positions for which
+        the encoder has no embedding.
+        """
+        shapes, mask = tensors.get("spatial_shapes"), tensors.get("pixel_attention_mask")
+        if shapes is not None and mask is not None and int(shapes.prod(-1).max()) > mask.shape[-1]:
+            raise processor_refusal()
+        positions = [tensors[name] for name in PATCH_POSITIONS if name in tensors]
+        if any(int(each.max()) >= self._patch_positions for each in positions):
+            raise processor_refusal()
+
     def _check_complete(self, processed: ProcessedTensors) -> None:
         """Raise UnusableMedia for a clip if the processor reads only its beginning."""
         hop = getattr(self._processor.feature_extractor, "hop_length", 0)  # samples per frame of features
@@ -201,7 +222,7 @@ class ItemProcessor:
         frames = max((len(tensor) * max(tensor.shape[1:]) for tensor in features), default=0)
         seconds = frames * hop / self.audio_rate
         if hop and processed.seconds > seconds + hop / self.audio_rate:
-            predicate = f"has {processed.seconds:.1f} seconds, and this model reads at most {seconds:g}"
+            predicate = f"has {round(processed.seconds, 2)} seconds, and this model reads at most {seconds:g}"
             raise UnusableMedia(predicate, "too_long", limit=seconds, size=processed.seconds)
 
     def _has_grids(self, kind: MediaKind) -> bool:
@@ -261,13 +282,6 @@ class ItemProcessor:
 
 def _find_runs(text: str, mark: str) -> list[str]:
     return re.findall(f"(?:{re.escape(mark)})+", text)
-
-
-def _check_patches(tensors: dict[str, torch.Tensor]) -> None:
-    """Raise UnusableMedia for a narrow picture, of which LFM2-VL's processor makes more patches than its mask has."""
-    shapes, mask = tensors.get("spatial_shapes"), tensors.get("pixel_attention_mask")
-    if shapes is not None and mask is not None and int(shapes.prod(-1).max()) > mask.shape[-1]:
-        raise processor_refusal()
 
 
 def _is_numeric(value: Any) -> bool:

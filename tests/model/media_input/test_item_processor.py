@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 from safetensors.torch import load
 from support.media_files import image_file, picture_array, sine_wave, video_file, wav_file
-from support.multimodal_models import FAMILIES, load_processor, multimodal_folder
+from support.multimodal_models import FAMILIES, load_processor, multimodal_folder, write_multimodal_model
 
 from parley.engine.media_messages import DecodingLimits, MediaProcessed, MediaRefused, ProcessMedia, encode_options
 from parley.model.media_input.jobs import MediaJobs
@@ -272,6 +272,26 @@ def test_refuses_clips_of_which_the_model_would_read_a_part():
     result, _ = process(jobs_of("qwen2_audio"), "audio", wav_file(sine_wave(31, 8_000)[None], 8_000))
     assert isinstance(result, MediaRefused)
     assert (result.reason, result.predicate) == ("too_long", "has 31.0 seconds, and this model reads at most 30")
+
+
+def test_says_how_long_a_clip_is_to_the_hundredth_of_a_second():
+    result, _ = process(jobs_of("gemma4"), "audio", wav_file(sine_wave(30.02, RATE)[None], RATE))
+    assert isinstance(result, MediaRefused)
+    assert result.predicate == "has 30.02 seconds, and this model reads at most 29.99"
+
+
+@pytest.mark.parametrize("kind", ["image", "video"])
+def test_refuses_what_has_more_patches_in_a_row_than_the_encoder_has_positions(tmp_path: Path, kind: str):
+    folder = write_multimodal_model(tmp_path / "gemma4", "gemma4", vision={"position_embedding_size": 64})
+    jobs = load_jobs(folder)
+    narrow, wide = {
+        "image": (image_file(picture_array(400, 2)), PICTURE),
+        "video": (video_file(width=400, height=2, frames=2), video_file(frames=2)),
+    }[kind]
+    result, _ = process(jobs, kind, narrow)
+    assert isinstance(result, MediaRefused)
+    assert result.reason == "refused_by_model"
+    assert isinstance(process(jobs, kind, wide)[0], MediaProcessed)
 
 
 @pytest.mark.parametrize("family", ["audioflamingo3", "glmasr", "voxtral"])
