@@ -57,7 +57,8 @@ class _FamilyRow(NamedTuple):
     text_follows_time: bool = False
 
 
-WHOLE_MODEL_FIELDS = ("architectures", "dtype", "torch_dtype", "quantization_config")  # that parts of a model share
+# Fields that only the whole model's config has, though they are about its parts as well.
+SHARED_FIELDS = ("architectures", "dtype", "torch_dtype", "quantization_config", "quantization")
 _IMAGE = _KindMarks(("image_token_id", "image_token_index"))
 _VIDEO = _KindMarks(("video_token_id", "video_token_index"))
 _AUDIO = _KindMarks(("audio_token_id", "audio_token_index"))
@@ -218,7 +219,7 @@ def writer_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     thinker = config.get("thinker_config")
     if not isinstance(thinker, dict):
         return config
-    return {name: config[name] for name in WHOLE_MODEL_FIELDS if name in config} | thinker
+    return {name: config[name] for name in SHARED_FIELDS if name in config} | thinker
 
 
 def _sees_both_ways(config: Mapping[str, Any], row: _FamilyRow) -> bool:

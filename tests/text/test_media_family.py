@@ -5,7 +5,7 @@ import json
 import pytest
 from support.multimodal_models import FAMILIES, multimodal_folder
 
-from parley.text.media_family import MediaMarks, read_media_family
+from parley.text.media_family import MediaMarks, read_media_family, writer_config
 from parley.text.tokens.tokenizer import Tokenizer
 
 # The marks that differ from the one mark that both the chat template and the embeddings of most families have.
@@ -64,6 +64,12 @@ def test_a_kind_without_its_token_is_left_out():
     media_family = read_media_family({"model_type": "qwen2_vl", "image_token_id": 10**6})
     assert media_family is not None
     assert media_family.read_marks(Tokenizer.from_folder(multimodal_folder("qwen2_vl"))) == {}
+
+
+@pytest.mark.parametrize("name", ["quantization_config", "quantization"])
+def test_the_quantization_of_a_whole_omni_model_is_that_of_the_part_that_writes(name: str):
+    config = {"model_type": "qwen2_5_omni", name: {"bits": 4}, "thinker_config": {"model_type": "qwen2_5_omni_thinker"}}
+    assert writer_config(config) == {"model_type": "qwen2_5_omni_thinker", name: {"bits": 4}}
 
 
 GEMMA4_IDS = {"image_token_id": 7, "video_token_id": 8, "audio_token_id": 9}

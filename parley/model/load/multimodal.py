@@ -11,6 +11,7 @@ from typing import Any
 
 from parley.model.checkpoint.files import Checkpoint
 from parley.model.networks.config import FUSABLE_TYPES
+from parley.text.media_family import SHARED_FIELDS
 
 # Published files of these types have no text_config: the language model's fields are at the top.
 FLAT_CONFIG_TYPES = {
@@ -18,8 +19,6 @@ FLAT_CONFIG_TYPES = {
     "qwen2_5_vl": "qwen2_5_vl_text",
     "paddleocr_vl": "paddleocr_vl_text",
 }
-# Fields that only the whole model's config has, though they are about its language model.
-SHARED_FIELDS = ("architectures", "dtype", "torch_dtype", "quantization_config", "quantization")
 EMBEDDING_SUFFIX = "embed_tokens.weight"
 THINKER_PREFIX = "thinker."  # of the tensors of Qwen-Omni's part that writes text
 HEAD_PREFIXES = ("lm_head.", "language_model.lm_head.", "model.language_model.lm_head.")
