@@ -81,12 +81,13 @@ class Cache:
             is_split=is_split,
         )
 
-    def exact_row(self, query: torch.Tensor, sequence: int, position: int) -> torch.Tensor:
-        """Attention by definition, in float64: query [heads, dim] at a position of a sequence."""
+    def exact_row(self, query: torch.Tensor, sequence: int, position: int, end: int | None = None) -> torch.Tensor:
+        """Attention by definition, in float64: query [heads, dim] at a position of a sequence. ``end``: the position
+        after the last one that it sees; None: after its own."""
         case, fold = self.case, self.case.heads // self.case.kv_heads
         first = 0 if case.window is None else max(0, position - case.window + 1)
         keys, values = (
-            side[sequence][first : position + 1].double().repeat_interleave(fold, 1)
+            side[sequence][first : end or position + 1].double().repeat_interleave(fold, 1)
             for side in (self.keys, self.values)
         )
         scores = torch.einsum("hd,lhd->hl", query.double(), keys) * case.dim**-0.5
@@ -137,6 +138,21 @@ def test_tokens_see_later_ones_up_to_their_end():
     result = triton_attention.attend(queries, cache.pool, native.TablePlan(tables, 0), scale=32**-0.5)
     for i, last in enumerate([37, 37, 37, 38, 39]):
         assert (result[i].double() - cache.exact_row(queries[i], 0, last)).abs().max() < 2e-3
+
+
+def test_windows_reach_ahead_in_texts_that_are_read_both_ways():
+    """The rows between the chunks of keys see three of them, of which a window that looks back alone would see two."""
+    case, length, rows = Case(window=300), 1100, 360
+    cache = Cache(case, [length])
+    queries = random_rows(rows, case.heads, case.dim, seed=3)
+    ends = (torch.arange(length - rows, length, device=DEVICE) + case.window).clamp(max=length)
+    tables = batch_tables.BatchTables.of_spans([Span(0, rows, length, cache.tables[0])], ends, DEVICE)
+    plan = native.TablePlan(tables, case.window, is_ahead=True)
+    for is_split in (False, True):
+        result = triton_attention.attend(queries, cache.pool, plan, scale=case.dim**-0.5, is_split=is_split)
+        for row in (0, 1, 10, 60, 200, rows - 1):
+            exact = cache.exact_row(queries[row], 0, length - rows + row, int(ends[row]))
+            assert (result[row].double() - exact).abs().max() < 2e-3
 
 
 def test_rows_that_fill_a_batch_read_no_page_and_give_zeros():
