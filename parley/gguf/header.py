@@ -11,6 +11,7 @@ import math
 import mmap
 import re
 import reprlib
+import stat
 import struct
 from dataclasses import dataclass
 from pathlib import Path
@@ -114,6 +115,8 @@ def part_paths(path: Path) -> list[Path]:
 def read_header(path: Path, file: int) -> tuple[dict[str, Any], dict[str, GgufTensor]]:
     """Return metadata and tensors of one file, which gets number ``file``. Raises GgufError."""
     try:
+        if stat.S_IFMT(path.stat().st_mode) not in (stat.S_IFREG, stat.S_IFDIR):  # opening a pipe waits for a writer
+            raise GgufError(f"{path.name} is a pipe or a device, and not a file")
         with path.open("rb") as opened:
             magic = opened.read(len(LFS_POINTER))
             if magic == LFS_POINTER:

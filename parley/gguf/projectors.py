@@ -19,12 +19,14 @@ from parley.gguf.architectures import shortest_number
 from parley.gguf.header import GgufError, GgufModel, GgufTensor
 from parley.gguf.tokenizer import CONTROL
 
-BLOCK_TENSOR = re.compile(r"v\.blk\.(\d+)\.([a-z_0-9]+)\.(weight|bias)")
-DEEP_TENSOR = re.compile(r"v\.deepstack\.(\d+)\.(norm|fc1|fc2)\.(weight|bias)")
+BLOCK_TENSOR = re.compile(r"v\.blk\.(\d{1,5})\.([a-z_0-9]+)\.(weight|bias)")
+DEEP_TENSOR = re.compile(r"v\.deepstack\.(\d{1,5})\.(norm|fc1|fc2)\.(weight|bias)")
 PATCH_PARTS = ("v.patch_embd.weight", "v.patch_embd.weight.1")  # of a picture's patch, and of the frame that follows
 UNUSED_TOKEN = re.compile(r"<unused\d+>")
+WINDOW_SIZE = 112  # pixels in rows and columns, in Qwen2.5-VL
 MERGE_SIZE = 2  # patches per embedding in rows and columns
 GEMMA_SCALE = 4  # likewise, in Gemma 3
+HEAD_PARTS = 4  # of heads in Qwen's encoders: pairs of numbers that rotate by row, and by column
 GEMMA_MARKS = {"boi_token": "<start_of_image>", "eoi_token": "<end_of_image>", "image_token": "<image_soft_token>"}
 QWEN_MARKS = {
     "image_token": "<|image_pad|>",
@@ -100,16 +102,44 @@ class ProjectorFile:
             )
         return value
 
-    def colours(self, key: str) -> list[float]:
+    def positive_number(self, key: str, default: float) -> float:
+        """Return a number above 0, such as an eps."""
+        value = self.field(key)
+        value = default if value is None else value
+        if not isinstance(value, float) or not 0 < value < math.inf:
+            raise GgufError(f"{self.name} gives clip.vision.{key} as {reprlib.repr(value)}; it is a positive number")
+        return float(shortest_number(value))
+
+    def colours(self, key: str, *, is_divisor: bool = False) -> list[float]:
         """Return a number for each of the three colours."""
         value = self.field(key)
         if (
             not isinstance(value, list)
             or len(value) != 3
             or not all(isinstance(each, float) and math.isfinite(each) for each in value)
+            or (is_divisor and min(value) <= 0)
         ):
-            raise GgufError(f"{self.name} gives clip.vision.{key} as {reprlib.repr(value)}; it is three numbers")
+            kind = "positive numbers" if is_divisor else "numbers"
+            raise GgufError(f"{self.name} gives clip.vision.{key} as {reprlib.repr(value)}; it is three {kind}")
         return [shortest_number(each) for each in value]
+
+    def block_count(self) -> int:
+        """Return the number of the encoder's blocks, of which the file has the tensors."""
+        stated = self.count("block_count")
+        found = len({match[1] for name in self.model.tensors if (match := BLOCK_TENSOR.fullmatch(name))})
+        if stated != found:
+            raise GgufError(f"{self.name} gives clip.vision.block_count as {stated}, but has the tensors of {found}")
+        return stated
+
+    def head_count(self, unit: int = 1) -> int:
+        """Return the number of heads, each of a multiple of ``unit`` numbers."""
+        heads, width = self.count("attention.head_count"), self.count("embedding_length")
+        if width % (heads * unit):
+            raise GgufError(
+                f"{self.name} gives clip.vision.attention.head_count as {heads}; {width} numbers are not so many heads"
+                + (f" of a multiple of {unit}" if unit > 1 else "")
+            )
+        return heads
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Return the shape of a tensor."""
@@ -120,18 +150,22 @@ class ProjectorFile:
     def pixels(self, default: tuple[int, int]) -> dict[str, int]:
         """Return the fewest and the most pixels of a picture, as processors name them."""
         fewest, most = self.count("image_min_pixels", default[0]), self.count("image_max_pixels", default[1])
+        if fewest > most:
+            raise GgufError(
+                f"{self.name} gives clip.vision.image_min_pixels as {fewest}; image_max_pixels is {most} only"
+            )
         return {"shortest_edge": fewest, "longest_edge": most}
 
     def colour_scale(self) -> dict[str, list[float]]:
         """Return what a processor subtracts from colours and divides them by."""
-        return {"image_mean": self.colours("image_mean"), "image_std": self.colours("image_std")}
+        return {"image_mean": self.colours("image_mean"), "image_std": self.colours("image_std", is_divisor=True)}
 
 
 def _gemma_side(file: ProjectorFile) -> int:
     """Return how many embeddings are in a row of a picture. Raises GgufError."""
     patches = file.count("image_size") // file.count("patch_size")
     scale = file.count("projector.scale_factor", GEMMA_SCALE)
-    if patches % scale:
+    if not patches or patches % scale:
         raise GgufError(f"{file.name} makes an embedding of {scale} patches in a row, but has {patches}")
     return patches // scale
 
@@ -143,11 +177,11 @@ def _gemma_3_vision(file: ProjectorFile) -> dict[str, Any]:
             "model_type": "siglip_vision_model",
             "hidden_size": file.count("embedding_length"),
             "intermediate_size": file.count("feed_forward_length"),
-            "num_hidden_layers": file.count("block_count"),
-            "num_attention_heads": file.count("attention.head_count"),
+            "num_hidden_layers": file.block_count(),
+            "num_attention_heads": file.head_count(),
             "image_size": file.count("image_size"),
             "patch_size": file.count("patch_size"),
-            "layer_norm_eps": shortest_number(file.field("attention.layer_norm_epsilon") or 1e-6),
+            "layer_norm_eps": file.positive_number("attention.layer_norm_epsilon", 1e-6),
             "vision_use_head": False,
         },
     }
@@ -167,8 +201,8 @@ def _qwen_vision(file: ProjectorFile, **members: Any) -> dict[str, Any]:
     """Return the config of an encoder of Qwen's with members that the generations share."""
     merge = file.count("spatial_merge_size", MERGE_SIZE)
     config = {
-        "depth": file.count("block_count"),
-        "num_heads": file.count("attention.head_count"),
+        "depth": file.block_count(),
+        "num_heads": file.head_count(HEAD_PARTS),
         "patch_size": file.count("patch_size"),
         "spatial_merge_size": merge,
         "temporal_patch_size": len(PATCH_PARTS),
@@ -186,33 +220,48 @@ def _qwen_2_vision(file: ProjectorFile) -> dict[str, Any]:
 
 
 def _qwen_2_5_vision(file: ProjectorFile) -> dict[str, Any]:
-    depth, pattern = file.count("block_count"), file.count("n_wa_pattern")
+    depth, pattern = file.block_count(), file.count("n_wa_pattern")
+    window = file.count("window_size", WINDOW_SIZE)
+    cell = file.count("patch_size") * file.count("spatial_merge_size", MERGE_SIZE)
+    if window < cell:
+        raise GgufError(f"{file.name} gives clip.vision.window_size as {window}; it is {cell} pixels or more")
     return _qwen_vision(
         file,
         hidden_size=file.count("embedding_length"),
         intermediate_size=file.count("feed_forward_length"),
         out_hidden_size=file.shape("mm.2.weight")[0],
-        window_size=file.count("window_size", 112),
+        window_size=window,
         fullatt_block_indexes=list(range(pattern - 1, depth, pattern)),
         tokens_per_second=2,
     )
 
 
 def _qwen_3_vision(file: ProjectorFile) -> dict[str, Any]:
+    positions = file.shape("v.position_embd.weight")[0]
+    if math.isqrt(positions) ** 2 != positions:
+        raise GgufError(f"{file.name} has {positions} positions in v.position_embd.weight, which make no square")
     return _qwen_vision(
         file,
         hidden_size=file.count("embedding_length"),
         intermediate_size=file.count("feed_forward_length"),
         out_hidden_size=file.shape("mm.2.weight")[0],
-        num_position_embeddings=file.shape("v.position_embd.weight")[0],
+        num_position_embeddings=positions,
         deepstack_visual_indexes=_deep_layers(file),
     )
 
 
 def _deep_layers(file: ProjectorFile) -> list[int]:
-    """Return the blocks whose output the language model gets besides the last one's."""
+    """Return the blocks whose output the language model gets besides the last one's. Raises GgufError."""
     marked = file.field("is_deepstack_layers")
-    return [layer for layer, is_deep in enumerate(marked) if is_deep] if isinstance(marked, list) else []
+    if marked is None:
+        return []
+    blocks = file.count("block_count")
+    if not isinstance(marked, list) or len(marked) != blocks or not all(isinstance(each, bool) for each in marked):
+        raise GgufError(
+            f"{file.name} gives clip.vision.is_deepstack_layers as {reprlib.repr(marked)}; it is true or false "
+            f"for each of {blocks} blocks"
+        )
+    return [layer for layer, is_deep in enumerate(marked) if is_deep]
 
 
 def _qwen_processor(name: str, file: ProjectorFile) -> dict[str, Any]:
@@ -329,6 +378,8 @@ def check_pair(model: GgufModel, config: dict[str, Any]) -> WholeModel:
     Raises GgufError if they do not belong together.
     """
     file, projector = ProjectorFile(model), find_projector(model)
+    if len(model.paths) > 1:
+        raise GgufError(f"{file.name} is one of {len(model.paths)} parts; an encoder of pictures is read from one file")
     whole = projector.wholes.get(config["model_type"])
     if whole is None:
         known = " or ".join(projector.wholes)

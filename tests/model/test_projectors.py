@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import functools
+import os
+import re
+import reprlib
 import shutil
 
 import gguf
@@ -20,7 +23,7 @@ from support.tiny_models import models_home
 from parley import hub
 from parley.gguf.folder import choose_projector, unpack_gguf
 from parley.gguf.header import GgufError, GgufModel, read_model
-from parley.gguf.projectors import add_marks, projector_tensors, whole_config
+from parley.gguf.projectors import add_marks, processor_config, projector_tensors, whole_config
 from parley.llm import LLM
 from parley.model.checkpoint.files import Checkpoint, read_config
 from parley.model.load.towers import check_towers, load_towers, plan_towers
@@ -113,7 +116,8 @@ def test_encoder_whose_layers_have_swapped_names_is_the_same(family, name, tmp_p
 def changed(path, **changes):
     """Return the header of a file with other metadata."""
     model = read_model(path)
-    return GgufModel([path], model.metadata | {key.replace("__", "."): each for key, each in changes.items()}, {})
+    metadata = model.metadata | {key.replace("__", "."): each for key, each in changes.items()}
+    return GgufModel([path], metadata, model.tensors)
 
 
 def test_token_that_gemma_files_lack_takes_the_place_of_an_unused_one():
@@ -130,6 +134,19 @@ def test_token_that_gemma_files_lack_takes_the_place_of_an_unused_one():
 
 
 TOKENS = ["<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>"]
+GEMMA_TOKENS = ["<start_of_image>", "<end_of_image>", "<image_soft_token>"]
+TEXT_TYPES = {"gemma3": "gemma3_text", "qwen2_vl": "qwen2_vl_text", "qwen2_5_vl": "qwen2_vl_text"}
+
+
+def language_model_of(family):
+    """Return what ``whole_config`` reads of the config of a family's language model."""
+    return {
+        "model_type": TEXT_TYPES.get(family, f"{family}_text"),
+        "hidden_size": 64,
+        "dtype": "float32",
+        "tie_word_embeddings": True,
+        "quantization_config": {},
+    }
 
 
 @pytest.mark.parametrize(
@@ -144,18 +161,75 @@ TOKENS = ["<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>"
 )
 def test_error_names_what_does_not_fit(changes, reason):
     encoder = changed(family_files("qwen2_5_vl")[1], **changes)
-    config = {"model_type": "qwen2_vl_text", "hidden_size": 64, "dtype": "float32", "tie_word_embeddings": True}
     with pytest.raises(GgufError, match=rf"^mmproj-model\.gguf {reason}"):
-        whole_config(encoder, config | {"quantization_config": {}}, TOKENS)
+        whole_config(encoder, language_model_of("qwen2_5_vl"), TOKENS)
 
 
-def test_unknown_tensors_of_an_encoder_are_refused(tmp_path):
+@pytest.mark.parametrize(
+    ("family", "field", "value", "reason"),
+    [
+        ("gemma3", "block_count", 1 << 62, ", but has the tensors of 3"),
+        ("qwen2_5_vl", "block_count", 1 << 62, ", but has the tensors of 4"),
+        ("qwen2_vl", "block_count", 1, ", but has the tensors of 2"),
+        ("gemma3", "attention.head_count", 3, "; 32 numbers are not so many heads"),
+        ("qwen2_vl", "attention.head_count", 16, "; 32 numbers are not so many heads of a multiple of 4"),
+        ("gemma3", "attention.layer_norm_epsilon", 0.0, "; it is a positive number"),
+        ("gemma3", "attention.layer_norm_epsilon", float("nan"), "; it is a positive number"),
+        ("gemma3", "attention.layer_norm_epsilon", "tiny", "; it is a positive number"),
+        ("qwen2_5_vl", "window_size", 27, "; it is 28 pixels or more"),
+        ("qwen3_vl", "is_deepstack_layers", [True] * 5, "; it is true or false for each of 4 blocks"),
+        ("qwen3_vl", "is_deepstack_layers", ["yes"] * 4, "; it is true or false for each of 4 blocks"),
+        ("gemma3", "image_std", [0.5, 0.5, 0.0], "; it is three positive numbers"),
+        ("qwen2_vl", "image_min_pixels", 1 << 62, "; image_max_pixels is 50176 only"),
+    ],
+)
+def test_error_names_the_field_whose_value_is_impossible(family, field, value, reason):
+    encoder = changed(family_files(family)[1], **{f"clip.vision.{field}": value})
+    with pytest.raises(GgufError) as raised:
+        whole_config(encoder, language_model_of(family), TOKENS + GEMMA_TOKENS)
+        processor_config(encoder)
+    assert str(raised.value) == f"mmproj-model.gguf gives clip.vision.{field} as {reprlib.repr(value)}{reason}"
+
+
+def test_picture_of_fewer_patches_than_an_embedding_has_is_refused():
+    encoder = changed(family_files("gemma3")[1], clip__vision__image_size=6)
+    with pytest.raises(GgufError, match=r"^mmproj-model\.gguf makes an embedding of 2 patches in a row, but has 0$"):
+        whole_config(encoder, language_model_of("gemma3"), GEMMA_TOKENS)
+
+
+def test_positions_that_make_no_square_are_refused():
+    encoder = read_model(family_files("qwen3_vl")[1])
+    positions = encoder.tensors["v.position_embd.weight"]
+    tensors = encoder.tensors | {positions.name: positions._replace(shape=(63, *positions.shape[1:]))}
+    with pytest.raises(
+        GgufError, match=r"^mmproj-model\.gguf has 63 positions in v\.position_embd\.weight, which make no"
+    ):
+        whole_config(GgufModel(encoder.paths, encoder.metadata, tensors), language_model_of("qwen3_vl"), TOKENS)
+
+
+def test_encoder_in_several_files_is_refused():
+    encoder = read_model(family_files("qwen2_vl")[1])
+    parts = GgufModel(encoder.paths * 2, encoder.metadata, encoder.tensors)
+    with pytest.raises(
+        GgufError, match=r"^mmproj-model\.gguf is one of 2 parts; an encoder of pictures is read from one"
+    ):
+        whole_config(parts, language_model_of("qwen2_vl"), TOKENS)
+
+
+def test_pipe_is_refused_and_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "mmproj.gguf")
+    with pytest.raises(GgufError, match=r"^mmproj\.gguf is a pipe or a device, and not a file$"):
+        unpack_gguf(family_files("qwen2_vl")[0], tmp_path / "mmproj.gguf")
+
+
+@pytest.mark.parametrize("name", ["v.blk.0.ls1.weight", f"v.blk.{'9' * 5000}.ln1.weight"])
+def test_unknown_tensors_of_an_encoder_are_refused(name, tmp_path):
     writer = gguf.GGUFWriter(tmp_path / "mmproj.gguf", "clip")
     writer.add_type(gguf.GGUFType.MMPROJ)
     writer.add_clip_projector_type("gemma3")
-    writer.add_tensor("v.blk.0.ls1.weight", np.ones(4, np.float32))
+    writer.add_tensor(name, np.ones(4, np.float32))
     close_writer(writer)
-    with pytest.raises(GgufError, match=r"^mmproj\.gguf has the tensor v\.blk\.0\.ls1\.weight, which its kind does"):
+    with pytest.raises(GgufError, match=rf"^mmproj\.gguf has the tensor {re.escape(name[:100])}, which its kind does"):
         projector_tensors(read_model(tmp_path / "mmproj.gguf"))
 
 
