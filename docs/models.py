@@ -131,8 +131,9 @@ decoders, and have no LoRA adapters, drafts or prefix cache.
   and others with `"is_causal": false`, EuroBERT, and the type `llama_bidirec`. Without a pooling of
   sentence-transformers, their vectors are the mean of all tokens, unless `pooling` of `llama_bidirec` says otherwise.
 * Decoders whose modules.json asks for another pooling than that of the last token, or for linear layers after it.
+* Decoders with modules.json whose head is neither in the files nor tied to the embedding, as e5-mistral.
 * Decoders with a head for sequence classification (`Qwen3ForSequenceClassification` and the like). It reads the last
-  token.
+  token that is not `pad_token_id`, as in Transformers.
 * Rerankers whose scores are the logits of tokens, with vLLM's members in config.json, which `--hf-overrides` can set:
   `classifier_from_token` and `method` (`from_2_way_softmax`, `no_post_processing`), or `is_original_qwen3_reranker`.
   The template that `--chat-template` names may write the two texts, as messages of the roles `query` and `document`:

@@ -97,7 +97,7 @@ class EncoderRunner:
         states = self.encoder.encode_packed(texts)
         requests = [sequence.request for sequence in sequences]
         if self.head is not None:
-            vectors = self._score_classes(self.head, states, texts.lengths, requests)
+            vectors = self._score_classes(self.head, states, texts, requests)
         else:
             vectors = self._pool_texts(states.float().cpu().numpy(), texts.lengths, requests)
         for i, vector in zip(row_indices, vectors, strict=True):
@@ -116,10 +116,10 @@ class EncoderRunner:
             yield self.recipe.pool_rows(states[start:end], request.pooling or PoolingOptions())
 
     def _score_classes(
-        self, head: ClassifierHead, states: torch.Tensor, lengths: list[int], requests: list[EngineRequest]
+        self, head: ClassifierHead, states: torch.Tensor, texts: PackedTexts, requests: list[EngineRequest]
     ) -> Iterator[bytes | None]:
         """Yield the scores of each text's classes."""
-        logits = head.score_texts(states, lengths).float()
+        logits = head.score_texts(states, texts).float()
         scores, probabilities = logits.cpu().numpy(), head.activate_scores(logits).cpu().numpy()
         for index, request in enumerate(requests):
             is_raw = request.pooling is not None and request.pooling.normalize is False

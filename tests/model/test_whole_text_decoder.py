@@ -118,6 +118,20 @@ def test_linear_layers_after_the_pooling(tmp_path, kind):
     torch.testing.assert_close(torch.tensor(actual["4"]), normalized(expected[4][:8]), atol=2e-5, rtol=0)
 
 
+def test_embedding_models_whose_head_was_not_saved(tmp_path):
+    """As of e5-mistral: the vector is the last token's state, and the config ties no head to the embedding."""
+    model = write_decoder(tmp_path, "mistral", tie_word_embeddings=False)
+    edit_config(tmp_path, is_causal=None)
+    with pytest.raises(LoadError, match=r"lm_head\.weight"):
+        check_model(Settings(model=str(tmp_path)))
+    write_pooling_config(tmp_path, pooling_mode_lasttoken=True)
+    assert check_model(Settings(model=str(tmp_path))).load_caveat == ""
+    for layer in model.layers:
+        layer.self_attn.is_causal = True
+    model.config.is_causal = True
+    check_vectors(tmp_path, [normalized(rows[-1]) for rows in hidden_states(model)])
+
+
 def test_linear_layers_after_an_encoder(tmp_path):
     from test_encoder import write_encoder
 
@@ -175,6 +189,19 @@ def test_classes_match_transformers(tmp_path, kind, members):
     assert (info.labels, info.dimensions, info.generates) == (["LABEL_0", "LABEL_1", "LABEL_2"], 0, False)
     actual = unpack_vectors(serve_requests(runner, score_requests())[0])
     for i, ids in enumerate(make_texts()):
+        expected = model(torch.tensor([ids])).logits[0]
+        torch.testing.assert_close(torch.tensor(actual[str(i)]), expected, atol=1e-4, rtol=1e-4)
+
+
+@torch.inference_mode()
+def test_classes_are_those_of_the_last_token_that_is_no_padding(tmp_path):
+    """Tokenizers of embedding models and rerankers may end a text with it."""
+    model = write_decoder(tmp_path, "qwen3", "AutoModelForSequenceClassification", num_labels=3, is_causal=True)
+    texts = [[7, 9, 1], [1], [8, 1, 1, 6], [5, 1, 1, 1], [1, 1], [9, 4]]
+    runner, _ = load_test_runner(tmp_path, dtype="float32")
+    requests = [EngineRequest(str(i), ids, 0, pooling=RAW_SCORES) for i, ids in enumerate(texts)]
+    actual = unpack_vectors(serve_requests(runner, requests)[0])
+    for i, ids in enumerate(texts):
         expected = model(torch.tensor([ids])).logits[0]
         torch.testing.assert_close(torch.tensor(actual[str(i)]), expected, atol=1e-4, rtol=1e-4)
 

@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 import torch.nn.functional as F
 
-from parley.model.networks.encoder import LayerNorm
+from parley.model.networks.encoder import LayerNorm, PackedTexts
 
 HeadReads = Literal["first", "last", "mean", "late"]
 ScoreFunction = Literal["sigmoid", "softmax", "tanh", "identity"]
@@ -42,7 +42,8 @@ class ClassifierHead:
     each class.
 
     It reads the state of a text's first or last token, or the mean of all; ``late``: the mean follows the activation.
-    ``eps``: of the norm. ``labels``: names of the classes. ``score_function`` turns logits into scores.
+    The last token is the last one that is not ``padding_id``, or the first if all are. ``eps``: of the norm.
+    ``labels``: names of the classes. ``score_function`` turns logits into scores.
     """
 
     hidden_layer: PlainLinear | None
@@ -53,17 +54,18 @@ class ClassifierHead:
     norm: LayerNorm | None = None
     eps: float = 0.0
     reads: HeadReads = "first"
+    padding_id: int | None = None
 
-    def score_texts(self, states: torch.Tensor, lengths: list[int]) -> torch.Tensor:
-        """Return the logits of texts that are packed one after the other: [T, hidden] -> [texts, labels]."""
+    def score_texts(self, states: torch.Tensor, texts: PackedTexts) -> torch.Tensor:
+        """Return the logits of texts, whose hidden states are given: [T, hidden] -> [texts, labels]."""
+        lengths = texts.lengths
         if self.reads == "late":
             x = _text_means(self._apply_hidden_layer(states.float()), lengths)
         elif self.reads == "mean":
             x = self._apply_hidden_layer(_text_means(states.float(), lengths))
         else:
-            ends = torch.tensor(lengths).cumsum(0)
-            places = ends - 1 if self.reads == "last" else ends - torch.tensor(lengths)
-            x = self._apply_hidden_layer(states.index_select(0, places.to(states.device)).float())
+            places = _last_places(texts, self.padding_id) if self.reads == "last" else _first_places(texts)
+            x = self._apply_hidden_layer(states.index_select(0, places).float())
         if self.norm is not None:
             x = F.layer_norm(x, x.shape[-1:], self.norm.weight, self.norm.bias, self.eps)
         return self.output_layer(x)
@@ -74,6 +76,21 @@ class ClassifierHead:
     def activate_scores(self, logits: torch.Tensor) -> torch.Tensor:
         """Return the scores of logits: [texts, labels] -> [texts, labels]."""
         return SCORE_FUNCTIONS[self.score_function](logits)
+
+
+def _first_places(texts: PackedTexts) -> torch.Tensor:
+    """Return the row of each text's first token: int64 [texts]."""
+    lengths = torch.tensor(texts.lengths, device=texts.token_ids.device)
+    return lengths.cumsum(0) - lengths
+
+
+def _last_places(texts: PackedTexts, padding_id: int | None) -> torch.Tensor:
+    """Return the row of each text's last token that is not padding, or of its first token: int64 [texts]."""
+    lengths = torch.tensor(texts.lengths, device=texts.token_ids.device)
+    if padding_id is None:
+        return lengths.cumsum(0) - 1
+    positions = texts.positions * (texts.token_ids != padding_id)
+    return _first_places(texts) + torch.stack([part.amax() for part in positions.split(texts.lengths)])
 
 
 def _text_means(rows: torch.Tensor, lengths: list[int]) -> torch.Tensor:

@@ -28,7 +28,8 @@ class HeadTensorNames:
     """A family's tensor names. ``hidden`` follows a prefix if that layer belongs to the encoder; empty: there is none.
     ``norm``: the norm after that layer; in families that have one, neither has a bias unless the config says so.
     ``activation_member``: of the config, that may name another activation, which is refused. ``reads``: as in
-    ``ClassifierHead``, unless the config says it in one of ``pooling_members``."""
+    ``ClassifierHead``, unless the config says it in one of ``pooling_members``. ``skips_padding``: the last token
+    is the last one that is not the config's ``pad_token_id``."""
 
     hidden: str
     output: str
@@ -37,6 +38,7 @@ class HeadTensorNames:
     activation_member: str = ""
     reads: HeadReads = "first"
     has_output_bias: bool = True
+    skips_padding: bool = False
     pooling_members: tuple[str, ...] = ()
 
 
@@ -69,7 +71,7 @@ CLASSIFIER_FAMILIES = {
     ),
     "llama_bidirec": HeadTensorNames("", "score", reads="mean", has_output_bias=False, pooling_members=("pooling",)),
 }
-DECODER_HEAD = HeadTensorNames("", "score", reads="last", has_output_bias=False)
+DECODER_HEAD = HeadTensorNames("", "score", reads="last", has_output_bias=False, skips_padding=True)
 POOLING_READS: dict[str, HeadReads] = {
     "cls": "first",
     "bos": "first",
@@ -139,7 +141,7 @@ def load_classifier_head(
         if config[member] not in POOLING_READS:
             raise LoadError(f"A classifier with {member} {config[member]} is not supported.")
         reads = POOLING_READS[config[member]]
-    weights, hidden_layer = HeadWeights(checkpoint, device), None
+    weights, hidden_layer, padding_id = HeadWeights(checkpoint, device), None, config.get("pad_token_id")
     if names.hidden:
         hidden_name = f"{names.hidden}.weight"
         full_name = next((name for name in checkpoint.tensor_names if name.endswith(hidden_name)), hidden_name)
@@ -154,6 +156,7 @@ def load_classifier_head(
         norm=weights.read_norm(names.norm, hidden, has_bias=bool(config.get("norm_bias"))) if names.norm else None,
         eps=float(config.get("norm_eps", 1e-5)),
         reads=reads,
+        padding_id=padding_id if names.skips_padding and type(padding_id) is int else None,
     )
 
 

@@ -1,5 +1,5 @@
-"""Loads decoders that read whole texts: those that read in both directions, classifiers, and those whose vectors need
-the states of all tokens.
+"""Loads decoders that read whole texts: those that read in both directions, classifiers, those whose vectors need the
+states of all tokens, and those of embedding models that have no head.
 
 They run on the fused decoder, in the dtype and with the quantized weights of other decoders, and generate nothing. The
 head of a language model is not kept, except the rows of a few tokens whose logits are scores (``token_scores.py``).
@@ -13,8 +13,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from parley.model.checkpoint.files import LoadError
+from parley.model.checkpoint.files import Checkpoint, LoadError
 from parley.model.load.fuse import DecoderWeights, check_tensor_names, fuse_decoder, tensor_bytes
+from parley.model.load.multimodal import has_own_head
 from parley.model.load.numeric_check.decoder_check import DECODER_TOLERANCE, PROBE_TOKENS, decoder_deviation
 from parley.model.load.plan import DecoderPlan, open_decoder, plan_decoder
 from parley.model.load.text_encoders.classifier import is_classifier, load_classifier_head
@@ -55,8 +56,18 @@ def is_whole_text_model(folder: Path, config: dict[str, Any]) -> bool:
         return True
     with suppress(LoadError):
         recipe = read_pooling_recipe(folder)
-        return recipe is not None and (not recipe.is_last_token or bool(recipe.dense_layers))
+        return recipe is not None and (
+            not recipe.is_last_token or bool(recipe.dense_layers) or _lacks_head(folder, config)
+        )
     return False
+
+
+def _lacks_head(folder: Path, config: dict[str, Any]) -> bool:
+    """Whether a decoder's head is neither in the files nor the embedding, so that it cannot generate text."""
+    try:
+        return not read_decoder_config(config).tied and not has_own_head(Checkpoint(folder))
+    except Unfusable:
+        return False
 
 
 def _reads_both_ways(config: dict[str, Any]) -> bool:
