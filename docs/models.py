@@ -135,7 +135,7 @@ decoders, and have no LoRA adapters, drafts or prefix cache.
 * Decoders with a head for sequence classification (`Qwen3ForSequenceClassification` and the like). It reads the last
   token that is not `pad_token_id`, as in Transformers.
 * Rerankers whose scores are the logits of tokens, with vLLM's members in config.json, which `--hf-overrides` can set:
-  `classifier_from_token` and `method` (`from_2_way_softmax`, `no_post_processing`), or `is_original_qwen3_reranker`.
+  `classifier_from_token`, and `method` (`from_2_way_softmax`, `no_post_processing`) or `is_original_qwen3_reranker`.
   The template that `--chat-template` names may write the two texts, as messages of the roles `query` and `document`:
 
       parley serve Qwen/Qwen3-Reranker-0.6B --chat-template qwen3_reranker.jinja --hf-overrides \\

@@ -269,6 +269,7 @@ def test_scores_of_tokens_are_their_probabilities(tmp_path, tied, method):
     [
         ({"classifier_from_token": ["a"], "method": "from_2_way_softmax"}, "compares 2 tokens"),
         (TOKENS, "method must be"),
+        ({"is_original_qwen3_reranker": True}, "classifier_from_token must be"),
         ({"classifier_from_token": "a", "method": "no_post_processing"}, "list of 1 to"),
         ({"classifier_from_token": ["no such token"], "method": "no_post_processing"}, "no such token"),
     ],

@@ -19,7 +19,7 @@ from parley.model.load.text_encoders.classifier import read_score_function
 from parley.model.networks.classifier import ClassifierHead, PlainLinear
 from parley.model.networks.config import DecoderConfig
 
-TOKENS_MEMBER = "classifier_from_token"
+TOKENS_MEMBER, QWEN3_MEMBER = "classifier_from_token", "is_original_qwen3_reranker"
 DIFFERENCE, EACH = "from_2_way_softmax", "no_post_processing"
 MAX_SCORE_TOKENS = 1024
 
@@ -28,8 +28,8 @@ def load_token_head(
     folder: Path, checkpoint: Checkpoint, config: Mapping[str, Any], decoder_config: DecoderConfig, device: torch.device
 ) -> ClassifierHead:
     """Return a head that scores the tokens that ``config`` names. Raises LoadError."""
-    tokens, method = config[TOKENS_MEMBER], config.get("method")
-    if config.get("is_original_qwen3_reranker"):
+    tokens, method = config.get(TOKENS_MEMBER), config.get("method")
+    if config.get(QWEN3_MEMBER):
         method = method or DIFFERENCE
     if not isinstance(tokens, list) or not 0 < len(tokens) <= MAX_SCORE_TOKENS:
         raise LoadError(f"{TOKENS_MEMBER} must be a list of 1 to {MAX_SCORE_TOKENS} tokens.")

@@ -20,7 +20,7 @@ from parley.model.load.numeric_check.decoder_check import DECODER_TOLERANCE, PRO
 from parley.model.load.plan import DecoderPlan, open_decoder, plan_decoder
 from parley.model.load.text_encoders.classifier import is_classifier, load_classifier_head
 from parley.model.load.text_encoders.encoders import is_encoder
-from parley.model.load.text_encoders.token_scores import TOKENS_MEMBER, load_token_head
+from parley.model.load.text_encoders.token_scores import QWEN3_MEMBER, TOKENS_MEMBER, load_token_head
 from parley.model.load.weight_size import refuse_weights_beyond_memory
 from parley.model.networks.classifier import ClassifierHead
 from parley.model.networks.config import FUSABLE_TYPES, DecoderConfig, Unfusable, read_decoder_config
@@ -141,7 +141,7 @@ def load_whole_text_head(
     if not is_classifier(config):
         return None
     checkpoint, device = open_decoder(folder, plan.decoder), plan.decoder.device
-    if config.get(TOKENS_MEMBER) is not None:
+    if config.get(TOKENS_MEMBER) is not None or config.get(QWEN3_MEMBER):
         return load_token_head(folder, checkpoint, config, decoder_config, device)
     return load_classifier_head(checkpoint, config, decoder_config.hidden, device)
 
