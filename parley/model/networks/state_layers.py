@@ -224,15 +224,36 @@ LFM2_STATES = StateFamily(
     has_bias="conv_bias",
     has_convolution_bias="conv_bias",
 )
-MAMBA2_NAMES = StateNames(
-    input=("mamba.in_proj",),
-    output="mamba.out_proj",
-    convolution=("mamba.conv1d",),
-    norm="mamba.norm",
-    decay="mamba.A_log",
-    step_bias="mamba.dt_bias",
-    skip="mamba.D",
-)
+
+
+def _mamba2_names(module: str) -> StateNames:
+    """Return the names of Mamba 2's tensors below a layer's ``module``."""
+    return StateNames(
+        input=(f"{module}.in_proj",),
+        output=f"{module}.out_proj",
+        convolution=(f"{module}.conv1d",),
+        norm=f"{module}.norm",
+        decay=f"{module}.A_log",
+        step_bias=f"{module}.dt_bias",
+        skip=f"{module}.D",
+    )
+
+
+def _mamba1_names(module: str) -> StateNames:
+    """Return the names of Mamba 1's tensors below a layer's ``module``."""
+    return StateNames(
+        input=(f"{module}.in_proj",),
+        output=f"{module}.out_proj",
+        convolution=(f"{module}.conv1d",),
+        decay=f"{module}.A_log",
+        step_bias=f"{module}.dt_proj.bias",
+        skip=f"{module}.D",
+        parameters=f"{module}.x_proj",
+        step=f"{module}.dt_proj",
+    )
+
+
+MAMBA2_NAMES = _mamba2_names("mamba")
 MAMBA2_STATES = StateFamily(
     "linear_attention",
     MAMBA2_NAMES,
@@ -241,42 +262,13 @@ MAMBA2_STATES = StateFamily(
     has_convolution_bias="mamba_conv_bias",
     others=(replace(MAMBA2_NAMES, decay="mamba.A", is_rate=True),),
 )
-MIXER_STATES = replace(
-    MAMBA2_STATES,
-    others=(),
-    names=StateNames(
-        input=("mixer.in_proj",),
-        output="mixer.out_proj",
-        convolution=("mixer.conv1d",),
-        norm="mixer.norm",
-        decay="mixer.A_log",
-        step_bias="mixer.dt_bias",
-        skip="mixer.D",
-    ),
-)
-MAMBA1_NAMES = StateNames(
-    input=("mixer.in_proj",),
-    output="mixer.out_proj",
-    convolution=("mixer.conv1d",),
-    decay="mixer.A_log",
-    step_bias="mixer.dt_proj.bias",
-    skip="mixer.D",
-    parameters="mixer.x_proj",
-    step="mixer.dt_proj",
-)
-MAMBA1_STATES = replace(MAMBA2_STATES, names=MAMBA1_NAMES, read_shape=read_mamba1, others=())
+MIXER_STATES = replace(MAMBA2_STATES, names=_mamba2_names("mixer"), others=())
+MAMBA1_STATES = replace(MAMBA2_STATES, names=_mamba1_names("mixer"), read_shape=read_mamba1, others=())
 FALCON_MAMBA_STATES = replace(MAMBA1_STATES, read_shape=read_normed_mamba1)
 JAMBA_STATES = replace(
     FALCON_MAMBA_STATES,
-    names=StateNames(
-        input=("mamba.in_proj",),
-        output="mamba.out_proj",
-        convolution=("mamba.conv1d",),
-        decay="mamba.A_log",
-        step_bias="mamba.dt_proj.bias",
-        skip="mamba.D",
-        parameters="mamba.x_proj",
-        step="mamba.dt_proj",
+    names=replace(
+        _mamba1_names("mamba"),
         parameter_norms=("mamba.dt_layernorm", "mamba.b_layernorm", "mamba.c_layernorm"),
     ),
 )
