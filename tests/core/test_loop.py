@@ -675,5 +675,6 @@ def test_waiting_beam_takes_pages_from_a_younger_request() -> None:
     ):
         bench.loop.add_request(request)
     bench.drain()
+    assert bench.outputs["younger", 0][-1].preemptions > 0
     assert_same_output(bench.merged_output("younger"), run_alone(younger, long_rope_after=37))
     assert_same_output(bench.merged_output("search"), run_alone(search, 0, beam_capacity(8, 2), 37))
