@@ -14,6 +14,7 @@ from transformers import AutoConfig
 
 from parley.model.checkpoint.files import Checkpoint
 from parley.model.load.loader import LoadError
+from parley.model.load.multimodal import language_model_config
 from parley.model.networks.config import FUSABLE_TYPES, read_decoder_config
 from parley.native.layer_shape import HeadSizes
 from parley.types import EngineRequest, Sampling
@@ -206,3 +207,9 @@ def test_refuses_two_heads(tmp_path):
     save_file(tensors | {other: tensors[names[0]] * 2}, folder / "model.safetensors", {"format": "pt"})
     with pytest.raises(LoadError, match="has both"):
         load_test_runner(folder)
+
+
+@pytest.mark.parametrize("model_type", [[], {}, 5, None])
+def test_a_model_type_of_a_wrong_type_has_no_fused_decoder(model_type):
+    config = {"model_type": "llava", "text_config": {"model_type": model_type}}
+    assert language_model_config(config) == config

@@ -238,6 +238,14 @@ def test_llamas_of_both_directions_are_refused_by_member(tmp_path, members, sent
             load()
 
 
+@pytest.mark.parametrize("pooling", ["dreams", ["mean"], {}, 5])
+def test_classifiers_with_an_unknown_pooling_are_refused(tmp_path, pooling):
+    write_decoder(tmp_path, "eurobert", "AutoModelForSequenceClassification", num_labels=2)
+    edit_config(tmp_path, classifier_pooling=pooling)
+    with pytest.raises(LoadError, match=r"A classifier with classifier_pooling .* is not supported"):
+        check_model(Settings(model=str(tmp_path)))
+
+
 TOKENS = {"classifier_from_token": ["a", "b"]}
 
 
@@ -262,6 +270,21 @@ def test_scores_of_tokens_are_their_probabilities(tmp_path, tied, method):
         probabilities = model(torch.tensor([text])).logits[0, -1, ids].softmax(-1)
         expected = probabilities if "method" in method else probabilities[1:]
         torch.testing.assert_close(torch.tensor(actual[str(i)]), expected, atol=1e-5, rtol=1e-4)
+
+
+def test_scores_of_tokens_need_no_architecture(tmp_path):
+    write_decoder(tmp_path, "qwen3", "AutoModelForCausalLM", is_causal=True)
+    edit_config(tmp_path, architectures=["Qwen3ForCausalLM"], is_original_qwen3_reranker=True, **TOKENS)
+    _, info = load_test_runner(tmp_path)
+    assert info.labels == ["b"] and not info.generates
+
+
+@pytest.mark.parametrize("architectures", [5, True, "Qwen3ForCausalLM", {}, None])
+def test_architectures_of_a_wrong_type_name_no_classifier(tmp_path, architectures):
+    write_decoder(tmp_path, "qwen3", "AutoModelForCausalLM", is_causal=True)
+    edit_config(tmp_path, architectures=architectures)
+    _, info = load_test_runner(tmp_path)
+    assert info.generates
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ HEAD_PREFIXES = ("lm_head.", "language_model.lm_head.", "model.language_model.lm
 def language_model_config(config: dict[str, Any]) -> dict[str, Any]:
     """Return the config of a multimodal model's language model, if that has a fused decoder; else ``config`` itself."""
     text_config = config.get("text_config")
-    if isinstance(text_config, dict) and text_config.get("model_type") in FUSABLE_TYPES:
+    if isinstance(text_config, dict) and str(text_config.get("model_type")) in FUSABLE_TYPES:
         shared_fields = {name: config[name] for name in SHARED_FIELDS if config.get(name) is not None}
         # Either config may say that the head is the embedding, and the default differs by type.
         ties = [each.get("tie_word_embeddings") for each in (config, text_config)]

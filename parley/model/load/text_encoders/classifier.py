@@ -95,7 +95,8 @@ PROBLEM_FUNCTIONS: dict[str, ScoreFunction] = {
 
 def is_classifier(config: Mapping[str, Any]) -> bool:
     """True if the config names a model that classifies whole texts."""
-    return any(str(name).endswith(HEAD_SUFFIX) for name in config.get("architectures") or ())
+    names = config.get("architectures")
+    return isinstance(names, list) and any(str(name).endswith(HEAD_SUFFIX) for name in names)
 
 
 def read_labels(config: Mapping[str, Any]) -> list[str]:
@@ -138,9 +139,10 @@ def load_classifier_head(
     reads = names.reads
     member = next((name for name in names.pooling_members if config.get(name) is not None), None)
     if member is not None:
-        if config[member] not in POOLING_READS:
-            raise LoadError(f"A classifier with {member} {config[member]} is not supported.")
-        reads = POOLING_READS[config[member]]
+        pooling = str(config[member])
+        if pooling not in POOLING_READS:
+            raise LoadError(f"A classifier with {member} {pooling[:100]} is not supported.")
+        reads = POOLING_READS[pooling]
     weights, hidden_layer, padding_id = HeadWeights(checkpoint, device), None, config.get("pad_token_id")
     if names.hidden:
         hidden_name = f"{names.hidden}.weight"

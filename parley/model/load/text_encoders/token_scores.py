@@ -24,6 +24,11 @@ DIFFERENCE, EACH = "from_2_way_softmax", "no_post_processing"
 MAX_SCORE_TOKENS = 1024
 
 
+def names_score_tokens(config: Mapping[str, Any]) -> bool:
+    """Whether a config names tokens whose logits are scores."""
+    return config.get(TOKENS_MEMBER) is not None or bool(config.get(QWEN3_MEMBER))
+
+
 def load_token_head(
     folder: Path, checkpoint: Checkpoint, config: Mapping[str, Any], decoder_config: DecoderConfig, device: torch.device
 ) -> ClassifierHead:

@@ -20,7 +20,7 @@ from parley.model.load.numeric_check.decoder_check import DECODER_TOLERANCE, PRO
 from parley.model.load.plan import DecoderPlan, open_decoder, plan_decoder
 from parley.model.load.text_encoders.classifier import is_classifier, load_classifier_head
 from parley.model.load.text_encoders.encoders import is_encoder
-from parley.model.load.text_encoders.token_scores import QWEN3_MEMBER, TOKENS_MEMBER, load_token_head
+from parley.model.load.text_encoders.token_scores import load_token_head, names_score_tokens
 from parley.model.load.weight_size import refuse_weights_beyond_memory
 from parley.model.networks.classifier import ClassifierHead
 from parley.model.networks.config import FUSABLE_TYPES, DecoderConfig, Unfusable, read_decoder_config
@@ -52,7 +52,7 @@ def is_whole_text_model(folder: Path, config: dict[str, Any]) -> bool:
     """Whether a model folder has a decoder that is served for vectors or classes only."""
     if is_encoder(config) or _forward_config(config)["model_type"] not in FUSABLE_TYPES:
         return False
-    if _reads_both_ways(config) or is_classifier(config):
+    if _reads_both_ways(config) or is_classifier(config) or names_score_tokens(config):
         return True
     with suppress(LoadError):
         recipe = read_pooling_recipe(folder)
@@ -138,10 +138,8 @@ def load_whole_text_head(
     folder: Path, config: dict[str, Any], plan: WholeTextPlan, decoder_config: DecoderConfig
 ) -> ClassifierHead | None:
     """Load the head of a classifier; None if the model is none. Raises LoadError."""
-    if not is_classifier(config):
-        return None
     checkpoint, device = open_decoder(folder, plan.decoder), plan.decoder.device
-    if config.get(TOKENS_MEMBER) is not None or config.get(QWEN3_MEMBER):
+    if names_score_tokens(config):
         return load_token_head(folder, checkpoint, config, decoder_config, device)
     return load_classifier_head(checkpoint, config, decoder_config.hidden, device)
 
