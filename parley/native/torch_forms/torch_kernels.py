@@ -2,7 +2,7 @@
 
 Each has the signature of the compiled kernel of the same name, and the same promise: in bfloat16, a row's result has
 the same bits in every batch. The oneDNN linear keeps it up to an inner dimension of 1024; beyond that, oneDNN splits
-the sum depending on the number of rows.
+the sum depending on the number of rows. With AMX it does so for smaller ones, too, and gets blocks of equal size.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ __all__ = [
 ]
 
 HAS_ONEDNN = torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+AMX_BLOCK_ROWS = 32  # rows that oneDNN gets at once where it uses AMX
 
 
 @dataclass(frozen=True)
@@ -76,9 +77,17 @@ def linear(x: torch.Tensor | TorchRows, packed: TorchPacked | TorchInt8Packed) -
         return torch_int8.linear_int8(x if isinstance(x, TorchRows) else quantize_rows(x), packed, packed.dtype)
     assert isinstance(x, torch.Tensor)
     if packed.onednn:
-        result: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, packed.weight, packed.bias, "none", [], "")
-        return result
+        return _linear_onednn(x, packed)
     return F.linear(x, packed.weight, packed.bias)
+
+
+def _linear_onednn(x: torch.Tensor, packed: TorchPacked) -> torch.Tensor:
+    if torch.cpu._is_amx_tile_supported() and len(x) != AMX_BLOCK_ROWS:
+        blocks = x.split(AMX_BLOCK_ROWS)
+        padded = [F.pad(block, (0, 0, 0, AMX_BLOCK_ROWS - len(block))) for block in blocks]
+        return torch.cat([_linear_onednn(block, packed) for block in padded])[: len(x)]
+    result: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, packed.weight, packed.bias, "none", [], "")
+    return result
 
 
 def lm_head_logits(x: torch.Tensor | TorchRows, packed: TorchPacked | TorchInt8Packed) -> torch.Tensor:
