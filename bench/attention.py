@@ -57,7 +57,7 @@ def measure_seconds(action: Callable[[], object]) -> float:
 
 def product_limit(operations: float) -> Callable[[], float]:
     """Return a function that measures the seconds that the operations of products take at this moment."""
-    dtype = torch.bfloat16 if native_level() == "avx512bf16" else torch.float32
+    dtype = torch.bfloat16 if native_level() in ("amx", "avx512bf16") else torch.float32
     a, b = (torch.randn(SIDE, SIDE).to(dtype) for _ in range(2))
 
     def measure() -> float:

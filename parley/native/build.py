@@ -29,7 +29,15 @@ if os.environ.get("PARLEY_SANITIZE"):
 AVX2 = ("avx2", "fma", "f16c")
 AVX512 = (*AVX2, "avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni")
 # CPU flags that each level needs, as spelled in /proc/cpuinfo. Best level first.
-LEVELS = {"avx512bf16": (*AVX512, "avx512_bf16"), "avx512": AVX512, "avx2": AVX2, "generic": ()}
+AVX512_BF16 = (*AVX512, "avx512_bf16")
+AMX = ("amx_tile", "amx_bf16", "amx_int8")
+LEVELS = {
+    "amx": (*AVX512_BF16, *AMX),
+    "avx512bf16": AVX512_BF16,
+    "avx512": AVX512,
+    "avx2": AVX2,
+    "generic": (),
+}
 X86 = ("x86_64", "AMD64")
 # A shell that runs its arguments, and kills its process group at the end of its standard input. The input gets another
 # number first, because that of a command in the background is the null device. All its commands are builtins.
@@ -84,7 +92,9 @@ def compile_level(level: str, folder: Path) -> Path:
     target = folder / library_name(level)
     if target.exists():
         return target
-    machine = [f"-m{need.replace('_', '')}" for need in LEVELS[level]]
+    machine = [f"-m{need.replace('_', '')}" for need in LEVELS[level] if need not in AMX]
+    if set(AMX) <= set(LEVELS[level]):
+        machine.append("-DPARLEY_AMX")  # the sources write AMX in assembly, for compilers without its flags, as GCC 10
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with _lock_target(target), tempfile.TemporaryDirectory(prefix=".build-", dir=folder) as scratch:

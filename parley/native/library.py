@@ -26,6 +26,10 @@ from parley.native import build
 log = logging.getLogger("parley.engine")
 
 ELF_HEADER_BYTES = 64
+# Linux saves the registers of AMX only for processes that ask for it: arch_prctl(2), numbers of <asm/prctl.h>
+SYS_ARCH_PRCTL = 158
+ARCH_REQ_XCOMP_PERM = 0x1023
+XFEATURE_XTILEDATA = 18
 
 _lock = threading.Lock()
 
@@ -94,7 +98,17 @@ def open_level(level: str) -> ctypes.CDLL:
             build.install_levels(build.HERE, [level])
         else:
             build.compile_level(level, path.parent)
+    if set(build.AMX) <= set(build.LEVELS[level]):
+        _request_matrix_registers()
     return ctypes.CDLL(str(path))
+
+
+def _request_matrix_registers() -> None:
+    """Ask Linux to let this process, with all its threads, use the registers of AMX. Raises OSError."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.syscall(SYS_ARCH_PRCTL, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA):
+        code = ctypes.get_errno()
+        raise OSError(code, f"the system does not allow AMX ({os.strerror(code)})")
 
 
 def _remove_unfinished_builds(folder: Path) -> None:

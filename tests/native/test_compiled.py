@@ -320,6 +320,30 @@ def test_missing_best_level_warns_and_uses_the_best_that_is_there(load_native, m
     assert kernels_library is None and "no C++ compiler" in warnings
 
 
+# Linux refuses AMX's registers to a process with a stack for signals that could not hold them.
+WITH_A_SMALL_SIGNAL_STACK = """
+import ctypes, logging
+class Stack(ctypes.Structure):
+    _fields_ = [("memory", ctypes.c_void_p), ("flags", ctypes.c_int), ("size", ctypes.c_size_t)]
+memory = ctypes.create_string_buffer(2048)
+assert not ctypes.CDLL(None).sigaltstack(ctypes.byref(Stack(ctypes.addressof(memory), 0, 2048)), None)
+import torch  # not before: it asks for these registers, too
+from parley.native import library
+logging.basicConfig()
+print(library.open_requested_level()._name)
+"""
+
+
+@pytest.mark.skipif("amx" not in build.usable_levels(), reason="this CPU has no AMX")
+def test_refused_matrix_registers_warn_and_leave_the_next_level():
+    environment = os.environ | {"PARLEY_NATIVE": ""}
+    command = [sys.executable, "-c", WITH_A_SMALL_SIGNAL_STACK]
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert result.stdout.strip().endswith(build.library_name("avx512bf16")), result.stderr
+    assert "kernels for avx512bf16, not the faster ones for amx" in result.stderr
+    assert "the system does not allow AMX" in result.stderr
+
+
 def test_compile_error_warns_and_leaves_no_files(load_native, monkeypatch, tmp_path):
     (tmp_path / "source").mkdir()
     (tmp_path / "source" / "broken.cpp").write_text("this is not C++")

@@ -10,6 +10,8 @@
 //   fused     up to FUSED_MAX_ROWS rows: weights are dequantized in registers, again for each tile of rows
 //   unpacked  more rows: a run of a group is dequantized into a buffer that stays in the L1 cache for all tiles
 //
+// On AMX, whose chains are of another order, all numbers of rows take the second path.
+//
 // Where 16-bit integers are multiplied at twice the rate of floats (INT16_PRODUCTS), the chains of integer codes are
 // sums of integers, which are exact. INT16_RUN adjacent pairs of x, or those of a smaller group, are rounded to
 // integers times a power of two: the largest has 15 bits. So only numbers below 1/128 of the largest lose bits of their
@@ -38,177 +40,15 @@
 #include <algorithm>
 #include <memory>
 
-#include "weight_codes.h"
+#include "grouped_tiles.h"
 #include "kernels.h"
 #include "threads.h"
-#include "tile.h"
 #include "weight.h"
 
 namespace {
 
-constexpr int FUSED_TILE_ROWS = LANES == 16 ? 6 : 2;  // rows whose sums, with a panel's numbers, fill the registers
-constexpr long ROW_BLOCK = 256;                       // rows whose sums are kept at once
-// Up to this many rows, weights are unpacked again for each tile, which then costs less than a buffer: fewer rows if
-// that is more work
-constexpr long FUSED_MAX_ROWS = LANES == 16 ? 48 : 2, FUSED_MAX_ROWS_WIDE_CODES = LANES == 16 ? FUSED_TILE_ROWS : 2;
-constexpr long HEADER_WORDS = 16;  // words before the parts of a weight of several codes
-constexpr long INT16_RUN = 64;     // pairs of 16 bits whose products with weights of 8 bits are added up in 32 bits
-
-// Whether rows of x are integers
-template <class Code> constexpr bool USES_INT16 = std::is_same_v<typename Code::Sum, Ints>;
-
-// As FUSED_TILE_ROWS, of unpacked weights
-template <class Code> constexpr int UNPACKED_TILE_ROWS = LANES == 16 || USES_INT16<Code> ? TILE_ROWS : 4;
-
-// Pairs of K unpacked at once: they stay in the L1 cache for all tiles
-template <class Code>
-constexpr long UNPACKED_PAIRS = USES_INT16<Code> ? INT16_RUN : 16384 / WIDE_PANEL_VECTORS / sizeof(Pairs);
-
-// A panel's part of a group, packed: vector i of pair k + j
-template <class Code> struct PackedWeights {
-  const uint32_t* words;
-  auto operator()(long k, int j, int i) const { return Code::unpack(words, k, j, i); }
-};
-
-template <class Code> using UnpackedVector = decltype(Code::unpack(nullptr, 0, 0, 0));
-
-// The same, unpacked
-template <class Code> struct UnpackedWeights {
-  const UnpackedVector<Code>* pairs;
-  UnpackedVector<Code> operator()(long k, int j, int i) const { return pairs[(k + j) * WIDE_PANEL_VECTORS + i]; }
-};
-
-// The sums of a tile: chains, stored in `group_sums` between runs of a group and added to `totals` after the last.
-struct TileSums {
-  float *group_sums, *totals;  // [rows][WIDE_PANEL]
-  const float* x;              // the group's sum of each row, with stride `groups`
-  const float* units;          // of integers: the value of one in the run of each row, with stride `runs`
-  const uint32_t* scales;
-  long groups, runs;
-  bool first, last;
-};
-
-// WIDTH vectors of a panel for ROWS rows of x with this stride, over one run of a group
-template <class Code, int ROWS, int WIDTH, class Weights>
-__attribute__((always_inline)) inline void multiply_tile(const Pair* x, long stride, Weights weights, long steps,
-                                                         TileSums sums) {
-  using Sum = typename Code::Sum;
-  Sum acc[ROWS][WIDTH];
-#pragma GCC unroll 16
-  for (int r = 0; r < ROWS; r++)
-    for (int i = 0; i < WIDTH; i++)
-      acc[r][i] = USES_INT16<Code> || sums.first ? Sum{} : load<Sum>(sums.group_sums + r * WIDE_PANEL + i * LANES);
-  const Pair* rows[(ROWS + 2) / 3];  // one pointer per three rows: more would not fit the registers
-#pragma GCC unroll 16
-  for (int i = 0; i < (ROWS + 2) / 3; i++) rows[i] = x + 3 * i * stride;
-  for (long k = 0; k < steps; k += Code::WORD_PAIRS)
-#pragma GCC unroll 16
-    for (int j = 0; j < Code::WORD_PAIRS; j++) {
-      UnpackedVector<Code> weight[WIDTH];
-#pragma GCC unroll 4
-      for (int i = 0; i < WIDTH; i++) weight[i] = weights(k, j, i);
-#pragma GCC unroll 16
-      for (int r = 0; r < ROWS; r++) {
-        const Pair* from = rows[r / 3] + r % 3 * stride + k + j;
-#if defined(SIXTEEN_REGISTERS)
-        if constexpr (USES_INT16<Code> && WIDTH == 2) {
-          Operands<int32_t>::multiply_add(acc[r], from, weight[0], weight[1]);
-          continue;
-        }
-#endif
-        Bits pair = broadcast(*from);
-#pragma GCC unroll 4
-        for (int i = 0; i < WIDTH; i++) acc[r][i] = multiply(acc[r][i], pair, weight[i]);
-      }
-    }
-#pragma GCC unroll 4
-  for (int i = 0; i < WIDTH; i++) {
-    typename Code::Factors factors(sums.scales, i);
-#pragma GCC unroll 16
-    for (int r = 0; r < ROWS; r++) {
-      long at = r * WIDE_PANEL + i * LANES;
-      Vec sum = __builtin_convertvector(acc[r][i], Vec);
-      if (USES_INT16<Code>) {
-        sum *= sums.units[r * sums.runs];
-        if (!sums.first) sum += load<Vec>(sums.group_sums + at);
-      }
-      if (!sums.last) {
-        store(sums.group_sums + at, sum);
-        continue;
-      }
-      float x_sum = Code::NEEDS_X_SUMS ? sums.x[r * sums.groups] : 0;
-      store(sums.totals + at, factors.add(load<Vec>(sums.totals + at), sum, x_sum));
-    }
-  }
-}
-
-template <class Weights> using TileFunction = void (*)(const Pair*, long, Weights, long, TileSums);
-
-// The tile for this number of rows, 1 to ROWS
-template <class Code, int ROWS, int WIDTH, class Weights> TileFunction<Weights> choose_tile(long rows) {
-  if constexpr (ROWS > 1)
-    if (rows < ROWS) return choose_tile<Code, ROWS - 1, WIDTH, Weights>(rows);
-  return multiply_tile<Code, ROWS, WIDTH, Weights>;
-}
-
-// One run for all rows, at most MOST at a time. Inline, because a call for each group would take a tenth of the time of
-// few rows
-template <class Code, int MOST, int WIDTH, class Weights>
-__attribute__((always_inline)) inline void multiply_rows(const Pair* x, long stride, Weights weights, long steps,
-                                                         TileSums sums, long rows) {
-  long count = (rows + MOST - 1) / MOST;
-  for (long t = 0; t < count; t++) {
-    long first = rows * t / count, end = rows * (t + 1) / count;
-    TileSums part = sums;
-    part.group_sums += first * WIDE_PANEL, part.totals += first * WIDE_PANEL;
-    part.x += first * sums.groups, part.units += first * sums.runs;
-    choose_tile<Code, MOST, WIDTH, Weights>(end - first)(x + first * stride, stride, weights, steps, part);
-  }
-}
-
-// The code whose tiles compute unpacked numbers: for fewer bits those of 4, so that there is less to compile
-template <class Code, bool IS_SUB4BIT> struct TileCodeOf {
-  using Type = Code;
-};
-template <class Code> struct TileCodeOf<Code, true> {
-  using Type = typename Code::Wider;
-};
-template <class Code> using TileCode = typename TileCodeOf<Code, (Code::BITS < 4)>::Type;
-
-// f(k, count, sums) for each run of a group, of at most `most` pairs
-template <class F> void for_each_run(long steps, long most, TileSums sums, F f) {
-  for (long k = 0; k < steps; k += most, sums.units++) {
-    long count = std::min(most, steps - k);
-    sums.first = k == 0, sums.last = k + count == steps;
-    f(k, count, sums);
-  }
-}
-
-// totals [rows][WIDE_PANEL] += one group
-template <class Code>
-void add_group(const Pair* x, long stride, const uint32_t* words, long steps, TileSums sums, long rows) {
-  if (rows <= (Code::BITS <= 4 ? FUSED_MAX_ROWS : FUSED_MAX_ROWS_WIDE_CODES))
-    return for_each_run(steps, USES_INT16<Code> ? INT16_RUN : steps, sums,
-                        [=](long k, long count, const TileSums& part) {
-                          multiply_rows<Code, FUSED_TILE_ROWS, WIDE_PANEL_VECTORS>(
-                              x + k, stride, PackedWeights<Code>{words + k / Code::WORD_PAIRS * ROW_WORDS<Code::BITS>},
-                              count, part, rows);
-                        });
-  for_each_run(steps, UNPACKED_PAIRS<Code>, sums, [=](long k, long count, const TileSums& part) {
-    UnpackedVector<Code> unpacked[UNPACKED_PAIRS<Code> * WIDE_PANEL_VECTORS];
-    for (long s = 0; s < count; s += Code::WORD_PAIRS)
-      for (int i = 0; i < WIDE_PANEL_VECTORS; i++)
-#pragma GCC unroll 4
-        for (int j = 0; j < Code::WORD_PAIRS; j++)
-          unpacked[(s + j) * WIDE_PANEL_VECTORS + i] = Code::unpack(words, k + s, j, i);
-    for (int i = 0; i < WIDE_PANEL_VECTORS; i += 2) {
-      TileSums half = part;
-      half.group_sums += i * LANES, half.totals += i * LANES, half.scales += i * LANES / Code::SCALES_PER_WORD;
-      multiply_rows<TileCode<Code>, UNPACKED_TILE_ROWS<Code>, 2>(x + k, stride, UnpackedWeights<Code>{unpacked + i},
-                                                                 count, half, rows);
-    }
-  });
-}
+constexpr long ROW_BLOCK = HAS_AMX ? 128 : 256;  // rows whose sums are kept at once
+constexpr long HEADER_WORDS = 16;                // words before the parts of a weight of several codes
 
 // The groups of K: of `group` numbers each, a multiple of 8; the last is shorter and padded to such a multiple.
 template <class Code> struct GroupLayout {
@@ -261,7 +101,9 @@ void for_each_group(const Pair* x, const uint32_t* panel,
 
 // totals [rows][WIDE_PANEL] += the product of rows of x and a panel. sums.scales: unused
 template <class Code>
-void multiply_panel(const Pair* x, const uint32_t* panel, GroupLayout<Code> layout, TileSums sums, long rows) {
+void multiply_panel(const Pair* x, const uint32_t* panel, GroupLayout<Code> layout, TileSums sums, long rows,
+                    MatrixRegisters& registers) {
+#if !defined(PARLEY_AMX)
   // One row has the same sums without `add_group`, whose choice of a tile for each group would take a tenth of the time
   // or more. Without SIMD that matters less than the time to compile it
   if constexpr (LANES > 4)
@@ -275,9 +117,10 @@ void multiply_panel(const Pair* x, const uint32_t* panel, GroupLayout<Code> layo
                                PackedWeights<Code>{words + k / Code::WORD_PAIRS * ROW_WORDS<Code::BITS>}, count, sums);
                          });
           });
+#endif
   for_each_group(x, panel, layout, sums,
                  [&](const Pair* part, const uint32_t* words, long steps, const TileSums& some) {
-                   add_group<Code>(part, layout.pairs, words, steps, some, rows);
+                   add_group<Code>(part, layout.pairs, words, steps, some, rows, registers);
                  });
 }
 
@@ -442,6 +285,7 @@ void run_gemm(const Pair* x, const uint32_t* packed, CodeParts parts, const floa
         else if (code.NEEDS_X_SUMS) sum_groups(x, M, layout, part.sums.get());
       });
     alignas(64) float totals[ROW_BLOCK * WIDE_PANEL], group_sums[ROW_BLOCK * WIDE_PANEL];
+    MatrixRegisters registers;
     for (WorkStealing::Tasks some; (some = queue.next_tasks(omp_get_thread_num())).end;)
       for (long task = some.first; task < some.end; task++) {
         auto [first, rows, weight] = pieces[task / parts.panels];
@@ -455,7 +299,8 @@ void run_gemm(const Pair* x, const uint32_t* packed, CodeParts parts, const floa
           const float* units = USES_INT16<decltype(code)> ? part.units.get() + first * runs : nullptr;
           const Pair* from = USES_INT16<decltype(code)> ? part.rows.get() : x;
           multiply_panel(from + first * layout.pairs, packed + weight * parts.words + part.start + number * part.words,
-                         layout, {group_sums, totals, x_sums, units, nullptr, layout.groups, runs, true, true}, rows);
+                         layout, {group_sums, totals, x_sums, units, nullptr, layout.groups, runs, true, true}, rows,
+                         registers);
         });
         n += part.first;
         for (long r = 0; r < rows; r++)

@@ -7,12 +7,9 @@
 //   K blocks  K_BLOCK steps of the panel, which stay in the L2 cache while all tiles read them and the next ones load
 //   tiles     up to TILE_ROWS rows: the micro-kernel of tile.h
 //
-// With one tile of rows, each weight is read once, and the product waits for memory: tiles prefetch. With many, the
-// product is limited by multiplications, and the epilogue (bias, scales, activation, rounding) of a tile is computed
-// between the steps of the next one.
-//
-// Each output is one lane's chain over the steps, so neither the number of rows, nor their division into tiles, nor the
-// number of threads can change a bit.
+// The last two are in panel_product.h, which also has a form for AMX with blocks of its own. Each output is one chain
+// over the steps, so neither the number of rows, nor their division into tiles, nor the number of threads can change a
+// bit.
 #pragma once
 #include <omp.h>
 
@@ -21,86 +18,13 @@
 #include <type_traits>
 #include <vector>
 
+#include "panel_product.h"
 #include "row_slices.h"
 #include "threads.h"
-#include "tile.h"
 
-constexpr long K_BLOCK = 32 * LANES;   // steps: a panel's part of K and the next one fit in the L2 cache
-constexpr long PREFETCHING_TILES = 4;  // tiles that prefetch the next K block; with more there is time to spare
-constexpr int MEMORY_BOUND_ROWS = TILE_ROWS * 5 / 12;  // so few rows wait for memory more than they compute
-constexpr long PANEL_PREFETCH_DISTANCE = 8192;  // prefetch distance of a single tile with more rows, in bytes
-constexpr long ROW_BLOCK = 512;                 // rows whose sums are kept at once
-constexpr long L2_WORDS = 1 << 18;      // words of expanded rows that a pass reads, so that they stay in the L2 cache
+constexpr long ROW_BLOCK = 512;         // rows whose sums are kept at once
+constexpr long L2_WORDS = 1 << 18;      // words of rows that a pass reads, so that they stay in the L2 cache
 constexpr long SERIAL_WORDS = 1 << 14;  // words that one thread expands sooner than several
-constexpr long PANEL_VECTORS = PANEL / LANES;  // of a row in a panel
-
-// The epilogue: sums of a panel become results. write(sums, i) writes vector i of [rows][PANEL].
-template <class T, class Write> struct WriteEpilogue {
-  Write write;
-  const T* sums;
-  long written = 0, count = 0;  // vectors
-
-  bool has_work() const { return written < count; }
-
-  // Inline, since a call would save all registers of the tile
-  __attribute__((always_inline)) void do_part() {
-    write(sums + written * LANES, written);
-    written++;
-  }
-
-  void write_all() {
-    while (has_work()) do_part();
-  }
-
-  void continue_from(const WriteEpilogue& copy) { written = copy.written; }
-};
-
-// Computes the sums [rows][PANEL] of one panel. Memory delivers a K block while tiles compute the one before.
-// `next_panel`: the panel that is needed next. If `writes`, sums are written, those of a tile while the next one
-// computes.
-template <class T, class Write>
-void multiply_panel(const Pair* x, const Pair* panel, long rows, long steps, const Pair* next_panel, T* sums,
-                    Write write, bool writes = true) {
-  // AVX2 has no registers left for it
-  using Overlapped = std::conditional_t<LANES == 16, WriteEpilogue<T, Write>, NoEpilogue>;
-  constexpr long WORDS = Operands<T>::WORDS;
-  WriteEpilogue<T, Write> epilogue{write, sums};
-  NoEpilogue none;
-  if (rows <= TILE_ROWS) {
-    auto micro_kernel = rows <= MEMORY_BOUND_ROWS
-                            ? choose_micro_kernel<T, OWN_WEIGHTS, NoEpilogue, 1, MEMORY_BOUND_ROWS>(rows)
-                            : choose_micro_kernel<T, LATER_DATA, NoEpilogue, MEMORY_BOUND_ROWS + 1, TILE_ROWS>(rows);
-    micro_kernel(x, WORDS * steps, panel, steps, sums, true, {(const char*)panel + PANEL_PREFETCH_DISTANCE, STEP_BYTES},
-                 none);
-    epilogue.count = writes ? rows * PANEL_VECTORS : 0;
-    return epilogue.write_all();
-  }
-  Overlapped* overlapped;
-  if constexpr (LANES == 16) overlapped = &epilogue;
-  else overlapped = &none;
-  constexpr int LEAST = TILE_ROWS / 2;  // of two tiles or more, which differ by at most a row
-  long tiles = (rows + TILE_ROWS - 1) / TILE_ROWS, prefetching = std::min(tiles, PREFETCHING_TILES), k = 0;
-  do {
-    long count = std::min(K_BLOCK, steps - k);
-    bool last = k + count == steps;
-    const Pair* here = panel + k * PANEL;
-    const char* next = (const char*)(last ? next_panel : here + count * PANEL);
-    for (long t = 0; t < tiles; t++) {
-      long first = rows * t / tiles, end = rows * (t + 1) / tiles;
-      auto micro_kernel = t < prefetching
-                              ? choose_micro_kernel<T, LATER_DATA, Overlapped, LEAST, TILE_ROWS>(end - first)
-                              : choose_micro_kernel<T, NO_PREFETCH, Overlapped, LEAST, TILE_ROWS>(end - first);
-      micro_kernel(x + WORDS * (first * steps + k), WORDS * steps, here, count, sums + first * PANEL, k == 0,
-                   {next + count * STEP_BYTES * t / prefetching, (STEP_BYTES + prefetching - 1) / prefetching},
-                   *overlapped);
-      if (!last || !writes) continue;
-      epilogue.write_all();
-      epilogue.count = end * PANEL_VECTORS;
-    }
-    k += count;
-  } while (k < steps);
-  epilogue.write_all();
-}
 
 // Rows of x, expanded as the micro-kernel reads them. One that does not need that reads them where they are.
 template <class T> class ExpandedRows {
@@ -111,11 +35,12 @@ template <class T> class ExpandedRows {
  public:
   ExpandedRows(const Pair* x, long steps) : rows(x), steps(steps) {}
 
-  // The first of this number of rows that fit the L2 cache
+  // The first of this number of rows that fit the L2 cache. Rows that are not expanded may come from the L3 cache,
+  // which is too slow only for AMX.
   long rows_in_l2(long count) const {
-    return WORDS == 1
-               ? count
-               : std::clamp(L2_WORDS / std::max(1l, WORDS * steps) / TILE_ROWS * TILE_ROWS, 4l * TILE_ROWS, count);
+    if (WORDS == 1 && !HAS_AMX) return count;
+    constexpr long ROWS = HAS_AMX ? 2 * MATRIX_ROWS : TILE_ROWS;
+    return std::clamp(L2_WORDS / std::max(1l, WORDS * steps) / ROWS * ROWS, 4 * ROWS, count);
   }
 
   const Pair* row(long m) const { return rows + WORDS * (m - first) * steps; }
@@ -139,8 +64,8 @@ struct PanelTask {
   long panel;
 };
 
-// Calls compute(rows, task, next) for each of the slices and of `panels`, by a team. `rows` is x [M][steps] from the
-// slice's first row on, expanded; `next` is the task after it, or the same if it is the last.
+// Calls compute(rows, task, next, registers) for each of the slices and of `panels`, by a team. `rows` is x [M][steps]
+// from the slice's first row on, expanded; `next` is the task after it, or the same if it is the last.
 template <class T, class Compute>
 void for_each_panel(const Pair* x, Slices slices, long panels, long steps, int threads, Compute compute) {
   ExpandedRows<T> expanded(x, steps);
@@ -152,13 +77,15 @@ void for_each_panel(const Pair* x, Slices slices, long panels, long steps, int t
       rows = rows_with(end);
     expanded.fill(x, first, rows, threads);
     WorkStealing queue((end - begin) * panels, threads);
-#pragma omp parallel num_threads(threads)
-    for (WorkStealing::Tasks some; (some = queue.next_tasks(omp_get_thread_num())).end;)
-      for (long i = begin * panels + some.first, past = begin * panels + some.end; i < past; i++) {
-        long next = some.last && i + 1 == past ? i : i + 1;
-        PanelTask task{pieces[i / panels], i % panels};
-        compute(expanded.row(task.slice.first), task, PanelTask{pieces[next / panels], next % panels});
-      }
+    run_parallel(threads, [&] {
+      MatrixRegisters registers;
+      for (WorkStealing::Tasks some; (some = queue.next_tasks(omp_get_thread_num())).end;)
+        for (long i = begin * panels + some.first, past = begin * panels + some.end; i < past; i++) {
+          long next = some.last && i + 1 == past ? i : i + 1;
+          PanelTask task{pieces[i / panels], i % panels};
+          compute(expanded.row(task.slice.first), task, PanelTask{pieces[next / panels], next % panels}, registers);
+        }
+    });
   }
 }
 
@@ -170,9 +97,9 @@ void gemm(const Pair* x, const Pair* w, Slices slices, long N, long steps, int t
   long panels = (N + PANEL - 1) / PANEL;
   auto panel_of = [=](const PanelTask& task) { return w + (task.slice.weight * panels + task.panel) * steps * PANEL; };
   for_each_panel<T>(x, slices, panels, steps, threads,
-                    [=](const Pair* rows, const PanelTask& task, const PanelTask& next) {
+                    [=](const Pair* rows, const PanelTask& task, const PanelTask& next, MatrixRegisters& registers) {
                       alignas(64) T sums[ROW_BLOCK * PANEL];
-                      multiply_panel(rows, panel_of(task), task.slice.rows, steps, panel_of(next), sums,
+                      multiply_panel(rows, panel_of(task), task.slice.rows, steps, panel_of(next), sums, registers,
                                      writer(task.slice, task.panel * PANEL));
                     });
 }
@@ -186,12 +113,12 @@ void gated_gemm(const Pair* x, const Pair* w, Slices slices, long N, long steps,
     return w + (task.slice.weight * 2 * panels + task.panel) * steps * PANEL;
   };
   for_each_panel<T>(x, slices, panels, steps, threads,
-                    [=](const Pair* rows, const PanelTask& task, const PanelTask& next) {
+                    [=](const Pair* rows, const PanelTask& task, const PanelTask& next, MatrixRegisters& registers) {
                       alignas(64) T gates[ROW_BLOCK * PANEL], sums[ROW_BLOCK * PANEL];
                       const Pair *panel = gates_of(task), *ups = panel + panels * steps * PANEL;
                       auto write = writer(task.slice, task.panel * PANEL, (const T*)gates);
-                      multiply_panel(rows, panel, task.slice.rows, steps, ups, gates, write, false);
-                      multiply_panel(rows, ups, task.slice.rows, steps, gates_of(next), sums, write);
+                      multiply_panel(rows, panel, task.slice.rows, steps, ups, gates, registers, write, false);
+                      multiply_panel(rows, ups, task.slice.rows, steps, gates_of(next), sums, registers, write);
                     });
 }
 

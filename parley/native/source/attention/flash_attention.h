@@ -1,6 +1,6 @@
 // One unit of attention: query rows that share keys, by an online softmax over blocks of keys (flash attention).
 //
-// For each block of KEY_BLOCK keys and each tile of TILE_ROWS rows:
+// For each block of KEY_BLOCK keys and each tile of SCORE_ROWS rows:
 //
 //   compute_scores  scores [rows][KEY_BLOCK] = queries * keys
 //   adjust_scores   scales, caps and masks them, if that is needed
@@ -8,7 +8,7 @@
 //   SoftmaxStage    weights = 2^(score - maximum), in bf16, while the scores of the next tile are computed (softmax.h)
 //   sum_values      out [rows][value_dim] += weights * values
 //
-// Both products are micro-kernels as in tile.h, but read pages (pages.h) instead of packed panels. While a block is
+// Both products (products.h) read pages instead of packed panels. While a block is
 // computed, as much of the next one is prefetched: a page is only a few kilobytes, so the CPU detects no pattern by
 // itself. If a task has several KV heads, it computes all of them for a block before the next block. So it reads whole
 // pages, which often follow each other in memory.
@@ -18,11 +18,11 @@
 #include <utility>
 
 #include "../pages.h"
-#include "../tile.h"
+#include "products.h"
 #include "softmax.h"
 
 constexpr long BLOCK_PAGES = KEY_BLOCK / PAGE;
-constexpr long UNIT_ROWS = 48;  // rows of a unit, which share the reading of a block
+constexpr long UNIT_ROWS = HAS_AMX ? 96 : 48;  // rows of a unit, which share the reading of a block
 
 // One sequence's rows in the batch, in Python's layout.
 struct Span {
@@ -66,7 +66,7 @@ struct Task {
   long kv_head, kv_heads;  // the first KV head, and how many
   long row, rows;          // of each KV head: of the span's tokens times the heads that share keys
   long begin, end;         // keys, in whole blocks from the first
-  float* partial;  // gets the result of one segment; null: the task computes all segments and writes the result
+  float* partial;          // gets the result of one segment; null: the task computes all segments and writes the result
 
   long all_rows() const { return rows * kv_heads; }
 };
@@ -107,8 +107,8 @@ struct PartialResult {
 struct Workspace {
   static constexpr long WORDS = Operands<float>::WORDS;
   alignas(64) Pair queries[UNIT_ROWS * MAX_DIM / 2 * WORDS];
-  alignas(64) float scores[2][TILE_ROWS * KEY_BLOCK];  // of a tile, and of the one before
-  alignas(64) Pair weights[TILE_ROWS * KEY_BLOCK / 2 * WORDS];
+  alignas(64) float scores[2][SCORE_ROWS * KEY_BLOCK];  // of a tile, and of the one before
+  alignas(64) Pair weights[SCORE_ROWS * KEY_BLOCK / 2 * WORDS];
   alignas(64) float whole[UNIT_ROWS * (MAX_DIM + 2)], part[UNIT_ROWS * (MAX_DIM + 2)];
   // Of a block: both if pages are int8, values if they are parts of keys
   alignas(64) Pair keys[MAX_DIM / 2 * KEY_BLOCK], values[KEY_BLOCK / 2 * MAX_DIM];
@@ -117,89 +117,6 @@ struct Workspace {
   float negated_max[UNIT_ROWS];                                        // in bits, negated; 0 until a key is visible
   long position[UNIT_ROWS], key_begin[UNIT_ROWS], key_end[UNIT_ROWS];  // of a row, and the keys that it sees
   float slope[UNIT_ROWS];                                              // 0 without slopes
-};
-
-// Two vectors of columns in a page, and what is prefetched meanwhile, `bytes_per_step` bytes in a step.
-struct ColumnPair {
-  const Pair *left, *right;
-  const char* prefetch_from;
-  long bytes_per_step;
-};
-
-// acc += x [ROWS][steps] * two vectors of columns. Each step calls interleaved_work().
-template <int ROWS, int PREFETCHES, class Work>
-__attribute__((always_inline)) inline void accumulate(Vec (&acc)[ROWS][2], const Pair* x, long x_stride,
-                                                      const ColumnPair& columns, long steps, long w_stride,
-                                                      Work interleaved_work) {
-  using O = Operands<float>;
-  const Pair* rows[(ROWS + 2) / 3];  // one pointer per three rows: more would not fit the registers
-#pragma GCC unroll 16
-  for (int i = 0; i < (ROWS + 2) / 3; i++) rows[i] = x + 3 * i * x_stride;
-  for (long k = 0; k < steps; k++) {
-    __builtin_prefetch(columns.prefetch_from + k * columns.bytes_per_step, 0, 2);
-    if (PREFETCHES == 2) __builtin_prefetch(columns.prefetch_from + k * columns.bytes_per_step + 64, 0, 2);
-    interleaved_work();
-#pragma GCC unroll 2
-    for (int i = 0; i < O::WORDS; i++) {
-      Bits left = O::part(columns.left + k * w_stride, i), right = O::part(columns.right + k * w_stride, i);
-#pragma GCC unroll 16
-      for (int r = 0; r < ROWS; r++)
-        O::multiply_add(acc[r], rows[r / 3] + r % 3 * x_stride + O::WORDS * k + i, left, right);
-    }
-  }
-}
-
-// scores [ROWS][KEY_BLOCK] = x [ROWS][pairs] * the keys of `count` column pairs; lane_max [ROWS] = their largest. Where
-// the registers suffice, each step also weighs a vector of the tile before: that uses other units of the CPU than the
-// product does.
-template <int ROWS, int PREFETCHES>
-void score_tile(const Pair* x, long pairs, const ColumnPair* columns, long count, float* scores, Vec* lane_max,
-                SoftmaxStage& other) {
-  SoftmaxStage softmax = other;
-  for (long s = 0; s < count; s++, scores += PANEL) {
-    Vec acc[ROWS][2] = {};
-    accumulate<ROWS, PREFETCHES>(acc, x, pairs * Operands<float>::WORDS, columns[s], pairs, PAGE, [&] {
-      if (LANES == 16 && softmax.at < softmax.overlapped) softmax.next();
-    });
-#pragma GCC unroll 16
-    for (int r = 0; r < ROWS; r++) {
-      store(scores + r * KEY_BLOCK, acc[r][0]), store(scores + r * KEY_BLOCK + LANES, acc[r][1]);
-      Vec largest = max_of(acc[r][0], acc[r][1]);
-      lane_max[r] = s ? max_of(largest, lane_max[r]) : largest;
-    }
-  }
-  other = softmax;
-}
-
-// sums [ROWS][PANEL] += weights [ROWS][KEY_BLOCK] * a panel of the values of `count` column pairs
-template <int ROWS, int PREFETCHES>
-void sum_tile(const Pair* weights, const ColumnPair* columns, long count, long wide, float* sums) {
-  Vec acc[ROWS][2];
-#pragma GCC unroll 16
-  for (int r = 0; r < ROWS; r++)
-    for (int i = 0; i < 2; i++) acc[r][i] = load<Vec>(sums + r * PANEL + i * LANES);
-  constexpr long WORDS = Operands<float>::WORDS;
-  for (long s = 0; s < count; s++)
-    accumulate<ROWS, PREFETCHES>(acc, weights + s * PAGE / 2 * WORDS, KEY_BLOCK / 2 * WORDS, columns[s], PAGE / 2, wide,
-                                 [] {});
-#pragma GCC unroll 16
-  for (int r = 0; r < ROWS; r++)
-    for (int i = 0; i < 2; i++) store(sums + r * PANEL + i * LANES, acc[r][i]);
-}
-
-using ScoreTile = void (*)(const Pair*, long, const ColumnPair*, long, float*, Vec*, SoftmaxStage&);
-using SumTile = void (*)(const Pair*, const ColumnPair*, long, long, float*);
-
-// The products for this number of rows, 1 to TILE_ROWS
-struct TileKernels {
-  ScoreTile score;
-  SumTile sum;
-
-  template <int PREFETCHES, int ROWS = TILE_ROWS> static TileKernels choose(long rows) {
-    if constexpr (ROWS > 1)
-      if (rows < ROWS) return choose<PREFETCHES, ROWS - 1>(rows);
-    return {score_tile<ROWS, PREFETCHES>, sum_tile<ROWS, PREFETCHES>};
-  }
 };
 
 // Attention of the rows of a task, block of keys by block and within a block tile of rows by tile. While the scores of
@@ -216,6 +133,7 @@ class FlashAttention {
   float scale;     // of scores in bits
   bool is_scaled;  // before they are stored
   long tiles_scored = 0;
+  AttentionProducts products;
 
   // The tile whose scores become weights
   struct Tile {
@@ -226,11 +144,6 @@ class FlashAttention {
 
   const char *heads[BLOCK_PAGES], *next[BLOCK_PAGES];  // of the pages of a block, and what is prefetched meanwhile
   const Pair *keys[BLOCK_PAGES], *values[BLOCK_PAGES];
-
-  // A single tile has to prefetch twice as fast as its products step.
-  TileKernels kernels(long rows) const {
-    return tiles == 1 ? TileKernels::choose<2>(rows) : TileKernels::choose<1>(rows);
-  }
 
   // Finds the pages of a block for one of the task's KV heads, and what is prefetched meanwhile: as many heads of the
   // task that reads next, from its key `next_begin` on.
@@ -274,14 +187,13 @@ class FlashAttention {
                         prefetch_from + tile * score_prefetch_bytes * pairs, score_prefetch_bytes};
     }
     const Pair* queries = workspace.queries + first * pairs * Workspace::WORDS;
-    kernels(rows).score(queries, pairs, columns, count, scores, lane_max, pending.softmax);
+    products.score(rows, queries, columns, count, scores, lane_max, pending.softmax);
   }
 
   // Adds the values of the tile that waits, times their weights, and prefetches a part of the other half.
   void sum_values(long tile) {
     if (!pending.rows) return;
     pending.softmax.finish(layout.int8 ? workspace.value_scales : nullptr);
-    SumTile sum = kernels(pending.rows).sum;
     const char* const* page = next + BLOCK_PAGES / 2;
     long bytes = value_prefetch_bytes * PAGE / 2, offset = 0;
     for (long d = 0; d < wide; d += PANEL) {
@@ -293,7 +205,7 @@ class FlashAttention {
         offset += bytes * tiles;
         if (offset + bytes * tiles > page_bytes && page + 1 < next + BLOCK_PAGES) page++, offset = 0;
       }
-      sum(workspace.weights, columns, pending.pages, wide, partial.panel(pending.first, d));
+      products.sum(pending.rows, workspace.weights, columns, pending.pages, wide, partial.panel(pending.first, d));
     }
     pending.rows = 0;
   }
@@ -352,11 +264,12 @@ class FlashAttention {
         layout(problem.layout),
         pairs(layout.pairs()),
         wide(layout.wide()),
-        tiles((task.rows + TILE_ROWS - 1) / TILE_ROWS),
+        tiles((task.rows + SCORE_ROWS - 1) / SCORE_ROWS),
         page_bytes(layout.int8 ? 0 : layout.head_bytes()),
         score_prefetch_bytes(page_bytes * LANES / PAGE / pairs / tiles),
         value_prefetch_bytes(page_bytes * PANEL / partial.padded / PAGE / tiles),
-        is_scaled(problem.softcap > 0 || problem.slopes || problem.scale <= 0) {
+        is_scaled(problem.softcap > 0 || problem.slopes || problem.scale <= 0),
+        products(pairs, tiles == 1) {
     scale = is_scaled ? LOG2E : problem.scale * LOG2E;
   }
 

@@ -109,6 +109,11 @@ struct SoftmaxStage {
     at++;
   }
 
+  // One of `shares` equal parts of what may be weighed before `finish`
+  void do_share(long shares) {
+    for (long parts = ((long)overlapped - (long)at + shares - 1) / shares; parts > 0; parts--) next();
+  }
+
   void store_weights(Vec v) {
     if constexpr (Operands<float>::WORDS == 1) store((bf16*)weights + at * LANES, narrow(v));
     else store((float*)weights + at * LANES, v);

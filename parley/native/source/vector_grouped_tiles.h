@@ -1,0 +1,137 @@
+// The sums of grouped weights on vectors. Included by grouped_tiles.h.
+#pragma once
+#include "grouped_tiles.h"
+
+constexpr int FUSED_TILE_ROWS = LANES == 16 ? 6 : 2;  // rows whose sums, with a panel's numbers, fill the registers
+// Up to this many rows, weights are unpacked again for each tile, which then costs less than a buffer: fewer rows if
+// that is more work
+constexpr long FUSED_MAX_ROWS = LANES == 16 ? 48 : 2, FUSED_MAX_ROWS_WIDE_CODES = LANES == 16 ? FUSED_TILE_ROWS : 2;
+
+// As FUSED_TILE_ROWS, of unpacked weights
+template <class Code> constexpr int UNPACKED_TILE_ROWS = LANES == 16 || USES_INT16<Code> ? TILE_ROWS : 4;
+
+// A panel's part of a group, packed: vector i of pair k + j
+template <class Code> struct PackedWeights {
+  const uint32_t* words;
+  auto operator()(long k, int j, int i) const { return Code::unpack(words, k, j, i); }
+};
+
+// The same, unpacked
+template <class Code> struct UnpackedWeights {
+  const UnpackedVector<Code>* pairs;
+  UnpackedVector<Code> operator()(long k, int j, int i) const { return pairs[(k + j) * WIDE_PANEL_VECTORS + i]; }
+};
+
+// WIDTH vectors of a panel for ROWS rows of x with this stride, over one run of a group
+template <class Code, int ROWS, int WIDTH, class Weights>
+__attribute__((always_inline)) inline void multiply_tile(const Pair* x, long stride, Weights weights, long steps,
+                                                         TileSums sums) {
+  using Sum = typename Code::Sum;
+  Sum acc[ROWS][WIDTH];
+#pragma GCC unroll 16
+  for (int r = 0; r < ROWS; r++)
+    for (int i = 0; i < WIDTH; i++)
+      acc[r][i] = USES_INT16<Code> || sums.first ? Sum{} : load<Sum>(sums.group_sums + r * WIDE_PANEL + i * LANES);
+  const Pair* rows[(ROWS + 2) / 3];  // one pointer per three rows: more would not fit the registers
+#pragma GCC unroll 16
+  for (int i = 0; i < (ROWS + 2) / 3; i++) rows[i] = x + 3 * i * stride;
+  for (long k = 0; k < steps; k += Code::WORD_PAIRS)
+#pragma GCC unroll 16
+    for (int j = 0; j < Code::WORD_PAIRS; j++) {
+      UnpackedVector<Code> weight[WIDTH];
+#pragma GCC unroll 4
+      for (int i = 0; i < WIDTH; i++) weight[i] = weights(k, j, i);
+#pragma GCC unroll 16
+      for (int r = 0; r < ROWS; r++) {
+        const Pair* from = rows[r / 3] + r % 3 * stride + k + j;
+#if defined(SIXTEEN_REGISTERS)
+        if constexpr (USES_INT16<Code> && WIDTH == 2) {
+          Operands<int32_t>::multiply_add(acc[r], from, weight[0], weight[1]);
+          continue;
+        }
+#endif
+        Bits pair = broadcast(*from);
+#pragma GCC unroll 4
+        for (int i = 0; i < WIDTH; i++) acc[r][i] = multiply(acc[r][i], pair, weight[i]);
+      }
+    }
+#pragma GCC unroll 4
+  for (int i = 0; i < WIDTH; i++) {
+    typename Code::Factors factors(sums.scales, i);
+#pragma GCC unroll 16
+    for (int r = 0; r < ROWS; r++) {
+      long at = r * WIDE_PANEL + i * LANES;
+      Vec sum = __builtin_convertvector(acc[r][i], Vec);
+      if (USES_INT16<Code>) {
+        sum *= sums.units[r * sums.runs];
+        if (!sums.first) sum += load<Vec>(sums.group_sums + at);
+      }
+      if (!sums.last) {
+        store(sums.group_sums + at, sum);
+        continue;
+      }
+      float x_sum = Code::NEEDS_X_SUMS ? sums.x[r * sums.groups] : 0;
+      store(sums.totals + at, factors.add(load<Vec>(sums.totals + at), sum, x_sum));
+    }
+  }
+}
+
+template <class Weights> using TileFunction = void (*)(const Pair*, long, Weights, long, TileSums);
+
+// The tile for this number of rows, 1 to ROWS
+template <class Code, int ROWS, int WIDTH, class Weights> TileFunction<Weights> choose_tile(long rows) {
+  if constexpr (ROWS > 1)
+    if (rows < ROWS) return choose_tile<Code, ROWS - 1, WIDTH, Weights>(rows);
+  return multiply_tile<Code, ROWS, WIDTH, Weights>;
+}
+
+// One run for all rows, at most MOST at a time. Inline, because a call for each group would take a tenth of the time of
+// few rows
+template <class Code, int MOST, int WIDTH, class Weights>
+__attribute__((always_inline)) inline void multiply_rows(const Pair* x, long stride, Weights weights, long steps,
+                                                         TileSums sums, long rows) {
+  long count = (rows + MOST - 1) / MOST;
+  for (long t = 0; t < count; t++) {
+    long first = rows * t / count, end = rows * (t + 1) / count;
+    TileSums part = sums;
+    part.group_sums += first * WIDE_PANEL, part.totals += first * WIDE_PANEL;
+    part.x += first * sums.groups, part.units += first * sums.runs;
+    choose_tile<Code, MOST, WIDTH, Weights>(end - first)(x + first * stride, stride, weights, steps, part);
+  }
+}
+
+// The code whose tiles compute unpacked numbers: for fewer bits those of 4, so that there is less to compile
+template <class Code, bool IS_SUB4BIT> struct TileCodeOf {
+  using Type = Code;
+};
+template <class Code> struct TileCodeOf<Code, true> {
+  using Type = typename Code::Wider;
+};
+template <class Code> using TileCode = typename TileCodeOf<Code, (Code::BITS < 4)>::Type;
+
+// totals [rows][WIDE_PANEL] += one group
+template <class Code>
+void add_group(const Pair* x, long stride, const uint32_t* words, long steps, TileSums sums, long rows,
+               MatrixRegisters&) {
+  if (rows <= (Code::BITS <= 4 ? FUSED_MAX_ROWS : FUSED_MAX_ROWS_WIDE_CODES))
+    return for_each_run(steps, USES_INT16<Code> ? INT16_RUN : steps, sums,
+                        [=](long k, long count, const TileSums& part) {
+                          multiply_rows<Code, FUSED_TILE_ROWS, WIDE_PANEL_VECTORS>(
+                              x + k, stride, PackedWeights<Code>{words + k / Code::WORD_PAIRS * ROW_WORDS<Code::BITS>},
+                              count, part, rows);
+                        });
+  for_each_run(steps, UNPACKED_PAIRS<Code>, sums, [=](long k, long count, const TileSums& part) {
+    UnpackedVector<Code> unpacked[UNPACKED_PAIRS<Code> * WIDE_PANEL_VECTORS];
+    for (long s = 0; s < count; s += Code::WORD_PAIRS)
+      for (int i = 0; i < WIDE_PANEL_VECTORS; i++)
+#pragma GCC unroll 4
+        for (int j = 0; j < Code::WORD_PAIRS; j++)
+          unpacked[(s + j) * WIDE_PANEL_VECTORS + i] = Code::unpack(words, k + s, j, i);
+    for (int i = 0; i < WIDE_PANEL_VECTORS; i += 2) {
+      TileSums half = part;
+      half.group_sums += i * LANES, half.totals += i * LANES, half.scales += i * LANES / Code::SCALES_PER_WORD;
+      multiply_rows<TileCode<Code>, UNPACKED_TILE_ROWS<Code>, 2>(x + k, stride, UnpackedWeights<Code>{unpacked + i},
+                                                                 count, half, rows);
+    }
+  });
+}
