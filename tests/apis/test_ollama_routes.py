@@ -1,6 +1,8 @@
 """Ollama through a running server: whole and streamed answers, names with tags, windows, discovery and errors."""
 
+import asyncio
 import json
+import threading
 
 import pytest
 from support import tiny_models
@@ -209,6 +211,29 @@ async def test_ollama_pull_downloads_where_the_operator_allows_it(serve, monkeyp
     assert set(pulled_names) == {"owner/model", "owner/x"}
     refused = await forbidden.post("/api/pull", {"model": "owner/model"})
     assert (refused.status, set(refused.json)) == (500, {"error"})
+
+
+async def test_a_download_whose_client_left_still_delays_the_next_one(serve, monkeypatch, tmp_path):
+    names, may_end = [], threading.Event()
+
+    def download(name, report, **options):
+        names.append(name)
+        may_end.wait(30)
+        raise hub.ModelMissing("The hub knows no such model.")
+
+    monkeypatch.setattr(hub.model_folder, "download_model", download)
+    server = await serve(pull=True)
+    connection = await server.connect()
+    await connection.send(build_request("POST", "/api/pull", {"model": "owner/first"}))
+    await connection.reader.readuntil(b"\n")
+    await server.until(lambda: names == ["owner/first"])
+    connection.close()
+    next_pull = asyncio.create_task(server.post("/api/pull", {"model": "owner/second"}))
+    await asyncio.wait({next_pull}, timeout=0.3)
+    assert names == ["owner/first"]
+    may_end.set()
+    assert "knows no such model" in read_lines(await next_pull)[-1]["error"]
+    assert names == ["owner/first", "owner/second"]
 
 
 async def test_ollama_words_errors_of_paths_and_models(server):

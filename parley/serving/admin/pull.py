@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
+from pathlib import Path
 
 from parley import hub
 from parley.dialects.admin_requests import PullRequest
@@ -41,15 +42,19 @@ async def _pull_model(registry: ModelRegistry, pull: PullRequest, exchange: Exch
     def report(stage: str, fraction: float) -> None:
         progress[0] = fraction
 
-    async with registry.pull_lock:
-        work = partial(hub.pull_model, pull.model, report)
-        download = asyncio.ensure_future(run_in_daemon_thread(work, "parley-pull"))
-        download.add_done_callback(lambda done: done.cancelled() or done.exception())  # it may end unheard
+    def end_download(ended: asyncio.Future[Path]) -> None:
+        registry.pull_lock.release()
+        if not ended.cancelled():
+            ended.exception()  # perhaps no client waits for it any more
+
+    await registry.pull_lock.acquire()  # held until the download ends, even if the client leaves before
+    download = asyncio.ensure_future(run_in_daemon_thread(partial(hub.pull_model, pull.model, report), "parley-pull"))
+    download.add_done_callback(end_download)
+    if pull.stream:
+        await exchange.write_stream(pull.write_progress(0.0), pull.media_type)
+    while not (await asyncio.wait({download}, timeout=REPORT_SECONDS))[0]:
         if pull.stream:
-            await exchange.write_stream(pull.write_progress(0.0), pull.media_type)
-        while not (await asyncio.wait({download}, timeout=REPORT_SECONDS))[0]:
-            if pull.stream:
-                await exchange.write_stream(pull.write_progress(progress[0]), pull.media_type)
+            await exchange.write_stream(pull.write_progress(progress[0]), pull.media_type)
     try:
         download.result()
     except hub.ModelMissing as error:
