@@ -60,3 +60,21 @@ async def test_runs_are_forgotten_after_their_time(runs: BackgroundRuns, monkeyp
     monkeypatch.setattr(background, "MAX_KEPT_BYTES", 2 * (100 + background.RUN_BYTES))
     await asyncio.gather(*(end_run(runs, name, 100) for name in "cd"))
     assert runs.find_run("", "c") and runs.find_run("", "d")  # those before no longer count
+
+
+async def test_a_run_that_is_stopped_before_its_first_step_still_ends_its_work(runs: BackgroundRuns) -> None:
+    ended_names = []
+
+    async def generate(name: str) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended_names.append(name)
+
+    stopped = runs.start_run("", "stopped", KeptEvents(), generate("stopped"), is_stream=True)
+    assert runs.stop_run("", "stopped")
+    await asyncio.wait([stopped.task])
+    assert stopped.kept_events.has_ended
+    runs.start_run("", "closed", KeptEvents(), generate("closed"), is_stream=True)
+    await runs.close()
+    assert ended_names == ["stopped", "closed"]

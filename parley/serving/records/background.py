@@ -127,15 +127,19 @@ class BackgroundRuns:
         if run is None or run.kept_events.has_ended:
             return False
         run.kept_events.end_events()  # outputs that arrive before the task has stopped are dropped
-        run.task.cancel()
+        self._cancel_started(run.task)
         return True
 
     async def close(self) -> None:
         """Stop all runs."""
         tasks = [run.task for run in self._runs.values()]
         for task in tasks:
-            task.cancel()
+            self._cancel_started(task)
         await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _cancel_started(self, task: asyncio.Task[None]) -> None:
+        """Cancel a task after its first step: one that is cancelled before that never gets to release its slots."""
+        asyncio.get_running_loop().call_soon(task.cancel)
 
     async def _run_to_end(self, key: RunKey, kept: KeptEvents, work: Coroutine[Any, Any, None]) -> None:
         touching = asyncio.get_running_loop().create_task(self._touch_record(key))
