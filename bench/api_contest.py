@@ -131,7 +131,9 @@ def compare_servers(peers: Sequence[Peer], options: argparse.Namespace) -> str:
         for number in range(options.rounds):
             for name in options.only.split(","):
                 order = (ours, theirs) if number % 2 else (theirs, ours)
-                turns = {each: run_turn(each, name, source, options, f"{number} {name}") for each in order}
+                turns = {
+                    contestant: run_turn(contestant, name, source, options, f"{number} {name}") for contestant in order
+                }
                 for title, figures in turns[ours].items():
                     pairs.setdefault((name, title), []).append((figures, turns[theirs][title]))
                     print(f"{name}, {title}: {figures} {turns[theirs][title]}", file=sys.stderr, flush=True)

@@ -92,8 +92,8 @@ def main() -> None:
             for _ in range(options.rounds):
                 for title, *kind in LOADS:
                     for server in servers:
-                        found = server.measure_load(options, *kind)
-                        measured.setdefault((title, server.processes), []).append(found)
+                        turn_costs = server.measure_load(options, *kind)
+                        measured.setdefault((title, server.processes), []).append(turn_costs)
         finally:
             for server in servers:
                 server.close()
@@ -110,10 +110,10 @@ def format_table(measured: dict[tuple[str, int], list[list[float]]], first: int)
         busiest = [max(costs) for costs in rounds]
         single = [max(costs) for costs in measured[title, first]]
         gain = median(one / several for one, several in zip(single, busiest, strict=True))
-        each = ", ".join(f"{median(column):.1f}" for column in list(zip(*rounds, strict=True))[1:]) or "-"
+        process_costs = ", ".join(f"{median(column):.1f}" for column in list(zip(*rounds, strict=True))[1:]) or "-"
         lines.append(
-            f"| {title} | {processes} | {median(costs[0] for costs in rounds):.1f} | {each} | {median(busiest):.1f} | "
-            f"{median(map(sum, rounds)):.1f} | {gain:.2f} |"
+            f"| {title} | {processes} | {median(costs[0] for costs in rounds):.1f} | {process_costs} | "
+            f"{median(busiest):.1f} | {median(map(sum, rounds)):.1f} | {gain:.2f} |"
         )
     return "\n".join(lines)
 

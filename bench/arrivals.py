@@ -119,10 +119,10 @@ class Traffic:
         samples = [RequestSample(0.0) for _ in requests]
         begin = time.perf_counter()
         tasks = []
-        for each, request, sample in zip(requests, encoded_requests, samples, strict=True):
-            await asyncio.sleep(begin + each.at / rate / self.speed - time.perf_counter())
-            tasks.append(asyncio.create_task(self._send_one(request, sample)))
-        patience = (slo.ttft + slo.tpot * max(each.output for each in requests)) / self.speed
+        for request, encoded_request, sample in zip(requests, encoded_requests, samples, strict=True):
+            await asyncio.sleep(begin + request.at / rate / self.speed - time.perf_counter())
+            tasks.append(asyncio.create_task(self._send_one(encoded_request, sample)))
+        patience = (slo.ttft + slo.tpot * max(request.output for request in requests)) / self.speed
         await asyncio.wait(tasks, timeout=min(patience, self._patience))
         for task in tasks:
             task.cancel()
@@ -139,11 +139,11 @@ class Traffic:
         waiting = iter(zip(self._encode_requests(requests), requests, strict=True))
 
         async def send_next_requests() -> None:
-            for request, each in waiting:
+            for encoded_request, request in waiting:
                 sample = RequestSample(0.0)
-                await self._send_one(request, sample)
+                await self._send_one(encoded_request, sample)
                 sample.parse_events(self._load.api)
-                if sample.error or sample.tokens != each.output:
+                if sample.error or sample.tokens != request.output:
                     raise RuntimeError(f"a request failed: {sample.error or f'it has {sample.tokens} tokens'}")
 
         began = time.perf_counter()
@@ -154,9 +154,9 @@ class Traffic:
 
     def _encode_requests(self, requests: Sequence[TimedRequest]) -> list[bytes]:
         encoded_requests = []
-        for each in requests:
-            self._load.shape = replace(self._load.shape, output_tokens=each.output)
-            encoded_requests.append(self._load.encode_request(each.prompt))
+        for request in requests:
+            self._load.shape = replace(self._load.shape, output_tokens=request.output)
+            encoded_requests.append(self._load.encode_request(request.prompt))
         return encoded_requests
 
     def _judge_samples(
@@ -164,7 +164,7 @@ class Traffic:
     ) -> RateResult:
         counted = list(zip(requests, samples, strict=True))[len(requests) // STALE :]
         good, ttft, tpot = 0, [], []
-        for each, sample in counted:
+        for request, sample in counted:
             if not sample.arrivals:
                 continue
             first = (sample.arrivals[0] - sample.start) * self.speed
@@ -172,7 +172,7 @@ class Traffic:
             ttft.append(first)
             if sample.tokens > 1:
                 tpot.append(further)
-            good += not sample.error and sample.tokens == each.output and first <= slo.ttft and further <= slo.tpot
+            good += not sample.error and sample.tokens == request.output and first <= slo.ttft and further <= slo.tpot
         whole = [sample for _, sample in counted if sample.prompt_tokens]
         prompts = sum(sample.prompt_tokens for sample in whole)
         return RateResult(

@@ -65,10 +65,10 @@ class ClusterBench:
     def estimate_rate(self, trace: Trace) -> float:
         """Return a rate that the instances might sustain."""
         costs, (prompt, output) = self.costs, trace.mean_lengths
-        each = (
+        request_seconds = (
             costs.batch_seconds(2048) / 2048 * prompt + (costs.batch_seconds(32) / 32 + costs.context * prompt) * output
         )
-        return 0.7 * self.options.instances / each
+        return 0.7 * self.options.instances / request_seconds
 
     async def search_goodput(self, setup: Setup, trace: Trace, slo: Slo) -> GoodputResult:
         """Search the highest rate with enough requests in time."""
@@ -103,7 +103,7 @@ class ClusterBench:
 
 def describe_rate(result: RateResult) -> str:
     """Return one line of text about a rate."""
-    times = [f"{median(each):.3f}" if each else "-" for each in (result.ttft, result.tpot)]
+    times = [f"{median(seconds):.3f}" if seconds else "-" for seconds in (result.ttft, result.tpot)]
     return (
         f"{result.rate:.2f}/s: {result.good:.0%} in time, TTFT {times[0]} s, TPOT {times[1]} s, {result.errors} refused"
     )
@@ -179,7 +179,7 @@ def format_times(result: RateResult) -> list[str]:
             return "-"
         ordered = sorted(values)
         at = [ordered[int(len(ordered) * share)] * scale for share in (0.5, 0.9)]
-        return " / ".join(f"{each:.{digits}f}" for each in at)
+        return " / ".join(f"{number:.{digits}f}" for number in at)
 
     return [spread(result.ttft, 1, 2), spread(result.tpot, 1e3, 0)]
 

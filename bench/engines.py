@@ -230,8 +230,8 @@ async def compare_servers(options: argparse.Namespace) -> None:
     for load in LOADS:
         for name, (read, promise) in RATIOS.items():
             ratios = [read(turn[load.title][0]) / read(turn[load.title][1]) for turn in turns]
-            each = ", ".join(f"{ratio:.2f}" for ratio in ratios)
-            print(f"  {load.title:22} {name:12} {median(ratios):6.2f}  ({each}; {promise})")
+            turn_ratios = ", ".join(f"{ratio:.2f}" for ratio in ratios)
+            print(f"  {load.title:22} {name:12} {median(ratios):6.2f}  ({turn_ratios}; {promise})")
 
 
 def read_options() -> argparse.Namespace:

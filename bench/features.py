@@ -195,7 +195,7 @@ class FeatureBench:
 
     def cancel_groups(self, *groups: list[Sequence]) -> None:
         """Cancel all sequences of the groups."""
-        for sequence in [each for group in groups for each in group]:
+        for sequence in [sequence for group in groups for sequence in group]:
             self.loop.scheduler.running = [sequence]
             self.loop.cancel_request(sequence.request_id, -1)
         self.loop.scheduler.running = []

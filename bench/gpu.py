@@ -131,7 +131,7 @@ def attend_once(layer: LayerKV, contexts: Sequence[int]) -> tuple[Callable[[], t
     expected = []
     for row, span in enumerate(spans):
         seen = slice(span.table[0] * BLOCK_SIZE, span.table[0] * BLOCK_SIZE + span.length)
-        k, v = (each[seen].double().repeat_interleave(4, 1).transpose(0, 1) for each in (keys, values))
+        k, v = (heads[seen].double().repeat_interleave(4, 1).transpose(0, 1) for heads in (keys, values))
         weights = (k @ queries[row].double()[:, :, None] * scale).softmax(1)
         expected.append((weights * v).sum(1))
     plan = native.plan_attention(
@@ -245,7 +245,7 @@ def measure_steps(runner: DecoderRunner, shape: Shape, bandwidth: float) -> str:
             return runner.network.compute_logits(runner.compute_hidden(batch))
 
         equal = torch.equal(compute(True), compute(False)) and torch.equal(runner.compute_hidden(batch)[:1], alone)
-        with_graph, without = (median_seconds(partial(compute, each)) for each in (True, False))
+        with_graph, without = (median_seconds(partial(compute, uses_graph)) for uses_graph in (True, False))
         least = (runner.network.weights_bytes + count * STEP_CONTEXT * kv_bytes) / bandwidth
         times = (f"{seconds * 1e3:.2f}" for seconds in (with_graph, without))
         rows.append((count, equal, *times, f"{least / with_graph:.2f}"))

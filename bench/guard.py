@@ -88,12 +88,12 @@ def unpack_commit(name: str) -> Path:
     if name == ".":
         tree = REPOSITORY
     else:
-        found = subprocess.run(
+        resolved = subprocess.run(
             ["git", "rev-parse", "--verify", f"{name}^{{commit}}"], cwd=REPOSITORY, capture_output=True, text=True
         )
-        if found.returncode:
+        if resolved.returncode:
             raise GuardError(f"There is no commit {name}.")
-        tree = FOLDER / found.stdout.strip()[:12]
+        tree = FOLDER / resolved.stdout.strip()[:12]
         if not tree.exists():
             archive = subprocess.run(
                 ["git", "archive", name, "parley"], cwd=REPOSITORY, capture_output=True, check=True

@@ -85,7 +85,7 @@ def median_seconds(action: Callable[[], object], clock: Callable[[], float]) -> 
 def random_gguf_layer(name: str) -> native.PackedWeight:
     """Return a layer of random blocks of a type of GGUF."""
     out, into = GGUF_SHAPE
-    blocks = next(each for each in BLOCK_TYPES.values() if each.name == name)
+    blocks = next(block_type for block_type in BLOCK_TYPES.values() if block_type.name == name)
     rows = torch.randint(0, 32, (out, into // blocks.numbers * blocks.size), dtype=torch.uint8)  # no scale is infinite
     cpu = torch.device("cpu")
     return BlockWeight.pack_merged([BlockWeight(rows, blocks)], None, torch.bfloat16, cpu)
@@ -107,7 +107,7 @@ def compare_gguf_types() -> str:
                 times[name].append(time.thread_time() - began)
         for name in GGUF_TYPES:
             ratios[name].append(f"{statistics.median(times[name]) / statistics.median(times['bf16']):.2f}")
-    return markdown_table(["rows", *map(str, GGUF_ROWS)], [[name, *each] for name, each in ratios.items()])
+    return markdown_table(["rows", *map(str, GGUF_ROWS)], [[name, *cells] for name, cells in ratios.items()])
 
 
 def decode_batch(rows: int) -> PackedBatch:

@@ -95,8 +95,8 @@ class ParleyServer:
         assert self.process.stdout is not None
         self.port = 0
         for line in self.process.stdout:
-            if found := re.search(r"http://[\w.]+:(\d+)", line):
-                self.port = int(found[1])
+            if address := re.search(r"http://[\w.]+:(\d+)", line):
+                self.port = int(address[1])
             if line.startswith("ready in"):
                 break
         if not self.port:

@@ -45,10 +45,10 @@ def compare_with_vllm(folder: Path, draw_prompts: DrawPrompts, rounds: int) -> T
         pairs = []
         for number in range(rounds):
             order = (ours, theirs) if number % 2 else (theirs, ours)
-            turns = {each: _run_turn(each, draw_prompts, f"turn {number}") for each in order}
+            turns = {contestant: _run_turn(contestant, draw_prompts, f"turn {number}") for contestant in order}
             pairs.append((turns[ours], turns[theirs]))
             print(f"parley: {turns[ours]}, vLLM: {turns[theirs]}", file=sys.stderr, flush=True)
-    names = [each.name for each in fields(TurnFigures)]
+    names = [figure.name for figure in fields(TurnFigures)]
     return TurnFigures(*(median(getattr(our, name) / getattr(their, name) for our, their in pairs) for name in names))
 
 

@@ -61,13 +61,13 @@ def compare_servers(peers: tuple[Peer, Peer], load: MixedLoad, share: float) -> 
     with paused_contestants(peers, ROOT / "log" / "mixed.log") as contestants:
 
         def resumed(contestant: Contestant) -> Contestant:
-            for each in contestants:
-                if each is not contestant:
-                    each.pause()
+            for other in contestants:
+                if other is not contestant:
+                    other.pause()
             contestant.resume()
             return contestant
 
-        capacities = [load.measure_capacity(resumed(each)) for each in contestants]
+        capacities = [load.measure_capacity(resumed(contestant)) for contestant in contestants]
         for turn, (capacity, owner) in enumerate(zip(capacities, peers, strict=True), 1):
             rate, goodputs = share * capacity, []
             for contestant in contestants:
@@ -81,7 +81,7 @@ def compare_servers(peers: tuple[Peer, Peer], load: MixedLoad, share: float) -> 
                     f"{goodputs[-1]:.3g}",
                     f"{result.good:.0%}",
                     middle_and_worst(result.ttft, "{:.2f}"),
-                    middle_and_worst([1e3 * each for each in result.tpot], "{:.0f}"),
+                    middle_and_worst([1e3 * seconds for seconds in result.tpot], "{:.0f}"),
                     str(result.errors),
                     f"{others:.2f}",
                 ]
@@ -93,7 +93,7 @@ def middle_and_worst(values: list[float], form: str) -> str:
     """Return the median and the 90th percentile."""
     if not values:
         return "-"
-    return " / ".join(form.format(each) for each in (median(values), sorted(values)[9 * len(values) // 10]))
+    return " / ".join(form.format(value) for value in (median(values), sorted(values)[9 * len(values) // 10]))
 
 
 def main() -> int:

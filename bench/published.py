@@ -173,8 +173,8 @@ def measure_contest(contest: Contest, rounds: int) -> list[list[str]]:
             pairs, limits = [], []
             for number in range(rounds):
                 order = contestants if number % 2 else contestants[::-1]
-                times = {each: run_turn(each, load, f"{load.title} {number}") for each in order}
-                pairs.append([times[each] for each in contestants])
+                times = {contestant: run_turn(contestant, load, f"{load.title} {number}") for contestant in order}
+                pairs.append([times[contestant] for contestant in contestants])
                 machine = replace(measure_limits(), **({"bf16": math.inf} if contest.avx2 else {}))
                 limits.append(1e3 * counts.step_seconds(machine, shape, load.rows, *weight_bytes))
             lines.append(
@@ -186,7 +186,7 @@ def measure_contest(contest: Contest, rounds: int) -> list[list[str]]:
 
 def figures(pairs: Sequence[Sequence[float]], limits: Sequence[float], goal: float) -> list[str]:
     """Return a load's columns. ``pairs``: the times of both servers in each round; ``limits``: of the rounds; in ms."""
-    ours, theirs = (statistics.median(each) for each in zip(*pairs, strict=True))
+    ours, theirs = (statistics.median(column) for column in zip(*pairs, strict=True))
     ratios = sorted(theirs / ours for ours, theirs in pairs)
     limit = statistics.median(limits)
     shown = f"{statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})"
@@ -222,7 +222,7 @@ def main() -> int:
         ROOT.mkdir(exist_ok=True)
         RESULTS.write_text(json.dumps(results))
         TABLE.write_text(
-            markdown_table(HEAD, [row for each in CONTESTS for row in results.get(each.name, [])]) + "\n", "utf-8"
+            markdown_table(HEAD, [row for contest in CONTESTS for row in results.get(contest.name, [])]) + "\n", "utf-8"
         )
     return 1 if failed else 0
 

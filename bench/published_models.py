@@ -84,10 +84,10 @@ def write_published_model(name: str) -> Path:
     source = demo.model_folder()
     for file in (*TOKENIZER, *OLDER):
         shutil.copy(source / file, folder / file)
-    known = len(json.loads((source / "tokenizer.json").read_text())["model"]["vocab"])
-    tensors["model.embed_tokens.weight"][known:] = 0
+    vocabulary = len(json.loads((source / "tokenizer.json").read_text())["model"]["vocab"])
+    tensors["model.embed_tokens.weight"][vocabulary:] = 0
     if "lm_head.weight" in tensors:
-        tensors["lm_head.weight"][known:] = 0
+        tensors["lm_head.weight"][vocabulary:] = 0
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
     special = json.loads((source / "config.json").read_text())
     written = {**config.to_dict(), "architectures": [type(model).__name__], "torch_dtype": "bfloat16"}

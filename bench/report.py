@@ -132,7 +132,7 @@ def loads_table(results: Results, model: str) -> str:
             return value if upwards else -value
 
         for peer, runs in sorted(entries, key=rank):
-            each, around = results.values(peer, load, RATE), results.limits(runs) or {}
+            rates, around = results.values(peer, load, RATE), results.limits(runs) or {}
             best = best_possible(results, size, peer, load, path, PEERS[peer].kind) if model == "0.5b" else None
             rows.append(
                 [
@@ -146,7 +146,7 @@ def loads_table(results: Results, model: str) -> str:
                         for meter in ("ttft_ms", "tpot_ms", "itl_ms")
                     ),
                     format_value(results.median(peer, load, TOKENS)),
-                    f"{format_value(median_or_none(each))} ({format_value(min(each))} to {format_value(max(each))})",
+                    f"{format_value(median_or_none(rates))} ({format_value(min(rates))} to {format_value(max(rates))})",
                     NOTHING if best is None else f"{format_value(best)} {'ms' if upwards else 'req/s'}",
                     format_value(around.get("bandwidth"), 1e-9),
                     f"{max(run['others'] for run in runs):.2f}",

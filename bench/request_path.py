@@ -163,8 +163,10 @@ class MemoryServer:
             paused = time.thread_time_ns()
             last = step == steps - 1
             outputs = [
-                EngineOutput(each.id, 0, [300 + (31 * step + place) % 600], finish_reason="length" if last else None)
-                for place, each in enumerate(sent)
+                EngineOutput(
+                    engine_request.id, 0, [300 + (31 * step + place) % 600], finish_reason="length" if last else None
+                )
+                for place, engine_request in enumerate(sent)
             ]
             frame = wire.encode_frame(StepOutputs(outputs, EngineStats(running=len(sent))))
             resumed = time.thread_time_ns()

@@ -58,8 +58,8 @@ class SchemaLearner:
     def takes(self, body: Any) -> bool:
         """True if the reader takes the body. Words that a refusal quotes are noted: they may be allowed values."""
         key = json.dumps(body)
-        if (known := self._taken.get(key)) is not None:
-            return known
+        if (verdict := self._taken.get(key)) is not None:
+            return verdict
         self.probes += 1
         try:
             self.read_body(body)
@@ -80,7 +80,9 @@ class SchemaLearner:
         if len(variants) > 1:  # what one kind of body ignores belongs to another
             for variant in variants:
                 required = variant.get("required", ())
-                kept = {name: each for name, each in variant["properties"].items() if each != {} or name in required}
+                kept = {
+                    name: member for name, member in variant["properties"].items() if member != {} or name in required
+                }
                 variant["properties"] = kept
         return combine(variants)
 
@@ -112,7 +114,7 @@ class SchemaLearner:
         if depth < MAX_DEPTH:
             variants += self._learn_arrays(put, path, asked, examples, depth)
             objects = [example for example in (*examples, {}) if isinstance(example, dict)]
-            variants += self._learn_objects(put, path, [each for each in objects if takes(each)], depth)
+            variants += self._learn_objects(put, path, [example for example in objects if takes(example)], depth)
         if not variants:
             return None
         return combine([*variants, {"type": "null"}] if takes_null else variants)
@@ -177,7 +179,12 @@ class SchemaLearner:
         for pattern, texts in PATTERN_TEXTS.items():
             if all(map(takes, texts)):
                 return [{"type": "string", "pattern": pattern}]
-        words = [*asked.allowed, *(each for each in examples if isinstance(each, str)), *WORDS, *sorted(self.words)]
+        words = [
+            *asked.allowed,
+            *(example for example in examples if isinstance(example, str)),
+            *WORDS,
+            *sorted(self.words),
+        ]
         allowed: dict[str, str] = {}  # one for all that differ only in case: generators make one constant of them
         for word in dict.fromkeys(words):
             if word.lower() not in allowed and takes(word):
@@ -272,7 +279,7 @@ class SchemaLearner:
         for variant in variants:
             for other in mixed:
                 source = random.Random(3)
-                pairs = [[draw_value(each["items"], source) for each in (other, variant)] for _ in range(6)]
+                pairs = [[draw_value(array["items"], source) for array in (other, variant)] for _ in range(6)]
                 if all(self.takes(put(pair)) for pair in pairs):
                     other["items"] = combine([other["items"], variant["items"]])
                     break
@@ -295,7 +302,7 @@ class SchemaLearner:
                         groups.setdefault(_kind_of({**example, name: word}), [{**example, name: word}])
         variants: list[Schema] = []
         for group in groups.values():
-            for example in [small for each in group for small in self._shrink_example(put, each)]:
+            for example in [small for large in group for small in self._shrink_example(put, large)]:
                 if not any(is_valid(variant, example) for variant in variants):
                     variants.append(self._learn_object(put, path, example, group, depth))
         return _merge_kinds(_drop_contained(variants))
@@ -306,7 +313,7 @@ class SchemaLearner:
             small = example
             for name in names:
                 if name not in KIND_NAMES:
-                    smaller = {each: value for each, value in small.items() if each != name}
+                    smaller = {other: value for other, value in small.items() if other != name}
                     small = smaller if self.takes(put(smaller)) else small
             yield small
 
@@ -317,7 +324,7 @@ class SchemaLearner:
         prefix = f"{path}." if path else ""
         properties: dict[str, Schema] = {}
         tried: set[str] = set()
-        by_token = next((each for each in group if each and all(map(str.isdigit, each))), None)
+        by_token = next((example for example in group if example and all(map(str.isdigit, example))), None)
         if by_token is not None and not self.takes(put({**example, UNKNOWN: 1})):
             name, value = next(iter(by_token.items()))
             inner = self.learn_value(lambda value: put({name: value}), prefix + name, [value], depth + 1)
@@ -325,14 +332,14 @@ class SchemaLearner:
             return {"type": "object", "propertyNames": {"pattern": pattern}, "additionalProperties": inner or {}}
         self._watch(put(example))
         kind_names = [name for name in KIND_NAMES if isinstance(example.get(name), str)]
-        names_in_group = dict.fromkeys(name for each in group for name in each)
+        names_in_group = dict.fromkeys(name for example in group for name in example)
         while names := [name for name in (*names_in_group, *self._asked_names(prefix)) if name not in tried]:
             for name in dict.fromkeys(names):
                 tried.add(name)
                 if name in kind_names:
                     properties[name] = {"type": "string", "enum": [example[name]]}
                     continue
-                values = [each[name] for each in (example, *group) if name in each]
+                values = [other[name] for other in (example, *group) if name in other]
                 learned = self.learn_value(
                     lambda value, name=name: put({**example, name: value}),  # type: ignore[misc]
                     prefix + name,
@@ -347,7 +354,7 @@ class SchemaLearner:
         required = [
             name
             for name in example
-            if not self.takes(put({each: value for each, value in example.items() if each != name}))
+            if not self.takes(put({other: value for other, value in example.items() if other != name}))
         ]
         schema: Schema = {"type": "object", "properties": properties}
         schema |= (
@@ -371,14 +378,14 @@ class SchemaLearner:
                 ]
             else:
                 values = [True, 1, "a", "1", *SHAPES.get(name, [])]
-            for value in dict.fromkeys(json.dumps(each) for each in values):
+            for value in dict.fromkeys(json.dumps(value) for value in values):
                 value = json.loads(value)
                 if self.takes(put({**example, name: value})):
                     continue
-                found = self._find_company(put, example, properties, name, value)
-                if found is None:
+                company_pair = self._find_company(put, example, properties, name, value)
+                if company_pair is None:
                     continue
-                company, beside = found
+                company, beside = company_pair
                 learned: Schema | None = {"const": value} if name in properties else self.learn_value(
                     lambda value, name=name, beside=beside: put({**beside, name: value}),  # type: ignore[misc]
                     prefix + name, deepcopy(SHAPES.get(name, [])), depth + 1,
@@ -469,12 +476,12 @@ def _only_false(schema: Schema) -> bool:
     """True if only values are allowed that ask for nothing: false, 0, "", an empty object or list."""
     variants = _variants(schema)
     return all(
-        each.get("const", each) is False
-        or each.get("enum") in ([0], [""])
-        or each.get("type") == "null"
-        or (each.get("type") == "integer" and each.get("maximum") == 0)
-        or (each.get("properties") == {} and each.get("additionalProperties") is False)
-        for each in variants
+        variant.get("const", variant) is False
+        or variant.get("enum") in ([0], [""])
+        or variant.get("type") == "null"
+        or (variant.get("type") == "integer" and variant.get("maximum") == 0)
+        or (variant.get("properties") == {} and variant.get("additionalProperties") is False)
+        for variant in variants
     )
 
 
@@ -524,14 +531,14 @@ def combine(variants: list[Schema]) -> Schema:
     """Return a schema for values of any of the variants, as one list of types where their keywords allow it."""
     unique = []
     for variant in variants:
-        for each in variant.get("anyOf", [variant]) if variant.keys() <= {"anyOf"} and variant else [variant]:
-            if each == {}:
+        for branch in variant.get("anyOf", [variant]) if variant.keys() <= {"anyOf"} and variant else [variant]:
+            if branch == {}:
                 return {}
-            if each not in unique:
-                unique.append(each)
+            if branch not in unique:
+                unique.append(branch)
     if len(unique) == 1:
         return unique[0]
-    kinds = [each.get("type") for each in unique]
+    kinds = [branch.get("type") for branch in unique]
     if len(unique) == 2 and unique[1] == {"type": "null"} and isinstance(kinds[0], str):
         schema = unique[0] | {"type": [kinds[0], "null"]}
         return schema | ({"enum": [*schema["enum"], None]} if "enum" in schema else {})

@@ -60,5 +60,5 @@ def renewed_page(peer: PeerServer) -> str:
 
 
 if __name__ == "__main__":
-    for each in read_peers():
-        page_path(each).write_text(renewed_page(each), "utf-8")
+    for peer in read_peers():
+        page_path(peer).write_text(renewed_page(peer), "utf-8")

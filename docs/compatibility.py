@@ -101,10 +101,10 @@ def state_with_vllm(needs: list[EngineNeeds]) -> str:
     """Return what vLLM as the engine makes of a member. ``needs``: of the requests with it, for its sake."""
     if not needs:
         return "-"
-    refused = [bool(each.features - VLLM_FEATURES) for each in needs if each.features]
+    refused = [bool(need.features - VLLM_FEATURES) for need in needs if need.features]
     if any(refused):
         return "no" if all(refused) else "in part"
-    bounds = sorted({bound for each in needs for bound in each.values} & BOUNDS.keys())
+    bounds = sorted({bound for need in needs for bound in need.values} & BOUNDS.keys())
     return " and ".join(map(describe_bound, bounds)) or "yes"
 
 
@@ -176,7 +176,7 @@ def api_page(api: str) -> str:
         for path in paths:
             member = next(members[path] for members in columns if members and path in members)
             states = " | ".join(state_of_member(members, path) for members in columns)
-            needs = [each for members in columns if members and path in members for each in members[path].needs]
+            needs = [need for members in columns if members and path in members for need in members[path].needs]
             cells = (describe_type(member), states, state_with_vllm(needs), first_test_of(api, path))
             lines.append(f"| `{path}` | {' | '.join(cells)} |")
         lines.append("")

@@ -111,7 +111,7 @@ def read_request(route: Route, model: str, body: Any, without: bytes = b"") -> A
 def check_like_server(request: Request) -> None:
     """Check what the server checks before it queues a request, for a model with the learned sizes. Raises Invalid."""
     stop, sampling = request.stop_conditions, request.sampling
-    prompt_ids = [each for prompt in request.prompts if isinstance(prompt, Tokens) for each in prompt.ids]
+    prompt_ids = [prompt_id for prompt in request.prompts if isinstance(prompt, Tokens) for prompt_id in prompt.ids]
     option_ids = [*stop.ids, *sampling.logit_bias, *sampling.allowed, *request.output_options.logprob_ids]
     check_token_ids([*prompt_ids, *option_ids])
     wanted = stop.max_tokens or 0
@@ -151,26 +151,26 @@ def learn_route(route: Route) -> dict[str, Any] | None:
                 print(f"not learned: {route.method} {route.path}: {error}", file=sys.stderr)
                 return None
             left_out = [path for path in learner.left_out if path not in set(schema_paths(schema))]
-            found = {"schema": schema, "left_out": sorted(left_out), "needs": model}
+            facts = {"schema": schema, "left_out": sorted(left_out), "needs": model}
             body = draw_value(schema, random.Random(1))
-            found["headers"] = list(required_headers(route, model, body))
-            found["acknowledged"] = list(acknowledged_members(route, model, schema, body))
-            return {name: value for name, value in found.items() if value or name == "schema"}
+            facts["headers"] = list(required_headers(route, model, body))
+            facts["acknowledged"] = list(acknowledged_members(route, model, schema, body))
+            return {name: value for name, value in facts.items() if value or name == "schema"}
     return {}
 
 
-def learn_answers(dialect: Dialect, route: Route, known: Mapping[str, Any]) -> list[tuple[int, str]]:
+def learn_answers(dialect: Dialect, route: Route, facts: Mapping[str, Any]) -> list[tuple[int, str]]:
     """Return status and content type of the answers to bodies that are valid under a schema, to others, and to errors
     that a reply answers in a way of its own."""
     source, answers = random.Random(13), set()
-    for number in range(ANSWER_DRAWS if "schema" in known else len(ANY_VALUES)):
-        body = draw_value(known["schema"], source) if "schema" in known else ANY_VALUES[number]
+    for number in range(ANSWER_DRAWS if "schema" in facts else len(ANY_VALUES)):
+        body = draw_value(facts["schema"], source) if "schema" in facts else ANY_VALUES[number]
         if number % 2:
             body = spoil_member(body, source)
-        elif number % 4 == 0 and isinstance(body, dict) and "stream" in known.get("schema", {}).get("properties", ()):
+        elif number % 4 == 0 and isinstance(body, dict) and "stream" in facts.get("schema", {}).get("properties", ()):
             body["stream"] = number % 8 == 0  # at random, too few bodies ask for a stream, or for none
         try:
-            reply = read_for(route, known.get("needs", ""), body)
+            reply = read_for(route, facts.get("needs", ""), body)
         except ParleyError as error:
             reply = dialect.render_error(error)
         if isinstance(reply, Reply):
@@ -207,7 +207,7 @@ def acknowledged_members(route: Route, model: str, schema: Mapping[str, Any], bo
     named = body | {"model": LEARNED_MODEL} if "model" in body else body
     for name in schema.get("required", ()):
         with suppress(ParleyError):
-            answer = read_request(route, model, {each: value for each, value in named.items() if each != name})
+            answer = read_request(route, model, {other: value for other, value in named.items() if other != name})
             if isinstance(answer, Acknowledgement):
                 yield name
 
@@ -245,15 +245,15 @@ def learn_all() -> dict[str, Any]:
     schemas: list[Any] = []
     surfaces: dict[str, dict[str, Any]] = {}
     for dialect, route in routes:
-        found = learned[reader_key(route)]
-        if found is not None:
-            answers = learn_answers(dialect, route, found)
-            if "schema" in found:
-                if found["schema"] not in schemas:
-                    schemas.append(found["schema"])
-                found = found | {"schema": schemas.index(found["schema"])}
-            found = found | ({"answers": answers} if answers else {})
-            surfaces.setdefault(dialect.body_schemas, {})[body_key(route)] = found
+        facts = learned[reader_key(route)]
+        if facts is not None:
+            answers = learn_answers(dialect, route, facts)
+            if "schema" in facts:
+                if facts["schema"] not in schemas:
+                    schemas.append(facts["schema"])
+                facts = facts | {"schema": schemas.index(facts["schema"])}
+            facts = facts | ({"answers": answers} if answers else {})
+            surfaces.setdefault(dialect.body_schemas, {})[body_key(route)] = facts
     return {"schemas": schemas, "surfaces": surfaces}
 
 

@@ -135,7 +135,7 @@ def _draw_unconditioned(schema: dict[str, Any], source: random.Random, depth: in
 
 def _draw_integer(schema: dict[str, Any], source: random.Random) -> int:
     low, high = schema.get("minimum", -(10**25)), schema.get("maximum", 10**25)
-    near = [low, high, *(each for each in (0, 1, 2, 3, 5, 17, 64) if low <= each <= high)]
+    near = [low, high, *(number for number in (0, 1, 2, 3, 5, 17, 64) if low <= number <= high)]
     return source.choice(near) if source.random() < 0.7 else source.randint(low, min(high, low + 1000))
 
 
@@ -143,7 +143,7 @@ def _draw_number(schema: dict[str, Any], source: random.Random) -> float:
     least, most = schema.get("exclusiveMinimum"), schema.get("exclusiveMaximum")
     low = schema.get("minimum", -1e6 if least is None else least)
     high = schema.get("maximum", max(1e6, low) if most is None else most)
-    near = [each for each in (low, high, 0, 1, 0.5, 2) if low <= each <= high and each not in (least, most)]
+    near = [number for number in (low, high, 0, 1, 0.5, 2) if low <= number <= high and number not in (least, most)]
     if near and source.random() < 0.5:
         return float(source.choice(near))
     drawn = source.uniform(low, min(high, max(low + 4, 4)))

@@ -90,8 +90,8 @@ def _bodies_with(variant: Schema, pair: Sequence[str], source: random.Random) ->
         return []
     some = {"type": "object", "properties": {name: properties[name] for name in names}, "required": names}
     drawn = draw_value(some | {"additionalProperties": False}, source)
-    values = product(*([(name, each) for each in _extremes(properties[name])] for name in pair))
-    return [drawn, *(drawn | dict(each) for each in values)]
+    values = product(*([(name, extreme) for extreme in _extremes(properties[name])] for name in pair))
+    return [drawn, *(drawn | dict(members) for members in values)]
 
 
 def _extremes(member: Schema) -> list[Any]:
@@ -116,7 +116,7 @@ def _smaller(value: Any) -> Iterator[Any]:
     """Yield the value without each of its members and elements, at any depth."""
     if isinstance(value, dict):
         for name, inner in value.items():
-            rest = {each: kept for each, kept in value.items() if each != name}
+            rest = {other: kept for other, kept in value.items() if other != name}
             yield rest
             yield from (value | {name: smaller} for smaller in _smaller(inner))
     elif isinstance(value, list):
@@ -127,9 +127,9 @@ def _smaller(value: Any) -> Iterator[Any]:
 
 def _objects(schema: Schema, value: Any, path: str, put: Callable[[Any], Any]) -> Iterator[tuple[Any, ...]]:
     """Yield schema, value, path and ``put`` of each object in a value, the outer ones first."""
-    fitting = [each for each in schema.get("anyOf", [schema]) if is_valid(each, value)]
+    fitting = [branch for branch in schema.get("anyOf", [schema]) if is_valid(branch, value)]
     if isinstance(value, dict):
-        fitting.sort(key=lambda each: -len(each.get("properties", {}).keys() & value.keys()))
+        fitting.sort(key=lambda branch: -len(branch.get("properties", {}).keys() & value.keys()))
     schema = fitting[0] if fitting else schema
     if isinstance(value, dict) and schema.get("properties"):
         yield schema, value, path, put
@@ -200,7 +200,7 @@ def _exclude_greater(places: Sequence[tuple[Any, ...]], takes: Takes) -> bool:
             split = 4 * max(bounds["minimum"], 1)
             limited = [put(value | {name: new}) | {outer: split + 1} for new in (bounds["minimum"], split)]
             if all(map(takes, limited)):
-                kind = {each: {"const": value[each]} for each in KIND_NAMES if each in value}
+                kind = {kind_name: {"const": value[kind_name]} for kind_name in KIND_NAMES if kind_name in value}
                 test = {member: {"properties": kind, "required": [*kind, name]}}
                 then = {"properties": {outer: {"minimum": split + 1}}}
                 if add_condition(root, {"properties": test, "required": [member]}, then):
@@ -224,7 +224,7 @@ def _narrow(member: Schema, value: Any, takes: Takes) -> bool:
         member["type"] = kinds[0]
         return True
     if len(member.get("enum", ())) > 1 and value in member["enum"]:
-        member["enum"] = [each for each in member["enum"] if each != value]
+        member["enum"] = [choice for choice in member["enum"] if choice != value]
         return True
     if kinds == "boolean":
         del member["type"]
@@ -245,7 +245,7 @@ def _narrow(member: Schema, value: Any, takes: Takes) -> bool:
     if value == [] and "minItems" not in member:
         member["minItems"] = 1
         return True
-    if isinstance(value, list) and len(value) > 1 and not any(isinstance(each, dict) for each in value):
+    if isinstance(value, list) and len(value) > 1 and not any(isinstance(item, dict) for item in value):
         member["maxItems"] = len(value) - 1
         return True
     return False
@@ -257,17 +257,17 @@ def _exclude_pair(node: Schema, value: dict[str, Any], names: list[str], takes: 
         names, key=lambda name: not isinstance(value[name], bool | str) or "enum" not in str(node["properties"][name])
     )
     first, second = precise[:2]
-    others = {name: each for name, each in value.items() if name not in names[2:]} if len(names) > 2 else value
+    others = {name: member for name, member in value.items() if name not in names[2:]} if len(names) > 2 else value
     spellings = [_flag_spellings(node["properties"][name]) for name in (first, second)]
     numbers = [
         isinstance(value[name], int | float) and not isinstance(value[name], bool) and not spelled
         for name, spelled in zip((first, second), spellings, strict=True)
     ]
     refused = [
-        [each for each in spelled if not takes(others | {name: each})]
+        [spelling for spelling in spelled if not takes(others | {name: spelling})]
         for name, spelled in zip((first, second), spellings, strict=True)
     ]
-    given: Schema = {"not": {"type": "null"}}
+    not_null: Schema = {"not": {"type": "null"}}
     if all(numbers):
         less, more = sorted((first, second), key=lambda name: -value[name])
         for split in SPLITS if _bound(node, more, "maximum", 0) > 1024 else SPLITS[::-1][1:]:
@@ -276,7 +276,7 @@ def _exclude_pair(node: Schema, value: dict[str, Any], names: list[str], takes: 
                 for low in (split, _bound(node, less, "minimum", split))
                 for high in (split, _bound(node, more, "maximum", split))
             ):
-                test = {"properties": {less: given, more: given}, "required": [less, more]}
+                test = {"properties": {less: not_null, more: not_null}, "required": [less, more]}
                 if add_condition(node, test, {"properties": {less: {"maximum": split}, more: {"minimum": split}}}):
                     return
     test = {"properties": {first: _class_of(node["properties"][first], value[first], refused[0])}, "required": [first]}

@@ -474,9 +474,9 @@ def _encode_form(body: dict[str, Any]) -> bytes:
     for name, value in body.items():
         match value:
             case list():
-                parts += [(f"{name}[]", each) for each in value]
+                parts += [(f"{name}[]", item) for item in value]
             case dict():
-                parts += [(f"{name}[{key}]", each) for key, each in value.items()]
+                parts += [(f"{name}[{key}]", member) for key, member in value.items()]
             case _:
                 parts.append((name, value))
     texts = [

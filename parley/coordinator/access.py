@@ -29,13 +29,13 @@ class AdminAccess:
 
     def check_client(self, headers: dict[bytes, bytes], client_host: str) -> None:
         """Check that a client at an IP address may use the port. Raises Unauthorized."""
-        known = (
+        is_allowed = (
             not (self._secret or self._networks)
             or pd_headers.shows_secret(headers, self._secret)
             or self._networks.contains_host(client_host)
             or (bool(self._secret) and hmac.compare_digest(presented_key(headers), self._secret.encode()))
         )
-        if not known:
+        if not is_allowed:
             raise Unauthorized(pd_headers.WRONG_SECRET)
 
 

@@ -127,8 +127,11 @@ def _added_tokens(
     added = {number: {"content": token, "special": False} for token, number in more_tokens.items()}
     for name, text in texts.items():
         if text in all_ids:
-            given = config.get(name)
-            added[all_ids[text]] = (given if isinstance(given, dict) else {}) | {"content": text, "special": True}
+            properties = config.get(name)
+            added[all_ids[text]] = (properties if isinstance(properties, dict) else {}) | {
+                "content": text,
+                "special": True,
+            }
     added_tokens = config.get("added_tokens_decoder")
     for number, token in (added_tokens if isinstance(added_tokens, dict) else {}).items():
         if number.isdecimal() and isinstance(token, dict) and isinstance(token.get("content"), str):

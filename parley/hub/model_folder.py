@@ -56,13 +56,13 @@ def resolve_model(
     asking the network. Without ``needs_weights`` the files with weights may be missing, and are not downloaded.
     """
     name = _name_with_revision(model, overrides.revision)
-    found = _find_plain(name, overrides, needs_weights=needs_weights)
-    if found is None:
+    folder = _find_plain(name, overrides, needs_weights=needs_weights)
+    if folder is None:
         downloaded = download_model(name, report, needs_weights=needs_weights, needs_projector=not overrides.mmproj)
-        found = _open_gguf(downloaded, overrides.mmproj, is_on_hub=True)
+        folder = _open_gguf(downloaded, overrides.mmproj, is_on_hub=True)
     tokenizer = overrides.tokenizer
     tokenizer_folder = _find_tokenizer(tokenizer) or _download_tokenizer(tokenizer, report) if tokenizer else None
-    return check_model_folder(_derive(found, name, overrides, tokenizer_folder), name, needs_weights=needs_weights)
+    return check_model_folder(_derive(folder, name, overrides, tokenizer_folder), name, needs_weights=needs_weights)
 
 
 def pull_model(name: str, report: ReportProgress = lambda stage, fraction: None) -> Path:
@@ -80,11 +80,11 @@ def find_model(
     A GGUF file that cannot be used is returned itself. Raises ModelMissing if ``overrides`` do not fit.
     """
     name = _name_with_revision(model, overrides.revision)
-    found = _find_plain(name, overrides, needs_weights=needs_weights)
+    folder = _find_plain(name, overrides, needs_weights=needs_weights)
     tokenizer = _find_tokenizer(overrides.tokenizer) if overrides.tokenizer else None
-    if found is None or (overrides.tokenizer and tokenizer is None):
+    if folder is None or (overrides.tokenizer and tokenizer is None):
         return None
-    return _derive(found, name, overrides, tokenizer)
+    return _derive(folder, name, overrides, tokenizer)
 
 
 def _name_with_revision(model: str | None, revision: str) -> str:
@@ -109,14 +109,18 @@ def _find_plain(model: str, overrides: ModelOverrides, *, needs_weights: bool) -
         return _open_gguf(folder, overrides.mmproj) if overrides.mmproj else folder
     if _is_path(model):
         return _open_gguf(Path(os.path.abspath(os.path.expanduser(model))), overrides.mmproj)
-    found = find_cached(model, needs_weights=needs_weights)
-    if found is None:
+    cached_folder = find_cached(model, needs_weights=needs_weights)
+    if cached_folder is None:
         return None
-    if found.suffix == GGUF_SUFFIX:
-        return _open_gguf(found, overrides.mmproj, is_on_hub=True)
-    if folder_problem(found, needs_weights=needs_weights, needs_tokenizer=not overrides.tokenizer):
+    if cached_folder.suffix == GGUF_SUFFIX:
+        return _open_gguf(cached_folder, overrides.mmproj, is_on_hub=True)
+    if folder_problem(cached_folder, needs_weights=needs_weights, needs_tokenizer=not overrides.tokenizer):
         return None
-    return found if overrides.mmproj in ("", NO_PROJECTOR) else _open_with_projector(found, None, overrides.mmproj)
+    return (
+        cached_folder
+        if overrides.mmproj in ("", NO_PROJECTOR)
+        else _open_with_projector(cached_folder, None, overrides.mmproj)
+    )
 
 
 def _derive(folder: Path, model: str, overrides: ModelOverrides = NO_OVERRIDES, tokenizer: Path | None = None) -> Path:

@@ -119,7 +119,7 @@ def _merges_by_rank(tokens: list[bytes]) -> list[tuple[str, str]]:
     merges: list[tuple[str, str]] = []
     for token in tokens:
         pairs = [(token[:cut], token[cut:]) for cut in range(1, len(token))]
-        known = [pair for pair in pairs if pair[0] in ranks and pair[1] in ranks]
-        known.sort(key=lambda pair: (ranks[pair[0]], ranks[pair[1]]))
-        merges += [(_byte_text(left), _byte_text(right)) for left, right in known]
+        ranked_pairs = [pair for pair in pairs if pair[0] in ranks and pair[1] in ranks]
+        ranked_pairs.sort(key=lambda pair: (ranks[pair[0]], ranks[pair[1]]))
+        merges += [(_byte_text(left), _byte_text(right)) for left, right in ranked_pairs]
     return merges

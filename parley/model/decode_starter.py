@@ -32,7 +32,7 @@ class StartedDecodes:
         self.drawn = drawn
         self._tokens, self._peaks, self._copied = drawn, peaks, None
         if drawn.device.type != "cpu":
-            self._tokens, self._peaks = (_copy_to_host(each) for each in (drawn, peaks))
+            self._tokens, self._peaks = (_copy_to_host(tensor) for tensor in (drawn, peaks))
             self._copied = torch.cuda.Event()
             self._copied.record()
 

@@ -123,7 +123,7 @@ class DraftModel:
         """Reserve pages for ``token_count`` tokens, evicting the least recently used states that are not ``busy``."""
         missing_blocks = count_pages(token_count) - len(state.blocks)
         while self.pool.free_count < missing_blocks:
-            oldest_state = next((each for each in self._states.values() if each.blocks and each not in busy), None)
+            oldest_state = next((state for state in self._states.values() if state.blocks and state not in busy), None)
             if oldest_state is None:
                 return False
             self.pool.free_blocks(oldest_state.blocks)

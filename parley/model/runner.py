@@ -237,7 +237,7 @@ class DecoderRunner:
             for (_, result), good in zip(drawing, finite, strict=True):
                 if not good:
                     result.error = BROKEN_LOGITS
-            drawing = [each for each, good in zip(drawing, finite, strict=True) if good]
+            drawing = [sequence for sequence, good in zip(drawing, finite, strict=True) if good]
             mask = torch.tensor(finite, device=self.device)
             logits, argmax_ids = logits[mask], argmax_ids[mask]
         if not drawing:
@@ -272,7 +272,10 @@ class DecoderRunner:
         good = [place for place, i in enumerate(beams) if results[i].error is None]
         if good:
             sequences = [rows[beams[place]].sequence for place in good]
-            slots, positions = [each.slot for each in sequences], [each.output_length for each in sequences]
+            slots, positions = (
+                [sequence.slot for sequence in sequences],
+                [sequence.output_length for sequence in sequences],
+            )
             candidate_lists = self.sampler.find_candidates(
                 logits[torch.tensor(good, device=self.device)], slots, positions
             )

@@ -349,8 +349,8 @@ class App:
             raise NotFound(
                 f"Unknown request URL: {scope['method']} {excerpt(scope['path'])}. Please check it for typos."
             )
-        route, _, found = matching[0]
-        scope.update(found, path_params=split_name_segments(found["path_params"]))
+        route, _, child_scope = matching[0]
+        scope.update(child_scope, path_params=split_name_segments(child_scope["path_params"]))
         await route.handle(scope, receive, send)
 
     def _router_endpoint(self, method_and_path: tuple[str, str]) -> Any:

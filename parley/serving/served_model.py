@@ -102,8 +102,8 @@ class ServedModel:
         Raises ModelMissing.
         """
         if self.engine.scripted:  # needs no weights
-            found = hub.find_model(self.settings.model, overrides=self.settings.overrides)
-            self.settings.model = str(found or self.settings.model)
+            folder = hub.find_model(self.settings.model, overrides=self.settings.overrides)
+            self.settings.model = str(folder or self.settings.model)
             return
 
         def report_progress(stage: str, fraction: float) -> None:

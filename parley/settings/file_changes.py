@@ -14,13 +14,13 @@ FileState = tuple[int, int, int] | None
 
 async def file_changes(files: tuple[Path, ...], poll_seconds: float = POLL_SECONDS) -> AsyncIterator[None]:
     """Yield whenever a file has changed and is no longer being written, for ever; end at once without files."""
-    known = _file_states(files)
+    known_states = _file_states(files)
     while files:
         await asyncio.sleep(poll_seconds)
-        if (states := _file_states(files)) == known:
+        if (states := _file_states(files)) == known_states:
             continue
-        while states != known:
-            known = states
+        while states != known_states:
+            known_states = states
             await asyncio.sleep(SETTLE_SECONDS)
             states = _file_states(files)
         yield

@@ -32,9 +32,9 @@ class ConfigError(Exception):
     """A flag, variable or key that cannot be used. The message is one sentence for the user."""
 
 
-def did_you_mean(word: str, known: Sequence[str]) -> str:
+def did_you_mean(word: str, known_words: Sequence[str]) -> str:
     """Return a did-you-mean clause for a wrong word, or "" if no known word is close."""
-    close = difflib.get_close_matches(word, known, 1, 0.6)
+    close = difflib.get_close_matches(word, known_words, 1, 0.6)
     return f" Did you mean {close[0]}?" if close else ""
 
 

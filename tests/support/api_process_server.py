@@ -23,13 +23,13 @@ class ProcessServer(ServerProcess):
 
     def children(self, module: str) -> list[int]:
         """The ids of the processes that the server has started to run a module."""
-        found = []
+        children = []
         for task in Path(f"/proc/{self.process.pid}/task").iterdir():
             for child in map(int, (task / "children").read_text().split()):
                 with contextlib.suppress(OSError):
                     if module.encode() in Path(f"/proc/{child}/cmdline").read_bytes():
-                        found.append(child)
-        return found
+                        children.append(child)
+        return children
 
     @property
     def api_processes(self) -> list[int]:

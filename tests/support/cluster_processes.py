@@ -159,7 +159,7 @@ class Cluster:
         """Waits until every instance serves and the coordinator has noticed."""
         deadline = time.monotonic() + seconds
         while not (
-            all(each.fetch("/health/ready")[0] == 200 for each in self.instances)
+            all(instance.fetch("/health/ready")[0] == 200 for instance in self.instances)
             and self.coordinator.fetch("/health/ready")[0] == 200
         ):
             assert time.monotonic() < deadline, self.logs()
@@ -168,13 +168,13 @@ class Cluster:
     def wait_until_idle(self, seconds: float = 40.0) -> None:
         """Waits until no instance holds anything, as must happen some time after the last request."""
         deadline = time.monotonic() + seconds
-        while any(any(each.held_counts.values()) for each in self.instances):
-            assert time.monotonic() < deadline, [each.held_counts for each in self.instances]
+        while any(any(instance.held_counts.values()) for instance in self.instances):
+            assert time.monotonic() < deadline, [instance.held_counts for instance in self.instances]
             time.sleep(0.1)
 
     def logs(self) -> str:
         return "\n".join(f"== {path.name}\n{path.read_text()[-2000:]}" for path in sorted(self.folder.glob("*.log")))
 
     def close(self) -> None:
-        for each in [self.coordinator, *self.instances]:
-            each.kill_group()
+        for process in [self.coordinator, *self.instances]:
+            process.kill_group()

@@ -54,9 +54,11 @@ def join_lines(stream: bytes) -> Any:
 def join_grpc_stream(stream: bytes) -> tuple[bytes, list[StreamFailure], Any]:
     """Join a gRPC stream: its text, its failures, and its last answer without the text."""
     answers = FrameSplitter().split_frames(stream)
-    responses = [infer.STREAM_RESPONSE.FromString(each).infer_response for each in answers if isinstance(each, bytes)]
-    text = b"".join(each.raw_output_contents.pop(0)[4:] for each in responses)
-    return text, [each for each in answers if isinstance(each, StreamFailure)], responses[-1]
+    responses = [
+        infer.STREAM_RESPONSE.FromString(answer).infer_response for answer in answers if isinstance(answer, bytes)
+    ]
+    text = b"".join(response.raw_output_contents.pop(0)[4:] for response in responses)
+    return text, [answer for answer in answers if isinstance(answer, StreamFailure)], responses[-1]
 
 
 def join_events(stream: bytes) -> dict[Any, Any]:

@@ -110,11 +110,11 @@ def read_usage(ptx: str, capability: int) -> dict:
             "/dev/null",
         ]
         report = subprocess.run(command, capture_output=True, text=True, check=True).stderr
-    found = re.search(r"wgmma|tcgen05\.mma|mma\.sync", ptx)
+    instruction = re.search(r"wgmma|tcgen05\.mma|mma\.sync", ptx)
     return {
         "registers": int(re.search(r"Used (\d+) registers", report)[1]),
         "spills": sum(map(int, re.findall(r"(\d+) bytes spill", report))),
-        "matrix": found[0] if found else "",
+        "matrix": instruction[0] if instruction else "",
     }
 
 
@@ -199,17 +199,17 @@ def expert_calls():
     """Mixtures of 8 experts, with few pairs and with as many as each size of tile takes."""
     width, experts, chosen = 1536, 8, 2
     packed = {
-        name: Experts(experts, *(stack_experts(iter([each] * experts), experts) for each in weights))
+        name: Experts(experts, *(stack_experts(iter([weight] * experts), experts) for weight in weights))
         for name, weights in expert_weights(width).items()
     }
     for rows in (1, *(tile * experts // chosen for tile in triton_experts.TILE_ROWS)):
         x = torch.zeros(rows, HIDDEN, dtype=DTYPE)
         ids, weights = torch.zeros(rows, chosen, dtype=torch.int64), torch.zeros(rows, chosen + 1)
-        for name, each in packed.items():
+        for name, packed_experts in packed.items():
             yield (
                 f"{name} experts of {rows}",
-                lambda x=x, each=each, ids=ids, weights=weights: triton_experts.mix_experts(
-                    x, each, ids, weights, x, "clamped_swiglu"
+                lambda x=x, packed_experts=packed_experts, ids=ids, weights=weights: triton_experts.mix_experts(
+                    x, packed_experts, ids, weights, x, "clamped_swiglu"
                 ),
             )
         heads = torch.zeros(rows, HEADS, DIM, dtype=DTYPE)

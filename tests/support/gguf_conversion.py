@@ -137,10 +137,14 @@ def convert_folder(
         shape |= add_gemma_4(writer, config)
     if "conv_L_cache" in config:
         heads = config["num_key_value_heads"]
-        shape["num_key_value_heads"] = [heads * (each == "full_attention") for each in config["layer_types"]]
+        shape["num_key_value_heads"] = [
+            heads * (layer_type == "full_attention") for layer_type in config["layer_types"]
+        ]
     if kind == "granitemoehybrid":
         heads = config["num_key_value_heads"]
-        shape["num_key_value_heads"] = [heads * (each == "full_attention") for each in config["layer_types"]]
+        shape["num_key_value_heads"] = [
+            heads * (layer_type == "full_attention") for layer_type in config["layer_types"]
+        ]
         add_mamba(writer, config)
     if kind == "hunyuan_v1_dense" and config["rope_parameters"]["rope_type"] == "dynamic":
         shape["rope_parameters"] = {"rope_theta": stretched_base(config)}
@@ -154,8 +158,8 @@ def convert_folder(
     stored = load_file(folder / "model.safetensors")
     if kind == "qwen3_vl_moe_text":
         stored = {
-            name.replace("_exps.weight", "_proj.weight"): each
-            for name, each in gguf_files.split_experts(stored).items()
+            name.replace("_exps.weight", "_proj.weight"): part
+            for name, part in gguf_files.split_experts(stored).items()
         }
     if "linear_conv_kernel_dim" in config:
         add_delta_nets(writer, config)
@@ -165,7 +169,7 @@ def convert_folder(
     if splits_latents:
         stored = split_latent_up(config, stored)
     if arch == "gemma4":
-        stored = {name + ".weight" * name.endswith(BARE_NAMES): each for name, each in stored.items()}
+        stored = {name + ".weight" * name.endswith(BARE_NAMES): tensor for name, tensor in stored.items()}
         for scale, written in (("router.scale", "ffn_gate_inp"), ("router.per_expert_scale", "ffn_down_exps")):
             for layer in range(layers):
                 if (tensor := stored.pop(f"model.layers.{layer}.{scale}", None)) is not None:
@@ -189,7 +193,7 @@ def convert_folder(
 def add_gemma_4(writer: gguf.GGUFWriter, config: dict[str, Any]) -> dict[str, Any]:
     """Add what layers of Gemma 4 have of their own. Return fields of the config as the file has them."""
     full = next(iter(config["per_layer_config"].values()))
-    windows = [each == "sliding_attention" for each in config["layer_types"]]
+    windows = [layer_type == "sliding_attention" for layer_type in config["layer_types"]]
     shared, ropes = config["num_kv_shared_layers"], config["rope_parameters"]
     writer.add_shared_kv_layers(shared)
     writer.add_embedding_length_per_layer_input(config["hidden_size_per_layer_input"])
@@ -226,7 +230,7 @@ def add_delta_nets(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
         if config.get(field) is not None:
             writer.add_uint32(f"{writer.arch}.{key}", config[field])
     writer.add_ssm_inner_size(config["linear_value_head_dim"] * config["linear_num_value_heads"])
-    recurrent = [each == "linear_attention" for each in config["layer_types"]]
+    recurrent = [layer_type == "linear_attention" for layer_type in config["layer_types"]]
     writer.add_array(f"{writer.arch}.attention.recurrent_layers", recurrent)
     if writer.arch != "qwen3next" and "mrope_section" not in (config.get("rope_parameters") or {}):
         writer.add_rope_dimension_sections([11, 11, 10, 0])
@@ -354,7 +358,7 @@ def add_numbers(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     if config["model_type"] == "stablelm":
         writer.add_parallel_residual(config["use_parallel_residual"])
     if writer.arch in ("olmo2", "exaone4") and config.get("sliding_window"):
-        writer.add_sliding_window_pattern([each == "sliding_attention" for each in config["layer_types"]])
+        writer.add_sliding_window_pattern([layer_type == "sliding_attention" for layer_type in config["layer_types"]])
     rope = config.get("rope_parameters") or {}
     head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     share = rope.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1.0
@@ -410,7 +414,7 @@ def stack_experts(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
             parts.setdefault(f"{match[1]}.{match[3]}.weight", {})[int(match[2])] = tensor
         else:
             stacked[name] = tensor
-    return stacked | {name: torch.stack([each[i] for i in range(len(each))]) for name, each in parts.items()}
+    return stacked | {name: torch.stack([experts[i] for i in range(len(experts))]) for name, experts in parts.items()}
 
 
 def split_gpt_oss(name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:

@@ -161,7 +161,7 @@ def split_experts(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 def join_experts(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Undo ``split_experts``."""
     joined = {name.replace(".down_exps.weight", ".down_proj"): tensor for name, tensor in tensors.items()}
-    for name in [each for each in joined if each.endswith(".gate_exps.weight")]:
+    for name in [joined_name for joined_name in joined if joined_name.endswith(".gate_exps.weight")]:
         parts = joined.pop(name), joined.pop(name.replace("gate_exps", "up_exps"))
         joined[name.replace(".gate_exps.weight", ".gate_up_proj")] = torch.cat(parts, 1)
     return joined

@@ -53,7 +53,9 @@ class _RefusingMode(TorchDispatchMode):
             return result
         waits = name in WAITING and options.get("output_size") is None
         if name in INDEXING:
-            waits = any(each is not None and each.dtype in (torch.bool, torch.uint8) for each in arguments[1])
+            waits = any(
+                argument is not None and argument.dtype in (torch.bool, torch.uint8) for argument in arguments[1]
+            )
         if waits:
             raise HostWait(f"{name} waits for the device")
         return function(*arguments, **options)

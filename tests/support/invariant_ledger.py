@@ -351,7 +351,7 @@ def reference_beam_search(
                     finished_beams.append((-loss / length**beam.length_penalty, tokens, scores, stopped))
             elif len(running) < beam.width:
                 running.append((-loss, tokens, scores))
-        finished_beams.sort(key=lambda each: -each[0])
+        finished_beams.sort(key=lambda beam: -beam[0])
         del finished_beams[beam.width :]
         ahead = limit if beam.early_stopping == "never" and beam.length_penalty > 0 else length
         if not running or (
@@ -505,7 +505,9 @@ class LoopHarness:
         self._run_posted()
         due = self._next_due()
         older = [
-            each for each in self.loop.scheduler.waiting if due and each.admission_number >= 0 and each.rank < due.rank
+            waiting
+            for waiting in self.loop.scheduler.waiting
+            if due and waiting.admission_number >= 0 and waiting.rank < due.rank
         ]
         more = self.loop.step()
         self.check()
@@ -521,7 +523,9 @@ class LoopHarness:
             # One that lacks pages gives up its own, to a sequence that was admitted before it and waits for them.
             entitled = older if due.status is SequenceStatus.WAITING else [due]
             rows = self.step_log[-1][0]
-            assert any((each.request_id, each.index) in rows for each in entitled), "the first in order had no row"
+            assert any((sequence.request_id, sequence.index) in rows for sequence in entitled), (
+                "the first in order had no row"
+            )
         assert more == (not self.loop.is_idle)
         return more or self.awaits_encoder()
 
@@ -543,7 +547,9 @@ class LoopHarness:
             assert sequence.item_embeddings.keys() <= needed, "embeddings that are no longer needed are still held"
         all_sequences = (*scheduler.running, *scheduler.waiting)
         # One that waited for embeddings has let others pass.
-        ranks = [each.rank for each in all_sequences if each.admission_number >= 0 and not each.request.media]
+        ranks = [
+            sequence.rank for sequence in all_sequences if sequence.admission_number >= 0 and not sequence.request.media
+        ]
         assert ranks == sorted(ranks), "one that ran waits before another that runs, or they are not in order"
         arrivals_by_tenant: dict[tuple[float, str, int], list[int]] = {}
         for sequence in all_sequences:
@@ -573,7 +579,7 @@ class LoopHarness:
 
     def beam_length(self, work_id: str) -> int:
         """Return how many tokens each beam of a running search has."""
-        (length,) = {each.output_length for each in self.runner.slots if each and each.request_id == work_id}
+        (length,) = {slot.output_length for slot in self.runner.slots if slot and slot.request_id == work_id}
         return length
 
     def merged_output(self, work_id: str, index: int = 0) -> EngineOutput:

@@ -73,10 +73,10 @@ class MediaPrompt:
                 replace(
                     item,
                     features=files.enter_context(
-                        media_item(item.kind, encoder_features(each), 0, item.digest)
+                        media_item(item.kind, encoder_features(features), 0, item.digest)
                     ).features,
                 )
-                for item, each in zip(self.media, self.features, strict=True)
+                for item, features in zip(self.media, self.features, strict=True)
             ]
 
 
@@ -90,7 +90,8 @@ def build_media_prompt(family: str, parts: list[Any]) -> MediaPrompt:
     runs = [
         (kind, [place for place, _ in group])
         for kind, group in itertools.groupby(
-            enumerate(token_ids), lambda each: next((k for k, i in facts.placeholder_ids.items() if i == each[1]), None)
+            enumerate(token_ids),
+            lambda numbered_id: next((k for k, i in facts.placeholder_ids.items() if i == numbered_id[1]), None),
         )
         if kind
     ]

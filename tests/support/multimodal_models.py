@@ -750,7 +750,7 @@ def write_whole_omni(folder: Path, thinker: str) -> Path:
     config = json.loads((folder / "config.json").read_text())
     whole = {"model_type": thinker.removesuffix("_thinker"), "dtype": config["dtype"], "thinker_config": config}
     (folder / "config.json").write_text(json.dumps(whole))
-    tensors = {f"thinker.{name}": each for name, each in load_file(folder / "model.safetensors").items()}
+    tensors = {f"thinker.{name}": tensor for name, tensor in load_file(folder / "model.safetensors").items()}
     tensors["talker.model.embed_tokens.weight"] = torch.zeros(8, 4)
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
     return folder

@@ -139,8 +139,8 @@ def _run_switch(ports: list[int], control: Connection) -> None:
                     break
                 target, source = packet[:6], packet[6:12]
                 port_by_address[source] = number
-                known = port_by_address.get(target)
-                for to in [known] if known is not None and not target[0] & 1 else range(len(ports)):
+                owner_port = port_by_address.get(target)
+                for to in [owner_port] if owner_port is not None and not target[0] & 1 else range(len(ports)):
                     if to == number or {to, number} in cut or rng.random() < loss:
                         continue
                     count += 1

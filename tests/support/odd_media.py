@@ -102,7 +102,7 @@ video_urls = st.builds(
 )
 data_urls = st.builds(
     build_data_url,
-    st.sampled_from([each for types in MEDIA_TYPES.values() for each in types]),
+    st.sampled_from([media_type for types in MEDIA_TYPES.values() for media_type in types]),
     base64_marks,
     encoded_files,
 )

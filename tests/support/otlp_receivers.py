@@ -70,7 +70,7 @@ class Collector:
 
     def span_named(self, name: str, role: str = "") -> ReceivedSpan:
         """Return the only span with this name, of a server of this role."""
-        (span,) = [each for each in self.spans if each.name == name and (not role or each.role == role)]
+        (span,) = [span for span in self.spans if span.name == name and (not role or span.role == role)]
         return span
 
 
@@ -80,7 +80,7 @@ def _attributes(pairs: Any) -> dict[str, Any]:
 
 def _value(value: Any) -> Any:
     kind = value.WhichOneof("value")
-    return [_value(each) for each in value.array_value.values] if kind == "array_value" else getattr(value, kind)
+    return [_value(item) for item in value.array_value.values] if kind == "array_value" else getattr(value, kind)
 
 
 @contextmanager

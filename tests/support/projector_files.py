@@ -63,7 +63,7 @@ def write_language_model(
         shutil.copy(folder / name, path)
     renamed = {}
     for name in names:
-        prefix = next(each for each in (*BODIES, *HEADS) if name.startswith(each))
+        prefix = next(known_prefix for known_prefix in (*BODIES, *HEADS) if name.startswith(known_prefix))
         renamed[("lm_head." if prefix in HEADS else "model.") + name.removeprefix(prefix)] = tensors[name]
     save_file(renamed, path / "model.safetensors")
     return path

@@ -140,10 +140,10 @@ def random_body(path: str, rng: random.Random) -> bytes:
     text = rng.choice(("Hello", "What is the weather in Paris and London? " * rng.randint(1, 8), "a", SPECIAL_TEXT))
 
     def pick_options(*lists: list[Members]) -> Members:
-        pool = [each for members in lists for each in members]
+        pool = [members for options in lists for members in options]
         picked: Members = {}
-        for each in rng.sample(pool, rng.choice((0, 1, 1, 2, 3))):
-            picked |= each
+        for members in rng.sample(pool, rng.choice((0, 1, 1, 2, 3))):
+            picked |= members
         return picked
 
     if path.startswith(SERVICE_PATH):

@@ -98,7 +98,7 @@ class Answer:
             events = list(self.events())
         except ValueError:
             return "wrong"
-        failed = ["error" in each or self.status >= 400 for each in events]
+        failed = ["error" in event or self.status >= 400 for event in events]
         if not any(failed):
             return "exact" if self.contents() == expected else "wrong"
         if failed.index(True) != len(events) - 1:
@@ -130,11 +130,15 @@ def merge_event(contents: AnswerContents, part: Any, path: tuple[Any, ...]) -> N
 def is_prefix(whole: AnswerContents, part: AnswerContents) -> bool:
     """Whether every text and list of ``part`` is a prefix of the one in ``whole``."""
     for path, value in part.items():
-        known = whole.get(path)
+        whole_value = whole.get(path)
         if isinstance(value, str) and path[-1] in PIECES:
-            if value and not (isinstance(known, str) and known.startswith(value)):
+            if value and not (isinstance(whole_value, str) and whole_value.startswith(value)):
                 return False
-        elif value and isinstance(value, list) and not (isinstance(known, list) and known[: len(value)] == value):
+        elif (
+            value
+            and isinstance(value, list)
+            and not (isinstance(whole_value, list) and whole_value[: len(value)] == value)
+        ):
             return False
     return True
 

@@ -122,7 +122,7 @@ async def serve(
         running_server = RunningServer(parts, engine, server, sock.getsockname()[1])
         running.append((running_server, task))
         await running_server.until(lambda: server.started)
-        loading = asyncio.gather(*(each.load_engine() for each in service.models))
+        loading = asyncio.gather(*(model.load_engine() for model in service.models))
         loading.add_done_callback(lambda done: done.cancelled() or done.exception())
         if wait:
             await loading

@@ -31,8 +31,8 @@ def simulated_cluster(
 ) -> tuple[InstanceTable, InstanceScheduler]:
     """Return the table and the scheduler of a cluster whose instances are all ready."""
     table = InstanceTable(simulated_options(*roles, **keys), clock or ManualClock())
-    for each in table:
-        report_status(table, each, native=native)
+    for instance in table:
+        report_status(table, instance, native=native)
     return table, InstanceScheduler(table)
 
 

@@ -67,7 +67,7 @@ def read_bitnet_config(config: dict[str, Any]) -> Callable[[str], BitNetFormat]:
     """Return a function from layer name to format for a ``quantization_config``. Raises LoadError."""
     for field, allowed in FIELDS.items():
         if (value := config.get(field, allowed[0])) not in allowed:
-            supported = " and ".join(str(each) for each in allowed)
+            supported = " and ".join(str(option) for option in allowed)
             raise LoadError(
                 f"The checkpoint's quantization_config.{field} is {value}; only {supported} "
                 f"{'is' if len(allowed) == 1 else 'are'} supported."

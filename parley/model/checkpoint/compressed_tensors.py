@@ -310,8 +310,10 @@ def _compile_entry(entry: str, where: str) -> str | NameTest:
 
 def _require_known(fields: dict[str, Any], field: str, allowed: tuple[Any, ...], where: str = "") -> None:
     value = fields.get(field, allowed[0])
-    if not any(value is each or (type(value) is type(each) and value == each) for each in allowed):
-        raise _unsupported_field(where + field, value, " or ".join(str(each) for each in allowed if each is not None))
+    if not any(value is option or (type(value) is type(option) and value == option) for option in allowed):
+        raise _unsupported_field(
+            where + field, value, " or ".join(str(option) for option in allowed if option is not None)
+        )
 
 
 def _unsupported_field(field: str, value: Any, supported: str) -> LoadError:

@@ -178,7 +178,7 @@ class Checkpoint:
         """
 
         def rename(name: str) -> str | None:
-            prefix = max((each for each in prefixes if name.startswith(each)), key=len, default=None)
+            prefix = max((prefix for prefix in prefixes if name.startswith(prefix)), key=len, default=None)
             return None if prefix is None else prefixes[prefix] + name.removeprefix(prefix)
 
         self.metadata = {new_name: text for name, text in self.metadata.items() if (new_name := rename(name))}
@@ -360,8 +360,8 @@ class Checkpoint:
                 self.select_tensors({"model.": "model.language_model.", "": ""})
                 self._entries |= read_projector_entries(read_model(path), len(paths))
                 paths = [*paths, path]
-            for each in paths:
-                with each.open("rb") as file:
+            for path in paths:
+                with path.open("rb") as file:
                     self._maps.append(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
         except GgufError as error:
             raise LoadError(f"{error}.") from None

@@ -51,10 +51,10 @@ def _join_projector_parts(tensor: ProjectorTensor, file: int) -> TensorEntry:
     if tensor.is_patch:
         shape, join = (*first.shape[:2], len(parts), *first.shape[2:]), _stack_frames
     else:
-        shape, join = (sum(each.shape[0] for each in parts), *first.shape[1:]), _join_rows
-    if len({each.shape if tensor.is_patch else each.shape[1:] for each in parts}) > 1:
-        raise GgufError(f"tensors {', '.join(each.name for each in tensor.parts)} do not fit each other")
-    size = sum(each.end - each.start for each in parts)
+        shape, join = (sum(part.shape[0] for part in parts), *first.shape[1:]), _join_rows
+    if len({part.shape if tensor.is_patch else part.shape[1:] for part in parts}) > 1:
+        raise GgufError(f"tensors {', '.join(part.name for part in tensor.parts)} do not fit each other")
+    size = sum(part.end - part.start for part in parts)
     return TensorEntry(file, torch.float32, shape, 0, size, parts=parts, join=join)
 
 
@@ -149,7 +149,7 @@ def _join_latent_up(model: GgufModel, prefix: str) -> TensorEntry:
         raise GgufError(f"{model.paths[0].name} has the tensors {prefix}k_b and {prefix}v_b of shapes {shapes}")
     shape = heads * (keys.shape[2] + values.shape[1]), rank
     size = keys.end - keys.start + values.end - values.start
-    parts = tuple(_plain_entry(each) for each in (keys, values))
+    parts = tuple(_plain_entry(tensor) for tensor in (keys, values))
     return TensorEntry(keys.file, torch.float32, shape, 0, size, parts=parts, join=_join_heads)
 
 

@@ -305,8 +305,8 @@ def _known_option(config: dict[str, Any], fields: tuple[str, ...], *allowed: Any
     field = next((field for field in fields if field in config), fields[0])
     value = config.get(field)
     value = value.lower() if isinstance(value, str) else value
-    if not any(type(value) is type(each) and value == each for each in allowed):
-        raise _unsupported_option(field, value, " or ".join(str(each) for each in allowed if each is not None))
+    if not any(type(value) is type(option) and value == option for option in allowed):
+        raise _unsupported_option(field, value, " or ".join(str(option) for option in allowed if option is not None))
     return value
 
 

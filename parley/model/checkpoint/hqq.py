@@ -66,7 +66,7 @@ class HqqFormat:
         packed, *rest = self.view_tensors(checkpoint, linear)
         sizes, (scales, zeros) = (
             self._read_sizes(checkpoint, linear),
-            (each.view(linear.out_features, -1) for each in rest),
+            (tensor.view(linear.out_features, -1) for tensor in rest),
         )
         code = f"zero{sizes.bits}_{ZERO_CODES[scales.dtype]}"
         values = unpack_planes(packed, scales.numel(), sizes.bits).view(linear.out_features, linear.in_features)

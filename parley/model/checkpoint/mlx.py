@@ -277,7 +277,7 @@ def _decode_heads(parts: list[torch.Tensor], into: int, name: str) -> torch.Tens
     if len(parts) == 1:
         return parts[0].float()
     heads = zip(*parts, strict=True)
-    return torch.stack([_rows_of(list(each), into, name).to_weight().to_float() for each in heads])
+    return torch.stack([_rows_of(list(head), into, name).to_weight().to_float() for head in heads])
 
 
 def read_mlx_pairs(section: dict[str, Any]) -> Pairs:
@@ -287,7 +287,7 @@ def read_mlx_pairs(section: dict[str, Any]) -> Pairs:
     LoadError if it names a mode that is not read, or something else than numbers.
     """
     pairs = set()
-    for fields in (section, *(each for each in section.values() if isinstance(each, dict))):
+    for fields in (section, *(value for value in section.values() if isinstance(value, dict))):
         mode = fields.get("mode") or MODES[0]
         if mode not in MODES:
             raise LoadError(

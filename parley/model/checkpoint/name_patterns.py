@@ -218,7 +218,7 @@ class _Match:
 
     def branch(self, part: Part, start: int) -> frozenset[int]:
         """One of several sequences."""
-        return frozenset().union(*(self.ends_of(each, start) for each in part[1][1]))
+        return frozenset().union(*(self.ends_of(branch, start) for branch in part[1][1]))
 
     def group(self, part: Part, start: int) -> frozenset[int]:
         """One sequence."""
@@ -227,18 +227,18 @@ class _Match:
     def repeat(self, part: Part, start: int) -> frozenset[int]:
         """A sequence some times. Once the ends no longer change, more times do not change them."""
         least, most, inner = part[1]
-        ends, found = frozenset((start,)), frozenset((start,) if least == 0 else ())
+        ends, reached_ends = frozenset((start,)), frozenset((start,) if least == 0 else ())
         for count in range(1, least + len(self.name) + 2):
             if count > most:
                 break
-            longer = frozenset().union(*(self.ends_of(inner, each) for each in ends))
+            longer = frozenset().union(*(self.ends_of(inner, end) for end in ends))
             is_stable = longer == ends
             ends = longer
             if count >= least or is_stable:
-                found |= ends
+                reached_ends |= ends
             if not ends or is_stable:
                 break
-        return found
+        return reached_ends
 
     def look(self, part: Part, start: int) -> frozenset[int]:
         """Nothing, but only where a sequence follows, or lies before, or does not."""
@@ -255,7 +255,7 @@ def _fits(part: Part, character: str) -> bool:
     code, argument = part
     if code is codes.IN:
         negated = argument[0][0] is codes.NEGATE
-        return any(_fits(each, character) for each in argument[negated:]) != negated
+        return any(_fits(item, character) for item in argument[negated:]) != negated
     if code is codes.RANGE:
         return bool(argument[0] <= ord(character) <= argument[1])
     if code is codes.CATEGORY:

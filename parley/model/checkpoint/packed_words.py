@@ -13,7 +13,7 @@ KERNEL_BITS = (2, 3, 4, 8)  # of integers with integers as zero points
 
 def integer_bits(bits: int) -> int:
     """Return the fewest bits that kernels have for integers of at most 8 bits."""
-    return next(each for each in KERNEL_BITS if each >= bits)
+    return next(kernel_bits for kernel_bits in KERNEL_BITS if kernel_bits >= bits)
 
 
 def packed_size(numbers: int, bits: int) -> int:

@@ -232,7 +232,9 @@ def read_quantization(config: dict[str, Any], setting: str) -> Quantization:
 def _check_rule_counts(section: dict[str, Any]) -> None:
     """Raise LoadError if a list or object in a ``quantization_config``, or all its names and patterns together, have
     more entries than any model needs. Names are texts in lists, and members that are objects."""
-    pending: list[tuple[str, Any]] = [(name, each) for name, each in section.items() if isinstance(each, dict | list)]
+    pending: list[tuple[str, Any]] = [
+        (name, value) for name, value in section.items() if isinstance(value, dict | list)
+    ]
     rules = 0
     while pending:
         place, value = pending.pop()
@@ -242,10 +244,10 @@ def _check_rule_counts(section: dict[str, Any]) -> None:
             )
         rule_type = dict if isinstance(value, dict) else str
         members = list(value.items() if isinstance(value, dict) else enumerate(value))
-        rules += sum(isinstance(each, rule_type) for _, each in members)
+        rules += sum(isinstance(member, rule_type) for _, member in members)
         if rules > MAX_ALL_RULES:
             raise LoadError(
                 f"The checkpoint's quantization_config has more than {MAX_ALL_RULES} names and patterns in all; "
                 "no more are read."
             )
-        pending += [(f"{place}.{name}"[:200], each) for name, each in members if isinstance(each, dict | list)]
+        pending += [(f"{place}.{name}"[:200], member) for name, member in members if isinstance(member, dict | list)]

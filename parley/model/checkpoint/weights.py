@@ -213,10 +213,10 @@ class BlockWeight:
         """Pack the parts as they are if a kernel reads them so; else decode all of them into ``dtype``."""
         kernels = native.kernels_of_parts(dtype, device)
         if kernels is not None:
-            blocks = [each for each in _join_alike(parts) if isinstance(each, BlockWeight)]
-            if sum(each.out_features for each in blocks) == sum(each.out_features for each in parts):
+            blocks = [block for block in _join_alike(parts) if isinstance(block, BlockWeight)]
+            if sum(block.out_features for block in blocks) == sum(part.out_features for part in parts):
                 return kernels.pack_grouped_parts(
-                    [each.regroup(kernels.grouped_panel_outputs) for each in blocks], bias
+                    [block.regroup(kernels.grouped_panel_outputs) for block in blocks], bias
                 )
         return PlainWeight.pack_merged(parts, bias, dtype, device)
 
@@ -347,7 +347,9 @@ class GroupedLinearWeight:
     def select_outputs(self, outputs: torch.Tensor) -> GroupedLinearWeight:
         """Return the weight of these outputs only."""
         weight = self.weight
-        zeros, out_scales = (None if each is None else each[outputs] for each in (weight.zeros, weight.out_scales))
+        zeros, out_scales = (
+            None if tensor is None else tensor[outputs] for tensor in (weight.zeros, weight.out_scales)
+        )
         return GroupedLinearWeight(
             weight._replace(
                 values=weight.values[outputs], scales=weight.scales[outputs], zeros=zeros, out_scales=out_scales

@@ -378,7 +378,7 @@ class DecoderWeights:
             widths = dict(self.layer_norms(layer).values())  # some are used twice
             total += numbers * sum(width for name, width in widths.items() if name)
             linears = chain.from_iterable(self.linear_parts(layer).values())
-            total += sum(each.out_features * (each.in_features + each.bias) for each in linears)
+            total += sum(linear.out_features * (linear.in_features + linear.bias) for linear in linears)
             total += self.mixtures.layer_parameters(layer) + config.heads * bool(config.tensors.sinks)
             total += 2 * bool(config.tensors.activation_factors)  # the third is no parameter
             total += sum(map(math.prod, self.states.layer_tensors(layer).values()))

@@ -58,7 +58,7 @@ class MixtureWeights:
         if first is None or not layouts:
             return MixtureNames()
         layouts = (*layouts, *mlx_layouts(layouts, is_gated=shapes[first].is_gated))
-        return next((each for each in layouts if self._has_experts(first, each)), layouts[0])
+        return next((layout for layout in layouts if self._has_experts(first, layout)), layouts[0])
 
     def _has_experts(self, layer: int, layout: MixtureNames) -> bool:
         """Whether the checkpoint has the experts of a layer by the names of a layout."""
@@ -165,7 +165,7 @@ class MixtureWeights:
         are decoded. Raises LoadError."""
         parts = self.router_parts(layer)
         stored = [self._weights.quantization.read_stored_weight(self._checkpoint, linear) for linear in parts]
-        weights = [each if isinstance(each, PlainWeight) else PlainWeight(each.to_float()) for each in stored]
+        weights = [weight if isinstance(weight, PlainWeight) else PlainWeight(weight.to_float()) for weight in stored]
         bias = self._checkpoint.view_tensor(parts[0].name + ".bias", parts[0].out_features) if parts[0].bias else None
         return weights, bias
 

@@ -30,7 +30,7 @@ def language_model_config(config: dict[str, Any]) -> dict[str, Any]:
     if isinstance(text_config, dict) and str(text_config.get("model_type")) in FUSABLE_TYPES:
         shared_fields = {name: config[name] for name in SHARED_FIELDS if config.get(name) is not None}
         # Either config may say that the head is the embedding, and the default differs by type.
-        ties = [each.get("tie_word_embeddings") for each in (config, text_config)]
+        ties = [section.get("tie_word_embeddings") for section in (config, text_config)]
         return {**text_config, **shared_fields, "tie_word_embeddings": True in ties or False not in ties}
     if text_config is None and config["model_type"] in FLAT_CONFIG_TYPES:
         return {**config, "model_type": FLAT_CONFIG_TYPES[config["model_type"]]}

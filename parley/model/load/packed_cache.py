@@ -201,7 +201,7 @@ def _split_tensors(value: Any, tensors: dict[str, torch.Tensor]) -> Any:
     if isinstance(value, torch.dtype):
         return {"dtype": str(value)}
     if isinstance(value, list):
-        return [_split_tensors(each, tensors) for each in value]
+        return [_split_tensors(member, tensors) for member in value]
     if dataclasses.is_dataclass(value):
         kind = type(value)
         members = {
@@ -215,7 +215,7 @@ def _split_tensors(value: Any, tensors: dict[str, torch.Tensor]) -> Any:
 def _join_tensors(value: Any, tensors: dict[str, CheckedTensor]) -> Any:
     """Rebuild a weight structure from the JSON values and tensors of ``_split_tensors``. Raises ValueError."""
     if isinstance(value, list):
-        return [_join_tensors(each, tensors) for each in value]
+        return [_join_tensors(member, tensors) for member in value]
     if not isinstance(value, dict):
         return value
     if "tensor" in value:

@@ -135,7 +135,7 @@ def open_decoder(folder: Path, plan: DecoderPlan) -> Checkpoint:
     if plan.is_part:
         keep_language_model(checkpoint)
     else:
-        checkpoint.add_prefix(next((each for name, each in BODY_EMBEDDINGS.items() if name in checkpoint), ""))
+        checkpoint.add_prefix(next((prefix for name, prefix in BODY_EMBEDDINGS.items() if name in checkpoint), ""))
     return checkpoint
 
 
@@ -208,7 +208,9 @@ def check_draft_tokenizer(folder: Path, draft_folder: Path) -> None:
     from parley.text.tokens.tokenizer import BadTokenizer, Tokenizer  # engines without a draft start faster
 
     try:
-        vocabularies = [Tokenizer.from_folder(each).backend.get_vocab() for each in (folder, draft_folder)]
+        vocabularies = [
+            Tokenizer.from_folder(model_folder).backend.get_vocab() for model_folder in (folder, draft_folder)
+        ]
     except BadTokenizer as error:
         raise LoadError(f"{draft_folder} cannot guess tokens: {error}") from None
     if vocabularies[0] != vocabularies[1]:

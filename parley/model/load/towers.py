@@ -127,7 +127,7 @@ def _build_model(towers: MediaTowers, tensors: dict[str, torch.Tensor]) -> Any:
         try:
             config = CONFIG_MAPPING[model_type].from_dict(towers.config)
             _empty_language_model(config)
-            mapping: Any = next(each for each in WRITER_MAPPINGS if type(config) in each)
+            mapping: Any = next(mapping_table for mapping_table in WRITER_MAPPINGS if type(config) in mapping_table)
             model_class: Any = mapping[type(config)]
             model, report = model_class.from_pretrained(
                 None,

@@ -375,7 +375,7 @@ def _fix_rope(model: PreTrainedModel, max_len: int) -> float:
     long_rope_after = inf
     for module in model.modules():
         kind = getattr(module, "rope_type", None)
-        if isinstance(kind, dict) and any("dynamic" in each or each == "longrope" for each in kind.values()):
+        if isinstance(kind, dict) and any("dynamic" in value or value == "longrope" for value in kind.values()):
             raise LoadError("The model's rotary embedding depends on length and layer, which is not supported.")
         if kind == "longrope":
             config: Any = module.config

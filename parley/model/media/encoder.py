@@ -207,8 +207,12 @@ def _select_arguments(function: FeatureFunction, features: Features, kind: Media
     LLaVA's function passes unnamed arguments on to its encoder, of which Pixtral's needs the sizes of pictures.
     """
     signature = inspect.signature(function).parameters
-    parameters = {name: each for name, each in signature.items() if each.kind is not each.VAR_KEYWORD}
-    missing = [name for name, each in parameters.items() if each.default is each.empty and name not in features]
+    parameters = {
+        name: parameter for name, parameter in signature.items() if parameter.kind is not parameter.VAR_KEYWORD
+    }
+    missing = [
+        name for name, parameter in parameters.items() if parameter.default is parameter.empty and name not in features
+    ]
     if missing:
         raise EncoderError(f"The processed features of the {kind} have no {missing[0]}.")
     names = {*parameters, "image_sizes"} if len(parameters) < len(signature) else {*parameters}

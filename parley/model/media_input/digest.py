@@ -39,7 +39,7 @@ def processor_fingerprint(folder: Path) -> bytes:
     files = [(folder / name).read_bytes() if (folder / name).is_file() else b"" for name in PROCESSOR_FILES]
     versions = [f"{name} {_package_version(name)}" for name in PACKAGES]
     versions += [f"{name} {number}" for name, number in sorted(_decoder_versions().items())]
-    return hash_parts([*files, *(each.encode() for each in versions)])
+    return hash_parts([*files, *(version.encode() for version in versions)])
 
 
 def item_digest(kind: str, form: str, data: bytes, options: dict[str, Any], fingerprint: bytes) -> bytes:

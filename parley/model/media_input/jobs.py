@@ -115,10 +115,10 @@ class MediaJobs(Generic[ProcessedT]):
         return decode_video(data, choose_frames, job.limits)
 
 
-def check_loading_options(options: dict[str, Any], known: frozenset[str]) -> None:
+def check_loading_options(options: dict[str, Any], allowed_names: frozenset[str]) -> None:
     """Raise UnusableMedia for options that do not exist for the kind of media, or are no numbers in range."""
     for name, value in options.items():
-        if name not in known:
+        if name not in allowed_names:
             raise UnusableMedia(f"cannot be loaded with the option {excerpt(name)}", "refused_by_model")
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         if name == "num_frames" and not (type(value) is int and (value == -1 or value >= 1)):

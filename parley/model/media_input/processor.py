@@ -210,7 +210,7 @@ class ItemProcessor:
         if shapes is not None and mask is not None and int(shapes.prod(-1).max()) > mask.shape[-1]:
             raise processor_refusal()
         positions = [tensors[name] for name in PATCH_POSITIONS if name in tensors]
-        if any(int(each.max()) >= self._patch_positions for each in positions):
+        if any(int(grid.max()) >= self._patch_positions for grid in positions):
             raise processor_refusal()
 
     def _check_complete(self, processed: ProcessedTensors) -> None:
@@ -287,4 +287,4 @@ def _find_runs(text: str, mark: str) -> list[str]:
 def _is_numeric(value: Any) -> bool:
     if isinstance(value, torch.Tensor | np.ndarray):
         return True
-    return isinstance(value, Sequence) and bool(value) and all(isinstance(each, int | float) for each in value)
+    return isinstance(value, Sequence) and bool(value) and all(isinstance(number, int | float) for number in value)

@@ -305,8 +305,8 @@ def _known_fields(family: DecoderFamily, config: dict[str, Any]) -> dict[str, An
     named |= {family.renamed[name]: value for name, value in config.items() if name in family.renamed}
     fields = {name: named.get(name, default) for name, default in family.fields.items()}
     for name, value in family.required.items():
-        given = fields[name]
-        if given is not None and (given != value or isinstance(given, bool) != isinstance(value, bool)):
+        configured = fields[name]
+        if configured is not None and (configured != value or isinstance(configured, bool) != isinstance(value, bool)):
             raise wrong_value(name, fields[name])
     return fields
 
@@ -410,13 +410,13 @@ def _read_layer_types(family: DecoderFamily, fields: dict[str, Any], count: int)
         layer_types = family.layer_types(fields, count)
     if family.state is not None and isinstance(layer_types, list):
         layer_types = [OLD_LAYER_TYPES.get(name, name) if isinstance(name, str) else name for name in layer_types]
-    known = [FULL, SLIDING] if family.state is None else [FULL, SLIDING, family.state.layer_type]
+    known_types = [FULL, SLIDING] if family.state is None else [FULL, SLIDING, family.state.layer_type]
     if family.has_single_parts:
-        known += [MLP] if family.mixture is None else [MLP, MIXTURE]
+        known_types += [MLP] if family.mixture is None else [MLP, MIXTURE]
     if "attention_chunk_size" in family.fields:
-        known.append(CHUNKED)
-    if len(layer_types) != count or not set(layer_types) <= set(known):
-        raise Unfusable(f"its layer_types are not one of {' and '.join(known)} per layer")
+        known_types.append(CHUNKED)
+    if len(layer_types) != count or not set(layer_types) <= set(known_types):
+        raise Unfusable(f"its layer_types are not one of {' and '.join(known_types)} per layer")
     return list(layer_types)
 
 

@@ -80,7 +80,9 @@ def can_record(network: DecoderNetwork, pages: PagedKV) -> TypeGuard[FusedDecode
         )
         for shape, layer in zip(network.config.layers, network.layer_weights, strict=True)
     )
-    return plain_layers and all(native.has_table_attention(each, pages.device, network.dtype) for each in pages.formats)
+    return plain_layers and all(
+        native.has_table_attention(page_format, pages.device, network.dtype) for page_format in pages.formats
+    )
 
 
 class DecodeGraphs:
@@ -126,8 +128,8 @@ class DecodeGraphs:
         if self._failed or rows > self._sizes[-1] or not _is_plain_decode(batch):
             return None
         longest = max(span.length for span in batch.spans)
-        size = next(each for each in self._sizes if each >= rows)
-        length = next(each for each in self._lengths if each >= longest)
+        size = next(graph_rows for graph_rows in self._sizes if graph_rows >= rows)
+        length = next(graph_length for graph_length in self._lengths if graph_length >= longest)
         self._fill_inputs(batch, size)
         if (size, length) not in self._graphs:
             try:
@@ -160,7 +162,7 @@ class DecodeGraphs:
     def _record_step(self, size: int, length: int) -> StepGraph:
         """Record a step of ``size`` rows that see at most ``length`` tokens."""
         spans = [Span(row, 1, length, []) for row in range(size)]
-        ends, positions, pages = (each[:size] for each in (self._ends, self._positions, self._tables))
+        ends, positions, pages = (buffer[:size] for buffer in (self._ends, self._positions, self._tables))
         # Copies from the host must not be recorded: the first launch makes the tiles, and the others use them again.
         tables = native.BatchTables(spans, pages, positions, ends, length, 1)
         self._kept_tables.append(tables)
@@ -178,4 +180,4 @@ def _is_plain_decode(batch: PackedBatch) -> bool:
     extras: Sequence[object | None] = (
         batch.adapted, batch.long_rope, batch.media, batch.rope_positions, batch.visible_ends, batch.states
     )  # fmt: skip
-    return len(batch.spans) == len(batch.token_ids) and all(each is None for each in extras)
+    return len(batch.spans) == len(batch.token_ids) and all(extra is None for extra in extras)

@@ -32,12 +32,12 @@ class StagingBuffer:
         self.place_count = blocks
         self.regions = layer_regions(cache.format_layers, blocks)
         buffer, self.file = memory.create_shared_memory(
-            max(each.offset + blocks * each.stride for each in self.regions)
+            max(region.offset + blocks * region.stride for region in self.regions)
         )
         self._places = carve_arenas(buffer, cache.format_layers, self.regions, blocks)
         self._pages = cache.arenas
         self._device = cache.device
-        self._batch_pages = max(1, BATCH_BYTES // sum(each.size for each in self.regions))
+        self._batch_pages = max(1, BATCH_BYTES // sum(region.size for region in self.regions))
         if self._device.type == "cuda":
             _lock_memory(buffer)
 

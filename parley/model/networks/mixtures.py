@@ -198,14 +198,14 @@ def _gguf_layout(names: MixtureNames) -> MixtureNames:
 def mlx_layouts(layouts: tuple[MixtureNames, ...], *, is_gated: bool) -> list[MixtureNames]:
     """Return the names of tensors in folders of MLX, which hold all experts, for a family with these layouts."""
     parts, last = (("gate_proj", "up_proj"), "down_proj") if is_gated else (("fc1",), "fc2")
-    found = []
+    mlx_names = []
     for names in layouts:
         block = names.down.partition(".")[0]
         for experts in (f"{block}.switch_mlp.", f"{block}.switch_glu.", f"{block}.experts."):
             gate_up = tuple(f"{experts}{part}.weight" for part in parts)
             down = f"{experts}{last}.weight"
-            found.append(replace(names, gate_up=gate_up, down=down, transposed=False, interleaved=False))
-    return found
+            mlx_names.append(replace(names, gate_up=gate_up, down=down, transposed=False, interleaved=False))
+    return mlx_names
 
 
 MIXTRAL_NAMES = MixtureNames(
@@ -373,7 +373,7 @@ SHARED_MLP: dict[str, Any] = {
 HUNYUAN_NAMES = MixtureNames(**SHARED_MLP)
 HUNYUAN_MIXTURE = MixtureFamily(
     (
-        *(replace(each, router="mlp.gate.wg") for each in _both_layouts(HUNYUAN_NAMES)),
+        *(replace(names, router="mlp.gate.wg") for names in _both_layouts(HUNYUAN_NAMES)),
         _gguf_layout(HUNYUAN_NAMES),
     ),
     normalized=True,

@@ -60,7 +60,7 @@ class PagedKV:
         self.spare: torch.Tensor | None = None
         self.spare_offset = 0
         if shared:
-            page_end = max((each.offset + (blocks + 1) * each.stride for each in self.regions), default=0)
+            page_end = max((region.offset + (blocks + 1) * region.stride for region in self.regions), default=0)
             self.spare_offset = -(-page_end // FORMAT_ALIGNMENT) * FORMAT_ALIGNMENT
             buffer, self.file = memory.create_shared_memory(max(page_end, self.spare_offset + spare_bytes))
             self.spare = buffer[self.spare_offset : self.spare_offset + spare_bytes]

@@ -77,7 +77,9 @@ def temporary_states(sizes: Sequence[int], spans: Sequence[Span]) -> BatchStates
     if not sizes:
         return BatchStates([], torch.empty(0, 5, dtype=torch.int64))
     assert all(span.count == span.length for span in spans), "a sequence continues without its state"
-    return StateArena(sizes, len(spans)).select_states(spans, [advance_slot(*each) for each in enumerate(spans)])
+    return StateArena(sizes, len(spans)).select_states(
+        spans, [advance_slot(*numbered_span) for numbered_span in enumerate(spans)]
+    )
 
 
 def advance_slot(slot: int, span: Span) -> StepStates:

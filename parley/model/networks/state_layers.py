@@ -161,7 +161,7 @@ def _read_step_limits(fields: Mapping[str, Any]) -> tuple[float, float]:
     if limits is None:
         return 0.0, math.inf
     try:
-        least, most = (float(each["__float__"] if isinstance(each, dict) else each) for each in limits)
+        least, most = (float(limit["__float__"] if isinstance(limit, dict) else limit) for limit in limits)
     except (KeyError, TypeError, ValueError):
         least, most = math.nan, math.nan
     if not 0 <= least <= most:

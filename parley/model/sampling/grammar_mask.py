@@ -106,7 +106,9 @@ class GrammarCache:
             if self._tokenizer is None:
                 self._tokenizer = Tokenizer.from_folder(self._folder)
                 self.end_ids = self._tokenizer.eos_ids
-                self.letter_ids = [each for each in map(self._tokenizer.find_token, LETTERS) if each is not None]
+                self.letter_ids = [
+                    token_id for token_id in map(self._tokenizer.find_token, LETTERS) if token_id is not None
+                ]
             return self._tokenizer
 
     def _load_llg_tokenizer(self) -> llguidance.LLTokenizer:

@@ -41,7 +41,9 @@ class LogitsProcessor:
         self.vocabulary_ids = np.arange(vocab_size, dtype=np.uint32) if sampling.watermark else None
         self.penalties = Penalties(sampling, sequence.prompt_len) if Penalties.has_effect(sampling) else None
         processors = (self.disallowed, self.phrases, self.ngrams, self.penalties)
-        self.always_active = sampling.watermark or len(bias) > 0 or any(each is not None for each in processors)
+        self.always_active = (
+            sampling.watermark or len(bias) > 0 or any(processor is not None for processor in processors)
+        )
 
     def copy_for(self, sequence: Sequence) -> LogitsProcessor:
         """Return a copy for a sequence that forks from this one's tokens."""

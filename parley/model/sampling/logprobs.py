@@ -95,7 +95,7 @@ def beam_candidates(logprobs: torch.Tensor, counts: list[int], stops: list[list[
         values: dict[int, float] = {}
         for listed, numbers in reversed(lists):  # logits masked for the second list are in the first
             values |= zip(listed[row][:count], numbers[row][:count], strict=True)
-        ranked = sorted(values.items(), key=lambda each: (-each[1], each[0]))
+        ranked = sorted(values.items(), key=lambda pair: (-pair[1], pair[0]))
         candidates.append([(token_id, value) for token_id, value in ranked if value > -math.inf])
     return candidates
 

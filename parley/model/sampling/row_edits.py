@@ -53,7 +53,7 @@ class RowEdits:
             green = is_green(self.tokens[-1], np.arange(len(row), dtype=np.uint32))
             row += torch.from_numpy(green * np.float32(GREEN_BONUS)).to(row.device, row.dtype)
         if self._ngrams is not None:
-            repeating = sorted(each for each in self._ngrams.repeating_next(self.tokens) if 0 <= each < len(row))
+            repeating = sorted(token for token in self._ngrams.repeating_next(self.tokens) if 0 <= token < len(row))
             mask_tokens(row, torch.tensor(repeating, dtype=torch.int64, device=row.device))
         if self._penalties is not None:
             self._penalties.edit_logits(row, self.tokens)

@@ -290,7 +290,9 @@ class Sampler:
         if rows:
             top_logits = native.top_k(logits if 2 * len(rows) > len(logits) else logits[rows], TRIED_TOKENS + 1)
         for place, row in enumerate(rows):
-            values, ids = (each[row if len(top_logits[0]) == len(logits) else place].tolist() for each in top_logits)
+            values, ids = (
+                tensor[row if len(top_logits[0]) == len(logits) else place].tolist() for tensor in top_logits
+            )
             ranked = sorted(
                 (-value, token_id) for value, token_id in zip(values, ids, strict=True) if value > values[-1]
             )

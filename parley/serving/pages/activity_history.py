@@ -102,11 +102,11 @@ class ActivityHistory:
     def samples_since(self, start: float) -> dict[str, tuple[list[float], list[list[float]]]]:
         """Return the times of the samples after ``start``, and their numbers in the order of ``SAMPLE_FIELDS``, for
         each model. Times are seconds since the epoch."""
-        found: dict[str, tuple[list[float], list[list[float]]]] = {}
+        samples_by_model: dict[str, tuple[list[float], list[list[float]]]] = {}
         for sampled_at, by_model in self._samples:
             if sampled_at > start:
                 for name, numbers in by_model.items():
-                    times, rows = found.setdefault(name, ([], []))
+                    times, rows = samples_by_model.setdefault(name, ([], []))
                     times.append(sampled_at)
                     rows.append(numbers.tolist())
-        return found
+        return samples_by_model

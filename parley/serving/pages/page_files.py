@@ -23,8 +23,8 @@ async def send_page_file(route: Route, exchange: Exchange) -> None:
     if file is None:
         raise NotFound(f"The web page has no file {excerpt(name)}.")
     headers = [*PAGE_HEADERS, (b"etag", file.etag)]
-    known = {tag.strip().removeprefix(b"W/") for tag in exchange.headers.get(b"if-none-match", b"").split(b",")}
-    if file.etag in known:
+    client_etags = {tag.strip().removeprefix(b"W/") for tag in exchange.headers.get(b"if-none-match", b"").split(b",")}
+    if file.etag in client_etags:
         await exchange.send_response(b"", 304, b"", headers)
     else:
         await exchange.send_response(file.body, 200, file.content_type, headers)

@@ -31,8 +31,8 @@ class GrpcCertificate:
 
     def _read_files(self) -> Any:
         files = self._files
-        for option, given in (("a password", files.password_file), ("a revocation list", files.revocation_lists)):
-            if given:
+        for option, setting in (("a password", files.password_file), ("a revocation list", files.revocation_lists)):
+            if setting:
                 raise TlsFileError(f"{files.key} is used with {option}, which gRPC does not support")
         server_tls_context(files)  # gRPC itself takes any bytes, and then fails every handshake
         contents = []

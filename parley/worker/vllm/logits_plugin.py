@@ -129,8 +129,8 @@ class SlotEditor(SlotProcessor):  # type: ignore[misc]
 
     def _read_tokens(self, edits: RowEdits, slot: int, length: int) -> None:
         """Bring the tokens of a request up to date. ``length``: of prompt and output so far."""
-        known = len(edits.tokens)
-        new_tokens: list[Any] = self._states.all_token_ids.gpu[slot, known:length].tolist()
-        prompt_left = max(0, int(self._states.prompt_len.np[slot]) - known)
+        copied_count = len(edits.tokens)
+        new_tokens: list[Any] = self._states.all_token_ids.gpu[slot, copied_count:length].tolist()
+        prompt_left = max(0, int(self._states.prompt_len.np[slot]) - copied_count)
         edits.tokens += new_tokens[:prompt_left]
         edits.add_tokens(new_tokens[prompt_left:])

@@ -107,7 +107,7 @@ def write_mlx(source: Path, home: Path, form: MlxForm, *, shifts_norms: bool = F
         elif match := STACKED_BIAS.fullmatch(name):  # of GPT-OSS: gate and up in turn
             gate_up = {"gate_proj": tensor[:, ::2], "up_proj": tensor[:, 1::2]}
             halves = gate_up if match[2] == "gate_up" else {"down_proj": tensor}
-            stored |= {f"{match[1]}.{part}.bias": each for part, each in halves.items()}
+            stored |= {f"{match[1]}.{part}.bias": half for part, half in halves.items()}
             meant[name] = tensor.float()
         elif (match := STACKED.fullmatch(name)) and config["model_type"] == "gemma4_text":
             parts = (
@@ -115,7 +115,7 @@ def write_mlx(source: Path, home: Path, form: MlxForm, *, shifts_norms: bool = F
                 if match[2] == "gate_up"
                 else {"down": tensor}
             )
-            numbers = [store(f"{match[1]}.switch_glu.{part}_proj", each) for part, each in parts.items()]
+            numbers = [store(f"{match[1]}.switch_glu.{part}_proj", part_tensor) for part, part_tensor in parts.items()]
             meant[name] = torch.cat(numbers, 1)
         elif match := STACKED.fullmatch(name):
             if match[2] == "down":
@@ -123,7 +123,7 @@ def write_mlx(source: Path, home: Path, form: MlxForm, *, shifts_norms: bool = F
             else:
                 both = [store(f"{match[1]}.{part}_proj", tensor[..., i::2].mT.contiguous())
                         for i, part in enumerate(("gate", "up"))]  # fmt: skip
-                meant[name] = torch.stack([each.mT for each in both], -1).flatten(-2)
+                meant[name] = torch.stack([half.mT for half in both], -1).flatten(-2)
         elif name.endswith("kv_b_proj.weight"):
             key, value = config["qk_nope_head_dim"], config["v_head_dim"]
             prefix = name.removesuffix("kv_b_proj.weight")
@@ -140,15 +140,15 @@ def write_mlx(source: Path, home: Path, form: MlxForm, *, shifts_norms: bool = F
         else:
             stored[name], meant[name] = tensor, tensor.float()
     for name, experts in stacks.items():
-        experts.sort(key=lambda each: int(EXPERT.fullmatch(each[0])[2]))
+        experts.sort(key=lambda pair: int(EXPERT.fullmatch(pair[0])[2]))
         numbers = store(name, torch.stack([tensor for _, tensor in experts]))
-        meant |= {each: own for (each, _), own in zip(experts, numbers, strict=True)}
+        meant |= {name: own for (name, _), own in zip(experts, numbers, strict=True)}
     described = {"group_size": form.group, "bits": form.bits[0], "mode": form.mode, **listed}
     fields = {} if form.bits == (16,) else {"quantization": described, "quantization_config": described}
     for folder, tensors, members in ((quantized, stored, fields), (plain, meant, {"dtype": "float32"})):
         shutil.copytree(source, folder)
         file_format = {"format": "mlx" if folder is quantized else "pt"}
-        whole = {name: each.contiguous() for name, each in tensors.items()}
+        whole = {name: tensor.contiguous() for name, tensor in tensors.items()}
         save_file(whole, folder / "model.safetensors", file_format)
         change_config(folder, **members)
     return quantized, plain

@@ -276,7 +276,7 @@ def quantize_fp8(scale_name: str, block: tuple[int, int] | None = None, *, per_o
 
     def quantize(weight: torch.Tensor) -> tuple[Parts, torch.Tensor]:
         if block is not None:
-            rows, columns = (-(-size // each) for size, each in zip(weight.shape, block, strict=True))
+            rows, columns = (-(-size // block_size) for size, block_size in zip(weight.shape, block, strict=True))
             scales = torch.empty(rows, columns)
             for i in range(rows):
                 for j in range(columns):
@@ -536,7 +536,7 @@ def write_quantized(source: Path, home: Path, form: QuantizedForm) -> tuple[Path
         elif STACKED.search(name):
             experts = [form.quantize(expert) for expert in tensor.float()]
             meant[name] = torch.stack([numbers for _, numbers in experts])
-            parts = {end: torch.stack([each[end] for each, _ in experts]) for end in experts[0][0]}
+            parts = {end: torch.stack([expert[end] for expert, _ in experts]) for end in experts[0][0]}
             del stored[name]
             if form.describe is None:
                 stored |= {name + end.removeprefix("weight"): part for end, part in parts.items()}
@@ -551,7 +551,9 @@ def write_quantized(source: Path, home: Path, form: QuantizedForm) -> tuple[Path
         (plain, meant, {"dtype": "float32"}),
     ):
         shutil.copytree(source, folder)
-        save_file({name: each.contiguous() for name, each in tensors.items()}, folder / "model.safetensors", metadata)
+        save_file(
+            {name: tensor.contiguous() for name, tensor in tensors.items()}, folder / "model.safetensors", metadata
+        )
         change_config(folder, **fields)
     return quantized, plain
 

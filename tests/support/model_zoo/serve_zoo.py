@@ -63,7 +63,9 @@ def serve_folder(named: Path, dtype: str, **settings: Any) -> Served:
     for i, prompt in enumerate(PROMPTS):
         answer = answers[str(i), 0]
         texts.append(prompt + answer.token_ids)
-        scores.append(torch.tensor([each.logprob for each in [*answer.prompt_scores[1:], *answer.scores]]))
+        scores.append(
+            torch.tensor([token_score.logprob for token_score in [*answer.prompt_scores[1:], *answer.scores]])
+        )
     return Served(info, texts, scores, [])
 
 
@@ -82,8 +84,8 @@ def consult_doctor(named: Path, dtype: str) -> Advice:
     def check_here(settings: Settings) -> ModelCheck:
         """Do what the checking process does."""
         try:
-            found = check_model(settings)
-            checks.append(ModelCheck(load_caveat=found.load_caveat, memory_bytes=found.memory_bytes))
+            report = check_model(settings)
+            checks.append(ModelCheck(load_caveat=report.load_caveat, memory_bytes=report.memory_bytes))
         except LoadError as error:
             checks.append(ModelCheck(str(error)))
         return checks[-1]
@@ -94,7 +96,7 @@ def consult_doctor(named: Path, dtype: str) -> Advice:
         findings = list(doctor.check_models(resolve_options(SERVE_OPTIONS, flags, {})))
     finally:
         doctor.check_in_process = original
-    refusal = next((each.observation for each in findings if each.level == "fail"), "")
+    refusal = next((finding.observation for finding in findings if finding.level == "fail"), "")
     return Advice(refusal, checks[-1].memory_bytes if checks else None)
 
 

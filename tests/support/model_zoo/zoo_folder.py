@@ -58,8 +58,8 @@ def write_plain(
 
 def plain_folder(name: str, model_type: str, fields: Mapping[str, Any], **options: Any) -> ZooFolder:
     """Return a checkpoint of plain numbers. ``options``: of ``write_plain``, and fields of the result."""
-    known = ZooFolder.__dataclass_fields__
-    own = {key: options.pop(key) for key in list(options) if key in known}
+    own_names = ZooFolder.__dataclass_fields__
+    own = {key: options.pop(key) for key in list(options) if key in own_names}
 
     def write(home: Path) -> tuple[Path, Path]:
         folder = write_plain(home / "model", model_type, fields, **options)

@@ -69,9 +69,9 @@ class ReferenceDecoder:
         table, projection = self._weights.input_linears()
         rows = self._weights.quantization.read_embedding(self._checkpoint, table).select_outputs(token_ids)
         own = rows.decode_into(torch.empty(len(token_ids), table.in_features)).mul(width**0.5)
-        made = self._weights.read_linear(projection).multiply_rows(embeddings) * config.hidden**-0.5
-        made = self._norms.norm_rows(made, config.tensors.input_norm, width)
-        inputs: torch.Tensor = ((made + own) / 2**0.5).unflatten(-1, (config.inputs_count, width))
+        projected = self._weights.read_linear(projection).multiply_rows(embeddings) * config.hidden**-0.5
+        projected = self._norms.norm_rows(projected, config.tensors.input_norm, width)
+        inputs: torch.Tensor = ((projected + own) / 2**0.5).unflatten(-1, (config.inputs_count, width))
         return inputs
 
     def _score_outputs(self, x: torch.Tensor, outputs: torch.Tensor) -> torch.Tensor:

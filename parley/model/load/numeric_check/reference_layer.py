@@ -159,17 +159,17 @@ class ReferenceLayer:
         if "query_norm" in fields and not shape.is_qk_norm_late:
             q = self._norms.norm_heads(q, *fields["query_norm"])
             k = self._norms.norm_heads(k, *fields["key_norm"])
-        q, k, v = (each.unflatten(-1, (-1, dim)) for each in (q, k, v))
+        q, k, v = (projected.unflatten(-1, (-1, dim)) for projected in (q, k, v))
         if shape.has_normed_values:
             v = self._norms.norm_unweighted(v)
         if shape.rope is not None:
-            q, k = (self._rotate(each, config.ropes[shape.rope]) for each in (q, k))
+            q, k = (self._rotate(heads, config.ropes[shape.rope]) for heads in (q, k))
         if "query_norm" in fields and shape.is_qk_norm_late:
             q = self._norms.norm_rows(q, *fields["query_norm"])
             k = self._norms.norm_rows(k, *fields["key_norm"])
         if shape.has_scaled_queries:
             q = q * self._query_scales()
-        k, v = (each.repeat_interleave(config.heads // kv_heads, 1) for each in (k, v))
+        k, v = (heads.repeat_interleave(config.heads // kv_heads, 1) for heads in (k, v))
         self._stored[self._number] = k, v
         return [q, k, v]
 
@@ -189,7 +189,7 @@ class ReferenceLayer:
         latents, k_turning = rows.split([latent.rank, latent.rotary_dim], -1)
         ups = self._project(self._norm_latents(latents, "latent_norm"), "latent_up")
         k_plain, v = ups.unflatten(-1, (self._config.heads, -1)).split([latent.plain_dim, latent.value_dim], -1)
-        q_turning, k_turning = (self._rotate(each, self._config.rope) for each in (q_turning, k_turning[:, None]))
+        q_turning, k_turning = (self._rotate(heads, self._config.rope) for heads in (q_turning, k_turning[:, None]))
         k = torch.cat((k_plain, k_turning.expand_as(q_turning)), -1)
         q = torch.cat((q_plain, q_turning), -1)
         return [q * self._query_scales() if self._shape.has_scaled_queries else q, k, v]
@@ -289,7 +289,7 @@ class ReferenceLayer:
 
     def _project_expert(self, x: torch.Tensor, expert: int, key: str) -> torch.Tensor:
         mixtures = self._weights.mixtures
-        y = torch.cat([each.multiply_rows(x) for each in mixtures.read_expert(self._number, expert, key)], -1)
+        y = torch.cat([weight.multiply_rows(x) for weight in mixtures.read_expert(self._number, expert, key)], -1)
         bias = mixtures.read_expert_bias(self._number, expert, key)
         return y if bias is None else y + bias
 

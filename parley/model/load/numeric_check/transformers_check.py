@@ -153,7 +153,7 @@ def _logits_with_picture(
     if picture.rope_positions is not None:
         inputs["position_ids"] = picture.rope_positions[:, None]
     if picture.deepstack:
-        rows = [each[picture.is_media] for each in picture.deepstack]
+        rows = [features[picture.is_media] for features in picture.deepstack]
         inputs |= {"visual_pos_masks": is_media, "deepstack_visual_embeds": rows}
     return network.compute_logits(body_of(model)(**inputs).last_hidden_state[0])
 
@@ -194,7 +194,7 @@ def _add_pictures(batch: PackedBatch, parts: list[tuple[ProbePicture, torch.Tens
     tokens = torch.cat([picture.is_media[at] for picture, at in parts]).nonzero()[:, 0]
     layers = [
         torch.cat(rows)
-        for rows in zip(*([each[at] for each in (p.rows, *p.deepstack)] for p, at in parts), strict=True)
+        for rows in zip(*([features[at] for features in (p.rows, *p.deepstack)] for p, at in parts), strict=True)
     ]
     if len(tokens):
         batch.media = MediaRows(tokens, layers[0][tokens], [rows[tokens] for rows in layers[1:]])

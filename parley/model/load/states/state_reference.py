@@ -71,7 +71,7 @@ def run_gated_delta(
         first, value_first = key_head * shape.key_dim, 2 * key_width + head * shape.value_dim
         q, k = active[:, first : first + shape.key_dim], active[:, key_width + first :][:, : shape.key_dim]
         v = active[:, value_first : value_first + shape.value_dim]
-        q, k = (each / (each.square().sum(1, keepdim=True) + 1e-6).sqrt() for each in (q, k))
+        q, k = (heads / (heads.square().sum(1, keepdim=True) + 1e-6).sqrt() for heads in (q, k))
         state, identity = torch.zeros(shape.value_dim, shape.key_dim), torch.eye(shape.key_dim)
         rows_of_head = []
         for t in range(len(rows)):
@@ -96,7 +96,7 @@ def run_mamba2(shape: Mamba2Shape, weights: StateWeights, rows: torch.Tensor) ->
     key_width = shape.groups * shape.state_dim
     x, b, c = active.split([shape.inner, key_width, key_width], 1)
     x = x.unflatten(1, (shape.heads, -1))
-    b, c = (each.unflatten(1, (shape.groups, -1)).repeat_interleave(shape.heads // shape.groups, 1) for each in (b, c))
+    b, c = (keys.unflatten(1, (shape.groups, -1)).repeat_interleave(shape.heads // shape.groups, 1) for keys in (b, c))
     state, outputs = torch.zeros(shape.heads, shape.head_dim, shape.state_dim), []
     for t in range(len(rows)):
         kept, added = (weights.decay * steps[t]).exp(), steps[t, :, None] * x[t]
