@@ -59,8 +59,8 @@ CHAT_HELP = '''\
 /system TEXT      set the system prompt (without TEXT: remove it)
 /set NAME VALUE   change a sampling setting (without VALUE: the server's default)
 /show             show model, system prompt and settings
-/model NAME       go on with another model of the server (without NAME: list them)
-/regenerate       answer the last question anew
+/model NAME       continue with another model of the server (without NAME: list them)
+/regenerate       answer the last question again
 /undo             forget the last question and its answer
 /read FILE        send a text file with the next question
 /image FILE       send a picture or sound with the next question; a path in the question does the same
@@ -160,10 +160,9 @@ class Conversation:
     def _question_content(self, question: str) -> str | list[dict[str, Any]]:
         """Return a question as a message's content, with the pictures and sound that belong to it."""
         question = "\n\n".join([*self._texts, question])
-        self._texts = []
         text, files = split_pasted_files(question)
         parts = [*self._media_parts, *map(read_media_file, files)]
-        self._media_parts = []
+        self._texts, self._media_parts = [], []  # only now: an unreadable file must not lose the others
         if not parts:
             return question
         return [*parts, {"type": "text", "text": text}] if text else parts

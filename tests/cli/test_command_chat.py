@@ -55,6 +55,17 @@ def test_piped_chat_understands_commands(parley, url, tmp_path):
     assert "unheard" not in done.stdout
 
 
+def test_an_unreadable_picture_does_not_lose_the_files_for_the_question(url, tmp_path):
+    (tmp_path / "notes.txt").write_text("Buy milk")
+    (tmp_path / "broken.png").write_bytes(b"no picture")
+    client = OpenAIClient(ServerAddress.parse_url(url))
+    chat = Conversation(client, client.list_models()[0], settings={"max-tokens": 60})
+    chat.run_slash_command(f"/read {tmp_path / 'notes.txt'}")
+    with pytest.raises(ConfigError, match="cannot be sent"):
+        next(chat.ask_question(f"What is {tmp_path / 'broken.png'}?"))
+    assert "Buy milk" in "".join(piece for _, piece in chat.ask_question("What do I need?"))
+
+
 def test_invalid_command_in_piped_chat_sets_the_exit_code(parley, url):
     done = parley(
         "chat", "--url", url, "--max-tokens", "9", stdin="/sytem x\n/set temprature 1\n/set seed x\nthe fox\n"
