@@ -201,7 +201,7 @@ class ServerInstance:
         self._stop_event.set()
 
     def _print_opening(self, grpc_addresses: list[str]) -> None:
-        """Print where the server listens, and what it is about to load."""
+        """Print the addresses where the server listens, and the models that it will load."""
         places, roots = self._ports.places, self._ports.local_urls()
         api_urls = [
             (mount.dialect, root + mount.prefix)

@@ -249,4 +249,5 @@ def _align_columns(rows: list[tuple[str, ...]]) -> str:
 
 
 def _first_line(error: Exception) -> str:
-    return str(error).strip("'\"").splitlines()[0]
+    lines = str(error).strip("'\"").splitlines()
+    return lines[0] if lines else type(error).__name__

@@ -102,7 +102,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:
         if error.filename is not None or error.errno not in FAILED_WRITES:
             raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is left, at the exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for output that is still buffered at the exit
         print(f"parley: The output cannot be written: {error.strerror}.", file=sys.stderr)
         return 1
 

@@ -197,11 +197,11 @@ class RoleController:
                 return
             for peer in peers:
                 counterparts = [
-                    instance for instance in self.table.usable_instances() if instance.role not in (peer.role, "mixed")
+                    other
+                    for other in self.table.usable_instances()
+                    if other is not instance and other.role not in (peer.role, "mixed")
                 ]
-                await self._send_role(
-                    peer, peer.role, [instance, *(other for other in counterparts if other is not instance)]
-                )
+                await self._send_role(peer, peer.role, [instance, *counterparts])
             done = await self._wait_until_true(
                 lambda: instance.role == role and not instance.switching, ROLE_CHANGE_TIMEOUT
             )

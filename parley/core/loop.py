@@ -200,7 +200,7 @@ class EngineLoop:
             publish_events(events)
 
     def encoder_has_progress(self) -> bool:
-        """Whether the encoder of media items got on since the last call, or has nothing to do."""
+        """Whether the encoder of media items has made progress since the last call, or has nothing to do."""
         return self.encode_queue is None or self.encode_queue.encoder.has_progress()
 
     def close(self) -> None:

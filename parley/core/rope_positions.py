@@ -4,7 +4,7 @@ A text token has the same position on all axes: time, height and width. The toke
 frames, lie in a grid that begins at the position after the text; the text after it continues at a distance of the
 larger of rows and columns. This is ``get_rope_index`` of Qwen2-VL, Qwen2.5-VL, Qwen3-VL and GLM-4V in Transformers
 (paper: arXiv 2409.12191, section 2.1), as a function of the prompt alone, so all instances agree. In Qwen-Omni the text
-continues behind the last frame as well.
+also continues after the last frame.
 """
 
 from __future__ import annotations

@@ -2,8 +2,7 @@
 
 The stage parses the request again, renders its outputs so far again and discards those bytes; then the request
 continues like any other. Pages of its prompts arrive meanwhile and are found in the prefix cache; missing ones are
-computed again.
-Knows the stage interface of a generation, and a link's receiver.
+computed again. Knows the stage interface of a generation, and a link's receiver.
 """
 
 from __future__ import annotations
@@ -192,7 +191,7 @@ class DecodeStage(RequestStage):
         self, engine_requests: list[EngineRequest], earlier_outputs: list[OutputBatch]
     ) -> list[tuple[int, list[int]]]:
         """Reserve pages for the tokens that the engine requests begin with. Raises Overloaded."""
-        wanted_pages = list[tuple[int, list[int]]]()
+        wanted_pages: list[tuple[int, list[int]]] = []
         for number, (engine_request, tokens) in enumerate(
             zip(engine_requests, handover.collect_prior_tokens(earlier_outputs, engine_requests), strict=True)
         ):

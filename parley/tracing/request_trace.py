@@ -80,7 +80,7 @@ class RequestTrace:
         """Add spans that ``encode`` encodes later. Nothing happens if the trace is not recorded."""
         if self.context.sampled:
             self._ended.append(encode)
-            if self._is_finished:  # work of the request goes on in the background
+            if self._is_finished:  # work of the request continues in the background
                 self._export_ended()
 
     def finish(self, encode: EncodeSpans) -> None:

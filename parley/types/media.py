@@ -98,8 +98,8 @@ class EmbeddingRun(msgspec.Struct, array_like=True, frozen=True):
 
     ``offset``: distance from the item's first such token. ``grid``: the frames, rows and columns of the tokens, for
     models whose positions have three axes (M-RoPE); None: positions continue as in text. ``frame_step``: the
-    difference in position between two frames. ``text_follows_time``: the text after it continues behind its last frame,
-    not only behind its rows and columns.
+    difference in position between two frames. ``text_follows_time``: the text after it continues after its last frame,
+    not only after its rows and columns.
     """
 
     offset: int

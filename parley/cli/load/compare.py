@@ -177,14 +177,14 @@ def noise_limit(a: Sequence[float], b: Sequence[float]) -> float | None:
 def format_comparison(first: str, second: str, loads: Sequence[LoadComparison]) -> str:
     """Return the tables of all loads, with the names of the files as A and B."""
     lines = [f"A: {first}", f"B: {second}"]
-    for each_load in loads:
-        runs = "runs: {} and {}".format(*each_load.runs)
-        lines += ["", f"{each_load.load} ({runs})", f"{'':<20} {'A':>10} {'B':>10} {'B/A':>6}"]
-        for difference in each_load.differences:
+    for comparison in loads:
+        runs = "runs: {} and {}".format(*comparison.runs)
+        lines += ["", f"{comparison.load} ({runs})", f"{'':<20} {'A':>10} {'B':>10} {'B/A':>6}"]
+        for difference in comparison.differences:
             ratio = "-" if difference.ratio is None else f"{difference.ratio:.2f}"
             lines.append(
                 f"{difference.measure:<20} {difference.a:>10.2f} {difference.b:>10.2f} {ratio:>6}  {difference.verdict}"
             )
-    if any(min(each_load.runs) < ENOUGH for each_load in loads):
+    if any(min(comparison.runs) < ENOUGH for comparison in loads):
         lines += ["", FEW_RUNS]
     return "\n".join(lines)

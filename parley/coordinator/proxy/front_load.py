@@ -58,6 +58,6 @@ class FrontLoad:
             )
 
     def check_memory(self, added: int) -> None:
-        """Raise ParleyError if so many further bytes exceed the limit."""
+        """Raise ParleyError if ``added`` more bytes exceed the limit."""
         if self.body_bytes + added > self.memory_limit:
             raise refusals.coordinator_error(429, refusals.TEXTS.memory_exceeded, 1.0)

@@ -102,7 +102,7 @@ class PathTable:
     def _match_patterns(
         self, method: str, path: str, other_methods: set[str]
     ) -> tuple[ApiPath, Mapping[str, str]] | None:
-        """Match a path with parameters; also return these. Adds the methods of other matches to ``others``."""
+        """Match a path with parameters; also return these. Adds the methods of other matches to ``other_methods``."""
         for pattern, known_method, api_path in self._patterns:
             match = pattern.match(path)
             if match is None:

@@ -46,7 +46,7 @@ class RequestRefused(Exception):
 class Placement:
     """The instances of one attempt at a request, and the resources it holds there.
 
-    The caller reports what happens: ``report_first_token``, ``report_tokens``, ``close_placement``. Each may be called
+    The caller reports its progress: ``report_first_token``, ``report_tokens``, ``close_placement``. Each may be called
     at any time and repeatedly. As a context manager it closes itself.
     """
 

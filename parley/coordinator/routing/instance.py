@@ -159,5 +159,5 @@ class ClusterInstance:
 
 
 def least_loaded(instances: Iterable[ClusterInstance]) -> list[ClusterInstance]:
-    """Return instances in the order in which to ask them: those of parley first, then by their number of requests."""
+    """Return instances, the best one to ask first: those of parley before others, then by their number of requests."""
     return sorted(instances, key=lambda instance: (not instance.native, instance.tasks, instance.id))

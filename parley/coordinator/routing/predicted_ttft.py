@@ -119,7 +119,7 @@ def predict_ttft(view: RequestView, instance: ClusterInstance) -> tuple[float | 
         return (prompt_tokens + side.tokens) / rate, side.tokens / rate
     if not time_model.seen:
         time_model = next(
-            (instance.prefill.time_model for instance in view.usable if instance.prefill.time_model.seen), time_model
+            (other.prefill.time_model for other in view.usable if other.prefill.time_model.seen), time_model
         )
     if not time_model.seen:
         return None, 0.0

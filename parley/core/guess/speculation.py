@@ -1,4 +1,4 @@
-"""Speculative decoding: how many tokens to draft for each sequence, and how the drafts fared.
+"""Speculative decoding: how many tokens to draft for each sequence, and how many drafts were right.
 
 A *draft* is a guess at the next token of a decode, or at later ones. Drafts are computed in the decode's row, and the
 tokens after right drafts are sampled in the same step (``StepRow.drafts``). A step of few rows is bound by reading the
@@ -172,8 +172,8 @@ class Speculation:
         self.proposer.forget_sequence(sequence)
 
     def draft_length(self, sequence: Sequence) -> int:
-        """Return the number of drafts worth proposing: the largest for which the chance that all are right exceeds
-        their cost."""
+        """Return the number of drafts worth proposing: the largest number whose chance of being all right exceeds its
+        cost."""
         if self._row_price > MAX_PRICE:
             return 0
         history = self._history_of(sequence)

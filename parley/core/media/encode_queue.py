@@ -3,8 +3,8 @@
 A sequence runs only while it holds the embeddings of all items that it will compute. Items whose tokens all lie in
 cached pages need none. The scheduler asks whenever a sequence is about to get a chunk (``claim_embeddings``), because
 pages may have gone since the last time. A sequence that lacks an item waits here, and later ones continue; it
-returns to its position in the scheduler's queue when it has all items. It keeps what it holds until it has computed
-past an item (``release_computed``), also while it waits for a slot or after a preemption.
+returns to its position in the scheduler's queue when it has all items. It keeps an item's embeddings until it has
+computed past the item (``release_computed``), also while it waits for a slot or after a preemption.
 
 Items are encoded one at a time, once for all sequences that wait for them, in the order of a ``WaitQueue``: by
 priority, with equal shares for tenants. A sequence here holds no slot and no pages.

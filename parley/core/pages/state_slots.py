@@ -8,7 +8,7 @@ No snapshot is copied. A row reads the state before its tokens from one slot, an
 others (``StepRow.states``). A sequence whose last write went to a snapshot reads it from there in its next row.
 
 **Which states are kept.** The one at the last page end of a prompt: its choices, its repetitions and the next turn of
-its conversation begin there. The one at the last page end of the output so far, if there are slots enough. The one
+its conversation begin there. The one at the last page end of the output so far, if there are enough slots. The one
 where cached pages end but no state is kept: a second prompt has branched off there, and a third may. In long prompts,
 also some at equal distances. Rows of one step cannot read each other's states. So a sequence that finds pages that the
 same step computes waits for the next step, and the row that computes these pages keeps the state that it needs.
@@ -74,7 +74,7 @@ class StateSlots:
         self.forget_snapshots(self._fresh_hashes)
 
     def forget_snapshots(self, hashes: Iterable[bytes]) -> None:
-        """Forget the snapshots with these hashes, as far as there are any."""
+        """Forget the snapshots with these hashes. Unknown hashes are ignored."""
         for digest in hashes:
             if (slot := self.pool.find_cached(digest)) is not None:
                 self.pool.evict_block(slot)
@@ -192,7 +192,7 @@ class StateSlots:
         return sorted(boundary for boundary in stored_positions if row.start < boundary <= end)
 
     def _keeps_outputs(self, running_count: int) -> bool:
-        """Whether there are slots enough to keep a state of each sequence while it decodes."""
+        """Whether there are enough slots to keep a state of each sequence while it decodes."""
         return self.keeps_snapshots and 2 * running_count <= self.pool.page_count
 
     def _replace_output_snapshot(self, sequence: Sequence, end: int) -> None:

@@ -1,4 +1,4 @@
-"""Options of ``parley serve`` about what it prints and traces, and the file that options come from."""
+"""Options of ``parley serve`` for its output and its traces, and for the file with options."""
 
 from __future__ import annotations
 

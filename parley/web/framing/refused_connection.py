@@ -9,7 +9,7 @@ MAX_DROPPED_BYTES = 4 << 20
 
 
 class RefusedConnection(asyncio.Protocol):
-    """Drops what the client still sends until it stops, its time is over, or it has sent too much.
+    """Drops data of the client until the client stops, its time is over, or it has sent too much.
 
     Closing with unread data would make the system send a reset, and many clients that are still sending never read the
     response then (RFC 9112, 9.6). ``on_close`` is called when the connection is lost.

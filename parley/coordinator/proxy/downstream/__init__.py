@@ -1,1 +1,1 @@
-"""The client's side of a request: its connection, its API key, and the pace at which it reads."""
+"""The client's side of a request: its connection, its API key, and its pace of reading."""

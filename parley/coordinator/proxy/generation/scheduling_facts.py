@@ -1,4 +1,4 @@
-"""The facts about a request by which its instances are chosen: model, prompt hashes, prompt length and tenant."""
+"""The facts about a request that decide on its instances: model, prompt hashes, prompt length and tenant."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from parley.disagg.wire.prompt_hash import PromptHashes, hash_prompt
 
 
 class SchedulingFacts:
-    """Reads from requests the facts by which their instances are chosen."""
+    """Reads from requests the facts that decide on their instances."""
 
     def __init__(self, table: InstanceTable, identity: ClientIdentity):
         self._table, self._identity = table, identity
 
     async def scheduling_request(self, path: ApiPath, client: DownstreamClient, body: bytes) -> SchedulingRequest:
-        """Return the facts about a request by which instances are chosen. Raises ParleyError."""
+        """Return the facts about a request that decide on its instances. Raises ParleyError."""
         table = self._table
         options, tenant = table.options, self._identity.tenant_of(client)
         prompt_info = await self._hash_prompt(client, body, tenant if table.has_private_prefixes else "")

@@ -219,9 +219,9 @@ class CoordinatorGrpcPort:
         entries = msgspec.json.decode(page)["model_stats"]
         path = {"model": message.name, "version": message.version}
         facts = ServerFacts(__version__, [ModelCard(entry["name"], 0, None) for entry in entries], ready=True)
-        context = RequestContext("", 0, "", path_parts={part: value for part, value in path.items() if value})
+        request_context = RequestContext("", 0, "", path_parts={part: value for part, value in path.items() if value})
         try:
-            answer = decode_http_answer(control.model_statistics(b"", context, facts))
+            answer = decode_http_answer(control.model_statistics(b"", request_context, facts))
         except ParleyError as error:
             raise grpc_error(error) from None
         names = {entry["name"] for entry in answer["model_stats"]}

@@ -174,9 +174,7 @@ class InstanceConnections:
         stream_entry = self._result_streams.pop(instance.id, None)
         if stream_entry is not None:
             stream_entry[1].cancel()
-        used_urls = {
-            place for instance in self._table for place in (instance.url, instance.management, instance.metrics)
-        }
+        used_urls = {place for other in self._table for place in (other.url, other.management, other.metrics)}
         for place in {instance.url, instance.management, instance.metrics} - used_urls:
             if (http_client := self._http_clients.pop(place, None)) is not None:
                 http_client.close_idle()
