@@ -5,7 +5,7 @@ A target compares medians of the same load on the same machine. This module neit
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,98 +73,116 @@ def limit_share(size: ModelSize, peer: str, load: str, kind: str) -> Callable[[R
 
 def list_targets(sizes: Mapping[str, ModelSize]) -> list[Target]:
     """Return all targets. ``sizes``: the model sizes of the folders that the 0.5B peers read."""
+    size = sizes["0.5b"]
+    return [
+        *_serving_targets(size, "bf16", "vLLM bf16", (1.15, 1.3, 0.9, 0.95, 1.2)),
+        *_serving_targets(size, "w8a8", "vLLM W8A8", (1.35, 1.5, 0.65, 0.85, 1.3)),
+        _peer_target(size, "c1 TPOT, int4 over llama.cpp Q4_0", "parley-int4", "llama-q4", "c1", TPOT, 0.65),
+        *_limit_targets(size, "bf16", {"c8": 0.94, "c32": 0.95}),
+        *_limit_targets(size, "w8a8", {"c8": 0.92, "c32": 0.92}),
+        *_long_prompt_targets(size),
+        *_tiny_model_targets(size),
+        *_start_targets(),
+        *_process_targets(size, "bf16"),
+        *_process_targets(size, "w8a8"),
+    ]
 
-    def ratio_against(ours: str, theirs: str, load: str, path: str) -> Callable[[Results], float | None]:
-        return lambda results: ratio(results.median(ours, load, path), results.median(theirs, load, path))
 
-    def at_best(ours: str, theirs: str, load: str, path: str, kind: str) -> Callable[[Results], float | None]:
-        size = sizes["0.5b"]
-        return lambda results: ratio(
-            best_possible(results, size, ours, load, path, kind), results.median(theirs, load, path)
-        )
+def _peer_target(
+    size: ModelSize, what: str, ours: str, theirs: str, load: str, path: str, goal: float, *, least: bool = False
+) -> Target:
+    """Return the target of a load's number at one peer, as a ratio to that of another. The limit: the best possible."""
 
-    targets = []
+    def limit(results: Results) -> float | None:
+        best = best_possible(results, size, ours, load, path, PEERS[ours].kind)
+        return ratio(best, results.median(theirs, load, path))
 
-    def add_target(what: str, ours: str, theirs: str, load: str, path: str, goal: float, least: bool) -> None:
-        kind = PEERS[ours].kind
-        limit = at_best(ours, theirs, load, path, kind) if PEERS[ours].model != "tiny" else lambda results: None
-        targets.append(Target(what, goal, least, ratio_against(ours, theirs, load, path), limit=limit))
+    has_limit = PEERS[ours].model != "tiny"
+    value = ratio_against(ours, theirs, load, path)
+    return Target(what, goal, least, value, limit=limit if has_limit else lambda results: None)
 
-    for kind, theirs, name, goals in (
-        ("bf16", "vllm-bf16", "vLLM bf16", (1.15, 1.3, 0.9, 0.95, 1.2)),
-        ("w8a8", "vllm-w8a8", "vLLM W8A8", (1.35, 1.5, 0.65, 0.85, 1.3)),
-    ):
-        ours, (c32, c8, tpot, ttft, prefix) = f"parley-{kind}", goals
-        add_target(f"c32 req/s, {kind} over {name}", ours, theirs, "c32", RATE, c32, True)
-        add_target(f"c8 req/s, {kind} over {name}", ours, theirs, "c8", RATE, c8, True)
-        add_target(f"c1 TPOT, {kind} over {name}", ours, theirs, "c1", TPOT, tpot, False)
-        other, title = ("llama-bf16", "llama.cpp bf16") if kind == "bf16" else ("openvino-int8", "OpenVINO int8")
-        add_target(f"c1 TPOT, {kind} over {title}", ours, other, "c1", TPOT, 1.0, False)
-        if kind == "w8a8":
-            add_target(f"c1 TPOT, int8 (its head too) over {title}", "parley-int8", other, "c1", TPOT, 1.0, False)
-        add_target(f"c1 TTFT, {kind} over {name}", ours, theirs, "c1", TTFT, ttft, False)
-        share = 0.6 if kind == "bf16" else 0.36
-        add_target(f"prefill of 2,048, {kind} over torch forms bf16", ours, "torch-bf16", "prefill", TTFT, share, False)
-        for load, clients in (("prefix", 8), ("prefix32", 32)):
-            what = f"1,024 shared, {clients} at once, req/s, {kind} over {name}"
-            add_target(what, ours, theirs, load, RATE, prefix, True)
-    add_target("c1 TPOT, int4 over llama.cpp Q4_0", "parley-int4", "llama-q4", "c1", TPOT, 0.65, False)
-    for kind, shares in (("bf16", (0.94, 0.95)), ("w8a8", (0.92, 0.92))):
-        ours = f"parley-{kind}"
-        for load, share in zip(("c8", "c32"), shares, strict=True):
-            what = f"{load} req/s, {kind}, of the limit"
-            targets.append(Target(what, share, True, limit_share(sizes["0.5b"], ours, load, kind)))
-            what = f"{load} TTFT p50, {kind} over vLLM"
-            targets.append(Target(what, 0.6, False, ratio_against(ours, f"vllm-{kind}", load, TTFT)))
+
+def ratio_against(ours: str, theirs: str, load: str, path: str) -> Callable[[Results], float | None]:
+    """Return a function that computes the ratio of a load's number at one peer to that at another."""
+    return lambda results: ratio(results.median(ours, load, path), results.median(theirs, load, path))
+
+
+def _serving_targets(
+    size: ModelSize, kind: str, name: str, goals: tuple[float, float, float, float, float]
+) -> Iterator[Target]:
+    """Yield the targets of a kind of weights. ``name``: of the vLLM to compare with. ``goals``: requests per second of
+    32 clients and of 8, then TPOT and TTFT of one, then requests per second with a shared prefix."""
+    ours, theirs, (c32, c8, tpot, ttft, prefix) = f"parley-{kind}", f"vllm-{kind}", goals
+    yield _peer_target(size, f"c32 req/s, {kind} over {name}", ours, theirs, "c32", RATE, c32, least=True)
+    yield _peer_target(size, f"c8 req/s, {kind} over {name}", ours, theirs, "c8", RATE, c8, least=True)
+    yield _peer_target(size, f"c1 TPOT, {kind} over {name}", ours, theirs, "c1", TPOT, tpot)
+    other, title = ("llama-bf16", "llama.cpp bf16") if kind == "bf16" else ("openvino-int8", "OpenVINO int8")
+    yield _peer_target(size, f"c1 TPOT, {kind} over {title}", ours, other, "c1", TPOT, 1.0)
+    if kind == "w8a8":
+        what = f"c1 TPOT, int8 (its head too) over {title}"
+        yield _peer_target(size, what, "parley-int8", other, "c1", TPOT, 1.0)
+    yield _peer_target(size, f"c1 TTFT, {kind} over {name}", ours, theirs, "c1", TTFT, ttft)
+    what, share = f"prefill of 2,048, {kind} over torch forms bf16", 0.6 if kind == "bf16" else 0.36
+    yield _peer_target(size, what, ours, "torch-bf16", "prefill", TTFT, share)
+    for load, clients in (("prefix", 8), ("prefix32", 32)):
+        what = f"1,024 shared, {clients} at once, req/s, {kind} over {name}"
+        yield _peer_target(size, what, ours, theirs, load, RATE, prefix, least=True)
+
+
+def _limit_targets(size: ModelSize, kind: str, shares: Mapping[str, float]) -> Iterator[Target]:
+    """Yield the targets by the machine's limits, and of the TTFT under load. ``shares``: of the limit, by load."""
+    ours = f"parley-{kind}"
+    for load, share in shares.items():
+        yield Target(f"{load} req/s, {kind}, of the limit", share, True, limit_share(size, ours, load, kind))
+        value = ratio_against(ours, f"vllm-{kind}", load, TTFT)
+        yield Target(f"{load} TTFT p50, {kind} over vLLM", 0.6, False, value)
+
+
+def _long_prompt_targets(size: ModelSize) -> Iterator[Target]:
     for load, tokens in (("long8k", "8,192"), ("long32k", "32,640")):
         for theirs, name in (("vllm-long", "vLLM"), ("llama-long", "llama.cpp")):
             what = f"prompt of {tokens}, bf16 over {name}"
-            add_target(f"{what}: TTFT", "parley-long", theirs, load, TTFT, 0.8, False)
-            add_target(f"{what}: TPOT", "parley-long", theirs, load, TPOT, 0.6, False)
+            yield _peer_target(size, f"{what}: TTFT", "parley-long", theirs, load, TTFT, 0.8)
+            yield _peer_target(size, f"{what}: TPOT", "parley-long", theirs, load, TPOT, 0.6)
+
+
+def _tiny_model_targets(size: ModelSize) -> Iterator[Target]:
     for theirs, name in (("vllm-tiny", "vLLM"), ("llama-tiny", "llama.cpp")):
-        add_target(f"10M model, 1-token replies, req/s over {name}", "parley-tiny", theirs, "api", RATE, 2.0, True)
-    add_target(
-        "10M model, 64-token streams, tokens/s over vLLM", "parley-tiny", "vllm-tiny", "stream", TOKENS, 2.0, True
+        what = f"10M model, 1-token replies, req/s over {name}"
+        yield _peer_target(size, what, "parley-tiny", theirs, "api", RATE, 2.0, least=True)
+    what = "10M model, 64-token streams, tokens/s over vLLM"
+    yield _peer_target(size, what, "parley-tiny", "vllm-tiny", "stream", TOKENS, 2.0, least=True)
+
+
+def _start_targets() -> Iterator[Target]:
+    def ready_seconds(results: Results, peer: str) -> float | None:
+        return results.record_median("ready", peer, "seconds")
+
+    yield Target("ready with the 0.5B model, bf16", 2.0, False, lambda r: ready_seconds(r, "parley-bf16"), "s")
+    yield Target(
+        "vLLM's start over parley's, bf16",
+        12.0,
+        True,
+        lambda r: ratio(ready_seconds(r, "vllm-bf16"), ready_seconds(r, "parley-bf16")),
     )
-    targets.append(
-        Target(
-            "ready with the 0.5B model, bf16",
-            2.0,
-            False,
-            lambda r: r.record_median("ready", "parley-bf16", "seconds"),
-            "s",
-        )
+
+
+def _process_targets(size: ModelSize, kind: str) -> Iterator[Target]:
+    """Yield the targets of a process's memory, and of its streams while a long prompt arrives."""
+    peer = f"parley-{kind}"
+    yield Target(
+        f"memory beyond weights and KV, {kind}",
+        600.0,
+        False,
+        lambda results: to_megabytes(extra_bytes(results, peer, size, kind)),
+        "MB",
     )
-    targets.append(
-        Target(
-            "vLLM's start over parley's, bf16",
-            12.0,
-            True,
-            lambda r: ratio(
-                r.record_median("ready", "vllm-bf16", "seconds"), r.record_median("ready", "parley-bf16", "seconds")
-            ),
-        )
+    yield Target(
+        f"ITL p99 at c8 while 4,000 tokens arrive, {kind}: --step-ms + a decode step",
+        1.1,
+        False,
+        lambda results: ratio(results.median(peer, "stall", "visitor.p99_ms"), allowed_gap_ms(results, peer)),
     )
-    for kind in ("bf16", "w8a8"):
-        peer = f"parley-{kind}"
-        targets.append(
-            Target(
-                f"memory beyond weights and KV, {kind}",
-                600.0,
-                False,
-                lambda r, peer=peer, kind=kind: to_megabytes(extra_bytes(r, peer, sizes["0.5b"], kind)),
-                "MB",
-            )
-        )
-        targets.append(
-            Target(
-                f"ITL p99 at c8 while 4,000 tokens arrive, {kind}: --step-ms + a decode step",
-                1.1,
-                False,
-                lambda r, peer=peer: ratio(r.median(peer, "stall", "visitor.p99_ms"), allowed_gap_ms(r, peer)),
-            )
-        )
-    return targets
 
 
 def allowed_gap_ms(results: Results, peer: str) -> float | None:
