@@ -164,16 +164,10 @@ def _read_fusable_config(config: dict[str, Any]) -> DecoderConfig:
     hidden, heads, layer_count = (
         read_size(fields, name) for name in ("hidden_size", "num_attention_heads", "num_hidden_layers")
     )
-    if fields["num_key_value_heads"] in ("heads", None):
-        fields["num_key_value_heads"] = heads
-    if fields["intermediate_size"] is None:
-        fields["intermediate_size"] = 4 * hidden
+    _fill_default_sizes(fields, hidden, heads)
     kv_heads = read_size(fields, "num_key_value_heads")
     latent = _read_latent(fields, hidden // heads, heads, kv_heads)
-    if latent is not None:
-        head_dim = latent.head_dim
-    else:
-        head_dim = hidden // heads if fields["head_dim"] is None else read_size(fields, "head_dim")
+    head_dim = _read_head_dim(fields, hidden // heads) if latent is None else latent.head_dim
     if heads % kv_heads or head_dim % 2:
         raise Unfusable(f"{heads} heads of {head_dim} over {kv_heads} key/value heads do not divide")
     layer_types = _read_layer_types(family, fields, layer_count)
@@ -218,6 +212,19 @@ def _read_fusable_config(config: dict[str, Any]) -> DecoderConfig:
         **_read_mixture(family, fields),
         **_read_layer_inputs(family, fields, layer_count),
     )
+
+
+def _fill_default_sizes(fields: dict[str, Any], hidden: int, heads: int) -> None:
+    """Set the sizes that a config may leave to others: key/value heads and the width of the MLP."""
+    if fields["num_key_value_heads"] in ("heads", None):
+        fields["num_key_value_heads"] = heads
+    if fields["intermediate_size"] is None:
+        fields["intermediate_size"] = 4 * hidden
+
+
+def _read_head_dim(fields: dict[str, Any], default: int) -> int:
+    """Return the width of a head in numbers. Raises Unfusable."""
+    return default if fields["head_dim"] is None else read_size(fields, "head_dim")
 
 
 def _read_qkv_shards(family: DecoderFamily, heads: int) -> int:
