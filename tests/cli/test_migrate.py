@@ -119,6 +119,19 @@ def test_an_adapter_without_name_or_folder_has_no_counterpart(capfd, adapter):
     assert "no counterpart: adapters have a name and a folder here: --lora NAME=FOLDER" in capfd.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [
+        ("--max-model-len", "9" * 400),
+        ("--mm-processor-cache-gb", "inf"),
+        ("--kv-events-config", "[" * 100_000),
+    ],
+)
+def test_a_value_that_cannot_be_read_has_no_counterpart(flag, value):
+    (result,) = translate_command(PEERS["vllm"], [flag, value]).results
+    assert (result.state, bool(result.reason)) == ("missing", True)
+
+
 # Flags of these versions, as the servers' own lists have them; the newest first, which tables miss most easily.
 NEWEST_FLAGS = {
     "vllm": "--offload-backend prefetch --mm-tensor-ipc torch --return-sampling-mask -dpl 2 -cc {} --master-port 1",

@@ -7,6 +7,7 @@ parley's command, or raises ``NoCounterpart`` with the reason.
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -176,7 +177,7 @@ def _translate_flag(
         flag_names = [name for row in peer.rows for name in (row.name, *row.aliases)]
         flag = original_words[0].partition("=")[0]
         return FlagResult(
-            original_words, "unknown", reason=f"{peer.title} documents no {flag}{_guess(flag, flag_names)}"
+            original_words, "unknown", reason=f"{peer.title} documents no {flag}{_suggest_flag(flag, flag_names)}"
         )
     is_plain = (not row.needless_values and not row.counterpart) or (
         values and all(value in row.needless_values for value in values)
@@ -196,14 +197,14 @@ def _translate_flag(
         words = CONVERSIONS[row.conversion](row, values)
     except NoCounterpart as reason:
         return FlagResult(original_words, "missing", reason=str(reason), peer_flag=row)
-    except (ValueError, TypeError, KeyError, AttributeError):
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
         return FlagResult(
             original_words, "missing", reason=row.missing_reason or "the value cannot be read", peer_flag=row
         )
     return FlagResult(original_words, "translated", tuple(words), row.note, row)
 
 
-def _guess(flag: str, flag_names: Sequence[str]) -> str:
+def _suggest_flag(flag: str, flag_names: Sequence[str]) -> str:
     return did_you_mean(flag, flag_names).rstrip("?").replace(" Did you mean", "; perhaps")
 
 
@@ -227,13 +228,13 @@ def describe_counterpart(row: PeerFlag) -> str:
 # -- how values change
 
 
-def _copy(row: PeerFlag, values: list[str]) -> list[str]:
+def _copy_values(row: PeerFlag, values: list[str]) -> list[str]:
     if row.counterpart == MODEL:
         return values
     return [word for value in values for word in (row.counterpart, value)] if values else row.counterpart.split()
 
 
-def _comma(row: PeerFlag, values: list[str]) -> list[str]:
+def _split_at_commas(row: PeerFlag, values: list[str]) -> list[str]:
     return [
         word
         for value in values
@@ -243,14 +244,14 @@ def _comma(row: PeerFlag, values: list[str]) -> list[str]:
     ]
 
 
-def _choice(row: PeerFlag, values: list[str]) -> list[str]:
+def _map_choice(row: PeerFlag, values: list[str]) -> list[str]:
     (value,) = values
     if value not in row.value_map:
         raise NoCounterpart(row.unlisted_reason or f"{value} is not one of {', '.join(row.value_map)}")
     return [row.counterpart, row.value_map[value]]
 
 
-def _count(row: PeerFlag, values: list[str]) -> list[str]:
+def _expand_count(row: PeerFlag, values: list[str]) -> list[str]:
     """A whole number, which may end with k, m or g (powers of 1000) or K, M or G (of 1024)."""
     (value,) = values
     match = COUNT.fullmatch(value)
@@ -259,11 +260,14 @@ def _count(row: PeerFlag, values: list[str]) -> list[str]:
     return [row.counterpart, str(int(float(match[1]) * COUNT_UNITS[match[2]]))]
 
 
-def _gib(row: PeerFlag, values: list[str]) -> list[str]:
-    return [row.counterpart, f"{float(values[0]):g}GiB"]
+def _append_gib(row: PeerFlag, values: list[str]) -> list[str]:
+    size = float(values[0])
+    if not math.isfinite(size):
+        raise ValueError(values[0])
+    return [row.counterpart, f"{size:g}GiB"]
 
 
-def _variable(row: PeerFlag, values: list[str]) -> list[str]:
+def _set_variable(row: PeerFlag, values: list[str]) -> list[str]:
     return [f"{row.counterpart}={value}" for value in values] or [row.counterpart]
 
 
@@ -284,7 +288,7 @@ def _json_pairs(row: PeerFlag, values: list[str]) -> list[str]:
     return [word for name, limit in pairs.items() for word in (row.counterpart, f"{name}={limit}")]
 
 
-def _adapter(row: PeerFlag, values: list[str]) -> list[str]:
+def _list_adapters(row: PeerFlag, values: list[str]) -> list[str]:
     """Adapters as NAME=FOLDER, several with commas, or as JSON objects with a name and a path."""
     words: list[str] = []
     for value in values:
@@ -303,7 +307,7 @@ def _adapter(row: PeerFlag, values: list[str]) -> list[str]:
     return words
 
 
-def _speculation(row: PeerFlag, values: list[str]) -> list[str]:
+def _choose_speculation(row: PeerFlag, values: list[str]) -> list[str]:
     content = json.loads(values[0])
     method, draft = content.get("method", ""), content.get("model", "")
     if method in ("ngram", "[ngram]"):
@@ -335,8 +339,8 @@ def _cache_events(row: PeerFlag, values: list[str]) -> list[str]:
     return words
 
 
-def _collector(row: PeerFlag, values: list[str]) -> list[str]:
-    """The address of a collector of traces: with its protocol, gRPC's if none is original_words."""
+def _complete_collector(row: PeerFlag, values: list[str]) -> list[str]:
+    """The address of a collector of traces, with its protocol: gRPC, if the address names none."""
     return [row.counterpart, values[0] if "://" in values[0] else f"grpc://{values[0]}"]
 
 
@@ -358,20 +362,20 @@ def _hub_address(row: PeerFlag, values: list[str]) -> list[str]:
 
 
 CONVERSIONS: dict[str, Callable[[PeerFlag, list[str]], list[str]]] = {
-    "copy": _copy,
-    "comma": _comma,
-    "choice": _choice,
-    "count": _count,
-    "gib": _gib,
-    "variable": _variable,
+    "copy": _copy_values,
+    "comma": _split_at_commas,
+    "choice": _map_choice,
+    "count": _expand_count,
+    "gib": _append_gib,
+    "variable": _set_variable,
     "json_list": _json_list,
     "json_pairs": _json_pairs,
-    "adapter": _adapter,
-    "speculation": _speculation,
+    "adapter": _list_adapters,
+    "speculation": _choose_speculation,
     "draft_model": _draft_model,
     "ngram_tokens": _ngram_tokens,
     "cache_events": _cache_events,
-    "collector": _collector,
+    "collector": _complete_collector,
     "host_port": _host_port,
     "hub_address": _hub_address,
 }
