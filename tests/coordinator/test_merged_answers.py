@@ -12,6 +12,7 @@ import pytest
 from support.answer_scripts import CHAT_BODY, CHAT_SCRIPT, LONG_SCRIPT, UNSTREAMED_SCRIPT, prefill_answer, raw_answer
 from support.scripted_instance import AnswerScript, ReceivedRequest, ScriptedInstance, part_record
 
+from parley.coordinator.proxy.upstream.merge_answers import merge_activity
 from parley.disagg.wire import result_frames
 
 # -- success
@@ -231,3 +232,16 @@ async def test_plain_decode_instance_can_request_recompute(cluster):
 
 def test_scripted_records_are_lists_of_outputs():
     assert msgspec.msgpack.decode(part_record(3)) == [[0, 3]]
+
+
+def test_activity_of_all_instances_becomes_one_page_and_other_pages_are_refused():
+    state = {"version": "1", "phase": "ready", "models": [{"name": "m"}], "request_count": 1, "requests": [{"id": "a"}]}
+    loading = state | {"phase": "loading", "requests": [{"id": "b"}]}
+    merged = msgspec.json.decode(merge_activity(map(msgspec.json.encode, (state, loading))))
+    assert (merged["version"], merged["phase"], merged["request_count"]) == ("1", "loading", 2)
+    assert merged["models"] == [{"name": "m", "instance": 1}, {"name": "m", "instance": 2}]
+    assert merged["requests"] == [{"id": "a"}, {"id": "b"}]
+    for name in ("phase", "models", "request_count", "requests"):
+        for other in ({key: state[key] for key in state if key != name}, state | {name: None}):
+            with pytest.raises(msgspec.ValidationError):
+                merge_activity(map(msgspec.json.encode, (state, other)))

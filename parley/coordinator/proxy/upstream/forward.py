@@ -177,7 +177,7 @@ async def forward_and_merge(
     pages = [answer for answer in answers if answer.status == 200]
     try:
         client.send_complete(*(pages[0]._replace(body=merge(page.body for page in pages)) if pages else answers[0]))
-    except (msgspec.MsgspecError, UnicodeDecodeError):
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         raise refusals.coordinator_error(500, refusals.TEXTS.send_failed) from None
 
 

@@ -13,6 +13,15 @@ IDENTIFYING_MEMBERS = ("name", "batch_size")  # members that identify an entry o
 LATEST_MEMBER = "last_inference"  # a time; the latest one counts
 
 
+class ActivityMembers(msgspec.Struct):
+    """The members of a status page's data that are merged."""
+
+    phase: str
+    models: list[dict[str, Any]]
+    request_count: int
+    requests: list[Any]
+
+
 def sum_pages(pages: Iterable[bytes]) -> bytes:
     """Return one JSON page with the sums of all numbers; entries of lists are matched by their names.
 
@@ -43,18 +52,19 @@ def merge_activity(pages: Iterable[bytes]) -> bytes:
     """Merge the data of all instances' status pages: their models, each with the number of the instance if
     there are several, and the requests under way.
 
-    Raises msgspec.MsgspecError or UnicodeDecodeError for pages that are not JSON.
+    Raises msgspec.MsgspecError or UnicodeDecodeError for pages that are not JSON, or lack a member that is merged.
     """
     states: list[dict[str, Any]] = [msgspec.json.decode(page, type=dict) for page in pages]
     merged = states[0]
     if len(states) > 1:
+        members = [msgspec.convert(state, ActivityMembers) for state in states]
         merged["role"] = "mixed"
-        merged["phase"] = next((state["phase"] for state in states if state["phase"] != "ready"), "ready")
+        merged["phase"] = next((state.phase for state in members if state.phase != "ready"), "ready")
         merged["models"] = [
-            model | {"instance": number} for number, state in enumerate(states, 1) for model in state["models"]
+            model | {"instance": number} for number, state in enumerate(members, 1) for model in state.models
         ]
-        merged["request_count"] = sum(state["request_count"] for state in states)
-        merged["requests"] = [request for state in states for request in state["requests"]]
+        merged["request_count"] = sum(state.request_count for state in members)
+        merged["requests"] = [request for state in members for request in state.requests]
     return msgspec.json.encode(merged)
 
 
