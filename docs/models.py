@@ -36,11 +36,12 @@ test-nightly` tests all of them.
 With both, the bits of an answer do not depend on the requests that share its steps.
 
 Models with layers that keep a state (`lfm2`, `lfm2_moe`, `lfm3`, `qwen3_next`, `qwen3_5_text`, `qwen3_5_moe_text`,
-`olmo_hybrid`, `granitemoehybrid`, `bamba`, `falcon_h1`, `mamba`, `falcon_mamba`, `jamba`, `mamba2`, `nemotron_h`) run
-on parley's own decoder only. Memory holds the states of all running sequences, and further states for the prefix cache,
-for drafts and for handovers between instances (`--state-cache`). If all of them would take more than half of the KV
-cache's share, fewer sequences run at once than `--max-batch` allows. A prefix is found up to the last page end whose
-state is cached. As an instance with a role, such a model runs on the CPU only, without `--kv-staging`.
+`olmo_hybrid`, `kimi_linear`, `bailing_hybrid`, `minimax`, `granitemoehybrid`, `bamba`, `falcon_h1`, `mamba`,
+`falcon_mamba`, `jamba`, `mamba2`, `nemotron_h`) run on parley's own decoder only. Memory holds the states of all
+running sequences, and further states for the prefix cache, for drafts and for handovers between instances
+(`--state-cache`). If all of them would take more than half of the KV cache's share, fewer sequences run at once than
+`--max-batch` allows. A prefix is found up to the last page end whose state is cached. As an instance with a role, such
+a model runs on the CPU only, without `--kv-staging`.
 
 ## On parley's own decoder
 

@@ -38,7 +38,7 @@ from parley.native.layout import LayerKV, Span
 from parley.native.lowrank import LowRank
 from parley.native.packed import PackedWeight
 from parley.native.pool import PageFormat, PagePool
-from parley.native.state_shape import GatedDeltaShape, Mamba1Shape, Mamba2Shape, ShortConvolutionShape
+from parley.native.state_shape import GatedDeltaShape, KimiDeltaShape, Mamba1Shape, Mamba2Shape, ShortConvolutionShape
 from parley.native.torch_forms import (
     torch_attention,
     torch_int8,
@@ -128,6 +128,7 @@ __all__ = [
     "scale_logits",
     "scan_channels",
     "scan_gated_delta",
+    "scan_kimi_delta",
     "scan_mamba2",
     "softmax_totals",
     "stack_experts",
@@ -493,6 +494,18 @@ def scan_gated_delta(
     return result
 
 
+def scan_kimi_delta(
+    rows: torch.Tensor, weights: StateWeights, shape: KimiDeltaShape, states: torch.Tensor, spans: torch.Tensor
+) -> torch.Tensor:
+    """Return the outputs of Kimi Delta Attention for rows [T, channels + heads + 2 * inner]: [T, inner]; advance the
+    states.
+
+    ``torch_states`` defines it, and ``spans``.
+    """
+    result: torch.Tensor = form_for_rows("scan_kimi_delta", rows).scan_kimi_delta(rows, weights, shape, states, spans)
+    return result
+
+
 def convolve_gated(
     rows: torch.Tensor,
     weights: StateWeights,
@@ -561,7 +574,9 @@ def _fits_stack(shape: LayerShape, layer: DecoderLayer) -> bool:
     has_plain_values = not (shape.has_normed_values or shape.has_keys_as_values)
     has_plain_mlp = not shape.has_dense_beside and shape.mlp_width is None and shape.layer_input is None
     has_plain_scales = shape.mlp_scale is None and layer.output_scale == 1
-    return is_usual and has_own_kv and has_plain_values and has_plain_mlp and has_plain_scales
+    has_plain_residual = shape.attention_carry == shape.mlp_carry == 1 and not shape.has_normed_residual
+    has_usual_attention = is_usual and has_own_kv and has_plain_values
+    return has_usual_attention and has_plain_mlp and has_plain_scales and has_plain_residual
 
 
 def argmax(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

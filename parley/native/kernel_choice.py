@@ -41,7 +41,7 @@ TORCH_FORMS: dict[str, ModuleType] = {
         (torch_latent, ("absorb_queries", "linear_heads", "write_latents")),
         (torch_mamba, ("scan_mamba2",)),
         (torch_selective, ("convolve_channels", "scan_channels")),
-        (torch_states, ("convolve_gated", "gate_rows", "scan_gated_delta")),
+        (torch_states, ("convolve_gated", "gate_rows", "scan_gated_delta", "scan_kimi_delta")),
         (torch_vocabulary, ("apply_mask", "argmax", "masked_argmax", "softmax_totals", "top_k")),
     )
     for name in names

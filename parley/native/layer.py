@@ -19,8 +19,8 @@ class StateWeights:
     negative rate of a state's decay, and ``step_bias`` [heads], added to its step. ``norm``: of each head's
     output, with the weights of all heads. ``skip`` [heads]: the share of values in Mamba's outputs.
 
-    In Mamba 1, each channel is a head, and ``decay`` is [state_dim, inner]; ``parameter_norms`` are those of its
-    steps' numbers, B and C, if they have any.
+    In Kimi Delta Attention, ``step_bias`` is [inner]. In Mamba 1, each channel is a head, and ``decay`` is [state_dim,
+    inner]; ``parameter_norms`` are those of its steps' numbers, B and C, if they have any.
     """
 
     convolution: torch.Tensor
@@ -49,7 +49,9 @@ class DecoderLayer:
 
     In a layer with a ``state``, ``qkv`` gives the inputs of the kernel of its kind, and ``state_gates`` its numbers per
     head, if it has any. In Mamba 1, ``state_parameters`` reads the convolved channels, and ``state_step`` makes the
-    channels' steps. If it has attention as well, the state has ``state_input`` and ``state_output`` of its own.
+    channels' steps. In Kimi Delta Attention, ``state_step`` makes the numbers of decays, and ``state_gates`` the gates
+    of outputs, of the last numbers of ``qkv``. If it has attention as well, the state has ``state_input`` and
+    ``state_output`` of its own.
     ``experts_norm`` and the norms after ``dense`` and ``experts`` belong to a mixture with a dense MLP beside it;
     ``input_gate``, ``input_up`` and ``input_after_norm`` to a layer with inputs of its own.
     ``activation_factors``: of the activation xielu, those of x² above 0, of e^x - 1 - x below, and of x.

@@ -89,6 +89,9 @@ class LayerShape:
         residual += residual_scale * attention_after_norm(attention(attention_norm(residual)))
         residual += residual_scale * mlp_after_norm(mlp(mlp_norm(residual)))
 
+    Before each sum, the residual is multiplied by ``attention_carry`` or ``mlp_carry``. With ``has_normed_residual``,
+    it is what attention or the MLP reads, as its norm left it.
+
     The MLP is down(activation(gate(x)) * up(x)). With ``has_dense_beside`` it is beside a mixture of experts, and both
     have norms of their own:
 
@@ -128,6 +131,9 @@ class LayerShape:
     is_gated: bool = True  # False: the MLP is down(activation(up(x)))
     is_parallel: bool = False  # attention and the MLP both read the residual as it is before the layer
     residual_scale: float = 1.0
+    attention_carry: float = 1.0
+    mlp_carry: float = 1.0
+    has_normed_residual: bool = False
     routing: Routing | None = None  # the MLP is a mixture of such MLPs
     has_dense_beside: bool = False
     mlp_width: int | None = None  # its inner size, if that is not the model's

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-MOST_KEYS = 512  # the largest key_dim of a gated delta net, as in delta.cpp
+MOST_KEYS = 512  # the largest key_dim of a gated delta net, and of Kimi Delta Attention, as in states.h
 
 
 @dataclass(frozen=True)
@@ -59,6 +59,50 @@ class GatedDeltaShape:
 
 
 @dataclass(frozen=True)
+class KimiDeltaShape:
+    """Kimi Delta Attention (arXiv 2510.26692, section 3), between its linear layers.
+
+    A head has a query, a key and a value of ``dim`` numbers, and a recurrent state [dim, dim] whose rows, one for each
+    number of keys, decay by themselves. Queries, keys and values pass a causal convolution over ``kernel`` tokens.
+
+    The first linear layer gives each token queries, keys and values [channels], a strength for each head, and
+    [inner] numbers for decays and for gates of the outputs; if ``rank`` is not 0, a further linear layer each makes
+    these of ``rank`` numbers. ``lower_bound``: the logarithm of the strongest decay, below 0; None: there is none.
+    """
+
+    heads: int
+    dim: int
+    kernel: int
+    rank: int = 0
+    lower_bound: float | None = None
+
+    @property
+    def inner(self) -> int:
+        """The numbers per token that the layer gives to its output layer."""
+        return self.heads * self.dim
+
+    @property
+    def channels(self) -> int:
+        """The numbers per token that are convolved: queries, keys and values of all heads."""
+        return 3 * self.inner
+
+    @property
+    def row_sizes(self) -> list[int]:
+        """The numbers per token that the scan reads: convolved ones, strengths, those of decays, and gates."""
+        return [self.channels, self.heads, self.inner, self.inner]
+
+    @property
+    def recurrent_size(self) -> int:
+        """The numbers of the recurrent state [heads, dim, dim], which is the first part of a state."""
+        return self.inner * self.dim
+
+    @property
+    def size(self) -> int:
+        """The numbers of a state. Its second part: inputs of the convolution [kernel - 1, channels], oldest first."""
+        return self.recurrent_size + (self.kernel - 1) * self.channels
+
+
+@dataclass(frozen=True)
 class ShortConvolutionShape:
     """A gated short convolution, as in LFM2: causal, over ``kernel`` tokens, each of ``width`` numbers by itself."""
 
@@ -93,6 +137,10 @@ class Mamba2Shape:
     ``input_scales`` for values, B and C at load. ``step_limits``: the least and the largest step. The gated RMS norm,
     if the weights hold one, is over each of ``norm_groups`` parts of a row. ``is_gate_first``: the norm is of gated
     rows; or else rows are gated after it.
+
+    Lightning attention (arXiv 2401.04658) is such a layer without steps, all of which are 1, and with a convolution
+    over a single token: B are keys, and C are queries. ``decays``: the negative rates of heads, if they are not
+    learned. ``has_sigmoid_gates``: gates pass a sigmoid in place of SiLU, and follow the norm.
     """
 
     heads: int
@@ -106,6 +154,9 @@ class Mamba2Shape:
     step_scale: float = 1.0
     gate_scale: float = 1.0
     input_scales: tuple[float, float, float] = (1.0, 1.0, 1.0)
+    has_steps: bool = True
+    decays: tuple[float, ...] = ()
+    has_sigmoid_gates: bool = False
 
     @property
     def inner(self) -> int:
@@ -116,6 +167,11 @@ class Mamba2Shape:
     def channels(self) -> int:
         """The numbers per token that are convolved: values, B and C."""
         return self.inner + 2 * self.groups * self.state_dim
+
+    @property
+    def row_sizes(self) -> list[int]:
+        """The numbers per token that the first linear layer gives: gates, convolved ones, and steps."""
+        return [self.inner, self.channels, self.heads * self.has_steps]
 
     @property
     def recurrent_size(self) -> int:
@@ -165,4 +221,4 @@ class Mamba1Shape:
         return self.recurrent_size + (self.kernel - 1) * self.inner
 
 
-StateShape = GatedDeltaShape | ShortConvolutionShape | Mamba2Shape | Mamba1Shape
+StateShape = GatedDeltaShape | KimiDeltaShape | ShortConvolutionShape | Mamba2Shape | Mamba1Shape

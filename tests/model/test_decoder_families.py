@@ -70,6 +70,8 @@ KERNEL_FAMILIES = [
     "lfm2",
     "lfm3",
     "olmo_hybrid",
+    "kimi_linear",
+    "minimax",
     "bamba",
     "jamba",
     "llama4",
@@ -82,7 +84,7 @@ TESTED_ELSEWHERE = {
     "glm_ocr_text", "paddleocr_vl_text",
 }  # fmt: skip
 # Relative error. Transformers computes the delta rule in chunks, with other roundings.
-TOLERANCES = {"qwen3_next": 1e-4, "qwen3_5": 1e-4, "qwen3_5_moe": 1e-4}
+TOLERANCES = {"qwen3_next": 1e-4, "qwen3_5": 1e-4, "qwen3_5_moe": 1e-4, "kimi_linear": 1e-4}
 LENGTH = 90
 PIECES = (64, 1, 20, 5)
 PAGES = 8  # of a sequence

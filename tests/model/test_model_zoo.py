@@ -18,7 +18,7 @@ SAMPLE = [
     "llama in parts", "llama with SentencePiece", "qwen3_moe, FP8, 128 x 128 blocks", "llama, GGUF Q4_K_M",
     "mixtral, HQQ 4 and 8 bits", "bitnet in parts", "longcat_flash", "modernbert-decoder", "modernbert",
     "llama, MLX 6 bits", "qwen3_next, MLX 4 bits",
-    "llama with a head that its config denies", "refused: kimi_linear", "gte-Qwen2", "refused: LoRA adapter",
+    "llama with a head that its config denies", "refused: zamba", "gte-Qwen2", "refused: LoRA adapter",
 ]  # fmt: skip
 SENTENCE = re.compile(r"[^\n]{20,400}[.)]")
 

@@ -11,7 +11,7 @@ from support.random_tensors import random_tensor
 
 from parley import native
 from parley.native.layer import StateWeights
-from parley.native.state_shape import GatedDeltaShape, Mamba2Shape, ShortConvolutionShape, StateShape
+from parley.native.state_shape import GatedDeltaShape, KimiDeltaShape, Mamba2Shape, ShortConvolutionShape, StateShape
 from parley.native.torch_forms import torch_states
 
 Call = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # a layer's outputs, for states and spans
@@ -22,6 +22,8 @@ SHAPES = [
     ShortConvolutionShape(width=70, kernel=3),
     ShortConvolutionShape(width=5, kernel=1),
     GatedDeltaShape(key_heads=1, value_heads=2, key_dim=12, value_dim=20, kernel=4, most_strength=2.0),
+    KimiDeltaShape(heads=3, dim=72, kernel=4),
+    KimiDeltaShape(heads=2, dim=5, kernel=2, lower_bound=-5.0),
 ]
 MAMBA_SHAPES = [Mamba2Shape(4, 24, 16, 2, 4, 2), Mamba2Shape(2, 12, 5, 1, 2)]
 TOKENS = 21
@@ -38,18 +40,27 @@ def random_weights(shape: StateShape) -> StateWeights:
     convolution = random_numbers(shape.kernel, shape.channels, seed=1)
     if isinstance(shape, ShortConvolutionShape):
         return StateWeights(convolution, random_numbers(shape.channels, seed=2))
-    heads = shape.heads if isinstance(shape, Mamba2Shape) else shape.value_heads
-    decay, step_bias = -random_numbers(heads, seed=3).exp(), random_numbers(heads, seed=4)
+    heads = shape.value_heads if isinstance(shape, GatedDeltaShape) else shape.heads
+    biases = shape.inner if isinstance(shape, KimiDeltaShape) else heads
+    decay, step_bias = -random_numbers(heads, seed=3).exp(), random_numbers(biases, seed=4)
     return StateWeights(convolution, None, decay, step_bias, native.Norm(random_numbers(shape.inner, seed=5), 1e-6))
+
+
+def row_width(shape: StateShape) -> int:
+    """Return the numbers of a row that the layer's kernel reads."""
+    if isinstance(shape, ShortConvolutionShape):
+        return 3 * shape.channels
+    return sum(shape.row_sizes) if isinstance(shape, KimiDeltaShape) else shape.channels + shape.inner
 
 
 def run_layer(form, shape: StateShape, pieces: tuple[int, ...], *, sequences: int = 1, dtype=torch.bfloat16):
     """Return the outputs and the last state of one sequence, which is computed in pieces beside others.
 
     Slots hold what others left."""
-    width = 3 * shape.channels if isinstance(shape, ShortConvolutionShape) else shape.channels + shape.inner
-    rows = [random_tensor(TOKENS, width, seed=10 + i, dtype=torch.bfloat16).to(dtype) for i in range(sequences)]
-    gate_width = 0 if isinstance(shape, ShortConvolutionShape) else 2 * shape.value_heads
+    rows = [
+        random_tensor(TOKENS, row_width(shape), seed=10 + i, dtype=torch.bfloat16).to(dtype) for i in range(sequences)
+    ]
+    gate_width = 2 * shape.value_heads if isinstance(shape, GatedDeltaShape) else 0
     gates = [random_tensor(TOKENS, gate_width, seed=20 + i, dtype=torch.bfloat16).to(dtype) for i in range(sequences)]
     states, weights = random_numbers(sequences + 1, shape.size, seed=6), random_weights(shape)
     states[:, ::3], states[:, 1::3] = torch.nan, torch.inf
@@ -61,6 +72,8 @@ def run_layer(form, shape: StateShape, pieces: tuple[int, ...], *, sequences: in
         batch_gates = torch.cat([each[start : start + count] for each in gates])
         if isinstance(shape, ShortConvolutionShape):
             outputs.append(form.convolve_gated(batch, weights, shape, states, spans)[:count])
+        elif isinstance(shape, KimiDeltaShape):
+            outputs.append(form.scan_kimi_delta(batch, weights, shape, states, spans)[:count])
         else:
             outputs.append(form.scan_gated_delta(batch, batch_gates, weights, shape, states, spans)[:count])
         start += count
@@ -90,11 +103,11 @@ def layer_call(shape: StateShape) -> tuple[Call, int]:
         rows = random_tensor(TOKENS, shape.inner + shape.channels + shape.heads, seed=10, dtype=torch.bfloat16)
         weights = replace(random_weights(shape), skip=random_numbers(shape.heads, seed=9))
         return lambda states, spans: native.scan_mamba2(rows, weights, shape, states, spans), shape.size
-    weights = random_weights(shape)
+    weights, rows = random_weights(shape), random_tensor(TOKENS, row_width(shape), seed=10, dtype=torch.bfloat16)
+    if isinstance(shape, KimiDeltaShape):
+        return lambda states, spans: native.scan_kimi_delta(rows, weights, shape, states, spans), shape.size
     if isinstance(shape, ShortConvolutionShape):
-        rows = random_tensor(TOKENS, 3 * shape.channels, seed=10, dtype=torch.bfloat16)
         return lambda states, spans: native.convolve_gated(rows, weights, shape, states, spans), shape.size
-    rows = random_tensor(TOKENS, shape.channels + shape.inner, seed=10, dtype=torch.bfloat16)
     gates = random_tensor(TOKENS, 2 * shape.value_heads, seed=20, dtype=torch.bfloat16)
     return lambda states, spans: native.scan_gated_delta(rows, gates, weights, shape, states, spans), shape.size
 

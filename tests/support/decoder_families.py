@@ -47,6 +47,8 @@ LATER_FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "xglm": ("xglm", {"d_model": 64, "ffn_dim": 96, "num_layers": 2, "attention_heads": 4, "pad_token_id": 11}),
     "bloom": ("bloom", {"n_layer": 2, "n_head": 4}),
     "mpt": ("mpt", {"d_model": 96, "n_heads": 6, "n_layers": 2, "max_seq_len": 256}),
+    "phi, normed queries": ("phi", {"qk_layernorm": True}),
+    "persimmon": ("persimmon", {}),
     "falcon with slopes": ("falcon", {"alibi": True, "multi_query": False, "parallel_attn": False, "bias": True}),
     "cohere, normed queries": ("cohere", {"use_qk_norm": True}),
     "olmo": ("olmo", {}),

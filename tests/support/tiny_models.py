@@ -201,6 +201,21 @@ GRANITE_FACTORS = {
     "embedding_multiplier": 12.0, "residual_multiplier": 0.22, "attention_multiplier": 0.1, "logits_scaling": 8.0,
 }  # fmt: skip
 # Those with layers that keep a state. Only tests of the fused decoder load them.
+KIMI_DELTA = {name: value for name, value in BASE_CONFIG.items() if name != "max_position_embeddings"} | {
+    "model_max_length": 1024,
+    "num_hidden_layers": 3,
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 32,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 16,
+    "v_head_dim": 24,
+    "num_experts": 16,
+    "num_experts_per_token": 3,
+    "num_shared_experts": 1,
+    "moe_intermediate_size": 48,
+    "first_k_dense_replace": 1,
+    "topk_group": 1,
+}
 STATE_DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
     "granite_hybrid": (
         "granitemoehybrid",
@@ -275,6 +290,23 @@ STATE_DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
         | {"num_experts_per_tok": 2, "mlp_only_layers": [1]},
     ),
     "qwen3_5": ("qwen3_5_text", DELTA_NETS),
+    "minimax": (
+        "minimax",
+        BASE_CONFIG
+        | EXPERTS
+        | {"num_hidden_layers": 4, "head_dim": 24, "block_size": 16, "full_attn_alpha_factor": 3.5}
+        | {"linear_attn_alpha_factor": 2.5, "linear_attn_beta_factor": 0.7, "mlp_alpha_factor": 1.5},
+    ),
+    "kimi_linear": (
+        "kimi_linear",
+        KIMI_DELTA
+        | {"linear_attn_config": {"full_attn_layers": [2], "kda_layers": [1, 3], "head_dim": 24, "num_heads": 3}}
+        | {"linear_head_dim": 24, "linear_num_heads": 3},
+    ),
+    "bailing_hybrid": (
+        "bailing_hybrid",
+        KIMI_DELTA | {"layer_group_size": 2, "head_dim": 24, "num_expert_group": 4, "short_conv_kernel_size": 3},
+    ),
     "qwen3_5_moe": (
         "qwen3_5_moe_text",
         DELTA_NETS

@@ -30,7 +30,7 @@ class LinearSpec:
 
     ``groups``: (count, sizes) if the checkpoint stores its outputs in ``count`` equal groups, each with parts of these
     ``sizes``; they are read with the first parts of all groups first, then the second ones, and so on.
-    ``is_value_second``: the second parts in the checkpoint are those of values, and are read last.
+    ``part_order``: the numbers of the parts in the order in which they are read, if it is another.
     ``transposed``: plain weights are stored [in, out].
     """
 
@@ -40,7 +40,7 @@ class LinearSpec:
     bias: bool = False
     groups: tuple[int, tuple[int, ...]] | None = None
     transposed: bool = False
-    is_value_second: bool = False
+    part_order: tuple[int, ...] = ()
 
     @property
     def stored_shape(self) -> tuple[int, int]:
@@ -54,10 +54,8 @@ class LinearSpec:
             return None
         count, sizes = self.groups
         rows = torch.arange(self.out_features).view(count, sum(sizes))
-        parts = list(rows.split(list(sizes), 1))
-        if self.is_value_second:
-            parts[1:] = reversed(parts[1:])
-        return torch.cat([part.flatten() for part in parts])
+        parts = rows.split(list(sizes), 1)
+        return torch.cat([parts[i].flatten() for i in self.part_order or range(len(parts))])
 
 
 class LinearWeight(Protocol):

@@ -66,10 +66,11 @@ AFTER_NORMS = ("attention_after_norm", "mlp_after_norm")
 XIELU_TENSORS = ("alpha_p", "alpha_n", "beta", "eps")
 # Norms of latents have this eps in Transformers' models, whatever their configs say of others.
 LATENT_NORMS, LATENT_EPS = ("query_latent_norm", "latent_norm"), 1e-6
-# Frequencies, sines and masks that old checkpoints store, computed here; scales of an 8-bit KV cache, not used; and
-# the layers of ERNIE and Qwen that predict further tokens.
+# Frequencies, sines, masks and fixed decays that checkpoints store, computed here; scales of an 8-bit KV cache, not
+# used; and the layers of ERNIE and Qwen that predict further tokens.
 IGNORED_TENSORS = re.compile(
     r"rotary_emb\.inv_freq$|\.embed_positions\.weights$|\.(attention|attn)\.((masked_)?bias|causal_mask)$|self_attn\.([qkv]_proj\.(output|[kv])|(attn\.)?([qkv]|prob(_output)?))_scale$|^(model\.)?mtp[._]"
+    r"|self_attn\.(slope_rate|(query|key|diagonal)_decay)$"
 )
 
 
@@ -229,7 +230,7 @@ class DecoderWeights:
             }
         assert config.tensors.latent_up is not None
         values, ups = config.heads * latent.value_dim, config.heads * (latent.plain_dim + latent.value_dim)
-        outs = [latent.query_rank or q, latent.stored_dim]
+        outs = [latent.query_rank or q, *[config.heads] * shape.has_head_gates, latent.stored_dim]
         parts = {
             "qkv": self._name_parts("qkv", layer, config.tensors.qkv, outs, config.hidden),
             "output": self._name_parts("output", layer, (config.tensors.output,), [config.hidden], values),
@@ -244,9 +245,9 @@ class DecoderWeights:
     ) -> list[LinearSpec]:
         """Return linear layers with ``outs`` outputs, or one with all of them if the checkpoint stores them merged."""
         config = self.config
-        groups, is_value_second = None, False
+        groups, part_order = None, tuple[int, ...]()
         if site == "qkv" and config.qkv_shards:
-            groups, is_value_second = (config.qkv_shards, (into // config.qkv_shards,) * 3), True
+            groups, part_order = (config.qkv_shards, (into // config.qkv_shards,) * 3), (0, 2, 1)
         elif site == "qkv" and config.has_grouped_qkv:
             groups = (
                 config.kv_heads,
@@ -261,11 +262,11 @@ class DecoderWeights:
                 site in config.biases,
                 groups,
                 config.has_transposed_linears,
-                is_value_second,
+                part_order,
             )
             for name, out in zip(names, outs, strict=True)
         ]
-        if site == "qkv" and config.layers[layer].has_output_gate and len(parts) == 3:
+        if site == "qkv" and config.layers[layer].has_output_gate and len(parts) == 3 and config.latent is None:
             parts[0] = replace(parts[0], groups=(config.heads, (config.head_dim, config.head_dim)))
         return parts
 
@@ -319,7 +320,7 @@ class DecoderWeights:
             del widths["attention_norm"], widths["attention_after_norm"]
         if not config.layers[layer].has_mlp:
             del widths["mlp_norm"], widths["mlp_after_norm"]
-        if config.latent is not None:
+        if config.latent is not None and shape.has_attention:
             widths |= {"query_latent_norm": config.latent.query_rank, "latent_norm": config.latent.rank}
         names = {field: getattr(config.tensors, field) for field in widths}
         if not shape.has_attention:

@@ -20,7 +20,8 @@ from parley.model.networks.config import DecoderConfig
 from parley.model.networks.network import KVPages, LinearSite, PackedBatch
 from parley.model.networks.state_arena import BatchStates, temporary_states
 from parley.native.layer import DecoderLayer
-from parley.native.state_shape import GatedDeltaShape, Mamba1Shape, Mamba2Shape
+from parley.native.layer_shape import LayerShape
+from parley.native.state_shape import GatedDeltaShape, KimiDeltaShape, Mamba1Shape, Mamba2Shape
 
 # The linear layers within a layer, by number of their adapter site, as in ``layers.cpp``. A layer has only one of those
 # with the same number. The sites of LAST_LINEARS follow those of all layers.
@@ -322,6 +323,8 @@ class FusedDecoder:
         states = batch.states or temporary_states(self.state_sizes, batch.spans)
         for i, (block, shape, (norm, reader)) in enumerate(layers):
             beat()
+            if shape.has_normed_residual:
+                residual = x
             if shape.is_hybrid:
                 added = self._apply_linear(self._run_state_layer(i, x, batch, states), batch, i, "state_output")
                 residual = native.add_norm(added, residual, None, scale=shape.state_scale)[1]
@@ -336,11 +339,18 @@ class FusedDecoder:
             if shape.has_mlp:
                 x, after = self._run_mlps(i, x, residual, batch), block.mlp_after_norm
             scale = shape.mlp_scale if shape.has_mlp and shape.mlp_scale is not None else shape.residual_scale
+            carry = shape.mlp_carry if shape.has_mlp else shape.attention_carry
             if inputs is not None and shape.layer_input is not None:
                 residual = native.add_norm(x, residual, None, after=after, scale=scale)[1]
                 x, after = self._run_input(i, residual, inputs[:, shape.layer_input], batch), block.input_after_norm
             x, residual = native.add_norm(
-                x, residual, norm, after=after, scale=scale, total_scale=block.output_scale, consumer=reader
+                x,
+                residual,
+                norm,
+                after=after,
+                scale=scale / carry,
+                total_scale=carry * block.output_scale,
+                consumer=reader,
             )
             if batch.media is not None and i < len(batch.media.deepstack):
                 residual[batch.media.tokens] += batch.media.deepstack[i]
@@ -352,7 +362,7 @@ class FusedDecoder:
         """Return the norm of a layer's input, and the only linear layer that reads it, None if there are several."""
         shape, block = self.config.layers[layer], self.layer_weights[layer]
         norm, reader = (block.attention_norm, block.qkv) if shape.has_mixer else (block.mlp_norm, block.gate_up)
-        has_several = shape.is_hybrid or not (shape.has_mixer or block.mixture is None)
+        has_several = shape.is_hybrid or shape.has_normed_residual or not (shape.has_mixer or block.mixture is None)
         return norm, None if has_adapters or has_several else reader
 
     def _attend_layer(
@@ -370,11 +380,7 @@ class FusedDecoder:
         store = self._store_numbers[layer]
         rows, gates = self._apply_linear(x, batch, layer, "qkv"), None
         if shape.has_output_gate:
-            width = config.heads * config.head_dim
-            gate_width = config.heads if shape.has_head_gates else width
-            queries, gates, rest = rows.split([width, gate_width, rows.shape[1] - width - gate_width], 1)
-            gates = gates.repeat_interleave(width // gate_width, 1) if shape.has_head_gates else gates
-            rows = torch.cat((queries, rest), 1)
+            rows, gates = self._split_output_gates(rows, shape)
         if shape.has_keys_as_values:
             rows = torch.cat((rows, rows[:, config.heads * config.head_sizes(layer).dim :]), 1)
         query_scales = query_scales if shape.has_scaled_queries else None
@@ -413,6 +419,17 @@ class FusedDecoder:
             attended = native.linear_heads(attended, block.value_up)
         return attended.flatten(1) if gates is None else native.gate_rows(attended.flatten(1), gates)
 
+    def _split_output_gates(self, rows: torch.Tensor, shape: LayerShape) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the outputs of qkv without the gates of attention, and the gates [T, heads * value_dim]."""
+        config, latent = self.config, self.config.latent
+        width, value_dim = config.heads * config.head_dim, config.head_dim if latent is None else latent.value_dim
+        if latent is not None and latent.query_rank:
+            width = latent.query_rank
+        gate_width = config.heads if shape.has_head_gates else config.heads * value_dim
+        queries, gates, rest = rows.split([width, gate_width, rows.shape[1] - width - gate_width], 1)
+        gates = gates.repeat_interleave(value_dim, 1) if shape.has_head_gates else gates
+        return torch.cat((queries, rest), 1), gates
+
     def _run_state_layer(
         self, layer: int, x: torch.Tensor | native.QuantizedRows, batch: PackedBatch, states: BatchStates
     ) -> torch.Tensor:
@@ -424,6 +441,9 @@ class FusedDecoder:
         if isinstance(shape, GatedDeltaShape):
             gates = self._apply_linear(x, batch, layer, "state_gates")
             return native.scan_gated_delta(rows, gates, weights, shape, stored, states.spans)
+        if isinstance(shape, KimiDeltaShape):
+            rows = self._widen_gates(rows, batch, layer, shape) if shape.rank else rows
+            return native.scan_kimi_delta(rows, weights, shape, stored, states.spans)
         if isinstance(shape, Mamba2Shape):
             return native.scan_mamba2(rows, weights, shape, stored, states.spans)
         if isinstance(shape, Mamba1Shape):
@@ -432,6 +452,15 @@ class FusedDecoder:
             steps = self._apply_linear(steps, batch, layer, "state_step")
             return native.scan_channels(rows, active, steps, torch.cat(keys, 1), weights, shape, stored, states.spans)
         return native.convolve_gated(rows, weights, shape, stored, states.spans)
+
+    def _widen_gates(self, rows: torch.Tensor, batch: PackedBatch, layer: int, shape: KimiDeltaShape) -> torch.Tensor:
+        """Return the rows that the scan of Kimi Delta Attention reads, whose decays and gates have ``rank`` numbers."""
+        first, *low = rows.split([shape.channels + shape.heads, shape.rank, shape.rank], 1)
+        steps, gates = (
+            self._apply_linear(numbers.contiguous(), batch, layer, name)
+            for numbers, name in zip(low, ("state_step", "state_gates"), strict=True)
+        )
+        return torch.cat((first, steps, gates), 1)
 
     def _state_parameters(
         self, active: torch.Tensor, batch: PackedBatch, layer: int, shape: Mamba1Shape
@@ -474,12 +503,17 @@ class FusedDecoder:
     ) -> tuple[torch.Tensor | native.QuantizedRows, torch.Tensor]:
         """Add the output of a layer's attention to the residual. Return (the input of the MLP, the residual)."""
         shape, block = self.config.layers[layer], self.layer_weights[layer]
-        norm, after, scale = block.mlp_norm, block.attention_after_norm, shape.residual_scale
-        reader = None if batch.adapted is not None or block.mixture is not None else block.gate_up
+        norm, after, carry = block.mlp_norm, block.attention_after_norm, shape.attention_carry
+        scale = shape.residual_scale / carry
+        has_readers = batch.adapted is not None or block.mixture is not None or shape.has_normed_residual
+        reader = None if has_readers else block.gate_up
         if not shape.is_parallel:
-            return native.add_norm(x, residual, norm, after=after, scale=scale, consumer=reader)
+            rows, residual = native.add_norm(
+                x, residual, norm, after=after, scale=scale, total_scale=carry, consumer=reader
+            )
+            return rows, rows if shape.has_normed_residual else residual
         rows = native.norm_rows(residual, norm, consumer=reader)
-        return rows, native.add_norm(x, residual, None, after=after, scale=scale)[1]
+        return rows, native.add_norm(x, residual, None, after=after, scale=scale, total_scale=carry)[1]
 
     def _run_mlps(
         self, layer: int, x: torch.Tensor | native.QuantizedRows, residual: torch.Tensor, batch: PackedBatch

@@ -316,6 +316,12 @@ GLM4_MIXTURE = MixtureFamily(
     shared=1,
 )
 GLM4_LITE_MIXTURE = replace(GLM4_MIXTURE, has_mixture=sparse_mlp_types)
+KIMI_NAMES = replace(DEEPSEEK_NAMES, gate_up=("mlp.experts.{}.w1", "mlp.experts.{}.w3"), down="mlp.experts.{}.w2")
+KIMI_MIXTURE = replace(GLM4_MIXTURE, layouts=(KIMI_NAMES, *_both_layouts(DEEPSEEK_NAMES)), has_mixture=exaone_layers)
+BAILING_MIXTURE = replace(
+    KIMI_MIXTURE,
+    layouts=(replace(DEEPSEEK_NAMES, choice_bias="mlp.gate.expert_bias"), *_both_layouts(DEEPSEEK_NAMES)),
+)
 QWEN3_5_MIXTURE = replace(QWEN2_MIXTURE, has_mixture=every_layer, normalized=True)
 LFM2_NAMES = MixtureNames(
     router="feed_forward.gate",

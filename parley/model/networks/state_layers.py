@@ -12,6 +12,7 @@ from parley.model.networks.rope import Unfusable, wrong_value
 from parley.native.state_shape import (
     MOST_KEYS,
     GatedDeltaShape,
+    KimiDeltaShape,
     Mamba1Shape,
     Mamba2Shape,
     ShortConvolutionShape,
@@ -28,6 +29,7 @@ class StateNames:
     ``convolution`` lists the convolutions to be merged: one, or those of queries, keys and values.
     ``skip`` is that of ``StateWeights``. ``parameters`` and ``step`` are Mamba 1's linear layers between the
     convolution and the scan, ``parameter_norms`` the norms of the outputs of ``parameters``, if they have weights.
+    Kimi Delta Attention with a ``rank`` makes decays by ``step``, and gates of outputs by ``gates``.
     ``norms``: the names of the layer's norms by field of ``TensorNames`` where they are not those of other layers.
     """
 
@@ -96,6 +98,46 @@ def read_olmo_delta(fields: Mapping[str, Any]) -> GatedDeltaShape:
     return replace(read_gated_delta({**fields, **sizes}), most_strength=strength, norm_eps=1e-5)
 
 
+def read_kimi_delta(fields: Mapping[str, Any]) -> KimiDeltaShape:
+    """Return the sizes of Kimi Delta Attention: ``linear_attn_config`` has them in published configs. Raises
+    Unfusable."""
+    published = fields["linear_attn_config"] or {}
+    names = {"num_heads": "linear_num_heads", "head_dim": "linear_head_dim"}
+    names["short_conv_kernel_size"] = "linear_conv_kernel_dim"
+    sizes = {name: published.get(name, fields[own]) for name, own in names.items()}
+    dim = read_size(sizes, "head_dim")
+    return _check_kimi_delta(
+        fields,
+        KimiDeltaShape(read_size(sizes, "num_heads"), dim, read_size(sizes, "short_conv_kernel_size"), rank=dim),
+    )
+
+
+def read_bailing_delta(fields: Mapping[str, Any]) -> KimiDeltaShape:
+    """Return the sizes of Kimi Delta Attention of Ling, whose decays are bounded. Raises Unfusable.
+
+    Configs that Transformers has written have the size of a head as ``linear_head_dim``, and another ``head_dim``.
+    """
+    names = {"linear_num_heads": "num_attention_heads", "linear_head_dim": "head_dim"}
+    names["linear_conv_kernel_dim"] = "short_conv_kernel_size"
+    heads, dim, kernel = (
+        read_size(fields, published if fields[name] is None else name) for name, published in names.items()
+    )
+    bound = None
+    if fields["kda_safe_gate"]:
+        bound = fields["kda_lower_bound"]
+        if isinstance(bound, bool) or not isinstance(bound, int | float) or not -math.inf < bound < 0:
+            raise wrong_value("kda_lower_bound", bound)
+    return _check_kimi_delta(fields, KimiDeltaShape(heads, dim, kernel, lower_bound=bound))
+
+
+def _check_kimi_delta(fields: Mapping[str, Any], shape: KimiDeltaShape) -> KimiDeltaShape:
+    if shape.dim > MOST_KEYS:
+        raise Unfusable(f"its keys have {shape.dim} numbers, of at most {MOST_KEYS}")
+    if fields["hidden_act"] not in ("silu", "swish"):
+        raise Unfusable(f"its convolutions have the activation {str(fields['hidden_act'])[:100]}")
+    return shape
+
+
 def read_short_convolution(fields: Mapping[str, Any]) -> ShortConvolutionShape:
     """Return the sizes of a short convolution. Raises Unfusable."""
     return ShortConvolutionShape(read_size(fields, "hidden_size"), read_size(fields, "conv_L_cache"))
@@ -143,6 +185,15 @@ def read_normed_mamba1(fields: Mapping[str, Any]) -> Mamba1Shape:
     if isinstance(eps, bool) or not isinstance(eps, int | float) or not 0 <= eps < 1:
         raise wrong_value("mixer_rms_eps", eps)
     return replace(read_mamba1(fields), norm_eps=float(eps))
+
+
+def read_lightning(fields: Mapping[str, Any]) -> Mamba2Shape:
+    """Return the sizes of lightning attention. Raises Unfusable."""
+    heads = read_size(fields, "num_attention_heads")
+    dim = fields["hidden_size"] // heads if fields["head_dim"] is None else read_size(fields, "head_dim")
+    if fields["hidden_act"] not in ("silu", "swish"):
+        raise Unfusable(f"its queries, keys and values have the activation {str(fields['hidden_act'])[:100]}")
+    return Mamba2Shape(heads, dim, dim, heads, kernel=1, is_gate_first=False, has_steps=False, has_sigmoid_gates=True)
 
 
 def _read_inner(fields: Mapping[str, Any]) -> int:
@@ -217,6 +268,44 @@ OLMO_STATES = StateFamily(
     read_olmo_delta,
     others=(replace(OLMO_NAMES, convolution=("linear_attn.conv1d",)),),
 )
+KIMI_NAMES = StateNames(
+    input=tuple(f"self_attn.{part}_proj" for part in ("q", "k", "v", "b", "f_a", "g_a")),
+    output="self_attn.o_proj",
+    convolution=tuple(f"self_attn.{part}_conv1d" for part in "qkv"),
+    gates=("self_attn.g_b_proj",),
+    norm="self_attn.o_norm",
+    decay="self_attn.A_log",
+    step_bias="self_attn.dt_bias",
+    step="self_attn.f_b_proj",
+)
+BAILING_NAMES = replace(
+    KIMI_NAMES,
+    input=tuple(f"self_attn.{part}_proj" for part in "qkvbfg"),
+    gates=(),
+    step="",
+)
+
+
+def _newer_kimi_names(names: StateNames) -> StateNames:
+    """Return the names that Transformers gives to the tensors of Kimi Delta Attention."""
+
+    def rename(name: str) -> str:
+        return name.replace("self_attn.", "self_attn.forget_gate.")
+
+    return replace(
+        names,
+        input=tuple(rename(name) if ".f_" in name else name for name in names.input),
+        convolution=("self_attn.conv1d",),
+        decay=rename(str(names.decay)),
+        step_bias=rename(str(names.step_bias)),
+        step=rename(names.step),
+    )
+
+
+KIMI_STATES = StateFamily("linear_attention", KIMI_NAMES, read_kimi_delta, others=(_newer_kimi_names(KIMI_NAMES),))
+BAILING_STATES = StateFamily(
+    "linear_attention", BAILING_NAMES, read_bailing_delta, others=(_newer_kimi_names(BAILING_NAMES),)
+)
 LFM2_STATES = StateFamily(
     "conv",
     StateNames(input=("conv.in_proj",), output="conv.out_proj", convolution=("conv.conv",)),
@@ -253,6 +342,16 @@ def _mamba1_names(module: str) -> StateNames:
     )
 
 
+LIGHTNING_STATES = StateFamily(
+    "linear_attention",
+    StateNames(
+        input=("self_attn.output_gate", "self_attn.qkv_proj"),
+        output="self_attn.out_proj",
+        convolution=(),
+        norm="self_attn.norm",
+    ),
+    read_lightning,
+)
 MAMBA2_NAMES = _mamba2_names("mamba")
 MAMBA2_STATES = StateFamily(
     "linear_attention",

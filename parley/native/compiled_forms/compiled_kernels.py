@@ -21,6 +21,7 @@ from parley.native.compiled_forms import (
     compiled_experts,
     compiled_grouped,
     compiled_int8,
+    compiled_kimi,
     compiled_latent,
     compiled_lora,
     compiled_mamba,
@@ -37,7 +38,7 @@ from parley.native.layout import LayerKV, Span
 from parley.native.lowrank import LowRank
 from parley.native.packed import Bf16Packed
 from parley.native.pool import PageFormat, PagePool
-from parley.native.state_shape import GatedDeltaShape, Mamba1Shape, Mamba2Shape, ShortConvolutionShape
+from parley.native.state_shape import GatedDeltaShape, KimiDeltaShape, Mamba1Shape, Mamba2Shape, ShortConvolutionShape
 from parley.native.torch_forms.torch_grouped import BlockedWeight, GroupedPieces, GroupedWeight
 
 P, N, R = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
@@ -61,6 +62,7 @@ SIGNATURES = {
     **compiled_experts.EXPERTS_SIGNATURES,
     **compiled_grouped.GROUPED_SIGNATURES,
     **compiled_int8.INT8_SIGNATURES,
+    **compiled_kimi.KIMI_SIGNATURES,
     **compiled_latent.LATENT_SIGNATURES,
     **compiled_lora.LORA_SIGNATURES,
     **compiled_mamba.MAMBA_SIGNATURES,
@@ -362,6 +364,17 @@ class CompiledKernels:
     ) -> torch.Tensor:
         """Return the outputs of the gated delta rule: bfloat16 [T, inner]; advance the states."""
         return compiled_states.scan_gated_delta(self._library, rows, gates, weights, shape, states, spans)
+
+    def scan_kimi_delta(
+        self,
+        rows: torch.Tensor,
+        weights: StateWeights,
+        shape: KimiDeltaShape,
+        states: torch.Tensor,
+        spans: torch.Tensor,
+    ) -> torch.Tensor:
+        """Return the outputs of Kimi Delta Attention: bfloat16 [T, inner]; advance the states."""
+        return compiled_kimi.scan_kimi_delta(self._library, rows, weights, shape, states, spans)
 
     def convolve_gated(
         self,

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from parley.native.compiled_forms.weight_struct import address_of
 from parley.native.layer import StateWeights
 from parley.native.state_shape import Mamba2Shape
 
@@ -30,12 +31,12 @@ def scan_mamba2(
 
     Raises ValueError if rows or states have another width.
     """
-    if rows.shape[1] != shape.inner + shape.channels + shape.heads or states.shape[1] != shape.size:
+    if rows.shape[1] != sum(shape.row_sizes) or states.shape[1] != shape.size:
         raise ValueError(f"rows of {rows.shape[1]} numbers and states of {states.shape[1]} for {shape}")
     rows, spans = rows.contiguous(), spans.contiguous()
     assert states.is_contiguous()
     threads = torch.get_num_threads()
-    gates, inputs, steps = rows.split([shape.inner, shape.channels, shape.heads], 1)
+    gates, inputs, steps = rows.split(shape.row_sizes, 1)
     state_addresses = [states.data_ptr() + offset * states.itemsize for offset in (0, shape.recurrent_size)]
     batch = shape.size, spans.data_ptr(), len(spans)
     active, y = torch.empty(inputs.shape), torch.empty(gates.shape)
@@ -51,14 +52,14 @@ def scan_mamba2(
         shape.kernel,
         threads,
     )
-    assert weights.decay is not None and weights.step_bias is not None and weights.skip is not None
+    assert weights.decay is not None
     library.scan_heads(
         active.data_ptr(),
-        steps.data_ptr(),
+        steps.data_ptr() if shape.has_steps else None,
         rows.shape[1],
         weights.decay.data_ptr(),
-        weights.step_bias.data_ptr(),
-        weights.skip.data_ptr(),
+        address_of(weights.step_bias),
+        address_of(weights.skip),
         shape.step_scale,
         *shape.step_limits,
         state_addresses[0],
@@ -71,6 +72,20 @@ def scan_mamba2(
         threads,
     )
     out, norm = torch.empty(gates.shape, dtype=torch.bfloat16), weights.norm
+    if shape.has_sigmoid_gates:
+        assert norm is not None
+        library.norm_sigmoid_gated(
+            y.data_ptr(),
+            gates.data_ptr(),
+            rows.shape[1],
+            norm.weight.data_ptr(),
+            norm.eps,
+            out.data_ptr(),
+            *gates.shape,
+            shape.norm_groups,
+            threads,
+        )
+        return out
     library.norm_gated(
         y.data_ptr(),
         gates.data_ptr(),

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 
 from parley.native.layer import StateWeights
-from parley.native.state_shape import GatedDeltaShape, ShortConvolutionShape
+from parley.native.state_shape import GatedDeltaShape, KimiDeltaShape, ShortConvolutionShape
 
 QUERY_EPS = 1e-6  # of the L2 norms of queries and keys
 
@@ -92,20 +92,81 @@ def scan_gated_delta(
                 strict=True,
             )
         )
-        q, k = (tensor * (tensor.square().sum(-1, keepdim=True) + QUERY_EPS).rsqrt() for tensor in (q, k))
-        q, k = (tensor.repeat_interleave(share, 1)[..., None] for tensor in (q / shape.key_dim**0.5, k))
+        q, k = (scale_to_unit(part).repeat_interleave(share, 1) for part in (q, k))
         b, a = gates[span.rows].double().chunk(2, 1)
         strength = shape.most_strength * b.sigmoid().float()[..., None]
         decay = (weights.decay.double() * F.softplus(a + weights.step_bias.double())).exp().float()[..., None, None]
-        heads_out = torch.empty_like(v)
-        for t in range(len(v)):
-            state *= decay[t]
-            change = (v[t] - (state * k[t]).sum(1)) * strength[t]
-            state += k[t] * change[:, None]
-            heads_out[t] = (state * q[t]).sum(1)
+        heads_out = apply_delta_rule(q / shape.key_dim**0.5, k, v, decay, strength, state)
         normed = F.rms_norm(heads_out, (shape.value_dim,), None, weights.norm.eps).flatten(1) * weights.norm.weight
         out[span.rows] = (normed * silu(z)).to(rows.dtype)
     return out
+
+
+def scale_to_unit(heads: torch.Tensor) -> torch.Tensor:
+    """Return queries or keys [T, heads, dim] divided by their L2 norms."""
+    return heads * (heads.square().sum(-1, keepdim=True) + QUERY_EPS).rsqrt()
+
+
+def apply_delta_rule(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, kept: torch.Tensor, strength: torch.Tensor, state: torch.Tensor
+) -> torch.Tensor:
+    """Return the outputs of tokens with these queries and keys [T, heads, key_dim] and values [T, heads, value_dim]:
+    float32 [T, heads, value_dim]; advance the ``state`` [heads, key_dim, value_dim].
+
+    ``kept``: the share of the state that each token keeps, [T, heads, 1 or key_dim, 1]. ``strength`` [T, heads, 1]: of
+    its change.
+    """
+    q, k = q[..., None], k[..., None]
+    outputs = torch.empty_like(v)
+    for t in range(len(v)):
+        state *= kept[t]
+        change = (v[t] - (state * k[t]).sum(1)) * strength[t]
+        state += k[t] * change[:, None]
+        outputs[t] = (state * q[t]).sum(1)
+    return outputs
+
+
+def scan_kimi_delta(
+    rows: torch.Tensor, weights: StateWeights, shape: KimiDeltaShape, states: torch.Tensor, spans: torch.Tensor
+) -> torch.Tensor:
+    """Return the outputs of Kimi Delta Attention before the output layer: [T, inner], in the dtype of ``rows``.
+
+    ``rows`` [T, channels + heads + 2 * inner]: queries, keys and values of all heads, strengths b, numbers f of decays,
+    and the gates z of the outputs. Queries, keys and values pass the convolution and SiLU. With q and k divided by
+    their L2 norms, and q by sqrt(dim), a head's state S [dim, dim] and output o become
+
+        kept = exp(decay * softplus(f + step_bias))
+        S = kept S, each row by its own number
+        S = S + k (sigmoid(b) * (v - k S))
+        o = norm(q S) * sigmoid(z)
+
+    With a ``lower_bound``, kept = exp(lower_bound * sigmoid(-decay * (f + step_bias))).
+    """
+    assert weights.norm is not None
+    out = rows.new_empty(len(rows), shape.inner)
+    for span in begin_spans(states, spans):
+        state, tail = span.state.split([shape.recurrent_size, shape.size - shape.recurrent_size])
+        inputs, b, f, z = rows[span.rows].float().split(shape.row_sizes, 1)
+        active = silu(convolve_rows(inputs, tail.view(-1, shape.channels), weights))
+        q, k, v = (part.unflatten(1, (shape.heads, -1)) for part in active.chunk(3, 1))
+        kept = _kept_shares(f, weights, shape)[..., None]
+        strength = b.double().sigmoid().float()[..., None]
+        q, k, state = scale_to_unit(q) / shape.dim**0.5, scale_to_unit(k), state.view(shape.heads, shape.dim, -1)
+        heads_out = apply_delta_rule(q, k, v, kept, strength, state)
+        normed = F.rms_norm(heads_out, (shape.dim,), None, weights.norm.eps).flatten(1) * weights.norm.weight
+        out[span.rows] = (normed * z.double().sigmoid().float()).to(rows.dtype)
+    return out
+
+
+def _kept_shares(numbers: torch.Tensor, weights: StateWeights, shape: KimiDeltaShape) -> torch.Tensor:
+    """Return the share of each row of each head's state that a token keeps: float32 [T, heads, dim]."""
+    assert weights.decay is not None and weights.step_bias is not None
+    steps = (numbers.double() + weights.step_bias.double()).unflatten(1, (shape.heads, -1))
+    decay = weights.decay.double()[:, None]
+    logs: torch.Tensor = decay * F.softplus(steps)
+    if shape.lower_bound is not None:
+        logs = shape.lower_bound * (-decay * steps).sigmoid()
+    return logs.exp().float()
 
 
 def convolve_gated(

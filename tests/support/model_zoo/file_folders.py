@@ -64,8 +64,6 @@ REFUSED_CONFIGS: dict[str, tuple[dict[str, Any], str]] = {
         },
         STATES,
     ),
-    "kimi_linear": ({"model_type": "kimi_linear"}, STATES),
-    "minimax": ({"model_type": "minimax"}, STATES),
     **{
         kind: ({"model_type": kind}, "layers of kind indexed_attention")
         for kind in (
@@ -82,7 +80,7 @@ REFUSED_CONFIGS: dict[str, tuple[dict[str, Any], str]] = {
     ),
     **{
         kind: ({"model_type": kind}, STATES)
-        for kind in ("deepseek_v4", "qwen4_exp_text", "bailing_hybrid", "inkling_text", "inkling2_text", "zaya")
+        for kind in ("deepseek_v4", "qwen4_exp_text", "inkling_text", "inkling2_text", "zaya")
     },
     "code of its own": (
         {"model_type": "made_up", "auto_map": {"AutoModelForCausalLM": "modeling_made_up.MadeUp"}},
@@ -93,8 +91,8 @@ REFUSED_CONFIGS: dict[str, tuple[dict[str, Any], str]] = {
         {"model_type": "gemma2", "use_bidirectional_attention": True},
         "use_bidirectional_attention as true reads in both directions",
     ),
-    "Persimmon of both directions": (
-        {"model_type": "persimmon", "is_causal": False},
+    "DBRX of both directions": (
+        {"model_type": "dbrx", "is_causal": False},
         "is_causal as false reads in both directions",
     ),
     "unknown type": ({"model_type": "made_up"}, "does not know the model type made_up."),

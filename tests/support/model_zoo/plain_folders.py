@@ -49,11 +49,9 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "phi3, partial rotation": ("phi3", {"partial_rotary_factor": 0.75, "head_dim": 32, "hidden_size": 128}),
     "stablelm, normed queries": ("stablelm", {"qk_layernorm": True}),
     "stablelm, parallel": ("stablelm", {"use_parallel_residual": True}),
-    "phi, normed queries": ("phi", {"qk_layernorm": True}),
 }
 RUN_BY_TRANSFORMERS = {
     "granite_swa, two bases", "llama, dynamic rope", "stablelm, normed queries", "stablelm, parallel",
-    "phi, normed queries",
 }  # fmt: skip
 # Families that run Transformers' code
 THROUGH_TRANSFORMERS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -66,7 +64,6 @@ THROUGH_TRANSFORMERS: dict[str, tuple[str, dict[str, Any]]] = {
         "vision_config": SMALL_ENCODER | {"image_size": 28, "patch_size": 14, "crop_size": 28},
         "audio_config": SMALL_ENCODER | {"num_blocks": 1, "ext_pw_out_channel": 32, "nemo_conv_channels": 32}}),
     "bitnet": ("bitnet", {}),
-    "persimmon": ("persimmon", {}),
     "jetmoe": ("jetmoe", {"kv_channels": 16, "num_local_experts": 4, "num_experts_per_tok": 2}),
     "aria_text": ("aria_text", {"moe_num_experts": 4, "moe_topk": 2, "moe_num_shared_experts": 1}),
     "gemma3n_text": ("gemma3n_text", WINDOW | {
@@ -104,7 +101,9 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 def plain_folders() -> list[ZooFolder]:
     """Return all of them."""
     own = {name: shape for name, shape in ARCHITECTURES.items() if name not in ("bitnet", "aria_text")} | FAMILIES
-    folders = [plain_folder(name, *shape) for name, shape in own.items()]
+    # Transformers saves the decays of MiniMax, which files of bfloat16 would round
+    dtypes = {"minimax": "float32"}
+    folders = [plain_folder(name, *shape, dtype=dtypes.get(name, "bfloat16")) for name, shape in own.items()]
     folders += [plain_folder(name, *shape, fused=name not in RUN_BY_TRANSFORMERS) for name, shape in VARIANTS.items()]
     folders += [
         plain_folder(f"{name}, new names", *MIXTURES_BY_NAME[name], is_published=False, files="bfloat16, new names")

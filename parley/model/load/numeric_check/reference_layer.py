@@ -16,7 +16,7 @@ from parley.model.load.numeric_check.reference_routing import expert_shares
 from parley.model.load.states.state_reference import run_state_layer
 from parley.model.networks.config import DecoderConfig, RopeConfig
 from parley.native.layer_shape import LatentShape, Routing
-from parley.native.state_shape import StateShape
+from parley.native.state_shape import GatedDeltaShape, StateShape
 
 # Of the outputs of gate and up; of those of up and of 1 in an MLP that is not gated.
 ACTIVATION_DEFINITIONS: dict[str, Callable[[torch.Tensor, torch.Tensor | float], torch.Tensor]] = {
@@ -97,14 +97,16 @@ class ReferenceLayer:
         shape, before = self._shape, x
         if shape.has_mixer:
             normed = self._norm_field(x, "attention_norm")
+            x = normed if shape.has_normed_residual else x
             mixed = self._mix_rows(normed)
             if shape.is_hybrid and shape.state is not None:
                 x = x + shape.state_scale * self._run_state(normed, shape.state)
-            x = x + shape.residual_scale * self._norm_field(mixed, "attention_after_norm")
+            x = shape.attention_carry * x + shape.residual_scale * self._norm_field(mixed, "attention_after_norm")
         if shape.has_mlp:
             inside = self._run_mlps(before if shape.is_parallel else x)
             scale = shape.residual_scale if shape.mlp_scale is None else shape.mlp_scale
-            x = x + scale * self._norm_field(inside, "mlp_after_norm")
+            x = self._norm_field(x, "mlp_norm") if shape.has_normed_residual else x
+            x = shape.mlp_carry * x + scale * self._norm_field(inside, "mlp_after_norm")
         if inputs is not None:
             active = ACTIVATION_DEFINITIONS[shape.activation](self._project(x, "input_gate"), inputs)
             x = x + self._norm_field(self._project(active, "input_up"), "input_after_norm")
@@ -134,9 +136,12 @@ class ReferenceLayer:
         shape = self._shape
         if shape.state is not None and not shape.is_hybrid:
             return self._run_state(x, shape.state)
-        if self._config.latent is not None:
-            return self._project(self._attend(*self._project_latents(x, self._config.latent)), "output")
         rows = self._project_parts(x, "qkv")
+        if self._config.latent is not None:
+            attended = self._attend(*self._project_latents(rows[0], rows[-1], self._config.latent))
+            for gate in rows[1:-1]:
+                attended = attended * gate.sigmoid().repeat_interleave(self._config.latent.value_dim, 1)
+            return self._project(attended, "output")
         if not shape.has_output_gate:
             return self._project(self._attend(*self._project_heads(rows)), "output")
         q, gates, *rest = rows if len(rows) == 4 else [*rows[0].chunk(2, -1), *rows[1:]]
@@ -180,9 +185,8 @@ class ReferenceLayer:
         steps = ((self._places + scaling.shift) / scaling.length).floor()
         return (1 + scaling.weight * (1 + steps).log())[:, None, None]
 
-    def _project_latents(self, x: torch.Tensor, latent: LatentShape) -> list[torch.Tensor]:
-        """Return the queries, keys and values of all heads, made from latents."""
-        q, rows = self._project_parts(x, "qkv")
+    def _project_latents(self, q: torch.Tensor, rows: torch.Tensor, latent: LatentShape) -> list[torch.Tensor]:
+        """Return the queries, keys and values of all heads, made from queries or their latents, and from latents."""
         if latent.query_rank:
             q = self._project(self._norm_latents(q, "query_latent_norm"), "query_up")
         q_plain, q_turning = q.unflatten(-1, (self._config.heads, -1)).split([latent.plain_dim, latent.rotary_dim], -1)
@@ -239,9 +243,10 @@ class ReferenceLayer:
     def _run_state(self, x: torch.Tensor, shape: StateShape) -> torch.Tensor:
         state_weights = self._weights.states.read_layer(self._number)
         assert state_weights is not None
+        has_gates = isinstance(shape, GatedDeltaShape)  # which read the layer's input
         rows, gates = (
             torch.cat([x[:, :0], *(self._project_rows(x, linear) for linear in self._linears.get(key, []))], -1)
-            for key in ("state_input" if "state_input" in self._linears else "qkv", "state_gates")
+            for key in ("state_input" if "state_input" in self._linears else "qkv", "state_gates" if has_gates else "")
         )
         outputs = run_state_layer(shape, state_weights, rows, gates, self._project)
         return self._project(outputs, "state_output" if "state_output" in self._linears else "output")

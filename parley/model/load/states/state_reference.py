@@ -7,7 +7,14 @@ from collections.abc import Callable
 import torch
 
 from parley.native.layer import StateWeights
-from parley.native.state_shape import GatedDeltaShape, Mamba1Shape, Mamba2Shape, ShortConvolutionShape, StateShape
+from parley.native.state_shape import (
+    GatedDeltaShape,
+    KimiDeltaShape,
+    Mamba1Shape,
+    Mamba2Shape,
+    ShortConvolutionShape,
+    StateShape,
+)
 
 
 def convolve_inputs(x: torch.Tensor, weights: StateWeights) -> torch.Tensor:
@@ -39,6 +46,8 @@ def run_state_layer(
     """
     if isinstance(shape, Mamba1Shape):
         return run_mamba1(shape, weights, rows, project)
+    if isinstance(shape, KimiDeltaShape):
+        return run_kimi_delta(shape, weights, rows, project)
     if isinstance(shape, GatedDeltaShape):
         return run_gated_delta(shape, weights, rows, gates)
     if isinstance(shape, Mamba2Shape):
@@ -85,14 +94,56 @@ def run_gated_delta(
     return torch.cat(outputs, 1) * weights.norm.weight
 
 
+def run_kimi_delta(
+    shape: KimiDeltaShape,
+    weights: StateWeights,
+    rows: torch.Tensor,
+    project: Callable[[torch.Tensor, str], torch.Tensor],
+) -> torch.Tensor:
+    """Return the outputs of Kimi Delta Attention (arXiv 2510.26692, equation 1), each head by itself:
+    S_t = (I - beta_t k_t k_t^T) Diag(alpha_t) S_(t-1) + beta_t k_t v_t^T and o_t = S_t^T q_t."""
+    assert weights.decay is not None and weights.step_bias is not None and weights.norm is not None
+    low = shape.rank or shape.inner
+    mixed, b, numbers, z = rows.split([shape.channels, shape.heads, low, low], 1)
+    if shape.rank:
+        numbers, z = project(numbers, "state_step"), project(z, "state_gates")
+    active = convolve_inputs(mixed, weights)
+    active = active * active.sigmoid()
+    numbers = numbers + weights.step_bias
+    outputs = []
+    for head in range(shape.heads):
+        own = slice(head * shape.dim, (head + 1) * shape.dim)
+        q, k, v = (part[:, own] for part in active.split(shape.inner, 1))
+        q, k = (part / (part.square().sum(1, keepdim=True) + 1e-6).sqrt() for part in (q, k))
+        if shape.lower_bound is None:
+            alpha = (weights.decay[head] * (1 + numbers[:, own].exp()).log()).exp()
+        else:
+            alpha = (shape.lower_bound / (1 + (weights.decay[head] * numbers[:, own]).exp())).exp()
+        beta, state, identity = b[:, head].sigmoid(), torch.zeros(shape.dim, shape.dim), torch.eye(shape.dim)
+        rows_of_head = []
+        for t in range(len(rows)):
+            erased = identity - beta[t] * torch.outer(k[t], k[t])
+            state = erased @ (alpha[t][:, None] * state) + beta[t] * torch.outer(k[t], v[t])
+            rows_of_head.append(q[t] @ state / shape.dim**0.5)
+        out = torch.stack(rows_of_head)
+        outputs.append(out / (out.square().mean(1, keepdim=True) + weights.norm.eps).sqrt())
+    gated: torch.Tensor = torch.cat(outputs, 1) * weights.norm.weight * z.sigmoid()
+    return gated
+
+
 def run_mamba2(shape: Mamba2Shape, weights: StateWeights, rows: torch.Tensor) -> torch.Tensor:
     """Return the outputs of a Mamba 2 layer (arXiv 2405.21060, equation 2), each head by itself:
     S_t = exp(A step_t) S_(t-1) + step_t x_t B_t^T and y_t = S_t C_t + D x_t."""
-    assert weights.decay is not None and weights.step_bias is not None and weights.skip is not None
-    z, mixed, steps = rows.split([shape.inner, shape.channels, shape.heads], 1)
+    assert weights.decay is not None
+    z, mixed, steps = rows.split(shape.row_sizes, 1)
     active = convolve_inputs(mixed, weights)
     active = active * active.sigmoid()
-    steps = torch.logaddexp(steps * shape.step_scale + weights.step_bias, torch.zeros(())).clamp(*shape.step_limits)
+    if shape.has_steps:
+        given = steps * shape.step_scale + (0 if weights.step_bias is None else weights.step_bias)
+        steps = torch.logaddexp(given, torch.zeros(())).clamp(*shape.step_limits)
+    else:
+        steps = torch.ones(len(rows), shape.heads)
+    skip = torch.zeros(shape.heads) if weights.skip is None else weights.skip
     key_width = shape.groups * shape.state_dim
     x, b, c = active.split([shape.inner, key_width, key_width], 1)
     x = x.unflatten(1, (shape.heads, -1))
@@ -101,10 +152,10 @@ def run_mamba2(shape: Mamba2Shape, weights: StateWeights, rows: torch.Tensor) ->
     for t in range(len(rows)):
         kept, added = (weights.decay * steps[t]).exp(), steps[t, :, None] * x[t]
         state = kept[:, None, None] * state + added[:, :, None] * b[t][:, None]
-        outputs.append(torch.einsum("hpn,hn->hp", state, c[t]) + weights.skip[:, None] * x[t])
+        outputs.append(torch.einsum("hpn,hn->hp", state, c[t]) + skip[:, None] * x[t])
     y: torch.Tensor = torch.stack(outputs).flatten(1)
     gate: torch.Tensor = z * shape.gate_scale
-    gate = gate * gate.sigmoid()
+    gate = gate.sigmoid() if shape.has_sigmoid_gates else gate * gate.sigmoid()
     if weights.norm is None:
         return y * gate
     parts = (y * gate if shape.is_gate_first else y).unflatten(1, (shape.norm_groups, -1))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Protocol
@@ -14,7 +15,7 @@ from parley.model.checkpoint.weights import LinearSpec
 from parley.model.networks.config import DecoderConfig
 from parley.model.networks.state_layers import StateNames
 from parley.native.layer import StateWeights
-from parley.native.state_shape import GatedDeltaShape, Mamba1Shape, Mamba2Shape, StateShape
+from parley.native.state_shape import GatedDeltaShape, KimiDeltaShape, Mamba1Shape, Mamba2Shape, StateShape
 
 
 class TensorReader(Protocol):
@@ -46,7 +47,8 @@ class LayerStateWeights:
         if first is None or not layouts:
             return None
         for layout in layouts:
-            tensors = (str(layout.decay), layout.input[0] + ".weight", layout.convolution[0] + ".weight")
+            tensors = (layout.input[0] + ".weight", *(f"{name}.weight" for name in layout.convolution[:1]))
+            tensors += () if layout.decay is None else (layout.decay,)
             if all(self._weights.layer_name(first, name) in self._checkpoint for name in tensors):
                 return layout
         return layouts[0]
@@ -73,8 +75,13 @@ class LayerStateWeights:
             ]
 
         output = LinearSpec(self._weights.layer_name(layer, names.output), hidden, shape.inner, has_bias)
+        if isinstance(shape, Mamba2Shape) and not shape.has_steps:
+            entering = parts(names.input, [shape.inner, shape.channels], hidden, [])
+            groups = shape.heads, (shape.state_dim, shape.state_dim, shape.head_dim)  # a head's C, B and values
+            entering[1] = replace(entering[1], groups=groups, part_order=(2, 1, 0))
+            return {"qkv": entering, "output": [output]}
         if isinstance(shape, Mamba2Shape):
-            outs = [shape.inner + shape.channels + shape.heads]
+            outs = [sum(shape.row_sizes)]
             return {"qkv": parts(names.input, outs, hidden, []), "output": [output]}
         if isinstance(shape, Mamba1Shape):
             parameters = LinearSpec(
@@ -83,6 +90,14 @@ class LayerStateWeights:
             step = LinearSpec(self._weights.layer_name(layer, names.step), shape.inner, shape.rank)
             entering = parts(names.input, [2 * shape.inner], hidden, [])
             return {"qkv": entering, "state_parameters": [parameters], "state_step": [step], "output": [output]}
+        if isinstance(shape, KimiDeltaShape):
+            outs = [*[shape.inner] * 3, shape.heads, *[shape.rank or shape.inner] * 2]
+            widening = {"state_step": (names.step,), "state_gates": names.gates} if shape.rank else {}
+            return {
+                "qkv": parts(names.input, outs, hidden, []),
+                **{key: parts(own, [shape.inner], shape.rank, []) for key, own in widening.items()},
+                "output": [output],
+            }
         if not isinstance(shape, GatedDeltaShape):
             return {"qkv": parts(names.input, [3 * shape.width], hidden, []), "output": [output]}
         share = shape.value_heads // shape.key_heads
@@ -101,8 +116,10 @@ class LayerStateWeights:
         parts = [shape.channels]
         if len(names.convolution) > 1 and isinstance(shape, GatedDeltaShape):
             parts = self._convolution_sizes(layer, shape)
+        if len(names.convolution) > 1 and isinstance(shape, KimiDeltaShape):
+            parts = [shape.inner] * 3
         tensors: dict[str, tuple[int, ...]] = {}
-        for convolution, channels in zip(names.convolution, parts, strict=True):
+        for convolution, channels in zip(names.convolution, parts, strict=bool(names.convolution)):
             sizes, swapped = (channels, 1, shape.kernel), (channels, shape.kernel, 1)
             own_name = self._weights.layer_name(layer, convolution + ".weight")
             if own_name in self._checkpoint and self._checkpoint.tensor_shape(own_name) == swapped:  # folders of MLX
@@ -114,9 +131,14 @@ class LayerStateWeights:
             for name in (names.decay, names.step_bias):
                 tensors[str(name)] = (shape.value_heads,)
             tensors[f"{names.norm}.weight"] = (shape.value_dim,)
+        if isinstance(shape, KimiDeltaShape):
+            tensors[str(names.decay)] = self._decay_sizes(layer, shape)
+            tensors[str(names.step_bias)] = (shape.inner,)
+            tensors[f"{names.norm}.weight"] = (shape.dim,)
         if isinstance(shape, Mamba2Shape):
             for name in (names.decay, names.step_bias, names.skip):
-                tensors[str(name)] = (shape.heads,)
+                if name is not None:
+                    tensors[name] = (shape.heads,)
             if names.norm is not None:
                 tensors[f"{names.norm}.weight"] = (shape.inner,)
         if isinstance(shape, Mamba1Shape):
@@ -126,6 +148,13 @@ class LayerStateWeights:
             for norm, size in zip(names.parameter_norms, shape.parameter_sizes, strict=bool(names.parameter_norms)):
                 tensors[norm + ".weight"] = (size,)
         return {self._weights.layer_name(layer, name): sizes for name, sizes in tensors.items()}
+
+    def _decay_sizes(self, layer: int, shape: KimiDeltaShape) -> tuple[int, ...]:
+        """Return the shape of the tensor with the heads' rates of decay. Some files have further dimensions of 1."""
+        assert self._names is not None
+        name, wide = self._weights.layer_name(layer, str(self._names.decay)), (1, 1, shape.heads, 1)
+        is_wide = name in self._checkpoint and self._checkpoint.tensor_shape(name) == wide
+        return wide if is_wide else (shape.heads,)
 
     def _convolution_sizes(self, layer: int, shape: GatedDeltaShape) -> list[int]:
         """Return the channels of the convolutions of queries, keys and values. Transformers divides all channels among
@@ -152,7 +181,9 @@ class LayerStateWeights:
             stored = self._checkpoint.view_tensor(full_name, *sizes[full_name])
             return stored.to(device=self._weights.device, dtype=torch.float32, copy=True)
 
-        convolution = torch.cat([read(f"{name}.weight").flatten(1) for name in names.convolution]).t().contiguous()
+        convolution = torch.ones(1, shape.channels, device=self._weights.device)
+        if names.convolution:
+            convolution = torch.cat([read(f"{name}.weight").flatten(1) for name in names.convolution]).t().contiguous()
         if isinstance(shape, Mamba2Shape):
             widths = [shape.inner, shape.groups * shape.state_dim, shape.groups * shape.state_dim]
             convolution *= torch.tensor(shape.input_scales).repeat_interleave(torch.tensor(widths)).to(convolution)
@@ -168,15 +199,18 @@ class LayerStateWeights:
             decay = -read(str(names.decay)).exp().t().contiguous()
             step_bias, share = read(str(names.step_bias)), read(str(names.skip))
             return StateWeights(convolution, bias, decay, step_bias, skip=share, parameter_norms=norms)
-        if not isinstance(shape, GatedDeltaShape | Mamba2Shape):
+        if not isinstance(shape, GatedDeltaShape | KimiDeltaShape | Mamba2Shape):
             return StateWeights(convolution, bias)
-        width, norm = shape.inner if isinstance(shape, Mamba2Shape) else shape.value_dim, None
+        width, norm = math.prod(sizes.get(self._weights.layer_name(layer, f"{names.norm}.weight"), ())), None
         if names.norm is not None:
             norm = self._weights.read_norm(self._weights.layer_name(layer, names.norm), width, 0.0)
             norm = replace(norm, weight=norm.weight.repeat(shape.inner // width))
             if isinstance(shape, GatedDeltaShape) and shape.norm_eps is not None:
                 norm = replace(norm, eps=shape.norm_eps)
+        if isinstance(shape, Mamba2Shape) and shape.decays:
+            rates = torch.tensor(shape.decays, dtype=torch.float32, device=self._weights.device)
+            return StateWeights(convolution, bias, rates, norm=norm)
         skip = None if names.skip is None else read(names.skip)
-        decay = read(str(names.decay))
+        decay = read(str(names.decay)).flatten()
         decay = decay if names.is_rate else -decay.exp()
         return StateWeights(convolution, bias, decay, read(str(names.step_bias)), norm, skip)

@@ -183,6 +183,17 @@ STABLELM = DecoderFamily(
     are_norms_centered=True,
     have_norms_bias=True,
 )
+
+
+def phi_variant(config: Mapping[str, Any]) -> DecoderFamily:
+    """Return the row for a config of Phi or Persimmon, which may have norms of queries and keys."""
+    family = PERSIMMON if config["model_type"] == "persimmon" else PHI
+    if {**family.fields, **config}["qk_layernorm"]:
+        tensors = replace(family.tensors, query_norm="self_attn.q_layernorm", key_norm="self_attn.k_layernorm")
+        return replace(family, tensors=tensors)
+    return family
+
+
 PHI = DecoderFamily(
     COMMON_FIELDS
     | {
@@ -196,7 +207,6 @@ PHI = DecoderFamily(
         "qk_layernorm": False,
     },
     renamed={"layer_norm_eps": "rms_norm_eps"},
-    required={"qk_layernorm": False},
     biases=dict.fromkeys(("qkv", "output", "gate_up", "down", "head"), True),
     tensors=TensorNames(
         norm="model.final_layernorm",
@@ -209,6 +219,7 @@ PHI = DecoderFamily(
     have_norms_bias=True,
     is_gated=False,
     is_parallel=True,
+    variant=phi_variant,
 )
 NEMOTRON = DecoderFamily(
     COMMON_FIELDS
@@ -231,6 +242,34 @@ NEMOTRON = DecoderFamily(
     are_norms_centered=True,
     have_norms_bias=True,
     is_gated=False,
+)
+PERSIMMON = DecoderFamily(
+    COMMON_FIELDS
+    | {
+        "vocab_size": 262144,
+        "intermediate_size": 16384,
+        "num_hidden_layers": 36,
+        "num_attention_heads": 64,
+        "hidden_act": "relu2",
+        "max_position_embeddings": 16384,
+        "rms_norm_eps": 1e-5,
+        "partial_rotary_factor": 0.5,
+        "qk_layernorm": True,
+    },
+    renamed={"layer_norm_eps": "rms_norm_eps", **dict.fromkeys(("num_key_value_heads", "head_dim"), "")},  # not known
+    biases=dict.fromkeys(("qkv", "output", "gate_up", "down"), True),
+    tensors=TensorNames(
+        norm="model.final_layernorm",
+        qkv=("self_attn.query_key_value",),
+        output="self_attn.dense",
+        gate_up=("mlp.dense_h_to_4h",),
+        down="mlp.dense_4h_to_h",
+    ),
+    are_norms_centered=True,
+    have_norms_bias=True,
+    is_gated=False,
+    has_grouped_qkv=True,
+    variant=phi_variant,
 )
 GPT_NEOX = DecoderFamily(
     COMMON_FIELDS

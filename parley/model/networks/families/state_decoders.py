@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from parley.model.networks.config_fields import read_number
 from parley.model.networks.families.decoder_family import (
     ATTENTION_BIASES,
     COMMON_FIELDS,
@@ -16,10 +17,18 @@ from parley.model.networks.families.decoder_family import (
     TensorNames,
     read_whole_rope,
 )
+from parley.model.networks.families.mixture_decoders import MIXTRAL
 from parley.model.networks.families.rms_norm_decoders import OLMO2
 from parley.model.networks.mixtures import LFM2_MIXTURE, QWEN2_MIXTURE, QWEN3_5_MIXTURE
 from parley.model.networks.rope import RopeConfig, Unfusable
-from parley.model.networks.state_layers import LFM2_STATES, OLMO_STATES, QWEN3_5_STATES, QWEN3_NEXT_STATES
+from parley.model.networks.state_layers import (
+    LFM2_STATES,
+    LIGHTNING_STATES,
+    OLMO_STATES,
+    QWEN3_5_STATES,
+    QWEN3_NEXT_STATES,
+)
+from parley.native.state_shape import Mamba2Shape
 
 
 def full_at_interval(fields: dict[str, Any], count: int) -> list[str]:
@@ -101,6 +110,54 @@ QWEN3_5_MOE = replace(
         "num_experts_per_tok": 8,
     },
     mixture=QWEN3_5_MIXTURE,
+)
+
+
+def minimax_layers(fields: dict[str, Any], count: int) -> list[str]:
+    """Return the types of ``count`` layers: the first, third and so on see the whole context."""
+    return [LIGHTNING_STATES.layer_type if i % 2 else FULL for i in range(count)]
+
+
+def minimax_variations(fields: dict[str, Any], layer_types: list[str]) -> list[dict[str, Any]]:
+    """Return the factors of each layer's sums, and the rates of its heads, which grow with the head and fall with the
+    layer. Raises Unfusable."""
+    shape, last = LIGHTNING_STATES.read_shape(fields), len(layer_types) - 1
+    assert isinstance(shape, Mamba2Shape)
+    factors = {name: read_number(fields, f"{name}_factor") for name in MINIMAX_FACTORS}
+    if any(value == 0 for value in factors.values()):
+        raise Unfusable("its residual stream, or a part of its sums, is multiplied by 0")
+    variations: list[dict[str, Any]] = []
+    for i, layer_type in enumerate(layer_types):
+        is_linear = layer_type == LIGHTNING_STATES.layer_type
+        kind, share = "linear_attn" if is_linear else "full_attn", 1 - i / (last + 1e-5) + 1e-5
+        rates = tuple(-(2 ** (-8 * (head + 1) / shape.heads)) * share for head in range(shape.heads))
+        variations.append(
+            {
+                "attention_carry": factors[f"{kind}_alpha"],
+                "residual_scale": factors[f"{kind}_beta"],
+                "mlp_carry": factors["mlp_alpha"],
+                "mlp_scale": factors["mlp_beta"],
+                "has_normed_residual": True,
+                **({"state": replace(shape, decays=rates)} if is_linear else {}),
+            }
+        )
+    return variations
+
+
+MINIMAX_FACTORS = [f"{kind}_{name}" for kind in ("full_attn", "linear_attn", "mlp") for name in ("alpha", "beta")]
+# MiniMax-Text-01 and MiniMax-M1
+MINIMAX = replace(
+    MIXTRAL,
+    fields={
+        **MIXTRAL.fields,
+        "max_position_embeddings": 131072,
+        "layer_types": None,
+        **{f"{name}_factor": 1.0 for name in MINIMAX_FACTORS},
+    },
+    required={"sliding_window": None},
+    layer_types=minimax_layers,
+    layer_variations=minimax_variations,
+    state=LIGHTNING_STATES,
 )
 LFM2_TENSORS = TensorNames(
     norm="model.embedding_norm",

@@ -13,6 +13,7 @@ from parley.model.networks.families.gemma_decoders import (
     VAULT_GEMMA,
 )
 from parley.model.networks.families.gpt_decoders import BLOOM, GPT2, GPT_BIGCODE, GPT_NEO, MPT, OPT, XGLM
+from parley.model.networks.families.kimi_delta_decoders import BAILING_HYBRID, KIMI_LINEAR
 from parley.model.networks.families.latent_decoders import (
     AXK1,
     DEEPSEEK_V2,
@@ -33,6 +34,7 @@ from parley.model.networks.families.layer_norm_decoders import (
     JAIS2,
     NEMOTRON,
     OLMO,
+    PERSIMMON,
     PHI,
     STABLELM,
     STARCODER2,
@@ -106,6 +108,7 @@ from parley.model.networks.families.state_decoders import (
     LFM2,
     LFM2_MOE,
     LFM3,
+    MINIMAX,
     OLMO_HYBRID,
     QWEN3_5,
     QWEN3_5_MOE,
@@ -158,6 +161,7 @@ FAMILIES: dict[str, DecoderFamily] = {
     "starcoder2": STARCODER2,
     "stablelm": STABLELM,
     "phi": PHI,
+    "persimmon": PERSIMMON,
     "nemotron": NEMOTRON,
     "gpt_neox": GPT_NEOX,
     "falcon": FALCON,
@@ -175,6 +179,9 @@ FAMILIES: dict[str, DecoderFamily] = {
     "qwen3_next": QWEN3_NEXT,
     "qwen3_5_text": QWEN3_5,
     "qwen3_5_moe_text": QWEN3_5_MOE,
+    "minimax": MINIMAX,
+    "kimi_linear": KIMI_LINEAR,
+    "bailing_hybrid": BAILING_HYBRID,
     "lfm2": LFM2,
     "lfm2_moe": LFM2_MOE,
     "lfm3": LFM3,

@@ -5,64 +5,42 @@
 #include <cmath>
 #include <vector>
 
-#include "states.h"
+#include "delta.h"
 
 namespace {
-
-constexpr long MOST_KEYS = 512;  // the largest key_dim, as in native/state_shape.py
-
-float sigmoid(float x) { return 1.f / (1.f + std::exp(-x)); }
-
-// to [size] = factor * from / sqrt(the sum of squares + 1e-6)
-void scale_to_unit(const float* from, float* to, long size, float factor) {
-  Vec squares = {};
-  for (long i = 0; i < size; i += LANES) {
-    Vec x = load(from + i, size - i);
-    squares = fma(x, x, squares);
-  }
-  float scale = factor / std::sqrt(sum(squares) + 1e-6f);
-  for (long i = 0; i < size; i += LANES) store(to + i, load(from + i, size - i) * scale, size - i);
-}
-
-float dot(const float* a, const float* b, long size) {
-  Vec total = {};
-  for (long i = 0; i < size; i += LANES) total = fma(load(a + i, size - i), load(b + i, size - i), total);
-  return sum(total);
-}
 
 // What a token does to the state of a head: it is multiplied by `kept`, and then gains keys times `strength` times the
 // difference between a value and keys times the state. `match`: queries times keys.
 struct Token {
   const float *queries, *keys;
   float kept, strength, match;
-};
 
-// One token, for V vectors of values: state = kept * before + keys * change, and out = queries * state. Rows of states
-// are `stride` numbers apart.
-template <int V>
-void update_strip(const Token& token, const float* before, float* state, long stride, long key_dim, const float* values,
-                  float* out) {
-  Vec by_key[V] = {}, by_query[V] = {}, change[V], kept = broadcast(token.kept);
-  for (long n = 0; n < key_dim; n++) {
-    Vec key = broadcast(token.keys[n]), query = broadcast(token.queries[n]);
+  // As `update_columns` calls it. state = kept * before + keys * change, and out = queries * state.
+  template <int V>
+  void update_strip(const float* before, float* state, long stride, long key_dim, const float* values,
+                    float* out) const {
+    Vec by_key[V] = {}, by_query[V] = {}, change[V], kept_part = broadcast(kept);
+    for (long n = 0; n < key_dim; n++) {
+      Vec key = broadcast(keys[n]), query = broadcast(queries[n]);
+      for (int v = 0; v < V; v++) {
+        Vec x = load<Vec>(before + n * stride + v * LANES);
+        by_key[v] = fma(key, x, by_key[v]);
+        by_query[v] = fma(query, x, by_query[v]);
+      }
+    }
     for (int v = 0; v < V; v++) {
-      Vec x = load<Vec>(before + n * stride + v * LANES);
-      by_key[v] = fma(key, x, by_key[v]);
-      by_query[v] = fma(query, x, by_query[v]);
+      change[v] = (load<Vec>(values + v * LANES) - by_key[v] * kept_part) * strength;
+      store(out + v * LANES, fma(broadcast(match), change[v], by_query[v] * kept_part));
+    }
+    for (long n = 0; n < key_dim; n++) {
+      Vec key = broadcast(keys[n]);
+      for (int v = 0; v < V; v++) {
+        long at = n * stride + v * LANES;
+        store(state + at, fma(key, change[v], load<Vec>(before + at) * kept_part));
+      }
     }
   }
-  for (int v = 0; v < V; v++) {
-    change[v] = (load<Vec>(values + v * LANES) - by_key[v] * kept) * token.strength;
-    store(out + v * LANES, fma(broadcast(token.match), change[v], by_query[v] * kept));
-  }
-  for (long n = 0; n < key_dim; n++) {
-    Vec key = broadcast(token.keys[n]);
-    for (int v = 0; v < V; v++) {
-      long at = n * stride + v * LANES;
-      store(state + at, fma(key, change[v], load<Vec>(before + at) * kept));
-    }
-  }
-}
+};
 
 }  // namespace
 
@@ -80,7 +58,6 @@ void scan_delta(const float* x, const bf16* gates, int64_t gates_stride, const f
     float* state = states + span.target * stride + h * size;
     const float* before = span.source < 0 ? state : states + span.source * stride + h * size;
     if (span.source < 0) std::fill(state, state + size, 0.f);
-    alignas(64) float strip[MOST_KEYS * STRIP], values[STRIP] = {}, outputs[STRIP];
     std::vector<float> units(std::min<long>(span.count, BLOCK_TOKENS) * 2 * key_dim);  // queries and keys of the tokens
     Token tokens[BLOCK_TOKENS];
     for (long done = 0; done < span.count; done += BLOCK_TOKENS, before = state) {
@@ -97,22 +74,7 @@ void scan_delta(const float* x, const bf16* gates, int64_t gates_stride, const f
       }
       const float* given = x + first * width + 2 * key_heads * key_dim + h * value_dim;
       float* to = out + first * inner + h * value_dim;
-      long i = 0;
-      for (; some == 1 && i + WIDE <= value_dim; i += WIDE)
-        update_strip<WIDE_VECTORS>(tokens[0], before + i, state + i, value_dim, key_dim, given + i, to + i);
-      for (; i < value_dim; i += STRIP) {
-        long left = std::min(value_dim - i, STRIP);
-        read_strip(before + i, key_dim, value_dim, left, strip);
-        for (long t = 0; t < some; t++) {
-          const float* own = given + t * width + i;
-          float* result = to + t * inner + i;
-          if (left < STRIP) std::copy_n(own, left, values);
-          update_strip<STRIP_VECTORS>(tokens[t], strip, strip, STRIP, key_dim, left < STRIP ? values : own,
-                                      left < STRIP ? outputs : result);
-          if (left < STRIP) std::copy_n(outputs, left, result);
-        }
-        write_strip(strip, key_dim, value_dim, left, state + i);
-      }
+      update_columns(tokens, some, before, state, key_dim, value_dim, given, width, to, inner);
     }
   });
 }

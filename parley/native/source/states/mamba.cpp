@@ -73,7 +73,7 @@ void convolve_rows(const bf16* x, int64_t x_stride, const float* weight, const f
 // out [T, heads, head_dim] of rows x [T, heads * head_dim + 2 * groups * state_dim], which hold values, B and C. Each
 // head computes step = softplus(step_scale * step + step_bias), at least `least` and at most `most`; state [state_dim]
 // [head_dim] = exp(step * decay) * state + B times step * value; out = C times state + skip * value. Rows of steps
-// are `steps_stride` numbers apart.
+// are `steps_stride` numbers apart. Without steps, all are 1; without `skip`, it is 0.
 void scan_heads(const float* x, const bf16* steps, int64_t steps_stride, const float* decay, const float* step_bias,
                 const float* skip, float step_scale, float least, float most, float* states, int64_t stride,
                 const StateSpan* spans, int64_t count, float* out, int64_t heads, int64_t head_dim, int64_t groups,
@@ -85,20 +85,24 @@ void scan_heads(const float* x, const bf16* steps, int64_t steps_stride, const f
     const float* before = span.source < 0 ? state : states + span.source * stride + h * size;
     if (span.source < 0) std::fill(state, state + size, 0.f);
     std::vector<float> strip(state_dim * STRIP);
+    float share = skip ? skip[h] : 0.f;
     alignas(64) float values[STRIP] = {}, outputs[STRIP];
     Token tokens[BLOCK_TOKENS];
     for (long done = 0; done < span.count; done += BLOCK_TOKENS, before = state) {
       long first = span.first + done, some = std::min(BLOCK_TOKENS, span.count - done);
       for (long t = 0; t < some; t++) {
         const float *row = x + (first + t) * width, *keys = row + inner + h / (heads / groups) * state_dim;
-        float given = load(steps + (first + t) * steps_stride + h, 1)[0];
-        float step = std::min(std::max(softplus(broadcast(given * step_scale + step_bias[h]))[0], least), most);
+        float step = 1;
+        if (steps) {
+          float given = load(steps + (first + t) * steps_stride + h, 1)[0];
+          step = std::min(std::max(softplus(broadcast(given * step_scale + step_bias[h]))[0], least), most);
+        }
         tokens[t] = {row + h * head_dim, keys, keys + groups * state_dim, exp(broadcast(step * decay[h]))[0], step};
       }
       float* to = out + first * inner + h * head_dim;
       long i = 0;
       for (; some == 1 && i + WIDE <= head_dim; i += WIDE)
-        update_strip<WIDE_VECTORS>(tokens[0], before + i, state + i, head_dim, state_dim, skip[h], tokens[0].values + i,
+        update_strip<WIDE_VECTORS>(tokens[0], before + i, state + i, head_dim, state_dim, share, tokens[0].values + i,
                                    to + i);
       for (; i < head_dim; i += STRIP) {
         long left = std::min(head_dim - i, STRIP);
@@ -107,7 +111,7 @@ void scan_heads(const float* x, const bf16* steps, int64_t steps_stride, const f
           const float* own = tokens[t].values + i;
           float* result = to + t * inner + i;
           if (left < STRIP) std::copy_n(own, left, values);
-          update_strip<STRIP_VECTORS>(tokens[t], strip.data(), strip.data(), STRIP, state_dim, skip[h],
+          update_strip<STRIP_VECTORS>(tokens[t], strip.data(), strip.data(), STRIP, state_dim, share,
                                       left < STRIP ? values : own, left < STRIP ? outputs : result);
           if (left < STRIP) std::copy_n(outputs, left, result);
         }
