@@ -45,6 +45,7 @@ from parley.native.torch_forms import (
     torch_kernels,
     torch_latent,
     torch_lora,
+    torch_states,
 )
 from parley.native.torch_forms.torch_grouped import (
     BlockedWeight,
@@ -518,8 +519,10 @@ def convolve_gated(
     return result
 
 
-def gate_rows(rows: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
-    """Return rows * sigmoid(gates): [T, width]. The rows may be overwritten."""
+def gate_rows(rows: torch.Tensor, gates: torch.Tensor, *, has_softplus: bool = False) -> torch.Tensor:
+    """Return rows * sigmoid(gates), or rows * softplus(gates): [T, width]. The rows may be overwritten."""
+    if has_softplus:
+        return torch_states.gate_rows(rows, gates, has_softplus=True)
     result: torch.Tensor = form_for_rows("gate_rows", rows).gate_rows(rows, gates)
     return result
 
@@ -570,7 +573,7 @@ def build_stack(
 def _fits_stack(shape: LayerShape, layer: DecoderLayer) -> bool:
     """Whether ``layers.cpp`` has everything that a layer computes."""
     is_usual = shape.state is None and shape.has_mixer and shape.has_mlp and not shape.has_output_gate
-    has_own_kv = shape.head_sizes is None and shape.kv_layer is None
+    has_own_kv = shape.heads is None and shape.head_sizes is None and shape.kv_layer is None
     has_plain_values = not (shape.has_normed_values or shape.has_keys_as_values)
     has_plain_mlp = not shape.has_dense_beside and shape.mlp_width is None and shape.layer_input is None
     has_plain_scales = shape.mlp_scale is None and layer.output_scale == 1

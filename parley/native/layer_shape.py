@@ -118,6 +118,7 @@ class LayerShape:
     has_whole_qk_norm: bool = False  # the norms of queries and keys are over all heads of a token, not over each head
     is_qk_norm_late: bool = False  # these norms follow the rotation
     has_scaled_queries: bool = False  # a factor that depends on a token's position multiplies its queries
+    heads: int | None = None  # of queries, if they are not those of the model
     head_sizes: HeadSizes | None = None  # if they are not those of the model
     kv_layer: int | None = None  # the layer whose keys and values this one reads; None: it has its own
     has_normed_values: bool = False  # each head's value gets an RMS norm without weights
@@ -142,6 +143,7 @@ class LayerShape:
     # An output gate, states
     has_output_gate: bool = False  # the sigmoid of a gate, which ``qkv`` gives after the queries, multiplies attention
     has_head_gates: bool = False  # the gate has one number for each head
+    has_softplus_gates: bool = False  # gates pass softplus in place of the sigmoid
     state: StateShape | None = None  # a kernel of this kind is in place of attention: no keys and values
     has_mixer: bool = True  # False: neither attention nor a state
     has_mlp: bool = True

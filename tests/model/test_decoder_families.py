@@ -52,6 +52,7 @@ BY_NIGHT = {
     "hunyuan_moe",
     "granitemoe_swa",
     "gemma4_unified",
+    "laguna with a gate for each number",
     "lfm3 without norms after and gates",
     "olmo_hybrid without a rotary embedding",
 }  # each part of them is in another family, too

@@ -148,6 +148,14 @@ def test_rows_are_gated_by_the_sigmoid():
     assert torch.allclose(native.gate_rows(rows.clone(), gates).float(), expected, rtol=2**-7, atol=1e-6)
 
 
+def test_rows_are_gated_by_softplus():
+    rows, gates = (random_tensor(6, 70, seed=seed, dtype=torch.bfloat16) for seed in (1, 2))
+    expected = rows.float() * (1 + gates.float().exp()).log()
+    actual = native.gate_rows(rows.clone(), gates, has_softplus=True)
+    assert torch.allclose(actual.float(), expected, rtol=2**-7, atol=1e-6)
+    assert torch.equal(native.gate_rows(rows[2:3, 8:].clone(), gates[2:3, 8:], has_softplus=True), actual[2:3, 8:])
+
+
 def test_rows_of_another_width_are_refused(kernel_level):
     if kernel_level == "off":
         pytest.skip("torch checks them itself")

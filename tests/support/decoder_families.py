@@ -79,6 +79,17 @@ LATER_FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         "flint",
         HEADS | ROUTED | {"sliding_window": 20, "num_hidden_layers": 5, "shared_expert_intermediate_size": 48},
     ),
+    "laguna": (
+        "laguna",
+        ROUTED
+        | {"head_dim": 32, "shared_expert_intermediate_size": 48, "sliding_window": 20, "num_hidden_layers": 3,
+           "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+           "num_attention_heads_per_layer": [4, 6, 4], "moe_routed_scaling_factor": 1.7},
+    ),
+    "laguna with a gate for each number": (
+        "laguna",
+        ROUTED | {"head_dim": 32, "shared_expert_intermediate_size": 48, "gating": "per-element"},
+    ),
     "hyperclovax": ("hyperclovax", {"logits_scaling": 0.125, "residual_multiplier": 0.3}),
     "hyperclovax without norms after": ("hyperclovax", {"use_post_norm": False, "embedding_multiplier": 3.0}),
     "cwm": ("cwm", HEADS | {"sliding_window": 20, "num_hidden_layers": 3}),

@@ -215,9 +215,10 @@ class DecoderWeights:
         """Return the linear layers of a layer's attention. ``latent_up`` is packed as two weights of each head."""
         config, latent, shape = self.config, self.config.latent, self.config.layers[layer]
         sizes, names = config.head_sizes(layer), config.tensors.qkv
-        q, kv = config.heads * sizes.dim, sizes.kv_heads * sizes.dim
+        heads = config.query_heads(layer)
+        q, kv = heads * sizes.dim, sizes.kv_heads * sizes.dim
         if latent is None:
-            queries = [q, config.heads if shape.has_head_gates else q] if shape.has_output_gate else [q]
+            queries = [q, heads if shape.has_head_gates else q] if shape.has_output_gate else [q]
             if len(config.tensors.qkv) < len(queries) + 2:
                 queries = [sum(queries)]
             outs = [*queries, kv, kv]
@@ -614,7 +615,7 @@ class DecoderWeights:
         if queries is None:
             return None
         sizes = self.config.head_sizes(layer)
-        norms = [(self.config.heads, queries)] + ([] if keys is None else [(sizes.kv_heads, keys)])
+        norms = [(self.config.query_heads(layer), queries)] + ([] if keys is None else [(sizes.kv_heads, keys)])
 
         def merge(rows: list[tuple[int, torch.Tensor]]) -> torch.Tensor:
             return torch.cat([numbers.view(-1, sizes.dim).expand(count, -1) for count, numbers in rows])

@@ -108,6 +108,10 @@ class DecoderConfig:
         """Return the heads of a layer's keys and values."""
         return self.layers[layer].head_sizes or HeadSizes(self.kv_heads, self.head_dim)
 
+    def query_heads(self, layer: int) -> int:
+        """Return the heads of a layer's queries."""
+        return self.layers[layer].heads or self.heads
+
     def mlp_width(self, layer: int) -> int:
         """Return the inner size of a layer's MLP, experts aside."""
         shape = self.layers[layer]

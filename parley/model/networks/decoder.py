@@ -20,7 +20,6 @@ from parley.model.networks.config import DecoderConfig
 from parley.model.networks.network import KVPages, LinearSite, PackedBatch
 from parley.model.networks.state_arena import BatchStates, temporary_states
 from parley.native.layer import DecoderLayer
-from parley.native.layer_shape import LayerShape
 from parley.native.state_shape import GatedDeltaShape, KimiDeltaShape, Mamba1Shape, Mamba2Shape
 
 # The linear layers within a layer, by number of their adapter site, as in ``layers.cpp``. A layer has only one of those
@@ -380,7 +379,7 @@ class FusedDecoder:
         store = self._store_numbers[layer]
         rows, gates = self._apply_linear(x, batch, layer, "qkv"), None
         if shape.has_output_gate:
-            rows, gates = self._split_output_gates(rows, shape)
+            rows, gates = self._split_output_gates(rows, layer)
         if shape.has_keys_as_values:
             rows = torch.cat((rows, rows[:, config.heads * config.head_sizes(layer).dim :]), 1)
         query_scales = query_scales if shape.has_scaled_queries else None
@@ -417,15 +416,18 @@ class FusedDecoder:
         )
         if block.value_up is not None:
             attended = native.linear_heads(attended, block.value_up)
-        return attended.flatten(1) if gates is None else native.gate_rows(attended.flatten(1), gates)
+        if gates is None:
+            return attended.flatten(1)
+        return native.gate_rows(attended.flatten(1), gates, has_softplus=shape.has_softplus_gates)
 
-    def _split_output_gates(self, rows: torch.Tensor, shape: LayerShape) -> tuple[torch.Tensor, torch.Tensor]:
+    def _split_output_gates(self, rows: torch.Tensor, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the outputs of qkv without the gates of attention, and the gates [T, heads * value_dim]."""
-        config, latent = self.config, self.config.latent
-        width, value_dim = config.heads * config.head_dim, config.head_dim if latent is None else latent.value_dim
+        config, latent, shape = self.config, self.config.latent, self.config.layers[layer]
+        heads, value_dim = config.query_heads(layer), config.head_dim if latent is None else latent.value_dim
+        width = heads * config.head_dim
         if latent is not None and latent.query_rank:
             width = latent.query_rank
-        gate_width = config.heads if shape.has_head_gates else config.heads * value_dim
+        gate_width = heads if shape.has_head_gates else heads * value_dim
         queries, gates, rest = rows.split([width, gate_width, rows.shape[1] - width - gate_width], 1)
         gates = gates.repeat_interleave(value_dim, 1) if shape.has_head_gates else gates
         return torch.cat((queries, rest), 1), gates

@@ -408,6 +408,19 @@ AFMOE_MIXTURE = MixtureFamily(
     is_sigmoid=True,
     shared=1,
 )
+LAGUNA_NAMES = replace(
+    DEEPSEEK_NAMES,
+    choice_bias="mlp.experts.e_score_correction_bias",
+    shared_gate_up=("mlp.shared_expert.gate_proj", "mlp.shared_expert.up_proj"),
+    shared_down="mlp.shared_expert.down_proj",
+)
+LAGUNA_MIXTURE = MixtureFamily(
+    (LAGUNA_NAMES, _both_layouts(DEEPSEEK_NAMES)[1]),
+    has_mixture=sparse_mlp_types,
+    normalized=True,
+    is_sigmoid=True,
+    shared=1,
+)
 NEMOTRON_NAMES = MixtureNames(
     router="mixer.gate",
     choice_bias="mixer.gate.e_score_correction_bias",

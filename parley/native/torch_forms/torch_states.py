@@ -184,6 +184,7 @@ def convolve_gated(
     return out
 
 
-def gate_rows(rows: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
-    """Return rows * sigmoid(gates): [T, width], in the dtype of ``rows``."""
-    return (rows.float() * gates.double().sigmoid().float()).to(rows.dtype)
+def gate_rows(rows: torch.Tensor, gates: torch.Tensor, *, has_softplus: bool = False) -> torch.Tensor:
+    """Return rows * sigmoid(gates), or rows * softplus(gates): [T, width], in the dtype of ``rows``."""
+    wide = gates.double()
+    return (rows.float() * (F.softplus(wide) if has_softplus else wide.sigmoid()).float()).to(rows.dtype)

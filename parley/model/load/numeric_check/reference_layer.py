@@ -148,7 +148,8 @@ class ReferenceLayer:
         attended = self._attend(*self._project_heads([q, *rest]))
         if shape.has_head_gates:
             gates = gates.repeat_interleave(self._config.head_sizes(self._number).dim, 1)
-        return self._project(attended * gates.sigmoid(), "output")
+        gates = (1 + gates.exp()).log() if shape.has_softplus_gates else gates.sigmoid()
+        return self._project(attended * gates, "output")
 
     def _project_heads(self, rows: list[torch.Tensor]) -> list[torch.Tensor]:
         """Return the queries, keys and values of all heads, each [T, heads, dim]."""
@@ -160,7 +161,8 @@ class ReferenceLayer:
             return [q, *self._stored[shape.kv_layer]]
         if shape.has_keys_as_values:
             rows = [*rows, rows[-1]]
-        q, k, v = torch.cat(rows, -1).split([config.heads * dim, kv_heads * dim, kv_heads * dim], -1)
+        heads = config.query_heads(self._number)
+        q, k, v = torch.cat(rows, -1).split([heads * dim, kv_heads * dim, kv_heads * dim], -1)
         if "query_norm" in fields and not shape.is_qk_norm_late:
             q = self._norms.norm_heads(q, *fields["query_norm"])
             k = self._norms.norm_heads(k, *fields["key_norm"])
@@ -174,7 +176,7 @@ class ReferenceLayer:
             k = self._norms.norm_rows(k, *fields["key_norm"])
         if shape.has_scaled_queries:
             q = q * self._query_scales()
-        k, v = (heads.repeat_interleave(config.heads // kv_heads, 1) for heads in (k, v))
+        k, v = (numbers.repeat_interleave(heads // kv_heads, 1) for numbers in (k, v))
         self._stored[self._number] = k, v
         return [q, k, v]
 

@@ -14,6 +14,7 @@ from parley.model.networks.families.gemma_decoders import (
 )
 from parley.model.networks.families.gpt_decoders import BLOOM, GPT2, GPT_BIGCODE, GPT_NEO, MPT, OPT, XGLM
 from parley.model.networks.families.kimi_delta_decoders import BAILING_HYBRID, KIMI_LINEAR
+from parley.model.networks.families.laguna_decoders import LAGUNA
 from parley.model.networks.families.latent_decoders import (
     AXK1,
     DEEPSEEK_V2,
@@ -200,6 +201,7 @@ FAMILIES: dict[str, DecoderFamily] = {
     "granitemoe_swa": GRANITE_MOE_SWA,
     "mellum": MELLUM,
     "flint": FLINT,
+    "laguna": LAGUNA,
     "gpt2": GPT2,
     "gpt_bigcode": GPT_BIGCODE,
     "gpt_neo": GPT_NEO,
