@@ -121,6 +121,10 @@ class LayerShape:
     heads: int | None = None  # of queries, if they are not those of the model
     head_sizes: HeadSizes | None = None  # if they are not those of the model
     kv_layer: int | None = None  # the layer whose keys and values this one reads; None: it has its own
+    has_sinks: bool = True  # where the weights of the model hold sinks
+    # Numbers of a head's value, if they are fewer than those of a key. Pages hold zeros after them.
+    value_dim: int | None = None
+    value_scale: float = 1.0  # multiplies values
     has_normed_values: bool = False  # each head's value gets an RMS norm without weights
     has_keys_as_values: bool = False  # values are the keys as they are before their norm
     sees_later_media: bool = True  # tokens of pictures that may see later ones of the same picture do so here

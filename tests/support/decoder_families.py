@@ -90,6 +90,12 @@ LATER_FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         "laguna",
         ROUTED | {"head_dim": 32, "shared_expert_intermediate_size": 48, "gating": "per-element"},
     ),
+    "mimo_v2_flash": (
+        "mimo_v2_flash",
+        {"head_dim": 32, "v_head_dim": 24, "sliding_window": 20, "num_hidden_layers": 3, "n_routed_experts": 8,
+         "num_experts_per_tok": 2, "moe_intermediate_size": 32, "n_group": 2, "topk_group": 1,
+         "layer_types": ["full_attention", "sliding_attention", "full_attention"]},
+    ),
     "hyperclovax": ("hyperclovax", {"logits_scaling": 0.125, "residual_multiplier": 0.3}),
     "hyperclovax without norms after": ("hyperclovax", {"use_post_norm": False, "embedding_multiplier": 3.0}),
     "cwm": ("cwm", HEADS | {"sliding_window": 20, "num_hidden_layers": 3}),

@@ -221,13 +221,14 @@ class DecoderWeights:
             queries = [q, heads if shape.has_head_gates else q] if shape.has_output_gate else [q]
             if len(config.tensors.qkv) < len(queries) + 2:
                 queries = [sum(queries)]
-            outs = [*queries, kv, kv]
+            outs = [*queries, kv, sizes.kv_heads * config.value_dim(layer)]
+            attended = heads * config.value_dim(layer)
             if not shape.stores_kv or shape.has_keys_as_values:
                 outs = outs[: 2 if shape.stores_kv else 1]
                 names = names[: len(outs)]
             return {
                 "qkv": self._name_parts("qkv", layer, names, outs, config.hidden),
-                "output": self._name_parts("output", layer, (config.tensors.output,), [config.hidden], q),
+                "output": self._name_parts("output", layer, (config.tensors.output,), [config.hidden], attended),
             }
         assert config.tensors.latent_up is not None
         values, ups = config.heads * latent.value_dim, config.heads * (latent.plain_dim + latent.value_dim)
@@ -349,8 +350,8 @@ class DecoderWeights:
         names += self.states.layer_tensors(layer)
         if self.config.tensors.output_scale:
             names.append(self.layer_name(layer, self.config.tensors.output_scale))
-        if self.config.tensors.sinks:
-            names.append(self.layer_name(layer, self.config.tensors.sinks))
+        if (sinks := self._sinks_name(layer)) is not None:
+            names.append(sinks)
         if self.config.tensors.activation_factors:
             module = self.layer_name(layer, self.config.tensors.activation_factors)
             names += [f"{module}.{name}" for name in XIELU_TENSORS]
@@ -381,7 +382,7 @@ class DecoderWeights:
             total += numbers * sum(width for name, width in widths.items() if name)
             linears = chain.from_iterable(self.linear_parts(layer).values())
             total += sum(linear.out_features * (linear.in_features + linear.bias) for linear in linears)
-            total += self.mixtures.layer_parameters(layer) + config.heads * bool(config.tensors.sinks)
+            total += self.mixtures.layer_parameters(layer) + config.heads * bool(self._sinks_name(layer))
             total += 2 * bool(config.tensors.activation_factors)  # the third is no parameter
             total += sum(map(math.prod, self.states.layer_tensors(layer).values()))
         return total
@@ -504,10 +505,16 @@ class DecoderWeights:
 
     def read_sinks(self, layer: int) -> torch.Tensor | None:
         """Return the score of each head's sink, float32 [heads]; None without sinks. Raises LoadError."""
-        if self.config.tensors.sinks is None:
+        name = self._sinks_name(layer)
+        if name is None:
             return None
-        stored = self.checkpoint.view_tensor(self.layer_name(layer, self.config.tensors.sinks), self.config.heads)
+        stored = self.checkpoint.view_tensor(name, self.config.heads)
         return stored.to(device=self.device, dtype=torch.float32, copy=True)
+
+    def _sinks_name(self, layer: int) -> str | None:
+        """Return the name of the tensor with the scores of a layer's sinks, None without sinks."""
+        name = self.config.tensors.sinks
+        return self.layer_name(layer, name) if name and self.config.layers[layer].has_sinks else None
 
     def read_output_scale(self, layer: int) -> float:
         """Return the factor of a layer's output, 1 without one. Raises LoadError."""

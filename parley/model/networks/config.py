@@ -112,6 +112,12 @@ class DecoderConfig:
         """Return the heads of a layer's queries."""
         return self.layers[layer].heads or self.heads
 
+    def value_dim(self, layer: int) -> int:
+        """Return the numbers of a head's value."""
+        if self.latent is not None:
+            return self.latent.value_dim
+        return self.layers[layer].value_dim or self.head_sizes(layer).dim
+
     def mlp_width(self, layer: int) -> int:
         """Return the inner size of a layer's MLP, experts aside."""
         shape = self.layers[layer]

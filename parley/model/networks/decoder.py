@@ -382,6 +382,8 @@ class FusedDecoder:
             rows, gates = self._split_output_gates(rows, layer)
         if shape.has_keys_as_values:
             rows = torch.cat((rows, rows[:, config.heads * config.head_sizes(layer).dim :]), 1)
+        if shape.value_dim is not None:
+            rows = self._widen_values(rows, layer, shape.value_dim)
         query_scales = query_scales if shape.has_scaled_queries else None
         if config.latent is not None:
             queries = self._write_latents(layer, rows, config.latent, batch, pages, cos, sin)
@@ -416,14 +418,23 @@ class FusedDecoder:
         )
         if block.value_up is not None:
             attended = native.linear_heads(attended, block.value_up)
+        if shape.value_dim is not None:
+            attended = attended[..., : shape.value_dim] * shape.value_scale
         if gates is None:
             return attended.flatten(1)
         return native.gate_rows(attended.flatten(1), gates, has_softplus=shape.has_softplus_gates)
 
+    def _widen_values(self, rows: torch.Tensor, layer: int, value_dim: int) -> torch.Tensor:
+        """Return the outputs of qkv with zeros after each value, which is as long as a key then."""
+        sizes = self.config.head_sizes(layer)
+        others, values = rows.split([rows.shape[1] - sizes.kv_heads * value_dim, sizes.kv_heads * value_dim], 1)
+        wide = F.pad(values.unflatten(1, (-1, value_dim)), (0, sizes.dim - value_dim))
+        return torch.cat((others, wide.flatten(1)), 1)
+
     def _split_output_gates(self, rows: torch.Tensor, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the outputs of qkv without the gates of attention, and the gates [T, heads * value_dim]."""
         config, latent, shape = self.config, self.config.latent, self.config.layers[layer]
-        heads, value_dim = config.query_heads(layer), config.head_dim if latent is None else latent.value_dim
+        heads, value_dim = config.query_heads(layer), config.value_dim(layer)
         width = heads * config.head_dim
         if latent is not None and latent.query_rank:
             width = latent.query_rank

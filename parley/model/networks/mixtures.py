@@ -421,6 +421,7 @@ LAGUNA_MIXTURE = MixtureFamily(
     is_sigmoid=True,
     shared=1,
 )
+MIMO_MIXTURE = replace(GLM4_LITE_MIXTURE, shared=0)
 NEMOTRON_NAMES = MixtureNames(
     router="mixer.gate",
     choice_bias="mixer.gate.e_score_correction_bias",

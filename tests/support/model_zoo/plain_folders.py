@@ -81,7 +81,6 @@ THROUGH_TRANSFORMERS: dict[str, tuple[str, dict[str, Any]]] = {
         "d_model": 64, "n_heads": 4, "n_layers": 2, "attn_config": {"kv_n_heads": 2, "rope_theta": 1e4, "clip_qkv": 8},
         "ffn_config": {"ffn_hidden_size": 96, "moe_num_experts": 4, "moe_top_k": 2, "hidden_size": 64}}),
     "kolibri1": ("kolibri1", WINDOW | SHARED_EXPERT),
-    "mimo_v2_flash": ("mimo_v2_flash", WINDOW | ROUTED | {"v_head_dim": 16}),
     "minimax_m3_vl_text": (
         "minimax_m3_vl_text",
         HEADS | {"num_local_experts": 8, "num_experts_per_tok": 2, "index_n_heads": 2, "index_head_dim": 16,

@@ -162,11 +162,13 @@ class ReferenceLayer:
         if shape.has_keys_as_values:
             rows = [*rows, rows[-1]]
         heads = config.query_heads(self._number)
-        q, k, v = torch.cat(rows, -1).split([heads * dim, kv_heads * dim, kv_heads * dim], -1)
+        value_dim = config.value_dim(self._number)
+        q, k, v = torch.cat(rows, -1).split([heads * dim, kv_heads * dim, kv_heads * value_dim], -1)
         if "query_norm" in fields and not shape.is_qk_norm_late:
             q = self._norms.norm_heads(q, *fields["query_norm"])
             k = self._norms.norm_heads(k, *fields["key_norm"])
-        q, k, v = (projected.unflatten(-1, (-1, dim)) for projected in (q, k, v))
+        q, k = (projected.unflatten(-1, (-1, dim)) for projected in (q, k))
+        v = v.unflatten(-1, (-1, value_dim)) * shape.value_scale
         if shape.has_normed_values:
             v = self._norms.norm_unweighted(v)
         if shape.rope is not None:

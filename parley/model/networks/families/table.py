@@ -42,6 +42,7 @@ from parley.model.networks.families.layer_norm_decoders import (
 )
 from parley.model.networks.families.mamba1_decoders import FALCON_MAMBA, JAMBA, MAMBA1
 from parley.model.networks.families.mamba_decoders import BAMBA, FALCON_H1, GRANITE_HYBRID, MAMBA2, NEMOTRON_HYBRID
+from parley.model.networks.families.mimo_decoders import MIMO_V2_FLASH
 from parley.model.networks.families.mixture_decoders import (
     DOTS1,
     ERNIE_MOE,
@@ -202,6 +203,7 @@ FAMILIES: dict[str, DecoderFamily] = {
     "mellum": MELLUM,
     "flint": FLINT,
     "laguna": LAGUNA,
+    "mimo_v2_flash": MIMO_V2_FLASH,
     "gpt2": GPT2,
     "gpt_bigcode": GPT_BIGCODE,
     "gpt_neo": GPT_NEO,
