@@ -32,8 +32,8 @@ from parley.native.kernel_choice import (
     packing_form,
     tiled_kernels,
 )
-from parley.native.layer import DecoderLayer, StateWeights
-from parley.native.layer_shape import LatentShape, LayerShape, Norm, Routing
+from parley.native.layer import AltUpWeights, DecoderLayer, StateWeights
+from parley.native.layer_shape import AltUpShape, LatentShape, LayerShape, Norm, Routing
 from parley.native.layout import LayerKV, Span
 from parley.native.lowrank import LowRank
 from parley.native.packed import PackedWeight
@@ -63,6 +63,8 @@ PackedLora = CompiledLora | torch_lora.TorchLora
 LoraRows = CompiledLoraRows | torch_lora.TorchLoraRows
 
 __all__ = [
+    "AltUpShape",
+    "AltUpWeights",
     "AttentionPlan",
     "BatchTables",
     "BlockedWeight",
@@ -113,6 +115,7 @@ __all__ = [
     "linear_heads",
     "lm_head_logits",
     "masked_argmax",
+    "match_sizes",
     "mix_experts",
     "norm_rows",
     "pack_grouped",
@@ -132,6 +135,7 @@ __all__ = [
     "scan_kimi_delta",
     "scan_mamba2",
     "softmax_totals",
+    "sparsify_gates",
     "stack_experts",
     "top_k",
     "write_indices",
@@ -234,6 +238,19 @@ def activate(
     return form_for_rows("activate", rows).activate(
         rows, activation, is_gated=is_gated, factors=factors, int8=_takes_int8(consumer)
     )
+
+
+def sparsify_gates(rows: torch.Tensor, deviations: float) -> torch.Tensor:
+    """Subtract a threshold from each gate in rows [T, 2 * width] and make those below it 0. The rows are overwritten
+    and returned; ``torch_streams`` defines the threshold."""
+    result: torch.Tensor = form_for_rows("sparsify_gates", rows).sparsify_gates(rows, deviations)
+    return result
+
+
+def match_sizes(rows: torch.Tensor, models: torch.Tensor) -> torch.Tensor:
+    """Return rows [T, width], scaled so that the mean square of each is that of the row of ``models`` [T, width]."""
+    result: torch.Tensor = form_for_rows("match_sizes", rows).match_sizes(rows, models)
+    return result
 
 
 def scan_mamba2(
@@ -576,7 +593,7 @@ def _fits_stack(shape: LayerShape, layer: DecoderLayer) -> bool:
     has_own_kv = shape.heads is None and shape.head_sizes is None and shape.kv_layer is None
     has_plain_values = not (shape.has_normed_values or shape.has_keys_as_values or shape.value_dim is not None)
     has_plain_mlp = not shape.has_dense_beside and shape.mlp_width is None and shape.layer_input is None
-    has_plain_scales = shape.mlp_scale is None and layer.output_scale == 1
+    has_plain_scales = shape.mlp_scale is None and shape.gate_deviations is None and layer.output_scale == 1
     has_plain_residual = shape.attention_carry == shape.mlp_carry == 1 and not shape.has_normed_residual
     has_usual_attention = is_usual and has_own_kv and has_plain_values
     return has_usual_attention and has_plain_mlp and has_plain_scales and has_plain_residual

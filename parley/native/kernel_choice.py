@@ -27,6 +27,7 @@ from parley.native.torch_forms import (
     torch_mamba,
     torch_selective,
     torch_states,
+    torch_streams,
     torch_vocabulary,
 )
 
@@ -42,6 +43,7 @@ TORCH_FORMS: dict[str, ModuleType] = {
         (torch_mamba, ("scan_mamba2",)),
         (torch_selective, ("convolve_channels", "scan_channels")),
         (torch_states, ("convolve_gated", "gate_rows", "scan_gated_delta", "scan_kimi_delta")),
+        (torch_streams, ("match_sizes", "sparsify_gates")),
         (torch_vocabulary, ("apply_mask", "argmax", "masked_argmax", "softmax_totals", "top_k")),
     )
     for name in names

@@ -33,6 +33,20 @@ class StateWeights:
 
 
 @dataclass(frozen=True)
+class AltUpWeights:
+    """The weights of a layer with alternating updates of N streams, besides its LAuReL; ``AltUpShape`` defines them.
+
+    ``router``: [N, hidden]. float32: ``prediction`` [N * N, N], of which row i * N + j gives the share of stream j in
+    the prediction of stream i; ``correction`` [N, N]; ``output_scale`` [hidden], or None.
+    """
+
+    router: PackedWeight
+    prediction: torch.Tensor
+    correction: torch.Tensor
+    output_scale: torch.Tensor | None = None
+
+
+@dataclass(frozen=True)
 class DecoderLayer:
     """Weights of one layer.
 
@@ -54,6 +68,7 @@ class DecoderLayer:
     ``state_output`` of its own.
     ``experts_norm`` and the norms after ``dense`` and ``experts`` belong to a mixture with a dense MLP beside it;
     ``input_gate``, ``input_up`` and ``input_after_norm`` to a layer with inputs of its own.
+    ``altup``, its norm, and the linear layers and norm of ``laurel`` belong to a model with alternating updates.
     ``activation_factors``: of the activation xielu, those of x² above 0, of e^x - 1 - x below, and of x.
 
     Weights of parts that ``LayerShape`` says the layer does not have are None.
@@ -89,4 +104,9 @@ class DecoderLayer:
     input_up: PackedWeight | None = None
     input_after_norm: Norm | None = None
     output_scale: float = 1.0
+    altup: AltUpWeights | None = None
+    altup_norm: Norm | None = None
+    laurel_left: PackedWeight | None = None
+    laurel_right: PackedWeight | None = None
+    laurel_norm: Norm | None = None
     activation_factors: list[float] = field(default_factory=list)

@@ -73,6 +73,37 @@ class LatentShape:
 
 
 @dataclass(frozen=True)
+class AltUpShape:
+    """The residual streams of a model with alternating updates (AltUp, arXiv 2301.13310), in the form of Gemma 3n.
+
+    Each token has ``streams`` rows of the hidden size. The embedding is the first; a linear layer makes each of the
+    others of it, and gives it the size of the embedding. A layer first predicts all streams, and computes attention and
+    the MLP on the ``active`` one:
+
+        predicted[i] = stream[i] + sum of prediction[i, j] * stream[j] over j
+        x = attention_norm(predicted[active])
+        residual = (predicted[active] + attention_after_norm(attention(x)) + laurel(x)) / sqrt(2)
+        activated = residual + mlp_after_norm(mlp(mlp_norm(residual)))
+
+    laurel(x) = x + laurel_norm(laurel_right(laurel_left(x))) has ``laurel_rank`` numbers inside (LAuReL, arXiv
+    2411.07501). The layer then corrects its predictions, and all streams but the first get its input of layers:
+
+        stream[i] = predicted[i] + (1 + correction[i]) * (activated - predicted[active])
+        stream[1:] += input_after_norm(input_up(activation(input_gate(output_scale * stream[active])) * layer_input))
+
+    The coefficients depend on m = tanh(router(altup_norm(row)) / hidden) with one number for each stream: prediction
+    is a linear function of that of ``stream[active]``, correction of that of ``activated``. ``has_output_scale``:
+    whether layers have an ``output_scale`` [hidden], else it is 1. Lastly, linear layers turn the streams but the first
+    into rows with the size of the first, and the mean of all is the hidden state before the last norm.
+    """
+
+    streams: int
+    active: int
+    laurel_rank: int
+    has_output_scale: bool = True
+
+
+@dataclass(frozen=True)
 class HeadSizes:
     """The heads that a layer's keys and values have, and the numbers of each head."""
 
@@ -155,6 +186,9 @@ class LayerShape:
     state_scale: float = 1.0
     mlp_scale: float | None = None  # replaces ``residual_scale`` for the MLP
     gate_scale: float = 1.0  # multiplies the gates before their activation
+    # The mean of a token's gates plus this multiple of their standard deviation is subtracted from each, and those
+    # below 0 become 0; None: gates stay as they are
+    gate_deviations: float | None = None
 
     @property
     def has_attention(self) -> bool:

@@ -55,6 +55,7 @@ class _FamilyRow(NamedTuple):
     has_rope_grids: bool = False
     fewest_embeddings: int = 1
     text_follows_time: bool = False
+    needs_timm: bool = False
 
 
 # Fields that only the whole model's config has, though they are about its parts as well.
@@ -116,6 +117,7 @@ _FAMILIES: dict[str, _FamilyRow] = {
     "internvl": _FamilyRow({"image": _IMAGE, "video": _VIDEO_OF_IMAGES}),
     "mistral3": _FamilyRow({"image": _IMAGE}, fewest_embeddings=2),  # the encoder's code squeezes a single one away
     "gemma3": _FamilyRow({"image": _KindMarks(_IMAGE.id_fields, "<start_of_image>")}, sees_both_ways=True),
+    "gemma3n": _FamilyRow({"image": _IMAGE, "audio": _AUDIO}, needs_fused=True, needs_timm=True),
     "gemma4": _GEMMA4,
     "gemma4_unified": _GEMMA4._replace(sees_both_ways=True),
     "llama4": _FamilyRow({"image": _IMAGE._replace(prompt_mark="<|image|>")}),
@@ -155,7 +157,8 @@ class MediaFamily:
     ``sees_both_ways``: the tokens of a picture, or of a video's frame, attend to later ones of the same; sound never
     does. ``has_rope_grids``: positions have three axes (M-RoPE), so each run of embeddings needs its grid.
     ``fewest_embeddings``: of an item that the encoder accepts. ``text_follows_time`` as in ``EmbeddingRun``.
-    ``needs_fused``: a decoder in Transformers' code cannot read the media over pages.
+    ``needs_fused``: a decoder in Transformers' code cannot read the media over pages. ``needs_timm``: Transformers
+    builds the encoders with that package.
     """
 
     model_type: str
@@ -167,6 +170,7 @@ class MediaFamily:
     fewest_embeddings: int
     text_follows_time: bool
     needs_fused: bool
+    needs_timm: bool
 
     @property
     def kinds(self) -> frozenset[MediaKind]:
@@ -208,6 +212,7 @@ def read_media_family(config: Mapping[str, Any]) -> MediaFamily | None:
         row.fewest_embeddings,
         row.text_follows_time,
         row.needs_fused,
+        row.needs_timm,
     )
 
 

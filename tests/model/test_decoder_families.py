@@ -51,6 +51,7 @@ BY_NIGHT = {
     "solar_open",
     "hunyuan_moe",
     "granitemoe_swa",
+    "gemma3n of three streams",
     "gemma4_unified",
     "laguna with a gate for each number",
     "lfm3 without norms after and gates",
@@ -59,6 +60,7 @@ BY_NIGHT = {
 # The schedules of all others run by night; ``test_layers`` draws every variation of a layer.
 KERNEL_FAMILIES = [
     "gemma3",
+    "gemma3n",
     "gemma4 of experts",
     "gemma4 with inputs of layers",
     "olmo2",

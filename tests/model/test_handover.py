@@ -167,6 +167,7 @@ async def wait_until_free(engine: Engine) -> None:
         ("bitnet", "auto", False, (None, None)),
         ("deepseek_v2_lite", "auto", False, (None, None)),
         ("gemma4 with inputs of layers", "auto", False, (None, None)),
+        ("gemma3n", "auto", False, (None, None)),
         ("lfm2", "auto", False, (None, None)),
         ("qwen3_5", "int8", False, (None, None)),
         ("mamba2", "auto", False, (None, None)),

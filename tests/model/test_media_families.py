@@ -21,7 +21,7 @@ from support.media_requests import (
     random_video,
     whole_model,
 )
-from support.multimodal_models import multimodal_folder
+from support.multimodal_models import FAMILIES, multimodal_folder
 from support.picture_models import PICTURE_MODELS
 from support.run_model import load_test_runner, serve_requests
 
@@ -55,6 +55,9 @@ EXACT_FAMILIES = [
     "llava", "qwen2_5_vl", "qwen3_vl", "qwen3_5", "glm4v", "gemma3", "gemma4", "gemma4_31b", "lfm2_vl", "llama4",
     "kimi_k25",
 ]  # fmt: skip
+if "gemma3n" in FAMILIES:  # it needs timm
+    for families in (PICTURE_FAMILIES, AUDIO_FAMILIES, EXACT_FAMILIES):
+        families.append("gemma3n")
 GREEDY = Sampling(temperature=0.0)
 
 

@@ -27,7 +27,7 @@ FORMS = [
     "mixtral, GPTQ 4 bits, act-order", "llama, bitsandbytes nf4, double", "llama, NVFP4", "llama, W8A8",
     "llama, torchao int4 in bytes", "llama, FP8, 128 x 128 blocks", "llama, GGUF Q4_K_M", "qwen3_moe, GGUF Q4_K_M",
     "qwen3_moe, FP8, 128 x 128 blocks, experts in one tensor", "qwen3_next", "jamba", "bamba", "nemotron_h",
-    "falcon_mamba", "gemma4 of experts", "gemma4 with inputs of layers, MLX 4 bits",
+    "falcon_mamba", "gemma3n, W4A16, groups", "gemma4 of experts", "gemma4 with inputs of layers, MLX 4 bits",
 ]  # fmt: skip
 
 

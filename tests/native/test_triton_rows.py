@@ -10,7 +10,7 @@ from parley import native
 from parley.native.layer_shape import ACTIVATIONS, Norm
 from parley.native.layout import LayerKV
 from parley.native.pool import PagePool
-from parley.native.torch_forms import torch_attention, torch_kernels
+from parley.native.torch_forms import torch_attention, torch_kernels, torch_streams
 from parley.native.triton_forms import triton_kernels
 
 # The interpreter computes with NumPy, which warns of the infinities that GPUs compute silently.
@@ -146,3 +146,14 @@ def test_rows_without_a_place_are_not_stored():
     triton_kernels.rope_write(random_rows(2, 48, seed=1), empty, empty, pool, indices)
     written = pool.data.flatten(0, -2).abs().sum(-1).nonzero()[:, 0]
     assert written.tolist() == [3, 19]  # of page 0: the key and the value at offset 3
+
+
+def test_sparse_gates_and_sizes_of_rows():
+    rows, models = random_rows(ROWS, 2 * WIDTH, seed=8), 3 * random_rows(ROWS, 2 * WIDTH, seed=9)
+    sparse, sized = triton_kernels.sparsify_gates(rows.clone(), 0.4), triton_kernels.match_sizes(rows, models)
+    assert_close(sparse, torch_streams.sparsify_gates(rows.clone(), 0.4))
+    assert_close(sized, torch_streams.match_sizes(rows, models))
+    for i in range(ROWS):
+        row = rows[i : i + 1]
+        assert torch.equal(triton_kernels.sparsify_gates(row.clone(), 0.4)[0], sparse[i])
+        assert torch.equal(triton_kernels.match_sizes(row, models[i : i + 1])[0], sized[i])

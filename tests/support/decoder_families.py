@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from support.tiny_models import ARCHITECTURES, GEMMA_4_DECODERS, LATENT_DECODERS, MIXTURES, STATE_DECODERS
+from support.tiny_models import (
+    ARCHITECTURES,
+    GEMMA_3N_DECODERS,
+    GEMMA_4_DECODERS,
+    LATENT_DECODERS,
+    MIXTURES,
+    STATE_DECODERS,
+)
 
 HEADS = {"head_dim": 32}
 OLMO3_ROPE = {
@@ -154,6 +161,7 @@ LATER_FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma": ("gemma", HEADS),
     "gemma2": ("gemma2", HEADS | {"sliding_window": 45, "query_pre_attn_scalar": 24}),
+    **GEMMA_3N_DECODERS,
     **GEMMA_4_DECODERS,
     "gemma3": ("gemma3_text", HEADS | {"sliding_window": 33, "num_hidden_layers": 3, "sliding_window_pattern": 3}),
     "granite": (

@@ -7,12 +7,13 @@ processor, and a chat template that puts a mark where a message has a picture, v
 import functools
 import json
 import shutil
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from support.media_family_shape import CLIP, GRID_PINPOINTS, LLAVA_SIZES, SIGLIP, TEXT, VISION, Family
 from support.picture_models import PICTURE_MODELS
-from support.tiny_models import VOCAB, models_home, write_random_model, write_tokenizer
+from support.tiny_models import GEMMA_3N, VOCAB, models_home, write_random_model, write_tokenizer
 
 QWEN2_VISION = {"depth": 2, "embed_dim": 32, "hidden_size": 64, "num_heads": 2, "mlp_ratio": 2, "patch_size": 14}
 QWEN2_5_VISION = {
@@ -148,6 +149,14 @@ def _gemma3(tokenizer: Any) -> Any:
     from transformers import Gemma3ImageProcessor, Gemma3Processor
 
     return Gemma3Processor(Gemma3ImageProcessor(size={"height": 56, "width": 56}), tokenizer, image_seq_length=16)
+
+
+def _gemma3n(tokenizer: Any) -> Any:
+    from transformers import Gemma3nAudioFeatureExtractor, Gemma3nProcessor, SiglipImageProcessor
+
+    clips = Gemma3nAudioFeatureExtractor(feature_size=32, max_length=32_000)  # two seconds
+    pictures = SiglipImageProcessor(size={"height": 64, "width": 64})
+    return Gemma3nProcessor(clips, pictures, tokenizer, audio_seq_length=12, image_seq_length=4)
 
 
 def _gemma4(tokenizer: Any, *, is_unified: bool = False) -> Any:
@@ -692,6 +701,50 @@ FAMILIES |= {
         {"audio_token_id": "audio_token"},
     ),
 }
+
+if find_spec("timm") is not None:  # Transformers builds the encoder of pictures with it
+    FAMILIES["gemma3n"] = Family(
+        {
+            "text_config": GEMMA_3N
+            | {
+                "num_kv_shared_layers": 3,
+                "intermediate_size": 96,
+                "activation_sparsity_pattern": [0.95, 0.6, 0.0, 0.0, 0.0, 0.0],
+                "vocab_size": 469,  # all tokens of the tokenizer, of which the last four are those of media
+                "vocab_size_per_layer_input": 465,
+            },
+            "vision_config": {
+                "architecture": "test_convnext",
+                "hidden_size": 64,
+                "vocab_offset": 465,
+                "vocab_size": 2,
+                "num_classes": 0,
+            },
+            "audio_config": {
+                "hidden_size": 32,
+                "vocab_offset": 467,
+                "vocab_size": 2,
+                "input_feat_size": 32,
+                "conf_num_attention_heads": 2,
+                "conf_num_hidden_layers": 2,
+                "sscp_conv_channel_size": [8, 4],
+            },
+            "vision_soft_tokens_per_image": 4,
+            "audio_soft_tokens_per_image": 12,
+        },
+        {
+            "boi_token": "<start_of_image>",
+            "boa_token": "<start_of_audio>",
+            "eoi_token": "<end_of_image>",
+            "image_token": "<image_soft_token>",
+            "eoa_token": "<end_of_audio>",
+            "audio_token": "<audio_soft_token>",
+        },
+        {"image": "<image_soft_token>", "audio": "<audio_soft_token>"},
+        _gemma3n,
+        {f"{name}_id": name for name in ("boi_token", "eoi_token", "image_token")}
+        | {f"{name}_id": name for name in ("boa_token", "eoa_token", "audio_token")},
+    )
 
 
 def write_multimodal_model(

@@ -110,6 +110,30 @@ GEMMA_4 = BASE_CONFIG | {
     "vocab_size_per_layer_input": VOCAB,
     "hidden_size_per_layer_input": 0,
 }
+GEMMA_3N = BASE_CONFIG | {
+    "num_hidden_layers": 6,
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2,
+    "sliding_window": 20,
+    "head_dim": 16,
+    "vocab_size_per_layer_input": VOCAB - 40,
+    "hidden_size_per_layer_input": 16,
+    "laurel_rank": 8,
+}
+# Gemma 3n as its sizes have it, and with its other options.
+GEMMA_3N_DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "gemma3n": (
+        "gemma3n_text",
+        GEMMA_3N
+        | {"num_kv_shared_layers": 3, "activation_sparsity_pattern": [0.95, 0.6, 0.0, 0.0, 0.0, 0.0]}
+        | {"intermediate_size": [96, 96, 96, 160, 160, 160]},
+    ),
+    "gemma3n of three streams": (
+        "gemma3n_text",
+        GEMMA_3N
+        | {"num_kv_shared_layers": 0, "activation_sparsity_pattern": None, "attention_bias": True}
+        | {"altup_num_inputs": 3, "altup_active_idx": 1, "altup_correct_scale": False},
+    ),
+}
 # Gemma 4 with all that its sizes have. Only tests of decoders and adapters load them.
 GEMMA_4_DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma4": ("gemma4_text", GEMMA_4 | {"attention_k_eq_v": True, "num_global_key_value_heads": 1}),
@@ -425,7 +449,15 @@ def write_model(folder: Path, architecture: str, *, seed: int = 0, dtype: str = 
     """Write a model of the architectures above into ``folder``; overrides are fields of its Transformers config."""
     from transformers import AutoConfig
 
-    families = ARCHITECTURES | MIXTURES | MERGED_HEADS | GEMMA_4_DECODERS | LATENT_DECODERS | STATE_DECODERS
+    families = (
+        ARCHITECTURES
+        | MIXTURES
+        | MERGED_HEADS
+        | GEMMA_3N_DECODERS
+        | GEMMA_4_DECODERS
+        | LATENT_DECODERS
+        | STATE_DECODERS
+    )
     model_type, fields = families[architecture]
     config = AutoConfig.for_model(model_type, **(fields | overrides))
     write_random_model(folder, make_decoder(config), seed=seed, dtype=dtype)
@@ -441,8 +473,12 @@ def write_random_model(folder: Path, model: Any, *, seed: int, dtype: str, **sav
     with torch.no_grad():
         for name, parameter in sorted(model.named_parameters()):
             noise = torch.randn(parameter.shape, generator=generator)
-            if name.endswith("k_norm.weight") and model.config.model_type.startswith("gemma4"):
+            if name.endswith("k_norm.weight") and model.config.model_type.startswith(("gemma3n", "gemma4")):
                 parameter.copy_((1 + noise * 0.2) * parameter.numel() ** -0.5)  # its scores have no other scale
+            elif name.endswith("modality_router.weight"):
+                parameter.copy_(noise * parameter.shape[-1] ** 0.5)  # its results are divided by the hidden size
+            elif name.endswith("_coefs.weight"):
+                parameter.copy_(noise * 0.15)  # larger shares of residual streams cancel out, and roundings grow
             elif "norm" in name or ".ln_" in name:
                 parameter.add_(noise * 0.2)
             elif "embed" in name or ".wte" in name or ".wpe" in name:

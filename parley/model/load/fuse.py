@@ -29,19 +29,23 @@ from parley.model.checkpoint.weights import (
     StoredEmbedding,
     UnlikeWeights,
 )
+from parley.model.load.altup_weights import LayerAltUpWeights
+from parley.model.load.media_vocabularies import media_vocabulary_tensors, read_media_rows
 from parley.model.load.mixture_weights import MixtureWeights
 from parley.model.load.packed_cache import PackedWeightCache
 from parley.model.load.states.state_weights import LayerStateWeights
+from parley.model.networks.altup_decoder import AltUpDecoder
 from parley.model.networks.config import DecoderConfig, Unfusable
 from parley.model.networks.decoder import (
     EmbeddingParts,
     FusedDecoder,
     LayerInputs,
+    StreamProjections,
     linear_site,
     make_rope_table,
 )
 from parley.model.networks.network import LinearSite
-from parley.native.layer import DecoderLayer, StateWeights
+from parley.native.layer import AltUpWeights, DecoderLayer, StateWeights
 from parley.native.torch_forms.torch_kernels import TorchPacked
 
 PACKED_STRUCTURES = (
@@ -53,13 +57,15 @@ PACKED_STRUCTURES = (
     | native.PackedWeight
     | EmbeddingParts
     | LayerInputs
+    | AltUpWeights
+    | StreamProjections
     | StoredEmbedding
     | BlockWeight
     | MlxRows
 )
 LAYER_NORMS = (
     "attention_norm", "attention_after_norm", "mlp_norm", "mlp_after_norm", "experts_norm", "dense_after_norm",
-    "experts_after_norm", "input_after_norm",
+    "experts_after_norm", "input_after_norm", "altup_norm", "laurel_norm",
 )  # fmt: skip
 AFTER_NORMS = ("attention_after_norm", "mlp_after_norm")
 # Of the activation xielu. The last is a limit of numbers so near to 0 that it does not matter.
@@ -93,7 +99,8 @@ def fuse_decoder(
     embedding, parts = decoder_weights.embedding_table(head), decoder_weights.embedding_parts()
     progress(1.0)
     weights_bytes = tensor_bytes([embedding, parts, norm, head, *blocks])
-    return FusedDecoder(
+    network_class = FusedDecoder if config.altup is None else AltUpDecoder
+    return network_class(
         config,
         embedding,
         blocks,
@@ -163,6 +170,8 @@ def tensor_bytes(structures: Iterable[object]) -> int:
             bytes_by_id[id(structure)] = structure.nbytes
         elif isinstance(structure, PACKED_STRUCTURES):
             pending += [getattr(structure, field.name) for field in fields(structure)]
+        elif isinstance(structure, tuple):
+            pending += structure
     return sum(bytes_by_id.values())
 
 
@@ -182,6 +191,7 @@ class DecoderWeights:
         self.embedding = LinearSpec(config.tensors.embedding, config.vocab, config.hidden)
         self.mixtures = MixtureWeights(self)
         self.states = LayerStateWeights(self)
+        self.altup = LayerAltUpWeights(self)
         self.head = LinearSpec(config.tensors.head, config.vocab, config.hidden, "head" in config.biases)
 
     def linear_parts(self, layer: int) -> dict[str, list[LinearSpec]]:
@@ -201,6 +211,10 @@ class DecoderWeights:
                 "gate_up", layer, gate_up, [width] * (1 + shape.is_gated), config.hidden
             )
             parts["down"] = self._name_parts("down", layer, (down,), [config.hidden], width)
+        if config.altup is not None:
+            rank, name = config.altup.laurel_rank, "laurel.linear_{}".format
+            parts["laurel_left"] = self._name_parts("laurel_left", layer, (name("left"),), [rank], config.hidden)
+            parts["laurel_right"] = self._name_parts("laurel_right", layer, (name("right"),), [config.hidden], rank)
         if shape.layer_input is not None:
             names = config.tensors
             parts["input_gate"] = self._name_parts(
@@ -355,7 +369,7 @@ class DecoderWeights:
         if self.config.tensors.activation_factors:
             module = self.layer_name(layer, self.config.tensors.activation_factors)
             names += [f"{module}.{name}" for name in XIELU_TENSORS]
-        return names + self.mixtures.layer_tensors(layer)
+        return names + self.mixtures.layer_tensors(layer) + self.altup.layer_tensors(layer)
 
     def is_zero_bias(self, name: str) -> bool:
         """Whether a tensor is a bias of zeros. Some writers add one to each layer that they quantize."""
@@ -377,12 +391,14 @@ class DecoderWeights:
             total += config.inputs_width + sum(
                 linear.out_features * linear.in_features for linear in self.input_linears()
             )
+        total += sum(each.out_features * each.in_features for each in chain(*self.altup.stream_linears()))
         for layer in range(config.layer_count):
             widths = dict(self.layer_norms(layer).values())  # some are used twice
             total += numbers * sum(width for name, width in widths.items() if name)
             linears = chain.from_iterable(self.linear_parts(layer).values())
             total += sum(linear.out_features * (linear.in_features + linear.bias) for linear in linears)
             total += self.mixtures.layer_parameters(layer) + config.heads * bool(self._sinks_name(layer))
+            total += self.altup.layer_parameters(layer)
             total += 2 * bool(config.tensors.activation_factors)  # the third is no parameter
             total += sum(map(math.prod, self.states.layer_tensors(layer).values()))
         return total
@@ -421,6 +437,7 @@ class DecoderWeights:
                     view(linear.name + ".bias", linear.out_features)
             self.mixtures.check_shapes(layer)
             self.states.check_shapes(layer)
+            self.altup.check_shapes(layer)
             self.read_sinks(layer)
             self.read_output_scale(layer)
             self.read_activation_factors(layer)
@@ -442,7 +459,8 @@ class DecoderWeights:
         if self.config.inputs_count:
             tensors += self.norm_tensors(names.input_norm)
             tensors += chain.from_iterable(map(self.linear_tensors, self.input_linears()))
-        return tensors
+        tensors += chain.from_iterable(map(self.linear_tensors, chain(*self.altup.stream_linears())))
+        return tensors + media_vocabulary_tensors(self)
 
     def input_linears(self) -> tuple[LinearSpec, LinearSpec]:
         """Return the table of inputs of layers, and the linear layer that makes them of embeddings."""
@@ -477,7 +495,8 @@ class DecoderWeights:
             positions = self.copy_tensor(config.tensors.positions + ".weight", rows, config.hidden)[first:]
         if config.tensors.embedding_norm is not None:
             norm = self.read_norm(config.tensors.embedding_norm)
-        return EmbeddingParts(positions, norm, self.layer_inputs())
+        streams, media_rows = self.altup.pack_streams(), read_media_rows(self)
+        return EmbeddingParts(positions, norm, self.layer_inputs(), streams, media_rows)
 
     def view_norm(self, tensor: str, width: int) -> torch.Tensor:
         """Return the weights or biases of a norm as they are stored, [width]. Raises LoadError."""
@@ -595,7 +614,7 @@ class DecoderWeights:
             "activation_factors": self.read_activation_factors(index),
         }
         members |= {"sinks": self.read_sinks(index), "mixture": self.mixtures.pack_layer(index)}
-        members["state"] = self.states.read_layer(index)
+        members |= {"state": self.states.read_layer(index), "altup": self.altup.pack_layer(index)}
         if slopes := self.config.layers[index].slopes:
             members["slopes"] = torch.tensor(slopes, dtype=torch.float32, device=self.device)
         layer = DecoderLayer(**members)

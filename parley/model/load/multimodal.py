@@ -11,7 +11,7 @@ from typing import Any
 
 from parley.model.checkpoint.files import Checkpoint
 from parley.model.networks.config import FUSABLE_TYPES
-from parley.text.media_family import SHARED_FIELDS
+from parley.text.media_family import ENCODER_CONFIGS, SHARED_FIELDS
 
 # Published files of these types have no text_config: the language model's fields are at the top.
 FLAT_CONFIG_TYPES = {
@@ -21,6 +21,8 @@ FLAT_CONFIG_TYPES = {
 }
 EMBEDDING_SUFFIX = "embed_tokens.weight"
 THINKER_PREFIX = "thinker."  # of the tensors of Qwen-Omni's part that writes text
+# Language models whose last tokens the projectors of media embed, and the modules of these
+MEDIA_TOKEN_TYPES, TOKEN_PROJECTORS = {"gemma3n_text"}, ("embed_vision", "embed_audio")
 HEAD_PREFIXES = ("lm_head.", "language_model.lm_head.", "model.language_model.lm_head.")
 
 
@@ -31,6 +33,8 @@ def language_model_config(config: dict[str, Any]) -> dict[str, Any]:
         shared_fields = {name: config[name] for name in SHARED_FIELDS if config.get(name) is not None}
         # Either config may say that the head is the embedding, and the default differs by type.
         ties = [section.get("tie_word_embeddings") for section in (config, text_config)]
+        if text_config["model_type"] in MEDIA_TOKEN_TYPES:
+            shared_fields["media_configs"] = {name: config.get(name) for name in ENCODER_CONFIGS}
         return {**text_config, **shared_fields, "tie_word_embeddings": True in ties or False not in ties}
     if text_config is None and config["model_type"] in FLAT_CONFIG_TYPES:
         return {**config, "model_type": FLAT_CONFIG_TYPES[config["model_type"]]}
@@ -41,12 +45,18 @@ def keep_language_model(checkpoint: Checkpoint) -> None:
     """Give the language model's tensors the names of a plain decoder's, and leave out all others.
 
     Its layers are next to its embedding, below ``model.language_model.``, ``language_model.model.``,
-    ``model.text_model.`` or ``model.``.
+    ``model.text_model.`` or ``model.``. Projectors of media that embed tokens as well are kept.
     """
     _keep_thinker(checkpoint)
     body_prefix = _find_body_prefix(checkpoint)
     if body_prefix is not None:
-        checkpoint.select_tensors({body_prefix: "model.", **dict.fromkeys(HEAD_PREFIXES, "lm_head.")})
+        prefixes = {body_prefix: "model.", **dict.fromkeys(HEAD_PREFIXES, "lm_head.")}
+        for module in TOKEN_PROJECTORS:
+            suffix = f"{module}.embedding.weight"
+            for name in checkpoint.tensor_names:
+                if name.endswith(suffix):
+                    prefixes[name.removesuffix("embedding.weight")] = f"model.{module}."
+        checkpoint.select_tensors(prefixes)
 
 
 def keep_encoders(checkpoint: Checkpoint) -> None:

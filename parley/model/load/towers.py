@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import re
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -47,6 +48,9 @@ def plan_towers(folder: Path, config: dict[str, Any], dtype: torch.dtype, device
     if family is None:
         if has_unread_media(config):
             log.info("The model reads text only: encoders of %s models are not supported.", config["model_type"])
+        return None
+    if family.needs_timm and find_spec("timm") is None:
+        log.info("The model reads text only: its encoders need the package timm, which is not installed.")
         return None
     if has_mlx_layout(Checkpoint(folder)):
         log.info("The model reads text only: folders of MLX have encoders in another layout.")
@@ -163,6 +167,8 @@ def _empty_language_model(config: Any) -> None:
     text_config.pad_token_id = None
     if getattr(text_config, "hidden_size_per_layer_input", None):
         text_config.hidden_size_per_layer_input = 0
+    if hasattr(text_config, "altup_num_inputs"):
+        text_config.altup_num_inputs, text_config.altup_active_idx, text_config.num_kv_shared_layers = 1, 0, 0
     if getattr(text_config, "layer_types", None):
         text_config.layer_types = []
     if hasattr(config, "quantization_config"):

@@ -11,6 +11,7 @@ Weights come from safetensors, and code shipped in a model folder is never run.
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -477,12 +478,14 @@ def _context_value(variable: ContextVar[Any], value: Any) -> Iterator[None]:
 
 @contextmanager
 def silence_transformers() -> Iterator[None]:
-    """Silence Transformers' progress bars and advice."""
+    """Silence Transformers' progress bars and advice, and torch's about the layers of an empty language model."""
     level, bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Initializing zero-element tensors", UserWarning)
+            yield
     finally:
         transformers_logging.set_verbosity(level)
         if bars:

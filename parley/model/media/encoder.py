@@ -161,6 +161,10 @@ def find_feature_function(model: Any, kind: MediaKind) -> FeatureFunction:
         )
     if model.config.model_type == "llama4":
         return lambda pixel_values: _encode_llama4(model, pixel_values)
+    if model.config.model_type == "gemma3n" and kind == "audio":
+        return lambda input_features, input_features_mask: _encode_gemma3n_audio(
+            model.base_model, input_features, input_features_mask
+        )
     names = [f"get_{kind}_features", *(["get_image_features"] if kind == "video" else [])]
     holders = (model.base_model, model)  # the latter often passes arguments on without naming them
     functions = [getattr(holder, name) for name in names for holder in holders if hasattr(holder, name)]
@@ -188,6 +192,23 @@ def _encode_qwen2_audio(body: Any, input_features: torch.Tensor, feature_attenti
     )
     rows = body.multi_modal_projector(tower(input_features, attention_mask=mask).last_hidden_state)
     return BaseModelOutputWithPooling(pooler_output=rows[0, : int(output_lengths[0])])
+
+
+def _encode_gemma3n_audio(body: Any, input_features: torch.Tensor, input_features_mask: torch.Tensor) -> Any:
+    """Fill up the embeddings of a clip to as many as its text has placeholders, with the projector's last token.
+
+    Transformers has these lines within a forward pass. ``input_features``: [1, frames, mel bins];
+    ``input_features_mask``: [1, frames].
+    """
+    from transformers.modeling_outputs import BaseModelOutputWithPooling
+
+    output = body.get_audio_features(input_features, ~input_features_mask.bool())
+    projector = body.embed_audio
+    last = torch.tensor([[projector.vocab_offset + projector.vocab_size - 1]], device=input_features.device)
+    filling = projector(input_ids=last)[0]
+    rows = torch.where(output.audio_mel_mask[0, :, None], filling, output.pooler_output[0])
+    missing = body.config.audio_soft_tokens_per_image - len(rows)
+    return BaseModelOutputWithPooling(pooler_output=torch.cat((rows, filling.expand(missing, -1))))
 
 
 def _encode_llama4(model: Any, pixel_values: torch.Tensor) -> Any:

@@ -19,6 +19,7 @@ from parley.model.networks.families.decoder_family import (
     MLP,
     SLIDING,
     DecoderFamily,
+    MediaVocabulary,
     QueryScaling,
     TensorNames,
 )
@@ -35,7 +36,7 @@ from parley.model.networks.rope import (
 )
 from parley.model.networks.sinusoids import Sinusoids
 from parley.model.networks.state_layers import StateNames
-from parley.native.layer_shape import HeadSizes, LatentShape, LayerShape
+from parley.native.layer_shape import AltUpShape, HeadSizes, LatentShape, LayerShape
 from parley.native.layout import LayerKV
 
 __all__ = ["FUSABLE_TYPES", "DecoderConfig", "RopeConfig", "Unfusable", "read_decoder_config"]
@@ -99,10 +100,12 @@ class DecoderConfig:
     query_scaling: QueryScaling | None = None  # the factor of queries, for layers that scale them
     latent: LatentShape | None = None  # the sizes of multi-head latent attention, for models that have it
     state_layouts: tuple[StateNames, ...] = ()  # the names of tensors in layers that keep a state: one of them
-    inputs_vocab: int = 0  # tokens that have inputs of layers
+    inputs_vocab: int = 0  # tokens that have inputs of layers; any others have those of token 0
     inputs_width: int = 0  # numbers of a token's input of one layer
     inputs_count: int = 0  # layers that have inputs of their own; 0: none has
     inputs_padding: int = 0  # the token whose inputs placeholders of media have
+    media_vocabularies: tuple[MediaVocabulary, ...] = ()  # the last tokens, if projectors of media embed them
+    altup: AltUpShape | None = None  # the residual streams, for models that have several
 
     def head_sizes(self, layer: int) -> HeadSizes:
         """Return the heads of a layer's keys and values."""
@@ -221,6 +224,8 @@ def _read_fusable_config(config: dict[str, Any]) -> DecoderConfig:
         state_layouts=() if family.state is None else (family.state.names, *family.state.others),
         **_read_mixture(family, fields),
         **_read_layer_inputs(family, fields, layer_count),
+        altup=None if family.altup is None else family.altup(fields),
+        media_vocabularies=() if family.media_vocabularies is None else family.media_vocabularies(fields),
     )
 
 
@@ -230,6 +235,9 @@ def _fill_default_sizes(fields: dict[str, Any], hidden: int, heads: int) -> None
         fields["num_key_value_heads"] = heads
     if fields["intermediate_size"] is None:
         fields["intermediate_size"] = 4 * hidden
+    if "mlp_widths" in fields and isinstance(fields["intermediate_size"], list):  # one for each layer
+        fields["mlp_widths"] = fields["intermediate_size"]
+        fields["intermediate_size"] = max(fields["mlp_widths"])
 
 
 def _read_head_dim(fields: dict[str, Any], default: int) -> int:
@@ -277,9 +285,10 @@ def _read_layer_inputs(family: DecoderFamily, fields: dict[str, Any], count: int
     if family.tensors.layer_inputs is None:
         return {}
     vocab = read_size(fields, "vocab_size_per_layer_input")
-    if vocab < fields["vocab_size"]:
+    if vocab < fields["vocab_size"] and not family.has_partial_inputs:
         raise Unfusable(f"only {vocab} of its {fields['vocab_size']} tokens have inputs of layers")
-    width, padding = read_size(fields, "hidden_size_per_layer_input"), fields["pad_token_id"] or 0
+    width = read_size(fields, "hidden_size_per_layer_input")
+    padding = 0 if family.has_partial_inputs else fields["pad_token_id"] or 0
     if type(padding) is not int or not 0 <= padding < vocab:
         raise wrong_value("pad_token_id", padding)
     return {"inputs_vocab": vocab, "inputs_width": width, "inputs_count": count, "inputs_padding": padding}

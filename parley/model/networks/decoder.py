@@ -29,7 +29,7 @@ LINEAR_SITES = {
     **dict.fromkeys(("state_gates", "state_parameters", "state_input", "input_gate"), 4),
 }
 SITES_OF_LAYER = 5
-LAST_LINEARS = ("state_step", "state_output", "input_up")
+LAST_LINEARS = {"state_step": 0, "state_output": 0, "input_up": 0, "laurel_left": 1, "laurel_right": 2}
 
 
 # Positions whose rotary angles are computed at once, so that a table of millions takes little memory besides itself
@@ -39,7 +39,7 @@ ROPE_TABLE_PIECE = 1 << 14
 def linear_site(name: str, layer: int, layer_count: int) -> int | None:
     """Return the number of a layer's linear layer among those that adapters change, None if they cannot change it."""
     if name in LAST_LINEARS:
-        return layer_count * SITES_OF_LAYER + layer
+        return layer_count * (SITES_OF_LAYER + LAST_LINEARS[name]) + layer
     return layer * SITES_OF_LAYER + LINEAR_SITES[name] if name in LINEAR_SITES else None
 
 
@@ -99,13 +99,25 @@ class LayerInputs:
 
 
 @dataclass(frozen=True)
+class StreamProjections:
+    """The linear layers at both ends of N residual streams: ``first`` [(N - 1) * hidden, hidden] makes all streams but
+    the first of the embedding, and each of ``last`` [hidden, hidden] reads one of them after the last layer."""
+
+    first: native.PackedWeight
+    last: tuple[native.PackedWeight, ...]
+
+
+@dataclass(frozen=True)
 class EmbeddingParts:
     """Changes to the embeddings of tokens: those of positions [max_len, hidden] are added, and the sum is normed.
-    ``layer_inputs`` makes inputs of layers of the result."""
+    ``layer_inputs`` makes inputs of layers of the result, ``streams`` the other residual streams.
+    ``media_rows`` [count, hidden]: the embeddings of the last tokens, in place of those of the table."""
 
     positions: torch.Tensor | None = None
     norm: native.Norm | None = None
     layer_inputs: LayerInputs | None = None
+    streams: StreamProjections | None = None
+    media_rows: torch.Tensor | None = None
 
 
 class FusedDecoder:
@@ -173,7 +185,7 @@ class FusedDecoder:
         config = config or self.config
         assert self._head is not None, "the head is given up"
         shapes = [config.layers[i] for i in layers]
-        return FusedDecoder(
+        return type(self)(
             replace(
                 config,
                 layers=tuple(
@@ -250,6 +262,9 @@ class FusedDecoder:
         embeddings = native.embed_tokens(token_ids, self._embedding)
         if self._embedding_scale != 1:
             embeddings.mul_(self._embedding_scale)
+        if (rows := self._embedding_parts.media_rows) is not None:
+            places = token_ids - (self.config.vocab - len(rows))
+            embeddings = torch.where((places >= 0)[:, None], rows[places.clamp_min(0)], embeddings)
         if (table := self._embedding_parts.positions) is not None:
             embeddings += table.index_select(0, batch.positions)
         if (norm := self._embedding_parts.norm) is not None:
@@ -559,6 +574,8 @@ class FusedDecoder:
         projected = native.linear(embeddings, parts.projection).view(-1, width)
         media, padding = batch.media, self.config.inputs_padding
         token_ids = batch.token_ids if media is None else batch.token_ids.index_fill(0, media.tokens, padding)
+        if self.config.inputs_vocab < self.config.vocab:  # other tokens have those of the first
+            token_ids = token_ids.masked_fill(token_ids >= self.config.inputs_vocab, 0)
         own = native.embed_tokens(token_ids, parts.table).view(-1, width)
         # The table's factor is rounded as that of embeddings.
         scale = float(torch.tensor(width**0.5, dtype=self.dtype))
@@ -571,6 +588,8 @@ class FusedDecoder:
         rows = self._apply_linear(x, batch, layer, "gate_up")
         if shape.gate_scale != 1:
             rows[:, : rows.shape[1] // 2] *= shape.gate_scale
+        if shape.gate_deviations is not None:
+            rows = native.sparsify_gates(rows, shape.gate_deviations)
         active = native.activate(
             rows,
             shape.activation,

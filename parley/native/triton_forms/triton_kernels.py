@@ -22,6 +22,7 @@ from parley.native.triton_forms.triton_int8 import pack_int8, quantize_rows
 from parley.native.triton_forms.triton_latent import absorb_queries, write_latents
 from parley.native.triton_forms.triton_packed import TritonGroupedPacked, TritonInt8Packed, TritonPacked
 from parley.native.triton_forms.triton_rope import rope_write
+from parley.native.triton_forms.triton_streams import match_sizes, sparsify_gates
 
 __all__ = [
     "absorb_queries",
@@ -31,6 +32,7 @@ __all__ = [
     "linear",
     "linear_heads",
     "lm_head_logits",
+    "match_sizes",
     "mix_experts",
     "norm_rows",
     "pack_grouped",
@@ -38,6 +40,7 @@ __all__ = [
     "pack_weight",
     "quantize_rows",
     "rope_write",
+    "sparsify_gates",
     "write_latents",
 ]
 

@@ -66,10 +66,6 @@ THROUGH_TRANSFORMERS: dict[str, tuple[str, dict[str, Any]]] = {
     "bitnet": ("bitnet", {}),
     "jetmoe": ("jetmoe", {"kv_channels": 16, "num_local_experts": 4, "num_experts_per_tok": 2}),
     "aria_text": ("aria_text", {"moe_num_experts": 4, "moe_topk": 2, "moe_num_shared_experts": 1}),
-    "gemma3n_text": ("gemma3n_text", WINDOW | {
-        "vocab_size_per_layer_input": 640, "hidden_size_per_layer_input": 16, "num_kv_shared_layers": 0,
-        "layer_types": ["sliding_attention", "full_attention"], "intermediate_size": [96, 96], "laurel_rank": 8,
-        "activation_sparsity_pattern": [0.0, 0.0]}),
     "longcat_flash": ("longcat_flash", LATENTS | {
         "n_routed_experts": 8, "moe_topk": 2, "num_layers": 2, "head_dim": 16, "qk_head_dim": 32,
         "expert_ffn_hidden_size": 32, "ffn_hidden_size": 96}),

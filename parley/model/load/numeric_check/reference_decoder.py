@@ -11,6 +11,8 @@ import torch
 from parley.model.checkpoint.files import Checkpoint
 from parley.model.checkpoint.quantization import Quantization
 from parley.model.load.fuse import DecoderWeights
+from parley.model.load.media_vocabularies import read_media_rows
+from parley.model.load.numeric_check.reference_altup import ReferenceAltUpLayer, make_streams, merge_streams
 from parley.model.load.numeric_check.reference_layer import ReferenceLayer, ReferenceNorms, StoredKV
 from parley.model.networks.config import DecoderConfig
 
@@ -42,10 +44,15 @@ class ReferenceDecoder:
         x = self._embed_tokens(token_ids)
         inputs = self._layer_inputs(token_ids, x) if self._config.inputs_count else None
         stored: StoredKV = {}
+        if self._config.altup is not None:
+            x = make_streams(self._weights, x)
+        layer_class = ReferenceLayer if self._config.altup is None else ReferenceAltUpLayer
         for number in layers:
-            layer = ReferenceLayer(self._weights, self._config, number, self._media_positions, stored)
+            layer = layer_class(self._weights, self._config, number, self._media_positions, stored)
             x = layer.run_rows(x, None if inputs is None else inputs[:, number])
             self._checkpoint.release_pages(*self._weights.layer_tensors(number))
+        if self._config.altup is not None:
+            x = merge_streams(self._weights, x)
         return self._score_outputs(x[-1:], outputs)
 
     def _embed_tokens(self, token_ids: torch.Tensor) -> torch.Tensor:
@@ -54,6 +61,9 @@ class ReferenceDecoder:
         embedding = self._weights.quantization.read_embedding(self._checkpoint, self._weights.embedding)
         x = embedding.select_outputs(token_ids).decode_into(torch.empty(count, config.hidden))
         x = x * config.embedding_scale
+        if (rows := read_media_rows(self._weights)) is not None:
+            first = config.vocab - len(rows)
+            x[token_ids >= first] = rows[token_ids[token_ids >= first] - first]
         size, places = config.max_len + config.position_offset, torch.arange(count) + config.position_offset
         if config.tensors.positions:
             x = x + self._view_float(config.tensors.positions + ".weight", size, config.hidden)[places]
@@ -67,6 +77,7 @@ class ReferenceDecoder:
         """Return the inputs of all layers for the tokens with these embeddings, float32 [T, layers, width]."""
         config, width = self._config, self._config.inputs_width
         table, projection = self._weights.input_linears()
+        token_ids = torch.where(token_ids < config.inputs_vocab, token_ids, 0)
         rows = self._weights.quantization.read_embedding(self._checkpoint, table).select_outputs(token_ids)
         own = rows.decode_into(torch.empty(len(token_ids), table.in_features)).mul(width**0.5)
         projected = self._weights.read_linear(projection).multiply_rows(embeddings) * config.hidden**-0.5

@@ -305,6 +305,9 @@ class ReferenceLayer:
     def _run_mlp(self, x: torch.Tensor) -> torch.Tensor:
         gate, up = self._split_gate(torch.cat(self._project_parts(x, "gate_up"), -1))
         gate = gate * self._shape.gate_scale
+        if self._shape.gate_deviations is not None:
+            threshold = gate.mean(-1, keepdim=True) + self._shape.gate_deviations * gate.std(-1, False, keepdim=True)
+            gate = (gate - threshold).clamp_min(0)
         if self._shape.activation == "xielu":
             return self._project(self._run_xielu(gate) * up, "down")
         return self._project(ACTIVATION_DEFINITIONS[self._shape.activation](gate, up), "down")

@@ -14,6 +14,7 @@ from parley.model.networks.config_fields import read_number
 from parley.model.networks.mixtures import MixtureFamily
 from parley.model.networks.rope import RopeConfig, Unfusable, wrong_value
 from parley.model.networks.state_layers import StateFamily
+from parley.native.layer_shape import AltUpShape
 
 FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
 MLP, MIXTURE = "mlp", "moe"  # layers of models with ``has_single_parts``
@@ -34,7 +35,7 @@ class TensorNames:
     ``activation_factors`` is the module whose tensors make the factors of an activation xielu.
     ``layer_inputs`` are the embeddings of tokens for single layers, beside those that ``input_projection`` makes of
     their embeddings, whose norm is ``input_norm``; the next three belong to each layer. ``output_scale`` is the tensor
-    with the scale of a layer's output.
+    with the scale of a layer's output. ``altup_norm`` and ``laurel_norm`` are norms of ``AltUpShape``.
     """
 
     embedding: str = "model.embed_tokens"
@@ -70,6 +71,8 @@ class TensorNames:
     input_after_norm: str | None = None
     output_scale: str | None = None
     activation_factors: str | None = None
+    altup_norm: str | None = None
+    laurel_norm: str | None = None
     published: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -157,6 +160,18 @@ class QueryScaling:
     skips_rotated: bool = False
 
 
+@dataclass(frozen=True)
+class MediaVocabulary:
+    """Tokens from ``first`` on that a projector of media embeds: ``size`` rows of ``width`` numbers, its own norm of
+    ``eps``. ``module``: the prefix of its tensors."""
+
+    module: str
+    first: int
+    size: int
+    width: int
+    eps: float
+
+
 def alibi_slopes(heads: int, largest: float = 8.0) -> tuple[float, ...]:
     """Return the slope of each head for ALiBi (arXiv 2108.12409, section 3, and its code for numbers of heads that are
     no power of 2): 2 to the power of -``largest`` * i / heads for i from 1."""
@@ -223,6 +238,10 @@ class DecoderFamily:
     activation: str | None = None  # of all layers, if not that of hidden_act
     mixture: MixtureFamily | None = None  # how the layers with a mixture of experts choose them
     state: StateFamily | None = None  # how the layers that keep a state are read
+    altup: Callable[[dict[str, Any]], AltUpShape] | None = None  # returns the residual streams, if there are several
+    # Returns the tokens that projectors embed, in the order of their ids; they are the last ones
+    media_vocabularies: Callable[[dict[str, Any]], tuple[MediaVocabulary, ...]] | None = None
+    has_partial_inputs: bool = False  # the last tokens have no inputs of layers, and use those of token 0
     extra_layers: str | None = None  # the field with the number of unused layers that predict further tokens
     variant: Callable[[Mapping[str, Any]], DecoderFamily] | None = None  # returns the row for a config
 

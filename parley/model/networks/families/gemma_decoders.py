@@ -182,6 +182,18 @@ def gemma4_ropes(fields: dict[str, Any]) -> dict[str, RopeConfig]:
     return {name: read_whole_rope(parameters[name], dim) for name, dim in dims.items()}
 
 
+def shared_kv_layers(layer_types: list[str], sharing: int) -> list[int | None]:
+    """Return for each layer the one whose keys and values it reads, None if it has its own. Raises Unfusable.
+
+    The last ``sharing`` layers read those of the last layer of their type that has its own.
+    """
+    storing = len(layer_types) - sharing
+    latest = {layer_types[i]: i for i in range(storing)}
+    if latest.keys() != set(layer_types):
+        raise Unfusable(f"only its first {storing} layers have keys and values")
+    return [None if i < storing else latest[layer_type] for i, layer_type in enumerate(layer_types)]
+
+
 def gemma4_layers(fields: dict[str, Any], layer_types: list[str]) -> list[dict[str, Any]]:
     """Return the fields of ``LayerShape`` for each layer of Gemma 4. Raises Unfusable.
 
@@ -189,25 +201,22 @@ def gemma4_layers(fields: dict[str, Any], layer_types: list[str]) -> list[dict[s
     """
     if layer_types[-1] != FULL:
         raise Unfusable("its last layer has a window")
-    own_sizes, count = _own_sizes(fields), len(layer_types)
+    own_sizes = _own_sizes(fields)
     if any(layer_types[layer] != FULL for layer in own_sizes) or len({*own_sizes.values()}) > 1:
         raise Unfusable("its layers of one type have heads of different sizes")
     if own_sizes and len(own_sizes) != layer_types.count(FULL):
         raise Unfusable("its layers of one type have heads of different sizes")
-    storing = count - (fields["num_kv_shared_layers"] or 0)
-    latest = {layer_types[i]: i for i in range(storing)}
-    if latest.keys() != set(layer_types):
-        raise Unfusable(f"only its first {storing} layers have keys and values")
+    kv_layers = shared_kv_layers(layer_types, fields["num_kv_shared_layers"] or 0)
     has_inputs, has_mixture = fields.get("hidden_size_per_layer_input"), bool(fields.get("enable_moe_block"))
     width = 2 * read_size(fields, "intermediate_size") if fields["use_double_wide_mlp"] else None
     return [
         {
             "score_scale": 1.0,
             "head_sizes": own_sizes.get(i),
-            "kv_layer": None if i < storing else latest[layer_type],
-            "has_normed_values": i < storing,
-            "has_keys_as_values": bool(fields["attention_k_eq_v"]) and layer_type == FULL and i < storing,
-            "mlp_width": None if i < storing else width,
+            "kv_layer": kv_layers[i],
+            "has_normed_values": kv_layers[i] is None,
+            "has_keys_as_values": bool(fields["attention_k_eq_v"]) and layer_type == FULL and kv_layers[i] is None,
+            "mlp_width": None if kv_layers[i] is None else width,
             "has_dense_beside": has_mixture,
             "layer_input": i if has_inputs else None,
             "sees_later_media": layer_type == SLIDING,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from parley.model.networks.families.decoder_family import DecoderFamily
+from parley.model.networks.families.gemma3n_decoders import GEMMA3N
 from parley.model.networks.families.gemma_decoders import (
     GEMMA,
     GEMMA2,
@@ -143,6 +144,7 @@ FAMILIES: dict[str, DecoderFamily] = {
     "gemma": GEMMA,
     "gemma2": GEMMA2,
     "gemma3_text": GEMMA3,
+    "gemma3n_text": GEMMA3N,
     "gemma4_text": GEMMA4_TEXT,
     "gemma4_unified_text": GEMMA4_UNIFIED,
     "muse_glimmer_text": MUSE_GLIMMER,

@@ -1,0 +1,122 @@
+"""The fused decoder of models with several residual streams for each token (Gemma 3n). ``AltUpShape`` defines it.
+
+Streams are [N, T, hidden]. They are mixed by additions and multiplications of single numbers, which round a row's
+numbers in the same way wherever the row is.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from parley import native
+from parley.heartbeat import beat
+from parley.model.networks.decoder import FusedDecoder
+from parley.model.networks.network import KVPages, PackedBatch
+from parley.native.layer import AltUpWeights
+
+Rotation = tuple[torch.Tensor, torch.Tensor]
+
+
+class AltUpDecoder(FusedDecoder):
+    """``network.DecoderNetwork`` for one model with alternating updates. It always runs kernel by kernel."""
+
+    def kernel_by_kernel(self, batch: PackedBatch, pages: KVPages) -> torch.Tensor:
+        """Compute ``compute_hidden``."""
+        rotations, embeddings = self._rotations(batch), self._embed_tokens(batch)
+        inputs = self._compute_inputs(batch, embeddings)
+        assert inputs is not None
+        streams = self._make_streams(embeddings)
+        for i, shape in enumerate(self.config.layers):
+            beat()
+            streams = self._run_layer(i, streams, inputs[:, shape.layer_input], batch, pages, rotations[shape.rope])
+        result: torch.Tensor = native.norm_rows(self._merge_streams(streams), self._norm)
+        return result
+
+    def _make_streams(self, embeddings: torch.Tensor) -> torch.Tensor:
+        """Return the residual streams [N, T, hidden] of embeddings [T, hidden]."""
+        projections = self._embedding_parts.streams
+        assert projections is not None
+        others = native.linear(embeddings, projections.first).split(self.config.hidden, 1)
+        return torch.stack([embeddings, *(native.match_sizes(rows.contiguous(), embeddings) for rows in others)])
+
+    def _merge_streams(self, streams: torch.Tensor) -> torch.Tensor:
+        """Return the mean of all streams [N, T, hidden] after the last layer: [T, hidden]."""
+        projections = self._embedding_parts.streams
+        assert projections is not None
+        total = streams[0].to(torch.float32, copy=True)
+        for rows, projection in zip(streams[1:], projections.last, strict=True):
+            total += native.match_sizes(native.linear(rows, projection), streams[0])
+        return (total / len(streams)).to(streams.dtype)
+
+    def _run_layer(
+        self,
+        layer: int,
+        streams: torch.Tensor,
+        inputs: torch.Tensor,
+        batch: PackedBatch,
+        pages: KVPages,
+        rotation: Rotation,
+    ) -> torch.Tensor:
+        """Return the streams after a layer. ``inputs`` [T, width]: of the layer alone."""
+        shape, block, altup = self.config.altup, self.layer_weights[layer], self.layer_weights[layer].altup
+        assert shape is not None and altup is not None
+        predicted = self._predict_streams(layer, streams, altup)
+        x = native.norm_rows(predicted[shape.active], block.attention_norm)
+        laurel = self._apply_linear(self._apply_linear(x, batch, layer, "laurel_left"), batch, layer, "laurel_right")
+        residual = native.add_norm(laurel, predicted[shape.active] + x, None, after=block.laurel_norm)[1]
+        attended = self._apply_linear(
+            self._attend_layer(layer, x, batch, pages, *rotation, None), batch, layer, "output"
+        )
+        reader = None if batch.adapted is not None else block.gate_up
+        after = block.attention_after_norm
+        x, residual = native.add_norm(
+            attended, residual, block.mlp_norm, after=after, total_scale=0.5**0.5, consumer=reader
+        )
+        inside = self._run_mlps(layer, x, residual, batch)
+        activated = native.add_norm(inside, residual, None, after=block.mlp_after_norm)[1]
+        corrected = self._correct_streams(layer, predicted, activated, altup)
+        rows = corrected[shape.active]
+        if altup.output_scale is not None:
+            rows = (rows.float() * altup.output_scale).to(rows.dtype)
+        added = native.norm_rows(self._run_input(layer, rows, inputs, batch), block.input_after_norm)
+        corrected[1:] += added
+        return corrected
+
+    def _modalities(self, layer: int, rows: torch.Tensor, altup: AltUpWeights) -> torch.Tensor:
+        """Return the numbers that coefficients depend on, for rows [T, hidden]: float32 [N, T, 1].
+
+        Through float64: the bits of float32's tanh depend on a number's place.
+        """
+        normed = native.norm_rows(rows, self.layer_weights[layer].altup_norm)
+        logits = native.lm_head_logits(normed, altup.router).double() / self.config.hidden
+        return logits.tanh().float().t()[:, :, None].contiguous()
+
+    def _predict_streams(self, layer: int, streams: torch.Tensor, altup: AltUpWeights) -> torch.Tensor:
+        """Return a layer's predictions of all streams, [N, T, hidden]."""
+        shape, count = self.config.altup, len(streams)
+        assert shape is not None
+        shares = _mix_numbers(altup.prediction, self._modalities(layer, streams[shape.active], altup))
+        shares = shares.unflatten(0, (count, count))
+        wide = streams.float()
+        total = wide.clone()
+        for i in range(count):
+            total += shares[:, i] * wide[i]
+        return total.to(streams.dtype)
+
+    def _correct_streams(
+        self, layer: int, predicted: torch.Tensor, activated: torch.Tensor, altup: AltUpWeights
+    ) -> torch.Tensor:
+        """Return a layer's predictions, corrected by what the layer made of the active one [T, hidden]."""
+        assert self.config.altup is not None
+        wide = predicted.float()
+        change = activated.float() - wide[self.config.altup.active]
+        shares = _mix_numbers(altup.correction, self._modalities(layer, activated, altup)) + 1
+        return (wide + shares * change).to(predicted.dtype)
+
+
+def _mix_numbers(weight: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+    """Return float32 weight [out, N] times numbers [N, T, 1]: [out, T, 1]. Sums are in the order of N."""
+    total = weight[:, :1, None] * numbers[0]
+    for i in range(1, len(numbers)):
+        total = total + weight[:, i, None, None] * numbers[i]
+    return total

@@ -1,0 +1,42 @@
+"""Kernels of Gemma 3n in torch operators: sparse gates, and rows with the size of others.
+
+A row's result does not depend on the other rows. Torch sums a single long row in another order than one of several, so
+rows are summed in pieces.
+"""
+
+from __future__ import annotations
+
+import torch
+
+PIECE = 16  # numbers of a row that are summed first
+LEAST_MEAN_SQUARE = 1e-5  # of rows that are divided by their size
+
+
+def row_means(rows: torch.Tensor) -> torch.Tensor:
+    """Return the mean of each row of float32 [T, width]: [T, 1]."""
+    whole = rows.shape[1] // PIECE * PIECE
+    total: torch.Tensor = rows[:, :whole].unflatten(1, (-1, PIECE)).sum(-1).sum(-1, keepdim=True)
+    total += rows[:, whole:].sum(-1, keepdim=True)
+    return total / rows.shape[1]
+
+
+def sparsify_gates(rows: torch.Tensor, deviations: float) -> torch.Tensor:
+    """Subtract a threshold from each gate and make those below it 0; the gates are the first half of rows
+    [T, 2 * width], which are overwritten and returned.
+
+    The threshold of a row is the mean of its gates plus ``deviations`` of their standard deviations. Of gates with a
+    normal distribution, those that stay are a fixed share (Gaussian top-k, arXiv 2506.06644).
+    """
+    gates = rows[:, : rows.shape[1] // 2]
+    wide = gates.float()
+    mean = row_means(wide)
+    deviation = row_means((wide - mean).square()).sqrt()
+    gates.copy_((wide - (mean + deviation * deviations)).clamp_min_(0))
+    return rows
+
+
+def match_sizes(rows: torch.Tensor, models: torch.Tensor) -> torch.Tensor:
+    """Return rows [T, width], scaled so that the mean square of each is that of the row of ``models`` [T, width]."""
+    wide = rows.float()
+    size = row_means(wide.square()).clamp_min_(LEAST_MEAN_SQUARE).sqrt_()
+    return (wide * (row_means(models.float().square()).sqrt_() / size)).to(rows.dtype)
