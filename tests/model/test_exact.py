@@ -303,9 +303,9 @@ PREEMPTED = [
     ("lfm2", False, "tiny"),
     ("nemotron_h", False, "tiny"),
     ("gemma4 with inputs of layers", True, "tiny"),
-    ("gemma3n", False, "tiny"),
 ]
 PREEMPTED_BY_NIGHT = [
+    ("gemma3n", False, "tiny"),
     ("gemma3n of three streams", True, "tiny int8"),
     ("gemma4", False, "tiny int8"),
     ("gemma4 of experts", False, "tiny"),
