@@ -13,6 +13,7 @@ import reprlib
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from statistics import NormalDist
 from typing import Any
 
 from parley.gguf.header import GgufError, GgufModel, GgufTensor
@@ -109,22 +110,44 @@ GEMMA_LAYER_NAMES = {
     "ffn_norm": "pre_feedforward_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }
-GEMMA_4_LAYER_NAMES = GEMMA_LAYER_NAMES | {
-    "ffn_gate_inp": "router.proj",
-    "ffn_gate_inp.scale": "router.scale",
-    "ffn_gate_exps": "experts.gate_exps",
-    "ffn_up_exps": "experts.up_exps",
-    "ffn_gate_up_exps": "experts.gate_up_exps",
-    "ffn_down_exps": "experts.down_exps",
-    "ffn_down_exps.scale": "router.per_expert_scale",
-    "pre_ffw_norm_2": "pre_feedforward_layernorm_2",
-    "post_ffw_norm_1": "post_feedforward_layernorm_1",
-    "post_ffw_norm_2": "post_feedforward_layernorm_2",
+LAYER_INPUT_NAMES = {
     "inp_gate": "per_layer_input_gate",
     "proj": "per_layer_projection",
     "post_norm": "post_per_layer_input_norm",
-    "layer_output_scale.weight": "layer_scalar",
 }
+GEMMA_3N_LAYER_NAMES = (
+    GEMMA_LAYER_NAMES
+    | LAYER_INPUT_NAMES
+    | {
+        "altup_correct_coef": "altup.correction_coefs",
+        "altup_correct_scale.weight": "altup.correct_output_scale",
+        "altup_predict_coef": "altup.prediction_coefs",
+        "altup_router": "altup.modality_router",
+        "altup_router_norm": "altup.router_norm",
+        "laurel_l": "laurel.linear_left",
+        "laurel_r": "laurel.linear_right",
+        "laurel_post_norm": "laurel.post_laurel_norm",
+    }
+)
+# Tensors that hold several linear layers, and the list of these in Hugging Face format
+STACKED_NAMES = {"altup_proj": "model.altup_projections", "altup_unembd_proj": "model.altup_unembed_projections"}
+GEMMA_4_LAYER_NAMES = (
+    GEMMA_LAYER_NAMES
+    | LAYER_INPUT_NAMES
+    | {
+        "ffn_gate_inp": "router.proj",
+        "ffn_gate_inp.scale": "router.scale",
+        "ffn_gate_exps": "experts.gate_exps",
+        "ffn_up_exps": "experts.up_exps",
+        "ffn_gate_up_exps": "experts.gate_up_exps",
+        "ffn_down_exps": "experts.down_exps",
+        "ffn_down_exps.scale": "router.per_expert_scale",
+        "pre_ffw_norm_2": "pre_feedforward_layernorm_2",
+        "post_ffw_norm_1": "post_feedforward_layernorm_1",
+        "post_ffw_norm_2": "post_feedforward_layernorm_2",
+        "layer_output_scale.weight": "layer_scalar",
+    }
+)
 MIXTRAL = Architecture("mixtral", "MixtralForCausalLM", interleaved=True, fields={"sliding_window": None})
 QWEN2_MOE = Architecture("qwen2_moe", "Qwen2MoeForCausalLM", fields={"norm_topk_prob": False})
 QWEN3_MOE = Architecture("qwen3_moe", "Qwen3MoeForCausalLM", fields={"norm_topk_prob": True})
@@ -272,6 +295,41 @@ def complete_gemma_4(model: GgufModel, config: dict[str, Any]) -> None:
         raise GgufError(f"{file} has layers of other sizes than its architecture")
 
 
+def complete_gemma_3n(model: GgufModel, config: dict[str, Any]) -> None:
+    """Add the residual streams, sparse gates and inputs of layers, and what the last layers read of others. Raises
+    GgufError."""
+    fields, file, count = fields_of(model), model.paths[0].name, config["num_hidden_layers"]
+    if len(config.get("layer_types", [])) != count:
+        raise GgufError(f"{file} does not say of each layer whether it has a window, so the model's shape is unknown")
+    scales, widths = fields.get("activation_sparsity_scale"), fields["feed_forward_length"]
+    if not isinstance(scales, list) or len(scales) != count or any(type(scale) is not float for scale in scales):
+        raise GgufError(f"{file} gives activation_sparsity_scale as {reprlib.repr(scales)}, of {count} layers")
+    tables = {name: model.tensors.get(name) for name in ("blk.0.laurel_l.weight", "per_layer_token_embd.weight")}
+    for name, tensor in tables.items():
+        if tensor is None:
+            raise GgufError(f"{file} has no tensor {name}")
+    laurel_rank, inputs_vocab = (tensor.shape[0] for tensor in tables.values() if tensor is not None)
+    config |= {
+        "intermediate_size": widths,
+        # The share of a normal distribution below so many deviations, of which files have the float32
+        "activation_sparsity_pattern": [round(NormalDist().cdf(scale), 6) for scale in scales],
+        "num_kv_shared_layers": _read_count(model, "attention.shared_kv_layers"),
+        "altup_num_inputs": _read_size(model, "altup.num_inputs"),
+        "altup_active_idx": _read_count(model, "altup.active_idx"),
+        "hidden_size_per_layer_input": _read_size(model, "embedding_length_per_layer_input"),
+        "vocab_size_per_layer_input": inputs_vocab,
+        "laurel_rank": laurel_rank,
+    }
+
+
+def _read_count(model: GgufModel, key: str) -> int:
+    """Return an integer of at least 0. Raises GgufError."""
+    value = fields_of(model).get(key)
+    if type(value) is not int or value < 0:
+        raise GgufError(f"{model.paths[0].name} gives {key} as {reprlib.repr(value)}, so the model's shape is unknown")
+    return value
+
+
 def complete_granite_hybrid(model: GgufModel, config: dict[str, Any]) -> None:
     """Add the sizes of Mamba 2 layers, and what the layers have.
 
@@ -315,6 +373,14 @@ GRANITE_HYBRID = Architecture(
     },
     complete=complete_granite_hybrid,
     state_type="linear_attention",
+)
+GEMMA_3N = Architecture(
+    "gemma3n_text",
+    "Gemma3nForCausalLM",
+    GEMMA_3N_LAYER_NAMES,
+    complete=complete_gemma_3n,
+    lists=("feed_forward_length",),
+    model_names=STACKED_NAMES,
 )
 GEMMA_4 = Architecture(
     "gemma4_text",
@@ -552,6 +618,7 @@ ARCHITECTURES = {
     "gemma": Architecture("gemma", "GemmaForCausalLM", norm_offset=1.0),
     "gemma2": Architecture("gemma2", "Gemma2ForCausalLM", GEMMA_LAYER_NAMES, norm_offset=1.0),
     "gemma3": Architecture("gemma3_text", "Gemma3ForCausalLM", GEMMA_LAYER_NAMES, norm_offset=1.0),
+    "gemma3n": GEMMA_3N,
     "gemma4": replace(GEMMA_4, mixture=GEMMA_4),
     "gpt-oss": replace(GPT_OSS, mixture=GPT_OSS),
     "mistral3": Architecture(

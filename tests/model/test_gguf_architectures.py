@@ -190,6 +190,42 @@ def test_answers_of_ernie_equal_those_of_the_folder(fields, tmp_path):
     assert answers(unpack_gguf(convert_folder(tmp_path / "model.gguf", folder))) == answers(folder)
 
 
+@pytest.fixture(scope="module")
+def gemma_3n_folder(tmp_path_factory):
+    return tiny_models.write_model(tmp_path_factory.mktemp("gemma3n"), "gemma3n", dtype="float32")
+
+
+def test_answers_of_gemma_3n_are_the_folders(gemma_3n_folder, tmp_path):
+    unpacked = unpack_gguf(convert_folder(tmp_path / "model.gguf", gemma_3n_folder))
+    assert read_decoder_config(read_config(unpacked)) == read_decoder_config(read_config(gemma_3n_folder))
+    assert answers(unpacked) == answers(gemma_3n_folder)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "reason"),
+    [
+        ("attention.sliding_window_pattern", 5, "of each layer whether it has a window"),
+        ("attention.shared_kv_layers", -1, "attention.shared_kv_layers as -1"),
+        ("activation_sparsity_scale", [1.6] * 5, "activation_sparsity_scale as"),
+        ("altup.num_inputs", 0, "altup.num_inputs as 0"),
+        ("altup.active_idx", None, "altup.active_idx as None"),
+    ],
+)
+def test_other_layers_of_gemma_3n_are_refused(key, value, reason, gemma_3n_folder, tmp_path):
+    model = read_model(convert_folder(tmp_path / "x.gguf", gemma_3n_folder))
+    model_config(model)
+    model.metadata[f"gemma3n.{key}"] = value
+    with pytest.raises(GgufError, match=reason):
+        model_config(model)
+
+
+def test_tensors_of_gemma_3n_are_needed(gemma_3n_folder, tmp_path):
+    model = read_model(convert_folder(tmp_path / "x.gguf", gemma_3n_folder))
+    del model.tensors["blk.0.laurel_l.weight"]
+    with pytest.raises(GgufError, match=r"no tensor blk\.0\.laurel_l\.weight"):
+        model_config(model)
+
+
 GEMMA_4 = ("gemma4", "gemma4 of experts", "gemma4 with inputs of layers")
 
 

@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 from support import gguf_files
 
 ARCHITECTURES = {
+    "gemma3n_text": "gemma3n",
     "gemma4_text": "gemma4",
     "gpt_oss": "gpt-oss",
     "glm4_moe": "glm4moe",
@@ -133,6 +134,8 @@ def convert_folder(
     if arch == "deepseek2":
         shape |= {"head_dim": None, "num_key_value_heads": 1 if splits_latents else config["num_attention_heads"]}
         add_latents(writer, config, splits_latents)
+    if arch == "gemma3n":
+        shape |= add_gemma_3n(writer, config)
     if arch == "gemma4":
         shape |= add_gemma_4(writer, config)
     if "conv_L_cache" in config:
@@ -168,6 +171,11 @@ def convert_folder(
         stored = dict(convert_mamba(config, stored))
     if splits_latents:
         stored = split_latent_up(config, stored)
+    if arch == "gemma3n":
+        stored = {name + ".weight" * name.endswith("_scale"): each for name, each in stored.items()}
+        for stack in ("model.altup_projections", "model.altup_unembed_projections"):
+            parts = [stored.pop(f"{stack}.{i}.weight") for i in range(config["altup_num_inputs"] - 1)]
+            stored[f"{stack}.weight"] = torch.stack(parts)
     if arch == "gemma4":
         stored = {name + ".weight" * name.endswith(BARE_NAMES): tensor for name, tensor in stored.items()}
         for scale, written in (("router.scale", "ffn_gate_inp"), ("router.per_expert_scale", "ffn_down_exps")):
@@ -188,6 +196,18 @@ def convert_folder(
         writer.add_tensor(f"blk.{layer}.nextn.eh_proj.weight", torch.ones(4, 8).numpy())
     gguf_files.close_writer(writer)
     return path
+
+
+def add_gemma_3n(writer: gguf.GGUFWriter, config: dict[str, Any]) -> dict[str, Any]:
+    """Add what layers of Gemma 3n have of their own. Return fields of the config as the file has them."""
+    shares = torch.tensor(config["activation_sparsity_pattern"])
+    writer.add_activation_sparsity_scale(torch.distributions.Normal(0.0, 1.0).icdf(shares).tolist())
+    writer.add_altup_active_idx(config["altup_active_idx"])
+    writer.add_altup_num_inputs(config["altup_num_inputs"])
+    writer.add_embedding_length_per_layer_input(config["hidden_size_per_layer_input"])
+    writer.add_shared_kv_layers(config["num_kv_shared_layers"])
+    writer.add_sliding_window_pattern([each == "sliding_attention" for each in config["layer_types"]])
+    return {"rope_parameters": {"rope_theta": config["rope_parameters"]["full_attention"]["rope_theta"]}}
 
 
 def add_gemma_4(writer: gguf.GGUFWriter, config: dict[str, Any]) -> dict[str, Any]:

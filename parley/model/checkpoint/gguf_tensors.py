@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from parley.gguf import architectures
-from parley.gguf.architectures import LAYER_TENSOR, Architecture
+from parley.gguf.architectures import LAYER_TENSOR, STACKED_NAMES, Architecture
 from parley.gguf.header import GgufError, GgufModel, GgufTensor
 from parley.gguf.model_config import model_config, used_tensors
 from parley.gguf.projectors import ProjectorTensor, projector_tensors
@@ -31,8 +31,22 @@ def read_gguf_entries(model: GgufModel) -> dict[str, TensorEntry]:
             if whole not in model.tensors:  # some files have all three
                 entries[architectures.tensor_name(architecture, whole)] = _join_latent_up(model, split[1])
             continue
-        entries[architectures.tensor_name(architecture, tensor.name)] = _make_entry(tensor, architecture, config)
+        name, entry = architectures.tensor_name(architecture, tensor.name), _make_entry(tensor, architecture, config)
+        is_stack = tensor.name.removesuffix(".weight") in STACKED_NAMES
+        entries |= _divide_stack(name, entry) if is_stack else {name: entry}
     return entries
+
+
+def _divide_stack(name: str, entry: TensorEntry) -> dict[str, TensorEntry]:
+    """Return the linear layers that a tensor [count, out, in] holds. Raises GgufError."""
+    if len(entry.shape) != 3:
+        raise GgufError(f"a tensor {name} has the shape {list(entry.shape)}, but holds several weights")
+    module, size = name.removesuffix(".weight"), (entry.end - entry.start) // entry.shape[0]
+    starts = [entry.start + i * size for i in range(entry.shape[0])]
+    return {
+        f"{module}.{i}.weight": replace(entry, shape=entry.shape[1:], start=start, end=start + size)
+        for i, start in enumerate(starts)
+    }
 
 
 def read_projector_entries(projector: GgufModel, file: int) -> dict[str, TensorEntry]:
