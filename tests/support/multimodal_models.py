@@ -154,7 +154,7 @@ def _gemma3(tokenizer: Any) -> Any:
 def _gemma3n(tokenizer: Any) -> Any:
     from transformers import Gemma3nAudioFeatureExtractor, Gemma3nProcessor, SiglipImageProcessor
 
-    clips = Gemma3nAudioFeatureExtractor(feature_size=32, max_length=32_000)  # two seconds
+    clips = Gemma3nAudioFeatureExtractor(feature_size=32)
     pictures = SiglipImageProcessor(size={"height": 64, "width": 64})
     return Gemma3nProcessor(clips, pictures, tokenizer, audio_seq_length=12, image_seq_length=4)
 
@@ -710,8 +710,7 @@ if find_spec("timm") is not None:  # Transformers builds the encoder of pictures
                 "num_kv_shared_layers": 3,
                 "intermediate_size": 96,
                 "activation_sparsity_pattern": [0.95, 0.6, 0.0, 0.0, 0.0, 0.0],
-                "vocab_size": 469,  # all tokens of the tokenizer, of which the last four are those of media
-                "vocab_size_per_layer_input": 465,
+                "vocab_size_per_layer_input": 465,  # the tokenizer has four more, of media
             },
             "vision_config": {
                 "architecture": "test_convnext",
@@ -723,7 +722,7 @@ if find_spec("timm") is not None:  # Transformers builds the encoder of pictures
             "audio_config": {
                 "hidden_size": 32,
                 "vocab_offset": 467,
-                "vocab_size": 2,
+                "vocab_size": VOCAB - 467,
                 "input_feat_size": 32,
                 "conf_num_attention_heads": 2,
                 "conf_num_hidden_layers": 2,

@@ -220,7 +220,9 @@ class ItemProcessor:
         # time, unless the clip is so short that it is complete.
         features = [tensor for tensor in processed.tensors.values() if tensor.is_floating_point()]
         frames = max((len(tensor) * max(tensor.shape[1:]) for tensor in features), default=0)
-        seconds = frames * hop / self.audio_rate
+        # Gemma 3n fills up nothing: where fewer samples are left than a frame has, there is no frame
+        rest = self._processor.feature_extractor.frame_length if self._family.model_type == "gemma3n" else 0
+        seconds = (frames * hop + rest) / self.audio_rate
         if hop and processed.seconds > seconds + hop / self.audio_rate:
             predicate = f"has {round(processed.seconds, 2)} seconds, and this model reads at most {seconds:g}"
             raise UnusableMedia(predicate, "too_long", limit=seconds, size=processed.seconds)

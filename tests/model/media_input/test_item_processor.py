@@ -280,6 +280,13 @@ def test_says_how_long_a_clip_is_to_the_hundredth_of_a_second():
     assert result.predicate == "has 30.02 seconds, and this model reads at most 29.99"
 
 
+@pytest.mark.skipif("gemma3n" not in FAMILIES, reason="timm is not installed")
+def test_clips_of_gemma_3n_may_have_30_seconds():
+    for seconds, reads_all in ((29.995, True), (30, True), (30.02, False)):
+        result, _ = process(jobs_of("gemma3n"), "audio", wav_file(sine_wave(seconds, RATE)[None], RATE))
+        assert isinstance(result, MediaProcessed) == reads_all
+
+
 @pytest.mark.parametrize("kind", ["image", "video"])
 def test_refuses_what_has_more_patches_in_a_row_than_the_encoder_has_positions(tmp_path: Path, kind: str):
     folder = write_multimodal_model(tmp_path / "gemma4", "gemma4", vision={"position_embedding_size": 64})
