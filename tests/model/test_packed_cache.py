@@ -144,3 +144,10 @@ def test_packed_cache_keeps_the_factors_of_activations(tmp_path, pack_calls):
     first, _ = logits_and_info(folder)
     second, _ = logits_and_info(folder)
     assert torch.equal(first, second) and len(pack_calls) == 1
+
+
+def test_packed_cache_keeps_alternating_updates(tmp_path, pack_calls):
+    folder = tiny_models.write_model(tmp_path / "model", "gemma3n")
+    first, info = logits_and_info(folder)
+    second, _ = logits_and_info(folder)
+    assert info.fused and torch.equal(first, second) and len(pack_calls) == 1

@@ -713,8 +713,9 @@ if find_spec("timm") is not None:  # Transformers builds the encoder of pictures
                 "vocab_size_per_layer_input": 465,  # the tokenizer has four more, of media
             },
             "vision_config": {
-                "architecture": "test_convnext",
-                "hidden_size": 64,
+                "architecture": "test_efficientnet",  # its blocks differ, as those of the published encoder do
+                "model_args": {"norm_layer": "rmsnorm2d"},
+                "hidden_size": 256,
                 "vocab_offset": 465,
                 "vocab_size": 2,
                 "num_classes": 0,

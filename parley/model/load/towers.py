@@ -42,7 +42,7 @@ class MediaTowers(NamedTuple):
 def plan_towers(folder: Path, config: dict[str, Any], dtype: torch.dtype, device: torch.device) -> MediaTowers | None:
     """Return the encoders of a model with this config.json, None if it reads text only.
 
-    Raises LoadError if the file headers lack a tensor of a block.
+    Raises LoadError if the file headers lack a tensor of a block that others of an encoder have.
     """
     family = read_media_family(config)
     if family is None:
@@ -59,7 +59,8 @@ def plan_towers(folder: Path, config: dict[str, Any], dtype: torch.dtype, device
     if not towers.tensor_names or any(name.endswith(QUANTIZED_SUFFIXES) for name in towers.tensor_names):
         log.info("The model reads text only: its checkpoint has no encoders, or quantized ones.")
         return None
-    _check_blocks(towers.tensor_names)
+    if not family.needs_timm:  # whose blocks differ
+        _check_blocks(towers.tensor_names)
     return MediaTowers(folder, config, family, dtype, device, towers.parameter_count * dtype.itemsize)
 
 
