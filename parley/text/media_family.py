@@ -43,8 +43,9 @@ class _KindMarks(NamedTuple):
 
 
 class _FamilyRow(NamedTuple):
-    """All but ``kinds`` and ``states_direction`` as in ``MediaFamily``.
+    """All but ``kinds``, ``states_direction`` and ``other_ids_field`` as in ``MediaFamily``.
 
+    ``other_ids_field``: the field of config.json with ``other_placeholder_ids``.
     ``states_direction``: the ``text_config`` may say by ``use_bidirectional_attention`` what ``sees_both_ways`` is.
     """
 
@@ -56,6 +57,8 @@ class _FamilyRow(NamedTuple):
     fewest_embeddings: int = 1
     text_follows_time: bool = False
     needs_timm: bool = False
+    other_ids_field: str = ""
+    shares_edges: bool = False
 
 
 # Fields that only the whole model's config has, though they are about its parts as well.
@@ -124,6 +127,13 @@ _FAMILIES: dict[str, _FamilyRow] = {
     "aya_vision": _FamilyRow({"image": _IMAGE._replace(prompt_mark="<image>")}),
     "cohere2_vision": _FamilyRow({"image": _IMAGE}),
     "lfm2_vl": _FamilyRow({"image": _IMAGE}),
+    "lfm3_vl": _QWEN_VL._replace(has_rope_grids=False),
+    "idefics2": _FamilyRow({"image": _IMAGE}, shares_edges=True),
+    "ovis2": _FamilyRow(
+        {"image": _IMAGE._replace(prompt_mark="<image>")}, other_ids_field="visual_indicator_token_ids"
+    ),
+    "got_ocr2": _FamilyRow({"image": _IMAGE._replace(edges=("<img>", "</img>"))}),
+    "minicpmv4_6": _FamilyRow({"image": _IMAGE, "video": _VIDEO}),
     "lighton_ocr": _FamilyRow({"image": _IMAGE}),
     "qianfan_ocr": _FamilyRow({"image": _IMAGE._replace(prompt_mark="<image>")}),
     "kimi_k25": _FamilyRow(
@@ -138,6 +148,7 @@ _FAMILIES: dict[str, _FamilyRow] = {
     "voxtral": _FamilyRow({"audio": _AUDIO._replace(edges=("[BEGIN_AUDIO]", ""))}),
     "glmasr": _FamilyRow({"audio": _AUDIO._replace(edges=("<|begin_of_audio|>", "<|end_of_audio|>"))}),
     "audioflamingo3": _FamilyRow({"audio": _AUDIO}),
+    "musicflamingo": _FamilyRow({"audio": _AUDIO}),
     "glm4v": _GLM_V,
     "glm46v": _GLM_V,
     "glm4v_moe": _GLM_V,
@@ -159,6 +170,8 @@ class MediaFamily:
     ``fewest_embeddings``: of an item that the encoder accepts. ``text_follows_time`` as in ``EmbeddingRun``.
     ``needs_fused``: a decoder in Transformers' code cannot read the media over pages. ``needs_timm``: Transformers
     builds the encoders with that package.
+    ``other_placeholder_ids``: the marks around and between the tiles of a picture, if embeddings replace them as well.
+    ``shares_edges``: two pictures next to each other have one mark between them, not two.
     """
 
     model_type: str
@@ -171,6 +184,8 @@ class MediaFamily:
     text_follows_time: bool
     needs_fused: bool
     needs_timm: bool
+    other_placeholder_ids: tuple[int, ...] = ()
+    shares_edges: bool = False
 
     @property
     def kinds(self) -> frozenset[MediaKind]:
@@ -213,6 +228,8 @@ def read_media_family(config: Mapping[str, Any]) -> MediaFamily | None:
         row.text_follows_time,
         row.needs_fused,
         row.needs_timm,
+        _read_other_ids(config, row),
+        row.shares_edges,
     )
 
 
@@ -232,6 +249,13 @@ def _sees_both_ways(config: Mapping[str, Any], row: _FamilyRow) -> bool:
     if row.states_direction and isinstance(text_config, dict) and "use_bidirectional_attention" in text_config:
         return bool(text_config["use_bidirectional_attention"] == "vision")
     return row.sees_both_ways
+
+
+def _read_other_ids(config: Mapping[str, Any], row: _FamilyRow) -> tuple[int, ...]:
+    token_ids = config.get(row.other_ids_field)
+    if not isinstance(token_ids, list):
+        return ()
+    return tuple(token_id for token_id in token_ids if type(token_id) is int and token_id >= 0)
 
 
 def has_unread_media(config: Mapping[str, Any]) -> bool:

@@ -35,20 +35,36 @@ def replace_marks(text: str, items: Sequence[ProcessedMedia], marks: PromptMarks
     kinds = dict.fromkeys(item.kind for item in items)
     waiting = {marks[kind]: [item for item in items if item.kind == kind] for kind in kinds}
     placed: list[ProcessedMedia] = []
+    numbers = Counter[MediaKind]()
 
     def next_replacement(match: re.Match[str]) -> str:
         if not waiting[match[0]]:
             raise _surplus_error(match[0])
         item = waiting[match[0]].pop(0)
         placed.append(item)
-        return item.replacement
+        return _write_replacement(item, numbers)
 
     pattern = "|".join(map(re.escape, sorted(waiting, key=len, reverse=True)))
     replaced = re.sub(pattern, next_replacement, text)
     for mark, left in waiting.items():
         if left:
             raise _missing_mark_error(mark, left[0].kind)
-    return replaced, placed
+    return _join_edges(replaced, placed), placed
+
+
+def _write_replacement(item: ProcessedMedia, numbers: Counter[MediaKind]) -> str:
+    """Return the text of the next item of its kind. ``numbers``: how many of each kind are before it; is counted up."""
+    number = numbers[item.kind]
+    numbers[item.kind] += 1
+    return item.number.replace("0", str(number)) + item.replacement.removeprefix(item.number)
+
+
+def _join_edges(text: str, items: Sequence[ProcessedMedia]) -> str:
+    """Write the mark between two items once, and a blank between the mark and a word, as Idefics2's processor does."""
+    for edge in {item.shared_edge for item in items if item.shared_edge}:
+        text = text.replace(edge * 2, edge)
+        text = re.sub(rf"{re.escape(edge)}(?=[^\s<])", f"{edge} ", text)
+    return text
 
 
 def insert_replacements(
@@ -63,12 +79,13 @@ def insert_replacements(
     if items and all(text.count(marks[kind].prompt_mark) == count for kind, count in counts.items()):
         return replace_marks(text, items, template_marks(marks))
     pieces: list[str] = []
+    numbers = Counter[MediaKind]()
     start = 0
     for placed, item in zip(media, items, strict=True):
         edges = marks[item.kind]
-        pieces += (text[start : placed.position], edges.opening, item.replacement, edges.closing)
+        pieces += (text[start : placed.position], edges.opening, _write_replacement(item, numbers), edges.closing)
         start = max(start, placed.position)
-    return "".join((*pieces, text[start:])), list(items)
+    return _join_edges("".join((*pieces, text[start:])), items), list(items)
 
 
 def find_media_items(
@@ -78,7 +95,7 @@ def find_media_items(
 
     ``find_token`` returns the id of a mark. Raises Invalid if the prompt has other placeholder tokens than the items'.
     """
-    placeholder_ids = {item.placeholder: find_token(item.placeholder) for item in items}
+    placeholder_ids = {mark: find_token(mark) for item in items for mark in _placeholders(item)}
     known_ids = {token_id for token_id in placeholder_ids.values() if token_id is not None}
     places = [(place, token_id) for place, token_id in enumerate(token_ids) if token_id in known_ids]
     found: list[MediaItem] = []
@@ -86,15 +103,19 @@ def find_media_items(
     for item in items:
         last = first + item.embedding_count
         own_places = places[first:last]
-        if len(own_places) < item.embedding_count or any(
-            token_id != placeholder_ids[item.placeholder] for _, token_id in own_places
-        ):
+        own_ids = {placeholder_ids[mark] for mark in _placeholders(item)}
+        if len(own_places) < item.embedding_count or any(token_id not in own_ids for _, token_id in own_places):
             raise _missing_mark_error(item.placeholder, item.kind)
         found.append(_place_item(item, [place for place, _ in own_places]))
         first = last
     if first < len(places):
         raise _surplus_error(items[-1].placeholder)
     return found
+
+
+def _placeholders(item: ProcessedMedia) -> list[str]:
+    """Return the marks in an item's replacement that embeddings replace."""
+    return [item.placeholder, *item.other_placeholders]
 
 
 def _place_item(item: ProcessedMedia, places: list[int]) -> MediaItem:

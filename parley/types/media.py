@@ -113,7 +113,10 @@ class ProcessedMedia(msgspec.Struct, frozen=True):
     """An item after the model's processor. It is the same for the same bytes and options.
 
     ``digest``: SHA-256 of everything that decides the embeddings. ``replacement``: the text that stands for the item in
-    the prompt, instead of the template's placeholder. ``placeholder``: the mark in it that each embedding replaces.
+    the prompt, instead of the template's placeholder. ``placeholder``: the mark in it that each embedding replaces;
+    embeddings also replace ``other_placeholders``. ``number``: the beginning of the replacement with the item's number,
+    as that of the first of its kind has it, which is 0; empty if items have no numbers. ``shared_edge``: the mark at
+    both ends of the replacement that two items next to each other have once; empty if each has its own.
     ``grids`` and ``frame_steps``: one for each run of placeholders in the replacement, empty for models without M-RoPE.
     ``text_follows_time``: as in ``EmbeddingRun``. ``sees_both_ways``: its tokens attend to later ones of the same run
     of embeddings. ``seconds``: the length of a clip or video.
@@ -129,6 +132,9 @@ class ProcessedMedia(msgspec.Struct, frozen=True):
     text_follows_time: bool = False
     sees_both_ways: bool = False
     seconds: float = 0.0
+    other_placeholders: list[str] = []
+    number: str = ""
+    shared_edge: str = ""
     features: FeatureFile | None = None  # None: on an instance that gets the KV pages from another one
 
 

@@ -16,6 +16,7 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file, save, save_file
 from support.media_items import FRAME_RATE, make_media, media_item, process_media
+from support.media_requests import all_placeholder_ids
 from support.multimodal_models import FAMILIES, load_whole_model, multimodal_folder, write_whole_omni
 from support.run_model import load_test_runner
 
@@ -57,7 +58,10 @@ def shared_encoder(family: str, dtype: torch.dtype = torch.float32) -> Transform
 
 @cache
 def reference_model(family: str) -> Any:
-    attention = {"audio_config": "eager", "vision_config": "sdpa", "": "sdpa"} if family == "gemma4" else "sdpa"
+    if family == "got_ocr2":
+        return load_whole_model(multimodal_folder(family))  # has no other attention
+    eager_part = {"gemma4": "audio_config", "idefics2": "perceiver_config"}.get(family)
+    attention = {eager_part: "eager", "vision_config": "sdpa", "": "sdpa"} if eager_part else "sdpa"
     return load_whole_model(multimodal_folder(family), attention=attention)
 
 
@@ -88,7 +92,7 @@ def process_item(family: str, kind: MediaKind) -> ProcessedItem:
         model(**inputs)
     hook.remove()
     media_family = read_media_family(read_config(multimodal_folder(family)))
-    places = inputs["input_ids"][0] == media_family.placeholder_ids[kind]
+    places = torch.isin(inputs["input_ids"][0], torch.tensor(all_placeholder_ids(media_family, kind)))
     expected = EncodedItem(seen["inputs_embeds"][0, places], seen.get("deepstack_visual_embeds") or ())
     return ProcessedItem(media_process_features(family, kind, make_media(kind)), expected)
 

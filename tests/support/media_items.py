@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image
 from safetensors.torch import save
 from support.multimodal_models import load_processor
 
@@ -43,7 +44,7 @@ def process_media(folder: Path, kind: MediaKind, media: Any, text: str = "What i
     prompt = processor.apply_chat_template([{"role": "user", "content": content}], add_generation_prompt=True)
     arguments: dict[str, Any] = {"audio": {"audio": [media], "sampling_rate": SAMPLING_RATE}}.get(kind, {})
     if kind == "image":
-        arguments = {"images": [media]}
+        arguments = {"images": [Image.fromarray(media)]}
     elif kind == "video":
         timing = {
             "fps": FRAME_RATE,

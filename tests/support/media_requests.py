@@ -21,7 +21,7 @@ from parley.model.checkpoint.files import read_config
 from parley.model.load.towers import load_towers, plan_towers
 from parley.model.media.encoder import TransformersEncoder
 from parley.model.media_embeddings import EncodedItem
-from parley.text.media_family import read_media_family
+from parley.text.media_family import MediaFamily, read_media_family
 from parley.types import MEDIA_KINDS, EmbeddingRun, MediaItem, MediaKind
 
 FRAME_SECONDS = ("second_per_grid_ts", "video_second_per_grid")
@@ -87,12 +87,10 @@ def build_media_prompt(family: str, parts: list[Any]) -> MediaPrompt:
     assert facts is not None
     inputs = dict(_process(family, parts))
     token_ids = inputs["input_ids"][0].tolist()
+    kind_of = {token_id: kind for kind in facts.kinds for token_id in all_placeholder_ids(facts, kind)}
     runs = [
         (kind, [place for place, _ in group])
-        for kind, group in itertools.groupby(
-            enumerate(token_ids),
-            lambda numbered_id: next((k for k, i in facts.placeholder_ids.items() if i == numbered_id[1]), None),
-        )
+        for kind, group in itertools.groupby(enumerate(token_ids), lambda placed: kind_of.get(placed[1]))
         if kind
     ]
     media, encoded, all_features = [], {}, []
@@ -124,6 +122,11 @@ def build_media_prompt(family: str, parts: list[Any]) -> MediaPrompt:
         )
     assert not runs
     return MediaPrompt(token_ids, media, encoded, inputs, all_features)
+
+
+def all_placeholder_ids(facts: MediaFamily, kind: MediaKind) -> list[int]:
+    """Return the tokens that embeddings of a kind replace."""
+    return [facts.placeholder_ids[kind], *(facts.other_placeholder_ids if kind == "image" else ())]
 
 
 def _kind_of(part: Any) -> MediaKind:
@@ -172,9 +175,12 @@ def family_encoder(family: str) -> TransformersEncoder:
 
 def encode_features(family: str, features: dict[str, Any], kind: MediaKind) -> EncodedItem:
     """Compute the embeddings of one item as the engine does."""
-    placeholder_id = read_media_family(read_config(multimodal_folder(family))).placeholder_ids[kind]
-    count = int((features["input_ids"] == placeholder_id).sum())
-    with media_item(kind, encoder_features(features), count) as item:
+    facts = read_media_family(read_config(multimodal_folder(family)))
+    ids = all_placeholder_ids(facts, kind)
+    places = [ids.index(token_id) for token_id in features["input_ids"][0].tolist() if token_id in ids]
+    if facts.other_placeholder_ids:
+        features["placeholder_numbers"] = torch.tensor(places)
+    with media_item(kind, encoder_features(features), len(places)) as item:
         return family_encoder(family).encode_item(item, lambda: None)
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from support.media_family_shape import CLIP, GRID_PINPOINTS, LLAVA_SIZES, SIGLIP, TEXT, VISION, Family
 from support.picture_models import PICTURE_MODELS
+from support.recent_media_models import RECENT_MODELS
 from support.tiny_models import GEMMA_3N, VOCAB, models_home, write_random_model, write_tokenizer
 
 QWEN2_VISION = {"depth": 2, "embed_dim": 32, "hidden_size": 64, "num_heads": 2, "mlp_ratio": 2, "patch_size": 14}
@@ -535,6 +536,7 @@ FAMILIES: dict[str, Family] = {
         seed=0,
     ),
     **PICTURE_MODELS,
+    **RECENT_MODELS,
 }
 
 OMNI_VISION = {name: value for name, value in QWEN2_5_VISION.items() if name != "tokens_per_second"}
@@ -767,6 +769,8 @@ def write_multimodal_model(
     ids = {name: tokenizer.convert_tokens_to_ids(shape.marks[mark]) for name, mark in shape.ids.items()}
     changes = {"text_config": text, "vision_config": vision}
     changed = {name: shape.config[name] | members for name, members in changes.items() if members}
+    if family == "ovis2":
+        ids["visual_indicator_token_ids"] = tokenizer.convert_tokens_to_ids(list(shape.marks.values())[1:])
     config = AutoConfig.for_model(**({"model_type": family} | shape.config | changed), **ids)
     model = model_class(config).from_config(config)
     model.generation_config.eos_token_id = None

@@ -13,6 +13,7 @@ OTHER_MARKS = {
     ("aya_vision", "image"): MediaMarks("<image>", "<|IMG_PATCH|>"),
     ("gemma3", "image"): MediaMarks("<start_of_image>", "<image_soft_token>"),
     ("internvl", "video"): MediaMarks("<video>", "<IMG_CONTEXT>"),
+    ("ovis2", "image"): MediaMarks("<image>", "<IMG_ATOM>"),
     ("llama4", "image"): MediaMarks("<|image|>", "<|patch|>"),
     ("qianfan_ocr", "image"): MediaMarks("<image>", "<IMG_CONTEXT>"),
     ("smolvlm", "video"): MediaMarks("<video>", "<image>"),
@@ -20,7 +21,9 @@ OTHER_MARKS = {
     (family, "video"): MediaMarks("<|video|>", "<|image|>", "<|begin_of_video|>", "<|end_of_video|>")
     for family in ("glm4v", "glm46v", "glm4v_moe", "glm_ocr")
 }
-OPENING_MARKS = ("<|vision_", "<|begin_of_", "<|audio_start|>", "[BEGIN_AUDIO]", "<|IMAGE_START|>", "<|media_begin|>")
+OPENING_MARKS = (
+    "<|vision_", "<|begin_of_", "<|audio_start|>", "[BEGIN_AUDIO]", "<|IMAGE_START|>", "<|media_begin|>", "<img>",
+)  # fmt: skip
 
 
 def read_config(family: str) -> dict:

@@ -12,6 +12,7 @@ import pytest
 from support.multimodal_models import FAMILIES, multimodal_folder
 
 from parley.errors import Invalid
+from parley.model.media_input.processor import ItemProcessor
 from parley.text.media_prompt import find_media_items
 from parley.text.parsing.content_parts import content_parts
 from parley.text.prompt import TextPipeline
@@ -29,6 +30,11 @@ def load_processor(family: str) -> Any:
 
 
 @cache
+def item_processor(family: str) -> ItemProcessor:
+    return ItemProcessor(multimodal_folder(family))
+
+
+@cache
 def load_pipeline(family: str) -> TextPipeline:
     return TextPipeline.from_folder(multimodal_folder(family))
 
@@ -42,14 +48,9 @@ def picture(size: str) -> Any:
 
 
 def process_picture(family: str, size: str) -> ProcessedMedia:
-    """Return what a media process would: the replacement that the processor makes of the picture alone."""
-    marks = load_pipeline(family).media_marks["image"]
-    images = [[picture(size)]] if family in ("gemma3", "idefics3", "smolvlm") else [picture(size)]
-    batch = load_processor(family)(text=[marks.prompt_mark], images=images, return_text_replacement_offsets=True)
-    replacement = batch["text_replacement_offsets"][0][0]["replacement"]
-    digest = sha256(size.encode()).digest()
-    count = replacement.count(marks.placeholder)
-    return ProcessedMedia("image", digest, replacement, marks.placeholder, count)
+    """Return what a media process does: the replacement that the processor makes of the picture alone."""
+    processed = item_processor(family).process_image(picture(size), {})
+    return item_processor(family).describe_item("image", sha256(size.encode()).digest(), processed)
 
 
 def placed(position: int, kind: MediaKind = "image") -> PlacedMedia:
@@ -71,8 +72,8 @@ def expected_ids(family: str, chat: Chat, sizes: list[str]) -> list[int]:
     images = [picture(size) for size in sizes]
     if family in ("gemma3", "idefics3", "smolvlm"):
         images = [images]
-    batch = processor(text=[text], images=images or None, add_special_tokens=False)
-    return list(batch["input_ids"][0])
+    batch = processor(text=[text], images=images or None, add_special_tokens=False, return_tensors="pt")
+    return batch["input_ids"][0].tolist()
 
 
 @pytest.mark.parametrize("family", PICTURE_FAMILIES)
@@ -91,8 +92,9 @@ def test_tokens_of_pictures_are_those_of_the_processor(family, text, positions, 
     items = [process_picture(family, size) for size in sizes]
     prepared = load_pipeline(family).prepare_prompt(chat, media=items)
     assert prepared.token_ids == expected_ids(family, chat, sizes)
-    placeholder = load_pipeline(family).tokenizer.find_token(items[0].placeholder)
-    places = [place for place, token_id in enumerate(prepared.token_ids) if token_id == placeholder]
+    marks = [items[0].placeholder, *items[0].other_placeholders]
+    ids = list(map(load_pipeline(family).tokenizer.find_token, marks))
+    places = [place for place, token_id in enumerate(prepared.token_ids) if token_id in ids]
     assert places == [
         item.start + run.offset + k for item in prepared.media for run in item.runs for k in range(run.count)
     ]

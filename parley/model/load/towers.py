@@ -18,7 +18,7 @@ import torch
 from parley.model.checkpoint.files import Checkpoint, LoadError
 from parley.model.checkpoint.mlx import has_mlx_layout
 from parley.model.load.multimodal import keep_encoders
-from parley.text.media_family import MediaFamily, has_unread_media, read_media_family
+from parley.text.media_family import ENCODER_CONFIGS, MediaFamily, has_unread_media, read_media_family, writer_config
 from parley.types import Settings
 
 log = logging.getLogger("parley.engine")
@@ -60,7 +60,7 @@ def plan_towers(folder: Path, config: dict[str, Any], dtype: torch.dtype, device
         log.info("The model reads text only: its checkpoint has no encoders, or quantized ones.")
         return None
     if not family.needs_timm:  # whose blocks differ
-        _check_blocks(towers.tensor_names)
+        _check_blocks(towers.tensor_names, _encoder_layer_types(config))
     return MediaTowers(folder, config, family, dtype, device, towers.parameter_count * dtype.itemsize)
 
 
@@ -108,16 +108,30 @@ def _open_towers(folder: Path) -> Checkpoint:
     return checkpoint
 
 
-def _check_blocks(names: list[str]) -> None:
-    """Raise LoadError if a block lacks a tensor that other blocks of the same list have."""
+def _encoder_layer_types(config: dict[str, Any]) -> list[Any]:
+    """Return the types of an encoder's layers; empty if all of them are alike."""
+    for name in ENCODER_CONFIGS:
+        encoder_config = writer_config(config).get(name)
+        if isinstance(encoder_config, dict) and isinstance(encoder_config.get("layer_types"), list):
+            return list(encoder_config["layer_types"])
+    return []
+
+
+def _check_blocks(names: list[str], layer_types: list[Any]) -> None:
+    """Raise LoadError if a block lacks a tensor that other blocks of the same list have.
+
+    ``layer_types``: of the blocks of a list that is as long; those of one type have the same tensors.
+    """
     blocks: dict[str, dict[int, set[str]]] = {}
     for name in names:
         if match := BLOCK_TENSOR.fullmatch(name):
             blocks.setdefault(match[1], {}).setdefault(int(match[2]), set()).add(match[3])
     for prefix, tensors in blocks.items():
-        expected = set().union(*tensors.values())
-        for number in range(max(tensors) + 1):
-            for tensor in sorted(expected - tensors.get(number, set())):
+        count = max(tensors) + 1
+        types = layer_types if len(layer_types) == count else [None] * count
+        for number in range(count):
+            alike = [tensors[other] for other in tensors if types[other] == types[number]]
+            for tensor in sorted(set().union(*alike) - tensors.get(number, set())):
                 raise LoadError(f"The checkpoint has no tensor {prefix}{number}.{tensor}.")
 
 

@@ -107,6 +107,9 @@ class TransformersEncoder:
         if is_real is not None:  # Gemma 4's processor fills up the last frames of a clip
             rows = rows[is_real]
         rows = self._join_rows(rows)
+        if "placeholder_numbers" in features:  # of Ovis2: marks around and between its tiles have embeddings as well
+            marks = output.visual_indicator_features
+            rows = _insert_mark_rows(rows, marks.to(rows.dtype), features["placeholder_numbers"])
         kept = features.get(f"{kind}_compression_mask")  # of VideoLLaMA 3: without most of a frame that repeats
         if kept is not None:
             rows = rows[kept]
@@ -129,6 +132,19 @@ class TransformersEncoder:
         except Exception as error:
             self._loading = None  # the next item tries again
             raise EncoderError("The model's encoder cannot be loaded.") from error
+
+
+def _insert_mark_rows(rows: torch.Tensor, mark_rows: torch.Tensor, placeholder_numbers: torch.Tensor) -> torch.Tensor:
+    """Return the embeddings [n, hidden] of a picture with those of its marks.
+
+    ``placeholder_numbers``: int64 [n], 0 where the next of ``rows`` belongs, k where row k - 1 of ``mark_rows`` does.
+    """
+    result = torch.cat([mark_rows[:1], mark_rows])[placeholder_numbers]
+    is_picture = placeholder_numbers == 0
+    if int(is_picture.sum()) != len(rows):
+        raise EncoderError(f"The encoder gave {len(rows)} embeddings, but the picture's text has other placeholders.")
+    result[is_picture] = rows
+    return result
 
 
 def encoder_parts(model: Any) -> list[nn.Module]:
@@ -158,6 +174,10 @@ def find_feature_function(model: Any, kind: MediaKind) -> FeatureFunction:
     if model.config.model_type == "qwen2_audio":
         return lambda input_features, feature_attention_mask: _encode_qwen2_audio(
             model.base_model, input_features, feature_attention_mask
+        )
+    if model.config.model_type == "musicflamingo":
+        return lambda input_features, input_features_mask: _encode_music_flamingo(
+            model.base_model, input_features, input_features_mask
         )
     if model.config.model_type == "llama4":
         return lambda pixel_values: _encode_llama4(model, pixel_values)
@@ -209,6 +229,16 @@ def _encode_gemma3n_audio(body: Any, input_features: torch.Tensor, input_feature
     rows = torch.where(output.audio_mel_mask[0, :, None], filling, output.pooler_output[0])
     missing = body.config.audio_soft_tokens_per_image - len(rows)
     return BaseModelOutputWithPooling(pooler_output=torch.cat((rows, filling.expand(missing, -1))))
+
+
+def _encode_music_flamingo(body: Any, input_features: torch.Tensor, input_features_mask: torch.Tensor) -> Any:
+    """Call ``get_audio_features`` with the token ids of the clip, whose windows it counts.
+
+    ``input_features``: [windows, mel bins, frames]; ``input_features_mask``: [windows, frames].
+    """
+    _, lengths = body.audio_tower._get_feat_extract_output_lengths(input_features_mask.sum(-1).long())
+    token_ids = torch.full((1, int(lengths.sum())), body.config.audio_token_id, device=input_features.device)
+    return body.get_audio_features(input_features, input_features_mask, input_ids=token_ids)
 
 
 def _encode_llama4(model: Any, pixel_values: torch.Tensor) -> Any:

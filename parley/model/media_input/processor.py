@@ -136,7 +136,7 @@ class ItemProcessor:
         tensors = read_embeddings(data, self._hidden, deep_layers, grid_name)
         sample = self._process_sample(kind).replacement
         placeholder = self._placeholder(kind)
-        if len(_find_runs(sample, placeholder)) != 1:
+        if len(_find_runs(sample, placeholder)) != 1 or self._other_placeholders(kind):
             raise UnusableMedia("cannot be given as embeddings: this model reads text between them", "bad_embeddings")
         before, after = sample[: sample.index(placeholder)], sample[sample.rindex(placeholder) + len(placeholder) :]
         return ProcessedTensors(tensors, before + placeholder * len(tensors["embeddings"]) + after)
@@ -179,7 +179,8 @@ class ItemProcessor:
     def describe_item(self, kind: MediaKind, digest: bytes, processed: ProcessedTensors) -> ProcessedMedia:
         """Return the item as the API process knows it. Raises UnusableMedia if its parts do not fit each other."""
         placeholder = self._placeholder(kind)
-        runs = [len(run) // len(placeholder) for run in _find_runs(processed.replacement, placeholder)]
+        others = self._other_placeholders(kind)
+        runs = [len(run) for run in _find_runs(processed.replacement, placeholder, *others)]
         if sum(runs) < self._family.fewest_embeddings:
             raise processor_refusal()
         grids, steps = self._read_grids(kind, processed.tensors, runs) if self._has_grids(kind) else ([], [])
@@ -194,6 +195,9 @@ class ItemProcessor:
             text_follows_time=self._family.text_follows_time,
             sees_both_ways=self._family.sees_both_ways and kind != "audio",
             seconds=processed.seconds,
+            other_placeholders=others,
+            number=self._number_of(processed.replacement),
+            shared_edge=self._processor.fake_image_token if self._family.shares_edges else "",
         )
 
     def write_features(self, processed: ProcessedTensors, digest: bytes) -> bytes:
@@ -237,6 +241,18 @@ class ItemProcessor:
             raise UnusableMedia("cannot be read by this model", "refused_by_model")
         return str(self._processor.tokenizer.convert_ids_to_tokens(self._family.placeholder_ids[kind]))
 
+    def _other_placeholders(self, kind: MediaKind) -> list[str]:
+        """The further marks that embeddings of a picture replace."""
+        ids = self._family.other_placeholder_ids if kind == "image" else ()
+        return [str(self._processor.tokenizer.convert_ids_to_tokens(token_id)) for token_id in ids]
+
+    def _number_of(self, replacement: str) -> str:
+        """The number at the beginning of an item's replacement, with the marks around it; empty if it has none."""
+        names = ("image_id_start_token", "image_id_end_token")
+        opening, closing = (getattr(self._processor, name, None) for name in names)
+        number = f"{opening}0{closing}"
+        return number if replacement.startswith(number) else ""
+
     def _mark_of(self, kind: MediaKind) -> str | None:
         """The mark that a template writes for an item."""
         return self._family.prompt_marks.get(kind) or getattr(self._processor, f"{kind}_token", None)
@@ -250,7 +266,7 @@ class ItemProcessor:
                 output = self._processor(
                     text=[mark], return_text_replacement_offsets=True, return_tensors="pt", **arguments
                 )
-            (replaced,) = output["text_replacement_offsets"][0]
+            replacement = self._replacement_in(output)
         except MemoryError:
             raise
         except Exception as error:
@@ -263,7 +279,21 @@ class ItemProcessor:
             for name, value in output.items()
             if name not in text_names and _is_numeric(value)
         }
-        return ProcessedTensors(tensors, replaced["replacement"], seconds)
+        if others := self._other_placeholders(kind):
+            tensors["placeholder_numbers"] = _number_placeholders(replacement, [self._placeholder(kind), *others])
+        return ProcessedTensors(tensors, replacement, seconds)
+
+    def _replacement_in(self, output: Any) -> str:
+        """Return the text that a processor has put in place of the mark.
+
+        Idefics2's does not tell where it is; all of its tokens are marks.
+        """
+        if "text_replacement_offsets" in output:
+            (replaced,) = output["text_replacement_offsets"][0]
+            return str(replaced["replacement"])
+        marks = (self._processor.fake_image_token, self._processor.image_token)
+        tokens = self._processor.tokenizer.convert_ids_to_tokens(output["input_ids"][0])
+        return "".join(token for token in tokens if token in marks)
 
     def _read_grids(
         self, kind: MediaKind, tensors: dict[str, torch.Tensor], runs: list[int]
@@ -282,8 +312,15 @@ class ItemProcessor:
         return grids, [step] * len(grids)
 
 
-def _find_runs(text: str, mark: str) -> list[str]:
-    return re.findall(f"(?:{re.escape(mark)})+", text)
+def _find_runs(text: str, *marks: str) -> list[list[str]]:
+    """Return the marks of each part of a text that consists of them."""
+    pattern = "|".join(map(re.escape, marks))
+    return [re.findall(pattern, run[0]) for run in re.finditer(f"(?:{pattern})+", text)]
+
+
+def _number_placeholders(text: str, marks: list[str]) -> torch.Tensor:
+    """Return the numbers of the marks in a text among ``marks``, int64 [embeddings]."""
+    return torch.tensor([marks.index(mark) for run in _find_runs(text, *marks) for mark in run])
 
 
 def _is_numeric(value: Any) -> bool:

@@ -1,0 +1,179 @@
+"""Tiny models of families of pictures and sound whose code came late to Transformers, for ``multimodal_models``."""
+
+from typing import Any
+
+from support.media_family_shape import TEXT, VISION, Family
+
+QWEN_MARKS = {
+    "image_token": "<|image_pad|>",
+    "video_token": "<|video_pad|>",
+    "vision_start_token": "<|vision_start|>",
+    "vision_end_token": "<|vision_end|>",
+}
+
+
+def _lfm3_vl(tokenizer: Any) -> Any:
+    import transformers
+
+    cell = 32**2  # pixels of one embedding
+    sizes = {"min_pixels": cell, "max_pixels": cell * 64, "patch_size": 16}
+    video_sizes = {"size": {"shortest_edge": 2 * cell, "longest_edge": 2 * cell * 64}, "patch_size": 16}
+    return transformers.Lfm3VlProcessor(
+        transformers.Qwen2VLImageProcessor(**sizes), tokenizer, transformers.Qwen3VLVideoProcessor(**video_sizes)
+    )
+
+
+def _got_ocr2(tokenizer: Any) -> Any:
+    from transformers import GotOcr2ImageProcessor, GotOcr2Processor
+
+    GotOcr2Processor.num_image_tokens = 4
+    return GotOcr2Processor(GotOcr2ImageProcessor(size={"height": 128, "width": 128}), tokenizer)
+
+
+def _minicpm_v(tokenizer: Any) -> Any:
+    import transformers
+
+    sizes = {"scale_resolution": 64, "patch_size": 8, "max_slice_nums": 4}
+    return transformers.MiniCPMV4_6Processor(
+        transformers.MiniCPMV4_6ImageProcessor(**sizes),
+        transformers.MiniCPMV4_6VideoProcessor(**sizes),
+        tokenizer,
+    )
+
+
+def _idefics2(tokenizer: Any) -> Any:
+    from transformers import Idefics2ImageProcessor, Idefics2Processor
+
+    sizes = {"shortest_edge": 24, "longest_edge": 64}
+    return Idefics2Processor(Idefics2ImageProcessor(size=sizes, do_image_splitting=True), tokenizer, image_seq_len=4)
+
+
+def _ovis2(tokenizer: Any) -> Any:
+    from transformers import Ovis2ImageProcessor, Ovis2Processor
+
+    image = Ovis2ImageProcessor(size={"height": 28, "width": 28}, max_patches=4)
+    return Ovis2Processor(image, tokenizer, image_seq_length=4)
+
+
+def _music_flamingo(tokenizer: Any) -> Any:
+    from transformers import MusicFlamingoProcessor, WhisperFeatureExtractor
+
+    return MusicFlamingoProcessor(WhisperFeatureExtractor(feature_size=80), tokenizer)
+
+
+RECENT_MODELS: dict[str, Family] = {
+    "lfm3_vl": Family(
+        {
+            "text_config": TEXT | {"model_type": "lfm3", "layer_types": ["conv", "full_attention", "conv"]},
+            "vision_config": VISION
+            | {"num_key_value_heads": 1, "layer_types": ["conv", "full_attention", "conv"], "patch_size": 16},
+            "projector_hidden_size": 48,
+        },
+        QWEN_MARKS,
+        {
+            "image": "<|vision_start|><|image_pad|><|vision_end|>",
+            "video": "<|vision_start|><|video_pad|><|vision_end|>",
+        },
+        _lfm3_vl,
+        {f"{name}_id": name for name in QWEN_MARKS},
+    ),
+    "got_ocr2": Family(
+        {
+            "text_config": TEXT | {"model_type": "qwen2"},
+            "vision_config": {
+                "hidden_size": 32,
+                "output_channels": 16,
+                "num_hidden_layers": 2,
+                "num_attention_heads": 2,
+                "image_size": 128,
+                "patch_size": 16,
+                "window_size": 4,
+                "global_attn_indexes": [1],
+                "mlp_dim": 48,
+            },
+        },
+        {"image_token": "<imgpad>"},
+        {"image": "<img><imgpad></img>\n"},
+        _got_ocr2,
+        tiles=["<img>", "</img>"],
+    ),
+    "minicpmv4_6": Family(
+        {
+            "text_config": TEXT
+            | {
+                "model_type": "qwen3_5_text",
+                "head_dim": 32,
+                "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+                "linear_num_key_heads": 2,
+                "linear_num_value_heads": 4,
+                "linear_key_head_dim": 16,
+                "linear_value_head_dim": 16,
+            },
+            "vision_config": VISION | {"image_size": 64, "patch_size": 8},
+            "insert_layer_id": 1,
+        },
+        {
+            "image_token": "<|image_pad|>",
+            "video_token": "<|video_pad|>",
+            "image_start_token": "<image>",
+            "image_end_token": "</image>",
+            "slice_start_token": "<slice>",
+            "slice_end_token": "</slice>",
+            "image_id_start_token": "<image_id>",
+            "image_id_end_token": "</image_id>",
+        },
+        {"image": "<|image_pad|>", "video": "<|video_pad|>"},
+        _minicpm_v,
+        {"image_token_id": "image_token", "video_token_id": "video_token"},
+    ),
+    "idefics2": Family(
+        {
+            "text_config": TEXT | {"model_type": "mistral", "sliding_window": None},
+            "vision_config": VISION | {"image_size": 64, "patch_size": 8},
+            "perceiver_config": {
+                "hidden_size": 64,
+                "resampler_n_latents": 4,
+                "resampler_depth": 1,
+                "resampler_n_heads": 2,
+                "resampler_head_dim": 16,
+                "num_key_value_heads": 2,
+            },
+        },
+        {
+            "image_token": "<image>",
+            "image_boundary_token": "<fake_token_around_image>",
+            "end_of_utterance_token": "<end_of_utterance>",
+        },
+        {"image": "<image>"},
+        _idefics2,
+    ),
+    "ovis2": Family(
+        {
+            "text_config": TEXT | {"model_type": "qwen2"},
+            "vision_config": VISION
+            | {"image_size": 28, "patch_size": 7, "vocab_size": 40, "hidden_stride": 2, "head_dim": 16},
+            "hidden_size": 64,
+        },
+        {
+            "image_token": "<IMG_ATOM>",
+            "start_token": "<IMG_START>",
+            "grid_token": "<IMG_GRID>",
+            "column_token": "<IMG_COL>",
+            "row_token": "<IMG_ROW>",
+            "end_token": "<IMG_END>",
+        },
+        {"image": "<image>"},
+        _ovis2,
+        tiles=["<image>"],
+    ),
+    "musicflamingo": Family(
+        {
+            "text_config": TEXT | {"model_type": "qwen2"},
+            "audio_config": VISION | {"model_type": "audioflamingo3_encoder", "num_mel_bins": 80},
+        },
+        {"audio_token": "<sound>", "audio_bos_token": "<|sound_bos|>", "audio_eos_token": "<|sound_eos|>"},
+        {"audio": "<sound>"},
+        _music_flamingo,
+        {f"audio{end}_token_id": f"audio{end}_token" for end in ("", "_bos", "_eos")},
+    ),
+}
