@@ -127,6 +127,7 @@ def _whole_model_files(model: GgufModel, encoder: GgufModel) -> dict[str, dict[s
     config = model_config(model, read_factors_from(model))
     projectors.check_pair(encoder, config)
     projectors.projector_tensors(encoder)  # so that unknown ones are refused now
+    _check_blocks(encoder)
     name = model.paths[0].name
     metadata = projectors.add_marks(encoder, model.metadata, name)
     files = tokenizer_files(metadata, name)
@@ -137,6 +138,18 @@ def _whole_model_files(model: GgufModel, encoder: GgufModel) -> dict[str, dict[s
         "tokenizer_config.json": files["tokenizer_config.json"]
         | {"tokenizer_class": "PreTrainedTokenizerFast", **marks},
     }
+
+
+def _check_blocks(encoder: GgufModel) -> None:
+    """Raise GgufError if a block of an encoder lacks a tensor that another one has."""
+    matches = [match for name in encoder.tensors if (match := projectors.BLOCK_TENSOR.fullmatch(name))]
+    blocks: dict[int, set[str]] = {int(match[1]): set() for match in matches}
+    for match in matches:
+        blocks[int(match[1])].add(f"{match[2]}.{match[3]}")
+    expected = set[str]().union(*blocks.values())
+    for number in range(max(blocks, default=-1) + 1):
+        for name in sorted(expected - blocks.get(number, set())):
+            raise GgufError(f"{encoder.paths[0].name} has no tensor v.blk.{number}.{name}, which other blocks have")
 
 
 def _folder_name(path: Path, projector: Path | None) -> str:

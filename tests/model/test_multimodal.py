@@ -7,7 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from support.multimodal_models import FAMILIES, load_whole_model, multimodal_folder, write_whole_omni
+from support.multimodal_models import (
+    FAMILIES,
+    load_whole_model,
+    multimodal_folder,
+    write_multimodal_model,
+    write_whole_omni,
+)
 from support.run_model import load_test_runner, serve_requests
 from support.tiny_models import VOCAB
 from transformers import AutoConfig
@@ -95,6 +101,20 @@ def test_config_without_text_config_gives_the_same_tokens(tmp_path, family: str)
     (tmp_path / "config.json").write_text(json.dumps(text | config))
     (tmp_path / "model.safetensors").write_bytes((multimodal_folder(family) / "model.safetensors").read_bytes())
     check_against_transformers(tmp_path, multimodal_folder(family), fused=True)
+
+
+@pytest.mark.parametrize("family", ["aya_vision", "cohere2_vision"])
+def test_logits_of_cohere_have_their_factor_without_the_fused_decoder_as_well(family: str, tmp_path: Path):
+    """The code of Transformers for the whole model forgets it."""
+    folder = write_multimodal_model(tmp_path, family, text={"logit_scale": 0.25})
+    hidden = torch.randn(3, 64)
+    fused, plain = (
+        load_test_runner(folder, dtype="float32", lowering=lowering)[0].network for lowering in (True, False)
+    )
+    with torch.inference_mode():
+        expected = load_whole_model(folder).lm_head(hidden) * 0.25
+        for network in (fused, plain):
+            assert torch.allclose(network.compute_logits(hidden), expected, atol=1e-5)
 
 
 @pytest.mark.parametrize("thinker", ["qwen2_5_omni_thinker", "qwen3_omni_moe_thinker"])

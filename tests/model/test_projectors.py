@@ -14,12 +14,13 @@ import gguf
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from support.gguf_files import close_writer
 from support.media_answers import make_picture
 from support.media_items import encoder_features, media_item
 from support.media_requests import random_picture
 from support.multimodal_models import multimodal_folder, write_multimodal_model
-from support.projector_files import convert_multimodal
+from support.projector_files import ENCODERS, convert_multimodal, write_projector
 from support.tiny_models import models_home
 
 from parley import hub
@@ -267,6 +268,20 @@ def test_encoder_beside_a_model_is_found_unless_another_is_named(tmp_path, caplo
         "qwen2_vl_text.",
         "model.gguf reads text only: its folder has 2 mmproj files; name one (--mmproj).",
     ]
+
+
+def test_encoder_without_a_tensor_beside_a_model_is_left_out_unless_it_is_named(tmp_path, caplog):
+    model, folder = shutil.copy(family_files("qwen2_vl")[0], tmp_path), family_folder("qwen2_vl")
+    tensors = load_file(folder / "model.safetensors")
+    names = [name for name in tensors if name.startswith(ENCODERS) and "1.norm2.bias" not in name]
+    encoder = {name: tensors[name] for name in names}
+    path = write_projector(tmp_path / "mmproj-model.gguf", folder, read_config(folder), encoder, "F32")
+    reason = "mmproj-model.gguf has no tensor v.blk.1.ln2.bias, which other blocks have."
+    assert read_config(hub.resolve_model(model))["model_type"] == "qwen2_vl_text"
+    assert [record.message for record in caplog.records] == [f"model.gguf reads text only: {reason}"]
+    with pytest.raises(hub.ModelMissing) as raised:
+        hub.resolve_model(model, overrides=ModelOverrides(mmproj=str(path)))
+    assert str(raised.value) == f"{model} cannot be served: {reason}"
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ COHERE_TEXT = TEXT | {
     "sliding_window": 29,
     "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
     "tie_word_embeddings": True,
-    "logit_scale": 1.0,  # the code of Transformers for these models forgets it, unlike that for Cohere 2
+    "logit_scale": 1.0,  # Transformers' code for these models forgets it
 }
 COHERE_MARKS = {
     "boi_token": "<|START_OF_IMG|>",

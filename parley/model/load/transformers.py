@@ -43,6 +43,7 @@ from transformers.utils import logging as transformers_logging
 from parley import native
 from parley.heartbeat import beat
 from parley.model.checkpoint.files import Checkpoint, LoadError, read_config
+from parley.model.load.logit_scale import scale_forgotten_logits
 from parley.model.load.numeric_check.decoder_check import DECODER_TOLERANCE
 from parley.model.load.numeric_check.transformers_check import body_of, transformers_deviation
 from parley.model.load.padded_weights import pad_products
@@ -308,6 +309,7 @@ def read_model(
 def build_network(model: PreTrainedModel, max_len: int) -> TransformersNetwork:
     """Return a model as a network, with its attention and linear layers replaced. Raises LoadError."""
     _refuse_uncounted_tokens(model)
+    scale_forgotten_logits(model)
     sizes = [(parameter.numel(), parameter.nbytes) for parameter in model.eval().parameters()]
     long_rope_after = _fix_rope(model, max_len)
     linears = _pack_modules(model)
