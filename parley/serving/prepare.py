@@ -128,7 +128,7 @@ def _build_engine_request(
         tenant=tenant.id,
         tenant_priority=0 if tenant.has_global_priority else request.priority,
         beam=request.beam,
-        adapter=request.adapter or "",
+        adapter=request.adapter or model.find_media_adapter(prepared.media),
         prediction=prepared.predicted.token_ids if prepared.predicted is not None else [],
         logprob_ids=output_options.logprob_ids,
         media=prepared.media,

@@ -27,6 +27,7 @@ from parley.serving.endpoints.traffic_split import EndpointStore
 from parley.serving.media.fetcher import MediaFetcher
 from parley.serving.media.loader import MediaLease, MediaLoader
 from parley.serving.media.local_files import LocalMediaFolder
+from parley.serving.media.media_adapters import adapter_rank, find_media_adapters
 from parley.serving.media.workers import MediaWorkers
 from parley.serving.open_requests import OpenRequest
 from parley.serving.options import MediaOptions, ServerOptions
@@ -34,7 +35,7 @@ from parley.serving.pages.metrics_page import fit_buckets
 from parley.serving.workers.daemon_thread import run_in_daemon_thread
 from parley.text.prompt import TextPipeline
 from parley.text.tokens.tokenizer import read_json_object
-from parley.types import EngineSettings, Media, ModelInfo, Tenant
+from parley.types import EngineSettings, Media, MediaItem, MediaKind, ModelInfo, Settings, Tenant
 from parley.version import __version__
 
 LAST_EVENTS_SECONDS = 2.0  # seconds to write the last events of failed requests
@@ -69,6 +70,9 @@ class ServedModel:
         self._endpoint_store: EndpointStore | None = None
         self.pause_state = ""  # "held" or "prepared": requests are refused until admission resumes
         self.adapters: dict[str, int] = {}  # name -> when it was loaded; the folders are in the settings
+        self.media_adapters: dict[
+            MediaKind, str
+        ] = {}  # names of those that prompts with media use unless they name one
         self._own_adapters: frozenset[str] = frozenset()  # the adapters that the engine has without being asked
         self.loaded_pipeline: TextPipeline | None = None  # None until it is loaded
         self.config: Mapping[str, object] = {}  # the content of the model's config.json
@@ -137,6 +141,7 @@ class ServedModel:
 
     async def load_engine(self) -> ModelInfo:
         """Load tokenizer and engine in parallel, then the adapters. Raises EngineFailed, BadTokenizer."""
+        self._plan_media_adapters()
         pipeline_task = asyncio.create_task(asyncio.to_thread(self._load_text_pipeline))
         try:
             await self.engine.start()
@@ -159,6 +164,21 @@ class ServedModel:
         identity = f"{__version__} {info.architecture} {info.parameters} {numbers} {info.device}"
         self.fingerprint = "fp_" + hashlib.sha256(identity.encode()).hexdigest()[:10]
         return info
+
+    def _plan_media_adapters(self) -> None:
+        """Let the engine load the adapters in the model's own folder that its media need."""
+        if not isinstance(self.settings, Settings):
+            return
+        for kind, folder in find_media_adapters(Path(self.settings.model)).items():
+            self.media_adapters[kind] = f"{self.name}-{folder.name}"
+            self.settings.adapters.setdefault(self.media_adapters[kind], str(folder))
+            self.settings.max_rank = max(self.settings.max_rank, adapter_rank(folder))
+
+    def find_media_adapter(self, media: Sequence[MediaItem]) -> str:
+        """Return the name of the adapter for a prompt with these items; "" if it needs none."""
+        kinds = {item.kind for item in media}
+        names = [name for kind, name in self.media_adapters.items() if kind in kinds and name in self.adapters]
+        return names[0] if names else ""
 
     async def _open_media_loader(self, options: MediaOptions) -> None:
         """Get ready for media. Processes start with the first item unless the options want one now.

@@ -31,6 +31,7 @@ class MediaMarks(NamedTuple):
 
 class _KindMarks(NamedTuple):
     """The fields of config.json with the placeholder's id, newest first, and the prompt's mark if it is another.
+    ``encoder.field`` is a field of the config of an encoder.
 
     ``edges``: the special tokens around an item, if the processor's replacement does not have them.
     ``encoder_config``: the field with the encoder's config, in types whose models do not all have that encoder.
@@ -59,6 +60,7 @@ class _FamilyRow(NamedTuple):
     needs_timm: bool = False
     other_ids_field: str = ""
     shares_edges: bool = False
+    keeps_kinds_apart: bool = False
 
 
 # Fields that only the whole model's config has, though they are about its parts as well.
@@ -149,6 +151,10 @@ _FAMILIES: dict[str, _FamilyRow] = {
     "glmasr": _FamilyRow({"audio": _AUDIO._replace(edges=("<|begin_of_audio|>", "<|end_of_audio|>"))}),
     "audioflamingo3": _FamilyRow({"audio": _AUDIO}),
     "musicflamingo": _FamilyRow({"audio": _AUDIO}),
+    "phi4_multimodal": _FamilyRow(
+        {"image": _KindMarks(("vision_config.image_token_id",)), "audio": _KindMarks(("audio_config.audio_token_id",))},
+        keeps_kinds_apart=True,
+    ),
     "glm4v": _GLM_V,
     "glm46v": _GLM_V,
     "glm4v_moe": _GLM_V,
@@ -172,6 +178,7 @@ class MediaFamily:
     builds the encoders with that package.
     ``other_placeholder_ids``: the marks around and between the tiles of a picture, if embeddings replace them as well.
     ``shares_edges``: two pictures next to each other have one mark between them, not two.
+    ``keeps_kinds_apart``: an encoder does something else in a prompt with items of the other kind, which is refused.
     """
 
     model_type: str
@@ -186,6 +193,7 @@ class MediaFamily:
     needs_timm: bool
     other_placeholder_ids: tuple[int, ...] = ()
     shares_edges: bool = False
+    keeps_kinds_apart: bool = False
 
     @property
     def kinds(self) -> frozenset[MediaKind]:
@@ -230,6 +238,7 @@ def read_media_family(config: Mapping[str, Any]) -> MediaFamily | None:
         row.needs_timm,
         _read_other_ids(config, row),
         row.shares_edges,
+        row.keeps_kinds_apart,
     )
 
 
@@ -266,4 +275,9 @@ def has_unread_media(config: Mapping[str, Any]) -> bool:
 
 def _read_id(config: Mapping[str, Any], fields: tuple[str, ...]) -> int | None:
     """Return the first of the fields that holds a token id."""
-    return next((config[name] for name in fields if type(config.get(name)) is int and config[name] >= 0), None)
+    values = []
+    for name in fields:
+        encoder, _, field = name.rpartition(".")
+        owner = config.get(encoder) if encoder else config
+        values.append(owner.get(field) if isinstance(owner, Mapping) else None)
+    return next((value for value in values if type(value) is int and value >= 0), None)

@@ -54,6 +54,7 @@ from parley.types import (
     Tokens,
     TruncationSide,
 )
+from parley.types.media import KIND_NAMES
 
 TAIL_TOKENS = 16  # tokens at the end of a prompt that are searched for a closing mark
 PAIR_ROLES = [re.compile(f"""["']{role}["']""") for role in ("query", "document")]  # in templates of rerankers
@@ -101,7 +102,8 @@ class TextPipeline:
     ``generation_defaults``: the sampling values that the model's makers recommend, if any. ``embedding_prompts``: the
     prompts that they put before texts to embed. ``trust_marks``: special tokens that clients write in a
     conversation are special, as the template's are. ``media_marks``: the marks of media in prompts.
-    ``media_family``: the model type of a model that reads media, "" for others.
+    ``media_family``: the model type of a model that reads media, "" for others. ``keeps_kinds_apart``: as in
+    ``MediaFamily``.
     ``answer_grammars``: the compiled grammars of recent requests.
     """
 
@@ -115,9 +117,11 @@ class TextPipeline:
         trust_marks: bool = False,
         media_marks: Mapping[MediaKind, MediaMarks] | None = None,
         media_family: str = "",
+        keeps_kinds_apart: bool = False,
     ):
         self.media_marks = media_marks or {}
         self.media_family = media_family
+        self.keeps_kinds_apart = keeps_kinds_apart
         self.tokenizer = tokenizer
         self.generation_defaults = generation_defaults or {}
         self.embedding_prompts = embedding_prompts or EmbeddingPrompts()
@@ -151,6 +155,7 @@ class TextPipeline:
             trust_marks,
             media_marks,
             media_family.model_type if media_family is not None else "",
+            media_family is not None and media_family.keeps_kinds_apart,
         )
 
     def prepare_prompt(
@@ -301,10 +306,15 @@ class TextPipeline:
         return frozenset(token_id for token_id in found if token_id is not None)
 
     def _place_media(self, token_ids: list[int], media: Sequence[ProcessedMedia]) -> list[MediaItem]:
-        """Return where the items' embeddings belong. Raises Invalid if the prompt has other placeholders than theirs.
+        """Return where the items' embeddings belong. Raises Invalid if the prompt has other placeholders than theirs,
+        or kinds of media that the model does not read together.
 
         A prompt without media may have placeholder tokens if a client wrote them: they are read as plain tokens.
         """
+        kinds = list(dict.fromkeys(item.kind for item in media))
+        if self.keeps_kinds_apart and len(kinds) > 1:
+            names = " and ".join(KIND_NAMES[kind] for kind in kinds)
+            raise Invalid(f"The prompt has {names}, but this model reads one kind of media at a time.", field="prompt")
         return find_media_items(token_ids, media, self.tokenizer.find_token) if media else []
 
     def _write_gap(self, prompt: Text) -> str:

@@ -58,8 +58,8 @@ def shared_encoder(family: str, dtype: torch.dtype = torch.float32) -> Transform
 
 @cache
 def reference_model(family: str) -> Any:
-    if family == "got_ocr2":
-        return load_whole_model(multimodal_folder(family))  # has no other attention
+    if family in ("got_ocr2", "phi4_multimodal"):
+        return load_whole_model(multimodal_folder(family))  # their encoders run with no other attention
     eager_part = {"gemma4": "audio_config", "idefics2": "perceiver_config"}.get(family)
     attention = {eager_part: "eager", "vision_config": "sdpa", "": "sdpa"} if eager_part else "sdpa"
     return load_whole_model(multimodal_folder(family), attention=attention)
@@ -87,7 +87,14 @@ def process_item(family: str, kind: MediaKind) -> ProcessedItem:
     """Process a noisy item, and see what the whole model gives its decoder."""
     inputs = process_media(multimodal_folder(family), kind, make_media(kind))
     model, seen = reference_model(family), {}
-    hook = model.get_decoder().register_forward_pre_hook(lambda _, args, kwargs: seen.update(kwargs), with_kwargs=True)
+    if family == "phi4_multimodal":  # whose decoder puts the embeddings in place itself
+        hook = (
+            model.get_decoder().layers[0].register_forward_pre_hook(lambda _, args: seen.update(inputs_embeds=args[0]))
+        )
+    else:
+        hook = model.get_decoder().register_forward_pre_hook(
+            lambda _, args, kwargs: seen.update(kwargs), with_kwargs=True
+        )
     with torch.inference_mode():
         model(**inputs)
     hook.remove()

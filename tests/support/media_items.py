@@ -41,7 +41,11 @@ def process_media(folder: Path, kind: MediaKind, media: Any, text: str = "What i
     """Return the processor's tensors for a prompt of one item and a text, ``input_ids`` [1, T] among them."""
     processor = cached_processor(folder)
     content = [{"type": kind}, {"type": "text", "text": text}]
-    prompt = processor.apply_chat_template([{"role": "user", "content": content}], add_generation_prompt=True)
+    # The processor of Phi-4-multimodal has no template
+    template_owner = processor if getattr(processor, "chat_template", True) else processor.tokenizer
+    prompt = template_owner.apply_chat_template(
+        [{"role": "user", "content": content}], add_generation_prompt=True, tokenize=False
+    )
     arguments: dict[str, Any] = {"audio": {"audio": [media], "sampling_rate": SAMPLING_RATE}}.get(kind, {})
     if kind == "image":
         arguments = {"images": [Image.fromarray(media)]}

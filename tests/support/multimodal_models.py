@@ -266,7 +266,7 @@ class VoxtralFiles:
         self.tokenizer.save_pretrained(folder)
 
     def apply_chat_template(self, *args: Any, **options: Any) -> str:
-        return self.tokenizer.apply_chat_template(*args, tokenize=False, **options)
+        return self.tokenizer.apply_chat_template(*args, **options)
 
     def __call__(self, text: list[str], audio: list[Any], **options: Any) -> dict[str, Any]:
         from transformers import VoxtralProcessor
@@ -771,7 +771,11 @@ def write_multimodal_model(
     changed = {name: shape.config[name] | members for name, members in changes.items() if members}
     if family == "ovis2":
         ids["visual_indicator_token_ids"] = tokenizer.convert_tokens_to_ids(list(shape.marks.values())[1:])
-    config = AutoConfig.for_model(**({"model_type": family} | shape.config | changed), **ids)
+    members = {"model_type": family} | shape.config | changed
+    for name in [name for name in ids if "." in name]:
+        part, field = name.split(".")
+        members[part] = members[part] | {field: ids.pop(name)}
+    config = AutoConfig.for_model(**members, **ids)
     model = model_class(config).from_config(config)
     model.generation_config.eos_token_id = None
     write_random_model(folder, model, seed=shape.seed, dtype=dtype)

@@ -55,6 +55,16 @@ def _ovis2(tokenizer: Any) -> Any:
     return Ovis2Processor(image, tokenizer, image_seq_length=4)
 
 
+def _phi4(tokenizer: Any) -> Any:
+    import transformers
+
+    return transformers.Phi4MultimodalProcessor(
+        transformers.Phi4MultimodalImageProcessor(size={"height": 64, "width": 64}, patch_size=2, dynamic_hd=2),
+        transformers.Phi4MultimodalFeatureExtractor(),
+        tokenizer,
+    )
+
+
 def _music_flamingo(tokenizer: Any) -> Any:
     from transformers import MusicFlamingoProcessor, WhisperFeatureExtractor
 
@@ -165,6 +175,27 @@ RECENT_MODELS: dict[str, Family] = {
         {"image": "<image>"},
         _ovis2,
         tiles=["<image>"],
+    ),
+    "phi4_multimodal": Family(
+        TEXT
+        | {
+            "original_max_position_embeddings": 1024,
+            "pad_token_id": 0,
+            "vision_config": VISION | {"image_size": 64, "crop_size": 64, "patch_size": 2, "feature_layer": -2},
+            "audio_config": {
+                "hidden_size": 32,
+                "intermediate_size": 48,
+                "num_blocks": 2,
+                "num_attention_heads": 2,
+                "ext_pw_out_channel": 32,
+                "depthwise_separable_out_channel": 32,
+                "nemo_conv_channels": 16,
+            },
+        },
+        {"image_token": "<|image|>", "audio_token": "<|audio|>"},
+        {"image": "<|image|>", "audio": "<|audio|>"},
+        _phi4,
+        {"vision_config.image_token_id": "image_token", "audio_config.audio_token_id": "audio_token"},
     ),
     "musicflamingo": Family(
         {

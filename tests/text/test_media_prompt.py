@@ -68,7 +68,8 @@ def expected_ids(family: str, chat: Chat, sizes: list[str]) -> list[int]:
         {"role": turn.role, "content": content_parts(turn.content, turn.media) if turn.media else turn.content}
         for turn in chat.messages
     ]
-    text = processor.apply_chat_template(turns, add_generation_prompt=True, tokenize=False)
+    template_owner = processor if processor.chat_template else processor.tokenizer  # Phi-4-multimodal's has none
+    text = template_owner.apply_chat_template(turns, add_generation_prompt=True, tokenize=False)
     images = [picture(size) for size in sizes]
     if family in ("gemma3", "idefics3", "smolvlm"):
         images = [images]
@@ -112,6 +113,17 @@ def test_a_mark_that_a_client_writes_is_text(family):
     assert len(with_mark.media) == 1
     assert with_mark.media[0].embedding_count == item.embedding_count
     assert mark in pipeline.tokenizer.decode(with_mark.token_ids[with_mark.media[0].end :], skip_special=False)
+
+
+def test_pictures_and_sound_in_one_prompt_are_refused_by_a_model_that_reads_them_apart():
+    """In a prompt with pictures, Phi-4-multimodal projects sound in another way."""
+    pipeline, picture_item = load_pipeline("phi4_multimodal"), process_picture("phi4_multimodal", "small")
+    clip = ProcessedMedia("audio", b"clip", "<|audio|>", "<|audio|>", 1)
+    chat = Chat([Message("user", "What is this?", media=[placed(0), placed(5, "audio")])])
+    with pytest.raises(Invalid, match=r"^The prompt has image and audio clip, but this model reads one kind of media"):
+        pipeline.prepare_prompt(chat, media=[picture_item, clip])
+    chat = Chat([Message("user", "What is this?", media=[placed(5, "audio")])])
+    assert pipeline.prepare_prompt(chat, media=[clip]).media[0].digest == b"clip"
 
 
 def test_a_client_with_trusted_marks_cannot_add_a_place_for_a_picture():

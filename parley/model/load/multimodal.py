@@ -18,7 +18,9 @@ FLAT_CONFIG_TYPES = {
     "qwen2_vl": "qwen2_vl_text",
     "qwen2_5_vl": "qwen2_5_vl_text",
     "paddleocr_vl": "paddleocr_vl_text",
+    "phi4_multimodal": "phi4_multimodal",
 }
+ENCODERS_IN_BODY = "model.embed_tokens_extend."  # prefix of the encoders of Phi-4-multimodal
 EMBEDDING_SUFFIX = "embed_tokens.weight"
 THINKER_PREFIX = "thinker."  # of the tensors of Qwen-Omni's part that writes text
 # Language models whose last tokens the projectors of media embed, and the modules of these
@@ -49,6 +51,7 @@ def keep_language_model(checkpoint: Checkpoint) -> None:
     """
     _keep_thinker(checkpoint)
     body_prefix = _find_body_prefix(checkpoint)
+    _drop_tensors(checkpoint, ENCODERS_IN_BODY)
     if body_prefix is not None:
         prefixes = {body_prefix: "model.", **dict.fromkeys(HEAD_PREFIXES, "lm_head.")}
         for module in TOKEN_PROJECTORS:
@@ -62,10 +65,19 @@ def keep_language_model(checkpoint: Checkpoint) -> None:
 def keep_encoders(checkpoint: Checkpoint) -> None:
     """Leave out the tensors that ``keep_language_model`` keeps."""
     _keep_thinker(checkpoint)
+    if any(name.startswith(ENCODERS_IN_BODY) for name in checkpoint.tensor_names):
+        checkpoint.select_tensors({ENCODERS_IN_BODY: ENCODERS_IN_BODY})
+        return
     body_prefix = _find_body_prefix(checkpoint)
     language_model = HEAD_PREFIXES if body_prefix is None else (body_prefix, *HEAD_PREFIXES)
-    names = [name for name in checkpoint.tensor_names if not name.startswith(language_model)]
-    checkpoint.select_tensors({name: name for name in names})
+    _drop_tensors(checkpoint, *language_model)
+
+
+def _drop_tensors(checkpoint: Checkpoint, *prefixes: str) -> None:
+    """Leave out the tensors whose names begin with one of ``prefixes``."""
+    names = [name for name in checkpoint.tensor_names if not name.startswith(prefixes)]
+    if len(names) < len(checkpoint.tensor_names):
+        checkpoint.select_tensors({name: name for name in names})
 
 
 def _keep_thinker(checkpoint: Checkpoint) -> None:

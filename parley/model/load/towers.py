@@ -140,6 +140,7 @@ def _build_model(towers: MediaTowers, tensors: dict[str, torch.Tensor]) -> Any:
     from transformers import CONFIG_MAPPING
 
     from parley.model.load.transformers import WRITER_MAPPINGS, one_line, silence_transformers
+    from parley.model.media.encoder import encoder_parts
 
     model_type = towers.family.model_type
     with silence_transformers():
@@ -166,7 +167,8 @@ def _build_model(towers: MediaTowers, tensors: dict[str, torch.Tensor]) -> Any:
     for name, shape, expected in sorted(report["mismatched_keys"]):
         raise LoadError(f"Tensor {name} has shape {list(shape)}; the config asks for {list(expected)}.")
     parts = (model.get_decoder(), model.get_output_embeddings())
-    language_model = {id(parameter) for part in parts for parameter in part.parameters()}
+    encoders = {id(parameter) for part in encoder_parts(model) for parameter in part.parameters()}
+    language_model = {id(parameter) for part in parts for parameter in part.parameters()} - encoders
     needed = {name for name, parameter in model.named_parameters() if id(parameter) not in language_model}
     missing = sorted(needed & set(report["missing_keys"]))
     if missing:

@@ -78,7 +78,7 @@ class TransformersEncoder:
         if "embeddings" in features:  # the client has computed them
             encoded = EncodedItem(features["embeddings"], list(features.get("deep_embeddings", ())))
         else:
-            encoded = self._run_encoder(item.kind, features, between_blocks)
+            encoded = self._run_encoder(item, features, between_blocks)
         if len(encoded.rows) != item.embedding_count:
             raise EncoderError(
                 f"The encoder gave {len(encoded.rows)} embeddings for the {item.kind}, "
@@ -86,21 +86,22 @@ class TransformersEncoder:
             )
         return encoded
 
-    def _run_encoder(self, kind: MediaKind, features: Features, between_blocks: Callable[[], None]) -> EncodedItem:
+    def _run_encoder(self, item: MediaItem, features: Features, between_blocks: Callable[[], None]) -> EncodedItem:
         model = self._await_model(between_blocks)
         pauses = _Pauses(between_blocks)
         token = _current_pauses.set(pauses)
         try:
-            return self._compute_embeddings(model, kind, features)
+            return self._compute_embeddings(model, item.kind, features, item.embedding_count)
         except Exception as error:
             if isinstance(error, EncoderError) or pauses.is_interrupted:
                 raise
-            raise _explain_failure(error, kind) from error
+            raise _explain_failure(error, item.kind) from error
         finally:
             _current_pauses.reset(token)
 
-    def _compute_embeddings(self, model: Any, kind: MediaKind, features: Features) -> EncodedItem:
+    def _compute_embeddings(self, model: Any, kind: MediaKind, features: Features, embedding_count: int) -> EncodedItem:
         function = find_feature_function(model, kind)
+        features = {"embedding_count": torch.tensor(embedding_count)} | features
         output = function(**_select_arguments(function, features, kind))
         deep = getattr(output, "deepstack_features", None) or ()
         rows, is_real = output.pooler_output, getattr(output, "attention_mask", None)
@@ -150,8 +151,8 @@ def _insert_mark_rows(rows: torch.Tensor, mark_rows: torch.Tensor, placeholder_n
 def encoder_parts(model: Any) -> list[nn.Module]:
     """Return the encoders of a model and the projections of their output: all parts of its body but the decoder."""
     decoder = model.get_decoder()
-    if model.base_model is decoder:
-        return []
+    if model.base_model is decoder:  # Phi-4-multimodal's has its encoders beside the embedding
+        return [part for name, part in decoder.named_children() if name == "embed_tokens_extend"]
     return [part for part in model.base_model.children() if all(module is not decoder for module in part.modules())]
 
 
@@ -175,9 +176,11 @@ def find_feature_function(model: Any, kind: MediaKind) -> FeatureFunction:
         return lambda input_features, feature_attention_mask: _encode_qwen2_audio(
             model.base_model, input_features, feature_attention_mask
         )
+    if model.config.model_type == "phi4_multimodal":
+        return _phi4_function(model.base_model, kind)
     if model.config.model_type == "musicflamingo":
-        return lambda input_features, input_features_mask: _encode_music_flamingo(
-            model.base_model, input_features, input_features_mask
+        return lambda input_features, input_features_mask, embedding_count: _encode_music_flamingo(
+            model.base_model, input_features, input_features_mask, embedding_count
         )
     if model.config.model_type == "llama4":
         return lambda pixel_values: _encode_llama4(model, pixel_values)
@@ -231,14 +234,47 @@ def _encode_gemma3n_audio(body: Any, input_features: torch.Tensor, input_feature
     return BaseModelOutputWithPooling(pooler_output=torch.cat((rows, filling.expand(missing, -1))))
 
 
-def _encode_music_flamingo(body: Any, input_features: torch.Tensor, input_features_mask: torch.Tensor) -> Any:
+def _encode_music_flamingo(
+    body: Any, input_features: torch.Tensor, input_features_mask: torch.Tensor, embedding_count: torch.Tensor
+) -> Any:
     """Call ``get_audio_features`` with the token ids of the clip, whose windows it counts.
 
     ``input_features``: [windows, mel bins, frames]; ``input_features_mask``: [windows, frames].
     """
-    _, lengths = body.audio_tower._get_feat_extract_output_lengths(input_features_mask.sum(-1).long())
-    token_ids = torch.full((1, int(lengths.sum())), body.config.audio_token_id, device=input_features.device)
+    token_ids = torch.full((1, int(embedding_count)), body.config.audio_token_id, device=input_features.device)
     return body.get_audio_features(input_features, input_features_mask, input_ids=token_ids)
+
+
+def _phi4_function(body: Any, kind: MediaKind) -> FeatureFunction:
+    """Return the function that runs an encoder of Phi-4-multimodal, which puts its rows in place of tokens' embeddings.
+
+    In a prompt with pictures, sound would have another projection; such prompts are refused (``text/prompt.py``).
+    """
+    from transformers.modeling_outputs import BaseModelOutputWithPooling
+
+    part = body.embed_tokens_extend
+
+    def place_rows(encoder: nn.Module, token_id: int, embedding_count: torch.Tensor, **features: Any) -> Any:
+        token_ids = torch.full((1, int(embedding_count)), token_id)
+        rows = encoder(token_ids, torch.zeros(*token_ids.shape, body.config.hidden_size), **features)
+        return BaseModelOutputWithPooling(pooler_output=rows)
+
+    if kind == "image":
+        return lambda image_pixel_values, image_sizes, image_attention_mask, embedding_count: place_rows(
+            part.image_embed,
+            part.image_token_id,
+            embedding_count,
+            image_pixel_values=image_pixel_values,
+            image_sizes=image_sizes,
+            image_attention_mask=image_attention_mask,
+        )
+    return lambda audio_input_features, audio_embed_sizes, embedding_count: place_rows(
+        part.audio_embed,
+        part.audio_token_id,
+        embedding_count,
+        audio_input_features=audio_input_features,
+        audio_embed_sizes=audio_embed_sizes,
+    )
 
 
 def _encode_llama4(model: Any, pixel_values: torch.Tensor) -> Any:

@@ -86,8 +86,13 @@ class ItemProcessor:
     @property
     def audio_rate(self) -> int:
         """Samples per second of the sound that the processor reads."""
-        extractor = getattr(self._processor, "feature_extractor", None)
-        return int(getattr(extractor, "sampling_rate", DEFAULT_RATE))
+        return int(getattr(self._sound_extractor, "sampling_rate", DEFAULT_RATE))
+
+    @property
+    def _sound_extractor(self) -> Any:
+        """The part of the processor that reads sound, which has another name in Phi-4-multimodal's; None without it."""
+        names = ("feature_extractor", "audio_processor")
+        return next((getattr(self._processor, name) for name in names if hasattr(self._processor, name)), None)
 
     def process_image(self, image: Image.Image, options: dict[str, Any]) -> ProcessedTensors:
         """Process a picture. Raises UnusableMedia."""
@@ -219,15 +224,17 @@ class ItemProcessor:
 
     def _check_complete(self, processed: ProcessedTensors) -> None:
         """Raise UnusableMedia for a clip if the processor reads only its beginning."""
-        hop = getattr(self._processor.feature_extractor, "hop_length", 0)  # samples per frame of features
+        hop = getattr(self._sound_extractor, "hop_length", 0)  # samples per frame of features
         # [windows, mel bins, frames] or [windows, frames, mel bins]. Of the last two sizes the larger one is that of
         # time, unless the clip is so short that it is complete.
         features = [tensor for tensor in processed.tensors.values() if tensor.is_floating_point()]
         frames = max((len(tensor) * max(tensor.shape[1:]) for tensor in features), default=0)
+        extractor = self._sound_extractor
         # Gemma 3n fills up nothing: where fewer samples are left than a frame has, there is no frame
-        rest = self._processor.feature_extractor.frame_length if self._family.model_type == "gemma3n" else 0
-        seconds = (frames * hop + rest) / self.audio_rate
-        if hop and processed.seconds > seconds + hop / self.audio_rate:
+        is_unfilled = self._family.model_type == "gemma3n"
+        seconds = (frames * hop + (extractor.frame_length if is_unfilled else 0)) / self.audio_rate
+        window = hop if is_unfilled else max(hop, getattr(extractor, "win_length", 0))  # samples; the last ones fill none
+        if hop and processed.seconds > seconds + window / self.audio_rate:
             predicate = f"has {round(processed.seconds, 2)} seconds, and this model reads at most {seconds:g}"
             raise UnusableMedia(predicate, "too_long", limit=seconds, size=processed.seconds)
 

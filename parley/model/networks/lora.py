@@ -23,7 +23,7 @@ from parley.model.networks.network import LinearSite
 
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
 PICKLE_FILES = ("adapter_model.bin", "adapter_model.pt")
-MAX_RANK = 256  # the largest supported rank
+MAX_RANK = 256  # of an adapter, unless the settings say otherwise
 MAX_CONFIG_BYTES = 4 << 20  # bytes
 
 # base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight. Some writers omit the prefix, some insert the
@@ -89,7 +89,7 @@ def read_adapter(
     pairs = _tensor_pairs(checkpoint, linears)
     _check_complete(config, pairs, linears)
     sites: list[list[native.LowRank]] = [[] for _ in range(1 + max(site.site for site in linears.values()))]
-    rank_and_scale = _scale_rule(config)
+    rank_and_scale = _scale_rule(config, max_rank)
     highest_rank = 0
     for name, (a, b) in sorted(pairs.items(), key=lambda pair: linears[pair[0]].first):
         site = linears[name]
@@ -148,13 +148,13 @@ def _checked_alpha(value: Any, field: str) -> float:
     return float(value)
 
 
-def _scale_rule(config: dict[str, Any]) -> Callable[[str], tuple[int, float]]:
+def _scale_rule(config: dict[str, Any], max_rank: int) -> Callable[[str], tuple[int, float]]:
     """Return a function from a linear layer's name in the adapter to its rank and scale, by the config's patterns."""
     ranks, alphas = (_compile_patterns(config, name) for name in ("rank_pattern", "alpha_pattern"))
     rank_stabilized = bool(config.get("use_rslora"))
 
     def rank_and_scale(name: str) -> tuple[int, float]:
-        rank = _checked_rank(_match_pattern(ranks, name, config["r"]), "rank_pattern", MAX_RANK)
+        rank = _checked_rank(_match_pattern(ranks, name, config["r"]), "rank_pattern", max_rank)
         alpha = _checked_alpha(_match_pattern(alphas, name, config["lora_alpha"]), "alpha_pattern")
         return rank, alpha / (math.sqrt(rank) if rank_stabilized else rank)
 

@@ -221,7 +221,7 @@ ENGINE_OPTIONS: list[Option] = [
         configurable=True,
     ),
     Option(
-        "max-lora-rank", integer_kind(1, 256), "Highest rank of an adapter.", 256, section="engine", configurable=True
+        "max-lora-rank", integer_kind(1, 512), "Highest rank of an adapter.", 256, section="engine", configurable=True
     ),
     Option(
         "in-process",

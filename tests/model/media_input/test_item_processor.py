@@ -26,6 +26,7 @@ PICTURE = image_file(picture_array(90, 60))
 RATE = 16_000
 REFUSE_NARROW = (
     "qwen", "glm", "exaone", "video_llama", "paddleocr", "hyperclovax", "lfm2_vl", "lfm3_vl", "lighton_ocr", "pixtral",
+    "phi4_multimodal",
 )  # fmt: skip
 _jobs: dict[str, MediaJobs] = {}
 

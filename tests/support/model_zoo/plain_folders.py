@@ -47,6 +47,14 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3, yarn": ("qwen3", {"head_dim": 32, "rope_parameters": YARN}),
     "phi3, longrope": ("phi3", {"rope_parameters": LONGROPE, "original_max_position_embeddings": 32}),
     "phi3, partial rotation": ("phi3", {"partial_rotary_factor": 0.75, "head_dim": 32, "hidden_size": 128}),
+    "phi4_multimodal": (
+        "phi4_multimodal",
+        {
+            "rope_parameters": DEFAULT_ROPE,
+            "vision_config": SMALL_ENCODER | {"image_size": 28, "patch_size": 14, "crop_size": 28},
+            "audio_config": SMALL_ENCODER | {"num_blocks": 1, "ext_pw_out_channel": 32, "nemo_conv_channels": 32},
+        },
+    ),
     "stablelm, normed queries": ("stablelm", {"qk_layernorm": True}),
     "stablelm, parallel": ("stablelm", {"use_parallel_residual": True}),
 }
@@ -59,10 +67,6 @@ THROUGH_TRANSFORMERS: dict[str, tuple[str, dict[str, Any]]] = {
     "biogpt": ("biogpt", {}),
     "bert as a decoder": ("bert", {"is_decoder": True, "max_position_embeddings": 256}),
     "bert-generation": ("bert-generation", {"is_decoder": True}),
-    "phi4_multimodal": ("phi4_multimodal", {
-        "rope_parameters": DEFAULT_ROPE,
-        "vision_config": SMALL_ENCODER | {"image_size": 28, "patch_size": 14, "crop_size": 28},
-        "audio_config": SMALL_ENCODER | {"num_blocks": 1, "ext_pw_out_channel": 32, "nemo_conv_channels": 32}}),
     "bitnet": ("bitnet", {}),
     "jetmoe": ("jetmoe", {"kv_channels": 16, "num_local_experts": 4, "num_experts_per_tok": 2}),
     "aria_text": ("aria_text", {"moe_num_experts": 4, "moe_topk": 2, "moe_num_shared_experts": 1}),

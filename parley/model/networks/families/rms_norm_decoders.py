@@ -142,6 +142,9 @@ PHI3 = DecoderFamily(
     layer_types=all_sliding,
     resolve_rope=rename_longrope,
 )
+PHI4_MULTIMODAL = replace(
+    PHI3, fields={**PHI3.fields, "vocab_size": 200064, "num_key_value_heads": 8, "max_position_embeddings": 131072}
+)
 GRANITE = replace(
     LLAMA,
     fields={
