@@ -8,14 +8,9 @@ import struct
 from collections.abc import Callable
 from typing import Any
 
-from parley.gguf.architectures import (
-    GEMMA_LAYER_NAMES,
-    LAYER_NUMBER,
-    Architecture,
-    fields_of,
-    find_architecture,
-    shortest_number,
-)
+from parley.gguf.architecture import LAYER_NUMBER, Architecture, fields_of, shortest_number
+from parley.gguf.architectures import find_architecture
+from parley.gguf.gemma_architectures import GEMMA_LAYER_NAMES
 from parley.gguf.header import GgufError, GgufModel, GgufTensor
 
 # The names of fields in every file, and their names in config.json

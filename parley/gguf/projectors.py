@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
-from parley.gguf.architectures import shortest_number
+from parley.gguf.architecture import shortest_number
 from parley.gguf.header import GgufError, GgufModel, GgufTensor
 from parley.gguf.tokenizer import CONTROL
 

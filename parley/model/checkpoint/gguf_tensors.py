@@ -9,8 +9,9 @@ from typing import Any
 
 import torch
 
-from parley.gguf import architectures
-from parley.gguf.architectures import LAYER_TENSOR, STACKED_NAMES, Architecture
+from parley.gguf.architecture import LAYER_TENSOR, Architecture, tensor_name, tensor_shape
+from parley.gguf.architectures import find_architecture
+from parley.gguf.gemma_architectures import STACKED_NAMES
 from parley.gguf.header import GgufError, GgufModel, GgufTensor
 from parley.gguf.model_config import model_config, used_tensors
 from parley.gguf.projectors import ProjectorTensor, projector_tensors
@@ -23,15 +24,15 @@ SPLIT_LATENT_UP = re.compile(r"(blk\.\d+\.attn_)[kv]_b\.weight")
 
 def read_gguf_entries(model: GgufModel) -> dict[str, TensorEntry]:
     """Return the tensors of the model by their names in Hugging Face format. Raises GgufError."""
-    architecture, config = architectures.find_architecture(model), model_config(model)
+    architecture, config = find_architecture(model), model_config(model)
     entries: dict[str, TensorEntry] = {}
     for tensor in used_tensors(model):
         if split := SPLIT_LATENT_UP.fullmatch(tensor.name):
             whole = split[1] + "kv_b.weight"
             if whole not in model.tensors:  # some files have all three
-                entries[architectures.tensor_name(architecture, whole)] = _join_latent_up(model, split[1])
+                entries[tensor_name(architecture, whole)] = _join_latent_up(model, split[1])
             continue
-        name, entry = architectures.tensor_name(architecture, tensor.name), _make_entry(tensor, architecture, config)
+        name, entry = tensor_name(architecture, tensor.name), _make_entry(tensor, architecture, config)
         is_stack = tensor.name.removesuffix(".weight") in STACKED_NAMES
         entries |= _divide_stack(name, entry) if is_stack else {name: entry}
     return entries
@@ -128,7 +129,7 @@ def _make_entry(tensor: GgufTensor, architecture: Architecture, config: dict[str
     entry = TensorEntry(
         tensor.file,
         dtype or torch.uint8,
-        architectures.tensor_shape(tensor),
+        tensor_shape(tensor),
         tensor.start,
         tensor.end,
         None if dtype else tensor.blocks,

@@ -55,7 +55,7 @@ class StateFamily:
     ``has_bias``: the field that says whether their linear layers have biases, and ``has_convolution_bias`` whether
     their convolutions have; None: they have none. ``read_shape`` reads their sizes from a config's fields, and raises
     Unfusable. ``others``: the names of tensors in other published forms; those of GGUF files are made by
-    ``gguf/architectures.py``.
+    ``gguf/state_architectures.py``.
     """
 
     layer_type: str

@@ -1,0 +1,154 @@
+"""The form in which an architecture of GGUF files is described, and the names of tensors that most of them have.
+
+llama.cpp rotates neighbouring dimensions of the heads of some architectures, so its converter reorders the rows of
+their queries and keys; ``interleaved`` says so.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import reprlib
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from parley.gguf.header import GgufError, GgufModel, GgufTensor
+
+TENSOR_NAMES = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+    "per_layer_token_embd": "model.embed_tokens_per_layer",
+    "per_layer_model_proj": "model.per_layer_model_projection",
+    "per_layer_proj_norm": "model.per_layer_projection_norm",
+}
+LAYER_TENSOR_NAMES = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_qkv": "self_attn.qkv_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+    "ffn_gate_inp": "mlp.gate",
+    "ffn_gate_exps": "mlp.experts.gate_exps",
+    "ffn_up_exps": "mlp.experts.up_exps",
+    "ffn_down_exps": "mlp.experts.down_exps",
+    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+    "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
+    "ffn_up_shexp": "mlp.shared_expert.up_proj",
+    "ffn_down_shexp": "mlp.shared_expert.down_proj",
+}
+LAYER_TENSOR = re.compile(r"blk\.(\d+)\.([a-z_0-9]+(?:\.[a-z_0-9]+)*?)(?:\.(weight|bias|scale))?")
+LAYER_NUMBER = re.compile(r"blk\.(\d+)\.")
+# How scores of experts are made of logits, by the numbers in files
+SOFTMAX, SIGMOID = 1, 2
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """``model_type`` and ``class_name``: as in config.json. ``layer_names``: tensors that differ from the usual; a name
+    with a suffix stands for that tensor alone.
+
+    ``interleaved``: the rows of queries and keys are in llama.cpp's order. ``norm_offset``: the number that its
+    converter adds to the weights of norms. ``fields``: constant members of the config. ``mixture``: the row for files
+    with experts, if they are read. ``keys``: further metadata fields, and their names in the config.
+    ``bias_layer``: the layer whose bias says that attention has biases. ``rope``: constant members of a scaled rotary
+    embedding. ``rope_keys``: its members that are in the metadata, and their names there. ``gating``: how scores of
+    experts are made. ``variant``: returns the row for a file, if it is another one. ``complete``: changes the config by
+    what else the metadata says of it. ``has_axes``: positions may have several axes, which are alike for texts.
+    ``has_tiled_values``: layers of gated delta nets list the first value head of each key head, then the second, and so
+    on. ``refused``: metadata fields that say how something is computed that is not here. ``lists``: metadata fields
+    with a number for each layer, which ``complete`` reads. ``has_proportional_rope``: in layers without a window, only
+    the first pairs of dimensions turn; the factors of the others are huge. ``model_names``: as
+    ``layer_names``, of tensors outside of layers. ``state_type``: the type of layers without heads of keys and values.
+    """
+
+    model_type: str
+    class_name: str
+    layer_names: dict[str, str] = field(default_factory=dict)
+    interleaved: bool = False
+    norm_offset: float = 0.0
+    fields: dict[str, Any] = field(default_factory=dict)
+    mixture: Architecture | None = None
+    keys: dict[str, str] = field(default_factory=dict)
+    bias_layer: str = "attn_output"
+    rope: dict[str, Any] = field(default_factory=dict)
+    rope_keys: dict[str, str] = field(default_factory=dict)
+    gating: int = SOFTMAX
+    variant: Callable[[GgufModel], Architecture | None] = lambda model: None
+    complete: Callable[[GgufModel, dict[str, Any]], None] = lambda model, config: None
+    refused: tuple[str, ...] = ()
+    lists: tuple[str, ...] = ()
+    has_proportional_rope: bool = False
+    has_axes: bool = False
+    has_tiled_values: bool = False
+    model_names: dict[str, str] = field(default_factory=dict)
+    state_type: str | None = None
+
+
+# The norm before the MLP is called by its place after attention
+NORM_AFTER_ATTENTION = {"post_attention_norm": "post_attention_layernorm"}
+# DeepSeek's mixtures, which others have as well
+DEEPSEEK_MIXTURE_NAMES = {
+    "exp_probs_b.bias": "mlp.gate.e_score_correction_bias",
+    "ffn_gate_shexp": "mlp.shared_experts.gate_proj",
+    "ffn_up_shexp": "mlp.shared_experts.up_proj",
+    "ffn_down_shexp": "mlp.shared_experts.down_proj",
+}
+GRANITE_KEYS = {"logit_scale": "logits_scaling"}
+
+
+def read_size(model: GgufModel, key: str) -> int:
+    """Return a size in the metadata of the file's architecture. Raises GgufError."""
+    value = fields_of(model).get(key)
+    if type(value) is not int or value < 1:
+        raise GgufError(f"{model.paths[0].name} gives {key} as {reprlib.repr(value)}, so the model's shape is unknown")
+    return value
+
+
+def fields_of(model: GgufModel) -> dict[str, Any]:
+    """Return the metadata of the file's architecture, by their names after its own."""
+    prefix = f"{model.metadata['general.architecture']}."
+    return {key.removeprefix(prefix): value for key, value in model.metadata.items() if key.startswith(prefix)}
+
+
+def shortest_number(value: Any) -> Any:
+    """Return the shortest decimal number that is the same as float32, as configs have it; other values as they are."""
+    if not isinstance(value, float) or not math.isfinite(value):
+        return value
+    candidates = (float(f"{value:.{digits}g}") for digits in (7, 8))
+    return next((each for each in candidates if struct.pack("<f", each) == struct.pack("<f", value)), value)
+
+
+def tensor_name(architecture: Architecture, name: str) -> str:
+    """Return the name in Hugging Face format; an unknown one stays as it is."""
+    stem, _, kind = name.rpartition(".")
+    if stem in (outer := TENSOR_NAMES | architecture.model_names):
+        return f"{outer[stem]}.{kind}"
+    match = LAYER_TENSOR.fullmatch(name)
+    if match is None:
+        return name
+    layer, names = f"model.layers.{int(match[1])}.", LAYER_TENSOR_NAMES | architecture.layer_names
+    if (whole := match[0].removeprefix(f"blk.{match[1]}.")) in names:
+        return layer + names[whole]
+    return f"{layer}{names[match[2]]}.{match[3]}" if match[3] and match[2] in names else name
+
+
+def tensor_shape(tensor: GgufTensor) -> tuple[int, ...]:
+    """Return the shape of a tensor in Hugging Face format: that of a router with one output has two dimensions, that
+    of a convolution of each channel by itself three, and those of Mamba 2's heads and norms one."""
+    if tensor.name.endswith((".ssm_a", ".ssm_d", ".ssm_norm.weight")):
+        return (math.prod(tensor.shape),)
+    if tensor.name.endswith(".ffn_gate_inp_shexp.weight") and len(tensor.shape) == 1:
+        return (1, *tensor.shape)
+    if tensor.name.endswith((".ssm_conv1d.weight", ".shortconv.conv.weight")) and len(tensor.shape) == 2:
+        return tensor.shape[0], 1, tensor.shape[1]
+    return tensor.shape

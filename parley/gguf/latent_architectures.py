@@ -1,0 +1,117 @@
+"""DeepSeek V2 and V3 and their relatives in GGUF files, whose keys and values are made of latents."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from parley.gguf.architecture import (
+    DEEPSEEK_MIXTURE_NAMES,
+    SIGMOID,
+    SOFTMAX,
+    Architecture,
+    fields_of,
+    read_size,
+    shortest_number,
+)
+from parley.gguf.header import GgufError, GgufModel
+
+LATENT_LAYER_NAMES = DEEPSEEK_MIXTURE_NAMES | {
+    "attn_q_a": "self_attn.q_a_proj",
+    "attn_q_a_norm": "self_attn.q_a_layernorm",
+    "attn_q_b": "self_attn.q_b_proj",
+    "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa",
+    "attn_kv_a_norm": "self_attn.kv_a_layernorm",
+    "attn_kv_b": "self_attn.kv_b_proj",
+}
+# DeepSeek-V3 and R1 have this number of experts; their first files do not say that they are in groups
+DEEPSEEK_3_EXPERTS, DEEPSEEK_3_GROUPS = 256, {"n_group": 8, "topk_group": 4}
+YARN_LOG_UNIT = 10  # the converter divides mscale_all_dim of this architecture by it
+
+
+def complete_latents(model: GgufModel, config: dict[str, Any]) -> None:
+    """Add the sizes of latents, and the numbers of routers that files leave out where they change nothing.
+
+    Raises GgufError if the sizes are impossible.
+    """
+    fields = fields_of(model)
+    suffix = "_mla" if "attention.key_length_mla" in fields else ""
+    rotary, rank, keys, values = (
+        read_size(model, key)
+        for key in (
+            "rope.dimension_count",
+            "attention.kv_lora_rank",
+            "attention.key_length" + suffix,
+            "attention.value_length" + suffix,
+        )
+    )
+    if keys <= rotary:
+        raise GgufError(f"{model.paths[0].name} rotates {rotary} of {keys} dimensions")
+    config |= {
+        "kv_lora_rank": rank,
+        "q_lora_rank": fields.get("attention.q_lora_rank"),
+        "qk_rope_head_dim": rotary,
+        "qk_nope_head_dim": keys - rotary,
+        "v_head_dim": values,
+        "head_dim": rotary,
+        "num_key_value_heads": config["num_attention_heads"],
+        "first_k_dense_replace": config.get("first_k_dense_replace", 0),
+        "routed_scaling_factor": config.get("routed_scaling_factor", 1.0),
+        "norm_topk_prob": config.get("norm_topk_prob", False),
+    }
+    config.pop("partial_rotary_factor", None)
+    for name in ("mscale", "mscale_all_dim"):
+        if name in config["rope_scaling"]:
+            config["rope_scaling"][name] = shortest_number(config["rope_scaling"][name] * YARN_LOG_UNIT)
+
+
+def complete_deepseek_2(model: GgufModel, config: dict[str, Any]) -> None:
+    """Add the fields of DeepSeek-V2. Raises GgufError."""
+    complete_latents(model, config)
+    if config["norm_topk_prob"]:
+        raise GgufError(f"{model.paths[0].name} gives expert_weights_norm, but its architecture has it not")
+    config["topk_method"] = "group_limited_greedy" if config.get("n_group", 1) > 1 else "greedy"
+
+
+def complete_deepseek_3(model: GgufModel, config: dict[str, Any]) -> None:
+    """Add the fields of DeepSeek-V3. Raises GgufError."""
+    complete_latents(model, config)
+    are_grouped = config["num_experts"] == DEEPSEEK_3_EXPERTS and "n_group" not in config
+    config |= DEEPSEEK_3_GROUPS if are_grouped else {"n_group": 1, "topk_group": 1} | config
+
+
+def deepseek_variant(model: GgufModel) -> Architecture | None:
+    """Return the row of DeepSeek-V3 for files whose scores of experts are sigmoids.
+
+    The first files of GLM-4.7-Flash do not say so, but have the biases that only such routers have.
+    """
+    gating = fields_of(model).get("expert_gating_func")
+    has_biases = any(name.endswith(".exp_probs_b.bias") for name in model.tensors)
+    return DEEPSEEK_3 if gating == SIGMOID or (not gating and has_biases) else None
+
+
+DEEPSEEK_3 = Architecture(
+    "deepseek_v3",
+    "DeepseekV3ForCausalLM",
+    LATENT_LAYER_NAMES,
+    rope_keys=dict.fromkeys(("mscale", "mscale_all_dim"), "rope.scaling.yarn_log_multiplier"),
+    gating=SIGMOID,
+    complete=complete_deepseek_3,
+    refused=("attention.temperature_scale",),
+)
+DEEPSEEK_2 = replace(
+    DEEPSEEK_3,
+    model_type="deepseek_v2",
+    class_name="DeepseekV2ForCausalLM",
+    gating=SOFTMAX,
+    variant=deepseek_variant,
+    complete=complete_deepseek_2,
+)
+YOUTU = replace(
+    DEEPSEEK_3,
+    model_type="youtu",
+    class_name="YoutuForCausalLM",
+    gating=SOFTMAX,
+    mixture=DEEPSEEK_2,
+    complete=complete_latents,
+)

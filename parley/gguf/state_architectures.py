@@ -1,0 +1,141 @@
+"""Architectures of GGUF files whose layers keep a state: Mamba 2, gated delta nets and short convolutions."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from parley.gguf.architecture import GRANITE_KEYS, NORM_AFTER_ATTENTION, SIGMOID, Architecture, fields_of, read_size
+from parley.gguf.header import GgufError, GgufModel
+
+
+def complete_granite_hybrid(model: GgufModel, config: dict[str, Any]) -> None:
+    """Add the sizes of Mamba 2 layers, and what the layers have.
+
+    Raises GgufError if they are impossible, and for Bamba, which has the same architecture.
+    """
+    if fields_of(model).get("rope.scaling.finetuned"):
+        raise GgufError(f"{model.paths[0].name} rotates queries and keys, which its architecture does not do here")
+    inner, heads = read_size(model, "ssm.inner_size"), read_size(model, "ssm.time_step_rank")
+    config["mamba_d_head"], rest = divmod(inner, heads)
+    config["mamba_expand"], other_rest = divmod(inner, config["hidden_size"])
+    if rest or other_rest:
+        raise GgufError(f"{model.paths[0].name} gives {inner} numbers to {heads} heads, which do not divide them")
+    config |= {
+        "position_embedding_type": "nope",
+        "num_local_experts": config.pop("num_experts", 0),
+        "shared_intermediate_size": config.pop("shared_expert_intermediate_size", config["intermediate_size"]),
+        "mamba_conv_bias": any(name.endswith(".ssm_conv1d.bias") for name in model.tensors),
+        "mamba_proj_bias": any(name.endswith(".ssm_in.bias") for name in model.tensors),
+    }
+
+
+GRANITE_HYBRID = Architecture(
+    "granitemoehybrid",
+    "GraniteMoeHybridForCausalLM",
+    {
+        "ssm_in": "mamba.in_proj",
+        "ssm_conv1d": "mamba.conv1d",
+        "ssm_dt.bias": "mamba.dt_bias",
+        "ssm_a": "mamba.A",
+        "ssm_d": "mamba.D",
+        "ssm_norm": "mamba.norm",
+        "ssm_out": "mamba.out_proj",
+    },
+    interleaved=True,
+    keys=GRANITE_KEYS
+    | {
+        "ssm.conv_kernel": "mamba_d_conv",
+        "ssm.state_size": "mamba_d_state",
+        "ssm.group_count": "mamba_n_groups",
+        "ssm.time_step_rank": "mamba_n_heads",
+    },
+    complete=complete_granite_hybrid,
+    state_type="linear_attention",
+)
+DELTA_LAYER_NAMES = NORM_AFTER_ATTENTION | {
+    "attn_qkv": "linear_attn.in_proj_qkv",
+    "attn_gate": "linear_attn.in_proj_z",
+    "ssm_in": "linear_attn.in_proj_qkvz",
+    "ssm_ba": "linear_attn.in_proj_ba",
+    "ssm_beta": "linear_attn.in_proj_b",
+    "ssm_alpha": "linear_attn.in_proj_a",
+    "ssm_conv1d": "linear_attn.conv1d",
+    "ssm_dt.bias": "linear_attn.dt_bias",
+    "ssm_a": "linear_attn.A",
+    "ssm_norm": "linear_attn.norm",
+    "ssm_out": "linear_attn.out_proj",
+}
+DELTA_KEYS = {
+    "ssm.conv_kernel": "linear_conv_kernel_dim",
+    "ssm.state_size": "linear_key_head_dim",
+    "ssm.group_count": "linear_num_key_heads",
+    "ssm.time_step_rank": "linear_num_value_heads",
+    "full_attention_interval": "full_attention_interval",
+}
+
+
+def complete_axes(model: GgufModel, config: dict[str, Any]) -> None:
+    """Add how many pairs of dimensions each axis of positions turns."""
+    if sections := fields_of(model).get("rope.dimension_sections"):
+        config["rope_scaling"]["mrope_section"] = sections[:3]
+
+
+def complete_delta_nets(model: GgufModel, config: dict[str, Any]) -> None:
+    """Add the size of values, the types of layers, and the axes of positions. Raises GgufError."""
+    inner, heads = read_size(model, "ssm.inner_size"), read_size(model, "ssm.time_step_rank")
+    config["linear_value_head_dim"], rest = divmod(inner, heads)
+    if rest or heads % read_size(model, "ssm.group_count"):
+        raise GgufError(f"{model.paths[0].name} gives {inner} numbers to {heads} heads, which do not divide them")
+    fields = fields_of(model)
+    if isinstance(recurrent := fields.get("attention.recurrent_layers"), list):
+        types = ["linear_attention" if each else "full_attention" for each in recurrent]
+        config["layer_types"] = types[: config["num_hidden_layers"]]
+    complete_axes(model, config)
+
+
+QWEN3_NEXT = Architecture(
+    "qwen3_next",
+    "Qwen3NextForCausalLM",
+    DELTA_LAYER_NAMES,
+    norm_offset=1.0,
+    keys=DELTA_KEYS,
+    complete=complete_delta_nets,
+)
+QWEN3_5 = replace(
+    QWEN3_NEXT,
+    model_type="qwen3_5_text",
+    class_name="Qwen3_5ForCausalLM",
+    has_axes=True,
+    has_tiled_values=True,
+)
+QWEN3_5_MOE = replace(QWEN3_5, model_type="qwen3_5_moe_text", class_name="Qwen3_5MoeForCausalLM")
+LFM2 = Architecture(
+    "lfm2",
+    "Lfm2ForCausalLM",
+    {
+        "attn_norm": "operator_norm",
+        "attn_output": "self_attn.out_proj",
+        "attn_q_norm": "self_attn.q_layernorm",
+        "attn_k_norm": "self_attn.k_layernorm",
+        "shortconv.conv": "conv.conv",
+        "shortconv.in_proj": "conv.in_proj",
+        "shortconv.out_proj": "conv.out_proj",
+        "ffn_norm": "ffn_norm",
+        "ffn_gate": "feed_forward.w1",
+        "ffn_up": "feed_forward.w3",
+        "ffn_down": "feed_forward.w2",
+        "exp_probs_b.bias": "feed_forward.expert_bias",
+    },
+    fields={"block_auto_adjust_ff_dim": False},
+    keys={"shortconv.l_cache": "conv_L_cache"},
+    model_names={"token_embd_norm": "model.embedding_norm", "output_norm": "model.embedding_norm"},
+    state_type="conv",
+)
+LFM2_MOE = replace(
+    LFM2,
+    model_type="lfm2_moe",
+    class_name="Lfm2MoeForCausalLM",
+    fields={"norm_topk_prob": True},
+    gating=SIGMOID,
+)
