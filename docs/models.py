@@ -80,6 +80,12 @@ These values of `general.architecture` are read; all others are refused:
 Architectures that the zoo does not list are compared with the folders that they were made from, in
 `tests/model/test_gguf_architectures.py`. Layers that predict further tokens are left out.
 
+Embedding models give the vectors of their folders (`tests/model/test_gguf_encoders.py`). Their pooling is that of the
+file, and vectors have length 1, as llama.cpp makes them, unless the file says that they have not. `bert` is also
+RoBERTa, XLM-RoBERTa and DistilBERT, and rerankers of the first two. Encoders compute in float32, so their blocks
+become numbers. A file does not have the prompts of a model, such as `search_query: `; write them before the texts. If
+a file does not say whether its WordPiece tokenizer changes capitals and accents, the vocabulary shows it.
+
 Pictures need llama.cpp's second file, `mmproj-*.gguf`, with the encoder. It is found if it is the only such file beside
 the model, `--mmproj FILE` names it, and of a model on the hub it is downloaded with it (the one that llama.cpp would
 take). These values of its `clip.projector_type` are read: {projectors}.

@@ -68,7 +68,8 @@ class Architecture:
     on. ``refused``: metadata fields that say how something is computed that is not here. ``lists``: metadata fields
     with a number for each layer, which ``complete`` reads. ``has_proportional_rope``: in layers without a window, only
     the first pairs of dimensions turn; the factors of the others are huge. ``model_names``: as
-    ``layer_names``, of tensors outside of layers. ``state_type``: the type of layers without heads of keys and values.
+    ``layer_names``, of tensors outside of layers. ``layer_prefix``: begins the names of layers. ``state_type``: the
+    type of layers without heads of keys and values. ``is_encoder``: it reads whole texts, in float32.
     """
 
     model_type: str
@@ -91,7 +92,9 @@ class Architecture:
     has_axes: bool = False
     has_tiled_values: bool = False
     model_names: dict[str, str] = field(default_factory=dict)
+    layer_prefix: str = "model.layers."
     state_type: str | None = None
+    is_encoder: bool = False
 
 
 # The norm before the MLP is called by its place after attention
@@ -136,7 +139,7 @@ def tensor_name(architecture: Architecture, name: str) -> str:
     match = LAYER_TENSOR.fullmatch(name)
     if match is None:
         return name
-    layer, names = f"model.layers.{int(match[1])}.", LAYER_TENSOR_NAMES | architecture.layer_names
+    layer, names = f"{architecture.layer_prefix}{int(match[1])}.", LAYER_TENSOR_NAMES | architecture.layer_names
     if (whole := match[0].removeprefix(f"blk.{match[1]}.")) in names:
         return layer + names[whole]
     return f"{layer}{names[match[2]]}.{match[3]}" if match[3] and match[2] in names else name

@@ -17,6 +17,7 @@ from parley.gguf.architecture import (
     Architecture,
     fields_of,
 )
+from parley.gguf.encoder_architectures import ENCODERS
 from parley.gguf.gemma_architectures import GEMMA_3N, GEMMA_4, GEMMA_LAYER_NAMES
 from parley.gguf.header import GgufError, GgufModel
 from parley.gguf.latent_architectures import YOUTU
@@ -219,6 +220,7 @@ ARCHITECTURES = {
         keys={"attention.layer_norm_epsilon": "norm_epsilon"},
         complete=complete_starcoder,
     ),
+    **ENCODERS,
 }
 
 

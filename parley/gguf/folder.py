@@ -21,9 +21,10 @@ from typing import Any
 from parley.gguf import projectors
 from parley.gguf.header import PART_NAME, GgufError, GgufModel, part_paths, read_model
 from parley.gguf.model_config import model_config, read_factors_from
+from parley.gguf.pooling_files import pooling_files
 from parley.gguf.tokenizer import tokenizer_files
 
-CONTENT_VERSION = 4  # rises when this package writes other files for the same metadata
+CONTENT_VERSION = 5  # rises when this package writes other files for the same metadata
 GGUF_SUFFIX = ".gguf"
 # Within the model folder. Holds links to the file or its parts, and in a folder of its own one to the encoder's file.
 LINK_FOLDER = "gguf"
@@ -116,13 +117,14 @@ def unpack_gguf(path: Path, projector: Path | None = None) -> Path:
     return folder
 
 
-def _model_files(model: GgufModel) -> dict[str, dict[str, Any]]:
+def _model_files(model: GgufModel) -> dict[str, Any]:
     """Return the JSON files of a language model by their names. Raises GgufError."""
     config = model_config(model, read_factors_from(model))
-    return {"config.json": config, **tokenizer_files(model.metadata, model.paths[0].name)}
+    tokenizer = tokenizer_files(model.metadata, model.paths[0].name)
+    return {"config.json": config, **tokenizer, **pooling_files(model, config)}
 
 
-def _whole_model_files(model: GgufModel, encoder: GgufModel) -> dict[str, dict[str, Any]]:
+def _whole_model_files(model: GgufModel, encoder: GgufModel) -> dict[str, Any]:
     """Return the JSON files of a language model with an encoder of pictures by their names. Raises GgufError."""
     config = model_config(model, read_factors_from(model))
     projectors.check_pair(encoder, config)
@@ -162,12 +164,13 @@ def _folder_name(path: Path, projector: Path | None) -> str:
 
 
 def _write_folder(
-    home: Path, folder: Path, model: GgufModel, encoder: GgufModel | None, contents: dict[str, dict[str, Any]]
+    home: Path, folder: Path, model: GgufModel, encoder: GgufModel | None, contents: dict[str, Any]
 ) -> None:
     """Write the folder as a whole: another process sees all of it or nothing. Raises OSError."""
     scratch = Path(tempfile.mkdtemp(dir=home))
     try:
         for name, content in contents.items():
+            (scratch / name).parent.mkdir(exist_ok=True)
             (scratch / name).write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
         for name, template in _chat_templates(model.metadata).items():
             (scratch / name).parent.mkdir(exist_ok=True)

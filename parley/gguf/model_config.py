@@ -121,6 +121,8 @@ def model_config(model: GgufModel, read_factors: ReadFactors = lambda name: None
     plain = {tensor.blocks.name for tensor in model.tensors.values()} == {"F32"}
     config["dtype"] = "float32" if plain else "bfloat16"
     config["quantization_config"] = {"quant_method": "gguf"}
+    if fields_of(model).get("attention.causal") is False and not architecture.is_encoder:
+        config["is_causal"] = False
     config |= _rope_fields(model, config, read_factors, architecture) | architecture.fields
     architecture.complete(model, config)
     return config

@@ -71,8 +71,8 @@ _DEEPSEEK_3 = PreTokenizer((r"\p{N}{1,3}", "[一-龥぀-ゟ゠-ヿ]+", DEEPSEEK_
 PRE_TOKENIZERS = {
     **dict.fromkeys(("llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral", "midm-2.0", "lfm2"), _LLAMA_3),
     **dict.fromkeys(("dbrx", "smaug-bpe", "glm4", "chatglm-bpe"), PreTokenizer((WORDS_AND_DIGITS,))),
-    **dict.fromkeys(("gpt-2", "phi-2", "mpt", "a.x-4.0", "mellum", "exaone4", "trillion"), _GPT_2),
-    "olmo": PreTokenizer((GPT2,), nfc=True),
+    **dict.fromkeys(("gpt-2", "phi-2", "mpt", "a.x-4.0", "mellum", "exaone4", "trillion", "roberta-bpe"), _GPT_2),
+    **dict.fromkeys(("olmo", "modern-bert"), PreTokenizer((GPT2,), nfc=True)),
     **dict.fromkeys(
         ("starcoder", "refact", "command-r", "smollm", "codeshell", "exaone", "minerva-7b", "mellum2"), _DIGITS_FIRST
     ),

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from parley.gguf.architecture import shortest_number
 from parley.gguf.header import GgufError, GgufModel, GgufTensor
-from parley.gguf.tokenizer import CONTROL
+from parley.gguf.vocabulary import CONTROL
 
 BLOCK_TENSOR = re.compile(r"v\.blk\.(\d{1,5})\.([a-z_0-9]+)\.(weight|bias)")
 DEEP_TENSOR = re.compile(r"v\.deepstack\.(\d{1,5})\.(norm|fc1|fc2)\.(weight|bias)")

@@ -1,26 +1,34 @@
 """Makes tokenizer.json, tokenizer_config.json and generation_config.json of a GGUF file's metadata.
 
 ``tokenizer.ggml.model`` names the kind: ``gpt2`` is byte-level BPE with merges, ``llama`` is SentencePiece's BPE, whose
-merges follow from the scores as in Transformers' converter, and ``gemma4`` is the latter with merges. Other kinds are
-refused.
+merges follow from the scores as in Transformers' converter, and ``gemma4`` is the latter with merges. ``bert`` is
+WordPiece and ``t5`` Unigram, of encoders (``encoder_tokenizers.py``). Other kinds are refused.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
+from parley.gguf.encoder_tokenizers import (
+    ENCODER_ARCHITECTURES,
+    encoder_post_processor,
+    unigram_parts,
+    unigram_vocabulary,
+    word_piece_parts,
+    word_piece_vocabulary,
+)
 from parley.gguf.header import GgufError
 from parley.gguf.pre_tokenizers import PRE_TOKENIZERS
+from parley.gguf.vocabulary import BLANK, CONTROL, UNKNOWN, USER_DEFINED, Vocabulary, read_vocabulary
 
-# Kinds of tokens in ``tokenizer.ggml.token_type``
-NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED = 1, 2, 3, 4, 5
-BLANK = "▁"
 NAMED_IDS = {
     "bos_token": "bos_token_id",
     "eos_token": "eos_token_id",
     "unk_token": "unknown_token_id",
     "pad_token": "padding_token_id",
+    "cls_token": "cls_token_id",
+    "sep_token": "seperator_token_id",
+    "mask_token": "mask_token_id",
 }
 # Control tokens that end an answer, because many files name only one of their model's
 END_TEXTS = frozenset(
@@ -33,47 +41,35 @@ PHI_3_PLAIN = frozenset(("<unk>", "<s>", "<|endoftext|>"))
 SAMPLING_FIELDS = {"temp": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p"}
 
 
-class _Vocabulary(NamedTuple):
-    """Tokens, their kinds and their scores, by id. ``field`` returns a value of the tokenizer's metadata."""
-
-    tokens: list[str]
-    kinds: list[int]
-    scores: list[float]
-    field: Callable[[str], Any]
-
-    @property
-    def ids(self) -> dict[str, int]:
-        """The id of each token; rows that only fill up the embedding have none."""
-        return {
-            token: number
-            for number, (token, kind) in enumerate(zip(self.tokens, self.kinds, strict=True))
-            if kind != UNUSED or not token.startswith("[PAD")
-        }
-
-    def special_id(self, name: str) -> int | None:
-        """Return the id in a metadata field such as ``bos_token_id``; None if there is no such token."""
-        value = self.field(name)
-        return value if type(value) is int and 0 <= value < len(self.tokens) else None
-
-
 def tokenizer_files(metadata: dict[str, Any], name: str) -> dict[str, dict[str, Any]]:
     """Return the contents of the tokenizer's files by file name. ``name``: of the GGUF file. Raises GgufError."""
-    vocabulary = _read_vocabulary(metadata, name)
-    kind = vocabulary.field("model")
+    vocabulary = read_vocabulary(metadata, name)
+    kind, architecture = vocabulary.field("model"), metadata.get("general.architecture")
     if kind == "gpt2":
         parts = _byte_level_parts(vocabulary, name)
+        if architecture in ENCODER_ARCHITECTURES:
+            is_doubled = architecture != "modern-bert"
+            parts["post_processor"] = encoder_post_processor(vocabulary, name, is_doubled=is_doubled)
     elif kind == "llama":
         parts = _sentence_piece_parts(vocabulary)
     elif kind == "gemma4":
         parts = _sentence_piece_parts(vocabulary, _read_merges(vocabulary, name))
+    elif kind == "bert" and architecture in ENCODER_ARCHITECTURES:
+        vocabulary = word_piece_vocabulary(vocabulary, name)
+        parts = word_piece_parts(vocabulary, name)
+    elif kind == "t5" and architecture in ENCODER_ARCHITECTURES:
+        vocabulary = unigram_vocabulary(vocabulary)
+        parts = unigram_parts(vocabulary, name)
     else:
-        raise GgufError(f"{name} has a tokenizer of the kind {kind}, which is not read; gpt2, llama and gemma4 are")
-    architecture = metadata.get("general.architecture")
+        raise GgufError(
+            f"{name} has a tokenizer of the kind {str(kind)[:100]}, which is not read; gpt2, llama and gemma4 are, "
+            "and bert and t5 of encoders"
+        )
     tokenizer = {
         "version": "1.0",
         "truncation": None,
         "padding": None,
-        "added_tokens": _added_tokens(vocabulary, takes_blanks=architecture == "phi3"),
+        "added_tokens": _added_tokens(vocabulary, takes_blanks=architecture == "phi3", is_word_piece=kind == "bert"),
         **parts,
     }
     names = {key: vocabulary.special_id(field) for key, field in NAMED_IDS.items()}
@@ -88,27 +84,7 @@ def tokenizer_files(metadata: dict[str, Any], name: str) -> dict[str, dict[str, 
     }
 
 
-def _read_vocabulary(metadata: dict[str, Any], name: str) -> _Vocabulary:
-    def field(key: str) -> Any:
-        return metadata.get("tokenizer.ggml." + key)
-
-    tokens = field("tokens")
-    if not isinstance(tokens, list) or not tokens or not all(isinstance(token, str) for token in tokens):
-        raise GgufError(f"{name} has no tokenizer: there is no list of texts tokenizer.ggml.tokens")
-    lists: dict[str, list[Any]] = {}
-    for key, default in (("token_type", NORMAL), ("scores", 0.0)):
-        values = field(key) or [default] * len(tokens)
-        if not isinstance(values, list) or len(values) != len(tokens):
-            raise GgufError(f"{name} is damaged: tokenizer.ggml.{key} does not have one value for each token")
-        lists[key] = values
-    # As in llama.cpp: a token without text stays a token
-    tokens = [token or f"[EMPTY_{number}]" for number, token in enumerate(tokens)]
-    if len(set(tokens)) < len(tokens):
-        raise GgufError(f"{name} is damaged: tokenizer.ggml.tokens has the same token twice")
-    return _Vocabulary(tokens, lists["token_type"], lists["scores"], field)
-
-
-def _byte_level_parts(vocabulary: _Vocabulary, name: str) -> dict[str, Any]:
+def _byte_level_parts(vocabulary: Vocabulary, name: str) -> dict[str, Any]:
     split_name = vocabulary.field("pre")
     if split_name is None:
         raise GgufError(f"{name} names no pre-tokenizer, so texts would become wrong tokens; convert its model anew")
@@ -137,14 +113,14 @@ def _byte_level_parts(vocabulary: _Vocabulary, name: str) -> dict[str, Any]:
     }
 
 
-def _read_merges(vocabulary: _Vocabulary, name: str) -> list[list[str]]:
+def _read_merges(vocabulary: Vocabulary, name: str) -> list[list[str]]:
     merges = vocabulary.field("merges")
     if not isinstance(merges, list) or not all(isinstance(each, str) and each.count(" ") == 1 for each in merges):
         raise GgufError(f"{name} has no tokenizer.ggml.merges, so its tokenizer cannot be used")
     return [merge.split(" ") for merge in merges]
 
 
-def _sentence_piece_parts(vocabulary: _Vocabulary, merges: list[list[str]] | None = None) -> dict[str, Any]:
+def _sentence_piece_parts(vocabulary: Vocabulary, merges: list[list[str]] | None = None) -> dict[str, Any]:
     """Return the parts of SentencePiece's BPE. ``merges``: None if they follow from the scores."""
     has_prefix = vocabulary.field("add_space_prefix") is not False
     blanks: dict[str, Any] = {"type": "Replace", "pattern": {"String": " "}, "content": BLANK}
@@ -196,13 +172,14 @@ def merges_by_score(ids: dict[str, int], scores: list[float]) -> list[tuple[str,
     return [(left, right) for _, left, right in merges]
 
 
-def _added_tokens(vocabulary: _Vocabulary, *, takes_blanks: bool) -> list[dict[str, Any]]:
+def _added_tokens(vocabulary: Vocabulary, *, takes_blanks: bool, is_word_piece: bool) -> list[dict[str, Any]]:
+    mask = None if is_word_piece else vocabulary.special_id("mask_token_id")  # it takes the blanks before it
     return [
         {
             "id": number,
             "content": token,
             "single_word": False,
-            "lstrip": False,
+            "lstrip": number == mask,
             "rstrip": takes_blanks and kind == CONTROL and token not in PHI_3_PLAIN,
             "normalized": False,
             "special": kind != USER_DEFINED,
@@ -212,7 +189,7 @@ def _added_tokens(vocabulary: _Vocabulary, *, takes_blanks: bool) -> list[dict[s
     ]
 
 
-def _post_processor(vocabulary: _Vocabulary, *, begins: bool) -> dict[str, Any] | None:
+def _post_processor(vocabulary: Vocabulary, *, begins: bool) -> dict[str, Any] | None:
     """Return the post-processor that adds BOS and EOS to a text. ``begins``: add BOS if the file does not say."""
     adds_bos, adds_eos = vocabulary.field("add_bos_token"), vocabulary.field("add_eos_token")
     bos = vocabulary.special_id("bos_token_id") if (begins if adds_bos is None else adds_bos) else None
@@ -235,7 +212,7 @@ def _post_processor(vocabulary: _Vocabulary, *, begins: bool) -> dict[str, Any] 
     }
 
 
-def _generation_config(vocabulary: _Vocabulary, metadata: dict[str, Any]) -> dict[str, Any]:
+def _generation_config(vocabulary: Vocabulary, metadata: dict[str, Any]) -> dict[str, Any]:
     ends = [vocabulary.special_id(name) for name in ("eos_token_id", "eot_token_id", "eom_token_id")]
     ends += [
         number

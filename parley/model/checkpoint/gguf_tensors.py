@@ -11,6 +11,7 @@ import torch
 
 from parley.gguf.architecture import LAYER_TENSOR, Architecture, tensor_name, tensor_shape
 from parley.gguf.architectures import find_architecture
+from parley.gguf.encoder_architectures import DENSE_FOLDERS, POSITIONS
 from parley.gguf.gemma_architectures import STACKED_NAMES
 from parley.gguf.header import GgufError, GgufModel, GgufTensor
 from parley.gguf.model_config import model_config, used_tensors
@@ -27,6 +28,9 @@ def read_gguf_entries(model: GgufModel) -> dict[str, TensorEntry]:
     architecture, config = find_architecture(model), model_config(model)
     entries: dict[str, TensorEntry] = {}
     for tensor in used_tensors(model):
+        if architecture.is_encoder or tensor.name.partition(".")[0] in DENSE_FOLDERS:
+            entries[tensor_name(architecture, tensor.name)] = _make_encoder_entry(tensor, config)
+            continue
         if split := SPLIT_LATENT_UP.fullmatch(tensor.name):
             whole = split[1] + "kv_b.weight"
             if whole not in model.tensors:  # some files have all three
@@ -48,6 +52,22 @@ def _divide_stack(name: str, entry: TensorEntry) -> dict[str, TensorEntry]:
         f"{module}.{i}.weight": replace(entry, shape=entry.shape[1:], start=start, end=start + size)
         for i, start in enumerate(starts)
     }
+
+
+def _make_encoder_entry(tensor: GgufTensor, config: dict[str, Any]) -> TensorEntry:
+    """Return the entry of a tensor that computes in float32, so that its blocks become numbers."""
+    entry = _plain_entry(tensor)
+    skipped = config["max_position_embeddings"] - tensor.shape[0] if tensor.name == POSITIONS else 0
+    if entry.blocks is None and not skipped:
+        return entry
+    shape = tensor.shape[0] + skipped, *tensor.shape[1:]
+    size = tensor.end - tensor.start
+    return TensorEntry(tensor.file, torch.float32, shape, 0, size, parts=(entry,), join=partial(_add_rows, skipped))
+
+
+def _add_rows(count: int, numbers: torch.Tensor) -> torch.Tensor:
+    """Return a tensor with rows of zeros before its own."""
+    return torch.cat((numbers.new_zeros(count, *numbers.shape[1:]), numbers)) if count else numbers
 
 
 def read_projector_entries(projector: GgufModel, file: int) -> dict[str, TensorEntry]:

@@ -18,6 +18,7 @@ import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 
+from parley.gguf.folder import LINK_PATTERN
 from parley.model.checkpoint.files import Checkpoint, LoadError
 from parley.types import PoolingOptions
 
@@ -155,17 +156,19 @@ def _read_dense_layer(folder: Path) -> DenseLayer:
         raise LoadError(f"{folder.name} has the activation {activation}, which is not supported.")
     if settings.get("module_input_name") not in (None, "sentence_embedding"):
         raise LoadError(f"{folder.name} reads {settings['module_input_name']}; only sentence_embedding is supported.")
-    weights = folder / "model.safetensors"
+    weights, prefix = folder / "model.safetensors", "linear"
     if not weights.is_file():
-        raise LoadError(f"{folder.name} has no model.safetensors, and files of other formats are not read.")
+        if not any(folder.parent.glob(LINK_PATTERN)):
+            raise LoadError(f"{folder.name} has no model.safetensors, and files of other formats are not read.")
+        prefix = f"{folder.name}.linear"  # a GGUF file has all layers
     sizes = [settings.get("out_features"), settings.get("in_features")]
     if any(type(size) is not int or size < 1 for size in sizes):
         raise LoadError(f"{folder.name}/config.json has no valid in_features and out_features.")
-    checkpoint = Checkpoint(folder, [weights])
+    checkpoint = Checkpoint(folder, [weights]) if prefix == "linear" else Checkpoint(folder.parent)
     has_bias = settings.get("bias", True) is not False
     return DenseLayer(
-        checkpoint.view_tensor("linear.weight", *sizes).float().clone(),
-        checkpoint.view_tensor("linear.bias", sizes[0]).float().clone() if has_bias else None,
+        checkpoint.view_tensor(f"{prefix}.weight", *sizes).float().clone(),
+        checkpoint.view_tensor(f"{prefix}.bias", sizes[0]).float().clone() if has_bias else None,
         activate,
     )
 

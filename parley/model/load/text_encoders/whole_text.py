@@ -37,7 +37,7 @@ BOTH_WAYS_FIELDS = ("is_causal", "use_bidirectional_attention")
 FLAGGED_GEMMAS = ("gemma", "gemma3_text")  # those whose use_bidirectional_attention is known here
 # Values of ``pooling`` in config.json, which llama_bidirec has, by the names of sentence-transformers.
 CONFIG_POOLINGS = {"avg": "mean", "cls": "cls", "last": "lasttoken"}
-HEAD_TENSORS = ("score.", "dense.", "classifier.")
+HEAD_TENSORS = ("score.", "dense.", "classifier.", "2_Dense.", "3_Dense.")
 
 
 class WholeTextPlan(NamedTuple):
