@@ -19,6 +19,7 @@ from parley.gguf.architecture import (
 )
 from parley.gguf.encoder_architectures import ENCODERS
 from parley.gguf.gemma_architectures import GEMMA_3N, GEMMA_4, GEMMA_LAYER_NAMES
+from parley.gguf.gpt_architectures import GPT_ARCHITECTURES
 from parley.gguf.header import GgufError, GgufModel
 from parley.gguf.latent_architectures import YOUTU
 from parley.gguf.state_architectures import (
@@ -220,6 +221,7 @@ ARCHITECTURES = {
         keys={"attention.layer_norm_epsilon": "norm_epsilon"},
         complete=complete_starcoder,
     ),
+    **GPT_ARCHITECTURES,
     **ENCODERS,
 }
 

@@ -86,5 +86,6 @@ PRE_TOKENIZERS = {
     "deepseek-llm": _DEEPSEEK_LLM,
     "kimi-k2": PreTokenizer((KIMI_2,)),
     "deepseek-coder": PreTokenizer((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥ࠀ-一가-퟿]+", r"\p{N}")),
+    "bloom": PreTokenizer((r" ?[^(\s|[.,!?…。，、।۔،])]+",)),  # noqa: RUF001
     "falcon": PreTokenizer((r"[\p{P}\$\+<=>\^~\|`]+", GPT2, "[0-9][0-9][0-9]")),
 }

@@ -173,6 +173,9 @@ def _read_fusable_config(config: dict[str, Any]) -> DecoderConfig:
     family = FAMILIES[kind]
     if family.variant is not None:
         family = family.variant(config)
+    if (config.get("quantization_config") or {}).get("quant_method") == "gguf":
+        # llama.cpp's converter stores all weights [out, in], and queries, keys and values one after the other
+        family = replace(family, has_grouped_qkv=False, has_transposed_linears=False)
     fields = _known_fields(family, config)
     hidden, heads, layer_count = (
         read_size(fields, name) for name in ("hidden_size", "num_attention_heads", "num_hidden_layers")
