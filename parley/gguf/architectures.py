@@ -23,9 +23,11 @@ from parley.gguf.gpt_architectures import GPT_ARCHITECTURES
 from parley.gguf.header import GgufError, GgufModel
 from parley.gguf.latent_architectures import YOUTU
 from parley.gguf.state_architectures import (
+    FALCON_H1,
     GRANITE_HYBRID,
     LFM2,
     LFM2_MOE,
+    NEMOTRON_HYBRID,
     QWEN3_5,
     QWEN3_5_MOE,
     QWEN3_NEXT,
@@ -137,6 +139,33 @@ DOTS_1 = Architecture(
     bias_layer="attn_q",
     gating=SIGMOID,
 )
+
+
+def complete_llama_4(model: GgufModel, config: dict[str, Any]) -> None:
+    """Say whether queries and keys have norms: those of the model of 128 experts have none, as llama.cpp knows it."""
+    config["use_qk_norm"] = config["num_experts"] != LLAMA_4_PLAIN_EXPERTS
+
+
+LLAMA_4_PLAIN_EXPERTS = 128
+LLAMA_4 = Architecture(
+    "llama4_text",
+    "Llama4ForCausalLM",
+    {
+        "ffn_gate": "feed_forward.gate_proj",
+        "ffn_up": "feed_forward.up_proj",
+        "ffn_down": "feed_forward.down_proj",
+        "ffn_gate_shexp": "feed_forward.shared_expert.gate_proj",
+        "ffn_up_shexp": "feed_forward.shared_expert.up_proj",
+        "ffn_down_shexp": "feed_forward.shared_expert.down_proj",
+    },
+    keys={
+        "feed_forward_length": "intermediate_size_mlp",
+        "expert_feed_forward_length": "intermediate_size",
+        "interleave_moe_layer_step": "interleave_moe_layer_step",
+    },
+    gating=SIGMOID,
+    complete=complete_llama_4,
+)
 OLMOE = Architecture("olmoe", "OlmoeForCausalLM", fields={"norm_topk_prob": False}, refused=("attention.clamp_kqv",))
 NORM_AFTER_ROPE = {"attn_q_norm": "self_attn.query_layernorm", "attn_k_norm": "self_attn.key_layernorm"}
 HUNYUAN_MOE = Architecture(
@@ -221,6 +250,10 @@ ARCHITECTURES = {
         keys={"attention.layer_norm_epsilon": "norm_epsilon"},
         complete=complete_starcoder,
     ),
+    "llama4": replace(LLAMA_4, mixture=LLAMA_4),
+    "falcon-h1": FALCON_H1,
+    "nemotron_h": NEMOTRON_HYBRID,
+    "nemotron_h_moe": replace(NEMOTRON_HYBRID, mixture=NEMOTRON_HYBRID),
     **GPT_ARCHITECTURES,
     **ENCODERS,
 }

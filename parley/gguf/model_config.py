@@ -89,7 +89,7 @@ def model_config(model: GgufModel, read_factors: ReadFactors = lambda name: None
             config["layer_types"] = ["full_attention" if each else architecture.state_type for each in value]
             value = [each for each in value if each]
         if isinstance(value, list):
-            value = value[0] if value and key in architecture.lists else _common_value(value)
+            value = next(filter(None, value), None) if key in architecture.lists else _common_value(value)
         if value == 0 and key in COUNT_FIELDS and type(value) is int:
             config[config_field] = value
             continue

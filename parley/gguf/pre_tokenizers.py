@@ -69,7 +69,9 @@ _DEEPSEEK_LLM = PreTokenizer(
 )
 _DEEPSEEK_3 = PreTokenizer((r"\p{N}{1,3}", "[一-龥぀-ゟ゠-ヿ]+", DEEPSEEK_3))  # noqa: RUF001
 PRE_TOKENIZERS = {
-    **dict.fromkeys(("llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral", "midm-2.0", "lfm2"), _LLAMA_3),
+    **dict.fromkeys(
+        ("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2"), _LLAMA_3
+    ),
     **dict.fromkeys(("dbrx", "smaug-bpe", "glm4", "chatglm-bpe"), PreTokenizer((WORDS_AND_DIGITS,))),
     **dict.fromkeys(("gpt-2", "phi-2", "mpt", "a.x-4.0", "mellum", "exaone4", "trillion", "roberta-bpe"), _GPT_2),
     **dict.fromkeys(("olmo", "modern-bert"), PreTokenizer((GPT2,), nfc=True)),

@@ -8,6 +8,22 @@ from typing import Any
 from parley.gguf.architecture import GRANITE_KEYS, NORM_AFTER_ATTENTION, SIGMOID, Architecture, fields_of, read_size
 from parley.gguf.header import GgufError, GgufModel
 
+MAMBA_NAMES = {
+    "ssm_in": "in_proj",
+    "ssm_conv1d": "conv1d",
+    "ssm_dt.bias": "dt_bias",
+    "ssm_a": "A",
+    "ssm_d": "D",
+    "ssm_norm": "norm",
+    "ssm_out": "out_proj",
+}
+MAMBA_KEYS = {
+    "ssm.conv_kernel": "mamba_d_conv",
+    "ssm.state_size": "mamba_d_state",
+    "ssm.group_count": "mamba_n_groups",
+    "ssm.time_step_rank": "mamba_n_heads",
+}
+
 
 def complete_granite_hybrid(model: GgufModel, config: dict[str, Any]) -> None:
     """Add the sizes of Mamba 2 layers, and what the layers have.
@@ -33,23 +49,9 @@ def complete_granite_hybrid(model: GgufModel, config: dict[str, Any]) -> None:
 GRANITE_HYBRID = Architecture(
     "granitemoehybrid",
     "GraniteMoeHybridForCausalLM",
-    {
-        "ssm_in": "mamba.in_proj",
-        "ssm_conv1d": "mamba.conv1d",
-        "ssm_dt.bias": "mamba.dt_bias",
-        "ssm_a": "mamba.A",
-        "ssm_d": "mamba.D",
-        "ssm_norm": "mamba.norm",
-        "ssm_out": "mamba.out_proj",
-    },
+    {name: f"mamba.{target}" for name, target in MAMBA_NAMES.items()},
     interleaved=True,
-    keys=GRANITE_KEYS
-    | {
-        "ssm.conv_kernel": "mamba_d_conv",
-        "ssm.state_size": "mamba_d_state",
-        "ssm.group_count": "mamba_n_groups",
-        "ssm.time_step_rank": "mamba_n_heads",
-    },
+    keys=GRANITE_KEYS | MAMBA_KEYS,
     complete=complete_granite_hybrid,
     state_type="linear_attention",
 )
@@ -138,4 +140,88 @@ LFM2_MOE = replace(
     class_name="Lfm2MoeForCausalLM",
     fields={"norm_topk_prob": True},
     gating=SIGMOID,
+)
+
+
+def _read_mamba_heads(model: GgufModel) -> tuple[int, int, int]:
+    """Return the numbers of all heads of Mamba 2, the count of heads, and the numbers of each. Raises GgufError."""
+    inner, heads = read_size(model, "ssm.inner_size"), read_size(model, "ssm.time_step_rank")
+    if inner % heads:
+        raise GgufError(f"{model.paths[0].name} gives {inner} numbers to {heads} heads, which do not divide them")
+    return inner, heads, inner // heads
+
+
+def complete_falcon_h1(model: GgufModel, config: dict[str, Any]) -> None:
+    """Add the sizes of Mamba 2 layers. The converter multiplies weights by the factors of the config."""
+    config["mamba_d_ssm"], _, config["mamba_d_head"] = _read_mamba_heads(model)
+    config |= {
+        "mamba_rms_norm": "blk.0.ssm_norm.weight" in model.tensors,
+        "mamba_norm_before_gate": False,
+        "mamba_conv_bias": "blk.0.ssm_conv1d.bias" in model.tensors,
+    }
+
+
+def complete_nemotron_hybrid(model: GgufModel, config: dict[str, Any]) -> None:
+    """Add the sizes of Mamba 2 layers, and the pattern of layers: M, attention *, MLP - or mixture E. Raises GgufError
+    if the file does not say it of each layer."""
+    file, count, letters = model.paths[0].name, config["num_hidden_layers"], []
+    head_counts, widths = (fields_of(model).get(key) for key in ("attention.head_count_kv", "feed_forward_length"))
+    if not isinstance(head_counts, list) or not isinstance(widths, list) or min(len(head_counts), len(widths)) < count:
+        raise GgufError(f"{file} does not say of each layer what it is, so the model's shape is unknown")
+    for layer, heads, width in zip(range(count), head_counts, widths, strict=False):
+        is_mixture = f"blk.{layer}.ffn_gate_inp.weight" in model.tensors
+        letters.append("E" if is_mixture else "*" if heads else "-" if width else "M")
+    _, config["mamba_num_heads"], config["mamba_head_dim"] = _read_mamba_heads(model)
+    config |= {
+        "hybrid_override_pattern": "".join(letters),
+        "use_conv_bias": any(name.endswith(".ssm_conv1d.bias") for name in model.tensors),
+        "use_bias": any(name.endswith(".ssm_in.bias") for name in model.tensors),
+        "mlp_bias": any(name.endswith(".ffn_down.bias") for name in model.tensors),
+    }
+
+
+FALCON_H1 = Architecture(
+    "falcon_h1",
+    "FalconH1ForCausalLM",
+    {name: f"mamba.{target}" for name, target in MAMBA_NAMES.items()}
+    | {
+        "ffn_norm": "pre_ff_layernorm.weight",  # llama.cpp's converter leaves the ending out
+        "ffn_norm.weight": "pre_ff_layernorm.weight",
+        "ffn_gate": "feed_forward.gate_proj",
+        "ffn_up": "feed_forward.up_proj",
+        "ffn_down": "feed_forward.down_proj",
+    },
+    model_names={"output_norm": "model.final_layernorm"},
+    keys=MAMBA_KEYS,
+    complete=complete_falcon_h1,
+)
+NEMOTRON_HYBRID = Architecture(
+    "nemotron_h",
+    "NemotronHForCausalLM",
+    {name: f"mixer.{target}" for name, target in MAMBA_NAMES.items()}
+    | {
+        "attn_norm": "norm",
+        "attn_q": "mixer.q_proj",
+        "attn_k": "mixer.k_proj",
+        "attn_v": "mixer.v_proj",
+        "attn_output": "mixer.o_proj",
+        "ffn_up": "mixer.up_proj",
+        "ffn_down": "mixer.down_proj",
+        "ffn_gate_inp": "mixer.gate",
+        "exp_probs_b.bias": "mixer.gate.e_score_correction_bias",
+        "ffn_up_exps": "mixer.experts.up_exps",
+        "ffn_down_exps": "mixer.experts.down_exps",
+        "ffn_up_shexp": "mixer.shared_experts.up_proj",
+        "ffn_down_shexp": "mixer.shared_experts.down_proj",
+    },
+    layer_prefix="backbone.layers.",
+    model_names={"token_embd": "backbone.embeddings", "output_norm": "backbone.norm_f"},
+    keys={
+        "ssm.conv_kernel": "conv_kernel",
+        "ssm.state_size": "ssm_state_size",
+        "ssm.group_count": "n_groups",
+    },
+    lists=("attention.head_count_kv", "feed_forward_length"),
+    gating=SIGMOID,
+    complete=complete_nemotron_hybrid,
 )

@@ -354,6 +354,7 @@ LLAMA4_MIXTURE = MixtureFamily(
             transposed=True,
         ),
         LLAMA4_NAMES,
+        _gguf_layout(LLAMA4_NAMES),
     ),
     has_mixture=llama4_layers,
     normalized=False,
@@ -434,6 +435,9 @@ NEMOTRON_MIXTURE = MixtureFamily(
     (
         NEMOTRON_NAMES,
         replace(NEMOTRON_NAMES, gate_up=("mixer.experts.up_proj",), down="mixer.experts.down_proj"),
+        replace(
+            NEMOTRON_NAMES, gate_up=("mixer.experts.up_exps.weight",), down="mixer.experts.down_exps.weight"
+        ),  # of GGUF files
     ),
     has_mixture=mixture_typed,
     is_sigmoid=True,

@@ -361,7 +361,8 @@ MAMBA2_STATES = StateFamily(
     has_convolution_bias="mamba_conv_bias",
     others=(replace(MAMBA2_NAMES, decay="mamba.A", is_rate=True),),
 )
-MIXER_STATES = replace(MAMBA2_STATES, names=_mamba2_names("mixer"), others=())
+MIXER_NAMES = _mamba2_names("mixer")
+MIXER_STATES = replace(MAMBA2_STATES, names=MIXER_NAMES, others=(replace(MIXER_NAMES, decay="mixer.A", is_rate=True),))
 MAMBA1_STATES = replace(MAMBA2_STATES, names=_mamba1_names("mixer"), read_shape=read_mamba1, others=())
 FALCON_MAMBA_STATES = replace(MAMBA1_STATES, read_shape=read_normed_mamba1)
 JAMBA_STATES = replace(
