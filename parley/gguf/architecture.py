@@ -70,6 +70,7 @@ class Architecture:
     the first pairs of dimensions turn; the factors of the others are huge. ``model_names``: as
     ``layer_names``, of tensors outside of layers. ``layer_prefix``: begins the names of layers. ``state_type``: the
     type of layers without heads of keys and values. ``is_encoder``: it reads whole texts, in float32.
+    ``has_attention``: otherwise all layers are Mamba, whose files give 0 heads and an MLP of width 0.
     """
 
     model_type: str
@@ -95,6 +96,7 @@ class Architecture:
     layer_prefix: str = "model.layers."
     state_type: str | None = None
     is_encoder: bool = False
+    has_attention: bool = True
 
 
 # The norm before the MLP is called by its place after attention
@@ -148,7 +150,8 @@ def tensor_name(architecture: Architecture, name: str) -> str:
 def tensor_shape(tensor: GgufTensor) -> tuple[int, ...]:
     """Return the shape of a tensor in Hugging Face format: that of a router with one output has two dimensions, that
     of a convolution of each channel by itself three, and those of Mamba 2's heads and norms one."""
-    if tensor.name.endswith((".ssm_a", ".ssm_d", ".ssm_norm.weight")):
+    is_column = tensor.shape[-1] == 1 and tensor.name.endswith((".ssm_a", ".ssm_d"))
+    if is_column or tensor.name.endswith(".ssm_norm.weight"):
         return (math.prod(tensor.shape),)
     if tensor.name.endswith(".ffn_gate_inp_shexp.weight") and len(tensor.shape) == 1:
         return (1, *tensor.shape)

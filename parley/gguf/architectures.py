@@ -22,6 +22,7 @@ from parley.gguf.gemma_architectures import GEMMA_3N, GEMMA_4, GEMMA_LAYER_NAMES
 from parley.gguf.gpt_architectures import GPT_ARCHITECTURES
 from parley.gguf.header import GgufError, GgufModel
 from parley.gguf.latent_architectures import YOUTU
+from parley.gguf.mamba_architectures import MAMBA_ARCHITECTURES
 from parley.gguf.state_architectures import (
     FALCON_H1,
     GRANITE_HYBRID,
@@ -254,6 +255,7 @@ ARCHITECTURES = {
     "falcon-h1": FALCON_H1,
     "nemotron_h": NEMOTRON_HYBRID,
     "nemotron_h_moe": replace(NEMOTRON_HYBRID, mixture=NEMOTRON_HYBRID),
+    **MAMBA_ARCHITECTURES,
     **GPT_ARCHITECTURES,
     **ENCODERS,
 }

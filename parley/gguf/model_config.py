@@ -85,6 +85,8 @@ def model_config(model: GgufModel, read_factors: ReadFactors = lambda name: None
     config: dict[str, Any] = {"architectures": [architecture.class_name], "model_type": architecture.model_type}
     for key, config_field in (CONFIG_FIELDS | architecture.keys).items():
         value = model.metadata.get(f"{name}.{key}")
+        if not architecture.has_attention and key in ("attention.head_count", INNER_FIELDS[0]):
+            continue
         if key == "attention.head_count_kv" and architecture.state_type is not None and isinstance(value, list):
             config["layer_types"] = ["full_attention" if each else architecture.state_type for each in value]
             value = [each for each in value if each]
@@ -123,7 +125,9 @@ def model_config(model: GgufModel, read_factors: ReadFactors = lambda name: None
     config["quantization_config"] = {"quant_method": "gguf"}
     if fields_of(model).get("attention.causal") is False and not architecture.is_encoder:
         config["is_causal"] = False
-    config |= _rope_fields(model, config, read_factors, architecture) | architecture.fields
+    if architecture.has_attention:
+        config |= _rope_fields(model, config, read_factors, architecture)
+    config |= architecture.fields
     architecture.complete(model, config)
     return config
 

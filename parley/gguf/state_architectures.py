@@ -143,7 +143,7 @@ LFM2_MOE = replace(
 )
 
 
-def _read_mamba_heads(model: GgufModel) -> tuple[int, int, int]:
+def read_mamba_heads(model: GgufModel) -> tuple[int, int, int]:
     """Return the numbers of all heads of Mamba 2, the count of heads, and the numbers of each. Raises GgufError."""
     inner, heads = read_size(model, "ssm.inner_size"), read_size(model, "ssm.time_step_rank")
     if inner % heads:
@@ -153,7 +153,7 @@ def _read_mamba_heads(model: GgufModel) -> tuple[int, int, int]:
 
 def complete_falcon_h1(model: GgufModel, config: dict[str, Any]) -> None:
     """Add the sizes of Mamba 2 layers. The converter multiplies weights by the factors of the config."""
-    config["mamba_d_ssm"], _, config["mamba_d_head"] = _read_mamba_heads(model)
+    config["mamba_d_ssm"], _, config["mamba_d_head"] = read_mamba_heads(model)
     config |= {
         "mamba_rms_norm": "blk.0.ssm_norm.weight" in model.tensors,
         "mamba_norm_before_gate": False,
@@ -171,7 +171,7 @@ def complete_nemotron_hybrid(model: GgufModel, config: dict[str, Any]) -> None:
     for layer, heads, width in zip(range(count), head_counts, widths, strict=False):
         is_mixture = f"blk.{layer}.ffn_gate_inp.weight" in model.tensors
         letters.append("E" if is_mixture else "*" if heads else "-" if width else "M")
-    _, config["mamba_num_heads"], config["mamba_head_dim"] = _read_mamba_heads(model)
+    _, config["mamba_num_heads"], config["mamba_head_dim"] = read_mamba_heads(model)
     config |= {
         "hybrid_override_pattern": "".join(letters),
         "use_conv_bias": any(name.endswith(".ssm_conv1d.bias") for name in model.tensors),

@@ -453,6 +453,7 @@ JAMBA_MIXTURE = MixtureFamily(
     (
         JAMBA_NAMES,
         replace(JAMBA_NAMES, gate_up=("feed_forward.experts.gate_up_proj",), down="feed_forward.experts.down_proj"),
+        _gguf_layout(JAMBA_NAMES),
     ),
     has_mixture=jamba_layers,
     normalized=False,

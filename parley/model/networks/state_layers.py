@@ -363,12 +363,17 @@ MAMBA2_STATES = StateFamily(
 )
 MIXER_NAMES = _mamba2_names("mixer")
 MIXER_STATES = replace(MAMBA2_STATES, names=MIXER_NAMES, others=(replace(MIXER_NAMES, decay="mixer.A", is_rate=True),))
-MAMBA1_STATES = replace(MAMBA2_STATES, names=_mamba1_names("mixer"), read_shape=read_mamba1, others=())
+MAMBA1_NAMES = _mamba1_names("mixer")
+MAMBA1_STATES = replace(
+    MAMBA2_STATES,
+    names=MAMBA1_NAMES,
+    read_shape=read_mamba1,
+    others=(replace(MAMBA1_NAMES, decay="mixer.A", is_rate=True),),
+)
 FALCON_MAMBA_STATES = replace(MAMBA1_STATES, read_shape=read_normed_mamba1)
+JAMBA_NAMES = replace(
+    _mamba1_names("mamba"), parameter_norms=("mamba.dt_layernorm", "mamba.b_layernorm", "mamba.c_layernorm")
+)
 JAMBA_STATES = replace(
-    FALCON_MAMBA_STATES,
-    names=replace(
-        _mamba1_names("mamba"),
-        parameter_norms=("mamba.dt_layernorm", "mamba.b_layernorm", "mamba.c_layernorm"),
-    ),
+    FALCON_MAMBA_STATES, names=JAMBA_NAMES, others=(replace(JAMBA_NAMES, decay="mamba.A", is_rate=True),)
 )

@@ -196,7 +196,8 @@ class LayerStateWeights:
                 scales = [read(name + ".weight") for name in names.parameter_norms]
                 ones = [torch.ones(size, device=self._weights.device) for size in shape.parameter_sizes]
                 norms = tuple(native.Norm(scale, eps) for scale in scales or ones)
-            decay = -read(str(names.decay)).exp().t().contiguous()
+            decay = read(str(names.decay))
+            decay = (decay if names.is_rate else -decay.exp()).t().contiguous()
             step_bias, share = read(str(names.step_bias)), read(str(names.skip))
             return StateWeights(convolution, bias, decay, step_bias, skip=share, parameter_norms=norms)
         if not isinstance(shape, GatedDeltaShape | KimiDeltaShape | Mamba2Shape):
