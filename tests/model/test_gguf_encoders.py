@@ -69,7 +69,6 @@ def assert_same_vectors(unpacked, folder):
         ("bert", "bert"),
         ("roberta", None),
         ("xlm-roberta", "t5"),
-        ("distilbert", "bert"),
         ("nomic_bert", "bert"),
         ("jina_embeddings_v3", "t5"),
         ("modernbert", None),
@@ -86,12 +85,10 @@ def test_vectors_of_encoders_are_the_folders(kind, tokenizer, tmp_path):
     assert_same_vectors(unpacked, folder)
 
 
-def write_embedding_gemma(folder, *, dense):
+def write_embedding_gemma(folder):
     """Write a folder as EmbeddingGemma's, and as tensors of the converter its linear layers after the pooling."""
     write_decoder(folder, "gemma3_text", head_dim=32, query_pre_attn_scalar=32, sliding_window=24, **LAYERS)
     write_pooling_config(folder, pooling_mode="mean")
-    if not dense:
-        return {}
     modules = json.loads((folder / "modules.json").read_text())
     inner = [{"idx": i, "name": str(i), "path": f"{i}_Dense", "type": "sentence_transformers.models.Dense"}
              for i in (2, 3)]  # fmt: skip
@@ -102,10 +99,9 @@ def write_embedding_gemma(folder, *, dense):
     return {"dense_2_out.weight": up["linear.weight"], "dense_3_out.weight": down["linear.weight"]}
 
 
-@pytest.mark.parametrize("dense", [False, True])
-def test_vectors_of_embedding_gemma_are_the_folders(dense, tmp_path):
+def test_vectors_of_embedding_gemma_are_the_folders(tmp_path):
     folder = tmp_path / "folder"
-    layers = write_embedding_gemma(folder, dense=dense)
+    layers = write_embedding_gemma(folder)
     file = convert_encoder(tmp_path / "x.gguf", folder, pooling_type=MEAN, more_tensors=layers)
     (actual, info), (expected, _) = vectors(unpack_gguf(file)), vectors(folder)
     assert info.dimensions == 64 and info.pooling == "mean"
