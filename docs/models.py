@@ -78,7 +78,7 @@ These values of `general.architecture` are read; all others are refused:
 {gguf}.
 
 Architectures that the zoo does not list are compared with the folders that they were made from, in
-`tests/model/test_gguf_architectures.py`. Layers that predict further tokens are left out.
+`tests/model/test_gguf_*.py`. Layers that predict further tokens are left out.
 
 Embedding models give the vectors of their folders (`tests/model/test_gguf_encoders.py`). Their pooling is that of the
 file, and vectors have length 1, as llama.cpp makes them, unless the file says that they have not. `bert` is also
