@@ -41,12 +41,16 @@ PATH = {
 
 
 class SurveyedRecords(NoRecords):
-    """Records with one conversation."""
+    """Records with one conversation and one file."""
 
     are_kept = True
+    largest_record = 1 << 20
 
     def find_record(self, name: str) -> bytes | None:
         return b'{"conversation":{"id":"conv_i"},"items":[{"id":"i"}]}' if name == "conv_i" else None
+
+    def find_part(self, part: str) -> bytes | None:
+        return b'{"id":"file-i","created_at":1,"expires_at":null,"purpose":"batch"}' if part == "file-i" else None
 
     def update_record(self, name: str, change: RecordChange) -> bool:
         data = self.find_record(name)
@@ -97,6 +101,8 @@ COMPLETE_BODIES: list[dict[str, Any]] = [  # each route takes at least one of th
     {"messages": [[{"role": "user", "content": "a"}]]},
     {"inputs": "a"},
     {"file": "a"},
+    {"file": "a", "purpose": "batch"},
+    {"input_file_id": "file-i", "endpoint": "/v1/chat/completions", "completion_window": "24h"},
     {"tokens": [5]},
     {"token_ids": [5], "sampling_params": {}},
     {"request_ids": ["a"]},
@@ -270,6 +276,8 @@ SHAPES: dict[str, list[Any]] = {  # values that lead to members inside members
         [{"served_entity_name": "m-1", "traffic_percentage": 100}],
     ],
     "embedding_types": [["float"]],
+    "expires_after": [{"anchor": "created_at", "seconds": 3600}],
+    "output_expires_after": [{"anchor": "created_at", "seconds": 3600}],
     "image": [["aGk="]],
     "image_url": [[DATA_URL]],
     "media_io_kwargs": [{"video": {"fps": 1}}],

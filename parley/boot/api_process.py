@@ -179,10 +179,15 @@ class ApiProcess:
 
     async def _generate(self, registry: ModelRegistry, route: Route, exchange: Exchange) -> None:
         """Answer a generating request here, unless it needs state that only the main process has."""
-        if route.names_endpoint or route.inliner is not None or is_from_coordinator(exchange.headers):
+        if route.names_endpoint or is_from_coordinator(exchange.headers):
             await self._pass_to_main(registry, route, exchange)
             return
-        exchange.keep_body(await exchange.peek_body())
+        body = await exchange.peek_body()
+        if route.refers_to_records(body):
+            await self._pass_to_main(registry, route, exchange)
+            return
+        exchange.keep_body(body)
+        del body
         try:
             await handle_generate(registry, route, exchange, self._admission)
         except Exception as error:

@@ -177,7 +177,9 @@ class CoordinatorOptions:
     max_res_num: int = config_key(integer_kind(1, 5000), 5000, "Largest number of instances.")
     # responses, conversations and other records that later requests refer to
     response_store: int = config_key(
-        size_kind(0), 64 << 20, "Room for the responses and conversations of the Responses API; 0: none are kept."
+        size_kind(0),
+        64 << 20,
+        "Room for responses, conversations, chat completions, files and batches; 0: none are kept.",
     )
     response_store_file: str | None = config_key(
         text_kind("FILE"), None, "Database that keeps them across restarts; without it they are in memory."

@@ -325,6 +325,8 @@ class Route:
     reads_form: bool = False  # the body is multipart/form-data rather than JSON
     # Where bodies refer to records, returns the request with these records for a coordinator, which keeps them.
     inliner: Callable[[bytes, RequestContext], InlinedRequest] | None = None
+    inliner_pattern: re.Pattern[bytes] | None = None  # only bodies with a match are given to ``inliner``; None: all
+    reads_many: bool = False  # a route of kind "stored" that may read many records, and so runs in a thread
     query: QuerySchemas = field(default_factory=dict, hash=False)  # schemas of the query's parameters
     body_paths: tuple[str, ...] = ()  # of other routes of its API, if it reads all that they read
     content_types: tuple[str, ...] = ("application/json",)  # of its answers, besides those of a ``Reply``
@@ -334,6 +336,10 @@ class Route:
     def claims(self) -> bool:
         """Whether the route claims some requests for a path that several APIs share."""
         return bool(self.claiming_members or self.claiming_header or self.claiming_media_type)
+
+    def refers_to_records(self, body: bytes) -> bool:
+        """Whether a body may refer to records, or become one, so that ``inliner`` has to read it."""
+        return self.inliner is not None and (self.inliner_pattern is None or bool(self.inliner_pattern.search(body)))
 
     def claims_request(self, member_names: Set[str], headers: Mapping[bytes, bytes]) -> bool:
         """Whether the route claims a request with these members in its body and these headers."""

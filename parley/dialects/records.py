@@ -8,6 +8,7 @@ from typing import Protocol
 
 from parley.errors import ParleyError
 
+SILENT_SECONDS = 90.0  # without a sign of life: then the server that ran a request in the background has ended
 RecordChange = Callable[[bytes], tuple[bytes, Sequence[str]]]  # a record's data -> new data and parts
 
 
@@ -33,8 +34,15 @@ class TenantRecords(Protocol):
         """Replace a record by the result of ``change``; nothing else changes it meanwhile. Return whether the record
         exists. Exceptions of ``change`` leave the record as it is, and are raised."""
 
+    @property
+    def largest_record(self) -> int:
+        """The bytes that one record may have; larger ones are not kept."""
+
     def find_record(self, name: str) -> bytes | None:
         """Return the record of this name, None if there is none."""
+
+    def list_names(self, prefix: str) -> list[str]:
+        """Return the names of the records that begin so, in alphabetical order."""
 
     def find_part(self, part: str) -> bytes | None:
         """Return the record that has this part, None if there is none."""
@@ -53,6 +61,7 @@ class NoRecords:
     """The records of a server that keeps none."""
 
     are_kept, are_inlined = False, False
+    largest_record = 0
 
     def save_record(self, name: str, data: bytes, parts: Sequence[str] = ()) -> None:
         """Do nothing."""
@@ -64,6 +73,10 @@ class NoRecords:
     def find_record(self, name: str) -> bytes | None:
         """Return None."""
         return None
+
+    def list_names(self, prefix: str) -> list[str]:
+        """Return an empty list."""
+        return []
 
     def find_part(self, part: str) -> bytes | None:
         """Return None."""

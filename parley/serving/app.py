@@ -230,8 +230,9 @@ class App:
             if route.kind == "page"
         }
         self._page_folders = {path.partition("{")[0]: page for path, page in self._pages.items() if "{" in path}
+        places = sorted(self.route_table.items(), key=lambda place: "{" in place[0][1])  # fixed paths come first
         self._path_router = Router(
-            [Mounted(path, endpoint, methods=[method]) for (method, path), endpoint in self.route_table.items()],
+            [Mounted(path, endpoint, methods=[method]) for (method, path), endpoint in places],
             redirect_slashes=False,
             default=self._answer_unmatched,
         )

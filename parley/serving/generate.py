@@ -18,6 +18,7 @@ from uuid import UUID
 
 import msgspec
 
+from parley.dialects.batch_job import BATCH_HEADER
 from parley.dialects.dialect import Acknowledgement, Answer, Reply, RequestContext, Route
 from parley.dialects.records import INLINED_RECORDS, NO_RECORDS, TenantRecords
 from parley.disagg.wire.headers import FORWARDED_HEADER, RECORDS_HEADER
@@ -84,6 +85,7 @@ async def handle_generate(
         model.require_ready()
         if (client_timeout := exchange.client_timeout()) is not None:
             reply.request.timeout = min(client_timeout, reply.request.timeout or client_timeout)
+        reply.request.in_batch = BATCH_HEADER in exchange.headers
         if exchange.counts_tokens:
             await exchange.while_connected(_answer_token_count(model, reply, exchange))
             return

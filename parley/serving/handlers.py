@@ -19,6 +19,7 @@ from parley.dialects.admin_requests import (
     TokenizeRequest,
     TokenizeResult,
 )
+from parley.dialects.batch_job import BatchJob
 from parley.dialects.dialect import Answer, PromptRenderer, RenderedPrompt, Reply, Route, RouteKind, model_in_body
 from parley.dialects.facts import ModelCard, ServerInfo
 from parley.dialects.records import StreamReplay
@@ -41,7 +42,7 @@ from parley.text.tokens.tokenizer import Tokenizer
 from parley.types import Chat, ProcessedMedia, Prompt, Text
 from parley.version import __version__
 from parley.web.exchange import Exchange
-from parley.web.offload import off_loop
+from parley.web.offload import OFFLOAD_SIZE, off_loop
 
 RouteHandler = Callable[[ModelRegistry, Route, Exchange], Awaitable[None]]
 
@@ -318,13 +319,19 @@ async def handle_info(registry: ModelRegistry, route: Route, exchange: Exchange)
 
 
 async def handle_stored(registry: ModelRegistry, route: Route, exchange: Exchange) -> None:
-    """Read or change the client's stored records, or stream a background request again."""
+    """Read or change the client's stored records, stream a background request again, or begin a batch."""
     assert route.reader is not None
     body = await exchange.read_body()
     context = request_context(registry, registry.main_model, exchange)
-    result: Answer | StreamReplay = await exchange.run_work(len(body), partial(route.reader, body, context))
+    size = OFFLOAD_SIZE + 1 if route.reads_many else len(body)
+    result: Answer | StreamReplay | BatchJob = await exchange.run_work(size, partial(route.reader, body, context))
     if isinstance(result, Answer):
         await _send_answer(exchange, result)
+    elif isinstance(result, BatchJob):
+        scope = exchange.scope
+        await exchange.send_response(
+            registry.batch_runner.accept_batch(exchange.tenant.id, result, scope["app"], scope)
+        )
     else:
         await replay_stream(registry.background_runs, exchange.tenant.id, exchange, result)
 

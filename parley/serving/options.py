@@ -101,7 +101,7 @@ class ServerOptions(HttpOptions):
     tgi_compat: str = "3"  # the TGI version that the shared port copies
     endpoints: str | None = None  # the file that keeps the endpoints; None: they last until the server ends
     inference_tables: str | None = None  # the folder of the endpoints' inference tables; None: none are kept
-    response_store: int = 64 << 20  # bytes of kept responses and conversations; 0: none are kept
+    response_store: int = 64 << 20  # bytes of kept responses, conversations, completions and files; 0: none are kept
     response_store_file: str | None = None  # the database that keeps them; None: memory keeps them
     response_lifetime: float = 7 * 24 * 3600.0  # seconds that they are kept
     api_keys: tuple[str, ...] = ()  # without keys every client is admitted

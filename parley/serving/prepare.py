@@ -33,9 +33,21 @@ from parley.serving.workers.grammar_workers import GRAMMAR_WORKERS
 from parley.text.oldest_turns import fit_chat
 from parley.text.prompt import PreparedPrompt
 from parley.text.tokens.prediction import PredictedTokens
-from parley.types import Chat, EngineRequest, ModelInfo, ProcessedMedia, Prompt, Request, Tenant, Text, TextPair
+from parley.types import (
+    BATCH_PRIORITY,
+    Chat,
+    EngineRequest,
+    ModelInfo,
+    ProcessedMedia,
+    Prompt,
+    Request,
+    Tenant,
+    Text,
+    TextPair,
+)
 from parley.web.offload import off_loop
 
+MAX_PRIORITY = (1 << 63) - 1
 # Keep engine ids unique: a retried request may arrive while the engine still runs its first attempt.
 ATTEMPT_NUMBERS = count()
 # Log-probabilities in one request for those of the whole vocabulary; they take half a second.
@@ -94,6 +106,12 @@ def check_adapter(model: ServedModel, request: Request) -> None:
         raise UnknownModel(f"There is no adapter {excerpt(name)}.", name=name, served=list(adapters), field="adapter")
 
 
+def _global_priority(request: Request, tenant: Tenant) -> int:
+    """Return the priority among the requests of all tenants; a lower number runs sooner."""
+    priority = request.priority if tenant.has_global_priority else tenant.priority
+    return min(max(priority, 0) + BATCH_PRIORITY, MAX_PRIORITY) if request.in_batch else priority
+
+
 def _build_engine_request(
     model: ServedModel,
     request: Request,
@@ -124,7 +142,7 @@ def _build_engine_request(
         pooling=request.pooling,
         grammar=pipeline.wrap_with_reasoning(grammar, prepared, output_options.unparsed),
         reasoning_limit=None if budget is None else pipeline.reasoning_limit(prepared, budget),
-        priority=request.priority if tenant.has_global_priority else tenant.priority,
+        priority=_global_priority(request, tenant),
         tenant=tenant.id,
         tenant_priority=0 if tenant.has_global_priority else request.priority,
         beam=request.beam,

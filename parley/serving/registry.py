@@ -28,6 +28,7 @@ from parley.serving.open_requests import OpenRequest
 from parley.serving.options import ServerOptions
 from parley.serving.pages.activity_history import ActivityHistory
 from parley.serving.records.background import BackgroundRuns, tenant_records
+from parley.serving.records.batch_runner import BatchRunner
 from parley.serving.records.connection_records import make_connection_store
 from parley.serving.records.opening import open_record_store
 from parley.serving.served_model import ServedModel
@@ -88,6 +89,7 @@ class ModelRegistry:
         )
         self.connection_records = make_connection_store()
         self.background_runs = BackgroundRuns(self.record_store)
+        self.batch_runner = BatchRunner(self.background_runs)
         self.reasoning_seal = ReasoningSeal(options.seal_secret)
         self.stop_server = stop_server
         self._observers = observers

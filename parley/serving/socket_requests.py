@@ -14,8 +14,8 @@ from functools import partial
 from typing import TypeVar
 
 from parley.dialects.socket_session import SocketRequest, SocketSession
-from parley.disagg.wire.headers import COMMAND_HEADERS, NATIVE_PREFIX
 from parley.errors import SERVER_ERROR, Overloaded, Stopping, TimedOut, TooLarge
+from parley.serving.inherited_headers import inherited_headers
 from parley.web.exchange import Exchange
 from parley.web.offload import OFFLOAD_SIZE, off_loop
 from parley.web.request_body import ClientGone, HeldBody
@@ -35,9 +35,6 @@ log = logging.getLogger("parley.server")
 
 T = TypeVar("T")
 
-# Headers of the handshake that do not belong to the requests on the connection.
-HANDSHAKE_HEADERS = frozenset((b"connection", b"expect", b"te", b"trailer", b"transfer-encoding", b"upgrade"))
-HANDSHAKE_PREFIXES = (b"sec-websocket-", b"content-", NATIVE_PREFIX)
 ENVELOPE_BYTES = 4096  # bytes that a message may have in addition to the body in it
 MAX_READING = 4  # times the limit of a body that the messages of a connection may take until their requests run
 
@@ -57,14 +54,7 @@ class SocketConversation:
         self._websocket, self._session = websocket, session
         self._options = exchange.options
         self._body_limit = min(exchange.body_limit or self._options.body_limit, exchange.dialect.body_limit or 1 << 62)
-        excluded = HANDSHAKE_HEADERS | COMMAND_HEADERS
-        headers = [
-            header
-            for header in exchange.scope["headers"]
-            if header[0] not in excluded and not header[0].startswith(HANDSHAKE_PREFIXES)
-        ]
-        headers.append((b"content-type", b"application/json"))
-        self._scope = {**exchange.scope, "method": "POST", "headers": headers}
+        self._scope = {**exchange.scope, "method": "POST", "headers": inherited_headers(exchange.scope["headers"])}
         self._waiting: dict[str, deque[WaitingRequest]] = {}  # the waiting requests of each lane that has any
         self._waiting_bytes = 0
         self._tasks: set[asyncio.Task[None]] = set()

@@ -14,6 +14,7 @@ from __future__ import annotations
 from parley.types.engine import (
     ALL_ENGINE_FEATURES,
     ALL_MODEL_ABILITIES,
+    BATCH_PRIORITY,
     PING_NUMBER,
     Arena,
     AttachedSettings,
@@ -106,6 +107,7 @@ from parley.types.tenant import NO_LIMITS, NO_TENANT, KeyLimits, KeyLimitStates,
 __all__ = [
     "ALL_ENGINE_FEATURES",
     "ALL_MODEL_ABILITIES",
+    "BATCH_PRIORITY",
     "CUSTOM_GRAMMAR",
     "MEDIA_KINDS",
     "NO_LIMITS",

@@ -27,6 +27,9 @@ class ReasoningLimit(msgspec.Struct, array_like=True, frozen=True, gc=False):
     closing_ids: list[int]
 
 
+BATCH_PRIORITY = 1 << 62  # the least priority of requests in a batch
+
+
 class EngineRequest(msgspec.Struct, array_like=True, gc=False):
     """One prompt for the engine. Choice k of n draws with seed + k, exactly as a single request with that seed would.
 

@@ -236,6 +236,7 @@ class Request(msgspec.Struct, kw_only=True):
     timeout: float | None = None  # time limit for the whole request, in seconds
     return_partial: bool = False  # at the time limit, return the partial answer instead of an error
     priority: int = 0  # lower numbers are served sooner, among requests of one tenant or of all
+    in_batch: bool = False  # it waits for the requests of all tenants that are in no batch
     # The treatment of a prompt that is too long for the model. "head" or "tail": that part of it is kept.
     # "oldest_turns": a conversation loses its oldest turns, but not its first system message and its last turn.
     on_overflow: Literal["refuse", "oldest_turns"] | TruncationSide = "refuse"

@@ -247,7 +247,7 @@ class InferenceFront:
                 await serve_socket(self._connection_records, path.route, client)
             return
         if kind == "stored" and self._record_keeper.serves(client):
-            await self._record_keeper.answer_stored(path.route, client)
+            await self._record_keeper.answer_stored(path.route, client, self)
             return
         if kind == "tokenize" and self._strict and not self.load.is_ready:
             raise refusals.coordinator_error(503, refusals.TEXTS.cluster_not_ready)

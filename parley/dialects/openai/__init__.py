@@ -14,12 +14,16 @@ from parley.dialects.form_data import model_in_form, peek_model_in_form
 from parley.dialects.json_answer import encode_json
 from parley.dialects.openai import (
     azure,
+    batches,
     bench,
     chat,
     completions,
     embeddings,
+    refused,
     responses,
     shared,
+    stored_chat_routes,
+    stored_chats,
     tokens,
     transcriptions,
 )
@@ -47,7 +51,13 @@ def speech_route(path: str, reader: Callable[[bytes, RequestContext], Reply]) ->
 
 
 CHAT_ROUTE = Route(
-    "POST", "/v1/chat/completions", "generate", reader=chat.read_chat_request, model_reader=model_in_body
+    "POST",
+    "/v1/chat/completions",
+    "generate",
+    reader=chat.read_chat_request,
+    model_reader=model_in_body,
+    inliner=stored_chats.inline_chat,
+    inliner_pattern=stored_chats.STORE_PATTERN,
 )
 COMPLETION_ROUTE = Route(
     "POST", "/v1/completions", "generate", reader=completions.read_completion_request, model_reader=model_in_body
@@ -70,6 +80,7 @@ DIALECT = Dialect(
         speech_route("/v1/audio/transcriptions", transcriptions.read_transcription),
         speech_route("/v1/audio/translations", transcriptions.read_translation),
         Route("POST", "/v1/audio/speech", "info", reader=transcriptions.refuse_speech),
+        Route("POST", "/v1/moderations", "info", reader=refused.refuse_moderation),
         Route("GET", "/v1/models", "models", writer=tokens.write_models),
         Route("GET", "/v1/models/{model:path}", "model", writer=tokens.write_model),
         Route(
@@ -87,6 +98,8 @@ DIALECT = Dialect(
         Route("GET", "/ping", "health"),
         Route("POST", "/ping", "health"),
         *responses.ROUTES,
+        *stored_chat_routes.ROUTES,
+        *batches.ROUTES,
     ),
 )
 STRICT_CHAT_ROUTE = replace(CHAT_ROUTE, reader=chat.read_strict_chat_request)

@@ -27,7 +27,7 @@ def azure_routes(routes: Iterable[Route]) -> tuple[Route, ...]:
 
 def _azure_route(route: Route) -> Route | None:
     tail = route.path.removeprefix("/v1")
-    if route.path in DEPLOYED_PATHS and route.reader is not None:
+    if route.path in DEPLOYED_PATHS and route.method == "POST" and route.reader is not None:
         path, reader = "/deployments/{model}" + tail, _with_deployment(route.reader)
         return replace(route, path=path, reader=reader, model_reader=None, body_paths=(route.path,))
     if any(route.path == path or route.path.startswith(path + "/") for path in UNDEPLOYED_PATHS):

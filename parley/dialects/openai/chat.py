@@ -18,6 +18,7 @@ from parley.dialects.openai import extras, shared, tools
 from parley.dialects.openai.custom_tools import CustomCallReader
 from parley.dialects.openai.messages import read_conversation, read_prediction
 from parley.dialects.openai.shared import OPENAI_RULES, STRICT_RULES, ReadingRules
+from parley.dialects.openai.stored_chats import read_keeper
 from parley.dialects.openai.timings import metrics_member
 from parley.errors import Invalid, ParleyError, excerpt
 from parley.types import (
@@ -104,6 +105,8 @@ class ChatReply(Reply):
             thinking_budget=extra_members.thinking_budget,
             prediction=read_prediction(body),
         )
+        stores = self.reading_rules.stores_chats
+        self._keeper = read_keeper(body, context) if stores else None
         self._echo_text = _last_answer(chat_prompt) if body.boolean("echo", False) else ""
         self._wants_reasoning = body.boolean("include_reasoning", True)
         self._tool_chosen = chat_prompt.forced_tool is not None
@@ -134,14 +137,20 @@ class ChatReply(Reply):
                 case PromptScored() if self.request.output_options.prompt_logprobs is not None:
                     self._prompt_scores = event.tokens
                     parts.append(self._open_choice(0))
-        return b"".join(parts)
+        data = b"".join(parts)
+        if self._keeper is not None:
+            self._keeper.watch_stream(data)
+        return data
 
     def finish_stream(self, usage: Usage) -> bytes:
         """Return the usage chunk, if requested, and the ``[DONE]`` mark."""
-        if not self.request.output_options.usage:
-            return shared.STREAM_DONE
-        envelope = self._chat_envelope("chat.completion.chunk", [], usage)
-        return shared.sse_frame(envelope | metrics_member(self, self._options, usage)) + shared.STREAM_DONE
+        end = shared.STREAM_DONE
+        if self.request.output_options.usage:
+            envelope = self._chat_envelope("chat.completion.chunk", [], usage)
+            end = shared.sse_frame(envelope | metrics_member(self, self._options, usage)) + end
+        if self._keeper is not None:
+            self._keeper.watch_stream(end, shared.usage_object(usage))
+        return end
 
     def fail_stream(self, error: ParleyError) -> bytes:
         """Return the error event and the ``[DONE]`` mark."""
@@ -266,6 +275,8 @@ class ChatReply(Reply):
             answer["prompt_token_ids"] = self._prompt_ids
         if self._prompt_text is not None:
             answer["prompt_text"] = self._prompt_text
+        if self._keeper is not None:
+            self._keeper.keep(answer)
         return encode_json(answer | metrics_member(self, self._options, usage))
 
     def _choice_object(self, index: int, choice: ChatChoice) -> dict[str, Any]:
@@ -344,6 +355,8 @@ class StrictChatReply(ChatReply):
 
     def __init__(self, body: Fields, context: RequestContext):
         super().__init__(body, context)
+        if body.has_value("metadata") and not body.boolean("store", False):
+            raise Invalid("The 'metadata' parameter is only allowed when 'store' is true.", field="metadata")
         chat_prompt = self.request.prompts[0]
         assert isinstance(chat_prompt, Chat)
         _check_call_order(chat_prompt.messages)

@@ -64,6 +64,7 @@ class ReadingRules:
     ``media_roles``: those whose messages may have media; empty: any. ``plain_urls``: the URL of a part may stand where
     its object is due. ``follows_options``: the operator's ``ApiOptions`` apply. ``custom_tools``: tools may be custom
     tools. ``max_stops``: the number of stop strings. ``needs_tools``: members about tools are refused without any.
+    ``stores_chats``: ``store`` keeps chat completions.
     """
 
     roles: tuple[str, ...] = OPENAI_ROLES
@@ -79,10 +80,11 @@ class ReadingRules:
     custom_tools: bool = True
     max_stops: int = MAX_STOPS
     needs_tools: bool = False
+    stores_chats: bool = False
 
 
-OPENAI_RULES = ReadingRules()
-STRICT_RULES = ReadingRules(strict_schemas=True, min_alternatives=0, max_stops=4, needs_tools=True)
+OPENAI_RULES = ReadingRules(stores_chats=True)
+STRICT_RULES = ReadingRules(strict_schemas=True, min_alternatives=0, max_stops=4, needs_tools=True, stores_chats=True)
 
 
 def read_openai_sampling(body: Fields) -> Sampling:

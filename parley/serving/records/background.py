@@ -25,6 +25,7 @@ EVENTS_KEPT_SECONDS = 300.0  # after the end of a run
 MAX_KEPT_BYTES = 64 << 20  # bytes of the events of ended runs, with RUN_BYTES for each
 RUN_BYTES = 4096  # bytes that a run takes in addition to its events
 TOUCH_SECONDS = 20.0
+LARGEST_SHARE = 4  # a record has at most this part of the store
 EVENT_END = b"\n\n"
 
 
@@ -195,6 +196,15 @@ class RecordsOfTenant:
     def find_record(self, name: str) -> bytes | None:
         """Return a record."""
         return self._store.find_record(self._tenant, name)
+
+    @property
+    def largest_record(self) -> int:
+        """The bytes that one record may have: a part of the store, so that it does not displace all others."""
+        return self._store.size // LARGEST_SHARE
+
+    def list_names(self, prefix: str) -> list[str]:
+        """Return the names of the records that begin so, in alphabetical order."""
+        return self._store.list_names(self._tenant, prefix)
 
     def find_part(self, part: str) -> bytes | None:
         """Return the record that has this part."""

@@ -57,6 +57,12 @@ class MemoryRecordStore:
         with self._lock:
             return self._find(tenant, name)
 
+    def list_names(self, tenant: str, prefix: str) -> list[str]:
+        """Return the names of a tenant's records that begin so, in alphabetical order."""
+        with self._lock:
+            names = self._names.get(tenant, ())
+            return sorted(name for name in names if name.startswith(prefix) and self._find(tenant, name) is not None)
+
     def find_part(self, tenant: str, part: str) -> bytes | None:
         """Return the record that has this part, None if there is none."""
         with self._lock:

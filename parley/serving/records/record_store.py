@@ -93,6 +93,14 @@ class RecordStore:
         with self._use_database():
             return self._select(BY_NAME, tenant, name)
 
+    def list_names(self, tenant: str, prefix: str) -> list[str]:
+        """Return the names of a tenant's records that begin so, in alphabetical order."""
+        query = "SELECT name FROM records WHERE tenant = ? AND name >= ? AND name < ? AND kept_at >= ? ORDER BY name"
+        end = prefix[:-1] + chr(ord(prefix[-1]) + 1)  # the next text of this length: all with the prefix come before
+        with self._use_database() as database:
+            rows = database.execute(query, (tenant, prefix, end, self._clock() - self.lifetime)).fetchall()
+        return [name for (name,) in rows]
+
     def find_part(self, tenant: str, part: str) -> bytes | None:
         """Return the record that has this part, None if there is none."""
         with self._use_database():

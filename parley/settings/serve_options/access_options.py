@@ -31,7 +31,7 @@ ACCESS_OPTIONS: list[Option] = [
     Option(
         "response-store",
         size_kind(),
-        "Room for the responses and conversations that clients of the Responses API refer to later; 0: none are kept.",
+        "Room for what clients refer to later: responses, conversations, chat completions, files and batches; 0: none.",
         64 << 20,
         section="server",
         configurable=True,

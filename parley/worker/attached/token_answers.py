@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from parley.types import EngineRequest
+from parley.types import BATCH_PRIORITY, EngineRequest
 from parley.worker.vllm.outputs.choice_output import (
     AnswerVector,
     ChoiceOutput,
@@ -122,7 +122,7 @@ def write_choice(
         body["reasoning_ended"] = True  # the grammar covers the reasoning
     if request.cache_salt:
         body["cache_salt"] = request.cache_salt
-    if request.priority:
+    if 0 != request.priority < BATCH_PRIORITY:  # a server without priorities refuses all but 0
         body["priority"] = request.priority
     return body
 
@@ -146,7 +146,7 @@ def read_answer(choice_id: str, request: EngineRequest, answer: TokenAnswer) -> 
 def write_pooling(request: EngineRequest, *, model: str) -> dict[str, Any]:
     """Return the body of the server's request for a vector."""
     body: dict[str, Any] = {"model": request.adapter or model, "input": request.token_ids, **translate_pooling(request)}
-    if request.priority:
+    if 0 != request.priority < BATCH_PRIORITY:  # a server without priorities refuses all but 0
         body["priority"] = request.priority
     return body
 

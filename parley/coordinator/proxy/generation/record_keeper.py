@@ -5,19 +5,24 @@ from __future__ import annotations
 import time
 from functools import partial
 
+from starlette.types import ASGIApp
+
 from parley.coordinator.proxy.client_identity import ClientIdentity
 from parley.coordinator.proxy.downstream.client import DownstreamClient
 from parley.coordinator.proxy.generation.background_cycle import BackgroundCycle
 from parley.coordinator.proxy.paths import ApiPath
 from parley.coordinator.routing.instance_table import InstanceTable
+from parley.dialects.batch_job import BatchJob
 from parley.dialects.dialect import Answer, Reply, RequestContext, Route
 from parley.dialects.records import InlinedRequest, StreamReplay
 from parley.errors import ParleyError
 from parley.serving.generate import follow_events
 from parley.serving.handlers import replay_stream
 from parley.serving.records.background import BackgroundRuns, tenant_records
+from parley.serving.records.batch_runner import BatchRunner
 from parley.serving.records.opening import open_record_store
 from parley.web.auth import presented_keys
+from parley.web.offload import OFFLOAD_SIZE
 
 
 class RecordKeeper:
@@ -30,6 +35,7 @@ class RecordKeeper:
         self._store = open_record_store(options.response_store, options.response_lifetime, options.response_store_file)
         self._table = table
         self.runs = BackgroundRuns(self._store)
+        self._batch_runner = BatchRunner(self.runs)
 
     def serves(self, client: DownstreamClient) -> bool:
         """Whether this coordinator keeps the client's records.
@@ -51,8 +57,9 @@ class RecordKeeper:
 
         Raises ParleyError, ClientRefused, ClientGone.
         """
-        if path.route.inliner is None or not self.serves(client):
+        if not path.route.refers_to_records(body) or not self.serves(client):
             return None
+        assert path.route.inliner is not None
         try:
             inlined = await client.run_work(len(body), partial(path.route.inliner, body, self._context(client)))
         except ParleyError:
@@ -61,15 +68,20 @@ class RecordKeeper:
         client.records_inlined = True
         return inlined
 
-    async def answer_stored(self, route: Route, client: DownstreamClient) -> None:
-        """Read or change the client's records, or stream a background request again. Raises ParleyError, ClientGone."""
+    async def answer_stored(self, route: Route, client: DownstreamClient, app: ASGIApp) -> None:
+        """Read or change the client's records, stream a background request again, or begin a batch, whose requests go
+        to ``app``. Raises ParleyError, ClientGone."""
         assert route.reader is not None
         body = await client.read_body()
         await self._identity.check_key(client)
         read = partial(route.reader, body, self._context(client))
-        result: Answer | StreamReplay = await client.run_work(len(body), read)
+        size = OFFLOAD_SIZE + 1 if route.reads_many else len(body)
+        result: Answer | StreamReplay | BatchJob = await client.run_work(size, read)
         if isinstance(result, Answer):
             await client.send_response(result.body, result.status, result.content_type)
+        elif isinstance(result, BatchJob):
+            tenant = self._identity.tenant_of(client)
+            await client.send_response(self._batch_runner.accept_batch(tenant, result, app, client.scope))
         else:
             await replay_stream(self.runs, self._identity.tenant_of(client), client, result)
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from functools import partial
 
 from parley.dialects.dialect import QuerySchemas, Route, model_in_body
+from parley.dialects.openai import lists
 from parley.dialects.openai.responses import compact, inlined, reply, stored_routes
-from parley.dialects.openai.responses.items import MAX_NAME
 from parley.dialects.openai.responses.rules import LENIENT, STRICT, ResponsesRules
 from parley.dialects.openai.responses.socket_session import ResponsesSession
 
@@ -47,9 +47,9 @@ REPLAY_QUERY: QuerySchemas = {
     "starting_after": {"type": "integer", "minimum": 0, "maximum": 10**9},
 }
 LIST_QUERY: QuerySchemas = {
-    "limit": {"type": "integer", "minimum": 1, "maximum": stored_routes.MAX_LISTED},
+    "limit": {"type": "integer", "minimum": 1, "maximum": lists.MAX_LISTED},
     "order": {"type": "string", "enum": ["asc", "desc"]},
-    "after": {"type": "string", "minLength": 1, "maxLength": MAX_NAME},
+    "after": {"type": "string", "minLength": 1, "maxLength": lists.MAX_ID},
 }
 STORED_ROUTES = (
     Route("GET", "/v1/responses", "socket", reader=ResponsesSession),

@@ -25,7 +25,6 @@ INCLUDABLE = frozenset(
      "computer_call_output.output.image_url")
 )  # fmt: skip
 MAX_INCLUDED = 64
-MAX_PAIRS, MAX_KEY, MAX_VALUE = 16, 64, 512  # of metadata
 MAX_LABEL = 512  # characters of a label that is only shown again
 SERVICE_TIERS = ("auto", "default", "flex", "scale", "priority", "fast", "ultrafast")
 SERVED_MEMBERS = frozenset(
@@ -162,20 +161,6 @@ def read_logprobs(body: Fields, included: set[str], context: RequestContext) -> 
     limit = context.api_options.max_logprobs
     top = body.integer("top_logprobs", 0, 0, MAX_ALTERNATIVES if limit is None or limit < 0 else limit)
     return top, top if top or LOGPROBS_INCLUDED in included else None
-
-
-def read_metadata(body: Fields) -> dict[str, str]:
-    """Return the client's own pairs. Raises BadRequest."""
-    pairs = body.free_object("metadata")
-    if len(pairs) > MAX_PAIRS:
-        raise body.member_error("metadata", f"at most {MAX_PAIRS} pairs are allowed, but there are {len(pairs)}.")
-    metadata = body.object("metadata")
-    for name in pairs:
-        assert metadata is not None
-        if len(name) > MAX_KEY:
-            raise body.member_error("metadata", f"keys have at most {MAX_KEY} characters, but one has {len(name)}.")
-        metadata.string(name, None, cap=MAX_VALUE)
-    return {name: value for name, value in pairs.items() if value is not None}
 
 
 class StorageMembers(msgspec.Struct, frozen=True):

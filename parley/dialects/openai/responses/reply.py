@@ -15,6 +15,7 @@ from parley.dialects.fields import Fields, decode_fields
 from parley.dialects.json_answer import encode_json
 from parley.dialects.openai import extras, shared
 from parley.dialects.openai.messages import read_template_options
+from parley.dialects.openai.metadata import read_metadata
 from parley.dialects.openai.responses import items, members, stored, tools
 from parley.dialects.openai.responses.events import KEEPALIVE, EventStream
 from parley.dialects.openai.responses.items import ConversationReader
@@ -186,7 +187,7 @@ class ResponsesReply(Reply):
             "tool_choice": tool_members.shown_choice,
             "tools": tool_members.shown,
             "top_p": sampling.top_p,
-            "metadata": members.read_metadata(body),
+            "metadata": read_metadata(body),
             **members.read_labels(body),
         }
 

@@ -12,7 +12,7 @@ from parley.dialects.dialect import RequestContext
 from parley.dialects.json_answer import encode_json
 from parley.dialects.openai.responses.items import unknown_item_error
 from parley.dialects.openai.responses.members import StorageMembers
-from parley.dialects.records import TenantRecords
+from parley.dialects.records import SILENT_SECONDS, TenantRecords
 from parley.errors import Invalid, UnknownRecord, excerpt
 
 Item = dict[str, Any]
@@ -20,7 +20,6 @@ RUNNING = ("queued", "in_progress")
 # Of a request from a WebSocket: its input begins with the items of the response that it continues, which is not stored.
 # A client that sends the header deceives nobody but itself.
 HISTORY_HEADER = b"x-parley-history"
-SILENT_SECONDS = 90.0  # without a sign of life: then the server that ran a background response has ended
 ITEM_PREFIXES = {"message": "msg", "function_call": "fc", "custom_tool_call": "ctc", "reasoning": "rs"}
 LOST = {"code": "server_error", "message": "The server that ran this response has ended."}
 

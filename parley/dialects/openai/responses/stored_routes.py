@@ -3,28 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
-from urllib.parse import parse_qs
 
 from parley.dialects.dialect import Answer, RequestContext
 from parley.dialects.fields import Fields, decode_fields
 from parley.dialects.json_answer import json_answer
-from parley.dialects.openai.responses import members, stored
-from parley.dialects.openai.responses.items import MAX_NAME, read_item_type
+from parley.dialects.openai import lists
+from parley.dialects.openai.metadata import read_metadata
+from parley.dialects.openai.responses import stored
+from parley.dialects.openai.responses.items import read_item_type
 from parley.dialects.openai.responses.rules import LENIENT
 from parley.dialects.openai.responses.stored import Item, StoredConversation
 from parley.dialects.records import StreamReplay
-from parley.errors import BadRequest, Invalid, UnknownRecord, Unsupported, excerpt
+from parley.errors import BadRequest, UnknownRecord, Unsupported, excerpt
 
-MAX_QUERY_MEMBERS = 64
-MAX_LISTED = 100
-DEFAULT_LISTED = 20
 MAX_ADDED_ITEMS = 20
 
 
 def read_response(body: bytes, context: RequestContext) -> Answer | StreamReplay:
     """Return a stored response, or the order to stream it again. Raises UnknownRecord, BadRequest."""
-    query = _read_query(context)
+    query = lists.read_query(context)
     record = stored.load_response(context, context.path_parts["id"])
     if query.string("stream", "false", allowed=("true", "false")) == "false":
         return json_answer(record.response)
@@ -83,7 +80,7 @@ def create_conversation(body: bytes, context: RequestContext) -> Answer:
         "id": f"conv_{context.unique_id}",
         "object": "conversation",
         "created_at": context.created,
-        "metadata": members.read_metadata(fields),
+        "metadata": read_metadata(fields),
     }
     record = StoredConversation(conversation, _read_added_items(fields, context))
     record.keep(context.records)
@@ -101,7 +98,7 @@ def update_conversation(body: bytes, context: RequestContext) -> Answer:
     fields = decode_fields(body)
     if not fields.has_value("metadata"):
         raise fields.missing_member("metadata")
-    metadata = members.read_metadata(fields)
+    metadata = read_metadata(fields)
     return json_answer(_change(context, lambda record: record.conversation.update(metadata=metadata)).conversation)
 
 
@@ -120,7 +117,7 @@ def add_items(body: bytes, context: RequestContext) -> Answer:
         raise fields.missing_member("items")
     added = _read_added_items(fields, context)
     _change(context, lambda record: record.items.extend(added))
-    return json_answer(_list_object(added, has_more=False))
+    return json_answer(lists.list_object(added, has_more=False))
 
 
 def list_items(body: bytes, context: RequestContext) -> Answer:
@@ -161,41 +158,6 @@ def _read_added_items(fields: Fields, context: RequestContext) -> list[Item]:
     return stored.with_ids(fields.array("items", cap=MAX_ADDED_ITEMS), context.unique_id)
 
 
-# -- lists
-
-
 def _list_items(items: list[Item], context: RequestContext) -> Answer:
     """List items as the query asks: ``limit``, ``order``, ``after``."""
-    query = _read_query(context)
-    limit_text = query.string("limit", str(DEFAULT_LISTED), cap=16)
-    limit = int(limit_text) if limit_text.isdecimal() else 0
-    if not 1 <= limit <= MAX_LISTED:
-        raise query.member_error("limit", f"must be an integer from 1 to {MAX_LISTED}, but got {excerpt(limit_text)}.")
-    ordered = items if query.string("order", "desc", allowed=("asc", "desc")) == "asc" else items[::-1]
-    after = query.string("after", None, cap=MAX_NAME)
-    if after is not None:
-        position = next((number for number, item in enumerate(ordered) if item["id"] == after), None)
-        if position is None:
-            raise Invalid(f"Invalid 'after': there is no item {excerpt(after)}.", field="after")
-        ordered = ordered[position + 1 :]
-    return json_answer(_list_object(ordered[:limit], has_more=len(ordered) > limit))
-
-
-def _list_object(items: list[Item], *, has_more: bool) -> dict[str, Any]:
-    return {
-        "object": "list",
-        "data": items,
-        "first_id": items[0]["id"] if items else None,
-        "last_id": items[-1]["id"] if items else None,
-        "has_more": has_more,
-    }
-
-
-def _read_query(context: RequestContext) -> Fields:
-    """Return the parameters of the query, the last of each name. Raises Invalid."""
-    text = context.query_string.decode("latin-1")
-    try:
-        values = parse_qs(text, keep_blank_values=True, max_num_fields=MAX_QUERY_MEMBERS)
-    except ValueError:
-        raise Invalid(f"The query has more than {MAX_QUERY_MEMBERS} parameters.") from None
-    return Fields({name: given[-1] for name, given in values.items()})
+    return json_answer(lists.slice_items(items, lists.read_list_query(lists.read_query(context))))

@@ -1,0 +1,47 @@
+"""OpenAI's files and batches: their routes.
+
+A batch is a file with a request in each line. The server sends these requests to itself, and keeps the answers in two
+files, one for those that succeeded.
+"""
+
+from __future__ import annotations
+
+from parley.dialects.dialect import QuerySchemas, Route
+from parley.dialects.openai import lists
+from parley.dialects.openai.batches import batch_routes, files
+
+ID_SCHEMA = {"type": "string", "minLength": 1, "maxLength": lists.MAX_ID}
+FILES_QUERY: QuerySchemas = {
+    "limit": {"type": "integer", "minimum": 1, "maximum": files.MAX_LISTED},
+    "order": {"type": "string", "enum": ["asc", "desc"]},
+    "after": ID_SCHEMA,
+    "purpose": {"type": "string", "minLength": 1, "maxLength": lists.MAX_ID},
+}
+BATCHES_QUERY: QuerySchemas = {
+    "limit": {"type": "integer", "minimum": 1, "maximum": lists.MAX_LISTED},
+    "after": ID_SCHEMA,
+}
+ROUTES = (
+    Route("POST", "/v1/files", "stored", reader=files.upload_file, reads_form=True),
+    Route("GET", "/v1/files", "stored", reader=files.list_files, reads_many=True, query=FILES_QUERY),
+    Route("GET", "/v1/files/{id}", "stored", reader=files.read_file),
+    Route("DELETE", "/v1/files/{id}", "stored", reader=files.delete_file),
+    Route(
+        "GET",
+        "/v1/files/{id}/content",
+        "stored",
+        reader=files.read_file_content,
+        content_types=(files.CONTENT_TYPE.decode(),),
+    ),
+    Route("POST", batch_routes.BATCHES_PATH, "stored", reader=batch_routes.create_batch),
+    Route(
+        "GET",
+        batch_routes.BATCHES_PATH,
+        "stored",
+        reader=batch_routes.list_batches,
+        reads_many=True,
+        query=BATCHES_QUERY,
+    ),
+    Route("GET", batch_routes.BATCHES_PATH + "/{id}", "stored", reader=batch_routes.read_batch),
+    Route("POST", batch_routes.BATCHES_PATH + "/{id}/cancel", "stored", reader=batch_routes.cancel_batch),
+)

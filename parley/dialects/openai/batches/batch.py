@@ -1,0 +1,175 @@
+"""A batch: its object, how its requests are read, and the files of its results."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from parley.dialects.batch_job import BatchAnswer, BatchEnd, BatchJob, BatchRequest
+from parley.dialects.json_answer import encode_json
+from parley.dialects.openai.batches.batch_input import InputFault, read_batch_input
+from parley.dialects.openai.batches.files import save_file
+from parley.dialects.records import TenantRecords
+from parley.dialects.stored_files import find_content
+from parley.dialects.stored_objects import ObjectKind
+
+BATCHES = ObjectKind("batch", "batch_")
+BATCHES_PATH = "/v1/batches"
+BatchObject = dict[str, Any]
+WINDOW_SECONDS = 86_400
+RUNNING = ("validating", "in_progress", "finalizing", "cancelling")
+EXPIRED = {
+    "code": "batch_expired",
+    "message": "This request could not be executed before the completion window expired.",
+}
+CUT_OFF = {"code": "server_error", "message": "The answer was cut off."}
+SERVER_ENDED = InputFault("server_error", "The server ended before the batch did.")
+
+
+class ResultLine(msgspec.Struct):
+    """A line of a file with results."""
+
+    id: str
+    custom_id: str
+    response: dict[str, Any] | None
+    error: dict[str, str] | None
+
+
+class OpenAIBatch(BatchJob):
+    """A batch that was just created. ``expiry``: of the files with its results, in seconds."""
+
+    creation_path = BATCHES_PATH
+
+    def __init__(self, records: TenantRecords, unique_id: str, batch: BatchObject, expiry: int | None):
+        self._records, self._unique_id, self._batch, self._expiry = records, unique_id, batch, expiry
+        self.record_name = BATCHES.record_name(batch["id"], batch["created_at"])
+        self.deadline = batch["expires_at"]
+        self._custom_ids: list[str] = []
+        self._answered: set[int] = set()
+        self._succeeded: list[bytes] = []
+        self._failed: list[bytes] = []
+        self._size = 0  # bytes of both
+        self._saved_count = 0  # of answers, as the record has it
+        self._fault: InputFault | None = None
+
+    def render_accepted(self) -> bytes:
+        """Keep the batch, and return it."""
+        data = encode_json(self._batch)
+        BATCHES.save(self._records, self._batch["id"], self._batch["created_at"], data)
+        return data
+
+    def begin(self, now: int) -> Sequence[BatchRequest]:
+        """Read the input file."""
+        content = find_content(self._records, self._batch["input_file_id"])
+        if content is None:
+            self._refuse_input([InputFault("invalid_input_file", "The input file is not stored any more.")], now)
+            return ()
+        batch_input = read_batch_input(content, self._batch["endpoint"])
+        if batch_input.faults:
+            self._refuse_input(batch_input.faults, now)
+            return ()
+        self._custom_ids = batch_input.custom_ids
+        self._change({"status": "in_progress", "in_progress_at": now, "request_counts": self._counts()})
+        return batch_input.requests
+
+    def _refuse_input(self, faults: Sequence[InputFault], now: int) -> None:
+        self._fault = faults[0]
+        self._change({"status": "failed", "failed_at": now, "errors": error_list(faults)})
+
+    def add_answer(self, number: int, answer: BatchAnswer) -> bool:
+        """Add a line to the results."""
+        self._answered.add(number)
+        has_succeeded = answer.status == 200
+        response: dict[str, Any] = {"status_code": answer.status, "request_id": answer.request_id}
+        error = None
+        try:
+            msgspec.json.decode(answer.body, type=msgspec.Raw)
+            response["body"] = msgspec.Raw(answer.body)
+        except msgspec.MsgspecError:
+            has_succeeded, error, response["body"] = False, CUT_OFF, None
+        self._add_line(number, response, error, has_succeeded=has_succeeded)
+        limit = self._records.largest_record
+        if self._size > limit:
+            message = f"The results are larger than {limit} bytes, and this server stores no more for a batch."
+            self._fault = InputFault("output_too_large", message)
+        return self._fault is None
+
+    def _add_line(
+        self, number: int, response: dict[str, Any] | None, error: dict[str, str] | None, *, has_succeeded: bool
+    ) -> None:
+        line_id = f"batch_req_{self._unique_id}{number:05x}"
+        line = encode_json(ResultLine(line_id, self._custom_ids[number], response, error)) + b"\n"
+        (self._succeeded if has_succeeded else self._failed).append(line)
+        self._size += len(line)
+
+    def save_progress(self) -> None:
+        """Record the numbers of answers, if they have changed."""
+        if len(self._answered) != self._saved_count:
+            self._saved_count = len(self._answered)
+            self._change({"request_counts": self._counts()})
+
+    def finish(self, end: BatchEnd, now: int) -> None:
+        """Keep the files, and record the end."""
+        if self._fault is not None and not self._custom_ids:
+            return  # the input was refused
+        counts = self._counts()
+        if end == "expired":
+            counts["failed"] += len(self._custom_ids) - len(self._answered)
+            for number in range(len(self._custom_ids)):
+                if number not in self._answered:
+                    self._add_line(number, None, EXPIRED, has_succeeded=False)
+        changes = {
+            "request_counts": counts,
+            "output_file_id": self._save_results("output", self._succeeded, now),
+            "error_file_id": self._save_results("error", self._failed, now),
+        }
+        self._change_end(changes, end, now)
+
+    def _save_results(self, name: str, lines: list[bytes], now: int) -> str | None:
+        """Keep a file with these lines, and return its id; None: there are no lines."""
+        if not lines:
+            return None
+        file_id = f"file-{self._unique_id}-{name}"
+        filename = f"{self._batch['id']}_{name}.jsonl"
+        content = b"".join(lines)
+        save_file(self._records, file_id, content, filename, "batch_output", created=now, expiry=self._expiry)
+        return file_id
+
+    def _change_end(self, changes: dict[str, Any], end: BatchEnd, now: int) -> None:
+        def end_batch(data: bytes) -> bytes:
+            batch = msgspec.json.decode(data, type=BatchObject) | changes
+            fault = self._fault
+            status = "completed" if end == "completed" else "failed"
+            if end == "expired":
+                status = "expired"
+            elif end == "stopped" and batch["status"] == "cancelling":
+                status = "cancelled"
+            elif end != "completed":
+                fault = fault or SERVER_ENDED
+            if fault is not None:
+                status, batch["errors"] = "failed", error_list([fault])
+            if status == "completed":
+                batch["finalizing_at"] = now
+            return encode_json(batch | {"status": status, f"{status}_at": now})
+
+        BATCHES.update(self._records, self._batch["id"], self._batch["created_at"], end_batch)
+
+    def _change(self, changes: dict[str, Any]) -> None:
+        """Change members of the batch; one that is being cancelled stays so."""
+
+        def change(data: bytes) -> bytes:
+            batch = msgspec.json.decode(data, type=BatchObject)
+            kept = {"status": batch["status"]} if batch["status"] == "cancelling" else {}
+            return encode_json(batch | changes | kept)
+
+        BATCHES.update(self._records, self._batch["id"], self._batch["created_at"], change)
+
+    def _counts(self) -> dict[str, int]:
+        return {"total": len(self._custom_ids), "completed": len(self._succeeded), "failed": len(self._failed)}
+
+
+def error_list(faults: Sequence[InputFault]) -> dict[str, Any]:
+    """Return faults as a batch shows them."""
+    return {"object": "list", "data": [fault._asdict() for fault in faults]}

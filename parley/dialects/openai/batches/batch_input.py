@@ -1,0 +1,101 @@
+"""The input of a batch: a request in each line, as JSON."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import msgspec
+
+from parley.dialects.batch_job import BatchRequest
+
+MAX_REQUESTS = 50_000
+MAX_CUSTOM_ID = 512  # characters
+MAX_SHOWN_FAULTS = 20
+# The endpoints that a batch may be for.
+ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
+
+
+class InputFault(NamedTuple):
+    """What is wrong with an input. ``line``: counted from 1; None: the whole."""
+
+    code: str
+    message: str
+    line: int | None = None
+    param: str | None = None
+
+
+class InputLine(msgspec.Struct):
+    """One line."""
+
+    custom_id: str
+    method: str
+    url: str
+    body: msgspec.Raw
+
+
+class _BodyMembers(msgspec.Struct):
+    """The members of a body that decide whether its request can be a part of a batch."""
+
+    stream: bool | None = None
+    background: bool | None = None
+
+
+class BatchInput(NamedTuple):
+    """``custom_ids``: those of the requests. With ``faults`` there are no requests."""
+
+    custom_ids: list[str]
+    requests: list[BatchRequest]
+    faults: list[InputFault]
+
+
+def read_batch_input(content: bytes, endpoint: str) -> BatchInput:
+    """Read the lines of an input. Empty ones are passed over."""
+    custom_ids: dict[str, None] = {}
+    requests: list[BatchRequest] = []
+    faults: list[InputFault] = []
+    for number, line in enumerate(content.split(b"\n"), 1):
+        if not line.strip():
+            continue
+        if len(requests) == MAX_REQUESTS:
+            return _refused([InputFault("too_many_tasks", f"A batch has at most {MAX_REQUESTS} requests.", number)])
+        read = _read_line(line, number, endpoint)
+        if isinstance(read, InputFault):
+            faults.append(read)
+            if len(faults) == MAX_SHOWN_FAULTS:
+                return _refused(faults)
+            continue
+        if read.custom_id in custom_ids:
+            message = f"The custom_id {read.custom_id!r} is that of an earlier line."
+            faults.append(InputFault("duplicate_custom_id", message, number, "custom_id"))
+            continue
+        custom_ids[read.custom_id] = None
+        requests.append(BatchRequest(endpoint, bytes(read.body)))
+    if faults:
+        return _refused(faults)
+    if not requests:
+        return _refused([InputFault("empty_file", "The input file has no requests.")])
+    return BatchInput(list(custom_ids), requests, [])
+
+
+def _refused(faults: list[InputFault]) -> BatchInput:
+    return BatchInput([], [], faults)
+
+
+def _read_line(line: bytes, number: int, endpoint: str) -> InputLine | InputFault:
+    try:
+        read = msgspec.json.decode(line, type=InputLine)
+        members = msgspec.json.decode(read.body, type=_BodyMembers)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        return InputFault("invalid_json_line", f"This line is not a request of a batch: {error}.", number)
+    if not 0 < len(read.custom_id) <= MAX_CUSTOM_ID:
+        message = f"'custom_id' must have 1 to {MAX_CUSTOM_ID} characters, but has {len(read.custom_id)}."
+        return InputFault("invalid_custom_id", message, number, "custom_id")
+    if read.method != "POST":
+        return InputFault("invalid_method", "'method' must be POST.", number, "method")
+    if read.url != endpoint:
+        message = f"'url' must be the endpoint of the batch, {endpoint}."
+        return InputFault("mismatched_endpoint", message, number, "url")
+    if members.stream or members.background:
+        name = "stream" if members.stream else "background"
+        return InputFault("invalid_request", f"'{name}' cannot be true in a batch.", number, f"body.{name}")
+    return read

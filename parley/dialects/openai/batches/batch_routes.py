@@ -1,0 +1,122 @@
+"""The routes of batches: create, read, list and cancel."""
+
+from __future__ import annotations
+
+import msgspec
+
+from parley.dialects.dialect import Answer, RequestContext
+from parley.dialects.fields import decode_fields
+from parley.dialects.json_answer import encode_json, json_answer
+from parley.dialects.openai import lists
+from parley.dialects.openai.batches.batch import (
+    BATCHES,
+    BATCHES_PATH,
+    RUNNING,
+    SERVER_ENDED,
+    WINDOW_SECONDS,
+    BatchObject,
+    OpenAIBatch,
+    error_list,
+)
+from parley.dialects.openai.batches.batch_input import ENDPOINTS
+from parley.dialects.openai.batches.files import find_file, read_expiry
+from parley.dialects.openai.metadata import read_metadata
+from parley.dialects.records import SILENT_SECONDS
+from parley.errors import BadRequest, Conflict, Invalid, UnknownRecord, Unsupported, excerpt
+
+__all__ = ["BATCHES_PATH", "cancel_batch", "create_batch", "list_batches", "read_batch"]
+
+WINDOWS = ("24h",)
+TIMES = ("in_progress", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled")
+
+
+def create_batch(body: bytes, context: RequestContext) -> OpenAIBatch:
+    """Create a batch. Raises BadRequest."""
+    fields = decode_fields(body)
+    if not context.records.are_kept:
+        raise Unsupported("This server runs no batches, because it stores nothing.")
+    for name in ("input_file_id", "endpoint", "completion_window"):
+        if not fields.has_value(name):
+            raise fields.missing_member(name)
+    file_id = fields.string("input_file_id", "", cap=lists.MAX_ID)
+    endpoint = fields.string("endpoint", "", allowed=ENDPOINTS)
+    window = fields.string("completion_window", "", allowed=WINDOWS)
+    expiry = read_expiry(fields, "output_expires_after")
+    metadata = read_metadata(fields)
+    if find_file(context.records, file_id, context.created) is None:
+        raise Invalid(f"Invalid 'input_file_id': there is no file {excerpt(file_id)}.", field="input_file_id")
+    batch: BatchObject = {
+        "id": f"batch_{context.unique_id}",
+        "object": "batch",
+        "endpoint": endpoint,
+        "errors": None,
+        "input_file_id": file_id,
+        "completion_window": window,
+        "status": "validating",
+        "output_file_id": None,
+        "error_file_id": None,
+        "created_at": context.created,
+        "expires_at": context.created + WINDOW_SECONDS,
+        **{f"{time}_at": None for time in TIMES},
+        "request_counts": {"total": 0, "completed": 0, "failed": 0},
+        "metadata": metadata or None,
+    }
+    return OpenAIBatch(context.records, context.unique_id, batch, expiry)
+
+
+def read_batch(body: bytes, context: RequestContext) -> Answer:
+    """Return a batch. Raises UnknownRecord."""
+    return json_answer(_load_batch(context))
+
+
+def cancel_batch(body: bytes, context: RequestContext) -> Answer:
+    """Stop a batch. Raises UnknownRecord, Conflict, BadRequest."""
+    batch = _load_batch(context)
+    if batch["status"] == "cancelling":
+        return json_answer(batch)
+    if batch["status"] not in RUNNING:
+        raise Conflict(f"Cannot cancel a batch with status '{batch['status']}'.")
+    if not context.records.stop_run(BATCHES.record_name(batch["id"], batch["created_at"])):
+        raise BadRequest("Cannot cancel a batch that runs on another server.")
+
+    def change(data: bytes) -> bytes:
+        nonlocal batch
+        batch = msgspec.json.decode(data, type=BatchObject)
+        batch |= {"status": "cancelling", "cancelling_at": context.created}
+        return encode_json(batch)
+
+    BATCHES.update(context.records, batch["id"], batch["created_at"], change)
+    return json_answer(batch)
+
+
+def list_batches(body: bytes, context: RequestContext) -> Answer:
+    """List batches, the newest first. Raises BadRequest."""
+    list_query = lists.read_list_query(lists.read_query(context))
+    after = None
+    if list_query.after is not None:
+        data = BATCHES.find(context.records, list_query.after)
+        if data is None:
+            raise Invalid(f"Invalid 'after': there is no batch {excerpt(list_query.after)}.", field="after")
+        before = msgspec.json.decode(data, type=BatchObject)
+        after = BATCHES.record_name(before["id"], before["created_at"])
+    page, has_more = BATCHES.list_page(
+        context.records, lambda data: _settled_batch(context, data), limit=list_query.limit, after=after
+    )
+    return json_answer(lists.list_object(page, has_more=has_more))
+
+
+def _load_batch(context: RequestContext) -> BatchObject:
+    data = BATCHES.find(context.records, context.path_parts["id"])
+    if data is None:
+        raise UnknownRecord(f"No batch found with id {excerpt(context.path_parts['id'])}.")
+    return _settled_batch(context, data)
+
+
+def _settled_batch(context: RequestContext, data: bytes) -> BatchObject:
+    """Return a batch; one whose server has ended while it ran has failed."""
+    batch = msgspec.json.decode(data, type=BatchObject)
+    name = BATCHES.record_name(batch["id"], batch["created_at"])
+    if batch["status"] in RUNNING and context.records.record_age(name) > SILENT_SECONDS:
+        batch |= {"status": "failed", "failed_at": context.created, "errors": error_list([SERVER_ENDED])}
+        BATCHES.save(context.records, batch["id"], batch["created_at"], encode_json(batch))
+    return batch

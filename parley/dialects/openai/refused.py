@@ -1,0 +1,18 @@
+"""Routes of the original that no model here can answer."""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+from parley.dialects.dialect import RequestContext
+from parley.dialects.facts import ServerFacts
+from parley.errors import Incapable
+
+
+def refuse_moderation(body: bytes, context: RequestContext, facts: ServerFacts) -> NoReturn:
+    """Raise Incapable for ``POST /v1/moderations``: its categories belong to models of the original."""
+    raise Incapable(
+        "Moderation is not available on this server: no model here has OpenAI's categories. A classifier answers "
+        "at /classify.",
+        field="model",
+    )

@@ -1,0 +1,68 @@
+"""Objects that clients keep on a server and list by their age: stored completions, files, batches.
+
+The record of an object is named after its kind, its time and its id, so names in alphabetical order are objects in the
+order of their creation, those of one second in any order. The id is a part of the record, by which it is found.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from parley.dialects.records import TenantRecords
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectKind:
+    """A kind of objects. ``name``: begins the names of their records. ``id_prefix``: begins their ids."""
+
+    name: str
+    id_prefix: str
+
+    def record_name(self, object_id: str, created: int) -> str:
+        """Return the name of an object's record. ``created``: in seconds since the epoch."""
+        return f"{self.name}/{created:012d}/{object_id}"
+
+    def save(self, records: TenantRecords, object_id: str, created: int, data: bytes) -> None:
+        """Keep an object in place of any other of this name."""
+        records.save_record(self.record_name(object_id, created), data, (object_id,))
+
+    def update(self, records: TenantRecords, object_id: str, created: int, change: Callable[[bytes], bytes]) -> bool:
+        """Replace an object by the result of ``change``. Return whether it exists."""
+        return records.update_record(self.record_name(object_id, created), lambda data: (change(data), (object_id,)))
+
+    def find(self, records: TenantRecords, object_id: str) -> bytes | None:
+        """Return an object, None if there is none."""
+        return records.find_part(object_id) if object_id.startswith(self.id_prefix) else None
+
+    def list_page(
+        self,
+        records: TenantRecords,
+        read_object: Callable[[bytes], T | None],
+        *,
+        limit: int,
+        after: str | None = None,
+        newest_first: bool = True,
+    ) -> tuple[list[T], bool]:
+        """Return at most ``limit`` objects that ``read_object`` does not pass over by returning None, and whether there
+        are more. ``after``: the name of the record before the first one."""
+        objects: list[T] = []
+        for name in self._names_after(records.list_names(self.name + "/"), after, newest_first=newest_first):
+            data = records.find_record(name)
+            listed = None if data is None else read_object(data)
+            if listed is None:
+                continue
+            if len(objects) == limit:
+                return objects, True
+            objects.append(listed)
+        return objects, False
+
+    def _names_after(self, names: list[str], after: str | None, *, newest_first: bool) -> Sequence[str]:
+        """Return the names that follow a name in the order of a list; the name itself need not exist."""
+        if newest_first:
+            return names[::-1] if after is None else [name for name in reversed(names) if name < after]
+        return names if after is None else names[bisect_right(names, after) :]
