@@ -81,7 +81,6 @@ async def test_anthropic_words_the_refusals_that_programs_read(serve):
     for path, body, status, sentence in (
         ("/v1/messages", TALK | {"model": "x"}, 404, "model: x"),
         ("/v1/messages", b"{", 400, "The body could not be parsed as JSON: Input data was truncated."),
-        ("/v1/messages/batches", {"requests": []}, 404, "Message batches are not available on this server. Send each"),
         ("/v1/v1/messages", TALK, 404, "Not found. The base URL of this API's clients ends without /v1."),
         ("/anthropic/v1/complete", {}, 404, "Unknown request URL"),
     ):

@@ -398,13 +398,3 @@ def test_anthropic_refuses_pages_that_do_not_exist(query: bytes):
     with pytest.raises(BadRequest) as caught:
         list_models(query)
     assert caught.value.message.startswith(query.partition(b"=")[0].decode() + ": ")
-
-
-def test_anthropic_refuses_batches_by_name():
-    for dialect in (DIALECT, STRICT):
-        paths = {(route.method, route.path): route for route in dialect.routes}
-        for method, path in (("POST", "/v1/messages/batches"), ("DELETE", "/v1/messages/batches/{rest:path}")):
-            reader = paths[method, path].reader
-            assert reader is not None
-            with pytest.raises(NotFound, match="batches are not available"):
-                reader(b"", HEAD, FACTS)

@@ -1,16 +1,15 @@
 """Anthropic's Messages API: its table of routes.
 
 ``STRICT`` has all refusals of the original; ``DIALECT`` drops refusals that only get in a client's way. Both refuse by
-name features that would change the answer and are not available: hosted tools, PDF files, batches.
+name features that would change the answer and are not available: hosted tools, PDF files.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from functools import partial
 
-from parley.dialects.anthropic import bench, messages, models, shared
+from parley.dialects.anthropic import batches, bench, messages, models, shared
 from parley.dialects.anthropic.shared import AnthropicRules
 from parley.dialects.dialect import Answer, Dialect, PromptMembers, RequestContext, Route, model_in_body
 from parley.dialects.facts import ServerFacts
@@ -21,23 +20,12 @@ PROMPT_MEMBERS = PromptMembers(
     preceding=("system", "tools"),
     dropped_texts=(re.compile(rb'"x-anthropic-billing-header:(?:[^"\\]|\\[^n])*'),),
 )
-BATCHES = "/v1/messages/batches"
-NO_BATCHES = "Message batches are not available on this server. Send each request to /v1/messages."
 DOUBLED_VERSION = "Not found. The base URL of this API's clients ends without /v1."
 
 
 def refuse_path(sentence: str, body: bytes, context: RequestContext, facts: ServerFacts) -> Answer:
-    """Raise NotFound: the original has this path, or a client built it wrongly."""
+    """Raise NotFound: a client built the path wrongly."""
     raise NotFound(sentence)
-
-
-def _refused_routes() -> Iterator[Route]:
-    refuse_batches = partial(refuse_path, NO_BATCHES)
-    for path in (BATCHES, BATCHES + "/{rest:path}"):
-        for method in ("GET", "POST"):
-            yield Route(method, path, "info", reader=refuse_batches)
-    yield Route("DELETE", BATCHES + "/{rest:path}", "info", reader=refuse_batches)
-    yield Route("POST", "/v1/v1/messages", "info", reader=partial(refuse_path, DOUBLED_VERSION))
 
 
 def _anthropic_dialect(rules: AnthropicRules) -> Dialect:
@@ -85,7 +73,8 @@ def _anthropic_dialect(rules: AnthropicRules) -> Dialect:
                 claiming_header=shared.VERSION_HEADER,
             ),
             *((Route("GET", "/", "health"),) if rules.strict else ()),  # elsewhere it is another API's
-            *_refused_routes(),
+            *batches.ROUTES,
+            Route("POST", "/v1/v1/messages", "info", reader=partial(refuse_path, DOUBLED_VERSION)),
         ),
     )
 

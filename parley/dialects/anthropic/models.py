@@ -14,7 +14,7 @@ from parley.dialects.json_answer import json_answer
 from parley.dialects.openapi_document import MODEL_REFERENCE
 from parley.errors import UnknownModel, excerpt
 
-DEFAULT_PAGE, MAX_PAGE = 20, 1000  # models in a page
+DEFAULT_PAGE, MAX_PAGE = 20, 1000  # items in a page
 PAGE_QUERY: QuerySchemas = {
     "limit": {"type": "integer", "minimum": 1, "maximum": MAX_PAGE},
     "after_id": MODEL_REFERENCE,
@@ -25,7 +25,7 @@ PAGE_QUERY: QuerySchemas = {
 def answer_models(body: bytes, context: RequestContext, facts: ServerFacts) -> Answer:
     """Return a page of the models, as ``limit``, ``after_id`` and ``before_id`` of the query ask. Raises Invalid."""
     query = {name: values[-1] for name, values in parse_qs(context.query_string.decode("latin-1")).items()}
-    limit = _read_limit(query.get("limit"))
+    limit = read_page_limit(query.get("limit"))
     cards = list(facts.cards)
     if (after := query.get("after_id")) is not None:
         cards = cards[_place_of(cards, "after_id", after) + 1 :]
@@ -63,7 +63,8 @@ def _model_object(card: ModelCard) -> dict[str, Any]:
     return model | {"max_input_tokens": card.max_model_len, "max_tokens": card.max_model_len, "lifecycle": "active"}
 
 
-def _read_limit(text: str | None) -> int:
+def read_page_limit(text: str | None) -> int:
+    """Return the largest number of items in a page, as the query has it. Raises Invalid."""
     if text is None:
         return DEFAULT_PAGE
     if not (text.isascii() and text.isdigit() and len(text) < 9 and 1 <= int(text) <= MAX_PAGE):

@@ -1,0 +1,339 @@
+"""Batches of messages: their routes, how their requests are read, and their results."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+from urllib.parse import parse_qs
+
+import msgspec
+
+from parley.dialects.anthropic.models import MAX_PAGE, read_page_limit
+from parley.dialects.anthropic.shared import WORDING
+from parley.dialects.batch_job import BatchAnswer, BatchEnd, BatchJob, BatchRequest
+from parley.dialects.dialect import Answer, QuerySchemas, RequestContext, Route
+from parley.dialects.fields import Fields, decode_fields
+from parley.dialects.json_answer import encode_json, json_answer
+from parley.dialects.records import SILENT_SECONDS, TenantRecords
+from parley.dialects.stored_files import delete_content, find_content, save_content
+from parley.dialects.stored_objects import ObjectKind
+from parley.errors import BadRequest, TooLarge, UnknownRecord, Unsupported, excerpt
+
+BATCHES = ObjectKind("message-batch", "msgbatch_")
+BATCHES_PATH = "/v1/messages/batches"
+MESSAGES_PATH = "/v1/messages"
+MAX_REQUESTS = 100_000
+CUSTOM_ID = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+WINDOW_SECONDS = 86_400
+RESULTS_TYPE = b"application/x-jsonl"
+RESULTS_SUFFIX = "-results"
+SERVER_ENDED = {"type": "api_error", "message": "The server ended before this request was answered."}
+NO_ROOM = {"type": "api_error", "message": "The results of the batch are larger than this server stores."}
+CUT_OFF = {"type": "api_error", "message": "The answer was cut off."}
+ID_SCHEMA = {"type": "string", "minLength": 1, "maxLength": 256}
+PAGE_QUERY: QuerySchemas = {
+    "limit": {"type": "integer", "minimum": 1, "maximum": MAX_PAGE},
+    "after_id": ID_SCHEMA,
+    "before_id": ID_SCHEMA,
+}
+
+
+class StoredBatch(msgspec.Struct):
+    """A record: a batch as clients get it, and its time in seconds since the epoch."""
+
+    batch: dict[str, Any]
+    created: int
+
+    @property
+    def record_name(self) -> str:
+        """The name of the record."""
+        return BATCHES.record_name(self.batch["id"], self.created)
+
+
+class InputLine(msgspec.Struct):
+    """A request of a batch, as it is stored until the batch runs."""
+
+    custom_id: str
+    params: msgspec.Raw
+
+
+class ResultLine(msgspec.Struct):
+    """A result."""
+
+    custom_id: str
+    result: dict[str, Any]
+
+
+class MessageBatch(BatchJob):
+    """A batch that was just created. ``lines``: its requests, each an ``InputLine``."""
+
+    creation_path = BATCHES_PATH
+
+    def __init__(self, records: TenantRecords, stored: StoredBatch, lines: bytes):
+        self._records, self._stored, self._lines = records, stored, lines
+        self._id: str = stored.batch["id"]
+        self.record_name = stored.record_name
+        self.deadline = stored.created + WINDOW_SECONDS
+        self._custom_ids: list[str] = []
+        self._results: dict[int, bytes] = {}
+        self._counts = dict(stored.batch["request_counts"])
+        self._size = 0
+        self._has_room = True
+        self._saved_count = 0
+
+    def render_accepted(self) -> bytes:
+        """Keep the batch and its requests, and return it."""
+        save_content(self._records, self._id, self._lines)
+        self._lines = b""
+        BATCHES.save(self._records, self._id, self._stored.created, encode_json(self._stored))
+        return encode_json(self._stored.batch)
+
+    def begin(self, now: int) -> Sequence[BatchRequest]:
+        """Read the requests."""
+        content = find_content(self._records, self._id) or b""  # the store may have dropped it
+        lines = [msgspec.json.decode(line, type=InputLine) for line in content.splitlines()]
+        self._custom_ids = [line.custom_id for line in lines]
+        return [BatchRequest(MESSAGES_PATH, bytes(line.params)) for line in lines]
+
+    def add_answer(self, number: int, answer: BatchAnswer) -> bool:
+        """Add a result."""
+        try:
+            msgspec.json.decode(answer.body, type=msgspec.Raw)
+        except msgspec.MsgspecError:
+            self._add_result(number, "errored", error=_error_object(CUT_OFF))
+        else:
+            if answer.status == 200:
+                self._add_result(number, "succeeded", message=msgspec.Raw(answer.body))
+            else:
+                self._add_result(number, "errored", error=msgspec.Raw(answer.body))
+        self._has_room = self._size <= self._records.largest_record
+        return self._has_room
+
+    def _add_result(self, number: int, kind: str, **members: Any) -> None:
+        line = encode_json(ResultLine(self._custom_ids[number], {"type": kind, **members})) + b"\n"
+        self._results[number] = line
+        self._size += len(line)
+        self._counts[kind] += 1
+        self._counts["processing"] -= 1
+
+    def save_progress(self) -> None:
+        """Record the numbers of results, if they have changed."""
+        if len(self._results) != self._saved_count:
+            self._saved_count = len(self._results)
+            self._change({"request_counts": self._counts})
+
+    def finish(self, end: BatchEnd, now: int) -> None:
+        """Keep the results, and record the end."""
+        is_cancelled = False
+        data = BATCHES.find(self._records, self._id)
+        if data is not None:
+            batch = msgspec.json.decode(data, type=StoredBatch).batch
+            is_cancelled = batch["processing_status"] == "canceling"
+        if not self._custom_ids:
+            self.begin(now)  # it has ended while it waited
+        for number in range(len(self._custom_ids)):
+            if number not in self._results:
+                self._add_unanswered(number, end, is_cancelled=is_cancelled)
+        results_url = None
+        if self._results:
+            content = b"".join(line for _, line in sorted(self._results.items()))
+            save_content(self._records, self._id + RESULTS_SUFFIX, content)
+            results_url = f"{BATCHES_PATH}/{self._id}/results"
+        else:  # the requests are not stored any more
+            self._counts |= {"errored": self._counts["processing"], "processing": 0}
+        delete_content(self._records, self._id)
+        ended = {"processing_status": "ended", "ended_at": iso_time(now), "results_url": results_url}
+        self._change({"request_counts": self._counts, **ended})
+
+    def _add_unanswered(self, number: int, end: BatchEnd, *, is_cancelled: bool) -> None:
+        if end == "expired":
+            self._add_result(number, "expired")
+        elif is_cancelled:
+            self._add_result(number, "canceled")
+        else:
+            self._add_result(number, "errored", error=_error_object(SERVER_ENDED if self._has_room else NO_ROOM))
+
+    def _change(self, changes: dict[str, Any]) -> None:
+        def change(data: bytes) -> bytes:
+            stored = msgspec.json.decode(data, type=StoredBatch)
+            stored.batch |= changes
+            return encode_json(stored)
+
+        BATCHES.update(self._records, self._id, self._stored.created, change)
+
+
+def _error_object(error: dict[str, str]) -> dict[str, Any]:
+    return {"type": "error", "error": error, "request_id": None}
+
+
+def iso_time(seconds: int) -> str:
+    """Return a time in the form of RFC 3339. ``seconds``: since the epoch."""
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+# -- the routes
+
+
+def create_batch(body: bytes, context: RequestContext) -> MessageBatch:
+    """Create a batch. Raises BadRequest, TooLarge."""
+    fields = decode_fields(body, WORDING)
+    if not context.records.are_kept:
+        raise Unsupported("This server runs no message batches, because it stores nothing.")
+    lines = _read_requests(fields)
+    content, limit = b"".join(lines), context.records.largest_record
+    if len(content) > limit:
+        size = len(content)
+        raise TooLarge(f"The requests have {size} bytes; this server stores {limit} at most.", size=size, limit=limit)
+    counts = dict.fromkeys(("processing", "succeeded", "errored", "canceled", "expired"), 0)
+    batch = {
+        "id": f"msgbatch_{context.unique_id}",
+        "type": "message_batch",
+        "processing_status": "in_progress",
+        "request_counts": counts | {"processing": len(lines)},
+        "ended_at": None,
+        "created_at": iso_time(context.created),
+        "expires_at": iso_time(context.created + WINDOW_SECONDS),
+        "archived_at": None,
+        "cancel_initiated_at": None,
+        "results_url": None,
+    }
+    return MessageBatch(context.records, StoredBatch(batch, context.created), content)
+
+
+def _read_requests(fields: Fields) -> list[bytes]:
+    """Return the requests as lines. Raises BadRequest."""
+    lines: dict[str, bytes] = {}
+    for request in fields.objects("requests", cap=MAX_REQUESTS):
+        for name in ("custom_id", "params"):
+            if not request.has_value(name):
+                raise request.missing_member(name)
+        custom_id = request.string("custom_id", "")
+        if not CUSTOM_ID.fullmatch(custom_id):
+            sentence = f"should be 1 to 64 letters, digits, hyphens and underscores, but got {excerpt(custom_id)}"
+            raise request.member_error("custom_id", sentence)
+        if custom_id in lines:
+            raise request.member_error("custom_id", f"{excerpt(custom_id)} is that of an earlier request")
+        params = request.object("params")
+        assert params is not None
+        if params.boolean("stream", False):
+            raise params.member_error("stream", "a request of a batch cannot be a stream")
+        lines[custom_id] = encode_json({"custom_id": custom_id, "params": request.raw_value("params")}) + b"\n"
+    if not lines:
+        raise (
+            fields.empty_member("requests", "array")
+            if fields.has_value("requests")
+            else fields.missing_member("requests")
+        )
+    return list(lines.values())
+
+
+def read_batch(body: bytes, context: RequestContext) -> Answer:
+    """Return a batch. Raises UnknownRecord."""
+    return json_answer(_load_batch(context).batch)
+
+
+def read_results(body: bytes, context: RequestContext) -> Answer:
+    """Return the results of a batch that has ended. Raises UnknownRecord, BadRequest."""
+    stored = _load_batch(context)
+    if stored.batch["processing_status"] != "ended":
+        raise BadRequest(f"The batch {excerpt(stored.batch['id'])} has not ended, so it has no results yet.")
+    content = find_content(context.records, stored.batch["id"] + RESULTS_SUFFIX)
+    if content is None:
+        raise UnknownRecord(f"The results of the batch {excerpt(stored.batch['id'])} are not stored.")
+    return Answer(200, content, RESULTS_TYPE)
+
+
+def cancel_batch(body: bytes, context: RequestContext) -> Answer:
+    """Stop a batch. Raises UnknownRecord, BadRequest."""
+    stored = _load_batch(context)
+    if stored.batch["processing_status"] != "in_progress":
+        return json_answer(stored.batch)
+    if not context.records.stop_run(stored.record_name):
+        raise BadRequest("A batch that runs on another server cannot be canceled here.")
+
+    def change(data: bytes) -> bytes:
+        nonlocal stored
+        stored = msgspec.json.decode(data, type=StoredBatch)
+        stored.batch |= {"processing_status": "canceling", "cancel_initiated_at": iso_time(context.created)}
+        return encode_json(stored)
+
+    BATCHES.update(context.records, stored.batch["id"], stored.created, change)
+    return json_answer(stored.batch)
+
+
+def delete_batch(body: bytes, context: RequestContext) -> Answer:
+    """Delete a batch that has ended. Raises UnknownRecord, BadRequest."""
+    stored = _load_batch(context)
+    batch_id = stored.batch["id"]
+    if stored.batch["processing_status"] != "ended":
+        raise BadRequest(f"The batch {excerpt(batch_id)} has not ended. Cancel it before deleting it.")
+    delete_content(context.records, batch_id + RESULTS_SUFFIX)
+    context.records.delete_record(stored.record_name)
+    return json_answer({"id": batch_id, "type": "message_batch_deleted"})
+
+
+def list_batches(body: bytes, context: RequestContext) -> Answer:
+    """Return a page of batches, the newest first, as ``limit``, ``after_id`` and ``before_id`` ask. Raises Invalid."""
+    query = {name: values[-1] for name, values in parse_qs(context.query_string.decode("latin-1")).items()}
+    limit = read_page_limit(query.get("limit"))
+    goes_back = "after_id" not in query and "before_id" in query
+    name = "before_id" if goes_back else "after_id"
+    after = None
+    if (batch_id := query.get(name)) is not None:
+        data = BATCHES.find(context.records, batch_id)
+        if data is None:
+            raise WORDING.invalid_error(name, f"there is no batch {excerpt(batch_id)}")
+        after = msgspec.json.decode(data, type=StoredBatch).record_name
+    page, has_more = BATCHES.list_page(
+        context.records,
+        lambda data: _settled_batch(context, data).batch,
+        limit=limit,
+        after=after,
+        newest_first=not goes_back,
+    )
+    batches = page[::-1] if goes_back else page
+    return json_answer(
+        {
+            "data": batches,
+            "has_more": has_more,
+            "first_id": batches[0]["id"] if batches else None,
+            "last_id": batches[-1]["id"] if batches else None,
+        }
+    )
+
+
+def _load_batch(context: RequestContext) -> StoredBatch:
+    data = BATCHES.find(context.records, context.path_parts["id"])
+    if data is None:
+        raise UnknownRecord(f"There is no message batch {excerpt(context.path_parts['id'])}.")
+    return _settled_batch(context, data)
+
+
+def _settled_batch(context: RequestContext, data: bytes) -> StoredBatch:
+    """Return a batch; one whose server has ended while it ran has ended with errors."""
+    stored = msgspec.json.decode(data, type=StoredBatch)
+    is_running = stored.batch["processing_status"] != "ended"
+    if is_running and context.records.record_age(stored.record_name) > SILENT_SECONDS:
+        counts = stored.batch["request_counts"]
+        counts |= {"errored": sum(counts.values()), "processing": 0, "succeeded": 0}
+        stored.batch |= {"processing_status": "ended", "ended_at": iso_time(context.created)}
+        BATCHES.save(context.records, stored.batch["id"], stored.created, encode_json(stored))
+    return stored
+
+
+ROUTES = (
+    Route("POST", BATCHES_PATH, "stored", reader=create_batch),
+    Route("GET", BATCHES_PATH, "stored", reader=list_batches, reads_many=True, query=PAGE_QUERY),
+    Route("GET", BATCHES_PATH + "/{id}", "stored", reader=read_batch),
+    Route("DELETE", BATCHES_PATH + "/{id}", "stored", reader=delete_batch),
+    Route("POST", BATCHES_PATH + "/{id}/cancel", "stored", reader=cancel_batch),
+    Route(
+        "GET",
+        BATCHES_PATH + "/{id}/results",
+        "stored",
+        reader=read_results,
+        content_types=(RESULTS_TYPE.decode(),),
+    ),
+)
