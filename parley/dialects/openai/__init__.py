@@ -19,6 +19,7 @@ from parley.dialects.openai import (
     chat,
     completions,
     embeddings,
+    mistral,
     refused,
     responses,
     shared,
@@ -62,6 +63,13 @@ CHAT_ROUTE = Route(
 COMPLETION_ROUTE = Route(
     "POST", "/v1/completions", "generate", reader=completions.read_completion_request, model_reader=model_in_body
 )
+EMBEDDING_ROUTE = Route(
+    "POST", "/v1/embeddings", "embed", reader=mistral.read_embedding_request, model_reader=model_in_body
+)
+MODEL_ROUTES = (
+    Route("GET", "/v1/models", "models", writer=mistral.write_models),
+    Route("GET", "/v1/models/{model:path}", "model", writer=mistral.write_model),
+)
 DIALECT = Dialect(
     name="openai",
     body_schemas="openai",
@@ -76,13 +84,13 @@ DIALECT = Dialect(
     routes=(
         CHAT_ROUTE,
         COMPLETION_ROUTE,
-        Route("POST", "/v1/embeddings", "embed", reader=embeddings.read_embedding_request, model_reader=model_in_body),
+        EMBEDDING_ROUTE,
+        Route("POST", "/v1/fim/completions", "generate", reader=mistral.read_fim_request, model_reader=model_in_body),
         speech_route("/v1/audio/transcriptions", transcriptions.read_transcription),
         speech_route("/v1/audio/translations", transcriptions.read_translation),
         Route("POST", "/v1/audio/speech", "info", reader=transcriptions.refuse_speech),
         Route("POST", "/v1/moderations", "info", reader=refused.refuse_moderation),
-        Route("GET", "/v1/models", "models", writer=tokens.write_models),
-        Route("GET", "/v1/models/{model:path}", "model", writer=tokens.write_model),
+        *MODEL_ROUTES,
         Route(
             "POST",
             "/tokenize",
@@ -103,12 +111,17 @@ DIALECT = Dialect(
     ),
 )
 STRICT_CHAT_ROUTE = replace(CHAT_ROUTE, reader=chat.read_strict_chat_request)
+LENIENT_PATHS = ("/v1/fim/completions",)
+LENIENT_ROUTES = (CHAT_ROUTE, COMPLETION_ROUTE, EMBEDDING_ROUTE, *MODEL_ROUTES, *responses.ROUTES)
 STRICT_ROUTES = (
-    *(route for route in DIALECT.routes if route not in (CHAT_ROUTE, COMPLETION_ROUTE, *responses.ROUTES)),
+    *(route for route in DIALECT.routes if route not in LENIENT_ROUTES and route.path not in LENIENT_PATHS),
     STRICT_CHAT_ROUTE,
     replace(COMPLETION_ROUTE, reader=completions.read_strict_completion_request),
+    replace(EMBEDDING_ROUTE, reader=embeddings.read_embedding_request),
+    replace(MODEL_ROUTES[0], writer=tokens.write_models),
+    replace(MODEL_ROUTES[1], writer=tokens.write_model),
     *responses.STRICT_ROUTES,
 )
-# Below its prefix chat, completions and the Responses API have the limits of OpenAI's own; the other routes are the
-# same, and all are also at Azure's paths, which begin with that prefix.
+# Below its prefix chat, completions and the Responses API have the limits of OpenAI's own, and no route has anything of
+# Mistral's. The others are the same, and all are also at Azure's paths, which begin with that prefix.
 STRICT = replace(DIALECT, body_schemas="openai-strict", routes=(*STRICT_ROUTES, *azure.azure_routes(STRICT_ROUTES)))

@@ -17,6 +17,7 @@ from parley.dialects.json_answer import encode_json
 from parley.dialects.openai import extras, shared, tools
 from parley.dialects.openai.custom_tools import CustomCallReader
 from parley.dialects.openai.messages import read_conversation, read_prediction
+from parley.dialects.openai.mistral_members import with_openai_members
 from parley.dialects.openai.shared import OPENAI_RULES, STRICT_RULES, ReadingRules
 from parley.dialects.openai.stored_chats import read_keeper
 from parley.dialects.openai.timings import metrics_member
@@ -41,7 +42,7 @@ PLAIN_CHUNK = b'{"index":%d,"delta":{"content":%b},"logprobs":null,"finish_reaso
 
 def read_chat_request(body: bytes, context: RequestContext) -> ChatReply:
     """Read a chat request. Raises BadRequest."""
-    return ChatReply(decode_fields(body), context)
+    return ChatReply(with_openai_members(decode_fields(body)), context)
 
 
 def read_strict_chat_request(body: bytes, context: RequestContext) -> StrictChatReply:

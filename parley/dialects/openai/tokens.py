@@ -73,7 +73,8 @@ def write_token_text(text: str) -> bytes:
     return encode_json({"prompt": text})
 
 
-def _model_object(card: ModelCard) -> dict[str, Any]:
+def model_object(card: ModelCard) -> dict[str, Any]:
+    """Return a model as clients get it."""
     return {
         "id": card.name,
         "object": "model",
@@ -87,12 +88,12 @@ def _model_object(card: ModelCard) -> dict[str, Any]:
 
 def write_model(card: ModelCard) -> bytes:
     """Return one model."""
-    return encode_json(_model_object(card))
+    return encode_json(model_object(card))
 
 
 def write_models(cards: list[ModelCard]) -> bytes:
     """Return the list of models."""
-    return encode_json({"object": "list", "data": [_model_object(card) for card in cards]})
+    return encode_json({"object": "list", "data": [model_object(card) for card in cards]})
 
 
 def write_version(text: str) -> bytes:

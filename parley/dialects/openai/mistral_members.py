@@ -1,0 +1,24 @@
+"""Mistral's members of a body, where OpenAI has others for the same."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from parley.dialects.fields import Fields
+
+
+def with_openai_members(body: Fields) -> Fields:
+    """Return a body with OpenAI's members in place of Mistral's: ``random_seed``, the tool choice ``any``, and
+    ``prefix`` of a last message that is to be continued. Raises BadRequest."""
+    changes: dict[str, Any] = {}
+    if body.has_value("random_seed") and not body.has_value("seed"):
+        changes["seed"] = body.integer("random_seed", None, 0)
+    if body.raw_value("tool_choice") == "any":
+        changes["tool_choice"] = "required"
+    messages = body.raw_value("messages")
+    last = messages[-1] if isinstance(messages, list) and messages else None
+    if isinstance(last, dict) and "prefix" in last:
+        path = f"messages[{len(messages) - 1}]"
+        if Fields(last, path).boolean("prefix", False) and not body.has_value("continue_final_message"):
+            changes["continue_final_message"] = True
+    return body.with_members(changes) if changes else body
