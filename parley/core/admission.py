@@ -39,8 +39,10 @@ def rejection_reason(
             return f"{beams} beams do not fit. At most {max_slots} beams of {beam_tokens} tokens each do."
     if request.pooling is not None and request.pooling.task not in runner.pooling_tasks:
         return f"The model does not {request.pooling.task}."
-    if request.pooling is not None and (request.pooling.dimensions or 0) > runner.dimensions:
-        return f"The model returns vectors of {runner.dimensions} dimensions."
+    if request.pooling is not None and request.pooling.dimensions is not None:
+        width = runner.token_dimensions if request.pooling.task == "token_embed" else runner.dimensions
+        if request.pooling.dimensions > width:
+            return f"The model returns vectors of {width} dimensions."
     if request.media and (runner.media_encoder is None or not page_count):
         return "The model reads text only."
     if (fault := placement_fault(request.media, len(request.token_ids))) is not None:

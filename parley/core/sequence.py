@@ -270,6 +270,7 @@ class ModelRunner(Protocol):
     long_rope_after: float  # tokens; longer sequences use the long rotary factors; inf: there is one set
     generates: bool  # whether it can sample tokens
     dimensions: int  # length of the vectors; 0: the model returns none
+    token_dimensions: int  # length of the vectors of tokens
     pooling_tasks: frozenset[PoolingTask]  # tasks that it computes instead of text
     proposer: DraftProposer | None  # a draft model
     media_encoder: MediaEncoder | None  # None: it reads text only

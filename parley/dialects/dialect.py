@@ -255,6 +255,7 @@ RouteKind = Literal[
     "adapter",  # load or unload an adapter: reader(body, RequestContext) -> LoadAdapter | Answer
     "load",  # the number of requests being served; writer(int) -> bytes
     "reset",  # clear the prefix cache: reader(RequestContext) -> bool (preempt running?); writer(done) -> bytes
+    "reset_media",  # drop the processed media that are kept for later requests: an empty 200
     "health",  # an empty 200 while the engine serves, otherwise an error
     "live",  # 200 as long as the process answers at all; writer(bool) -> Answer gives it the API's own form
     "ready",  # 200 when requests are accepted, otherwise 503 with progress; writer(bool) -> Answer as above

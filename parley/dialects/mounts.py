@@ -55,6 +55,7 @@ ROUTE_SCOPES: dict[RouteKind, RouteScope] = {
     "adapter": "admin",
     "load": "client",
     "reset": "admin",
+    "reset_media": "admin",
     "health": "open",
     "live": "open",
     "ready": "open",

@@ -48,6 +48,7 @@ class EncoderRunner:
         self.max_model_len = max_model_len
         self.vocab_size = encoder.config.vocab
         self.dimensions = recipe.vector_size(encoder.config.hidden) if head is None else 0
+        self.token_dimensions = encoder.config.hidden if head is None else 0
         tasks: tuple[PoolingTask, ...] = ("embed", "token_embed") if head is None else ("classify",)
         self.pooling_tasks = frozenset(tasks)
 

@@ -76,7 +76,7 @@ class DecoderRunner:
         self.recipe = recipe
         self.proposer = proposer
         self.graphs: DecodeGraphs | None = None
-        self.dimensions = 0
+        self.dimensions = self.token_dimensions = 0
         tasks: tuple[PoolingTask, ...] = ("embed",) if recipe else ()
         self.pooling_tasks = frozenset(tasks)
         self.pages = pages

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from parley.errors import Incapable, Invalid, Unsupported, excerpt
 from parley.text.grammar.answer_grammar import allows_any_text, callable_tools
-from parley.types import Chat, EngineBound, EngineFeature, ModelInfo, PoolingTask, Request, Sampling
+from parley.types import Chat, EngineBound, EngineFeature, ModelInfo, PoolingOptions, PoolingTask, Request, Sampling
 
 FieldReader = Callable[[Request], str | None]  # returns the name of the field that needs a feature, or None
 
@@ -32,16 +32,24 @@ def check_engine_features(request: Request, info: ModelInfo) -> None:
             raise Incapable(f"The model {excerpt(request.model)} {purpose} and does not generate text.", field="model")
     elif request.pooling.task not in info.pooling_tasks:
         raise Incapable(f"The model {excerpt(request.model)} {MISSING_TASKS[request.pooling.task]}.", field="model")
-    elif request.pooling.dimensions is not None and request.pooling.dimensions > info.dimensions:
-        raise Invalid(
-            f"Invalid 'dimensions': the embeddings of this model have {info.dimensions}, but "
-            f"{request.pooling.dimensions} were requested.",
-            field="dimensions",
-        )
+    else:
+        _check_dimensions(request.pooling, info)
     if not info.features.issuperset(FEATURE_FIELDS):  # parley's own engine has them all
         check_used_features(request, info)
     if request.pooling is None:
         check_engine_bounds(request, info)
+
+
+def _check_dimensions(pooling: PoolingOptions, info: ModelInfo) -> None:
+    """Check that vectors are as long as requested. Linear layers after the pooling change only those of texts. Raises
+    Invalid."""
+    width = (info.token_dimensions if pooling.task == "token_embed" else 0) or info.dimensions
+    if pooling.dimensions is not None and pooling.dimensions > width:
+        raise Invalid(
+            f"Invalid 'dimensions': the embeddings of this model have {width}, but {pooling.dimensions} were "
+            "requested.",
+            field="dimensions",
+        )
 
 
 def check_used_features(request: Request, info: ModelInfo) -> None:

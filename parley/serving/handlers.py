@@ -301,6 +301,14 @@ async def handle_cache_reset(registry: ModelRegistry, route: Route, exchange: Ex
     await exchange.send_response(route.writer(all(reset_results)))
 
 
+async def handle_media_reset(registry: ModelRegistry, route: Route, exchange: Exchange) -> None:
+    """Drop the processed media of every model."""
+    registry.require_ready()
+    for model in registry.models:
+        model.drop_kept_media()
+    await exchange.send_response(b"", content_type=b"")
+
+
 async def handle_health(registry: ModelRegistry, route: Route, exchange: Exchange) -> None:
     """Answer 200 if all models take requests; otherwise raise NotReady."""
     registry.require_ready()
@@ -436,6 +444,7 @@ SERVER_HANDLERS: dict[RouteKind, RouteHandler] = {  # all kinds but those that o
     "adapter": handle_adapter,
     "load": handle_open_requests,
     "reset": handle_cache_reset,
+    "reset_media": handle_media_reset,
     "health": handle_health,
     "stored": handle_stored,
     "socket": handle_socket,

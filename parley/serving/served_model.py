@@ -356,6 +356,11 @@ class ServedModel:
             raise Unsupported("This model reads text only.")
         return await self._media_loader.load_items(items, tenant.id)
 
+    def drop_kept_media(self) -> None:
+        """Drop the processed media that are kept for later requests."""
+        if self._media_loader is not None:
+            self._media_loader.drop_kept_items()
+
     async def close_engine(self) -> None:
         """Close the engine; requests that are still open fail."""
         await self.engine.close()

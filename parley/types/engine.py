@@ -305,6 +305,7 @@ class ModelInfo(msgspec.Struct, kw_only=True):
     dimensions: int = 0
     pooling: str = ""  # how a text's vector is made of its tokens' states, in sentence-transformers' words
     token_vectors: bool = False
+    token_dimensions: int = 0  # numbers in the vector of a token; 0: ``dimensions``
     labels: list[str] = []
     arena: Arena | None = None  # set if the KV pages are shared with other processes
     engine: str = "parley"  # name and version of the engine, for error messages

@@ -118,7 +118,7 @@ class SimulatedRunner:
 
     vocab_size = 1 << 24  # large enough for any tokenizer
     generates = True
-    dimensions = 0
+    dimensions = token_dimensions = 0
     pooling_tasks: frozenset[PoolingTask] = frozenset()
     long_rope_after = inf
     state_slots: int | None = None

@@ -91,6 +91,14 @@ async def test_reset_prefix_cache_answers_success_and_checks_its_flag(serve):
     assert (await server.post("/reset_prefix_cache?reset_running_requests=true&x=1")).json == {"success": True}
 
 
+async def test_reset_mm_cache_answers_empty_and_other_caches_are_refused_by_name(serve):
+    server = await serve()
+    for prefix in ("", "/vllm"):
+        answer = await server.post(prefix + "/reset_mm_cache")
+        assert (answer.status, answer.body) == (200, b"")
+    assert "cache of the encoders" in (await server.post("/vllm/reset_encoder_cache")).error["message"]
+
+
 async def test_unanswered_prefix_cache_reset_fails_when_the_engine_crashes(serve):
     server = await serve()
     server.engine.hang_engine()

@@ -458,6 +458,24 @@ def test_anthropic_knows_the_commands_of_each_version_of_the_editor():
     ]
 
 
+@pytest.mark.parametrize("rules", [LENIENT_RULES, STRICT_RULES])
+def test_anthropic_describes_the_screen_and_the_actions_of_a_computer(rules: AnthropicRules):
+    def computer(version: str, **members: Any) -> tuple[str, list[str], list[str]]:
+        size = {"display_width_px": 1024, "display_height_px": 768}
+        (tool,) = chat(rules, tools=[{"type": f"computer_{version}", "name": "computer", **size, **members}]).tools
+        properties = tool["function"]["parameters"]["properties"]
+        return tool["function"]["description"], properties["action"]["enum"], list(properties)
+
+    sentence, actions, members = computer("20241022", display_number=1)
+    assert sentence.endswith(" The screen of display 1 is 1024 pixels wide and 768 pixels high.")
+    assert actions[-1] == "cursor_position" and members == ["action", "coordinate", "text"]
+    _, actions, members = computer("20250124")
+    assert actions[-1] == "triple_click" and members[-1] == "duration"
+    assert computer("20251124")[1] == actions
+    _, zooming, members = computer("20251124", enable_zoom=True)
+    assert zooming == [*actions, "zoom"] and members[-1] == "region"
+
+
 def test_anthropic_forces_a_tool_that_clients_run():
     tools = [{"type": "bash_20250124", "name": "bash", "strict": True}, TOOL]
     forced = chat(tools=tools, tool_choice={"type": "tool", "name": "bash"})
@@ -472,8 +490,13 @@ def test_anthropic_forces_a_tool_that_clients_run():
         ({"type": "bash_20250124"}, "tools.0.name: Field required"),
         ({"type": "text_editor_20250728", "name": "str_replace_based_edit_tool", "max_characters": 0},
          "tools.0.max_characters: Input should be greater than or equal to 1, but got 0"),
-        ({"type": "computer_20250124", "name": "computer", "display_width_px": 9, "display_height_px": 9},
-         "tools.0.type: 'computer_20250124' is not supported by this server"),
+        ({"type": "web_fetch_20250910", "name": "web_fetch"},
+         "tools.0.type: 'web_fetch_20250910' is not supported by this server"),
+        ({"type": "computer_20250124", "name": "computer", "display_height_px": 9},
+         "tools.0.display_width_px: Field required"),
+        ({"type": "computer_20250124", "name": "computer", "display_width_px": 9, "display_height_px": 0},
+         "tools.0.display_height_px: Input should be greater than or equal to 1 and less than or equal to 65536, "
+         "but got 0"),
     ],
 )  # fmt: skip
 def test_anthropic_refuses_wrong_members_of_tools_that_clients_run(tool: dict[str, Any], sentence: str):

@@ -97,6 +97,16 @@ def test_vllm_rerank_refuses_missing_query_or_documents(body):
         scores.read_rerank_request(json.dumps(body).encode(), HEAD)
 
 
+@pytest.mark.parametrize(
+    ("members", "field"),
+    [({"query": "", "documents": ["b"]}, "query"), ({"query": "a", "documents": [""]}, "documents")],
+)
+def test_vllm_rerank_names_the_member_with_an_empty_text(members, field):
+    with pytest.raises(BadRequest) as caught:
+        scores.read_rerank_request(json.dumps({"model": "m"} | members).encode(), HEAD)
+    assert caught.value.field == field
+
+
 def test_vllm_rerank_refuses_cross_encoder_members():
     texts = {"query": "a", "documents": ["b"]}
     with pytest.raises(Unsupported) as caught:

@@ -319,3 +319,18 @@ async def test_output_without_a_limit_ends_at_the_engines_bound(narrow_server):
     assert answer.status == 200 and answer.json["usage"]["completion_tokens"] == 12
     assert {request.max_tokens for request in requests} == {6}
     await server.wait_until_idle()
+
+
+def test_vectors_of_tokens_have_a_width_of_their_own():
+    """Linear layers after the pooling make the vectors of texts wider or narrower, and leave those of tokens."""
+    for width, token_width in ((96, 64), (32, 64)):
+        info = msgspec.structs.replace(MODEL_INFO, dimensions=width, token_vectors=True, token_dimensions=token_width)
+        for task, limit in (("embed", width), ("token_embed", token_width)):
+            for wanted in (limit, limit + 1):
+                pooling = PoolingOptions(dimensions=wanted, task=task)
+                request = Request(id="r", model="m", prompts=[Text("a")], pooling=pooling)
+                if wanted == limit:
+                    check_engine_features(request, info)
+                    continue
+                with pytest.raises(Invalid, match=f"have {limit}, but {wanted}"):
+                    check_engine_features(request, info)

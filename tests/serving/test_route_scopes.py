@@ -29,6 +29,7 @@ PORTS: dict[str, tuple[ApiMount, ...]] = {
 # Every route that changes the server or its models, below any prefix. A new route of such a kind belongs here.
 ADMIN_PATHS = {
     "POST /reset_prefix_cache",
+    "POST /reset_mm_cache",
     "GET /v1/usage",
     "POST /v1/load_lora_adapter",
     "POST /v1/unload_lora_adapter",

@@ -116,6 +116,7 @@ ADMIN_ROUTES = [
     ("POST", "/v1/load_lora_adapter"),
     ("POST", "/v1/unload_lora_adapter"),
     ("POST", "/reset_prefix_cache"),
+    ("POST", "/reset_mm_cache"),
     ("POST", "/api/2.0/serving-endpoints"),
     ("DELETE", "/api/2.0/serving-endpoints/e"),
 ]

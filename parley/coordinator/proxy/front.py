@@ -45,7 +45,8 @@ from parley.web.request_body import ClientGone
 
 log = logging.getLogger("parley.cluster")
 
-FOR_ALL_INSTANCES: frozenset[RouteKind] = frozenset({"adapter", "reset", "abort_list"})  # commands for all instances
+# Commands for all instances.
+FOR_ALL_INSTANCES: frozenset[RouteKind] = frozenset({"adapter", "reset", "reset_media", "abort_list"})
 # Answered here, for clients whose key an instance accepts.
 GUARDED_KINDS: frozenset[RouteKind] = frozenset({"metrics", "load"})
 PROBE_KINDS: frozenset[RouteKind] = frozenset({"live", "ready", "probe", "health", "metrics", "load"})

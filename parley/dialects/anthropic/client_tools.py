@@ -1,4 +1,4 @@
-"""Tools that Anthropic defines and clients run: a shell, an editor of files, and a memory of files.
+"""Tools that Anthropic defines and clients run: a shell, an editor of files, a memory of files, a computer's screen.
 
 A request names only their type, because the original's models know the schemas. Other models need them, so they are
 written here, with the members that clients of these tools read:
@@ -14,12 +14,15 @@ JsonSchema = dict[str, Any]
 
 class ClientTool(NamedTuple):
     """One tool. ``name``: the only one that the original accepts. ``has_max_characters``: whether a client may say how
-    much of a file it shows."""
+    much of a file it shows. ``has_display``: whether it has to say how large its screen is. ``has_zoom``: whether it
+    may offer to enlarge a part of it."""
 
     name: str
     description: str
     input_schema: JsonSchema
     has_max_characters: bool = False
+    has_display: bool = False
+    has_zoom: bool = False
 
 
 def _text(description: str) -> JsonSchema:
@@ -109,6 +112,52 @@ MEMORY = ClientTool(
     ),
 )
 
+POINT: JsonSchema = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 2, "maxItems": 2}
+FIRST_ACTIONS = (
+    "key", "type", "mouse_move", "left_click", "left_click_drag", "right_click", "middle_click", "double_click",
+    "screenshot", "cursor_position",
+)  # fmt: skip
+LATER_ACTIONS = ("left_mouse_down", "left_mouse_up", "scroll", "hold_key", "wait", "triple_click")
+ZOOM: JsonSchema = {
+    "type": "array",
+    "items": {"type": "integer", "minimum": 0},
+    "minItems": 4,
+    "maxItems": 4,
+    "description": "zoom: the left, upper, right and lower edge of the part to enlarge, in pixels.",
+}
+
+
+def _computer(*, has_later_actions: bool, has_zoom: bool = False) -> ClientTool:
+    """Return a version of the computer. Its description ends with the size of the screen, which a request names."""
+    actions = [*FIRST_ACTIONS, *(LATER_ACTIONS if has_later_actions else ())]
+    properties: dict[str, JsonSchema] = {
+        "action": {"type": "string", "enum": actions, "description": "What to do."},
+        "coordinate": POINT | {"description": "Pixels from the left and the upper edge, for actions of the mouse."},
+        "text": _text("type: the text to type. key, hold_key: the key or the keys together, such as ctrl+s."),
+    }
+    if has_later_actions:
+        properties |= {
+            "start_coordinate": POINT | {"description": "left_click_drag: where it begins."},
+            "scroll_direction": {"type": "string", "enum": ["up", "down", "left", "right"]},
+            "scroll_amount": {"type": "integer", "minimum": 0, "description": "scroll: the clicks of the wheel."},
+            "duration": {"type": "number", "minimum": 0, "description": "hold_key, wait: seconds."},
+        }
+    return ClientTool(
+        "computer",
+        "Uses the mouse, the keyboard and the screen of a computer. Take a screenshot to see what an action has done.",
+        _object(properties, ["action"]),
+        has_display=True,
+        has_zoom=has_zoom,
+    )
+
+
+def with_zoom(schema: JsonSchema) -> JsonSchema:
+    """Return the schema of a computer that can enlarge a part of its screen."""
+    properties = schema["properties"]
+    action = properties["action"] | {"enum": [*properties["action"]["enum"], "zoom"]}
+    return schema | {"properties": properties | {"action": action, "region": ZOOM}}
+
+
 CLIENT_TOOLS = {
     "bash_20241022": BASH,
     "bash_20250124": BASH,
@@ -117,4 +166,7 @@ CLIENT_TOOLS = {
     "text_editor_20250429": _editor("str_replace_based_edit_tool"),
     "text_editor_20250728": _editor("str_replace_based_edit_tool", has_max_characters=True),
     "memory_20250818": MEMORY,
+    "computer_20241022": _computer(has_later_actions=False),
+    "computer_20250124": _computer(has_later_actions=True),
+    "computer_20251124": _computer(has_later_actions=True, has_zoom=True),
 }

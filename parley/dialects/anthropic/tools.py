@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from typing import Any, Literal
 
 import msgspec
 
 from parley.dialects.anthropic.blocks import BlockReader
-from parley.dialects.anthropic.client_tools import CLIENT_TOOLS, ClientTool
+from parley.dialects.anthropic.client_tools import CLIENT_TOOLS, ClientTool, with_zoom
 from parley.dialects.anthropic.shared import AnthropicRules, check_members, unsupported_value
 from parley.dialects.anthropic.turns import ToolChanges
 from parley.dialects.fields import Fields
@@ -22,6 +22,8 @@ TOOL_MEMBERS = {
     "type", "name", "description", "input_schema", "cache_control", "strict", "eager_input_streaming", "defer_loading",
     "input_examples", "allowed_callers",
 }  # fmt: skip
+DISPLAY_MEMBERS = ("display_width_px", "display_height_px", "display_number")
+MAX_DISPLAY_PIXELS = 1 << 16
 CLIENT_TOOL_MEMBERS = TOOL_MEMBERS - {"description", "input_schema", "eager_input_streaming"}
 CHOICE_MEMBERS = {"type", "name", "disable_parallel_tool_use"}
 Choice = Literal["auto", "none", "required"]
@@ -91,8 +93,7 @@ def _read_tool(tool: Fields, blocks: BlockReader) -> ToolObject:
 
 def _read_client_tool(tool: Fields, kind: str, client_tool: ClientTool, blocks: BlockReader) -> ToolObject:
     """Return a tool that Anthropic defines, with its schema."""
-    known = CLIENT_TOOL_MEMBERS | {"max_characters"} if client_tool.has_max_characters else CLIENT_TOOL_MEMBERS
-    check_members(tool, known, blocks.rules, kind)
+    check_members(tool, CLIENT_TOOL_MEMBERS | _own_members(client_tool), blocks.rules, kind)
     blocks.read_cache_control(tool)
     if tool.string("name", None, allowed=(client_tool.name,)) is None:
         raise tool.missing_member("name")
@@ -103,9 +104,33 @@ def _read_client_tool(tool: Fields, kind: str, client_tool: ClientTool, blocks: 
     }
     if client_tool.has_max_characters:
         tool.integer("max_characters", None, 1, None)  # the client shortens what it shows
+    if client_tool.has_display:
+        function["description"] += _read_display(tool)
+    if client_tool.has_zoom and tool.boolean("enable_zoom", False):
+        function["parameters"] = with_zoom(client_tool.input_schema)
     if tool.boolean("strict", False):
         function["strict"] = True
     return {"type": "function", "function": function}
+
+
+def _own_members(client_tool: ClientTool) -> Set[str]:
+    """Return the members that a tool has besides those of all tools that Anthropic defines."""
+    return {
+        *(("max_characters",) if client_tool.has_max_characters else ()),
+        *(DISPLAY_MEMBERS if client_tool.has_display else ()),
+        *(("enable_zoom",) if client_tool.has_zoom else ()),
+    }
+
+
+def _read_display(tool: Fields) -> str:
+    """Return a sentence about the screen of a computer. Raises BadRequest."""
+    for name in DISPLAY_MEMBERS[:2]:
+        if not tool.has_value(name):
+            raise tool.missing_member(name)
+    width, height = (tool.integer(name, 0, 1, MAX_DISPLAY_PIXELS) for name in DISPLAY_MEMBERS[:2])
+    number = tool.integer("display_number", None, 0)
+    screen = "The screen" if number is None else f"The screen of display {number}"
+    return f" {screen} is {width} pixels wide and {height} pixels high."
 
 
 def _check_names(tools: Iterable[Fields]) -> None:

@@ -34,7 +34,10 @@ from parley.dialects.vllm import (
 from parley.dialects.vllm.pooling import classify, cohere, embeddings, scores
 from parley.dialects.vllm.token_routes import render, token_generation
 
-UNSUPPORTED_PATHS = {"/generative_scoring": "Scoring of labels is"}
+UNSUPPORTED_PATHS = {
+    "/generative_scoring": "Scoring of labels is",
+    "/reset_encoder_cache": "Clearing the cache of the encoders of media is",
+}
 PROMPT_MEMBERS = PromptMembers(
     conversations=("messages",), prompts=("prompt", "token_ids"), preceding=("tools",), salts=("cache_salt",)
 )
@@ -126,6 +129,8 @@ RESET_ROUTE = Route(
     query={"reset_running_requests": {"type": "boolean"}},
 )
 
+MEDIA_RESET_ROUTE = Route("POST", "/reset_mm_cache", "reset_media")
+
 
 def _generate_route(version: legacy.DemoVersion) -> Route:
     read = partial(legacy.read_demo_request, version)
@@ -164,6 +169,7 @@ DIALECT = Dialect(
         BATCH_ROUTE,
         *TOKEN_ROUTES,
         RESET_ROUTE,
+        MEDIA_RESET_ROUTE,
         *_adapter_routes(False),
     ),
     shared_metrics=metrics.write_vllm_metrics,
@@ -217,6 +223,7 @@ STRICT_DIALECT = Dialect(
         Route("POST", "/ping", "health"),
         Route("GET", "/metrics", "metrics"),
         RESET_ROUTE,
+        MEDIA_RESET_ROUTE,
         *_adapter_routes(True),
         *_unsupported_routes(),
     ),

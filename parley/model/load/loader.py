@@ -162,6 +162,7 @@ def _describe_encoder(config: dict[str, Any], reader: EncoderRunner, dtype: torc
         dimensions=reader.dimensions,
         pooling="+".join(reader.recipe.modes),
         token_vectors="token_embed" in reader.pooling_tasks,
+        token_dimensions=reader.token_dimensions,
         labels=head.labels if head is not None else [],
     )
 

@@ -221,6 +221,10 @@ class MediaLoader:
         self._cache.add_item(key, stored)
         return stored
 
+    def drop_kept_items(self) -> None:
+        """Drop the items that are kept for later requests; those in use last until their requests end."""
+        self._cache.clear()
+
     def _make_room(self, size: int) -> None:
         """Drop unused items if there is no room for ``size`` bytes. Raises Overloaded."""
         try:

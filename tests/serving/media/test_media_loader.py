@@ -271,6 +271,15 @@ async def test_media_cache_evicts_least_recent_unused_items():
     assert base64.b64decode(read_features(used.items[0])) == bytes(1000)
 
 
+async def test_dropped_items_are_processed_again_and_those_in_use_last():
+    runner = Runner()
+    loader = make_loader(runner)
+    used = await loader.load_items([encoded(b"x")], "")
+    loader.drop_kept_items()
+    await loader.load_items([encoded(b"x")], "")
+    assert len(runner.jobs) == 2 and base64.b64decode(read_features(used.items[0])) == b"x"
+
+
 async def test_cancels_what_nobody_waits_for():
     runner = Runner()
     loader = make_loader(runner)

@@ -189,7 +189,11 @@ def _check_score_options(body: Fields) -> None:
 
 
 def _read_side(body: Fields, member: str) -> list[str]:
-    texts = body.strings(member, cap=MAX_EMBEDDING_INPUTS, total=MAX_PROMPT_SIZE)
+    try:
+        texts = body.strings(member, cap=MAX_EMBEDDING_INPUTS, total=MAX_PROMPT_SIZE)
+    except Invalid as error:
+        error.field = error.field or member  # the original's sentence about an empty text does not say which
+        raise
     if not texts:
         raise body.empty_member(member, "array")
     return texts
