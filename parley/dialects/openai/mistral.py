@@ -16,7 +16,7 @@ from parley.dialects.fields import Fields, decode_fields
 from parley.dialects.json_answer import encode_json
 from parley.dialects.openai.completions import CompletionReply, LogprobLists
 from parley.dialects.openai.embeddings import EmbeddingReply
-from parley.dialects.openai.mistral_members import with_openai_members
+from parley.dialects.openai.mistral_members import with_openai_seed
 from parley.dialects.openai.shared import FINISH_REASONS
 from parley.dialects.openai.tokens import model_object
 from parley.types import ChoiceDone, Usage
@@ -24,7 +24,7 @@ from parley.types import ChoiceDone, Usage
 
 def read_fim_request(body: bytes, context: RequestContext) -> FimReply:
     """Read a request to fill in the text between ``prompt`` and ``suffix``. Raises BadRequest."""
-    return FimReply(with_openai_members(decode_fields(body)), context)
+    return FimReply(with_openai_seed(decode_fields(body)), context)
 
 
 class FimReply(CompletionReply):

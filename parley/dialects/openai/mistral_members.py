@@ -8,11 +8,9 @@ from parley.dialects.fields import Fields
 
 
 def with_openai_members(body: Fields) -> Fields:
-    """Return a body with OpenAI's members in place of Mistral's: ``random_seed``, the tool choice ``any``, and
-    ``prefix`` of a last message that is to be continued. Raises BadRequest."""
+    """Return the body of a chat with OpenAI's members in place of Mistral's: ``random_seed``, the tool choice ``any``,
+    and ``prefix`` of a last message that is to be continued. Raises BadRequest."""
     changes: dict[str, Any] = {}
-    if body.has_value("random_seed") and not body.has_value("seed"):
-        changes["seed"] = body.integer("random_seed", None, 0)
     if body.raw_value("tool_choice") == "any":
         changes["tool_choice"] = "required"
     messages = body.raw_value("messages")
@@ -21,4 +19,11 @@ def with_openai_members(body: Fields) -> Fields:
         path = f"messages[{len(messages) - 1}]"
         if Fields(last, path).boolean("prefix", False) and not body.has_value("continue_final_message"):
             changes["continue_final_message"] = True
-    return body.with_members(changes) if changes else body
+    return with_openai_seed(body.with_members(changes) if changes else body)
+
+
+def with_openai_seed(body: Fields) -> Fields:
+    """Return a body with ``random_seed`` as ``seed``, unless it has one. Raises BadRequest."""
+    if not body.has_value("random_seed") or body.has_value("seed"):
+        return body
+    return body.with_members({"seed": body.integer("random_seed", None, 0)})
