@@ -475,7 +475,7 @@ def call_reader(route: Route, body: bytes, context: RequestContext | None = None
 
 def encode_body(route: Route, body: Any) -> bytes:
     """Return a body as JSON, or as a form where the route reads one."""
-    return _encode_form(body) if route.reads_form else json.dumps(body).encode()
+    return _encode_form(body) if route.reads_form and isinstance(body, dict) else json.dumps(body).encode()
 
 
 def _encode_form(body: dict[str, Any]) -> bytes:
