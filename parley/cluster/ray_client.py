@@ -16,6 +16,10 @@ import ray
 from parley.cluster.plan import ClusterPlan
 from parley.cluster.ray_actor import RAY_NAMESPACE, SUPERVISOR_NAME, ProcessInfo, RaySupervisor
 
+# Ray's own limit of 60 s is for a control service that restarts elsewhere. The one that `up` starts never does: a
+# signal to the whole process group ends it together with `up`, which would then wait for it in vain.
+RECONNECT_LIMIT, RECONNECT_SECONDS = "gcs_rpc_server_reconnect_timeout_s", 5
+
 
 class ClusterJob(ray.job_config.JobConfig):  # type: ignore[misc]  # ray has no types
     """A job whose workers do not import from the driver's working directory."""
@@ -44,7 +48,7 @@ def connect_ray(address: str = "", *, start_missing: bool = False) -> bool:
     except ConnectionError:
         if address or not start_missing:
             raise
-    ray.init(include_dashboard=False, **quiet)
+    ray.init(include_dashboard=False, _system_config={RECONNECT_LIMIT: RECONNECT_SECONDS}, **quiet)
     return True
 
 

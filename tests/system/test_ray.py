@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -151,7 +152,23 @@ async def test_scaled_down_instance_finishes_its_requests(nodes, tmp_path):
 
 
 def test_cluster_up_ends_when_ray_on_this_machine_has_ended(tmp_path: Path) -> None:
-    plan, log = tmp_path / "plan.toml", tmp_path / "log"
+    with running_cluster_command(tmp_path) as (command, log):
+        os.kill(find_raylet(command.pid), signal.SIGKILL)
+        assert command.wait(60) == 1
+        assert "parley: Ray on this machine has ended, and the cluster with it." in log.read_text()
+
+
+def test_cluster_up_ends_soon_after_a_signal_that_ends_its_ray_too(tmp_path: Path) -> None:
+    with running_cluster_command(tmp_path) as (command, log):
+        os.killpg(command.pid, signal.SIGTERM)
+        command.wait(45)  # Ray's own limit is 60 s
+        assert "stopping" in log.read_text()
+
+
+@contextlib.contextmanager
+def running_cluster_command(folder: Path) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
+    """Yields ``parley cluster up`` with a Ray of its own, ready and in a process group of its own, and its log."""
+    plan, log = folder / "plan.toml", folder / "log"
     plan.write_text(
         f'name = "{secrets.token_hex(4)}"\n[coordinator]\npredict_port = {free_port()}\n'
         '[[instances]]\nrole = "mixed"\ncpus = 0.1\nkv-memory = "24MiB"\n'
@@ -167,9 +184,7 @@ def test_cluster_up_ends_when_ray_on_this_machine_has_ended(tmp_path: Path) -> N
         )
     try:
         wait_for(lambda: "status page:" in log.read_text())
-        os.kill(find_raylet(command.pid), signal.SIGKILL)
-        assert command.wait(60) == 1
-        assert "parley: Ray on this machine has ended, and the cluster with it." in log.read_text()
+        yield command, log
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(command.pid, signal.SIGKILL)
