@@ -8,7 +8,8 @@ that did not run was not tested.
 The scripts in ``media`` send pictures, video and sound to a second server. Its models are small ones that
 ``media/write_cases.py`` writes, with the answers of Transformers, which the scripts find through ``MEDIA_CASES``. Those
 in ``encoder`` and ``classifier`` have a server each, too, whose main model is one. Those in ``browser`` and
-``browser_media`` open the web page in Chromium. The other scripts talk to the built-in model.
+``browser_media`` open the web page in Chromium. Those in ``agents`` have servers of their own, whose model follows a
+script (``scripted_server.py``). The other scripts talk to the built-in model.
 """
 
 from __future__ import annotations
@@ -46,6 +47,13 @@ ENVIRONMENTS = {
     "haystack": ("haystack-ai==3.4.1",),
     "autogen": ("autogen-agentchat==0.7.5", "autogen-ext[openai]==0.7.5"),
     "semantic-kernel": ("semantic-kernel==1.45.0",),
+    "smolagents": ("smolagents[openai]==1.26.0",),
+    "langgraph": ("langgraph==1.2.24", "langchain==1.5.2", "langchain-openai==1.7.4", "langchain-ollama==1.1.0"),
+    "crewai": ("crewai==1.15.30",),
+    "aider": ("aider-chat==0.86.2",),
+    "inspect": ("inspect-ai==0.3.285", "openai==3.57.0"),
+    "browser-use": ("browser-use==0.13.14",),
+    "llamaindex-ollama": ("llama-index-llms-ollama==0.11.0", "llama-index-embeddings-ollama==0.10.0"),
     "llamaindex": ("llama-index-llms-openai-like==0.8.1",),
     "databricks": (
         "databricks-sdk==0.156.0",
@@ -63,7 +71,9 @@ ENVIRONMENTS = {
         "@ai-sdk/anthropic@2.0.112",
     ),
     "ollama": ("ollama==0.6.3", "langchain-ollama==1.1.0"),
-    "node-ollama": ("ollama@0.6.4",),
+    "node-ollama": ("ollama@0.6.4", "ai@5.0.277", "ollama-ai-provider-v2@1.5.5"),
+    "node-agents": ("@qwen-code/qwen-code@0.15.10", "opencode-ai@1.18.33", "cline@3.0.65", "@continuedev/cli@1.5.47"),
+    "node-promptfoo": ("promptfoo@0.123.1",),
     "agents": ("openai-agents==0.24.0",),
     "pydantic-ai": ("pydantic-ai-slim[anthropic,openai]==2.68.0",),
     "litellm-responses": ("litellm==1.106.2", "mcp==2.3.0"),
@@ -72,7 +82,7 @@ ENVIRONMENTS = {
     "node-browser": ("playwright-core@1.65.1", "axe-core@4.14.1"),  # they need Chromium: CHROMIUM, or /usr/bin/chromium
     "node": ("openai@6.49.0", "ai@5.0.277", "@ai-sdk/openai-compatible@1.0.61", "@huggingface/inference@4.13.30"),
 }
-RESOLVED_BY_UV = ("databricks",)  # resolved by uv, because pip would take minutes
+RESOLVED_BY_UV = ("databricks", "crewai", "browser-use")  # resolved by uv, because pip would take minutes
 SCRIPTS = {
     "openai_sdk.py": "text",
     "openai_async.py": "text",
@@ -89,6 +99,13 @@ SCRIPTS = {
     "haystack_client.py": "haystack",
     "autogen_client.py": "autogen",
     "semantic_kernel_client.py": "semantic-kernel",
+    "smolagents_client.py": "smolagents",
+    "langgraph_client.py": "langgraph",
+    "crewai_client.py": "crewai",
+    "aider_client.py": "aider",
+    "inspect_client.py": "inspect",
+    "browser_use_client.py": "browser-use",
+    "promptfoo.mjs": "node-promptfoo",
     "guidance_client.py": "guidance",
     "mem0_client.py": "mem0",
     "lm_eval_client.py": "lm-eval",
@@ -111,6 +128,8 @@ SCRIPTS = {
     "ollama/litellm_client.py": "litellm",
     "ollama/open_webui_requests.py": "ollama",
     "ollama/ollama_client.mjs": "node-ollama",
+    "ollama/llama_index_client.py": "llamaindex-ollama",
+    "ollama/ai_sdk.mjs": "node-ollama",
     "responses/openai_sdk.py": "agents",
     "responses/agents_client.py": "agents",
     "responses/langchain_client.py": "langchain",
@@ -119,6 +138,10 @@ SCRIPTS = {
     "responses/ai_sdk.mjs": "node-responses",
     "responses/codex.mjs": "node-responses",
     "responses/codex_tool.mjs": "node-responses",
+    "agents/qwen_code.mjs": "node-agents",
+    "agents/opencode.mjs": "node-agents",
+    "agents/cline.mjs": "node-agents",
+    "agents/continue_cli.mjs": "node-agents",
     "openapi_client.py": "openapi",
     "openai_sdk.mjs": "node",
     "ai_sdk.mjs": "node",

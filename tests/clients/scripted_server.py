@@ -1,9 +1,13 @@
-"""A server whose model calls Codex's tool once, then says what it returned. Prints its port, runs until killed."""
+"""A server whose model follows a script, for agents whose prompts are long. Prints its port, runs until killed.
+
+Argument: a JSON list of ``[TEXT, ANSWER]``. A request gets the first answer whose text its prompt contains.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import sys
 import tempfile
 from pathlib import Path
 
@@ -20,16 +24,13 @@ from parley.serving.served_model import ServedModel
 from parley.types import EngineRequest, Settings
 from parley.web import port as http_port
 
-COMMAND, OUTPUT = "echo hello-$((40+2))", "hello-42"
-CALL = f"<tool_call>\n{json.dumps({'name': 'exec_command', 'arguments': {'cmd': COMMAND}})}\n</tool_call>"
 
-
-async def serve(folder: Path) -> None:
+async def serve(folder: Path, script: list[tuple[str, str]]) -> None:
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
 
     def answer(request: EngineRequest, choice: int) -> list[int]:
         prompt = tokenizer.decode(request.token_ids)
-        return tokenizer.encode(f"The tool said {OUTPUT}." if OUTPUT in prompt else CALL).ids
+        return tokenizer.encode(next(reply for text, reply in script if text in prompt)).ids
 
     info = msgspec.structs.replace(FAKE_MODEL, vocab_size=640, max_model_len=400_000, kv_blocks=50_000)
     options = ServerOptions(port=0, access_log=False)
@@ -45,4 +46,4 @@ async def serve(folder: Path) -> None:
 with tempfile.TemporaryDirectory() as name:
     write_tokenizer(Path(name))
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(serve(Path(name)))
+        runner.run(serve(Path(name), json.loads(sys.argv[1])))
