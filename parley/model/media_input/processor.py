@@ -233,7 +233,8 @@ class ItemProcessor:
         # Gemma 3n fills up nothing: where fewer samples are left than a frame has, there is no frame
         is_unfilled = self._family.model_type == "gemma3n"
         seconds = (frames * hop + (extractor.frame_length if is_unfilled else 0)) / self.audio_rate
-        window = hop if is_unfilled else max(hop, getattr(extractor, "win_length", 0))  # samples; the last ones fill none
+        # Samples beyond these, of which the last ones fill no frame
+        window = hop if is_unfilled else max(hop, getattr(extractor, "win_length", 0))
         if hop and processed.seconds > seconds + window / self.audio_rate:
             predicate = f"has {round(processed.seconds, 2)} seconds, and this model reads at most {seconds:g}"
             raise UnusableMedia(predicate, "too_long", limit=seconds, size=processed.seconds)
