@@ -86,6 +86,7 @@ SUMMARIES: dict[RouteKind, str] = {
     "adapter": "Load or unload an adapter",
     "load": "Report the load",
     "reset": "Clear the prefix cache",
+    "reset_media": "Drop the processed media that are kept",
     "health": "Report whether the server is ready",
     "live": "Report whether the server lives",
     "ready": "Report whether the server is ready",
