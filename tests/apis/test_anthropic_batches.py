@@ -5,8 +5,11 @@ import json
 from typing import Any
 
 import pytest
+from support.held_call import HeldCall
 
+from parley.dialects.anthropic.batches import MessageBatch
 from parley.serving.records import batch_runner
+from parley.serving.records.background import BackgroundRuns
 
 PATH = "/v1/messages/batches"
 VERSION = {"anthropic-version": "2023-06-01"}
@@ -114,3 +117,27 @@ async def test_batches_are_listed_by_pages(serve):
     for query, name in (("limit=0", "limit"), ("after_id=x", "after_id"), ("before_id=x", "before_id")):
         refused = await server.get(f"{PATH}?{query}")
         assert (refused.status, refused.error["message"].split(":")[0]) == (400, name)
+
+
+async def test_batch_that_ends_during_its_cancellation_has_ended(serve, monkeypatch):
+    held_finish = HeldCall(monkeypatch, MessageBatch, "finish")
+    held_finish.end_before(monkeypatch, BackgroundRuns, "stop_run")
+    server = await serve()
+    batch = await create(server, batch_request("a"))
+    await asyncio.to_thread(held_finish.has_begun.wait, 10)
+    assert (await server.post(f"{PATH}/{batch['id']}/cancel")).json["processing_status"] == "ended"
+    batch = (await server.get(f"{PATH}/{batch['id']}")).json
+    assert (batch["processing_status"], batch["request_counts"]["succeeded"]) == ("ended", 1)
+
+
+async def test_batch_of_a_crashed_server_is_deleted_with_its_requests(serve, monkeypatch):
+    monkeypatch.setattr(MessageBatch, "finish", lambda *arguments: None)
+    server = await serve()
+    batch = await create(server, batch_request("a"))
+    store = server.service.record_store
+    clock = store._clock
+    store._clock = lambda: clock() + 100
+    assert (await server.get(f"{PATH}/{batch['id']}")).json["processing_status"] == "ended"
+    assert store.list_names("", "content/")
+    assert (await server.call("DELETE", f"{PATH}/{batch['id']}")).status == 200
+    assert store.list_names("", "content/") == []

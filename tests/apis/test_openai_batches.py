@@ -2,11 +2,16 @@
 
 import asyncio
 import json
+import tracemalloc
 from typing import Any
 
 from support.forms import BOUNDARY, encode_form
+from support.held_call import HeldCall
 
+from parley.dialects.openai.batches.batch import OpenAIBatch
+from parley.dialects.openai.batches.batch_input import read_batch_input
 from parley.serving.records import batch_runner
+from parley.serving.records.background import BackgroundRuns
 
 FORM_HEADERS = {"content-type": f"multipart/form-data; boundary={BOUNDARY}"}
 KEYS = ("sk-one-key-0123456789", "sk-two-key-0123456789")
@@ -125,8 +130,9 @@ async def test_input_with_faults_fails_its_batch_and_names_their_lines(serve):
     ]
     empty = await wait_for_end(server, await create(server, ["", ""]))
     assert empty["errors"]["data"][0]["code"] == "empty_file"
-    many = await wait_for_end(server, await create(server, ["{"] * 100))
-    assert len(many["errors"]["data"]) == 20
+    for line in ("{", request_line("a")):
+        many = await wait_for_end(server, await create(server, [line] * 100))
+        assert len(many["errors"]["data"]) == 20
 
 
 async def test_wrong_members_are_refused_by_name(serve):
@@ -268,3 +274,48 @@ async def test_moderations_are_refused_by_name(serve):
     server = await serve()
     refused = await server.post("/v1/moderations", {"input": "a"})
     assert (refused.status, "oderation" in refused.error["message"]) == (400, True)
+
+
+def test_input_of_empty_lines_takes_no_memory_of_its_own():
+    content = b"\n" * 100_000
+    tracemalloc.start()
+    try:
+        assert read_batch_input(content, CHAT_URL).faults[0].code == "empty_file"
+        assert tracemalloc.get_traced_memory()[1] < 100_000  # bytes
+    finally:
+        tracemalloc.stop()
+
+
+async def test_batch_that_ends_during_its_cancellation_has_ended(serve, monkeypatch):
+    held_finish = HeldCall(monkeypatch, OpenAIBatch, "finish")
+    held_finish.end_before(monkeypatch, BackgroundRuns, "stop_run")
+    server = await serve()
+    batch = await create(server, [request_line("a")])
+    await asyncio.to_thread(held_finish.has_begun.wait, 10)
+    assert (await server.post(f"/v1/batches/{batch['id']}/cancel")).status == 409
+    assert (await server.get(f"/v1/batches/{batch['id']}")).json["status"] == "completed"
+
+
+async def test_cancelled_batch_with_a_wrong_input_has_failed(serve, monkeypatch):
+    held_begin = HeldCall(monkeypatch, OpenAIBatch, "begin")
+    server = await serve()
+    batch = await create(server, ["{"])
+    await asyncio.to_thread(held_begin.has_begun.wait, 10)
+    padding = {"padding": "x" * 20_000}  # a body of this size is read in a thread
+    cancelling = await server.post(f"/v1/batches/{batch['id']}/cancel", padding)
+    assert (cancelling.status, cancelling.json["status"]) == (200, "cancelling"), cancelling.body
+    held_begin.release.set()
+    batch = await wait_for_end(server, batch)
+    assert (batch["status"], batch["errors"]["data"][0]["line"]) == ("failed", 1)
+
+
+async def test_server_that_ends_waits_for_the_results_of_a_batch(serve, monkeypatch):
+    held_finish = HeldCall(monkeypatch, OpenAIBatch, "finish")
+    server = await serve()
+    await create(server, [request_line("a")])
+    await asyncio.to_thread(held_finish.has_begun.wait, 10)
+    closing = asyncio.create_task(server.service.background_runs.close())
+    await asyncio.wait([closing], timeout=0.1)
+    held_finish.release.set()
+    await closing
+    assert held_finish.has_ended.is_set()

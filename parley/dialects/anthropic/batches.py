@@ -256,6 +256,8 @@ def cancel_batch(body: bytes, context: RequestContext) -> Answer:
     def change(data: bytes) -> bytes:
         nonlocal stored
         stored = msgspec.json.decode(data, type=StoredBatch)
+        if stored.batch["processing_status"] == "ended":  # meanwhile
+            return data
         stored.batch |= {"processing_status": "canceling", "cancel_initiated_at": iso_time(context.created)}
         return encode_json(stored)
 
@@ -269,6 +271,7 @@ def delete_batch(body: bytes, context: RequestContext) -> Answer:
     batch_id = stored.batch["id"]
     if stored.batch["processing_status"] != "ended":
         raise BadRequest(f"The batch {excerpt(batch_id)} has not ended. Cancel it before deleting it.")
+    delete_content(context.records, batch_id)  # kept if the server ended while the batch ran
     delete_content(context.records, batch_id + RESULTS_SUFFIX)
     context.records.delete_record(stored.record_name)
     return json_answer({"id": batch_id, "type": "message_batch_deleted"})

@@ -123,11 +123,12 @@ class BackgroundRuns:
         return self._runs.get((tenant, name))
 
     def stop_run(self, tenant: str, name: str) -> bool:
-        """Stop a run. Return whether one was running."""
+        """Stop a run. Return whether one was running. May be called in any thread."""
         run = self._runs.get((tenant, name))
         if run is None or run.kept_events.has_ended:
             return False
-        run.kept_events.end_events()  # outputs that arrive before the task has stopped are dropped
+        run.kept_events.has_ended = True  # outputs that arrive before the task has stopped are dropped
+        run.task.get_loop().call_soon_threadsafe(run.kept_events.end_events)
         self._cancel_started(run.task)
         return True
 
@@ -140,7 +141,7 @@ class BackgroundRuns:
 
     def _cancel_started(self, task: asyncio.Task[None]) -> None:
         """Cancel a task after its first step: one that is cancelled before that never gets to release its slots."""
-        asyncio.get_running_loop().call_soon(task.cancel)
+        task.get_loop().call_soon_threadsafe(task.cancel)
 
     async def _run_to_end(self, key: RunKey, kept: KeptEvents, work: Coroutine[Any, Any, None]) -> None:
         touching = asyncio.get_running_loop().create_task(self._touch_record(key))

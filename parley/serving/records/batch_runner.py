@@ -12,6 +12,8 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TypeVar
 
 from starlette.types import ASGIApp, Scope
 
@@ -22,6 +24,8 @@ from parley.serving.inherited_headers import inherited_headers
 from parley.serving.records.background import BackgroundRuns, KeptEvents
 from parley.web.exchange import TIMEOUT_HEADER
 from parley.web.inner_cycle import InnerCycle
+
+T = TypeVar("T")
 
 log = logging.getLogger("parley.server")
 
@@ -69,6 +73,18 @@ def retry_seconds(cycle: InnerCycle) -> float | None:
     return min(max(int(header), MIN_RETRY_SECONDS), MAX_RETRY_SECONDS)
 
 
+async def _to_end_in_thread(work: Callable[[], T]) -> T:
+    """Call ``work`` in a thread, and return its result. If the caller is cancelled, it goes on after the work ends."""
+    task = asyncio.ensure_future(asyncio.to_thread(work))
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait([task])
+        if (error := task.exception()) is not None:
+            raise error from None
+        raise
+
+
 class BatchRunner:
     """All batches of one process. ``clock``: returns seconds since the epoch."""
 
@@ -97,7 +113,7 @@ class BatchRunner:
         try:
             async with asyncio.timeout(job.deadline - self._clock()):
                 async with self._tenant_locks.setdefault(tenant, asyncio.Lock()), self._batch_places:
-                    requests = await self._begin_job(job)
+                    requests = await _to_end_in_thread(partial(job.begin, int(self._clock())))
                     await self._send_requests(job, requests, sender)
             end = "completed"
         except TimeoutError:
@@ -111,16 +127,7 @@ class BatchRunner:
             log.exception("A batch failed.")
         finally:
             with contextlib.suppress(NotReady):
-                await asyncio.to_thread(job.finish, end, int(self._clock()))
-
-    async def _begin_job(self, job: BatchJob) -> Sequence[BatchRequest]:
-        """Return the requests of a batch. Nothing else is done with it before they are read, even if it is stopped."""
-        reading = asyncio.ensure_future(asyncio.to_thread(job.begin, int(self._clock())))
-        try:
-            return await asyncio.shield(reading)
-        except asyncio.CancelledError:
-            await asyncio.wait([reading])
-            raise
+                await _to_end_in_thread(partial(job.finish, end, int(self._clock())))
 
     def _count_end(self, tenant: str) -> None:
         self._open_counts[tenant] -= 1

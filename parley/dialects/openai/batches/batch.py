@@ -157,12 +157,12 @@ class OpenAIBatch(BatchJob):
         BATCHES.update(self._records, self._batch["id"], self._batch["created_at"], end_batch)
 
     def _change(self, changes: dict[str, Any]) -> None:
-        """Change members of the batch; one that is being cancelled stays so."""
+        """Change members of the batch; one that is being cancelled stays so, unless it has failed."""
 
         def change(data: bytes) -> bytes:
             batch = msgspec.json.decode(data, type=BatchObject)
-            kept = {"status": batch["status"]} if batch["status"] == "cancelling" else {}
-            return encode_json(batch | changes | kept)
+            stays = batch["status"] == "cancelling" and changes.get("status") != "failed"
+            return encode_json(batch | changes | ({"status": "cancelling"} if stays else {}))
 
         BATCHES.update(self._records, self._batch["id"], self._batch["created_at"], change)
 

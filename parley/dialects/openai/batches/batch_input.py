@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from io import BytesIO
 from typing import NamedTuple
 
 import msgspec
@@ -53,20 +54,19 @@ def read_batch_input(content: bytes, endpoint: str) -> BatchInput:
     custom_ids: dict[str, None] = {}
     requests: list[BatchRequest] = []
     faults: list[InputFault] = []
-    for number, line in enumerate(content.split(b"\n"), 1):
+    for number, line in enumerate(BytesIO(content), 1):  # a list of the lines may be much larger than the content
         if not line.strip():
             continue
         if len(requests) == MAX_REQUESTS:
             return _refused([InputFault("too_many_tasks", f"A batch has at most {MAX_REQUESTS} requests.", number)])
         read = _read_line(line, number, endpoint)
+        if isinstance(read, InputLine) and read.custom_id in custom_ids:
+            message = f"The custom_id {read.custom_id!r} is that of an earlier line."
+            read = InputFault("duplicate_custom_id", message, number, "custom_id")
         if isinstance(read, InputFault):
             faults.append(read)
             if len(faults) == MAX_SHOWN_FAULTS:
                 return _refused(faults)
-            continue
-        if read.custom_id in custom_ids:
-            message = f"The custom_id {read.custom_id!r} is that of an earlier line."
-            faults.append(InputFault("duplicate_custom_id", message, number, "custom_id"))
             continue
         custom_ids[read.custom_id] = None
         requests.append(BatchRequest(endpoint, bytes(read.body)))

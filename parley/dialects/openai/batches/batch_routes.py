@@ -74,19 +74,24 @@ def cancel_batch(body: bytes, context: RequestContext) -> Answer:
     batch = _load_batch(context)
     if batch["status"] == "cancelling":
         return json_answer(batch)
-    if batch["status"] not in RUNNING:
-        raise Conflict(f"Cannot cancel a batch with status '{batch['status']}'.")
+    _check_running(batch)
     if not context.records.stop_run(BATCHES.record_name(batch["id"], batch["created_at"])):
         raise BadRequest("Cannot cancel a batch that runs on another server.")
 
     def change(data: bytes) -> bytes:
         nonlocal batch
         batch = msgspec.json.decode(data, type=BatchObject)
+        _check_running(batch)  # it may have ended meanwhile
         batch |= {"status": "cancelling", "cancelling_at": context.created}
         return encode_json(batch)
 
     BATCHES.update(context.records, batch["id"], batch["created_at"], change)
     return json_answer(batch)
+
+
+def _check_running(batch: BatchObject) -> None:
+    if batch["status"] not in RUNNING:
+        raise Conflict(f"Cannot cancel a batch with status '{batch['status']}'.")
 
 
 def list_batches(body: bytes, context: RequestContext) -> Answer:
