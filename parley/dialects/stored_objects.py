@@ -1,7 +1,8 @@
 """Objects that clients keep on a server and list by their age: stored completions, files, batches.
 
 The record of an object is named after its kind, its time and its id, so names in alphabetical order are objects in the
-order of their creation, those of one second in any order. The id is a part of the record, by which it is found.
+order of their creation, those of one second in any order. Kind and id are a part of the record, by which it is found.
+Other records have no part with a slash in its name, whatever ids their clients choose.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from parley.dialects.records import TenantRecords
+from parley.interrupt import stop_if_abandoned
 
 T = TypeVar("T")
 
@@ -29,15 +31,19 @@ class ObjectKind:
 
     def save(self, records: TenantRecords, object_id: str, created: int, data: bytes) -> None:
         """Keep an object in place of any other of this name."""
-        records.save_record(self.record_name(object_id, created), data, (object_id,))
+        records.save_record(self.record_name(object_id, created), data, (self._part_name(object_id),))
 
     def update(self, records: TenantRecords, object_id: str, created: int, change: Callable[[bytes], bytes]) -> bool:
         """Replace an object by the result of ``change``. Return whether it exists."""
-        return records.update_record(self.record_name(object_id, created), lambda data: (change(data), (object_id,)))
+        parts = (self._part_name(object_id),)
+        return records.update_record(self.record_name(object_id, created), lambda data: (change(data), parts))
 
     def find(self, records: TenantRecords, object_id: str) -> bytes | None:
         """Return an object, None if there is none."""
-        return records.find_part(object_id) if object_id.startswith(self.id_prefix) else None
+        return records.find_part(self._part_name(object_id)) if object_id.startswith(self.id_prefix) else None
+
+    def _part_name(self, object_id: str) -> str:
+        return f"{self.name}/{object_id}"
 
     def list_page(
         self,
@@ -52,6 +58,7 @@ class ObjectKind:
         are more. ``after``: the name of the record before the first one."""
         objects: list[T] = []
         for name in self._names_after(records.list_names(self.name + "/"), after, newest_first=newest_first):
+            stop_if_abandoned()
             data = records.find_record(name)
             listed = None if data is None else read_object(data)
             if listed is None:

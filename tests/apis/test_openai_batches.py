@@ -319,3 +319,20 @@ async def test_server_that_ends_waits_for_the_results_of_a_batch(serve, monkeypa
     held_finish.release.set()
     await closing
     assert held_finish.has_ended.is_set()
+
+
+async def test_items_of_conversations_are_no_files_and_files_are_no_items(serve):
+    server = await serve()
+    file_id = (await upload(server, "x")).json["id"]
+    message = {"type": "message", "role": "user", "content": "Hello"}
+    items = [message | {"id": item_id} for item_id in (file_id, "file-x", f"file/{file_id}", "batch_x", "chatcmpl-x")]
+    conversation = await server.post("/v1/conversations", {"items": items})
+    assert conversation.status == 200
+    assert (await server.get(f"/v1/files/{file_id}/content")).body == b"x"
+    for path in ("files/file-x", "batches/batch_x", "chat/completions/chatcmpl-x"):
+        assert (await server.get(f"/v1/{path}")).status == 404
+    other_id = (await upload(server, "x")).json["id"]
+    for item_id in (other_id, f"file/{other_id}"):
+        reference = {"type": "item_reference", "id": item_id}
+        answer = await server.post("/v1/responses", {"model": "tiny", "input": [reference]})
+        assert (answer.status, item_id in answer.error["message"]) == (404, True), answer.body

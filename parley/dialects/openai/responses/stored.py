@@ -21,7 +21,14 @@ RUNNING = ("queued", "in_progress")
 # A client that sends the header deceives nobody but itself.
 HISTORY_HEADER = b"x-parley-history"
 ITEM_PREFIXES = {"message": "msg", "function_call": "fc", "custom_tool_call": "ctc", "reasoning": "rs"}
+SLASH = "/"
 LOST = {"code": "server_error", "message": "The server that ran this response has ended."}
+
+
+def part_names(items: Sequence[Item]) -> list[str]:
+    """Return the names of the parts of a record with these items: their ids. Clients choose some ids; those with a
+    slash find nothing, because parts with a slash are objects of other kinds (``ObjectKind``)."""
+    return [item["id"] for item in items if SLASH not in item["id"]]
 
 
 class StoredResponse(msgspec.Struct):
@@ -37,7 +44,7 @@ class StoredResponse(msgspec.Struct):
 
     def keep(self, records: TenantRecords, new_items: Sequence[Item]) -> None:
         """Keep the record; its own items, ``new_items`` and the output, are found by their ids."""
-        parts = [item["id"] for item in (*new_items, *self.response["output"])]
+        parts = part_names([*new_items, *self.response["output"]])
         records.save_record(self.response["id"], encode_json(self), parts)
 
 
@@ -47,14 +54,9 @@ class StoredConversation(msgspec.Struct):
     conversation: dict[str, Any]
     items: list[Item]
 
-    @property
-    def item_ids(self) -> list[str]:
-        """The ids of its items."""
-        return [item["id"] for item in self.items]
-
     def keep(self, records: TenantRecords) -> None:
         """Keep the record."""
-        records.save_record(self.conversation["id"], encode_json(self), self.item_ids)
+        records.save_record(self.conversation["id"], encode_json(self), part_names(self.items))
 
 
 def find_response(context: RequestContext, response_id: str) -> StoredResponse | None:
@@ -129,7 +131,7 @@ def change_conversation(
         nonlocal record
         record = msgspec.json.decode(data, type=StoredConversation)
         change(record)
-        return encode_json(record), record.item_ids
+        return encode_json(record), part_names(record.items)
 
     if not context.records.update_record(conversation_id, change_record):
         raise _unknown_conversation(conversation_id)
@@ -148,7 +150,7 @@ def _unknown_conversation(conversation_id: str) -> UnknownRecord:
 
 def find_item(context: RequestContext, item_id: str) -> Item:
     """Return a stored item of a response or a conversation. Raises UnknownRecord."""
-    data = context.records.find_part(item_id)
+    data = context.records.find_part(item_id) if SLASH not in item_id else None
     record: dict[str, Any] = {"items": []} if data is None else msgspec.json.decode(data)
     items: list[Item] = record["items"] if "items" in record else record["input"] + record["response"]["output"]
     item = next((item for item in reversed(items) if item["id"] == item_id), None)
