@@ -49,7 +49,7 @@ class BatchJob(ABC):
 
     @abstractmethod
     def begin(self, now: int) -> Sequence[BatchRequest]:
-        """Return the requests, and record that they run. None: the record says why there are none. Raises NotReady."""
+        """Return the requests, and record that they run. If there are none, the record says why. Raises NotReady."""
 
     @abstractmethod
     def add_answer(self, number: int, answer: BatchAnswer) -> bool:

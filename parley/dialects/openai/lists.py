@@ -31,7 +31,7 @@ def read_query(context: RequestContext) -> Fields:
         values = parse_qs(text, keep_blank_values=True, max_num_fields=MAX_QUERY_MEMBERS)
     except ValueError:
         raise Invalid(f"The query has more than {MAX_QUERY_MEMBERS} parameters.") from None
-    return Fields({name: given[-1] for name, given in values.items()})
+    return Fields({name: texts[-1] for name, texts in values.items()})
 
 
 def read_list_query(
