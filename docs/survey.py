@@ -50,7 +50,7 @@ class SurveyedRecords(NoRecords):
         return b'{"conversation":{"id":"conv_i"},"items":[{"id":"i"}]}' if name == "conv_i" else None
 
     def find_part(self, part: str) -> bytes | None:
-        return b'{"id":"file-i","created_at":1,"expires_at":null,"purpose":"batch"}' if part == "file-i" else None
+        return b'{"id":"file-i","created_at":1,"expires_at":null,"purpose":"batch"}' if part == "file/file-i" else None
 
     def update_record(self, name: str, change: RecordChange) -> bool:
         data = self.find_record(name)
@@ -125,6 +125,7 @@ COMPLETE_BODIES: list[dict[str, Any]] = [  # each route takes at least one of th
     {"served_entities": [{"entity_name": "m"}]},
     {"access_control_list": [{"user_name": LEARNED_OWNER, "permission_level": "CAN_QUERY"}]},
     {},
+    {"model": "m", "messages": [{"role": "user", "content": "a"}], "store": True},
 ]
 TABLE = {"enabled": True, "catalog_name": "a", "schema_name": "b", "table_name_prefix": "c"}
 FUNCTION = {"name": "f", "description": "d", "parameters": {"type": "object"}}
