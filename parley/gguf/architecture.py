@@ -50,6 +50,7 @@ LAYER_TENSOR = re.compile(r"blk\.(\d+)\.([a-z_0-9]+(?:\.[a-z_0-9]+)*?)(?:\.(weig
 LAYER_NUMBER = re.compile(r"blk\.(\d+)\.")
 # How scores of experts are made of logits, by the numbers in files
 SOFTMAX, SIGMOID = 1, 2
+LARGEST_FLOAT32 = (2 - 2**-23) * 2.0**127
 
 
 @dataclass(frozen=True)
@@ -127,10 +128,10 @@ def fields_of(model: GgufModel) -> dict[str, Any]:
 
 def shortest_number(value: Any) -> Any:
     """Return the shortest decimal number that is the same as float32, as configs have it; other values as they are."""
-    if not isinstance(value, float) or not math.isfinite(value):
+    if not isinstance(value, float) or not abs(value) <= LARGEST_FLOAT32:
         return value
     candidates = (float(f"{value:.{digits}g}") for digits in (7, 8))
-    return next((each for each in candidates if struct.pack("<f", each) == struct.pack("<f", value)), value)
+    return next((number for number in candidates if struct.pack("<f", number) == struct.pack("<f", value)), value)
 
 
 def tensor_name(architecture: Architecture, name: str) -> str:

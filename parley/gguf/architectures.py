@@ -16,6 +16,7 @@ from parley.gguf.architecture import (
     SIGMOID,
     Architecture,
     fields_of,
+    read_size,
 )
 from parley.gguf.encoder_architectures import ENCODERS
 from parley.gguf.gemma_architectures import GEMMA_3N, GEMMA_4, GEMMA_LAYER_NAMES
@@ -143,8 +144,9 @@ DOTS_1 = Architecture(
 
 
 def complete_llama_4(model: GgufModel, config: dict[str, Any]) -> None:
-    """Say whether queries and keys have norms: those of the model of 128 experts have none, as llama.cpp knows it."""
-    config["use_qk_norm"] = config["num_experts"] != LLAMA_4_PLAIN_EXPERTS
+    """Say whether queries and keys have norms: those of the model of 128 experts have none, as llama.cpp knows it.
+    Raises GgufError."""
+    config["use_qk_norm"] = read_size(model, "expert_count") != LLAMA_4_PLAIN_EXPERTS
 
 
 LLAMA_4_PLAIN_EXPERTS = 128

@@ -75,7 +75,7 @@ def complete_gemma_4(model: GgufModel, config: dict[str, Any]) -> None:
     window = types.index("sliding_attention") if "sliding_attention" in types else full
     by_type = {"sliding_attention": heads[window], "full_attention": heads[full]}
     is_double = shared > 0 and widths[-1] == 2 * widths[0]
-    if heads != [by_type[each] for each in types] or widths != [
+    if heads != [by_type[layer_type] for layer_type in types] or widths != [
         widths[0] * (1 + (is_double and layer >= count - shared)) for layer in range(count)
     ]:
         raise GgufError(f"{file} has layers of other sizes than its architecture")
@@ -103,7 +103,9 @@ def complete_gemma_3n(model: GgufModel, config: dict[str, Any]) -> None:
     fields, file, count = fields_of(model), model.paths[0].name, config["num_hidden_layers"]
     if len(config.get("layer_types", [])) != count:
         raise GgufError(f"{file} does not say of each layer whether it has a window, so the model's shape is unknown")
-    scales, widths = fields.get("activation_sparsity_scale"), fields["feed_forward_length"]
+    scales, widths = fields.get("activation_sparsity_scale"), fields.get("feed_forward_length")
+    if widths is None:
+        raise GgufError(f"{file} has no feed_forward_length, so the model's shape is unknown")
     if not isinstance(scales, list) or len(scales) != count or any(type(scale) is not float for scale in scales):
         raise GgufError(f"{file} gives activation_sparsity_scale as {reprlib.repr(scales)}, of {count} layers")
     tables = {name: model.tensors.get(name) for name in ("blk.0.laurel_l.weight", "per_layer_token_embd.weight")}

@@ -76,7 +76,7 @@ def complete_deepseek_2(model: GgufModel, config: dict[str, Any]) -> None:
 def complete_deepseek_3(model: GgufModel, config: dict[str, Any]) -> None:
     """Add the fields of DeepSeek-V3. Raises GgufError."""
     complete_latents(model, config)
-    are_grouped = config["num_experts"] == DEEPSEEK_3_EXPERTS and "n_group" not in config
+    are_grouped = read_size(model, "expert_count") == DEEPSEEK_3_EXPERTS and "n_group" not in config
     config |= DEEPSEEK_3_GROUPS if are_grouped else {"n_group": 1, "topk_group": 1} | config
 
 

@@ -134,6 +134,8 @@ def model_config(model: GgufModel, read_factors: ReadFactors = lambda name: None
 
 def _layer_count(model: GgufModel, count: int) -> int:
     """Return the number of layers without those that predict further tokens. ``count``: of all. Raises GgufError."""
+    if type(count) is not int:
+        raise GgufError(f"{model.paths[0].name} gives block_count as {reprlib.repr(count)}; it is a whole number")
     extra = fields_of(model).get("nextn_predict_layers", 0)
     if type(extra) is not int or not 0 <= extra < count:
         raise GgufError(f"{model.paths[0].name} gives nextn_predict_layers as {reprlib.repr(extra)}, of {count} layers")
@@ -161,7 +163,7 @@ def _common_value(values: list[Any]) -> Any:
 def _rope_fields(
     model: GgufModel, config: dict[str, Any], read_factors: ReadFactors, architecture: Architecture
 ) -> dict[str, Any]:
-    """Return the fields of the rotary embedding."""
+    """Return the fields of the rotary embedding. Raises GgufError."""
     name = model.metadata["general.architecture"]
 
     def scaling(key: str) -> Any:
@@ -169,6 +171,9 @@ def _rope_fields(
 
     head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     rotary = model.metadata.get(f"{name}.rope.dimension_count", head_dim)
+    if not head_dim:
+        heads = reprlib.repr(config["num_attention_heads"])
+        raise GgufError(f"{model.paths[0].name} gives {name}.attention.head_count as {heads}, more than its width")
     if not _is_positive(rotary):
         raise GgufError(f"{model.paths[0].name} gives {name}.rope.dimension_count as {reprlib.repr(rotary)}")
     fields: dict[str, Any] = {} if rotary == head_dim else {"partial_rotary_factor": rotary / head_dim}

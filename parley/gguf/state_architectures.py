@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from dataclasses import replace
 from typing import Any
 
@@ -78,8 +79,12 @@ DELTA_KEYS = {
 
 
 def complete_axes(model: GgufModel, config: dict[str, Any]) -> None:
-    """Add how many pairs of dimensions each axis of positions turns."""
+    """Add how many pairs of dimensions each axis of positions turns. Raises GgufError."""
     if sections := fields_of(model).get("rope.dimension_sections"):
+        if not isinstance(sections, list):
+            raise GgufError(
+                f"{model.paths[0].name} gives rope.dimension_sections as {reprlib.repr(sections)}; it is a list"
+            )
         config["rope_scaling"]["mrope_section"] = sections[:3]
 
 
@@ -91,7 +96,7 @@ def complete_delta_nets(model: GgufModel, config: dict[str, Any]) -> None:
         raise GgufError(f"{model.paths[0].name} gives {inner} numbers to {heads} heads, which do not divide them")
     fields = fields_of(model)
     if isinstance(recurrent := fields.get("attention.recurrent_layers"), list):
-        types = ["linear_attention" if each else "full_attention" for each in recurrent]
+        types = ["linear_attention" if is_recurrent else "full_attention" for is_recurrent in recurrent]
         config["layer_types"] = types[: config["num_hidden_layers"]]
     complete_axes(model, config)
 

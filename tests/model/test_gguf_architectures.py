@@ -219,6 +219,13 @@ def test_other_layers_of_gemma_3n_are_refused(key, value, reason, gemma_3n_folde
         model_config(model)
 
 
+def test_the_width_of_gemma_3ns_mlps_is_needed(gemma_3n_folder, tmp_path):
+    model = read_model(convert_folder(tmp_path / "x.gguf", gemma_3n_folder))
+    model.metadata["gemma3n.expert_feed_forward_length"] = model.metadata.pop("gemma3n.feed_forward_length")[0]
+    with pytest.raises(GgufError, match="has no feed_forward_length, so the model's shape is unknown"):
+        model_config(model)
+
+
 def test_tensors_of_gemma_3n_are_needed(gemma_3n_folder, tmp_path):
     model = read_model(convert_folder(tmp_path / "x.gguf", gemma_3n_folder))
     del model.tensors["blk.0.laurel_l.weight"]
@@ -443,6 +450,11 @@ def test_a_file_without_a_scaled_rotary_embedding_has_none_by_default(tmp_path):
         ({"nextn_predict_layers": 2}, r"^x\.gguf gives nextn_predict_layers as 2, of 2 layers$"),
         ({"nextn_predict_layers": "1"}, r"^x\.gguf gives nextn_predict_layers as '1', of 2 layers$"),
         ({"rope.dimension_sections": [8, 12, 12, 0]}, r"^x\.gguf has positions with several axes, for pictures"),
+        ({"block_count": 2.0}, r"^x\.gguf gives block_count as 2\.0; it is a whole number$"),
+        (
+            {"attention.head_count": 1 << 31, "attention.key_length": None, "rope.dimension_count": 8},
+            r"^x\.gguf gives glm4moe\.attention\.head_count as 2147483648, more than its width$",
+        ),
     ],
 )
 def test_refuses_what_the_architecture_does_not_compute(fields, reason, tmp_path):

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import math
+from pathlib import Path
+
 import pytest
 from support import tiny_models
 from support.gguf_hybrids import convert_hybrid
 from test_gguf_architectures import answers, write_family
 
+from parley.gguf.architecture import shortest_number
+from parley.gguf.architectures import complete_llama_4
 from parley.gguf.folder import unpack_gguf
-from parley.gguf.header import GgufError, read_model
+from parley.gguf.header import GgufError, GgufModel, read_model
+from parley.gguf.latent_architectures import complete_deepseek_3
 from parley.gguf.model_config import model_config
+from parley.gguf.state_architectures import complete_axes
 
 LLAMA_4 = {"attention_chunk_size": 8192, "floor_scale": 8192}  # of all models; files do not say it
 
@@ -57,3 +64,27 @@ def test_nemotron_hybrids_of_impossible_sizes_are_refused(key, value, reason, tm
     model.metadata[f"nemotron_h_moe.{key}"] = value
     with pytest.raises(GgufError, match=reason):
         model_config(model)
+
+
+LATENTS = {
+    "rope.dimension_count": 8, "attention.kv_lora_rank": 32, "attention.key_length": 24, "attention.value_length": 16,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("complete", "fields", "reason"),
+    [
+        (complete_llama_4, {}, r"^x\.gguf gives expert_count as None, so the model's shape is unknown$"),
+        (complete_deepseek_3, LATENTS, r"^x\.gguf gives expert_count as None, so the model's shape is unknown$"),
+        (complete_axes, {"rope.dimension_sections": 8}, r"^x\.gguf gives rope\.dimension_sections as 8; it is a list$"),
+    ],
+)
+def test_a_file_without_the_numbers_of_its_architecture_is_refused(complete, fields, reason):
+    metadata = {"general.architecture": "a", **{f"a.{key}": value for key, value in fields.items()}}
+    with pytest.raises(GgufError, match=reason):
+        complete(GgufModel([Path("x.gguf")], metadata, {}), {"rope_scaling": {}, "num_attention_heads": 4})
+
+
+@pytest.mark.parametrize("number", [1e308, -1e308, 2.0**128, math.inf])
+def test_a_number_beyond_float32_stays_as_it_is(number):
+    assert shortest_number(number) == number
