@@ -139,8 +139,9 @@ class Mamba2Shape:
     rows; or else rows are gated after it.
 
     Lightning attention (arXiv 2401.04658) is such a layer without steps, all of which are 1, and with a convolution
-    over a single token: B are keys, and C are queries. ``decays``: the negative rates of heads, if they are not
-    learned. ``has_sigmoid_gates``: gates pass a sigmoid in place of SiLU, and follow the norm.
+    over a single token: B are keys, and C are queries. ``rate_share``: if it is not 0, rates are not
+    learned, and that of head h of n, counted from 1, is rate_share * 2 ** (-8 * h / n). ``has_sigmoid_gates``: gates
+    pass a sigmoid in place of SiLU, and follow the norm.
     """
 
     heads: int
@@ -155,7 +156,7 @@ class Mamba2Shape:
     gate_scale: float = 1.0
     input_scales: tuple[float, float, float] = (1.0, 1.0, 1.0)
     has_steps: bool = True
-    decays: tuple[float, ...] = ()
+    rate_share: float = 0.0
     has_sigmoid_gates: bool = False
 
     @property
@@ -172,6 +173,11 @@ class Mamba2Shape:
     def row_sizes(self) -> list[int]:
         """The numbers per token that the first linear layer gives: gates, convolved ones, and steps."""
         return [self.inner, self.channels, self.heads * self.has_steps]
+
+    @property
+    def fixed_decays(self) -> list[float]:
+        """The decay of each head, which is below 0, if rates are not learned."""
+        return [-(2 ** (-8 * (head + 1) / self.heads)) * self.rate_share for head in range(self.heads)]
 
     @property
     def recurrent_size(self) -> int:

@@ -49,6 +49,8 @@ def config() -> dict[str, Any]:
         ({"activation_sparsity_pattern": 0.95}, "activation_sparsity_pattern"),
         ({"altup_active_idx": 4}, "altup_active_idx as 4"),
         ({"altup_num_inputs": 0}, "altup_num_inputs as 0"),
+        ({"altup_num_inputs": 1}, "altup_num_inputs as 1"),
+        ({"altup_num_inputs": 1 << 40}, "altup_num_inputs as 1099511627776"),
         ({"laurel_rank": "8"}, "laurel_rank as '8'"),
         ({"hidden_size_per_layer_input": 0}, "hidden_size_per_layer_input as 0"),
     ],

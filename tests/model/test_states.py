@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import shutil
 from pathlib import Path
 
@@ -189,6 +190,13 @@ def test_configs_that_do_not_fit_have_no_fused_decoder(architecture, change, rea
     model_type, fields = tiny_models.STATE_DECODERS[architecture]
     with pytest.raises(Unfusable, match=reason):
         read_decoder_config({"model_type": model_type, **fields, **change})
+
+
+def test_the_shape_of_a_layer_does_not_grow_with_its_heads():
+    """A config may claim 65536 layers of as many heads."""
+    model_type, fields = tiny_models.STATE_DECODERS["minimax"]
+    many = {"num_attention_heads": 1 << 16, "head_dim": 32}
+    assert len(pickle.dumps(read_decoder_config({"model_type": model_type, **fields, **many}).layers)) < 1 << 16
 
 
 def test_reads_the_layer_names_of_old_configs():

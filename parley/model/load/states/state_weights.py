@@ -208,9 +208,9 @@ class LayerStateWeights:
             norm = replace(norm, weight=norm.weight.repeat(shape.inner // width))
             if isinstance(shape, GatedDeltaShape) and shape.norm_eps is not None:
                 norm = replace(norm, eps=shape.norm_eps)
-        if isinstance(shape, Mamba2Shape) and shape.decays:
-            rates = torch.tensor(shape.decays, dtype=torch.float32, device=self._weights.device)
-            return StateWeights(convolution, bias, rates, norm=norm)
+        if isinstance(shape, Mamba2Shape) and shape.rate_share:
+            decay = torch.tensor(shape.fixed_decays, dtype=torch.float32, device=self._weights.device)
+            return StateWeights(convolution, bias, decay, norm=norm)
         skip = None if names.skip is None else read(names.skip)
         decay = read(str(names.decay)).flatten()
         decay = decay if names.is_rate else -decay.exp()

@@ -12,6 +12,7 @@ from parley.model.networks.families.gemma_decoders import GEMMA, GEMMA_TENSORS, 
 from parley.model.networks.rope import Unfusable, wrong_value
 from parley.native.layer_shape import AltUpShape
 
+MOST_STREAMS = 64  # work is planned for each residual stream, and for each pair of them
 SPARSE_LAYERS, SPARSITY = 10, 0.95  # of models with more layers, if the config does not say it
 
 
@@ -23,6 +24,8 @@ def every_fifth_full(fields: dict[str, Any], count: int) -> list[str]:
 def gemma3n_altup(fields: dict[str, Any]) -> AltUpShape:
     """Return the residual streams of Gemma 3n. Raises Unfusable."""
     streams, active = read_size(fields, "altup_num_inputs"), fields["altup_active_idx"]
+    if not 2 <= streams <= MOST_STREAMS:
+        raise wrong_value("altup_num_inputs", streams)
     if type(active) is not int or not 0 <= active < streams:
         raise wrong_value("altup_active_idx", active)
     return AltUpShape(streams, active, read_size(fields, "laurel_rank"), bool(fields["altup_correct_scale"]))

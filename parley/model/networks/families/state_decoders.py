@@ -119,8 +119,8 @@ def minimax_layers(fields: dict[str, Any], count: int) -> list[str]:
 
 
 def minimax_variations(fields: dict[str, Any], layer_types: list[str]) -> list[dict[str, Any]]:
-    """Return the factors of each layer's sums, and the rates of its heads, which grow with the head and fall with the
-    layer. Raises Unfusable."""
+    """Return the factors of each layer's sums, and what its heads' rates are multiplied by, which falls with the layer.
+    Raises Unfusable."""
     shape, last = LIGHTNING_STATES.read_shape(fields), len(layer_types) - 1
     assert isinstance(shape, Mamba2Shape)
     factors = {name: read_number(fields, f"{name}_factor") for name in MINIMAX_FACTORS}
@@ -130,7 +130,6 @@ def minimax_variations(fields: dict[str, Any], layer_types: list[str]) -> list[d
     for i, layer_type in enumerate(layer_types):
         is_linear = layer_type == LIGHTNING_STATES.layer_type
         kind, share = "linear_attn" if is_linear else "full_attn", 1 - i / (last + 1e-5) + 1e-5
-        rates = tuple(-(2 ** (-8 * (head + 1) / shape.heads)) * share for head in range(shape.heads))
         variations.append(
             {
                 "attention_carry": factors[f"{kind}_alpha"],
@@ -138,7 +137,7 @@ def minimax_variations(fields: dict[str, Any], layer_types: list[str]) -> list[d
                 "mlp_carry": factors["mlp_alpha"],
                 "mlp_scale": factors["mlp_beta"],
                 "has_normed_residual": True,
-                **({"state": replace(shape, decays=rates)} if is_linear else {}),
+                **({"state": replace(shape, rate_share=share)} if is_linear else {}),
             }
         )
     return variations
