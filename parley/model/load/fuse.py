@@ -391,7 +391,7 @@ class DecoderWeights:
             total += config.inputs_width + sum(
                 linear.out_features * linear.in_features for linear in self.input_linears()
             )
-        total += sum(each.out_features * each.in_features for each in chain(*self.altup.stream_linears()))
+        total += sum(linear.out_features * linear.in_features for linear in chain(*self.altup.stream_linears()))
         for layer in range(config.layer_count):
             widths = dict(self.layer_norms(layer).values())  # some are used twice
             total += numbers * sum(width for name, width in widths.items() if name)

@@ -36,7 +36,8 @@ def read_media_rows(weights: TensorReader) -> torch.Tensor | None:
     Files whose projectors are quantized, or missing, serve texts only, which never have these tokens. Raises LoadError.
     """
     vocabularies, checkpoint = weights.config.media_vocabularies, weights.checkpoint
-    needed = [f"{each.module}.{name}.weight" for each in vocabularies for name in ("embedding", "embedding_projection")]
+    names = ("embedding", "embedding_projection")
+    needed = [f"{vocabulary.module}.{name}.weight" for vocabulary in vocabularies for name in names]
     if not all(checkpoint.has_plain_numbers(name) for name in needed):
         return None
     rows = [_embed_vocabulary(weights, vocabulary) for vocabulary in vocabularies]

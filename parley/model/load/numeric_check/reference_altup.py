@@ -26,7 +26,7 @@ def merge_streams(weights: DecoderWeights, streams: torch.Tensor) -> torch.Tenso
 
 def _scale_rows(rows: torch.Tensor, models: torch.Tensor) -> torch.Tensor:
     """Return rows with the mean square of those of ``models``."""
-    target, own = (each.square().mean(-1, keepdim=True) for each in (models, rows))
+    target, own = (numbers.square().mean(-1, keepdim=True) for numbers in (models, rows))
     return rows * (target / own.clamp_min(LEAST_SQUARE)).sqrt()
 
 

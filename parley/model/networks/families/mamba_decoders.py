@@ -155,7 +155,7 @@ def falcon_h1_variant(config: Mapping[str, Any]) -> DecoderFamily:
     """Return the row for a config of Falcon-H1, whose Mamba 2 layers may have a norm."""
     if config.get("mamba_rms_norm"):
         return FALCON_H1
-    names, *others = (replace(each, norm=None) for each in (FALCON_H1_STATES.names, *FALCON_H1_STATES.others))
+    names, *others = (replace(layout, norm=None) for layout in (FALCON_H1_STATES.names, *FALCON_H1_STATES.others))
     return replace(FALCON_H1, state=replace(FALCON_H1_STATES, names=names, others=tuple(others)))
 
 
