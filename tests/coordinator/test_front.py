@@ -90,7 +90,7 @@ async def test_coordinator_refuses_unknown_paths_and_methods(cluster):
     assert answer.headers["connection"] == "close"
     answer = await running.get("/v1/nowhere")
     assert answer.status == 404 and "error" in json.loads(answer.body)
-    answer = await running.get("/v1/chat/completions")
+    answer = await running.get("/v1/completions")
     assert answer.status == 405 and answer.headers["allow"] == "POST"
 
 

@@ -353,11 +353,11 @@ def test_a_checkpoint_without_encoders_reads_text_only(tmp_path):
 
 
 def test_the_log_says_that_a_family_without_encoders_here_reads_text_only(caplog):
-    config = read_config(multimodal_folder("llava")) | {"model_type": "idefics2"}
+    config = read_config(multimodal_folder("llava")) | {"model_type": "aria"}
     with caplog.at_level("INFO", logger="parley.engine"):
         assert plan_towers(multimodal_folder("llava"), config, torch.float32, CPU) is None
         assert plan_towers(multimodal_folder("llava"), config["text_config"], torch.float32, CPU) is None
-    assert caplog.messages == ["The model reads text only: encoders of idefics2 models are not supported."]
+    assert caplog.messages == ["The model reads text only: encoders of aria models are not supported."]
 
 
 def test_the_kv_cache_leaves_memory_for_encoders_and_embeddings(monkeypatch):

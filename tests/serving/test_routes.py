@@ -181,7 +181,7 @@ async def test_unknown_path_gets_the_error_of_the_api_it_belongs_to(serve):
 
 async def test_wrong_method_is_405_with_allow_header(serve):
     server = await serve()
-    answer = await server.get("/v1/chat/completions")
+    answer = await server.get("/v1/completions")
     assert (answer.status, answer.headers["allow"]) == (405, "post")
     assert answer.error["code"] == "method_not_allowed"
 

@@ -165,7 +165,8 @@ class MixtureFamily:
         if "shared_expert_intermediate_size" in fields:
             width = fields["shared_expert_intermediate_size"]
             return 0 if width == 0 else _check_unit(_read_count(fields, "shared_expert_intermediate_size"))
-        return (fields.get("n_shared_experts") or 0) * self.read_expert_width(fields)
+        count = _read_count(fields, "n_shared_experts") if fields.get("n_shared_experts") else 0
+        return count * self.read_expert_width(fields)
 
 
 def _read_count(fields: Mapping[str, Any], name: str, default: int | None = None) -> int:
