@@ -60,7 +60,7 @@ def follows_schema(body: Members, answer: Members) -> bool:
 
 FEATURES: dict[str, Feature] = {
     "n": Feature("several answers", {"n": 2}, lambda body, answer: len(choices(answer)) == body["n"]),
-    "best_of": Feature("the best of more answers than are returned", {"best_of": 4}),
+    "best_of": Feature("the best of more answers than are returned", {"best_of": 6}),
     "beam": Feature("beam search with `best_of` beams", {"use_beam_search": True, "best_of": 3}),
     "penalties": Feature(
         "repetition, presence and frequency penalties",
