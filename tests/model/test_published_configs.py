@@ -39,6 +39,14 @@ def test_a_published_config_is_read_as_its_present_form(published, present):
     assert read_decoder_config(published) == read_decoder_config(present)
 
 
+def test_layers_whose_rotary_embedding_is_not_given_are_refused():
+    full = {"rope_type": "default", "rope_theta": 1e6}
+    config = {"model_type": "laguna", "num_hidden_layers": 2, "rope_parameters": {"full_attention": full}}
+    with pytest.raises(Unfusable, match="rotary embedding for each type of its layers"):
+        read_decoder_config(config | {"layer_types": ["full_attention", "sliding_attention"]})
+    assert read_decoder_config(config | {"layer_types": ["full_attention", "full_attention"]})
+
+
 @pytest.mark.parametrize("model_type", FAMILIES)
 def test_field_of_a_wrong_type_does_not_crash(model_type):
     """The model then runs through Transformers, or is refused in a sentence."""

@@ -26,7 +26,8 @@ def laguna_ropes(fields: dict[str, Any]) -> dict[str, RopeConfig]:
     """Return the rotary embeddings of the layers by their type. Raises Unfusable."""
     parameters = rope_parameters(fields) or LAGUNA_ROPES
     given = {name: parameters[name] for name in LAGUNA_ROPES if isinstance(parameters.get(name), dict)}
-    if not given:
+    layer_types = fields["layer_types"] if isinstance(fields["layer_types"], list) else []
+    if not given or any(name in layer_types for name in LAGUNA_ROPES.keys() - given.keys()):
         raise Unfusable("its config does not give a rotary embedding for each type of its layers")
     return {
         name: read_rope({**fields, "partial_rotary_factor": 1.0}, own, fields["head_dim"])
