@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import torch
 
 from parley import native
-from parley.model.checkpoint.files import Checkpoint
-from parley.model.checkpoint.quantization import Quantization
-from parley.model.checkpoint.weights import LinearSpec, LinearWeight
-from parley.model.networks.config import DecoderConfig
+from parley.model.checkpoint.weights import LinearSpec
+from parley.model.load.linear_reader import LinearReader
 from parley.model.networks.decoder import StreamProjections
 from parley.native.layer import AltUpWeights
 
@@ -19,32 +15,10 @@ OUTPUT_SCALE = "altup.correct_output_scale"
 FIRST, LAST = "model.altup_projections.{}", "model.altup_unembed_projections.{}"
 
 
-class TensorReader(Protocol):
-    """The part of ``DecoderWeights`` that is used here."""
-
-    checkpoint: Checkpoint
-    config: DecoderConfig
-    quantization: Quantization
-    dtype: torch.dtype
-    device: torch.device
-
-    def layer_name(self, layer: int, name: str) -> str:
-        """Return the name of a layer's tensor or linear layer."""
-
-    def linear_tensors(self, linear: LinearSpec) -> list[str]:
-        """Return the names of the tensors that hold a linear layer's weight."""
-
-    def read_linear(self, linear: LinearSpec, outputs: torch.Tensor | None = None) -> LinearWeight:
-        """Read a linear layer's weight, quantized if requested."""
-
-    def pack_weights(self, weights: list[LinearWeight], bias: torch.Tensor | None) -> native.PackedWeight:
-        """Merge the weights of linear layers into one."""
-
-
 class LayerAltUpWeights:
     """The alternating updates of one checkpoint; nothing for other models."""
 
-    def __init__(self, weights: TensorReader):
+    def __init__(self, weights: LinearReader):
         self._weights, self._config = weights, weights.config
 
     def layer_linears(self, layer: int) -> list[LinearSpec]:

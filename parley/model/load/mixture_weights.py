@@ -5,41 +5,17 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from itertools import chain
-from typing import Protocol
 
 import torch
 
 from parley import native
-from parley.model.checkpoint.files import Checkpoint, refuse_unpackable
-from parley.model.checkpoint.quantization import Quantization
+from parley.model.checkpoint.files import refuse_unpackable
 from parley.model.checkpoint.stacked import StackedFormat, StackedPlainFormat
 from parley.model.checkpoint.weights import LinearSpec, LinearWeight, PlainWeight
-from parley.model.networks.config import DecoderConfig
+from parley.model.load.linear_reader import LinearReader
 from parley.model.networks.mixtures import MixtureNames, mlx_layouts
 
 log = logging.getLogger("parley.engine")
-
-
-class LinearReader(Protocol):
-    """The part of ``DecoderWeights`` that is used here: the checkpoint, and its linear layers."""
-
-    checkpoint: Checkpoint
-    config: DecoderConfig
-    quantization: Quantization
-    dtype: torch.dtype
-    device: torch.device
-
-    def layer_name(self, layer: int, name: str) -> str:
-        """Return the name of a layer's tensor or linear layer."""
-
-    def linear_tensors(self, linear: LinearSpec) -> list[str]:
-        """Return the names of the tensors that hold a linear layer's weight."""
-
-    def read_linear(self, linear: LinearSpec) -> LinearWeight:
-        """Read a linear layer's weight, quantized if requested."""
-
-    def pack_weights(self, weights: list[LinearWeight], bias: torch.Tensor | None) -> native.PackedWeight:
-        """Merge the weights of linear layers into one."""
 
 
 class MixtureWeights:

@@ -1,0 +1,35 @@
+"""What the readers of mixtures and of alternating updates use of the weights of a decoder."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+
+from parley import native
+from parley.model.checkpoint.files import Checkpoint
+from parley.model.checkpoint.quantization import Quantization
+from parley.model.checkpoint.weights import LinearSpec, LinearWeight
+from parley.model.networks.config import DecoderConfig
+
+
+class LinearReader(Protocol):
+    """The part of ``DecoderWeights`` with the checkpoint and its linear layers."""
+
+    checkpoint: Checkpoint
+    config: DecoderConfig
+    quantization: Quantization
+    dtype: torch.dtype
+    device: torch.device
+
+    def layer_name(self, layer: int, name: str) -> str:
+        """Return the name of a layer's tensor or linear layer."""
+
+    def linear_tensors(self, linear: LinearSpec) -> list[str]:
+        """Return the names of the tensors that hold a linear layer's weight."""
+
+    def read_linear(self, linear: LinearSpec) -> LinearWeight:
+        """Read a linear layer's weight, quantized if requested."""
+
+    def pack_weights(self, weights: list[LinearWeight], bias: torch.Tensor | None) -> native.PackedWeight:
+        """Merge the weights of linear layers into one."""
