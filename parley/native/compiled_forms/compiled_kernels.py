@@ -18,6 +18,7 @@ import torch.nn.functional as F
 
 from parley.native import memory
 from parley.native.compiled_forms import (
+    compiled_convolution,
     compiled_experts,
     compiled_grouped,
     compiled_int8,
@@ -59,6 +60,7 @@ SIGNATURES = {
     "attend_dim": [],
     "page_bytes": [N, N, N, N, N],
     "attend": [P, N, P, P, P, N, P, P, P, P, N, N, N, N, N, N, N, N, R, R, N],
+    **compiled_convolution.CONVOLUTION_SIGNATURES,
     **compiled_experts.EXPERTS_SIGNATURES,
     **compiled_grouped.GROUPED_SIGNATURES,
     **compiled_int8.INT8_SIGNATURES,

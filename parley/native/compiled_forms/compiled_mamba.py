@@ -7,13 +7,13 @@ from typing import Any
 
 import torch
 
+from parley.native.compiled_forms.compiled_convolution import convolve_rows
 from parley.native.compiled_forms.weight_struct import address_of
 from parley.native.layer import StateWeights
 from parley.native.state_shape import Mamba2Shape
 
 P, N, R = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 MAMBA_SIGNATURES: dict[str, list[Any]] = {
-    "convolve_rows": [P, N, P, P, P, N, P, N, P, N, N, N],
     "scan_heads": [P, P, N, P, P, P, R, R, R, P, N, P, N, P, N, N, N, N, N],
     "norm_gated": [P, P, N, P, R, R, N, P, N, N, N, N],
 }
@@ -37,21 +37,8 @@ def scan_mamba2(
     assert states.is_contiguous()
     threads = torch.get_num_threads()
     gates, inputs, steps = rows.split(shape.row_sizes, 1)
-    state_addresses = [states.data_ptr() + offset * states.itemsize for offset in (0, shape.recurrent_size)]
     batch = shape.size, spans.data_ptr(), len(spans)
-    active, y = torch.empty(inputs.shape), torch.empty(gates.shape)
-    library.convolve_rows(
-        inputs.data_ptr(),
-        rows.shape[1],
-        weights.convolution.data_ptr(),
-        0 if weights.convolution_bias is None else weights.convolution_bias.data_ptr(),
-        state_addresses[1],
-        *batch,
-        active.data_ptr(),
-        shape.channels,
-        shape.kernel,
-        threads,
-    )
+    active, y = convolve_rows(library, inputs, weights, shape, states, spans), torch.empty(gates.shape)
     assert weights.decay is not None
     library.scan_heads(
         active.data_ptr(),
@@ -62,7 +49,7 @@ def scan_mamba2(
         address_of(weights.skip),
         shape.step_scale,
         *shape.step_limits,
-        state_addresses[0],
+        states.data_ptr(),
         *batch,
         y.data_ptr(),
         shape.heads,

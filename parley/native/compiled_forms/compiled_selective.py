@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from parley.native.compiled_forms.compiled_convolution import convolve_rows
 from parley.native.layer import StateWeights
 from parley.native.state_shape import Mamba1Shape
 
@@ -30,22 +31,7 @@ def convolve_channels(
     """
     _check_widths(rows, shape, states)
     rows, spans = rows.contiguous(), spans.contiguous()
-    active = torch.empty(len(rows), shape.inner)
-    library.convolve_rows(
-        rows.data_ptr(),
-        rows.shape[1],
-        weights.convolution.data_ptr(),
-        0 if weights.convolution_bias is None else weights.convolution_bias.data_ptr(),
-        states.data_ptr() + shape.recurrent_size * states.itemsize,
-        shape.size,
-        spans.data_ptr(),
-        len(spans),
-        active.data_ptr(),
-        shape.channels,
-        shape.kernel,
-        torch.get_num_threads(),
-    )
-    return active.to(torch.bfloat16)
+    return convolve_rows(library, rows[:, : shape.inner], weights, shape, states, spans).to(torch.bfloat16)
 
 
 def scan_channels(

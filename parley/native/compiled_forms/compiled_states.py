@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from parley.native.compiled_forms.compiled_convolution import convolve_rows
 from parley.native.layer import StateWeights
 from parley.native.state_shape import MOST_KEYS, GatedDeltaShape, ShortConvolutionShape
 
@@ -40,19 +41,7 @@ def scan_gated_delta(
     threads = torch.get_num_threads()
     inputs, z = rows.split([shape.channels, shape.inner], 1)
     batch = shape.size, spans.data_ptr(), len(spans)
-    active, y = torch.empty(inputs.shape), torch.empty(z.shape)
-    library.convolve_rows(
-        inputs.data_ptr(),
-        rows.shape[1],
-        weights.convolution.data_ptr(),
-        None if weights.convolution_bias is None else weights.convolution_bias.data_ptr(),
-        states.data_ptr() + shape.recurrent_size * states.itemsize,
-        *batch,
-        active.data_ptr(),
-        shape.channels,
-        shape.kernel,
-        threads,
-    )
+    active, y = convolve_rows(library, inputs, weights, shape, states, spans), torch.empty(z.shape)
     library.scan_delta(
         active.data_ptr(),
         gates.data_ptr(),
