@@ -40,7 +40,9 @@ PYTHON ?= $(shell for python in python3.11 python3.12 python3.13 python3; do \
 
 # pip compiles modules one after the other, which takes longer than installing them; compileall uses every processor.
 PIP := $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile
-COMPILE := $(VENV)/bin/python -m compileall -qq -j 0 $(VENV)/lib parley || true  # some packages hold files of a later Python
+# Python compiles the parts of packages that little or nothing imports when something does.
+SELDOM_IMPORTED := site-packages/(transformers/models|networkx|openai|pip|mypy|ray/(rllib|data|serve|tune|train|dashboard))/|/tests/
+COMPILE := $(VENV)/bin/python -m compileall -qq -j 0 -x '$(SELDOM_IMPORTED)' $(VENV)/lib parley || true  # some hold files of a later Python
 
 setup: $(TESTING)
 
@@ -65,10 +67,10 @@ $(SERVING):
 serve: $(SERVING)
 	@$(VENV)/bin/parley serve $(ARGS)
 
-# One process more than there are processors runs the tests, because many tests wait; five at most. Those that end early
+# Two processes more than there are processors run the tests, because many tests wait; five at most. Those that end early
 # take over tests of the others.
 PROCESSORS := $(shell getconf _NPROCESSORS_ONLN)
-PARALLEL := --numprocesses $(shell echo $$(($(PROCESSORS) < 4 ? $(PROCESSORS) + 1 : 5))) --dist worksteal
+PARALLEL := --numprocesses $(shell echo $$(($(PROCESSORS) < 4 ? $(PROCESSORS) + 2 : 5))) --dist worksteal
 # The tests that alone reach nearly every branch of core/ and dialects/. Tracing makes them half as fast, so tests of apis/
 # that reach few more are left to the others.
 COVERED := tests/core tests/dialects $(filter-out %_fuzz.py %_transcriptions.py %_documented_media.py \

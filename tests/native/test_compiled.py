@@ -409,6 +409,8 @@ def test_parts_are_packed_as_their_concatenation(kernels, outs, into):
 def test_torch_kernels_pass_the_schedule_tests():
     """Runs some schedule tests of test_exact again with torch's kernels, as on a machine without a compiler."""
     selected_tests = "test_preemption_in or test_prefix_hit"
+    if not os.environ.get("PARLEY_NIGHTLY"):  # of one layout of pages each: keys and values, latents, states
+        selected_tests = "test_prefix_hit or test_preemption_in and (mlx or deepseek_v3 or nemotron_h)"
     command = [
         sys.executable,
         "-m",
