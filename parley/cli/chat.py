@@ -199,9 +199,9 @@ class Conversation:
         raise ConfigError(f"Unknown command {name}.{did_you_mean(name, ['/' + word for word in SLASH_COMMANDS])}")
 
     def _change_setting(self, name: str, value: str) -> str:
-        option = next((o for o in ANSWER_OPTIONS if o.name == name.replace("_", "-")), None)
+        option = next((option for option in ANSWER_OPTIONS if option.name == name.replace("_", "-")), None)
         if option is None:
-            names = [o.name for o in ANSWER_OPTIONS]
+            names = [option.name for option in ANSWER_OPTIONS]
             raise ConfigError(
                 f"Unknown setting {name!r}.{did_you_mean(name, names) or ' Known: ' + ', '.join(names) + '.'}"
             )
@@ -213,7 +213,11 @@ class Conversation:
 
     def _show_settings(self) -> str:
         rows = [("server", str(self.client.address)), ("model", self.model), ("system", self.system or "(none)")]
-        rows += [(o.name, o.format_value(self.settings[o.name])) for o in ANSWER_OPTIONS if o.name in self.settings]
+        rows += [
+            (option.name, option.format_value(self.settings[option.name]))
+            for option in ANSWER_OPTIONS
+            if option.name in self.settings
+        ]
         rows += [("turns", str(len(self.turns)))]
         return "\n".join(f"{name:<18} {value}" for name, value in rows)
 
@@ -285,7 +289,9 @@ def run_command(config: ResolvedOptions) -> int:
             if name not in names:
                 print(f"parley: The server has no model {name}.{did_you_mean(name, names)}", file=sys.stderr)
                 return 1
-            settings = {o.name: config[o.name] for o in ANSWER_OPTIONS if config[o.name] is not None}
+            settings = {
+                option.name: config[option.name] for option in ANSWER_OPTIONS if config[option.name] is not None
+            }
             chat = Conversation(client, name, config["system"], settings)
             if config["question"]:
                 return 0 if print_answer(chat, config["question"]) else 1

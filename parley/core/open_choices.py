@@ -70,7 +70,9 @@ class OpenChoices:
                 self.close_sequence(sequence)
                 self.has_changes = True
         # Only rejections wait for the next step in this list.
-        self._outputs = [o for o in self._outputs if o.id != request_id or (index >= 0 and o.index != index)]
+        self._outputs = [
+            output for output in self._outputs if output.id != request_id or (index >= 0 and output.index != index)
+        ]
 
     def end_waiting(self, request_id: str, choices: set[int], reason: EngineFinishReason) -> None:
         """Report the end of choices that have not started."""

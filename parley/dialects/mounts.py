@@ -193,8 +193,8 @@ def join_name_segments(path: str, known_names: Iterable[str]) -> str:
     """Return a path in which the name of a model is one segment: marks take the place of the slashes in a name such as
     ``owner/name``. The path itself if it has no such name."""
     for name in sorted((name for name in known_names if "/" in name), key=len, reverse=True):
-        before, found, after = f"{path}/".partition(f"/{name}/")
-        if found:
+        before, slashed_name, after = f"{path}/".partition(f"/{name}/")
+        if slashed_name:
             return f"{before}/{name.replace('/', SLASH_MARK)}/{after}"[:-1]
     return path
 

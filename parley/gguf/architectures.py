@@ -270,8 +270,8 @@ def find_architecture(model: GgufModel) -> Architecture:
         if name in kinds or model.metadata.get("general.type") in kinds:
             raise GgufError(f"{file} holds {holds}")
     if not isinstance(name, str) or name not in ARCHITECTURES:
-        known = ", ".join(ARCHITECTURES)
-        raise GgufError(f"{file} has the architecture {str(name)[:100]}, which is not read from GGUF; {known} are")
+        readable = ", ".join(ARCHITECTURES)
+        raise GgufError(f"{file} has the architecture {str(name)[:100]}, which is not read from GGUF; {readable} are")
     architecture = ARCHITECTURES[name]
     if model.metadata.get(name + ".expert_count"):
         if architecture.mixture is None:

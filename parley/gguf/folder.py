@@ -56,12 +56,12 @@ def choose_projector(names: Iterable[str], model: str) -> str | None:
     def distance(name: str) -> tuple[int, int, str]:
         return folders.index(PurePosixPath(name).parent), abs(_bits_in(name) - _bits_in(model)), name
 
-    found = [
+    projectors = [
         name
         for name in names
         if name.endswith(GGUF_SUFFIX) and _is_projector(name) and PurePosixPath(name).parent in folders
     ]
-    return min(found, key=distance, default=None)
+    return min(projectors, key=distance, default=None)
 
 
 def _is_projector(name: str) -> bool:
@@ -70,8 +70,8 @@ def _is_projector(name: str) -> bool:
 
 def _bits_in(name: str) -> int:
     """Return the bits of a file's numbers that its name states, 0 if it states none."""
-    found = BITS_IN_NAME.findall(PurePosixPath(name).name)
-    return int(found[-1]) if found else 0
+    stated = BITS_IN_NAME.findall(PurePosixPath(name).name)
+    return int(stated[-1]) if stated else 0
 
 
 def choose_gguf(names: Iterable[str], quantization: str | None, file: str | None) -> list[str]:

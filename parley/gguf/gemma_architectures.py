@@ -64,14 +64,14 @@ def complete_gemma_4(model: GgufModel, config: dict[str, Any]) -> None:
     if type(shared) is not int or not 0 <= shared < count:
         raise GgufError(f"{file} gives attention.shared_kv_layers as {reprlib.repr(shared)}, of {count} layers")
 
-    def each_layer(key: str) -> list[int]:
-        given = fields.get(key)
-        values: list[Any] = given if isinstance(given, list) else [given] * count
-        if len(values) != count or not all(type(value) is int and value > 0 for value in values):
-            raise GgufError(f"{file} gives {key} as {reprlib.repr(given)}, so the model's shape is unknown")
-        return values
+    def layer_sizes(key: str) -> list[int]:
+        value = fields.get(key)
+        sizes: list[Any] = value if isinstance(value, list) else [value] * count
+        if len(sizes) != count or not all(type(size) is int and size > 0 for size in sizes):
+            raise GgufError(f"{file} gives {key} as {reprlib.repr(value)}, so the model's shape is unknown")
+        return sizes
 
-    heads, widths = each_layer("attention.head_count_kv"), each_layer("feed_forward_length")
+    heads, widths = layer_sizes("attention.head_count_kv"), layer_sizes("feed_forward_length")
     window = types.index("sliding_attention") if "sliding_attention" in types else full
     by_type = {"sliding_attention": heads[window], "full_attention": heads[full]}
     is_double = shared > 0 and widths[-1] == 2 * widths[0]

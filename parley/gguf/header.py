@@ -141,8 +141,8 @@ class _HeaderReader:
         version = self.number("I")
         if version not in VERSIONS:
             swapped = int.from_bytes(version.to_bytes(4, "big"), "little") in VERSIONS
-            known = "it is big-endian, and only little-endian files are read" if swapped else "2 and 3 are read"
-            raise GgufError(f"{self.name} has version {version} of the format; {known}")
+            reason = "it is big-endian, and only little-endian files are read" if swapped else "2 and 3 are read"
+            raise GgufError(f"{self.name} has version {version} of the format; {reason}")
         tensor_count, pair_count = self.count(32, "tensors"), self.count(13, "metadata values")
         metadata: dict[str, Any] = {}
         for _ in range(pair_count):
@@ -218,9 +218,9 @@ class _HeaderReader:
                 raise GgufError(f"{self.name} has the tensor {name[:100]} twice")
             if type_number not in BLOCK_TYPES:
                 type_name = UNREAD_TYPE_NAMES.get(type_number, f"number {type_number}")
-                known = ", ".join(each.name for each in BLOCK_TYPES.values())
+                readable = ", ".join(block_type.name for block_type in BLOCK_TYPES.values())
                 raise GgufError(
-                    f"{self.name} stores tensor {name[:100]} as {type_name}, which is not read; {known} are"
+                    f"{self.name} stores tensor {name[:100]} as {type_name}, which is not read; {readable} are"
                 )
             blocks = BLOCK_TYPES[type_number]
             if not shape or not all(shape) or shape[-1] % blocks.numbers:
@@ -237,7 +237,7 @@ class _HeaderReader:
                 )
             tensors[name] = GgufTensor(name, blocks, shape, file, start, end)
         last_end = data_start
-        for tensor in sorted(tensors.values(), key=lambda each: each.start):
+        for tensor in sorted(tensors.values(), key=lambda tensor: tensor.start):
             if tensor.start < last_end:
                 raise GgufError(f"{self.name} is damaged: tensor {tensor.name[:100]} overlaps another one")
             last_end = tensor.end

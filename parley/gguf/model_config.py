@@ -88,8 +88,8 @@ def model_config(model: GgufModel, read_factors: ReadFactors = lambda name: None
         if not architecture.has_attention and key in ("attention.head_count", INNER_FIELDS[0]):
             continue
         if key == "attention.head_count_kv" and architecture.state_type is not None and isinstance(value, list):
-            config["layer_types"] = ["full_attention" if each else architecture.state_type for each in value]
-            value = [each for each in value if each]
+            config["layer_types"] = ["full_attention" if kv_heads else architecture.state_type for kv_heads in value]
+            value = [kv_heads for kv_heads in value if kv_heads]
         if isinstance(value, list):
             value = next(filter(None, value), None) if key in architecture.lists else _common_value(value)
         if value == 0 and key in COUNT_FIELDS and type(value) is int:
@@ -116,7 +116,7 @@ def model_config(model: GgufModel, read_factors: ReadFactors = lambda name: None
         config["norm_topk_prob"] = bool(is_normalized)
     windows = model.metadata.get(f"{name}.attention.sliding_window_pattern")
     if isinstance(windows, list):
-        config["layer_types"] = ["sliding_attention" if each else "full_attention" for each in windows]
+        config["layer_types"] = ["sliding_attention" if has_window else "full_attention" for has_window in windows]
     config["mlp_bias"] = "blk.0.ffn_down.bias" in model.tensors
     if architecture.layer_names is GEMMA_LAYER_NAMES:
         config["query_pre_attn_scalar"] = _query_scalar(config)
@@ -197,9 +197,11 @@ def _rope_fields(
     if (original := scaling("original_context_length")) is not None:
         rope["original_max_position_embeddings"] = original
     keys = {target: f"rope.scaling.{key}" for key, target in YARN_FIELDS.items()} if kind == "yarn" else {}
-    given = fields_of(model)
+    file_fields = fields_of(model)
     rope |= {
-        target: shortest_number(given[key]) for target, key in (keys | architecture.rope_keys).items() if key in given
+        target: shortest_number(file_fields[key])
+        for target, key in (keys | architecture.rope_keys).items()
+        if key in file_fields
     }
     return fields | {"rope_scaling": rope}
 
@@ -229,7 +231,7 @@ def _factors_rope(factors: tuple[float, ...], config: dict[str, Any]) -> dict[st
         wavelength = 2 * math.pi * theta ** (pair / len(factors))
         smooth = min(1.0, max(0.0, (original / wavelength - low) / (high - low)))
         expected.append(1 / ((1 - smooth) / largest + smooth))
-    if all(math.isclose(*each, rel_tol=FACTOR_TOLERANCE) for each in zip(factors, expected, strict=True)):
+    if all(math.isclose(*pair, rel_tol=FACTOR_TOLERANCE) for pair in zip(factors, expected, strict=True)):
         return {"rope_type": "llama3", "factor": largest, **LLAMA_3_ROPE}
     same = list(factors)
     return {"rope_type": "longrope", "long_factor": same, "short_factor": same, "attention_factor": 1.0}

@@ -32,7 +32,7 @@ DEEPSEEK_3 = (
     r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 # Chinese characters are pieces of their own, so letters are all others. From the tokenizer of Kimi K2.
-OTHER_UPPER, OTHER_LOWER = (rf"[{each[1:-1]}&&[^\p{{Han}}]]" for each in (UPPER, LOWER))
+OTHER_UPPER, OTHER_LOWER = (rf"[{letter_class[1:-1]}&&[^\p{{Han}}]]" for letter_class in (UPPER, LOWER))
 KIMI_2 = (
     rf"\p{{Han}}+|[^\r\n\p{{L}}\p{{N}}]?{OTHER_UPPER}*{OTHER_LOWER}+{CONTRACTIONS}?"
     rf"|[^\r\n\p{{L}}\p{{N}}]?{OTHER_UPPER}+{OTHER_LOWER}*{CONTRACTIONS}?"

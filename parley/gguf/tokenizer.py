@@ -115,7 +115,7 @@ def _byte_level_parts(vocabulary: Vocabulary, name: str) -> dict[str, Any]:
 
 def _read_merges(vocabulary: Vocabulary, name: str) -> list[list[str]]:
     merges = vocabulary.field("merges")
-    if not isinstance(merges, list) or not all(isinstance(each, str) and each.count(" ") == 1 for each in merges):
+    if not isinstance(merges, list) or not all(isinstance(merge, str) and merge.count(" ") == 1 for merge in merges):
         raise GgufError(f"{name} has no tokenizer.ggml.merges, so its tokenizer cannot be used")
     return [merge.split(" ") for merge in merges]
 

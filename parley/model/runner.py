@@ -317,7 +317,10 @@ class DecoderRunner:
             predicted = range(at + 1, upto + 1)
             token_ids = [0 if position in placeholders else sequence.tokens[position] for position in predicted]
             row_scores = score_tokens(logits, token_ids, tops)
-            scores += [None if p in placeholders else score for p, score in zip(predicted, row_scores, strict=True)]
+            scores += [
+                None if position in placeholders else score
+                for position, score in zip(predicted, row_scores, strict=True)
+            ]
         result.prompt_scores = scores
 
 

@@ -300,7 +300,11 @@ def resolve_options(
 
 def format_options(table: Sequence[Option], config: ResolvedOptions) -> str:
     """Return every value with its source, one per line."""
-    rows = [(o.name, o.format_value(config[o.name]), config.source_of(o.name)) for o in table if not o.hidden]
+    rows = [
+        (option.name, option.format_value(config[option.name]), config.source_of(option.name))
+        for option in table
+        if not option.hidden
+    ]
     column_widths = [max(len(row[i]) for row in rows) for i in range(2)]
     return "\n".join(
         f"{name:<{column_widths[0]}}  {value:<{column_widths[1]}}  {source}" for name, value, source in rows
@@ -309,10 +313,10 @@ def format_options(table: Sequence[Option], config: ResolvedOptions) -> str:
 
 def format_help(table: Sequence[Option]) -> str:
     """Return the help text of the options, by section."""
-    usages = {o.name: _usage_text(o) for o in table if not o.hidden}
+    usages = {option.name: _usage_text(option) for option in table if not option.hidden}
     column = min(max(map(len, usages.values()), default=0) + 4, 34)
     lines: list[str] = []
-    for section in dict.fromkeys(o.section for o in table if not o.hidden):
+    for section in dict.fromkeys(option.section for option in table if not option.hidden):
         lines += ["", f"{section}:"]
         for option in table:
             if option.section == section and not option.hidden:

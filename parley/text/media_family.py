@@ -202,7 +202,7 @@ class MediaFamily:
 
     def read_marks(self, tokenizer: Tokenizer) -> dict[MediaKind, MediaMarks]:
         """Return the marks of each kind. Kinds whose placeholder the tokenizer does not have are left out."""
-        texts = {kind: tokenizer.backend.id_to_token(each) for kind, each in self.placeholder_ids.items()}
+        texts = {kind: tokenizer.backend.id_to_token(token_id) for kind, token_id in self.placeholder_ids.items()}
         return {
             kind: MediaMarks(self.prompt_marks.get(kind, text), text, *self.edges[kind])
             for kind, text in texts.items()

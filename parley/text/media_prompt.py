@@ -21,7 +21,7 @@ from parley.types import EmbeddingRun, MediaItem, MediaKind, PlacedMedia, Proces
 
 def template_marks(marks: Mapping[MediaKind, MediaMarks]) -> dict[MediaKind, str]:
     """Return the marks that chat templates write for each kind of media."""
-    return {kind: each.prompt_mark for kind, each in marks.items()}
+    return {kind: media_marks.prompt_mark for kind, media_marks in marks.items()}
 
 
 def replace_marks(text: str, items: Sequence[ProcessedMedia], marks: PromptMarks) -> tuple[str, list[ProcessedMedia]]:
@@ -98,7 +98,7 @@ def find_media_items(
     placeholder_ids = {mark: find_token(mark) for item in items for mark in _placeholders(item)}
     known_ids = {token_id for token_id in placeholder_ids.values() if token_id is not None}
     places = [(place, token_id) for place, token_id in enumerate(token_ids) if token_id in known_ids]
-    found: list[MediaItem] = []
+    placed_items: list[MediaItem] = []
     first = 0
     for item in items:
         last = first + item.embedding_count
@@ -106,11 +106,11 @@ def find_media_items(
         own_ids = {placeholder_ids[mark] for mark in _placeholders(item)}
         if len(own_places) < item.embedding_count or any(token_id not in own_ids for _, token_id in own_places):
             raise _missing_mark_error(item.placeholder, item.kind)
-        found.append(_place_item(item, [place for place, _ in own_places]))
+        placed_items.append(_place_item(item, [place for place, _ in own_places]))
         first = last
     if first < len(places):
         raise _surplus_error(items[-1].placeholder)
-    return found
+    return placed_items
 
 
 def _placeholders(item: ProcessedMedia) -> list[str]:

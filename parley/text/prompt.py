@@ -302,8 +302,8 @@ class TextPipeline:
     @cached_property
     def placeholder_ids(self) -> frozenset[int]:
         """The tokens that stand for embeddings of media."""
-        found = (self.tokenizer.find_token(marks.placeholder) for marks in self.media_marks.values())
-        return frozenset(token_id for token_id in found if token_id is not None)
+        token_ids = (self.tokenizer.find_token(marks.placeholder) for marks in self.media_marks.values())
+        return frozenset(token_id for token_id in token_ids if token_id is not None)
 
     def _place_media(self, token_ids: list[int], media: Sequence[ProcessedMedia]) -> list[MediaItem]:
         """Return where the items' embeddings belong. Raises Invalid if the prompt has other placeholders than theirs,

@@ -24,16 +24,18 @@ def percentile(values: Sequence[float], share: float) -> float | None:
 def collect_times(successes: Sequence[RequestSample]) -> dict[str, list[float]]:
     """Return the times of all requests in seconds, by the name that a summary has them under."""
     return {
-        "ttft_ms": [s.arrivals[0] - s.start for s in successes if s.arrivals],
+        "ttft_ms": [sample.arrivals[0] - sample.start for sample in successes if sample.arrivals],
         "tpot_ms": [
-            (s.arrivals[-1] - s.arrivals[0]) / (s.tokens - 1) for s in successes if s.arrivals and s.tokens > 1
+            (sample.arrivals[-1] - sample.arrivals[0]) / (sample.tokens - 1)
+            for sample in successes
+            if sample.arrivals and sample.tokens > 1
         ],
         "itl_ms": [
             arrival - earlier_arrival
-            for s in successes
-            for earlier_arrival, arrival in zip(s.arrivals, s.arrivals[1:], strict=False)
+            for sample in successes
+            for earlier_arrival, arrival in zip(sample.arrivals, sample.arrivals[1:], strict=False)
         ],
-        "latency_ms": [s.end - s.start for s in successes],
+        "latency_ms": [sample.end - sample.start for sample in successes],
     }
 
 
@@ -44,17 +46,17 @@ def summarize_load(samples: Sequence[RequestSample], wall: float, concurrency: i
     token after the first. ``each``: a request's own tokens per second; 99 % of the requests reach its p99.
     """
     successes = [sample for sample in samples if not sample.error]
-    slowness = [(s.end - s.start) / s.tokens for s in successes]
-    tokens, prompt = sum(s.tokens for s in successes), sum(s.prompt_tokens for s in successes)
+    slowness = [(sample.end - sample.start) / sample.tokens for sample in successes]
+    tokens, prompt = sum(sample.tokens for sample in successes), sum(sample.prompt_tokens for sample in successes)
     return {
         "concurrency": concurrency,
         "requests": len(samples),
         "errors": len(samples) - len(successes),
-        "reasons": dict(Counter(s.error for s in samples if s.error).most_common()),
-        "short": sum(s.tokens < (s.requested_tokens or shape.output_tokens) for s in successes),
+        "reasons": dict(Counter(sample.error for sample in samples if sample.error).most_common()),
+        "short": sum(sample.tokens < (sample.requested_tokens or shape.output_tokens) for sample in successes),
         "seconds": round(wall, 6),
         "prompt_tokens": prompt,
-        "cached_tokens": sum(s.cached_tokens for s in successes),
+        "cached_tokens": sum(sample.cached_tokens for sample in successes),
         "output_tokens": tokens,
         **{name: _percentiles_ms(values) for name, values in collect_times(successes).items()},
         "each_tokens_per_second": {

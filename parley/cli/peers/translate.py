@@ -19,7 +19,9 @@ from parley.settings.config import SERVE_OPTIONS
 from parley.settings.options import ConfigError, did_you_mean, resolve_options
 
 MODEL = "MODEL"
-OUR_FLAGS = {option.flag for option in SERVE_OPTIONS} | {f"--no-{o.name}" for o in SERVE_OPTIONS if o.is_switch}
+OUR_FLAGS = {option.flag for option in SERVE_OPTIONS} | {
+    f"--no-{option.name}" for option in SERVE_OPTIONS if option.is_switch
+}
 REPEATABLE_FLAGS = {option.flag for option in SERVE_OPTIONS if option.repeatable}
 ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.ASCII | re.DOTALL)
 COUNT = re.compile(r"(\d+(?:\.\d+)?)([kKmMgG]?)")

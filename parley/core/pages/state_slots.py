@@ -84,7 +84,7 @@ class StateSlots:
 
         None: it can use more of them in the next step, and should wait for that.
         """
-        usable = next((n for n in range(len(hashes), 0, -1) if self._is_readable(hashes[n - 1])), 0)
+        usable = next((count for count in range(len(hashes), 0, -1) if self._is_readable(hashes[count - 1])), 0)
         if usable == len(hashes):
             return usable
         if self._is_assembling:

@@ -35,12 +35,12 @@ class MessageBody:
     """The members of a body that decide the prompt. ``max_tokens``: None where tokens are only counted."""
 
     def __init__(
-        self, rules: AnthropicRules, body: Fields, context: RequestContext, known: Collection[str],
+        self, rules: AnthropicRules, body: Fields, context: RequestContext, allowed: Collection[str],
         max_tokens: int | None = None,
     ):  # fmt: skip
         if rules.strict and shared.VERSION_HEADER not in context.headers:
             raise Invalid(VERSION_MISSING, field="anthropic-version")
-        check_members(body, known, rules)
+        check_members(body, allowed, rules)
         blocks = BlockReader(context, rules)
         turn_reader = TurnReader(blocks, context)
         system = turn_reader.read_system(body)
@@ -103,9 +103,9 @@ def read_messages(rules: AnthropicRules, body: bytes, context: RequestContext) -
 
 def read_count(rules: AnthropicRules, body: bytes, context: RequestContext) -> TokenizeRequest:
     """Read the body of a request that counts tokens; it may have all members of a message's. Raises BadRequest."""
-    known = SHARED_MEMBERS if rules.strict else CREATE_MEMBERS
+    allowed = SHARED_MEMBERS if rules.strict else CREATE_MEMBERS
     fields = decode_fields(body, WORDING)
-    message = MessageBody(rules, fields, context, known)
+    message = MessageBody(rules, fields, context, allowed)
     writer = write_managed_count if fields.has_value("context_management") else None
     return TokenizeRequest(model=message.model, prompt=message.chat, writer=writer)
 

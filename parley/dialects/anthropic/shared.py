@@ -131,7 +131,7 @@ def dotted_path(path: str) -> str:
     return INDEX.sub(r".\1", TAGGED_PATHS.get(path, path))
 
 
-def check_members(fields: Fields, known: Collection[str], rules: AnthropicRules, tag: str = "") -> None:
+def check_members(fields: Fields, allowed: Collection[str], rules: AnthropicRules, tag: str = "") -> None:
     """Refuse a member that the original does not have, if the rules are strict. ``tag``: the block's type.
 
     Raises Invalid.
@@ -139,7 +139,7 @@ def check_members(fields: Fields, known: Collection[str], rules: AnthropicRules,
     if not rules.strict:
         return
     for name in fields.member_names:
-        if name not in known:
+        if name not in allowed:
             path = fields.member_path(f"{tag}.{name[:60]}" if tag else name[:60])
             raise WORDING.invalid_error(path, "Extra inputs are not permitted")
 

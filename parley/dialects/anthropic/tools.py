@@ -135,12 +135,12 @@ def _read_display(tool: Fields) -> str:
 
 def _check_names(tools: Iterable[Fields]) -> None:
     """Raise Invalid if two tools have the same name."""
-    known: set[str] = set()
+    names: set[str] = set()
     for tool in tools:
         name = tool.string("name", "")
-        if name in known:
+        if name in names:
             raise Invalid("tools: Tool names must be unique.", field=tool.member_path("name"))
-        known.add(name)
+        names.add(name)
 
 
 def _read_choice(body: Fields, tools: list[ToolObject], names: list[str], rules: AnthropicRules) -> ToolMembers:

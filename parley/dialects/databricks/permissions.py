@@ -162,10 +162,10 @@ def _read_grant(item: Fields) -> EndpointGrant:
 def _check_principal(grant: EndpointGrant, facts: ServerFacts) -> None:
     """Raise NotFound if there is no such principal: a misspelt one would be locked out silently."""
     owners = facts.key_owners or ()
-    known: Iterable[str] = (owner.name for owner in owners)
+    principals: Iterable[str] = (owner.name for owner in owners)
     if grant.kind == "group":
-        known = (ALL_KEYS_GROUP, ADMIN_GROUP, *(group for owner in owners for group in owner.groups))
-    if grant.principal not in known:
+        principals = (ALL_KEYS_GROUP, ADMIN_GROUP, *(group for owner in owners for group in owner.groups))
+    if grant.principal not in principals:
         word = "groups" if grant.kind == "group" else "name"
         raise NotFound(
             f"Principal: {PRINCIPAL_TITLES[grant.kind]}({excerpt(grant.principal)}) does not exist: no API key of this "

@@ -117,7 +117,10 @@ class EmbedReply(UnstreamedReply):
 
     def render_body(self, usage: Usage) -> bytes:
         """Return the vectors, whose numbers have as many digits as their 24 bits need."""
-        answer: dict[str, Any] = {"model": self.name, "embeddings": [self.vector(n) for n in range(len(self._vectors))]}
+        answer: dict[str, Any] = {
+            "model": self.name,
+            "embeddings": [self.vector(number) for number in range(len(self._vectors))],
+        }
         if self.timings is not None:
             answer["total_duration"] = shared.nanoseconds(self.timings.total)
             answer["load_duration"] = shared.nanoseconds(self.timings.validation + self.timings.queue)

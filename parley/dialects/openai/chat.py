@@ -336,7 +336,8 @@ class ChatReply(Reply):
             return None
         return {
             "content": [
-                self._scored_token(t) | {"top_logprobs": list(map(self._scored_token, t.top_tokens))} for t in tokens
+                self._scored_token(token) | {"top_logprobs": list(map(self._scored_token, token.top_tokens))}
+                for token in tokens
             ],
             "refusal": None,
         }

@@ -102,7 +102,7 @@ class LogprobLists:
             self._logprobs.append(shared.finite_logprob(token.logprob))
             # The token itself is listed first, and its score wins over that of another with the same spelling.
             scored = [token, *top, token]
-            self._tops.append({self._token_name(t): shared.finite_logprob(t.logprob) for t in scored})
+            self._tops.append({self._token_name(token): shared.finite_logprob(token.logprob) for token in scored})
 
     def take_lists(self) -> dict[str, Any]:
         """Return the lists since the last call, and empty them."""

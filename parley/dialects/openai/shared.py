@@ -241,8 +241,12 @@ def prompt_logprob_maps(tokens: list[TokenInfo], top: int) -> list[dict[str, Any
         None
         if token.logprob is None
         else {
-            str(t.id): {"logprob": finite_logprob(t.logprob), "rank": t.rank, "decoded_token": t.text}
-            for t in [token, *token.top_tokens[: None if top < 0 else top]]
+            str(scored.id): {
+                "logprob": finite_logprob(scored.logprob),
+                "rank": scored.rank,
+                "decoded_token": scored.text,
+            }
+            for scored in [token, *token.top_tokens[: None if top < 0 else top]]
         }
         for token in tokens
     ]

@@ -86,7 +86,7 @@ class TranscriptionReply(Reply):
         stream = form.boolean("stream", False)
         self._format = self.read_format(form, model, stream=stream)
         language, chat = self._read_conversation(form, clip)
-        self._wants_logprobs = _read_logprob_wish(form, self._format)
+        self._wants_logprobs = _reads_logprobs(form, self._format)
         _read_granularities(form, self._format)
         _refuse_unavailable(form)
         wants_usage = form.boolean("stream_include_usage", False)
@@ -308,19 +308,19 @@ def _read_spoken_context(form: Fields) -> str:
     return "\n".join(filter(None, hints))
 
 
-def _read_logprob_wish(form: Fields, response_format: str) -> bool:
+def _reads_logprobs(form: Fields, response_format: str) -> bool:
     """Return whether log-probabilities are asked for. Raises BadRequest."""
-    wishes = form.strings("include", cap=MAX_LISTED, total=MAX_CONTEXT_CHARACTERS)
-    for wish in wishes:
-        if wish != "logprobs":
-            raise form.member_error("include", f"the only supported value is 'logprobs', but got {excerpt(wish)}.")
-    if wishes and response_format != "json":
+    included = form.strings("include", cap=MAX_LISTED, total=MAX_CONTEXT_CHARACTERS)
+    for name in included:
+        if name != "logprobs":
+            raise form.member_error("include", f"the only supported value is 'logprobs', but got {excerpt(name)}.")
+    if included and response_format != "json":
         raise Invalid(
             "include 'logprobs' is only supported with response_format 'json'.",
             field="include",
             code="unsupported_value",
         )
-    return bool(wishes)
+    return bool(included)
 
 
 def _read_granularities(form: Fields, response_format: str) -> None:

@@ -40,12 +40,27 @@ TEI_SCALARS: tuple[tuple[str, str, str, LabelledValues], ...] = (
     ("gauge", "te_queue_size", "Texts waiting to run.", lambda view: [("", view.stats.waiting)]),
 )
 TEI_HISTOGRAMS: tuple[tuple[str, str, Callable[[ModelMetrics], BucketHistogram], Sequence[float] | None], ...] = (
-    ("te_request_duration", "Seconds from arrival to end.", lambda m: m.request_seconds, SECONDS_BOUNDS),
-    ("te_request_tokenization_duration", "Seconds to read and tokenize.", lambda m: m.prepare_seconds, SECONDS_BOUNDS),
-    ("te_request_queue_duration", "Seconds in the queue.", lambda m: m.engine_queue_seconds, SECONDS_BOUNDS),
-    ("te_request_inference_duration", "Seconds of inference.", lambda m: m.inference_seconds, SECONDS_BOUNDS),
-    ("te_request_input_length", "Tokens of a text.", lambda m: m.prompt_length, None),
-    ("te_batch_next_size", "Texts in a step of the engine.", lambda m: m.step_rows, STEP_ROW_BOUNDS),
+    ("te_request_duration", "Seconds from arrival to end.", lambda metrics: metrics.request_seconds, SECONDS_BOUNDS),
+    (
+        "te_request_tokenization_duration",
+        "Seconds to read and tokenize.",
+        lambda metrics: metrics.prepare_seconds,
+        SECONDS_BOUNDS,
+    ),
+    (
+        "te_request_queue_duration",
+        "Seconds in the queue.",
+        lambda metrics: metrics.engine_queue_seconds,
+        SECONDS_BOUNDS,
+    ),
+    (
+        "te_request_inference_duration",
+        "Seconds of inference.",
+        lambda metrics: metrics.inference_seconds,
+        SECONDS_BOUNDS,
+    ),
+    ("te_request_input_length", "Tokens of a text.", lambda metrics: metrics.prompt_length, None),
+    ("te_batch_next_size", "Texts in a step of the engine.", lambda metrics: metrics.step_rows, STEP_ROW_BOUNDS),
 )
 
 

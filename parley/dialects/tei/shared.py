@@ -140,8 +140,8 @@ def _validation_sentence(error: BadRequest) -> str:
         return f"{start}it was not found in the Sentence Transformers prompts. Available prompts: [{names}]"
     if not isinstance(error, ContextLength) or error.limit is None:
         return error.message
-    given = error.prompt if error.prompt is not None else f"over {error.prompt_over}"
-    return f"`inputs` must have less than {error.limit} tokens. Given: {given}"
+    length = error.prompt if error.prompt is not None else f"over {error.prompt_over}"
+    return f"`inputs` must have less than {error.limit} tokens. Given: {length}"
 
 
 def refuse_content(rules: TeiRules, headers: Mapping[bytes, bytes]) -> Answer | None:

@@ -44,14 +44,15 @@ def _tokens_of_blocks(blocks: int, view: ModelSnapshot) -> float:
 
 TGI_SCALARS: tuple[tuple[str, str, str, LabelledValues], ...] = (
     ("counter", "tgi_request_count", "Requests received.", _single_value(_count_requests)),
-    ("counter", "tgi_request_success", "Requests answered.", _single_value(lambda v: v.metrics.totals.succeeded)),
+    ("counter", "tgi_request_success", "Requests answered.", _single_value(lambda view: view.metrics.totals.succeeded)),
     ("counter", "tgi_request_failure", "Requests not answered, by reason.", _count_failures),
-    ("gauge", "tgi_queue_size", "Sequences waiting to run.", _single_value(lambda v: v.stats.waiting)),
-    ("gauge", "tgi_batch_current_size", "Sequences in the running batch.", _single_value(lambda v: v.stats.running)),
+    ("gauge", "tgi_queue_size", "Sequences waiting to run.", _single_value(lambda view: view.stats.waiting)),
+    ("gauge", "tgi_batch_current_size", "Sequences in the running batch.",
+     _single_value(lambda view: view.stats.running)),
     ("gauge", "tgi_batch_current_max_tokens", "Tokens of KV cache held by running sequences.",
-     _single_value(lambda v: _tokens_of_blocks(v.stats.blocks_used, v))),
+     _single_value(lambda view: _tokens_of_blocks(view.stats.blocks_used, view))),
     ("gauge", "tgi_batch_total_tokens", "Tokens that fit in the KV cache.",
-     _single_value(lambda v: _tokens_of_blocks(v.stats.blocks_total, v))),
+     _single_value(lambda view: _tokens_of_blocks(view.stats.blocks_total, view))),
 )  # fmt: skip
 
 SECONDS_BOUNDS = tuple(float(f"{0.0001 * 1.5**k:.6g}") for k in range(1, 36))
@@ -62,43 +63,43 @@ TGI_HISTOGRAMS: tuple[tuple[str, str, Callable[[ModelMetrics], BucketHistogram],
     (
         "tgi_request_duration",
         "Seconds from a request's arrival to its end.",
-        lambda m: m.request_seconds,
+        lambda metrics: metrics.request_seconds,
         SECONDS_BOUNDS,
     ),
     (
         "tgi_request_validation_duration",
         "Seconds to read, render and tokenize a request.",
-        lambda m: m.prepare_seconds,
+        lambda metrics: metrics.prepare_seconds,
         SECONDS_BOUNDS,
     ),
     (
         "tgi_request_queue_duration",
         "Seconds a request waits in the engine's queue.",
-        lambda m: m.engine_queue_seconds,
+        lambda metrics: metrics.engine_queue_seconds,
         SECONDS_BOUNDS,
     ),
     (
         "tgi_request_inference_duration",
         "Seconds from a request's first step to its end.",
-        lambda m: m.inference_seconds,
+        lambda metrics: metrics.inference_seconds,
         SECONDS_BOUNDS,
     ),
     (
         "tgi_request_mean_time_per_token_duration",
         "Mean seconds per token after the first.",
-        lambda m: m.time_per_output_token,
+        lambda metrics: metrics.time_per_output_token,
         SECONDS_BOUNDS,
     ),
-    ("tgi_request_input_length", "Prompt tokens of a request.", lambda m: m.prompt_length, None),
-    ("tgi_request_generated_tokens", "Output tokens of a request.", lambda m: m.output_length, None),
-    ("tgi_request_max_new_tokens", "max_new_tokens of a request.", lambda m: m.max_tokens, None),
+    ("tgi_request_input_length", "Prompt tokens of a request.", lambda metrics: metrics.prompt_length, None),
+    ("tgi_request_generated_tokens", "Output tokens of a request.", lambda metrics: metrics.output_length, None),
+    ("tgi_request_max_new_tokens", "max_new_tokens of a request.", lambda metrics: metrics.max_tokens, None),
     (
         "tgi_request_skipped_tokens",
         "Output tokens of a request that needed no step of their own.",
-        lambda m: m.bundled_tokens,
+        lambda metrics: metrics.bundled_tokens,
         None,
     ),
-    ("tgi_batch_next_size", "Sequences in a step of the engine.", lambda m: m.step_rows, STEP_ROW_BOUNDS),
+    ("tgi_batch_next_size", "Sequences in a step of the engine.", lambda metrics: metrics.step_rows, STEP_ROW_BOUNDS),
 )
 
 STEP_HISTOGRAMS: tuple[tuple[str, str], ...] = (

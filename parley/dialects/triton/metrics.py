@@ -33,7 +33,7 @@ def _values_by_label(label: str, readers: dict[str, Callable[[RequestTotals, Eng
 
 # Kind, name, help, values.
 TRITON_SCALARS: tuple[tuple[Literal["counter", "gauge"], str, str, SeriesValues], ...] = (
-    ("counter", "nv_inference_request_success", "Requests answered.", _total_value(lambda t: t.succeeded)),
+    ("counter", "nv_inference_request_success", "Requests answered.", _total_value(lambda totals: totals.succeeded)),
     (
         "counter",
         "nv_inference_request_failure",
@@ -41,50 +41,55 @@ TRITON_SCALARS: tuple[tuple[Literal["counter", "gauge"], str, str, SeriesValues]
         _values_by_label(
             "reason",
             {
-                "REJECTED": lambda t, s: t.rejected,
-                "CANCELED": lambda t, s: t.cancelled,
-                "BACKEND": lambda t, s: t.failed,
-                "OTHER": lambda t, s: 0,
+                "REJECTED": lambda totals, stats: totals.rejected,
+                "CANCELED": lambda totals, stats: totals.cancelled,
+                "BACKEND": lambda totals, stats: totals.failed,
+                "OTHER": lambda totals, stats: 0,
             },
         ),
     ),
-    ("counter", "nv_inference_count", "Inferences.", _total_value(lambda t: t.succeeded)),
-    ("counter", "nv_inference_exec_count", "Executions, one per request.", _total_value(lambda t: t.succeeded)),
+    ("counter", "nv_inference_count", "Inferences.", _total_value(lambda totals: totals.succeeded)),
+    (
+        "counter",
+        "nv_inference_exec_count",
+        "Executions, one per request.",
+        _total_value(lambda totals: totals.succeeded),
+    ),
     (
         "counter",
         "nv_inference_request_duration_us",
         "Microseconds from arrival to end, summed.",
-        _microseconds_value(lambda t: t.total_seconds),
+        _microseconds_value(lambda totals: totals.total_seconds),
     ),
     (
         "counter",
         "nv_inference_queue_duration_us",
         "Microseconds of waiting for the engine, summed.",
-        _microseconds_value(lambda t: t.queue_seconds),
+        _microseconds_value(lambda totals: totals.queue_seconds),
     ),
     (
         "counter",
         "nv_inference_compute_input_duration_us",
         "Microseconds of preparing prompts, summed.",
-        _microseconds_value(lambda t: t.prepare_seconds),
+        _microseconds_value(lambda totals: totals.prepare_seconds),
     ),
     (
         "counter",
         "nv_inference_compute_infer_duration_us",
         "Microseconds in the engine, summed.",
-        _microseconds_value(lambda t: t.compute_seconds),
+        _microseconds_value(lambda totals: totals.compute_seconds),
     ),
     (
         "counter",
         "nv_inference_compute_duration_us",
         "Microseconds in the engine, summed (old name).",
-        _microseconds_value(lambda t: t.compute_seconds),
+        _microseconds_value(lambda totals: totals.compute_seconds),
     ),
     (
         "counter",
         "nv_inference_compute_output_duration_us",
         "Always 0: outputs are written while the next step is computed.",
-        _total_value(lambda t: 0),
+        _total_value(lambda totals: 0),
     ),
     (
         "gauge",
@@ -99,9 +104,9 @@ TRITON_SCALARS: tuple[tuple[Literal["counter", "gauge"], str, str, SeriesValues]
         _values_by_label(
             "request_type",
             {
-                "active": lambda t, s: s.running + s.waiting,
-                "scheduled": lambda t, s: s.running,
-                "waiting": lambda t, s: s.waiting,
+                "active": lambda totals, stats: stats.running + stats.waiting,
+                "scheduled": lambda totals, stats: stats.running,
+                "waiting": lambda totals, stats: stats.waiting,
             },
         ),
     ),
@@ -112,10 +117,10 @@ TRITON_SCALARS: tuple[tuple[Literal["counter", "gauge"], str, str, SeriesValues]
         _values_by_label(
             "kv_cache_block_type",
             {
-                "max": lambda t, s: s.blocks_total,
-                "used": lambda t, s: s.blocks_used,
-                "free": lambda t, s: s.blocks_total - s.blocks_used,
-                "fraction": lambda t, s: s.blocks_used / s.blocks_total if s.blocks_total else 0.0,
+                "max": lambda totals, stats: stats.blocks_total,
+                "used": lambda totals, stats: stats.blocks_used,
+                "free": lambda totals, stats: stats.blocks_total - stats.blocks_used,
+                "fraction": lambda totals, stats: stats.blocks_used / stats.blocks_total if stats.blocks_total else 0.0,
             },
         ),
     ),
@@ -123,7 +128,7 @@ TRITON_SCALARS: tuple[tuple[Literal["counter", "gauge"], str, str, SeriesValues]
         "gauge",
         "nv_trt_llm_general_metrics",
         "Steps of the engine.",
-        _values_by_label("general_type", {"iteration_counter": lambda t, s: s.steps}),
+        _values_by_label("general_type", {"iteration_counter": lambda totals, stats: stats.steps}),
     ),
 )
 

@@ -117,8 +117,12 @@ def describe_model(name: str) -> dict[str, Any]:
         "name": name,
         "versions": [MODEL_VERSION],
         "platform": BACKEND,
-        "inputs": [{"name": t.name, "datatype": t.datatype, "shape": t.declared_shape} for t in _INPUTS],
-        "outputs": [{"name": t.name, "datatype": t.datatype, "shape": list(t.dims)} for t in _OUTPUTS],
+        "inputs": [
+            {"name": tensor.name, "datatype": tensor.datatype, "shape": tensor.declared_shape} for tensor in _INPUTS
+        ],
+        "outputs": [
+            {"name": tensor.name, "datatype": tensor.datatype, "shape": list(tensor.dims)} for tensor in _OUTPUTS
+        ],
     }
 
 
@@ -133,27 +137,27 @@ def model_configuration(name: str) -> dict[str, Any]:
         "max_batch_size": 0,
         "input": [
             {
-                "name": t.name,
-                "data_type": _config_type(t.datatype),
+                "name": tensor.name,
+                "data_type": _config_type(tensor.datatype),
                 "format": "FORMAT_NONE",
-                "dims": t.declared_shape,
+                "dims": tensor.declared_shape,
                 "is_shape_tensor": False,
                 "allow_ragged_batch": False,
-                "optional": t.optional,
+                "optional": tensor.optional,
                 "is_non_linear_format_io": False,
             }
-            for t in _INPUTS
+            for tensor in _INPUTS
         ],
         "output": [
             {
-                "name": t.name,
-                "data_type": _config_type(t.datatype),
-                "dims": list(t.dims),
+                "name": tensor.name,
+                "data_type": _config_type(tensor.datatype),
+                "dims": list(tensor.dims),
                 "label_filename": "",
                 "is_shape_tensor": False,
                 "is_non_linear_format_io": False,
             }
-            for t in _OUTPUTS
+            for tensor in _OUTPUTS
         ],
         "batch_input": [],
         "batch_output": [],

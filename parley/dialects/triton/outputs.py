@@ -103,9 +103,12 @@ class TritonOutputs:
             case "text_output":
                 return ["".join(choice.text_parts) for choice in sequences]
             case "finish_reason":
-                return ["None" if c.done_event is None else FINISH_REASONS[c.done_event.reason] for c in sequences]
+                return [
+                    "None" if choice.done_event is None else FINISH_REASONS[choice.done_event.reason]
+                    for choice in sequences
+                ]
             case "stop_reason":
-                return ["None" if c.done_event is None else str(c.done_event.stop) for c in sequences]
+                return ["None" if choice.done_event is None else str(choice.done_event.stop) for choice in sequences]
             case "cumulative_logprob" | "cum_log_probs":
                 return [max(choice.logprob_sum, MIN_LOGPROB) for choice in sequences]
             case "logprobs":
@@ -142,6 +145,6 @@ def _floored_logprob(token: TokenInfo) -> float:
 def _logprobs_of_token(token: TokenInfo, top: int) -> dict[str, Any]:
     """Return the log-probabilities of a token, and of its alternatives if ``top`` is not 0."""
     return {
-        str(t.id): {"logprob": _floored_logprob(t), "rank": t.rank, "decoded_token": t.text}
-        for t in [token, *(token.top_tokens if top else [])]
+        str(scored.id): {"logprob": _floored_logprob(scored), "rank": scored.rank, "decoded_token": scored.text}
+        for scored in [token, *(token.top_tokens if top else [])]
     }

@@ -89,7 +89,7 @@ NUMBER_NAMES = {
 }
 BOOLEAN_NAMES = {"ignore_eos", "skip_special_tokens", "spaces_between_special_tokens", "include_stop_str_in_output",
          "detokenize", "use_beam_search", "early_stopping", "watermark",
-         *(name for name, t in INPUTS.items() if t.datatype == "BOOL")}  # fmt: skip
+         *(name for name, tensor in INPUTS.items() if tensor.datatype == "BOOL")}  # fmt: skip
 STRUCTURED_NAMES = {
     "stop",
     "stop_token_ids",
@@ -174,7 +174,9 @@ def read_triton_request(
     images = read_triton_images(body, context)
     text = body.string("text_input", "")
     stream = body.boolean("stream", False)
-    outputs = {o.name for o in OUTPUTS.values() if not o.asked_by or body.boolean(o.asked_by, False)}
+    outputs = {
+        output.name for output in OUTPUTS.values() if not output.asked_by or body.boolean(output.asked_by, False)
+    }
     if output_names is not None:
         outputs = output_names
     if (embedding_request := embedding.read_embedding_request(body, context)) is not None:
@@ -234,7 +236,9 @@ def _gather_values(values: dict[str, Any]) -> dict[str, Any]:
                 "'sampling_parameters' must be the text of a JSON object.", field="sampling_parameters"
             ) from None
         values = inner | {
-            n: v for n, v in values.items() if n in PROTOCOL_NAMES or (n in INPUTS and not INPUTS[n].any_number_type)
+            name: value
+            for name, value in values.items()
+            if name in PROTOCOL_NAMES or (name in INPUTS and not INPUTS[name].any_number_type)
         }
     gathered: dict[str, Any] = {}
     for given_name, value in values.items():

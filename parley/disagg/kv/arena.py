@@ -127,9 +127,9 @@ def arena_bytes(arena: Arena) -> int:
     """Return how many bytes the file of an arena must have."""
     return max(
         (
-            r.offset + max(kind.page_count - 1, 0) * r.stride + r.size
+            region.offset + max(kind.page_count - 1, 0) * region.stride + region.size
             for kind in page_kinds(arena)
-            for r in kind.regions
+            for region in kind.regions
         ),
         default=0,
     )

@@ -19,8 +19,10 @@ def layout_difference(theirs: str, ours: str, their_sizes: Sequence[int] = (), o
         )
     if len(their_sizes) != len(our_sizes):
         return f"{len(their_sizes)} and {len(our_sizes)} regions"
-    different_regions = [(i, a, b) for i, (a, b) in enumerate(zip(their_sizes, our_sizes, strict=True)) if a != b]
-    return ", ".join(f"{a} and {b} bytes in region {i}" for i, a, b in different_regions[:3])
+    different = [
+        (number, *sizes) for number, sizes in enumerate(zip(their_sizes, our_sizes, strict=True)) if len(set(sizes)) > 1
+    ]
+    return ", ".join(f"{theirs} and {ours} bytes in region {number}" for number, theirs, ours in different[:3])
 
 
 def _parse_layout(layout: str) -> dict[str, str]:

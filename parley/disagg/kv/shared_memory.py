@@ -86,7 +86,7 @@ class SharedMemoryTransport(KVTransport):
         except msgspec.DecodeError as error:
             raise OfferUnusable(f"the offer cannot be decoded: {error}") from None
         regions = [*source.regions, *source.state_regions]
-        numbers = [source.pages, source.states, *(n for r in regions for n in _region_numbers(r))]
+        numbers = [source.pages, source.states, *(number for region in regions for number in _region_numbers(region))]
         overlap = any(region.stride < region.size for region in regions)
         if min(numbers) < 0 or max(numbers) >= 1 << 48 or overlap:
             raise OfferUnusable("the offer has numbers out of range")
@@ -127,8 +127,8 @@ class SharedMemoryTransport(KVTransport):
             self._source_identity, source = self._mapped_files.acquire_mapping(arena_fd)
             own_mapping = self._arena.mapping
             self._kind_pairs = [
-                KindPair(a, b, _paired_grids((source, a), (own_mapping, b)))
-                for a, b in zip(page_kinds(arena), self._arena.kinds, strict=True)
+                KindPair(theirs, ours, _paired_grids((source, theirs), (own_mapping, ours)))
+                for theirs, ours in zip(page_kinds(arena), self._arena.kinds, strict=True)
             ]
 
     def send_pages(self, pages: Sequence[int]) -> None:
@@ -171,7 +171,10 @@ def _paired_grids(sender: tuple[mmap.mmap, PageKind], own: tuple[mmap.mmap, Page
             groups[-1].append(pair)
         else:
             groups.append([pair])
-    return [(_page_grid(*sender, [a for a, _ in group]), _page_grid(*own, [b for _, b in group])) for group in groups]
+    return [
+        (_page_grid(*sender, [theirs for theirs, _ in group]), _page_grid(*own, [ours for _, ours in group]))
+        for group in groups
+    ]
 
 
 def _extends_group(pair: tuple[LayerRegion, LayerRegion], group: list[tuple[LayerRegion, LayerRegion]]) -> bool:

@@ -6,6 +6,7 @@ The processor also writes the text that stands for the item in a prompt.
 
 from __future__ import annotations
 
+import math
 import re
 import warnings
 from collections.abc import Sequence
@@ -311,7 +312,7 @@ class ItemProcessor:
         merge_size = self._vision_config.spatial_merge_size  # patches per embedding, on both axes
         rows, columns = rows // merge_size, columns // merge_size
         grids = [(frames, rows, columns)] if len(runs) == 1 else [(1, rows, columns)] * frames
-        if [f * r * c for f, r, c in grids] != runs:
+        if [math.prod(grid) for grid in grids] != runs:
             raise processor_refusal()
         seconds = next((tensors[name][0] for name in FRAME_SECONDS if name in tensors), None)
         step = 1.0

@@ -166,7 +166,10 @@ def read_endpoint_file(file: Path) -> list[Endpoint]:
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise BadEndpointFile(f"The endpoints file {file} has invalid content: {error}.") from None
     for endpoint in endpoints:
-        if sum(share.percent for share in endpoint.shares) != 100 or min(s.percent for s in endpoint.shares) < 0:
+        if (
+            sum(share.percent for share in endpoint.shares) != 100
+            or min(share.percent for share in endpoint.shares) < 0
+        ):
             raise BadEndpointFile(
                 f"The endpoints file {file} is invalid: the shares of {endpoint.name} do not add up to 100."
             )

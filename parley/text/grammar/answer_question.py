@@ -130,15 +130,15 @@ def _pack_value(value: Any) -> Any:
         fields = {name: _pack_value(getattr(value, name)) for name in value.__struct_fields__}
         return {"struct": type(value).__name__, "fields": fields}
     if isinstance(value, list | tuple):
-        return [_pack_value(each) for each in value]
+        return [_pack_value(element) for element in value]
     return {"object": value} if isinstance(value, dict) else value
 
 
 def _unpack_value(value: Any) -> Any:
     if isinstance(value, list):
-        return [_unpack_value(each) for each in value]
+        return [_unpack_value(element) for element in value]
     if not isinstance(value, dict):
         return value
     if "object" in value:
         return value["object"]
-    return STRUCTS[value["struct"]](**{name: _unpack_value(each) for name, each in value["fields"].items()})
+    return STRUCTS[value["struct"]](**{name: _unpack_value(member) for name, member in value["fields"].items()})

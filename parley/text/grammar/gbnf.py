@@ -161,7 +161,7 @@ class _GbnfParser:
                 count = REPEAT_COUNT.match(self.text, self.position)
                 if not count or not (count[1] or count[3]):
                     raise self._syntax_error("an invalid count")
-                if any(len(each) > len(str(MAX_REPEATS)) for each in count.groups()):
+                if any(len(digits) > len(str(MAX_REPEATS)) for digits in count.groups()):
                     raise GrammarRefused("it is too large")
                 least = int(count[1] or 0)
                 most = (int(count[3]) if count[3] else None) if count[2] else least

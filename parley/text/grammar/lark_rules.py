@@ -125,8 +125,8 @@ class _LarkParser:
         if token is None:
             return GrammarRefused("it ends too early")
         line = self._text.count("\n", 0, token.start()) + 1
-        found = token[0] if token["directive"] else self._text[token.start() : token.start() + 20]
-        return GrammarRefused(f"{found!r} in line {line} is not supported")
+        shown = token[0] if token["directive"] else self._text[token.start() : token.start() + 20]
+        return GrammarRefused(f"{shown!r} in line {line} is not supported")
 
     def _parse_alternatives(self) -> GrammarNode:
         rows = [self._parse_sequence()]

@@ -104,7 +104,7 @@ class _LexemeWriter:
             case SequenceNode(nodes):
                 return self._write_sequence(nodes)
         assert isinstance(node, AlternativesNode)
-        parts = [self._write_node(each) for each in self._shapes.merged_alternatives(node)]
+        parts = [self._write_node(alternative) for alternative in self._shapes.merged_alternatives(node)]
         text = f"({' | '.join(part.text for part in parts)})"
         first, last = (part.first for part in parts), (part.last for part in parts)
         return _WrittenNode(text, any(part.can_be_empty for part in parts), set().union(*first), set().union(*last))
@@ -118,7 +118,7 @@ class _LexemeWriter:
         )
 
     def _write_sequence(self, nodes: Sequence[GrammarNode]) -> _WrittenNode:
-        parts = [self._write_node(each) for each in nodes]
+        parts = [self._write_node(node) for node in nodes]
         sequence = _WrittenNode(f"({' '.join(part.text for part in parts)})" if parts else EMPTY_TEXT, True)
         for part in parts:
             self._shapes.check_deadline()
@@ -175,7 +175,7 @@ def _overreaching_shapes(writer: _LexemeWriter, shapes: RegularParts) -> set[int
             follow[place] |= places
     followers = [frozenset(places) for places in follow]
     starts = {
-        places: union_sets(*map(shapes.first_characters, {lexemes[each] for each in places}))
+        places: union_sets(*map(shapes.first_characters, {lexemes[follower] for follower in places}))
         for places in set(followers)
     }
     overreaching: set[int] = set()

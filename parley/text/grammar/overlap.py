@@ -88,7 +88,7 @@ class PositionAutomaton:
             case SequenceNode(nodes):
                 return self._add_sequence(nodes)
             case AlternativesNode(nodes):
-                parts = [self._add_node(each) for each in nodes]
+                parts = [self._add_node(alternative) for alternative in nodes]
                 empty, first, last = zip(*parts, strict=True)
                 return any(empty), set().union(*first), set().union(*last)
 

@@ -73,7 +73,7 @@ def referenced_rules(node: GrammarNode) -> Iterator[str]:
 def union_sets(*sets: CharacterSet) -> CharacterSet:
     """Return the union of sets, with adjacent ranges merged."""
     merged: list[tuple[int, int]] = []
-    for low, high in sorted(ends for each in sets for ends in each):
+    for low, high in sorted(ends for ranges in sets for ends in ranges):
         if merged and low <= merged[-1][1] + 1:
             merged[-1] = (merged[-1][0], max(high, merged[-1][1]))
         else:

@@ -57,7 +57,7 @@ def _node(operation: Any, value: Any, flags: int) -> GrammarNode:
         case "IN":
             return CharacterNode(_class_set(value, flags))
         case "BRANCH":
-            return AlternativesNode(tuple(_sequence(each, flags) for each in value[1]))
+            return AlternativesNode(tuple(_sequence(branch, flags) for branch in value[1]))
         case "SUBPATTERN":
             _, added, removed, inner = value
             return _sequence(inner, (flags | added) & ~removed)

@@ -86,7 +86,10 @@ class RegularParts:
         if isinstance(node, TextNode | CharacterNode):
             return self._shape_number(node, node)
         if id(node) not in self._node_shapes:
-            inner = [self.shape_of(each) for each in ([node.node] if isinstance(node, RepeatNode) else node.nodes)]
+            inner = [
+                self.shape_of(inner_node)
+                for inner_node in ([node.node] if isinstance(node, RepeatNode) else node.nodes)
+            ]
             times = (node.least, node.most) if isinstance(node, RepeatNode) else ()
             key = (type(node), times, *inner)
             self._node_shapes[id(node)] = None if None in inner else self._shape_number(key, node)
@@ -95,8 +98,8 @@ class RegularParts:
     def merged_alternatives(self, node: AlternativesNode) -> tuple[GrammarNode, ...]:
         """Return a node's alternatives; if some are recursive, all regular ones are merged into one."""
         if id(node) not in self._merged:
-            regular = tuple(each for each in node.nodes if self.shape_of(each) is not None)
-            others = tuple(each for each in node.nodes if self.shape_of(each) is None)
+            regular = tuple(alternative for alternative in node.nodes if self.shape_of(alternative) is not None)
+            others = tuple(alternative for alternative in node.nodes if self.shape_of(alternative) is None)
             self._merged[id(node)] = (AlternativesNode(regular), *others) if others and len(regular) > 1 else node.nodes
         return self._merged[id(node)]
 

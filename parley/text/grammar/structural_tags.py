@@ -79,7 +79,7 @@ class TagWriter:
             case StructuralChoice():
                 if not piece.pieces:
                     raise GrammarRefused("its list of alternatives is empty")
-                return self._join_alternatives([self._write_piece(each, ends) for each in piece.pieces])
+                return self._join_alternatives([self._write_piece(alternative, ends) for alternative in piece.pieces])
             case StructuralRepeat():
                 return self._write_repeated(piece, ends)
             case StructuralToken():
@@ -129,7 +129,9 @@ class TagWriter:
     def _write_triggered(self, tags: TriggeredTags, ends: PieceEnds) -> str:
         groups: dict[str, list[StructuralTag]] = {}
         for tag in tags.tags:
-            triggers = sorted((each for each in tags.triggers if each and tag.begin.startswith(each)), key=len)
+            triggers = sorted(
+                (trigger for trigger in tags.triggers if trigger and tag.begin.startswith(trigger)), key=len
+            )
             if not triggers:
                 raise GrammarRefused(f"the tag {excerpt(tag.begin)} begins with none of the triggers")
             groups.setdefault(triggers[0], []).append(tag)
@@ -154,7 +156,9 @@ class TagWriter:
     def _write_tag_list(self, tags: SeparatedTags, ends: PieceEnds) -> str:
         if not tags.tags:
             raise GrammarRefused("its list of tags is empty")
-        tag = self._add_line("tag", self._join_alternatives([self._write_piece(each, None) for each in tags.tags]))
+        tag = self._add_line(
+            "tag", self._join_alternatives([self._write_piece(alternative, None) for alternative in tags.tags])
+        )
         more = "" if tags.stop_after_first else f"({self._spell_text(tags.separator)} {tag})*"
         return f"({tag} {more}){'' if tags.at_least_one else '?'} {self._write_end(ends)}"
 

@@ -220,7 +220,7 @@ class ChatTemplate:
             self._templates = {name: self._environment.from_string(source) for name, source in sources.items()}
             for template in self._templates.values():  # a rendering copies them: quickly out of a plain dict
                 template.globals = dict(template.globals)
-            read = (meta.find_undeclared_variables(self._environment.parse(each)) for each in sources.values())
+            read = (meta.find_undeclared_variables(self._environment.parse(source)) for source in sources.values())
             self.variables = frozenset[str]().union(*read)
         except jinja2.TemplateError as error:
             raise BadTokenizer(f"The model's chat template is not valid: {str(error).rstrip('.')}.") from error
@@ -352,7 +352,7 @@ def _read_sources(folder: Path) -> dict[str, str]:
         if isinstance(configured, str):
             return {"default": configured}
         if isinstance(configured, list):
-            pairs = [(each.get("name"), each.get("template")) for each in configured if isinstance(each, dict)]
+            pairs = [(entry.get("name"), entry.get("template")) for entry in configured if isinstance(entry, dict)]
         elif isinstance(configured, dict):  # of a processor
             pairs = list(configured.items())
         else:

@@ -165,7 +165,7 @@ def _replacement_ids(messages: Sequence[Message], calls: Sequence[ToolCall], nee
         }
     if needs.ids_as_names:
         own = [call.id.startswith("functions.") for call in calls]
-        return {} if all(own) else {call.id: f"functions.{call.name}:{n}" for n, call in enumerate(calls)}
+        return {} if all(own) else {call.id: f"functions.{call.name}:{number}" for number, call in enumerate(calls)}
     return {}
 
 

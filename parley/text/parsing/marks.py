@@ -28,7 +28,7 @@ class MarkFinder:
         while (begin := self._first_characters.search(text, position)) is not None:
             position = begin.start()
             rest = text[position:]
-            if any(each.startswith(rest) for each in self.texts):
+            if any(mark.startswith(rest) for mark in self.texts):
                 return position, ""
             position += 1
         return len(text), ""

@@ -126,7 +126,7 @@ def _find_family(rows: tuple[Any, ...], template: str, name: str) -> Any:
 
 
 def _signs_match(signs: TemplateSigns, template: str) -> bool:
-    return any(all(sign in template for sign in each) for each in signs)
+    return any(all(sign in template for sign in alternative) for alternative in signs)
 
 
 def starts_in_reasoning(markup: Markup, prompt: str, continued: bool) -> bool:

@@ -131,4 +131,4 @@ class _DecodingWindow:
 def _common_prefix(first: str, second: str) -> int:
     """Return the length of the common prefix."""
     pairs = enumerate(zip(first, second, strict=False))
-    return next((index for index, (a, b) in pairs if a != b), min(len(first), len(second)))
+    return next((index for index, (one, other) in pairs if one != other), min(len(first), len(second)))

@@ -23,7 +23,7 @@ def _make_byte_alphabet() -> dict[str, int]:
     """Map each printable character of byte-level BPE to its byte: itself if printable, else the next from U+0100 on."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     hidden = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(hidden)}
+    return {chr(byte): byte for byte in printable} | {chr(256 + number): byte for number, byte in enumerate(hidden)}
 
 
 _BYTE_ALPHABET = _make_byte_alphabet()

@@ -36,27 +36,29 @@ class SegmentCache:
     def encode(self, text: str) -> list[int]:
         """Return the token ids of a text. Raises TypeError for half of a surrogate pair."""
         pieces = self._any_mark.split(text)  # every second one is a mark
-        found = self._find(pieces[::2])
-        if missing := [part for part, ids in found.items() if ids is None]:
+        ids_by_part = self._find(pieces[::2])
+        if missing := [part for part, ids in ids_by_part.items() if ids is None]:
             encodings = self._backend.encode_batch_fast(missing, add_special_tokens=False)
-            found.update({part: array("I", each.ids) for part, each in zip(missing, encodings, strict=True)})
-            self._keep({part: found[part] for part in missing})
+            ids_by_part.update(
+                {part: array("I", encoding.ids) for part, encoding in zip(missing, encodings, strict=True)}
+            )
+            self._keep({part: ids_by_part[part] for part in missing})
         ids: list[int] = []
         for number, piece in enumerate(pieces):
             if number % 2:
                 ids.append(self._marks[piece])
             elif piece:
-                ids += found[piece] or ()
+                ids += ids_by_part[piece] or ()
         return ids
 
     def _find(self, parts: list[str]) -> dict[str, array[int] | None]:
         """Return the tokens of each part, None if they are not known."""
         with self._lock:
-            found = {part: self._parts.get(part) for part in parts if part}
-            for part, ids in found.items():
+            ids_by_part = {part: self._parts.get(part) for part in parts if part}
+            for part, ids in ids_by_part.items():
                 if ids is not None:
                     self._parts.move_to_end(part)
-        return found
+        return ids_by_part
 
     def _keep(self, encoded: dict[str, array[int] | None]) -> None:
         with self._lock:

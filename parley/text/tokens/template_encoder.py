@@ -92,7 +92,9 @@ class TemplateEncoder(TextEncoder):
         ):
             return False
         added = self._source.get_added_tokens_decoder()
-        return bool(self._written_by_model) or any(added[n].normalized for n in self._special_tokens.values())
+        return bool(self._written_by_model) or any(
+            added[token_id].normalized for token_id in self._special_tokens.values()
+        )
 
     def _normalize_text(self, text: str) -> str:
         try:
@@ -139,7 +141,11 @@ class TemplateEncoder(TextEncoder):
                 continue
             for position in range(start, end):
                 inner_ids, _ = super().encode_with_offsets(text[position], special=False)
-                spelled_tokens += [(n, (position, position + 1)) for n in inner_ids if n not in self._written_by_model]
+                spelled_tokens += [
+                    (token_id, (position, position + 1))
+                    for token_id in inner_ids
+                    if token_id not in self._written_by_model
+                ]
         return [token_id for token_id, _ in spelled_tokens], [span for _, span in spelled_tokens]
 
 

@@ -139,7 +139,9 @@ class Tokenizer(TextEncoder):
             return self.backend.decode(
                 [token_id for token_id in shown_ids if 0 <= token_id < self.vocab_size], skip_special_tokens=False
             )
-        start = next((n for n, token_id in enumerate(shown_ids) if self.token_str(token_id) is not None), None)
+        start = next(
+            (position for position, token_id in enumerate(shown_ids) if self.token_str(token_id) is not None), None
+        )
         if start is None:
             return ""
         data = self.first_token_bytes(shown_ids[start]) + b"".join(map(self.token_bytes, shown_ids[start + 1 :]))

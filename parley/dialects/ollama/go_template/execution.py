@@ -142,8 +142,8 @@ class _Execution:
         for index, item in _range_items(value):
             empty = False
             self._count_step()
-            given = () if not names else (item,) if len(names) == 1 else (index, item)
-            for name, content in zip(names, given, strict=True):
+            contents = () if not names else (item,) if len(names) == 1 else (index, item)
+            for name, content in zip(names, contents, strict=True):
                 _set_variable(variables, name, content, branch.pipeline.assigns)
             try:
                 self.walk_nodes(branch.body, item, variables)

@@ -310,18 +310,18 @@ def _input_items(value: msgspec.Raw | None) -> bytes | None:
             return NO_ITEMS if data == b"null" else None
 
 
-def _with_referred_items(data: bytes, known: Mapping[str, msgspec.Raw]) -> bytes:
+def _with_referred_items(data: bytes, known_items: Mapping[str, msgspec.Raw]) -> bytes:
     """Return the items of a JSON array, with those that are known in place of the references to them."""
     try:
         items = _items_decoder.decode(data)
     except msgspec.MsgspecError:  # the server refuses them
         return data
-    return encode_json([_referred_item(item, known) for item in items])
+    return encode_json([_referred_item(item, known_items) for item in items])
 
 
-def _referred_item(item: msgspec.Raw, known: Mapping[str, msgspec.Raw]) -> msgspec.Raw:
+def _referred_item(item: msgspec.Raw, known_items: Mapping[str, msgspec.Raw]) -> msgspec.Raw:
     name = _decoded_name(item)
-    return known.get(referred_name(name.type, name.id, name.role) or "", item)
+    return known_items.get(referred_name(name.type, name.id, name.role) or "", item)
 
 
 def _decoded_name(item: msgspec.Raw) -> _ItemName:

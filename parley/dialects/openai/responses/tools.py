@@ -145,7 +145,7 @@ def _read_custom_tool(tool: Fields, members: ToolMembers, namespace: str) -> dic
 def _read_namespace(tool: Fields, members: ToolMembers, rules: ResponsesRules) -> dict[str, Any]:
     namespace = shared.read_identifier(tool)
     description = tool.string("description", None)
-    inner = [_read_tool(each, members, rules, namespace) for each in tool.objects("tools", cap=MAX_TOOLS)]
+    inner = [_read_tool(inner_tool, members, rules, namespace) for inner_tool in tool.objects("tools", cap=MAX_TOOLS)]
     return {"type": "namespace", "description": description, "name": namespace, "tools": inner}
 
 

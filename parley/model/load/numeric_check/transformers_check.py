@@ -115,7 +115,9 @@ def _median_error(network: DecoderNetwork, model: PreTrainedModel, sequences: li
     expected = torch.cat(_transformers_logits(network, model, sequences))
     actual = torch.cat(_paged_logits(network, sequences, model.dtype))
     errors = (actual - expected).norm(dim=-1) / expected.norm(dim=-1).clamp_min(1e-30)
-    first_steps = [next(count for step in PROBE_STEPS for at, count in step if at == n) for n in range(len(sequences))]
+    first_steps = [
+        next(count for step in PROBE_STEPS for at, count in step if at == number) for number in range(len(sequences))
+    ]
     parts = zip(errors.split(SEQUENCE_LENGTHS), first_steps, strict=True)
     return float(torch.cat([part[count:] for part, count in parts]).median())
 
@@ -194,7 +196,9 @@ def _add_pictures(batch: PackedBatch, parts: list[tuple[ProbePicture, torch.Tens
     tokens = torch.cat([picture.is_media[at] for picture, at in parts]).nonzero()[:, 0]
     layers = [
         torch.cat(rows)
-        for rows in zip(*([features[at] for features in (p.rows, *p.deepstack)] for p, at in parts), strict=True)
+        for rows in zip(
+            *([features[at] for features in (picture.rows, *picture.deepstack)] for picture, at in parts), strict=True
+        )
     ]
     if len(tokens):
         batch.media = MediaRows(tokens, layers[0][tokens], [rows[tokens] for rows in layers[1:]])

@@ -121,7 +121,7 @@ def listed_rotated(fields: dict[str, Any], layer_types: list[str]) -> list[bool]
     """Return whether each layer has a rotary embedding, by ``no_rope_layers`` (SmolLM3: 1 for those that have)."""
     listed = fields["no_rope_layers"]
     interval = fields["no_rope_layer_interval"]
-    return [bool(each) for each in listed or ((i + 1) % interval for i in range(len(layer_types)))]
+    return [bool(has_rotary) for has_rotary in listed or ((i + 1) % interval for i in range(len(layer_types)))]
 
 
 def sliding_rotated(fields: dict[str, Any], layer_types: list[str]) -> list[bool]:

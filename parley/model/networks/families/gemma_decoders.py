@@ -231,21 +231,22 @@ def _own_sizes(fields: dict[str, Any]) -> dict[int, HeadSizes]:
         "head_dim": read_size(fields, "head_dim"),
         "num_key_value_heads": read_size(fields, "num_key_value_heads"),
     }
-    given = fields["per_layer_config"]  # newer files say it for each layer, the first ones for all without a window
-    if given is None:
+    # Newer files list the layers; the first ones have one size for all layers without a window.
+    members_by_layer = fields["per_layer_config"]
+    if members_by_layer is None:
         types = fields["layer_types"] or full_in_turn(fields, read_size(fields, "num_hidden_layers"))
         own = {"head_dim": fields["global_head_dim"]}
         if fields["attention_k_eq_v"] and fields["num_global_key_value_heads"] is not None:
             own["num_key_value_heads"] = fields["num_global_key_value_heads"]
-        given = {i: own for i, layer_type in enumerate(types) if layer_type == FULL}
+        members_by_layer = {i: own for i, layer_type in enumerate(types) if layer_type == FULL}
     sizes = {}
-    for layer, members in given.items():
+    for layer, members in members_by_layer.items():
         if not set(members) <= set(common):
             raise Unfusable(f"its per_layer_config gives {', '.join(sorted(set(members) - set(common)))[:100]}")
         both = {**common, **members}
         sizes[int(layer)] = HeadSizes(read_size(both, "num_key_value_heads"), read_size(both, "head_dim"))
     heads = read_size(fields, "num_attention_heads")
-    if any(heads % each.kv_heads or each.dim % 2 for each in sizes.values()):
+    if any(heads % size.kv_heads or size.dim % 2 for size in sizes.values()):
         raise Unfusable(f"its {heads} heads do not divide over the key/value heads of all layers")
     return sizes
 

@@ -25,13 +25,13 @@ LAGUNA_ROPES = {
 def laguna_ropes(fields: dict[str, Any]) -> dict[str, RopeConfig]:
     """Return the rotary embeddings of the layers by their type. Raises Unfusable."""
     parameters = rope_parameters(fields) or LAGUNA_ROPES
-    given = {name: parameters[name] for name in LAGUNA_ROPES if isinstance(parameters.get(name), dict)}
+    by_type = {name: parameters[name] for name in LAGUNA_ROPES if isinstance(parameters.get(name), dict)}
     layer_types = fields["layer_types"] if isinstance(fields["layer_types"], list) else []
-    if not given or any(name in layer_types for name in LAGUNA_ROPES.keys() - given.keys()):
+    if not by_type or any(name in layer_types for name in LAGUNA_ROPES.keys() - by_type.keys()):
         raise Unfusable("its config does not give a rotary embedding for each type of its layers")
     return {
         name: read_rope({**fields, "partial_rotary_factor": 1.0}, own, fields["head_dim"])
-        for name, own in given.items()
+        for name, own in by_type.items()
     }
 
 

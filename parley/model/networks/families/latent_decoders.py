@@ -200,11 +200,11 @@ YOUTU = DecoderFamily(
 
 def minicpm3_variant(config: Mapping[str, Any]) -> DecoderFamily:
     """Return the row for a config of MiniCPM3, whose scales depend on its sizes."""
-    given = {**MINICPM3.fields, **config}
-    layers, hidden = given["num_hidden_layers"], given["hidden_size"]
+    values = {**MINICPM3.fields, **config}
+    layers, hidden = values["num_hidden_layers"], values["hidden_size"]
     fields = dict(MINICPM3.fields)
     if all(type(size) is int and size > 0 for size in (layers, hidden)):
-        depth, base = given["scale_depth"], given["dim_model_base"]
+        depth, base = values["scale_depth"], values["dim_model_base"]
         fields["residual_multiplier"] = 1.0 if depth is None else depth / layers**0.5
         fields["logits_scaling"] = 1.0 if base is None else hidden / base
     return replace(MINICPM3, fields=fields)

@@ -111,9 +111,13 @@ def read_multipliers(fields: Mapping[str, Any], name: str, count: int) -> list[f
     values = fields[name]
     if values is None:
         return [1.0] * count
-    if not isinstance(values, list | tuple) or len(values) != count or not all(is_factor(each) for each in values):
+    if (
+        not isinstance(values, list | tuple)
+        or len(values) != count
+        or not all(is_factor(multiplier) for multiplier in values)
+    ):
         raise wrong_value(name, values)
-    return [float(each) for each in values]
+    return [float(multiplier) for multiplier in values]
 
 
 def is_factor(value: object) -> bool:
@@ -141,7 +145,9 @@ def read_falcon_h1_state(fields: Mapping[str, Any]) -> Mamba2Shape:
     """Return the sizes and factors of Falcon-H1's Mamba 2 layers. Raises Unfusable."""
     if not is_factor(fields["ssm_in_multiplier"]):
         raise wrong_value("ssm_in_multiplier", fields["ssm_in_multiplier"])
-    factors = [fields["ssm_in_multiplier"] * each for each in read_multipliers(fields, "ssm_multipliers", 5)]
+    factors = [
+        fields["ssm_in_multiplier"] * multiplier for multiplier in read_multipliers(fields, "ssm_multipliers", 5)
+    ]
     return replace(
         read_mamba2(fields),
         is_gate_first=not fields["mamba_norm_before_gate"],

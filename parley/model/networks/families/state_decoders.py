@@ -184,12 +184,12 @@ LFM2_FIELDS: dict[str, Any] = COMMON_FIELDS | {
 
 def lfm2_variant(config: Mapping[str, Any]) -> DecoderFamily:
     """Return the row for a config of LFM2, which may give a size that its MLPs have two thirds of, rounded."""
-    given = {**LFM2.fields, **config}
-    width, unit = given.get("block_ff_dim", given["intermediate_size"]), given["block_multiple_of"]
-    factor = given["block_ffn_dim_multiplier"]
+    values = {**LFM2.fields, **config}
+    width, unit = values.get("block_ff_dim", values["intermediate_size"]), values["block_multiple_of"]
+    factor = values["block_ffn_dim_multiplier"]
     if type(width) is not int or type(unit) is not int or unit < 1 or not isinstance(factor, int | float | None):
         return LFM2
-    if given["block_auto_adjust_ff_dim"]:
+    if values["block_auto_adjust_ff_dim"]:
         width = int(2 * width / 3)
         width = width if factor is None else -(-int(factor * width) // unit) * unit
     return replace(LFM2, fields={**LFM2.fields, "intermediate_size": width}, renamed={**LFM2.renamed, **LFM2_WIDTHS})

@@ -114,7 +114,7 @@ class ArgumentRules:
         if shape == "elements":
             return self._member_elements(schema, 0, follow_schema)
         if shape == "tags":
-            parts = [(key in needed, self._tag_rule(key, each)) for key, each in properties.items()]
+            parts = [(key in needed, self._tag_rule(key, member)) for key, member in properties.items()]
             if rest:
                 return self.add_rule(f"{self._free_tag_rule()}*")
             return self.add_rule(" ".join(name if must else f"{name}?" for must, name in parts) or '""')
@@ -160,7 +160,10 @@ class ArgumentRules:
         if schema is self._root_schema or not any(list_references(schema)):
             return schema
         whole = {key: self._root_schema[key] for key in SHARED_DEFINITIONS if key in self._root_schema} | schema
-        if all(each.startswith(tuple(f"#/{key}/" for key in SHARED_DEFINITIONS)) for each in list_references(whole)):
+        if all(
+            reference.startswith(tuple(f"#/{key}/" for key in SHARED_DEFINITIONS))
+            for reference in list_references(whole)
+        ):
             return whole
         result: Schema = reroot_references(schema, "#/$defs/whole") | {
             "$defs": {"whole": reroot_references(self._root_schema, "#/$defs/whole")}
@@ -187,11 +190,11 @@ class ArgumentRules:
             return self.add_rule(" | ".join(map(self._loose_literal, choices)))
         for key in ("anyOf", "oneOf"):
             if isinstance(schema.get(key), list) and schema[key]:
-                return self.add_rule(" | ".join(self.loose_rule(each, depth + 1) for each in schema[key]))
+                return self.add_rule(" | ".join(self.loose_rule(subschema, depth + 1) for subschema in schema[key]))
         schema_type = schema.get("type")
         if isinstance(schema_type, list) and schema_type:
             return self.add_rule(
-                " | ".join(self.loose_rule({**schema, "type": each}, depth + 1) for each in schema_type)
+                " | ".join(self.loose_rule({**schema, "type": type_name}, depth + 1) for type_name in schema_type)
             )
         if schema_type == "string":
             return self.add_rule(
@@ -241,12 +244,14 @@ class ArgumentRules:
         for key in ("anyOf", "oneOf"):
             if isinstance(schema.get(key), list) and schema[key]:
                 return self.add_rule(
-                    " | ".join(self._rule_once(self._element_content, each, depth + 1) for each in schema[key])
+                    " | ".join(
+                        self._rule_once(self._element_content, subschema, depth + 1) for subschema in schema[key]
+                    )
                 )
         schema_type = schema.get("type")
         if isinstance(schema_type, list) and schema_type:
             return self.add_rule(
-                " | ".join(self._element_content({**schema, "type": each}, depth + 1) for each in schema_type)
+                " | ".join(self._element_content({**schema, "type": type_name}, depth + 1) for type_name in schema_type)
             )
         if schema_type == "array":
             least, most = value_rules.count_limits(schema, "Items")
@@ -271,7 +276,7 @@ class ArgumentRules:
             return self.add_rule(f"({free} {self.write_text(form.key_marks[1])})*")
         needed = value_rules.required_properties(schema)
         parts = [
-            self.element_rule(key, each, depth) + ("" if key in needed else "?") for key, each in properties.items()
+            self.element_rule(key, member, depth) + ("" if key in needed else "?") for key, member in properties.items()
         ]
         return self.add_rule(" ".join(parts) or '""')
 
@@ -308,7 +313,7 @@ class ArgumentRules:
             head = f"{start} {self.write_text(opening)}"
             if kind != "string":
                 yield f"{head} {self.json_rule(part)} {after}"
-            elif texts := [each for each in value_rules.listed_values(part) if isinstance(each, str)]:
+            elif texts := [listed for listed in value_rules.listed_values(part) if isinstance(listed, str)]:
                 yield f"{head} ({' | '.join(map(value_rules.value_literal, texts))}) {after}"
             else:
                 yield f"{head} {self.text_until(form.value_marks[1], part)}"

@@ -95,7 +95,7 @@ def _joined_parts(node: Schema, root: Schema) -> Iterator[Any]:
                 unvisited.append(resolve_pointer(part["$ref"], root))
             for key in JOINING_KEYWORDS:
                 if isinstance(part.get(key), list):
-                    unvisited += (each for each in part[key] if not isinstance(each, bool))
+                    unvisited += (subschema for subschema in part[key] if not isinstance(subschema, bool))
 
 
 def _find_combined(schema: Schema) -> set[str]:

@@ -103,7 +103,7 @@ def allowed_escapes(schema: Schema) -> str:
 def reroot_references(value: Any, root: str) -> Any:
     """Rewrite the references of a schema to its own parts so that they hold where it stands below ``root``."""
     if isinstance(value, list):
-        return [reroot_references(each, root) for each in value]
+        return [reroot_references(element, root) for element in value]
     if not isinstance(value, dict):
         return value
     rewritten: dict[str, Any] = {}
@@ -120,4 +120,4 @@ def reroot_references(value: Any, root: str) -> Any:
 
 def list_references(schema: Schema) -> Iterator[str]:
     """Yield every reference in a schema, at any depth."""
-    return (each["$ref"] for each in all_subschemas(schema) if isinstance(each.get("$ref"), str))
+    return (subschema["$ref"] for subschema in all_subschemas(schema) if isinstance(subschema.get("$ref"), str))

@@ -93,7 +93,7 @@ def _has_no_effect(key: str, value: Any, node: Schema) -> bool:
     """Whether a keyword has no effect."""
     if key in PARTNER_KEYWORDS and not any(other in node for other in PARTNER_KEYWORDS[key]):
         return True
-    return any(type(value) is type(each) and value == each for each in NO_EFFECT_VALUES.get(key, ()))
+    return any(type(value) is type(no_effect) and value == no_effect for no_effect in NO_EFFECT_VALUES.get(key, ()))
 
 
 def _normalize_numbers(schema: Schema) -> None:
@@ -267,7 +267,7 @@ def _name_pattern(constraints: Schema) -> str:
         and constraints["format"] in FORMAT_PATTERNS
     ):
         return FORMAT_PATTERNS[constraints["format"]]
-    if constraints.keys() <= {"minLength", "maxLength"} and all(type(each) is int for each in constraints.values()):
+    if constraints.keys() <= {"minLength", "maxLength"} and all(type(length) is int for length in constraints.values()):
         return RustRegex(f"^(?s:.{{{constraints.get('minLength', 0)},{constraints.get('maxLength', '')}}})$")
     raise GrammarRefused(PROPERTY_NAMES_LIMIT)
 
@@ -278,7 +278,9 @@ def _is_unknown_format(format_name: Any) -> bool:
 
 def _distinct_strings(value: Any) -> list[str]:
     """Return the distinct strings of a list."""
-    return list(dict.fromkeys(each for each in value if isinstance(each, str))) if isinstance(value, list) else []
+    return (
+        list(dict.fromkeys(element for element in value if isinstance(element, str))) if isinstance(value, list) else []
+    )
 
 
 def _group_keywords(schema: Schema) -> Schema:

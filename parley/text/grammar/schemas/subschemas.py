@@ -31,10 +31,14 @@ def direct_subschemas(node: Schema) -> Iterator[tuple[str, str | int | None, Sch
             yield key, None, inner
     for key in SCHEMA_LIST_KEYWORDS:
         if isinstance(subschema_list := node.get(key), list):
-            yield from ((key, index, each) for index, each in enumerate(subschema_list) if isinstance(each, dict))
+            yield from (
+                (key, index, subschema) for index, subschema in enumerate(subschema_list) if isinstance(subschema, dict)
+            )
     for key in SCHEMA_MAP_KEYWORDS:
         if isinstance(subschema_map := node.get(key), dict):
-            yield from ((key, name, each) for name, each in subschema_map.items() if isinstance(each, dict))
+            yield from (
+                (key, name, subschema) for name, subschema in subschema_map.items() if isinstance(subschema, dict)
+            )
 
 
 def all_subschemas(schema: Schema) -> Iterator[Schema]:

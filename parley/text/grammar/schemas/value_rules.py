@@ -35,7 +35,7 @@ def schema_properties(schema: Schema) -> dict[str, Any]:
 def required_properties(schema: Schema) -> set[str]:
     """Return the names of the required properties."""
     required = schema.get("required")
-    return {each for each in required if isinstance(each, str)} if isinstance(required, list) else set()
+    return {name for name in required if isinstance(name, str)} if isinstance(required, list) else set()
 
 
 def count_limits(schema: Schema, measured: str) -> tuple[int | None, int | None]:
@@ -106,7 +106,7 @@ def narrow_to_types(schema: Any, types: list[str], root: Schema, budget: int = M
         return {"type": types}
     for key in ("anyOf", "oneOf"):
         if isinstance(schema.get(key), list):
-            fitting = [each for each in schema[key] if schema_types(each, root) & set(types)]
-            parts = [narrow_to_types(each, types, root, budget // (len(fitting) + 1)) for each in fitting]
+            fitting = [subschema for subschema in schema[key] if schema_types(subschema, root) & set(types)]
+            parts = [narrow_to_types(subschema, types, root, budget // (len(fitting) + 1)) for subschema in fitting]
             return parts[0] if len(parts) == 1 else {"anyOf": parts}
     return schema if isinstance(schema.get("type"), str) else schema | {"type": types}

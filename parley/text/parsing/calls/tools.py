@@ -67,7 +67,9 @@ def json_type(value: Any) -> str:
 
 def schema_types(schema: Any, root: Any) -> frozenset[str]:
     """Return the JSON types that a schema, a part of ``root``, allows; empty if it does not say."""
-    return frozenset(name for each in _alternative_schemas(schema, root, _own_types) for name in _own_types(each))
+    return frozenset(
+        name for alternative in _alternative_schemas(schema, root, _own_types) for name in _own_types(alternative)
+    )
 
 
 def _own_types(schema: dict[str, Any]) -> list[str]:
@@ -75,7 +77,7 @@ def _own_types(schema: dict[str, Any]) -> list[str]:
     stated_types = schema.get("type")
     if stated_types is not None:
         names = stated_types if isinstance(stated_types, list) else [stated_types]
-        return [TYPE_SYNONYMS.get(each.lower(), each) for each in names if isinstance(each, str)]
+        return [TYPE_SYNONYMS.get(name.lower(), name) for name in names if isinstance(name, str)]
     values = schema["enum"] if isinstance(schema.get("enum"), list) else [schema["const"]] if "const" in schema else []
     return list(map(json_type, values))
 

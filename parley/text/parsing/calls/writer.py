@@ -68,7 +68,7 @@ def _write_element(form: CallForm, key: str, value: Any) -> str:
     if isinstance(value, dict):
         inner = "".join(_write_element(form, *member) for member in value.items())
     elif isinstance(value, list):
-        inner = "".join(_write_element(form, LIST_ITEM, each) for each in value)
+        inner = "".join(_write_element(form, LIST_ITEM, element) for element in value)
     else:
         inner = _text_or_json(value)
     return f"{form.key_marks[0]}{key}{form.key_marks[1]}{inner}{form.value_marks[1]}{key}{form.key_marks[1]}"
@@ -76,7 +76,7 @@ def _write_element(form: CallForm, key: str, value: Any) -> str:
 
 def _write_python(value: Any) -> str:
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{_to_json(key)}: {_write_python(each)}" for key, each in value.items()) + "}"
+        return "{" + ", ".join(f"{_to_json(key)}: {_write_python(member)}" for key, member in value.items()) + "}"
     if isinstance(value, list):
         return f"[{', '.join(map(_write_python, value))}]"
     return PYTHON_WORDS[value] if value is None or isinstance(value, bool) else _to_json(value)
@@ -84,7 +84,7 @@ def _write_python(value: Any) -> str:
 
 def _write_loose(form: CallForm, value: Any) -> str:
     if isinstance(value, dict):
-        return "{" + ",".join(f"{key}:{_write_loose(form, each)}" for key, each in value.items()) + "}"
+        return "{" + ",".join(f"{key}:{_write_loose(form, member)}" for key, member in value.items()) + "}"
     if isinstance(value, list):
-        return f"[{','.join(_write_loose(form, each) for each in value)}]"
+        return f"[{','.join(_write_loose(form, element) for element in value)}]"
     return f"{form.quote_mark}{value}{form.quote_mark}" if isinstance(value, str) else _to_json(value)
