@@ -1,275 +1,17 @@
-"""The whole loop: under random schedules each request gives the output it gives alone, and nothing leaks or hangs."""
+"""The loop and its scheduler: shared pages, preemption, cancels, errors and counts."""
 
 from __future__ import annotations
 
-import os
-from dataclasses import dataclass
-from functools import partial
-from math import inf
-from typing import Literal
-
-import msgspec
 import pytest
-from hypothesis import HealthCheck, event, given, settings
-from hypothesis import strategies as st
-from support.invariant_ledger import VOCAB, LedgerViolation, LoopHarness, run_alone
-from support.placed_items import make_item, place_items
+from support.invariant_ledger import COMMON_TOKENS, VOCAB, LedgerViolation, LoopHarness, assert_same_output, run_alone
+from support.placed_items import make_item
 
 from parley.core.search.beam import beam_capacity
 from parley.types import BeamOptions, EngineOutput, EngineRequest, PoolingOptions
 
-SCHEDULES = 200 if os.environ.get("PARLEY_NIGHTLY") else 60  # random schedules for each test
-COMMON = [(7 * i + 3) % VOCAB for i in range(200)]  # the beginning of prompts with a shared prefix
-
-
-@st.composite
-def draw_work(draw: st.DrawFn, number: int, longest: int, sees_both_ways: bool) -> EngineRequest:
-    shared = draw(st.sampled_from([0, 0, 15, 16, 17, 32, 40, 48, 64, 80]))
-    own = draw(st.integers(0 if shared else 1, 40))
-    tokens = (COMMON[:shared] + [(number * 11 + i) % VOCAB for i in range(own)])[:longest]
-    has_media = draw(st.booleans())
-    choose = partial(_choose, draw)
-    return EngineRequest(
-        id=f"w{number}",
-        token_ids=tokens,
-        media=place_items(len(tokens), choose, sees_both_ways=sees_both_ways) if has_media else [],
-        max_tokens=draw(st.sampled_from([0, 1, 5, 20, 45, 60, 90])),
-        seed=draw(st.sampled_from([0, 1, 2**64 - 1])),
-        n=draw(st.sampled_from([1, 1, 1, 2, 3])),
-        min_tokens=draw(st.sampled_from([0, 0, 3])),
-        stop_ids=draw(st.sampled_from([[], [], [5], [5, 6, 7]])),
-        logprobs=draw(st.sampled_from([-1, 0, 2])),
-        prompt_logprobs=draw(st.sampled_from([-1, -1, 0])),
-        cache_salt=draw(st.sampled_from(["", "", "pepper"])),
-        token_costs=draw(st.booleans()),
-        pooling=draw(st.sampled_from([None, None, None, PoolingOptions()])),
-        priority=draw(st.sampled_from([0, 0, 0, 1, -(2**40)])),
-        tenant_priority=draw(st.sampled_from([0, 0, 1, -(2**40)])),
-        tenant=draw(st.sampled_from(["", "", "", "a", "b"])),
-    )
-
-
-def _choose(draw: st.DrawFn, numbers: list[int]) -> int:
-    return draw(st.sampled_from(numbers))
-
-
-@st.composite
-def maybe_beam_search(draw: st.DrawFn, work: EngineRequest, blocks: int, slots: int) -> EngineRequest:
-    """Turn a work into a beam search now and then, with as many beams as fit."""
-    widths = [w for w in (2, 3, 5) if w >= work.n and w <= slots and beam_capacity(blocks, w) > len(work.token_ids)]
-    if not widths or work.pooling is not None or draw(st.integers(0, 2)):
-        return work
-    early: bool | Literal["never"] = draw(st.sampled_from([False, True, "never"]))
-    beam = BeamOptions(draw(st.sampled_from(widths)), draw(st.sampled_from([1.0, 0.0, 2.0, -1.0])), early)
-    return msgspec.structs.replace(work, beam=beam)
-
-
-@dataclass
-class SchedulePlan:
-    """A random schedule: works, and the events between steps."""
-
-    blocks: int
-    slots: int
-    budgets: list[int]
-    prefix_cache: bool
-    works: list[EngineRequest]
-    draft_seed: int | None
-    prefill_share: float
-    long_rope_after: float
-    step_ms: float
-    media_cache: int
-    has_states: bool
-    snapshots: int  # slots for them, if it has states
-    # ("add", work) ("step", times) ("cancel", choice number) ("fail", when) ("preempt", how many)
-    # ("reset", odd: even while some run) ("divide", quarters of the time for prompts, modulo 5)
-    # ("encoder", odd: the encoder fails from now on)
-    actions: list[tuple[str, int]]
-
-
-@st.composite
-def schedule_plans(draw: st.DrawFn, failures: bool, cancels: bool) -> SchedulePlan:
-    blocks = draw(st.sampled_from([6, 7, 8, 9, 12, 30]))
-    slots = draw(st.sampled_from([1, 2, 4, 8, 8]))
-    sees_both_ways = draw(st.booleans())
-    requests = [draw(draw_work(number, blocks * 16, sees_both_ways)) for number in range(draw(st.integers(2, 6)))]
-    requests = [draw(maybe_beam_search(work, blocks, slots)) for work in requests]
-    kinds = ["step", "step", "preempt", "reset", "divide"] + ["cancel"] * cancels + ["fail", "encoder"] * failures
-    actions: list[tuple[str, int]] = []
-    for number in range(len(requests)):
-        actions.append(("add", number))
-        for _ in range(draw(st.integers(0, 3))):
-            kind = draw(st.sampled_from(kinds))
-            actions.append((kind, draw(st.integers(0, 20))))
-    for _ in range(draw(st.integers(0, 6)) if failures or cancels else 0):
-        actions.append((draw(st.sampled_from(kinds)), draw(st.integers(0, 20))))
-    return SchedulePlan(
-        blocks=blocks,
-        slots=slots,
-        budgets=draw(st.lists(st.sampled_from([1, 5, 16, 23, 32, 64, 500, 500]), min_size=1, max_size=4)),
-        prefix_cache=draw(st.sampled_from([True, True, True, False])),
-        works=requests,
-        draft_seed=draw(st.sampled_from([None, None, 1, 2, 3])),
-        prefill_share=draw(st.sampled_from([1.0, 1.0, 0.5, 0.05, 0.0])),
-        long_rope_after=draw(st.sampled_from([inf, inf, 16, 37, 70])),
-        step_ms=draw(st.sampled_from([0, 250])),
-        media_cache=draw(st.sampled_from([0, 200, 1000, 1000])),
-        has_states=draw(st.sampled_from([False, True])),
-        snapshots=draw(st.sampled_from([0, 1, 2, 7, 30])),
-        actions=actions,
-    )
-
-
-def run_plan(plan: SchedulePlan, harness: type[LoopHarness] = LoopHarness) -> tuple[LoopHarness, set[tuple[str, int]]]:
-    """Run a plan to its end; return the harness and the choices that were cancelled before their end."""
-    bench = harness(
-        blocks=plan.blocks,
-        slots=plan.slots,
-        budgets=tuple(plan.budgets),
-        prefix_cache=plan.prefix_cache,
-        guesses=plan.draft_seed,
-        prefill_share=plan.prefill_share,
-        long_rope_after=plan.long_rope_after,
-        step_ms=plan.step_ms,
-        media_cache=plan.media_cache,
-        has_states=plan.has_states,
-        snapshots=plan.snapshots,
-    )
-    cancelled: set[tuple[str, int]] = set()
-    added: list[tuple[str, int]] = []
-    for kind, value in plan.actions:
-        if kind == "add":
-            work = plan.works[value]
-            bench.loop.add_request(work)
-            added += [(work.id, index) for index in range(work.n)]
-        elif kind == "step":
-            for _ in range(value):
-                bench.step()
-        elif kind == "preempt":
-            for _ in range(min(value % 3, len(bench.loop.scheduler.running))):
-                bench.loop.scheduler.preempt_last()
-            bench.check()
-        elif kind == "reset":
-            is_in_use = any(sequence.blocks for sequence in bench.loop.scheduler.running)  # not only held by a copy
-            done = bench.loop.reset_prefix_cache(running=value % 2 == 1)
-            assert done == (value % 2 == 1 or not is_in_use)
-            bench.check()
-        elif kind == "divide":
-            bench.prefill_share.set_share(value % 5 / 4)
-        elif kind == "encoder":
-            digests = {item.digest for work in plan.works for item in work.media}
-            bench.encoder.failing = digests if value % 2 else set()
-        elif kind == "fail":
-            bench.runner.fail_next = "midway" if value % 2 else "before"
-            bench.step()
-            bench.runner.fail_next = None
-        else:
-            work_id, index = added[value % len(added)]
-            cancels_all = value % 3 == 0
-            for choice in [choice for choice in added if choice[0] == work_id] if cancels_all else [(work_id, index)]:
-                outputs = bench.outputs.get(choice, [])
-                if not outputs or outputs[-1].finish_reason is None:
-                    cancelled.add(choice)
-            before = {choice: len(outputs) for choice, outputs in bench.outputs.items()}
-            bench.loop.cancel_request(work_id, -1 if cancels_all else index)
-            bench.check()
-            bench.step()
-            assert all(len(bench.outputs.get(choice, [])) == before.get(choice, 0) for choice in cancelled)
-    bench.drain()
-    return bench, cancelled
-
-
-def check_costs(bench: LoopHarness, works: list[EngineRequest]) -> None:
-    """Check that the costs in outputs agree with the log of the steps."""
-    with_costs = {work.id for work in works if work.token_costs}
-    beam_ids = {work.id for work in works if work.beam is not None}
-    own_seconds: dict[tuple[str, int], float] = {}  # seconds of steps with a row of the choice since its last token
-    other_seconds: dict[tuple[str, int], float] = {}  # seconds of steps without one, for choices that had a token
-    for rows, stats, outputs in bench.step_log:
-        assert len(rows) == stats.step_rows
-        for choice in rows:
-            own_seconds[choice] = own_seconds.get(choice, 0.0) + stats.step_seconds
-        for choice in other_seconds.keys() - set(rows):
-            other_seconds[choice] += stats.step_seconds
-        for output in outputs:
-            choice = output.id, output.index
-            if output.id in beam_ids:
-                assert len(output.token_costs or []) == len(output.token_ids) * (output.id in with_costs)
-                continue
-            if not output.token_ids or output.id not in with_costs:
-                assert output.token_costs is None
-                continue
-            assert output.token_costs is not None
-            assert len(output.token_costs) == len(output.token_ids) and all(
-                each == output.token_costs[0] for each in output.token_costs
-            )
-            cost = output.token_costs[0]
-            assert cost.batch_rows == len(rows) and choice in rows
-            assert cost.compute_seconds * len(output.token_costs) == pytest.approx(own_seconds.pop(choice), abs=1e-9)
-            assert cost.wait_seconds * len(output.token_costs) >= other_seconds.get(choice, 0.0) - 1e-9
-            other_seconds[choice] = 0.0
-
-
-def assert_same_output(actual: EngineOutput, expected: EngineOutput) -> None:
-    actual.cached_tokens = expected.cached_tokens = 0
-    assert actual == expected
-
-
-def compare_with_alone(plan: SchedulePlan, bench: LoopHarness, cancelled: set[tuple[str, int]]) -> None:
-    context = plan.blocks * 16
-    check_costs(bench, plan.works)
-    for work in plan.works:
-        for index in range(work.n):
-            context_limit = context if work.beam is None else beam_capacity(plan.blocks, work.beam.width)
-            expected = run_alone(work, index, context_limit, plan.long_rope_after)
-            if (work.id, index) in cancelled:
-                parts = bench.outputs.get((work.id, index), [])
-                assert all(part.finish_reason is None for part in parts)
-                tokens = [token for part in parts for token in part.token_ids]
-                assert tokens == expected.token_ids[: len(tokens)]
-                continue
-            actual = bench.merged_output(work.id, index)
-            if actual.finish_reason == "error":
-                assert actual.token_ids == expected.token_ids[: len(actual.token_ids)]
-                event("failed")
-            else:
-                assert actual.cached_tokens < max(1, len(work.token_ids))
-                assert_same_output(actual, expected)
-    event(f"encoded: {len(bench.encoder.encoded_digests)}")
-    event(f"preempted: {bench.stats.preemptions > 0}")
-    event(f"held back: {bench.prefill_share.closed_steps > 0}")
-    event(f"searched: {any(work.beam is not None for work in plan.works)}")
-    event(f"hits: {bench.stats.prefix_hits > 0}")
-
-
-loop_settings = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
-
-
-@given(schedule_plans(failures=False, cancels=False))
-@settings(loop_settings, max_examples=SCHEDULES)
-def test_random_schedule_does_not_change_outputs(plan: SchedulePlan) -> None:
-    """Batch, arrival, chunks, cache, preemptions and n change no token, score or finish reason of a request."""
-    bench, cancelled = run_plan(plan)
-    assert all(outputs[-1].finish_reason != "error" for outputs in bench.outputs.values())
-    compare_with_alone(plan, bench, cancelled)
-
-
-@given(schedule_plans(failures=False, cancels=True))
-@settings(loop_settings, max_examples=SCHEDULES)
-def test_random_cancels_leak_no_pages_and_change_no_other_output(plan: SchedulePlan) -> None:
-    bench, cancelled = run_plan(plan)
-    assert all(outputs[-1].finish_reason != "error" for outputs in bench.outputs.values())
-    compare_with_alone(plan, bench, cancelled)
-
-
-@given(schedule_plans(failures=True, cancels=True))
-@settings(loop_settings, max_examples=SCHEDULES)
-def test_failed_step_ends_only_its_choices(plan: SchedulePlan) -> None:
-    bench, cancelled = run_plan(plan)
-    compare_with_alone(plan, bench, cancelled)
-
 
 def make_prompt(number: int, shared: int, own: int) -> list[int]:
-    return COMMON[:shared] + [(number * 13 + 1 + i) % VOCAB for i in range(own)]
+    return COMMON_TOKENS[:shared] + [(number * 13 + 1 + i) % VOCAB for i in range(own)]
 
 
 @pytest.mark.parametrize("budget", [16, 48, 64, 100, 1000])
@@ -615,7 +357,7 @@ def test_loop_counts_tokens_and_steps() -> None:
 def test_queue_time_is_reported_once_with_first_output():
     bench = LoopHarness(slots=1)
     for number in range(2):
-        bench.loop.add_request(EngineRequest(f"w{number}", COMMON[:5], 4))
+        bench.loop.add_request(EngineRequest(f"w{number}", COMMON_TOKENS[:5], 4))
     bench.drain()
     first, second = ([part.queue_seconds for part in bench.outputs[f"w{number}", 0]] for number in range(2))
     assert 0 < first[0] < second[0]
@@ -625,7 +367,7 @@ def test_queue_time_is_reported_once_with_first_output():
 def test_chunks_of_a_prompt_are_reported_with_its_first_output() -> None:
     bench = LoopHarness(budgets=(32,))
     for name, length in (("long", 100), ("short", 20)):
-        bench.loop.add_request(EngineRequest(name, COMMON[:length], 3))
+        bench.loop.add_request(EngineRequest(name, COMMON_TOKENS[:length], 3))
         bench.drain()
     (first, *others), short = bench.outputs["long", 0], bench.outputs["short", 0]
     assert first.prefill_chunks is not None
@@ -638,12 +380,12 @@ def test_chunks_of_a_prompt_are_reported_with_its_first_output() -> None:
 def test_unprepared_work_does_not_block_others() -> None:
     ready = {}
     bench = LoopHarness(prepare_request=lambda work, done: done() if work.id == "b" else ready.update({work.id: done}))
-    a = EngineRequest("a", COMMON[:40], 5, n=3)
+    a = EngineRequest("a", COMMON_TOKENS[:40], 5, n=3)
     for work in (
         a,
-        EngineRequest("b", COMMON[:40], 5),
-        EngineRequest("c", COMMON[:40], 5),
-        EngineRequest("d", COMMON[:9], 5, beam=BeamOptions(2)),
+        EngineRequest("b", COMMON_TOKENS[:40], 5),
+        EngineRequest("c", COMMON_TOKENS[:40], 5),
+        EngineRequest("d", COMMON_TOKENS[:9], 5, beam=BeamOptions(2)),
     ):
         bench.loop.add_request(work)
     while bench.step():
@@ -663,14 +405,14 @@ def test_waiting_beam_takes_pages_from_a_younger_request() -> None:
     """A request that lacks a page gives up its own to a preempted beam, for which another beam of its search waits."""
     picture = make_item("picture", 0, 1)
     search = EngineRequest("search", make_prompt(3, 0, 19), max_tokens=20, beam=BeamOptions(2), media=[picture])
-    younger = EngineRequest("younger", COMMON[:48], max_tokens=45)
+    younger = EngineRequest("younger", COMMON_TOKENS[:48], max_tokens=45)
     bench = LoopHarness(blocks=8, slots=2, budgets=(16,), long_rope_after=37, step_ms=0, media_cache=0)
     for request in (
         EngineRequest("first", [0], max_tokens=0),
         EngineRequest("second", [11], max_tokens=0, n=3),
         EngineRequest("third", [22], max_tokens=0, n=3),
         search,
-        EngineRequest("fourth", [*COMMON[:15], *make_prompt(4, 0, 33)], max_tokens=0),
+        EngineRequest("fourth", [*COMMON_TOKENS[:15], *make_prompt(4, 0, 33)], max_tokens=0),
         younger,
     ):
         bench.loop.add_request(request)

@@ -11,7 +11,7 @@ from random import Random
 import msgspec
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
-from support.invariant_ledger import VOCAB, LoopHarness, kv_history, require, run_alone
+from support.invariant_ledger import COMMON_TOKENS, VOCAB, LoopHarness, kv_history, require, run_alone
 from support.placed_items import place_items
 
 from parley.core.pages.block_pool import count_lent_pages
@@ -21,8 +21,6 @@ from parley.core.shared_pages.pinned import PinnedPages
 from parley.core.shared_pages.reservations import ReserveResult
 from parley.core.shared_pages.staging import PageStaging
 from parley.types import BeamOptions, EmbeddingRun, EngineOutput, EngineRequest, EngineStats, KVPrefix, MediaItem
-
-COMMON = [(7 * i + 3) % VOCAB for i in range(200)]
 
 
 class StagingMemory:
@@ -201,7 +199,7 @@ class HandoverScenario:
     def random_work(self, number: int) -> EngineRequest:
         pick = self.random.choice
         shared_length = pick([0, 0, 16, 17, 32, 48, 64, 80])
-        tokens = COMMON[:shared_length] + [
+        tokens = COMMON_TOKENS[:shared_length] + [
             (number * 11 + i) % VOCAB for i in range(self.random.randint(0 if shared_length else 1, 40))
         ]
         n = pick([1, 1, 2])
@@ -439,7 +437,7 @@ def test_random_handovers_keep_outputs_and_never_deadlock(seed: int, failures: b
 def test_the_state_at_the_end_of_a_prompt_travels_as_its_last_page() -> None:
     """The state is sent once for all choices, and not again while the other side has it."""
     for length in (65, 69):
-        work = EngineRequest("w", COMMON[:length], max_tokens=4, n=2, lease=True)
+        work = EngineRequest("w", COMMON_TOKENS[:length], max_tokens=4, n=2, lease=True)
         sender, receiver = (HandoverHarness(staged=None, has_states=True, snapshots=4) for _ in range(2))
         sender.add_work(work)
         while sender.step():
@@ -462,7 +460,7 @@ def test_the_state_at_the_end_of_a_prompt_travels_as_its_last_page() -> None:
 
 def test_a_full_pool_of_states_refuses_reservations_and_leases_no_page() -> None:
     bench = HandoverHarness(staged=None, has_states=True, snapshots=1)
-    first, second = (EngineRequest(f"w{i}", [i, *COMMON[:64]], max_tokens=1, lease=True) for i in range(2))
+    first, second = (EngineRequest(f"w{i}", [i, *COMMON_TOKENS[:64]], max_tokens=1, lease=True) for i in range(2))
     assert not bench.reserve_pages(first).error
     assert bench.reserve_pages(second).error == "There is no capacity for this number of pages."
     bench.add_work(second)

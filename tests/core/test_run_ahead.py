@@ -6,7 +6,7 @@ import os
 from dataclasses import replace
 
 import pytest
-from core.test_loop import SchedulePlan, compare_with_alone, loop_settings, run_plan, schedule_plans
+from core.test_random_schedules import SchedulePlan, compare_with_alone, loop_settings, run_plan, schedule_plans
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from support.delayed_device import DelayedHarness, EagerHarness

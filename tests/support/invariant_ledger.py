@@ -37,6 +37,7 @@ from parley.core.step_budget import FixedBudget
 from parley.types import EngineFinishReason, EngineOutput, EngineRequest, EngineStats, MediaItem, Settings, TokenScore
 
 VOCAB = 50
+COMMON_TOKENS = [(7 * i + 3) % VOCAB for i in range(200)]  # the beginning of prompts with a shared prefix
 
 
 class InjectedFailure(Exception):
@@ -602,6 +603,11 @@ class LoopHarness:
             prompt_scores=parts[0].prompt_scores,
             vector=parts[-1].vector,
         )
+
+
+def assert_same_output(actual: EngineOutput, expected: EngineOutput) -> None:
+    actual.cached_tokens = expected.cached_tokens = 0
+    assert actual == expected
 
 
 def run_alone(
