@@ -20,14 +20,8 @@ it gets its turn when the running requests have ended, or sooner.
 **Pages.** A sequence gets pages for the scheduled chunk, never for tokens that it may produce later. When no page is
 free, the last running sequence is preempted: it frees all pages and will recompute its tokens. The prefix cache makes
 this cheap, because it still has every page that was not overwritten meanwhile. Admission leaves one spare page for each
-running sequence, so that it does not cause the next preemption itself.
-
-**Sharing.** A page is published in the prefix cache when its last token is *scheduled*, before it is written. That is
-sound within one step, because a layer writes the keys and values of all rows before any row attends. It lets requests
-that arrive together compute their common prefix once: the first is scheduled a chunk, the next ones find it, also in
-the middle of their own prompts. The price: a failed step leaves cached pages that were never written; ``abandon_step``
-evicts them. A sequence attaches cached pages only in a step where it has a row itself, so nothing outside of a failed
-step depends on them.
+running sequence, so that it does not cause the next preemption itself. ``core.pages.block_tables`` says how pages and
+states are shared.
 
 **Beams.** Beams of one search are sequences that fork from each other. A beam that waits for the others has no distance
 left and gets no row. Their admission numbers are consecutive, so no other sequence stands between the first and the
@@ -40,11 +34,6 @@ sequences: they wait for a transfer to end. Choices of a request with a lease ha
 
 **Drafts.** A decode's row may carry draft tokens. They get pages only if no sequence is preempted for them, and a page
 that they fill is published when its tokens are certain: ``commit_drafts``.
-
-**States.** Some models sum up the computed tokens of a sequence in a state, in its slot. A state only advances. So a
-sequence continues after cached pages only from a snapshot of the state at their end, states after drafts have slots of
-their own (``core.pages.state_slots``), and a sequence that cannot have the whole state of the one that it forks from
-begins again.
 
 **Long rope.** Models with two sets of rotary factors (longrope) use the long ones for all tokens of a sequence of more
 than ``long_rope_after`` tokens. A sequence that grows beyond that loses its pages, because their keys have the short
@@ -61,22 +50,20 @@ This module knows neither outputs nor why a sequence ends.
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
 from collections.abc import Callable, Collection, Sized
 from math import inf
-from operator import attrgetter
 
 from parley.core.guess.speculation import Speculation
 from parley.core.media.encode_queue import EncodeQueue
+from parley.core.media.placeholders import end_outside_items
 from parley.core.pages.block_pool import BlockPool, count_pages
 from parley.core.pages.block_tables import BlockTables
 from parley.core.pages.state_slots import StateSlots
 from parley.core.prefill_share import PrefillShare
+from parley.core.running_sequences import RunningSequences
 from parley.core.sequence import BLOCK_SIZE, Sequence, SequenceStatus, Step, StepRow
 from parley.core.step_budget import StepBudget
 from parley.core.wait_queue import WaitQueue
-
-_by_rank = attrgetter("rank")
 
 
 class Scheduler:
@@ -111,20 +98,15 @@ class Scheduler:
         self.pool = pool
         self.step_budget = step_budget
         self.prefill_share = prefill_share or PrefillShare()
-        self.max_slots = max_slots
         self._long_rope_after = long_rope_after
         self._block_tables = BlockTables(pool, prefix_cache, states)
         self.preemptions = 0
-        self.running: list[Sequence] = []  # sorted by rank
+        self._slots = RunningSequences(max_slots, on_admit, on_release)
+        self.running = self._slots.by_rank
         self.waiting = WaitQueue()
-        self._next_admission_number = 0
-        self._free_slots = list(reversed(range(max_slots)))
         self._has_chunk = False  # the current step has a chunk of a prompt
-        self._on_admit = on_admit
-        self._on_release = on_release
         self._fits_in_pool = fits_in_pool
         self._revoke_reservation = revoke_reservation
-        self._states = states
         self.speculation = speculation
 
     def attach_encode_queue(self, encode_queue: EncodeQueue) -> None:
@@ -173,8 +155,6 @@ class Scheduler:
         if next_priority < inf:
             self._admit_waiting(step, inf)
         self._block_tables.finish_step(step)
-        if self._states is not None:
-            self._states.finish_step()
         return step
 
     def schedule_ahead(self, step: Step) -> Step | None:
@@ -185,7 +165,7 @@ class Scheduler:
         computed until ``count_row``.
         """
         sequences = [row.sequence for row in step.rows]
-        if self._states is not None or self._may_add_rows() or len(sequences) != len(self.running):
+        if self._block_tables.has_states or self._may_add_rows() or len(sequences) != len(self.running):
             return None
         unfinished = [sequence for sequence in sequences if sequence.output_length + 1 < sequence.output_limit]
         if any(len(sequence) + 1 > self._long_rope_after and not sequence.uses_long_rope for sequence in unfinished):
@@ -206,10 +186,6 @@ class Scheduler:
     def fork_sequence(self, sequence: Sequence, parent: Sequence) -> None:
         """Continue a running sequence as a copy of ``parent``; the caller sets its tokens."""
         self._block_tables.fork_table(sequence, parent)
-        if self._states is not None and sequence.computed < parent.computed:
-            self._block_tables.free_table(sequence)  # a snapshot of fewer tokens may help
-        elif self._states is not None and sequence.computed:
-            self._states.fork_state(sequence, parent)
 
     def spawn_sequence(self, sequence: Sequence, parent: Sequence) -> None:
         """Fork into a sequence that does not run. It has an admission number and takes a slot, from a later sequence if
@@ -218,14 +194,16 @@ class Scheduler:
         Without a free slot it is queued and recomputed later.
         """
         sequence.blocks, sequence.computed = [], 0
-        if not self._precedes_preempted(sequence) or not (self._free_slots or self.running[-1].rank > sequence.rank):
+        if not self._precedes_preempted(sequence) or not (
+            self._slots.has_free_slot or self.running[-1].rank > sequence.rank
+        ):
             sequence.hashes, sequence.uses_long_rope = list(parent.hashes), parent.uses_long_rope
             sequence.status = SequenceStatus.WAITING
             self.waiting.enqueue(sequence)
             return
-        if not self._free_slots:
+        if not self._slots.has_free_slot:
             self.preempt_last()
-        if self._occupy_slot(sequence):
+        if self._slots.start_sequence(sequence):
             self.fork_sequence(sequence, parent)
 
     def preempt_last(self) -> Sequence:
@@ -245,9 +223,7 @@ class Scheduler:
     def set_priority(self, sequence: Sequence, priority: float) -> None:
         """Change the priority of a sequence, and its position in the order."""
         if sequence.status is SequenceStatus.RUNNING:
-            del self.running[bisect_left(self.running, sequence.rank, key=_by_rank)]
-            sequence.priority = priority
-            insort(self.running, sequence, key=_by_rank)
+            self._slots.set_priority(sequence, priority)
             return
         queue = self.waiting
         if self._encode_queue is not None and self._awaits_embeddings(sequence):
@@ -270,35 +246,23 @@ class Scheduler:
         computed_before, sequence.computed = sequence.computed, len(sequence.tokens) - 1
         self.waiting.record_service(sequence, 2 * (sequence.computed - computed_before))  # computed and sampled
         sequence.furthest_computed = max(sequence.furthest_computed, sequence.computed)
-        self._block_tables.publish_pages(sequence, computed_before)
-        if self._states is not None:
-            self._states.commit_drafts(row, len(self.running))
-        self._block_tables.trim_table(sequence)
+        self._block_tables.commit_drafts(row, computed_before, len(self.running))
 
     def abandon_step(self, step: Step) -> None:
         """Evict the pages that a failed step published. The caller must remove its sequences."""
-        if self._states is not None:
-            self._states.abandon_step()
-        for block in step.published_pages:
-            self.pool.evict_block(block)
+        self._block_tables.abandon_step(step)
 
     def distrust_sequence(self, sequence: Sequence) -> None:
         """Evict the pages of a sequence and the states at their ends: they may hold wrong values."""
-        for block in sequence.blocks:
-            self.pool.evict_block(block)
-        if self._states is not None:
-            self._states.forget_snapshots(sequence.hashes[: len(sequence.blocks)])
+        self._block_tables.distrust_table(sequence)
 
     def check_invariants(
         self, held_tables: Collection[list[int]] = (), held_states: Collection[list[int]] = ()
     ) -> None:
         """Check conservation of pages and slots, for tests; ``held_tables``, ``held_states``: pages and slots for
         states with other holders. Raises AssertionError."""
-        self._block_tables.check_invariants([*held_tables, *(sequence.blocks for sequence in self.running)])
-        if self._states is not None:
-            self._states.check_invariants(self.running, held_states)
-        used_slots = [sequence.slot for sequence in self.running]
-        assert sorted(used_slots + self._free_slots) == list(range(self.max_slots)), "slots in use + free slots != all"
+        self._block_tables.check_invariants(self.running, held_tables, held_states)
+        self._slots.check_invariants()
         waiting_sequences = list(self.waiting)
         assert len(waiting_sequences) == len(self.waiting)
         all_waiting = [*waiting_sequences, *(self._encode_queue.waiting if self._encode_queue is not None else ())]
@@ -307,9 +271,8 @@ class Scheduler:
         assert all(sequence.status is SequenceStatus.WAITING for sequence in all_waiting)
         if self._encode_queue is not None:
             self._encode_queue.check_invariants([*self.running, *all_waiting])
-        for line in (self.running, waiting_sequences):
-            ranks = [sequence.rank for sequence in line if sequence.admission_number >= 0]
-            assert ranks == sorted(ranks), "sequences are not in order"
+        ranks = [sequence.rank for sequence in waiting_sequences if sequence.admission_number >= 0]
+        assert ranks == sorted(ranks), "sequences are not in order"
 
     def _begin_step(self) -> dict[Sequence, tuple[int, ...]]:
         """Begin a step in the budgets, block tables and states. Return the drafts of sequences that decode."""
@@ -317,8 +280,6 @@ class Scheduler:
             for sequence in self.running:
                 self._update_rope(sequence)
         self._block_tables.begin_step()
-        if self._states is not None:
-            self._states.begin_step()
         self._has_chunk = False
         decodes = [sequence for sequence in self.running if len(sequence.tokens) - sequence.computed == 1]
         self.prefill_share.begin_step(len(decodes))
@@ -356,7 +317,7 @@ class Scheduler:
         """Admit sequences of better priority than ``priority_limit``, in order, and add a row for each. Return False
         if one of them cannot be admitted."""
         while self.waiting and (sequence := self.waiting.head_sequence).priority < priority_limit:
-            if not self._free_slots and not self._can_preempt_for(step, sequence):
+            if not self._slots.has_free_slot and not self._can_preempt_for(step, sequence):
                 return False
             self._update_rope(sequence)
             cached_blocks = self._block_tables.find_prefix(sequence)
@@ -420,7 +381,7 @@ class Scheduler:
         """Free a slot, and pages for ``count`` tokens after the found ones, for a waiting sequence. False: too few."""
         page_need = count_pages(len(cached_blocks) * BLOCK_SIZE + count) - len(cached_blocks)
         while (
-            not self._free_slots
+            not self._slots.has_free_slot
             or page_need + self.pool.count_free(cached_blocks) + len(self.running) > self.pool.free_count
         ):
             if not self._can_preempt_for(step, sequence):
@@ -441,7 +402,7 @@ class Scheduler:
             return 0
         end = min(total, start + budget)
         boundary = end // BLOCK_SIZE * BLOCK_SIZE
-        end = _end_outside_items(sequence, start, boundary if start < boundary and end < total else end)
+        end = end_outside_items(sequence.request.media, start, boundary if start < boundary and end < total else end)
         return 0 if self._has_chunk and end - start > budget else end - start
 
     def _may_compute(self, sequence: Sequence) -> bool:
@@ -459,25 +420,10 @@ class Scheduler:
     def _admit_head(self, sequence: Sequence) -> bool:
         """Give the head of the queue a slot. Return False if it is rejected."""
         self.waiting.pop_head()
-        if not self._occupy_slot(sequence):
+        if not self._slots.start_sequence(sequence):
             return False
         if self._block_tables.prefix_cache and not sequence.preemptions and not sequence.request.resumed:
             self.pool.prefix_queries += len(sequence)
-        return True
-
-    def _occupy_slot(self, sequence: Sequence) -> bool:
-        """Run the sequence in a free slot. Return False if it is rejected."""
-        sequence.status = SequenceStatus.FINISHED  # in case it is rejected
-        sequence.slot = self._free_slots.pop()
-        if not self._on_admit(sequence):
-            self._free_slots.append(sequence.slot)
-            sequence.slot = -1
-            return False
-        sequence.status = SequenceStatus.RUNNING
-        if sequence.admission_number < 0:
-            sequence.admission_number = self._next_admission_number
-            self._next_admission_number += sequence.admission_span
-        insort(self.running, sequence, key=_by_rank)
         return True
 
     def _preempt_sequence(self, sequence: Sequence) -> None:
@@ -489,10 +435,7 @@ class Scheduler:
 
     def _vacate_slot(self, sequence: Sequence) -> None:
         """Free the slot and pages of a running sequence."""
-        del self.running[bisect_left(self.running, sequence.rank, key=_by_rank)]
-        self._on_release(sequence)
-        self._free_slots.append(sequence.slot)
-        sequence.slot = -1
+        self._slots.stop_sequence(sequence)
         self._block_tables.free_table(sequence)
 
     def _allocate_blocks(self, step: Step, sequence: Sequence, count: int) -> bool:
@@ -515,9 +458,9 @@ class Scheduler:
         if not sequence.uses_long_rope:  # a token beyond needs other keys
             drafts = drafts[: int(min(len(drafts), self._long_rope_after - len(sequence)))]
         spare = max(0, self.pool.free_count - len(self.running))
-        if self._states is not None:
-            drafts = drafts[: self._states.draft_limit]
-        drafts = drafts[: (len(sequence.blocks) + spare) * BLOCK_SIZE - sequence.computed - 1]
+        drafts = self._block_tables.cut_drafts(drafts)[
+            : (len(sequence.blocks) + spare) * BLOCK_SIZE - sequence.computed - 1
+        ]
         self._block_tables.append_pages(
             step, sequence, count_pages(sequence.computed + 1 + len(drafts)) - len(sequence.blocks)
         )
@@ -531,7 +474,7 @@ class Scheduler:
             return True
         if not self.waiting:
             return False
-        return bool(self._free_slots) or self._can_preempt_for(Step([]), self.waiting.head_sequence)
+        return self._slots.has_free_slot or self._can_preempt_for(Step([]), self.waiting.head_sequence)
 
     def _add_row(self, step: Step, sequence: Sequence, count: int, drafts: tuple[int, ...] = ()) -> None:
         """Add a row of ``count`` tokens and its drafts to the step, and publish the pages that the tokens fill."""
@@ -554,15 +497,4 @@ class Scheduler:
             service += end - max(start, sequence.furthest_computed)
             sequence.furthest_computed = end
         self.waiting.record_service(sequence, service)
-        if end // BLOCK_SIZE > start // BLOCK_SIZE:
-            step.published_pages += self._block_tables.publish_pages(sequence, start)
-        if self._states is not None:
-            self._states.plan_row(row, len(self.running))
-
-
-def _end_outside_items(sequence: Sequence, start: int, end: int) -> int:
-    """Return the end of a chunk from ``start`` on, moved out of items whose tokens see later ones of the same item."""
-    for item in sequence.request.media:
-        if item.sees_both_ways and item.start < end < item.end:
-            return item.start if start < item.start else item.end
-    return end
+        self._block_tables.count_row(step, row, len(self.running))

@@ -6,16 +6,14 @@
 from __future__ import annotations
 
 import pytest
-from support.invariant_ledger import VOCAB, LoopHarness, run_alone
+from support.invariant_ledger import COMMON_TOKENS, VOCAB, LoopHarness, run_alone
 
 from parley.core.pages import state_slots
 from parley.types import EngineRequest
 
-COMMON = [(7 * i + 3) % VOCAB for i in range(200)]
-
 
 def make_prompt(number: int, shared: int, own: int) -> list[int]:
-    return COMMON[:shared] + [(number * 13 + 1 + i) % VOCAB for i in range(own)]
+    return COMMON_TOKENS[:shared] + [(number * 13 + 1 + i) % VOCAB for i in range(own)]
 
 
 def make_bench(snapshots: int = 16, **options) -> LoopHarness:
@@ -98,7 +96,7 @@ def test_state_is_freed_with_its_page() -> None:
     assert serve(bench, "first", make_prompt(0, 64, 5)) == 0
     assert serve(bench, "again", make_prompt(0, 64, 5)) == 64
     serve(bench, "other", make_prompt(1, 0, 110))
-    states = bench.loop.scheduler._states  # type: ignore[union-attr]
+    states = bench.loop.scheduler._block_tables._states  # type: ignore[union-attr]
     assert states is not None and states.pool._cache.keys() <= bench.loop.pool._cache.keys()
     assert serve(bench, "third", make_prompt(0, 64, 5)) == 0
     assert bench.loop.reset_prefix_cache() and not states.pool._cache

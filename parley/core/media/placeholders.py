@@ -1,4 +1,4 @@
-"""Checks of the places of media items in a prompt, which has a placeholder token for each embedding."""
+"""The places of media items in a prompt, which has a placeholder token for each embedding."""
 
 from __future__ import annotations
 
@@ -30,6 +30,15 @@ def are_known_tokens(token_ids: Sequence[int], media: Sequence[MediaItem], vocab
     return max(token_ids) < vocab_size or all(
         max(part, default=0) < vocab_size for part in _text_parts(token_ids, media)
     )
+
+
+def end_outside_items(media: Sequence[MediaItem], start: int, end: int) -> int:
+    """Return the end of a chunk from token ``start`` on, moved out of items whose tokens see later ones of the same
+    item: to the item's start, or to its end if the chunk would be empty or starts within the item."""
+    for item in media:
+        if item.sees_both_ways and item.start < end < item.end:
+            return item.start if start < item.start else item.end
+    return end
 
 
 def _are_runs_within(item: MediaItem) -> bool:

@@ -5,7 +5,18 @@ A table grows by cached pages that continue its content (``find_prefix``, ``atta
 pages of its parent and copies the last one. The copy is made with the next step that has rows; until then both of its
 pages are held, because pages allocated for other instances in between are written at once.
 
-Knows pages of sequences; nothing of slots, order or budgets.
+**Sharing.** A page is published in the prefix cache when its last token is *scheduled*, before it is written. That is
+sound within one step, because a layer writes the keys and values of all rows before any row attends. It lets requests
+that arrive together compute their common prefix once: the first is scheduled a chunk, the next ones find it, also in
+the middle of their own prompts. The price: a failed step leaves cached pages that were never written; ``abandon_step``
+evicts them. A sequence attaches cached pages only in a step where it has a row itself, so nothing outside of a failed
+step depends on them.
+
+**States.** Some models sum up the computed tokens of a sequence in a state. A state only advances. So a sequence
+continues after cached pages only from a snapshot of the state at their end, states after drafts have slots of their own
+(``state_slots``), and a sequence that cannot have the whole state of the one that it forks from begins again.
+
+Knows pages and states of sequences; nothing of order or budgets.
 """
 
 from __future__ import annotations
@@ -14,7 +25,7 @@ from collections.abc import Collection
 
 from parley.core.pages.block_pool import BlockPool, count_pages, extend_hashes, long_rope_root
 from parley.core.pages.state_slots import StateSlots
-from parley.core.sequence import BLOCK_SIZE, Sequence, Step
+from parley.core.sequence import BLOCK_SIZE, Sequence, Step, StepRow
 
 
 class BlockTables:
@@ -22,6 +33,7 @@ class BlockTables:
     for states, if layers keep them; then cached pages are of use up to a snapshot only.
 
     A step is assembled between ``begin_step`` and ``finish_step``; ``fork_table`` may be called at other times too.
+    ``running_count`` is the number of running sequences, which decides how many snapshots are kept.
     """
 
     def __init__(self, pool: BlockPool, prefix_cache: bool, states: StateSlots | None = None):
@@ -32,17 +44,32 @@ class BlockTables:
             pool.on_drop = lambda digest: states.forget_snapshots([digest])
         self._pending_copies: list[tuple[int, int]] = []  # (source, target), before the next step
 
+    @property
+    def has_states(self) -> bool:
+        """Whether the model has layers that keep a state."""
+        return self._states is not None
+
     def begin_step(self) -> None:
-        """Release the pages of pending copies, and drop copies into pages that have no holder any more."""
-        for pair in self._pending_copies:
-            self.pool.free_blocks(pair)
-        self._pending_copies = [pair for pair in self._pending_copies if not self.pool.count_free(pair[1:])]
+        """Begin the assembly of a step."""
+        self._release_copies()
+        if self._states is not None:
+            self._states.begin_step()
 
     def finish_step(self, step: Step) -> None:
-        """Move the copies into the step; if it has no rows, hold their pages until the next one."""
+        """End the assembly of a step. Moves the copies into it; if it has no rows, their pages are held until the next
+        one."""
         if step.rows:
             step.page_copies, self._pending_copies = self._pending_copies, []
         self._hold_copies()
+        if self._states is not None:
+            self._states.finish_step()
+
+    def abandon_step(self, step: Step) -> None:
+        """Evict the pages that a failed step published, and forget its snapshots."""
+        if self._states is not None:
+            self._states.abandon_step()
+        for block in step.published_pages:
+            self.pool.evict_block(block)
 
     def find_prefix(self, sequence: Sequence) -> list[int] | None:
         """Return the cached pages that continue the sequence, in order; none unless ``computed`` is at a page end.
@@ -106,8 +133,36 @@ class BlockTables:
             )
         return published_blocks
 
+    def count_row(self, step: Step, row: StepRow, running_count: int) -> None:
+        """Publish the pages that a row fills, and choose the slots of its states. Its tokens count as computed."""
+        sequence = row.sequence
+        if sequence.computed // BLOCK_SIZE > row.start // BLOCK_SIZE:
+            step.published_pages += self.publish_pages(sequence, row.start)
+        if self._states is not None:
+            self._states.plan_row(row, running_count)
+
+    def cut_drafts(self, drafts: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the first drafts of a row, as many as there are slots for the states after them."""
+        return drafts if self._states is None else drafts[: self._states.draft_limit]
+
+    def commit_drafts(self, row: StepRow, computed_before: int, running_count: int) -> None:
+        """Publish the pages that the right drafts of a row fill, keep the state after the last one, and free the pages
+        of wrong ones. ``computed_before``: the computed tokens without drafts."""
+        self.publish_pages(row.sequence, computed_before)
+        if self._states is not None:
+            self._states.commit_drafts(row, running_count)
+        self._trim_table(row.sequence)
+
     def fork_table(self, sequence: Sequence, parent: Sequence) -> None:
-        """Share the pages of ``parent``. Its last page is copied; without a free page, those tokens are recomputed."""
+        """Share the pages of ``parent``, and its state. Its last page is copied; without a free page, those tokens are
+        recomputed."""
+        self._share_pages(sequence, parent)
+        if self._states is not None and sequence.computed < parent.computed:
+            self.free_table(sequence)  # a snapshot of fewer tokens may help
+        elif self._states is not None and sequence.computed:
+            self._states.fork_state(sequence, parent)
+
+    def _share_pages(self, sequence: Sequence, parent: Sequence) -> None:
         self.pool.free_blocks(sequence.blocks)
         full_pages, partial_tokens = divmod(parent.computed, BLOCK_SIZE)
         sequence.blocks = parent.blocks[:full_pages]
@@ -117,13 +172,13 @@ class BlockTables:
         sequence.computed = full_pages * BLOCK_SIZE
         if partial_tokens and self.pool.free_count:
             sequence.blocks.append(self.pool.allocate())
-            self.begin_step()
+            self._release_copies()
             self._pending_copies.append((parent.blocks[full_pages], sequence.blocks[full_pages]))
             self._hold_copies()
             sequence.computed = parent.computed
         sequence.furthest_computed = max(sequence.furthest_computed, sequence.computed)
 
-    def trim_table(self, sequence: Sequence) -> None:
+    def _trim_table(self, sequence: Sequence) -> None:
         """Free the pages after the computed tokens."""
         keep = count_pages(sequence.computed)
         self.pool.free_blocks(sequence.blocks[keep:])
@@ -136,6 +191,13 @@ class BlockTables:
         self.pool.free_blocks(sequence.blocks)
         sequence.blocks.clear()
         sequence.computed = 0
+
+    def distrust_table(self, sequence: Sequence) -> None:
+        """Evict the pages of a sequence and the states at their ends: they may hold wrong values."""
+        for block in sequence.blocks:
+            self.pool.evict_block(block)
+        if self._states is not None:
+            self._states.forget_snapshots(sequence.hashes[: len(sequence.blocks)])
 
     def switch_to_long_rope(self, sequence: Sequence) -> None:
         """Free all pages, whose keys have the short rotary factors, and start the chain for the long ones."""
@@ -152,15 +214,29 @@ class BlockTables:
 
     def clear_cached_pages(self) -> bool:
         """Clear the prefix cache. Returns False and does nothing while a page is held by more than a pending copy."""
-        self.begin_step()
+        self._release_copies()
         cleared = self.pool.clear_cache()
         self._hold_copies()
         return cleared
 
-    def check_invariants(self, held_tables: Collection[list[int]]) -> None:
-        """Check page conservation, for tests; ``held_tables``: pages held by anything but copies. Raises
-        AssertionError."""
-        self.pool.check_invariants([*held_tables, *self._pending_copies])
+    def check_invariants(
+        self,
+        running: Collection[Sequence],
+        held_tables: Collection[list[int]],
+        held_states: Collection[list[int]],
+    ) -> None:
+        """Check conservation of pages and slots for states, for tests; ``held_tables``, ``held_states``: those held by
+        anything but running sequences and copies. Raises AssertionError."""
+        tables = [*held_tables, *(sequence.blocks for sequence in running)]
+        self.pool.check_invariants([*tables, *self._pending_copies])
+        if self._states is not None:
+            self._states.check_invariants(running, held_states)
+
+    def _release_copies(self) -> None:
+        """Release the pages of pending copies, and drop copies into pages that have no holder any more."""
+        for pair in self._pending_copies:
+            self.pool.free_blocks(pair)
+        self._pending_copies = [pair for pair in self._pending_copies if not self.pool.count_free(pair[1:])]
 
     def _hold_copies(self) -> None:
         """Add a reference to both pages of each pending copy."""
