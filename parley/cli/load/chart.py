@@ -13,7 +13,6 @@ from xml.sax.saxutils import escape
 from parley.cli.load.generator import RequestSample
 from parley.cli.load.summary import collect_times, token_rates
 
-CHART_ENDINGS = (".svg", ".html")
 TEXT, GRID = "#71777e", "#9aa3ad"
 COLOURS = ("#3b82c4", "#d2691e", "#2e9e6b", "#a86bc9", "#b08d1e", "#d1495b", "#4d9a9c", "#8f7a66")
 WIDTH, PANEL_WIDTH, PANEL_HEIGHT = 860, 360, 150  # pixels

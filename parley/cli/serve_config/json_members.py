@@ -116,10 +116,6 @@ class ConfigSection:
     members: Mapping[str, Any]
     read_members: set[str] = field(default_factory=set)
 
-    def has_member(self, member: str) -> bool:
-        """Whether the member is present and not null."""
-        return self.members.get(member) is not None
-
     def get_member(self, member: str, check: MemberCheck, default: Any) -> Any:
         """Return a member's value, or ``default`` if it is absent. Raises ConfigError."""
         self.read_members.add(member)

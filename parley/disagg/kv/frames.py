@@ -10,7 +10,6 @@ from typing import Annotated
 
 import msgspec
 
-KV_WIRE_VERSION = 1
 MAX_FRAME_BYTES = 256 << 20  # bytes of a message between authenticated peers: a request body and its outputs
 MAX_HELLO_BYTES = 64 << 10  # bytes of the first message
 

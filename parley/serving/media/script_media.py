@@ -21,9 +21,6 @@ class SavableImage(Protocol):
         """Write it in a format."""
 
 
-MediaInput = str | Path | bytes | SavableImage
-
-
 def read_media_input(value: Any, kind: MediaKind, field: str) -> dict[str, Any]:
     """Return a path, the bytes of a file, or an image of Pillow as a part of a message. Raises Invalid, WrongType."""
     if isinstance(value, str | Path):
