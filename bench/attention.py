@@ -23,7 +23,7 @@ import torch
 from parley import native
 from parley.native import kernel_choice
 from parley.native import memory as native_memory
-from parley.native.compiled_forms.compiled_kernels import plan_spans
+from parley.native.compiled_forms.compiled_attention import plan_spans
 from parley.native.layout import LayerKV, Span
 
 HEADS, KV_HEADS, DIM = 14, 2, 64

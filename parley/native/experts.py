@@ -55,7 +55,7 @@ def stack_experts(packed: Iterator[PackedWeight], count: int) -> PackedWeight:
     Raises Unstackable if a weight needs a permutation of its rows' numbers, as each expert would have its own, or if
     experts have weights of different forms.
     """
-    first = _dense(next(packed))
+    first = _stackable_weight(next(packed))
     if isinstance(first, GroupedPacked | TritonGroupedPacked) and first.order is not None:
         raise Unstackable("the weights of experts are quantized in an order of their own")
     names = [field.name for field in fields(first) if isinstance(getattr(first, field.name), torch.Tensor)]
@@ -66,15 +66,15 @@ def stack_experts(packed: Iterator[PackedWeight], count: int) -> PackedWeight:
         shape = count, *tensor.shape
         stacked[name] = tensor.new_empty(shape) if place is None else place.view(shape)
     for expert in range(count):
-        weight = first if expert == 0 else _dense(next(packed))
-        if _form(weight, names) != _form(first, names):
+        weight = first if expert == 0 else _stackable_weight(next(packed))
+        if _shared_properties(weight, names) != _shared_properties(first, names):
             raise Unstackable("the weights of experts are quantized differently")
         for name in names:
             stacked[name][expert].copy_(getattr(weight, name))
     return _replace_tensors(first, stacked)
 
 
-def _form(weight: PackedWeight, names: list[str]) -> list[object]:
+def _shared_properties(weight: PackedWeight, names: list[str]) -> list[object]:
     """Return the properties that the weights of all experts must share. ``names``: the fields with tensors."""
     shapes = [getattr(weight, name).shape for name in names]
     if isinstance(weight, GroupedPacked):
@@ -84,7 +84,7 @@ def _form(weight: PackedWeight, names: list[str]) -> list[object]:
     return [type(weight), shapes]
 
 
-def _dense(weight: PackedWeight) -> PackedWeight:
+def _stackable_weight(weight: PackedWeight) -> PackedWeight:
     """Return a weight with tensors that can be stacked, which oneDNN's layout is not."""
     if isinstance(weight, TorchPacked) and weight.onednn:
         return replace(weight, weight=weight.weight.to_dense())

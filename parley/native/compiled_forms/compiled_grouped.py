@@ -139,12 +139,12 @@ class _GroupedPart:
                 self.code = wider
         if weight.zeros is not None and (dtype := FLOAT_ZERO_DTYPES.get(weight.code)) is not None:
             scales, zeros = (
-                _exact(weight, part, dtype).view(torch.int16).int() for part in (weight.scales, weight.zeros)
+                _convert_exactly(weight, part, dtype).view(torch.int16).int() for part in (weight.scales, weight.zeros)
             )
             self.scales = (scales & 0xFFFF | zeros << 16).contiguous()
             return
         if (dtype := SCALE_DTYPES.get(weight.code)) is not None:
-            _exact(weight, weight.scales, dtype)
+            _convert_exactly(weight, weight.scales, dtype)
         self.scales = weight.scales.float().contiguous()
         self.zeros = None if weight.zeros is None else weight.zeros.contiguous()
 
@@ -187,7 +187,7 @@ class _PiecewisePart:
             done_words += _packed_words(library, part)
 
 
-def _exact(weight: GroupedWeight, numbers: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def _convert_exactly(weight: GroupedWeight, numbers: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Return scales or zeros of a weight in another dtype. Raises ValueError if it does not have all of them."""
     result = numbers.to(dtype)
     if not torch.equal(result.float(), numbers.float()):

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -18,24 +16,27 @@ import torch.nn.functional as F
 
 from parley.native import memory
 from parley.native.compiled_forms import (
+    compiled_attention,
     compiled_convolution,
     compiled_experts,
     compiled_grouped,
     compiled_int8,
     compiled_kimi,
     compiled_latent,
+    compiled_logits,
     compiled_lora,
     compiled_mamba,
     compiled_selective,
     compiled_states,
 )
+from parley.native.compiled_forms.compiled_attention import CompiledPlan
 from parley.native.compiled_forms.compiled_grouped import GroupedPacked
 from parley.native.compiled_forms.compiled_int8 import CompiledRows, Int8Packed, allocate_output
-from parley.native.compiled_forms.weight_struct import address_of
+from parley.native.compiled_forms.norm_struct import norm_pointer
 from parley.native.experts import Experts
 from parley.native.layer import StateWeights
 from parley.native.layer_shape import ACTIVATIONS, Norm, Routing
-from parley.native.layout import LayerKV, Span
+from parley.native.layout import LayerKV
 from parley.native.lowrank import LowRank
 from parley.native.packed import Bf16Packed
 from parley.native.pool import PageFormat, PagePool
@@ -49,17 +50,7 @@ SIGNATURES = {
     "linear": [P, P, P, P, N, N, N, N, N],
     "add_norm": [P, P, P, P, R, R, P, P, P, P, P, N, N, N],
     "activate": [P, N, N, P, P, P, P, P, N, N, N],
-    "rope_write": [P, P, P, P, P, P, N, N, N, P, N, N, N, N, N, N, N, N],
-    "scale_logits": [P, N, N, R, R, N],
-    "write": [P, P, P, P, N, N, N, N, N, N, N],
-    "argmax": [P, P, P, N, N, N],
-    "top_k": [P, P, P, N, N, N, N],
-    "softmax_totals": [P, P, P, N, N, N],
-    "masked_argmax": [P, P, N],
-    "apply_mask": [P, P, N],
-    "attend_dim": [],
-    "page_bytes": [N, N, N, N, N],
-    "attend": [P, N, P, P, P, N, P, P, P, P, N, N, N, N, N, N, N, N, R, R, N],
+    **compiled_attention.ATTENTION_SIGNATURES,
     **compiled_convolution.CONVOLUTION_SIGNATURES,
     **compiled_experts.EXPERTS_SIGNATURES,
     **compiled_grouped.GROUPED_SIGNATURES,
@@ -67,56 +58,17 @@ SIGNATURES = {
     **compiled_kimi.KIMI_SIGNATURES,
     **compiled_latent.LATENT_SIGNATURES,
     **compiled_lora.LORA_SIGNATURES,
+    **compiled_logits.LOGITS_SIGNATURES,
     **compiled_mamba.MAMBA_SIGNATURES,
     **compiled_selective.SELECTIVE_SIGNATURES,
     **compiled_states.STATES_SIGNATURES,
 }
 # Functions that return an int64.
 RETURN_INT64 = (
-    "packed_size", "attend_dim", "page_bytes", "masked_argmax", *compiled_experts.EXPERTS_RETURN_INT64,
-    *compiled_grouped.GROUPED_RETURN_INT64, *compiled_int8.INT8_RETURN_INT64, *compiled_lora.LORA_RETURN_INT64,
+    "packed_size", *compiled_attention.ATTENTION_RETURN_INT64, *compiled_experts.EXPERTS_RETURN_INT64,
+    *compiled_grouped.GROUPED_RETURN_INT64, *compiled_int8.INT8_RETURN_INT64, *compiled_logits.LOGITS_RETURN_INT64,
+    *compiled_lora.LORA_RETURN_INT64,
 )  # fmt: skip
-
-
-class NormStruct(ctypes.Structure):
-    """``Norm`` in ``kernels.h``."""
-
-    _fields_ = [("weight", P), ("bias", P), ("is_centered", N), ("eps", R)]
-
-    @classmethod
-    def from_norm(cls, norm: Norm) -> NormStruct:
-        """Return the struct of a norm. It does not keep the tensors alive."""
-        bias = None if norm.bias is None else norm.bias.data_ptr()
-        return cls(norm.weight.data_ptr(), bias, norm.is_centered, norm.eps)
-
-
-def _norm_pointer(norm: Norm | None) -> Any:
-    return None if norm is None else ctypes.byref(NormStruct.from_norm(norm))
-
-
-@dataclass(frozen=True)
-class CompiledPlan:
-    """The attention plan of a batch: int64 tensors as ``attention.cpp`` describes them."""
-
-    spans: torch.Tensor  # [S, 4]
-    table: torch.Tensor  # the page tables of all spans, concatenated
-    window: int | None
-    ends: torch.Tensor | None  # [T], as in ``plan_attention``
-    chunk: int | None = None
-
-
-def plan_spans(
-    spans: list[Span], window: int | None, ends: torch.Tensor | None = None, *, chunk: int | None = None
-) -> CompiledPlan:
-    """Plan the attention of a batch. One plan serves all layers with the same window and chunk."""
-    rows: list[int] = []
-    table: list[int] = []
-    for span in spans:
-        rows += (span.first, span.count, span.length, len(table))
-        table += span.table
-    # Through numpy, which converts lists three times as fast.
-    spans_of, table_of = (torch.from_numpy(np.array(pairs, np.int64)) for pairs in (rows, table))
-    return CompiledPlan(spans_of.view(-1, 4), table_of, window, None if ends is None else ends.contiguous(), chunk)
 
 
 def join_to_panels(parts: Sequence[torch.Tensor], panel: int) -> list[tuple[int, torch.Tensor]]:
@@ -147,7 +99,6 @@ class CompiledKernels:
         self._library = library
         self.library_name = Path(library._name).name
         self.level = Path(library._name).stem.rpartition("-")[2]
-        self._attend_dim = library.attend_dim()
         self._panel_outputs = library.packed_size(1, 2) // 2  # outputs that are packed together
         self.grouped_panel_outputs = library.grouped_panel()  # the same of weights in groups
 
@@ -271,7 +222,7 @@ class CompiledKernels:
         is_interleaved: bool,
     ) -> None:
         """Norm the latents in rows [T, rank + rotary], rotate the rest, and store both at ``slots`` as one key."""
-        arguments = rows, _norm_pointer(norm), cos, sin, pool, slots
+        arguments = rows, norm_pointer(norm), cos, sin, pool, slots
         compiled_latent.write_latents(self._library, *arguments, is_interleaved=is_interleaved)
 
     def norm_rows(self, x: torch.Tensor, norm: Norm | None, *, int8: bool = False) -> torch.Tensor | CompiledRows:
@@ -310,7 +261,7 @@ class CompiledKernels:
         count = residual.numel() // width
         out, pointers = allocate_output(residual.shape, count, width, int8)
         threads = torch.get_num_threads()
-        norms = _norm_pointer(after), *scales, _norm_pointer(norm)
+        norms = norm_pointer(after), *scales, norm_pointer(norm)
         self._library.add_norm(x, residual.data_ptr(), total, *norms, *pointers, count, width, threads)
         return out
 
@@ -429,37 +380,13 @@ class CompiledKernels:
         """Return the outputs of a Mamba 1 layer before its output layer: bfloat16 [T, inner]; advance the states."""
         return compiled_selective.scan_channels(self._library, rows, active, steps, keys, weights, shape, states, spans)
 
-    def scale_logits(self, logits: torch.Tensor, scale: float, cap: float | None) -> torch.Tensor:
-        """Return cap * tanh(scale * logits / cap), or scale * logits without a cap; float32 [R, V], overwritten."""
-        assert logits.is_contiguous()
-        threads = torch.get_num_threads()
-        self._library.scale_logits(logits.data_ptr(), *logits.shape, scale, cap or 0.0, threads)
-        return logits
-
     def page_format(self, layer: LayerKV, dtype: torch.dtype) -> PageFormat | None:
         """Return the format of pages of bfloat16 or int8, or None if the head dimension is not compiled."""
-        if max(layer.dim, layer.value_dim) > self._attend_dim:
-            return None
-        size = self._library.page_bytes(layer.heads, layer.dim, layer.value_dim, dtype == torch.int8, layer.has_latents)
-        return PageFormat(layer, (size // dtype.itemsize,), dtype, True)
+        return compiled_attention.page_format(self._library, layer, dtype)
 
     def write_kv(self, keys: torch.Tensor, values: torch.Tensor, pool: PagePool, slots: torch.Tensor) -> None:
         """Store keys [T, kv_heads, dim] and values [T, kv_heads, value_dim] in the pages, at ``slots`` int64 [T]."""
-        layer, dtype = pool.page_format.layer, torch.bfloat16
-        keys, values, slots = keys.to(dtype).contiguous(), values.to(dtype).contiguous(), slots.contiguous()
-        self._library.write(
-            keys.data_ptr(),
-            values.data_ptr(),
-            pool.data.data_ptr(),
-            slots.data_ptr(),
-            len(slots),
-            layer.heads,
-            layer.dim,
-            layer.value_dim,
-            pool.page_format.dtype == torch.int8,
-            layer.has_latents,
-            torch.get_num_threads(),
-        )
+        compiled_attention.write_kv(self._library, keys, values, pool, slots)
 
     def rope_write(
         self,
@@ -478,30 +405,21 @@ class CompiledKernels:
         is_query_only: bool = False,
     ) -> torch.Tensor:
         """Rotate queries and keys in ``qkv``, store keys and values at ``slots``, return queries [T, heads, dim]."""
-        kv_heads, dim = 0 if is_query_only else pool.page_format.layer.heads, pool.page_format.layer.dim
-        cos, sin, slots = cos.contiguous(), sin.contiguous(), slots.contiguous()
-        rows, heads = qkv.shape[0], qkv.shape[1] // dim - 2 * kv_heads
-        self._library.rope_write(
-            qkv.data_ptr(),
-            cos.data_ptr(),
-            sin.data_ptr(),
-            pool.data.data_ptr(),
-            slots.data_ptr(),
-            _norm_pointer(head_norm),
-            has_whole_norm,
-            is_norm_late,
-            has_normed_values,
-            address_of(query_scales),
-            rows,
-            heads,
-            kv_heads,
-            dim,
-            cos.shape[-1],
-            is_interleaved,
-            pool.page_format.dtype == torch.int8,
-            torch.get_num_threads(),
+        return compiled_attention.rope_write(
+            self._library,
+            qkv,
+            cos,
+            sin,
+            pool,
+            slots,
+            head_norm=head_norm,
+            has_whole_norm=has_whole_norm,
+            is_norm_late=is_norm_late,
+            is_interleaved=is_interleaved,
+            query_scales=query_scales,
+            has_normed_values=has_normed_values,
+            is_query_only=is_query_only,
         )
-        return qkv.view(rows, heads + 2 * kv_heads, dim)[:, :heads]
 
     def attend(
         self,
@@ -515,70 +433,33 @@ class CompiledKernels:
         slopes: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Return the attention of queries [T, heads, dim] over pages: [T, heads, value_dim], dtype of the queries."""
-        layer = pool.page_format.layer
-        dtype, queries = queries.dtype, queries.to(torch.bfloat16)
-        rows, heads, dim = queries.shape
-        if queries.stride()[1:] != (dim, 1):
-            queries = queries.contiguous()
-        out = torch.empty(rows, heads, layer.value_dim, dtype=torch.bfloat16)
-        sinks = None if sinks is None else sinks.float().contiguous()
-        self._library.attend(
-            queries.data_ptr(),
-            queries.stride(0),
-            pool.data.data_ptr(),
-            out.data_ptr(),
-            plan.spans.data_ptr(),
-            len(plan.spans),
-            plan.table.data_ptr(),
-            address_of(sinks),
-            address_of(slopes),
-            address_of(plan.ends),
-            heads,
-            layer.heads,
-            dim,
-            layer.value_dim,
-            pool.page_format.dtype == torch.int8,
-            layer.has_latents,
-            plan.window or 0,
-            plan.chunk or 0,
-            scale,
-            softcap or 0.0,
-            torch.get_num_threads(),
+        return compiled_attention.attend(
+            self._library, queries, pool, plan, scale=scale, softcap=softcap, sinks=sinks, slopes=slopes
         )
-        return out.to(dtype)
+
+    def scale_logits(self, logits: torch.Tensor, scale: float, cap: float | None) -> torch.Tensor:
+        """Return cap * tanh(scale * logits / cap), or scale * logits without a cap; float32 [R, V], overwritten."""
+        return compiled_logits.scale_logits(self._library, logits, scale, cap)
 
     def argmax(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the largest logit of each row and its lowest id: float32 [R, V] -> float32 [R], int64 [R]."""
-        logits, (rows, vocab) = logits.contiguous(), logits.shape
-        values, ids = torch.empty(rows), torch.empty(rows, dtype=torch.int64)
-        threads = torch.get_num_threads()
-        self._library.argmax(logits.data_ptr(), values.data_ptr(), ids.data_ptr(), rows, vocab, threads)
-        return values, ids
+        return compiled_logits.argmax(self._library, logits)
 
     def top_k(self, logits: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Of equal logits, those with the lowest ids are chosen and come first."""
-        logits, (rows, vocab) = logits.contiguous(), logits.shape
-        count = min(count, vocab)
-        values, ids = torch.empty(rows, count), torch.empty(rows, count, dtype=torch.int64)
-        threads = torch.get_num_threads()
-        self._library.top_k(logits.data_ptr(), values.data_ptr(), ids.data_ptr(), rows, vocab, count, threads)
-        return values, ids
+        """Return the ``count`` largest logits of each row, descending, and their ids: float32 and int64 [R, count].
+
+        Of equal logits, those with the lowest ids are chosen and come first.
+        """
+        return compiled_logits.top_k(self._library, logits, count)
 
     def softmax_totals(self, logits: torch.Tensor, peaks: torch.Tensor) -> torch.Tensor:
         """Return the sum of each row's weights: float32 [R, V] and the largest logits [R] -> int64 [R]."""
-        logits, peaks, (rows, vocab) = logits.contiguous(), peaks.contiguous(), logits.shape
-        sums = torch.empty(rows, dtype=torch.int64)
-        threads = torch.get_num_threads()
-        self._library.softmax_totals(logits.data_ptr(), peaks.data_ptr(), sums.data_ptr(), rows, vocab, threads)
-        return sums
+        return compiled_logits.softmax_totals(self._library, logits, peaks)
 
     def masked_argmax(self, logits: torch.Tensor, bits: np.ndarray) -> int:
         """Return the id of the largest logit whose bit is 1: float32 [V], uint8 [V / 8 or more], lowest bit first."""
-        assert logits.is_contiguous() and bits.flags.c_contiguous
-        result: int = self._library.masked_argmax(logits.data_ptr(), bits.ctypes.data, len(logits))
-        return result
+        return compiled_logits.masked_argmax(self._library, logits, bits)
 
     def apply_mask(self, logits: torch.Tensor, bits: np.ndarray) -> None:
         """Set the logits whose bit is 0 to -inf, in place: float32 [V], uint8 [V / 8 or more], lowest bit first."""
-        assert logits.is_contiguous() and bits.flags.c_contiguous
-        self._library.apply_mask(logits.data_ptr(), bits.ctypes.data, len(logits))
+        compiled_logits.apply_mask(self._library, logits, bits)

@@ -11,9 +11,10 @@ from typing import Any
 
 import torch
 
+from parley.native.compiled_forms.compiled_attention import plan_spans
 from parley.native.compiled_forms.compiled_experts import MixtureStruct, mixture_struct
-from parley.native.compiled_forms.compiled_kernels import NormStruct, plan_spans
 from parley.native.compiled_forms.compiled_lora import CompiledLoraRows
+from parley.native.compiled_forms.norm_struct import NormStruct
 from parley.native.compiled_forms.weight_struct import ROW_UNIT, WEIGHT_TYPES, LinearStruct, address_of, linear_struct
 from parley.native.layer import DecoderLayer
 from parley.native.layer_shape import ACTIVATIONS, LayerShape, Norm

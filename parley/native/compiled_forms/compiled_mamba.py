@@ -10,6 +10,7 @@ import torch
 from parley.native.compiled_forms.compiled_convolution import convolve_rows
 from parley.native.compiled_forms.weight_struct import address_of
 from parley.native.layer import StateWeights
+from parley.native.layer_shape import Norm
 from parley.native.state_shape import Mamba2Shape
 
 P, N, R = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
@@ -35,9 +36,7 @@ def scan_mamba2(
         raise ValueError(f"rows of {rows.shape[1]} numbers and states of {states.shape[1]} for {shape}")
     rows, spans = rows.contiguous(), spans.contiguous()
     assert states.is_contiguous()
-    threads = torch.get_num_threads()
     gates, inputs, steps = rows.split(shape.row_sizes, 1)
-    batch = shape.size, spans.data_ptr(), len(spans)
     active, y = convolve_rows(library, inputs, weights, shape, states, spans), torch.empty(gates.shape)
     assert weights.decay is not None
     library.scan_heads(
@@ -50,40 +49,49 @@ def scan_mamba2(
         shape.step_scale,
         *shape.step_limits,
         states.data_ptr(),
-        *batch,
+        shape.size,
+        spans.data_ptr(),
+        len(spans),
         y.data_ptr(),
         shape.heads,
         shape.head_dim,
         shape.groups,
         shape.state_dim,
-        threads,
+        torch.get_num_threads(),
     )
-    out, norm = torch.empty(gates.shape, dtype=torch.bfloat16), weights.norm
+    return _norm_gated(library, y, gates, weights.norm, shape)
+
+
+def _norm_gated(
+    library: ctypes.CDLL, y: torch.Tensor, gates: torch.Tensor, norm: Norm | None, shape: Mamba2Shape
+) -> torch.Tensor:
+    """Return the outputs y float32 [T, inner] times the activated gates, normed in groups: bfloat16 [T, inner].
+
+    ``gates`` bfloat16 [T, inner] are columns of wider rows.
+    """
+    out = torch.empty(gates.shape, dtype=torch.bfloat16)
+    shared = *gates.shape, shape.norm_groups, torch.get_num_threads()
     if shape.has_sigmoid_gates:
         assert norm is not None
         library.norm_sigmoid_gated(
             y.data_ptr(),
             gates.data_ptr(),
-            rows.shape[1],
+            gates.stride(0),
             norm.weight.data_ptr(),
             norm.eps,
             out.data_ptr(),
-            *gates.shape,
-            shape.norm_groups,
-            threads,
+            *shared,
         )
         return out
     library.norm_gated(
         y.data_ptr(),
         gates.data_ptr(),
-        rows.shape[1],
+        gates.stride(0),
         0 if norm is None else norm.weight.data_ptr(),
         0.0 if norm is None else norm.eps,
         shape.gate_scale,
         shape.is_gate_first,
         out.data_ptr(),
-        *gates.shape,
-        shape.norm_groups,
-        threads,
+        *shared,
     )
     return out

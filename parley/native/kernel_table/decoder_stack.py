@@ -1,0 +1,69 @@
+"""All layers of a decoder as one kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from parley.native import library
+from parley.native.compiled_forms.compiled_layers import Stack
+from parley.native.kernel_table.attention_kernels import choose_page_format
+from parley.native.layer import DecoderLayer
+from parley.native.layer_shape import LayerShape, Norm
+from parley.native.layout import LayerKV
+
+
+def build_stack(
+    layers: Sequence[DecoderLayer],
+    shapes: Sequence[LayerShape],
+    embedding: torch.Tensor,
+    norm: Norm,
+    angles: torch.Tensor,
+    heads: int,
+    kv: LayerKV,
+    *,
+    is_interleaved: bool,
+    plain_dim: int,
+    embedding_scale: float,
+) -> Stack | None:
+    """Return one kernel for the embedding and all layers, or None if these layers must run kernel by kernel.
+
+    ``embedding`` [vocab, hidden] times its scale is applied before the layers, ``norm`` after the last. ``angles``
+    float32 [ropes, positions, 2, rotary / 2] holds the cosines and sines of each rotary embedding. ``plain_dim``: as in
+    ``LatentShape``; 0 for other attention.
+    """
+    kernel_library = library.load_kernels()
+    if (
+        kernel_library is None
+        or not all(map(_fits_stack, shapes, layers))
+        or not Stack.supports_layers(layers)
+        or not choose_page_format(kv, torch.bfloat16, embedding.device).tiled
+    ):
+        return None
+    return Stack(
+        kernel_library,
+        layers,
+        shapes,
+        embedding,
+        norm,
+        angles,
+        heads=heads,
+        kv_heads=kv.heads,
+        dim=kv.dim,
+        is_interleaved=is_interleaved,
+        plain_dim=plain_dim,
+        embedding_scale=embedding_scale,
+    )
+
+
+def _fits_stack(shape: LayerShape, layer: DecoderLayer) -> bool:
+    """Whether ``layers.cpp`` has everything that a layer computes."""
+    is_usual = shape.state is None and shape.has_mixer and shape.has_mlp and not shape.has_output_gate
+    has_own_kv = shape.heads is None and shape.head_sizes is None and shape.kv_layer is None
+    has_plain_values = not (shape.has_normed_values or shape.has_keys_as_values or shape.value_dim is not None)
+    has_plain_mlp = not shape.has_dense_beside and shape.mlp_width is None and shape.layer_input is None
+    has_plain_scales = shape.mlp_scale is None and shape.gate_deviations is None and layer.output_scale == 1
+    has_plain_residual = shape.attention_carry == shape.mlp_carry == 1 and not shape.has_normed_residual
+    has_usual_attention = is_usual and has_own_kv and has_plain_values
+    return has_usual_attention and has_plain_mlp and has_plain_scales and has_plain_residual
