@@ -16,7 +16,8 @@ from transformers import AutoModelForCausalLM
 from parley.model.checkpoint.files import LoadError
 from parley.model.load.numeric_check.decoder_check import DECODER_TOLERANCE
 from parley.model.load.numeric_check.transformers_check import transformers_deviation
-from parley.model.load.transformers import TransformersNetwork, load_transformers, one_line
+from parley.model.load.transformers import load_transformers, one_line
+from parley.model.load.transformers_network import TransformersNetwork
 from parley.model.networks.network import PackedBatch
 from parley.model.networks.paged_kv import PagedKV
 from parley.native.layout import Span

@@ -68,7 +68,7 @@ class LinearWeight(Protocol):
         """Return the numbers as float32 [out, into]."""
 
     def select_outputs(self, outputs: torch.Tensor) -> Self:
-        """Return the weight of these outputs only (int64 indices)."""
+        """Return the weight of these outputs only: int64 [n], numbers of outputs."""
 
     def can_merge(self, other: LinearWeight) -> bool:
         """Whether one packed weight can hold both."""
@@ -77,7 +77,8 @@ class LinearWeight(Protocol):
     def pack_merged(
         cls, parts: Sequence[Self], bias: torch.Tensor | None, dtype: torch.dtype, device: torch.device
     ) -> native.PackedWeight:
-        """Return one packed weight with the outputs of all parts in order, for rows of ``dtype``."""
+        """Return one packed weight with the outputs of all parts in order, for rows of ``dtype``; ``bias`` [outputs of
+        all]."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +103,7 @@ class PlainWeight:
         return self.values.device
 
     def multiply_rows(self, x: torch.Tensor) -> torch.Tensor:
-        """Multiply in float32."""
+        """Multiply rows [T, into] in float32: [T, out]."""
         return F.linear(x, self.to_float())
 
     def to_float(self) -> torch.Tensor:
@@ -110,7 +111,7 @@ class PlainWeight:
         return self.values.float()
 
     def select_outputs(self, outputs: torch.Tensor) -> PlainWeight:
-        """Return the weight of these outputs only."""
+        """Return the weight of these outputs only: int64 [n]."""
         return PlainWeight(self.values[outputs])
 
     def can_merge(self, other: LinearWeight) -> bool:
@@ -163,7 +164,7 @@ class BlockWeight:
         return self.rows.device
 
     def multiply_rows(self, x: torch.Tensor) -> torch.Tensor:
-        """Multiply by the decoded weight."""
+        """Multiply rows [T, into] by the decoded weight: float32 [T, out]."""
         return torch.cat([F.linear(x, rows) for rows in self._decoded_parts()], -1)
 
     def to_float(self) -> torch.Tensor:
@@ -171,7 +172,7 @@ class BlockWeight:
         return torch.cat(list(self._decoded_parts()))
 
     def select_outputs(self, outputs: torch.Tensor) -> BlockWeight:
-        """Return the weight of these outputs only."""
+        """Return the weight of these outputs only: int64 [n]."""
         return BlockWeight(self.rows[outputs], self.blocks)
 
     def can_merge(self, other: LinearWeight) -> bool:
@@ -248,7 +249,7 @@ class StoredRows(Protocol):
         """The numbers of a row."""
 
     def select_outputs(self, outputs: torch.Tensor) -> Self:
-        """Return these rows only (int64 indices)."""
+        """Return these rows only: int64 [n], numbers of rows."""
 
     def decode_into(self, target: torch.Tensor) -> torch.Tensor:
         """Write the numbers to ``target`` [rows, into], rounded to its dtype, and return it."""
@@ -290,7 +291,7 @@ class Int8Weight:
         return cls(values, torch.cat([part.scales for part in parts]))
 
     def multiply_rows(self, x: torch.Tensor) -> torch.Tensor:
-        """Multiply as the kernels do, with quantized rows."""
+        """Multiply rows [T, into] as the kernels do, which quantize them: float32 [T, out]."""
         rows = native.quantize_rows(x)
         exact = F.linear(rows.values.float() * rows.scales[:, None], self.values.float())
         return exact * self.scales
@@ -300,7 +301,7 @@ class Int8Weight:
         return self.values.float() * self.scales[:, None]
 
     def select_outputs(self, outputs: torch.Tensor) -> Int8Weight:
-        """Return the weight of these outputs only."""
+        """Return the weight of these outputs only: int64 [n]."""
         return Int8Weight(self.values[outputs], self.scales[outputs])
 
     def can_merge(self, other: LinearWeight) -> bool:
@@ -335,7 +336,7 @@ class GroupedLinearWeight:
         return cls(native.round_int4(weight, INT4_GROUP))
 
     def multiply_rows(self, x: torch.Tensor) -> torch.Tensor:
-        """Multiply by the dequantized weight."""
+        """Multiply rows [T, into] by the dequantized weight: float32 [T, out]."""
         return F.linear(x, self.to_float())
 
     def to_float(self) -> torch.Tensor:
@@ -343,7 +344,7 @@ class GroupedLinearWeight:
         return native.dequantize_grouped(self.weight)
 
     def select_outputs(self, outputs: torch.Tensor) -> GroupedLinearWeight:
-        """Return the weight of these outputs only."""
+        """Return the weight of these outputs only: int64 [n]."""
         weight = self.weight
         zeros, out_scales = (
             None if tensor is None else tensor[outputs] for tensor in (weight.zeros, weight.out_scales)

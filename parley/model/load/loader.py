@@ -66,6 +66,7 @@ from parley.model.networks.pooling import PoolingRecipe, read_pooling_recipe
 from parley.model.networks.state_arena import state_regions, state_slot_bytes
 from parley.model.runner import DecoderRunner
 from parley.model.sampling.grammar_mask import GrammarCache
+from parley.native import library
 from parley.types import Arena, ModelInfo, Settings
 
 __all__ = ["LoadError", "load_runner"]
@@ -77,9 +78,9 @@ ProgressReport = Callable[[str, float], None]
 
 def load_runner(settings: Settings, progress: ProgressReport) -> tuple[DecoderRunner | EncoderRunner, ModelInfo]:
     """Load the model that the settings name. ``progress(stage, fraction)`` goes from 0 to 1. Raises LoadError."""
-    if settings.device == "cpu" and native.library.must_compile():
+    if settings.device == "cpu" and library.must_compile():
         progress("compiling the kernels", 0.0)
-        native.library.load_kernels()
+        library.load_kernels()
     progress("reading the config", 0.0)
     folder = Path(settings.model)
     config = read_config(folder)
@@ -350,7 +351,7 @@ def _media_encoder(settings: Settings, networks: DecoderNetworks) -> Transformer
         encoder = TransformersEncoder(partial(load_towers, towers), towers.dtype, towers.device)
     else:
         # These import Transformers, as loading the network has done.
-        from parley.model.load.transformers import TransformersNetwork
+        from parley.model.load.transformers_network import TransformersNetwork
         from parley.model.media.slices import optimize_encoders
 
         assert isinstance(networks.decoder, TransformersNetwork)

@@ -15,7 +15,8 @@ from transformers.modeling_utils import LoadStateDictConfig
 
 from parley.model.checkpoint.files import Checkpoint
 from parley.model.load.meta_values import META, MetaValues
-from parley.model.load.transformers import TransformersNetwork, build_network, read_model, read_supported_config
+from parley.model.load.transformers import read_model, read_supported_config
+from parley.model.load.transformers_network import TransformersNetwork, build_network
 
 
 def build_weightless(folder: Path, checkpoint: Checkpoint, dtype: torch.dtype, max_len: int) -> TransformersNetwork:

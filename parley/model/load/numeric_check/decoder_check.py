@@ -13,6 +13,7 @@ from parley.core.rope_positions import RopePositions
 from parley.core.sequence import BLOCK_SIZE
 from parley.model.checkpoint.files import Checkpoint
 from parley.model.checkpoint.quantization import Quantization
+from parley.model.load.numeric_check.probe_texts import relative_error
 from parley.model.load.numeric_check.reference_decoder import ReferenceDecoder
 from parley.model.networks.config import DecoderConfig
 from parley.model.networks.decoder import FusedDecoder
@@ -58,7 +59,7 @@ def decoder_deviation(decoder: FusedDecoder, checkpoint: Checkpoint, quantizatio
     if config.rope.mrope_section:
         batch.rope_positions = _picture_positions().to(device)
     actual = selected.compute_logits(selected.compute_hidden(batch, pages)[-1:])[:, outputs.to(device)].cpu()
-    return float((actual - expected).norm() / expected.norm().clamp_min(1e-30))
+    return relative_error(actual, expected)
 
 
 def _choose_all_experts(config: DecoderConfig) -> DecoderConfig:

@@ -54,11 +54,11 @@ class ReferenceNorms:
         return x.flatten(-2)
 
     def norm_unweighted(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the norm of rows without weights."""
+        """Return the norm of rows [T, width] without weights: [T, width]."""
         return self._normalize(x, self._config.eps)
 
     def norm_heads(self, x: torch.Tensor, name: str, width: int) -> torch.Tensor:
-        """Return the norm of queries or keys of all heads."""
+        """Return the norm of queries or keys of all heads: [T, heads * head_dim] -> the same."""
         if not self._config.has_headwise_qk_norm:
             return self.norm_rows(x, name, width)
         heads = self._normalize(x.unflatten(-1, (-1, self._config.head_dim)), self._config.eps)

@@ -56,7 +56,7 @@ def run_state_layer(
 
 
 def run_short_convolution(shape: ShortConvolutionShape, weights: StateWeights, rows: torch.Tensor) -> torch.Tensor:
-    """Return c * convolution(b * x)."""
+    """Return c * convolution(b * x) of rows [T, 3 * width], which hold b, c and x: [T, width]."""
     b, c, x = rows.split(shape.width, 1)
     result: torch.Tensor = c * convolve_inputs(b * x, weights)
     return result
@@ -139,8 +139,8 @@ def run_mamba2(shape: Mamba2Shape, weights: StateWeights, rows: torch.Tensor) ->
     active = convolve_inputs(mixed, weights)
     active = active * active.sigmoid()
     if shape.has_steps:
-        given = steps * shape.step_scale + (0 if weights.step_bias is None else weights.step_bias)
-        steps = torch.logaddexp(given, torch.zeros(())).clamp(*shape.step_limits)
+        shifted = steps * shape.step_scale + (0 if weights.step_bias is None else weights.step_bias)
+        steps = torch.logaddexp(shifted, torch.zeros(())).clamp(*shape.step_limits)
     else:
         steps = torch.ones(len(rows), shape.heads)
     skip = torch.zeros(shape.heads) if weights.skip is None else weights.skip

@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 
 from parley.model.checkpoint.files import Checkpoint, LoadError
+from parley.model.load.numeric_check.probe_texts import probe_texts, relative_error
 from parley.model.networks.encoder import (
     GELU,
     RELU,
@@ -37,7 +38,6 @@ ELECTRA = "electra"
 MAX_DISTANCE = 128  # relative distances from here on share the last bucket
 
 MAX_POSITIONS = 1 << 20  # a config may claim any number, and no tensor need have that many rows
-PROBE_LENGTHS = (17, 5)  # lengths in tokens of the numeric check's two texts
 ENCODER_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.06}  # relative error (L2) of the hidden states
 
 
@@ -312,13 +312,12 @@ def require_last_layer(weights: BertWeights) -> None:
 def encoder_deviation(encoder: Encoder, checkpoint: Checkpoint, names: BertTensorNames) -> float:
     """Return the relative error (L2) of the hidden states of two texts packed together, against ``encode_plainly``."""
     config = encoder.config
-    ids = torch.linspace(0, config.vocab - 1, sum(PROBE_LENGTHS)).long()
-    texts = [text.tolist()[: config.max_length] for text in ids.split(PROBE_LENGTHS)]
+    texts = probe_texts(config.vocab, config.max_length)
     plain_weights = BertWeights(checkpoint, config, names, torch.float32, torch.device("cpu"))
     second_starts = [0, len(texts[1]) // 2]
     expected = torch.cat([encode_plainly(plain_weights, *probe) for probe in zip(texts, second_starts, strict=True)])
     actual = encoder.encode_packed(PackedTexts(texts, encoder.device, second_starts)).float().cpu()
-    return float((actual - expected).norm() / expected.norm().clamp_min(1e-30))
+    return relative_error(actual, expected)
 
 
 def encode_plainly(weights: BertWeights, text: list[int], second_start: int = 0) -> torch.Tensor:

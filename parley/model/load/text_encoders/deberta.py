@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 
 from parley.model.checkpoint.files import Checkpoint, LoadError
+from parley.model.load.numeric_check.probe_texts import probe_texts, relative_error
 from parley.model.load.text_encoders import bert
 from parley.model.networks.disentangled_encoder import (
     ACTIVATIONS,
@@ -183,7 +184,7 @@ def load_deberta(
 ) -> DisentangledEncoder:
     """Load the encoder and check it numerically. Raises LoadError."""
     encoder = DebertaWeights(checkpoint, config, device).read_encoder(progress)
-    error = _deviation(encoder, DebertaWeights(checkpoint, config, torch.device("cpu")))
+    error = _encoder_deviation(encoder, DebertaWeights(checkpoint, config, torch.device("cpu")))
     if not error <= TOLERANCE:
         raise LoadError(f"The encoder failed its numeric check (off by {error:.2g}) and is not used.")
     return encoder
@@ -197,15 +198,14 @@ def check_deberta(checkpoint: Checkpoint, config: dict[str, Any]) -> Disentangle
 
 
 @torch.inference_mode()
-def _deviation(encoder: DisentangledEncoder, weights: DebertaWeights) -> float:
+def _encoder_deviation(encoder: DisentangledEncoder, weights: DebertaWeights) -> float:
     """Return the relative error (L2) of the hidden states of two texts packed together, against ``encode_plainly``."""
     config = weights.sizes
-    ids = torch.linspace(0, config.vocab - 1, sum(bert.PROBE_LENGTHS)).long()
-    texts = [text.tolist()[: config.max_length] for text in ids.split(bert.PROBE_LENGTHS)]
+    texts = probe_texts(config.vocab, config.max_length)
     second_starts = [0, len(texts[1]) // 2]
     expected = torch.cat([encode_plainly(weights, *probe) for probe in zip(texts, second_starts, strict=True)])
     actual = encoder.encode_packed(PackedTexts(texts, encoder.device, second_starts)).float().cpu()
-    return float((actual - expected).norm() / expected.norm().clamp_min(1e-30))
+    return relative_error(actual, expected)
 
 
 def encode_plainly(weights: DebertaWeights, text: list[int], second_start: int) -> torch.Tensor:

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 
 from parley.model.checkpoint.files import Checkpoint, LoadError
+from parley.model.load.numeric_check.probe_texts import probe_texts, relative_error
 from parley.model.load.text_encoders.bert import MAX_POSITIONS
 from parley.model.load.text_encoders.rotary_tensors import RotaryEncoderTensors
 from parley.model.networks.encoder import GELU, TANH, EncoderLinear, LayerNorm, PackedTexts
@@ -148,7 +149,7 @@ def load_modern_bert(
         layers,
         weights.read_norm("final_norm"),
     )
-    error = _deviation(encoder, ModernBertWeights(checkpoint, config, torch.device("cpu")))
+    error = _encoder_deviation(encoder, ModernBertWeights(checkpoint, config, torch.device("cpu")))
     if not error <= TOLERANCE:
         raise LoadError(f"The encoder failed its numeric check (off by {error:.2g}) and is not used.")
     return encoder
@@ -166,15 +167,14 @@ def check_modern_bert(checkpoint: Checkpoint, config: dict[str, Any]) -> RotaryE
 
 
 @torch.inference_mode()
-def _deviation(encoder: RotaryEncoder, weights: ModernBertWeights) -> float:
+def _encoder_deviation(encoder: RotaryEncoder, weights: ModernBertWeights) -> float:
     """Return the relative error (L2) of the hidden states of two texts packed together, against ``encode_plainly``."""
     config = weights.config
     lengths = [min(length, config.max_length) for length in (config.reach + PROBE_EXCESS, SHORT_PROBE)]
-    ids = torch.linspace(0, config.vocab - 1, sum(lengths)).long()
-    texts = [text.tolist() for text in ids.split(lengths)]
+    texts = probe_texts(config.vocab, config.max_length, lengths)
     expected = torch.cat([encode_plainly(weights, text) for text in texts])
     actual = encoder.encode_packed(PackedTexts(texts, encoder.device)).float().cpu()
-    return float((actual - expected).norm() / expected.norm().clamp_min(1e-30))
+    return relative_error(actual, expected)
 
 
 def rotate_plainly(x: torch.Tensor, theta: float, divisor: float = 1.0) -> torch.Tensor:

@@ -18,7 +18,8 @@ import torch
 import torch.nn.functional as F
 
 from parley.model.checkpoint.files import Checkpoint, LoadError
-from parley.model.load.text_encoders.bert import MAX_POSITIONS, PROBE_LENGTHS
+from parley.model.load.numeric_check.probe_texts import probe_texts, relative_error
+from parley.model.load.text_encoders.bert import MAX_POSITIONS
 from parley.model.load.text_encoders.modern_bert import MAX_LAYERS, rotate_plainly
 from parley.model.load.text_encoders.rotary_tensors import RotaryEncoderTensors
 from parley.model.networks.encoder import GELU, TANH, EncoderLinear, LayerNorm, PackedTexts
@@ -260,7 +261,7 @@ def load_rotary_bert(
     words, second_type = weights.read_embeddings()
     norm = weights.read_norm(weights.names.embedding_norm)
     encoder = RotaryEncoder(weights.config, words, norm, layers, None, second_type)
-    error = _deviation(encoder, RotaryBertWeights(checkpoint, config, torch.device("cpu")))
+    error = _encoder_deviation(encoder, RotaryBertWeights(checkpoint, config, torch.device("cpu")))
     if not error <= TOLERANCE:
         raise LoadError(f"The encoder failed its numeric check (off by {error:.2g}) and is not used.")
     return encoder
@@ -277,15 +278,14 @@ def check_rotary_bert(checkpoint: Checkpoint, config: dict[str, Any]) -> RotaryE
 
 
 @torch.inference_mode()
-def _deviation(encoder: RotaryEncoder, weights: RotaryBertWeights) -> float:
+def _encoder_deviation(encoder: RotaryEncoder, weights: RotaryBertWeights) -> float:
     """Return the relative error (L2) of the hidden states of two texts packed together, against ``encode_plainly``."""
     config = weights.config
-    ids = torch.linspace(0, config.vocab - 1, sum(PROBE_LENGTHS)).long()
-    texts = [text.tolist()[: config.max_length] for text in ids.split(PROBE_LENGTHS)]
+    texts = probe_texts(config.vocab, config.max_length)
     second_starts = [0, len(texts[1]) // 2]
     expected = encode_plainly(weights, texts, second_starts)
     actual = encoder.encode_packed(PackedTexts(texts, encoder.device, second_starts)).float().cpu()
-    return float((actual - expected).norm() / expected.norm().clamp_min(1e-30))
+    return relative_error(actual, expected)
 
 
 def encode_plainly(weights: RotaryBertWeights, texts: list[list[int]], second_starts: list[int]) -> torch.Tensor:
