@@ -1,4 +1,7 @@
-"""Order of service: priorities, and equal shares for tenants. test_loop shows that the order changes no output."""
+"""Order of service: priorities, and equal shares for tenants.
+
+test_random_schedules shows that the order changes no output.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Models with layers that keep a state: which states are kept, and what later sequences need not compute.
 
-``test_loop`` checks over random schedules that a row finds the state of its own tokens and that no slot leaks.
+``test_random_schedules`` checks that a row finds the state of its own tokens and that no slot leaks.
 """
 
 from __future__ import annotations
