@@ -8,7 +8,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from parley.text.parsing.call_families import CALLS, TemplateSigns
+from parley.text.parsing.call_families import CALLS
+from parley.text.parsing.call_forms import TemplateSigns
 from parley.text.parsing.calls import write_calls
 from parley.text.parsing.markup import family_names
 from parley.text.parsing.reasoning_families import THOUGHTS

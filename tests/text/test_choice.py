@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from support.tiny_tokenizers import TOKENIZERS, byte_level
 
 from parley.text.choice import AnswerChoice, describe_prompt_tokens
-from parley.text.parsing.call_families import HERMES
+from parley.text.parsing.call_forms import HERMES
 from parley.text.parsing.markup import Markup
 from parley.text.prompt import PreparedPrompt
 from parley.text.tokens.tokenizer import Tokenizer

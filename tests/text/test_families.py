@@ -20,7 +20,8 @@ from tokenizers import AddedToken
 
 from parley.settings.families import FAMILIES_FILE
 from parley.text.choice import AnswerChoice
-from parley.text.parsing.call_families import CALLS, CallFamily
+from parley.text.parsing.call_families import CALLS
+from parley.text.parsing.call_forms import CallFamily
 from parley.text.parsing.calls import RequestTools, write_calls
 from parley.text.parsing.harmony_parser import make_output_parser
 from parley.text.parsing.markup import Markup, detect_markup, family_names, reasoning_options, starts_in_reasoning

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.answer_parts import AnswerParts, parse_pieces, split_text
 
-from parley.text.parsing.call_families import HERMES, HERMES_LIST
+from parley.text.parsing.call_forms import HERMES, HERMES_LIST
 from parley.text.parsing.markup import Markup, detect_markup, starts_in_reasoning
 from parley.text.parsing.output_parser import OutputParser
 

@@ -19,7 +19,8 @@ from parley.errors import Invalid
 from parley.text.grammar.lark import LarkWriter
 from parley.text.grammar.limits import MAX_GRAMMAR_CHARS
 from parley.text.grammar.tool_grammar import tool_calls_grammar
-from parley.text.parsing.call_families import CALLS, CallFamily
+from parley.text.parsing.call_families import CALLS
+from parley.text.parsing.call_forms import CallFamily
 from parley.text.parsing.calls import RequestTools
 from parley.text.parsing.calls.tools import member_schema
 from parley.text.parsing.harmony_parser import make_output_parser

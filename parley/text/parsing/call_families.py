@@ -6,154 +6,35 @@ row with a sign that matches the model's template. Other servers' names for the 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from parley.text.parsing.calls import CallForm
-
-# Each sign is a set of texts; it matches a template that contains all of them.
-TemplateSigns = tuple[tuple[str, ...], ...]
-
-
-@dataclass(frozen=True)
-class CallFamily:
-    """A way of writing calls. Of its forms with the same trigger the first that fits is read; grammars use the first.
-
-    ``short_call_ids``: ids have nine letters and digits. ``uses_channels``: every part of an answer is in a channel.
-    """
-
-    name: str
-    forms: tuple[CallForm, ...]
-    signs: TemplateSigns
-    aliases: tuple[str, ...] = ()
-    short_call_ids: bool = False
-    uses_channels: bool = False
-
-
-def _json_list_form(
-    before: str, after: str = "", keys: tuple[str, str] = ("name", "arguments"), unmarked: bool = False
-) -> CallForm:
-    """Build the form of a JSON list of objects."""
-    begin, end = tuple(filter(None, (before, "["))), tuple(filter(None, ("]", after)))
-    return CallForm(block_open=begin, separator=", ", block_close=end, member_names=keys, unmarked=unmarked)
-
-
-def _deepseek_form(call_prefix: str, head: str, after: tuple[str, ...], between: str) -> CallForm:
-    """Build the form of DeepSeek V3: a block of calls, each a name and JSON arguments."""
-    return CallForm(
-        "named",
-        block_open=("<｜tool▁calls▁begin｜>",),
-        call_open=(f"<｜tool▁call▁begin｜>{call_prefix}",),
-        after_name=(head,),
-        call_close=(*after, "<｜tool▁call▁end｜>"),
-        separator=between,
-        block_close=("<｜tool▁calls▁end｜>",),
-    )
-
-
-def _invoke_form(
-    begin: str,
-    end: str,
-    mark: str = "",
-    call_prefix: tuple[str, ...] = (),
-    after: tuple[str, ...] = ("\n",),
-    typed: bool = False,
-    between: str = "",
-) -> CallForm:
-    """Build the form ``<invoke name="…">`` with ``<parameter name="…">``; ``mark`` precedes each tag name."""
-    return CallForm(
-        "tags",
-        block_open=(begin,) if begin else (),
-        call_open=(*call_prefix, f'<{mark}invoke name="'),
-        call_close=(f"</{mark}invoke>", *after),
-        after_name=('">\n',),
-        key_marks=(f'<{mark}parameter name="', '"' if typed else '">'),
-        value_marks=("", f"</{mark}parameter>\n"),
-        marks_strings=typed,
-        separator=between,
-        block_close=(end,),
-    )
-
-
-def _function_form(before: tuple[str, ...], after: tuple[str, ...], line: str) -> CallForm:
-    """Build the form ``<function=…>`` with ``<parameter=…>``."""
-    return CallForm(
-        "tags",
-        call_open=(*before, "<function="),
-        after_name=(">\n",),
-        key_marks=("<parameter=", ">"),
-        value_marks=(line, f"{line}</parameter>\n"),
-        end_optional=True,
-        call_close=("</function>", *after),
-        separator="\n",
-    )
-
-
-def _key_value_form(begin: str, end: str) -> CallForm:
-    """Build the form with a name, and marks around each argument's name and value."""
-    return CallForm(
-        "tags",
-        call_open=(begin,),
-        after_name=("\n",),
-        key_marks=("<arg_key>", "</arg_key>\n"),
-        value_marks=("<arg_value>", "</arg_value>\n"),
-        call_close=(end,),
-        separator="\n",
-    )
-
-
-def _kimi_form(begin: tuple[str, ...], end: tuple[str, ...]) -> CallForm:
-    """Build Kimi's form: a numbered name and JSON arguments."""
-    return CallForm(
-        "named",
-        block_open=begin,
-        call_open=("<|tool_call_begin|>",),
-        after_name=("<|tool_call_argument_begin|>",),
-        call_close=("<|tool_call_end|>",),
-        block_close=end,
-        numbered_names=True,
-    )
-
-
-def _hunyuan_form(suffix: str) -> CallForm:
-    """Build the form of Hunyuan 3. Some of its models end each mark with a suffix."""
-    return CallForm(
-        "tags",
-        block_open=(f"<tool_calls{suffix}>\n",),
-        call_open=(f"<tool_call{suffix}>",),
-        after_name=(f"<tool_sep{suffix}>\n",),
-        key_marks=(f"<arg_key{suffix}>", f"</arg_key{suffix}>\n"),
-        value_marks=(f"<arg_value{suffix}>", f"</arg_value{suffix}>\n"),
-        call_close=(f"</tool_call{suffix}>",),
-        separator="\n",
-        block_close=(f"\n</tool_calls{suffix}>",),
-    )
-
-
-HERMES = CallForm(call_open=("<tool_call>\n",), call_close=("\n</tool_call>",), separator="\n")
-HERMES_LIST = _json_list_form("<tool_call>\n", "\n</tool_call>")
-LLAMA_JSON = CallForm(member_names=("name", "parameters"), separator="; ", unmarked=True)
-PYTHON_TAG = "<|python_tag|>"
-PYTHON_LIST = CallForm("python", block_open=("[",), separator=", ", block_close=("]",), unmarked=True)
-LLAMA4 = (
+from parley.text.parsing.call_forms import (
+    DEEPSEEK_V3,
+    DEEPSEEK_V31,
+    DSML_BARE,
+    DSML_FUNCTIONS,
+    DSML_TOOLS,
+    GIGACHAT31,
+    HERMES,
+    HERMES_LIST,
+    LLAMA4,
+    LLAMA_JSON,
+    MINIMAX_MARK,
+    MISTRAL_ARGS,
+    MISTRAL_LIST,
     PYTHON_LIST,
-    CallForm("python", block_open=("<|python_start|>", "["), separator=", ", block_close=("]", "<|python_end|>")),
+    PYTHON_TAG,
+    TOOL_CALLS,
+    XLAM_WRAPPERS,
+    CallFamily,
+    function_form,
+    hunyuan_form,
+    invoke_form,
+    json_list_form,
+    key_value_form,
+    kimi_form,
 )
-MISTRAL_ARGS = CallForm("named", call_open=("[TOOL_CALLS]",), id_mark="[CALL_ID]", after_name=("[ARGS]",))
-MISTRAL_LIST = (_json_list_form("[TOOL_CALLS]"), CallForm(call_open=("[TOOL_CALLS]",)))
-MINIMAX_MARK = "]<]minimax[>["  # a token before every tag
-DEEPSEEK_V3 = _deepseek_form("function<｜tool▁sep｜>", "\n```json\n", ("\n```",), "\n")
-DEEPSEEK_V31 = _deepseek_form("", "<｜tool▁sep｜>", (), "")
-DSML_FUNCTIONS = _invoke_form("<｜DSML｜function_calls>\n", "</｜DSML｜function_calls>", "｜DSML｜", typed=True)
-DSML_TOOLS = _invoke_form("<｜DSML｜tool_calls>\n", "</｜DSML｜tool_calls>", "｜DSML｜", typed=True)
-DSML_BARE = _invoke_form("", "</｜DSML｜tool_calls>", "｜DSML｜", typed=True)
-GIGACHAT31 = CallForm(block_open=("<|function_call|>",), single_call=True)
-# Wrappers that xLAM models sometimes write around calls.
-XLAM_WRAPPERS = (
-    ("```json\n", "\n```"),
-    ("<tool_call>", "</tool_call>"),
-    ("[TOOL_CALLS]", ""),
-)
-TOOL_CALLS = _json_list_form("<tool_calls>", "</tool_calls>")
+from parley.text.parsing.calls import CallForm
 
 CALLS = (
     CallFamily(
@@ -173,8 +54,8 @@ CALLS = (
     CallFamily(
         "kimi_k2",
         (
-            _kimi_form(("<|tool_calls_section_begin|>",), ("<|tool_calls_section_end|>",)),
-            _kimi_form((), ()),
+            kimi_form(("<|tool_calls_section_begin|>",), ("<|tool_calls_section_end|>",)),
+            kimi_form((), ()),
         ),
         (("<|tool_call_begin|>",),),
         aliases=("kimi",),
@@ -200,13 +81,13 @@ CALLS = (
     ),
     CallFamily(
         "deepseek_v41",
-        (_invoke_form("<｜DSML｜ calls>\n", "</｜DSML｜ calls>", "｜DSML｜ ", typed=True),),
+        (invoke_form("<｜DSML｜ calls>\n", "</｜DSML｜ calls>", "｜DSML｜ ", typed=True),),
         (("<｜DSML｜ calls>",), ("dsml_token", "' calls'")),
         aliases=("deepseekv41",),
     ),
     CallFamily(
         "gigachat35",
-        (_invoke_form("<｜GCML｜tool_calls>\n", "</｜GCML｜tool_calls>", "｜GCML｜", typed=True),),
+        (invoke_form("<｜GCML｜tool_calls>\n", "</｜GCML｜tool_calls>", "｜GCML｜", typed=True),),
         (("｜GCML｜",),),
     ),
     CallFamily(
@@ -257,18 +138,18 @@ CALLS = (
     ),
     CallFamily(
         "seed_oss",
-        (_function_form(("<seed:tool_call>\n",), ("\n</seed:tool_call>",), ""),),
+        (function_form(("<seed:tool_call>\n",), ("\n</seed:tool_call>",), ""),),
         (("<seed:tool_call>",),),
     ),
     CallFamily(
         "minimax_m2",
-        (_invoke_form("<minimax:tool_call>\n", "</minimax:tool_call>"),),
+        (invoke_form("<minimax:tool_call>\n", "</minimax:tool_call>"),),
         (("<minimax:tool_call>",),),
     ),
     CallFamily(
         "dots",
         (
-            _invoke_form("<dots_function_call>\n", "</dots_function_call>"),
+            invoke_form("<dots_function_call>\n", "</dots_function_call>"),
             CallForm(block_open=("<dots_function_call>\n",), block_close=("\n</dots_function_call>",)),
         ),
         (("<dots_function_call>",),),
@@ -307,14 +188,14 @@ CALLS = (
     CallFamily(
         "step3",
         (
-            _invoke_form(
+            invoke_form(
                 "<｜tool_calls_begin｜>\n",
                 "<｜tool_calls_end｜>",
                 "steptml:",
                 call_prefix=("<｜tool_call_begin｜>", "function", "<｜tool_sep｜>"),
                 after=("<｜tool_call_end｜>\n",),
             ),
-            _invoke_form(
+            invoke_form(
                 "<｜tool_calls_begin｜>\n",
                 "<｜tool_calls_end｜>",
                 "steptml:",
@@ -327,12 +208,12 @@ CALLS = (
     ),
     CallFamily(
         "hy_v3_opensource",
-        (_hunyuan_form(":opensource"), _hunyuan_form("")),
+        (hunyuan_form(":opensource"), hunyuan_form("")),
         (("<tool_sep:opensource>",), ("<tool_sep{}>", ":opensource")),
     ),
     CallFamily(
         "hy_v3",
-        (_hunyuan_form(""), _hunyuan_form(":opensource")),
+        (hunyuan_form(""), hunyuan_form(":opensource")),
         (("<tool_sep>",), ("<tool_sep{}>",)),
         aliases=("hy_v4",),
     ),
@@ -406,20 +287,18 @@ CALLS = (
         ),
         (("<|tool_call:args|>",),),
     ),
-    CallFamily(
-        "iquest_q1", (_key_value_form("<iquest_tool_call>", "</iquest_tool_call>"),), (("<iquest_tool_call>",),)
-    ),
+    CallFamily("iquest_q1", (key_value_form("<iquest_tool_call>", "</iquest_tool_call>"),), (("<iquest_tool_call>",),)),
     CallFamily(
         "glm45",
-        (_key_value_form("<tool_call>", "</tool_call>"), HERMES),
+        (key_value_form("<tool_call>", "</tool_call>"), HERMES),
         (("<arg_key>",),),
         aliases=("glm", "glm4", "glm47", "ling3", "poolside_v1", "spark25"),
     ),
     CallFamily(
         "qwen3_coder",
         (
-            _function_form(("<tool_call>\n",), ("\n</tool_call>",), "\n"),
-            _function_form((), ("</tool_call>",), "\n"),
+            function_form(("<tool_call>\n",), ("\n</tool_call>",), "\n"),
+            function_form((), ("</tool_call>",), "\n"),
             HERMES,
         ),
         (("<function=", "<parameter="),),
@@ -440,7 +319,7 @@ CALLS = (
     CallFamily(
         "cohere_command3",
         (
-            _json_list_form("<|START_ACTION|>", "<|END_ACTION|>", keys=("tool_name", "parameters")),
+            json_list_form("<|START_ACTION|>", "<|END_ACTION|>", keys=("tool_name", "parameters")),
             CallForm(
                 block_open=("Action:", " ```json\n", "["),
                 member_names=("tool_name", "parameters"),
@@ -459,12 +338,12 @@ CALLS = (
     ),
     CallFamily(
         "granite",
-        (_json_list_form("<|tool_call|>"), _json_list_form("<tool_call>"), HERMES),
+        (json_list_form("<|tool_call|>"), json_list_form("<tool_call>"), HERMES),
         (("<|start_of_role|>", "<|tool_call|>"),),
     ),
     CallFamily(
         "phi4_mini_json",
-        (_json_list_form("<|tool_call|>", "<|/tool_call|>"), _json_list_form("functools")),
+        (json_list_form("<|tool_call|>", "<|/tool_call|>"), json_list_form("functools")),
         (("<|tool_call|>",), ("functools",), ("<|/tool|>",)),
         aliases=("phi4", "phi4_mini"),
     ),
@@ -492,7 +371,7 @@ CALLS = (
     ),
     CallFamily("jamba", (TOOL_CALLS,), (("<tool_calls>",),), aliases=("hunyuan_a13b", "hunyuan")),
     CallFamily(
-        "nemotron_json", (_json_list_form("<TOOLCALL>", "</TOOLCALL>"),), (("<TOOLCALL>",),), aliases=("nemotron",)
+        "nemotron_json", (json_list_form("<TOOLCALL>", "</TOOLCALL>"),), (("<TOOLCALL>",),), aliases=("nemotron",)
     ),
     CallFamily(
         "longcat",
@@ -558,8 +437,8 @@ CALLS = (
     CallFamily(
         "xlam",
         (
-            _json_list_form("", unmarked=True),
-            *(replace(_json_list_form(*marks), known_tools_only=True) for marks in XLAM_WRAPPERS),
+            json_list_form("", unmarked=True),
+            *(replace(json_list_form(*marks), known_tools_only=True) for marks in XLAM_WRAPPERS),
         ),
         (("xLAM",), ("calls in a single JSON array",)),
     ),

@@ -14,7 +14,8 @@ from hashlib import blake2b
 from itertools import count
 from typing import Any
 
-from parley.text.parsing.call_families import CALLS, CallFamily, TemplateSigns
+from parley.text.parsing.call_families import CALLS
+from parley.text.parsing.call_forms import CallFamily, TemplateSigns
 from parley.text.parsing.calls import CallForm
 from parley.text.parsing.reasoning_families import THOUGHTS, ReasoningFamily
 

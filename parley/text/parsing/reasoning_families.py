@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from parley.text.parsing.call_families import TemplateSigns
+from parley.text.parsing.call_forms import TemplateSigns
 
 
 @dataclass(frozen=True)

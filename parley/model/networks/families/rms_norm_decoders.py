@@ -93,39 +93,6 @@ QWEN3 = replace(
     biases=ATTENTION_BIASES,
     tensors=NORMED_HEADS,
 )
-QWEN2_VL = replace(
-    QWEN2,
-    fields={
-        **QWEN2.fields,
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 1e6,
-        "vocab_size": 152064,
-        "hidden_size": 8192,
-        "intermediate_size": 29568,
-        "num_hidden_layers": 80,
-        "num_attention_heads": 64,
-        "num_key_value_heads": 8,
-    },
-    mrope=(False, (16, 24, 24)),
-)
-QWEN2_5_OMNI = replace(
-    QWEN2_VL,
-    fields={
-        **QWEN2_VL.fields,
-        "rms_norm_eps": 1e-6,
-        "hidden_size": 3584,
-        "intermediate_size": 18944,
-        "num_hidden_layers": 28,
-        "num_attention_heads": 28,
-        "num_key_value_heads": 4,
-        "sliding_window": 32768,
-    },
-)
-QWEN3_VL = replace(
-    QWEN3,
-    fields={**QWEN3.fields, "rope_theta": 5e5, "max_position_embeddings": 128000},
-    mrope=(True, (24, 20, 20)),
-)
 PHI3 = DecoderFamily(
     COMMON_FIELDS
     | {
@@ -141,9 +108,6 @@ PHI3 = DecoderFamily(
     tensors=TensorNames(qkv=("self_attn.qkv_proj",), gate_up=("mlp.gate_up_proj",)),
     layer_types=all_sliding,
     resolve_rope=rename_longrope,
-)
-PHI4_MULTIMODAL = replace(
-    PHI3, fields={**PHI3.fields, "vocab_size": 200064, "num_key_value_heads": 8, "max_position_embeddings": 131072}
 )
 GRANITE = replace(
     LLAMA,
@@ -235,32 +199,6 @@ GLM = DecoderFamily(
 GLM4 = replace(
     GLM,
     tensors=replace(GLM.tensors, attention_after_norm="post_self_attn_layernorm", mlp_after_norm="post_mlp_layernorm"),
-)
-GLM4_V = replace(
-    GLM4,
-    fields={
-        **{name: value for name, value in GLM4.fields.items() if name != "attention_bias"},
-        "head_dim": None,
-        "max_position_embeddings": 32768,
-        "rms_norm_eps": 1e-5,
-        "partial_rotary_factor": 1.0,
-    },
-    biases={"qkv": True},
-    mrope=(False, (8, 12, 12)),
-)
-GLM_OCR = replace(
-    GLM4_V,
-    fields={
-        **GLM4_V.fields,
-        "vocab_size": 59392,
-        "hidden_size": 1024,
-        "intermediate_size": 4096,
-        "num_hidden_layers": 16,
-        "num_attention_heads": 16,
-        "num_key_value_heads": 8,
-        "max_position_embeddings": 131072,
-    },
-    biases={},
 )
 ERNIE = DecoderFamily(
     COMMON_FIELDS
@@ -401,7 +339,6 @@ GRANITE_SWA = replace(
     rotated=rotated_by_base,
     resolve_rope=common_base,
 )
-PADDLE_OCR = replace(ERNIE, is_rope_interleaved=False, mrope=(False, (16, 24, 24)))
 HELIUM = DecoderFamily(
     COMMON_FIELDS
     | {

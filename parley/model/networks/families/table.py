@@ -60,6 +60,15 @@ from parley.model.networks.families.mixture_decoders import (
     QWEN3_OMNI,
     QWEN3_VL_MOE,
 )
+from parley.model.networks.families.multimodal_text_decoders import (
+    GLM4_V,
+    GLM_OCR,
+    PADDLE_OCR,
+    PHI4_MULTIMODAL,
+    QWEN2_5_OMNI,
+    QWEN2_VL,
+    QWEN3_VL,
+)
 from parley.model.networks.families.recent_mixture_decoders import (
     AFMOE,
     EXAONE_MOE,
@@ -81,8 +90,6 @@ from parley.model.networks.families.rms_norm_decoders import (
     EXAONE4,
     GLM,
     GLM4,
-    GLM4_V,
-    GLM_OCR,
     GRANITE,
     GRANITE_SWA,
     HELIUM,
@@ -97,14 +104,9 @@ from parley.model.networks.families.rms_norm_decoders import (
     NANOCHAT,
     OLMO2,
     OLMO3,
-    PADDLE_OCR,
     PHI3,
-    PHI4_MULTIMODAL,
     QWEN2,
-    QWEN2_5_OMNI,
-    QWEN2_VL,
     QWEN3,
-    QWEN3_VL,
     SEED_OSS,
     SMOLLM3,
 )
