@@ -62,14 +62,16 @@ def resolve_model(
         folder = _open_gguf(downloaded, overrides.mmproj, is_on_hub=True)
     tokenizer = overrides.tokenizer
     tokenizer_folder = _find_tokenizer(tokenizer) or _download_tokenizer(tokenizer, report) if tokenizer else None
-    return check_model_folder(_derive(folder, name, overrides, tokenizer_folder), name, needs_weights=needs_weights)
+    return check_model_folder(
+        _apply_overrides(folder, name, overrides, tokenizer_folder), name, needs_weights=needs_weights
+    )
 
 
 def pull_model(name: str, report: ReportProgress = lambda stage, fraction: None) -> Path:
     """Download a model by its name on the hub; no folder of that name is looked at. Blocks. Raises ModelMissing."""
     if not is_hub_name(name) or os.path.exists(name):
         raise ModelMissing(f"{name[:100]} cannot be pulled: it is no name of a model on the hub.")
-    return check_model_folder(_derive(_open_gguf(download_model(name, report), is_on_hub=True), name), name)
+    return check_model_folder(_apply_overrides(_open_gguf(download_model(name, report), is_on_hub=True), name), name)
 
 
 def find_model(
@@ -84,7 +86,7 @@ def find_model(
     tokenizer = _find_tokenizer(overrides.tokenizer) if overrides.tokenizer else None
     if folder is None or (overrides.tokenizer and tokenizer is None):
         return None
-    return _derive(folder, name, overrides, tokenizer)
+    return _apply_overrides(folder, name, overrides, tokenizer)
 
 
 def _name_with_revision(model: str | None, revision: str) -> str:
@@ -123,7 +125,9 @@ def _find_plain(model: str, overrides: ModelOverrides, *, needs_weights: bool) -
     )
 
 
-def _derive(folder: Path, model: str, overrides: ModelOverrides = NO_OVERRIDES, tokenizer: Path | None = None) -> Path:
+def _apply_overrides(
+    folder: Path, model: str, overrides: ModelOverrides = NO_OVERRIDES, tokenizer: Path | None = None
+) -> Path:
     """Return the folder with the overrides applied; a folder that is no model as it is. Raises ModelMissing."""
     if folder_problem(folder, needs_weights=False, needs_tokenizer=tokenizer is None):
         return folder

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from starlette.types import Scope
 
 from parley.disagg.wire.networks import Network, TrustedNetworks, parse_host
+from parley.web.auth import host_without_port
 
 FORWARDED_PAIR = re.compile(r'\s*([A-Za-z]+)=(?:"((?:[^"\\]|\\.)*)"|([^";,\s]*))\s*(?:;|$)')
 MAX_PROXIES = 32  # names in a header that are read
@@ -44,7 +45,7 @@ class TrustedProxies:
         if scheme.lower() in SCHEMES:
             scope["scheme"] = scheme.lower()
         for host in reversed(hosts[-MAX_PROXIES:]):
-            address = parse_host(_without_port(host))
+            address = parse_host(host_without_port(host))
             if address is None:  # "unknown", or a name that stands for an address
                 return
             scope["client"] = (str(address), 0)
@@ -84,9 +85,3 @@ def _read_forwarded(value: str) -> tuple[list[str], str]:
         hosts.append(pairs.get("for", "unknown"))
         scheme = pairs.get("proto", scheme)
     return hosts, scheme
-
-
-def _without_port(host: str) -> str:
-    if host.startswith("["):
-        return host[1 : host.find("]")]
-    return host.rpartition(":")[0] if host.count(":") == 1 else host

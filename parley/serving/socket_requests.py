@@ -92,7 +92,7 @@ class SocketConversation:
             limit = self._body_limit + ENVELOPE_BYTES
             receive = self._websocket.receive_part
             data = await held.receive(receive, limit, options.body_timeout, options.body_rate)
-            result = await _work(len(data), partial(self._session.read_message, data))
+            result = await _run_work(len(data), partial(self._session.read_message, data))
             refusal = result if isinstance(result, bytes) else self._refuse_request(result, held)
             if refusal is None:
                 assert not isinstance(result, bytes)
@@ -170,7 +170,7 @@ class SocketConversation:
         release = partial(self._release, waiting.held)
         try:
             size = waiting.held.size + self._session.count_earlier_bytes(waiting.request)
-            answer = await _work(size, partial(self._session.start_request, waiting.request))
+            answer = await _run_work(size, partial(self._session.start_request, waiting.request))
             own_headers = (*answer.headers, (b"content-length", b"%d" % len(answer.body)))
             scope = {**self._scope, "headers": [*self._scope["headers"], *own_headers]}
             cycle = MessageCycle(scope, self._websocket, answer.body, answer, release)
@@ -208,6 +208,6 @@ class SocketConversation:
                 task.cancel()
 
 
-async def _work(size: int, work: Callable[[], T]) -> T:
+async def _run_work(size: int, work: Callable[[], T]) -> T:
     """Call ``work`` and return its result; in a thread, if its input is large."""
     return work() if size <= OFFLOAD_SIZE else await off_loop(size, work)

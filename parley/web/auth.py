@@ -282,7 +282,7 @@ class BrowserGuard:
     def _check_host_and_origin(self, host_header: bytes, origin_header: bytes, web_origins: str) -> None:
         """Check one pair of headers. ``host_header``: Host; ``origin_header``: Origin. Raises Forbidden."""
         host = host_header.decode("latin-1").lower()
-        name = _host_without_port(host)
+        name = host_without_port(host)
         if self._checks_host and host and not is_loopback(name) and name not in self._allowed_hosts:
             raise Forbidden("The Host header names another machine; the option allow-host lets it in.")
         origin = origin_header.decode("latin-1")
@@ -292,7 +292,7 @@ class BrowserGuard:
             raise Forbidden("Web pages of other origins may not call this server; the option cors-origin lets one in.")
 
 
-def _host_without_port(host: str) -> str:
+def host_without_port(host: str) -> str:
     """Return the name in a Host header, without port and brackets."""
     if host.startswith("["):
         return host[1 : host.find("]")]

@@ -75,7 +75,7 @@ class SharedListener(ConnectionListener):
         loop = asyncio.get_running_loop()
         while True:
             readable = loop.create_future()
-            loop.add_reader(self._sock, _resolve, readable)
+            loop.add_reader(self._sock, _resolve_future, readable)
             try:
                 await readable
             finally:
@@ -93,6 +93,6 @@ class SharedListener(ConnectionListener):
             return connection
 
 
-def _resolve(future: asyncio.Future[None]) -> None:
+def _resolve_future(future: asyncio.Future[None]) -> None:
     if not future.done():
         future.set_result(None)

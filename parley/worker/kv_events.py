@@ -208,12 +208,12 @@ def _extra_keys(event: PagesStored) -> list[list[Any] | None] | None:
 
 
 def _page_keys(event: PagesStored, page_start: int) -> list[Any]:
-    items = [(item.digest.hex(), item.start - page_start) for item in _overlapping(event.media, page_start)]
+    items = [(item.digest.hex(), item.start - page_start) for item in _items_in_page(event.media, page_start)]
     salt = [event.cache_salt] if page_start == 0 and event.cache_salt else []
     return [*([event.adapter] if event.adapter else []), *items, *salt]
 
 
-def _overlapping(media: Sequence[MediaItem], page_start: int) -> list[MediaItem]:
+def _items_in_page(media: Sequence[MediaItem], page_start: int) -> list[MediaItem]:
     return [item for item in media if item.start < page_start + BLOCK_SIZE and item.end > page_start]
 
 

@@ -25,15 +25,15 @@ class ClientTool(NamedTuple):
     has_zoom: bool = False
 
 
-def _text(description: str) -> JsonSchema:
+def _text_schema(description: str) -> JsonSchema:
     return {"type": "string", "description": description}
 
 
-def _object(properties: dict[str, JsonSchema], required: list[str]) -> JsonSchema:
+def _object_schema(properties: dict[str, JsonSchema], required: list[str]) -> JsonSchema:
     return {"type": "object", "properties": properties, "required": required}
 
 
-def _command(*names: str) -> JsonSchema:
+def _command_schema(*names: str) -> JsonSchema:
     return {"type": "string", "enum": list(names), "description": "What to do."}
 
 
@@ -49,17 +49,17 @@ INSERT_LINE: JsonSchema = {
     "minimum": 0,
     "description": "insert: the line after which the text is inserted; 0 is the beginning of the file.",
 }
-OLD_TEXT = _text("str_replace: the text to replace, exactly as in the file, where it must occur once.")
-NEW_TEXT = _text("str_replace: the text in its place.")
-INSERTED_TEXT = _text("insert: the text to insert.")
-FILE_TEXT = _text("create: the whole text of the file.")
+OLD_TEXT = _text_schema("str_replace: the text to replace, exactly as in the file, where it must occur once.")
+NEW_TEXT = _text_schema("str_replace: the text in its place.")
+INSERTED_TEXT = _text_schema("insert: the text to insert.")
+FILE_TEXT = _text_schema("create: the whole text of the file.")
 
 BASH = ClientTool(
     "bash",
     "Runs commands in a bash shell that keeps its state from call to call. Give a command, or restart the shell.",
-    _object(
+    _object_schema(
         {
-            "command": _text("The command to run. It is needed unless restart is true."),
+            "command": _text_schema("The command to run. It is needed unless restart is true."),
             "restart": {"type": "boolean", "description": "true starts a new shell."},
         },
         [],
@@ -67,11 +67,11 @@ BASH = ClientTool(
 )
 
 
-def _editor(name: str, *, can_undo: bool = False, has_max_characters: bool = False) -> ClientTool:
+def _editor_tool(name: str, *, can_undo: bool = False, has_max_characters: bool = False) -> ClientTool:
     """Return a version of the editor. Those that can undo read the text to insert from ``new_str``."""
     commands = ["view", "create", "str_replace", "insert"]
     properties = {
-        "path": _text("The absolute path of the file; for view also of a folder."),
+        "path": _text_schema("The absolute path of the file; for view also of a folder."),
         "view_range": VIEW_RANGE,
         "file_text": FILE_TEXT,
         "old_str": OLD_TEXT,
@@ -82,11 +82,11 @@ def _editor(name: str, *, can_undo: bool = False, has_max_characters: bool = Fal
     if can_undo:
         commands.append("undo_edit")
         del properties["insert_text"]
-        properties["new_str"] = _text("str_replace: the text in its place. insert: the text to insert.")
+        properties["new_str"] = _text_schema("str_replace: the text in its place. insert: the text to insert.")
     return ClientTool(
         name,
         "Shows, creates and edits text files, and lists folders." + " undo_edit takes back the last edit." * can_undo,
-        _object({"command": _command(*commands), **properties}, ["command", "path"]),
+        _object_schema({"command": _command_schema(*commands), **properties}, ["command", "path"]),
         has_max_characters,
     )
 
@@ -95,18 +95,18 @@ MEMORY = ClientTool(
     "memory",
     "Keeps notes in files below /memories, which outlast this conversation. Look at the folder first, and write down "
     "what a later conversation should know.",
-    _object(
+    _object_schema(
         {
-            "command": _command("view", "create", "str_replace", "insert", "delete", "rename"),
-            "path": _text("The path of the file, below /memories; for view and delete also of a folder."),
+            "command": _command_schema("view", "create", "str_replace", "insert", "delete", "rename"),
+            "path": _text_schema("The path of the file, below /memories; for view and delete also of a folder."),
             "view_range": VIEW_RANGE,
             "file_text": FILE_TEXT,
             "old_str": OLD_TEXT,
             "new_str": NEW_TEXT,
             "insert_line": INSERT_LINE,
             "insert_text": INSERTED_TEXT,
-            "old_path": _text("rename: the present path."),
-            "new_path": _text("rename: the path from then on."),
+            "old_path": _text_schema("rename: the present path."),
+            "new_path": _text_schema("rename: the path from then on."),
         },
         ["command"],
     ),
@@ -127,13 +127,13 @@ ZOOM: JsonSchema = {
 }
 
 
-def _computer(*, has_later_actions: bool, has_zoom: bool = False) -> ClientTool:
+def _computer_tool(*, has_later_actions: bool, has_zoom: bool = False) -> ClientTool:
     """Return a version of the computer. Its description ends with the size of the screen, which a request names."""
     actions = [*FIRST_ACTIONS, *(LATER_ACTIONS if has_later_actions else ())]
     properties: dict[str, JsonSchema] = {
         "action": {"type": "string", "enum": actions, "description": "What to do."},
         "coordinate": POINT | {"description": "Pixels from the left and the upper edge, for actions of the mouse."},
-        "text": _text("type: the text to type. key, hold_key: the key or the keys together, such as ctrl+s."),
+        "text": _text_schema("type: the text to type. key, hold_key: the key or the keys together, such as ctrl+s."),
     }
     if has_later_actions:
         properties |= {
@@ -145,7 +145,7 @@ def _computer(*, has_later_actions: bool, has_zoom: bool = False) -> ClientTool:
     return ClientTool(
         "computer",
         "Uses the mouse, the keyboard and the screen of a computer. Take a screenshot to see what an action has done.",
-        _object(properties, ["action"]),
+        _object_schema(properties, ["action"]),
         has_display=True,
         has_zoom=has_zoom,
     )
@@ -161,12 +161,12 @@ def with_zoom(schema: JsonSchema) -> JsonSchema:
 CLIENT_TOOLS = {
     "bash_20241022": BASH,
     "bash_20250124": BASH,
-    "text_editor_20241022": _editor("str_replace_editor", can_undo=True),
-    "text_editor_20250124": _editor("str_replace_editor", can_undo=True),
-    "text_editor_20250429": _editor("str_replace_based_edit_tool"),
-    "text_editor_20250728": _editor("str_replace_based_edit_tool", has_max_characters=True),
+    "text_editor_20241022": _editor_tool("str_replace_editor", can_undo=True),
+    "text_editor_20250124": _editor_tool("str_replace_editor", can_undo=True),
+    "text_editor_20250429": _editor_tool("str_replace_based_edit_tool"),
+    "text_editor_20250728": _editor_tool("str_replace_based_edit_tool", has_max_characters=True),
     "memory_20250818": MEMORY,
-    "computer_20241022": _computer(has_later_actions=False),
-    "computer_20250124": _computer(has_later_actions=True),
-    "computer_20251124": _computer(has_later_actions=True, has_zoom=True),
+    "computer_20241022": _computer_tool(has_later_actions=False),
+    "computer_20250124": _computer_tool(has_later_actions=True),
+    "computer_20251124": _computer_tool(has_later_actions=True, has_zoom=True),
 }

@@ -74,7 +74,7 @@ def read_tools(body: Fields, rules: ReadingRules) -> ToolMembers:
         raise body.member_error("functions", "cannot be used together with 'tools', which replaces it.")
     tool_members = (
         ToolMembers(
-            _signatures(functions),
+            _tool_objects(functions),
             *function_choice,
             parallel=False,
             legacy=True,
@@ -82,10 +82,10 @@ def read_tools(body: Fields, rules: ReadingRules) -> ToolMembers:
         )
         if functions
         else ToolMembers(
-            _signatures(declared),
+            _tool_objects(declared),
             *choice,
             parallel=parallel,
-            custom=_names(declared, "custom"),
+            custom=_tool_names(declared, "custom"),
             schema_fields=_schema_fields(declared),
         )
     )
@@ -176,7 +176,7 @@ def _distinct_tools(tools: list[DeclaredTool]) -> list[DeclaredTool]:
     return tools
 
 
-def _signatures(tools: list[DeclaredTool]) -> list[ToolObject]:
+def _tool_objects(tools: list[DeclaredTool]) -> list[ToolObject]:
     """Return the tools as the model sees them."""
     return [{"type": "function", "function": tool.signature} for tool in tools]
 
@@ -185,7 +185,7 @@ def _schema_fields(tools: list[DeclaredTool]) -> dict[str, str]:
     return {tool.name: tool.schema_field for tool in tools}
 
 
-def _names(tools: list[DeclaredTool], kind: ToolKind) -> frozenset[str]:
+def _tool_names(tools: list[DeclaredTool], kind: ToolKind) -> frozenset[str]:
     return frozenset(tool.name for tool in tools if tool.kind == kind)
 
 
@@ -239,14 +239,14 @@ def _read_function_choice(body: Fields, functions: list[DeclaredTool]) -> ToolCh
         return choice, None, []  # type: ignore[return-value]  # one of the allowed values
     if not functions:
         raise body.member_error("function_call", "only allowed when functions are given.")
-    return "required", _known_name(choice_object, _names(functions, "function")), []
+    return "required", _known_name(choice_object, _tool_names(functions, "function")), []
 
 
 def _chosen_tool(choice_object: Fields, tools: list[DeclaredTool], kind: ToolKind) -> str:
     inner = choice_object.object(kind)
     if inner is None:
         raise choice_object.missing_member(kind)
-    return _known_name(inner, _names(tools, kind))
+    return _known_name(inner, _tool_names(tools, kind))
 
 
 def _known_name(tool_choice: Fields, names: frozenset[str]) -> str:

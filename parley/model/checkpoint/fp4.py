@@ -79,16 +79,16 @@ def read_nvfp4(packed: torch.Tensor, scales: torch.Tensor, factor: torch.Tensor)
     ``factor`` float32, one number: multiplies all."""
     out_scales = factor.expand(len(packed))
     return GroupedLinearWeight(
-        GroupedWeight(_unpack(packed), scales.float(), None, NVFP4_GROUP, code="e2m1", out_scales=out_scales)
+        GroupedWeight(_unpack_nibbles(packed), scales.float(), None, NVFP4_GROUP, code="e2m1", out_scales=out_scales)
     )
 
 
 def read_mxfp4(packed: torch.Tensor, scales: torch.Tensor) -> GroupedLinearWeight:
     """Return an MXFP4 weight. ``packed`` uint8 [out, in / 2], ``scales`` uint8 [out, in / MXFP4_GROUP]: exponents."""
     wide = scales.view(torch.float8_e8m0fnu).float()
-    return GroupedLinearWeight(GroupedWeight(_unpack(packed), wide, None, MXFP4_GROUP, code="e2m1"))
+    return GroupedLinearWeight(GroupedWeight(_unpack_nibbles(packed), wide, None, MXFP4_GROUP, code="e2m1"))
 
 
-def _unpack(packed: torch.Tensor) -> torch.Tensor:
+def _unpack_nibbles(packed: torch.Tensor) -> torch.Tensor:
     """Return the 4-bit numbers of bytes uint8 [out, in / 2]: uint8 [out, in]."""
     return torch.stack((packed & 15, packed >> 4), -1).flatten(1)

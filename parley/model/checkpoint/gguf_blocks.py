@@ -32,12 +32,12 @@ def _float16(data: torch.Tensor) -> torch.Tensor:
     return data.contiguous().view(torch.float16).float()
 
 
-def _nibbles(data: torch.Tensor) -> torch.Tensor:
+def _split_nibbles(data: torch.Tensor) -> torch.Tensor:
     """Return the low halves of the bytes, then the high halves: uint8 [..., 2 * bytes]."""
     return torch.cat((data & 15, data >> 4), -1)
 
 
-def _bits(data: torch.Tensor, width: int) -> torch.Tensor:
+def _split_bits(data: torch.Tensor, width: int) -> torch.Tensor:
     """Return the lowest ``width`` bits of all bytes, then the next: uint8 [..., 8 / width, bytes]."""
     mask = (1 << width) - 1
     return torch.stack([(data >> shift) & mask for shift in range(0, 8, width)], -2)
@@ -50,29 +50,29 @@ def _fifth_bits(data: torch.Tensor) -> torch.Tensor:
 
 def split_q4_0(blocks: torch.Tensor) -> SplitBlocks:
     """Scale, 32 numbers of 4 bits."""
-    return _float16(blocks[:, :2]), _nibbles(blocks[:, 2:])
+    return _float16(blocks[:, :2]), _split_nibbles(blocks[:, 2:])
 
 
-def _negative(half: torch.Tensor) -> torch.Tensor:
+def _negate_halves(half: torch.Tensor) -> torch.Tensor:
     """Return float16s in two bytes with the other sign: uint8 [blocks, 2]."""
     return half ^ torch.tensor([0, 128], dtype=torch.uint8)
 
 
 def block_q4_1(blocks: torch.Tensor) -> BlockParts:
     """Scale, minimum (which is added), 32 numbers of 4 bits."""
-    return _nibbles(blocks[:, 4:]), torch.cat((blocks[:, :2], _negative(blocks[:, 2:4])), -1)
+    return _split_nibbles(blocks[:, 4:]), torch.cat((blocks[:, :2], _negate_halves(blocks[:, 2:4])), -1)
 
 
 def block_q5_0(blocks: torch.Tensor) -> BlockParts:
     """Scale, 32 fifth bits, 32 numbers of 4 bits."""
-    numbers = _nibbles(blocks[:, 6:]) | _fifth_bits(blocks[:, 2:6])
+    numbers = _split_nibbles(blocks[:, 6:]) | _fifth_bits(blocks[:, 2:6])
     return numbers, torch.cat((blocks[:, :2], torch.zeros_like(blocks[:, :2])), -1)
 
 
 def block_q5_1(blocks: torch.Tensor) -> BlockParts:
     """Scale, minimum (which is added), 32 fifth bits, 32 numbers of 4 bits."""
-    numbers = _nibbles(blocks[:, 8:]) | _fifth_bits(blocks[:, 4:8])
-    return numbers, torch.cat((blocks[:, :2], _negative(blocks[:, 2:4])), -1)
+    numbers = _split_nibbles(blocks[:, 8:]) | _fifth_bits(blocks[:, 4:8])
+    return numbers, torch.cat((blocks[:, :2], _negate_halves(blocks[:, 2:4])), -1)
 
 
 def split_q8_0(blocks: torch.Tensor) -> SplitBlocks:
@@ -82,16 +82,16 @@ def split_q8_0(blocks: torch.Tensor) -> SplitBlocks:
 
 def block_q2_k(blocks: torch.Tensor) -> BlockParts:
     """16 scales and minimums of 4 bits each, 256 numbers of 2 bits, scale of the scales, scale of the minimums."""
-    numbers = _bits(blocks[:, 16:80].reshape(-1, 2, 32), 2).flatten(1)
+    numbers = _split_bits(blocks[:, 16:80].reshape(-1, 2, 32), 2).flatten(1)
     return numbers, torch.cat((blocks[:, 80:], blocks[:, :16]), -1)
 
 
 def block_q3_k(blocks: torch.Tensor) -> BlockParts:
     """256 third bits, 256 numbers of 2 bits, 16 scales of 6 bits in 12 bytes, scale of the scales."""
-    low, high = _nibbles(blocks[:, 96:104]), _bits(blocks[:, 104:108], 2).flatten(1)
+    low, high = _split_nibbles(blocks[:, 96:104]), _split_bits(blocks[:, 104:108], 2).flatten(1)
     scales = (low | high << 4).view(torch.int8) - 32
-    third = _bits(blocks[:, :32], 1).flatten(1)
-    numbers = _bits(blocks[:, 32:96].reshape(-1, 2, 32), 2).flatten(1)
+    third = _split_bits(blocks[:, :32], 1).flatten(1)
+    numbers = _split_bits(blocks[:, 32:96].reshape(-1, 2, 32), 2).flatten(1)
     return (numbers | third << 2) + 4, _scale_heads(blocks[:, 108:], scales)
 
 
@@ -116,40 +116,40 @@ def _k_heads(blocks: torch.Tensor) -> torch.Tensor:
 
 def block_q4_k(blocks: torch.Tensor) -> BlockParts:
     """Scale of the scales and of the minimums, 8 of each of 6 bits in 12 bytes, 256 numbers of 4 bits."""
-    return _nibbles(blocks[:, 16:].reshape(-1, 4, 32)).flatten(1), _k_heads(blocks)
+    return _split_nibbles(blocks[:, 16:].reshape(-1, 4, 32)).flatten(1), _k_heads(blocks)
 
 
 def block_q5_k(blocks: torch.Tensor) -> BlockParts:
     """As Q4_K, with 256 fifth bits before the numbers."""
-    low = _nibbles(blocks[:, 48:].reshape(-1, 4, 32)).flatten(1)
-    return low | _bits(blocks[:, 16:48], 1).flatten(1) << 4, _k_heads(blocks)
+    low = _split_nibbles(blocks[:, 48:].reshape(-1, 4, 32)).flatten(1)
+    return low | _split_bits(blocks[:, 16:48], 1).flatten(1) << 4, _k_heads(blocks)
 
 
 def block_q6_k(blocks: torch.Tensor) -> BlockParts:
     """256 numbers of 4 bits, their 2 further bits, 16 scales of 8 bits, scale of the scales."""
-    low = _nibbles(blocks[:, :128].reshape(-1, 2, 64)).flatten(1)
-    high = _bits(blocks[:, 128:192].reshape(-1, 2, 32), 2).flatten(1)
+    low = _split_nibbles(blocks[:, :128].reshape(-1, 2, 64)).flatten(1)
+    high = _split_bits(blocks[:, 128:192].reshape(-1, 2, 32), 2).flatten(1)
     return low | high << 4, _scale_heads(blocks[:, 208:], blocks[:, 192:208])
 
 
 def split_iq4_nl(blocks: torch.Tensor) -> SplitBlocks:
     """Scale, 32 indices of 4 bits into a table."""
-    return _float16(blocks[:, :2]), _nibbles(blocks[:, 2:])
+    return _float16(blocks[:, :2]), _split_nibbles(blocks[:, 2:])
 
 
 def block_iq4_xs(blocks: torch.Tensor) -> BlockParts:
     """Scale of the scales, 8 scales of 6 bits (high bits in two bytes, then low ones), 256 indices of 4 bits."""
-    high = _bits(blocks[:, 2:4], 2).transpose(-1, -2).flatten(1)
+    high = _split_bits(blocks[:, 2:4], 2).transpose(-1, -2).flatten(1)
     low = torch.stack((blocks[:, 4:8] & 15, blocks[:, 4:8] >> 4), -1).flatten(1)
     scales = (low | high << 4).view(torch.int8) - 32
-    return _nibbles(blocks[:, 8:].reshape(-1, 8, 16)).flatten(1), _scale_heads(blocks[:, :2], scales)
+    return _split_nibbles(blocks[:, 8:].reshape(-1, 8, 16)).flatten(1), _scale_heads(blocks[:, :2], scales)
 
 
 def split_mxfp4(blocks: torch.Tensor) -> SplitBlocks:
     """Exponent of a power of two, 32 numbers e2m1."""
     exponents = blocks[:, :1].int()
     bits = torch.where(exponents < 1, 0x400000, exponents << 23)
-    return bits.int().view(torch.float32), _nibbles(blocks[:, 1:])
+    return bits.int().view(torch.float32), _split_nibbles(blocks[:, 1:])
 
 
 class BlockKind(NamedTuple):

@@ -199,7 +199,7 @@ class _Match:
 
     def character(self, part: Part, start: int) -> frozenset[int]:
         """One character."""
-        fits = start < len(self.name) and _fits(part, self.name[start])
+        fits = start < len(self.name) and _allows_character(part, self.name[start])
         return frozenset((start + 1,)) if fits else frozenset()
 
     def place(self, part: Part, start: int) -> frozenset[int]:
@@ -250,12 +250,12 @@ class _Match:
         return frozenset((start,)) if fits == (part[0] is codes.ASSERT) else frozenset()
 
 
-def _fits(part: Part, character: str) -> bool:
+def _allows_character(part: Part, character: str) -> bool:
     """Whether a character is one that a part allows."""
     code, argument = part
     if code is codes.IN:
         negated = argument[0][0] is codes.NEGATE
-        return any(_fits(item, character) for item in argument[negated:]) != negated
+        return any(_allows_character(item, character) for item in argument[negated:]) != negated
     if code is codes.RANGE:
         return bool(argument[0] <= ord(character) <= argument[1])
     if code is codes.CATEGORY:

@@ -55,13 +55,13 @@ def _compile_glob(entry: str) -> str | NameTest:
 def _read_pack_order(config: dict[str, Any]) -> tuple[int, ...]:
     method = _read_object(config.get("export"), "export").get("pack_method", "reorder")
     if not isinstance(method, str) or method not in PACK_ORDERS:
-        raise _unsupported("export.pack_method", method, " or ".join(PACK_ORDERS))
+        raise _unsupported_option("export.pack_method", method, " or ".join(PACK_ORDERS))
     return PACK_ORDERS[method]
 
 
 def _read_object(value: Any, field: str) -> dict[str, Any]:
     if not isinstance(value, dict | None):
-        raise _unsupported(field, value, "an object")
+        raise _unsupported_option(field, value, "an object")
     return value or {}
 
 
@@ -80,9 +80,9 @@ def _read_layer(entry: Any, field: str, pack_order: tuple[int, ...]) -> QuarkFor
         )
     axis, axes = weight.get("ch_axis"), SCALED_AXES.get(scheme, ())
     if axes and axis is not None and axis not in axes:
-        raise _unsupported(field + ".ch_axis", axis, " or ".join(map(str, axes)))
+        raise _unsupported_option(field + ".ch_axis", axis, " or ".join(map(str, axes)))
     if weight.get("scale_format") == "e5m3":  # its scales are bytes, too
-        raise _unsupported(field + ".scale_format", "e5m3", "e8m0 or float")
+        raise _unsupported_option(field + ".scale_format", "e5m3", "e8m0 or float")
     return READERS[kind, scheme](weight, field, pack_order)
 
 
@@ -100,22 +100,22 @@ def _read_fp8_groups(weight: dict[str, Any], field: str, pack_order: tuple[int, 
 
 def _read_int8(weight: dict[str, Any], field: str, pack_order: tuple[int, ...]) -> QuarkFormat:
     if weight.get("symmetric") is not True:
-        raise _unsupported(field + ".symmetric", weight.get("symmetric"), "true")
+        raise _unsupported_option(field + ".symmetric", weight.get("symmetric"), "true")
     return IntegerFormat(8, packed=False, group=None, symmetric=True, one_scale=weight["qscheme"] == "per_tensor")
 
 
 def _read_mxfp4(weight: dict[str, Any], field: str, pack_order: tuple[int, ...]) -> QuarkFormat:
     if weight.get("scale_format") != "e8m0":
-        raise _unsupported(field + ".scale_format", weight.get("scale_format"), "e8m0")
+        raise _unsupported_option(field + ".scale_format", weight.get("scale_format"), "e8m0")
     if weight.get("group_size") != MXFP4_GROUP:
-        raise _unsupported(field + ".group_size", weight.get("group_size"), str(MXFP4_GROUP))
+        raise _unsupported_option(field + ".group_size", weight.get("group_size"), str(MXFP4_GROUP))
     return Fp4Format(MXFP4_GROUP, "weight")
 
 
 def _read_int4(weight: dict[str, Any], field: str, pack_order: tuple[int, ...]) -> QuarkFormat:
     is_symmetric = weight.get("symmetric")
     if not isinstance(is_symmetric, bool):
-        raise _unsupported(field + ".symmetric", is_symmetric, "true or false")
+        raise _unsupported_option(field + ".symmetric", is_symmetric, "true or false")
     return AwqFormat(_read_group(weight, field), INT4_PARTS, pack_order, is_signed=True, has_zeros=not is_symmetric)
 
 
@@ -126,7 +126,7 @@ def _read_uint4(weight: dict[str, Any], field: str, pack_order: tuple[int, ...])
 def _read_group(weight: dict[str, Any], field: str) -> int:
     size = weight.get("group_size")
     if type(size) is not int or size < GROUP_MULTIPLE or size % GROUP_MULTIPLE:
-        raise _unsupported(field + ".group_size", size, f"a multiple of {GROUP_MULTIPLE}")
+        raise _unsupported_option(field + ".group_size", size, f"a multiple of {GROUP_MULTIPLE}")
     return size
 
 
@@ -144,5 +144,5 @@ READERS: dict[tuple[str, str], Callable[[dict[str, Any], str, tuple[int, ...]], 
 }
 
 
-def _unsupported(field: str, value: Any, supported: str) -> LoadError:
+def _unsupported_option(field: str, value: Any, supported: str) -> LoadError:
     return LoadError(f"The checkpoint's quantization_config.{field} is {value}; only {supported} is supported.")

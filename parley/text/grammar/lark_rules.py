@@ -171,9 +171,9 @@ class _LarkParser:
         return node
 
     def _parse_string(self, token: re.Match[str]) -> GrammarNode:
-        text = _unquoted(token["string"])
+        text = _read_literal(token["string"])
         if self._skip_mark(".."):
-            last = _unquoted(self._next()["string"] or '""') if self._position < len(self._tokens) else ""
+            last = _read_literal(self._next()["string"] or '""') if self._position < len(self._tokens) else ""
             if len(text) != 1 or len(last) != 1 or last < text:
                 raise self._syntax_error(token)
             return CharacterNode(((ord(text), ord(last)),))
@@ -201,7 +201,7 @@ def _imported_names(token: re.Match[str]) -> Iterator[tuple[str, str]]:
         yield from ((name.strip(), name.strip()) for name in token["several"].split(","))
 
 
-def _unquoted(literal: str) -> str:
+def _read_literal(literal: str) -> str:
     try:
         return str(json.loads(literal))
     except ValueError:

@@ -36,34 +36,34 @@ def parse_regex(expression: str, flags: str = "") -> GrammarNode:
             parsed = _parser.parse(expression, sum(FLAGS.get(flag, 0) for flag in set(flags)))
     except (re.error, OverflowError) as error:
         raise GrammarRefused(f"the expression /{expression[:60]}/ is wrong: {error}") from None
-    return _sequence(parsed, parsed.state.flags)
+    return _sequence_node(parsed, parsed.state.flags)
 
 
-def _sequence(items: Any, flags: int) -> GrammarNode:
-    nodes = [_node(operation, value, flags) for operation, value in items]
+def _sequence_node(items: Any, flags: int) -> GrammarNode:
+    nodes = [_operation_node(operation, value, flags) for operation, value in items]
     return nodes[0] if len(nodes) == 1 else SequenceNode(tuple(nodes))
 
 
-def _node(operation: Any, value: Any, flags: int) -> GrammarNode:
+def _operation_node(operation: Any, value: Any, flags: int) -> GrammarNode:
     match str(operation):
         case "LITERAL" if not flags & re.IGNORECASE:
             return TextNode(chr(value))
         case "LITERAL":
             return CharacterNode(_both_cases(((value, value),)))
         case "NOT_LITERAL":
-            return CharacterNode(complement_set(_cased(((value, value),), flags)))
+            return CharacterNode(complement_set(_in_wanted_cases(((value, value),), flags)))
         case "ANY":
             return CharacterNode(complement_set(() if flags & re.DOTALL else LINE_END))
         case "IN":
             return CharacterNode(_class_set(value, flags))
         case "BRANCH":
-            return AlternativesNode(tuple(_sequence(branch, flags) for branch in value[1]))
+            return AlternativesNode(tuple(_sequence_node(branch, flags) for branch in value[1]))
         case "SUBPATTERN":
             _, added, removed, inner = value
-            return _sequence(inner, (flags | added) & ~removed)
+            return _sequence_node(inner, (flags | added) & ~removed)
         case "MAX_REPEAT" | "MIN_REPEAT":
             least, most, inner = value
-            node = _sequence(inner, flags)
+            node = _sequence_node(inner, flags)
             return RepeatNode(node, least, None if most is _constants.MAXREPEAT else most) if most else SequenceNode(())
     raise GrammarRefused("assertions, backreferences and possessive quantifiers are not supported in expressions")
 
@@ -77,16 +77,16 @@ def _class_set(members: Any, flags: int) -> CharacterSet:
 def _member_set(operation: Any, value: Any, flags: int) -> CharacterSet:
     match str(operation):
         case "LITERAL":
-            return _cased(((value, value),), flags)
+            return _in_wanted_cases(((value, value),), flags)
         case "RANGE":
-            return _cased((value,), flags)
+            return _in_wanted_cases((value,), flags)
     kind = str(value).removeprefix("CATEGORY_")
     name = kind.removeprefix("NOT_")
     characters = DIGITS if name == "DIGIT" else SPACES if name == "SPACE" else _word_characters()
     return complement_set(characters) if kind != name else characters
 
 
-def _cased(characters: CharacterSet, flags: int) -> CharacterSet:
+def _in_wanted_cases(characters: CharacterSet, flags: int) -> CharacterSet:
     return _both_cases(characters) if flags & re.IGNORECASE else characters
 
 

@@ -283,7 +283,7 @@ async def _check_tokenizer(calls: ServerCalls, settings: AttachedSettings, card:
 
 async def _read_max_logprobs(calls: ServerCalls, card: ModelCard) -> int:
     """Return the most alternatives that the server lists."""
-    answer = await calls.post(GENERATE_PATH, _probe(card, {"logprobs": EXCESSIVE_LOGPROBS}))
+    answer = await calls.post(GENERATE_PATH, _probe_body(card, {"logprobs": EXCESSIVE_LOGPROBS}))
     numbers = map(int, re.findall(r"\d+", error_text(answer.status, answer.body)))
     return max((number for number in numbers if number != EXCESSIVE_LOGPROBS), default=DEFAULT_MAX_LOGPROBS)
 
@@ -305,7 +305,7 @@ async def _probe_plain(
 
     With ``may_pool`` the answer is empty instead, because the server may make vectors only.
     """
-    body = _probe(card, {}) | ({"kv_transfer_params": KEEP_PAGES} if settings.exchanges_pages else {})
+    body = _probe_body(card, {}) | ({"kv_transfer_params": KEEP_PAGES} if settings.exchanges_pages else {})
     answer = await calls.post(GENERATE_PATH, body)
     try:
         probe_answer = msgspec.json.decode(answer.body, type=ProbeAnswer) if answer.status == 200 else ProbeAnswer()
@@ -320,11 +320,11 @@ async def _probe_plain(
 
 
 async def _has_feature(calls: ServerCalls, card: ModelCard, feature: EngineFeature) -> bool:
-    answer = await calls.post(GENERATE_PATH, _probe(card, FEATURE_PROBES[feature]))
+    answer = await calls.post(GENERATE_PATH, _probe_body(card, FEATURE_PROBES[feature]))
     return answer.status == 200
 
 
-def _probe(card: ModelCard, params: dict[str, Any]) -> dict[str, Any]:
+def _probe_body(card: ModelCard, params: dict[str, Any]) -> dict[str, Any]:
     plain = {"max_tokens": 1, "temperature": 0.0, "detokenize": False}
     return {"model": card.id, "token_ids": [0], "sampling_params": plain | params, "reasoning_ended": True}
 

@@ -39,27 +39,27 @@ def read_metrics(page: bytes) -> ServerMetrics:
     for name, labels, value in SAMPLE.findall(page.decode("utf-8", "replace")):
         if name == CACHE_CONFIG:
             config = dict(LABEL.findall(labels))
-            sizes.append((_whole(config.get("num_gpu_blocks")), _whole(config.get("block_size"))))
+            sizes.append((_read_count(config.get("num_gpu_blocks")), _read_count(config.get("block_size"))))
         else:
-            values.setdefault(name, []).append(_number(value))
+            values.setdefault(name, []).append(_read_number(value))
     usage = values.get("kv_cache_usage_perc", [0.0])
     return ServerMetrics(
-        num_waiting_reqs=_total(values, "num_requests_waiting"),
+        num_waiting_reqs=_sum_samples(values, "num_requests_waiting"),
         kv_cache_usage=sum(usage) / len(usage),
         prefix_cache_stats=CacheTotals(
-            _total(values, "prefix_cache_queries_total"), _total(values, "prefix_cache_hits_total")
+            _sum_samples(values, "prefix_cache_queries_total"), _sum_samples(values, "prefix_cache_hits_total")
         ),
-        preemptions=_total(values, "num_preemptions_total"),
+        preemptions=_sum_samples(values, "num_preemptions_total"),
         kv_blocks=sum(blocks for blocks, _ in sizes),
         block_size=max((size for _, size in sizes), default=0),
     )
 
 
-def _total(values: dict[str, list[float]], name: str) -> int:
+def _sum_samples(values: dict[str, list[float]], name: str) -> int:
     return int(sum(values.get(name, ())))
 
 
-def _number(text: str) -> float:
+def _read_number(text: str) -> float:
     try:
         number = float(text)
     except ValueError:
@@ -67,5 +67,5 @@ def _number(text: str) -> float:
     return number if abs(number) < float("inf") else 0.0  # NaN is no number either
 
 
-def _whole(text: str | None) -> int:
+def _read_count(text: str | None) -> int:
     return int(text) if text and text.isdecimal() else 0

@@ -25,7 +25,9 @@ def read_generated(choice_id: str, request: EngineRequest, output: Any) -> Choic
     read = ChoiceOutput(choice_id, token_ids, finish_number(completion.finish_reason))
     if completion.logprobs:
         positions = [_list_tokens(position) for position in completion.logprobs]
-        scored = [(_find(token_id, listed), listed) for token_id, listed in zip(token_ids, positions, strict=False)]
+        scored = [
+            (_find_token(token_id, listed), listed) for token_id, listed in zip(token_ids, positions, strict=False)
+        ]
         read.new_logprobs = collect_scores(scored, request.logprob_ids)
     read.kv_transfer_params = output.kv_transfer_params
     return read
@@ -43,5 +45,5 @@ def _list_tokens(position: Mapping[int, Any]) -> list[ListedToken]:
     return [ListedToken(token_id, logprob.logprob, logprob.rank) for token_id, logprob in position.items()]
 
 
-def _find(token_id: int, listed: list[ListedToken]) -> ListedToken:
+def _find_token(token_id: int, listed: list[ListedToken]) -> ListedToken:
     return next((entry for entry in listed if entry.token_id == token_id), ListedToken(token_id))
