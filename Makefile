@@ -189,8 +189,8 @@ load: $(SERVING)
 sanitize: setup
 	@PARLEY_SANITIZE=1 ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
 		LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libstdc++.so)" \
-		$(VENV)/bin/python -m pytest -p no:cacheprovider tests/native/test_kernels.py tests/native/test_compiled.py \
-		tests/native/test_grouped.py tests/native/test_int8.py tests/native/test_experts.py tests/native/test_layers.py \
+		$(VENV)/bin/python -m pytest -p no:cacheprovider tests/native/test_kernels.py tests/native/test_attention.py \
+		tests/native/test_compiled.py tests/native/test_grouped.py tests/native/test_int8.py tests/native/test_experts.py tests/native/test_layers.py \
 		tests/native/test_lora_kernel.py tests/native/test_state_kernels.py tests/native/test_mamba.py \
 		tests/native/test_selective.py \
 		-k "not schedule_tests and not native_off" $(ARGS)
