@@ -116,7 +116,7 @@ def olmo_variant(model: GgufModel) -> Architecture | None:
 
 
 def complete_exaone(model: GgufModel, config: dict[str, Any]) -> None:
-    """Say that there are no windows, if the file has none."""
+    """Set that no layer has a window, if the file names none."""
     if "sliding_window" not in config:
         config |= {"sliding_window": None, "layer_types": ["full_attention"] * config["num_hidden_layers"]}
 
@@ -129,7 +129,7 @@ def complete_stablelm(model: GgufModel, config: dict[str, Any]) -> None:
 
 
 def complete_starcoder(model: GgufModel, config: dict[str, Any]) -> None:
-    """Say by the name of this type whether linear layers have biases."""
+    """Set whether linear layers have biases, under the name that this type has for it."""
     config["use_bias"] = config["attention_bias"]
 
 
@@ -144,7 +144,7 @@ DOTS_1 = Architecture(
 
 
 def complete_llama_4(model: GgufModel, config: dict[str, Any]) -> None:
-    """Say whether queries and keys have norms: those of the model of 128 experts have none, as llama.cpp knows it.
+    """Set whether queries and keys have norms: those of the model of 128 experts have none, as llama.cpp knows it.
     Raises GgufError."""
     config["use_qk_norm"] = read_size(model, "expert_count") != LLAMA_4_PLAIN_EXPERTS
 

@@ -66,7 +66,7 @@ MODERN_LAYER_NAMES = {
 
 
 def _complete_encoder(model: GgufModel, config: dict[str, Any]) -> None:
-    """Say that numbers are plain, and of how many types tokens are."""
+    """Remove ``quantization_config``, because the numbers are plain, and set the number of token types."""
     del config["quantization_config"]
     types = model.tensors.get("token_types.weight")
     config["type_vocab_size"] = 0 if types is None else types.shape[0]

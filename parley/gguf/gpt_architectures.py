@@ -78,7 +78,7 @@ def complete_mpt(model: GgufModel, config: dict[str, Any]) -> None:
 
 
 def complete_starcoder(model: GgufModel, config: dict[str, Any]) -> None:
-    """Say whether all heads share keys and values."""
+    """Set whether all heads share one head of keys and values (``multi_query``)."""
     config["multi_query"] = config.get("num_key_value_heads") == 1
 
 

@@ -22,7 +22,7 @@ def _has_tensor(model: GgufModel, ending: str) -> bool:
 
 
 def complete_mamba(model: GgufModel, config: dict[str, Any]) -> None:
-    """Say which layers have biases."""
+    """Set which linear layers have biases."""
     config["use_conv_bias"] = _has_tensor(model, ".ssm_conv1d.bias")
     config["use_bias"] = _has_tensor(model, ".ssm_in.bias")
 

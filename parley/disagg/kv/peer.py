@@ -45,7 +45,9 @@ ENGINE_ENDED = "is not needed any more: the engine has ended"
 
 
 class KVPeer:
-    """One for each instance, created and used in its event loop.
+    """An instance's end of its KV links: it listens for other instances, and connects to them.
+
+    It is created and used in the event loop of the instance.
 
     ``secret``: of the cluster, empty for none. ``server_tls`` and ``client_tls``: TLS for listening and for connecting,
     best with certificates on both sides. ``lease``: seconds; a side that is silent for longer counts as dead.

@@ -35,8 +35,8 @@ class StackedFormat(Protocol):
 
 @dataclass(frozen=True)
 class StackedPlainFormat:
-    """One tensor of floating-point numbers, or of a GGUF file's blocks of them. ``transposed``: each expert's is
-    [in, out]; None: if its shape is not the other."""
+    """One tensor of floating-point numbers, or of a GGUF file's blocks of them. ``transposed``: each expert's
+    matrix is [in, out]; False: it is [out, in]; None: the shape decides, and [out, in] has precedence."""
 
     transposed: bool | None = False
 

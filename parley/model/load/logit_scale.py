@@ -15,7 +15,7 @@ MODEL_TYPES = ("aya_vision", "cohere2_vision")
 
 
 def scale_forgotten_logits(model: PreTrainedModel) -> None:
-    """Make the head of such a model apply its language model's factor."""
+    """Make the head of a model of MODEL_TYPES multiply its logits by ``logit_scale``. Other models stay as they are."""
     if model.config.model_type not in MODEL_TYPES:
         return
     factor = float(getattr(model.config.get_text_config(), "logit_scale", 1.0))
