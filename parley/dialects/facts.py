@@ -31,6 +31,7 @@ class ModelCard:
     sampling_defaults: Mapping[str, float] = field(default_factory=dict)  # of generation_config.json, by its names
     tokenizer_size: int | None = None  # ids that its tokenizer knows; models are often padded to more; None: not loaded
     license: str = ""  # text of the license in its folder
+    weight_format: Literal["safetensors", "gguf"] = "safetensors"  # of its files
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,6 +38,7 @@ def describe_name(model: ServedModel, name: str) -> ModelCard:
         sampling_defaults=pipeline.generation_defaults if pipeline is not None else {},
         tokenizer_size=pipeline.tokenizer.vocab_size if pipeline is not None else None,
         license=model.license_text,
+        weight_format=model.weight_format,
     )
 
 

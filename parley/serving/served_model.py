@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
 from parley import hub
 from parley.dialects.mounts import known_spelling
@@ -77,6 +78,7 @@ class ServedModel:
         self.loaded_pipeline: TextPipeline | None = None  # None until it is loaded
         self.config: Mapping[str, object] = {}  # the content of the model's config.json
         self.license_text = ""  # the text of the license file in the model's folder
+        self.weight_format: Literal["safetensors", "gguf"] = "safetensors"  # of the files in that folder
         self.media_workers: MediaWorkers | None = None  # None for a model that reads no media
         self._media_loader: MediaLoader | None = None
         self._media_start: asyncio.Task[None] | None = None  # the start of a process before the first item
@@ -135,6 +137,7 @@ class ServedModel:
         settings = self.settings
         self.config = read_json_object(Path(settings.model) / "config.json")
         self.license_text = read_license(Path(settings.model))
+        self.weight_format = "gguf" if any(Path(settings.model).glob(LINK_PATTERN)) else "safetensors"
         return TextPipeline.from_folder(
             settings.model, settings.tool_parser, settings.reasoning_parser, settings.trust_marks
         )

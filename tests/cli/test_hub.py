@@ -30,8 +30,12 @@ FILES = {
     "model.safetensors": bytes(range(256)) * 4000,
     "pytorch_model.bin": b"not wanted",
     "1_Pooling/config.json": b"{}",
+    "2_Dense/config.json": b"{}",
+    "2_Dense/model.safetensors": b"weights",
     "additional_chat_templates/tool_use.jinja": b"{{ messages }}",
     "original/model.safetensors": b"not wanted",
+    "4bit/model.safetensors": b"not wanted",
+    "8_bit/model.safetensors": b"not wanted",
     "onnx/config.json": b"not wanted",
     "adapters/config.json": b"not wanted",
     "assets/config.json": b"not wanted",
@@ -50,7 +54,13 @@ GGUF_FILES = {
 SIZE = r"[\d.]+ [kMG]?B"
 STAGE = re.compile(rf"downloading {SIZE} of (?P<whole>{SIZE})(, {SIZE}/s, (?P<left>(\d+:)?\d+:\d\d) left)?")
 REQUIRED_FILES = ["chat_template.jinja", "config.json", "model.safetensors", "tokenizer.json"]
-DOWNLOADED_FILES = ["1_Pooling/config.json", "additional_chat_templates/tool_use.jinja", *REQUIRED_FILES]
+DENSE_FILES = ["2_Dense/config.json", "2_Dense/model.safetensors"]
+DOWNLOADED_FILES = [
+    "1_Pooling/config.json",
+    *DENSE_FILES,
+    "additional_chat_templates/tool_use.jinja",
+    *REQUIRED_FILES,
+]
 
 SCRIPT = """
 import json, sys

@@ -577,6 +577,12 @@ def test_ollama_ps_lists_models_that_are_ready_and_never_unloaded():
     assert json.loads(models.write_running([on_device]))["models"][0]["size_vram"] == 15_000
 
 
+def test_ollama_names_the_format_of_a_gguf_file():
+    """Whatever its quantization: an encoder's numbers become plain ones."""
+    (entry,) = json.loads(models.write_tags([dataclasses.replace(CARD, weight_format="gguf")]))["models"]
+    assert (entry["details"]["format"], entry["details"]["quantization_level"]) == ("gguf", "BF16")
+
+
 @pytest.mark.parametrize("member", ["model", "name"])
 @pytest.mark.parametrize("name", ["org/m", "org/m:latest"])
 def test_ollama_show_describes_a_model(member, name):

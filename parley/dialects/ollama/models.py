@@ -194,7 +194,7 @@ def _details(card: ModelCard) -> dict[str, Any]:
     architecture = _architecture(card)
     return {
         "parent_model": card.root if card.adapter_folder else "",
-        "format": "safetensors",
+        "format": card.weight_format,
         "family": architecture,
         "families": [architecture],
         "parameter_size": _size_in_words(card.info.parameters) if card.info is not None else "",
