@@ -86,13 +86,22 @@ RoBERTa, XLM-RoBERTa and DistilBERT, and rerankers of the first two. Encoders co
 become numbers. A file does not have the prompts of a model, such as `search_query: `; write them before the texts. If
 a file does not say whether its WordPiece tokenizer changes capitals and accents, the vocabulary shows it.
 
-Pictures need llama.cpp's second file, `mmproj-*.gguf`, with the encoder. It is found if it is the only such file beside
-the model, `--mmproj FILE` names it, and of a model on the hub it is downloaded with it (the one that llama.cpp would
-take). These values of its `clip.projector_type` are read: {projectors}.
+Pictures and sound need llama.cpp's second file, `mmproj-*.gguf`, with the encoder. It is found if it is the only such
+file beside the model, `--mmproj FILE` names it, and of a model on the hub it is downloaded with it (the one that
+llama.cpp would take). These values of its `clip.projector_type` are read:
+{projectors}.
 With any other the model reads text only, and a warning says why; one that `--mmproj` names is an error then. Pictures
-have the sizes of the published processors, and Qwen's models read videos as well. Embeddings and answers of tiny models
-are those of the folders that they were made from (`tests/model/test_projectors.py`). Gemma's token for a picture, which
-its files lack, takes the id of the last `<unused…>` token.
+have the sizes of the published processors where the file does not say them, and Qwen's models and Gemma 4 read videos
+as well. Embeddings of tiny models are those of the folders that they were made from
+(`tests/model/test_projectors.py`, `test_media_projectors.py`). Gemma's token for a picture, which its files lack, takes
+the id of the last `<unused…>` token.
+
+* `pixtral` is Pixtral, and Mistral Small 3.1 and later; `idefics3` is SmolVLM as well, which reads no videos from GGUF.
+* `internvl` reads videos if the vocabulary has `<video>`, or a token without use that can become it.
+* `gemma4v` reads pictures and videos; the sound of Gemma 4's small models is left out. Pictures of the large ones see
+  both ways, which files do not say.
+* `qwen2a`, `voxtral` and `musicflamingo` (Audio Flamingo 3) read sound.
+* Whether a message may have media depends on the chat template in the model's file, which has to write their marks.
 
 The kernels read the integers of the file, without rounding. Q2_K, Q4_0, Q4_1, Q5_1, Q8_0 and IQ4_NL take as many bits
 in memory as in the file. The others take about 0.1 more for each number (Q4_K 4.6, Q5_K 5.6, Q6_K 6.6, Q3_K 3.6, IQ4_XS
@@ -175,10 +184,10 @@ def gguf_architectures() -> str:
 
 
 def gguf_projectors() -> str:
-    """Return the kinds of encoders of pictures in GGUF files that are read."""
-    from parley.gguf.projectors import PROJECTORS
+    """Return the kinds of encoders in GGUF files that are read."""
+    from parley.gguf.projectors.table import PROJECTORS
 
-    return ", ".join(f"`{name}`" for name in PROJECTORS)
+    return textwrap.fill(", ".join(f"`{name}`" for name in PROJECTORS), 110, break_on_hyphens=False)
 
 
 def models_page() -> str:

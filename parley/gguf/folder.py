@@ -1,6 +1,6 @@
 """Turns a GGUF file into a model folder: config, tokenizer and chat template as files, and a link to the weights.
 
-So all else that reads models knows folders only. With a file of an encoder of pictures, it is that of the whole model.
+So all else that reads models knows folders only. With the file of an encoder, it is that of the whole model.
 The folder is in the user's cache, under a name that depends on the real path, size and time of the files and on
 ``CONTENT_VERSION``; it is written once and never changed.
 """
@@ -18,13 +18,20 @@ from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from parley.gguf import projectors
 from parley.gguf.header import PART_NAME, GgufError, GgufModel, part_paths, read_model
 from parley.gguf.model_config import model_config, read_factors_from
 from parley.gguf.pooling_files import pooling_files
+from parley.gguf.projectors.projector_tensors import check_block_tensors, projector_tensors
+from parley.gguf.projectors.whole_model import (
+    add_marks,
+    check_pair,
+    processor_config,
+    tokenizer_marks,
+    whole_config,
+)
 from parley.gguf.tokenizer import tokenizer_files
 
-CONTENT_VERSION = 5  # rises when this package writes other files for the same metadata
+CONTENT_VERSION = 6  # rises when this package writes other files for the same metadata
 GGUF_SUFFIX = ".gguf"
 # Within the model folder. Holds links to the file or its parts, and in a folder of its own one to the encoder's file.
 LINK_FOLDER = "gguf"
@@ -46,7 +53,7 @@ def projector_files(folder: Path) -> list[Path]:
 
 
 def choose_projector(names: Iterable[str], model: str) -> str | None:
-    """Return the encoder of pictures among the files of a repository that llama.cpp would take for a model, or None.
+    """Return the encoder among the files of a repository that llama.cpp would take for a model, or None.
 
     It is in the model's folder, or else in one above. Of several there, the one whose numbers have nearly as many bits
     as the model's.
@@ -93,7 +100,7 @@ def choose_gguf(names: Iterable[str], quantization: str | None, file: str | None
 def unpack_gguf(path: Path, projector: Path | None = None) -> Path:
     """Return the model folder for a GGUF file, or for the first part of a split one.
 
-    ``projector``: the file with its encoder of pictures. Raises GgufError.
+    ``projector``: the file with its encoder. Raises GgufError.
     """
     try:
         home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "parley" / "gguf"
@@ -125,33 +132,29 @@ def _model_files(model: GgufModel) -> dict[str, Any]:
 
 
 def _whole_model_files(model: GgufModel, encoder: GgufModel) -> dict[str, Any]:
-    """Return the JSON files of a language model with an encoder of pictures by their names. Raises GgufError."""
+    """Return the JSON files of a language model with an encoder by their names. Raises GgufError.
+
+    Some processors need a token to pad with, though they get one text.
+    """
     config = model_config(model, read_factors_from(model))
-    projectors.check_pair(encoder, config)
-    projectors.projector_tensors(encoder)  # so that unknown ones are refused now
-    _check_blocks(encoder)
+    check_pair(encoder, config)
+    projector_tensors(encoder)  # so that unknown ones are refused now
+    check_block_tensors(encoder)
     name = model.paths[0].name
-    metadata = projectors.add_marks(encoder, model.metadata, name)
+    metadata = add_marks(encoder, model.metadata, name)
     files = tokenizer_files(metadata, name)
-    marks = projectors.find_projector(encoder).marks
+    tokens = metadata["tokenizer.ggml.tokens"]
+    marks = tokenizer_marks(encoder, tokens)
     return files | {
-        "config.json": projectors.whole_config(encoder, config, metadata["tokenizer.ggml.tokens"]),
-        "processor_config.json": projectors.processor_config(encoder),
-        "tokenizer_config.json": files["tokenizer_config.json"]
-        | {"tokenizer_class": "PreTrainedTokenizerFast", **marks},
+        "config.json": whole_config(encoder, config, tokens),
+        "processor_config.json": processor_config(encoder),
+        "tokenizer_config.json": {
+            "pad_token": files["tokenizer_config.json"].get("eos_token") or next(iter(marks.values())),
+            **files["tokenizer_config.json"],
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            **marks,
+        },
     }
-
-
-def _check_blocks(encoder: GgufModel) -> None:
-    """Raise GgufError if a block of an encoder lacks a tensor that another one has."""
-    matches = [match for name in encoder.tensors if (match := projectors.BLOCK_TENSOR.fullmatch(name))]
-    blocks: dict[int, set[str]] = {int(match[1]): set() for match in matches}
-    for match in matches:
-        blocks[int(match[1])].add(f"{match[2]}.{match[3]}")
-    expected = set[str]().union(*blocks.values())
-    for number in range(max(blocks, default=-1) + 1):
-        for name in sorted(expected - blocks.get(number, set())):
-            raise GgufError(f"{encoder.paths[0].name} has no tensor v.blk.{number}.{name}, which other blocks have")
 
 
 def _folder_name(path: Path, projector: Path | None) -> str:

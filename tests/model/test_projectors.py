@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import os
 import re
 import reprlib
 import shutil
-from pathlib import Path
 
 import gguf
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from support.encoded_media import answer_about_picture, encode_media
 from support.gguf_files import close_writer
-from support.media_answers import make_picture
-from support.media_items import encoder_features, media_item
 from support.media_requests import random_picture
 from support.multimodal_models import multimodal_folder, write_multimodal_model
 from support.projector_files import ENCODERS, convert_multimodal, write_projector
@@ -26,12 +23,9 @@ from support.tiny_models import models_home
 from parley import hub
 from parley.gguf.folder import choose_projector, unpack_gguf
 from parley.gguf.header import GgufError, GgufModel, read_model
-from parley.gguf.projectors import add_marks, processor_config, projector_tensors, whole_config
-from parley.llm import LLM
+from parley.gguf.projectors.projector_tensors import projector_tensors
+from parley.gguf.projectors.whole_model import add_marks, processor_config, whole_config
 from parley.model.checkpoint.files import Checkpoint, read_config
-from parley.model.load.towers import check_towers, load_towers, plan_towers
-from parley.model.media.encoder import TransformersEncoder
-from parley.model.media_input.processor import ItemProcessor, load_jobs
 from parley.types import ModelOverrides
 
 FAMILIES = ["gemma3", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5"]
@@ -57,42 +51,11 @@ def family_files(family):
     return convert_multimodal(models_home() / f"{family}-gguf", family_folder(family))
 
 
-def encode(folder, picture):
-    """Return the text that stands for a picture, and its embeddings in float32 with those for further layers."""
-    processor = ItemProcessor(folder)
-    processed = processor.process_image(picture, {})
-    towers = plan_towers(folder, read_config(folder), torch.float32, torch.device("cpu"))
-    check_towers(towers)
-    encoder = TransformersEncoder(lambda: load_towers(towers), torch.float32, torch.device("cpu"))
-    described = processor.describe_item("image", b"", processed)
-    with media_item("image", encoder_features(processed.tensors), described.embedding_count) as item:
-        encoded = encoder.encode_item(item, lambda: None)
-    return processed.replacement, [encoded.rows, *encoded.deepstack]
-
-
-def answer(model, monkeypatch):
-    """Return what a model says of a picture, with the log-probabilities.
-
-    The job of a media process is done here, because the start of one takes seconds of processor time.
-    """
-    with LLM(str(model), dtype="float32", kv_memory=1 << 26) as llm:
-        count = torch.get_num_threads()
-        jobs = load_jobs(Path(llm.model.settings.model))
-        torch.set_num_threads(count)  # which jobs set to 1, in a process of their own
-
-        async def process_here(source, target, job, tenant):
-            return await asyncio.to_thread(jobs.process_media, job)
-
-        monkeypatch.setattr(llm.model.media_workers, "process_media", process_here)
-        message = {"role": "user", "content": "what is this"}
-        return llm.chat([message], images=make_picture(1), temperature=0, max_tokens=8, logprobs=True).completions
-
-
 @pytest.mark.parametrize("family", FAMILIES)
 def test_embeddings_of_a_picture_are_those_of_the_folder(family):
     picture = random_picture(3, 70, 50)
-    expected_text, expected = encode(family_folder(family), picture)
-    text, embeddings = encode(unpack_gguf(*family_files(family)), picture)
+    expected_text, expected = encode_media(family_folder(family), "image", picture)
+    text, embeddings = encode_media(unpack_gguf(*family_files(family)), "image", picture)
     assert text == expected_text
     assert len(embeddings) == len(expected)
     assert all(map(torch.equal, embeddings, expected))
@@ -101,7 +64,9 @@ def test_embeddings_of_a_picture_are_those_of_the_folder(family):
 @pytest.mark.parametrize("family", ["gemma3", "qwen2_5_vl", "qwen3_vl_moe", "qwen3_5"])
 def test_answers_about_pictures_are_those_of_the_folder(family, monkeypatch):
     """The encoder's file lies beside the model's, and nobody names it."""
-    assert answer(family_files(family)[0], monkeypatch) == answer(family_folder(family), monkeypatch)
+    assert answer_about_picture(family_files(family)[0], monkeypatch) == answer_about_picture(
+        family_folder(family), monkeypatch
+    )
 
 
 def test_quantized_encoders_have_the_numbers_of_their_blocks(tmp_path):
@@ -224,9 +189,7 @@ def test_positions_that_make_no_square_are_refused():
 def test_encoder_in_several_files_is_refused():
     encoder = read_model(family_files("qwen2_vl")[1])
     parts = GgufModel(encoder.paths * 2, encoder.metadata, encoder.tensors)
-    with pytest.raises(
-        GgufError, match=r"^mmproj-model\.gguf is one of 2 parts; an encoder of pictures is read from one"
-    ):
+    with pytest.raises(GgufError, match=r"^mmproj-model\.gguf is one of 2 parts; an encoder is read from one"):
         whole_config(parts, language_model_of("qwen2_vl"), TOKENS)
 
 

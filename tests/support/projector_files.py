@@ -1,5 +1,5 @@
-"""Writes multimodal model folders as two GGUF files: the language model, and its encoder of pictures as llama.cpp's
-converter does it (its class MmprojModel and those of families).
+"""Writes multimodal model folders as two GGUF files: the language model, and its encoder of pictures or sound as
+llama.cpp's converter does it (its class MmprojModel and those of families).
 
 The names are those of the gguf package, so they do not come from the code that reads them.
 """
@@ -18,10 +18,29 @@ import torch
 from safetensors.torch import load_file, save_file
 from support import gguf_files
 from support.gguf_conversion import convert_folder
+from support.gguf_hybrids import convert_hybrid
+from support.projector_tensors import CONVERSIONS, PIXTRALS
 
-BODIES = ("language_model.model.", "model.language_model.", "model.")  # prefixes of language models, by family
+# Prefixes of language models, by family
+BODIES = ("language_model.model.", "model.language_model.", "model.text_model.", "model.")
 HEADS = ("language_model.lm_head.", "lm_head.")
-ENCODERS = ("vision_tower.", "multi_modal_projector.", "model.visual.", "visual.")
+ENCODERS = (
+    "vision_tower.",
+    "multi_modal_projector.",
+    "model.visual.",
+    "visual.",
+    "vision_model.",
+    "audio_tower.",
+    "model.vision_model.",
+    "model.connector.",
+    "model.vision_tower.",
+    "model.audio_tower.",
+    "model.embed_vision.",
+    "model.embed_audio.",
+    "model.multi_modal_projector.",
+    "model.vision_encoder.",
+    "model.vision_projection.",
+)
 KINDS = {
     "gemma3": gguf.VisionProjectorType.GEMMA3,
     "qwen2_vl": gguf.VisionProjectorType.QWEN2VL,
@@ -29,10 +48,28 @@ KINDS = {
     "qwen3_vl": gguf.VisionProjectorType.QWEN3VL,
     "qwen3_vl_moe": gguf.VisionProjectorType.QWEN3VL,
     "qwen3_5": gguf.VisionProjectorType.QWEN3VL,
+    "gemma4": gguf.VisionProjectorType.GEMMA4V,
+    "idefics3": gguf.VisionProjectorType.IDEFICS3,
+    "internvl": gguf.VisionProjectorType.INTERNVL,
+    "lfm2_vl": gguf.VisionProjectorType.LFM2,
+    "lighton_ocr": gguf.VisionProjectorType.LIGHTONOCR,
+    "llama4": gguf.VisionProjectorType.LLAMA4,
+    "llava": gguf.VisionProjectorType.PIXTRAL,
+    "mistral3": gguf.VisionProjectorType.PIXTRAL,
+    "qwen2_audio": gguf.VisionProjectorType.QWEN2A,
+    "voxtral": gguf.VisionProjectorType.VOXTRAL,
+    "audioflamingo3": gguf.VisionProjectorType.MUSIC_FLAMINGO,
 }
+PLAIN_TYPES = ("gemma3_text", "llama", "mistral", "qwen2", "qwen3")  # of language models that need no more than names
+ENDINGS = (".weight", ".bias", ".input_max", ".input_min", ".output_max", ".output_min")
 # Qwen3-VL's merger has the names of Qwen2-VL's
 MERGER = {"linear_fc1": "mm.0", "linear_fc2": "mm.2", "norm": "v.post_ln"}
 DEEP = {"linear_fc1": "fc1", "linear_fc2": "fc2", "norm": "norm"}
+
+
+def is_encoder(name: str) -> bool:
+    """Whether a tensor is one of an encoder, and not of the language model."""
+    return name.startswith(ENCODERS)
 
 
 def convert_multimodal(target: Path, folder: Path, kind: str = "F32", **options: bool) -> tuple[Path, Path]:
@@ -42,9 +79,10 @@ def convert_multimodal(target: Path, folder: Path, kind: str = "F32", **options:
     """
     config = json.loads((folder / "config.json").read_text())
     tensors = load_file(folder / "model.safetensors")
-    encoder = {name: tensor for name, tensor in tensors.items() if name.startswith(ENCODERS)}
+    encoder = {name: tensor for name, tensor in tensors.items() if is_encoder(name)}
     plain = write_language_model(target / "plain", folder, config, tensors.keys() - encoder.keys(), tensors)
-    write = gguf_files.write_gguf if config["model_type"] == "gemma3" else convert_folder
+    write = gguf_files.write_gguf if config["text_config"]["model_type"] in PLAIN_TYPES else convert_folder
+    write = convert_hybrid if config["model_type"] == "llama4" else write
     model = write(target / "model.gguf", plain)
     shutil.rmtree(plain)
     return model, write_projector(target / "mmproj-model.gguf", folder, config, encoder, kind, **options)
@@ -55,8 +93,9 @@ def write_language_model(
 ) -> Path:
     """Write the language model as a folder of its own, whose config has what is converted."""
     path.mkdir(parents=True)
-    text = config["text_config"] | {"tie_word_embeddings": config["tie_word_embeddings"]}
-    if "full_attention" in text["rope_parameters"]:
+    text = config["text_config"]
+    text["tie_word_embeddings"] = config.get("tie_word_embeddings", text.get("tie_word_embeddings", False))
+    if text["model_type"] == "gemma3_text":
         text["rope_parameters"] = text["rope_parameters"]["full_attention"]
     (path / "config.json").write_text(json.dumps(text))
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
@@ -78,34 +117,22 @@ def write_projector(
     *,
     swaps_layers: bool = False,
 ) -> Path:
-    """Write the encoder of pictures. ``swaps_layers``: those of MLPs have each other's names."""
-    vision = config["vision_config"]
-    image = json.loads((folder / "processor_config.json").read_text())["image_processor"]
-    blocks = vision.get("depth") or vision["num_hidden_layers"]
-    width = vision.get("embed_dim") or vision["hidden_size"]
+    """Write the encoder of pictures or sound. ``swaps_layers``: those of MLPs have each other's names."""
     writer = gguf.GGUFWriter(path, "clip")
     writer.add_type(gguf.GGUFType.MMPROJ)
-    writer.add_clip_has_vision_encoder(True)
-    writer.add_clip_projector_type(KINDS[config["model_type"]])
-    writer.add_vision_projection_dim(config["text_config"]["hidden_size"])
-    writer.add_vision_image_size(vision.get("image_size", 560))
-    writer.add_vision_patch_size(vision["patch_size"])
-    writer.add_vision_embedding_length(width)
-    # Of Qwen2-VL the converter writes the size of the language model here
-    writer.add_vision_feed_forward_length(vision.get("intermediate_size", vision["hidden_size"]))
-    writer.add_vision_block_count(blocks)
-    writer.add_vision_head_count(vision.get("num_heads") or vision["num_attention_heads"])
-    writer.add_vision_image_mean(image["image_mean"])
-    writer.add_vision_image_std(image["image_std"])
-    writer.add_vision_attention_layernorm_eps(vision.get("layer_norm_eps", 1e-6))
-    if config["model_type"] == "gemma3":
-        side = vision["image_size"] // vision["patch_size"]
-        writer.add_vision_projector_scale_factor(round(side / config["mm_tokens_per_image"] ** 0.5))
+    if config["model_type"] == "gemma4":
+        writer.add_clip_vision_projector_type(KINDS["gemma4"])
     else:
-        add_qwen(writer, vision, image)
+        writer.add_clip_projector_type(KINDS[config["model_type"]])
+    if "vision_config" in config:
+        add_vision(writer, folder, config)
+    else:
+        add_sound(writer, config)
+    blocks = max(8, config.get("vision_config", {}).get("depth", 0))
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.MMPROJ, blocks)
     for name, tensor in convert_tensors(config, tensors):
-        written = name if name.startswith(("v.", "mm.")) else names.get_name(name, (".weight", ".bias"))
+        is_whole = name.startswith(("v.", "mm.")) or name in ("a.conv1d.1.bias", "a.conv1d.2.bias")
+        written = name if is_whole else names.get_name(name, ENDINGS)
         assert written is not None, name
         if swaps_layers and ".ffn_" in written:
             written = written.replace("up", "down") if "up" in written else written.replace("down", "up")
@@ -113,6 +140,61 @@ def write_projector(
         gguf_files.add_tensor(writer, written, tensor.float().contiguous().numpy(), "F32" if plain else kind)
     gguf_files.close_writer(writer)
     return path
+
+
+def add_sound(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
+    """Add the sizes of an encoder of sound, which Whisper's config names otherwise than others."""
+    sound = config["audio_config"]
+    writer.add_clip_has_audio_encoder(True)
+    writer.add_audio_projection_dim(config["text_config"]["hidden_size"])
+    writer.add_audio_embedding_length(sound.get("hidden_size") or sound["d_model"])
+    writer.add_audio_feed_forward_length(sound.get("intermediate_size") or sound["encoder_ffn_dim"])
+    writer.add_audio_block_count(sound.get("num_hidden_layers") or sound["encoder_layers"])
+    writer.add_audio_head_count(sound.get("num_attention_heads") or sound["encoder_attention_heads"])
+    writer.add_audio_num_mel_bins(sound["num_mel_bins"])
+    writer.add_audio_attention_layernorm_eps(1e-5)
+
+
+def add_vision(writer: gguf.GGUFWriter, folder: Path, config: dict[str, Any]) -> None:
+    """Add the sizes of an encoder of pictures."""
+    vision, family = config["vision_config"], config["model_type"]
+    image = json.loads((folder / "processor_config.json").read_text())["image_processor"]
+    sizes = vision.get("image_size", 560), vision["patch_size"]
+    size, patch = (sides[0] if isinstance(sides, list) else sides for sides in sizes)
+    writer.add_clip_has_vision_encoder(True)
+    writer.add_vision_projection_dim(config["text_config"]["hidden_size"])
+    writer.add_vision_image_size(size)
+    writer.add_vision_patch_size(patch)
+    writer.add_vision_embedding_length(vision.get("embed_dim") or vision["hidden_size"])
+    # Of Qwen2-VL the converter writes the size of the language model here
+    writer.add_vision_feed_forward_length(vision.get("intermediate_size", vision["hidden_size"]))
+    writer.add_vision_block_count(vision.get("depth") or vision["num_hidden_layers"])
+    writer.add_vision_head_count(vision.get("num_heads") or vision["num_attention_heads"])
+    writer.add_vision_image_mean(image["image_mean"])
+    writer.add_vision_image_std(image["image_std"])
+    writer.add_vision_attention_layernorm_eps(vision.get("layer_norm_eps") or vision.get("norm_eps") or 1e-6)
+    if family == "gemma3":
+        writer.add_vision_projector_scale_factor(round(size // patch / config["mm_tokens_per_image"] ** 0.5))
+    elif family.startswith("qwen"):
+        add_qwen(writer, vision, image)
+    elif family in PIXTRALS:
+        writer.add_vision_use_gelu(True)
+        if "spatial_merge_size" in config:
+            writer.add_vision_spatial_merge_size(config["spatial_merge_size"])
+    else:
+        writer.add_vision_projector_scale_factor(patches_per_embedding(config))
+    if family == "idefics3":
+        writer.add_vision_preproc_image_size(image["size"]["longest_edge"])
+    elif family == "internvl":
+        writer.add_vision_preproc_max_tiles(image["max_patches"])
+
+
+def patches_per_embedding(config: dict[str, Any]) -> int:
+    """Return how many patches an embedding has in rows and columns."""
+    vision = config["vision_config"]
+    counts = config.get("scale_factor"), config.get("downsample_factor"), vision.get("pooling_kernel_size")
+    ratio = config.get("downsample_ratio") or vision.get("pixel_shuffle_ratio")
+    return next(filter(None, counts), None) or round(1 / ratio)
 
 
 def add_qwen(writer: gguf.GGUFWriter, vision: dict[str, Any], image: dict[str, Any]) -> None:
@@ -130,6 +212,10 @@ def add_qwen(writer: gguf.GGUFWriter, vision: dict[str, Any], image: dict[str, A
 
 def convert_tensors(config: dict[str, Any], tensors: dict[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield the encoder's tensors in the layouts of files, by names that the gguf package knows, or by their own."""
+    convert = CONVERSIONS.get(config["model_type"])
+    if convert is not None:
+        yield from convert(config, tensors)
+        return
     deep = config["vision_config"].get("deepstack_visual_indexes", [])
     is_third = config["model_type"].startswith("qwen3")
     for name, tensor in tensors.items():

@@ -15,7 +15,7 @@ from parley.gguf.encoder_architectures import DENSE_FOLDERS, POSITIONS
 from parley.gguf.gemma_architectures import STACKED_NAMES
 from parley.gguf.header import GgufError, GgufModel, GgufTensor
 from parley.gguf.model_config import model_config, used_tensors
-from parley.gguf.projectors import ProjectorTensor, projector_tensors
+from parley.gguf.projectors.projector_tensors import ProjectorTensor, projector_tensors
 from parley.model.checkpoint.tensor_entry import TensorEntry
 
 DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}  # others are blocks of bytes
@@ -81,16 +81,27 @@ def read_projector_entries(projector: GgufModel, file: int) -> dict[str, TensorE
 def _join_projector_parts(tensor: ProjectorTensor, file: int) -> TensorEntry:
     parts = tuple(_plain_entry(part._replace(file=file)) for part in tensor.parts)
     first = parts[0]
-    if len(parts) == 1 and first.blocks is None:
-        return replace(first, restore=partial(_subtract, tensor.offset) if tensor.offset else None)
+    size = sum(part.end - part.start for part in parts)
+    if len(parts) == 1:
+        if first.blocks is None and tensor == ProjectorTensor(tensor.parts, shape=tensor.shape):
+            return first
+        return TensorEntry(file, torch.float32, tensor.shape, 0, size, parts=parts, join=partial(_lay_out, tensor))
     if tensor.is_patch:
         shape, join = (*first.shape[:2], len(parts), *first.shape[2:]), _stack_frames
     else:
         shape, join = (sum(part.shape[0] for part in parts), *first.shape[1:]), _join_rows
     if len({part.shape if tensor.is_patch else part.shape[1:] for part in parts}) > 1:
         raise GgufError(f"tensors {', '.join(part.name for part in tensor.parts)} do not fit each other")
-    size = sum(part.end - part.start for part in parts)
     return TensorEntry(file, torch.float32, shape, 0, size, parts=parts, join=join)
+
+
+def _lay_out(tensor: ProjectorTensor, numbers: torch.Tensor) -> torch.Tensor:
+    """Return the numbers of a tensor with one part as they lie in Hugging Face format."""
+    if tensor.heads:
+        numbers = numbers.unflatten(0, (tensor.heads, -1, 2)).transpose(1, 2).flatten(0, 2)
+    if tensor.layout is not None and tensor.layout.axes:
+        numbers = numbers.permute(tensor.layout.axes)
+    return numbers.reshape(tensor.shape) - tensor.offset
 
 
 def _stack_frames(*frames: torch.Tensor) -> torch.Tensor:

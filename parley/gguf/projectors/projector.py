@@ -1,0 +1,95 @@
+"""The form in which a kind of projector file is described.
+
+A row gives the config.json of the whole model, that of its processor, and the names of the encoder's tensors in Hugging
+Face format. Metadata and tensors are those of llama.cpp's converter (its class MmprojModel and those of families). What
+they leave out has the values of the published models.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+from parley.gguf.projectors.projector_file import ProjectorFile
+
+
+class WholeModel(NamedTuple):
+    """The type and the class of a model in config.json, and the type of the language model within it."""
+
+    model_type: str
+    class_name: str
+    text_type: str
+
+
+class TensorLayout(NamedTuple):
+    """How a tensor's numbers lie in Hugging Face format. ``axes``: the file's axes in their order there; none: as in
+    the file. ``rank``: how many dimensions it has then. The last ones become one, or ones of size 1 come before them.
+    """
+
+    rank: int
+    axes: tuple[int, ...] = ()
+
+    def shape_of(self, stored: tuple[int, ...]) -> tuple[int, ...] | None:
+        """Return the shape in Hugging Face format, None for a stored shape that cannot have it."""
+        if self.axes and len(self.axes) != len(stored):
+            return None
+        shape = tuple(stored[axis] for axis in self.axes) or stored
+        if len(shape) < self.rank:
+            return (1,) * (self.rank - len(shape)) + shape
+        kept = max(self.rank - 1, 0)
+        if self.rank == 0:
+            return () if math.prod(shape) == 1 else None
+        return (*shape[:kept], math.prod(shape[kept:]))
+
+
+@dataclass(frozen=True)
+class Projector:
+    """A kind of projector file. ``wholes``: the models that it completes, by the language model's type.
+
+    ``names``: of tensors, without their endings or whole; ``blocks`` and ``block_names``: of those in the encoder's
+    blocks. ``marks``: the texts of special tokens, by the attribute of Transformers' tokenizer. ``ids``: the members of
+    config.json with their ids. ``read_encoder``: returns further members of config.json. ``read_processor``: returns
+    the processor_config.json. ``norms``: tensors that llama.cpp's converter adds 1 to. ``medium``: what it encodes, as
+    keys of the metadata say it. ``variant``: returns the row for a file, if it is another one. ``layouts``: of tensors
+    whose numbers lie otherwise in files, by their names, those in blocks without their number. ``has_turned_heads``:
+    the rows of queries and keys are in llama.cpp's order. ``unread``: beginnings of the names of tensors that are not
+    needed. ``stand_ins``: attributes of marks that a vocabulary may lack, and those whose marks they have then.
+    ``complete_text``: returns further members of the language model's config.
+    """
+
+    wholes: dict[str, WholeModel]
+    names: dict[str, str]
+    blocks: str
+    block_names: dict[str, str]
+    marks: dict[str, str]
+    ids: dict[str, str]
+    read_encoder: Callable[[ProjectorFile], dict[str, Any]]
+    read_processor: Callable[[ProjectorFile], dict[str, Any]]
+    norms: tuple[str, ...] = ()
+    medium: Literal["vision", "audio"] = "vision"
+    variant: Callable[[ProjectorFile], Projector | None] = lambda file: None
+    layouts: dict[str, TensorLayout] = field(default_factory=dict)
+    has_turned_heads: bool = False
+    unread: tuple[str, ...] = ()
+    stand_ins: dict[str, str] = field(default_factory=dict)
+    complete_text: Callable[[dict[str, Any]], dict[str, Any]] = lambda config: {}
+
+
+def same_text(model_type: str, class_name: str, *text_types: str) -> dict[str, WholeModel]:
+    """Return the whole models of a type whose language models keep their own types."""
+    return {text_type: WholeModel(model_type, class_name, text_type) for text_type in text_types}
+
+
+# SigLIP's blocks, which many encoders of pictures have
+SIGLIP_BLOCK_NAMES = {
+    "ln1": "layer_norm1",
+    "ln2": "layer_norm2",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_out": "self_attn.out_proj",
+    "ffn_up": "mlp.fc1",
+    "ffn_down": "mlp.fc2",
+}

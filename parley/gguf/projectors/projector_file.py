@@ -1,0 +1,118 @@
+"""A projector file's header, with readers that check its metadata."""
+
+from __future__ import annotations
+
+import math
+import re
+import reprlib
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from parley.gguf.architecture import shortest_number
+from parley.gguf.header import GgufError, GgufModel
+
+# The encoder's letter, the number of the block, the tensor, and its ending
+BLOCK_TENSOR = re.compile(r"([va])\.blk\.(\d{1,5})\.([a-z_0-9]+)\.([a-z_]+)")
+
+
+@dataclass(frozen=True)
+class ProjectorFile:
+    """A file's header, and checked readers of its metadata. They raise GgufError."""
+
+    model: GgufModel
+    medium: Literal["vision", "audio"] = "vision"
+
+    @property
+    def name(self) -> str:
+        """The file's name."""
+        return self.model.paths[0].name
+
+    @property
+    def prefix(self) -> str:
+        """The beginning of the keys that are about the encoder."""
+        return f"clip.{self.medium}."
+
+    def field(self, key: str) -> Any:
+        """Return what the metadata say of the encoder, None if nothing."""
+        return self.model.metadata.get(self.prefix + key)
+
+    def count(self, key: str, default: int | None = None) -> int:
+        """Return a positive number of things."""
+        value = self.field(key)
+        value = default if value is None else value
+        if type(value) is not int or value < 1:
+            raise GgufError(
+                f"{self.name} gives {self.prefix}{key} as {reprlib.repr(value)}, so the encoder's shape is unknown"
+            )
+        return value
+
+    def positive_number(self, key: str, default: float) -> float:
+        """Return a number above 0, such as an eps."""
+        value = self.field(key)
+        value = default if value is None else value
+        if not isinstance(value, float) or not 0 < value < math.inf:
+            raise GgufError(f"{self.name} gives {self.prefix}{key} as {reprlib.repr(value)}; it is a positive number")
+        return float(shortest_number(value))
+
+    def colours(self, key: str, *, is_divisor: bool = False) -> list[float]:
+        """Return a number for each of the three colours."""
+        value = self.field(key)
+        if (
+            not isinstance(value, list)
+            or len(value) != 3
+            or not all(isinstance(each, float) and math.isfinite(each) for each in value)
+            or (is_divisor and min(value) <= 0)
+        ):
+            kind = "positive numbers" if is_divisor else "numbers"
+            raise GgufError(f"{self.name} gives {self.prefix}{key} as {reprlib.repr(value)}; it is three {kind}")
+        return [shortest_number(each) for each in value]
+
+    def block_count(self) -> int:
+        """Return the number of the encoder's blocks, of which the file has the tensors."""
+        stated = self.count("block_count")
+        matches = (BLOCK_TENSOR.fullmatch(name) for name in self.model.tensors)
+        found = len({match[2] for match in matches if match and match[1] == self.medium[0]})
+        if stated != found:
+            raise GgufError(f"{self.name} gives {self.prefix}block_count as {stated}, but has the tensors of {found}")
+        return stated
+
+    def head_count(self, unit: int = 1) -> int:
+        """Return the number of heads, each of a multiple of ``unit`` numbers."""
+        heads, width = self.count("attention.head_count"), self.count("embedding_length")
+        if width % (heads * unit):
+            raise GgufError(
+                f"{self.name} gives {self.prefix}attention.head_count as {heads}; {width} numbers are not so many heads"
+                + (f" of a multiple of {unit}" if unit > 1 else "")
+            )
+        return heads
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of a tensor."""
+        if name not in self.model.tensors:
+            raise GgufError(f"{self.name} has no tensor {name}")
+        return self.model.tensors[name].shape
+
+    def pixels(self, default: tuple[int, int]) -> dict[str, int]:
+        """Return the fewest and the most pixels of a picture, as processors name them."""
+        fewest, most = self.count("image_min_pixels", default[0]), self.count("image_max_pixels", default[1])
+        if fewest > most:
+            raise GgufError(
+                f"{self.name} gives {self.prefix}image_min_pixels as {fewest}; image_max_pixels is {most} only"
+            )
+        return {"shortest_edge": fewest, "longest_edge": most}
+
+    def colour_scale(self) -> dict[str, list[float]]:
+        """Return what a processor subtracts from colours and divides them by."""
+        return {"image_mean": self.colours("image_mean"), "image_std": self.colours("image_std", is_divisor=True)}
+
+    def embedding_side(self, scale: int) -> int:
+        """Return how many embeddings are in a row of a picture. ``scale``: patches for each, unless the file says."""
+        patches = self.count("image_size") // self.count("patch_size")
+        scale = self.count("projector.scale_factor", scale)
+        if not patches or patches % scale:
+            raise GgufError(f"{self.name} makes an embedding of {scale} patches in a row, but has {patches}")
+        return patches // scale
+
+    def has_tensor(self, name: str) -> bool:
+        """Whether the file has a tensor."""
+        return name in self.model.tensors

@@ -1,0 +1,111 @@
+"""The tensors of a projector file by their names in Hugging Face format."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from parley.gguf.header import GgufError, GgufModel, GgufTensor
+from parley.gguf.projectors.projector import Projector, TensorLayout
+from parley.gguf.projectors.projector_file import BLOCK_TENSOR, ProjectorFile
+from parley.gguf.projectors.qwen_projectors import deep_layers
+from parley.gguf.projectors.table import open_projector
+
+DEEP_TENSOR = re.compile(r"v\.deepstack\.(\d{1,5})\.(norm|fc1|fc2)\.(weight|bias)")
+PATCH_PARTS = ("v.patch_embd.weight", "v.patch_embd.weight.1")  # of a picture's patch, and of the frame that follows
+TURNED_TENSORS = ("attn_q", "attn_k")
+
+
+class ProjectorTensor(NamedTuple):
+    """A tensor in Hugging Face format. ``parts``: those in the file that it consists of: one, or the two halves of
+    patches (``is_patch``), or queries, keys and values. ``offset``: what was added to its numbers. ``heads``: how many
+    the rows in llama.cpp's order have, 0 for others. ``layout``: how its numbers lie, if otherwise than in the file;
+    ``shape``: its shape then."""
+
+    parts: tuple[GgufTensor, ...]
+    is_patch: bool = False
+    offset: float = 0.0
+    heads: int = 0
+    layout: TensorLayout | None = None
+    shape: tuple[int, ...] = ()
+
+
+def projector_tensors(model: GgufModel) -> dict[str, ProjectorTensor]:
+    """Return the tensors of a projector file by their names in Hugging Face format.
+
+    Raises GgufError if the file has a type, a tensor or a shape that is not known here.
+    """
+    projector, file = open_projector(model)
+    deep = deep_layers(file)
+    names = projector.block_names
+    if _has_swapped_layers(model):
+        names = names | {"ffn_up": names["ffn_down"], "ffn_down": names["ffn_up"]}
+    parts: dict[str, dict[str, GgufTensor]] = {}
+    for tensor in model.tensors.values():
+        if tensor.name.startswith(projector.unread):
+            continue
+        target = _tensor_name(projector, names, tensor.name, deep)
+        if target is None:
+            raise GgufError(f"{file.name} has the tensor {tensor.name[:100]}, which its kind does not have here")
+        parts.setdefault(target, {})[tensor.name] = tensor
+    return {target: _join_parts(projector, file, tensors) for target, tensors in parts.items()}
+
+
+def check_block_tensors(model: GgufModel) -> None:
+    """Raise GgufError if a block of the encoder that is read lacks a tensor that another one has."""
+    file = open_projector(model)[1]
+    letter = file.medium[0]
+    blocks: dict[int, set[str]] = {}
+    for name in model.tensors:
+        if (match := BLOCK_TENSOR.fullmatch(name)) and match[1] == letter:
+            blocks.setdefault(int(match[2]), set()).add(f"{match[3]}.{match[4]}")
+    expected = set[str]().union(*blocks.values())
+    for number in range(max(blocks, default=-1) + 1):
+        for name in sorted(expected - blocks.get(number, set())):
+            raise GgufError(f"{file.name} has no tensor {letter}.blk.{number}.{name}, which other blocks have")
+
+
+def _join_parts(projector: Projector, file: ProjectorFile, tensors: dict[str, GgufTensor]) -> ProjectorTensor:
+    """Return a tensor that consists of these, by their names. Raises GgufError for impossible shapes."""
+    order = sorted(tensors, key=lambda name: ("qkv".find(name.partition(".attn_")[2][:1]), name))
+    first = tensors[order[0]]
+    is_patch = len(tensors) > 1 and PATCH_PARTS[0] in tensors
+    offset = float(first.name in projector.norms)
+    match = BLOCK_TENSOR.fullmatch(first.name)
+    heads = file.head_count(2) if projector.has_turned_heads and match and match[3] in TURNED_TENSORS else 0
+    if heads and first.shape[0] % (2 * heads):
+        raise GgufError(f"{file.name} has {first.shape[0]} rows in {first.name}, which {heads} heads cannot share")
+    layout = projector.layouts.get(f"{match[3]}.{match[4]}" if match else first.name)
+    shape = first.shape if layout is None else layout.shape_of(first.shape)
+    if shape is None:
+        shown = list(first.shape)[:8]
+        raise GgufError(f"{file.name} has the tensor {first.name} of the shape {shown}, which its kind does not have")
+    return ProjectorTensor(tuple(tensors[name] for name in order), is_patch, offset, heads, layout, shape)
+
+
+def _has_swapped_layers(model: GgufModel) -> bool:
+    """Whether the two layers of MLPs have each other's names, as in files of early converters."""
+    size = model.metadata.get("clip.vision.embedding_length")
+    up, down = (model.tensors.get(f"v.blk.0.ffn_{name}.weight") for name in ("up", "down"))
+    return up is not None and down is not None and up.shape[0] == size == down.shape[-1] != up.shape[-1]
+
+
+def _tensor_name(projector: Projector, block_names: dict[str, str], name: str, deep: list[int]) -> str | None:
+    """Return the name in Hugging Face format, None for an unknown one. ``deep``: the blocks with mergers."""
+    stem, _, ending = name.rpartition(".")
+    if name in projector.names:
+        return projector.names[name]
+    if name in PATCH_PARTS and "v.patch_embd" in projector.names:
+        return projector.names["v.patch_embd"] + ".weight"
+    if stem in projector.names and ending in ("weight", "bias"):
+        return f"{projector.names[stem]}.{ending}"
+    if (match := BLOCK_TENSOR.fullmatch(name)) and match[1] == projector.medium[0]:
+        block = f"{projector.blocks}{int(match[2])}."
+        if (whole := f"{match[3]}.{match[4]}") in block_names:
+            return block + block_names[whole]
+        if match[3] in block_names and match[4] in ("weight", "bias"):
+            return f"{block}{block_names[match[3]]}.{match[4]}"
+    if (match := DEEP_TENSOR.fullmatch(name)) and int(match[1]) in deep:
+        part = match[2].replace("fc", "linear_fc")
+        return f"model.visual.deepstack_merger_list.{deep.index(int(match[1]))}.{part}.{match[3]}"
+    return None

@@ -1,0 +1,51 @@
+"""The kinds of projector files that are read, by their names in the metadata."""
+
+from __future__ import annotations
+
+from parley.gguf.header import GgufError, GgufModel
+from parley.gguf.projectors.gemma_projectors import GEMMA_3, GEMMA_4
+from parley.gguf.projectors.pixtral_projectors import LIGHT_ON_OCR, PIXTRAL
+from parley.gguf.projectors.projector import Projector
+from parley.gguf.projectors.projector_file import ProjectorFile
+from parley.gguf.projectors.qwen_projectors import QWEN_2_5_VL, QWEN_2_VL, QWEN_3_VL
+from parley.gguf.projectors.speech_projectors import AUDIO_FLAMINGO_3, QWEN_2_AUDIO, VOXTRAL
+from parley.gguf.projectors.tiled_projectors import IDEFICS_3, INTERN_VL, LFM_2_VL, LLAMA_4
+
+PROJECTORS = {
+    "gemma3": GEMMA_3,
+    "gemma4v": GEMMA_4,
+    "idefics3": IDEFICS_3,
+    "internvl": INTERN_VL,
+    "lfm2": LFM_2_VL,
+    "lightonocr": LIGHT_ON_OCR,
+    "llama4": LLAMA_4,
+    "musicflamingo": AUDIO_FLAMINGO_3,
+    "pixtral": PIXTRAL,
+    "qwen2a": QWEN_2_AUDIO,
+    "qwen2vl_merger": QWEN_2_VL,
+    "qwen2.5vl_merger": QWEN_2_5_VL,
+    "qwen3vl_merger": QWEN_3_VL,
+    "voxtral": VOXTRAL,
+}
+KIND_KEYS = ("clip.vision.projector_type", "clip.projector_type", "clip.audio.projector_type")
+
+
+def find_projector(model: GgufModel) -> Projector:
+    """Return the kind of a projector file. Raises GgufError if it is none that is read."""
+    name = model.paths[0].name
+    if "mmproj" not in (model.metadata.get("general.type"), model.metadata.get("general.architecture")) and (
+        model.metadata.get("general.architecture") != "clip"
+    ):
+        raise GgufError(f"{name} is no encoder of pictures or sound")
+    kind = next((model.metadata[key] for key in KIND_KEYS if model.metadata.get(key)), None)
+    if not isinstance(kind, str) or kind not in PROJECTORS:
+        kinds = ", ".join(PROJECTORS)
+        raise GgufError(f"{name} is an encoder of the kind {str(kind)[:100]}, which is not read; {kinds} are")
+    projector = PROJECTORS[kind]
+    return projector.variant(ProjectorFile(model, projector.medium)) or projector
+
+
+def open_projector(model: GgufModel) -> tuple[Projector, ProjectorFile]:
+    """Return the kind of a projector file, and its readers. Raises GgufError if it is none that is read."""
+    projector = find_projector(model)
+    return projector, ProjectorFile(model, projector.medium)

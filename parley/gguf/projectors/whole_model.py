@@ -1,0 +1,84 @@
+"""The config.json, processor and marks of a language model together with the encoder in a projector file."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from parley.gguf.header import GgufError, GgufModel
+from parley.gguf.projectors.projector import WholeModel
+from parley.gguf.projectors.table import find_projector, open_projector
+from parley.gguf.vocabulary import CONTROL
+
+UNUSED_TOKEN = re.compile(r"<unused\d+>|\[PAD\d+\]")
+
+
+def check_pair(model: GgufModel, config: dict[str, Any]) -> WholeModel:
+    """Return what a projector file and a language model with this config.json are together.
+
+    Raises GgufError if they do not belong together.
+    """
+    projector, file = open_projector(model)
+    if len(model.paths) > 1:
+        raise GgufError(f"{file.name} is one of {len(model.paths)} parts; an encoder is read from one file")
+    whole = projector.wholes.get(config["model_type"])
+    if whole is None:
+        types = " or ".join(projector.wholes)
+        raise GgufError(f"{file.name} is the encoder of a model of the type {types}, and not of {config['model_type']}")
+    if (size := file.count("projection_dim", config["hidden_size"])) != config["hidden_size"]:
+        raise GgufError(f"{file.name} makes embeddings of {size} numbers, but the model's have {config['hidden_size']}")
+    return whole
+
+
+def whole_config(model: GgufModel, config: dict[str, Any], tokens: list[str]) -> dict[str, Any]:
+    """Return the config.json of a language model with the projector of a file. ``config``: the language model's.
+    ``tokens``: the vocabulary, with the marks. Raises GgufError if they do not belong together."""
+    whole, (projector, file) = check_pair(model, config), open_projector(model)
+    shared = {name: config[name] for name in ("dtype", "quantization_config", "tie_word_embeddings")}
+    return {
+        "architectures": [whole.class_name],
+        "model_type": whole.model_type,
+        "text_config": config | {"model_type": whole.text_type} | projector.complete_text(config),
+        **shared,
+        **{member: tokens.index(projector.marks[mark]) for member, mark in projector.ids.items()},
+        **projector.read_encoder(file),
+    }
+
+
+def processor_config(model: GgufModel) -> dict[str, Any]:
+    """Return the processor_config.json of a projector file. Raises GgufError."""
+    projector, file = open_projector(model)
+    return projector.read_processor(file)
+
+
+def add_marks(model: GgufModel, metadata: dict[str, Any], name: str) -> dict[str, Any]:
+    """Return a language model's metadata with the special tokens that stand for media. ``name``: of its file.
+
+    llama.cpp needs no token where embeddings go, so Gemma's files lack the one that their model has for it, after the
+    last row of the embedding. One of the tokens that are not used gets its text. Raises GgufError.
+    """
+    tokens, kinds = metadata.get("tokenizer.ggml.tokens"), metadata.get("tokenizer.ggml.token_type")
+    if not isinstance(tokens, list) or not isinstance(kinds, list) or len(kinds) != len(tokens):
+        raise GgufError(f"{name} has no kinds of tokens, so those of pictures and sound are not known")
+    tokens, kinds = list(tokens), list(kinds)
+    projector = find_projector(model)
+    for attribute, mark in projector.marks.items():
+        if mark not in tokens:
+            free = [number for number, token in enumerate(tokens) if UNUSED_TOKEN.fullmatch(str(token))]
+            if not free and attribute in projector.stand_ins:
+                continue
+            if not free:
+                medium = "a picture" if projector.medium == "vision" else "sound"
+                raise GgufError(f"{name} has no token {mark}, which stands for {medium}")
+            tokens[free[-1]] = mark
+        kinds[tokens.index(mark)] = CONTROL
+    return metadata | {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": kinds}
+
+
+def tokenizer_marks(model: GgufModel, tokens: list[str]) -> dict[str, str]:
+    """Return the marks by the attribute of the tokenizer. ``tokens``: the vocabulary, as ``add_marks`` makes it."""
+    projector = find_projector(model)
+    return {
+        attribute: mark if mark in tokens else projector.marks[projector.stand_ins[attribute]]
+        for attribute, mark in projector.marks.items()
+    }

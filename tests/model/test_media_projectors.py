@@ -1,0 +1,179 @@
+"""llama.cpp's encoders of further families, of pictures and sound, against the folders that they were made from."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from support.encoded_media import answer_about_picture, encode_media
+from support.media_requests import random_picture
+from support.multimodal_models import multimodal_folder
+from support.projector_files import convert_multimodal, is_encoder
+from support.tiny_models import models_home
+
+from parley.gguf.folder import unpack_gguf
+from parley.gguf.header import GgufError, GgufModel, read_model
+from parley.gguf.projectors.projector_tensors import projector_tensors
+from parley.gguf.projectors.whole_model import add_marks, processor_config, tokenizer_marks, whole_config
+from parley.model.checkpoint.files import Checkpoint
+
+IS_NIGHT = bool(os.environ.get("PARLEY_NIGHTLY"))
+# What processors of the published models have, and files do not say
+PUBLISHED = {
+    "gemma4": {"max_soft_tokens": 280},
+    "gemma4_31b": {"max_soft_tokens": 280},
+    "lfm2_vl": {
+        "tile_size": 512,
+        "min_image_tokens": 64,
+        "max_image_tokens": 256,
+        "max_tiles": 10,
+        "max_num_patches": 1024,
+    },
+    "llama4": {"max_patches": 16},
+}
+SOUND = ["audioflamingo3", "qwen2_audio", "voxtral"]
+FAMILIES = [*PUBLISHED, "idefics3", "internvl", "lighton_ocr", "mistral3", "pixtral", *SOUND]
+ENCODED = FAMILIES if IS_NIGHT else ["internvl", "mistral3", "qwen2_audio"]
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@functools.cache
+def family_folder(family):
+    """Return a folder of a family, with the processor and the padding of the published models, written once."""
+    if family not in PUBLISHED:
+        return multimodal_folder(family)
+    folder = models_home() / f"{family}-published"
+    shutil.copytree(multimodal_folder(family), folder)
+    processor = json.loads((folder / "processor_config.json").read_text())
+    processor["image_processor"] |= PUBLISHED[family]
+    (folder / "processor_config.json").write_text(json.dumps(processor))
+    config = json.loads((folder / "config.json").read_text())
+    config["text_config"]["pad_token_id"] = 0  # whose inputs of layers pictures get in Gemma 4
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+@functools.cache
+def family_files(family, kind="F32"):
+    """Return the files of a family's model and encoder, written once."""
+    return convert_multimodal(models_home() / f"{family}-media-gguf-{kind}", family_folder(family), kind)
+
+
+def media_of(family):
+    """Return a kind of media that a family reads, and an item."""
+    if family in SOUND:
+        return "audio", np.random.default_rng(3).standard_normal(16_000).astype(np.float32) / 8
+    return "image", random_picture(3, 70, 50)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_tensors_of_encoders_are_those_of_the_folder(family):
+    stored, original = Checkpoint(unpack_gguf(*family_files(family))), Checkpoint(family_folder(family))
+    expected = {name for name in original.tensor_names if is_encoder(name)}
+    unread = {name for name in expected if "audio" in name or ".head." in name} if family not in SOUND else set()
+    assert {name for name in stored.tensor_names if is_encoder(name)} == expected - unread
+    for name in expected - unread:
+        shape = original.tensor_shape(name)
+        assert torch.equal(stored.view_tensor(name, *shape), original.view_tensor(name, *shape)), name
+
+
+@pytest.mark.parametrize("family", ENCODED)
+def test_embeddings_are_those_of_the_folder(family):
+    kind, item = media_of(family)
+    expected_text, expected = encode_media(family_folder(family), kind, item)
+    text, embeddings = encode_media(unpack_gguf(*family_files(family)), kind, item)
+    assert text == expected_text
+    assert len(embeddings) == len(expected) == 1
+    assert torch.equal(embeddings[0], expected[0])
+
+
+@pytest.mark.skipif(not IS_NIGHT, reason="seconds for each; PARLEY_NIGHTLY=1 tries them")
+@pytest.mark.parametrize("family", [family for family in FAMILIES if family not in SOUND])
+def test_answers_about_pictures_are_those_of_the_folder(family, monkeypatch):
+    of_file = answer_about_picture(family_files(family)[0], monkeypatch)
+    assert of_file == answer_about_picture(family_folder(family), monkeypatch)
+
+
+def test_quantized_queries_have_the_order_of_the_folder():
+    stored = Checkpoint(unpack_gguf(*family_files("mistral3", "Q8_0")))
+    original = Checkpoint(family_folder("mistral3"))
+    name = "vision_tower.transformer.layers.1.attention.q_proj.weight"
+    expected = original.view_tensor(name, 32, 32)
+    assert 0 < (stored.view_tensor(name, 32, 32) - expected).norm() / expected.norm() < 0.01
+
+
+TOKENS = ["<img>", "</img>", "<IMG_CONTEXT>", "a"]
+
+
+def test_mark_of_videos_may_be_missing_in_intern_vl():
+    """Its published vocabularies have no room for it. Pictures need it not."""
+    encoder = read_model(family_files("internvl")[1])
+    marked = add_marks(encoder, {"tokenizer.ggml.tokens": TOKENS, "tokenizer.ggml.token_type": [1] * 4}, "x.gguf")
+    assert marked["tokenizer.ggml.tokens"] == TOKENS
+    assert tokenizer_marks(encoder, TOKENS)["video_token"] == "<IMG_CONTEXT>"
+    padded = add_marks(
+        encoder, {"tokenizer.ggml.tokens": [*TOKENS, "[PAD4]"], "tokenizer.ggml.token_type": [1] * 5}, "x.gguf"
+    )
+    assert padded["tokenizer.ggml.tokens"] == [*TOKENS, "<video>"]
+    with pytest.raises(GgufError, match=r"^x\.gguf has no token <\|AUDIO\|>, which stands for sound$"):
+        add_marks(
+            read_model(family_files("qwen2_audio")[1]),
+            {"tokenizer.ggml.tokens": ["a"], "tokenizer.ggml.token_type": [1]},
+            "x.gguf",
+        )
+
+
+def changed_file(family, *, metadata=None, tensors=None):
+    """Return the header of a file with other metadata, and tensors of other shapes."""
+    model = read_model(family_files(family)[1])
+    shapes = {name: model.tensors[name]._replace(shape=shape) for name, shape in (tensors or {}).items()}
+    return GgufModel(model.paths, model.metadata | (metadata or {}), model.tensors | shapes)
+
+
+@pytest.mark.parametrize(
+    ("family", "metadata", "reason"),
+    [
+        ("internvl", {"clip.vision.preproc_min_tiles": 9}, "gives clip.vision.preproc_min_tiles as 9; preproc_max"),
+        ("internvl", {"clip.vision.projector.scale_factor": 3}, "makes an embedding of 3 patches in a row, but has 4"),
+        ("qwen2_audio", {"clip.audio.num_mel_bins": 0}, "gives clip.audio.num_mel_bins as 0, so the encoder's shape"),
+        ("qwen2_audio", {"clip.audio.block_count": 9}, "gives clip.audio.block_count as 9, but has the tensors of 2"),
+        ("mistral3", {"clip.vision.attention.head_count": 32}, "gives clip.vision.attention.head_count as 32; 32 numb"),
+    ],
+)
+def test_error_names_the_field_whose_value_is_impossible(family, metadata, reason):
+    encoder = changed_file(family, metadata=metadata)
+    config = {"model_type": "mistral" if family == "mistral3" else "qwen2", "hidden_size": 64, "dtype": "float32"}
+    tokens = [*TOKENS, "[IMG]", "<|AUDIO|>"]
+    with pytest.raises(GgufError) as raised:
+        whole_config(encoder, config | {"tie_word_embeddings": True, "quantization_config": {}}, tokens)
+        processor_config(encoder)
+        projector_tensors(encoder)
+    assert str(raised.value).startswith(f"mmproj-model.gguf {reason}")
+
+
+@pytest.mark.parametrize(
+    ("family", "name", "shape"),
+    [
+        ("lfm2_vl", "v.patch_embd.weight", (32, 192)),
+        ("gemma4", "v.blk.0.attn_q.input_max", (2,)),
+        ("mistral3", "v.blk.0.attn_q.weight", (34, 32)),
+    ],
+)
+def test_tensors_of_impossible_shapes_are_refused(family, name, shape):
+    with pytest.raises(GgufError, match=rf"^mmproj-model\.gguf has .*{name}"):
+        projector_tensors(changed_file(family, tensors={name: shape}))
+
+
+def test_tensors_of_another_encoder_are_refused():
+    encoder = changed_file("mistral3", metadata={"clip.projector_type": "qwen2a"})
+    with pytest.raises(GgufError, match=r"^mmproj-model\.gguf has the tensor mm\.\S+, which its kind does not have"):
+        projector_tensors(encoder)
