@@ -72,6 +72,9 @@ class Architecture:
     ``layer_names``, of tensors outside of layers. ``layer_prefix``: begins the names of layers. ``state_type``: the
     type of layers without heads of keys and values. ``is_encoder``: it reads whole texts, in float32.
     ``has_attention``: otherwise all layers are Mamba, whose files give 0 heads and an MLP of width 0.
+    ``layer_numbers``: metadata fields with a number for each layer that is a tensor in Hugging Face's format, and its
+    name in the layer. ``has_packed_heads``: one tensor may have queries, then keys, then values, where Hugging Face's
+    format has three.
     """
 
     model_type: str
@@ -98,6 +101,8 @@ class Architecture:
     state_type: str | None = None
     is_encoder: bool = False
     has_attention: bool = True
+    has_packed_heads: bool = False
+    layer_numbers: dict[str, str] = field(default_factory=dict)
 
 
 # The norm before the MLP is called by its place after attention
@@ -124,6 +129,19 @@ def fields_of(model: GgufModel) -> dict[str, Any]:
     """Return the metadata of the file's architecture, by their names after its own."""
     prefix = f"{model.metadata['general.architecture']}."
     return {key.removeprefix(prefix): value for key, value in model.metadata.items() if key.startswith(prefix)}
+
+
+def read_layer_numbers(model: GgufModel, key: str, count: int) -> list[float]:
+    """Return a number for each of ``count`` layers, which all files call by the same key. Raises GgufError."""
+    values = model.metadata.get(key)
+    if (
+        not isinstance(values, list)
+        or len(values) != count
+        or not all(isinstance(value, float) and math.isfinite(value) for value in values)
+    ):
+        file = model.paths[0].name
+        raise GgufError(f"{file} gives {key} as {reprlib.repr(values)}; it is a number for each of {count} layers")
+    return values
 
 
 def shortest_number(value: Any) -> Any:

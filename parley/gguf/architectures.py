@@ -22,8 +22,10 @@ from parley.gguf.encoder_architectures import ENCODERS
 from parley.gguf.gemma_architectures import GEMMA_3N, GEMMA_4, GEMMA_LAYER_NAMES
 from parley.gguf.gpt_architectures import GPT_ARCHITECTURES
 from parley.gguf.header import GgufError, GgufModel
-from parley.gguf.latent_architectures import YOUTU
+from parley.gguf.latent_architectures import MINICPM_3, YOUTU
+from parley.gguf.llama_architectures import LLAMA_ARCHITECTURES
 from parley.gguf.mamba_architectures import MAMBA_ARCHITECTURES
+from parley.gguf.mixture_architectures import MIXTURE_ARCHITECTURES
 from parley.gguf.state_architectures import (
     FALCON_H1,
     GRANITE_HYBRID,
@@ -257,6 +259,9 @@ ARCHITECTURES = {
     "falcon-h1": FALCON_H1,
     "nemotron_h": NEMOTRON_HYBRID,
     "nemotron_h_moe": replace(NEMOTRON_HYBRID, mixture=NEMOTRON_HYBRID),
+    **LLAMA_ARCHITECTURES,
+    **MIXTURE_ARCHITECTURES,
+    "minicpm3": MINICPM_3,
     **MAMBA_ARCHITECTURES,
     **GPT_ARCHITECTURES,
     **ENCODERS,

@@ -1,4 +1,4 @@
-"""DeepSeek V2 and V3 and their relatives in GGUF files, whose keys and values are made of latents."""
+"""DeepSeek V2 and V3, their relatives and MiniCPM3 in GGUF files, whose keys and values are made of latents."""
 
 from __future__ import annotations
 
@@ -65,6 +65,32 @@ def complete_latents(model: GgufModel, config: dict[str, Any]) -> None:
             config["rope_scaling"][name] = shortest_number(config["rope_scaling"][name] * YARN_LOG_UNIT)
 
 
+def complete_minicpm_3(model: GgufModel, config: dict[str, Any]) -> None:
+    """Add the sizes of latents. Raises GgufError if they are impossible."""
+    fields, file, heads = fields_of(model), model.paths[0].name, config["num_attention_heads"]
+    rotary, rank, keys = (
+        read_size(model, key) for key in ("rope.dimension_count", "attention.kv_lora_rank", "attention.key_length")
+    )
+    unpacked = model.tensors.get("blk.0.attn_kv_b.weight")
+    if unpacked is None:
+        raise GgufError(f"{file} has no tensor blk.0.attn_kv_b.weight")
+    values, rest = divmod(unpacked.shape[0], heads)
+    if keys <= rotary or rest or values <= keys - rotary:
+        raise GgufError(
+            f"{file} makes {unpacked.shape[0]} numbers of latents, with keys of {keys}, of which {rotary} rotate"
+        )
+    config |= {
+        "kv_lora_rank": rank,
+        "q_lora_rank": fields.get("attention.q_lora_rank"),
+        "qk_rope_head_dim": rotary,
+        "qk_nope_head_dim": keys - rotary,
+        "v_head_dim": values - (keys - rotary),
+        "head_dim": rotary,
+        "num_key_value_heads": heads,
+    }
+    config.pop("partial_rotary_factor", None)
+
+
 def complete_deepseek_2(model: GgufModel, config: dict[str, Any]) -> None:
     """Add the fields of DeepSeek-V2. Raises GgufError."""
     complete_latents(model, config)
@@ -115,3 +141,4 @@ YOUTU = replace(
     mixture=DEEPSEEK_2,
     complete=complete_latents,
 )
+MINICPM_3 = Architecture("minicpm3", "MiniCPM3ForCausalLM", LATENT_LAYER_NAMES, complete=complete_minicpm_3)

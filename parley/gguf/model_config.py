@@ -45,7 +45,8 @@ CONFIG_FIELDS = {
 }
 # These may be 0
 COUNT_FIELDS = ("expert_shared_count", "leading_dense_block_count")
-MIXTURE_FIELDS = ("expert_count", "expert_used_count")  # those of Granite's models without experts are 0
+# The experts of Granite's models without them, and the window of Phi-4
+ABSENT_AT_ZERO = ("expert_count", "expert_used_count", "attention.sliding_window")
 REQUIRED_FIELDS = ("embedding_length", "block_count", "attention.head_count", "context_length")
 INNER_FIELDS = ("feed_forward_length", "expert_feed_forward_length")  # one of them is required
 # The names of numbers of YaRN in files, after ``rope.scaling.``, and in config.json
@@ -95,7 +96,7 @@ def model_config(model: GgufModel, read_factors: ReadFactors = lambda name: None
         if value == 0 and key in COUNT_FIELDS and type(value) is int:
             config[config_field] = value
             continue
-        if value == 0 and key in MIXTURE_FIELDS and type(value) is int:
+        if value == 0 and key in ABSENT_AT_ZERO and type(value) is int:
             continue
         if (value is None and key in REQUIRED_FIELDS) or (value is not None and not _is_positive(value)):
             raise GgufError(

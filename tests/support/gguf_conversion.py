@@ -43,6 +43,7 @@ ARCHITECTURES = {
     "hunyuan_v1_dense": "hunyuan-dense",
     "hunyuan_v1_moe": "hunyuan-moe",
     "lfm2_moe": "lfm2moe",
+    "exaone_moe": "exaone-moe",
 }
 DELTA_COUNTS = {
     "linear_conv_kernel_dim": "ssm.conv_kernel",
@@ -79,6 +80,7 @@ NUMBERS = {
     "logits_scaling": "logit_scale",
     "logit_scale": "logit_scale",
     "routed_scaling_factor": "expert_weights_scale",
+    "route_scale": "expert_weights_scale",
 }
 COUNTS = {
     "n_routed_experts": "expert_count",
@@ -86,6 +88,7 @@ COUNTS = {
     "moe_k": "expert_used_count",
     "n_shared_experts": "expert_shared_count",
     "moe_num_shared_experts": "expert_shared_count",
+    "num_shared_experts": "expert_shared_count",
     "moe_layer_start_index": "leading_dense_block_count",
     "moe_layer_interval": "interleave_moe_layer_step",
     "n_group": "expert_group_count",
@@ -119,18 +122,28 @@ def convert_folder(
     latents: str = "F32",
     outputs: str = "F32",
     splits_latents: bool = True,
+    arch: str | None = None,
+    turns_heads: bool = False,
+    packs_heads: bool = False,
 ) -> Path:
     """Write a folder's model as one file of float32. ``extra_layers``: that predict further tokens, made up.
     ``experts``, ``latents`` and ``outputs`` of gated delta nets: the types of their weights. ``splits_latents``: keys
-    and values of latents are made apart; old files have one layer for both."""
+    and values of latents are made apart; old files have one layer for both. ``arch``: the architecture, if it is not
+    that of the folder's type. ``turns_heads``: Llama's code reorders queries and keys, as of the types in PERMUTED.
+    ``packs_heads``: queries, keys and values are one tensor."""
     config = json.loads((folder / "config.json").read_text())
     kind = config["model_type"]
-    arch = ARCHITECTURES.get(kind, kind)
+    arch = arch or ARCHITECTURES.get(kind, kind)
     layers = config["num_hidden_layers"]
     writer = gguf.GGUFWriter(path, arch)
     shape = config | {"num_hidden_layers": layers + extra_layers}
     if "n_routed_experts" in config:  # the same number, which the writer takes once
         shape["num_experts"] = None
+    if arch == "minicpm3":
+        shape |= {"head_dim": None}
+        writer.add_kv_lora_rank(config["kv_lora_rank"])
+        writer.add_q_lora_rank(config["q_lora_rank"])
+        writer.add_key_length(config["qk_nope_head_dim"] + config["qk_rope_head_dim"])
     if arch == "deepseek2":
         shape |= {"head_dim": None, "num_key_value_heads": 1 if splits_latents else config["num_attention_heads"]}
         add_latents(writer, config, splits_latents)
@@ -171,6 +184,12 @@ def convert_folder(
         stored = dict(convert_mamba(config, stored))
     if splits_latents:
         stored = split_latent_up(config, stored)
+    if kind == "apertus":
+        stored = add_activations(writer, layers, stored)
+    if turns_heads or kind in PERMUTED:
+        stored = turn_heads(config, stored)
+    if packs_heads:
+        stored = pack_heads(stored)
     if arch == "gemma3n":
         stored = {name + ".weight" * name.endswith("_scale"): each for name, each in stored.items()}
         for stack in ("model.altup_projections", "model.altup_unembed_projections"):
@@ -196,6 +215,34 @@ def convert_folder(
         writer.add_tensor(f"blk.{layer}.nextn.eh_proj.weight", torch.ones(4, 8).numpy())
     gguf_files.close_writer(writer)
     return path
+
+
+def add_activations(writer: gguf.GGUFWriter, layers: int, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Add the numbers of Apertus' activation to the metadata. Return the other tensors."""
+    for name in ("alpha_p", "alpha_n", "beta", "eps"):
+        values = [float(tensors[f"model.layers.{layer}.mlp.act_fn.{name}"]) for layer in range(layers)]
+        getattr(writer, f"add_xielu_{name}")(values)
+    return {name: tensor for name, tensor in tensors.items() if ".act_fn." not in name}
+
+
+def turn_heads(config: dict[str, Any], tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return tensors with the rows of queries and keys in llama.cpp's order."""
+    turned = dict(tensors)
+    for name, tensor in tensors.items():
+        if re.search(r"\.[qk]_proj\.", name):
+            heads = config["num_attention_heads" if ".q_proj" in name else "num_key_value_heads"]
+            turned[name] = tensor.view(heads, 2, -1, *tensor.shape[1:]).transpose(1, 2).reshape(tensor.shape)
+    return turned
+
+
+def pack_heads(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return tensors with queries, keys and values as one."""
+    packed = {name: tensor for name, tensor in tensors.items() if not re.search(r"\.[qkv]_proj\.", name)}
+    for name in tensors:
+        if ".q_proj." in name:
+            parts = [tensors[name.replace(".q_proj.", f".{letter}_proj.")] for letter in "qkv"]
+            packed[name.replace(".q_proj.", ".qkv_proj.")] = torch.cat(parts)
+    return packed
 
 
 def add_gemma_3n(writer: gguf.GGUFWriter, config: dict[str, Any]) -> dict[str, Any]:
@@ -377,7 +424,7 @@ def add_numbers(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
         writer.add_layer_norm_rms_eps(config["norm_eps"])
     if config["model_type"] == "stablelm":
         writer.add_parallel_residual(config["use_parallel_residual"])
-    if writer.arch in ("olmo2", "exaone4") and config.get("sliding_window"):
+    if writer.arch in ("olmo2", "exaone4", "exaone-moe") and config.get("sliding_window"):
         writer.add_sliding_window_pattern([layer_type == "sliding_attention" for layer_type in config["layer_types"]])
     rope = config.get("rope_parameters") or {}
     head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
@@ -413,9 +460,6 @@ def convert_tensors(
             prefix = f"{name.split('.block')[0].split('.shared')[0]}.mlp.{stem.replace('mlp', 'expert')}"
             for part, half in zip(("gate", "up"), tensor.chunk(2, -2), strict=True):
                 yield f"{prefix}.{part}_proj.weight", half
-        elif kind in PERMUTED and re.search(r"\.[qk]_proj\.", name):
-            heads = config["num_attention_heads" if ".q_proj" in name else "num_key_value_heads"]
-            yield name, tensor.view(heads, 2, -1, *tensor.shape[1:]).transpose(1, 2).reshape(tensor.shape)
         elif kind == "nemotron" and name.endswith("norm.weight"):
             yield name, tensor.float() + 1
         elif ".feed_forward.experts." in name:

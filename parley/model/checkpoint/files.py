@@ -256,8 +256,8 @@ class Checkpoint:
         return entry.order_rows(self._view_data(entry, entry.end - entry.start).view(*shape[:-1], -1))
 
     def _join_parts(self, entry: TensorEntry) -> torch.Tensor:
-        """Return the numbers of an entry with parts, float32."""
-        if not self._has_data:
+        """Return the numbers of an entry that are made of others in the file, or known without it; float32."""
+        if not self._has_data and entry.parts:
             return torch.empty(entry.shape, device="meta")
         assert entry.join is not None
         return entry.join(*map(self._read_numbers, entry.parts))

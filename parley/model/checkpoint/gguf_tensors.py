@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from functools import partial
+from itertools import accumulate
 from typing import Any
 
 import torch
 
-from parley.gguf.architecture import LAYER_TENSOR, Architecture, tensor_name, tensor_shape
+from parley.gguf.architecture import LAYER_TENSOR, Architecture, read_layer_numbers, tensor_name, tensor_shape
 from parley.gguf.architectures import find_architecture
 from parley.gguf.encoder_architectures import DENSE_FOLDERS, POSITIONS
 from parley.gguf.gemma_architectures import STACKED_NAMES
@@ -19,6 +20,8 @@ from parley.gguf.projectors.projector_tensors import ProjectorTensor, projector_
 from parley.model.checkpoint.tensor_entry import TensorEntry
 
 DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}  # others are blocks of bytes
+# Queries, keys and values in one tensor
+PACKED_HEADS = re.compile(r"(blk\.\d+\.attn_)qkv(\.weight|\.bias)")
 # The two halves of DeepSeek's layer that makes keys and values of latents; files from 2025 on have them apart
 SPLIT_LATENT_UP = re.compile(r"(blk\.\d+\.attn_)[kv]_b\.weight")
 
@@ -26,7 +29,7 @@ SPLIT_LATENT_UP = re.compile(r"(blk\.\d+\.attn_)[kv]_b\.weight")
 def read_gguf_entries(model: GgufModel) -> dict[str, TensorEntry]:
     """Return the tensors of the model by their names in Hugging Face format. Raises GgufError."""
     architecture, config = find_architecture(model), model_config(model)
-    entries: dict[str, TensorEntry] = {}
+    entries = _layer_number_entries(model, architecture, config["num_hidden_layers"])
     for tensor in used_tensors(model):
         if architecture.is_encoder or tensor.name.partition(".")[0] in DENSE_FOLDERS:
             entries[tensor_name(architecture, tensor.name)] = _make_encoder_entry(tensor, config)
@@ -36,10 +39,42 @@ def read_gguf_entries(model: GgufModel) -> dict[str, TensorEntry]:
             if whole not in model.tensors:  # some files have all three
                 entries[tensor_name(architecture, whole)] = _join_latent_up(model, split[1])
             continue
+        if architecture.has_packed_heads and (packed := PACKED_HEADS.fullmatch(tensor.name)):
+            parts = _divide_heads(tensor, _make_entry(tensor, architecture, config), config)
+            names = (tensor_name(architecture, f"{packed[1]}{letter}{packed[2]}") for letter in "qkv")
+            entries |= zip(names, parts, strict=True)
+            continue
         name, entry = tensor_name(architecture, tensor.name), _make_entry(tensor, architecture, config)
         is_stack = tensor.name.removesuffix(".weight") in STACKED_NAMES
         entries |= _divide_stack(name, entry) if is_stack else {name: entry}
     return entries
+
+
+def _layer_number_entries(model: GgufModel, architecture: Architecture, count: int) -> dict[str, TensorEntry]:
+    """Return entries for the numbers of layers that the metadata have. Raises GgufError."""
+    return {
+        f"{architecture.layer_prefix}{layer}.{name}": TensorEntry(
+            0, torch.float32, (), 0, 0, join=partial(torch.tensor, number)
+        )
+        for key, name in architecture.layer_numbers.items()
+        for layer, number in enumerate(read_layer_numbers(model, key, count))
+    }
+
+
+def _divide_heads(tensor: GgufTensor, entry: TensorEntry, config: dict[str, Any]) -> list[TensorEntry]:
+    """Return queries, keys and values, which a tensor has one after the other. Raises GgufError."""
+    heads = config["num_attention_heads"]
+    head_dim = config.get("head_dim") or config["hidden_size"] // heads
+    shared = (config.get("num_key_value_heads") or heads) * head_dim
+    counts = [heads * head_dim, shared, shared]
+    if sum(counts) != entry.shape[0]:
+        raise GgufError(f"a tensor {tensor.name} has {entry.shape[0]} rows, but the heads have {sum(counts)}")
+    size, start = (entry.end - entry.start) // entry.shape[0], entry.start
+    firsts = accumulate(counts, initial=0)
+    return [
+        replace(entry, shape=(count, *entry.shape[1:]), start=start + first * size, end=start + (first + count) * size)
+        for first, count in zip(firsts, counts, strict=False)
+    ]
 
 
 def _divide_stack(name: str, entry: TensorEntry) -> dict[str, TensorEntry]:

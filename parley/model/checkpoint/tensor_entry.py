@@ -19,7 +19,7 @@ class TensorEntry:
     ``rows``: where each row of Hugging Face format lies in the file, int64 [out]; None: in order. ``columns``: likewise
     of runs of inputs, int64 [runs], each of some whole blocks. ``restore``: makes the numbers of Hugging Face format of
     those in the file. ``parts``: the tensors in the file that this one consists of, and ``join`` makes it of their
-    numbers in float32; then ``file`` and ``start`` say nothing.
+    numbers in float32; then ``file`` and ``start`` say nothing. Without parts, ``join`` knows the numbers.
     """
 
     file: int

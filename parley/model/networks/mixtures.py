@@ -364,13 +364,17 @@ LLAMA4_MIXTURE = MixtureFamily(
     weighs_inputs=True,
 )
 PHIMOE_MIXTURE = MixtureFamily(
-    (MIXTRAL_NAMES, replace(_both_layouts(MIXTRAL_NAMES)[1], router="mlp.router")),
+    (MIXTRAL_NAMES, replace(_both_layouts(MIXTRAL_NAMES)[1], router="mlp.router"), _gguf_layout(MIXTRAL_NAMES)),
     normalized=False,
     jitter="router_jitter_noise",
 )
 EXAONE_MIXTURE = replace(
     GLM4_MIXTURE,
-    layouts=(replace(DEEPSEEK_NAMES, choice_bias="mlp.e_score_correction_bias"), *_both_layouts(DEEPSEEK_NAMES)),
+    layouts=(
+        replace(DEEPSEEK_NAMES, choice_bias="mlp.e_score_correction_bias"),
+        *_both_layouts(DEEPSEEK_NAMES),
+        _gguf_layout(DEEPSEEK_NAMES),
+    ),
     has_mixture=exaone_layers,
 )
 AXK1_MIXTURE = replace(GLM4_MIXTURE, has_mixture=exaone_layers)
@@ -404,7 +408,7 @@ HY3_MIXTURE = MixtureFamily(
 )
 AFMOE_NAMES = replace(DEEPSEEK_NAMES, router="mlp.router.gate", choice_bias="mlp.expert_bias")
 AFMOE_MIXTURE = MixtureFamily(
-    (AFMOE_NAMES, replace(_both_layouts(AFMOE_NAMES)[1], router="mlp.router.gate")),
+    (AFMOE_NAMES, replace(_both_layouts(AFMOE_NAMES)[1], router="mlp.router.gate"), _gguf_layout(DEEPSEEK_NAMES)),
     has_mixture=after_dense_layers,
     normalized=True,
     is_sigmoid=True,

@@ -1,0 +1,86 @@
+"""Dense decoders in GGUF files that compute what a type of Transformers computes, though they were published as others.
+
+Most are Llama by another name. Their configs are those of the type that computes the same.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from parley.gguf.architecture import GRANITE_KEYS, Architecture
+from parley.gguf.header import GgufError, GgufModel
+
+# Of MiniCPM 1 and 2, whose first files do not say them
+MINICPM_EMBEDDING, MINICPM_DEPTH, MINICPM_WIDTH = 12.0, 1.4, 256
+BAICHUAN_LAYERS_WITH_SLOPES = 40  # of the model of 13 billion parameters, as llama.cpp knows it
+
+
+def complete_minicpm(model: GgufModel, config: dict[str, Any]) -> None:
+    """Add the factors that the file leaves out, and the usual one of scores of attention."""
+    layers, hidden = config["num_hidden_layers"], config["hidden_size"]
+    defaults = {
+        "embedding_multiplier": MINICPM_EMBEDDING,
+        "residual_multiplier": MINICPM_DEPTH / layers**0.5,
+        "logits_scaling": hidden / MINICPM_WIDTH,
+    }
+    head_dim = config.get("head_dim") or hidden // config["num_attention_heads"]
+    config |= defaults | {name: config[name] for name in defaults if name in config}
+    config["attention_multiplier"] = head_dim**-0.5
+
+
+def complete_orion(model: GgufModel, config: dict[str, Any]) -> None:
+    """Say that all dimensions turn, and that layers are those of the first StableLM."""
+    config |= {
+        "partial_rotary_factor": 1.0,
+        "use_qkv_bias": config["attention_bias"],
+        "qk_layernorm": False,
+        "use_parallel_residual": False,
+    }
+
+
+def check_baichuan(model: GgufModel, config: dict[str, Any]) -> None:
+    """Raise GgufError for the larger model, whose scores fall with the distance."""
+    if config["num_hidden_layers"] == BAICHUAN_LAYERS_WITH_SLOPES:
+        raise GgufError(f"{model.paths[0].name} is a Baichuan without a rotary embedding, which is not read from GGUF")
+
+
+def complete_codeshell(model: GgufModel, config: dict[str, Any]) -> None:
+    """Say by the name of StarCoder2 whether linear layers have biases, and that the rotary embedding is plain."""
+    config |= {"use_bias": config["attention_bias"], "rope_scaling": {"rope_type": "default"}}
+
+
+LLAMA_BY_ANOTHER_NAME = Architecture(
+    "llama", "LlamaForCausalLM", interleaved=True, fields={"sliding_window": None}, bias_layer="attn_q"
+)
+LLAMA_ARCHITECTURES = {
+    "baichuan": replace(LLAMA_BY_ANOTHER_NAME, complete=check_baichuan),
+    "exaone": replace(LLAMA_BY_ANOTHER_NAME, interleaved=False, keys={"attention.layer_norm_epsilon": "rms_norm_eps"}),
+    "internlm2": LLAMA_BY_ANOTHER_NAME,
+    "pangu-embedded": replace(LLAMA_BY_ANOTHER_NAME, interleaved=False),
+    "xverse": LLAMA_BY_ANOTHER_NAME,
+    "minicpm": Architecture(
+        "granite", "GraniteForCausalLM", interleaved=True, keys=GRANITE_KEYS, complete=complete_minicpm
+    ),
+    "orion": Architecture("stablelm", "StableLmForCausalLM", bias_layer="attn_q", complete=complete_orion),
+    "jais2": Architecture("jais2", "Jais2ForCausalLM"),
+    "apertus": Architecture(
+        "apertus",
+        "ApertusForCausalLM",
+        {"attn_norm": "attention_layernorm", "ffn_norm": "feedforward_layernorm"},
+        fields={"hidden_act": "xielu"},
+        layer_numbers={f"xielu.{name}": f"mlp.act_fn.{name}" for name in ("alpha_p", "alpha_n", "beta", "eps")},
+    ),
+    "chatglm": Architecture(
+        "glm", "GlmForCausalLM", {"ffn_up": "mlp.gate_up_proj"}, bias_layer="attn_qkv", has_packed_heads=True
+    ),
+    "codeshell": Architecture(
+        "starcoder2",
+        "Starcoder2ForCausalLM",
+        {"ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"},
+        fields={"sliding_window": None},
+        keys={"attention.layer_norm_epsilon": "norm_epsilon"},
+        has_packed_heads=True,
+        complete=complete_codeshell,
+    ),
+}

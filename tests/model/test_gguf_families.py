@@ -1,0 +1,143 @@
+"""GGUF files of architectures that compute what other types compute, and of further mixtures, against the folders that
+they were made from. ``PARLEY_NIGHTLY=1`` tries all of them, otherwise a few."""
+
+from __future__ import annotations
+
+import functools
+import os
+
+import pytest
+import torch
+from support import tiny_models
+from support.decoder_families import FAMILIES
+from support.gguf_conversion import convert_folder
+from support.run_model import load_test_runner, serve_requests
+from support.tiny_models import models_home
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from parley.gguf.folder import unpack_gguf
+from parley.gguf.header import GgufError, read_model
+from parley.gguf.model_config import model_config
+from parley.model.checkpoint.gguf_tensors import read_gguf_entries
+from parley.types import EngineRequest, Sampling
+
+IS_NIGHT = bool(os.environ.get("PARLEY_NIGHTLY"))
+PROMPT = list(range(5, 45))
+LLAMA = {"sliding_window": None}
+# The architecture, the family and the fields of the folder, and how it is converted
+OTHER_NAMES = {
+    "internlm2": ("llama", LLAMA, {"turns_heads": True}),
+    "exaone": ("llama", LLAMA, {}),
+    "pangu-embedded": ("llama", LLAMA | {"attention_bias": True}, {}),
+    "minicpm": (
+        "granite",
+        {"embedding_multiplier": 12.0, "residual_multiplier": 0.5, "attention_multiplier": 0.25, "logits_scaling": 2.0},
+        {},
+    ),
+    "orion": ("stablelm", {"partial_rotary_factor": 1.0, "use_qkv_bias": False, "head_dim": 16}, {}),
+    "chatglm": ("glm", {"head_dim": 16, "attention_bias": True}, {"packs_heads": True}),
+    "codeshell": ("starcoder2", {"sliding_window": None}, {"packs_heads": True}),
+    "bailingmoe2": ("glm4_moe", {"attention_bias": False, "use_qk_norm": True}, {"packs_heads": True}),
+}
+OTHER_NAMES |= dict.fromkeys(("xverse", "baichuan"), OTHER_NAMES["internlm2"])
+OWN_TYPES = {
+    "afmoe": {},
+    "apertus": {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}},
+    "exaone_moe": {"n_group": 1, "topk_group": 1},
+    "jais2": {},
+    "minicpm3": {"scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 256},
+    "phimoe": {"router_jitter_noise": 0.01},
+}
+TRIED = [*OTHER_NAMES, *OWN_TYPES] if IS_NIGHT else ["internlm2", "bailingmoe2", "afmoe", "apertus", "minicpm3"]
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def write_family(folder, name, fields):
+    """Write a random model of a family in float32."""
+    model_type, usual = FAMILIES.get(name, (name, {}))
+    config = AutoConfig.for_model(model_type, **(tiny_models.BASE_CONFIG | usual | fields))
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    tiny_models.write_random_model(folder, model, seed=0, dtype="float32")
+    tiny_models.write_tokenizer(folder)
+    return folder
+
+
+@functools.cache
+def family_paths(name):
+    """Return a family's folder and the file of an architecture, written once."""
+    home = models_home() / f"{name}-family-gguf"
+    family, fields, options = OTHER_NAMES.get(name) or (name, OWN_TYPES[name], {})
+    home.mkdir()
+    source = write_family(home / "source", family, fields)
+    arch = name if name in OTHER_NAMES else None
+    return source, convert_folder(home / "x.gguf", source, arch=arch, splits_latents=False, **options)
+
+
+def read_header(name):
+    """Return the header of an architecture's file."""
+    return read_model(family_paths(name)[1])
+
+
+def answers(folder):
+    """Return the tokens and scores of a greedy answer in float32."""
+    runner, info = load_test_runner(folder, dtype="float32")
+    assert info.fused
+    request = EngineRequest("0", PROMPT, 12, Sampling(temperature=0.0), logprobs=0)
+    served, _ = serve_requests(runner, [request], step=64)
+    return served["0", 0]
+
+
+@pytest.mark.parametrize("name", TRIED)
+def test_answers_are_those_of_the_folder(name):
+    folder, file = family_paths(name)
+    assert answers(unpack_gguf(file)) == answers(folder)
+
+
+def test_baichuan_whose_scores_fall_with_the_distance_is_refused():
+    model = read_header("baichuan")
+    model.metadata["baichuan.block_count"] = 40
+    with pytest.raises(GgufError, match=r"^x\.gguf is a Baichuan without a rotary embedding, which is not read from"):
+        model_config(model)
+
+
+def test_factors_that_the_first_files_of_minicpm_lack_are_those_of_the_published_models():
+    model = read_header("minicpm")
+    for key in ("embedding_scale", "residual_scale", "logit_scale", "attention.scale"):
+        del model.metadata[f"minicpm.{key}"]
+    config = model_config(model)
+    assert (config["embedding_multiplier"], config["logits_scaling"]) == (12.0, 0.25)
+    assert config["residual_multiplier"] == pytest.approx(1.4 / 2**0.5)
+
+
+@pytest.mark.parametrize("value", [0.5, [0.5], [0.5, float("nan")], ["a", "b"], None])
+def test_factors_of_activations_that_are_not_one_for_each_layer_are_refused(value):
+    model = read_header("apertus")
+    model.metadata["xielu.beta"] = value
+    with pytest.raises(GgufError, match=r"^x\.gguf gives xielu\.beta as .*; it is a number for each of 2 layers$"):
+        read_gguf_entries(model)
+
+
+def test_packed_heads_that_do_not_fit_are_refused():
+    model = read_header("codeshell")
+    model.metadata["codeshell.attention.head_count_kv"] = 1
+    with pytest.raises(GgufError, match=r"^a tensor blk\.0\.attn_qkv\.\w+ has 128 rows, but the heads have 96$"):
+        read_gguf_entries(model)
+
+
+def test_latents_of_minicpm_that_do_not_fit_are_refused():
+    model = read_header("minicpm3")
+    model.metadata["minicpm3.rope.dimension_count"] = 1 << 20
+    with pytest.raises(GgufError, match=r"^x\.gguf makes \d+ numbers of latents, with keys of \d+, of which 1048576"):
+        model_config(model)
+
+
+def test_window_of_0_is_none():
+    """As in files of Phi-4."""
+    model = read_header("exaone")
+    phi = {key.replace("exaone.", "phi3."): value for key, value in model.metadata.items()}
+    model.metadata.update(phi | {"general.architecture": "phi3", "phi3.attention.sliding_window": 0})
+    assert "sliding_window" not in model_config(model)
