@@ -29,7 +29,7 @@ test-nightly` tests all of them.
 | quantized files, GGUF | yes | no |
 | `--quantization int8`, `int4` | yes | no |
 | tools, reasoning, `response_format` | by the chat template: [families](families.md) | the same |
-| LoRA adapters | yes, but not of experts, nor of `kv_b_proj` | yes, but not of experts |
+| LoRA adapters | yes, but not of experts, indexers, nor of `kv_b_proj` | yes, but not of experts |
 | separate prefill and decode | yes | yes |
 | drafts, prefix cache, embeddings, log-probabilities | yes | yes |
 
@@ -42,6 +42,13 @@ running sequences, and further states for the prefix cache, for drafts and for h
 (`--state-cache`). If all of them would take more than half of the KV cache's share, fewer sequences run at once than
 `--max-batch` allows. A prefix is found up to the last page end whose state is cached. As an instance with a role, such
 a model runs on the CPU only, without `--kv-staging`.
+
+Models whose indexers choose the tokens that attention reads (`deepseek_v32`, `glm_moe_dsa`) keep one more key for each
+token and indexer, and pages have room for it. While a context has no more than `index_topk` tokens, attention reads all
+of them with the usual kernels. Beyond that, torch's operators score and choose tokens, and the kernels read only these.
+Roundings can change which tokens are chosen, so in long contexts bfloat16 differs more from float32 than in other
+models, as in Transformers. `--quantization` applies to the linear layers of indexers, but not to the weights of their
+heads; `--kv-dtype int8` does not apply to their keys. Layers that predict further tokens are left out.
 
 ## On parley's own decoder
 

@@ -33,6 +33,17 @@ class StateWeights:
 
 
 @dataclass(frozen=True)
+class IndexerWeights:
+    """The weights of an indexer; ``IndexerShape`` defines them. ``queries`` reads the normed latent of queries, ``key``
+    and ``head_weights`` the layer's input."""
+
+    queries: PackedWeight
+    key: PackedWeight
+    key_norm: Norm
+    head_weights: PackedWeight
+
+
+@dataclass(frozen=True)
 class AltUpWeights:
     """The weights of a layer with alternating updates of N streams, besides its LAuReL; ``AltUpShape`` defines them.
 
@@ -90,6 +101,7 @@ class DecoderLayer:
     query_up: PackedWeight | None = None
     key_up: PackedWeight | None = None
     value_up: PackedWeight | None = None
+    indexer: IndexerWeights | None = None
     mixture: Mixture | None = None
     state: StateWeights | None = None
     state_gates: PackedWeight | None = None

@@ -73,6 +73,26 @@ class LatentShape:
 
 
 @dataclass(frozen=True)
+class IndexerShape:
+    """How an indexer chooses the ``chosen`` tokens that a token attends to, itself included (arXiv 2512.02556, section
+    2.1, the "lightning indexer" of DeepSeek Sparse Attention). A token that sees no more of them attends to all.
+
+    Each token has one key of ``dim`` numbers, a centered norm of a linear function of the layer's input. A query has
+    ``heads`` vectors of this size, a linear function of the normed latent of queries, and a weight for each head, a
+    linear function of the layer's input. The score of a token is the sum of weight * max(0, query * key) over heads;
+    the highest scores are chosen, and of equal ones those of earlier tokens. Positive factors of all scores are left
+    out. The first ``rotary_dim`` numbers of queries and keys turn by the angles of attention, in pairs of adjacent
+    numbers if ``is_interleaved``.
+    """
+
+    heads: int
+    dim: int
+    chosen: int
+    rotary_dim: int
+    is_interleaved: bool
+
+
+@dataclass(frozen=True)
 class AltUpShape:
     """The residual streams of a model with alternating updates (AltUp, arXiv 2301.13310), in the form of Gemma 3n.
 
@@ -158,6 +178,9 @@ class LayerShape:
     value_scale: float = 1.0  # multiplies values
     has_normed_values: bool = False  # each head's value gets an RMS norm without weights
     has_keys_as_values: bool = False  # values are the keys as they are before their norm
+    # An indexer of its own chooses the tokens that the layer attends to. In models with indexers, other layers attend
+    # to those that the last layer before them chose.
+    has_indexer: bool = False
     sees_later_media: bool = True  # tokens of pictures that may see later ones of the same picture do so here
 
     # The MLP

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 class LayerKV:
     """The KV cache of one layer per token: ``heads`` keys of ``dim`` numbers and values of ``value_dim``.
 
-    ``has_latents``: a value is the first ``value_dim`` numbers of its key, and is not stored again.
+    ``has_latents``: a value is the first ``value_dim`` numbers of its key, and is not stored again. A ``value_dim`` of
+    0 means the keys of an indexer (``IndexerShape``), which no attention reads.
     """
 
     heads: int

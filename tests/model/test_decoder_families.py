@@ -68,6 +68,7 @@ KERNEL_FAMILIES = [
     "phi",
     "gpt_oss",
     "deepseek_v3",
+    "glm_moe_dsa",
     "phimoe",
     "qwen3_next",
     "lfm2",

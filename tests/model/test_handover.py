@@ -166,6 +166,7 @@ async def wait_until_free(engine: Engine) -> None:
         ("llama", "auto", True, (None, None)),
         ("bitnet", "auto", False, (None, None)),
         ("deepseek_v2_lite", "auto", False, (None, None)),
+        ("deepseek_v32", "auto", False, (None, None)),
         ("gemma4 with inputs of layers", "auto", False, (None, None)),
         ("gemma3n", "auto", False, (None, None)),
         ("lfm2", "auto", False, (None, None)),

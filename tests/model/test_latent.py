@@ -38,7 +38,7 @@ def write_fp8_models(source: Path, folder: Path) -> tuple[Path, Path]:
     stored, plain = {}, {}
     for name, tensor in load_file(source / "model.safetensors").items():
         stored[name], plain[name] = tensor, tensor.float()
-        if "proj" not in name:
+        if ("proj" not in name and ".indexer.w" not in name) or "weights_proj" in name:
             continue
         shape = [-(-size // 128) for size in tensor.shape]
         scales = torch.rand(shape, generator=torch.Generator().manual_seed(len(name))) / 100 + 1e-3
@@ -56,12 +56,16 @@ def write_fp8_models(source: Path, folder: Path) -> tuple[Path, Path]:
     return folder / "fp8", folder / "plain"
 
 
-def test_a_checkpoint_as_deepseek_publishes_it_computes_as_its_dequantized_weights(tmp_path):
-    fp8, plain = write_fp8_models(tiny_models.model_folder("deepseek_v3", kv_lora_rank=136), tmp_path)
+@pytest.mark.parametrize(
+    ("architecture", "rows"),
+    [("deepseek_v3", 200), ("deepseek_v32", 32)],  # roundings to bfloat16 change what indexers choose for later rows
+)
+def test_a_checkpoint_as_deepseek_publishes_it_computes_as_its_dequantized_weights(architecture, rows, tmp_path):
+    fp8, plain = write_fp8_models(tiny_models.model_folder(architecture, kv_lora_rank=136), tmp_path)
     assert check_model(Settings(model=str(fp8))).load_caveat == ""
     exact = long_logprobs(plain, "float32")
     assert (long_logprobs(fp8, "float32") - exact).norm() < 1e-5 * exact.norm()
-    assert 0 < (long_logprobs(fp8, "bfloat16") - exact).abs().mean() < 0.1
+    assert 0 < (long_logprobs(fp8, "bfloat16") - exact)[:rows].abs().mean() < 0.1
 
 
 def test_kimi_k2_loads_as_deepseek_v3(tmp_path):
@@ -117,6 +121,34 @@ def test_pages_hold_one_latent_for_each_token(kv_dtype, size):
     assert info.kv_blocks == (1 << 20) // page_bytes
 
 
+@pytest.mark.parametrize(("kv_dtype", "latent"), [("auto", 2 * (32 + 16)), ("int8", 32 + 16 + 4)])
+def test_pages_hold_the_keys_of_indexers_in_the_dtype_of_the_model(kv_dtype, latent):
+    _, info = load_test_runner(
+        tiny_models.model_folder("glm_moe_dsa"), dtype="bfloat16", kv_dtype=kv_dtype, kv_memory=1 << 20
+    )
+    page_bytes = BLOCK_SIZE * (3 * latent + 2 * 2 * 32)  # two of three layers have indexers
+    assert info.fused and info.kv_bytes == info.kv_blocks * page_bytes
+    assert info.kv_blocks == (1 << 20) // page_bytes
+
+
+@pytest.mark.parametrize(
+    ("fields", "own"),
+    [
+        ({}, [1, 1, 1, 1, 1, 1, 1]),
+        ({"index_topk_freq": 2}, [1, 1, 0, 1, 0, 1, 0]),
+        ({"index_topk_freq": 3, "index_skip_topk_offset": 3}, [1, 1, 1, 0, 0, 1, 0]),
+        ({"index_topk_pattern": "FSSFSSF", "index_topk_freq": 2}, [1, 0, 0, 1, 0, 0, 1]),
+    ],
+)
+def test_layers_of_glm_have_the_indexers_that_transformers_gives_them(fields, own):
+    fields = tiny_models.LATENT_DECODERS["glm_moe_dsa"][1] | {"indexer_types": None, "num_hidden_layers": 7} | fields
+    types = AutoConfig.for_model("glm_moe_dsa", **fields).indexer_types
+    config = read_decoder_config({"model_type": "glm_moe_dsa", **fields})
+    assert (
+        [shape.has_indexer for shape in config.layers] == [kind == "full" for kind in types] == [bool(n) for n in own]
+    )
+
+
 def test_adapter_of_the_absorbed_layer_is_refused_by_name(tmp_path):
     folder = tiny_models.model_folder("minicpm3")
     adapter = write_adapter(tmp_path / "adapter", folder, 1, r=2, target_modules=["kv_b_proj"])
@@ -136,6 +168,12 @@ def test_adapter_of_the_absorbed_layer_is_refused_by_name(tmp_path):
         ("glm4_moe_lite", {"partial_rotary_factor": 0.5}, "rotates 8 of 16 dimensions"),
         ("glm4_moe_lite", {"mlp_layer_types": ["sparse"]}, "mlp_layer_types do not say"),
         ("minicpm3", {"num_hidden_layers": "many"}, "num_hidden_layers as 'many'"),
+        ("deepseek_v32", {"q_lora_rank": None}, "indexers have no latents of queries"),
+        ("deepseek_v32", {"index_head_dim": 8}, "8 numbers in a key, of which 16 turn"),
+        ("deepseek_v32", {"index_topk": 0}, "index_topk as 0"),
+        ("glm_moe_dsa", {"indexer_types": ["shared", "full", "full"]}, "or the first has none"),
+        ("glm_moe_dsa", {"indexer_types": ["full", "own", "full"]}, "indexer_types as "),
+        ("glm_moe_dsa", {"indexer_types": None, "index_topk_pattern": "FS"}, "has an indexer, or"),
     ],
 )
 def test_configs_that_do_not_fit_have_no_fused_decoder(architecture, change, reason):

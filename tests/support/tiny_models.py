@@ -181,6 +181,22 @@ LATENT_DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
         | {"first_k_dense_replace": 1, "num_mtp_layers": 0}
         | {"rope_parameters": YARN | {"mscale": 1.0, "mscale_all_dim": 0.8}},
     ),
+    # Contexts of tests are longer than the number of tokens that indexers choose.
+    "deepseek_v32": (
+        "deepseek_v32",
+        LATENTS
+        | {"moe_intermediate_size": 48, "n_routed_experts": 16, "num_experts_per_tok": 3, "n_group": 4, "topk_group": 2}
+        | {"first_k_dense_replace": 1, "index_topk": 32, "index_head_dim": 24, "index_n_heads": 8}
+        | {"rope_parameters": YARN | {"mscale": 1.0, "mscale_all_dim": 0.8}},
+    ),
+    # Its middle layer attends to the tokens that the first one chose, which fill no whole pages.
+    "glm_moe_dsa": (
+        "glm_moe_dsa",
+        LATENTS
+        | {"moe_intermediate_size": 48, "n_routed_experts": 16, "num_experts_per_tok": 3, "num_hidden_layers": 3}
+        | {"first_k_dense_replace": 1, "index_topk": 40, "index_head_dim": 32, "index_n_heads": 8}
+        | {"indexer_types": ["full", "shared", "full"]},
+    ),
     "glm4_moe_lite": (
         "glm4_moe_lite",
         LATENTS | {"moe_intermediate_size": 48, "n_routed_experts": 6, "num_experts_per_tok": 2},

@@ -30,6 +30,7 @@ from parley.model.checkpoint.weights import (
     UnlikeWeights,
 )
 from parley.model.load.altup_weights import LayerAltUpWeights
+from parley.model.load.indexer_weights import LayerIndexerWeights
 from parley.model.load.media_vocabularies import media_vocabulary_tensors, read_media_rows
 from parley.model.load.mixture_weights import MixtureWeights
 from parley.model.load.packed_cache import PackedWeightCache
@@ -45,12 +46,13 @@ from parley.model.networks.decoder import (
     make_rope_table,
 )
 from parley.model.networks.network import LinearSite
-from parley.native.layer import AltUpWeights, DecoderLayer, StateWeights
+from parley.native.layer import AltUpWeights, DecoderLayer, IndexerWeights, StateWeights
 from parley.native.torch_forms.torch_kernels import TorchPacked
 
 PACKED_STRUCTURES = (
     DecoderLayer
     | StateWeights
+    | IndexerWeights
     | native.Mixture
     | native.Experts
     | native.Norm
@@ -192,6 +194,7 @@ class DecoderWeights:
         self.mixtures = MixtureWeights(self)
         self.states = LayerStateWeights(self)
         self.altup = LayerAltUpWeights(self)
+        self.indexers = LayerIndexerWeights(self)
         self.head = LinearSpec(config.tensors.head, config.vocab, config.hidden, "head" in config.biases)
 
     def linear_parts(self, layer: int) -> dict[str, list[LinearSpec]]:
@@ -369,6 +372,7 @@ class DecoderWeights:
         if self.config.tensors.activation_factors:
             module = self.layer_name(layer, self.config.tensors.activation_factors)
             names += [f"{module}.{name}" for name in XIELU_TENSORS]
+        names += self.indexers.layer_tensors(layer)
         return names + self.mixtures.layer_tensors(layer) + self.altup.layer_tensors(layer)
 
     def is_zero_bias(self, name: str) -> bool:
@@ -398,7 +402,7 @@ class DecoderWeights:
             linears = chain.from_iterable(self.linear_parts(layer).values())
             total += sum(linear.out_features * (linear.in_features + linear.bias) for linear in linears)
             total += self.mixtures.layer_parameters(layer) + config.heads * bool(self._sinks_name(layer))
-            total += self.altup.layer_parameters(layer)
+            total += self.altup.layer_parameters(layer) + self.indexers.layer_parameters(layer)
             total += 2 * bool(config.tensors.activation_factors)  # the third is no parameter
             total += sum(map(math.prod, self.states.layer_tensors(layer).values()))
         return total
@@ -438,6 +442,7 @@ class DecoderWeights:
             self.mixtures.check_shapes(layer)
             self.states.check_shapes(layer)
             self.altup.check_shapes(layer)
+            self.indexers.check_shapes(layer)
             self.read_sinks(layer)
             self.read_output_scale(layer)
             self.read_activation_factors(layer)
@@ -615,6 +620,7 @@ class DecoderWeights:
         }
         members |= {"sinks": self.read_sinks(index), "mixture": self.mixtures.pack_layer(index)}
         members |= {"state": self.states.read_layer(index), "altup": self.altup.pack_layer(index)}
+        members["indexer"] = self.indexers.pack_layer(index)
         if slopes := self.config.layers[index].slopes:
             members["slopes"] = torch.tensor(slopes, dtype=torch.float32, device=self.device)
         layer = DecoderLayer(**members)

@@ -27,7 +27,7 @@ from safetensors.torch import save_file
 
 from parley import native
 from parley.native import library, memory
-from parley.native.layer import AltUpWeights, DecoderLayer, StateWeights
+from parley.native.layer import AltUpWeights, DecoderLayer, IndexerWeights, StateWeights
 from parley.version import __version__
 
 log = logging.getLogger("parley.engine")
@@ -39,6 +39,7 @@ PACKED_KINDS = {
     for kind in (
         DecoderLayer,
         StateWeights,
+        IndexerWeights,
         AltUpWeights,
         native.Norm,
         native.Mixture,

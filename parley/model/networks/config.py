@@ -36,7 +36,7 @@ from parley.model.networks.rope import (
 )
 from parley.model.networks.sinusoids import Sinusoids
 from parley.model.networks.state_layers import StateNames
-from parley.native.layer_shape import AltUpShape, HeadSizes, LatentShape, LayerShape
+from parley.native.layer_shape import AltUpShape, HeadSizes, IndexerShape, LatentShape, LayerShape
 from parley.native.layout import LayerKV
 
 __all__ = ["FUSABLE_TYPES", "DecoderConfig", "RopeConfig", "Unfusable", "read_decoder_config"]
@@ -99,6 +99,7 @@ class DecoderConfig:
     sinusoids: Sinusoids | None = None  # how position embeddings are computed that the checkpoint does not store
     query_scaling: QueryScaling | None = None  # the factor of queries, for layers that scale them
     latent: LatentShape | None = None  # the sizes of multi-head latent attention, for models that have it
+    indexer: IndexerShape | None = None  # chooses the tokens that layers attend to, in models that have it
     state_layouts: tuple[StateNames, ...] = ()  # the names of tensors in layers that keep a state: one of them
     inputs_vocab: int = 0  # tokens that have inputs of layers; any others have those of token 0
     inputs_width: int = 0  # numbers of a token's input of one layer
@@ -137,8 +138,12 @@ class DecoderConfig:
 
     @property
     def stored_layers(self) -> list[LayerKV]:
-        """The KV cache of each layer that has one."""
-        return [self.layer_kv(i) for i, shape in enumerate(self.layers) if shape.stores_kv]
+        """The KV cache of each layer that has one, and after these the keys of each indexer."""
+        stored = [self.layer_kv(i) for i, shape in enumerate(self.layers) if shape.stores_kv]
+        if self.indexer is not None:
+            keys = LayerKV(1, self.indexer.dim, 0, has_latents=True)
+            stored += [keys for shape in self.layers if shape.has_indexer]
+        return stored
 
     @property
     def layer_count(self) -> int:
@@ -224,6 +229,7 @@ def _read_fusable_config(config: dict[str, Any]) -> DecoderConfig:
         logit_scale=_read_factor(fields, "logit_scale") / _read_factor(fields, "logits_scaling"),
         logit_softcap=_read_optional(fields, "final_logit_softcapping"),
         latent=latent,
+        indexer=None if family.indexer is None else family.indexer.read_shape(fields, latent),
         state_layouts=() if family.state is None else (family.state.names, *family.state.others),
         **_read_mixture(family, fields),
         **_read_layer_inputs(family, fields, layer_count),
@@ -401,6 +407,8 @@ def _read_layers(
     factors: dict[str, Any] = {} if family.layer_factors is None else family.layer_factors(fields)
     score_scale *= factors.pop("score_scale", 1.0)
     slopes = () if family.slopes is None else family.slopes(fields)
+    count = len(layer_types)
+    indexed = [False] * count if family.indexer is None else family.indexer.read_layers(fields, count)
     layers = tuple(
         LayerShape(
             score_scale=score_scale,
@@ -419,6 +427,7 @@ def _read_layers(
             routing=routing if mixture is not None and mixture.has_mixture(fields, i) else None,
             has_output_gate=family.has_output_gate and layer_type != state_type,
             has_head_gates=family.has_head_gates,
+            has_indexer=indexed[i],
             state=state if family.is_hybrid or layer_type == state_type else None,
             is_hybrid=family.is_hybrid,
             has_mixer=layer_type not in (MLP, MIXTURE),

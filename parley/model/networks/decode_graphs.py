@@ -71,6 +71,8 @@ def can_record(network: DecoderNetwork, pages: PagedKV) -> TypeGuard[FusedDecode
     """Whether a decode step of this network starts only kernels that read its batch from the device."""
     if not isinstance(network, FusedDecoder) or network.stack is not None or network.state_sizes:
         return False
+    if network.config.indexer is not None:  # the lengths of contexts decide on the host which rows choose tokens
+        return False
     plain_layers = all(
         shape.chunk is None
         and not shape.slopes

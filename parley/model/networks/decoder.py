@@ -17,9 +17,10 @@ import torch.nn.functional as F
 from parley import native
 from parley.heartbeat import beat
 from parley.model.networks.config import DecoderConfig
+from parley.model.networks.indexed_attention import IndexedStep
 from parley.model.networks.network import KVPages, LinearSite, PackedBatch
 from parley.model.networks.state_arena import BatchStates, temporary_states
-from parley.native.layer import DecoderLayer
+from parley.native.layer import DecoderLayer, IndexerWeights
 from parley.native.state_shape import GatedDeltaShape, KimiDeltaShape, Mamba1Shape, Mamba2Shape
 
 # The linear layers within a layer, by number of their adapter site, as in ``layers.cpp``. A layer has only one of those
@@ -70,6 +71,13 @@ def _table_pairs(config: DecoderConfig) -> int:
 def _frequency_sets(config: DecoderConfig, max_len: int) -> int:
     """Return how many sets of rotary frequencies contexts of ``max_len`` tokens need: 2 if some use long factors."""
     return 1 + (max_len > config.rope.long_rope_after)
+
+
+def spread_angles(cos: torch.Tensor, sin: torch.Tensor, *, is_interleaved: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the cosines and sines that ``rope_write`` takes [..., rotary], of those of each pair [..., rotary / 2]."""
+    if is_interleaved:
+        return cos.repeat_interleave(2, -1), torch.stack((-sin, sin), -1).flatten(-2)
+    return torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
 
 
 def position_table_bytes(config: DecoderConfig, max_len: int) -> int:
@@ -145,10 +153,14 @@ class FusedDecoder:
         self.vocab_size = config.vocab
         self.layers = config.stored_layers
         self.state_sizes = config.state_sizes
-        # The number of each layer among those with pages, and among those with a state.
+        # The number of each layer's pages, of the pages of its index keys, and of the layer among those with a state.
         self._store_numbers = [
             sum(other.stores_kv for other in config.layers[: i if shape.kv_layer is None else shape.kv_layer])
             for i, shape in enumerate(config.layers)
+        ]
+        self._index_numbers = [
+            sum(other.stores_kv for other in config.layers) + sum(other.has_indexer for other in config.layers[:i])
+            for i in range(len(config.layers))
         ]
         self._state_numbers = [
             sum(other.state is not None for other in config.layers[:i]) for i in range(len(layer_weights))
@@ -206,6 +218,8 @@ class FusedDecoder:
 
     def _build_stack(self) -> native.Stack | None:
         """Build the single call for all layers, or return None if the kernels have none for them."""
+        if self.config.indexer is not None:  # they have none that stores index keys
+            return None
         hidden = self.config.hidden
         table = (
             self._embedding if isinstance(self._embedding, torch.Tensor) else torch.empty(0, hidden, dtype=self.dtype)
@@ -301,11 +315,16 @@ class FusedDecoder:
             cos, sin = self._rope_angles(batch, rope)[:, None, :, :pairs].unbind(2)
             if still > pairs:  # others turn by an angle of 0
                 cos, sin = F.pad(cos, (0, still - pairs), value=1.0), F.pad(sin, (0, still - pairs))
-            if self.config.rope.is_interleaved:
-                rotations[rope] = cos.repeat_interleave(2, -1), torch.stack((-sin, sin), -1).flatten(-2)
-            else:
-                rotations[rope] = torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
+            rotations[rope] = spread_angles(cos, sin, is_interleaved=self.config.rope.is_interleaved)
         return rotations
+
+    def _index_batch(self, batch: PackedBatch) -> IndexedStep | None:
+        """Return what computes the indexers of a batch, None for models without them."""
+        shape = self.config.indexer
+        if shape is None:
+            return None
+        cos, sin = self._rope_angles(batch)[:, None, :, : shape.rotary_dim // 2].unbind(2)
+        return IndexedStep(shape, batch, *spread_angles(cos, sin, is_interleaved=shape.is_interleaved))
 
     def _apply_linear(
         self, x: torch.Tensor | native.QuantizedRows, batch: PackedBatch, layer: int, name: str
@@ -334,6 +353,7 @@ class FusedDecoder:
         x = native.norm_rows(residual, norm, consumer=reader)
         layers = zip(self.layer_weights, config.layers, norms_with_readers[1:], strict=True)
         query_scales, inputs = self._position_scales(batch), self._compute_inputs(batch, residual)
+        indexed = self._index_batch(batch)
         states = batch.states or temporary_states(self.state_sizes, batch.spans)
         for i, (block, shape, (norm, reader)) in enumerate(layers):
             beat()
@@ -343,7 +363,7 @@ class FusedDecoder:
                 added = self._apply_linear(self._run_state_layer(i, x, batch, states), batch, i, "state_output")
                 residual = native.add_norm(added, residual, None, scale=shape.state_scale)[1]
             if shape.has_attention:
-                attended = self._attend_layer(i, x, batch, pages, *rotations[shape.rope], query_scales)
+                attended = self._attend_layer(i, x, batch, pages, *rotations[shape.rope], query_scales, indexed)
             elif shape.has_mixer:
                 attended = self._run_state_layer(i, x, batch, states)
             if shape.has_mixer:
@@ -377,6 +397,7 @@ class FusedDecoder:
         shape, block = self.config.layers[layer], self.layer_weights[layer]
         norm, reader = (block.attention_norm, block.qkv) if shape.has_mixer else (block.mlp_norm, block.gate_up)
         has_several = shape.is_hybrid or shape.has_normed_residual or not (shape.has_mixer or block.mixture is None)
+        has_several = has_several or shape.has_indexer
         return norm, None if has_adapters or has_several else reader
 
     def _attend_layer(
@@ -388,6 +409,7 @@ class FusedDecoder:
         cos: torch.Tensor,
         sin: torch.Tensor,
         query_scales: torch.Tensor | None,
+        indexed: IndexedStep | None = None,
     ) -> torch.Tensor:
         """Return the attention of one layer before its output layer, [T, heads * head_dim]; write keys and values."""
         config, shape, block = self.config, self.config.layers[layer], self.layer_weights[layer]
@@ -401,7 +423,9 @@ class FusedDecoder:
             rows = self._widen_values(rows, layer, shape.value_dim)
         query_scales = query_scales if shape.has_scaled_queries else None
         if config.latent is not None:
-            queries = self._write_latents(layer, rows, config.latent, batch, pages, cos, sin)
+            queries, latents = self._write_latents(layer, rows, config.latent, batch, pages, cos, sin)
+            if indexed is not None and block.indexer is not None:
+                self._run_indexer(layer, x, latents, block.indexer, indexed, pages)
             if query_scales is not None:
                 queries *= query_scales[:, None, None]
         else:
@@ -430,7 +454,10 @@ class FusedDecoder:
             sinks=block.sinks,
             slopes=block.slopes,
             sees_later=shape.sees_later_media,
+            most_seen=None if config.indexer is None else config.indexer.chosen,
         )
+        if indexed is not None and indexed.has_choice:
+            indexed.attend(queries, attended, pages.layer_pool(store), scale=shape.score_scale)
         if block.value_up is not None:
             attended = native.linear_heads(attended, block.value_up)
         if shape.value_dim is not None:
@@ -510,21 +537,38 @@ class FusedDecoder:
         pages: KVPages,
         cos: torch.Tensor,
         sin: torch.Tensor,
-    ) -> torch.Tensor:
+    ) -> tuple[torch.Tensor, torch.Tensor | native.QuantizedRows]:
         """Write the latents of one layer to the pages. Return the queries that latents are multiplied by, [T, heads,
-        stored_dim]. ``rows``: the outputs of qkv."""
+        stored_dim], and the normed latents of queries. ``rows``: the outputs of qkv."""
         block, is_interleaved = self.layer_weights[layer], self.config.rope.is_interleaved
         assert block.latent_norm is not None and block.key_up is not None
         queries, latents = rows.split([rows.shape[1] - sizes.stored_dim, sizes.stored_dim], -1)
         store = self._store_numbers[layer]
         places = pages.layer_pool(store), pages.token_places(store, batch)
         native.write_latents(latents, block.latent_norm, cos, sin, *places, is_interleaved=is_interleaved)
+        normed = queries
         if block.query_up is not None:
-            reader = None if batch.adapted is not None else block.query_up
+            reader = None if batch.adapted is not None or block.indexer is not None else block.query_up
             normed = native.norm_rows(queries.contiguous(), block.query_latent_norm, consumer=reader)
             queries = self._apply_linear(normed, batch, layer, "query_up")
         queries = queries.view(-1, self.config.heads, sizes.head_dim)
-        return native.absorb_queries(queries, block.key_up, cos, sin, is_interleaved=is_interleaved)
+        return native.absorb_queries(queries, block.key_up, cos, sin, is_interleaved=is_interleaved), normed
+
+    def _run_indexer(
+        self,
+        layer: int,
+        x: torch.Tensor | native.QuantizedRows,
+        latents: torch.Tensor | native.QuantizedRows,
+        weights: IndexerWeights,
+        indexed: IndexedStep,
+        pages: KVPages,
+    ) -> None:
+        """Store the index keys of a layer with input x; choose tokens by the normed latents of queries if needed."""
+        assert isinstance(x, torch.Tensor) and isinstance(latents, torch.Tensor), "indexers read rows as they are"
+        store = self._index_numbers[layer]
+        indexed.write_keys(x, weights, pages, store)
+        if indexed.has_choice:
+            indexed.choose_tokens(x, latents, weights, pages, store)
 
     def _finish_attention(
         self, layer: int, x: torch.Tensor, residual: torch.Tensor, batch: PackedBatch

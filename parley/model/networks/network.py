@@ -137,6 +137,7 @@ class KVPages(Protocol):
         sinks: torch.Tensor | None = None,
         slopes: torch.Tensor | None = None,
         sees_later: bool = True,
+        most_seen: int | None = None,
     ) -> torch.Tensor:
         """Compute attention of queries [T, heads, dim] over the pages: [T, heads, value_dim], same dtype. A token sees
         itself, earlier tokens, and, if ``sees_later``, later ones up to ``batch.visible_ends``.
@@ -144,7 +145,8 @@ class KVPages(Protocol):
         ``window`` w: of the earlier tokens, it sees the last w - 1. ``chunk`` c: it sees none before the last multiple
         of c that is not beyond its position. ``slopes`` [heads] are added to scores, times the negative distance of a
         key. ``softcap`` c: scores become c * tanh(score / c).
-        ``sinks`` [heads]: one extra logit per head that takes probability but contributes no value.
+        ``sinks`` [heads]: one extra logit per head that takes probability but contributes no value. ``most_seen``: rows
+        that see more tokens get any result.
         """
 
 

@@ -16,7 +16,7 @@ from parley import native
 from parley.model.networks.network import PackedBatch
 from parley.native import memory
 from parley.native.device_copy import copy_to_device
-from parley.native.layout import LayerKV
+from parley.native.layout import LayerKV, Span
 from parley.types import LayerRegion
 
 FORMAT_ALIGNMENT = 4096  # bytes; pages of each format begin at a multiple of this
@@ -78,7 +78,7 @@ class PagedKV:
             pools.update((i, native.PagePool(pages, kv_format)) for i, pages in zip(numbers, layer_pages, strict=True))
         self._pools = [pools[i] for i in range(len(layers))]
         self._batch: PackedBatch | None = None
-        self._plans: dict[tuple[int, native.PageFormat, int | None, int | None, bool, bool], native.AttentionPlan] = {}
+        self._plans: dict[tuple[object, ...], native.AttentionPlan] = {}
         self._places: dict[native.PageFormat, torch.Tensor] = {}
         self.clear_pages([blocks])
 
@@ -144,16 +144,18 @@ class PagedKV:
         sinks: torch.Tensor | None = None,
         slopes: torch.Tensor | None = None,
         sees_later: bool = True,
+        most_seen: int | None = None,
     ) -> torch.Tensor:
         """Compute attention of queries [T, heads, dim]: [T, heads, value_dim] (see ``network.KVPages``)."""
         self._enter_batch(batch)
         pool = self._pools[layer]
-        key = (queries.shape[1], pool.page_format, window, chunk, slopes is None, sees_later)
+        key = (queries.shape[1], pool.page_format, window, chunk, slopes is None, sees_later, most_seen)
         if key not in self._plans:
             ends = batch.limit_ends(window) if sees_later else None
-            has_own_ends = ends is not batch.visible_ends
+            spans = batch.spans if most_seen is None else limit_spans(batch.spans, most_seen)
+            has_own_ends = ends is not batch.visible_ends or spans is not batch.spans
             plan = self._plans[key] = native.plan_attention(
-                batch.spans,
+                spans,
                 heads=queries.shape[1],
                 page_format=pool.page_format,
                 window=window,
@@ -163,7 +165,7 @@ class PagedKV:
                 device=self.device,
                 dtype=queries.dtype,
                 has_slopes=slopes is not None,
-                is_window_ahead=has_own_ends and sees_later,
+                is_window_ahead=ends is not batch.visible_ends and sees_later,
                 tables=None if has_own_ends else batch.tables,
             )
             if isinstance(plan, native.TablePlan) and not has_own_ends:
@@ -175,6 +177,21 @@ class PagedKV:
         """Drop the plans of the previous batch. A batch object belongs to one step and is never changed."""
         if batch is not self._batch:
             self._batch, self._plans, self._places = batch, {}, {}
+
+
+def limit_spans(spans: list[Span], most_seen: int) -> list[Span]:
+    """Return spans of the same rows for attention of those that see at most so many tokens. Any others get spans of
+    their own in which they see little, so that they cost little. The list itself, if there are no others."""
+    if all(span.length <= most_seen for span in spans):
+        return spans
+    limited: list[Span] = []
+    for span in spans:
+        beyond = min(span.count, max(0, span.length - most_seen))
+        if span.count > beyond:
+            limited.append(Span(span.first, span.count - beyond, span.length - beyond, span.table))
+        if beyond:
+            limited.append(Span(span.first + span.count - beyond, beyond, beyond, span.table))
+    return limited
 
 
 def carve_arenas(

@@ -22,10 +22,13 @@ AttentionPlan = CompiledPlan | TablePlan | list[torch_attention.TileGroup]
 def choose_page_format(layer: LayerKV, dtype: torch.dtype, device: torch.device, *, int8: bool = False) -> PageFormat:
     """Choose the page layout of a layer, for a model of ``dtype``. All functions below depend on it.
 
-    ``int8``: keys and values are stored as int8, with one scale per token and head.
+    ``int8``: keys and values are stored as int8, with one scale per token and head. Keys of an indexer are not, because
+    roundings decide which tokens it chooses, and only torch's operators read them.
     """
-    stored_dtype = torch.int8 if int8 else dtype
-    kernels = kernel_choice.compiled_kernels() if dtype == torch.bfloat16 and device.type == "cpu" else None
+    is_index = not layer.value_dim
+    stored_dtype = torch.int8 if int8 and not is_index else dtype
+    has_tiles = dtype == torch.bfloat16 and device.type == "cpu" and not is_index
+    kernels = kernel_choice.compiled_kernels() if has_tiles else None
     return (kernels and kernels.page_format(layer, stored_dtype)) or torch_attention.page_format(layer, stored_dtype)
 
 

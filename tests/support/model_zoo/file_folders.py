@@ -67,8 +67,6 @@ REFUSED_CONFIGS: dict[str, tuple[dict[str, Any], str]] = {
     **{
         kind: ({"model_type": kind}, "layers of kind indexed_attention")
         for kind in (
-            "deepseek_v32",
-            "glm_moe_dsa",
             "axk2",
             "hy_v4",
             "mistral_large4",

@@ -66,7 +66,8 @@ def _choose_all_experts(config: DecoderConfig) -> DecoderConfig:
     """Return a config whose mixtures compute all experts for each token, so that each expert is checked.
 
     Otherwise, rounding alone would send single tokens to other experts than the reference does. A margin would leave
-    single experts out of a weight's share in the same way, so there is none.
+    single experts out of a weight's share in the same way, so there is none. Likewise, indexers choose all tokens, so
+    that attention has no choice and theirs is not checked.
     """
 
     def choose_all(shape: LayerShape) -> LayerShape:
@@ -76,7 +77,10 @@ def _choose_all_experts(config: DecoderConfig) -> DecoderConfig:
         all_experts = replace(routing, chosen=routing.experts, groups=1, chosen_groups=1, margin=-1.0)
         return replace(shape, routing=all_experts)
 
-    return replace(config, layers=tuple(map(choose_all, config.layers)))
+    indexer = config.indexer
+    if indexer is not None:
+        indexer = replace(indexer, chosen=max(indexer.chosen, PROBE_TOKENS))
+    return replace(config, layers=tuple(map(choose_all, config.layers)), indexer=indexer)
 
 
 def _picture_positions() -> torch.Tensor:

@@ -8,6 +8,7 @@ from typing import Any
 
 from parley.model.networks.families.decoder_family import COMMON_FIELDS, DecoderFamily, TensorNames
 from parley.model.networks.families.rms_norm_decoders import ministral3_scaling
+from parley.model.networks.indexers import IndexerFamily, listed_indexers
 from parley.model.networks.mixtures import (
     AXK1_MIXTURE,
     DEEPSEEK_V2_MIXTURE,
@@ -93,6 +94,47 @@ DEEPSEEK_V3 = DecoderFamily(
     is_rope_interleaved="rope_interleave",
     mixture=GLM4_MIXTURE,
     extra_layers="num_nextn_predict_layers",
+)
+INDEXER_FIELDS: dict[str, Any] = {"index_topk": 2048, "index_head_dim": 128, "index_n_heads": 64}
+DEEPSEEK_V32 = replace(
+    DEEPSEEK_V3,
+    fields={
+        **{name: default for name, default in DEEPSEEK_V3.fields.items() if name != "rope_interleave"},
+        **INDEXER_FIELDS,
+        "max_position_embeddings": 163840,
+        "mlp_bias": False,
+        "mlp_layer_types": None,
+    },
+    required={"attention_bias": False, "mlp_bias": False},
+    is_rope_interleaved=True,
+    mixture=AXK1_MIXTURE,
+    indexer=IndexerFamily(),
+)
+# GLM-5
+GLM_MOE_DSA = replace(
+    DEEPSEEK_V32,
+    fields={
+        **DEEPSEEK_V32.fields,
+        "vocab_size": 154880,
+        "hidden_size": 6144,
+        "intermediate_size": 12288,
+        "num_hidden_layers": 78,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 64,
+        "rms_norm_eps": 1e-5,
+        "max_position_embeddings": 202752,
+        "q_lora_rank": 2048,
+        "qk_nope_head_dim": 192,
+        "v_head_dim": 256,
+        "n_group": 1,
+        "topk_group": 1,
+        "index_n_heads": 32,
+        "indexer_types": None,
+        "index_topk_pattern": None,
+        "index_topk_freq": 1,
+        "index_skip_topk_offset": 2,
+    },
+    indexer=IndexerFamily(is_interleaved=True, has_indexer=listed_indexers),
 )
 # GLM-4.7-Flash
 GLM4_MOE_LITE = replace(

@@ -1,0 +1,86 @@
+"""Reads and packs the weights of indexers (``IndexerShape``) from the mapped files."""
+
+from __future__ import annotations
+
+import torch
+
+from parley import native
+from parley.model.checkpoint.files import refuse_unpackable
+from parley.model.checkpoint.weights import LinearSpec
+from parley.model.load.linear_reader import LinearReader
+from parley.model.networks.indexers import IndexerNames
+from parley.native.layer import IndexerWeights
+
+KEY_NORM_EPS = 1e-6
+
+
+class LayerIndexerWeights:
+    """The indexers of one checkpoint; nothing for other models."""
+
+    def __init__(self, weights: LinearReader):
+        self._weights, self._names = weights, IndexerNames()
+        self._checkpoint, self._quantization = weights.checkpoint, weights.quantization
+
+    def layer_linears(self, layer: int) -> list[LinearSpec]:
+        """Return the linear layers of a layer's indexer that make queries, keys and the weights of heads."""
+        config = self._weights.config
+        if config.indexer is None or config.latent is None or not config.layers[layer].has_indexer:
+            return []
+        heads, dim = config.indexer.heads, config.indexer.dim
+        sizes = {
+            self._names.queries: (heads * dim, config.latent.query_rank),
+            self._names.key: (dim, config.hidden),
+            self._names.head_weights: (heads, config.hidden),
+        }
+        return [LinearSpec(self._weights.layer_name(layer, name), *size) for name, size in sizes.items()]
+
+    def norm_tensors(self, layer: int) -> list[str]:
+        """Return the names of the weight and the bias of the norm of a layer's index keys; none without an indexer."""
+        if not self._weights.config.layers[layer].has_indexer:
+            return []
+        name = self._weights.layer_name(layer, self._names.key_norm)
+        return [name + ".weight", name + ".bias"]
+
+    def layer_tensors(self, layer: int) -> list[str]:
+        """Return the names of a layer's tensors that are read here."""
+        linears = (self._weights.linear_tensors(linear) for linear in self.layer_linears(layer))
+        return [name for names in linears for name in names] + self.norm_tensors(layer)
+
+    def layer_parameters(self, layer: int) -> int:
+        """Return the number of elements in these tensors."""
+        shape = self._weights.config.indexer
+        linears = sum(linear.out_features * linear.in_features for linear in self.layer_linears(layer))
+        return linears + (0 if shape is None else shape.dim * len(self.norm_tensors(layer)))
+
+    def check_shapes(self, layer: int) -> None:
+        """Check shapes and types of a layer's tensors, without reading any. Raises LoadError."""
+        for linear in self.layer_linears(layer):
+            self._quantization.check_stored_weight(self._checkpoint, linear)
+        self._read_norm_tensors(layer)
+
+    def pack_layer(self, layer: int) -> IndexerWeights | None:
+        """Return the indexer of a layer; None if it has none. Raises LoadError.
+
+        The weights of heads are never quantized here, as those of routers are not.
+        """
+        linears = self.layer_linears(layer)
+        if not linears:
+            return None
+        *others, head_weights = linears
+        with refuse_unpackable(f"The indexer of layer {layer}"):
+            queries, key = (self._weights.pack_weights([self._weights.read_linear(linear)], None) for linear in others)
+        stored = self._quantization.read_stored_weight(self._checkpoint, head_weights).to_float()
+        device = self._weights.device
+        weight, bias = (tensor.to(device, torch.float32, copy=True) for tensor in self._read_norm_tensors(layer))
+        norm = native.Norm(weight, KEY_NORM_EPS, bias, is_centered=True)
+        packed = native.pack_weight(stored.to(device, self._weights.dtype, copy=True))
+        return IndexerWeights(queries, key, norm, packed)
+
+    def _read_norm_tensors(self, layer: int) -> list[torch.Tensor]:
+        """Return the weight and the bias of the norm of index keys, as views of the file. Raises LoadError."""
+        shape = self._weights.config.indexer
+        return (
+            []
+            if shape is None
+            else [self._checkpoint.view_tensor(name, shape.dim) for name in self.norm_tensors(layer)]
+        )

@@ -1,0 +1,114 @@
+"""Attention to the tokens that an indexer chooses (``IndexerShape``), in one step of the decoder.
+
+Each row takes one of two ways, by its own position alone. If it sees no more tokens than are chosen, it attends to all
+by the path of other models, and the indexer only stores its key. Else the indexer chooses, and the row attends to pages
+with only the chosen tokens; ``native/indexer.py`` says why both ways give the same bits where they meet.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from parley import native
+from parley.core.sequence import BLOCK_SIZE
+from parley.model.networks.network import KVPages, PackedBatch
+from parley.native import indexer
+from parley.native.device_copy import copy_to_device
+from parley.native.layer import IndexerWeights
+from parley.native.layer_shape import IndexerShape
+from parley.native.layout import Span
+from parley.native.pool import PagePool
+from parley.native.torch_forms.torch_attention import TileGroup
+
+COPIED_BYTES = 1 << 25  # of the pages with chosen tokens that exist at once, if one row does not take more
+
+
+class IndexedStep:
+    """Computes the indexers of one batch. Layers without an indexer attend to the tokens that were chosen last.
+
+    ``cos`` and ``sin``, float32 [T, 1, rotary_dim]: of the rotation of index queries and keys.
+    """
+
+    def __init__(self, shape: IndexerShape, batch: PackedBatch, cos: torch.Tensor, sin: torch.Tensor):
+        self._shape, self._batch, self._cos, self._sin = shape, batch, cos, sin
+        self._spans: list[Span] = []  # of the rows that see more tokens than are chosen, without other rows
+        numbers: list[int] = []
+        for span in batch.spans:
+            beyond = min(span.count, max(0, span.length - shape.chosen))
+            if beyond:
+                self._spans.append(Span(len(numbers), beyond, span.length, span.table))
+                numbers += range(span.first + span.count - beyond, span.first + span.count)
+        self.has_choice = bool(numbers)
+        self._rows = copy_to_device(np.array(numbers, np.int64), batch.positions.device)
+        self._groups: list[TileGroup] | None = None
+        self._tables: tuple[torch.Tensor, torch.Tensor] | None = None
+        self._slots: torch.Tensor | None = None  # of the tokens that were chosen last, int64 [rows, chosen]
+        self._plans: dict[int, native.AttentionPlan] = {}
+
+    def write_keys(self, x: torch.Tensor, weights: IndexerWeights, pages: KVPages, store: int) -> None:
+        """Store the index keys of a layer whose input is x [T, hidden]. ``store``: the number of their pages."""
+        keys = native.norm_rows(native.linear(x, weights.key), weights.key_norm)
+        keys = self._turn(keys[:, None], self._cos, self._sin)
+        pages.write_kv(store, keys, keys[..., :0], self._batch)
+
+    def choose_tokens(
+        self, x: torch.Tensor, latents: torch.Tensor, weights: IndexerWeights, pages: KVPages, store: int
+    ) -> None:
+        """Choose the tokens that a layer with input x [T, hidden] and normed latents of queries [T, rank] attends to.
+        Their index keys must be stored."""
+        shape, pool = self._shape, pages.layer_pool(store)
+        if self._groups is None:
+            self._groups = indexer.plan_choice(self._spans, shape.heads, pool)
+        x, latents, cos, sin = (part.index_select(0, self._rows) for part in (x, latents, self._cos, self._sin))
+        queries = self._turn(native.linear(latents, weights.queries).view(-1, shape.heads, shape.dim), cos, sin)
+        head_weights = native.lm_head_logits(x, weights.head_weights)
+        positions = indexer.choose_tokens(queries, head_weights, pool, self._groups, shape.chosen)
+        tables, spans = self._page_tables()
+        self._slots = tables[spans, positions // BLOCK_SIZE] * BLOCK_SIZE + positions % BLOCK_SIZE
+
+    def attend(self, queries: torch.Tensor, attended: torch.Tensor, pool: PagePool, *, scale: float) -> None:
+        """Attend to the tokens that were chosen last, with queries [T, heads, dim] over the latents in ``pool``; write
+        the results to ``attended`` [T, heads, value_dim]. Rows without a choice stay as they are."""
+        assert self._slots is not None, "no layer has chosen tokens"
+        queries = queries.index_select(0, self._rows)
+        row_bytes = -(-self._shape.chosen // BLOCK_SIZE) * pool.page_format.page_bytes
+        step, parts = max(1, COPIED_BYTES // row_bytes), []
+        for first in range(0, len(queries), step):
+            some = queries[first : first + step]
+            copies = indexer.gather_pages(pool, self._slots[first : first + step])
+            parts.append(native.attend(some, copies, self._plan_rows(some, copies), scale=scale))
+        attended.index_copy_(0, self._rows, torch.cat(parts))
+
+    def _turn(self, rows: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        return indexer.turn_first(rows, cos, sin, is_interleaved=self._shape.is_interleaved)
+
+    def _page_tables(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the pages of each sequence, int64 [spans, any], and the number of each row's span, [rows, 1]."""
+        if self._tables is None:
+            tables = np.zeros((len(self._spans), max(len(span.table) for span in self._spans)), np.int64)
+            for row, span in zip(tables, self._spans, strict=True):
+                row[: len(span.table)] = span.table
+            numbers = np.arange(len(tables)).repeat([span.count for span in self._spans])[:, None]
+            device = self._rows.device
+            self._tables = copy_to_device(tables, device), copy_to_device(numbers, device)
+        return self._tables
+
+    def _plan_rows(self, queries: torch.Tensor, copies: PagePool) -> native.AttentionPlan:
+        """Return the plan of attention over the copies of so many rows, each of which is a sequence of its own."""
+        count = len(queries)
+        if count not in self._plans:
+            chosen, size = self._shape.chosen, -(-self._shape.chosen // BLOCK_SIZE)
+            spans = [Span(row, 1, chosen, list(range(row * size, (row + 1) * size))) for row in range(count)]
+            self._plans[count] = native.plan_attention(
+                spans,
+                heads=queries.shape[1],
+                page_format=copies.page_format,
+                window=None,
+                chunk=None,
+                ends=None,
+                zero_page=len(copies.data) - 1,
+                device=queries.device,
+                dtype=queries.dtype,
+            )
+        return self._plans[count]
