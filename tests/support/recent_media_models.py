@@ -3,13 +3,7 @@
 from typing import Any
 
 from support.media_family_shape import TEXT, VISION, Family
-
-QWEN_MARKS = {
-    "image_token": "<|image_pad|>",
-    "video_token": "<|video_pad|>",
-    "vision_start_token": "<|vision_start|>",
-    "vision_end_token": "<|vision_end|>",
-}
+from support.rope_grid_models import QWEN_MARKS
 
 
 def _lfm3_vl(tokenizer: Any) -> Any:

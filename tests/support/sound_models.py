@@ -1,0 +1,112 @@
+"""Tiny models that read sound alone, for ``multimodal_models.FAMILIES``."""
+
+import functools
+from pathlib import Path
+from typing import Any
+
+from support.media_family_shape import TEXT, VISION, Family
+from support.rope_grid_models import AUDIO
+
+QWEN_AUDIO_MARKS = {
+    "audio_token": "<|audio_pad|>",
+    "audio_bos_token": "<|audio_bos|>",
+    "audio_eos_token": "<|audio_eos|>",
+}
+SPEECH_ENCODER = VISION | {"num_mel_bins": 80}
+VOXTRAL_ENCODER = SPEECH_ENCODER | {"intermediate_size": 128}  # of four frames, which are one embedding
+
+
+def _qwen2_audio(tokenizer: Any) -> Any:
+    from transformers import Qwen2AudioProcessor, WhisperFeatureExtractor
+
+    return Qwen2AudioProcessor(WhisperFeatureExtractor(feature_size=80), tokenizer)
+
+
+def _qwen3_asr(tokenizer: Any) -> Any:
+    from transformers import Qwen3ASRProcessor
+    from transformers.models.qwen3_asr.feature_extraction_qwen3_asr import Qwen3ASRFeatureExtractor
+
+    return Qwen3ASRProcessor(Qwen3ASRFeatureExtractor(feature_size=80), tokenizer)
+
+
+class VoxtralFiles:
+    """The files of Voxtral's processor, and what Transformers makes of sound with mistral-common."""
+
+    def __init__(self, extractor: Any, tokenizer: Any):
+        self.feature_extractor, self.tokenizer = extractor, tokenizer
+
+    def save_pretrained(self, folder: Path) -> None:
+        self.feature_extractor.save_pretrained(folder)
+        self.tokenizer.save_pretrained(folder)
+
+    def apply_chat_template(self, *args: Any, **options: Any) -> str:
+        return self.tokenizer.apply_chat_template(*args, **options)
+
+    def __call__(self, text: list[str], audio: list[Any], **options: Any) -> dict[str, Any]:
+        from transformers import VoxtralProcessor
+
+        own_options = {
+            name: value for name, value in VoxtralProcessor.audio_kwargs.items() if name != "max_source_positions"
+        }
+        features = VoxtralProcessor._retrieve_input_features(self, audio, 3000, **own_options)
+        replacement = "[AUDIO]" * (375 * len(features))
+        tokens = self.tokenizer([text[0].replace("[AUDIO]", replacement)], return_tensors="pt")
+        offsets = [[{"replacement": replacement}]] if options.get("return_text_replacement_offsets") else None
+        return {**tokens, "input_features": features, **({"text_replacement_offsets": offsets} if offsets else {})}
+
+
+def _voxtral(tokenizer: Any) -> Any:
+    from transformers import WhisperFeatureExtractor
+
+    return VoxtralFiles(WhisperFeatureExtractor(feature_size=80), tokenizer)
+
+
+def _whisper_speech(tokenizer: Any, *, name: str) -> Any:
+    import transformers
+
+    extractor = transformers.WhisperFeatureExtractor(feature_size=80)
+    return getattr(transformers, f"{name}Processor")(extractor, tokenizer, audio_token=tokenizer.audio_token)
+
+
+SOUND_MODELS: dict[str, Family] = {
+    "qwen2_audio": Family(
+        {"text_config": TEXT | {"model_type": "qwen2"}, "audio_config": AUDIO},
+        QWEN_AUDIO_MARKS | {"audio_token": "<|AUDIO|>"},
+        {"audio": "<|audio_bos|><|AUDIO|><|audio_eos|>\n"},
+        _qwen2_audio,
+        {"audio_token_id": "audio_token"},
+        seed=0,
+    ),
+    "qwen3_asr": Family(
+        {
+            "text_config": TEXT | {"model_type": "qwen3", "head_dim": 16},
+            "audio_config": AUDIO | {"output_dim": 64, "downsample_hidden_size": 16},
+        },
+        QWEN_AUDIO_MARKS,
+        {"audio": "<|audio_bos|><|audio_pad|><|audio_eos|>"},
+        _qwen3_asr,
+        {"audio_token_id": "audio_token"},
+        seed=0,
+    ),
+    "voxtral": Family(
+        {"text_config": TEXT | {"model_type": "llama", "head_dim": 16}, "audio_config": VOXTRAL_ENCODER},
+        {"audio_token": "[AUDIO]", "audio_bos_token": "[BEGIN_AUDIO]"},
+        {"audio": "[BEGIN_AUDIO][AUDIO]"},
+        _voxtral,
+        {"audio_token_id": "audio_token"},
+    ),
+    "glmasr": Family(
+        {"text_config": TEXT | {"model_type": "llama"}, "audio_config": SPEECH_ENCODER | {"intermediate_size": 128}},
+        {"audio_token": "<|pad|>", "audio_bos_token": "<|begin_of_audio|>", "audio_eos_token": "<|end_of_audio|>"},
+        {"audio": "<|begin_of_audio|><|pad|><|end_of_audio|>"},
+        functools.partial(_whisper_speech, name="GlmAsr"),
+        {"audio_token_id": "audio_token"},
+    ),
+    "audioflamingo3": Family(
+        {"text_config": TEXT | {"model_type": "qwen2"}, "audio_config": SPEECH_ENCODER},
+        {"audio_token": "<sound>"},
+        {"audio": "<sound>"},
+        functools.partial(_whisper_speech, name="AudioFlamingo3"),
+        {"audio_token_id": "audio_token"},
+    ),
+}
