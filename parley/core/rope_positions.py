@@ -10,8 +10,10 @@ also continues after the last frame.
 from __future__ import annotations
 
 import struct
+from array import array
 from bisect import bisect_right
 from collections.abc import Sequence
+from hashlib import sha256
 from typing import NamedTuple
 
 from parley.types import EmbeddingRun, MediaItem
@@ -90,16 +92,27 @@ def largest_position(media: Sequence[MediaItem], prompt_len: int) -> int:
     return prompt_len - 1 + (0 if positions is None else positions.output_delta)
 
 
-def hashed_items(media: list[MediaItem], prompt_len: int) -> list[MediaItem]:
+def hashed_items(media: list[MediaItem], token_ids: Sequence[int]) -> list[MediaItem]:
     """Return the items that the hashes of a sequence's pages cover: its own, and its output if positions jump there.
 
     In the next turn of a conversation the output is part of the prompt and has other positions, so it must not find the
-    pages of this turn.
+    pages of this turn. If all tokens of the prompt ``token_ids`` attend to each other, its pages depend on all of it:
+    then one item stands for the prompt with its items.
     """
+    prompt_len = len(token_ids)
+    if any(item.prompt_sees_both_ways for item in media):
+        return [MediaItem("image", _digest_prompt(media, token_ids), 0, prompt_len, [])]
     positions = RopePositions.of_prompt(media, prompt_len)
     if positions is None or not positions.has_jump:
         return media
     return [*media, MediaItem("video", OUTPUT_DIGEST, prompt_len, 1, [])]
+
+
+def _digest_prompt(media: Sequence[MediaItem], token_ids: Sequence[int]) -> bytes:
+    state = sha256(array("Q", token_ids).tobytes())
+    for item in media:
+        state.update(item.start.to_bytes(8, "little") + item.digest)
+    return state.digest()
 
 
 def _text_position(piece: _Piece, token: int) -> int:

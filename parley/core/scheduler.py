@@ -402,7 +402,8 @@ class Scheduler:
             return 0
         end = min(total, start + budget)
         boundary = end // BLOCK_SIZE * BLOCK_SIZE
-        end = end_outside_items(sequence.request.media, start, boundary if start < boundary and end < total else end)
+        end = boundary if start < boundary and end < total else end
+        end = end_outside_items(sequence.request.media, sequence.prompt_len, start, end)
         return 0 if self._has_chunk and end - start > budget else end - start
 
     def _may_compute(self, sequence: Sequence) -> bool:

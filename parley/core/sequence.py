@@ -124,9 +124,14 @@ class Sequence:
         return RopePositions.of_prompt(self.request.media, self.prompt_len)
 
     @cached_property
+    def prompt_sees_both_ways(self) -> bool:
+        """Whether all tokens of the prompt attend to each other."""
+        return any(item.prompt_sees_both_ways for item in self.request.media)
+
+    @cached_property
     def hashed_items(self) -> list[MediaItem]:
         """The items that the hashes of its pages cover."""
-        return hashed_items(self.request.media, self.prompt_len)
+        return hashed_items(self.request.media, self.request.token_ids)
 
     @property
     def output_length(self) -> int:

@@ -33,7 +33,7 @@ class SequenceFactory:
         ``queued_at``: the time of the request's arrival on the clock of ``perf_counter``.
         """
         hash_root = hash_chain_root(self._model_name, request.cache_salt, *([adapter.digest.hex()] if adapter else []))
-        items = hashed_items(request.media, len(request.token_ids))
+        items = hashed_items(request.media, request.token_ids)
         prompt_hashes = self._hash_pages(hash_root, request.token_ids, items, [])
         stops = frozenset(request.stop_ids)
         limit = output_limit(request, self._max_context)

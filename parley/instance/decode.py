@@ -204,7 +204,7 @@ class DecodeStage(RequestStage):
             token_ids = (
                 engine_request.token_ids if engine_request.beam is not None else [*engine_request.token_ids, *tokens[0]]
             )
-            media = hashed_items(engine_request.media, len(engine_request.token_ids))
+            media = hashed_items(engine_request.media, engine_request.token_ids)
             prefix = KVPrefix(
                 token_ids, engine_request.cache_salt, engine_request.adapter, self._message.adapter_digest, list(media)
             )

@@ -38,7 +38,8 @@ def add_media(batch: PackedBatch, rows: list[StepRow]) -> None:
     """Set the fields of a batch that only media need."""
     runs = list(_runs_in_batch(batch, rows))
     batch.media = _gather_rows(runs, batch.positions.device) if runs else None
-    batch.visible_ends = _visible_ends(batch, runs)
+    batch.whole_prompts = _find_whole_prompts(rows)
+    batch.visible_ends = _visible_ends(batch, rows, runs)
     batch.rope_positions = _rope_positions(batch, rows)
 
 
@@ -89,11 +90,20 @@ def _gather_rows(runs: list[_RunInRow], device: torch.device) -> MediaRows:
     )
 
 
-def _visible_ends(batch: PackedBatch, runs: list[_RunInRow]) -> torch.Tensor | None:
+def _find_whole_prompts(rows: list[StepRow]) -> list[bool] | None:
+    """Return ``PackedBatch.whole_prompts``; None if there is no such span. The scheduler ends their rows with them."""
+    is_whole = [row.start < row.sequence.prompt_len and row.sequence.prompt_sees_both_ways for row in rows]
+    return is_whole if any(is_whole) else None
+
+
+def _visible_ends(batch: PackedBatch, rows: list[StepRow], runs: list[_RunInRow]) -> torch.Tensor | None:
     """Return ``PackedBatch.visible_ends``; None if no token sees later ones."""
-    if all(run.sees_until is None for run in runs):
+    if batch.whole_prompts is None and all(run.sees_until is None for run in runs):
         return None
     ends = batch.positions + 1
+    for row, span, is_whole in zip(rows, batch.spans, batch.whole_prompts or [False] * len(rows), strict=True):
+        if is_whole:
+            ends[span.first : span.first + span.count] = row.sequence.prompt_len
     for run in runs:
         if run.sees_until is not None:
             ends[run.token : run.token + run.length] = run.sees_until

@@ -61,6 +61,7 @@ class _FamilyRow(NamedTuple):
     other_ids_field: str = ""
     shares_edges: bool = False
     keeps_kinds_apart: bool = False
+    is_prefix_lm: bool = False
 
 
 # Fields that only the whole model's config has, though they are about its parts as well.
@@ -122,6 +123,7 @@ _FAMILIES: dict[str, _FamilyRow] = {
     "internvl": _FamilyRow({"image": _IMAGE, "video": _VIDEO_OF_IMAGES}),
     "mistral3": _FamilyRow({"image": _IMAGE}, fewest_embeddings=2),  # the encoder's code squeezes a single one away
     "gemma3": _FamilyRow({"image": _KindMarks(_IMAGE.id_fields, "<start_of_image>")}, sees_both_ways=True),
+    "paligemma": _FamilyRow({"image": _IMAGE}, needs_fused=True, is_prefix_lm=True),
     "gemma3n": _FamilyRow({"image": _IMAGE, "audio": _AUDIO}, needs_fused=True, needs_timm=True),
     "gemma4": _GEMMA4,
     "gemma4_unified": _GEMMA4._replace(sees_both_ways=True),
@@ -162,6 +164,12 @@ _FAMILIES: dict[str, _FamilyRow] = {
     "paddleocr_vl": _FamilyRow(
         {"image": _IMAGE._replace(edges=("<|IMAGE_START|>", "<|IMAGE_END|>"))}, has_rope_grids=True
     ),
+    "ernie4_5_vl_moe": _FamilyRow(
+        {"image": _IMAGE._replace(edges=("<|IMAGE_START|>", "<|IMAGE_END|>"))}, has_rope_grids=True
+    ),
+    "aria": _FamilyRow({"image": _IMAGE._replace(edges=("<fim_prefix>", "<fim_suffix>"))}),
+    "step3p7": _FamilyRow({"image": _IMAGE}),
+    "granite4_vision": _FamilyRow({"image": _IMAGE}),
     "exaone4_5": _QWEN_VL._replace(has_rope_grids=False),
     "video_llama_3": _FamilyRow({"image": _IMAGE, "video": _VIDEO}),
 }
@@ -179,6 +187,8 @@ class MediaFamily:
     ``other_placeholder_ids``: the marks around and between the tiles of a picture, if embeddings replace them as well.
     ``shares_edges``: two pictures next to each other have one mark between them, not two.
     ``keeps_kinds_apart``: an encoder does something else in a prompt with items of the other kind, which is refused.
+    ``is_prefix_lm``: all tokens of a prompt with items attend to each other. The token that begins texts stands after
+    the last item, and a line break at the end of the prompt.
     """
 
     model_type: str
@@ -194,6 +204,7 @@ class MediaFamily:
     other_placeholder_ids: tuple[int, ...] = ()
     shares_edges: bool = False
     keeps_kinds_apart: bool = False
+    is_prefix_lm: bool = False
 
     @property
     def kinds(self) -> frozenset[MediaKind]:
@@ -239,6 +250,7 @@ def read_media_family(config: Mapping[str, Any]) -> MediaFamily | None:
         _read_other_ids(config, row),
         row.shares_edges,
         row.keeps_kinds_apart,
+        row.is_prefix_lm,
     )
 
 

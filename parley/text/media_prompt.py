@@ -49,7 +49,7 @@ def replace_marks(text: str, items: Sequence[ProcessedMedia], marks: PromptMarks
     for mark, left in waiting.items():
         if left:
             raise _missing_mark_error(mark, left[0].kind)
-    return _join_edges(replaced, placed), placed
+    return _write_edges(replaced, placed), placed
 
 
 def _write_replacement(item: ProcessedMedia, numbers: Counter[MediaKind]) -> str:
@@ -59,12 +59,25 @@ def _write_replacement(item: ProcessedMedia, numbers: Counter[MediaKind]) -> str
     return item.number.replace("0", str(number)) + item.replacement.removeprefix(item.number)
 
 
-def _join_edges(text: str, items: Sequence[ProcessedMedia]) -> str:
-    """Write the mark between two items once, and a blank between the mark and a word, as Idefics2's processor does."""
+def _write_edges(text: str, items: Sequence[ProcessedMedia]) -> str:
+    """Write what the processors of some models put between items and text.
+
+    Idefics2's writes the mark between two items once, and a blank between the mark and a word. PaliGemma's writes BOS
+    after the last item, and a line break at the end.
+    """
     for edge in {item.shared_edge for item in items if item.shared_edge}:
         text = text.replace(edge * 2, edge)
         text = re.sub(rf"{re.escape(edge)}(?=[^\s<])", f"{edge} ", text)
+    if items and any(items[-1].text_edges):
+        before, after = items[-1].text_edges
+        end = text.rindex(items[-1].placeholder) + len(items[-1].placeholder)
+        text = text[:end] + before + text[end:] + after
     return text
+
+
+def has_own_bos(items: Sequence[ProcessedMedia]) -> bool:
+    """Return whether BOS stands after the items, so that the tokenizer must not write one before them."""
+    return any(item.text_edges[0] for item in items)
 
 
 def insert_replacements(
@@ -85,7 +98,7 @@ def insert_replacements(
         edges = marks[item.kind]
         pieces += (text[start : placed.position], edges.opening, _write_replacement(item, numbers), edges.closing)
         start = max(start, placed.position)
-    return _join_edges("".join((*pieces, text[start:])), items), list(items)
+    return _write_edges("".join((*pieces, text[start:])), items), list(items)
 
 
 def find_media_items(
@@ -122,7 +135,16 @@ def _place_item(item: ProcessedMedia, places: list[int]) -> MediaItem:
     """Return an item whose embeddings belong at ``places``."""
     runs = list(_embedding_runs(item, places))
     count = places[-1] + 1 - places[0]
-    return MediaItem(item.kind, item.digest, places[0], count, runs, item.sees_both_ways, item.features)
+    return MediaItem(
+        item.kind,
+        item.digest,
+        places[0],
+        count,
+        runs,
+        item.sees_both_ways,
+        item.features,
+        item.prompt_sees_both_ways,
+    )
 
 
 def _embedding_runs(item: ProcessedMedia, places: list[int]) -> Iterator[EmbeddingRun]:

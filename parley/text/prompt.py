@@ -20,7 +20,13 @@ from parley.text.grammar import answer_grammar
 from parley.text.grammar.answer_compiler import AnswerCompiler, AnswerGrammarCache
 from parley.text.grammar.answer_question import CompilerSetup
 from parley.text.media_family import MediaMarks, read_media_family
-from parley.text.media_prompt import find_media_items, insert_replacements, replace_marks, template_marks
+from parley.text.media_prompt import (
+    find_media_items,
+    has_own_bos,
+    insert_replacements,
+    replace_marks,
+    template_marks,
+)
 from parley.text.model_defaults import EmbeddingPrompts, read_sampling_defaults
 from parley.text.parsing.calls import RequestTools
 from parley.text.parsing.chat_template import ChatTemplate
@@ -209,7 +215,7 @@ class TextPipeline:
             ids, media = encode(rendered.encoder, rendered.encodable, False), rendered.media
         else:
             text, media = insert_replacements(prompt.text, prompt.media, media, self.media_marks)
-            ids = encode(self.tokenizer, text, prompt.special)
+            ids = encode(self.tokenizer, text, prompt.special and not has_own_bos(media))
         return PreparedPrompt(ids, media=self._place_media(ids, media))
 
     def _prepare_chat(
@@ -451,12 +457,13 @@ class TextPipeline:
         if isinstance(prompt, Chat):
             text, _, encodable, encoder, _ = self.render_chat(prompt, media)
         else:
-            text, _ = insert_replacements(prompt.text, prompt.media, media, self.media_marks)
+            text, media = insert_replacements(prompt.text, prompt.media, media, self.media_marks)
             encodable = text
+        special = prompt.special and not has_own_bos(media)
         if with_spans:
-            ids, spans = encoder.encode_with_offsets(encodable, prompt.special, most)
+            ids, spans = encoder.encode_with_offsets(encodable, special, most)
         else:
-            ids, spans = encoder.encode(encodable, prompt.special, most), []
+            ids, spans = encoder.encode(encodable, special, most), []
         if most is not None and len(ids) > most:
             raise Invalid(f"The text has over {most} tokens, more than are counted at once.", field="prompt")
         return text, ids, spans

@@ -119,7 +119,9 @@ class ProcessedMedia(msgspec.Struct, frozen=True):
     both ends of the replacement that two items next to each other have once; empty if each has its own.
     ``grids`` and ``frame_steps``: one for each run of placeholders in the replacement, empty for models without M-RoPE.
     ``text_follows_time``: as in ``EmbeddingRun``. ``sees_both_ways``: its tokens attend to later ones of the same run
-    of embeddings. ``seconds``: the length of a clip or video.
+    of embeddings. ``prompt_sees_both_ways``: all tokens of its prompt attend to each other. ``seconds``: the length of
+    a clip or video. ``text_edges``: what the model reads between the last item and the text after it, and at the end
+    of the prompt.
     """
 
     kind: MediaKind
@@ -135,14 +137,16 @@ class ProcessedMedia(msgspec.Struct, frozen=True):
     other_placeholders: list[str] = []
     number: str = ""
     shared_edge: str = ""
+    prompt_sees_both_ways: bool = False
+    text_edges: tuple[str, str] = ("", "")
     features: FeatureFile | None = None  # None: on an instance that gets the KV pages from another one
 
 
 class MediaItem(msgspec.Struct, array_like=True, frozen=True):
     """An item among a prompt's tokens: it covers ``start .. start + count``, from its first embedding to its last.
 
-    Tokens between ``runs`` are text, such as line breaks between rows of tiles. ``digest`` and ``sees_both_ways`` as in
-    ``ProcessedMedia``: pages that overlap the item are found by its digest as well.
+    Tokens between ``runs`` are text, such as line breaks between rows of tiles. ``digest``, ``sees_both_ways`` and
+    ``prompt_sees_both_ways`` as in ``ProcessedMedia``: pages that overlap the item are found by its digest as well.
     """
 
     kind: MediaKind
@@ -152,6 +156,7 @@ class MediaItem(msgspec.Struct, array_like=True, frozen=True):
     runs: list[EmbeddingRun]
     sees_both_ways: bool = False
     features: FeatureFile | None = None
+    prompt_sees_both_ways: bool = False
 
     @property
     def end(self) -> int:

@@ -310,6 +310,17 @@ def test_chunks_do_not_end_within_an_item_that_sees_both_ways(budget: int, steps
     assert [(start, count) for rows in bench.runner.steps for _, _, start, count in rows] == steps
 
 
+def test_prompt_whose_tokens_all_see_each_other_is_one_chunk_and_no_part_of_longer_ones() -> None:
+    """Its keys and values depend on all of it: only the same prompt finds its pages."""
+    bench = LoopHarness(budgets=(16,))
+    item = make_item("cat", 10, 30, prompt_sees_both_ways=True)
+    for request_id, length in (("first", 64), ("longer", 80), ("again", 64)):
+        bench.loop.add_request(request_with(request_id, item, length=length, max_tokens=2))
+        bench.drain()
+    chunks = [(start, count) for rows in bench.runner.steps for _, _, start, count in rows]
+    assert chunks == [(0, 64), (64, 1), (0, 80), (80, 1), (48, 16), (64, 1)]
+
+
 def test_chunk_begins_within_an_item_that_sees_both_ways_after_cached_pages() -> None:
     bench = LoopHarness(budgets=(16,))
     item = make_item("cat", 10, 30, sees_both_ways=True)

@@ -22,7 +22,7 @@ SCHEDULES = 200 if os.environ.get("PARLEY_NIGHTLY") else 60  # random schedules 
 
 
 @st.composite
-def draw_work(draw: st.DrawFn, number: int, longest: int, sees_both_ways: bool) -> EngineRequest:
+def draw_work(draw: st.DrawFn, number: int, longest: int, flags: dict[str, bool]) -> EngineRequest:
     shared = draw(st.sampled_from([0, 0, 15, 16, 17, 32, 40, 48, 64, 80]))
     own = draw(st.integers(0 if shared else 1, 40))
     tokens = (COMMON_TOKENS[:shared] + [(number * 11 + i) % VOCAB for i in range(own)])[:longest]
@@ -31,7 +31,7 @@ def draw_work(draw: st.DrawFn, number: int, longest: int, sees_both_ways: bool) 
     return EngineRequest(
         id=f"w{number}",
         token_ids=tokens,
-        media=place_items(len(tokens), choose, sees_both_ways=sees_both_ways) if has_media else [],
+        media=place_items(len(tokens), choose, **flags) if has_media else [],
         max_tokens=draw(st.sampled_from([0, 1, 5, 20, 45, 60, 90])),
         seed=draw(st.sampled_from([0, 1, 2**64 - 1])),
         n=draw(st.sampled_from([1, 1, 1, 2, 3])),
@@ -89,8 +89,8 @@ class SchedulePlan:
 def schedule_plans(draw: st.DrawFn, failures: bool, cancels: bool) -> SchedulePlan:
     blocks = draw(st.sampled_from([6, 7, 8, 9, 12, 30]))
     slots = draw(st.sampled_from([1, 2, 4, 8, 8]))
-    sees_both_ways = draw(st.booleans())
-    requests = [draw(draw_work(number, blocks * 16, sees_both_ways)) for number in range(draw(st.integers(2, 6)))]
+    flags = draw(st.sampled_from([{}, {"sees_both_ways": True}, {"prompt_sees_both_ways": True}]))
+    requests = [draw(draw_work(number, blocks * 16, flags)) for number in range(draw(st.integers(2, 6)))]
     requests = [draw(maybe_beam_search(work, blocks, slots)) for work in requests]
     kinds = ["step", "step", "preempt", "reset", "divide"] + ["cancel"] * cancels + ["fail", "encoder"] * failures
     actions: list[tuple[str, int]] = []

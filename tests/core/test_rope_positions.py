@@ -154,7 +154,7 @@ def test_text_of_omni_models_continues_behind_the_last_frame(thinker, parts):
     positions = RopePositions(items, len(token_ids))
     assert positions.output_delta == int(delta)
     assert torch.equal(torch.tensor(positions.axes(0, len(token_ids))), expected[:, 0].long())
-    assert hashed_items(items, len(token_ids)) == items
+    assert hashed_items(items, token_ids) == items
 
 
 def test_prompt_without_grids_needs_no_rope_positions():
@@ -165,8 +165,8 @@ def test_prompt_without_grids_needs_no_rope_positions():
 
 def test_page_hashes_cover_a_jump_of_positions_at_the_output():
     near, far = (MediaItem("video", b"", 1, 8, [EmbeddingRun(0, 8, (8, 1, 1), step)]) for step in (1.0, 120.0))
-    assert hashed_items([near], 20) == [near]
-    assert [(item.start, item.count) for item in hashed_items([far], 20)] == [(1, 8), (20, 1)]
+    assert hashed_items([near], range(20)) == [near]
+    assert [(item.start, item.count) for item in hashed_items([far], range(20))] == [(1, 8), (20, 1)]
 
 
 @pytest.mark.parametrize(("step", "expected"), [(1e300, 1 + 10**9), (math.inf, 1 + 10**9), (math.nan, 12)])

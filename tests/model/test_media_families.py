@@ -21,7 +21,7 @@ from support.media_requests import (
     random_video,
     whole_model,
 )
-from support.multimodal_models import FAMILIES, multimodal_folder
+from support.multimodal_models import BY_NIGHT, FAMILIES, IS_NIGHT, multimodal_folder
 from support.picture_models import PICTURE_MODELS
 from support.run_model import load_test_runner, serve_requests
 
@@ -29,7 +29,7 @@ from parley.core.sequence import BLOCK_SIZE, Sequence, Step, StepRow
 from parley.model.media_embeddings import EncodedItem
 from parley.model.networks.paged_kv import PagedKV
 from parley.model.runner import DecoderRunner
-from parley.types import EngineRequest, MediaItem, Sampling, TokenScore
+from parley.types import EngineRequest, Sampling, TokenScore
 
 NEW_TOKENS = 8
 # Of the models in recent_media_models.py, those whose decoder has media in no other family. The embeddings of all are
@@ -39,6 +39,7 @@ PICTURE_FAMILIES = [
     "idefics3", "smolvlm", "internvl", "mistral3", "gemma3", "qwen2_5_omni_thinker", "qwen3_omni_moe_thinker", "glm4v",
     "glm46v", "glm4v_moe", "glm_ocr", "exaone4_5", "video_llama_3", "paddleocr_vl", "gemma4", "gemma4_31b",
     "gemma4_unified", *PICTURE_MODELS, "lfm3_vl", "minicpmv4_6",
+    "paligemma2",
 ]  # fmt: skip
 VIDEO_FAMILIES = [
     "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5", "smolvlm", "internvl", "llava_onevision", "llava_next_video",
@@ -57,6 +58,9 @@ EXACT_FAMILIES = [
     "llava", "qwen2_5_vl", "qwen3_vl", "qwen3_5", "glm4v", "gemma3", "gemma4", "gemma4_31b", "lfm2_vl", "llama4",
     "kimi_k25",
 ]  # fmt: skip
+if IS_NIGHT:
+    PICTURE_FAMILIES += [family for family in BY_NIGHT if family != "paligemma2"]
+    EXACT_FAMILIES += BY_NIGHT
 if "gemma3n" in FAMILIES:  # it needs timm
     for families in (PICTURE_FAMILIES, AUDIO_FAMILIES, EXACT_FAMILIES):
         families.append("gemma3n")
@@ -109,8 +113,11 @@ class PagedRun:
         return list(hidden.split([end - start for _, start, end in parts]))
 
 
-def end_of_chunk(media: list[MediaItem], end: int) -> int:
+def end_of_chunk(prompt: MediaPrompt, end: int) -> int:
     """Where a chunk that wants to end at ``end`` must end, so that it has all that its last token sees."""
+    media = prompt.media
+    if any(item.prompt_sees_both_ways for item in media):
+        return max(end, len(prompt.token_ids))
     return next((item.end for item in media if item.sees_both_ways and item.start < end < item.end), end)
 
 
@@ -121,7 +128,7 @@ def paged_logits(family: str, prompt: MediaPrompt, answer: list[int], chunk: int
     run.sequences[0].tokens += answer[:-1]
     hidden, start, length = [], 0, len(run.sequences[0].tokens)
     while start < length:
-        end = end_of_chunk(prompt.media, min(length, start + chunk))
+        end = end_of_chunk(prompt, min(length, start + chunk))
         hidden += run.compute_hidden([(0, start, end)])
         start = end
     return run.runner.network.compute_logits(torch.cat(hidden)[len(prompt.token_ids) - 1 :])
@@ -238,7 +245,7 @@ def test_any_chunks_and_neighbours_give_the_same_bits(family, seed):
         parts = []
         for i in chance.sample(unfinished, chance.randint(1, len(unfinished))):
             end = min(computed[i] + chance.choice([1, 2, 5, 16, 40]), len(prompts[i].token_ids))
-            parts.append((i, computed[i], end_of_chunk(prompts[i].media, end)))
+            parts.append((i, computed[i], end_of_chunk(prompts[i], end)))
         for (i, _, end), hidden in zip(parts, run.compute_hidden(parts), strict=True):
             states[i].append(hidden)
             computed[i] = end
@@ -250,12 +257,12 @@ def test_every_boundary_gives_the_same_bits(family):
     """A chunk may end after any token of a picture, and a prefix hit after any page, unless layers keep a state."""
     prompt = in_bf16(one_picture(family))
     length, expected = len(prompt.token_ids), hidden_alone(family, prompt)
-    for end in sorted({end_of_chunk(prompt.media, boundary) for boundary in range(1, length)} - {length}):
+    for end in sorted({end_of_chunk(prompt, boundary) for boundary in range(1, length)} - {length}):
         run = PagedRun(loaded_runner(family, "bfloat16"), [prompt])
         assert torch.equal(
             torch.cat([run.compute_hidden([(0, *part)])[0] for part in ((0, end), (end, length))]), expected
         )
-    if run.runner.state_slots is not None:
+    if loaded_runner(family, "bfloat16").state_slots is not None:
         return
     run = PagedRun(loaded_runner(family, "bfloat16"), [prompt, prompt])
     run.compute_hidden([(0, 0, length)])

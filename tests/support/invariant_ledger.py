@@ -53,6 +53,13 @@ def require(condition: bool, rule: str) -> None:
         raise LedgerViolation(rule)
 
 
+def kv_salt(request: EngineRequest) -> str:
+    """Return the salt for ``kv_history``: the client's, and the prompt, if all of its tokens attend to each other."""
+    if any(item.prompt_sees_both_ways for item in request.media):
+        return f"{request.cache_salt} {request.token_ids} {[(item.start, item.digest) for item in request.media]}"
+    return request.cache_salt
+
+
 def kv_history(salt: str, tokens: list[int], is_long: bool = False, media: list[MediaItem] | None = None) -> list[int]:
     """Return a state per position that stands for its keys and values: it depends on the salt, all tokens so far, the
     media items among them, and on whether the sequence uses the long rotary factors."""
@@ -215,7 +222,7 @@ class LedgerRunner:
         require(is_long == (len(sequence) > self.long_rope_after), "the rotary factors do not follow the length")
         tokens = [*sequence.tokens, *row.drafts]
         require(is_long or len(tokens) <= self.long_rope_after, "drafts beyond the short rotary factors")
-        return kv_history(sequence.request.cache_salt, tokens, is_long, sequence.request.media)
+        return kv_history(kv_salt(sequence.request), tokens, is_long, sequence.request.media)
 
     def _write_kv(self, row: StepRow, kv_states: list[int]) -> None:
         sequence, end = row.sequence, row.start + row.token_count
@@ -230,6 +237,8 @@ class LedgerRunner:
                 require(isinstance(embeddings, LedgerEmbeddings), "a row lacks embeddings")
                 require(embeddings.digest == item.digest, "a row has the embeddings of another item")
                 require(end >= item.end or not item.sees_both_ways, "a row ends within an item that sees both ways")
+        is_whole = row.start >= sequence.prompt_len or end == sequence.prompt_len
+        require(is_whole or not sequence.prompt_sees_both_ways, "a row ends elsewhere than its prompt, which must not")
         for position in range(row.start, end):
             page = self.pages[sequence.blocks[position // BLOCK_SIZE]]
             require(page[position % BLOCK_SIZE] is None, "wrote over a page, or into one that was not cleared")
@@ -301,7 +310,7 @@ class SeededProposer:
         drafts: list[int] = []
         for ahead in range(self.random.choice([0, length, length, length + 3])):
             tokens = sequence.tokens + drafts
-            states = kv_history(sequence.request.cache_salt, tokens, sequence.uses_long_rope, sequence.request.media)
+            states = kv_history(kv_salt(sequence.request), tokens, sequence.uses_long_rope, sequence.request.media)
             correct_token = draw_token(sequence, states[-1], ahead)
             drafts.append(
                 correct_token if self.random.random() < 0.8 else self.random.choice([0, 1, 5, VOCAB, -1, 2**70])
@@ -339,7 +348,7 @@ def reference_beam_search(
         options = []
         for rank, (total, tokens, scores) in enumerate(running):
             history = work.token_ids + tokens
-            state = kv_history(work.cache_salt, history, len(history) > long_rope_after, work.media)[-1]
+            state = kv_history(kv_salt(work), history, len(history) > long_rope_after, work.media)[-1]
             for candidate in beam_candidates(work, len(tokens), state):
                 key = (-(total + candidate.logprob), rank, candidate.token)
                 options.append((key, [*tokens, candidate.token], [*scores, candidate.score]))

@@ -73,7 +73,11 @@ def reference_ids(family: str, text: str, seeds: tuple[int, ...], count: int) ->
     images: Any = [make_picture(seed) for seed in seeds]
     if images and family in NESTED_IMAGES:
         images = [images]
-    batch = processor(text=[text], images=images or None, return_tensors="pt", add_special_tokens=False)
+    if family.startswith("paligemma") and not images:  # its processor refuses texts without pictures
+        batch = processor.tokenizer([text], return_tensors="pt", add_special_tokens=False)
+    else:
+        batch = processor(text=[text], images=images or None, return_tensors="pt", add_special_tokens=False)
+    batch.pop("labels", None)  # what PaliGemma's writes for training
     with _generating, torch.inference_mode():
         output = model.generate(**batch, max_new_tokens=count, do_sample=False)
     prompt_ids = batch["input_ids"][0].tolist()

@@ -61,16 +61,17 @@ def process_media(folder: Path, kind: MediaKind, media: Any, text: str = "What i
 
 
 def in_float32(inputs: Any) -> dict[str, Any]:
-    """Return a processor's tensors for a model in float32. Llama 4's are in bfloat16."""
+    """Return a processor's tensors for a model in float32. Llama 4's are in bfloat16. PaliGemma's are for training."""
     return {
         name: value.float() if isinstance(value, torch.Tensor) and value.is_floating_point() else value
         for name, value in inputs.items()
+        if name != "labels"
     }
 
 
 def encoder_features(inputs: dict[str, Any]) -> dict[str, torch.Tensor]:
     """Return the processor's tensors that are not about the text."""
-    text_names = {"input_ids", "attention_mask", "mm_token_type_ids", "token_type_ids"}
+    text_names = {"input_ids", "attention_mask", "mm_token_type_ids", "moe_mm_token_type_ids", "token_type_ids"}
     return {
         name: torch.as_tensor(value).contiguous()
         for name, value in inputs.items()

@@ -118,6 +118,7 @@ def build_media_prompt(family: str, parts: list[Any]) -> MediaPrompt:
                     for number, run in enumerate(own_runs)
                 ],
                 facts.sees_both_ways and kind != "audio",
+                prompt_sees_both_ways=facts.is_prefix_lm,
             )
         )
     assert not runs

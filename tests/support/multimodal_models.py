@@ -6,6 +6,7 @@ processor, and a chat template that puts a mark where a message has a picture, v
 
 import functools
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,10 @@ FAMILIES: dict[str, Family] = {
     **PICTURE_MODELS,
     **RECENT_MODELS,
 }
+# Those with mechanisms that other families have as well are tested by night only.
+BY_NIGHT = ["paligemma", "paligemma2", "aria", "step3p7", "ernie4_5_vl_moe", "granite4_vision"]
+IS_NIGHT = bool(os.environ.get("PARLEY_NIGHTLY"))
+SAMPLED_FAMILIES = {name: family for name, family in FAMILIES.items() if IS_NIGHT or name not in BY_NIGHT}
 
 
 def load_processor(folder: Path) -> Any:

@@ -11,15 +11,25 @@ FEATURES = FeatureFile(1, 2, 3)
 
 
 def make_item(
-    name: str, start: int, count: int, *, sees_both_ways: bool = False, features: FeatureFile | None = FEATURES
+    name: str,
+    start: int,
+    count: int,
+    *,
+    sees_both_ways: bool = False,
+    features: FeatureFile | None = FEATURES,
+    prompt_sees_both_ways: bool = False,
 ) -> MediaItem:
     """Make an item named ``name`` of ``count`` embeddings, with a text token among them from 5 on."""
     runs = [EmbeddingRun(0, count)] if count < 5 else [EmbeddingRun(0, 2), EmbeddingRun(3, count - 3)]
-    return MediaItem("image", sha256(name.encode()).digest(), start, count, runs, sees_both_ways, features)
+    digest = sha256(name.encode()).digest()
+    return MediaItem("image", digest, start, count, runs, sees_both_ways, features, prompt_sees_both_ways)
 
 
-def place_items(length: int, choose: Callable[[list[int]], int], *, sees_both_ways: bool = False) -> list[MediaItem]:
-    """Place up to three items of two kinds in a prompt of this length; ``choose`` picks one of several numbers."""
+def place_items(length: int, choose: Callable[[list[int]], int], **flags: bool) -> list[MediaItem]:
+    """Place up to three items of two kinds in a prompt of this length; ``choose`` picks one of several numbers.
+
+    ``flags``: those of the items' tokens, as for ``make_item``.
+    """
     items: list[MediaItem] = []
     end = 0
     for _ in range(choose([0, 1, 1, 2, 3])):
@@ -27,6 +37,6 @@ def place_items(length: int, choose: Callable[[list[int]], int], *, sees_both_wa
         if start + count > length:
             break
         name = f"{choose([1, 2])} of {count}"
-        items.append(make_item(name, start, count, sees_both_ways=sees_both_ways))
+        items.append(make_item(name, start, count, **flags))
         end = items[-1].end
     return items

@@ -1,8 +1,9 @@
 """Tiny models of families of pictures and sound whose code came late to Transformers, for ``multimodal_models``."""
 
+from dataclasses import replace
 from typing import Any
 
-from support.media_family_shape import TEXT, VISION, Family
+from support.media_family_shape import GRID_PINPOINTS, LLAVA_SIZES, SIGLIP, TEXT, VISION, Family
 from support.rope_grid_models import QWEN_MARKS
 
 
@@ -64,6 +65,69 @@ def _music_flamingo(tokenizer: Any) -> Any:
 
     return MusicFlamingoProcessor(WhisperFeatureExtractor(feature_size=80), tokenizer)
 
+
+def _paligemma(tokenizer: Any) -> Any:
+    from transformers import PaliGemmaProcessor, SiglipImageProcessor
+
+    image = SiglipImageProcessor(size={"height": 28, "width": 28}, image_seq_length=16)
+    return PaliGemmaProcessor(image, tokenizer)
+
+
+def _aria(tokenizer: Any) -> Any:
+    from transformers import AriaImageProcessor, AriaProcessor
+
+    return AriaProcessor(AriaImageProcessor(), tokenizer, size_conversion={980: 4})
+
+
+def _step3p7(tokenizer: Any) -> Any:
+    import transformers
+
+    image = transformers.Step3p7ImageProcessor(size={"height": 112, "width": 112}, patch_size=56, max_image_size=224)
+    return transformers.Step3p7Processor(image, tokenizer)
+
+
+def _ernie(tokenizer: Any) -> Any:
+    import transformers
+
+    sizes = {"size": {"shortest_edge": 28**2, "longest_edge": 28**2 * 64}, "patch_size": 14}
+    video = transformers.Ernie4_5_VLMoeVideoProcessor(**sizes, draw_on_frames=False)
+    return transformers.Ernie4_5_VLMoeProcessor(transformers.Ernie4_5_VLMoeImageProcessor(**sizes), tokenizer, video)
+
+
+def _granite4(tokenizer: Any) -> Any:
+    from transformers import Granite4VisionProcessor, LlavaNextImageProcessor
+
+    return Granite4VisionProcessor(
+        LlavaNextImageProcessor(**LLAVA_SIZES, image_grid_pinpoints=GRID_PINPOINTS),
+        tokenizer,
+        patch_size=7,
+        vision_feature_select_strategy="full",
+        downsample_rate="1/2",
+    )
+
+
+PALIGEMMA_TEXT = TEXT | {"model_type": "gemma", "head_dim": 16, "vocab_size": 2048}  # its processor adds 1152 tokens
+PALIGEMMA = Family(
+    {
+        "model_type": "paligemma",
+        "text_config": PALIGEMMA_TEXT,
+        "vision_config": SIGLIP | {"vision_use_head": False},
+        "projection_dim": 64,
+        "hidden_size": 64,
+        "vocab_size": 2048,
+    },
+    {"image_token": "<image>"},
+    {"image": "<image>"},
+    _paligemma,
+)
+ERNIE_MARKS = {
+    "image_token": "<|IMAGE_PLACEHOLDER|>",
+    "image_start_token": "<|IMAGE_START|>",
+    "image_end_token": "<|IMAGE_END|>",
+    "video_token": "<|VIDEO_PLACEHOLDER|>",
+    "video_start_token": "<|VIDEO_START|>",
+    "video_end_token": "<|VIDEO_END|>",
+}
 
 RECENT_MODELS: dict[str, Family] = {
     "lfm3_vl": Family(
@@ -200,5 +264,83 @@ RECENT_MODELS: dict[str, Family] = {
         {"audio": "<sound>"},
         _music_flamingo,
         {f"audio{end}_token_id": f"audio{end}_token" for end in ("", "_bos", "_eos")},
+    ),
+    "paligemma": PALIGEMMA,
+    "paligemma2": replace(
+        PALIGEMMA,
+        config=PALIGEMMA.config
+        | {
+            "text_config": PALIGEMMA_TEXT
+            | {
+                "model_type": "gemma2",
+                "sliding_window": 24,  # shorter than prompts, in which it takes no effect
+                "query_pre_attn_scalar": 16,
+                "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            }
+        },
+    ),
+    "aria": Family(
+        {
+            "text_config": TEXT
+            | {"intermediate_size": 48, "moe_num_experts": 4, "moe_topk": 2, "moe_num_shared_experts": 1},
+            "vision_config": VISION | {"model_type": "idefics3_vision", "image_size": 980, "patch_size": 70},
+            "projector_patch_to_query_dict": {196: 4},
+        },
+        {"image_token": "<|img|>"},
+        {"image": "<fim_prefix><|img|><fim_suffix>"},
+        _aria,
+        tiles=["<fim_prefix>", "<fim_suffix>"],
+    ),
+    "step3p7": Family(
+        {
+            "text_config": TEXT
+            | {
+                "head_dim": 16,
+                "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+                "mlp_layer_types": ["dense", "sparse", "sparse"],
+                "sliding_window": 29,
+                "num_sliding_attention_heads": 6,
+                "n_routed_experts": 4,
+                "num_experts_per_tok": 2,
+                "moe_intermediate_size": 48,
+                "share_expert_dim": 48,
+            },
+            "vision_config": VISION | {"mlp_ratio": 1.5, "image_size": 112, "patch_size": 14},
+        },
+        {"image_token": "<im_patch>"},
+        {"image": "<im_patch>"},
+        _step3p7,
+        tiles=["<im_start>", "<im_end>", "<patch_start>", "<patch_end>", "<patch_newline>"],
+    ),
+    "ernie4_5_vl_moe": Family(
+        {
+            "text_config": TEXT
+            | {
+                "moe_intermediate_size": [48, 24],
+                "moe_k": 2,
+                "moe_num_experts": 4,
+                "moe_num_shared_experts": 1,
+                "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [3, 3, 2]},
+            },
+            "vision_config": {"depth": 2, "hidden_size": 32, "num_heads": 2, "intermediate_size": 48},
+        },
+        ERNIE_MARKS,
+        {"image": "<|IMAGE_START|><|IMAGE_PLACEHOLDER|><|IMAGE_END|>"},
+        _ernie,
+        {f"{name}_id": name for name in ERNIE_MARKS},
+    ),
+    "granite4_vision": Family(
+        {
+            "text_config": TEXT | {"num_hidden_layers": 6, "embedding_multiplier": 3.0, "attention_multiplier": 0.2},
+            "vision_config": SIGLIP | {"hidden_size": 64, "num_attention_heads": 2},
+            "image_grid_pinpoints": GRID_PINPOINTS,
+            "vision_feature_select_strategy": "full",
+            "downsample_rate": "1/2",
+            "deepstack_layer_map": [[-1, 0], [1, 2]],
+            "spatial_target_layers": [1, 3, 4, 5],
+        },
+        {"image_token": "<image>"},
+        {"image": "<image>\n"},
+        _granite4,
     ),
 }

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from support.multimodal_models import FAMILIES, multimodal_folder
+from support.multimodal_models import FAMILIES, SAMPLED_FAMILIES, multimodal_folder
 
 from parley.text.media_family import MediaMarks, read_media_family, writer_config
 from parley.text.tokens.tokenizer import Tokenizer
@@ -23,6 +23,7 @@ OTHER_MARKS = {
 }
 OPENING_MARKS = (
     "<|vision_", "<|begin_of_", "<|audio_start|>", "[BEGIN_AUDIO]", "<|IMAGE_START|>", "<|media_begin|>", "<img>",
+    "<fim_prefix>",
 )  # fmt: skip
 
 
@@ -30,7 +31,7 @@ def read_config(family: str) -> dict:
     return json.loads((multimodal_folder(family) / "config.json").read_text())
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", SAMPLED_FAMILIES)
 def test_reads_the_kinds_and_marks_of_a_family(family: str):
     media_family = read_media_family(read_config(family))
     assert media_family is not None
@@ -48,6 +49,7 @@ def test_reads_the_kinds_and_marks_of_a_family(family: str):
         else:
             assert marks[kind].prompt_mark == marks[kind].placeholder
     assert media_family.sees_both_ways == (family in ("gemma3", "gemma4_31b"))
+    assert media_family.is_prefix_lm == family.startswith("paligemma")
     assert media_family.has_rope_grids == ("mrope_section" in json.dumps(read_config(family)))
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from support.multimodal_models import FAMILIES, multimodal_folder
+from support.multimodal_models import FAMILIES, SAMPLED_FAMILIES, multimodal_folder
 
 from parley.errors import Invalid
 from parley.model.media_input.processor import ItemProcessor
@@ -19,7 +19,7 @@ from parley.text.prompt import TextPipeline
 from parley.types import Chat, EncodedMedia, Media, MediaKind, Message, PlacedMedia, ProcessedMedia, Text
 
 SIZES = {"wide": (40, 90), "tall": (120, 33), "small": (30, 31)}
-PICTURE_FAMILIES = sorted(family for family, shape in FAMILIES.items() if "image" in shape.parts)
+PICTURE_FAMILIES = sorted(family for family, shape in SAMPLED_FAMILIES.items() if "image" in shape.parts)
 
 
 @cache
@@ -153,6 +153,26 @@ def test_a_picture_in_a_plain_text_has_the_tokens_that_a_template_writes_around_
     assert token_ids == load_processor("qwen2_vl")(text=[text], images=[picture("small")])["input_ids"][0]
     with_marks = Text(text, media=[placed(0)])
     assert pipeline.prepare_prompt(with_marks, media=[item]).token_ids == token_ids
+
+
+@pytest.mark.parametrize(
+    ("text", "position", "expected"),
+    [
+        ("caption en", 0, "<image><image><|endoftext|>caption en\n"),
+        ("<image>caption en", 0, "<image><image><|endoftext|>caption en\n"),
+        ("see  now", 4, "see <image><image><|endoftext|> now\n"),
+    ],
+)
+def test_bos_stands_after_the_pictures_of_a_prompt_that_is_read_as_a_prefix(text, position, expected):
+    """As PaliGemma's processor writes it. The tokenizer does not add another one."""
+    pipeline = load_pipeline("llava")
+    item = ProcessedMedia("image", b"cat", "<image><image>", "<image>", 2, text_edges=("<|endoftext|>", "\n"))
+    prompt = Text(text, media=[placed(position)])
+    token_ids = pipeline.prepare_prompt(prompt, media=[item]).token_ids
+    assert token_ids == pipeline.tokenizer.encode(expected, special=False)
+    assert pipeline.tokenize_prompt(prompt, media=[item])[:2] == (expected, token_ids)
+    without = pipeline.prepare_prompt(Text("caption en")).token_ids
+    assert without == pipeline.tokenizer.encode("caption en", special=True)
 
 
 def test_a_template_that_reads_no_parts_gets_marks_in_lines():

@@ -32,9 +32,12 @@ def are_known_tokens(token_ids: Sequence[int], media: Sequence[MediaItem], vocab
     )
 
 
-def end_outside_items(media: Sequence[MediaItem], start: int, end: int) -> int:
+def end_outside_items(media: Sequence[MediaItem], prompt_length: int, start: int, end: int) -> int:
     """Return the end of a chunk from token ``start`` on, moved out of items whose tokens see later ones of the same
-    item: to the item's start, or to its end if the chunk would be empty or starts within the item."""
+    item: to the item's start, or to its end if the chunk would be empty or starts within the item. A prompt whose
+    tokens all see each other is a chunk of its own."""
+    if start < prompt_length and any(item.prompt_sees_both_ways for item in media):
+        return prompt_length
     for item in media:
         if item.sees_both_ways and item.start < end < item.end:
             return item.start if start < item.start else item.end

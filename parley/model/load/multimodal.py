@@ -20,11 +20,14 @@ FLAT_CONFIG_TYPES = {
     "paddleocr_vl": "paddleocr_vl_text",
     "phi4_multimodal": "phi4_multimodal",
 }
-ENCODERS_IN_BODY = "model.embed_tokens_extend."  # prefix of the encoders of Phi-4-multimodal
+BODY_PREFIX = "model."
+# Prefixes of the encoders that lie beside the layers: of Phi-4-multimodal and ERNIE 4.5 VL
+ENCODERS_IN_BODY = ("model.embed_tokens_extend.", "model.vision_model.", "model.resampler_model.")
 EMBEDDING_SUFFIX = "embed_tokens.weight"
 THINKER_PREFIX = "thinker."  # of the tensors of Qwen-Omni's part that writes text
 # Language models whose last tokens the projectors of media embed, and the modules of these
 MEDIA_TOKEN_TYPES, TOKEN_PROJECTORS = {"gemma3n_text"}, ("embed_vision", "embed_audio")
+PREFIX_TYPES = {"paligemma"}  # all tokens of a prompt with pictures attend to each other
 HEAD_PREFIXES = ("lm_head.", "language_model.lm_head.", "model.language_model.lm_head.")
 
 
@@ -37,6 +40,8 @@ def language_model_config(config: dict[str, Any]) -> dict[str, Any]:
         ties = [section.get("tie_word_embeddings") for section in (config, text_config)]
         if text_config["model_type"] in MEDIA_TOKEN_TYPES:
             shared_fields["media_configs"] = {name: config.get(name) for name in ENCODER_CONFIGS}
+        if config["model_type"] in PREFIX_TYPES:  # may say that it reads both ways, which only its prompts do
+            shared_fields["use_bidirectional_attention"] = None
         return {**text_config, **shared_fields, "tie_word_embeddings": True in ties or False not in ties}
     if text_config is None and config["model_type"] in FLAT_CONFIG_TYPES:
         return {**config, "model_type": FLAT_CONFIG_TYPES[config["model_type"]]}
@@ -51,7 +56,7 @@ def keep_language_model(checkpoint: Checkpoint) -> None:
     """
     _keep_thinker(checkpoint)
     body_prefix = _find_body_prefix(checkpoint)
-    _drop_tensors(checkpoint, ENCODERS_IN_BODY)
+    _drop_tensors(checkpoint, *ENCODERS_IN_BODY)
     if body_prefix is not None:
         prefixes = {body_prefix: "model.", **dict.fromkeys(HEAD_PREFIXES, "lm_head.")}
         for module in TOKEN_PROJECTORS:
@@ -65,10 +70,10 @@ def keep_language_model(checkpoint: Checkpoint) -> None:
 def keep_encoders(checkpoint: Checkpoint) -> None:
     """Leave out the tensors that ``keep_language_model`` keeps."""
     _keep_thinker(checkpoint)
-    if any(name.startswith(ENCODERS_IN_BODY) for name in checkpoint.tensor_names):
-        checkpoint.select_tensors({ENCODERS_IN_BODY: ENCODERS_IN_BODY})
-        return
     body_prefix = _find_body_prefix(checkpoint)
+    if body_prefix == BODY_PREFIX and any(name.startswith(ENCODERS_IN_BODY) for name in checkpoint.tensor_names):
+        checkpoint.select_tensors({prefix: prefix for prefix in ENCODERS_IN_BODY})
+        return
     language_model = HEAD_PREFIXES if body_prefix is None else (body_prefix, *HEAD_PREFIXES)
     _drop_tensors(checkpoint, *language_model)
 

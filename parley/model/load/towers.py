@@ -181,7 +181,7 @@ def _empty_language_model(config: Any) -> None:
     text_config = config.get_text_config()
     text_config.num_hidden_layers = 0
     text_config.vocab_size = 1
-    text_config.pad_token_id = None
+    text_config.pad_token_id = 0
     if getattr(text_config, "hidden_size_per_layer_input", None):
         text_config.hidden_size_per_layer_input = 0
     if hasattr(text_config, "altup_num_inputs"):

@@ -26,6 +26,7 @@ from parley import native
 from parley.heartbeat import beat
 from parley.model.checkpoint.files import LoadError
 from parley.model.load.logit_scale import scale_forgotten_logits
+from parley.model.load.media_arguments import MediaArguments
 from parley.model.load.numeric_check.transformers_check import body_of
 from parley.model.load.padded_weights import pad_products
 from parley.model.media.encoder import encoder_parts
@@ -99,6 +100,7 @@ class TransformersNetwork:
         self.device = model.device
         self.parameters = parameters
         self.weights_bytes = weights_bytes
+        self._media_arguments = MediaArguments(model)
         self._body = body_of(model)
         self._body_forward = self._body.forward
         self._body.forward = self._forward_or_skip
@@ -139,22 +141,14 @@ class TransformersNetwork:
     def _body_inputs(self, batch: PackedBatch) -> dict[str, Any]:
         """Return the arguments of the body for a batch, by name."""
         axes = batch.rope_positions  # [3, T], and [3, 1, T] for Transformers
-        inputs: dict[str, Any] = {"position_ids": batch.positions[None] if axes is None else axes[:, None]}
+        inputs = self._media_arguments.of_batch(batch)
+        inputs["position_ids"] = batch.positions[None] if axes is None else axes[:, None]
         media = batch.media
         if media is None:
             return inputs | {"input_ids": batch.token_ids[None]}
         token_ids = batch.token_ids.index_fill(0, media.tokens, 0)  # placeholders may lie beyond the table
         embeddings = self._body.get_input_embeddings()(token_ids)
-        inputs["inputs_embeds"] = embeddings.index_copy(0, media.tokens, media.embeddings)[None]
-        if media.deepstack:
-            is_media = torch.zeros_like(token_ids, dtype=torch.bool)
-            is_media[media.tokens] = True
-            order = media.tokens.argsort()
-            inputs |= {
-                "visual_pos_masks": is_media[None],
-                "deepstack_visual_embeds": [row[order] for row in media.deepstack],
-            }
-        return inputs
+        return inputs | {"inputs_embeds": embeddings.index_copy(0, media.tokens, media.embeddings)[None]}
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return logits of the given hidden rows: float32 [rows, vocab_size]. The head is all code after the body."""

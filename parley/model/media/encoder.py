@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future, wait
 from contextvars import ContextVar
 from threading import Thread
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -182,6 +183,8 @@ def find_feature_function(model: Any, kind: MediaKind) -> FeatureFunction:
         return lambda input_features, input_features_mask, embedding_count: _encode_music_flamingo(
             model.base_model, input_features, input_features_mask, embedding_count
         )
+    if model.config.model_type == "granite4_vision":
+        return lambda pixel_values, image_sizes: _encode_granite4(model.base_model, pixel_values, image_sizes)
     if model.config.model_type == "llama4":
         return lambda pixel_values: _encode_llama4(model, pixel_values)
     if model.config.model_type == "gemma3n" and kind == "audio":
@@ -286,6 +289,15 @@ def _encode_llama4(model: Any, pixel_values: torch.Tensor) -> Any:
 
     rows = model.get_image_features(pixel_values=pixel_values).last_hidden_state
     return BaseModelOutputWithPooling(pooler_output=model.multi_modal_projector(rows.flatten(0, -2)))
+
+
+def _encode_granite4(body: Any, pixel_values: torch.Tensor, image_sizes: torch.Tensor) -> Any:
+    """Return the embeddings that the decoder adds before some of its layers. The first ones are zero.
+
+    ``pixel_values``: [1, tiles, 3, height, width]; ``image_sizes``: [1, 2].
+    """
+    parts = [torch.cat(rows) for _, rows in body.get_image_features(pixel_values, image_sizes).deepstack_features]
+    return SimpleNamespace(pooler_output=torch.zeros_like(parts[0]), deepstack_features=parts)
 
 
 def _select_arguments(function: FeatureFunction, features: Features, kind: MediaKind) -> Features:

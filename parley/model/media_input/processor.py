@@ -36,6 +36,7 @@ from parley.types import MediaKind, ProcessedMedia
 FRAME_SECONDS = ("second_per_grid_ts", "video_second_per_grid")  # processors' names for the time between frames
 PATCH_POSITIONS = ("image_position_ids", "video_position_ids")  # [items, patches, 2], -1: no patch
 POSITION_COUNTS = ("position_embedding_size", "mm_posemb_size")  # configs' names for the positions on each axis
+TEXT_TENSORS = {"token_type_ids", "mm_token_type_ids", "moe_mm_token_type_ids", "labels"}  # one number for each token
 DEFAULT_RATE = 16_000  # samples per second, for a processor that does not say
 
 
@@ -204,6 +205,8 @@ class ItemProcessor:
             other_placeholders=others,
             number=self._number_of(processed.replacement),
             shared_edge=self._processor.fake_image_token if self._family.shares_edges else "",
+            prompt_sees_both_ways=self._family.is_prefix_lm,
+            text_edges=(self._processor.tokenizer.bos_token, "\n") if self._family.is_prefix_lm else ("", ""),
         )
 
     def write_features(self, processed: ProcessedTensors, digest: bytes) -> bytes:
@@ -282,7 +285,7 @@ class ItemProcessor:
             if is_out_of_memory(error):
                 raise MemoryError from None
             raise processor_refusal() from None
-        text_names = {*self._processor.tokenizer.model_input_names, "token_type_ids", "mm_token_type_ids"}
+        text_names = TEXT_TENSORS.union(self._processor.tokenizer.model_input_names)
         tensors = {
             name: torch.as_tensor(value).contiguous()
             for name, value in output.items()

@@ -43,7 +43,8 @@ class PackedBatch:
     ``media``: embeddings from encoders; None if there are none. ``rope_positions``: rotary positions on the three axes
     of M-RoPE, int64 [3, T]; None if they all equal ``positions``. ``visible_ends``: how far each token sees, the last
     visible position + 1, int64 [T]; None if it sees itself and earlier tokens only. ``has_window_ahead``: in layers
-    with a window of w tokens, a token sees the next w - 1 at most.
+    with a window of w tokens, a token sees the next w - 1 at most. ``whole_prompts``: for each span, whether all of its
+    tokens see all of a prompt, whatever the window; None if there is no such span.
     ``states``: of the sequences, for layers that keep one; None if all sequences begin here and do not continue.
     ``tables``: the same sequences as tensors for kernels on a GPU, made when the first of them needs them.
     ``result_counts``: of how many last tokens of each span the result is read; None: of all. A network may leave out
@@ -60,6 +61,7 @@ class PackedBatch:
     rope_positions: torch.Tensor | None = None
     visible_ends: torch.Tensor | None = None
     has_window_ahead: bool = False
+    whole_prompts: list[bool] | None = None
     states: BatchStates | None = None
     tables: native.BatchTables | None = None
     result_counts: list[int] | None = None

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -147,6 +149,10 @@ class PagedKV:
         most_seen: int | None = None,
     ) -> torch.Tensor:
         """Compute attention of queries [T, heads, dim]: [T, heads, value_dim] (see ``network.KVPages``)."""
+        if window is not None and batch.whole_prompts is not None:
+            how = {"scale": scale, "chunk": chunk, "softcap": softcap, "sinks": sinks, "slopes": slopes}
+            how |= {"sees_later": sees_later, "most_seen": most_seen}
+            return self._attend_whole_prompts(layer, queries, batch, window, how)
         self._enter_batch(batch)
         pool = self._pools[layer]
         key = (queries.shape[1], pool.page_format, window, chunk, slopes is None, sees_later, most_seen)
@@ -173,6 +179,23 @@ class PagedKV:
         plan = self._plans[key]
         return native.attend(queries, pool, plan, scale=scale, softcap=softcap, sinks=sinks, slopes=slopes)
 
+    def _attend_whole_prompts(
+        self, layer: int, queries: torch.Tensor, batch: PackedBatch, window: int, how: dict[str, Any]
+    ) -> torch.Tensor:
+        """Compute attention in a layer with a window, which does not limit prompts whose tokens all see each other."""
+        output: torch.Tensor | None = None
+        for is_whole in (True, False):
+            numbers = [number for number, flag in enumerate(batch.whole_prompts or ()) if flag == is_whole]
+            if not numbers:
+                continue
+            rows, part = _select_spans(batch, numbers)
+            attended = self.attend_pages(layer, queries[rows], part, window=None if is_whole else window, **how)
+            if output is None:
+                output = attended.new_empty(len(queries), *attended.shape[1:])
+            output[rows] = attended
+        assert output is not None
+        return output
+
     def _enter_batch(self, batch: PackedBatch) -> None:
         """Drop the plans of the previous batch. A batch object belongs to one step and is never changed."""
         if batch is not self._batch:
@@ -192,6 +215,19 @@ def limit_spans(spans: list[Span], most_seen: int) -> list[Span]:
         if beyond:
             limited.append(Span(span.first + span.count - beyond, beyond, beyond, span.table))
     return limited
+
+
+def _select_spans(batch: PackedBatch, numbers: list[int]) -> tuple[torch.Tensor, PackedBatch]:
+    """Return the tokens of some of a batch's spans, int64 [T], and a batch of these alone, for their attention."""
+    spans: list[Span] = []
+    rows: list[int] = []
+    for span in map(batch.spans.__getitem__, numbers):
+        spans.append(replace(span, first=len(rows)))
+        rows += range(span.first, span.first + span.count)
+    places = torch.tensor(rows, device=batch.positions.device)
+    ends = None if batch.visible_ends is None else batch.visible_ends[places]
+    positions = batch.positions[places]
+    return places, replace(batch, positions=positions, visible_ends=ends, spans=spans, whole_prompts=None, tables=None)
 
 
 def carve_arenas(

@@ -12,7 +12,13 @@ import torch
 from PIL import Image
 from safetensors.torch import load
 from support.media_files import image_file, picture_array, sine_wave, video_file, wav_file
-from support.multimodal_models import FAMILIES, load_processor, multimodal_folder, write_multimodal_model
+from support.multimodal_models import (
+    FAMILIES,
+    SAMPLED_FAMILIES,
+    load_processor,
+    multimodal_folder,
+    write_multimodal_model,
+)
 
 from parley.engine.media_messages import DecodingLimits, MediaProcessed, MediaRefused, ProcessMedia, encode_options
 from parley.model.media_input.jobs import MediaJobs
@@ -86,7 +92,7 @@ def prompt_mark(family: str, kind: Any) -> str:
 
 
 def families_with(kind: str) -> list[str]:
-    return [name for name, family in FAMILIES.items() if kind in family.parts]
+    return [name for name, family in SAMPLED_FAMILIES.items() if kind in family.parts]
 
 
 def check_same(result: MediaProcessed | MediaRefused, tensors: dict[str, torch.Tensor], expected: Any) -> None:
