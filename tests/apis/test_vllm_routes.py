@@ -347,6 +347,24 @@ async def test_vllm_version_models_and_tokenizer_routes_answer(server):
     assert (await server.get("/vllm/tokenizer_info")).json == {"detail": "Not Found"}
 
 
+@pytest.mark.parametrize("prefix", ["", "/vllm"])
+async def test_tokenized_conversations_have_the_tokens_of_their_chats(server, prefix):
+    tool = {"type": "function", "function": {"name": "get_weather", "parameters": {"type": "object"}}}
+    for members in (
+        {"tools": [tool]},
+        {"chat_template_kwargs": {"enable_thinking": False}},
+        {"tools": [tool], "chat_template_kwargs": {"enable_thinking": True}, "add_generation_prompt": False},
+    ):
+        body = {"messages": HELLO_CHAT["messages"]} | members
+        tokenized = (await server.post(prefix + "/tokenize", body)).json
+        rendered = (await server.post(prefix + "/v1/chat/completions/render", body | {"max_tokens": 1})).json
+        assert tokenized["tokens"] == rendered["token_ids"] and tokenized["count"] == len(tokenized["tokens"])
+    for members in ({"chat_template": "x"}, {"chat_template_kwargs": {"chat_template": "x"}}):
+        refused = await server.post(prefix + "/tokenize", {"messages": HELLO_CHAT["messages"]} | members)
+        assert refused.status == 400
+        assert ("--trust-request-chat-template" in refused.error["message"]) == (prefix == "/vllm")
+
+
 async def test_openai_client_passes_all_vllm_extra_parameters(serve):
     server = await serve(reply=echo_and_end)
     extras = {

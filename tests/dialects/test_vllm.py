@@ -9,7 +9,7 @@ import pytest
 from parley.dialects.dialect import Answer, RequestContext, RequestTimings
 from parley.dialects.facts import ModelCard, ServerFacts
 from parley.dialects.openai import chat as plain
-from parley.dialects.vllm import chat, completions, control, shared
+from parley.dialects.vllm import chat, completions, control, requests, shared
 from parley.dialects.vllm.pooling import embeddings
 from parley.errors import (
     BadRequest,
@@ -300,6 +300,7 @@ CHAT_SENTENCES: list[tuple[dict[str, Any], str, str | None]] = [
      "You can only either use constraints for structured outputs or tools, not both.", None),
     ({"chat_template": "x"}, "Chat template is passed with request, but --trust-request-chat-template is not set. "
      "Refused request with untrusted chat template.", None),
+    ({"chat_template_kwargs": {"chat_template": "x"}}, requests.UNTRUSTED_TEMPLATE, None),
     ({"continue_final_message": True, "add_generation_prompt": True},
      "Cannot set both `continue_final_message` and `add_generation_prompt` to True.", None),
     ({"messages": []}, "Cannot apply chat template to an empty conversation. Provide at least one message.", None),

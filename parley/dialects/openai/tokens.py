@@ -16,14 +16,13 @@ from parley.dialects.words import DEFAULT_WORDING, ErrorWording
 from parley.types import Chat, Prompt, Text
 
 
-def read_tokenize(
-    body: bytes,
-    context: RequestContext | None = None,
-    wording: ErrorWording = DEFAULT_WORDING,
-    rules: ReadingRules = OPENAI_RULES,
-) -> TokenizeRequest:
+def read_tokenize(body: bytes, context: RequestContext | None = None) -> TokenizeRequest:
     """Read a prompt or a conversation to tokenize; without ``context``, only text is accepted. Raises BadRequest."""
-    fields = decode_fields(body, wording)
+    return read_tokenize_members(decode_fields(body), context, OPENAI_RULES)
+
+
+def read_tokenize_members(fields: Fields, context: RequestContext | None, rules: ReadingRules) -> TokenizeRequest:
+    """Read the members of a body to tokenize. Raises BadRequest."""
     prompt = _read_chat_prompt(fields, rules, context) if fields.has_value("messages") else _read_text_prompt(fields)
     return TokenizeRequest(
         model=fields.string("model", "", cap=256),

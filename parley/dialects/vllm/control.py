@@ -124,7 +124,10 @@ def read_invocation(body: bytes, context: RequestContext) -> Reply | Answer:
 
 def read_vllm_tokenize(body: bytes, context: RequestContext | None = None) -> TokenizeRequest:
     """Read a prompt or a conversation to tokenize. Raises BadRequest."""
-    return tokens.read_tokenize(body, context, VLLM_WORDING, requests.VLLM_RULES)
+    fields = decode_fields(body, VLLM_WORDING)
+    if fields.has_value("messages"):
+        requests.check_template(fields)
+    return tokens.read_tokenize_members(fields, context, requests.VLLM_RULES)
 
 
 def read_vllm_detokenize(body: bytes) -> DetokenizeRequest:

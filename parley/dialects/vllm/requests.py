@@ -207,10 +207,15 @@ def with_response_format(body: Fields) -> Fields:
     return body.without_members({"structured_outputs", "response_format"}).with_defaults(replacement)
 
 
+def check_template(body: Fields) -> None:
+    """Refuse a template of the request's own, also as a variable of the template. Raises BadRequest."""
+    if body.has_value("chat_template") or body.free_object("chat_template_kwargs").get("chat_template") is not None:
+        raise Invalid(UNTRUSTED_TEMPLATE)
+
+
 def check_chat(body: Fields) -> None:
     """Check the rules for conversations. Raises Invalid."""
-    if body.has_value("chat_template"):
-        raise Invalid(UNTRUSTED_TEMPLATE)
+    check_template(body)
     if body.has_value("tools") and body.raw_value("tools") == []:
         sentence = "`tools` must not be an empty array. Either provide at least one tool or omit the field entirely."
         raise parameter_error(sentence, "tools")
