@@ -77,6 +77,17 @@ async def test_streams_are_stored_as_the_completion_in_one_piece(serve, live_clu
     assert (failed.status, failed.error["param"]) == (400, "store")
 
 
+async def test_stored_completions_have_ids_of_their_own_whatever_the_client_calls_the_request(serve):
+    server = await serve()
+    ids = [(await create(server, request_id="a/b"))["id"] for _ in range(2)]
+    assert len({*ids, "chatcmpl-a/b"}) == 3
+    for completion_id in ids:
+        assert (await server.get(f"{PATH}/{completion_id}")).json["id"] == completion_id
+    assert (await server.post(PATH, CHAT | {"request_id": "a/b"})).json["id"] == "chatcmpl-a/b"
+    storeless = await serve(response_store=0)
+    assert (await create(storeless, request_id="a/b"))["id"] == "chatcmpl-a/b"
+
+
 def without_empty(choice: dict[str, Any]) -> dict[str, Any]:
     message = {name: value for name, value in choice["message"].items() if value not in (None, [])}
     return choice | {"message": message}

@@ -19,7 +19,7 @@ from parley.dialects.openai.custom_tools import CustomCallReader
 from parley.dialects.openai.messages import read_conversation, read_prediction
 from parley.dialects.openai.mistral_members import with_openai_members
 from parley.dialects.openai.shared import OPENAI_RULES, STRICT_RULES, ReadingRules
-from parley.dialects.openai.stored_chats import read_keeper
+from parley.dialects.openai.stored_chats import is_stored, read_keeper
 from parley.dialects.openai.timings import metrics_member
 from parley.errors import Invalid, ParleyError, excerpt
 from parley.types import (
@@ -108,10 +108,12 @@ class ChatReply(Reply):
         )
         stores = self.reading_rules.stores_chats
         self._keeper = read_keeper(body, context) if stores else None
+        # A client's own id may be one that another stored completion has, or may not fit into a path.
+        own_id = None if stores and is_stored(body, context) else extra_members.client_id
         self._echo_text = _last_answer(chat_prompt) if body.boolean("echo", False) else ""
         self._wants_reasoning = body.boolean("include_reasoning", True)
         self._tool_chosen = chat_prompt.forced_tool is not None
-        self._answer_id = extra_members.client_id or context.unique_id
+        self._answer_id = own_id or context.unique_id
         self._tokens_as_ids = body.boolean("return_tokens_as_token_ids", options.return_tokens_as_token_ids)
         self._context = context
         self._choices = [ChatChoice() for _ in range(self.request.n)]

@@ -55,6 +55,11 @@ class CompletionKeeper:
             self.keep(completion if usage is None else completion | {"usage": usage})
 
 
+def is_stored(body: Fields, context: RequestContext) -> bool:
+    """Return whether the completion is stored, here or by a coordinator. Raises BadRequest."""
+    return body.boolean("store", False) and context.records.are_kept
+
+
 def read_keeper(body: Fields, context: RequestContext) -> CompletionKeeper | None:
     """Return what keeps the completion; None if the request or the server stores none. Raises BadRequest."""
     if not body.boolean("store", False):
