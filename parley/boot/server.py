@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from ssl import SSLContext
+from typing import Any
 
 import uvloop
 
@@ -218,6 +219,7 @@ class ServerInstance:
         loading = asyncio.create_task(self._load_models())
         showing = asyncio.create_task(banner.show_progress(self._loading_progress))
         watching = asyncio.create_task(self._wait_engines_failed())
+        tasks: list[asyncio.Task[Any]] = [stop, loading, showing, watching]
         try:
             await asyncio.wait({stop, loading, serving}, return_when=asyncio.FIRST_COMPLETED)
             showing.cancel()
@@ -228,10 +230,10 @@ class ServerInstance:
                 freeze_objects()
                 banner.print_line(banner.ready_line(time.monotonic() - started))
                 self._service_manager.notify("READY=1")
+                tasks.append(asyncio.create_task(self._ports.resume_batches()))
                 await asyncio.wait({stop, watching, serving}, return_when=asyncio.FIRST_COMPLETED)
             return watching.result() if watching.done() else ""
         finally:
-            tasks = (stop, loading, showing, watching)
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)

@@ -21,6 +21,8 @@ from parley.boot.places import listening_places
 from parley.dialects.dialect import RouteKind
 from parley.serving.api_processes.passing import PassedApp
 from parley.serving.options import ServerOptions
+from parley.serving.records.background import tenant_records
+from parley.serving.records.batch_resumption import BatchResumption
 from parley.web import banner
 from parley.web.auth import is_loopback, port_reach
 from parley.web.connection_limit import ConnectionLimit, admin_limit
@@ -209,6 +211,12 @@ class ServerPorts:
         """End the API processes, which report the usage of their last requests before."""
         if self._api_processes is not None:
             await self._api_processes.close()
+
+    async def resume_batches(self) -> None:
+        """Go on with the batches of servers that have ended, until this one ends."""
+        registry = self._parts.registry
+        records_of = partial(tenant_records, registry.record_store, registry.background_runs)
+        await BatchResumption(registry.batch_runner, self._apps, records_of).keep_resuming()
 
     async def stop_listening(self) -> None:
         """Stop the gRPC server, and let ``serve_http`` end."""

@@ -9,8 +9,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import ClassVar, Literal, NamedTuple
 
+from parley.dialects.records import SILENT_SECONDS, TenantRecords
+
 # On each request of a batch, which waits for all that lack it. A client that sends it itself waits as well.
 BATCH_HEADER = b"x-parley-batch"
+RUN_PREFIX = "batch-run/"  # of the records that let a batch go on after the end of its server
 # "completed": every request was answered, or no more results fit. "expired": the deadline has passed. "stopped": the
 # client has cancelled it, or the server ends. "failed": the server had an error.
 BatchEnd = Literal["completed", "expired", "stopped", "failed"]
@@ -34,18 +37,30 @@ class BatchAnswer(NamedTuple):
 class BatchJob(ABC):
     """One batch.
 
-    ``creation_path``: the route that created it, without a prefix. ``record_name``: of its record, which is touched
-    while it waits and runs. ``deadline``: in seconds since the epoch, as every ``now``. ``begin`` and ``finish`` may be
-    called in threads, one call at a time.
+    ``creation_path``: the route that created it, without a prefix. ``kept_headers``: those of the request that created
+    it that its requests need as well, besides the key, also on another server. ``record_name``: of its record, which is
+    touched while it waits and runs. ``deadline``: in seconds since the epoch, as every ``now``. ``result_expiry``:
+    seconds after which its results expire; None: as everything that is kept. ``is_cancelled``: its client cancelled it
+    before it was restored. ``begin`` and ``finish`` may be called in threads, one call at a time.
+
+    A batch that lets others run begins again later: ``forget_answers``, ``begin``, and every answer so far.
     """
 
     creation_path: ClassVar[str]
+    kept_headers: ClassVar[tuple[bytes, ...]] = ()
     record_name: str
     deadline: int
+    result_expiry: int | None = None
+    is_cancelled: bool = False
 
     @abstractmethod
     def render_accepted(self) -> bytes:
         """Keep the record of a batch that waits, and return the answer to its creation. Raises NotReady."""
+
+    @property
+    @abstractmethod
+    def request_count(self) -> int:
+        """The number of requests, once the batch has begun."""
 
     @abstractmethod
     def begin(self, now: int) -> Sequence[BatchRequest]:
@@ -56,9 +71,20 @@ class BatchJob(ABC):
         """Add the answer to request ``number``. Return False if no more fit."""
 
     @abstractmethod
+    def forget_answers(self) -> None:
+        """Free the memory of all answers."""
+
+    @abstractmethod
     def save_progress(self) -> None:
         """Record how many requests were answered. Raises NotReady."""
 
     @abstractmethod
     def finish(self, end: BatchEnd, now: int) -> None:
         """Keep the results, and record the end. Raises NotReady."""
+
+
+def has_lost_server(records: TenantRecords, record_name: str, deadline: int, now: int) -> bool:
+    """Whether the server of a batch that runs has ended, and no other server will let it go on. ``record_name`` and
+    ``deadline``: those of the batch."""
+    is_silent = records.record_age(record_name) > SILENT_SECONDS
+    return is_silent and (now > deadline or records.find_record(RUN_PREFIX + record_name) is None)

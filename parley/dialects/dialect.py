@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 import msgspec
 
+from parley.dialects.batch_job import BatchJob
 from parley.dialects.bench import BenchApi
 from parley.dialects.reasoning_seal import RANDOM_SEAL, ReasoningSeal
 from parley.dialects.records import NO_RECORDS, InlinedRequest, TenantRecords
@@ -259,7 +260,7 @@ RouteKind = Literal[
     "health",  # an empty 200 while the engine serves, otherwise an error
     "live",  # 200 as long as the process answers at all; writer(bool) -> Answer gives it the API's own form
     "ready",  # 200 when requests are accepted, otherwise 503 with progress; writer(bool) -> Answer as above
-    "stored",  # read or change stored records: reader(body, RequestContext) -> Answer | StreamReplay
+    "stored",  # read or change stored records: reader(body, RequestContext) -> Answer | StreamReplay | BatchJob
     "socket",  # a WebSocket, whose messages are POST requests of its path: reader(ConnectionRecords) -> SocketSession
     "info",  # information about the server: reader(body, RequestContext, ServerFacts) -> Answer
     "summed_info",  # the same, with numbers that are summed over several servers
@@ -327,6 +328,8 @@ class Route:
     # Where bodies refer to records, returns the request with these records for a coordinator, which keeps them.
     inliner: Callable[[bytes, RequestContext], InlinedRequest] | None = None
     inliner_pattern: re.Pattern[bytes] | None = None  # only bodies with a match are given to ``inliner``; None: all
+    # Of a route that creates batches: returns one that has not ended, by its record's name and its ``result_expiry``.
+    batch_restorer: Callable[[TenantRecords, str, int | None], BatchJob | None] | None = None
     reads_many: bool = False  # a route of kind "stored" that may read many records, and so runs in a thread
     query: QuerySchemas = field(default_factory=dict, hash=False)  # schemas of the query's parameters
     body_paths: tuple[str, ...] = ()  # of other routes of its API, if it reads all that they read

@@ -35,14 +35,23 @@ from parley.dialects.mounts import (
 )
 from parley.disagg.wire.headers import read_preface_size
 from parley.disagg.wire.vouched_client import CLIENT_HEADER, COUNT_HEADER, VouchedClient
-from parley.errors import SERVER_ERROR, Forbidden, NotAllowed, NotFound, OrderRefused, ParleyError, excerpt
+from parley.errors import (
+    SERVER_ERROR,
+    Forbidden,
+    NotAllowed,
+    NotFound,
+    OrderRefused,
+    ParleyError,
+    Unauthorized,
+    excerpt,
+)
 from parley.serving.forwarded import TrustedProxies, strip_root_path, without_root_path
 from parley.serving.handlers import PROBE_KINDS, SERVER_HANDLERS, RouteHandler
 from parley.serving.keys.audit_log import AuditLog
 from parley.serving.keys.scopes import check_key_api
 from parley.serving.options import ServerOptions
 from parley.serving.registry import ModelRegistry
-from parley.web.auth import NO_ADMIN_KEY, ApiKeys, BrowserGuard, PortReach, port_reach
+from parley.web.auth import KEPT_KEY, NO_ADMIN_KEY, ApiKeys, BrowserGuard, PortReach, port_reach
 from parley.web.exchange import Exchange
 from parley.web.framing.request_head import raise_head_error
 from parley.web.logs import log_access
@@ -364,6 +373,12 @@ class App:
         headers, is_keyless = exchange.headers, scope["path"] in self._keyless_paths
         raise_head_error(scope, is_probe=is_keyless)
         if is_keyless:
+            return
+        if KEPT_KEY in scope:
+            tenant = self.keys.find_kept_key(scope[KEPT_KEY])
+            if tenant is None:
+                raise Unauthorized("The API key of this batch is not accepted any more.")
+            exchange.tenant, exchange.log_entry.key = tenant, self.keys.name_key(tenant)
             return
         self._access_gate.check_headers(headers, exchange.dialect.web_origins)
         if self.cluster.is_coordinator(headers):

@@ -35,6 +35,7 @@ from parley.serving.pages.activity import handle_activity
 from parley.serving.pages.page_files import handle_page
 from parley.serving.prepare import check_request, prepare_engine_requests
 from parley.serving.records.background import BackgroundRuns
+from parley.serving.records.inner_sender import kept_run, sender_of_client
 from parley.serving.registry import ModelRegistry
 from parley.serving.served_model import ServedModel
 from parley.serving.socket_handshake import handle_socket
@@ -336,10 +337,10 @@ async def handle_stored(registry: ModelRegistry, route: Route, exchange: Exchang
     if isinstance(result, Answer):
         await _send_answer(exchange, result)
     elif isinstance(result, BatchJob):
-        scope = exchange.scope
-        await exchange.send_response(
-            registry.batch_runner.accept_batch(exchange.tenant.id, result, scope["app"], scope)
-        )
+        app, tenant = exchange.scope["app"], exchange.tenant
+        sender = sender_of_client(app, exchange.scope, result)
+        run = kept_run(exchange.scope, result, app.apis, app.keys.keep_key(tenant))
+        await exchange.send_response(registry.batch_runner.accept_batch(tenant.id, result, sender, run))
     else:
         await replay_stream(registry.background_runs, exchange.tenant.id, exchange, result)
 

@@ -89,7 +89,7 @@ class ModelRegistry:
         )
         self.connection_records = make_connection_store()
         self.background_runs = BackgroundRuns(self.record_store)
-        self.batch_runner = BatchRunner(self.background_runs)
+        self.batch_runner = BatchRunner(self.background_runs, self.record_store, is_ending=lambda: self.shutting_down)
         self.reasoning_seal = ReasoningSeal(options.seal_secret)
         self.stop_server = stop_server
         self._observers = observers

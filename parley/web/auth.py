@@ -15,7 +15,7 @@ import ipaddress
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import Literal
+from typing import Literal, NamedTuple
 from urllib.parse import urlsplit
 
 from parley.errors import Forbidden, Unauthorized
@@ -24,6 +24,7 @@ from parley.settings.kinds import UNIX_PREFIX
 from parley.types import NO_TENANT, KeyLimits, KeyOwner, Tenant
 
 KEY_HEADERS = (b"api-key", b"x-api-key")
+KEPT_KEY = "parley.kept_key"  # in the scope of a request that the server sends itself: its client's ``KeptKey``
 TENANT_ID_LENGTH = 32  # hexadecimal digits
 NO_ADMIN_KEYS = (
     "API keys may not change the server. Start it with --admin-key-file FILE; the keys in that file may change it, and "
@@ -50,6 +51,14 @@ PortReach = Literal["local", "certified", "public"]
 def port_reach(host: str, *, certified: bool = False) -> PortReach:
     """Return who reaches a port: this machine only, only holders of a certificate (``certified``), or every host."""
     return "certified" if certified else "local" if is_loopback(host) else "public"
+
+
+class KeptKey(NamedTuple):
+    """Not a client's key, but what finds its tenant again. ``tenant_id``: "" if the server had no keys. ``key_id``: of
+    a key that is known by its hash, else ""."""
+
+    tenant_id: str
+    key_id: str
 
 
 class ApiKeys:
@@ -137,8 +146,8 @@ class ApiKeys:
             if (tenant := self._find_plain_key(key)) is not None:
                 return tenant
             if (hashed_key := self._find_hashed_key(key)) is not None:
-                if hashed_key.expires is None or self._clock() < hashed_key.expires.timestamp():
-                    return self._hashed_tenant(hashed_key, key)
+                if not self._has_expired(hashed_key):
+                    return self._hashed_tenant(hashed_key, tenant_id(key, self._cluster_secret))
                 expired = hashed_key
         if expired is not None:
             raise Unauthorized(f"The API key {expired.name} has expired on {expired.expires:%Y-%m-%d}.")
@@ -161,12 +170,13 @@ class ApiKeys:
         hashed_key = self._hashed_keys.get(key_id, NO_KEY)
         return hashed_key if hashed_key.matches(secret) and hashed_key is not NO_KEY else None
 
-    def _hashed_tenant(self, hashed_key: HashedKey, key: bytes) -> Tenant:
-        """Return the tenant of a key that is known by its hash, given the key itself."""
+    def _hashed_tenant(self, hashed_key: HashedKey, tenant_id: str) -> Tenant:
+        """Return the tenant of a key that is known by its hash, given the tenant's id, which only the key itself
+        shows."""
         tenant = self._hashed_tenants.get(hashed_key.id)
         if tenant is None:
             tenant = Tenant(
-                tenant_id(key, self._cluster_secret),
+                tenant_id,
                 hashed_key.admin or hashed_key.chooses_priority,
                 owner_of(hashed_key),
                 is_admin=hashed_key.admin,
@@ -183,6 +193,23 @@ class ApiKeys:
             self._hashed_tenants[hashed_key.id] = tenant
             self._key_names[tenant.id] = hashed_key.name
         return tenant
+
+    def keep_key(self, tenant: Tenant) -> KeptKey:
+        """Return what finds a tenant again, also in another process, without the tenant's key."""
+        hashed_ids = (key_id for key_id, hashed in self._hashed_tenants.items() if hashed.id == tenant.id)
+        return KeptKey(tenant.id, next(hashed_ids, ""))
+
+    def find_kept_key(self, kept_key: KeptKey) -> Tenant | None:
+        """Return the tenant of a key that was accepted once, None if it is not accepted any more."""
+        if not self._has_keys:
+            return None if kept_key.tenant_id else NO_TENANT
+        hashed_key = self._hashed_keys.get(kept_key.key_id)
+        if hashed_key is not None:
+            return None if self._has_expired(hashed_key) else self._hashed_tenant(hashed_key, kept_key.tenant_id)
+        return next((tenant for tenant in self._tenants if tenant.id == kept_key.tenant_id), None)
+
+    def _has_expired(self, hashed_key: HashedKey) -> bool:
+        return hashed_key.expires is not None and self._clock() >= hashed_key.expires.timestamp()
 
     def name_key(self, tenant: Tenant) -> str:
         """Return a name for a tenant's key in logs: the name in the file with hashes, otherwise its kind and its number
@@ -209,7 +236,7 @@ class ApiKeys:
                 matched |= hmac.compare_digest(digest, candidate)
             hashed_key = self._find_hashed_key(key)
             if hashed_key is not None and hashed_key.admin:
-                matched |= hashed_key.expires is None or self._clock() < hashed_key.expires.timestamp()
+                matched |= not self._has_expired(hashed_key)
         if not matched:
             raise Forbidden(NO_ADMIN_KEY)
 

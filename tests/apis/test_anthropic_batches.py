@@ -5,6 +5,7 @@ import json
 from typing import Any
 
 import pytest
+from support.batch_resumption import end_server, resume_batches
 from support.held_call import HeldCall
 
 from parley.dialects.anthropic.batches import MessageBatch
@@ -81,6 +82,27 @@ async def test_cancelled_and_expired_batches_say_so_for_each_request(serve, monk
     expired = await wait_for_end(server, await create(server, batch_request("late")))
     assert expired["request_counts"]["expired"] == 1
     assert await results(server, expired) == {"late": {"type": "expired"}}
+
+
+async def test_batch_goes_on_at_the_next_server_with_the_results_that_it_has(serve, tmp_path, monkeypatch):
+    monkeypatch.setattr(batch_runner, "PROGRESS_SECONDS", 0.01)
+    first = await serve(tick=0.01, response_store_file=str(tmp_path / "responses.db"))
+    batch = await create(first, batch_request("quick"), batch_request("slow", max_tokens=3000), prefix="/anthropic")
+    async with asyncio.timeout(20):
+        while (await first.get(f"{PATH}/{batch['id']}")).json["request_counts"]["succeeded"] < 1:
+            await asyncio.sleep(0.01)
+    await end_server(first)
+    seen: list[int] = []
+    second = await serve(
+        lambda request, index: seen.append(request.max_tokens) or [5],
+        response_store_file=str(tmp_path / "responses.db"),
+    )
+    resuming = resume_batches(second)
+    batch = await wait_for_end(second, batch)
+    resuming.cancel()
+    counts = {"processing": 0, "succeeded": 2, "errored": 0, "canceled": 0, "expired": 0}
+    assert (batch["request_counts"], seen) == (counts, [3000])
+    assert set(await results(second, batch)) == {"quick", "slow"}
 
 
 async def test_wrong_batches_are_refused_by_member(serve):

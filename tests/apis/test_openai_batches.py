@@ -5,56 +5,26 @@ import json
 import tracemalloc
 from typing import Any
 
-from support.forms import BOUNDARY, encode_form
+from support.forms import encode_form
 from support.held_call import HeldCall
+from support.openai_batches import (
+    CHAT,
+    CHAT_URL,
+    FORM_HEADERS,
+    KEYS,
+    OTHER,
+    OWNER,
+    create_batch,
+    read_results,
+    request_line,
+    upload_file,
+    wait_for_batch,
+)
 
 from parley.dialects.openai.batches.batch import OpenAIBatch
 from parley.dialects.openai.batches.batch_input import read_batch_input
 from parley.serving.records import batch_runner
 from parley.serving.records.background import BackgroundRuns
-
-FORM_HEADERS = {"content-type": f"multipart/form-data; boundary={BOUNDARY}"}
-KEYS = ("sk-one-key-0123456789", "sk-two-key-0123456789")
-OWNER, OTHER = ({"authorization": f"Bearer {key}"} for key in KEYS)
-CHAT_URL = "/v1/chat/completions"
-CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 4, "temperature": 0}
-ENDED = ("completed", "failed", "expired", "cancelled")
-
-
-def request_line(custom_id: str, body: Any = CHAT, url: str = CHAT_URL, **members: Any) -> str:
-    return json.dumps({"custom_id": custom_id, "method": "POST", "url": url, "body": body} | members)
-
-
-async def upload(server: Any, content: str, headers: dict[str, str] | None = None, **members: Any) -> Any:
-    parts = []
-    for name, value in ({"purpose": "batch"} | members).items():
-        values = value if isinstance(value, dict) else {"": value}
-        parts += [(f"{name}[{key}]" if key else name, text, None) for key, text in values.items()]
-    form = encode_form([*parts, ("file", content, "in.jsonl")])
-    return await server.call("POST", "/v1/files", form, FORM_HEADERS | (headers or {}))
-
-
-async def create(server: Any, lines: list[str], endpoint: str = CHAT_URL, headers: Any = None, **members: Any) -> Any:
-    file_id = (await upload(server, "\n".join(lines), headers)).json["id"]
-    body = {"input_file_id": file_id, "endpoint": endpoint, "completion_window": "24h"} | members
-    answer = await server.call("POST", "/v1/batches", body, headers)
-    assert answer.status == 200, answer.body
-    return answer.json
-
-
-async def wait_for_end(server: Any, batch: Any, headers: Any = None, wanted: tuple[str, ...] = ENDED) -> Any:
-    async with asyncio.timeout(20):
-        while (batch := (await server.call("GET", f"/v1/batches/{batch['id']}", None, headers)).json)[
-            "status"
-        ] not in wanted:
-            await asyncio.sleep(0.01)
-    return batch
-
-
-async def results(server: Any, file_id: str, headers: Any = None) -> dict[str, Any]:
-    answer = await server.call("GET", f"/v1/files/{file_id}/content", None, headers)
-    lines = [json.loads(line) for line in answer.body.splitlines()]
-    return {line["custom_id"]: line for line in lines}
 
 
 async def test_batches_of_every_endpoint_have_the_answers_of_single_requests(serve):
@@ -79,17 +49,17 @@ async def check_batches(server: Any, bodies: dict[str, Any]) -> None:
     for endpoint, body in bodies.items():
         wrong = {"model": "tiny"}
         lines = [request_line("good", body, endpoint), "", request_line("bad", wrong, endpoint)]
-        batch = await create(server, lines, endpoint, metadata={"a": "b"})
+        batch = await create_batch(server, lines, endpoint, metadata={"a": "b"})
         assert (batch["object"], batch["status"], batch["metadata"]) == ("batch", "validating", {"a": "b"})
-        batch = await wait_for_end(server, batch)
+        batch = await wait_for_batch(server, batch)
         assert batch["status"] == "completed", batch
         assert batch["request_counts"] == {"total": 2, "completed": 1, "failed": 1}
         single = await server.post(endpoint, body)
-        good = (await results(server, batch["output_file_id"]))["good"]
+        good = (await read_results(server, batch["output_file_id"]))["good"]
         assert (good["error"], good["response"]["status_code"]) == (None, 200)
         for member in ("choices", "usage", "data", "output"):
             assert without_ids(good["response"]["body"].get(member)) == without_ids(single.json.get(member))
-        bad = (await results(server, batch["error_file_id"]))["bad"]
+        bad = (await read_results(server, batch["error_file_id"]))["bad"]
         single = await server.post(endpoint, wrong)
         assert (bad["response"]["status_code"], bad["response"]["body"]) == (single.status, single.json)
         await server.call("DELETE", f"/v1/files/{batch['input_file_id']}")
@@ -116,7 +86,7 @@ async def test_input_with_faults_fails_its_batch_and_names_their_lines(serve):
         json.dumps({"custom_id": "e"}),
         request_line("f", "text"),
     ]
-    batch = await wait_for_end(server, await create(server, lines))
+    batch = await wait_for_batch(server, await create_batch(server, lines))
     assert (batch["status"], batch["request_counts"]["total"], batch["output_file_id"]) == ("failed", 0, None)
     assert [(fault["line"], fault["code"]) for fault in batch["errors"]["data"]] == [
         (2, "invalid_json_line"),
@@ -128,16 +98,16 @@ async def test_input_with_faults_fails_its_batch_and_names_their_lines(serve):
         (8, "invalid_json_line"),
         (9, "invalid_json_line"),
     ]
-    empty = await wait_for_end(server, await create(server, ["", ""]))
+    empty = await wait_for_batch(server, await create_batch(server, ["", ""]))
     assert empty["errors"]["data"][0]["code"] == "empty_file"
     for line in ("{", request_line("a")):
-        many = await wait_for_end(server, await create(server, [line] * 100))
+        many = await wait_for_batch(server, await create_batch(server, [line] * 100))
         assert len(many["errors"]["data"]) == 20
 
 
 async def test_wrong_members_are_refused_by_name(serve):
     server = await serve()
-    file_id = (await upload(server, request_line("a"))).json["id"]
+    file_id = (await upload_file(server, request_line("a"))).json["id"]
     right = {"input_file_id": file_id, "endpoint": CHAT_URL, "completion_window": "24h"}
     for member, value in (
         ("input_file_id", "file-x"),
@@ -155,7 +125,7 @@ async def test_wrong_members_are_refused_by_name(serve):
         ({"expires_after": {"anchor": "created_at", "seconds": "5"}}, "expires_after.seconds"),
         ({"expires_after": {"seconds": "5000"}}, "expires_after.anchor"),
     ):
-        answer = await upload(server, "x", **members)
+        answer = await upload_file(server, "x", **members)
         assert (answer.status, answer.error["param"]) == (400, param)
     form = encode_form([("purpose", "batch", None)])
     assert (await server.call("POST", "/v1/files", form, FORM_HEADERS)).error["param"] == "file"
@@ -163,19 +133,19 @@ async def test_wrong_members_are_refused_by_name(serve):
         assert (await server.get(path)).status == 404
     assert (await server.post("/v1/batches/batch_x/cancel")).status == 404
     small = await serve(response_store=40_000)
-    answer = await upload(small, "x" * 20_000)
+    answer = await upload_file(small, "x" * 20_000)
     assert (answer.status, "10000" in answer.error["message"]) == (413, True)
     for path in ("/v1/files?limit=0", "/v1/batches?limit=101", "/v1/files?after=file-x", "/v1/batches?after=batch_x"):
         assert (await server.get(path)).status == 400
     nothing = await serve(response_store=0)
-    assert "stores no files" in (await upload(nothing, "x")).error["message"]
+    assert "stores no files" in (await upload_file(nothing, "x")).error["message"]
     assert "runs no batches" in (await nothing.post("/v1/batches", right)).error["message"]
 
 
 async def test_files_are_listed_read_and_deleted(serve):
     server = await serve()
     expiry = {"anchor": "created_at", "seconds": "3600"}
-    made = [(await upload(server, "x" * number, expires_after=expiry)).json for number in (1, 2, 3)]
+    made = [(await upload_file(server, "x" * number, expires_after=expiry)).json for number in (1, 2, 3)]
     assert (made[2]["bytes"], made[2]["filename"], made[2]["purpose"]) == (3, "in.jsonl", "batch")
     assert made[0]["expires_at"] == made[0]["created_at"] + 3600
     listed = (await server.get("/v1/files?order=asc")).json["data"]
@@ -193,21 +163,21 @@ async def test_cancelled_batch_keeps_the_results_that_it_has(serve, monkeypatch)
     monkeypatch.setattr(batch_runner, "PROGRESS_SECONDS", 0.01)
     server = await serve(tick=0.01)
     quick, slow = request_line("quick"), request_line("slow", CHAT | {"max_tokens": 3000})
-    batch = await create(server, [quick, slow])
+    batch = await create_batch(server, [quick, slow])
     path = f"/v1/batches/{batch['id']}"
     async with asyncio.timeout(20):
         while (await server.get(path)).json["request_counts"]["completed"] < 1:
             await asyncio.sleep(0.01)
-    waiting = await create(server, [quick])  # one batch of a tenant runs at a time
+    waiting = await create_batch(server, [quick])  # one batch of a tenant runs at a time
     assert (await server.get(f"/v1/batches/{waiting['id']}")).json["status"] == "validating"
     cancelling = (await server.post(path + "/cancel")).json
     assert cancelling["status"] == "cancelling" and cancelling["cancelling_at"]
-    batch = await wait_for_end(server, batch)
+    batch = await wait_for_batch(server, batch)
     assert batch["status"] == "cancelled" and batch["cancelled_at"] and batch["errors"] is None
     assert batch["request_counts"] == {"total": 2, "completed": 1, "failed": 0}
-    assert set(await results(server, batch["output_file_id"])) == {"quick"}
+    assert set(await read_results(server, batch["output_file_id"])) == {"quick"}
     assert (await server.post(path + "/cancel")).status == 409
-    assert (await wait_for_end(server, waiting))["status"] == "completed"
+    assert (await wait_for_batch(server, waiting))["status"] == "completed"
     listed = (await server.get("/v1/batches")).json["data"]
     assert {item["id"] for item in listed} == {batch["id"], waiting["id"]}
 
@@ -215,19 +185,19 @@ async def test_cancelled_batch_keeps_the_results_that_it_has(serve, monkeypatch)
 async def test_batch_expires_with_the_results_that_it_has(serve, monkeypatch):
     server = await serve(tick=0.01)
     server.service.batch_runner._clock = lambda: 1e12  # its deadline has passed
-    batch = await wait_for_end(server, await create(server, [request_line("a")]))
+    batch = await wait_for_batch(server, await create_batch(server, [request_line("a")]))
     assert batch["status"] == "expired" and batch["expired_at"] == 10**12
 
 
 async def test_batch_belongs_to_a_tenant_and_runs_with_its_key(serve):
     server = await serve(api_keys=KEYS)
-    batch = await create(server, [request_line("a")], headers=OWNER)
-    batch = await wait_for_end(server, batch, OWNER)
-    assert set(await results(server, batch["output_file_id"], OWNER)) == {"a"}
+    batch = await create_batch(server, [request_line("a")], headers=OWNER)
+    batch = await wait_for_batch(server, batch, OWNER)
+    assert set(await read_results(server, batch["output_file_id"], OWNER)) == {"a"}
     for path in (f"/v1/batches/{batch['id']}", f"/v1/files/{batch['output_file_id']}/content"):
         assert (await server.call("GET", path, None, OTHER)).status == 404
     assert (await server.call("GET", "/v1/batches", None, OTHER)).json["data"] == []
-    file_id = (await upload(server, request_line("a"), OTHER)).json["id"]
+    file_id = (await upload_file(server, request_line("a"), OTHER)).json["id"]
     body = {"input_file_id": file_id, "endpoint": CHAT_URL, "completion_window": "24h"}
     assert (await server.call("POST", "/v1/batches", body, OWNER)).error["param"] == "input_file_id"
 
@@ -242,8 +212,8 @@ async def test_requests_that_are_put_off_run_later_and_behind_others(serve, monk
         return [5]
 
     server = await serve(note_priority, tick=0.005, max_batch=2, max_queue=0)
-    batch = await create(server, [request_line(str(number), CHAT | {"priority": -9}) for number in range(12)])
-    batch = await wait_for_end(server, batch)
+    batch = await create_batch(server, [request_line(str(number), CHAT | {"priority": -9}) for number in range(12)])
+    batch = await wait_for_batch(server, batch)
     assert batch["request_counts"] == {"total": 12, "completed": 12, "failed": 0}
     assert min(seen) >= 1 << 62
     await server.post(CHAT_URL, CHAT)
@@ -253,7 +223,7 @@ async def test_requests_that_are_put_off_run_later_and_behind_others(serve, monk
 async def test_results_that_are_too_large_end_the_batch(serve):
     server = await serve(response_store=60_000)
     lines = [request_line(str(number), CHAT | {"max_tokens": 60, "logprobs": True}) for number in range(40)]
-    batch = await wait_for_end(server, await create(server, lines))
+    batch = await wait_for_batch(server, await create_batch(server, lines))
     assert (batch["status"], batch["errors"]["data"][0]["code"]) == ("failed", "output_too_large")
     assert batch["request_counts"]["completed"] < 40
 
@@ -261,12 +231,12 @@ async def test_results_that_are_too_large_end_the_batch(serve):
 async def test_a_tenant_has_a_bounded_number_of_open_batches(serve, monkeypatch):
     monkeypatch.setattr(batch_runner, "OPEN_BATCHES", 1)
     server = await serve(tick=0.01)
-    first = await create(server, [request_line("a", CHAT | {"max_tokens": 3000})])
+    first = await create_batch(server, [request_line("a", CHAT | {"max_tokens": 3000})])
     body = {"input_file_id": first["input_file_id"], "endpoint": CHAT_URL, "completion_window": "24h"}
     refused = await server.post("/v1/batches", body)
     assert (refused.status, refused.error["code"]) == (429, "rate_limit_exceeded")
     assert (await server.post(f"/v1/batches/{first['id']}/cancel")).status == 200
-    await wait_for_end(server, first)
+    await wait_for_batch(server, first)
     assert (await server.post("/v1/batches", body)).status == 200
 
 
@@ -290,7 +260,7 @@ async def test_batch_that_ends_during_its_cancellation_has_ended(serve, monkeypa
     held_finish = HeldCall(monkeypatch, OpenAIBatch, "finish")
     held_finish.end_before(monkeypatch, BackgroundRuns, "stop_run")
     server = await serve()
-    batch = await create(server, [request_line("a")])
+    batch = await create_batch(server, [request_line("a")])
     await asyncio.to_thread(held_finish.has_begun.wait, 10)
     assert (await server.post(f"/v1/batches/{batch['id']}/cancel")).status == 409
     assert (await server.get(f"/v1/batches/{batch['id']}")).json["status"] == "completed"
@@ -299,20 +269,20 @@ async def test_batch_that_ends_during_its_cancellation_has_ended(serve, monkeypa
 async def test_cancelled_batch_with_a_wrong_input_has_failed(serve, monkeypatch):
     held_begin = HeldCall(monkeypatch, OpenAIBatch, "begin")
     server = await serve()
-    batch = await create(server, ["{"])
+    batch = await create_batch(server, ["{"])
     await asyncio.to_thread(held_begin.has_begun.wait, 10)
     padding = {"padding": "x" * 20_000}  # a body of this size is read in a thread
     cancelling = await server.post(f"/v1/batches/{batch['id']}/cancel", padding)
     assert (cancelling.status, cancelling.json["status"]) == (200, "cancelling"), cancelling.body
     held_begin.release.set()
-    batch = await wait_for_end(server, batch)
+    batch = await wait_for_batch(server, batch)
     assert (batch["status"], batch["errors"]["data"][0]["line"]) == ("failed", 1)
 
 
 async def test_server_that_ends_waits_for_the_results_of_a_batch(serve, monkeypatch):
     held_finish = HeldCall(monkeypatch, OpenAIBatch, "finish")
     server = await serve()
-    await create(server, [request_line("a")])
+    await create_batch(server, [request_line("a")])
     await asyncio.to_thread(held_finish.has_begun.wait, 10)
     closing = asyncio.create_task(server.service.background_runs.close())
     await asyncio.wait([closing], timeout=0.1)
@@ -323,7 +293,7 @@ async def test_server_that_ends_waits_for_the_results_of_a_batch(serve, monkeypa
 
 async def test_items_of_conversations_are_no_files_and_files_are_no_items(serve):
     server = await serve()
-    file_id = (await upload(server, "x")).json["id"]
+    file_id = (await upload_file(server, "x")).json["id"]
     message = {"type": "message", "role": "user", "content": "Hello"}
     items = [message | {"id": item_id} for item_id in (file_id, "file-x", f"file/{file_id}", "batch_x", "chatcmpl-x")]
     conversation = await server.post("/v1/conversations", {"items": items})
@@ -331,7 +301,7 @@ async def test_items_of_conversations_are_no_files_and_files_are_no_items(serve)
     assert (await server.get(f"/v1/files/{file_id}/content")).body == b"x"
     for path in ("files/file-x", "batches/batch_x", "chat/completions/chatcmpl-x"):
         assert (await server.get(f"/v1/{path}")).status == 404
-    other_id = (await upload(server, "x")).json["id"]
+    other_id = (await upload_file(server, "x")).json["id"]
     for item_id in (other_id, f"file/{other_id}"):
         reference = {"type": "item_reference", "id": item_id}
         answer = await server.post("/v1/responses", {"model": "tiny", "input": [reference]})

@@ -11,12 +11,12 @@ from urllib.parse import parse_qs
 import msgspec
 
 from parley.dialects.anthropic.models import MAX_PAGE, read_page_limit
-from parley.dialects.anthropic.shared import WORDING
-from parley.dialects.batch_job import BatchAnswer, BatchEnd, BatchJob, BatchRequest
+from parley.dialects.anthropic.shared import VERSION_HEADER, WORDING
+from parley.dialects.batch_job import BatchAnswer, BatchEnd, BatchJob, BatchRequest, has_lost_server
 from parley.dialects.dialect import Answer, QuerySchemas, RequestContext, Route
 from parley.dialects.fields import Fields, decode_fields
 from parley.dialects.json_answer import encode_json, json_answer
-from parley.dialects.records import SILENT_SECONDS, TenantRecords
+from parley.dialects.records import TenantRecords
 from parley.dialects.stored_files import delete_content, find_content, save_content
 from parley.dialects.stored_objects import ObjectKind
 from parley.errors import BadRequest, TooLarge, UnknownRecord, Unsupported, excerpt
@@ -51,6 +51,11 @@ class StoredBatch(msgspec.Struct):
         """The name of the record."""
         return BATCHES.record_name(self.batch["id"], self.created)
 
+    @property
+    def deadline(self) -> int:
+        """When the batch expires, in seconds since the epoch."""
+        return self.created + WINDOW_SECONDS
+
 
 class InputLine(msgspec.Struct):
     """A request of a batch, as it is stored until the batch runs."""
@@ -67,21 +72,33 @@ class ResultLine(msgspec.Struct):
 
 
 class MessageBatch(BatchJob):
-    """A batch that was just created. ``lines``: its requests, each an ``InputLine``."""
+    """A batch that has not ended. ``lines``: its requests, each an ``InputLine``, if it was just created."""
 
     creation_path = BATCHES_PATH
+    kept_headers = (VERSION_HEADER, b"anthropic-beta")
 
-    def __init__(self, records: TenantRecords, stored: StoredBatch, lines: bytes):
+    def __init__(self, records: TenantRecords, stored: StoredBatch, lines: bytes = b""):
         self._records, self._stored, self._lines = records, stored, lines
         self._id: str = stored.batch["id"]
         self.record_name = stored.record_name
-        self.deadline = stored.created + WINDOW_SECONDS
+        self.deadline = stored.deadline
+        self.is_cancelled = stored.batch["processing_status"] == "canceling"
         self._custom_ids: list[str] = []
+        self._saved_count = 0
+        self.forget_answers()
+
+    @property
+    def request_count(self) -> int:
+        """The number of requests, once the batch has begun."""
+        return len(self._custom_ids)
+
+    def forget_answers(self) -> None:
+        """Free the memory of all results."""
+        counts: dict[str, int] = self._stored.batch["request_counts"]
+        self._counts = dict.fromkeys(counts, 0) | {"processing": sum(counts.values())}
         self._results: dict[int, bytes] = {}
-        self._counts = dict(stored.batch["request_counts"])
         self._size = 0
         self._has_room = True
-        self._saved_count = 0
 
     def render_accepted(self) -> bytes:
         """Keep the batch and its requests, and return it."""
@@ -166,6 +183,14 @@ class MessageBatch(BatchJob):
 
 def _error_object(error: dict[str, str]) -> dict[str, Any]:
     return {"type": "error", "error": error, "request_id": None}
+
+
+def restore_batch(records: TenantRecords, record_name: str, expiry: int | None) -> MessageBatch | None:
+    """Return a batch of a server that has ended, None if it has ended itself."""
+    data = records.find_record(record_name)
+    stored = None if data is None else msgspec.json.decode(data, type=StoredBatch)
+    is_running = stored is not None and stored.batch["processing_status"] != "ended"
+    return MessageBatch(records, stored) if stored is not None and is_running else None
 
 
 def iso_time(seconds: int) -> str:
@@ -315,10 +340,10 @@ def _load_batch(context: RequestContext) -> StoredBatch:
 
 
 def _settled_batch(context: RequestContext, data: bytes) -> StoredBatch:
-    """Return a batch; one whose server has ended while it ran has ended with errors."""
+    """Return a batch; one whose server has ended while it ran, and that no other runs, has ended with errors."""
     stored = msgspec.json.decode(data, type=StoredBatch)
     is_running = stored.batch["processing_status"] != "ended"
-    if is_running and context.records.record_age(stored.record_name) > SILENT_SECONDS:
+    if is_running and has_lost_server(context.records, stored.record_name, stored.deadline, context.created):
         counts = stored.batch["request_counts"]
         counts |= {"errored": sum(counts.values()), "processing": 0, "succeeded": 0}
         stored.batch |= {"processing_status": "ended", "ended_at": iso_time(context.created)}
@@ -327,7 +352,7 @@ def _settled_batch(context: RequestContext, data: bytes) -> StoredBatch:
 
 
 ROUTES = (
-    Route("POST", BATCHES_PATH, "stored", reader=create_batch),
+    Route("POST", BATCHES_PATH, "stored", reader=create_batch, batch_restorer=restore_batch),
     Route("GET", BATCHES_PATH, "stored", reader=list_batches, reads_many=True, query=PAGE_QUERY),
     Route("GET", BATCHES_PATH + "/{id}", "stored", reader=read_batch),
     Route("DELETE", BATCHES_PATH + "/{id}", "stored", reader=delete_batch),

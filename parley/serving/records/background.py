@@ -108,6 +108,7 @@ class BackgroundRuns:
         self._runs: dict[RunKey, BackgroundRun] = {}
         self._ended_sizes: dict[RunKey, int] = {}  # sizes of ended runs, in the order of their ends
         self._ended_size = 0  # sum of these
+        self.is_closing = False  # the server ends
 
     def start_run(
         self, tenant: str, name: str, kept: KeptEvents, work: Coroutine[Any, Any, None], *, is_stream: bool
@@ -134,6 +135,7 @@ class BackgroundRuns:
 
     async def close(self) -> None:
         """Stop all runs."""
+        self.is_closing = True
         tasks = [run.task for run in self._runs.values()]
         for task in tasks:
             self._cancel_started(task)

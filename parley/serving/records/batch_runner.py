@@ -1,7 +1,9 @@
 """Runs batches: their requests go to the same application as those of clients, with the key of the batch's client.
 
 So keys, limits, logs and errors are the usual ones. Of each tenant one batch runs at a time, of all tenants a few, and
-of all batches a few requests; the rest waits, in the order of arrival.
+of all batches a few requests; the rest waits. A batch that others wait for lets them run after its turn, and waits for
+the next one behind them. Answers are kept in the store as they come, so that it goes on where it was: after a turn,
+and after the end of the server if the store is a file.
 """
 
 from __future__ import annotations
@@ -12,17 +14,16 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
 
-from starlette.types import ASGIApp, Scope
-
-from parley.dialects.batch_job import BATCH_HEADER, BatchAnswer, BatchEnd, BatchJob, BatchRequest
-from parley.dialects.dialect import HeaderList
+from parley.dialects.batch_job import BatchAnswer, BatchEnd, BatchJob, BatchRequest
 from parley.errors import NotReady, RateLimited
-from parley.serving.inherited_headers import inherited_headers
 from parley.serving.records.background import BackgroundRuns, KeptEvents
-from parley.web.exchange import TIMEOUT_HEADER
+from parley.serving.records.batch_log import Answers, BatchLog, KeptRun
+from parley.serving.records.inner_sender import InnerSender
+from parley.serving.records.opening import AnyRecordStore
 from parley.web.inner_cycle import InnerCycle
 
 T = TypeVar("T")
@@ -32,37 +33,11 @@ log = logging.getLogger("parley.server")
 OPEN_BATCHES = 100  # of a tenant, that wait or run
 RUNNING_BATCHES = 4  # of all tenants; the input and the results of each are in memory
 REQUESTS_AT_ONCE = 16  # of all batches
+TURN_SECONDS = 60.0  # that a batch runs while others wait
 PROGRESS_SECONDS = 1.0  # between two looks at whether the progress has to be recorded
+PROGRESS_SHARE = 0.01  # of the time that a batch has run, if that is longer: so that few records have all answers
 RETRY_STATUSES = (429, 503, 529)  # of refusals that say when to retry
 MIN_RETRY_SECONDS, MAX_RETRY_SECONDS = 1, 60
-# Headers of one request. Those that limit its time are not meant for its batch.
-OWN_HEADERS = frozenset((b"accept", b"accept-encoding", b"idempotency-key", b"x-request-id", TIMEOUT_HEADER))
-SCOPE_KEYS = ("type", "asgi", "http_version", "server", "client", "scheme", "root_path", "state")
-
-
-class InnerSender:
-    """Sends requests to ``app``, as the client whose request has this scope. ``prefix``: before their paths."""
-
-    def __init__(self, app: ASGIApp, scope: Scope, prefix: str):
-        self._app, self._prefix = app, prefix
-        kept_headers = [header for header in inherited_headers(scope["headers"]) if header[0] not in OWN_HEADERS]
-        self._headers: HeaderList = (*kept_headers, (BATCH_HEADER, b"1"))
-        self._scope = {name: scope[name] for name in SCOPE_KEYS if name in scope}
-
-    async def send_request(self, request: BatchRequest) -> InnerCycle:
-        """Send a request. Return the cycle with its answer."""
-        path = self._prefix + request.path
-        length_header = (b"content-length", b"%d" % len(request.body))
-        scope = self._scope | {
-            "method": "POST",
-            "path": path,
-            "raw_path": path.encode(),
-            "query_string": b"",
-            "headers": [*self._headers, length_header],
-        }
-        cycle = InnerCycle(scope, request.body)
-        await cycle.run_app(self._app)
-        return cycle
 
 
 def retry_seconds(cycle: InnerCycle) -> float | None:
@@ -85,37 +60,72 @@ async def _to_end_in_thread(work: Callable[[], T]) -> T:
         raise
 
 
-class BatchRunner:
-    """All batches of one process. ``clock``: returns seconds since the epoch."""
+@dataclass
+class BatchRun:
+    """A batch that waits or runs. ``is_paused``: its answers so far are only in the store. ``new_answers``: those that
+    are not there yet. ``survives_server``: another server can go on with it."""
 
-    def __init__(self, runs: BackgroundRuns, *, clock: Callable[[], float] = time.time):
-        self._runs, self._clock = runs, clock
+    tenant: str
+    job: BatchJob
+    sender: InnerSender
+    survives_server: bool = False
+    is_paused: bool = False
+    answered: set[int] = field(default_factory=set)
+    new_answers: Answers = field(default_factory=list)
+    is_full: bool = False
+    turn_end: float = 0.0  # in the time of the event loop
+
+    def take_new_answers(self) -> Answers:
+        """Return the answers that are not in the store yet. They count as stored: a request whose answer the store
+        loses is sent again."""
+        answers, self.new_answers = self.new_answers, []
+        return answers
+
+
+class BatchRunner:
+    """All batches of one process. ``clock``: returns seconds since the epoch. ``is_ending``: whether the server ends,
+    so that requests fail for no fault of theirs."""
+
+    def __init__(
+        self,
+        runs: BackgroundRuns,
+        store: AnyRecordStore,
+        *,
+        clock: Callable[[], float] = time.time,
+        is_ending: Callable[[], bool] = lambda: False,
+    ):
+        self.batch_log = BatchLog(store)
+        self._runs, self._clock, self._is_ending = runs, clock, is_ending
         self._open_counts: Counter[str] = Counter()  # of each tenant
         self._tenant_locks: dict[str, asyncio.Lock] = {}
         self._batch_places = asyncio.Semaphore(RUNNING_BATCHES)
+        self._waiting_batches = 0  # for a place
         self._request_places = asyncio.Semaphore(REQUESTS_AT_ONCE)
 
-    def accept_batch(self, tenant: str, job: BatchJob, app: ASGIApp, scope: Scope) -> bytes:
-        """Let a batch run, and return the answer to its client. ``scope``: of the request that created it. Raises
-        RateLimited, NotReady."""
+    def accept_batch(self, tenant: str, job: BatchJob, sender: InnerSender, kept_run: KeptRun | None = None) -> bytes:
+        """Let a batch run, and return the answer to its client. ``kept_run``: how another server goes on with it; None:
+        it cannot. Raises RateLimited, NotReady."""
         if self._open_counts[tenant] >= OPEN_BATCHES:
             raise RateLimited(f"At most {OPEN_BATCHES} batches may wait or run at a time.", retry_after=60)
-        sender = InnerSender(app, scope, scope["path"].removesuffix(job.creation_path))
         accepted = job.render_accepted()
-        work = self._run_job(tenant, job, sender)
-        run = self._runs.start_run(tenant, job.record_name, KeptEvents(), work, is_stream=False)
-        self._open_counts[tenant] += 1
-        run.task.add_done_callback(lambda task: self._count_end(tenant))
+        if kept_run is not None:
+            self.batch_log.save_run(tenant, job.record_name, kept_run)
+        survives_server = kept_run is not None and self.batch_log.outlives_server
+        self.start_batch(BatchRun(tenant, job, sender, survives_server))
         return accepted
 
-    async def _run_job(self, tenant: str, job: BatchJob, sender: InnerSender) -> None:
+    def start_batch(self, batch: BatchRun) -> None:
+        """Let a batch run when its turn comes."""
+        tenant = batch.tenant
+        run = self._runs.start_run(tenant, batch.job.record_name, KeptEvents(), self._run_batch(batch), is_stream=False)
+        self._open_counts[tenant] += 1
+        run.task.add_done_callback(lambda task: self._count_end(tenant))
+
+    async def _run_batch(self, batch: BatchRun) -> None:
         end: BatchEnd = "failed"
         try:
-            async with asyncio.timeout(job.deadline - self._clock()):
-                async with self._tenant_locks.setdefault(tenant, asyncio.Lock()), self._batch_places:
-                    requests = await _to_end_in_thread(partial(job.begin, int(self._clock())))
-                    await self._send_requests(job, requests, sender)
-            end = "completed"
+            async with asyncio.timeout(batch.job.deadline - self._clock()):
+                end = await self._run_turns(batch)
         except TimeoutError:
             end = "expired"
         except asyncio.CancelledError:
@@ -126,8 +136,65 @@ class BatchRunner:
         except Exception:
             log.exception("A batch failed.")
         finally:
+            is_left = end == "stopped" and batch.survives_server and self._runs.is_closing
             with contextlib.suppress(NotReady):
-                await _to_end_in_thread(partial(job.finish, end, int(self._clock())))
+                await _to_end_in_thread(partial(self._leave_batch if is_left else self._finish_batch, batch, end))
+
+    async def _run_turns(self, batch: BatchRun) -> BatchEnd:
+        """Send the requests of a batch, in one turn or several. Return how it has ended."""
+        if batch.job.is_cancelled:
+            return "stopped"
+        is_done = False
+        async with self._tenant_locks.setdefault(batch.tenant, asyncio.Lock()):
+            while not is_done:
+                self._waiting_batches += 1
+                try:
+                    await self._batch_places.acquire()
+                finally:
+                    self._waiting_batches -= 1
+                try:
+                    requests = await _to_end_in_thread(partial(self._begin_batch, batch))
+                    batch.turn_end = asyncio.get_running_loop().time() + TURN_SECONDS
+                    await self._send_requests(batch, requests)
+                    is_done = batch.is_full or len(batch.answered) >= len(requests)
+                    if not is_done:
+                        await _to_end_in_thread(partial(self._pause_batch, batch))
+                finally:
+                    self._batch_places.release()
+        return "completed"
+
+    def _begin_batch(self, batch: BatchRun) -> Sequence[BatchRequest]:
+        """Return the requests of a batch. One that was paused gets its answers again."""
+        requests = batch.job.begin(int(self._clock()))
+        if batch.is_paused:
+            batch.is_paused = False
+            batch.answered.clear()
+            for number, answer in self.batch_log.load_answers(batch.tenant, batch.job.record_name):
+                if number not in batch.answered and number < batch.job.request_count:
+                    batch.answered.add(number)
+                    batch.is_full = not batch.job.add_answer(number, answer) or batch.is_full
+        return requests
+
+    def _save_answers(self, batch: BatchRun, answers: Answers) -> None:
+        if answers:
+            self.batch_log.save_answers(batch.tenant, batch.job.record_name, answers)
+
+    def _pause_batch(self, batch: BatchRun) -> None:
+        """Keep the answers in the store, and free the memory."""
+        self._save_answers(batch, batch.take_new_answers())
+        batch.is_paused = True
+        batch.job.forget_answers()
+
+    def _finish_batch(self, batch: BatchRun, end: BatchEnd) -> None:
+        if batch.is_paused:
+            self._begin_batch(batch)
+        batch.job.finish(end, int(self._clock()))
+        self.batch_log.drop_batch(batch.tenant, batch.job.record_name)
+
+    def _leave_batch(self, batch: BatchRun, end: BatchEnd) -> None:
+        """Leave a batch to the next server."""
+        self._save_answers(batch, batch.take_new_answers())
+        self.batch_log.release_batch(batch.tenant, batch.job.record_name)
 
     def _count_end(self, tenant: str) -> None:
         self._open_counts[tenant] -= 1
@@ -135,39 +202,52 @@ class BatchRunner:
             del self._open_counts[tenant]
             self._tenant_locks.pop(tenant, None)
 
-    async def _send_requests(self, job: BatchJob, requests: Sequence[BatchRequest], sender: InnerSender) -> None:
-        """Send all requests, and give their answers to the batch until no more fit."""
-        remaining = iter(enumerate(requests))
-        is_full = False
+    async def _send_requests(self, batch: BatchRun, requests: Sequence[BatchRequest]) -> None:
+        """Send the requests without an answer, and give their answers to the batch until no more fit, or its turn ends
+        while others wait."""
+        remaining = iter([number for number in range(len(requests)) if number not in batch.answered])
 
         async def send_remaining() -> None:
-            nonlocal is_full
-            for number, request in remaining:
-                answer = await self._send_request(request, sender)
-                is_full = is_full or not job.add_answer(number, answer)
-                if is_full:
+            for number in remaining:
+                answer = await self._send_request(batch, requests[number])
+                if answer is None:
+                    return
+                batch.answered.add(number)
+                batch.new_answers.append((number, answer))
+                batch.is_full = not batch.job.add_answer(number, answer) or batch.is_full
+                if batch.is_full or self._has_had_turn(batch):
                     return
 
         async with asyncio.TaskGroup() as group:
-            progress = group.create_task(self._record_progress(job))
+            progress = group.create_task(self._record_progress(batch))
             senders = [group.create_task(send_remaining()) for _ in range(min(REQUESTS_AT_ONCE, len(requests)))]
             if senders:
                 await asyncio.wait(senders)
             progress.cancel()
 
-    async def _send_request(self, request: BatchRequest, sender: InnerSender) -> BatchAnswer:
-        """Send a request until it is not put off any more, and return the answer."""
+    def _has_had_turn(self, batch: BatchRun) -> bool:
+        return self._waiting_batches > 0 and asyncio.get_running_loop().time() >= batch.turn_end
+
+    async def _send_request(self, batch: BatchRun, request: BatchRequest) -> BatchAnswer | None:
+        """Send a request until it is not put off any more, and return the answer. None: the turn of its batch ended."""
         while True:
             async with self._request_places:
-                cycle = await sender.send_request(request)
+                cycle = await batch.sender.send_request(request)
+            if cycle.status >= 500 and self._is_ending():
+                await asyncio.Event().wait()  # until the batch is stopped
             seconds = retry_seconds(cycle)
             if seconds is None:
                 status = cycle.status if cycle.response_complete else 500
                 return BatchAnswer(status, cycle.headers.get(b"x-request-id", b"").decode(), bytes(cycle.answer_body))
+            if self._has_had_turn(batch):
+                return None
             await asyncio.sleep(seconds)
 
-    async def _record_progress(self, job: BatchJob) -> None:
+    async def _record_progress(self, batch: BatchRun) -> None:
+        loop = asyncio.get_running_loop()
+        begun = loop.time()
         while True:
-            await asyncio.sleep(PROGRESS_SECONDS)
+            await asyncio.sleep(max(PROGRESS_SECONDS, PROGRESS_SHARE * (loop.time() - begun)))
             with contextlib.suppress(NotReady):  # the store has logged it, and the next one may succeed
-                job.save_progress()
+                batch.job.save_progress()
+                await _to_end_in_thread(partial(self._save_answers, batch, batch.take_new_answers()))

@@ -25,6 +25,7 @@ CREATE TABLE IF NOT EXISTS records (
     UNIQUE (tenant, name));
 CREATE INDEX IF NOT EXISTS records_by_age ON records (kept_at);
 CREATE INDEX IF NOT EXISTS records_by_tenant ON records (tenant, number);
+CREATE INDEX IF NOT EXISTS records_by_name ON records (name);
 CREATE TABLE IF NOT EXISTS parts (
     tenant TEXT NOT NULL, part TEXT NOT NULL, number INTEGER NOT NULL, PRIMARY KEY (tenant, part)) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS parts_by_record ON parts (number);
@@ -96,10 +97,17 @@ class RecordStore:
     def list_names(self, tenant: str, prefix: str) -> list[str]:
         """Return the names of a tenant's records that begin so, in alphabetical order."""
         query = "SELECT name FROM records WHERE tenant = ? AND name >= ? AND name < ? AND kept_at >= ? ORDER BY name"
-        end = prefix[:-1] + chr(ord(prefix[-1]) + 1)  # the next text of this length: all with the prefix come before
+        values = (tenant, prefix, _prefix_end(prefix), self._clock() - self.lifetime)
         with self._use_database() as database:
-            rows = database.execute(query, (tenant, prefix, end, self._clock() - self.lifetime)).fetchall()
+            rows = database.execute(query, values).fetchall()
         return [name for (name,) in rows]
+
+    def list_all(self, prefix: str) -> list[tuple[str, str]]:
+        """Return tenant and name of all records whose names begin so, in the order of their names."""
+        query = "SELECT tenant, name FROM records WHERE name >= ? AND name < ? AND kept_at >= ? ORDER BY name"
+        with self._use_database() as database:
+            rows = database.execute(query, (prefix, _prefix_end(prefix), self._clock() - self.lifetime)).fetchall()
+        return [(tenant, name) for tenant, name in rows]
 
     def find_part(self, tenant: str, part: str) -> bytes | None:
         """Return the record that has this part, None if there is none."""
@@ -111,6 +119,19 @@ class RecordStore:
         with self._use_database() as database:
             values = (self._clock(), tenant, name)
             database.execute("UPDATE records SET kept_at = ? WHERE tenant = ? AND name = ?", values)
+
+    def age_record(self, tenant: str, name: str, seconds: float) -> None:
+        """Let a record count as if it had been touched these seconds ago."""
+        with self._use_database() as database:
+            database.execute(f"UPDATE records SET kept_at = ? {BY_NAME}", (self._clock() - seconds, tenant, name))
+
+    def claim_record(self, tenant: str, name: str, seconds: float) -> bool:
+        """Touch a record that was not touched for these seconds. Return False if it was: of several processes that
+        claim it at a time, one gets True."""
+        now = self._clock()
+        values = (now, tenant, name, now - seconds)
+        with self._use_database() as database:
+            return database.execute(f"UPDATE records SET kept_at = ? {BY_NAME} AND kept_at < ?", values).rowcount > 0
 
     def record_age(self, tenant: str, name: str) -> float:
         """Return the seconds since a record was kept or touched; 0 if there is none."""
@@ -188,6 +209,11 @@ class RecordStore:
     def _total_size(self) -> int:
         (total,) = self._database.execute("SELECT coalesce(sum(size), 0) FROM sizes").fetchone()
         return int(total)
+
+
+def _prefix_end(prefix: str) -> str:
+    """Return the next text of this length: all texts with the prefix come before it."""
+    return prefix[:-1] + chr(ord(prefix[-1]) + 1)
 
 
 def _open_database(file: str) -> sqlite3.Connection:

@@ -20,6 +20,7 @@ from parley.serving.generate import follow_events
 from parley.serving.handlers import replay_stream
 from parley.serving.records.background import BackgroundRuns, tenant_records
 from parley.serving.records.batch_runner import BatchRunner
+from parley.serving.records.inner_sender import sender_of_client
 from parley.serving.records.opening import open_record_store
 from parley.web.auth import presented_keys
 from parley.web.offload import OFFLOAD_SIZE
@@ -35,7 +36,7 @@ class RecordKeeper:
         self._store = open_record_store(options.response_store, options.response_lifetime, options.response_store_file)
         self._table = table
         self.runs = BackgroundRuns(self._store)
-        self._batch_runner = BatchRunner(self.runs)
+        self._batch_runner = BatchRunner(self.runs, self._store)
 
     def serves(self, client: DownstreamClient) -> bool:
         """Whether this coordinator keeps the client's records.
@@ -81,7 +82,8 @@ class RecordKeeper:
             await client.send_response(result.body, result.status, result.content_type)
         elif isinstance(result, BatchJob):
             tenant = self._identity.tenant_of(client)
-            await client.send_response(self._batch_runner.accept_batch(tenant, result, app, client.scope))
+            sender = sender_of_client(app, client.scope, result)
+            await client.send_response(self._batch_runner.accept_batch(tenant, result, sender))
         else:
             await replay_stream(self.runs, self._identity.tenant_of(client), client, result)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from parley.dialects.dialect import QuerySchemas, Route
 from parley.dialects.openai import lists
-from parley.dialects.openai.batches import batch_routes, files
+from parley.dialects.openai.batches import batch, batch_routes, files
 
 ID_SCHEMA = {"type": "string", "minLength": 1, "maxLength": lists.MAX_ID}
 FILES_QUERY: QuerySchemas = {
@@ -33,7 +33,13 @@ ROUTES = (
         reader=files.read_file_content,
         content_types=(files.CONTENT_TYPE.decode(),),
     ),
-    Route("POST", batch_routes.BATCHES_PATH, "stored", reader=batch_routes.create_batch),
+    Route(
+        "POST",
+        batch_routes.BATCHES_PATH,
+        "stored",
+        reader=batch_routes.create_batch,
+        batch_restorer=batch.restore_batch,
+    ),
     Route(
         "GET",
         batch_routes.BATCHES_PATH,

@@ -11,6 +11,7 @@ from parley.dialects.batch_job import BatchAnswer, BatchEnd, BatchJob, BatchRequ
 from parley.dialects.json_answer import encode_json
 from parley.dialects.openai.batches.batch_input import InputFault, read_batch_input
 from parley.dialects.openai.batches.files import save_file
+from parley.dialects.openai.extras import PRIORITY_HEADER, SALT_HEADER
 from parley.dialects.records import TenantRecords
 from parley.dialects.stored_files import find_content
 from parley.dialects.stored_objects import ObjectKind
@@ -38,21 +39,33 @@ class ResultLine(msgspec.Struct):
 
 
 class OpenAIBatch(BatchJob):
-    """A batch that was just created. ``expiry``: of the files with its results, in seconds."""
+    """A batch that has not ended. ``expiry``: of the files with its results, in seconds."""
 
     creation_path = BATCHES_PATH
+    kept_headers = (PRIORITY_HEADER, SALT_HEADER)
 
-    def __init__(self, records: TenantRecords, unique_id: str, batch: BatchObject, expiry: int | None):
-        self._records, self._unique_id, self._batch, self._expiry = records, unique_id, batch, expiry
+    def __init__(self, records: TenantRecords, batch: BatchObject, expiry: int | None):
+        self._records, self._batch, self.result_expiry = records, batch, expiry
+        self._unique_id = batch["id"].removeprefix(BATCHES.id_prefix)
         self.record_name = BATCHES.record_name(batch["id"], batch["created_at"])
         self.deadline = batch["expires_at"]
+        self.is_cancelled = batch["status"] == "cancelling"
         self._custom_ids: list[str] = []
+        self._saved_count = 0  # of answers, as the record has it
+        self._fault: InputFault | None = None
+        self.forget_answers()
+
+    @property
+    def request_count(self) -> int:
+        """The number of requests, once the batch has begun."""
+        return len(self._custom_ids)
+
+    def forget_answers(self) -> None:
+        """Free the memory of all answers."""
         self._answered: set[int] = set()
         self._succeeded: list[bytes] = []
         self._failed: list[bytes] = []
         self._size = 0  # bytes of both
-        self._saved_count = 0  # of answers, as the record has it
-        self._fault: InputFault | None = None
 
     def render_accepted(self) -> bytes:
         """Keep the batch, and return it."""
@@ -70,8 +83,11 @@ class OpenAIBatch(BatchJob):
         if batch_input.faults:
             self._refuse_input(batch_input.faults, now)
             return ()
+        is_first_time = self._batch["in_progress_at"] is None
         self._custom_ids = batch_input.custom_ids
-        self._change({"status": "in_progress", "in_progress_at": now, "request_counts": self._counts()})
+        if is_first_time:
+            self._batch["in_progress_at"] = now
+            self._change({"status": "in_progress", "in_progress_at": now, "request_counts": self._counts()})
         return batch_input.requests
 
     def _refuse_input(self, faults: Sequence[InputFault], now: int) -> None:
@@ -134,7 +150,7 @@ class OpenAIBatch(BatchJob):
         file_id = f"file-{self._unique_id}-{name}"
         filename = f"{self._batch['id']}_{name}.jsonl"
         content = b"".join(lines)
-        save_file(self._records, file_id, content, filename, "batch_output", created=now, expiry=self._expiry)
+        save_file(self._records, file_id, content, filename, "batch_output", created=now, expiry=self.result_expiry)
         return file_id
 
     def _change_end(self, changes: dict[str, Any], end: BatchEnd, now: int) -> None:
@@ -168,6 +184,13 @@ class OpenAIBatch(BatchJob):
 
     def _counts(self) -> dict[str, int]:
         return {"total": len(self._custom_ids), "completed": len(self._succeeded), "failed": len(self._failed)}
+
+
+def restore_batch(records: TenantRecords, record_name: str, expiry: int | None) -> OpenAIBatch | None:
+    """Return a batch of a server that has ended, None if it has ended itself."""
+    data = records.find_record(record_name)
+    batch = None if data is None else msgspec.json.decode(data, type=BatchObject)
+    return OpenAIBatch(records, batch, expiry) if batch is not None and batch["status"] in RUNNING else None
 
 
 def error_list(faults: Sequence[InputFault]) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from parley.dialects.batch_job import has_lost_server
 from parley.dialects.dialect import Answer, RequestContext
 from parley.dialects.fields import decode_fields
 from parley.dialects.json_answer import encode_json, json_answer
@@ -21,7 +22,6 @@ from parley.dialects.openai.batches.batch import (
 from parley.dialects.openai.batches.batch_input import ENDPOINTS
 from parley.dialects.openai.batches.files import find_file, read_expiry
 from parley.dialects.openai.metadata import read_metadata
-from parley.dialects.records import SILENT_SECONDS
 from parley.errors import BadRequest, Conflict, Invalid, UnknownRecord, Unsupported, excerpt
 
 __all__ = ["BATCHES_PATH", "cancel_batch", "create_batch", "list_batches", "read_batch"]
@@ -61,7 +61,7 @@ def create_batch(body: bytes, context: RequestContext) -> OpenAIBatch:
         "request_counts": {"total": 0, "completed": 0, "failed": 0},
         "metadata": metadata or None,
     }
-    return OpenAIBatch(context.records, context.unique_id, batch, expiry)
+    return OpenAIBatch(context.records, batch, expiry)
 
 
 def read_batch(body: bytes, context: RequestContext) -> Answer:
@@ -118,10 +118,11 @@ def _load_batch(context: RequestContext) -> BatchObject:
 
 
 def _settled_batch(context: RequestContext, data: bytes) -> BatchObject:
-    """Return a batch; one whose server has ended while it ran has failed."""
+    """Return a batch; one whose server has ended while it ran, and that no other runs, has failed."""
     batch = msgspec.json.decode(data, type=BatchObject)
     name = BATCHES.record_name(batch["id"], batch["created_at"])
-    if batch["status"] in RUNNING and context.records.record_age(name) > SILENT_SECONDS:
+    is_running = batch["status"] in RUNNING
+    if is_running and has_lost_server(context.records, name, batch["expires_at"], context.created):
         batch |= {"status": "failed", "failed_at": context.created, "errors": error_list([SERVER_ENDED])}
         BATCHES.save(context.records, batch["id"], batch["created_at"], encode_json(batch))
     return batch

@@ -1,0 +1,87 @@
+"""Goes on with the batches of servers that have ended, whose records lie in a file that this server shares."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Protocol
+
+from starlette.types import Receive, Scope, Send
+
+from parley.dialects.batch_job import BatchJob
+from parley.dialects.dialect import Route
+from parley.dialects.records import TenantRecords
+from parley.errors import NotReady
+from parley.serving.records.batch_log import KeptRun
+from parley.serving.records.batch_runner import BatchRun, BatchRunner
+from parley.serving.records.inner_sender import sender_of_key
+from parley.web.auth import ApiKeys, KeptKey
+
+log = logging.getLogger("parley.server")
+
+RESUME_SECONDS = 20.0  # between two looks for such batches
+
+
+class RoutedEndpoint(Protocol):
+    """An endpoint of a port."""
+
+    @property
+    def route(self) -> Route:
+        """Its route."""
+
+
+class PortApp(Protocol):
+    """The application of a port."""
+
+    apis: str
+    keys: ApiKeys
+
+    @property
+    def route_table(self) -> Mapping[tuple[str, str], RoutedEndpoint]:
+        """The endpoints, by method and path."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request."""
+
+
+class BatchResumption:
+    """Goes on with batches at the ports of ``apps``. ``records_of``: returns the records of a tenant by its id."""
+
+    def __init__(self, runner: BatchRunner, apps: Sequence[PortApp], records_of: Callable[[str], TenantRecords]):
+        self._runner, self._apps, self._records_of = runner, apps, records_of
+
+    async def keep_resuming(self) -> None:
+        """Look for such batches until the server ends. Return at once if the store is no file."""
+        while self._runner.batch_log.outlives_server:
+            with contextlib.suppress(NotReady):  # the store has logged it
+                await self._resume_batches()
+            await asyncio.sleep(RESUME_SECONDS)
+
+    async def _resume_batches(self) -> None:
+        """Go on with all batches that have lost their servers, and that this server can run."""
+        for tenant, name, run in await asyncio.to_thread(self._runner.batch_log.list_left_batches):
+            batch = await asyncio.to_thread(partial(self._take_batch, tenant, name, run))
+            if batch is not None:
+                log.info("Going on with the batch %s, whose server has ended.", name.rpartition("/")[2])
+                self._runner.start_batch(batch)
+
+    def _take_batch(self, tenant: str, name: str, run: KeptRun) -> BatchRun | None:
+        """Claim a batch. Return None if it has ended, or another server has it, or this one has no such port or key."""
+        key = KeptKey(tenant, run.key_id)
+        for app in self._apps:
+            endpoint = app.route_table.get(("POST", run.prefix + run.creation_path))
+            restorer = None if endpoint is None else endpoint.route.batch_restorer
+            if app.apis != run.apis or restorer is None or app.keys.find_kept_key(key) is None:
+                continue
+            if not self._runner.batch_log.claim_batch(tenant, name):
+                return None
+            job: BatchJob | None = restorer(self._records_of(tenant), name, run.result_expiry)
+            if job is None:
+                self._runner.batch_log.drop_batch(tenant, name)
+                return None
+            sender = sender_of_key(app, key, tuple(run.headers), run.prefix)
+            return BatchRun(tenant, job, sender, survives_server=True, is_paused=True)
+        return None
