@@ -40,16 +40,16 @@ from parley.dialects.dialect import (
 from parley.dialects.mindie import service_dialect
 from parley.dialects.mindie.rules import MindieRules
 from parley.dialects.mounts import API_MOUNTS
-from parley.dialects.openapi_document import (
+from parley.dialects.openapi_bodies import (
     LEARNED_CONTEXT,
     LEARNED_MODEL,
     LEARNED_VOCABULARY,
-    SAMPLE_ERRORS,
     body_key,
     output_room,
 )
+from parley.dialects.openapi_errors import SAMPLE_ERRORS
 from parley.dialects.records import NoRecords
-from parley.errors import BadRequest, Invalid, Missing, ParleyError
+from parley.errors import BadRequest, Invalid, Missing, ParleyError, UnknownRecord
 from parley.text.grammar.answer_compiler import AnswerCompiler, may_be_any_text
 from parley.text.parsing.markup import Markup
 from parley.types import Request, Tokens
@@ -78,10 +78,15 @@ MODELS: dict[str, RequestContext] = {
 }
 
 
-class EmptyRecords(NoRecords):
-    """Records of a server that keeps them and has none yet."""
+class NewRecords(NoRecords):
+    """Records of a server that keeps them and has one file."""
 
     are_kept = True
+    largest_record = SurveyedRecords.largest_record
+
+    def find_part(self, part: str) -> bytes | None:
+        """Return the file if this is its part."""
+        return SurveyedRecords().find_part(part)
 
 
 def read_for(route: Route, model: str, body: Any, without: bytes = b"") -> Any:
@@ -101,7 +106,7 @@ def read_for(route: Route, model: str, body: Any, without: bytes = b"") -> Any:
 
 def read_request(route: Route, model: str, body: Any, without: bytes = b"") -> Any:
     """Return the reader's result for a body, without the server's checks. Raises ParleyError if it is refused."""
-    records = SurveyedRecords() if "{id}" in route.path else EmptyRecords()
+    records = SurveyedRecords() if "{id}" in route.path else NewRecords()
     headers = CONTEXT.headers | ({b"content-type": b"multipart/form-data; boundary=b"} if route.reads_form else {})
     headers = {name: value for name, value in headers.items() if name != without}
     context = replace(MODELS[model], records=records, headers=headers, path_parts=PATH, context_length=LEARNED_CONTEXT)
@@ -137,6 +142,8 @@ def learn_route(route: Route) -> dict[str, Any] | None:
         return None
     try:
         read_for(route, "", b"\xff")
+    except UnknownRecord:  # it looks for the record that the path names, and then reads no body
+        return None
     except ParleyError:
         pass
     else:

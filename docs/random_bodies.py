@@ -182,7 +182,7 @@ def _name_of(item: Any) -> Any:
     if not isinstance(item, dict):
         return item
     inner = next((item[kind] for kind in ("function", "custom") if kind in item), item)
-    return item.get("name") or (item if inner is item else _name_of(inner))
+    return item.get("name") or item.get("custom_id") or (item if inner is item else _name_of(inner))
 
 
 def _draw_object(schema: dict[str, Any], source: random.Random, depth: int) -> dict[str, Any]:

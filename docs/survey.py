@@ -21,7 +21,7 @@ from unittest import mock
 from parley.dialects.dialect import Answer, ApiOptions, Dialect, Reply, RequestContext, Route
 from parley.dialects.facts import Endpoint, EndpointShare, ModelCard, ServerFacts
 from parley.dialects.fields import Fields
-from parley.dialects.openapi_document import LEARNED_MODEL, LEARNED_OWNER
+from parley.dialects.openapi_bodies import LEARNED_FILE, LEARNED_MODEL, LEARNED_OWNER
 from parley.dialects.records import NoRecords, RecordChange
 from parley.errors import ParleyError, Unsupported
 from parley.serving.engine_features import BOUNDED_VALUES, FEATURE_FIELDS
@@ -50,7 +50,8 @@ class SurveyedRecords(NoRecords):
         return b'{"conversation":{"id":"conv_i"},"items":[{"id":"i"}]}' if name == "conv_i" else None
 
     def find_part(self, part: str) -> bytes | None:
-        return b'{"id":"file-i","created_at":1,"expires_at":null,"purpose":"batch"}' if part == "file/file-i" else None
+        file = f'{{"id":"{LEARNED_FILE}","created_at":1,"expires_at":null,"purpose":"batch"}}'
+        return file.encode() if part == f"file/{LEARNED_FILE}" else None
 
     def update_record(self, name: str, change: RecordChange) -> bool:
         data = self.find_record(name)
@@ -103,7 +104,7 @@ COMPLETE_BODIES: list[dict[str, Any]] = [  # each route takes at least one of th
     {"inputs": "a"},
     {"file": "a"},
     {"file": "a", "purpose": "batch"},
-    {"input_file_id": "file-i", "endpoint": "/v1/chat/completions", "completion_window": "24h"},
+    {"input_file_id": LEARNED_FILE, "endpoint": "/v1/chat/completions", "completion_window": "24h"},
     {"tokens": [5]},
     {"token_ids": [5], "sampling_params": {}},
     {"request_ids": ["a"]},

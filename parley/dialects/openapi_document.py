@@ -1,74 +1,42 @@
-"""The OpenAPI documents of APIs, from their tables of routes and the schemas of bodies that ``bodies.json`` has.
-
-``docs/openapi.py`` learns these schemas from the readers. They are true for a text model with every ability: bodies
-that are valid under a schema are accepted. Members that no schema can express are allowed and listed in descriptions.
-"""
+"""The OpenAPI documents of APIs, from their tables of routes and the schemas of the bodies that these read."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from functools import cache
 from http import HTTPStatus
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
 from parley.dialects.dialect import Answer, Dialect, RequestContext, Route, RouteKind
 from parley.dialects.facts import ServerFacts
-from parley.errors import (
-    EngineError,
-    Expired,
-    Forbidden,
-    Invalid,
-    Malformed,
-    Missing,
-    NotFound,
-    NotReady,
-    Overloaded,
-    ParleyError,
-    TooLarge,
-    Unauthorized,
-    UnknownModel,
-    UnknownRecord,
-    Unsupported,
-    WrongType,
+from parley.dialects.openapi_bodies import (
+    LEARNED_CONTEXT,
+    LEARNED_VOCABULARY,
+    MODEL_REFERENCE,
+    PROMPT_ROOM,
+    SCHEMAS,
+    Json,
+    body_notes,
+    find_bodies,
+    output_room,
+    with_dependencies,
+    with_model_name,
+    with_served_values,
+)
+from parley.dialects.openapi_errors import (
+    ENGINE_KINDS,
+    SAMPLE_ERRORS,
+    error_statuses,
+    expected_errors,
+    merge_schemas,
+    schema_of_example,
 )
 
-Json = dict[str, Any]
 PlacedRoutes = Mapping[tuple[str, str], Sequence[tuple[Route, Dialect]]]  # by method and path, the default first
 
-# The sizes of the model that the schemas were learned with. A document has the bounds of the models that are served.
-LEARNED_CONTEXT, LEARNED_VOCABULARY = 33_323, 32_003
-PROMPT_ROOM = 1024  # tokens
-# The model's name and that of a key's owner when the schemas were learned.
-LEARNED_MODEL, LEARNED_OWNER = "m", "key-owner"
-BODIES_FILE = Path(__file__).with_name("bodies.json")
-SCHEMAS = "#/components/schemas/"
-MODEL_REFERENCE = {"$ref": f"{SCHEMAS}ModelName"}
-# An error of each kind that a request may end with.
-BODY_ERRORS: tuple[ParleyError, ...] = (
-    Malformed("m"),
-    Missing("m", field="f"),
-    WrongType("m", field="f"),
-    Invalid("m", field="f"),
-    Unsupported("m", field="f"),
-    TooLarge("m"),
-)
-QUERY_ERRORS: tuple[ParleyError, ...] = (Invalid("m", field="f"),)
-MISSING_ERRORS: tuple[ParleyError, ...] = (NotFound("m"), UnknownModel("m"), UnknownRecord("m"))
-KEY_ERRORS: tuple[ParleyError, ...] = (Unauthorized("m"), Forbidden("m"))
-ENGINE_ERRORS: tuple[ParleyError, ...] = (Overloaded("m"), EngineError("m"), Expired("m", limit="client"))
-SAMPLE_ERRORS = (*BODY_ERRORS, *MISSING_ERRORS, *KEY_ERRORS, *ENGINE_ERRORS, NotReady("m"))
-NAME_SCHEMAS: Mapping[str, Json] = {
-    LEARNED_MODEL: MODEL_REFERENCE,
-    LEARNED_OWNER: {"type": "string", "description": "Someone who has an API key of the server."},
-}
 NO_BODY: Json = {"not": {}}
-ENGINE_KINDS: frozenset[RouteKind] = frozenset({"generate", "embed", "tokenize", "detokenize", "render"})
-LOOKUP_KINDS: frozenset[RouteKind] = frozenset({"info", "summed_info", "stored", "endpoint", "tokenizer", "model"})
-OPEN_KINDS: frozenset[RouteKind] = frozenset({"health", "live", "ready", "probe"})
 EMPTY_KINDS: frozenset[RouteKind] = frozenset({"health", "live", "ready", "reset"})
 SUMMARIES: dict[RouteKind, str] = {
     "generate": "Generate",
@@ -118,42 +86,9 @@ DESCRIPTION = (
 )
 FORMATS = (
     "Strings with the format `regex` are regular expressions, and those with the format `json` JSON texts."
-    " Tools of one request have different names. A conversation that has to begin with a user's message has to end with"
-    " one, too, if the model thinks before it answers."
+    " Tools of one request have different names, and requests of one batch different ids. A conversation that has to"
+    " begin with a user's message has to end with one, too, if the model thinks before it answers."
 )
-
-
-def output_room(context_length: int) -> int:
-    """Return the largest number of tokens that may follow any prompt of ``PROMPT_ROOM`` tokens, or of half the context
-    where that is less."""
-    return max(context_length // 2, context_length - PROMPT_ROOM)
-
-
-@cache
-def body_table() -> Json:
-    """Return the learned schemas: ``schemas``, and ``surfaces`` with the routes of each that read a body."""
-    table: Json = msgspec.json.decode(BODIES_FILE.read_bytes())
-    return table
-
-
-def body_key(route: Route) -> str:
-    """Return the name of a route's body among those of its API."""
-    return " ".join([route.method, route.path, *route.claiming_members])
-
-
-def find_bodies(route: Route, dialect: Dialect) -> list[Json]:
-    """Return the descriptions of a route's bodies (``schema``, ``left_out``, ``needs`` and ``answers`` each): none if
-    it reads none, and several if other routes of its API read one each."""
-    table = body_table()
-    by_key = table["surfaces"].get(dialect.body_schemas, {})
-    keys = [body_key(body_route) for body_route in dialect.routes if body_route.path in route.body_paths] or [
-        body_key(route)
-    ]
-    route_bodies = [by_key[key] for key in keys if key in by_key]
-    return [
-        known_body | {"schema": table["schemas"][known_body["schema"]]} if "schema" in known_body else known_body
-        for known_body in route_bodies
-    ]
 
 
 class ServedModels(NamedTuple):
@@ -274,7 +209,7 @@ class _DocumentWriter:
         if bodies:
             operation["requestBody"] = self._request_body(path, method, bodies)
             for known_body, _ in bodies:
-                notes += _body_notes(known_body)
+                notes += body_notes(known_body)
         if not bodies and route.kind in ENGINE_KINDS:  # no schema was learned
             operation["requestBody"] = {"content": {"application/json": {}}, "required": True}
         if notes:
@@ -333,7 +268,7 @@ class _DocumentWriter:
                 stem if method == "POST" else method.capitalize() + stem
             )
             variants = [
-                _with_dependencies(_with_model_name(_with_served_values(variant, self._bounds)))
+                with_dependencies(with_model_name(with_served_values(variant, self._bounds)))
                 for variant in schema.get("anyOf", [schema])
             ]
             self.schemas[name] |= (
@@ -378,7 +313,7 @@ class _DocumentWriter:
             contents.setdefault(str(status), {}).update({content_type: {}} if content_type else {})
         references: dict[str, list[str]] = {}
         for _, dialect in answering:
-            for status in _error_statuses(dialect, _expected_errors(route, path, bool(bodies))):
+            for status in error_statuses(dialect, expected_errors(route, path, bool(bodies))):
                 references.setdefault(status, []).append(dialect.name)
                 self._dialects[dialect.name] = dialect
         answers: dict[str, Json] = {}
@@ -407,8 +342,8 @@ class _DocumentWriter:
                 answer = self._dialects[name].render_error(error)
                 content_type = answer.content_type.decode().partition(";")[0]
                 if str(answer.status) == status and content_type and answer.body:
-                    schema = _schema_of_example(content_type, answer.body)
-                    schemas[content_type] = _merge_schemas(schemas.get(content_type, schema), schema)
+                    schema = schema_of_example(content_type, answer.body)
+                    schemas[content_type] = merge_schemas(schemas.get(content_type, schema), schema)
         return {content_type: {"schema": schema} for content_type, schema in schemas.items()}
 
 
@@ -420,132 +355,3 @@ def _status_phrase(status: int) -> str:
 def _operation_id(method: str, path: str) -> str:
     words = re.findall(r"[a-zA-Z0-9]+", path)
     return "_".join([method.lower(), *words, *(["slash"] if len(path) > 1 and path.endswith("/") else [])])
-
-
-def _body_notes(known_body: Json) -> list[str]:
-    """Return sentences about limits that the schema of a body cannot express."""
-    notes = []
-    if "schema" not in known_body:
-        notes.append("Every request is refused: the server does not have this.")
-    if needs := known_body.get("needs"):
-        notes.append(f"The body is as for {needs}; other models refuse it.")
-    if left_out := known_body.get("left_out"):
-        names = ", ".join(f"`{path}`" for path in left_out)
-        notes.append(f"Also read, if the model or other members allow it: {names}.")
-    notes += [
-        f"A body without `{name}` is answered at once with an empty result."
-        for name in known_body.get("acknowledged", ())
-    ]
-    return notes
-
-
-def _with_served_values(value: Any, bounds: Mapping[int, int]) -> Any:
-    """Return a schema with other bounds of numbers and other names: the learned bounds are the keys of ``bounds``."""
-    if isinstance(value, list):
-        return [_with_served_values(item, bounds) for item in value]
-    if not isinstance(value, dict):
-        return value
-    match value:
-        case {"type": "string", "enum": [str(name)]} if name in NAME_SCHEMAS:
-            return NAME_SCHEMAS[name]
-        case {"type": ["string", "null"], "enum": [str(name), None]} if name in NAME_SCHEMAS:
-            return {"anyOf": [NAME_SCHEMAS[name], {"type": "null"}]}
-        case {"const": bool(truth), **others} if not others:  # in generated clients such a constant is broken code
-            return {"type": "boolean", "enum": [truth]}
-    return {
-        name: bounds.get(item, item)
-        if name in ("minimum", "maximum") and isinstance(item, int)
-        else _with_served_values(item, bounds)
-        for name, item in value.items()
-    }
-
-
-def _with_dependencies(variant: Json) -> Json:
-    """Return the schema of a body with ``dependentSchemas`` in place of conditions that hold if a member is given.
-
-    Generators of bodies try every combination of an ``if`` with every other, which takes them forever.
-    """
-    rest = []
-    for condition in variant.pop("allOf", ()):
-        name = condition["if"]["required"][0]
-        if condition["if"] == {"properties": {name: {"not": {"type": "null"}}}, "required": [name]}:
-            variant.setdefault("dependentSchemas", {})[name] = condition["then"]
-        else:
-            rest.append(condition)
-    return variant | ({"allOf": rest} if rest else {})
-
-
-def _with_model_name(variant: Json) -> Json:
-    """Name the served models as the values of the member ``model`` of a body. Return the schema."""
-    model = variant.get("properties", {}).get("model", {})
-    if model.get("type") == "string" and "enum" not in model:
-        variant["properties"]["model"] = MODEL_REFERENCE
-    elif model.get("type") == ["string", "null"] and "enum" not in model:
-        variant["properties"]["model"] = {"anyOf": [MODEL_REFERENCE, {"type": "null"}]}
-    return variant
-
-
-def _expected_errors(route: Route, path: str, reads_body: bool) -> list[ParleyError]:
-    """Return errors of the kinds that a route may answer with."""
-    errors: list[ParleyError] = []
-    if reads_body:
-        errors += BODY_ERRORS
-    if route.query:
-        errors += QUERY_ERRORS
-    if "{" in path or route.model_reader is not None or route.kind in LOOKUP_KINDS:
-        errors += MISSING_ERRORS
-    if route.kind not in OPEN_KINDS:
-        errors += KEY_ERRORS
-    if route.kind in ENGINE_KINDS:
-        errors += ENGINE_ERRORS
-    if route.kind == "pull":
-        errors.append(EngineError("m"))
-    if route.kind in ENGINE_KINDS or route.kind in OPEN_KINDS:
-        errors.append(NotReady("m"))
-    return errors
-
-
-def _error_statuses(dialect: Dialect, errors: Sequence[ParleyError]) -> list[str]:
-    """Return the statuses of an API's answers to these errors."""
-    return list(dict.fromkeys(str(dialect.render_error(error).status) for error in errors))
-
-
-def _schema_of_example(content_type: str, body: bytes) -> Json:
-    if content_type != "application/json":
-        return {"type": "string"}
-    return _schema_of_value(msgspec.json.decode(body))
-
-
-def _schema_of_value(value: Any) -> Json:
-    """Return a schema of values that have the types and members of this one."""
-    match value:
-        case dict():
-            properties = {name: _schema_of_value(member) for name, member in value.items()}
-            return {"type": "object", "properties": properties, "required": list(value)}
-        case list():
-            return {"type": "array", "items": _schema_of_value(value[0]) if value else {}}
-        case bool():
-            return {"type": "boolean"}
-        case int() | float():
-            return {"type": "number"}
-        case str():
-            return {"type": "string"}
-    return {}
-
-
-def _merge_schemas(one: Json, other: Json) -> Json:
-    """Return a schema of the values of two schemas of examples."""
-    if one == other:
-        return one
-    if not (one.get("type") == other.get("type") == "object"):
-        return {}
-    members, more = one["properties"], other["properties"]
-    merged = {
-        name: _merge_schemas(members.get(name, more.get(name)), more.get(name, members.get(name)))
-        for name in members | more
-    }
-    return {
-        "type": "object",
-        "properties": merged,
-        "required": [name for name in one["required"] if name in other["required"]],
-    }

@@ -11,7 +11,7 @@ from parley.dialects.dialect import RequestContext, Route
 from parley.dialects.facts import ModelCard, ServerFacts
 from parley.dialects.fields import decode_fields
 from parley.dialects.mounts import API_MOUNTS
-from parley.dialects.openapi_document import find_bodies
+from parley.dialects.openapi_bodies import find_bodies
 from parley.dialects.tgi import STRICT
 from parley.errors import Unsupported
 

@@ -16,6 +16,7 @@ import jsonschema
 import pytest
 from support.http_client import fill_path
 
+from parley.dialects import openai
 from parley.dialects.dialect import Dialect, RequestContext, Route
 from parley.dialects.facts import ModelCard, ServerFacts
 from parley.dialects.mounts import (
@@ -29,7 +30,7 @@ from parley.dialects.mounts import (
     mount_table,
     universal_mounts,
 )
-from parley.dialects.openapi_document import body_key, body_table, find_bodies
+from parley.dialects.openapi_bodies import body_key, body_table, find_bodies
 from parley.errors import ParleyError
 
 ROOT = Path(__file__).parents[2]
@@ -147,6 +148,18 @@ def test_schemas_are_learned_from_bodies_that_ask_for_something(path, member):
     learned, (known,) = generator["learn_route"](route), find_bodies(route, dialect)
     assert learned["acknowledged"] == [member] and {member, "model"} <= set(learned["schema"]["required"])
     assert learned["schema"] == known["schema"]
+
+
+def test_bodies_that_a_server_stores_are_learned():
+    generator = load_generator()
+    routes = {f"{route.method} {route.path}": route for _, route in bodies_of_all_apis() if route.kind == "stored"}
+    file_schema = generator["learn_route"](routes["POST /v1/files"])["schema"]
+    assert set(file_schema["required"]) == {"file", "purpose"}
+    assert file_schema["properties"]["purpose"] == {"type": "string", "enum": ["batch"]}
+    deleting = next(
+        route for route in openai.DIALECT.routes if (route.method, route.path) == ("DELETE", "/v1/files/{id}")
+    )
+    assert generator["learn_route"](deleting) is None  # an id that is not there is no reason to refuse a body
 
 
 def test_random_valid_bodies_are_accepted():

@@ -11,7 +11,7 @@ from parley.dialects.anthropic.shared import WORDING
 from parley.dialects.dialect import Answer, QuerySchemas, RequestContext
 from parley.dialects.facts import ModelCard, ServerFacts
 from parley.dialects.json_answer import json_answer
-from parley.dialects.openapi_document import MODEL_REFERENCE
+from parley.dialects.openapi_bodies import MODEL_REFERENCE
 from parley.errors import UnknownModel, excerpt
 
 DEFAULT_PAGE, MAX_PAGE = 20, 1000  # items in a page

@@ -13,7 +13,8 @@ import msgspec
 
 from parley.dialects.dialect import Answer, RequestContext
 from parley.dialects.facts import ServerFacts
-from parley.dialects.openapi_document import SCHEMAS, OpenApiDocument
+from parley.dialects.openapi_bodies import SCHEMAS
+from parley.dialects.openapi_document import OpenApiDocument
 
 PAGE_TOP = (
     "<!doctype html><meta charset=utf-8><title>Text Generation Inference</title><h1>Text Generation Inference</h1>"
