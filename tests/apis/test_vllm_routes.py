@@ -146,6 +146,7 @@ async def test_rendered_prompts_continue_as_tokens_like_the_requests_themselves(
         answer = (await server.post(prefix + "/inference/v1/generate", body)).json
         (choice,) = answer["choices"]
         assert choice["token_ids"] == chat["choices"][0]["token_ids"]
+        assert answer["prompt_token_ids"] == chat["prompt_token_ids"]
         assert (choice["finish_reason"], answer["request_id"]) == ("stop", f"generate-tokens-{body['request_id']}")
         streamed = (await server.post(prefix + "/inference/v1/generate", body | STREAM_WITH_USAGE)).events
         *chunks, last = streamed

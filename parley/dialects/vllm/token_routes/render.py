@@ -39,12 +39,12 @@ class ChatRendering(VllmChatReply, PromptRenderer):
     def __init__(self, body: Fields, context: RequestContext):
         super().__init__(body, context)
         _check_renderable(self.request, body)
-        self._stream_options = _stream_options(body)
+        self._forwarded_members = _read_forwarded_members(body)
 
     def render_prompts(self, prompts: Sequence[RenderedPrompt]) -> bytes:
         """Return the request that continues the conversation."""
         answer_id = f"chatcmpl-{self._answer_id}"
-        return encode_json(_generate_request(answer_id, prompts[0], self.request, self._stream_options))
+        return encode_json(_generate_request(answer_id, prompts[0], self.request, self._forwarded_members))
 
 
 class CompletionRendering(VllmCompletionReply, PromptRenderer):
@@ -53,7 +53,7 @@ class CompletionRendering(VllmCompletionReply, PromptRenderer):
     def __init__(self, body: Fields, context: RequestContext):
         super().__init__(body, context)
         _check_renderable(self.request, body)
-        self._stream_options = _stream_options(body)
+        self._forwarded_members = _read_forwarded_members(body)
 
     def render_prompts(self, prompts: Sequence[RenderedPrompt]) -> bytes:
         """Return the requests that continue the prompts."""
@@ -61,7 +61,7 @@ class CompletionRendering(VllmCompletionReply, PromptRenderer):
         return encode_json(
             [
                 _generate_request(
-                    f"{answer_id}-{number}" if several else answer_id, prompt, self.request, self._stream_options
+                    f"{answer_id}-{number}" if several else answer_id, prompt, self.request, self._forwarded_members
                 )
                 for number, prompt in enumerate(prompts)
             ]
@@ -84,15 +84,19 @@ def _check_renderable(request: Request, body: Fields) -> None:
             raise unsupported_member(body, "tool_choice", "A forced call with a rendered prompt is")
 
 
-def _stream_options(body: Fields) -> dict[str, bool] | None:
+def _read_forwarded_members(body: Fields) -> dict[str, Any]:
+    """Return the members of a request to render that the body which continues its prompts has unchanged."""
+    members: dict[str, Any] = {"return_token_ids": body.boolean("return_token_ids", None)}
     options = body.object("stream_options")
-    if options is None or not body.boolean("stream", False):
-        return None
-    return {name: options.boolean(name, False) for name in ("include_usage", "continuous_usage_stats")}
+    if options is not None and body.boolean("stream", False):
+        members["stream_options"] = {
+            name: options.boolean(name, False) for name in ("include_usage", "continuous_usage_stats")
+        }
+    return members
 
 
 def _generate_request(
-    request_id: str, prompt: RenderedPrompt, request: Request, stream_options: dict[str, bool] | None
+    request_id: str, prompt: RenderedPrompt, request: Request, forwarded_members: dict[str, Any]
 ) -> dict[str, Any]:
     """Return the body that continues a prompt, with every member of the original, also those without a value."""
     return {
@@ -107,10 +111,11 @@ def _generate_request(
         "reasoning_parser_kwargs": None,
         "return_token_ids": None,
         "output_mode": "tokens",
+        "parse_context": None,
         "stream": request.stream,
-        "stream_options": stream_options,
+        "stream_options": None,
         "cache_salt": request.cache_salt or None,
         "priority": request.priority,
         "kv_transfer_params": None,
         "ec_transfer_params": None,
-    }
+    } | forwarded_members
