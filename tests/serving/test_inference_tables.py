@@ -2,6 +2,7 @@
 
 import json
 import logging
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -125,6 +126,19 @@ def test_rows_beyond_the_queue_are_lost_and_never_wait(tmp_path, monkeypatch):
     for _ in range(5):
         record(tables)
     assert tables._rows.qsize() == 2 and memory.held == 2 * len(b"{}ab")
+
+
+def test_a_disk_that_hangs_does_not_keep_the_server_from_ending(tmp_path, monkeypatch):
+    monkeypatch.setattr(inference_tables, "MAX_WAITING_ROWS", 1)
+    tables, disk_answers = InferenceTables(tmp_path), threading.Event()
+    monkeypatch.setattr(tables, "_append_row", lambda row: disk_answers.wait(20))
+    for _ in range(3):
+        record(tables)
+    closing = threading.Thread(target=tables.close, args=(0.05,))
+    closing.start()
+    closing.join(10)
+    assert not closing.is_alive()
+    disk_answers.set()
 
 
 @pytest.mark.parametrize("name", ["..", "a/b", ""])

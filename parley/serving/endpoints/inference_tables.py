@@ -13,6 +13,7 @@ import os
 import queue
 import threading
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -148,10 +149,13 @@ class InferenceTables:
             self._warn_of_loss("too many wait to be written.")
 
     def close(self, timeout: float = 5.0) -> None:
-        """Write the rows that wait."""
-        if self._writer is not None:
-            self._rows.put(None)
-            self._writer.join(timeout)
+        """Write the rows that wait, for at most ``timeout`` seconds."""
+        if self._writer is None:
+            return
+        end = time.monotonic() + timeout
+        with suppress(queue.Full):  # a disk that hangs; the rows that wait are lost
+            self._rows.put(None, timeout=timeout)
+        self._writer.join(max(0.0, end - time.monotonic()))
 
     def _write_rows(self) -> None:
         while (row := self._rows.get()) is not None:
