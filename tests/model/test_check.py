@@ -10,7 +10,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from support import tiny_models
+from support.decoder_families import LATER_FAMILIES
 from support.lora_adapters import write_adapter
+from support.model_zoo.zoo_folder import write_plain
 
 from parley.model.load import meta_values
 from parley.model.load.check import LAYERS_UNKNOWN, LOGITS_UNKNOWN, STEP_UNKNOWN, check_model, unchecked_clause
@@ -95,6 +97,14 @@ def test_check_accepts_a_model_that_the_engine_loads(architecture):
 
 def test_check_refuses_less_memory_than_a_page(folder_copy):
     check_agrees_with_engine(Settings(model=str(folder_copy), kv_memory=1000))
+
+
+def test_check_refuses_computed_positions_that_do_not_fit_into_memory(tmp_path):
+    """Their number is that of the config; no tensor in the file shows that it is wrong."""
+    folder = write_plain(tmp_path / "xglm", *LATER_FAMILIES["xglm"])
+    change_config(max_position_embeddings=10**18)(folder)
+    with pytest.raises(LoadError, match=r"The weights take \d+ MiB"):
+        check_model(Settings(model=str(folder)))
 
 
 def test_check_refuses_an_adapter_that_is_missing(folder_copy, tmp_path):

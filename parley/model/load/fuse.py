@@ -32,6 +32,7 @@ from parley.model.checkpoint.weights import (
 from parley.model.load.altup_weights import LayerAltUpWeights
 from parley.model.load.indexer_weights import LayerIndexerWeights
 from parley.model.load.media_vocabularies import media_vocabulary_tensors, read_media_rows
+from parley.model.load.memory import refuse_large_weights
 from parley.model.load.mixture_weights import MixtureWeights
 from parley.model.load.packed_cache import PackedWeightCache
 from parley.model.load.states.state_weights import LayerStateWeights
@@ -495,6 +496,7 @@ class DecoderWeights:
         config, positions, norm = self.config, None, None
         rows, first = config.max_len + config.position_offset, config.position_offset
         if config.sinusoids is not None:
+            refuse_large_weights(config.sinusoids.table_work_bytes(rows), torch.device("cpu"))
             positions = config.sinusoids.make_table(rows)[first:].to(self.device, self.dtype)
         if config.tensors.positions:
             positions = self.copy_tensor(config.tensors.positions + ".weight", rows, config.hidden)[first:]

@@ -20,6 +20,11 @@ class Sinusoids:
     hidden: int
     padding: int | None
 
+    def table_work_bytes(self, rows: int) -> int:
+        """Return the bytes that ``make_table`` takes while it computes: angles, their sines and cosines, and both
+        together are half, half, half, one and one table."""
+        return 4 * rows * self.hidden * 7 // 2
+
     def make_table(self, rows: int) -> torch.Tensor:
         """Return the first rows, float32 [rows, hidden]."""
         half = self.hidden // 2
