@@ -10,7 +10,7 @@ from support.held_call import HeldCall
 
 from parley.dialects.anthropic.batches import MessageBatch
 from parley.serving.records import batch_runner
-from parley.serving.records.background import BackgroundRuns
+from parley.serving.records.background import RecordsOfTenant
 
 PATH = "/v1/messages/batches"
 VERSION = {"anthropic-version": "2023-06-01"}
@@ -143,7 +143,7 @@ async def test_batches_are_listed_by_pages(serve):
 
 async def test_batch_that_ends_during_its_cancellation_has_ended(serve, monkeypatch):
     held_finish = HeldCall(monkeypatch, MessageBatch, "finish")
-    held_finish.end_before(monkeypatch, BackgroundRuns, "stop_run")
+    held_finish.end_before(monkeypatch, RecordsOfTenant, "update_record")
     server = await serve()
     batch = await create(server, batch_request("a"))
     await asyncio.to_thread(held_finish.has_begun.wait, 10)

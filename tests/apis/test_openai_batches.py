@@ -2,9 +2,11 @@
 
 import asyncio
 import json
+import time
 import tracemalloc
 from typing import Any
 
+import pytest
 from support.forms import encode_form
 from support.held_call import HeldCall
 from support.openai_batches import (
@@ -21,10 +23,12 @@ from support.openai_batches import (
     wait_for_batch,
 )
 
+from parley.dialects.batch_job import BatchRequest
 from parley.dialects.openai.batches.batch import OpenAIBatch
 from parley.dialects.openai.batches.batch_input import read_batch_input
 from parley.serving.records import batch_runner
-from parley.serving.records.background import BackgroundRuns
+from parley.serving.records.background import BackgroundRuns, RecordsOfTenant
+from parley.serving.records.inner_sender import InnerSender
 
 
 async def test_batches_of_every_endpoint_have_the_answers_of_single_requests(serve):
@@ -240,6 +244,21 @@ async def test_a_tenant_has_a_bounded_number_of_open_batches(serve, monkeypatch)
     assert (await server.post("/v1/batches", body)).status == 200
 
 
+@pytest.mark.parametrize(
+    ("status", "headers", "seconds"),
+    [(408, [(b"retry-after", b"2")], 2), (408, [], None), (429, [(b"retry-after", b"900")], 60), (500, [], None)],
+    ids=["no instance had room", "took too long", "limit", "error"],
+)
+async def test_only_requests_that_were_put_off_are_sent_again(status, headers, seconds):
+    async def answer(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": b"{}"})
+
+    scope = {"type": "http", "asgi": {}, "path": "/batches", "headers": [], "state": {}}
+    cycle = await InnerSender(answer, scope, (), "").send_request(BatchRequest(CHAT_URL, b"{}"))
+    assert batch_runner.retry_seconds(cycle) == seconds
+
+
 async def test_moderations_are_refused_by_name(serve):
     server = await serve()
     refused = await server.post("/v1/moderations", {"input": "a"})
@@ -258,12 +277,36 @@ def test_input_of_empty_lines_takes_no_memory_of_its_own():
 
 async def test_batch_that_ends_during_its_cancellation_has_ended(serve, monkeypatch):
     held_finish = HeldCall(monkeypatch, OpenAIBatch, "finish")
-    held_finish.end_before(monkeypatch, BackgroundRuns, "stop_run")
+    held_finish.end_before(monkeypatch, RecordsOfTenant, "update_record")
     server = await serve()
     batch = await create_batch(server, [request_line("a")])
     await asyncio.to_thread(held_finish.has_begun.wait, 10)
     assert (await server.post(f"/v1/batches/{batch['id']}/cancel")).status == 409
     assert (await server.get(f"/v1/batches/{batch['id']}")).json["status"] == "completed"
+
+
+def delay_after_stop(monkeypatch):
+    """Let the loop go on for a while between the stop of a run and the next step of the thread that stopped it."""
+    stop_run = BackgroundRuns.stop_run
+
+    def stop_slowly(*arguments: Any) -> bool:
+        was_running = stop_run(*arguments)
+        time.sleep(0.1)
+        return was_running
+
+    monkeypatch.setattr(BackgroundRuns, "stop_run", stop_slowly)
+
+
+async def test_batch_that_stops_at_once_was_cancelled(serve, monkeypatch):
+    delay_after_stop(monkeypatch)
+    server = await serve(tick=0.01)
+    batch = await create_batch(server, [request_line("slow", CHAT | {"max_tokens": 3000})])
+    await wait_for_batch(server, batch, wanted=("in_progress",))
+    padding = {"padding": "x" * 20_000}  # a body of this size is read in a thread
+    cancelling = await server.post(f"/v1/batches/{batch['id']}/cancel", padding)
+    assert (cancelling.status, cancelling.json["status"]) == (200, "cancelling"), cancelling.body
+    batch = await wait_for_batch(server, batch)
+    assert (batch["status"], batch["errors"]) == ("cancelled", None)
 
 
 async def test_cancelled_batch_with_a_wrong_input_has_failed(serve, monkeypatch):

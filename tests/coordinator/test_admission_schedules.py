@@ -130,8 +130,8 @@ async def test_refuses_requests_that_wait_too_long_or_meet_a_full_queue():
         for request in (SchedulingRequest(5), SchedulingRequest(5, deadline=0.01), SchedulingRequest(5))
     ]
     results = await asyncio.gather(*tasks, return_exceptions=True)
-    refusals = [(each.status, each.text) for each in results if isinstance(each, RequestRefused)]
-    assert refusals == [(408, "Request schedule timeout"), (429, "Too many requests"), (429, "Too many requests")]
+    refusals = [(each.status, each.text, each.retry_after) for each in results if isinstance(each, RequestRefused)]
+    assert refusals == [(408, "Request schedule timeout", 1)] + 2 * [(429, "Too many requests", 1)]
     assert scheduler.queued_requests == 0
 
 

@@ -25,12 +25,13 @@ class HeldCall:
         monkeypatch.setattr(owner, name, call)
 
     def end_before(self, monkeypatch: pytest.MonkeyPatch, owner: type, name: str) -> None:
-        """Let the held call end just before the next call of another method."""
+        """Let the held call, once it has begun, end just before the next call of another method, which it may use."""
         method = getattr(owner, name)
 
         def call(*arguments: Any) -> Any:
-            self.release.set()
-            assert self.has_ended.wait(SECONDS)
+            if self.has_begun.is_set() and not self.release.is_set():
+                self.release.set()
+                assert self.has_ended.wait(SECONDS)
             return method(*arguments)
 
         monkeypatch.setattr(owner, name, call)

@@ -236,9 +236,9 @@ class InstanceScheduler:
         except TimeoutError:
             if by_deadline and not request.earlier_attempts:
                 raise self._refuse_request(429, refusals.TEXTS.too_many_requests, 1.0) from None
-            raise self._refuse_request(
-                408, refusals.TEXTS.inference_timeout if by_deadline else refusals.TEXTS.schedule_timeout
-            ) from None
+            if by_deadline:
+                raise self._refuse_request(408, refusals.TEXTS.inference_timeout) from None
+            raise self._refuse_request(408, refusals.TEXTS.schedule_timeout, 1.0) from None
         finally:
             self.queue.remove_request(queued)
 

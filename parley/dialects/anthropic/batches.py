@@ -275,14 +275,15 @@ def cancel_batch(body: bytes, context: RequestContext) -> Answer:
     stored = _load_batch(context)
     if stored.batch["processing_status"] != "in_progress":
         return json_answer(stored.batch)
-    if not context.records.stop_run(stored.record_name):
-        raise BadRequest("A batch that runs on another server cannot be canceled here.")
 
     def change(data: bytes) -> bytes:
         nonlocal stored
         stored = msgspec.json.decode(data, type=StoredBatch)
         if stored.batch["processing_status"] == "ended":  # meanwhile
             return data
+        # While the record is held, the stopped batch cannot record its end: it would not see that it was canceled
+        if not context.records.stop_run(stored.record_name):
+            raise BadRequest("A batch that runs on another server cannot be canceled here.")
         stored.batch |= {"processing_status": "canceling", "cancel_initiated_at": iso_time(context.created)}
         return encode_json(stored)
 

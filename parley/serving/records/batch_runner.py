@@ -36,7 +36,7 @@ REQUESTS_AT_ONCE = 16  # of all batches
 TURN_SECONDS = 60.0  # that a batch runs while others wait
 PROGRESS_SECONDS = 1.0  # between two looks at whether the progress has to be recorded
 PROGRESS_SHARE = 0.01  # of the time that a batch has run, if that is longer: so that few records have all answers
-RETRY_STATUSES = (429, 503, 529)  # of refusals that say when to retry
+RETRY_STATUSES = (408, 429, 503, 529)  # of refusals that say when to retry
 MIN_RETRY_SECONDS, MAX_RETRY_SECONDS = 1, 60
 
 

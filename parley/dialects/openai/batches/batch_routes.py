@@ -75,13 +75,14 @@ def cancel_batch(body: bytes, context: RequestContext) -> Answer:
     if batch["status"] == "cancelling":
         return json_answer(batch)
     _check_running(batch)
-    if not context.records.stop_run(BATCHES.record_name(batch["id"], batch["created_at"])):
-        raise BadRequest("Cannot cancel a batch that runs on another server.")
 
     def change(data: bytes) -> bytes:
         nonlocal batch
         batch = msgspec.json.decode(data, type=BatchObject)
         _check_running(batch)  # it may have ended meanwhile
+        # While the record is held, the stopped batch cannot record its end: it would not see that it was cancelled
+        if not context.records.stop_run(BATCHES.record_name(batch["id"], batch["created_at"])):
+            raise BadRequest("Cannot cancel a batch that runs on another server.")
         batch |= {"status": "cancelling", "cancelling_at": context.created}
         return encode_json(batch)
 
