@@ -20,7 +20,7 @@ from parley.model.networks.config import DecoderConfig
 from parley.model.networks.indexed_attention import IndexedStep
 from parley.model.networks.network import KVPages, LinearSite, PackedBatch
 from parley.model.networks.state_arena import BatchStates, temporary_states
-from parley.native.layer import DecoderLayer, IndexerWeights
+from parley.native.layer import DecoderLayer
 from parley.native.state_shape import GatedDeltaShape, KimiDeltaShape, Mamba1Shape, Mamba2Shape
 
 # The linear layers within a layer, by number of their adapter site, as in ``layers.cpp``. A layer has only one of those
@@ -425,7 +425,7 @@ class FusedDecoder:
         if config.latent is not None:
             queries, latents = self._write_latents(layer, rows, config.latent, batch, pages, cos, sin)
             if indexed is not None and block.indexer is not None:
-                self._run_indexer(layer, x, latents, block.indexer, indexed, pages)
+                indexed.run_indexer(x, latents, block.indexer, pages, self._index_numbers[layer])
             if query_scales is not None:
                 queries *= query_scales[:, None, None]
         else:
@@ -553,22 +553,6 @@ class FusedDecoder:
             queries = self._apply_linear(normed, batch, layer, "query_up")
         queries = queries.view(-1, self.config.heads, sizes.head_dim)
         return native.absorb_queries(queries, block.key_up, cos, sin, is_interleaved=is_interleaved), normed
-
-    def _run_indexer(
-        self,
-        layer: int,
-        x: torch.Tensor | native.QuantizedRows,
-        latents: torch.Tensor | native.QuantizedRows,
-        weights: IndexerWeights,
-        indexed: IndexedStep,
-        pages: KVPages,
-    ) -> None:
-        """Store the index keys of a layer with input x; choose tokens by the normed latents of queries if needed."""
-        assert isinstance(x, torch.Tensor) and isinstance(latents, torch.Tensor), "indexers read rows as they are"
-        store = self._index_numbers[layer]
-        indexed.write_keys(x, weights, pages, store)
-        if indexed.has_choice:
-            indexed.choose_tokens(x, latents, weights, pages, store)
 
     def _finish_attention(
         self, layer: int, x: torch.Tensor, residual: torch.Tensor, batch: PackedBatch

@@ -46,18 +46,28 @@ class IndexedStep:
         self._slots: torch.Tensor | None = None  # of the tokens that were chosen last, int64 [rows, chosen]
         self._plans: dict[int, native.AttentionPlan] = {}
 
-    def write_keys(self, x: torch.Tensor, weights: IndexerWeights, pages: KVPages, store: int) -> None:
-        """Store the index keys of a layer whose input is x [T, hidden]. ``store``: the number of their pages."""
+    def run_indexer(
+        self,
+        x: torch.Tensor | native.QuantizedRows,
+        latents: torch.Tensor | native.QuantizedRows,
+        weights: IndexerWeights,
+        pages: KVPages,
+        store: int,
+    ) -> None:
+        """Store the index keys of a layer, and choose the tokens that it attends to, for rows that need a choice.
+
+        x [T, hidden]: the layer's input; latents [T, rank]: the normed latents of its queries. ``store``: the number of
+        the pages with its index keys.
+        """
+        assert isinstance(x, torch.Tensor) and isinstance(latents, torch.Tensor), "indexers read rows as they are"
         keys = native.norm_rows(native.linear(x, weights.key), weights.key_norm)
         keys = self._turn(keys[:, None], self._cos, self._sin)
         pages.write_kv(store, keys, keys[..., :0], self._batch)
+        if self.has_choice:
+            self._choose_tokens(x, latents, weights, pages.layer_pool(store))
 
-    def choose_tokens(
-        self, x: torch.Tensor, latents: torch.Tensor, weights: IndexerWeights, pages: KVPages, store: int
-    ) -> None:
-        """Choose the tokens that a layer with input x [T, hidden] and normed latents of queries [T, rank] attends to.
-        Their index keys must be stored."""
-        shape, pool = self._shape, pages.layer_pool(store)
+    def _choose_tokens(self, x: torch.Tensor, latents: torch.Tensor, weights: IndexerWeights, pool: PagePool) -> None:
+        shape = self._shape
         if self._groups is None:
             self._groups = indexer.plan_choice(self._spans, shape.heads, pool)
         x, latents, cos, sin = (part.index_select(0, self._rows) for part in (x, latents, self._cos, self._sin))
