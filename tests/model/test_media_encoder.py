@@ -66,7 +66,13 @@ def shared_encoder(family: str, dtype: torch.dtype = torch.float32) -> Transform
 def reference_model(family: str) -> Any:
     if family in ("got_ocr2", "phi4_multimodal"):
         return load_whole_model(multimodal_folder(family))  # their encoders run with no other attention
-    eager_part = {"gemma4": "audio_config", "idefics2": "perceiver_config", "paligemma2": "text_config"}.get(family)
+    eager_parts = {
+        "gemma4": "audio_config",
+        "idefics2": "perceiver_config",
+        "paligemma2": "text_config",
+        "granite4_vision": "qformer_config",
+    }
+    eager_part = eager_parts.get(family)
     attention = {eager_part: "eager", "vision_config": "sdpa", "": "sdpa"} if eager_part else "sdpa"
     return load_whole_model(multimodal_folder(family), attention=attention)
 
