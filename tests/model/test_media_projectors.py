@@ -36,6 +36,14 @@ PUBLISHED = {
     },
     "llama4": {"max_patches": 16},
 }
+PUBLISHED_TEXT = {
+    "gemma4": {"pad_token_id": 0},  # whose inputs of layers pictures get
+    "llama4": {
+        "attention_chunk_size": 8192,
+        "no_rope_layers": [1, 1, 1],
+        "layer_types": ["chunked_attention"] * 3,
+    },
+}
 SOUND = ["audioflamingo3", "qwen2_audio", "voxtral"]
 FAMILIES = [*PUBLISHED, "idefics3", "internvl", "lighton_ocr", "mistral3", "pixtral", *SOUND]
 ENCODED = FAMILIES if IS_NIGHT else ["internvl", "mistral3", "qwen2_audio"]
@@ -48,7 +56,7 @@ def _own_cache(tmp_path, monkeypatch):
 
 @functools.cache
 def family_folder(family):
-    """Return a folder of a family, with the processor and the padding of the published models, written once."""
+    """Return a folder of a family, with what the published models have, written once."""
     if family not in PUBLISHED:
         return multimodal_folder(family)
     folder = models_home() / f"{family}-published"
@@ -57,7 +65,7 @@ def family_folder(family):
     processor["image_processor"] |= PUBLISHED[family]
     (folder / "processor_config.json").write_text(json.dumps(processor))
     config = json.loads((folder / "config.json").read_text())
-    config["text_config"]["pad_token_id"] = 0  # whose inputs of layers pictures get in Gemma 4
+    config["text_config"] |= PUBLISHED_TEXT.get(family, {})
     (folder / "config.json").write_text(json.dumps(config))
     return folder
 
