@@ -229,7 +229,8 @@ class TextPipeline:
     ) -> PreparedPrompt:
         """Render and encode a conversation, and find how its answer begins. ``loses_end``: the end may be cut off."""
         rendered = self.render_chat(prompt, media)
-        ids = prompt.preceding_ids + encode(rendered.encoder, rendered.encodable, prompt.special)
+        special = prompt.special and not has_own_bos(rendered.media)
+        ids = prompt.preceding_ids + encode(rendered.encoder, rendered.encodable, special)
         if pooling is not None:
             return PreparedPrompt(ids, media=self._place_media(ids, rendered.media))
         # The start of the answer depends on the end of the text that the model reads.

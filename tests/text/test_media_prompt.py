@@ -171,6 +171,8 @@ def test_bos_stands_after_the_pictures_of_a_prompt_that_is_read_as_a_prefix(text
     token_ids = pipeline.prepare_prompt(prompt, media=[item]).token_ids
     assert token_ids == pipeline.tokenizer.encode(expected, special=False)
     assert pipeline.tokenize_prompt(prompt, media=[item])[:2] == (expected, token_ids)
+    whole = Chat([Message("user", text, media=[placed(position)])], rendered=True, special=True)
+    assert pipeline.prepare_prompt(whole, media=[item]).token_ids == pipeline.tokenize_prompt(whole, media=[item])[1]
     without = pipeline.prepare_prompt(Text("caption en")).token_ids
     assert without == pipeline.tokenizer.encode("caption en", special=True)
 
