@@ -111,7 +111,6 @@ def _generate_request(
         "reasoning_parser_kwargs": None,
         "return_token_ids": None,
         "output_mode": "tokens",
-        "parse_context": None,
         "stream": request.stream,
         "stream_options": None,
         "cache_salt": request.cache_salt or None,
