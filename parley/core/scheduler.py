@@ -101,8 +101,8 @@ class Scheduler:
         self._long_rope_after = long_rope_after
         self._block_tables = BlockTables(pool, prefix_cache, states)
         self.preemptions = 0
-        self._slots = RunningSequences(max_slots, on_admit, on_release)
-        self.running = self._slots.by_rank
+        self._running_sequences = RunningSequences(max_slots, on_admit, on_release)
+        self.running = self._running_sequences.by_rank  # which changes it
         self.waiting = WaitQueue()
         self._has_chunk = False  # the current step has a chunk of a prompt
         self._fits_in_pool = fits_in_pool
@@ -195,15 +195,15 @@ class Scheduler:
         """
         sequence.blocks, sequence.computed = [], 0
         if not self._precedes_preempted(sequence) or not (
-            self._slots.has_free_slot or self.running[-1].rank > sequence.rank
+            self._running_sequences.has_free_slot or self.running[-1].rank > sequence.rank
         ):
             sequence.hashes, sequence.uses_long_rope = list(parent.hashes), parent.uses_long_rope
             sequence.status = SequenceStatus.WAITING
             self.waiting.enqueue(sequence)
             return
-        if not self._slots.has_free_slot:
+        if not self._running_sequences.has_free_slot:
             self.preempt_last()
-        if self._slots.start_sequence(sequence):
+        if self._running_sequences.start_sequence(sequence):
             self.fork_sequence(sequence, parent)
 
     def preempt_last(self) -> Sequence:
@@ -223,7 +223,7 @@ class Scheduler:
     def set_priority(self, sequence: Sequence, priority: float) -> None:
         """Change the priority of a sequence, and its position in the order."""
         if sequence.status is SequenceStatus.RUNNING:
-            self._slots.set_priority(sequence, priority)
+            self._running_sequences.set_priority(sequence, priority)
             return
         queue = self.waiting
         if self._encode_queue is not None and self._awaits_embeddings(sequence):
@@ -262,7 +262,7 @@ class Scheduler:
         """Check conservation of pages and slots, for tests; ``held_tables``, ``held_states``: pages and slots for
         states with other holders. Raises AssertionError."""
         self._block_tables.check_invariants(self.running, held_tables, held_states)
-        self._slots.check_invariants()
+        self._running_sequences.check_invariants()
         waiting_sequences = list(self.waiting)
         assert len(waiting_sequences) == len(self.waiting)
         all_waiting = [*waiting_sequences, *(self._encode_queue.waiting if self._encode_queue is not None else ())]
@@ -317,7 +317,7 @@ class Scheduler:
         """Admit sequences of better priority than ``priority_limit``, in order, and add a row for each. Return False
         if one of them cannot be admitted."""
         while self.waiting and (sequence := self.waiting.head_sequence).priority < priority_limit:
-            if not self._slots.has_free_slot and not self._can_preempt_for(step, sequence):
+            if not self._running_sequences.has_free_slot and not self._can_preempt_for(step, sequence):
                 return False
             self._update_rope(sequence)
             cached_blocks = self._block_tables.find_prefix(sequence)
@@ -381,7 +381,7 @@ class Scheduler:
         """Free a slot, and pages for ``count`` tokens after the found ones, for a waiting sequence. False: too few."""
         page_need = count_pages(len(cached_blocks) * BLOCK_SIZE + count) - len(cached_blocks)
         while (
-            not self._slots.has_free_slot
+            not self._running_sequences.has_free_slot
             or page_need + self.pool.count_free(cached_blocks) + len(self.running) > self.pool.free_count
         ):
             if not self._can_preempt_for(step, sequence):
@@ -421,7 +421,7 @@ class Scheduler:
     def _admit_head(self, sequence: Sequence) -> bool:
         """Give the head of the queue a slot. Return False if it is rejected."""
         self.waiting.pop_head()
-        if not self._slots.start_sequence(sequence):
+        if not self._running_sequences.start_sequence(sequence):
             return False
         if self._block_tables.prefix_cache and not sequence.preemptions and not sequence.request.resumed:
             self.pool.prefix_queries += len(sequence)
@@ -436,7 +436,7 @@ class Scheduler:
 
     def _vacate_slot(self, sequence: Sequence) -> None:
         """Free the slot and pages of a running sequence."""
-        self._slots.stop_sequence(sequence)
+        self._running_sequences.stop_sequence(sequence)
         self._block_tables.free_table(sequence)
 
     def _allocate_blocks(self, step: Step, sequence: Sequence, count: int) -> bool:
@@ -475,7 +475,7 @@ class Scheduler:
             return True
         if not self.waiting:
             return False
-        return self._slots.has_free_slot or self._can_preempt_for(Step([]), self.waiting.head_sequence)
+        return self._running_sequences.has_free_slot or self._can_preempt_for(Step([]), self.waiting.head_sequence)
 
     def _add_row(self, step: Step, sequence: Sequence, count: int, drafts: tuple[int, ...] = ()) -> None:
         """Add a row of ``count`` tokens and its drafts to the step, and publish the pages that the tokens fill."""
