@@ -32,8 +32,8 @@ from parley.model.runner import DecoderRunner
 from parley.types import EngineRequest, Sampling, TokenScore
 
 NEW_TOKENS = 8
-# Of the models in recent_media_models.py, those whose decoder has media in no other family. The embeddings of all are
-# compared in test_media_encoder.py, and the tokens of their prompts in test_media_prompt.py.
+# Of the models in recent_media_models.py, those whose decoder has media in no other family. The embeddings of all, of
+# some by night, are compared in test_media_encoder.py, and the tokens of their prompts in test_media_prompt.py.
 PICTURE_FAMILIES = [
     "llava", "llava_next", "llava_onevision", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5",
     "idefics3", "smolvlm", "internvl", "mistral3", "gemma3", "qwen2_5_omni_thinker", "qwen3_omni_moe_thinker", "glm4v",
@@ -53,13 +53,14 @@ AUDIO_FAMILIES = [
 ]  # fmt: skip
 # One without axes, three with M-RoPE, of which one has embeddings for several layers and one turns neighbouring
 # dimensions, one that sees both ways, one with inputs of layers, and one that sees both ways in some layers. LFM2-VL
-# has layers with a state, Llama 4 attention in chunks, Kimi K2.5 latent attention.
+# has layers with a state, Llama 4 attention in chunks, Kimi K2.5 latent attention, PaliGemma prompts that are read both
+# ways.
 EXACT_FAMILIES = [
     "llava", "qwen2_5_vl", "qwen3_vl", "qwen3_5", "glm4v", "gemma3", "gemma4", "gemma4_31b", "lfm2_vl", "llama4",
-    "kimi_k25",
+    "kimi_k25", "paligemma2",
 ]  # fmt: skip
 if IS_NIGHT:
-    PICTURE_FAMILIES += [family for family in BY_NIGHT if family != "paligemma2"]
+    PICTURE_FAMILIES += BY_NIGHT
     EXACT_FAMILIES += BY_NIGHT
 if "gemma3n" in FAMILIES:  # it needs timm
     for families in (PICTURE_FAMILIES, AUDIO_FAMILIES, EXACT_FAMILIES):

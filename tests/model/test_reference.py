@@ -28,7 +28,7 @@ LOWERED = {
     "mixtral", "qwen2_moe", "qwen3_moe", "glm4_moe",
 }  # fmt: skip
 IS_NIGHT = "PARLEY_NIGHTLY" in os.environ
-# By day one of each kind: the zoo compares a few answers of every family.
+# By day one of each kind: test_decoder_families.py compares logits of most families.
 TESTED = tiny_models.ARCHITECTURES if IS_NIGHT else ["llama", "qwen3", "gemma2", "qwen2_moe", "glm4_moe", "aria_text"]
 # Those that are also computed by Transformers' own layers.
 BOTH_WAYS = LOWERED - (set() if IS_NIGHT else {"qwen2_moe", "glm4_moe"})

@@ -29,7 +29,7 @@ FAMILIES: dict[str, Family] = {
     **RECENT_MODELS,
 }
 # Those with mechanisms that other families have as well are tested by night only.
-BY_NIGHT = ["paligemma", "paligemma2", "aria", "step3p7", "ernie4_5_vl_moe", "granite4_vision"]
+BY_NIGHT = ["paligemma", "aria", "step3p7", "ernie4_5_vl_moe", "granite4_vision"]
 IS_NIGHT = bool(os.environ.get("PARLEY_NIGHTLY"))
 SAMPLED_FAMILIES = {name: family for name, family in FAMILIES.items() if IS_NIGHT or name not in BY_NIGHT}
 

@@ -82,6 +82,7 @@ class PagedKV:
         self._batch: PackedBatch | None = None
         self._plans: dict[tuple[object, ...], native.AttentionPlan] = {}
         self._places: dict[native.PageFormat, torch.Tensor] = {}
+        self._parts: dict[bool, tuple[torch.Tensor, PackedBatch]] = {}
         self.clear_pages([blocks])
 
     @staticmethod
@@ -149,13 +150,42 @@ class PagedKV:
         most_seen: int | None = None,
     ) -> torch.Tensor:
         """Compute attention of queries [T, heads, dim]: [T, heads, value_dim] (see ``network.KVPages``)."""
-        if window is not None and batch.whole_prompts is not None:
-            how = {"scale": scale, "chunk": chunk, "softcap": softcap, "sinks": sinks, "slopes": slopes}
-            how |= {"sees_later": sees_later, "most_seen": most_seen}
-            return self._attend_whole_prompts(layer, queries, batch, window, how)
         self._enter_batch(batch)
+        how: dict[str, Any] = {"scale": scale, "chunk": chunk, "softcap": softcap, "sinks": sinks, "slopes": slopes}
+        how |= {"sees_later": sees_later, "most_seen": most_seen}
+        if window is None or batch.whole_prompts is None:
+            return self._attend_spans(layer, queries, batch, window=window, **how)
+        parts = self._split_batch(batch)
+        outputs = [
+            self._attend_spans(
+                layer, queries[rows], part, window=None if is_whole else window, is_whole=is_whole, **how
+            )
+            for is_whole, (rows, part) in parts.items()
+        ]
+        output = outputs[0].new_empty(len(queries), *outputs[0].shape[1:])
+        for (rows, _), part_output in zip(parts.values(), outputs, strict=True):
+            output[rows] = part_output
+        return output
+
+    def _attend_spans(
+        self,
+        layer: int,
+        queries: torch.Tensor,
+        batch: PackedBatch,
+        *,
+        scale: float,
+        window: int | None,
+        chunk: int | None,
+        softcap: float | None,
+        sinks: torch.Tensor | None,
+        slopes: torch.Tensor | None,
+        sees_later: bool,
+        most_seen: int | None,
+        is_whole: bool | None = None,
+    ) -> torch.Tensor:
+        """Compute attention of the current batch. ``is_whole``: ``batch`` is this part of it (``_split_batch``)."""
         pool = self._pools[layer]
-        key = (queries.shape[1], pool.page_format, window, chunk, slopes is None, sees_later, most_seen)
+        key = (queries.shape[1], pool.page_format, window, chunk, slopes is None, sees_later, most_seen, is_whole)
         if key not in self._plans:
             ends = batch.limit_ends(window) if sees_later else None
             spans = batch.spans if most_seen is None else limit_spans(batch.spans, most_seen)
@@ -179,32 +209,25 @@ class PagedKV:
         plan = self._plans[key]
         return native.attend(queries, pool, plan, scale=scale, softcap=softcap, sinks=sinks, slopes=slopes)
 
-    def _attend_whole_prompts(
-        self, layer: int, queries: torch.Tensor, batch: PackedBatch, window: int, how: dict[str, Any]
-    ) -> torch.Tensor:
-        """Compute attention in a layer with a window, which does not limit prompts whose tokens all see each other."""
-        output: torch.Tensor | None = None
-        for is_whole in (True, False):
-            numbers = [number for number, flag in enumerate(batch.whole_prompts or ()) if flag == is_whole]
-            if not numbers:
-                continue
-            rows, part = _select_spans(batch, numbers)
-            attended = self.attend_pages(layer, queries[rows], part, window=None if is_whole else window, **how)
-            if output is None:
-                output = attended.new_empty(len(queries), *attended.shape[1:])
-            output[rows] = attended
-        assert output is not None
-        return output
+    def _split_batch(self, batch: PackedBatch) -> dict[bool, tuple[torch.Tensor, PackedBatch]]:
+        """Return, by whether windows do not limit them, the rows of prompts whose tokens all see each other and the
+        other rows, each with a batch of its own."""
+        if not self._parts:
+            for is_whole in (True, False):
+                numbers = [number for number, flag in enumerate(batch.whole_prompts or ()) if flag == is_whole]
+                if numbers:
+                    self._parts[is_whole] = _select_spans(batch, numbers)
+        return self._parts
 
     def _enter_batch(self, batch: PackedBatch) -> None:
         """Drop the plans of the previous batch. A batch object belongs to one step and is never changed."""
         if batch is not self._batch:
-            self._batch, self._plans, self._places = batch, {}, {}
+            self._batch, self._plans, self._places, self._parts = batch, {}, {}, {}
 
 
 def limit_spans(spans: list[Span], most_seen: int) -> list[Span]:
-    """Return spans of the same rows for attention of those that see at most so many tokens. Any others get spans of
-    their own in which they see little, so that they cost little. The list itself, if there are no others."""
+    """Return spans of the same rows for attention of those that see at most so many tokens. Each other row is a span of
+    its own, in which it sees one token. The list itself, if there are no others."""
     if all(span.length <= most_seen for span in spans):
         return spans
     limited: list[Span] = []
@@ -212,8 +235,8 @@ def limit_spans(spans: list[Span], most_seen: int) -> list[Span]:
         beyond = min(span.count, max(0, span.length - most_seen))
         if span.count > beyond:
             limited.append(Span(span.first, span.count - beyond, span.length - beyond, span.table))
-        if beyond:
-            limited.append(Span(span.first + span.count - beyond, beyond, beyond, span.table))
+        ends = range(span.first + span.count - beyond, span.first + span.count)
+        limited += [Span(row, 1, 1, span.table[:1]) for row in ends]
     return limited
 
 
