@@ -75,7 +75,8 @@ class LatentShape:
 @dataclass(frozen=True)
 class IndexerShape:
     """How an indexer chooses the ``chosen`` tokens that a token attends to, itself included (arXiv 2512.02556, section
-    2.1, the "lightning indexer" of DeepSeek Sparse Attention). A token that sees no more of them attends to all.
+    2.1, the "lightning indexer" of DeepSeek Sparse Attention). A token that sees at most ``chosen`` tokens attends to
+    all of them.
 
     Each token has one key of ``dim`` numbers, a centered norm of a linear function of the layer's input. A query has
     ``heads`` vectors of this size, a linear function of the normed latent of queries, and a weight for each head, a

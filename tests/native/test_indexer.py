@@ -7,6 +7,7 @@ import torch
 
 from parley import native
 from parley.core.sequence import BLOCK_SIZE
+from parley.model.networks.paged_kv import limit_spans
 from parley.native import indexer
 from parley.native.layout import LayerKV, Span
 from parley.native.pool import PagePool
@@ -80,6 +81,24 @@ def test_choice_is_that_of_its_definition_in_every_batch(dtype):
     assert chosen.tolist() == expected[7:8]
 
 
+def test_equal_keys_have_equal_scores_wherever_they_lie():
+    """Of equal ones the earlier are chosen: a sum that depended on the place or the batch would choose others."""
+    rows, length, count = 33, 1100, 100
+    pool = empty_pool(70, LayerKV(1, DIM, 0, has_latents=True), torch.float32)
+    order = torch.randint(30, (length,), generator=torch.Generator().manual_seed(6))
+    different = random_tensor(30, 1, DIM, seed=7)
+    table = list(range(-(-length // BLOCK_SIZE)))
+    store_keys(different[order], pool, torch.arange(length))
+    query, weight = random_tensor(rows, HEADS, DIM, seed=8), random_tensor(rows, HEADS, seed=9)
+    scores = (torch.einsum("rhd,kd->rhk", query, different[:, 0]).relu() * weight[..., None]).sum(1)[:, order]
+    expected = [chosen_by_definition(scores[row, : length - rows + row + 1], count) for row in range(rows)]
+    spans = [Span(0, rows, length, table)]
+    together = indexer.choose_tokens(query, weight, pool, indexer.plan_choice(spans, HEADS, pool), count)
+    assert together.tolist() == expected
+    last = indexer.plan_choice([Span(0, 1, length, table)], HEADS, pool)
+    assert indexer.choose_tokens(query[-1:], weight[-1:], pool, last, count).tolist() == expected[-1:]
+
+
 def test_scores_that_are_not_numbers_are_the_lowest():
     pool = empty_pool(4, LayerKV(1, DIM, 0, has_latents=True), torch.float32)
     keys = random_tensor(60, 1, DIM, seed=0)
@@ -116,3 +135,10 @@ def test_attention_over_copies_has_the_bits_of_attention_over_pages(dtype, int8)
     copies = indexer.gather_pages(pool, slots[:, some])
     assert torch.equal(copies.data, fresh.data)
     assert not torch.equal(attend_rows(queries, copies, [[0], [1]], 4), whole)
+
+
+def test_rows_beyond_a_limit_see_one_token_and_others_what_they_saw():
+    within, over, crossing = Span(0, 3, 10, [5]), Span(3, 1, 40, [1, 2, 3]), Span(4, 4, 22, [7, 8])
+    assert limit_spans([within, crossing], 30) == [within, crossing]
+    limited = limit_spans([within, over, crossing], 20)
+    assert limited == [within, Span(3, 1, 1, [1]), Span(4, 2, 20, [7, 8]), Span(6, 1, 1, [7]), Span(7, 1, 1, [7])]

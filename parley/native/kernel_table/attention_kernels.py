@@ -66,7 +66,7 @@ def rope_write(
 ) -> torch.Tensor:
     """Rotate queries and keys in ``qkv`` [T, (heads + 2 * kv_heads) * dim], and store keys and values in the pages.
 
-    Return the queries [T, heads, dim]. ``indices`` [T]: from ``write_indices``. ``torch_kernels`` defines the rest.
+    Return the queries [T, heads, dim]. ``indices``: from ``write_indices``. ``torch_kernels`` defines the rest.
     """
     options: dict[str, Any] = {
         "head_norm": head_norm,

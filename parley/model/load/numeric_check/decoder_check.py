@@ -35,7 +35,7 @@ DECODER_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.06, torch.float16: 0
 @torch.inference_mode()
 def decoder_deviation(decoder: FusedDecoder, checkpoint: Checkpoint, quantization: Quantization) -> float:
     """Return the relative error (L2) of the decoder's logits against a ``ReferenceDecoder`` for a few tokens."""
-    config = _choose_all_experts(decoder.config)
+    config = _choose_everything(decoder.config)
     layers = list(range(config.layer_count))
     if decoder.parameters > FULL_CHECK_PARAMETERS:
         kinds = [type(shape.state) for shape in config.layers]
@@ -62,8 +62,8 @@ def decoder_deviation(decoder: FusedDecoder, checkpoint: Checkpoint, quantizatio
     return relative_error(actual, expected)
 
 
-def _choose_all_experts(config: DecoderConfig) -> DecoderConfig:
-    """Return a config whose mixtures compute all experts for each token, so that each expert is checked.
+def _choose_everything(config: DecoderConfig) -> DecoderConfig:
+    """Return a config whose mixtures compute all experts for each token, and whose indexers choose all tokens.
 
     Otherwise, rounding alone would send single tokens to other experts than the reference does. A margin would leave
     single experts out of a weight's share in the same way, so there is none. Likewise, indexers choose all tokens, so

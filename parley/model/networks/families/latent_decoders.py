@@ -104,8 +104,9 @@ DEEPSEEK_V32 = replace(
         "max_position_embeddings": 163840,
         "mlp_bias": False,
         "mlp_layer_types": None,
+        "indexer_rope_interleave": False,
     },
-    required={"attention_bias": False, "mlp_bias": False},
+    required={"attention_bias": False, "mlp_bias": False, "indexer_rope_interleave": False},
     is_rope_interleaved=True,
     mixture=AXK1_MIXTURE,
     indexer=IndexerFamily(),
@@ -133,7 +134,9 @@ GLM_MOE_DSA = replace(
         "index_topk_pattern": None,
         "index_topk_freq": 1,
         "index_skip_topk_offset": 2,
+        "indexer_rope_interleave": True,
     },
+    required={**DEEPSEEK_V32.required, "indexer_rope_interleave": True},
     indexer=IndexerFamily(is_interleaved=True, has_indexer=listed_indexers),
 )
 # GLM-4.7-Flash
