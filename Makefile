@@ -40,7 +40,7 @@ PYTHON ?= $(shell for python in python3.11 python3.12 python3.13 python3; do \
 
 # pip compiles modules one after the other, which takes longer than installing them; compileall uses every processor.
 PIP := $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile
-# Python compiles the parts of packages that little or nothing imports when something does.
+# Rarely imported parts of packages are left out: Python compiles them when they are first imported.
 SELDOM_IMPORTED := site-packages/(transformers/models|networkx|openai|pip|mypy|ray/(rllib|data|serve|tune|train|dashboard))/|/tests/
 COMPILE := $(VENV)/bin/python -m compileall -qq -j 0 -x '$(SELDOM_IMPORTED)' $(VENV)/lib parley || true  # some hold files of a later Python
 

@@ -19,10 +19,12 @@ def layout_difference(theirs: str, ours: str, their_sizes: Sequence[int] = (), o
         )
     if len(their_sizes) != len(our_sizes):
         return f"{len(their_sizes)} and {len(our_sizes)} regions"
-    different = [
-        (number, *sizes) for number, sizes in enumerate(zip(their_sizes, our_sizes, strict=True)) if len(set(sizes)) > 1
+    differences = [
+        f"{their_size} and {our_size} bytes in region {number}"
+        for number, (their_size, our_size) in enumerate(zip(their_sizes, our_sizes, strict=True))
+        if their_size != our_size
     ]
-    return ", ".join(f"{theirs} and {ours} bytes in region {number}" for number, theirs, ours in different[:3])
+    return ", ".join(differences[:3])
 
 
 def _parse_layout(layout: str) -> dict[str, str]:
