@@ -115,6 +115,7 @@ class BackgroundRuns:
     ) -> BackgroundRun:
         """Let ``work`` add its events to ``kept``. ``name``: of the record that it keeps."""
         key = tenant, name
+        self._forget(key)  # an ended run of this name, whose time would end the new one's
         task = asyncio.get_running_loop().create_task(self._run_to_end(key, kept, work))
         run = self._runs[key] = BackgroundRun(kept, is_stream, task)
         return run

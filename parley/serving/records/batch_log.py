@@ -6,6 +6,8 @@ ended. No key is kept: the server that goes on asks whether the key with the ten
 
 from __future__ import annotations
 
+import uuid
+
 import msgspec
 
 from parley.dialects.batch_job import RUN_PREFIX, BatchAnswer
@@ -18,9 +20,14 @@ ANSWERS_PREFIX = "batch-answers/"
 Answers = list[tuple[int, BatchAnswer]]  # with the numbers of their requests
 
 
+class BatchTaken(Exception):
+    """Another server has taken a batch over, because this one seemed to have ended."""
+
+
 class KeptRun(msgspec.Struct, frozen=True):
     """How to send the requests of a batch. ``apis``: those of the port that its client used. ``key_id``: of a key that
-    is known by its hash. ``headers``: of each request. Paths begin with ``prefix``."""
+    is known by its hash. ``headers``: of each request. Paths begin with ``prefix``. ``owner``: the server that runs the
+    batch."""
 
     apis: str
     prefix: str
@@ -28,6 +35,7 @@ class KeptRun(msgspec.Struct, frozen=True):
     key_id: str
     result_expiry: int | None
     headers: list[tuple[bytes, bytes]]
+    owner: str = ""
 
 
 class BatchLog:
@@ -36,6 +44,7 @@ class BatchLog:
     def __init__(self, store: AnyRecordStore):
         self._store = store
         self._shared_store = store if isinstance(store, RecordStore) else None
+        self._owner = uuid.uuid4().hex  # this server
         self._counts: dict[tuple[str, str], int] = {}  # records with answers of each batch that runs here
 
     @property
@@ -46,10 +55,24 @@ class BatchLog:
     def save_run(self, tenant: str, name: str, run: KeptRun) -> None:
         """Keep how to go on with a batch. ``name``: of its record."""
         if self._shared_store is not None:
-            self._store.save_record(tenant, RUN_PREFIX + name, msgspec.msgpack.encode(run))
+            data = msgspec.msgpack.encode(msgspec.structs.replace(run, owner=self._owner))
+            self._store.save_record(tenant, RUN_PREFIX + name, data)
+
+    def check_owner(self, tenant: str, name: str) -> None:
+        """Raise BatchTaken if another server has taken a batch over. Else how to go on with it counts as new, so that
+        a full store drops other records first."""
+
+        def keep_own_run(data: bytes) -> tuple[bytes, tuple[str, ...]]:
+            if msgspec.msgpack.decode(data, type=KeptRun).owner != self._owner:
+                raise BatchTaken
+            return data, ()
+
+        if self._shared_store is not None:
+            self._shared_store.update_record(tenant, RUN_PREFIX + name, keep_own_run)
 
     def save_answers(self, tenant: str, name: str, answers: Answers) -> None:
-        """Keep further answers."""
+        """Keep further answers. Raises BatchTaken."""
+        self.check_owner(tenant, name)
         number = self._counts.get((tenant, name), 0)
         self._store.save_record(tenant, _answers_name(name, number), msgspec.msgpack.encode(answers))
         self._counts[tenant, name] = number + 1
@@ -73,8 +96,8 @@ class BatchLog:
         if self._shared_store is not None:
             self._shared_store.age_record(tenant, name, SILENT_SECONDS)
 
-    def list_left_batches(self) -> list[tuple[str, str, KeptRun]]:
-        """Return the batches whose servers have ended, the oldest first: tenant, name of the record, and run."""
+    def list_left_batches(self) -> list[tuple[str, str]]:
+        """Return the batches whose servers seem to have ended: tenant, and name of the record."""
         store = self._shared_store
         if store is None:
             return []
@@ -84,14 +107,21 @@ class BatchLog:
             if store.find_record(tenant, name) is None:  # the store has dropped it
                 self.drop_batch(tenant, name)
             elif store.record_age(tenant, name) > SILENT_SECONDS:
-                data = store.find_record(tenant, run_name)
-                if data is not None:
-                    left.append((tenant, name, msgspec.msgpack.decode(data, type=KeptRun)))
+                left.append((tenant, name))
         return left
 
-    def claim_batch(self, tenant: str, name: str) -> bool:
-        """Take over a batch whose server has ended. Return False if another server was faster."""
-        return self._shared_store is not None and self._shared_store.claim_record(tenant, name, SILENT_SECONDS)
+    def load_run(self, tenant: str, name: str) -> KeptRun | None:
+        """Return how to go on with a batch, None if that is not kept any more."""
+        data = self._store.find_record(tenant, RUN_PREFIX + name)
+        return None if data is None else msgspec.msgpack.decode(data, type=KeptRun)
+
+    def claim_batch(self, tenant: str, name: str, run: KeptRun) -> bool:
+        """Take over a batch whose server has ended. Return False if another server was faster. A server that had only
+        been silent stops its batch when it next looks (``check_owner``)."""
+        if self._shared_store is None or not self._shared_store.claim_record(tenant, name, SILENT_SECONDS):
+            return False
+        self.save_run(tenant, name, run)
+        return True
 
 
 def _answers_name(name: str, number: int | None = None) -> str:

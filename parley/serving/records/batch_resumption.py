@@ -15,7 +15,6 @@ from parley.dialects.batch_job import BatchJob
 from parley.dialects.dialect import Route
 from parley.dialects.records import TenantRecords
 from parley.errors import NotReady
-from parley.serving.records.batch_log import KeptRun
 from parley.serving.records.batch_runner import BatchRun, BatchRunner
 from parley.serving.records.inner_sender import sender_of_key
 from parley.web.auth import ApiKeys, KeptKey
@@ -57,26 +56,38 @@ class BatchResumption:
         """Look for such batches until the server ends. Return at once if the store is no file."""
         while self._runner.batch_log.outlives_server:
             with contextlib.suppress(NotReady):  # the store has logged it
-                await self._resume_batches()
+                for tenant, name in await asyncio.to_thread(self._runner.batch_log.list_left_batches):
+                    # After a sleep of the machine, a batch of this server may seem to have been left
+                    if not self._runner.runs_batch(tenant, name):
+                        await self._resume_batch(tenant, name)
             await asyncio.sleep(RESUME_SECONDS)
 
-    async def _resume_batches(self) -> None:
-        """Go on with all batches that have lost their servers, and that this server can run."""
-        for tenant, name, run in await asyncio.to_thread(self._runner.batch_log.list_left_batches):
-            batch = await asyncio.to_thread(partial(self._take_batch, tenant, name, run))
-            if batch is not None:
-                log.info("Going on with the batch %s, whose server has ended.", name.rpartition("/")[2])
-                self._runner.start_batch(batch)
+    async def _resume_batch(self, tenant: str, name: str) -> None:
+        """Go on with a batch that has lost its server, if this server can run it."""
+        batch_id = name.rpartition("/")[2]
+        try:
+            batch = await asyncio.to_thread(partial(self._take_batch, tenant, name))
+        except NotReady:  # the store has logged it
+            return
+        except Exception:  # the other batches go on
+            log.exception("The batch %s, whose server has ended, cannot go on.", batch_id)
+            return
+        if batch is not None:
+            log.info("Going on with the batch %s, whose server has ended.", batch_id)
+            self._runner.start_batch(batch)
 
-    def _take_batch(self, tenant: str, name: str, run: KeptRun) -> BatchRun | None:
+    def _take_batch(self, tenant: str, name: str) -> BatchRun | None:
         """Claim a batch. Return None if it has ended, or another server has it, or this one has no such port or key."""
+        run = self._runner.batch_log.load_run(tenant, name)
+        if run is None:
+            return None
         key = KeptKey(tenant, run.key_id)
         for app in self._apps:
             endpoint = app.route_table.get(("POST", run.prefix + run.creation_path))
             restorer = None if endpoint is None else endpoint.route.batch_restorer
             if app.apis != run.apis or restorer is None or app.keys.find_kept_key(key) is None:
                 continue
-            if not self._runner.batch_log.claim_batch(tenant, name):
+            if not self._runner.batch_log.claim_batch(tenant, name, run):
                 return None
             job: BatchJob | None = restorer(self._records_of(tenant), name, run.result_expiry)
             if job is None:

@@ -21,7 +21,7 @@ from typing import TypeVar
 from parley.dialects.batch_job import BatchAnswer, BatchEnd, BatchJob, BatchRequest
 from parley.errors import NotReady, RateLimited
 from parley.serving.records.background import BackgroundRuns, KeptEvents
-from parley.serving.records.batch_log import Answers, BatchLog, KeptRun
+from parley.serving.records.batch_log import Answers, BatchLog, BatchTaken, KeptRun
 from parley.serving.records.inner_sender import InnerSender
 from parley.serving.records.opening import AnyRecordStore
 from parley.web.inner_cycle import InnerCycle
@@ -53,10 +53,11 @@ async def _to_end_in_thread(work: Callable[[], T]) -> T:
     task = asyncio.ensure_future(asyncio.to_thread(work))
     try:
         return await asyncio.shield(task)
-    except asyncio.CancelledError:
+    except asyncio.CancelledError:  # an error of the work must not take its place: the caller has to end
         await asyncio.wait([task])
-        if (error := task.exception()) is not None:
-            raise error from None
+        error = task.exception()
+        if error is not None and not isinstance(error, NotReady | BatchTaken):
+            log.error("A batch that was being stopped had an error.", exc_info=error)
         raise
 
 
@@ -121,6 +122,11 @@ class BatchRunner:
         self._open_counts[tenant] += 1
         run.task.add_done_callback(lambda task: self._count_end(tenant))
 
+    def runs_batch(self, tenant: str, name: str) -> bool:
+        """Whether a batch waits or runs in this process. ``name``: of its record."""
+        run = self._runs.find_run(tenant, name)
+        return run is not None and not run.task.done()
+
     async def _run_batch(self, batch: BatchRun) -> None:
         end: BatchEnd = "failed"
         try:
@@ -133,11 +139,13 @@ class BatchRunner:
             raise
         except NotReady:  # the store has logged it
             pass
+        except BatchTaken:
+            log.info("Another server goes on with the batch %s.", batch.job.record_name.rpartition("/")[2])
         except Exception:
             log.exception("A batch failed.")
         finally:
             is_left = end == "stopped" and batch.survives_server and self._runs.is_closing
-            with contextlib.suppress(NotReady):
+            with contextlib.suppress(NotReady, BatchTaken):
                 await _to_end_in_thread(partial(self._leave_batch if is_left else self._finish_batch, batch, end))
 
     async def _run_turns(self, batch: BatchRun) -> BatchEnd:
@@ -164,7 +172,8 @@ class BatchRunner:
         return "completed"
 
     def _begin_batch(self, batch: BatchRun) -> Sequence[BatchRequest]:
-        """Return the requests of a batch. One that was paused gets its answers again."""
+        """Return the requests of a batch. One that was paused gets its answers again. Raises NotReady, BatchTaken."""
+        self.batch_log.check_owner(batch.tenant, batch.job.record_name)
         requests = batch.job.begin(int(self._clock()))
         if batch.is_paused:
             batch.is_paused = False
@@ -186,6 +195,7 @@ class BatchRunner:
         batch.job.forget_answers()
 
     def _finish_batch(self, batch: BatchRun, end: BatchEnd) -> None:
+        self.batch_log.check_owner(batch.tenant, batch.job.record_name)
         if batch.is_paused:
             self._begin_batch(batch)
         batch.job.finish(end, int(self._clock()))
@@ -193,6 +203,7 @@ class BatchRunner:
 
     def _leave_batch(self, batch: BatchRun, end: BatchEnd) -> None:
         """Leave a batch to the next server."""
+        self.batch_log.check_owner(batch.tenant, batch.job.record_name)
         self._save_answers(batch, batch.take_new_answers())
         self.batch_log.release_batch(batch.tenant, batch.job.record_name)
 
@@ -218,12 +229,12 @@ class BatchRunner:
                 if batch.is_full or self._has_had_turn(batch):
                     return
 
-        async with asyncio.TaskGroup() as group:
-            progress = group.create_task(self._record_progress(batch))
-            senders = [group.create_task(send_remaining()) for _ in range(min(REQUESTS_AT_ONCE, len(requests)))]
-            if senders:
-                await asyncio.wait(senders)
-            progress.cancel()
+        try:
+            async with asyncio.TaskGroup() as group:
+                sender_count = min(REQUESTS_AT_ONCE, len(requests))
+                await self._record_progress(batch, {group.create_task(send_remaining()) for _ in range(sender_count)})
+        except ExceptionGroup as errors:
+            raise errors.exceptions[0] from None
 
     def _has_had_turn(self, batch: BatchRun) -> bool:
         return self._waiting_batches > 0 and asyncio.get_running_loop().time() >= batch.turn_end
@@ -243,11 +254,14 @@ class BatchRunner:
                 return None
             await asyncio.sleep(seconds)
 
-    async def _record_progress(self, batch: BatchRun) -> None:
+    async def _record_progress(self, batch: BatchRun, senders: set[asyncio.Task[None]]) -> None:
+        """Record the progress of a batch until its senders have ended. Raises BatchTaken."""
         loop = asyncio.get_running_loop()
         begun = loop.time()
-        while True:
-            await asyncio.sleep(max(PROGRESS_SECONDS, PROGRESS_SHARE * (loop.time() - begun)))
-            with contextlib.suppress(NotReady):  # the store has logged it, and the next one may succeed
-                batch.job.save_progress()
-                await _to_end_in_thread(partial(self._save_answers, batch, batch.take_new_answers()))
+        while senders:
+            pause = max(PROGRESS_SECONDS, PROGRESS_SHARE * (loop.time() - begun))
+            _, senders = await asyncio.wait(senders, timeout=pause)
+            if senders:
+                with contextlib.suppress(NotReady):  # the store has logged it, and the next one may succeed
+                    batch.job.save_progress()
+                    await _to_end_in_thread(partial(self._save_answers, batch, batch.take_new_answers()))
