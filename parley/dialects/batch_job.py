@@ -20,18 +20,21 @@ BatchEnd = Literal["completed", "expired", "stopped", "failed"]
 
 
 class BatchRequest(NamedTuple):
-    """A POST request. ``path``: below the prefix of the route that created the batch."""
+    """A POST request. ``path``: below the prefix of the route that created the batch. ``custom_id``: its client's."""
 
     path: str
     body: bytes
+    custom_id: str
 
 
 class BatchAnswer(NamedTuple):
-    """The answer to a request. ``body``: not JSON if the answer was cut off."""
+    """The answer to a request. ``body``: not JSON if the answer was cut off. ``custom_id``: of the request, so that the
+    result can be worded without the input, which may have been deleted."""
 
     status: int
     request_id: str
     body: bytes
+    custom_id: str
 
 
 class BatchJob(ABC):
@@ -43,7 +46,8 @@ class BatchJob(ABC):
     seconds after which its results expire; None: as everything that is kept. ``is_cancelled``: its client cancelled it
     before it was restored. ``begin`` and ``finish`` may be called in threads, one call at a time.
 
-    A batch that lets others run begins again later: ``forget_answers``, ``begin``, and every answer so far.
+    A batch that lets others run begins again later: ``forget_answers``, ``begin``, and every answer so far. It reads
+    its input once.
     """
 
     creation_path: ClassVar[str]
@@ -57,14 +61,9 @@ class BatchJob(ABC):
     def render_accepted(self) -> bytes:
         """Keep the record of a batch that waits, and return the answer to its creation. Raises NotReady."""
 
-    @property
-    @abstractmethod
-    def request_count(self) -> int:
-        """The number of requests, once the batch has begun."""
-
     @abstractmethod
     def begin(self, now: int) -> Sequence[BatchRequest]:
-        """Return the requests, and record that they run. If there are none, the record says why. Raises NotReady."""
+        """Return the requests, and record that they run. If there are none, ``finish`` says why. Raises NotReady."""
 
     @abstractmethod
     def add_answer(self, number: int, answer: BatchAnswer) -> bool:
@@ -81,6 +80,10 @@ class BatchJob(ABC):
     @abstractmethod
     def finish(self, end: BatchEnd, now: int) -> None:
         """Keep the results, and record the end. Raises NotReady."""
+
+    @abstractmethod
+    def has_ended(self) -> bool:
+        """Whether the record says that the batch has ended. Raises NotReady."""
 
 
 def has_lost_server(records: TenantRecords, record_name: str, deadline: int, now: int) -> bool:

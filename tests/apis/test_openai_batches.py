@@ -255,7 +255,7 @@ async def test_only_requests_that_were_put_off_are_sent_again(status, headers, s
         await send({"type": "http.response.body", "body": b"{}"})
 
     scope = {"type": "http", "asgi": {}, "path": "/batches", "headers": [], "state": {}}
-    cycle = await InnerSender(answer, scope, (), "").send_request(BatchRequest(CHAT_URL, b"{}"))
+    cycle = await InnerSender(answer, scope, (), "").send_request(BatchRequest(CHAT_URL, b"{}", "a"))
     assert batch_runner.retry_seconds(cycle) == seconds
 
 

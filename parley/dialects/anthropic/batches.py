@@ -83,14 +83,9 @@ class MessageBatch(BatchJob):
         self.record_name = stored.record_name
         self.deadline = stored.deadline
         self.is_cancelled = stored.batch["processing_status"] == "canceling"
-        self._custom_ids: list[str] = []
+        self._requests: list[BatchRequest] = []
         self._saved_count = 0
         self.forget_answers()
-
-    @property
-    def request_count(self) -> int:
-        """The number of requests, once the batch has begun."""
-        return len(self._custom_ids)
 
     def forget_answers(self) -> None:
         """Free the memory of all results."""
@@ -108,28 +103,29 @@ class MessageBatch(BatchJob):
         return encode_json(self._stored.batch)
 
     def begin(self, now: int) -> Sequence[BatchRequest]:
-        """Read the requests."""
-        content = find_content(self._records, self._id) or b""  # the store may have dropped it
-        lines = [msgspec.json.decode(line, type=InputLine) for line in content.splitlines()]
-        self._custom_ids = [line.custom_id for line in lines]
-        return [BatchRequest(MESSAGES_PATH, bytes(line.params)) for line in lines]
+        """Read the requests, unless that has been done."""
+        if not self._requests:
+            content = find_content(self._records, self._id) or b""  # the store may have dropped it
+            lines = [msgspec.json.decode(line, type=InputLine) for line in content.splitlines()]
+            self._requests = [BatchRequest(MESSAGES_PATH, bytes(line.params), line.custom_id) for line in lines]
+        return self._requests
 
     def add_answer(self, number: int, answer: BatchAnswer) -> bool:
         """Add a result."""
         try:
             msgspec.json.decode(answer.body, type=msgspec.Raw)
         except msgspec.MsgspecError:
-            self._add_result(number, "errored", error=_error_object(CUT_OFF))
+            self._add_result(number, answer.custom_id, "errored", error=_error_object(CUT_OFF))
         else:
             if answer.status == 200:
-                self._add_result(number, "succeeded", message=msgspec.Raw(answer.body))
+                self._add_result(number, answer.custom_id, "succeeded", message=msgspec.Raw(answer.body))
             else:
-                self._add_result(number, "errored", error=msgspec.Raw(answer.body))
+                self._add_result(number, answer.custom_id, "errored", error=msgspec.Raw(answer.body))
         self._has_room = self._size <= self._records.largest_record
         return self._has_room
 
-    def _add_result(self, number: int, kind: str, **members: Any) -> None:
-        line = encode_json(ResultLine(self._custom_ids[number], {"type": kind, **members})) + b"\n"
+    def _add_result(self, number: int, custom_id: str, kind: str, **members: Any) -> None:
+        line = encode_json(ResultLine(custom_id, {"type": kind, **members})) + b"\n"
         self._results[number] = line
         self._size += len(line)
         self._counts[kind] += 1
@@ -143,34 +139,39 @@ class MessageBatch(BatchJob):
 
     def finish(self, end: BatchEnd, now: int) -> None:
         """Keep the results, and record the end."""
-        is_cancelled = False
-        data = BATCHES.find(self._records, self._id)
-        if data is not None:
-            batch = msgspec.json.decode(data, type=StoredBatch).batch
-            is_cancelled = batch["processing_status"] == "canceling"
-        if not self._custom_ids:
-            self.begin(now)  # it has ended while it waited
-        for number in range(len(self._custom_ids)):
+        is_cancelled = self._find_status() == "canceling"
+        for number, request in enumerate(self.begin(now)):  # it may have ended while it waited
             if number not in self._results:
-                self._add_unanswered(number, end, is_cancelled=is_cancelled)
+                self._add_unanswered(number, request.custom_id, end, is_cancelled=is_cancelled)
         results_url = None
         if self._results:
             content = b"".join(line for _, line in sorted(self._results.items()))
             save_content(self._records, self._id + RESULTS_SUFFIX, content)
             results_url = f"{BATCHES_PATH}/{self._id}/results"
-        else:  # the requests are not stored any more
-            self._counts |= {"errored": self._counts["processing"], "processing": 0}
+        # The requests that are not stored any more
+        self._counts |= {"errored": self._counts["errored"] + self._counts["processing"], "processing": 0}
         delete_content(self._records, self._id)
         ended = {"processing_status": "ended", "ended_at": iso_time(now), "results_url": results_url}
         self._change({"request_counts": self._counts, **ended})
 
-    def _add_unanswered(self, number: int, end: BatchEnd, *, is_cancelled: bool) -> None:
+    def has_ended(self) -> bool:
+        """Whether the record says so."""
+        return self._find_status() == "ended"
+
+    def _find_status(self) -> str:
+        """Return the status as the record has it, "" if there is no record."""
+        data = BATCHES.find(self._records, self._id)
+        batch = {} if data is None else msgspec.json.decode(data, type=StoredBatch).batch
+        return str(batch.get("processing_status", ""))
+
+    def _add_unanswered(self, number: int, custom_id: str, end: BatchEnd, *, is_cancelled: bool) -> None:
         if end == "expired":
-            self._add_result(number, "expired")
+            self._add_result(number, custom_id, "expired")
         elif is_cancelled:
-            self._add_result(number, "canceled")
+            self._add_result(number, custom_id, "canceled")
         else:
-            self._add_result(number, "errored", error=_error_object(SERVER_ENDED if self._has_room else NO_ROOM))
+            error = _error_object(SERVER_ENDED if self._has_room else NO_ROOM)
+            self._add_result(number, custom_id, "errored", error=error)
 
     def _change(self, changes: dict[str, Any]) -> None:
         def change(data: bytes) -> bytes:

@@ -2,8 +2,8 @@
 
 So keys, limits, logs and errors are the usual ones. Of each tenant one batch runs at a time, of all tenants a few, and
 of all batches a few requests; the rest waits. A batch that others wait for lets them run after its turn, and waits for
-the next one behind them. Answers are kept in the store as they come, so that it goes on where it was: after a turn,
-and after the end of the server if the store is a file.
+the next one behind them, with its answers in the store. If another server can go on with the batch, its answers are
+kept there as they come.
 """
 
 from __future__ import annotations
@@ -77,8 +77,8 @@ class BatchRun:
     turn_end: float = 0.0  # in the time of the event loop
 
     def take_new_answers(self) -> Answers:
-        """Return the answers that are not in the store yet. They count as stored: a request whose answer the store
-        loses is sent again."""
+        """Return the answers that are not in the store yet. They count as stored, unless they are given back: a request
+        whose answer the store loses is sent again."""
         answers, self.new_answers = self.new_answers, []
         return answers
 
@@ -163,7 +163,8 @@ class BatchRunner:
                 try:
                     requests = await _to_end_in_thread(partial(self._begin_batch, batch))
                     batch.turn_end = asyncio.get_running_loop().time() + TURN_SECONDS
-                    await self._send_requests(batch, requests)
+                    if not batch.is_full:
+                        await self._send_requests(batch, requests)
                     is_done = batch.is_full or len(batch.answered) >= len(requests)
                     if not is_done:
                         await _to_end_in_thread(partial(self._pause_batch, batch))
@@ -176,29 +177,39 @@ class BatchRunner:
         self.batch_log.check_owner(batch.tenant, batch.job.record_name)
         requests = batch.job.begin(int(self._clock()))
         if batch.is_paused:
+            answers = self.batch_log.load_answers(batch.tenant, batch.job.record_name)
             batch.is_paused = False
             batch.answered.clear()
-            for number, answer in self.batch_log.load_answers(batch.tenant, batch.job.record_name):
-                if number not in batch.answered and number < batch.job.request_count:
+            for number, answer in answers:
+                if number not in batch.answered:
                     batch.answered.add(number)
                     batch.is_full = not batch.job.add_answer(number, answer) or batch.is_full
         return requests
 
     def _save_answers(self, batch: BatchRun, answers: Answers) -> None:
-        if answers:
-            self.batch_log.save_answers(batch.tenant, batch.job.record_name, answers)
+        """Keep answers in the store. Raises NotReady, after which they are new again, and BatchTaken."""
+        try:
+            if answers:
+                self.batch_log.save_answers(batch.tenant, batch.job.record_name, answers)
+        except NotReady:
+            batch.new_answers[:0] = answers
+            raise
 
     def _pause_batch(self, batch: BatchRun) -> None:
-        """Keep the answers in the store, and free the memory."""
-        self._save_answers(batch, batch.take_new_answers())
+        """Keep the answers in the store, and free the memory; if the store cannot be used, they stay there."""
+        try:
+            self._save_answers(batch, batch.take_new_answers())
+        except NotReady:  # the store has logged it
+            return
         batch.is_paused = True
         batch.job.forget_answers()
 
     def _finish_batch(self, batch: BatchRun, end: BatchEnd) -> None:
         self.batch_log.check_owner(batch.tenant, batch.job.record_name)
-        if batch.is_paused:
-            self._begin_batch(batch)
-        batch.job.finish(end, int(self._clock()))
+        if not (batch.survives_server and batch.job.has_ended()):  # else another server went on with it
+            if batch.is_paused:
+                self._begin_batch(batch)
+            batch.job.finish(end, int(self._clock()))
         self.batch_log.drop_batch(batch.tenant, batch.job.record_name)
 
     def _leave_batch(self, batch: BatchRun, end: BatchEnd) -> None:
@@ -249,7 +260,8 @@ class BatchRunner:
             seconds = retry_seconds(cycle)
             if seconds is None:
                 status = cycle.status if cycle.response_complete else 500
-                return BatchAnswer(status, cycle.headers.get(b"x-request-id", b"").decode(), bytes(cycle.answer_body))
+                request_id = cycle.headers.get(b"x-request-id", b"").decode()
+                return BatchAnswer(status, request_id, bytes(cycle.answer_body), request.custom_id)
             if self._has_had_turn(batch):
                 return None
             await asyncio.sleep(seconds)
@@ -264,4 +276,5 @@ class BatchRunner:
             if senders:
                 with contextlib.suppress(NotReady):  # the store has logged it, and the next one may succeed
                     batch.job.save_progress()
-                    await _to_end_in_thread(partial(self._save_answers, batch, batch.take_new_answers()))
+                    if batch.survives_server:  # else nobody needs them before the next pause
+                        await _to_end_in_thread(partial(self._save_answers, batch, batch.take_new_answers()))

@@ -50,15 +50,10 @@ class OpenAIBatch(BatchJob):
         self.record_name = BATCHES.record_name(batch["id"], batch["created_at"])
         self.deadline = batch["expires_at"]
         self.is_cancelled = batch["status"] == "cancelling"
-        self._custom_ids: list[str] = []
+        self._requests: list[BatchRequest] = []
         self._saved_count = 0  # of answers, as the record has it
-        self._fault: InputFault | None = None
+        self._faults: list[InputFault] = []
         self.forget_answers()
-
-    @property
-    def request_count(self) -> int:
-        """The number of requests, once the batch has begun."""
-        return len(self._custom_ids)
 
     def forget_answers(self) -> None:
         """Free the memory of all answers."""
@@ -74,25 +69,17 @@ class OpenAIBatch(BatchJob):
         return data
 
     def begin(self, now: int) -> Sequence[BatchRequest]:
-        """Read the input file."""
-        content = find_content(self._records, self._batch["input_file_id"])
-        if content is None:
-            self._refuse_input([InputFault("invalid_input_file", "The input file is not stored any more.")], now)
-            return ()
-        batch_input = read_batch_input(content, self._batch["endpoint"])
-        if batch_input.faults:
-            self._refuse_input(batch_input.faults, now)
-            return ()
-        is_first_time = self._batch["in_progress_at"] is None
-        self._custom_ids = batch_input.custom_ids
-        if is_first_time:
-            self._batch["in_progress_at"] = now
+        """Read the input file, unless that has been done."""
+        if not self._requests and not self._faults:
+            content = find_content(self._records, self._batch["input_file_id"])
+            if content is None:
+                self._faults = [InputFault("invalid_input_file", "The input file is not stored any more.")]
+            else:
+                self._requests, self._faults = read_batch_input(content, self._batch["endpoint"])
+        if self._requests and self._batch["in_progress_at"] is None:
             self._change({"status": "in_progress", "in_progress_at": now, "request_counts": self._counts()})
-        return batch_input.requests
-
-    def _refuse_input(self, faults: Sequence[InputFault], now: int) -> None:
-        self._fault = faults[0]
-        self._change({"status": "failed", "failed_at": now, "errors": error_list(faults)})
+            self._batch["in_progress_at"] = now
+        return self._requests
 
     def add_answer(self, number: int, answer: BatchAnswer) -> bool:
         """Add a line to the results."""
@@ -105,18 +92,24 @@ class OpenAIBatch(BatchJob):
             response["body"] = msgspec.Raw(answer.body)
         except msgspec.MsgspecError:
             has_succeeded, error, response["body"] = False, CUT_OFF, None
-        self._add_line(number, response, error, has_succeeded=has_succeeded)
+        self._add_line(number, answer.custom_id, response, error, has_succeeded=has_succeeded)
         limit = self._records.largest_record
         if self._size > limit:
             message = f"The results are larger than {limit} bytes, and this server stores no more for a batch."
-            self._fault = InputFault("output_too_large", message)
-        return self._fault is None
+            self._faults = [InputFault("output_too_large", message)]
+        return self._size <= limit
 
     def _add_line(
-        self, number: int, response: dict[str, Any] | None, error: dict[str, str] | None, *, has_succeeded: bool
+        self,
+        number: int,
+        custom_id: str,
+        response: dict[str, Any] | None,
+        error: dict[str, str] | None,
+        *,
+        has_succeeded: bool,
     ) -> None:
         line_id = f"batch_req_{self._unique_id}{number:05x}"
-        line = encode_json(ResultLine(line_id, self._custom_ids[number], response, error)) + b"\n"
+        line = encode_json(ResultLine(line_id, custom_id, response, error)) + b"\n"
         (self._succeeded if has_succeeded else self._failed).append(line)
         self._size += len(line)
 
@@ -128,20 +121,21 @@ class OpenAIBatch(BatchJob):
 
     def finish(self, end: BatchEnd, now: int) -> None:
         """Keep the files, and record the end."""
-        if self._fault is not None and not self._custom_ids:
-            return  # the input was refused
-        counts = self._counts()
         if end == "expired":
-            counts["failed"] += len(self._custom_ids) - len(self._answered)
-            for number in range(len(self._custom_ids)):
+            for number, request in enumerate(self._requests):
                 if number not in self._answered:
-                    self._add_line(number, None, EXPIRED, has_succeeded=False)
+                    self._add_line(number, request.custom_id, None, EXPIRED, has_succeeded=False)
         changes = {
-            "request_counts": counts,
+            "request_counts": self._counts(),
             "output_file_id": self._save_results("output", self._succeeded, now),
             "error_file_id": self._save_results("error", self._failed, now),
         }
         self._change_end(changes, end, now)
+
+    def has_ended(self) -> bool:
+        """Whether the record says so."""
+        data = self._records.find_record(self.record_name)
+        return data is not None and msgspec.json.decode(data, type=BatchObject)["status"] not in RUNNING
 
     def _save_results(self, name: str, lines: list[bytes], now: int) -> str | None:
         """Keep a file with these lines, and return its id; None: there are no lines."""
@@ -156,16 +150,16 @@ class OpenAIBatch(BatchJob):
     def _change_end(self, changes: dict[str, Any], end: BatchEnd, now: int) -> None:
         def end_batch(data: bytes) -> bytes:
             batch = msgspec.json.decode(data, type=BatchObject) | changes
-            fault = self._fault
+            faults = self._faults
             status = "completed" if end == "completed" else "failed"
             if end == "expired":
                 status = "expired"
             elif end == "stopped" and batch["status"] == "cancelling":
                 status = "cancelled"
             elif end != "completed":
-                fault = fault or SERVER_ENDED
-            if fault is not None:
-                status, batch["errors"] = "failed", error_list([fault])
+                faults = faults or [SERVER_ENDED]
+            if faults:
+                status, batch["errors"] = "failed", error_list(faults)
             if status == "completed":
                 batch["finalizing_at"] = now
             return encode_json(batch | {"status": status, f"{status}_at": now})
@@ -173,17 +167,18 @@ class OpenAIBatch(BatchJob):
         BATCHES.update(self._records, self._batch["id"], self._batch["created_at"], end_batch)
 
     def _change(self, changes: dict[str, Any]) -> None:
-        """Change members of the batch; one that is being cancelled stays so, unless it has failed."""
+        """Change members of the batch; one that is being cancelled stays so."""
 
         def change(data: bytes) -> bytes:
             batch = msgspec.json.decode(data, type=BatchObject)
-            stays = batch["status"] == "cancelling" and changes.get("status") != "failed"
+            stays = batch["status"] == "cancelling"
             return encode_json(batch | changes | ({"status": "cancelling"} if stays else {}))
 
         BATCHES.update(self._records, self._batch["id"], self._batch["created_at"], change)
 
     def _counts(self) -> dict[str, int]:
-        return {"total": len(self._custom_ids), "completed": len(self._succeeded), "failed": len(self._failed)}
+        total = len(self._requests) or self._batch["request_counts"]["total"]  # as restored, without an input
+        return {"total": total, "completed": len(self._succeeded), "failed": len(self._failed)}
 
 
 def restore_batch(records: TenantRecords, record_name: str, expiry: int | None) -> OpenAIBatch | None:

@@ -42,16 +42,15 @@ class _BodyMembers(msgspec.Struct):
 
 
 class BatchInput(NamedTuple):
-    """``custom_ids``: those of the requests. With ``faults`` there are no requests."""
+    """With ``faults`` there are no requests."""
 
-    custom_ids: list[str]
     requests: list[BatchRequest]
     faults: list[InputFault]
 
 
 def read_batch_input(content: bytes, endpoint: str) -> BatchInput:
     """Read the lines of an input. Empty ones are passed over."""
-    custom_ids: dict[str, None] = {}
+    custom_ids: set[str] = set()
     requests: list[BatchRequest] = []
     faults: list[InputFault] = []
     for number, line in enumerate(BytesIO(content), 1):  # a list of the lines may be much larger than the content
@@ -68,17 +67,17 @@ def read_batch_input(content: bytes, endpoint: str) -> BatchInput:
             if len(faults) == MAX_SHOWN_FAULTS:
                 return _refused(faults)
             continue
-        custom_ids[read.custom_id] = None
-        requests.append(BatchRequest(endpoint, bytes(read.body)))
+        custom_ids.add(read.custom_id)
+        requests.append(BatchRequest(endpoint, bytes(read.body), read.custom_id))
     if faults:
         return _refused(faults)
     if not requests:
         return _refused([InputFault("empty_file", "The input file has no requests.")])
-    return BatchInput(list(custom_ids), requests, [])
+    return BatchInput(requests, [])
 
 
 def _refused(faults: list[InputFault]) -> BatchInput:
-    return BatchInput([], [], faults)
+    return BatchInput([], faults)
 
 
 def _read_line(line: bytes, number: int, endpoint: str) -> InputLine | InputFault:
