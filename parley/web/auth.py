@@ -147,7 +147,7 @@ class ApiKeys:
                 return tenant
             if (hashed_key := self._find_hashed_key(key)) is not None:
                 if not self._has_expired(hashed_key):
-                    return self._hashed_tenant(hashed_key, tenant_id(key, self._cluster_secret))
+                    return self._cached_tenant(hashed_key, tenant_id(key, self._cluster_secret))
                 expired = hashed_key
         if expired is not None:
             raise Unauthorized(f"The API key {expired.name} has expired on {expired.expires:%Y-%m-%d}.")
@@ -170,27 +170,12 @@ class ApiKeys:
         hashed_key = self._hashed_keys.get(key_id, NO_KEY)
         return hashed_key if hashed_key.matches(secret) and hashed_key is not NO_KEY else None
 
-    def _hashed_tenant(self, hashed_key: HashedKey, tenant_id: str) -> Tenant:
-        """Return the tenant of a key that is known by its hash, given the tenant's id, which only the key itself
-        shows."""
+    def _cached_tenant(self, hashed_key: HashedKey, own_id: str) -> Tenant:
+        """Return the tenant of a key that is known by its hash and was sent. ``own_id``: of the tenant, which only the
+        key itself shows."""
         tenant = self._hashed_tenants.get(hashed_key.id)
         if tenant is None:
-            tenant = Tenant(
-                tenant_id,
-                hashed_key.admin or hashed_key.chooses_priority,
-                owner_of(hashed_key),
-                is_admin=hashed_key.admin,
-                models=hashed_key.models,
-                apis=hashed_key.apis,
-                limits=KeyLimits(
-                    hashed_key.requests_per_minute,
-                    hashed_key.tokens_per_minute,
-                    hashed_key.tokens_per_day,
-                    hashed_key.concurrent_requests,
-                ),
-                priority=hashed_key.priority,
-            )
-            self._hashed_tenants[hashed_key.id] = tenant
+            tenant = self._hashed_tenants[hashed_key.id] = hashed_tenant(hashed_key, own_id)
             self._key_names[tenant.id] = hashed_key.name
         return tenant
 
@@ -205,7 +190,11 @@ class ApiKeys:
             return None if kept_key.tenant_id else NO_TENANT
         hashed_key = self._hashed_keys.get(kept_key.key_id)
         if hashed_key is not None:
-            return None if self._has_expired(hashed_key) else self._hashed_tenant(hashed_key, kept_key.tenant_id)
+            if self._has_expired(hashed_key):
+                return None
+            # Not cached: the id comes from a file, and only the key itself shows the one that counts for its requests
+            self._key_names.setdefault(kept_key.tenant_id, hashed_key.name)
+            return hashed_tenant(hashed_key, kept_key.tenant_id)
         return next((tenant for tenant in self._tenants if tenant.id == kept_key.tenant_id), None)
 
     def _has_expired(self, hashed_key: HashedKey) -> bool:
@@ -239,6 +228,25 @@ class ApiKeys:
                 matched |= not self._has_expired(hashed_key)
         if not matched:
             raise Forbidden(NO_ADMIN_KEY)
+
+
+def hashed_tenant(hashed_key: HashedKey, own_id: str) -> Tenant:
+    """Return the tenant of a key that is known by its hash. ``own_id``: of the tenant."""
+    return Tenant(
+        own_id,
+        hashed_key.admin or hashed_key.chooses_priority,
+        owner_of(hashed_key),
+        is_admin=hashed_key.admin,
+        models=hashed_key.models,
+        apis=hashed_key.apis,
+        limits=KeyLimits(
+            hashed_key.requests_per_minute,
+            hashed_key.tokens_per_minute,
+            hashed_key.tokens_per_day,
+            hashed_key.concurrent_requests,
+        ),
+        priority=hashed_key.priority,
+    )
 
 
 def owner_of(hashed_key: HashedKey) -> KeyOwner:
