@@ -142,7 +142,7 @@ def learn_route(route: Route) -> dict[str, Any] | None:
         return None
     try:
         read_for(route, "", b"\xff")
-    except UnknownRecord:  # it looks for the record that the path names, and then reads no body
+    except UnknownRecord:  # it looks for the record that the path names before any body, so none can be learned from
         return None
     except ParleyError:
         pass

@@ -85,7 +85,7 @@ def _check_renderable(request: Request, body: Fields) -> None:
 
 
 def _read_forwarded_members(body: Fields) -> dict[str, Any]:
-    """Return the members of a request to render that the body which continues its prompts has unchanged."""
+    """Return the members that a rendered request takes over unchanged."""
     members: dict[str, Any] = {"return_token_ids": body.boolean("return_token_ids", None)}
     options = body.object("stream_options")
     if options is not None and body.boolean("stream", False):
