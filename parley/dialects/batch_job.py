@@ -91,3 +91,9 @@ def has_lost_server(records: TenantRecords, record_name: str, deadline: int, now
     ``deadline``: those of the batch."""
     is_silent = records.record_age(record_name) > SILENT_SECONDS
     return is_silent and (now > deadline or records.find_record(RUN_PREFIX + record_name) is None)
+
+
+def waits_for_server(records: TenantRecords, record_name: str) -> bool:
+    """Whether the server of a batch that runs has ended, and another server may let it go on."""
+    is_silent = records.record_age(record_name) > SILENT_SECONDS
+    return is_silent and records.find_record(RUN_PREFIX + record_name) is not None

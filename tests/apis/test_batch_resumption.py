@@ -1,7 +1,7 @@
 """Batches go on after the end of their server, and let each other run."""
 
 import asyncio
-import json
+import threading
 from typing import Any
 
 import pytest
@@ -18,9 +18,11 @@ from support.openai_batches import (
 )
 
 from parley.dialects.openai.batches.batch import BATCHES
+from parley.errors import NotReady
 from parley.serving.records import batch_runner
+from parley.serving.records.batch_log import BatchLog
 from parley.settings.key_file import make_key
-from parley.types import NO_TENANT
+from parley.web.auth import ApiKeys, KeptKey
 
 EXPIRY = {"anchor": "created_at", "seconds": 5000}
 
@@ -46,8 +48,10 @@ async def test_batch_goes_on_at_the_next_server_with_the_answers_that_it_has(ser
     seen: list[int] = []
     second = await serve(lambda request, index: seen.append(request.max_tokens) or [5], **options)
     assert (await second.call("GET", path, None, headers)).json["status"] == "in_progress"
-    assert key.encode() not in (tmp_path / "responses.db").read_bytes()
-    assert OWNER["authorization"].encode() not in (tmp_path / "responses.db").read_bytes()
+    if headers is not None:
+        kept = b"".join(file.read_bytes() for file in tmp_path.glob("responses.db*"))  # with the log of SQLite
+        assert batch["id"].encode() in kept
+        assert headers["authorization"].removeprefix("Bearer ").encode() not in kept
     resuming = resume_batches(second)
     batch = await wait_for_batch(second, batch, headers)
     resuming.cancel()
@@ -78,25 +82,114 @@ async def test_batch_goes_on_only_where_its_key_is_accepted_and_only_once(serve,
         task.cancel()
 
 
-async def test_batch_that_was_being_cancelled_ends_so_at_the_next_server(serve, tmp_path):
+async def test_server_takes_no_batch_that_it_runs(serve, tmp_path):
+    seen: list[int] = []
+    server = await serve(
+        lambda request, index: seen.append(index) or [5] * 3000,
+        tick=0.01,
+        response_store_file=str(tmp_path / "file.db"),
+    )
+    batch = await create_batch(server, [request_line("a", CHAT | {"max_tokens": 3000})])
+    await wait_for_batch(server, batch, wanted=("in_progress",))
+    pretend_silence(server, batch)
+    batch_log = server.service.batch_runner.batch_log
+    assert batch_log.list_left_batches() == [("", record_name(batch))]
+    resuming = resume_batches(server)
+    await asyncio.sleep(0.1)
+    resuming.cancel()
+    assert batch_log.list_left_batches() == [("", record_name(batch))]  # it was not claimed
+    assert (await server.post(f"/v1/batches/{batch['id']}/cancel")).status == 200
+    assert (await wait_for_batch(server, batch))["status"] == "cancelled"
+    assert len(seen) == 1
+
+
+async def test_server_that_was_silent_leaves_its_batch_to_the_one_that_took_it(serve, tmp_path):
+    options = {"tick": 0.01, "response_store_file": str(tmp_path / "responses.db")}
+    first = await serve(lambda request, index: [5] * 20, **options)
+    second = await serve(lambda request, index: [6] * 40, **options)
+    batch = await create_batch(first, [request_line("a", CHAT | {"max_tokens": 3000})])
+    run = first.service.background_runs.find_run("", record_name(batch))
+    await wait_for_batch(first, batch, wanted=("in_progress",))
+    pretend_silence(first, batch)
+    resuming = resume_batches(second)
+    batch = await wait_for_batch(second, batch)
+    resuming.cancel()
+    await asyncio.wait([run.task], timeout=10)
+    assert run.task.done() and (await first.get(f"/v1/batches/{batch['id']}")).json == batch
+    answer = (await read_results(first, batch["output_file_id"]))["a"]["response"]["body"]
+    assert (batch["status"], answer["usage"]["completion_tokens"]) == ("completed", 40)
+
+
+async def test_batch_whose_input_was_deleted_keeps_its_results(serve, tmp_path, monkeypatch):
+    monkeypatch.setattr(batch_runner, "PROGRESS_SECONDS", 0.01)
+    options = {"response_store_file": str(tmp_path / "responses.db")}
+    first = await serve(tick=0.01, **options)
+    batch = await create_batch(first, [request_line("quick"), request_line("slow", CHAT | {"max_tokens": 3000})])
+    async with asyncio.timeout(20):
+        while (await first.get(f"/v1/batches/{batch['id']}")).json["request_counts"]["completed"] < 1:
+            await asyncio.sleep(0.01)
+    await end_server(first)
+    second = await serve(**options)
+    assert (await second.call("DELETE", f"/v1/files/{batch['input_file_id']}")).status == 200
+    resuming = resume_batches(second)
+    batch = await wait_for_batch(second, batch)
+    resuming.cancel()
+    assert (batch["status"], batch["errors"]["data"][0]["code"]) == ("failed", "invalid_input_file")
+    assert batch["request_counts"] == {"total": 2, "completed": 1, "failed": 0}
+    assert set(await read_results(second, batch["output_file_id"])) == {"quick"}
+
+
+async def test_batch_that_waits_for_a_server_can_be_cancelled(serve, tmp_path):
     options = {"response_store_file": str(tmp_path / "responses.db")}
     first = await serve(tick=0.01, **options)
     batch = await create_batch(first, [request_line("a", CHAT | {"max_tokens": 3000})])
     await end_server(first)
     second = await serve(**options)
-    name = BATCHES.record_name(batch["id"], batch["created_at"])
-    stored = json.loads(second.service.record_store.find_record("", name))
-    BATCHES.save(
-        second.service.tenant_records(NO_TENANT), batch["id"], batch["created_at"],
-        json.dumps(stored | {"status": "cancelling"}).encode(),
-    )  # fmt: skip
-    second.service.batch_runner.batch_log.release_batch("", name)
+    assert (await second.post(f"/v1/batches/{batch['id']}/cancel")).json["status"] == "cancelling"
+    pretend_silence(second, batch)
     resuming = resume_batches(second)
     assert (await wait_for_batch(second, batch))["status"] == "cancelled"
     resuming.cancel()
 
 
-async def test_batches_of_many_keys_take_turns(serve, monkeypatch):
+async def test_error_of_the_store_takes_no_cancellations_place():
+    has_begun, may_end = threading.Event(), threading.Event()
+
+    def fail() -> None:
+        has_begun.set()
+        may_end.wait(10)
+        raise NotReady("The store cannot be used.")
+
+    task = asyncio.create_task(batch_runner._to_end_in_thread(fail))
+    await asyncio.to_thread(has_begun.wait, 10)
+    task.cancel()
+    await asyncio.sleep(0)
+    may_end.set()
+    await asyncio.wait([task])
+    assert task.cancelled()
+
+
+def record_name(batch: Any) -> str:
+    return BATCHES.record_name(batch["id"], batch["created_at"])
+
+
+def pretend_silence(server: Any, batch: Any) -> None:
+    """Let a batch look as if its server had ended."""
+    server.service.batch_runner.batch_log.release_batch("", record_name(batch))
+
+
+@pytest.mark.parametrize("store_fails", [False, True])
+async def test_batches_of_many_keys_take_turns(serve, monkeypatch, store_fails):
+    if store_fails:
+        save_answers = BatchLog.save_answers
+        failures = iter([NotReady("The store cannot be used.")])
+
+        def fail_once(*arguments: Any) -> None:
+            for failure in failures:
+                raise failure
+            save_answers(*arguments)
+
+        monkeypatch.setattr(BatchLog, "save_answers", fail_once)
     monkeypatch.setattr(batch_runner, "RUNNING_BATCHES", 1)
     monkeypatch.setattr(batch_runner, "REQUESTS_AT_ONCE", 1)
     monkeypatch.setattr(batch_runner, "TURN_SECONDS", 0.0)
@@ -106,7 +199,16 @@ async def test_batches_of_many_keys_take_turns(serve, monkeypatch):
     short = await create_batch(server, [request_line("b", CHAT | {"max_tokens": 9})], headers=OTHER)
     assert (await wait_for_batch(server, short, OTHER))["status"] == "completed"
     assert (await server.call("GET", f"/v1/batches/{long['id']}", None, OWNER)).json["status"] == "in_progress"
+    assert (await server.call("DELETE", f"/v1/files/{long['input_file_id']}", None, OWNER)).status == 200
     long = await wait_for_batch(server, long, OWNER)
     assert long["request_counts"] == {"total": 40, "completed": 40, "failed": 0}
     assert set(await read_results(server, long["output_file_id"], OWNER)) == {str(number) for number in range(40)}
     assert sorted(seen) == [4] * 40 + [9]  # no request was sent twice
+
+
+def test_tenant_from_a_file_does_not_count_for_requests_with_the_key():
+    key, hashed_key = make_key("ann")
+    keys = ApiKeys((), hashed_keys=(hashed_key,))
+    kept_tenant = keys.find_kept_key(KeptKey("other", hashed_key.id))
+    sent_tenant = keys.check_key({b"authorization": f"Bearer {key}".encode()})
+    assert kept_tenant is not None and kept_tenant.id == "other" != sent_tenant.id

@@ -62,6 +62,23 @@ async def test_runs_are_forgotten_after_their_time(runs: BackgroundRuns, monkeyp
     assert runs.find_run("", "c") and runs.find_run("", "d")  # those before no longer count
 
 
+async def test_time_of_an_ended_run_does_not_end_a_new_one_of_its_name(
+    runs: BackgroundRuns, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(background, "EVENTS_KEPT_SECONDS", 0.02)
+    await end_run(runs, "a", 100)
+    endless = asyncio.Event()
+
+    async def wait() -> None:
+        await endless.wait()
+
+    running = runs.start_run("", "a", KeptEvents(), wait(), is_stream=True)
+    await asyncio.sleep(0.05)
+    assert runs.find_run("", "a") is running
+    endless.set()
+    await running.task
+
+
 async def test_a_run_that_is_stopped_before_its_first_step_still_ends_its_work(runs: BackgroundRuns) -> None:
     ended_names = []
 

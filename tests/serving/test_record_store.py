@@ -103,6 +103,21 @@ def test_records_expire_unless_they_are_touched(open_store):
     assert (store.find_record("t", "a"), store.find_record("t", "b"), store.record_age("t", "b")) == (None, b"2", 15.0)
 
 
+def test_records_with_a_prefix_are_touched_together(open_store):
+    clock = Clock()
+    store = open_store(clock=clock)
+    for tenant, name in (("t", "a/1"), ("t", "a/2"), ("t", "b"), ("u", "a/1")):
+        store.save_record(tenant, name, b"1")
+    clock.now += 50
+    store.touch_records("t", "a/")
+    clock.now += 15
+    assert (store.list_names("t", "a"), store.find_record("t", "b"), store.list_names("u", "a")) == (
+        ["a/1", "a/2"],
+        None,
+        [],
+    )
+
+
 def test_servers_with_one_file_share_their_records(tmp_path):
     file = tmp_path / "responses.db"
     one, two = open_file(file), open_file(file)

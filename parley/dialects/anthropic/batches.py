@@ -12,7 +12,14 @@ import msgspec
 
 from parley.dialects.anthropic.models import MAX_PAGE, read_page_limit
 from parley.dialects.anthropic.shared import VERSION_HEADER, WORDING
-from parley.dialects.batch_job import BatchAnswer, BatchEnd, BatchJob, BatchRequest, has_lost_server
+from parley.dialects.batch_job import (
+    BatchAnswer,
+    BatchEnd,
+    BatchJob,
+    BatchRequest,
+    has_lost_server,
+    waits_for_server,
+)
 from parley.dialects.dialect import Answer, QuerySchemas, RequestContext, Route
 from parley.dialects.fields import Fields, decode_fields
 from parley.dialects.json_answer import encode_json, json_answer
@@ -276,6 +283,7 @@ def cancel_batch(body: bytes, context: RequestContext) -> Answer:
     stored = _load_batch(context)
     if stored.batch["processing_status"] != "in_progress":
         return json_answer(stored.batch)
+    is_left = waits_for_server(context.records, stored.record_name)  # the next server will end it
 
     def change(data: bytes) -> bytes:
         nonlocal stored
@@ -283,7 +291,7 @@ def cancel_batch(body: bytes, context: RequestContext) -> Answer:
         if stored.batch["processing_status"] == "ended":  # meanwhile
             return data
         # While the record is held, the stopped batch cannot record its end: it would not see that it was canceled
-        if not context.records.stop_run(stored.record_name):
+        if not context.records.stop_run(stored.record_name) and not is_left:
             raise BadRequest("A batch that runs on another server cannot be canceled here.")
         stored.batch |= {"processing_status": "canceling", "cancel_initiated_at": iso_time(context.created)}
         return encode_json(stored)

@@ -111,12 +111,20 @@ class BackgroundRuns:
         self.is_closing = False  # the server ends
 
     def start_run(
-        self, tenant: str, name: str, kept: KeptEvents, work: Coroutine[Any, Any, None], *, is_stream: bool
+        self,
+        tenant: str,
+        name: str,
+        kept: KeptEvents,
+        work: Coroutine[Any, Any, None],
+        *,
+        is_stream: bool,
+        touched_prefixes: Sequence[str] = (),
     ) -> BackgroundRun:
-        """Let ``work`` add its events to ``kept``. ``name``: of the record that it keeps."""
+        """Let ``work`` add its events to ``kept``. ``name``: of the record that it keeps. ``touched_prefixes``: the
+        records whose names begin so are touched with it."""
         key = tenant, name
         self._forget(key)  # an ended run of this name, whose time would end the new one's
-        task = asyncio.get_running_loop().create_task(self._run_to_end(key, kept, work))
+        task = asyncio.get_running_loop().create_task(self._run_to_end(key, kept, work, touched_prefixes))
         run = self._runs[key] = BackgroundRun(kept, is_stream, task)
         return run
 
@@ -146,8 +154,10 @@ class BackgroundRuns:
         """Cancel a task after its first step: one that is cancelled before that never gets to release its slots."""
         task.get_loop().call_soon_threadsafe(task.cancel)
 
-    async def _run_to_end(self, key: RunKey, kept: KeptEvents, work: Coroutine[Any, Any, None]) -> None:
-        touching = asyncio.get_running_loop().create_task(self._touch_record(key))
+    async def _run_to_end(
+        self, key: RunKey, kept: KeptEvents, work: Coroutine[Any, Any, None], touched_prefixes: Sequence[str]
+    ) -> None:
+        touching = asyncio.get_running_loop().create_task(self._touch_records(key, touched_prefixes))
         try:
             await work
         finally:
@@ -155,11 +165,13 @@ class BackgroundRuns:
             touching.cancel()
             self._keep_for_a_while(key, kept.size + RUN_BYTES)
 
-    async def _touch_record(self, key: RunKey) -> None:
+    async def _touch_records(self, key: RunKey, prefixes: Sequence[str]) -> None:
         while True:
             await asyncio.sleep(TOUCH_SECONDS)
             with contextlib.suppress(NotReady):  # the store has logged it, and the next touch may succeed
                 self._store.touch_record(*key)
+                for prefix in prefixes:
+                    self._store.touch_records(key[0], prefix)
 
     def _keep_for_a_while(self, key: RunKey, size: int) -> None:
         """Keep a run that has ended, and forget those that ended first if the events of all are too large."""

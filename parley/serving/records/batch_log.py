@@ -52,6 +52,10 @@ class BatchLog:
         """Whether another server can go on with a batch."""
         return self._shared_store is not None
 
+    def record_prefixes(self, name: str) -> tuple[str, ...]:
+        """Return how the names of the records begin that are kept of a batch. ``name``: of its own record."""
+        return RUN_PREFIX + name, _answers_name(name)
+
     def save_run(self, tenant: str, name: str, run: KeptRun) -> None:
         """Keep how to go on with a batch. ``name``: of its record."""
         if self._shared_store is not None:

@@ -117,8 +117,10 @@ class BatchRunner:
 
     def start_batch(self, batch: BatchRun) -> None:
         """Let a batch run when its turn comes."""
-        tenant = batch.tenant
-        run = self._runs.start_run(tenant, batch.job.record_name, KeptEvents(), self._run_batch(batch), is_stream=False)
+        tenant, name = batch.tenant, batch.job.record_name
+        prefixes = self.batch_log.record_prefixes(name)
+        work = self._run_batch(batch)
+        run = self._runs.start_run(tenant, name, KeptEvents(), work, is_stream=False, touched_prefixes=prefixes)
         self._open_counts[tenant] += 1
         run.task.add_done_callback(lambda task: self._count_end(tenant))
 

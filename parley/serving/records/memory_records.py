@@ -72,10 +72,14 @@ class MemoryRecordStore:
     def touch_record(self, tenant: str, name: str) -> None:
         """Let a record count as new."""
         with self._lock:
-            record = self._records.pop((tenant, name), None)
-            if record is not None:
-                record.kept_at = self._clock()
-                self._records[tenant, name] = record
+            self._touch(tenant, name)
+
+    def touch_records(self, tenant: str, prefix: str) -> None:
+        """Let the records of a tenant whose names begin so count as new."""
+        with self._lock:
+            for name in self._names.get(tenant, ()):
+                if name.startswith(prefix):
+                    self._touch(tenant, name)
 
     def record_age(self, tenant: str, name: str) -> float:
         """Return the seconds since a record was kept or touched; 0 if there is none."""
@@ -90,6 +94,12 @@ class MemoryRecordStore:
 
     def close(self) -> None:
         """Do nothing."""
+
+    def _touch(self, tenant: str, name: str) -> None:
+        record = self._records.pop((tenant, name), None)
+        if record is not None:
+            record.kept_at = self._clock()
+            self._records[tenant, name] = record
 
     def _find(self, tenant: str, name: str) -> bytes | None:
         record = self._records.get((tenant, name))

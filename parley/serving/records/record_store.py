@@ -120,6 +120,12 @@ class RecordStore:
             values = (self._clock(), tenant, name)
             database.execute("UPDATE records SET kept_at = ? WHERE tenant = ? AND name = ?", values)
 
+    def touch_records(self, tenant: str, prefix: str) -> None:
+        """Let the records of a tenant whose names begin so count as new."""
+        query = "UPDATE records SET kept_at = ? WHERE tenant = ? AND name >= ? AND name < ?"
+        with self._use_database() as database:
+            database.execute(query, (self._clock(), tenant, prefix, _prefix_end(prefix)))
+
     def age_record(self, tenant: str, name: str, seconds: float) -> None:
         """Let a record count as if it had been touched these seconds ago."""
         with self._use_database() as database:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from parley.dialects.batch_job import has_lost_server
+from parley.dialects.batch_job import has_lost_server, waits_for_server
 from parley.dialects.dialect import Answer, RequestContext
 from parley.dialects.fields import decode_fields
 from parley.dialects.json_answer import encode_json, json_answer
@@ -75,13 +75,15 @@ def cancel_batch(body: bytes, context: RequestContext) -> Answer:
     if batch["status"] == "cancelling":
         return json_answer(batch)
     _check_running(batch)
+    name = BATCHES.record_name(batch["id"], batch["created_at"])
+    is_left = waits_for_server(context.records, name)  # the next server will end it
 
     def change(data: bytes) -> bytes:
         nonlocal batch
         batch = msgspec.json.decode(data, type=BatchObject)
         _check_running(batch)  # it may have ended meanwhile
         # While the record is held, the stopped batch cannot record its end: it would not see that it was cancelled
-        if not context.records.stop_run(BATCHES.record_name(batch["id"], batch["created_at"])):
+        if not context.records.stop_run(name) and not is_left:
             raise BadRequest("Cannot cancel a batch that runs on another server.")
         batch |= {"status": "cancelling", "cancelling_at": context.created}
         return encode_json(batch)
