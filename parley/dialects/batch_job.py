@@ -41,10 +41,11 @@ class BatchJob(ABC):
     """One batch.
 
     ``creation_path``: the route that created it, without a prefix. ``kept_headers``: those of the request that created
-    it that its requests need as well, besides the key, also on another server. ``record_name``: of its record, which is
-    touched while it waits and runs. ``deadline``: in seconds since the epoch, as every ``now``. ``result_expiry``:
-    seconds after which its results expire; None: as everything that is kept. ``is_cancelled``: its client cancelled it
-    before it was restored. ``begin`` and ``finish`` may be called in threads, one call at a time.
+    it that its requests need as well, besides the key, also on another server. ``record_name``: of its record, and
+    ``input_name``: of that with its requests; both are touched while it waits and runs. ``deadline``: in seconds since
+    the epoch, as every ``now``. ``result_expiry``: seconds after which its results expire; None: as everything that is
+    kept. ``is_cancelled``: its client cancelled it before it was restored. ``begin`` and ``finish`` may be called in
+    threads, one call at a time.
 
     A batch that lets others run begins again later: ``forget_answers``, ``begin``, and every answer so far. It reads
     its input once.
@@ -53,6 +54,7 @@ class BatchJob(ABC):
     creation_path: ClassVar[str]
     kept_headers: ClassVar[tuple[bytes, ...]] = ()
     record_name: str
+    input_name: str
     deadline: int
     result_expiry: int | None = None
     is_cancelled: bool = False

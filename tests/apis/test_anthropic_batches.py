@@ -105,6 +105,21 @@ async def test_batch_goes_on_at_the_next_server_with_the_results_that_it_has(ser
     assert set(await results(second, batch)) == {"quick", "slow"}
 
 
+async def test_batch_that_waits_for_a_server_can_be_canceled(serve, tmp_path):
+    options = {"response_store_file": str(tmp_path / "responses.db")}
+    first = await serve(tick=0.01, **options)
+    batch = await create(first, batch_request("slow", max_tokens=3000))
+    name = first.service.record_store.list_names("", "message-batch")[0]
+    await end_server(first)
+    second = await serve(**options)
+    assert (await second.post(f"{PATH}/{batch['id']}/cancel")).json["processing_status"] == "canceling"
+    second.service.batch_runner.batch_log.release_batch("", name)
+    resuming = resume_batches(second)
+    by_id = await results(second, await wait_for_end(second, batch))
+    resuming.cancel()
+    assert by_id == {"slow": {"type": "canceled"}}
+
+
 async def test_wrong_batches_are_refused_by_member(serve):
     server = await serve()
     for requests, sentence in (

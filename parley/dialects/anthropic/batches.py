@@ -24,7 +24,7 @@ from parley.dialects.dialect import Answer, QuerySchemas, RequestContext, Route
 from parley.dialects.fields import Fields, decode_fields
 from parley.dialects.json_answer import encode_json, json_answer
 from parley.dialects.records import TenantRecords
-from parley.dialects.stored_files import delete_content, find_content, save_content
+from parley.dialects.stored_files import content_name, delete_content, find_content, save_content
 from parley.dialects.stored_objects import ObjectKind
 from parley.errors import BadRequest, TooLarge, UnknownRecord, Unsupported, excerpt
 
@@ -87,7 +87,7 @@ class MessageBatch(BatchJob):
     def __init__(self, records: TenantRecords, stored: StoredBatch, lines: bytes = b""):
         self._records, self._stored, self._lines = records, stored, lines
         self._id: str = stored.batch["id"]
-        self.record_name = stored.record_name
+        self.record_name, self.input_name = stored.record_name, content_name(self._id)
         self.deadline = stored.deadline
         self.is_cancelled = stored.batch["processing_status"] == "canceling"
         self._requests: list[BatchRequest] = []

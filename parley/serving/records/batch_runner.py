@@ -118,7 +118,7 @@ class BatchRunner:
     def start_batch(self, batch: BatchRun) -> None:
         """Let a batch run when its turn comes."""
         tenant, name = batch.tenant, batch.job.record_name
-        prefixes = self.batch_log.record_prefixes(name)
+        prefixes = (batch.job.input_name, *self.batch_log.record_prefixes(name))
         work = self._run_batch(batch)
         run = self._runs.start_run(tenant, name, KeptEvents(), work, is_stream=False, touched_prefixes=prefixes)
         self._open_counts[tenant] += 1

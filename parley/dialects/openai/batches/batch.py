@@ -13,7 +13,7 @@ from parley.dialects.openai.batches.batch_input import InputFault, read_batch_in
 from parley.dialects.openai.batches.files import save_file
 from parley.dialects.openai.extras import PRIORITY_HEADER, SALT_HEADER
 from parley.dialects.records import TenantRecords
-from parley.dialects.stored_files import find_content
+from parley.dialects.stored_files import content_name, find_content
 from parley.dialects.stored_objects import ObjectKind
 
 BATCHES = ObjectKind("batch", "batch_")
@@ -48,6 +48,7 @@ class OpenAIBatch(BatchJob):
         self._records, self._batch, self.result_expiry = records, batch, expiry
         self._unique_id = batch["id"].removeprefix(BATCHES.id_prefix)
         self.record_name = BATCHES.record_name(batch["id"], batch["created_at"])
+        self.input_name = content_name(batch["input_file_id"])
         self.deadline = batch["expires_at"]
         self.is_cancelled = batch["status"] == "cancelling"
         self._requests: list[BatchRequest] = []
