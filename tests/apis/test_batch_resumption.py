@@ -104,20 +104,27 @@ async def test_server_takes_no_batch_that_it_runs(serve, tmp_path):
 
 
 async def test_server_that_was_silent_leaves_its_batch_to_the_one_that_took_it(serve, tmp_path):
-    options = {"tick": 0.01, "response_store_file": str(tmp_path / "responses.db")}
-    first = await serve(lambda request, index: [5] * 20, **options)
-    second = await serve(lambda request, index: [6] * 40, **options)
-    batch = await create_batch(first, [request_line("a", CHAT | {"max_tokens": 3000})])
-    run = first.service.background_runs.find_run("", record_name(batch))
+    options = {"response_store_file": str(tmp_path / "responses.db")}
+    first = await serve(lambda request, index: [5], **options)
+    second = await serve(lambda request, index: [6] * 3, **options)
+    first_may_end, second_may_end = hold_answers(first), hold_answers(second)
+    batch = await create_batch(first, [request_line("a")])
     await wait_for_batch(first, batch, wanted=("in_progress",))
     pretend_silence(first, batch)
     resuming = resume_batches(second)
-    batch = await wait_for_batch(second, batch)
+    async with asyncio.timeout(20):
+        while second.service.background_runs.find_run("", record_name(batch)) is None:
+            await asyncio.sleep(0.01)
     resuming.cancel()
-    await asyncio.wait([run.task], timeout=10)
-    assert run.task.done() and (await first.get(f"/v1/batches/{batch['id']}")).json == batch
+    run = first.service.background_runs.find_run("", record_name(batch))
+    first_may_end.set()
+    async with asyncio.timeout(20):
+        await run.task
+    assert (await first.get(f"/v1/batches/{batch['id']}")).json["status"] == "in_progress"
+    second_may_end.set()
+    batch = await wait_for_batch(first, batch)
     answer = (await read_results(first, batch["output_file_id"]))["a"]["response"]["body"]
-    assert (batch["status"], answer["usage"]["completion_tokens"]) == ("completed", 40)
+    assert (batch["status"], answer["usage"]["completion_tokens"]) == ("completed", 3)
 
 
 async def test_batch_whose_input_was_deleted_keeps_its_results(serve, tmp_path, monkeypatch):
@@ -171,6 +178,20 @@ async def test_error_of_the_store_takes_no_cancellations_place():
 
 def record_name(batch: Any) -> str:
     return BATCHES.record_name(batch["id"], batch["created_at"])
+
+
+def hold_answers(server: Any) -> asyncio.Event:
+    """Let the answers to requests of batches wait for the event that is returned."""
+    may_end = asyncio.Event()
+    send_request = server.service.batch_runner._send_request
+
+    async def send_and_wait(*arguments: Any) -> Any:
+        answer = await send_request(*arguments)
+        await may_end.wait()
+        return answer
+
+    server.service.batch_runner._send_request = send_and_wait
+    return may_end
 
 
 def pretend_silence(server: Any, batch: Any) -> None:
