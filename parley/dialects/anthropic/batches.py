@@ -168,7 +168,7 @@ class MessageBatch(BatchJob):
     def _find_status(self) -> str:
         """Return the status as the record has it, "" if there is no record."""
         data = BATCHES.find(self._records, self._id)
-        batch = {} if data is None else msgspec.json.decode(data, type=StoredBatch).batch
+        batch: dict[str, Any] = {} if data is None else msgspec.json.decode(data, type=StoredBatch).batch
         return str(batch.get("processing_status", ""))
 
     def _add_unanswered(self, number: int, custom_id: str, end: BatchEnd, *, is_cancelled: bool) -> None:
