@@ -226,10 +226,14 @@ class UnstreamedReply(Reply):
 
 
 class RenderedPrompt(NamedTuple):
-    """A prompt as the engine would get it, and the largest number of tokens that it would generate."""
+    """A prompt as the engine would get it, and the largest number of tokens that it would generate.
+
+    ``reasoning_ended``: as in ``Tokens``.
+    """
 
     token_ids: list[int]
     max_tokens: int
+    reasoning_ended: bool | None = None
 
 
 class PromptRenderer(Reply):

@@ -147,8 +147,12 @@ async def handle_render(registry: ModelRegistry, route: Route, exchange: Exchang
     if request.adapter is None and request.model in model.adapters:
         request.adapter = request.model
     check_request(model, request)
-    prepared = await exchange.while_connected(prepare_engine_requests(model, request, exchange.tenant))
-    prompts = [RenderedPrompt(engine_request.token_ids, engine_request.max_tokens) for _, engine_request in prepared]
+    prepared_prompts = await exchange.while_connected(prepare_engine_requests(model, request, exchange.tenant))
+    find_reasoning_ended = model.text_pipeline.find_reasoning_ended
+    prompts = [
+        RenderedPrompt(prepared.token_ids, engine_request.max_tokens, find_reasoning_ended(prompt, prepared))
+        for prompt, (prepared, engine_request) in zip(request.prompts, prepared_prompts, strict=True)
+    ]
     size = 8 * sum(len(prompt.token_ids) for prompt in prompts)
     await exchange.send_response(await exchange.run_work(size, partial(reply.render_prompts, prompts)))
 

@@ -44,6 +44,7 @@ from parley.types import (
     Tenant,
     Text,
     TextPair,
+    Tokens,
 )
 from parley.web.offload import off_loop
 
@@ -126,6 +127,8 @@ def _build_engine_request(
     sampling, stop_conditions, output_options = request.sampling, request.stop_conditions, request.output_options
     seed = sampling.seed if sampling.seed is not None else _derive_seed(f"{request.id} {number}")
     budget = request.thinking_budget
+    # The text of an answer to tokens is never parsed, but its client knows the conversation that the tokens are.
+    plain = output_options.unparsed and not isinstance(request.prompts[number], Tokens)
     return EngineRequest(
         id=f"{request.id}-{number}-{next(ATTEMPT_NUMBERS)}",
         token_ids=prepared.token_ids,
@@ -140,7 +143,7 @@ def _build_engine_request(
         cache_salt=_tenant_salt(request.cache_salt, model.options.prefix_owner(tenant)),
         token_costs=output_options.token_costs,
         pooling=request.pooling,
-        grammar=pipeline.wrap_with_reasoning(grammar, prepared, output_options.unparsed),
+        grammar=pipeline.wrap_with_reasoning(grammar, prepared, plain),
         reasoning_limit=None if budget is None else pipeline.reasoning_limit(prepared, budget),
         priority=_global_priority(request, tenant),
         tenant=tenant.id,

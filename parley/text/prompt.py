@@ -62,7 +62,7 @@ from parley.types import (
 )
 from parley.types.media import KIND_NAMES
 
-TAIL_TOKENS = 16  # tokens at the end of a prompt that are searched for a closing mark
+TAIL_TOKENS = 16  # tokens at the end of a prompt that are searched for a mark of reasoning
 PAIR_ROLES = [re.compile(f"""["']{role}["']""") for role in ("query", "document")]  # in templates of rerankers
 EncodeText = Callable[[TextEncoder, str, bool], list[int]]  # with limits; True: add special tokens around the text
 
@@ -195,7 +195,8 @@ class TextPipeline:
             return self._prepare_pair(prompt, partial(encode, self.tokenizer), cut, keep)
         if isinstance(prompt, Tokens):
             ids = prompt.ids
-            return PreparedPrompt(ids if cut is None else ids[:cut] if keep == "head" else ids[-cut:])
+            ids = ids if cut is None else ids[:cut] if keep == "head" else ids[-cut:]
+            return self._prepare_tokens(ids, prompt.reasoning_ended)
         if isinstance(prompt, Text):
             return self._prepare_text(prompt, encode, pooling, media)
         return self._prepare_chat(prompt, encode, pooling, media, loses_end=keep == "head" and cut is not None)
@@ -217,6 +218,25 @@ class TextPipeline:
             text, media = insert_replacements(prompt.text, prompt.media, media, self.media_marks)
             ids = encode(self.tokenizer, text, prompt.special and not has_own_bos(media))
         return PreparedPrompt(ids, media=self._place_media(ids, media))
+
+    def _prepare_tokens(self, ids: list[int], reasoning_ended: bool | None) -> PreparedPrompt:
+        """Find how the answer to tokens begins. ``reasoning_ended``: as in ``Tokens``."""
+        if reasoning_ended:
+            return PreparedPrompt(ids)
+        markup = self.markup.without_calls
+        inside = markup.reasoning_marks is not None and (
+            reasoning_ended is False or starts_in_reasoning(markup, self._decode_end(ids), False)
+        )
+        return PreparedPrompt(ids, markup, inside)
+
+    def find_reasoning_ended(self, prompt: Prompt, prepared: PreparedPrompt) -> bool | None:
+        """Return the ``reasoning_ended`` of ``Tokens`` that are answered as the prompt is."""
+        if not isinstance(prompt, Chat):
+            return prompt.reasoning_ended if isinstance(prompt, Tokens) else True
+        if prepared.starts_in_reasoning:
+            return False
+        # A turn that the answer continues can look like one whose answer would start in reasoning.
+        return True if self._prepare_tokens(prepared.token_ids, None).starts_in_reasoning else None
 
     def _prepare_chat(
         self,
@@ -433,8 +453,10 @@ class TextPipeline:
 
     def _may_reason(self, prepared: PreparedPrompt, reasoning_marks: tuple[str, str]) -> bool:
         """Whether the answer may begin with reasoning: it may not if the prompt has closed it already."""
-        end = self.tokenizer.decode(prepared.token_ids[-TAIL_TOKENS:], skip_special=False)
-        return not end.rstrip().endswith(reasoning_marks[1])
+        return not self._decode_end(prepared.token_ids).rstrip().endswith(reasoning_marks[1])
+
+    def _decode_end(self, token_ids: list[int]) -> str:
+        return self.tokenizer.decode(token_ids[-TAIL_TOKENS:], skip_special=False)
 
     def tokenize_prompt(
         self,

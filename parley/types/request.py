@@ -27,9 +27,14 @@ class Text(msgspec.Struct, frozen=True):
 
 
 class Tokens(msgspec.Struct, frozen=True):
-    """A prompt that the client has already tokenized."""
+    """A prompt that the client has already tokenized.
+
+    ``reasoning_ended``: True: a plain text, whose answer has no reasoning. Otherwise a conversation: False: its answer
+    starts inside reasoning; None: its last tokens say whether the answer starts in reasoning or may begin with it.
+    """
 
     ids: list[int]
+    reasoning_ended: bool | None = True
 
 
 class ToolCall(msgspec.Struct, frozen=True):

@@ -55,7 +55,7 @@ def token(token_id: int, logprob: float = -0.5, rank: int = 1, top: list[TokenIn
 
 def test_vllm_tokens_need_only_ids_and_sampling_params():
     request = read_tokens().request
-    assert request.prompts == [Tokens([5, 6])]
+    assert request.prompts == [Tokens([5, 6], None)]
     stop = request.stop_conditions
     assert (request.n, request.stream, stop.max_tokens, request.sampling.temperature) == (1, False, None, 1.0)
     assert request.output_options.unparsed and request.output_options.tokens_at_once and stop.reserved_tokens == 1
@@ -73,7 +73,7 @@ def test_vllm_sampling_params_reach_the_request():
          "allowed_token_ids": [1, 2], "bad_words": ["x"], "stream_interval": 3, "flat_logprobs": True,
          "repetition_detection": {"max_pattern_size": 3, "min_pattern_size": 2, "min_count": 2}, "extra_args": {"a": 1},
          "structured_outputs": {"regex": "a"}, "watermarking": True, "output_kind": 2, "skip_clone": True,
-         "prompt_logprob_start": 0},
+         "prompt_logprob_start": 0, "thinking_token_budget": -1},
         cache_salt="s", priority=3, reasoning_ended=True, token_offsets=None,
     ).request  # fmt: skip
     sampling, stop, options = request.sampling, request.stop_conditions, request.output_options
@@ -87,6 +87,9 @@ def test_vllm_sampling_params_reach_the_request():
     assert (options.logprobs, options.logprob_ids, options.prompt_logprobs) == (2, [3, 4], 1)
     assert not options.skip_special and options.stream_interval == 3
     assert request.grammar == Grammar("regex", "a", field="sampling_params.structured_outputs.regex")
+    assert request.prompts == [Tokens([5, 6], True)] and request.thinking_budget is None
+    assert read_tokens({"thinking_token_budget": 0}).request.thinking_budget == 0
+    assert read_tokens(reasoning_ended=False).request.prompts == [Tokens([5, 6], False)]
 
 
 def test_vllm_tokens_can_be_aborted_by_the_id_of_the_answer():
@@ -134,8 +137,6 @@ UNSUPPORTED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({}, {"content_parts": [{"type": "image_url", "url": "a"}]}, "content_parts"),
     ({"prompt_logprob_token_ids": [[1]]}, {}, "sampling_params.prompt_logprob_token_ids"),
     ({"trace_decode_token_ids": [1]}, {}, "sampling_params.trace_decode_token_ids"),
-    ({"thinking_token_budget": 5}, {}, "sampling_params.thinking_token_budget"),
-    ({"structured_outputs": {"regex": "a"}}, {"reasoning_ended": False}, "reasoning_ended"),
 ]
 
 
@@ -252,10 +253,13 @@ def test_vllm_rendered_chat_has_the_original_bytes():
     )
     rest = b'"model":"m","reasoning_ended":null,"reasoning_parser_kwargs":null,"return_token_ids":null,"output_mode":'
     rest += b'"tokens","stream":false,"stream_options":null,"cache_salt":null,"priority":0,"kv_transfer_params":null,'
-    assert reply.render_prompts([RenderedPrompt([1, 2], 7)]) == (
+    rendered = (
         b'{"request_id":"chatcmpl-x","token_ids":[1,2],"token_offsets":null,"features":null,"content_parts":null,'
         b'"sampling_params":' + params + b"," + rest + b'"ec_transfer_params":null}'
     )
+    assert reply.render_prompts([RenderedPrompt([1, 2], 7)]) == rendered
+    inside = rendered.replace(b'"reasoning_ended":null', b'"reasoning_ended":false')
+    assert reply.render_prompts([RenderedPrompt([1, 2], 7, False)]) == inside
 
 
 def rendered_params(**members: Any) -> dict[str, Any]:
@@ -296,9 +300,10 @@ def test_vllm_tokens_route_reads_what_render_writes():
         "no_repeat_ngram_size": 3, "watermarking": True,
     }  # fmt: skip
     rendering = render.read_completion_rendering(json.dumps(members).encode(), HEAD)
-    (body,) = json.loads(rendering.render_prompts([RenderedPrompt([7], 40)]))
+    (body,) = json.loads(rendering.render_prompts([RenderedPrompt([7], 40, True)]))
     wanted = rendering.request
     request = token_generation.read_token_request(json.dumps(body).encode(), HEAD).request
+    assert request.prompts == [Tokens([7], True)]
     for name in ("n", "sampling", "stop_conditions", "banned_words", "cache_salt", "priority", "stream"):
         assert getattr(request, name) == getattr(wanted, name), name
     assert (request.grammar.kind, request.grammar.value) == (wanted.grammar.kind, wanted.grammar.value)

@@ -54,6 +54,18 @@ def test_built_in_model_talks_remembers_thinks_and_calls_tools(client):
     thought = ask("What is 47 + 38?", **thinking).message
     assert thought.content == "47 + 38 = 85." and "carry 1" in thought.reasoning_content
 
+    shaped = thinking["extra_body"] | {
+        "messages": [{"role": "user", "content": "What is 47 + 38?"}], "temperature": 0, "return_token_ids": True,
+        "structured_outputs": {"regex": r"It is \d+\."},
+    }  # fmt: skip
+    for body in (shaped, shaped | {"thinking_token_budget": 9}):
+        (chat,) = client.post("/chat/completions", cast_to=object, body=body)["choices"]
+        assert chat["message"]["reasoning_content"] and chat["message"]["content"].startswith("It is ")
+        rendered = client.post("/chat/completions/render", cast_to=object, body=body)
+        generate_url = str(client.base_url.join("/inference/v1/generate"))
+        (continued,) = client.post(generate_url, cast_to=object, body=rendered)["choices"]
+        assert continued["token_ids"] == chat["token_ids"]
+
     question = "What is the weather in Paris and London?"
     called = ask(question, tools=WEATHER)
     assert called.finish_reason == "tool_calls" and not called.message.content

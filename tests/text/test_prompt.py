@@ -16,14 +16,17 @@ from support.tiny_tokenizers import byte_level, word_level
 from parley.demo.template import CHAT_TEMPLATE
 from parley.errors import BadRequest, ContextLength, Invalid, Unsupported
 from parley.text import fill_in_middle
+from parley.text.grammar.answer_question import decode_question, encode_question
 from parley.text.parsing.chat_template import ChatTemplate
+from parley.text.parsing.markup import detect_markup
 from parley.text.prompt import TextPipeline
 from parley.text.tokens import long_text
 from parley.text.tokens.tokenizer import Tokenizer
-from parley.types import Chat, Message, PoolingOptions, Text, Tokens
+from parley.types import Chat, Grammar, Message, PoolingOptions, Prompt, Text, Tokens
 
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {}}}
 QUESTION = [Message("user", "Why?")]
+FORM = Grammar("regex", "ab+")
 
 
 def template_pipeline(source: str = CHAT_TEMPLATE) -> TextPipeline:
@@ -126,6 +129,57 @@ def test_a_rendered_conversation_is_not_rendered_again_and_its_answer_is_parsed(
     empty = TextPipeline(tokenizer, ChatTemplate({}, tokenizer.names))  # a model without a chat template
     prepared = empty.prepare_prompt(Chat([Message("user", "Hi")], rendered=True))
     assert prepared.token_ids == tokenizer.encode("Hi", special=False)
+
+
+ASSISTANT = "{{ messages[0].content }}<|start|>assistant"
+CONTINUED = Chat([*QUESTION, Message("assistant", "<think>\nLet me")], continue_final=True)
+TURNS = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{# <think> </think> #}"
+ANSWER_STARTS = [  # a template, the family of its marks, a conversation, and what its tokens are sent with
+    (ASSISTANT + "<think>\n{# </think> #}", "auto", Chat(QUESTION), False),
+    (ASSISTANT + "{# <think> </think> #}", "auto", Chat(QUESTION), None),
+    (ASSISTANT + "<think>\n\n</think>\n\n", "auto", Chat(QUESTION), None),
+    (ASSISTANT + "{# <think> </think> #}", "deepseek-r1", Chat(QUESTION), False),
+    (TURNS, "auto", CONTINUED, False),
+    (ASSISTANT + "{# <|channel|>analysis<|message|> #}", "auto", Chat(QUESTION), None),
+    (ASSISTANT + "{# <|START_THINKING|> #}", "auto", Chat(QUESTION), None),
+    (ASSISTANT, "auto", Chat(QUESTION), None),
+]
+
+
+@pytest.mark.parametrize(("template", "family", "chat", "reasoning_ended"), ANSWER_STARTS)
+def test_tokens_of_a_conversation_are_answered_as_it_is(template, family, chat, reasoning_ended) -> None:
+    pipeline = family_pipeline(template, family)
+    prepared = pipeline.prepare_prompt(chat)
+    assert pipeline.find_reasoning_ended(chat, prepared) is reasoning_ended
+    tokens = Tokens(prepared.token_ids, reasoning_ended)
+    assert answer_form(pipeline, tokens) == answer_form(pipeline, chat)
+    for other in (None, False, True):
+        continued = pipeline.prepare_prompt(Tokens(prepared.token_ids, other))
+        assert pipeline.find_reasoning_ended(Tokens(prepared.token_ids, other), continued) is other
+
+
+def test_tokens_without_reasoning_have_the_form_from_their_first_one() -> None:
+    """Of a plain text, and of a turn that looks as if reasoning began behind it."""
+    pipeline = family_pipeline(TURNS, "deepseek-r1")
+    plain = pipeline.compile_answer_grammar(Text("a"), FORM)
+    continued = Chat([*QUESTION, Message("assistant", "So")], continue_final=True)
+    for prompt in (Text("Why?<think>"), continued):
+        prepared = pipeline.prepare_prompt(prompt)
+        assert pipeline.find_reasoning_ended(prompt, prepared) is True
+        assert answer_form(pipeline, Tokens(prepared.token_ids, True)) == plain
+    assert answer_form(pipeline, Tokens(prepared.token_ids, None)) != plain
+
+
+def family_pipeline(template: str, reasoning: str) -> TextPipeline:
+    tokenizer = byte_level()
+    markup = detect_markup(template, reasoning=reasoning)
+    return TextPipeline(tokenizer, ChatTemplate({"default": template}, tokenizer.names), markup=markup)
+
+
+def answer_form(pipeline: TextPipeline, prompt: Prompt) -> str:
+    """Return the grammar that a prompt's answer must follow, as a grammar worker and the server make it."""
+    grammar = pipeline.compile_answer_grammar(*decode_question(encode_question(prompt, FORM)))
+    return pipeline.wrap_with_reasoning(grammar, pipeline.prepare_prompt(prompt), plain=False)
 
 
 @pytest.mark.parametrize("budget", [0, 1, 2, 9])

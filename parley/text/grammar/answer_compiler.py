@@ -12,7 +12,7 @@ from hashlib import sha256
 
 from parley.errors import Invalid
 from parley.text.grammar import answer_grammar
-from parley.text.grammar.answer_question import AnswerCompiled, AnswerRefused
+from parley.text.grammar.answer_question import AnswerCompiled, AnswerRefused, find_answered_chat
 from parley.text.grammar.compiler import CACHE_BYTES, GrammarCompiler, GrammarVocabulary
 from parley.text.parsing.markup import Markup
 from parley.types import Chat, Grammar, Prompt
@@ -31,26 +31,27 @@ class AnswerCompiler:
         Takes up to seconds. Raises Invalid.
         """
         find_or_compile = self.grammar_compiler.find_or_compile
-        if isinstance(prompt, Chat) and prompt.tool_choice == "required" and grammar is not None:
+        chat = find_answered_chat(prompt)
+        if chat is not None and chat.tool_choice == "required" and grammar is not None:
             find_or_compile(grammar)  # a forced call replaces it, but an invalid one is still refused
         try:
-            full_grammar = self._compose_grammar(prompt, grammar)
+            full_grammar = self._compose_grammar(chat, grammar)
             return find_or_compile(full_grammar) if full_grammar is not None else ""
         except Invalid:
-            loose = answer_grammar.unenforced_tools(prompt, find_or_compile) if isinstance(prompt, Chat) else None
+            loose = answer_grammar.unenforced_tools(chat, find_or_compile) if chat is not None else None
             if not loose:
                 raise
-            full_grammar = self._compose_grammar(prompt, grammar, loose)
+            full_grammar = self._compose_grammar(chat, grammar, loose)
             assert full_grammar is not None
             return find_or_compile(full_grammar)
 
     def _compose_grammar(
-        self, prompt: Prompt | None, grammar: Grammar | None, loose: Collection[str] = ()
+        self, chat: Chat | None, grammar: Grammar | None, loose: Collection[str] = ()
     ) -> Grammar | None:
-        if not isinstance(prompt, Chat) or not (prompt.tools or grammar):
+        if chat is None or not (chat.tools or grammar):
             return grammar
-        markup = answer_grammar.answer_markup(self.markup, prompt)
-        return answer_grammar.compose_grammar(markup, self.grammar_compiler.lark_writer, prompt, grammar, loose)
+        markup = answer_grammar.answer_markup(self.markup, chat)
+        return answer_grammar.compose_grammar(markup, self.grammar_compiler.lark_writer, chat, grammar, loose)
 
 
 def may_be_any_text(prompt: Prompt, grammar: Grammar | None) -> bool:

@@ -27,6 +27,7 @@ from parley.types import (
     StructuralTag,
     StructuralText,
     StructuralToken,
+    Tokens,
     TriggeredTags,
 )
 
@@ -102,9 +103,18 @@ STRUCTS: dict[str, type[msgspec.Struct]] = {
 }
 
 
+def find_answered_chat(prompt: Prompt | None) -> Chat | None:
+    """Return the conversation that a prompt is, None for a plain text. In tokens, only the end of one is known."""
+    if isinstance(prompt, Tokens) and not prompt.reasoning_ended:
+        return Chat([])
+    return prompt if isinstance(prompt, Chat) else None
+
+
 def encode_question(prompt: Prompt, grammar: Grammar | None) -> str:
     """Return the question for a prompt and the grammar that its request asks for. Raises Invalid if it is too large."""
-    chat = msgspec.structs.replace(prompt, messages=[], options={}) if isinstance(prompt, Chat) else None
+    chat = find_answered_chat(prompt)
+    if chat is not None:
+        chat = msgspec.structs.replace(chat, messages=[], options={})
     field = grammar.field if grammar is not None else "tools"
     try:
         question = json.dumps([_pack_value(chat), _pack_value(grammar)])

@@ -107,7 +107,7 @@ def _generate_request(
         "content_parts": None,
         "sampling_params": sampling_params.write_sampling_params(request, prompt.max_tokens),
         "model": request.model,
-        "reasoning_ended": None,
+        "reasoning_ended": prompt.reasoning_ended,
         "reasoning_parser_kwargs": None,
         "return_token_ids": None,
         "output_mode": "tokens",

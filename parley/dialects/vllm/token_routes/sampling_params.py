@@ -63,8 +63,6 @@ def check_sampling_params(params: Fields) -> None:
     for name, subject in UNSUPPORTED_MEMBERS.items():
         if params.array(name, cap=MAX_TOKENS):
             raise unsupported_member(params, name, subject)
-    if params.integer("thinking_token_budget", -1, -1, MAX_TOKENS) >= 0:
-        raise unsupported_member(params, "thinking_token_budget", "A limit of reasoning, but in a conversation, is")
     params.free_object("extra_args")  # for connectors and processors of the original's engine
     fault = next(_engine_faults(params), None)
     if fault is not None:
@@ -77,6 +75,12 @@ def _engine_faults(params: Fields) -> Iterator[BadRequest]:
     yield from requests.token_faults(params, max_tokens)
     if params.has_value("stop") and params.raw_value("stop") and not params.boolean("detokenize", True):
         yield Invalid(NO_STOP_STRINGS)
+
+
+def read_thinking_budget(params: Fields) -> int | None:
+    """Read how many tokens of reasoning there may be, None for no limit. Raises BadRequest."""
+    budget = params.integer("thinking_token_budget", -1, -1, MAX_TOKENS)
+    return None if budget < 0 else budget
 
 
 def read_sampling(params: Fields) -> Sampling:

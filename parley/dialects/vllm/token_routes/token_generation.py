@@ -31,7 +31,6 @@ from parley.types import (
     ChoiceDelta,
     ChoiceDone,
     Event,
-    Grammar,
     PromptAccepted,
     PromptScored,
     Request,
@@ -89,14 +88,15 @@ class TokenReply(Reply):
         self.request = Request(
             id=context.unique_id,
             model=body.string("model", "", cap=256),
-            prompts=[Tokens(token_ids)],
+            prompts=[Tokens(token_ids, body.boolean("reasoning_ended", None))],
             sampling=sampling_params.read_sampling(params),
             stop_conditions=sampling_params.read_stop_conditions(params, context),
             output_options=options,
+            thinking_budget=sampling_params.read_thinking_budget(params),
             n=params.integer("n", 1, 1, MAX_CHOICES_PER_PROMPT),
             stream=stream,
             banned_words=read_bad_words(params),
-            grammar=_read_grammar(body, params),
+            grammar=requests.read_structured_outputs(params),
             cancel_ids=(self._answer_id, answer_id),
             cache_salt=extras.read_salt(body, context.headers),
             priority=extras.read_priority(body, context.headers),
@@ -276,16 +276,6 @@ def _read_usage_options(body: Fields, stream: bool) -> tuple[bool, bool]:
         return False, False
     at_end = stream_options.boolean("include_usage", False)
     return at_end, at_end and stream_options.boolean("continuous_usage_stats", False)
-
-
-def _read_grammar(body: Fields, params: Fields) -> Grammar | None:
-    """Read the constraint on the answer, which holds from the first token. Raises BadRequest."""
-    reasoning_ended = body.boolean("reasoning_ended", None)
-    grammar = requests.read_structured_outputs(params)
-    if grammar is not None and reasoning_ended is False:
-        subject = "A form of the answer behind reasoning, but in a conversation, is"
-        raise unsupported_member(body, "reasoning_ended", subject)
-    return grammar
 
 
 def read_abort_requests(body: bytes, context: RequestContext) -> AbortList:
