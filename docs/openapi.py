@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from body_schemas import SchemaLearner
 from random_bodies import ANY_VALUES, draw_value
 from refine_schemas import CannotRefine, refine_schema
-from survey import CLASSIFIER_CONTEXT, CONTEXT, PATH, SurveyedRecords, call_reader, encode_body
+from survey import CLASSIFIER_CONTEXT, CONTEXT, SurveyedRecords, call_reader, encode_body
 
 from parley.dialects.admin_requests import DetokenizeRequest
 from parley.dialects.dialect import (
@@ -109,7 +109,7 @@ def read_request(route: Route, model: str, body: Any, without: bytes = b"") -> A
     records = SurveyedRecords() if "{id}" in route.path else NewRecords()
     headers = CONTEXT.headers | ({b"content-type": b"multipart/form-data; boundary=b"} if route.reads_form else {})
     headers = {name: value for name, value in headers.items() if name != without}
-    context = replace(MODELS[model], records=records, headers=headers, path_parts=PATH, context_length=LEARNED_CONTEXT)
+    context = replace(MODELS[model], records=records, headers=headers, context_length=LEARNED_CONTEXT)
     return call_reader(route, body if isinstance(body, bytes) else encode_body(route, body), context)
 
 

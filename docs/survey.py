@@ -21,6 +21,8 @@ from unittest import mock
 from parley.dialects.dialect import Answer, ApiOptions, Dialect, Reply, RequestContext, Route
 from parley.dialects.facts import Endpoint, EndpointShare, ModelCard, ServerFacts
 from parley.dialects.fields import Fields
+from parley.dialects.openai.stored_chat_routes import COMPLETIONS_PATH
+from parley.dialects.openai.stored_chats import COMPLETIONS
 from parley.dialects.openapi_bodies import LEARNED_FILE, LEARNED_MODEL, LEARNED_OWNER
 from parley.dialects.records import NoRecords, RecordChange
 from parley.errors import ParleyError, Unsupported
@@ -38,20 +40,31 @@ PATH = {
     "id": "conv_i",
     "item": "i",
 }
+COMPLETION_ID = f"{COMPLETIONS.id_prefix}i"
+COMPLETION_RECORD = COMPLETIONS.record_name(COMPLETION_ID, 1)
+COMPLETION = b'{"completion":{"id":"%b","created":1},"messages":[]}' % COMPLETION_ID.encode()
+RECORDS = {PATH["id"]: b'{"conversation":{"id":"conv_i"},"items":[{"id":"i"}]}', COMPLETION_RECORD: COMPLETION}
+FILE = f'{{"id":"{LEARNED_FILE}","created_at":1,"expires_at":null,"purpose":"batch"}}'
+RECORD_PARTS = {f"{COMPLETIONS.name}/{COMPLETION_ID}": COMPLETION, f"file/{LEARNED_FILE}": FILE.encode()}
+
+
+def path_parts(route: Route) -> dict[str, str]:
+    """Return the parts of a path to the route. An id is that of a record that ``SurveyedRecords`` has, if there is one
+    of its kind."""
+    return PATH | ({"id": COMPLETION_ID} if route.path.startswith(f"{COMPLETIONS_PATH}/{{id}}") else {})
 
 
 class SurveyedRecords(NoRecords):
-    """Records with one conversation and one file."""
+    """Records with one conversation, one stored chat completion and one file."""
 
     are_kept = True
     largest_record = 1 << 20
 
     def find_record(self, name: str) -> bytes | None:
-        return b'{"conversation":{"id":"conv_i"},"items":[{"id":"i"}]}' if name == "conv_i" else None
+        return RECORDS.get(name)
 
     def find_part(self, part: str) -> bytes | None:
-        file = f'{{"id":"{LEARNED_FILE}","created_at":1,"expires_at":null,"purpose":"batch"}}'
-        return file.encode() if part == f"file/{LEARNED_FILE}" else None
+        return RECORD_PARTS.get(part)
 
     def update_record(self, name: str, change: RecordChange) -> bool:
         data = self.find_record(name)
@@ -457,6 +470,7 @@ def call_reader(route: Route, body: bytes, context: RequestContext | None = None
     if context is None:
         context = FORM_CONTEXT if route.reads_form else CONTEXT
         context = CLASSIFIER_CONTEXT if route.kind == "embed" and route.path in CLASSIFIER_PATHS else context
+    context = replace(context, path_parts=path_parts(route))
     arguments_by_kind = {
         "generate": (context,),
         "embed": (context,),
