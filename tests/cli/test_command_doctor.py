@@ -121,11 +121,11 @@ def test_doctor_finds_a_broken_tokenizer_and_a_missing_template(copy):
 
 def test_doctor_says_that_a_family_of_multimodal_models_reads_text_only(tmp_path):
     folder = shutil.copytree(multimodal_folder("llava"), tmp_path / "model")
-    config = json.loads((folder / "config.json").read_text()) | {"model_type": "aria"}
+    config = json.loads((folder / "config.json").read_text()) | {"model_type": "molmo2"}
     (folder / "config.json").write_text(json.dumps(config))
     finding = findings(doctor.check_models, str(folder), "--fake-engine")["media"]
     assert (finding.level, finding.hint) == ("warn", "It reads text only.")
-    assert finding.observation == "encoders of aria models are not supported"
+    assert finding.observation == "encoders of molmo2 models are not supported"
 
 
 def test_doctor_names_the_packages_that_media_need(monkeypatch):

@@ -42,8 +42,10 @@ class Terminal:
     def read_until(self, text: str, seconds: float = 60.0) -> str:
         """Reads until a text appears; returns everything up to its end."""
         end = time.monotonic() + seconds
+        poll = select.poll()  # unlike ``select``, it takes any descriptor
+        poll.register(self.terminal_fd, select.POLLIN)
         while text not in self.unread_output:
-            ready, _, _ = select.select([self.terminal_fd], [], [], max(0, end - time.monotonic()))
+            ready = poll.poll(1000 * max(0.0, end - time.monotonic()))
             assert ready, f"{text!r} did not come; got {self.unread_output!r}"
             self.unread_output += os.read(self.terminal_fd, 4096).decode()
         head, _, self.unread_output = self.unread_output.partition(text)
