@@ -33,7 +33,7 @@ def kept_answers(file: Path) -> dict[int, Any]:
 
 def test_a_killed_servers_batch_keeps_its_answers_and_goes_on(folder: Path, tmp_path: Path):
     file = tmp_path / "responses.db"
-    lines = [request_line("0"), *(request_line(str(number), LONG) for number in range(1, 40))]
+    lines = [request_line("0"), *(request_line(str(number), LONG) for number in range(1, 200))]
     with ServerProcess(folder, "--response-store-file", str(file)) as server:
         server.ready()
         form = encode_form([("purpose", "batch", None), ("file", "\n".join(lines), "in.jsonl")])
