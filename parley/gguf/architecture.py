@@ -131,6 +131,17 @@ def fields_of(model: GgufModel) -> dict[str, Any]:
     return {key.removeprefix(prefix): value for key, value in model.metadata.items() if key.startswith(prefix)}
 
 
+def complete_biases(model: GgufModel, config: dict[str, Any]) -> None:
+    """Set whether linear layers have biases, under StarCoder2's name for it (``use_bias``)."""
+    config["use_bias"] = config["attention_bias"]
+
+
+def complete_windows(model: GgufModel, config: dict[str, Any]) -> None:
+    """Set that no layer has a window, if the file names none."""
+    if "sliding_window" not in config:
+        config |= {"sliding_window": None, "layer_types": ["full_attention"] * config["num_hidden_layers"]}
+
+
 def read_layer_numbers(model: GgufModel, key: str, count: int) -> list[float]:
     """Return a number for each of ``count`` layers, which all files call by the same key. Raises GgufError."""
     values = model.metadata.get(key)

@@ -15,6 +15,8 @@ from parley.gguf.architecture import (
     NORM_AFTER_ATTENTION,
     SIGMOID,
     Architecture,
+    complete_biases,
+    complete_windows,
     fields_of,
     read_size,
 )
@@ -117,22 +119,11 @@ def olmo_variant(model: GgufModel) -> Architecture | None:
     return OLMO_3 if "attention.sliding_window" in fields_of(model) else None
 
 
-def complete_exaone(model: GgufModel, config: dict[str, Any]) -> None:
-    """Set that no layer has a window, if the file names none."""
-    if "sliding_window" not in config:
-        config |= {"sliding_window": None, "layer_types": ["full_attention"] * config["num_hidden_layers"]}
-
-
 def complete_stablelm(model: GgufModel, config: dict[str, Any]) -> None:
     """Add what the tensors say of the layers, by the names of this type."""
     config["use_qkv_bias"] = config["attention_bias"]
     config["qk_layernorm"] = config["use_qk_norm"]
     config["use_parallel_residual"] = "blk.0.ffn_norm.weight" not in model.tensors
-
-
-def complete_starcoder(model: GgufModel, config: dict[str, Any]) -> None:
-    """Set whether linear layers have biases, under the name that this type has for it."""
-    config["use_bias"] = config["attention_bias"]
 
 
 DOTS_1 = Architecture(
@@ -236,7 +227,7 @@ ARCHITECTURES = {
     "cohere2": Architecture("cohere2", "Cohere2ForCausalLM"),
     "arcee": Architecture("arcee", "ArceeForCausalLM", interleaved=True),
     "dots1": replace(DOTS_1, mixture=DOTS_1),
-    "exaone4": Architecture("exaone4", "Exaone4ForCausalLM", OLMO_LAYER_NAMES, complete=complete_exaone),
+    "exaone4": Architecture("exaone4", "Exaone4ForCausalLM", OLMO_LAYER_NAMES, complete=complete_windows),
     "hunyuan-dense": Architecture("hunyuan_v1_dense", "HunYuanDenseV1ForCausalLM", NORM_AFTER_ROPE),
     "hunyuan-moe": replace(HUNYUAN_MOE, mixture=HUNYUAN_MOE),
     "lfm2": LFM2,
@@ -253,7 +244,7 @@ ARCHITECTURES = {
         {"ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"},
         fields={"sliding_window": 4096},  # of all published models; their files do not say it
         keys={"attention.layer_norm_epsilon": "norm_epsilon"},
-        complete=complete_starcoder,
+        complete=complete_biases,
     ),
     "llama4": replace(LLAMA_4, mixture=LLAMA_4),
     "falcon-h1": FALCON_H1,

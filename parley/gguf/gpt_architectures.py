@@ -77,7 +77,7 @@ def complete_mpt(model: GgufModel, config: dict[str, Any]) -> None:
     config["attn_config"] = {"alibi": True, "alibi_bias_max": largest}
 
 
-def complete_starcoder(model: GgufModel, config: dict[str, Any]) -> None:
+def complete_multi_query(model: GgufModel, config: dict[str, Any]) -> None:
     """Set whether all heads share one head of keys and values (``multi_query``)."""
     config["multi_query"] = config.get("num_key_value_heads") == 1
 
@@ -107,7 +107,7 @@ FALCON_OF_TWO_NORMS = replace(
 GPT_ARCHITECTURES = {
     "gpt2": GPT2,
     "starcoder": replace(
-        GPT2, model_type="gpt_bigcode", class_name="GPTBigCodeForCausalLM", complete=complete_starcoder
+        GPT2, model_type="gpt_bigcode", class_name="GPTBigCodeForCausalLM", complete=complete_multi_query
     ),
     "gptneox": Architecture(
         "gpt_neox",

@@ -29,6 +29,12 @@ DEEPSEEK_3_EXPERTS, DEEPSEEK_3_GROUPS = 256, {"n_group": 8, "topk_group": 4}
 YARN_LOG_UNIT = 10  # the converter divides mscale_all_dim of this architecture by it
 
 
+def check_rotary(model: GgufModel, rotary: int, keys: int) -> None:
+    """Raise GgufError if keys of this many dimensions have none beside those that rotate."""
+    if keys <= rotary:
+        raise GgufError(f"{model.paths[0].name} rotates {rotary} of {keys} dimensions")
+
+
 def complete_latents(model: GgufModel, config: dict[str, Any]) -> None:
     """Add the sizes of latents, and the numbers of routers that files leave out where they change nothing.
 
@@ -45,8 +51,7 @@ def complete_latents(model: GgufModel, config: dict[str, Any]) -> None:
             "attention.value_length" + suffix,
         )
     )
-    if keys <= rotary:
-        raise GgufError(f"{model.paths[0].name} rotates {rotary} of {keys} dimensions")
+    check_rotary(model, rotary, keys)
     config |= {
         "kv_lora_rank": rank,
         "q_lora_rank": fields.get("attention.q_lora_rank"),
@@ -71,13 +76,15 @@ def complete_minicpm_3(model: GgufModel, config: dict[str, Any]) -> None:
     rotary, rank, keys = (
         read_size(model, key) for key in ("rope.dimension_count", "attention.kv_lora_rank", "attention.key_length")
     )
+    check_rotary(model, rotary, keys)
     unpacked = model.tensors.get("blk.0.attn_kv_b.weight")
     if unpacked is None:
         raise GgufError(f"{file} has no tensor blk.0.attn_kv_b.weight")
     values, rest = divmod(unpacked.shape[0], heads)
-    if keys <= rotary or rest or values <= keys - rotary:
+    if rest or values <= keys - rotary:
         raise GgufError(
-            f"{file} makes {unpacked.shape[0]} numbers of latents, with keys of {keys}, of which {rotary} rotate"
+            f"{file} has {unpacked.shape[0]} rows in blk.0.attn_kv_b.weight, which {heads} heads with keys of {keys} "
+            "cannot share"
         )
     config |= {
         "kv_lora_rank": rank,

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from parley.gguf.architecture import GRANITE_KEYS, Architecture
+from parley.gguf.architecture import GRANITE_KEYS, Architecture, complete_biases
 from parley.gguf.header import GgufError, GgufModel
 
 # Of MiniCPM 1 and 2, whose first files do not say them
@@ -30,7 +30,8 @@ def complete_minicpm(model: GgufModel, config: dict[str, Any]) -> None:
 
 
 def complete_orion(model: GgufModel, config: dict[str, Any]) -> None:
-    """Say that all dimensions turn, and that layers are those of the first StableLM."""
+    """Set that all dimensions turn, and that layers are those of the first StableLM: queries and keys have no norms,
+    and the MLP comes after attention. Their biases get this type's name."""
     config |= {
         "partial_rotary_factor": 1.0,
         "use_qkv_bias": config["attention_bias"],
@@ -43,11 +44,6 @@ def check_baichuan(model: GgufModel, config: dict[str, Any]) -> None:
     """Raise GgufError for the larger model, whose scores fall with the distance."""
     if config["num_hidden_layers"] == BAICHUAN_LAYERS_WITH_SLOPES:
         raise GgufError(f"{model.paths[0].name} is a Baichuan without a rotary embedding, which is not read from GGUF")
-
-
-def complete_codeshell(model: GgufModel, config: dict[str, Any]) -> None:
-    """Say by the name of StarCoder2 whether linear layers have biases, and that the rotary embedding is plain."""
-    config |= {"use_bias": config["attention_bias"], "rope_scaling": {"rope_type": "default"}}
 
 
 LLAMA_BY_ANOTHER_NAME = Architecture(
@@ -78,9 +74,9 @@ LLAMA_ARCHITECTURES = {
         "starcoder2",
         "Starcoder2ForCausalLM",
         {"ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"},
-        fields={"sliding_window": None},
+        fields={"sliding_window": None, "rope_scaling": {"rope_type": "default"}},
         keys={"attention.layer_norm_epsilon": "norm_epsilon"},
         has_packed_heads=True,
-        complete=complete_codeshell,
+        complete=complete_biases,
     ),
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from parley.gguf.architecture import DEEPSEEK_MIXTURE_NAMES, SIGMOID, Architecture
+from parley.gguf.architecture import DEEPSEEK_MIXTURE_NAMES, SIGMOID, Architecture, complete_windows
 from parley.gguf.header import GgufModel
 
 PHIMOE_SCALE = 1.243163121016122  # of the rotary embedding of Phi-3.5-MoE; files have that of Phi-3's formula
@@ -16,12 +16,6 @@ def complete_phimoe(model: GgufModel, config: dict[str, Any]) -> None:
     config["lm_head_bias"] = "output.bias" in model.tensors
     if config["rope_scaling"]["rope_type"] == "longrope":
         config["rope_scaling"] |= {"short_mscale": PHIMOE_SCALE, "long_mscale": PHIMOE_SCALE}
-
-
-def complete_exaone_moe(model: GgufModel, config: dict[str, Any]) -> None:
-    """Say that there are no windows, if the file has none."""
-    if "sliding_window" not in config:
-        config |= {"sliding_window": None, "layer_types": ["full_attention"] * config["num_hidden_layers"]}
 
 
 AFMOE = Architecture(
@@ -38,7 +32,7 @@ AFMOE = Architecture(
     gating=SIGMOID,
 )
 EXAONE_MOE = Architecture(
-    "exaone_moe", "ExaoneMoeForCausalLM", DEEPSEEK_MIXTURE_NAMES, gating=SIGMOID, complete=complete_exaone_moe
+    "exaone_moe", "ExaoneMoeForCausalLM", DEEPSEEK_MIXTURE_NAMES, gating=SIGMOID, complete=complete_windows
 )
 # Ling 2 and Ring 2 compute what GLM-4.5 computes
 LING_2 = Architecture(
@@ -49,7 +43,7 @@ LING_2 = Architecture(
     gating=SIGMOID,
     has_packed_heads=True,
 )
-PHIMOE = Architecture("phimoe", "PhimoeForCausalLM", fields={"sliding_window": None}, complete=complete_phimoe)
+PHIMOE = Architecture("phimoe", "PhimoeForCausalLM", complete=complete_phimoe)
 MIXTURE_ARCHITECTURES = {
     "afmoe": replace(AFMOE, mixture=AFMOE),
     "bailingmoe2": replace(LING_2, mixture=LING_2),

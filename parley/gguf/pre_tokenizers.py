@@ -18,6 +18,18 @@ WORDS_AND_MARKS = (
     CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 SEED_CODER = CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+"
+# Blanks in pieces of set lengths, from the tokenizer of Jais 2
+JAIS_2 = (
+    WORDS_AND_DIGITS.removesuffix(r"\s+(?!\S)|\s+")
+    + "".join(rf"\s{{{count}}}(?!\S)|" for count in (512, 256, 128, 64, 32, 16, 8, 4))
+    + r"\s{1,2}(?!\S)|\s"
+)
+LING_2 = r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+"
+# Words with single blanks between them are one piece, from the tokenizer of K-EXAONE
+EXAONE_MOE = (
+    CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]?"
+    r"|\s*[\r\n]|\s+(?!\S)|\s+"
+)
 UPPER, LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 TEKKEN = (
     rf"[^\r\n\p{{L}}\p{{N}}]?{UPPER}*{LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{UPPER}+{LOWER}*|\p{{N}}"
@@ -27,6 +39,7 @@ GPT_4O = (
     rf"[^\r\n\p{{L}}\p{{N}}]?{UPPER}*{LOWER}+{CONTRACTIONS}?|[^\r\n\p{{L}}\p{{N}}]?{UPPER}+{LOWER}*{CONTRACTIONS}?"
     r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+YOUTU = GPT_4O.replace(r"\p{N}{1,3}", r"\p{N}")
 DEEPSEEK_3 = (
     r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
     r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -68,6 +81,28 @@ _DEEPSEEK_LLM = PreTokenizer(
     )
 )
 _DEEPSEEK_3 = PreTokenizer((r"\p{N}{1,3}", "[一-龥぀-ゟ゠-ヿ]+", DEEPSEEK_3))  # noqa: RUF001
+# Numbers in groups of three from their end (\A and \z are the ends of a piece, so the time is linear), then runs of
+# Han, Kana, Thai, Lao, Khmer, Myanmar and Hangul
+_AFMOE = PreTokenizer(
+    (
+        r"\p{N}+",
+        r"\A\p{N}{1,2}(?=(?:\p{N}{3})+\z)",
+        r"\p{N}{1,3}",
+        "[\u4e00-\u9fff\u3400-\u4dbf\uf900-\ufaff\u3040-\u30ff\uff65-\uff9f\u2f00-\u2fdf\u0e40-\u0eff\u1780-\u17ff"
+        "\u1000-\u109f\uaa60-\uaa7f\ua9e0-\ua9ff\uac00-\ud7af\u1100-\u11ff]+",
+        DEEPSEEK_3,
+    )
+)
+# Hangul, marks of Chinese texts, Bopomofo, and Han with Kana are pieces of their own
+_YOUTU = PreTokenizer(
+    (
+        "[\uac00-\ud7a3\u3131-\u318e]+"
+        "|[\uff01\u2026\u201c\u201d\u2018\u2019\u2014\uff1a\uff1b\uff0c\u3001-\u303f\ufe30-\ufe4f]+"
+        "|[\u3105-\u312f]+|[\u4e00-\u9fa5\u3040-\u30ff]+",
+        YOUTU,
+    ),
+    whole_words=True,
+)
 PRE_TOKENIZERS = {
     **dict.fromkeys(
         ("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2"), _LLAMA_3
@@ -87,6 +122,12 @@ PRE_TOKENIZERS = {
     **dict.fromkeys(("deepseek-v3", "hunyuan-dense", "joyai-llm"), _DEEPSEEK_3),
     "deepseek-llm": _DEEPSEEK_LLM,
     "kimi-k2": PreTokenizer((KIMI_2,)),
+    "afmoe": _AFMOE,
+    "bailingmoe2": PreTokenizer((LING_2,)),
+    "exaone-moe": PreTokenizer((EXAONE_MOE,)),
+    "jais-2": PreTokenizer((JAIS_2,)),
+    "tiny_aya": PreTokenizer((r"\d{1,3}(?=(?:\d{3})*\b)", GPT_4O)),
+    "youtu": _YOUTU,
     "deepseek-coder": PreTokenizer((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥ࠀ-一가-퟿]+", r"\p{N}")),
     "bloom": PreTokenizer((r" ?[^(\s|[.,!?…。，、।۔،])]+",)),  # noqa: RUF001
     "falcon": PreTokenizer((r"[\p{P}\$\+<=>\^~\|`]+", GPT2, "[0-9][0-9][0-9]")),

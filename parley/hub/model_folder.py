@@ -29,7 +29,7 @@ from parley.weight_shards import INDEX_NAME, MAKER_PREFIX, find_shards
 
 log = logging.getLogger("parley.server")
 BUILT_IN = "parley-demo"
-NO_PROJECTOR = "none"  # the value of ``ModelOverrides.mmproj`` that leaves the encoder of pictures out
+NO_PROJECTOR = "none"  # the value of ``ModelOverrides.mmproj`` that leaves the encoder of pictures or sound out
 NO_OVERRIDES = ModelOverrides()
 
 
@@ -195,7 +195,10 @@ def _open_gguf(path: Path, mmproj: str = NO_PROJECTOR, *, is_on_hub: bool = Fals
 
 
 def _open_with_projector(path: Path, gguf: Path | None, mmproj: str) -> Path:
-    """Return the folder of a GGUF file with an encoder of pictures that the user named. Raises ModelMissing."""
+    """Return the folder of a GGUF file with an encoder of pictures or sound that the user named.
+
+    Raises ModelMissing.
+    """
     if gguf is None:
         raise ModelMissing(f"{path} cannot be served: it is no GGUF file, and mmproj {mmproj} belongs to one.")
     try:
@@ -205,7 +208,7 @@ def _open_with_projector(path: Path, gguf: Path | None, mmproj: str) -> Path:
 
 
 def _find_projector(gguf: Path, *, is_on_hub: bool) -> Path | None:
-    """Return the encoder of pictures of a GGUF file: the only one beside it, or the one that its repository has."""
+    """Return a GGUF file's encoder of pictures or sound: the only one beside it, or the one that its repository has."""
     if is_on_hub:
         return find_cached_projector(gguf)
     files = projector_files(gguf.parent)

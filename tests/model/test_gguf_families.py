@@ -128,11 +128,40 @@ def test_packed_heads_that_do_not_fit_are_refused():
         read_gguf_entries(model)
 
 
-def test_latents_of_minicpm_that_do_not_fit_are_refused():
+@pytest.mark.parametrize(
+    ("key", "value", "reason"),
+    [
+        ("rope.dimension_count", 1 << 20, r"rotates 1048576 of \d+ dimensions$"),
+        (
+            "attention.key_length",
+            1 << 20,
+            r"has \d+ rows in blk\.0\.attn_kv_b\.\S+, which 4 heads with keys of 1048576 ca",
+        ),
+        ("attention.head_count", 7, r"has \d+ rows in blk\.0\.attn_kv_b\.\S+, which 7 heads with keys of \d+ cannot"),
+    ],
+)
+def test_latents_of_minicpm_that_do_not_fit_are_refused(key, value, reason):
     model = read_header("minicpm3")
-    model.metadata["minicpm3.rope.dimension_count"] = 1 << 20
-    with pytest.raises(GgufError, match=r"^x\.gguf makes \d+ numbers of latents, with keys of \d+, of which 1048576"):
+    model.metadata[f"minicpm3.{key}"] = value
+    with pytest.raises(GgufError, match=rf"^x\.gguf {reason}"):
         model_config(model)
+
+
+def test_window_of_phimoe_is_that_of_the_file():
+    model = read_header("phimoe")
+    windows = []
+    for stored in (131_072, 0):
+        model.metadata["phimoe.attention.sliding_window"] = stored
+        windows.append(model_config(model).get("sliding_window"))
+    assert windows == [131_072, None]
+
+
+def test_long_rotary_embedding_of_phimoe_has_the_published_scale():
+    model = read_header("phimoe")
+    factors = {"rope_factors_long.weight": (2.0, 4.0), "rope_factors_short.weight": (1.0, 1.5)}
+    rope = model_config(model, factors.get)["rope_scaling"]
+    assert (rope["rope_type"], rope["long_factor"], rope["short_factor"]) == ("longrope", [2.0, 4.0], [1.0, 1.5])
+    assert rope["short_mscale"] == rope["long_mscale"] == 1.243163121016122
 
 
 def test_window_of_0_is_none():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import re
 import shutil
 
 import numpy as np
@@ -18,6 +19,7 @@ from support.tiny_models import models_home
 
 from parley.gguf.folder import unpack_gguf
 from parley.gguf.header import GgufError, GgufModel, read_model
+from parley.gguf.projectors.gemma_projectors import GEMMA_4_MARKS
 from parley.gguf.projectors.projector_tensors import projector_tensors
 from parley.gguf.projectors.whole_model import add_marks, processor_config, tokenizer_marks, whole_config
 from parley.model.checkpoint.files import Checkpoint
@@ -132,6 +134,9 @@ def test_mark_of_videos_may_be_missing_in_intern_vl():
         encoder, {"tokenizer.ggml.tokens": [*TOKENS, "[PAD4]"], "tokenizer.ggml.token_type": [1] * 5}, "x.gguf"
     )
     assert padded["tokenizer.ggml.tokens"] == [*TOKENS, "<video>"]
+    edgeless = {"tokenizer.ggml.tokens": [*TOKENS[1:], "[PAD4]", "[PAD5]"], "tokenizer.ggml.token_type": [1] * 5}
+    with pytest.raises(GgufError, match=r"^x\.gguf has no token <img>, which stands for a picture$"):
+        add_marks(encoder, edgeless, "x.gguf")
     with pytest.raises(GgufError, match=r"^x\.gguf has no token <\|AUDIO\|>, which stands for sound$"):
         add_marks(
             read_model(family_files("qwen2_audio")[1]),
@@ -179,6 +184,21 @@ def test_error_names_the_field_whose_value_is_impossible(family, metadata, reaso
 def test_tensors_of_impossible_shapes_are_refused(family, name, shape):
     with pytest.raises(GgufError, match=rf"^mmproj-model\.gguf has .*{name}"):
         projector_tensors(changed_file(family, tensors={name: shape}))
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "reason"),
+    [
+        ("v.blk.0.attn_k.weight", (33, 32), r"the first axis must be a multiple of \d+, the dimensions of a head"),
+        ("v.position_embd.weight", (16, 32), "it must have 3 axes"),
+    ],
+)
+def test_gemma_4_whose_keys_or_positions_have_impossible_shapes_is_refused(name, shape, reason):
+    config = {"model_type": "gemma4_text", "hidden_size": 64, "dtype": "float32", "tie_word_embeddings": True}
+    encoder = changed_file("gemma4", tensors={name: shape})
+    stored = re.escape(f"{name} of the shape {shape}")
+    with pytest.raises(GgufError, match=rf"^mmproj-model\.gguf has {stored}; {reason}$"):
+        whole_config(encoder, config | {"quantization_config": {}}, list(GEMMA_4_MARKS.values()))
 
 
 def test_tensors_of_another_encoder_are_refused():

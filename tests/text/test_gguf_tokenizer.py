@@ -12,6 +12,7 @@ import tokenizers
 from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers, trainers
 
 from parley import demo
+from parley.gguf.architectures import ARCHITECTURES
 from parley.gguf.header import GgufError
 from parley.gguf.pre_tokenizers import PRE_TOKENIZERS
 from parley.gguf.tokenizer import tokenizer_files
@@ -169,6 +170,12 @@ def test_splits_texts_as_the_models_own_tokenizer_does(name, splits, options, tm
         assert made.encode(text) == begins + backend.encode(text).ids, text
 
 
+def split_text(name: str, text: str) -> list[str]:
+    """Return the pieces into which a pre-tokenizer splits a text."""
+    splits = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in PRE_TOKENIZERS[name].patterns]
+    return [piece for piece, _ in pre_tokenizers.Sequence(splits).pre_tokenize_str(text)]
+
+
 @pytest.mark.parametrize(
     ("name", "pieces"),
     [
@@ -196,10 +203,73 @@ def test_splits_texts_as_the_models_own_tokenizer_does(name, splits, options, tm
     ],
 )
 def test_splits_chinese_from_letters(name, pieces):
-    split = pre_tokenizers.Sequence(
-        [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in PRE_TOKENIZERS[name].patterns]
-    )
-    assert [piece for piece, _ in split.pre_tokenize_str("".join(pieces))] == pieces
+    assert split_text(name, "".join(pieces)) == pieces
+
+
+@pytest.mark.parametrize(
+    ("name", "pieces"),
+    [
+        ("afmoe", ["Cost", ":", " ", "1", "234", "567", " ", "ราคา", "世界", "abc", ",", " ", "12", "345", "!\n", "x"]),
+        ("bailingmoe2", ["I", "'M", " here", ",", " ", "1", "2", "!!\n", "\n", "  ", " don", "'t"]),
+        ("exaone-moe", ["the quick brown fox", ",", " it", "'s", " ", "1", "2", "!\n", "\n", "  ", " 나는 학생"]),
+        ("jais-2", ["a", "    ", "  ", " b", "123", "4", "        ", "    ", " ", " مرحبا"]),
+        ("tiny_aya", ["Cost", " ", "1", "234", "567", " it's", "..."]),
+        ("youtu", ["안녕", "你好", "\uff0c", " it's", "ㄅㄆ", " ", "1", "2"]),
+    ],
+)
+def test_splits_texts_as_the_published_patterns_do(name, pieces):
+    assert split_text(name, "".join(pieces)) == pieces
+
+
+def test_digits_of_afmoe_are_in_groups_of_three_from_their_end():
+    for count in range(1, 40):
+        number = 7 * 10 ** (count - 1)
+        assert split_text("afmoe", str(number)) == f"{number:_}".split("_")
+
+
+# From the list of models in llama.cpp's convert_hf_to_gguf_update.py
+PUBLISHED_NAMES = {
+    "afmoe": ["afmoe"],
+    "bailingmoe2": ["bailingmoe2"],
+    "bert": ["roberta-bpe"],
+    "bloom": ["bloom"],
+    "chatglm": ["chatglm-bpe"],
+    "codeshell": ["codeshell"],
+    "cohere2": ["tiny_aya"],
+    "command-r": ["command-r"],
+    "deepseek2": ["deepseek-v3", "glm4", "joyai-llm", "kanana2", "kimi-k2", "youtu"],
+    "exaone": ["exaone"],
+    "exaone-moe": ["exaone-moe"],
+    "exaone4": ["exaone4"],
+    "falcon": ["falcon"],
+    "falcon-h1": ["falcon-h1"],
+    "glm4": ["glm4"],
+    "glm4moe": ["glm4"],
+    "gpt-oss": ["gpt-4o"],
+    "gpt2": ["gpt-2"],
+    "hunyuan-dense": ["hunyuan-dense"],
+    "hunyuan-moe": ["hunyuan"],
+    "jais2": ["jais-2"],
+    "lfm2": ["lfm2"],
+    "llama": ["deepseek-coder", "deepseek-llm", "llama-bpe", "mellum", "midm-2.0", "smollm", "tekken", "trillion"],
+    "llama4": ["llama4"],
+    "minimax-m2": ["minimax-m2"],
+    "modern-bert": ["modern-bert"],
+    "mpt": ["mpt"],
+    "olmo": ["olmo"],
+    "phi2": ["phi-2"],
+    "qwen2": ["a.x-4.0", "deepseek-r1-qwen", "qwen2"],
+    "qwen3": ["qwen2"],
+    "qwen35": ["qwen35"],
+    "stablelm": ["stablelm2"],
+    "starcoder2": ["starcoder"],
+}
+
+
+@pytest.mark.parametrize("architecture", PUBLISHED_NAMES)
+def test_published_names_of_pre_tokenizers_are_known(architecture):
+    assert architecture in ARCHITECTURES
+    assert set(PUBLISHED_NAMES[architecture]) <= set(PRE_TOKENIZERS)
 
 
 @pytest.mark.parametrize("name", PRE_TOKENIZERS)

@@ -52,10 +52,15 @@ def _gemma_3_processor(file: ProjectorFile) -> dict[str, Any]:
 def _gemma_4_encoder(file: ProjectorFile) -> dict[str, Any]:
     heads = file.head_count()
     head_dim = file.count("embedding_length") // heads
-    width, rest = divmod(file.shape("v.blk.0.attn_k.weight")[0], head_dim)
-    positions = file.shape("v.position_embd.weight")
-    if rest or len(positions) != 3:
-        raise GgufError(f"{file.name} has keys or positions of shapes that its {heads} heads do not have")
+    keys, positions = file.shape("v.blk.0.attn_k.weight"), file.shape("v.position_embd.weight")
+    kv_heads, rest = divmod(keys[0], head_dim)
+    if rest:
+        raise GgufError(
+            f"{file.name} has v.blk.0.attn_k.weight of the shape {keys}; the first axis must be a multiple of "
+            f"{head_dim}, the dimensions of a head"
+        )
+    if len(positions) != 3:
+        raise GgufError(f"{file.name} has v.position_embd.weight of the shape {positions}; it must have 3 axes")
     return {
         "vision_config": {
             "model_type": "gemma4_vision",
@@ -63,7 +68,7 @@ def _gemma_4_encoder(file: ProjectorFile) -> dict[str, Any]:
             "intermediate_size": file.count("feed_forward_length"),
             "num_hidden_layers": file.block_count(),
             "num_attention_heads": heads,
-            "num_key_value_heads": width,
+            "num_key_value_heads": kv_heads,
             "head_dim": head_dim,
             "patch_size": file.count("patch_size"),
             "pooling_kernel_size": file.count("projector.scale_factor", GEMMA_4_SCALE),
@@ -93,7 +98,7 @@ def _gemma_4_processor(file: ProjectorFile) -> dict[str, Any]:
 
 
 def _gemma_4_text(config: dict[str, Any]) -> dict[str, Any]:
-    """Say whether pictures see both ways: they do in the large models, which have no inputs of layers."""
+    """Set ``use_bidirectional_attention``: pictures see both ways in large models, which have no inputs of layers."""
     return {"use_bidirectional_attention": None if config.get("hidden_size_per_layer_input") else "vision"}
 
 

@@ -25,7 +25,8 @@ class WholeModel(NamedTuple):
 
 class TensorLayout(NamedTuple):
     """How a tensor's numbers lie in Hugging Face format. ``axes``: the file's axes in their order there; none: as in
-    the file. ``rank``: how many dimensions it has then. The last ones become one, or ones of size 1 come before them.
+    the file. ``rank``: the number of axes there. If the file has more axes, the last ones are merged; if it has fewer,
+    axes of size 1 are put in front.
     """
 
     rank: int
@@ -36,11 +37,11 @@ class TensorLayout(NamedTuple):
         if self.axes and len(self.axes) != len(stored):
             return None
         shape = tuple(stored[axis] for axis in self.axes) or stored
-        if len(shape) < self.rank:
-            return (1,) * (self.rank - len(shape)) + shape
-        kept = max(self.rank - 1, 0)
         if self.rank == 0:
             return () if math.prod(shape) == 1 else None
+        if len(shape) < self.rank:
+            return (1,) * (self.rank - len(shape)) + shape
+        kept = self.rank - 1
         return (*shape[:kept], math.prod(shape[kept:]))
 
 

@@ -55,16 +55,19 @@ def add_marks(model: GgufModel, metadata: dict[str, Any], name: str) -> dict[str
     """Return a language model's metadata with the special tokens that stand for media. ``name``: of its file.
 
     llama.cpp needs no token where embeddings go, so Gemma's files lack the one that their model has for it, after the
-    last row of the embedding. One of the tokens that are not used gets its text. Raises GgufError.
+    last row of the embedding. One of the tokens that are not used gets its text, if embeddings or another mark take its
+    place: the embedding of any other mark is a learned one. Raises GgufError.
     """
     tokens, kinds = metadata.get("tokenizer.ggml.tokens"), metadata.get("tokenizer.ggml.token_type")
     if not isinstance(tokens, list) or not isinstance(kinds, list) or len(kinds) != len(tokens):
         raise GgufError(f"{name} has no kinds of tokens, so those of pictures and sound are not known")
     tokens, kinds = list(tokens), list(kinds)
     projector = find_projector(model)
+    replaced = {*projector.ids.values(), *projector.stand_ins}
     for attribute, mark in projector.marks.items():
         if mark not in tokens:
             free = [number for number, token in enumerate(tokens) if UNUSED_TOKEN.fullmatch(str(token))]
+            free = free if attribute in replaced else []
             if not free and attribute in projector.stand_ins:
                 continue
             if not free:
