@@ -217,7 +217,8 @@ def test_decoder_check_reads_positions_on_three_axes(monkeypatch, is_interleaved
     rope = replace(shape.rope, mrope_section=section, mrope_interleaved=is_interleaved)
     decoder = fuse_checkpoint(checkpoint, replace(shape, ropes=(rope,)), torch.float32)
     assert decoder_check.decoder_deviation(decoder, checkpoint, PLAIN_WEIGHTS) < 1e-5
-    monkeypatch.setattr(decoder, "_frequency_axes", decoder._frequency_axes.flip(0))
+    tables = decoder.position_tables
+    monkeypatch.setattr(tables, "frequency_axes", tables.frequency_axes.flip(0))
     monkeypatch.setattr(decoder, "select_layers", lambda layers, config: decoder)
     assert decoder_check.decoder_deviation(decoder, checkpoint, PLAIN_WEIGHTS) > 1e-3
 

@@ -123,7 +123,7 @@ def test_projectors_embed_the_tokens_around_media(multimodal):
     rows = read_media_rows(open_weights(folder))
     torch.testing.assert_close(rows, expected)
     runner, info = load_test_runner(folder, dtype="float32")  # which checks the numbers
-    assert info.fused and torch.equal(runner.network._embedding_parts.media_rows, rows)
+    assert info.fused and torch.equal(runner.network.embeddings.parts.media_rows, rows)
 
 
 @pytest.mark.parametrize("offset", [589, 610])

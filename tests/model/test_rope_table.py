@@ -13,7 +13,7 @@ from parley.model.checkpoint.files import read_config
 from parley.model.load.check import check_model
 from parley.model.load.loader import load_runner
 from parley.model.load.memory import plan_cache
-from parley.model.networks import decoder
+from parley.model.networks import position_tables
 from parley.model.networks.config import RopeConfig, read_decoder_config
 from parley.types import Settings
 
@@ -30,26 +30,26 @@ def load_long(**settings):
 def test_rope_table_is_as_long_as_the_context_that_the_cache_holds():
     runner, info = load_long(kv_memory=1 << 20)
     assert info.max_model_len == runner.blocks * BLOCK_SIZE < 100_000
-    assert runner.network._rope_table.shape[1] == info.max_model_len
+    assert runner.network.position_tables.rope_table.shape[1] == info.max_model_len
 
 
 def test_rope_table_of_a_draft_model_is_as_long_as_the_context():
     folder = tiny_models.model_folder("llama", max_position_embeddings=MILLIONS)
     runner, info = load_long(kv_memory=1 << 20, speculate=f"draft={folder}")
-    assert runner.proposer.network._rope_table.shape[1] == info.max_model_len
+    assert runner.proposer.network.position_tables.rope_table.shape[1] == info.max_model_len
 
 
 @pytest.mark.parametrize("ropes", [(), (LONG_ROPE,)])
 def test_rope_table_has_the_same_bits_at_any_length(ropes, monkeypatch):
     config = read_decoder_config(read_config(tiny_models.model_folder("llama")))
     config = dataclasses.replace(config, ropes=ropes or config.ropes)
-    whole = decoder.make_rope_table(config, 1000, CPU)
-    assert decoder.position_table_bytes(config, 1000) * 1000 == whole.nbytes
-    monkeypatch.setattr(decoder, "ROPE_TABLE_PIECE", 64)
-    assert torch.equal(decoder.make_rope_table(config, 1000, CPU), whole)
+    whole = position_tables.make_rope_table(config, 1000, CPU)
+    assert position_tables.position_table_bytes(config, 1000) * 1000 == whole.nbytes
+    monkeypatch.setattr(position_tables, "ROPE_TABLE_PIECE", 64)
+    assert torch.equal(position_tables.make_rope_table(config, 1000, CPU), whole)
     sets = whole.shape[1] // 1000
     for length in (101, 333):
-        pieces = decoder.make_rope_table(config, length, CPU).view(sets, length, -1)
+        pieces = position_tables.make_rope_table(config, length, CPU).view(sets, length, -1)
         assert torch.equal(pieces, whole.view(sets, 1000, -1)[:, :length])
 
 
@@ -60,7 +60,7 @@ def test_doctor_counts_the_rope_table_of_the_served_context():
         return checked.memory_bytes, checked.table_bytes
 
     runner, info = load_long(kv_memory=1 << 20)
-    position_bytes = runner.network._rope_table.nbytes // info.max_model_len
+    position_bytes = runner.network.position_tables.rope_table.nbytes // info.max_model_len
     assert loaded_bytes(1024, 1 << 30) == (info.weights_bytes, 1024 * position_bytes)
     assert loaded_bytes(MILLIONS, 1 << 20) == (info.weights_bytes, info.max_model_len * position_bytes)
 

@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 from parley import native
 from parley.core.sequence import BLOCK_SIZE
 from parley.model.networks.config import DecoderConfig, RopeConfig
-from parley.model.networks.decoder import FusedDecoder, make_rope_table
+from parley.model.networks.decoder import FusedDecoder
 from parley.model.networks.families.decoder_family import LLAMA_TENSORS, QueryScaling, TensorNames
 from parley.model.networks.network import MediaRows, PackedBatch
 from parley.model.networks.paged_kv import PagedKV
+from parley.model.networks.position_tables import make_rope_table
 from parley.native import build, kernel_choice, library
 from parley.native.compiled_forms.compiled_kernels import CompiledKernels
 from parley.native.compiled_forms.compiled_layers import LAYER_NORMS

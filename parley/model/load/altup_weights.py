@@ -7,7 +7,7 @@ import torch
 from parley import native
 from parley.model.checkpoint.weights import LinearSpec
 from parley.model.load.linear_reader import LinearReader
-from parley.model.networks.decoder import StreamProjections
+from parley.model.networks.token_embeddings import StreamProjections
 from parley.native.layer import AltUpWeights
 
 ROUTER, PREDICTION, CORRECTION = "altup.modality_router", "altup.prediction_coefs", "altup.correction_coefs"

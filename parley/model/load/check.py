@@ -20,10 +20,10 @@ from parley.model.load import fuse, plan, towers
 from parley.model.load.memory import plan_cache, refuse_large_weights
 from parley.model.load.text_encoders import classifier, encoders, whole_text
 from parley.model.load.weight_size import plan_weights
-from parley.model.networks.decoder import position_table_bytes
 from parley.model.networks.lora import read_adapter
 from parley.model.networks.network import DecoderNetwork, LinearSite
 from parley.model.networks.paged_kv import PagedKV
+from parley.model.networks.position_tables import position_table_bytes
 from parley.model.networks.state_arena import state_slot_bytes
 from parley.native.layout import LayerKV
 from parley.types import Settings

@@ -38,15 +38,11 @@ from parley.model.load.packed_cache import PackedWeightCache
 from parley.model.load.states.state_weights import LayerStateWeights
 from parley.model.networks.altup_decoder import AltUpDecoder
 from parley.model.networks.config import DecoderConfig, Unfusable
-from parley.model.networks.decoder import (
-    EmbeddingParts,
-    FusedDecoder,
-    LayerInputs,
-    StreamProjections,
-    linear_site,
-    make_rope_table,
-)
+from parley.model.networks.decoder import FusedDecoder
+from parley.model.networks.layer_linears import linear_site
 from parley.model.networks.network import LinearSite
+from parley.model.networks.position_tables import make_rope_table
+from parley.model.networks.token_embeddings import EmbeddingParts, LayerInputs, StreamProjections
 from parley.native.layer import AltUpWeights, DecoderLayer, IndexerWeights, StateWeights
 from parley.native.torch_forms.torch_kernels import TorchPacked
 

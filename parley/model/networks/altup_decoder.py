@@ -22,8 +22,8 @@ class AltUpDecoder(FusedDecoder):
 
     def kernel_by_kernel(self, batch: PackedBatch, pages: KVPages) -> torch.Tensor:
         """Compute ``compute_hidden``."""
-        rotations, embeddings = self._rotations(batch), self._embed_tokens(batch)
-        inputs = self._compute_inputs(batch, embeddings)
+        rotations, embeddings = self.position_tables.rotations(batch), self.embeddings.embed_tokens(batch)
+        inputs = self.embeddings.compute_inputs(batch, embeddings)
         assert inputs is not None
         streams = self._make_streams(embeddings)
         for i, shape in enumerate(self.config.layers):
@@ -34,14 +34,14 @@ class AltUpDecoder(FusedDecoder):
 
     def _make_streams(self, embeddings: torch.Tensor) -> torch.Tensor:
         """Return the residual streams [N, T, hidden] of embeddings [T, hidden]."""
-        projections = self._embedding_parts.streams
+        projections = self.embeddings.parts.streams
         assert projections is not None
         others = native.linear(embeddings, projections.first).split(self.config.hidden, 1)
         return torch.stack([embeddings, *(native.match_sizes(rows.contiguous(), embeddings) for rows in others)])
 
     def _merge_streams(self, streams: torch.Tensor) -> torch.Tensor:
         """Return the mean of all streams [N, T, hidden] after the last layer: [T, hidden]."""
-        projections = self._embedding_parts.streams
+        projections = self.embeddings.parts.streams
         assert projections is not None
         total = streams[0].to(torch.float32, copy=True)
         for rows, projection in zip(streams[1:], projections.last, strict=True):
@@ -62,23 +62,25 @@ class AltUpDecoder(FusedDecoder):
         assert shape is not None and altup is not None
         predicted = self._predict_streams(layer, streams, altup)
         x = native.norm_rows(predicted[shape.active], block.attention_norm)
-        laurel = self._apply_linear(self._apply_linear(x, batch, layer, "laurel_left"), batch, layer, "laurel_right")
+        laurel = self._layer_linears.apply_linear(
+            self._layer_linears.apply_linear(x, batch, layer, "laurel_left"), batch, layer, "laurel_right"
+        )
         residual = native.add_norm(laurel, predicted[shape.active] + x, None, after=block.laurel_norm)[1]
-        attended = self._apply_linear(
-            self._attend_layer(layer, x, batch, pages, *rotation, None), batch, layer, "output"
+        attended = self._layer_linears.apply_linear(
+            self._attention.attend_layer(layer, x, batch, pages, *rotation, None), batch, layer, "output"
         )
         reader = None if batch.adapted is not None else block.gate_up
         after = block.attention_after_norm
         x, residual = native.add_norm(
             attended, residual, block.mlp_norm, after=after, total_scale=0.5**0.5, consumer=reader
         )
-        inside = self._run_mlps(layer, x, residual, batch)
+        inside = self._mlps.run_mlps(layer, x, residual, batch)
         activated = native.add_norm(inside, residual, None, after=block.mlp_after_norm)[1]
         corrected = self._correct_streams(layer, predicted, activated, altup)
         rows = corrected[shape.active]
         if altup.output_scale is not None:
             rows = (rows.float() * altup.output_scale).to(rows.dtype)
-        added = native.norm_rows(self._run_input(layer, rows, inputs, batch), block.input_after_norm)
+        added = native.norm_rows(self._mlps.run_input(layer, rows, inputs, batch), block.input_after_norm)
         corrected[1:] += added
         return corrected
 

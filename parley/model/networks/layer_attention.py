@@ -1,0 +1,142 @@
+"""The attention of a decoder's layers, kernel by kernel: with keys and values, or with latents of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+
+from parley import native
+from parley.model.networks.config import DecoderConfig
+from parley.model.networks.indexed_attention import IndexedStep
+from parley.model.networks.layer_linears import LayerLinears
+from parley.model.networks.network import KVPages, PackedBatch
+from parley.native.layer import DecoderLayer
+
+
+class LayerAttention:
+    """The attention of each layer of one decoder."""
+
+    def __init__(self, config: DecoderConfig, layer_weights: Sequence[DecoderLayer], linears: LayerLinears):
+        self._config, self._layer_weights, self._linears = config, layer_weights, linears
+        # The number of each layer's pages, and of the pages of its index keys.
+        self._store_numbers = [
+            sum(other.stores_kv for other in config.layers[: i if shape.kv_layer is None else shape.kv_layer])
+            for i, shape in enumerate(config.layers)
+        ]
+        self._index_numbers = [
+            sum(other.stores_kv for other in config.layers) + sum(other.has_indexer for other in config.layers[:i])
+            for i in range(len(config.layers))
+        ]
+
+    def attend_layer(
+        self,
+        layer: int,
+        x: torch.Tensor | native.QuantizedRows,
+        batch: PackedBatch,
+        pages: KVPages,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        query_scales: torch.Tensor | None,
+        indexed: IndexedStep | None = None,
+    ) -> torch.Tensor:
+        """Return the attention of one layer before its output layer, [T, heads * head_dim]; write keys and values."""
+        config, shape, block = self._config, self._config.layers[layer], self._layer_weights[layer]
+        store = self._store_numbers[layer]
+        rows, gates = self._linears.apply_linear(x, batch, layer, "qkv"), None
+        if shape.has_output_gate:
+            rows, gates = self._split_output_gates(rows, layer)
+        if shape.has_keys_as_values:
+            rows = torch.cat((rows, rows[:, config.heads * config.head_sizes(layer).dim :]), 1)
+        if shape.value_dim is not None:
+            rows = self._widen_values(rows, layer, shape.value_dim)
+        query_scales = query_scales if shape.has_scaled_queries else None
+        if config.latent is not None:
+            queries, latents = self._write_latents(layer, rows, config.latent, batch, pages, cos, sin)
+            if indexed is not None and block.indexer is not None:
+                indexed.run_indexer(x, latents, block.indexer, pages, self._index_numbers[layer])
+            if query_scales is not None:
+                queries *= query_scales[:, None, None]
+        else:
+            queries = native.rope_write(
+                rows,
+                cos,
+                sin,
+                pages.layer_pool(store),
+                pages.token_places(store, batch),
+                head_norm=block.head_norm,
+                has_whole_norm=shape.has_whole_qk_norm,
+                is_norm_late=shape.is_qk_norm_late,
+                is_interleaved=config.rope.is_interleaved,
+                query_scales=query_scales,
+                has_normed_values=shape.has_normed_values,
+                is_query_only=not shape.stores_kv,
+            )
+        attended = pages.attend_pages(
+            store,
+            queries,
+            batch,
+            scale=shape.score_scale,
+            window=shape.window,
+            chunk=shape.chunk,
+            softcap=shape.softcap,
+            sinks=block.sinks,
+            slopes=block.slopes,
+            sees_later=shape.sees_later_media,
+            most_seen=None if config.indexer is None else config.indexer.chosen,
+        )
+        if indexed is not None and indexed.has_choice:
+            indexed.attend(queries, attended, pages.layer_pool(store), scale=shape.score_scale)
+        if block.value_up is not None:
+            attended = native.linear_heads(attended, block.value_up)
+        if shape.value_dim is not None:
+            attended = attended[..., : shape.value_dim] * shape.value_scale
+        if gates is None:
+            return attended.flatten(1)
+        return native.gate_rows(attended.flatten(1), gates, has_softplus=shape.has_softplus_gates)
+
+    def _widen_values(self, rows: torch.Tensor, layer: int, value_dim: int) -> torch.Tensor:
+        """Return the outputs of qkv with zeros after each value, which is as long as a key then."""
+        sizes = self._config.head_sizes(layer)
+        others, values = rows.split([rows.shape[1] - sizes.kv_heads * value_dim, sizes.kv_heads * value_dim], 1)
+        wide = F.pad(values.unflatten(1, (-1, value_dim)), (0, sizes.dim - value_dim))
+        return torch.cat((others, wide.flatten(1)), 1)
+
+    def _split_output_gates(self, rows: torch.Tensor, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the outputs of qkv without the gates of attention, and the gates [T, heads * value_dim]."""
+        config, latent, shape = self._config, self._config.latent, self._config.layers[layer]
+        heads, value_dim = config.query_heads(layer), config.value_dim(layer)
+        width = heads * config.head_dim
+        if latent is not None and latent.query_rank:
+            width = latent.query_rank
+        gate_width = heads if shape.has_head_gates else heads * value_dim
+        queries, gates, rest = rows.split([width, gate_width, rows.shape[1] - width - gate_width], 1)
+        gates = gates.repeat_interleave(value_dim, 1) if shape.has_head_gates else gates
+        return torch.cat((queries, rest), 1), gates
+
+    def _write_latents(
+        self,
+        layer: int,
+        rows: torch.Tensor,
+        sizes: native.LatentShape,
+        batch: PackedBatch,
+        pages: KVPages,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor | native.QuantizedRows]:
+        """Write the latents of one layer to the pages. Return the queries that latents are multiplied by, [T, heads,
+        stored_dim], and the normed latents of queries. ``rows``: the outputs of qkv."""
+        block, is_interleaved = self._layer_weights[layer], self._config.rope.is_interleaved
+        assert block.latent_norm is not None and block.key_up is not None
+        queries, latents = rows.split([rows.shape[1] - sizes.stored_dim, sizes.stored_dim], -1)
+        store = self._store_numbers[layer]
+        places = pages.layer_pool(store), pages.token_places(store, batch)
+        native.write_latents(latents, block.latent_norm, cos, sin, *places, is_interleaved=is_interleaved)
+        normed = queries
+        if block.query_up is not None:
+            reader = None if batch.adapted is not None or block.indexer is not None else block.query_up
+            normed = native.norm_rows(queries.contiguous(), block.query_latent_norm, consumer=reader)
+            queries = self._linears.apply_linear(normed, batch, layer, "query_up")
+        queries = queries.view(-1, self._config.heads, sizes.head_dim)
+        return native.absorb_queries(queries, block.key_up, cos, sin, is_interleaved=is_interleaved), normed

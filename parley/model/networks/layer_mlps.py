@@ -1,0 +1,79 @@
+"""The MLPs and mixtures of experts of a decoder's layers, and what layers make of their own inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from parley import native
+from parley.model.networks.config import DecoderConfig
+from parley.model.networks.layer_linears import LayerLinears
+from parley.model.networks.network import PackedBatch
+from parley.native.layer import DecoderLayer
+
+
+class LayerMLPs:
+    """The MLPs and mixtures of each layer of one decoder."""
+
+    def __init__(self, config: DecoderConfig, layer_weights: Sequence[DecoderLayer], linears: LayerLinears):
+        self._config, self._layer_weights, self._linears = config, layer_weights, linears
+
+    def run_mlps(
+        self, layer: int, x: torch.Tensor | native.QuantizedRows, residual: torch.Tensor, batch: PackedBatch
+    ) -> torch.Tensor:
+        """Return the output of a layer's MLP, of its mixture of experts, or of both: [T, hidden]. ``x``: the norm of
+        the residual."""
+        block = self._layer_weights[layer]
+        if block.mixture is None:
+            return self._run_mlp(layer, x, batch)
+        if not self._config.layers[layer].has_dense_beside:
+            return self._mix_experts(layer, x, x, batch)
+        dense = native.norm_rows(self._run_mlp(layer, x, batch), block.dense_after_norm)
+        router_rows = native.norm_rows(residual, block.mixture.router_norm)
+        mixed = self._mix_experts(layer, native.norm_rows(residual, block.experts_norm), router_rows, batch)
+        return native.add_norm(mixed, dense, None, after=block.experts_after_norm)[1]
+
+    def run_input(self, layer: int, residual: torch.Tensor, inputs: torch.Tensor, batch: PackedBatch) -> torch.Tensor:
+        """Return what a layer makes of its own inputs [T, width]: [T, hidden]."""
+        reader = None if batch.adapted is not None else self._layer_weights[layer].input_up
+        gates = self._linears.apply_linear(residual, batch, layer, "input_gate")
+        active = native.activate(torch.cat((gates, inputs), 1), self._config.layers[layer].activation, consumer=reader)
+        return self._linears.apply_linear(active, batch, layer, "input_up")
+
+    def _run_mlp(self, layer: int, x: torch.Tensor | native.QuantizedRows, batch: PackedBatch) -> torch.Tensor:
+        """Return the output of a layer's MLP, or of its shared expert: [T, hidden]."""
+        shape, down = self._config.layers[layer], self._layer_weights[layer].down
+        rows = self._linears.apply_linear(x, batch, layer, "gate_up")
+        if shape.gate_scale != 1:
+            rows[:, : rows.shape[1] // 2] *= shape.gate_scale
+        if shape.gate_deviations is not None:
+            rows = native.sparsify_gates(rows, shape.gate_deviations)
+        active = native.activate(
+            rows,
+            shape.activation,
+            is_gated=shape.is_gated,
+            factors=self._layer_weights[layer].activation_factors,
+            consumer=None if batch.adapted is not None else down,
+        )
+        return self._linears.apply_linear(active, batch, layer, "down")
+
+    def _mix_experts(
+        self,
+        layer: int,
+        x: torch.Tensor | native.QuantizedRows,
+        router_rows: torch.Tensor | native.QuantizedRows,
+        batch: PackedBatch,
+    ) -> torch.Tensor:
+        """Return the output of a layer's mixture of experts: [T, hidden]."""
+        shape, mixture = self._config.layers[layer], self._layer_weights[layer].mixture
+        assert mixture is not None and shape.routing is not None
+        assert isinstance(x, torch.Tensor) and isinstance(router_rows, torch.Tensor), "routers read rows as they are"
+        ids, weights = native.route(native.lm_head_logits(router_rows, mixture.router), mixture.bias, shape.routing)
+        if mixture.scales is not None:
+            weights = weights * mixture.scales[ids]
+        shared = self._run_mlp(layer, x, batch) if shape.routing.shared else None
+        weighs_inputs = shape.routing.weighs_inputs
+        return native.mix_experts(
+            x, mixture.experts, ids, weights, shared, shape.activation, weighs_inputs=weighs_inputs
+        )

@@ -1,0 +1,89 @@
+"""The embeddings of tokens that a decoder begins with, and the inputs of single layers that are made of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from parley import native
+from parley.model.networks.config import DecoderConfig
+from parley.model.networks.network import PackedBatch
+
+
+@dataclass(frozen=True)
+class LayerInputs:
+    """Makes a row of numbers for each token and layer: the sum of one of the token's embedding, which ``projection``
+    makes and ``norm`` norms, and of one from ``table`` [vocab, layers * width], times the square root of their width.
+    """
+
+    table: native.EmbeddingRows
+    projection: native.PackedWeight
+    norm: native.Norm
+
+
+@dataclass(frozen=True)
+class StreamProjections:
+    """The linear layers at both ends of N residual streams: ``first`` [(N - 1) * hidden, hidden] makes all streams but
+    the first of the embedding, and each of ``last`` [hidden, hidden] reads one of them after the last layer."""
+
+    first: native.PackedWeight
+    last: tuple[native.PackedWeight, ...]
+
+
+@dataclass(frozen=True)
+class EmbeddingParts:
+    """Changes to the embeddings of tokens: those of positions [max_len, hidden] are added, and the sum is normed.
+    ``layer_inputs`` makes inputs of layers of the result, ``streams`` the other residual streams.
+    ``media_rows`` [count, hidden]: the embeddings of the last tokens, in place of those of the table."""
+
+    positions: torch.Tensor | None = None
+    norm: native.Norm | None = None
+    layer_inputs: LayerInputs | None = None
+    streams: StreamProjections | None = None
+    media_rows: torch.Tensor | None = None
+
+
+class TokenEmbeddings:
+    """Embeds the tokens of one decoder. ``table`` [vocab, hidden]; ``is_computed``: an embedding is more than a row of
+    it times ``scale``."""
+
+    def __init__(self, config: DecoderConfig, table: native.EmbeddingRows, parts: EmbeddingParts):
+        self._config, self.table, self.parts = config, table, parts
+        self.is_computed = not isinstance(table, torch.Tensor) or parts != EmbeddingParts()
+        # Gemma was trained with the rounded scale.
+        self.scale = float(torch.tensor(config.embedding_scale, dtype=table.dtype))
+
+    def embed_tokens(self, batch: PackedBatch) -> torch.Tensor:
+        """Return the embeddings of all tokens [T, hidden]. Those of media replace their placeholders'."""
+        media = batch.media
+        # Placeholders of media may lie beyond the table.
+        token_ids = batch.token_ids if media is None else batch.token_ids.index_fill(0, media.tokens, 0)
+        embeddings = native.embed_tokens(token_ids, self.table)
+        if self.scale != 1:
+            embeddings.mul_(self.scale)
+        if (rows := self.parts.media_rows) is not None:
+            places = token_ids - (self._config.vocab - len(rows))
+            embeddings = torch.where((places >= 0)[:, None], rows[places.clamp_min(0)], embeddings)
+        if (table := self.parts.positions) is not None:
+            embeddings += table.index_select(0, batch.positions)
+        if (norm := self.parts.norm) is not None:
+            embeddings = native.norm_rows(embeddings, norm)
+        return embeddings if media is None else embeddings.index_copy_(0, media.tokens, media.embeddings)
+
+    def compute_inputs(self, batch: PackedBatch, embeddings: torch.Tensor) -> torch.Tensor | None:
+        """Return the inputs of layers for all tokens, [T, layers, width]; None without any. Placeholders of media have
+        the table's row of the padding token."""
+        parts, width = self.parts.layer_inputs, self._config.inputs_width
+        if parts is None:
+            return None
+        projected = native.linear(embeddings, parts.projection).view(-1, width)
+        media, padding = batch.media, self._config.inputs_padding
+        token_ids = batch.token_ids if media is None else batch.token_ids.index_fill(0, media.tokens, padding)
+        if self._config.inputs_vocab < self._config.vocab:  # other tokens have those of the first
+            token_ids = token_ids.masked_fill(token_ids >= self._config.inputs_vocab, 0)
+        own = native.embed_tokens(token_ids, parts.table).view(-1, width)
+        # The table's factor is rounded as that of embeddings.
+        scale = float(torch.tensor(width**0.5, dtype=self.table.dtype))
+        inputs = native.add_norm(own, native.norm_rows(projected, parts.norm), None, scale=scale, total_scale=0.5**0.5)
+        return inputs[1].view(len(batch.token_ids), -1, width)
