@@ -17,8 +17,11 @@ from parley.core.sequence import BLOCK_SIZE, Sequence, Step, StepRow
 from parley.model.checkpoint import quantization
 from parley.model.checkpoint.files import Checkpoint, LoadError, read_config
 from parley.model.load import fuse, memory, plan, weight_size
+from parley.model.load.decoder_weights import DecoderWeights
+from parley.model.load.linear_parts import LayerLinearParts
 from parley.model.load.loader import load_runner
 from parley.model.load.numeric_check import decoder_check
+from parley.model.load.tensor_names import check_tensor_names
 from parley.model.networks.config import RopeConfig, Unfusable, read_decoder_config
 from parley.model.networks.network import PackedBatch
 from parley.model.networks.paged_kv import PagedKV
@@ -48,8 +51,8 @@ PLAIN_WEIGHTS = quantization.read_quantization({}, "none")
 
 def fuse_checkpoint(checkpoint, shape, dtype):
     device = torch.device("cpu")
-    weights = fuse.DecoderWeights(checkpoint, shape, PLAIN_WEIGHTS, dtype, device)
-    fuse.check_tensor_names(weights)
+    weights = DecoderWeights(checkpoint, shape, PLAIN_WEIGHTS, dtype, device)
+    check_tensor_names(weights)
     return fuse.fuse_decoder(weights, 64, lambda fraction: None)
 
 
@@ -185,11 +188,11 @@ def test_fused_layer_runs_few_torch_operators(architecture, most):
 def test_load_rejects_fused_decoder_with_wrong_results(monkeypatch, caplog):
     """Guards against serving wrong answers from a checkpoint that only looks like a known architecture."""
     folder = tiny_models.model_folder("qwen3")
-    parts = fuse.DecoderWeights.linear_parts
+    parts = LayerLinearParts.linear_parts
 
     def swap_gate_and_up(self, layer):
         layer_parts = parts(self, layer)
-        if self.dtype == torch.bfloat16:  # the reference reads in float32 and stays correct
+        if self._weights.dtype == torch.bfloat16:  # the reference reads in float32 and stays correct
             layer_parts["gate_up"] = layer_parts["gate_up"][::-1]
         return layer_parts
 
@@ -201,7 +204,7 @@ def test_load_rejects_fused_decoder_with_wrong_results(monkeypatch, caplog):
         return decoder_check.decoder_deviation(decoder, checkpoint, PLAIN_WEIGHTS)
 
     assert error() < decoder_check.DECODER_TOLERANCE[torch.bfloat16] / 2
-    monkeypatch.setattr(fuse.DecoderWeights, "linear_parts", swap_gate_and_up)
+    monkeypatch.setattr(LayerLinearParts, "linear_parts", swap_gate_and_up)
     assert error() > decoder_check.DECODER_TOLERANCE[torch.bfloat16] * 2
     with caplog.at_level("INFO"):
         assert not load_float32_runner(folder, dtype="bfloat16")[1].fused

@@ -21,7 +21,8 @@ from transformers import Gemma3nAudioConfig, Gemma3nTextConfig
 from transformers.models.gemma3n.modeling_gemma3n import Gemma3nMultimodalEmbedder
 
 from parley.model.checkpoint.files import read_config
-from parley.model.load import fuse, plan
+from parley.model.load import plan
+from parley.model.load.decoder_weights import DecoderWeights
 from parley.model.load.media_vocabularies import read_media_rows
 from parley.model.networks.altup_decoder import AltUpDecoder
 from parley.model.networks.config import Unfusable, read_decoder_config
@@ -110,12 +111,12 @@ def multimodal(tmp_path_factory) -> tuple[Path, torch.Tensor]:
     return folder, torch.cat(rows)
 
 
-def open_weights(folder: Path) -> fuse.DecoderWeights:
+def open_weights(folder: Path) -> DecoderWeights:
     decoder_plan = plan.plan_decoder(Settings(model=str(folder), dtype="float32"), read_config(folder))
     checkpoint = plan.open_decoder(folder, decoder_plan)
     config = plan.find_fused_config(checkpoint, decoder_plan)
     assert config is not None
-    return fuse.DecoderWeights(checkpoint, config, decoder_plan.quantization, decoder_plan.dtype, decoder_plan.device)
+    return DecoderWeights(checkpoint, config, decoder_plan.quantization, decoder_plan.dtype, decoder_plan.device)
 
 
 def test_projectors_embed_the_tokens_around_media(multimodal):

@@ -17,6 +17,7 @@ from parley.model.checkpoint.files import Checkpoint, LoadError, read_config
 from parley.model.checkpoint.stacked import StackedPlainFormat
 from parley.model.checkpoint.weights import LinearSpec
 from parley.model.load import fuse, plan
+from parley.model.load.decoder_weights import DecoderWeights
 from parley.model.load.numeric_check import decoder_check
 from parley.model.networks.config import Unfusable, read_decoder_config
 from parley.model.networks.decoder import FusedDecoder
@@ -39,7 +40,7 @@ def load_decoder(folder: Path, dtype: str = "bfloat16", quantization: str = "non
         config = plan.find_fused_config(checkpoint, decoder_plan)
         assert config is not None
         method, cpu = decoder_plan.quantization, torch.device("cpu")
-        weights = fuse.DecoderWeights(checkpoint, config, method, decoder_plan.dtype, cpu)
+        weights = DecoderWeights(checkpoint, config, method, decoder_plan.dtype, cpu)
         decoder = fuse.fuse_decoder(weights, 64, lambda fraction: None)
         tolerance = decoder_check.DECODER_TOLERANCE[decoder_plan.dtype] + method.extra_tolerance
         assert decoder_check.decoder_deviation(decoder, checkpoint, method) < tolerance

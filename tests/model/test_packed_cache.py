@@ -9,7 +9,7 @@ from support import tiny_models
 from support.run_model import load_test_runner
 
 from parley import native
-from parley.model.load import fuse
+from parley.model.load.decoder_weights import DecoderWeights
 from parley.native import library
 
 pytestmark = pytest.mark.skipif(
@@ -37,11 +37,11 @@ def pack_calls(monkeypatch):
     """
     calls = []
 
-    def pack_head(weights, pack=fuse.DecoderWeights.pack_head):
+    def pack_head(weights, pack=DecoderWeights.pack_head):
         calls.extend([1] * (weights.device.type != "meta"))
         return pack(weights)
 
-    monkeypatch.setattr(fuse.DecoderWeights, "pack_head", pack_head)
+    monkeypatch.setattr(DecoderWeights, "pack_head", pack_head)
     return calls
 
 

@@ -17,6 +17,7 @@ from parley.model.checkpoint.files import Checkpoint, LoadError, read_config
 from parley.model.checkpoint.quantization import read_quantization
 from parley.model.checkpoint.weights import Int8Weight
 from parley.model.load import fuse
+from parley.model.load.decoder_weights import DecoderWeights
 from parley.model.load.loader import load_runner
 from parley.model.load.numeric_check import decoder_check
 from parley.model.networks.config import read_decoder_config
@@ -282,9 +283,7 @@ def test_wrong_weight_scale_fails_the_decoder_check(tmp_path):
     folder = write_w8a8(tiny_models.model_folder("qwen3"), tmp_path)
     checkpoint, config = Checkpoint(folder), read_config(folder)
     quantization = read_quantization(config, "none")
-    weights = fuse.DecoderWeights(
-        checkpoint, read_decoder_config(config), quantization, torch.bfloat16, torch.device("cpu")
-    )
+    weights = DecoderWeights(checkpoint, read_decoder_config(config), quantization, torch.bfloat16, torch.device("cpu"))
     decoder = fuse.fuse_decoder(weights, 64, lambda fraction: None)
     tolerance = decoder_check.DECODER_TOLERANCE[torch.bfloat16] + quantization.extra_tolerance
     assert decoder_check.decoder_deviation(decoder, checkpoint, quantization) < tolerance / 2

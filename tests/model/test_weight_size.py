@@ -17,6 +17,7 @@ from parley.model.checkpoint import files
 from parley.model.checkpoint.files import LoadError, read_config
 from parley.model.load import fuse, loader, memory, plan, weight_size
 from parley.model.load.check import check_model
+from parley.model.load.decoder_weights import DecoderWeights
 from parley.types import Settings
 
 # Layers of unlike forms, forms that are packed or kept as plain numbers, and layers that keep a state
@@ -31,13 +32,13 @@ FORMS = [
 ]  # fmt: skip
 
 
-def plan_decoder(folder: Path, **settings: str) -> fuse.DecoderWeights:
+def plan_decoder(folder: Path, **settings: str) -> DecoderWeights:
     """Return the weights of a folder as the loader plans them."""
     decoder_plan = plan.plan_decoder(Settings(model=str(folder), **settings), read_config(folder))
     checkpoint = plan.open_decoder(folder, decoder_plan)
     config = plan.find_fused_config(checkpoint, decoder_plan)
     assert config is not None
-    return fuse.DecoderWeights(checkpoint, config, decoder_plan.quantization, decoder_plan.dtype, decoder_plan.device)
+    return DecoderWeights(checkpoint, config, decoder_plan.quantization, decoder_plan.dtype, decoder_plan.device)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])

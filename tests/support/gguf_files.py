@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from support import tiny_models
 
 from parley.model.checkpoint.quantization import read_quantization
-from parley.model.load.fuse import DecoderWeights
+from parley.model.load.decoder_weights import DecoderWeights
 from parley.model.networks.config import read_decoder_config
 
 NAMES = {
@@ -87,12 +87,12 @@ def write_folder(folder: Path, model_type: str, **fields: Any) -> Path:
     quantization = read_quantization({}, "none")
     weights = DecoderWeights(None, shape, quantization, torch.float32, torch.device("cpu"))
     for layer in range(shape.layer_count):
-        for parts in weights.linear_parts(layer).values():
+        for parts in weights.linears.linear_parts(layer).values():
             for linear in parts:
                 add(linear.name + ".weight", linear.out_features, linear.in_features)
                 if linear.bias:
                     add(linear.name + ".bias", linear.out_features)
-        for name, width in weights.layer_norms(layer).values():
+        for name, width in weights.norms.layer_norms(layer).values():
             add(name + ".weight", width)
             tensors[name + ".weight"] += 1
     add("model.norm.weight", shape.hidden)

@@ -16,7 +16,8 @@ import torch
 
 from parley.core.sequence import BLOCK_SIZE
 from parley.model.checkpoint.files import Checkpoint, LoadError, read_config
-from parley.model.load import fuse, plan, towers
+from parley.model.load import plan, towers
+from parley.model.load.decoder_weights import DecoderWeights
 from parley.model.load.memory import plan_cache, refuse_large_weights
 from parley.model.load.text_encoders import classifier, encoders, whole_text
 from parley.model.load.weight_size import plan_weights
@@ -144,11 +145,11 @@ def _check_decoder(settings: Settings, folder: Path, config: dict[str, Any]) -> 
             return CheckedDecoder(False, weight_bytes, None)
         layers, linears, weight_bytes = network.layers, network.linears, network.weights_bytes
     else:
-        weights = fuse.DecoderWeights(
+        weights = DecoderWeights(
             checkpoint, decoder_config, decoder_plan.quantization, decoder_plan.dtype, decoder_plan.device
         )
         weight_bytes = plan_weights(weights)
-        layers, linears = decoder_config.stored_layers, weights.linear_sites()
+        layers, linears = decoder_config.stored_layers, weights.linears.linear_sites()
         state_sizes = decoder_config.state_sizes
         position_bytes = position_table_bytes(decoder_config, decoder_plan.length)
     for adapter_folder in settings.adapters.values():

@@ -1,4 +1,4 @@
-"""What the readers of mixtures and of alternating updates use of the weights of a decoder."""
+"""What the readers of a decoder's single parts use of all of its weights."""
 
 from __future__ import annotations
 
@@ -24,6 +24,9 @@ class LinearReader(Protocol):
 
     def layer_name(self, layer: int, name: str) -> str:
         """Return the name of a layer's tensor or linear layer."""
+
+    def copy_tensor(self, name: str, *sizes: int) -> torch.Tensor:
+        """Return a copy of one tensor in the network's dtype and on its device."""
 
     def linear_tensors(self, linear: LinearSpec) -> list[str]:
         """Return the names of the tensors that hold a linear layer's weight."""

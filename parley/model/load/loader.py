@@ -22,7 +22,8 @@ from parley.model.checkpoint.files import Checkpoint, LoadError, read_config
 from parley.model.decode_starter import start_on_gpu
 from parley.model.draft_model import DraftModel
 from parley.model.encoder_runner import EncoderRunner
-from parley.model.load.fuse import DecoderWeights, fuse_decoder
+from parley.model.load.decoder_weights import DecoderWeights
+from parley.model.load.fuse import fuse_decoder
 from parley.model.load.kv_fingerprint import kv_fingerprint
 from parley.model.load.largest_step import measure_largest_step
 from parley.model.load.memory import (

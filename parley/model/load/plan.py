@@ -17,10 +17,11 @@ from parley import native
 from parley.model.checkpoint.files import Checkpoint, LoadError, read_config
 from parley.model.checkpoint.mlx import has_mlx_layout
 from parley.model.checkpoint.quantization import GGUF_METHOD, Quantization, read_quantization
+from parley.model.load.decoder_weights import DecoderWeights
 from parley.model.load.devices import resolve_device
-from parley.model.load.fuse import DecoderWeights, check_tensor_names
 from parley.model.load.memory import free_memory
 from parley.model.load.multimodal import has_own_head, keep_language_model, language_model_config
+from parley.model.load.tensor_names import check_tensor_names
 from parley.model.load.text_encoders.encoders import is_encoder, read_encoder_config
 from parley.model.networks.config import DecoderConfig, Unfusable, read_decoder_config
 from parley.model.networks.pooling import PoolingRecipe, read_pooling_recipe

@@ -6,9 +6,10 @@ are those of loading: what is kept in few bits and what becomes plain numbers.
 
 from __future__ import annotations
 
-from parley.model.load.fuse import DecoderWeights, tensor_bytes
+from parley.model.load.decoder_weights import DecoderWeights
 from parley.model.load.memory import free_memory, refuse_large_weights
 from parley.model.load.meta_values import META, MetaValues
+from parley.model.load.tensor_bytes import tensor_bytes
 
 # How many times the bytes of their tensors weights take in memory, at most
 MOST_GROWTH = 24  # 1 bit and scales as float32
@@ -47,7 +48,8 @@ def measure_weights(weights: DecoderWeights, *, keeps_head: bool = True) -> int:
     layer_bytes: dict[object, int] = {}
     with MetaValues():  # type: ignore[no-untyped-call]
         head = weights.pack_head()
-        outer = [weights.embedding_table(head), weights.embedding_parts(), weights.read_norm(config.tensors.norm)]
+        embeddings, norm = weights.embeddings, weights.norms.read_norm(config.tensors.norm)
+        outer = [embeddings.embedding_table(head), embeddings.embedding_parts(), norm]
         total = tensor_bytes([*outer, head] if keeps_head else outer)
         for layer in range(config.layer_count):
             form = _layer_form(weights, layer)

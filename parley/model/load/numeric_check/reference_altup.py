@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from parley.model.load.fuse import DecoderWeights
+from parley.model.load.decoder_weights import DecoderWeights
 from parley.model.load.numeric_check.reference_layer import ACTIVATION_DEFINITIONS, ReferenceLayer
 
 LEAST_SQUARE = 1e-5  # the least mean square of rows that are scaled

@@ -10,7 +10,7 @@ import torch
 
 from parley.model.checkpoint.files import Checkpoint
 from parley.model.checkpoint.quantization import Quantization
-from parley.model.load.fuse import DecoderWeights
+from parley.model.load.decoder_weights import DecoderWeights
 from parley.model.load.media_vocabularies import read_media_rows
 from parley.model.load.numeric_check.reference_altup import ReferenceAltUpLayer, make_streams, merge_streams
 from parley.model.load.numeric_check.reference_layer import ReferenceLayer, ReferenceNorms, StoredKV
@@ -58,7 +58,7 @@ class ReferenceDecoder:
     def _embed_tokens(self, token_ids: torch.Tensor) -> torch.Tensor:
         """Return the embeddings of tokens with those of their positions, float32 [T, hidden]."""
         config, count = self._config, len(token_ids)
-        embedding = self._weights.quantization.read_embedding(self._checkpoint, self._weights.embedding)
+        embedding = self._weights.quantization.read_embedding(self._checkpoint, self._weights.embeddings.token_table)
         x = embedding.select_outputs(token_ids).decode_into(torch.empty(count, config.hidden))
         x = x * config.embedding_scale
         if (rows := read_media_rows(self._weights)) is not None:
@@ -76,7 +76,7 @@ class ReferenceDecoder:
     def _layer_inputs(self, token_ids: torch.Tensor, embeddings: torch.Tensor) -> torch.Tensor:
         """Return the inputs of all layers for the tokens with these embeddings, float32 [T, layers, width]."""
         config, width = self._config, self._config.inputs_width
-        table, projection = self._weights.input_linears()
+        table, projection = self._weights.embeddings.input_linears()
         token_ids = torch.where(token_ids < config.inputs_vocab, token_ids, 0)
         rows = self._weights.quantization.read_embedding(self._checkpoint, table).select_outputs(token_ids)
         own = rows.decode_into(torch.empty(len(token_ids), table.in_features)).mul(width**0.5)

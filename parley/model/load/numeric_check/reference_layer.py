@@ -11,7 +11,8 @@ from collections.abc import Callable
 import torch
 
 from parley.model.checkpoint.weights import LinearSpec
-from parley.model.load.fuse import AFTER_NORMS, DecoderWeights
+from parley.model.load.decoder_weights import DecoderWeights
+from parley.model.load.norm_weights import AFTER_NORMS
 from parley.model.load.numeric_check.reference_routing import expert_shares
 from parley.model.load.states.state_reference import run_state_layer
 from parley.model.networks.config import DecoderConfig, RopeConfig
@@ -48,9 +49,9 @@ class ReferenceNorms:
         x = self._normalize(x.unflatten(-1, (-1, width)), config.eps if eps is None else eps)
         if name:
             offset = config.norm_offset if offset is None else offset
-            x = x * (offset + self._weights.view_norm(name + ".weight", width).float())
+            x = x * (offset + self._weights.norms.view_norm(name + ".weight", width).float())
         if name and config.have_norms_bias:
-            x = x + self._weights.view_norm(name + ".bias", width)
+            x = x + self._weights.norms.view_norm(name + ".bias", width)
         return x.flatten(-2)
 
     def norm_unweighted(self, x: torch.Tensor) -> torch.Tensor:
@@ -62,7 +63,7 @@ class ReferenceNorms:
         if not self._config.has_headwise_qk_norm:
             return self.norm_rows(x, name, width)
         heads = self._normalize(x.unflatten(-1, (-1, self._config.head_dim)), self._config.eps)
-        return heads.flatten(-2) * self._weights.view_norm(name + ".weight", width).float()
+        return heads.flatten(-2) * self._weights.norms.view_norm(name + ".weight", width).float()
 
     def _normalize(self, x: torch.Tensor, eps: float) -> torch.Tensor:
         if self._config.are_norms_centered:
@@ -86,8 +87,8 @@ class ReferenceLayer:
     ):
         self._weights, self._config, self._number = weights, config, number
         self._shape = config.layers[number]
-        self._linears = weights.linear_parts(number)
-        self._norms, self._norm_fields = ReferenceNorms(weights, config), weights.layer_norms(number)
+        self._linears = weights.linears.linear_parts(number)
+        self._norms, self._norm_fields = ReferenceNorms(weights, config), weights.norms.layer_norms(number)
         self._media_positions, self._stored = media_positions, stored
         self._places = torch.arange(media_positions.shape[1])
 

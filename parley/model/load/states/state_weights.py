@@ -12,6 +12,7 @@ import torch
 from parley import native
 from parley.model.checkpoint.files import Checkpoint
 from parley.model.checkpoint.weights import LinearSpec
+from parley.model.load.norm_weights import NormWeights
 from parley.model.networks.config import DecoderConfig
 from parley.model.networks.state_layers import StateNames
 from parley.native.layer import StateWeights
@@ -24,12 +25,10 @@ class TensorReader(Protocol):
     checkpoint: Checkpoint
     config: DecoderConfig
     device: torch.device
+    norms: NormWeights
 
     def layer_name(self, layer: int, name: str) -> str:
         """Return the name of a layer's tensor or linear layer."""
-
-    def read_norm(self, name: str, width: int | None = None, offset: float | None = None) -> native.Norm:
-        """Return a norm in float32 on the network's device."""
 
 
 class LayerStateWeights:
@@ -204,7 +203,7 @@ class LayerStateWeights:
             return StateWeights(convolution, bias)
         width, norm = math.prod(sizes.get(self._weights.layer_name(layer, f"{names.norm}.weight"), ())), None
         if names.norm is not None:
-            norm = self._weights.read_norm(self._weights.layer_name(layer, names.norm), width, 0.0)
+            norm = self._weights.norms.read_norm(self._weights.layer_name(layer, names.norm), width, 0.0)
             norm = replace(norm, weight=norm.weight.repeat(shape.inner // width))
             if isinstance(shape, GatedDeltaShape) and shape.norm_eps is not None:
                 norm = replace(norm, eps=shape.norm_eps)

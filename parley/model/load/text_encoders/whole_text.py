@@ -14,10 +14,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from parley.model.checkpoint.files import Checkpoint, LoadError
-from parley.model.load.fuse import DecoderWeights, check_tensor_names, fuse_decoder, tensor_bytes
+from parley.model.load.decoder_weights import DecoderWeights
+from parley.model.load.fuse import fuse_decoder
 from parley.model.load.multimodal import has_own_head
 from parley.model.load.numeric_check.decoder_check import DECODER_TOLERANCE, PROBE_TOKENS, decoder_deviation
 from parley.model.load.plan import DecoderPlan, open_decoder, plan_decoder
+from parley.model.load.tensor_bytes import tensor_bytes
+from parley.model.load.tensor_names import check_tensor_names
 from parley.model.load.text_encoders.classifier import is_classifier, load_classifier_head
 from parley.model.load.text_encoders.encoders import is_encoder
 from parley.model.load.text_encoders.token_scores import load_token_head, names_score_tokens

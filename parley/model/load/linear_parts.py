@@ -1,0 +1,129 @@
+"""The linear layers of each layer of a decoder, by their names in Hugging Face checkpoints.
+
+A linear layer of the fused decoder consists of one or more of the checkpoint, its parts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from parley.model.checkpoint.weights import LinearSpec
+from parley.model.load.linear_reader import LinearReader
+from parley.model.load.mixture_weights import MixtureWeights
+from parley.model.load.states.state_weights import LayerStateWeights
+from parley.model.networks.layer_linears import linear_site
+from parley.model.networks.network import LinearSite
+
+
+class LayerLinearParts:
+    """The linear layers of one checkpoint, but for routers and experts."""
+
+    def __init__(self, weights: LinearReader, states: LayerStateWeights, mixtures: MixtureWeights):
+        self._weights, self._config = weights, weights.config
+        self._states, self._mixtures = states, mixtures
+
+    def linear_parts(self, layer: int) -> dict[str, list[LinearSpec]]:
+        """Return the linear layers of a layer, each as the parts to be merged, in order."""
+        config, state = self._config, self._config.layers[layer].state
+        parts: dict[str, list[LinearSpec]] = {}
+        if config.layers[layer].has_mixer:
+            parts = self._attention_parts(layer) if state is None else self._states.linear_parts(layer, state)
+        if state is not None and config.layers[layer].is_hybrid:
+            parts = {**self._attention_parts(layer), "state_input": parts["qkv"], "state_output": parts["output"]}
+        shape, width = config.layers[layer], config.mlp_width(layer)
+        gate_up, down = config.tensors.gate_up, config.tensors.down
+        if shape.routing is not None and not shape.has_dense_beside:
+            gate_up, down = self._mixtures.names.shared_gate_up, self._mixtures.names.shared_down
+        if width and shape.has_mlp:
+            parts["gate_up"] = self._name_parts(
+                "gate_up", layer, gate_up, [width] * (1 + shape.is_gated), config.hidden
+            )
+            parts["down"] = self._name_parts("down", layer, (down,), [config.hidden], width)
+        if config.altup is not None:
+            rank, name = config.altup.laurel_rank, "laurel.linear_{}".format
+            parts["laurel_left"] = self._name_parts("laurel_left", layer, (name("left"),), [rank], config.hidden)
+            parts["laurel_right"] = self._name_parts("laurel_right", layer, (name("right"),), [config.hidden], rank)
+        if shape.layer_input is not None:
+            names = config.tensors
+            parts["input_gate"] = self._name_parts(
+                "input_gate", layer, (names.input_gate,), [config.inputs_width], config.hidden
+            )
+            parts["input_up"] = self._name_parts(
+                "input_up", layer, (names.input_up,), [config.hidden], config.inputs_width
+            )
+        return parts
+
+    def _attention_parts(self, layer: int) -> dict[str, list[LinearSpec]]:
+        """Return the linear layers of a layer's attention. ``latent_up`` is packed as two weights of each head."""
+        config, latent, shape = self._config, self._config.latent, self._config.layers[layer]
+        sizes, names = config.head_sizes(layer), config.tensors.qkv
+        heads = config.query_heads(layer)
+        q, kv = heads * sizes.dim, sizes.kv_heads * sizes.dim
+        if latent is None:
+            queries = [q, heads if shape.has_head_gates else q] if shape.has_output_gate else [q]
+            if len(config.tensors.qkv) < len(queries) + 2:
+                queries = [sum(queries)]
+            outs = [*queries, kv, sizes.kv_heads * config.value_dim(layer)]
+            attended = heads * config.value_dim(layer)
+            if not shape.stores_kv or shape.has_keys_as_values:
+                outs = outs[: 2 if shape.stores_kv else 1]
+                names = names[: len(outs)]
+            return {
+                "qkv": self._name_parts("qkv", layer, names, outs, config.hidden),
+                "output": self._name_parts("output", layer, (config.tensors.output,), [config.hidden], attended),
+            }
+        assert config.tensors.latent_up is not None
+        values, ups = config.heads * latent.value_dim, config.heads * (latent.plain_dim + latent.value_dim)
+        outs = [latent.query_rank or q, *[config.heads] * shape.has_head_gates, latent.stored_dim]
+        parts = {
+            "qkv": self._name_parts("qkv", layer, config.tensors.qkv, outs, config.hidden),
+            "output": self._name_parts("output", layer, (config.tensors.output,), [config.hidden], values),
+            "latent_up": self._name_parts("latent_up", layer, (config.tensors.latent_up,), [ups], latent.rank),
+        }
+        if config.tensors.query_up:
+            parts["query_up"] = self._name_parts("query_up", layer, (config.tensors.query_up,), [q], latent.query_rank)
+        return parts
+
+    def _name_parts(
+        self, site: str, layer: int, names: tuple[str, ...], outs: list[int], into: int
+    ) -> list[LinearSpec]:
+        """Return linear layers with ``outs`` outputs, or one with all of them if the checkpoint stores them merged."""
+        config = self._config
+        groups, part_order = None, tuple[int, ...]()
+        if site == "qkv" and config.qkv_shards:
+            groups, part_order = (config.qkv_shards, (into // config.qkv_shards,) * 3), (0, 2, 1)
+        elif site == "qkv" and config.has_grouped_qkv:
+            groups = (
+                config.kv_heads,
+                (config.heads // config.kv_heads * config.head_dim, config.head_dim, config.head_dim),
+            )
+        outs = outs if len(names) == len(outs) else [sum(outs)]
+        parts = [
+            LinearSpec(
+                self._weights.layer_name(layer, name),
+                out,
+                into,
+                site in config.biases,
+                groups,
+                config.has_transposed_linears,
+                part_order,
+            )
+            for name, out in zip(names, outs, strict=True)
+        ]
+        if site == "qkv" and config.layers[layer].has_output_gate and len(parts) == 3 and config.latent is None:
+            parts[0] = replace(parts[0], groups=(config.heads, (config.head_dim, config.head_dim)))
+        return parts
+
+    def linear_sites(self) -> dict[str, LinearSite]:
+        """Return where each linear layer of the checkpoint is computed."""
+        sites: dict[str, LinearSite] = {}
+        for layer in range(self._config.layer_count):
+            for key, parts in self.linear_parts(layer).items():
+                site = linear_site(key, layer, self._config.layer_count)
+                if site is None:
+                    continue
+                first = 0
+                for linear in parts:
+                    sites[linear.name] = LinearSite(site, first, linear.out_features, linear.in_features, linear.order)
+                    first += linear.out_features
+        return sites
