@@ -193,7 +193,7 @@ class ServerPorts:
         if self._api_processes is not None:
             self._api_processes.use_options(self._options)
         if self._grpc_port is not None:
-            self._grpc_port.reload_certificate()
+            self._grpc_port.listener.reload_certificate()
 
     def announce_shutdown(self) -> None:
         """Ask clients of HTTP/2 to send further requests elsewhere: the server will stop soon."""

@@ -259,7 +259,7 @@ class Coordinator:
         if self._instance_context is not None:
             load_instance_tls(self._instance_context, self.options.tls, ask_password=False)
         if self._grpc_port is not None:
-            self._grpc_port.reload_certificate()
+            self._grpc_port.listener.reload_certificate()
 
     async def _listen_grpc(self) -> list[str]:
         """Open the gRPC port if it is configured; return the banner lines for it. Raises OSError."""

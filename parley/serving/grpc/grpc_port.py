@@ -34,11 +34,10 @@ from parley.serving.request_metrics import RequestMetrics
 from parley.serving.served_model import ServedModel
 from parley.types import NO_LIMITS
 from parley.web.auth import ApiKeys
-from parley.web.banner import local_address
 from parley.web.grpc_limits import IdleCalls, grpc_server_options
+from parley.web.grpc_listener import GrpcListener
 from parley.web.offload import off_loop
 from parley.web.tls.files import TlsFiles
-from parley.web.tls.grpc_certificate import GrpcCertificate
 
 GrpcContext = Any  # grpc.aio.ServicerContext, which has no types
 CallHandler = Callable[[GrpcCall, Any, GrpcContext], Awaitable[bytes | None]]
@@ -62,7 +61,7 @@ class TritonGrpcPort:
         self._registry = registry
         self._check_client = check_client
         self._idle_calls = IdleCalls(max(1, registry.options.grpc_connections // 2))
-        self._certificate: GrpcCertificate | None = None
+        self.listener = GrpcListener()
         options = registry.options
         self._keys = ApiKeys(*options.key_sources)
 
@@ -75,31 +74,13 @@ class TritonGrpcPort:
 
         Raises OSError, TlsFileError.
         """
-        self._certificate = None if tls is None else GrpcCertificate(tls)
+        self.listener.load_certificate(tls)
         registry = self._registry
         self._grpc_server = grpc.aio.server(options=grpc_server_options(registry.options, registry.total_slots))
         self._grpc_server.add_generic_rpc_handlers(self._method_handlers())
-        addresses = [self._bind_address(*listen_address) for listen_address in listen_addresses]
+        addresses = [self.listener.open_port(self._grpc_server, *listen_address) for listen_address in listen_addresses]
         await self._grpc_server.start()
         return addresses
-
-    def _bind_address(self, host: str, port: int) -> str:
-        name = f"[{host}]" if ":" in host else host
-        try:
-            if self._certificate is None:
-                bound = self._grpc_server.add_insecure_port(f"{name}:{port}")
-            else:
-                bound = self._grpc_server.add_secure_port(f"{name}:{port}", self._certificate.make_credentials())
-            return local_address(host, bound)
-        except RuntimeError as error:
-            raise OSError(
-                f"cannot listen on {host} port {port} for gRPC: the port is taken, or the address is unknown."
-            ) from error
-
-    def reload_certificate(self) -> None:
-        """Read the certificate again, for clients that connect from now on. Raises TlsFileError."""
-        if self._certificate is not None:
-            self._certificate.reload()
 
     async def stop_server(self, seconds: float) -> None:
         """Accept no more calls, and cancel those that have not finished within ``seconds``."""

@@ -37,14 +37,13 @@ from parley.dialects.triton.rpc.watch import watch_health
 from parley.disagg.wire.headers import NATIVE_PREFIX
 from parley.errors import Invalid, ParleyError
 from parley.version import __version__
-from parley.web.banner import local_address
 from parley.web.exchange import REQUEST_ID_PATTERN, TIMEOUT_HEADER
 from parley.web.grpc_limits import IdleCalls, grpc_server_options
+from parley.web.grpc_listener import GrpcListener
 from parley.web.offload import off_loop
 from parley.web.options import HttpOptions
 from parley.web.random_ids import draw_id
 from parley.web.tls.files import TlsFiles
-from parley.web.tls.grpc_certificate import GrpcCertificate
 
 GrpcContext = Any  # grpc.aio.ServicerContext, which has no types
 STATISTICS_METHOD = f"{SERVICE_PATH}/ModelStatistics"
@@ -69,29 +68,16 @@ class CoordinatorGrpcPort:
         self._table, self._front, self._options = table, front, options
         self._idle_calls = IdleCalls(max(1, limits.grpc_connections // 2))
         self._passthrough = GrpcPassthrough(table)
-        self._certificate: GrpcCertificate | None = None
+        self.listener = GrpcListener()
         self._server = grpc.aio.server(options=grpc_server_options(limits, options.max_requests))
         self._server.add_generic_rpc_handlers((_AllMethods(self._find_handler),))
 
     async def start_server(self, host: str, port: int, tls: TlsFiles | None = None) -> str:
         """Listen on a port (0: any free one) and return the address for clients. Raises OSError, TlsFileError."""
-        name = f"[{host}]" if ":" in host else host
-        listen_address = f"{name}:{port}"
-        self._certificate = None if tls is None else GrpcCertificate(tls)
-        try:
-            if self._certificate is None:
-                bound = self._server.add_insecure_port(listen_address)
-            else:
-                bound = self._server.add_secure_port(listen_address, self._certificate.make_credentials())
-        except RuntimeError as error:
-            raise OSError(f"cannot listen on {host} port {port} for gRPC.") from error
+        self.listener.load_certificate(tls)
+        address = self.listener.open_port(self._server, host, port)
         await self._server.start()
-        return local_address(host, bound)
-
-    def reload_certificate(self) -> None:
-        """Read the certificate again, for clients that connect from now on. Raises TlsFileError."""
-        if self._certificate is not None:
-            self._certificate.reload()
+        return address
 
     async def stop_server(self, seconds: float) -> None:
         """Stop the server, giving open calls ``seconds`` to finish."""
