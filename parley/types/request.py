@@ -257,6 +257,10 @@ class Request(msgspec.Struct, kw_only=True):
         """Number of choices that the engine generates for each prompt."""
         return self.best_of or self.n
 
+    def prompt_choices(self, prompt: int) -> range:
+        """Return the indices of the choices that a prompt's answer has, by the prompt's number."""
+        return range(prompt * self.n, (prompt + 1) * self.n)
+
     @property
     def sequences(self) -> int:
         """Number of sequences that the engine computes for all prompts."""

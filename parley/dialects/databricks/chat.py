@@ -147,7 +147,7 @@ class DatabricksChatReply(chat.ChatReply):
             "choices": choices,
         }
         if usage is not None:
-            envelope["usage"] = shared.databricks_usage_object(usage.prompt_tokens, usage.completion_tokens)
+            envelope["usage"] = openai.usage_counts(usage.prompt_tokens, usage.completion_tokens)
         return envelope
 
 

@@ -97,7 +97,7 @@ class DatabricksCompletionReply(Reply):
                 case PromptScored(prompt, text=text):
                     parts += [
                         self._choice_frame(self._databricks_choice(index, text, None))
-                        for index in self._choices_of_index(prompt)
+                        for index in self.request.prompt_choices(prompt)
                     ]
         return b"".join(parts)
 
@@ -124,7 +124,7 @@ class DatabricksCompletionReply(Reply):
                 case ChoiceDone(index):
                     self._done_events[index] = event
                 case PromptScored(prompt, text=text):
-                    for index in self._choices_of_index(prompt):
+                    for index in self.request.prompt_choices(prompt):
                         self._texts[index].insert(0, text)
 
     def render_body(self, usage: Usage) -> bytes:
@@ -133,7 +133,7 @@ class DatabricksCompletionReply(Reply):
             self._databricks_choice(index, "".join(text) + self._suffix, self._done_events[index])
             for index, text in enumerate(self._texts)
         ]
-        usage_object = shared.databricks_usage_object(usage.prompt_tokens, usage.completion_tokens)
+        usage_object = openai.usage_counts(usage.prompt_tokens, usage.completion_tokens)
         return encode_json(self._databricks_envelope(choices) | {"usage": usage_object})
 
     def answer_headers(self, timings: RequestTimings | None) -> HeaderList:
@@ -141,10 +141,6 @@ class DatabricksCompletionReply(Reply):
         return shared.served_model_header(self)
 
     # -- shared by both
-
-    def _choices_of_index(self, prompt: int) -> range:
-        """Return the indexes of a prompt's choices."""
-        return range(prompt * self.request.n, (prompt + 1) * self.request.n)
 
     def _databricks_choice(self, index: int, text: str, done: ChoiceDone | None) -> dict[str, Any]:
         finish = None if done is None else FINISH_REASONS[done.reason]

@@ -15,6 +15,7 @@ from parley.dialects import words
 from parley.dialects.dialect import Answer, Reply, RequestContext
 from parley.dialects.fields import Fields
 from parley.dialects.json_answer import encode_json
+from parley.dialects.openai.shared import usage_counts
 from parley.dialects.words import json_type
 from parley.errors import (
     BadRequest,
@@ -221,15 +222,6 @@ def answer_uuid(context: RequestContext) -> str:
     return "-".join((hexes[:8], hexes[8:12], hexes[12:16], hexes[16:20], hexes[20:]))
 
 
-def databricks_usage_object(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:
-    """Return the ``usage`` object."""
-    return {
-        "prompt_tokens": prompt_tokens,
-        "completion_tokens": completion_tokens,
-        "total_tokens": prompt_tokens + completion_tokens,
-    }
-
-
 class TokenCount:
     """The prompt and output tokens so far, which every chunk of a stream reports."""
 
@@ -246,7 +238,7 @@ class TokenCount:
 
     def usage_so_far(self) -> dict[str, int]:
         """Return the ``usage`` object so far."""
-        return databricks_usage_object(self.prompt, self.output)
+        return usage_counts(self.prompt, self.output)
 
 
 def served_model_header(reply: Reply) -> list[tuple[bytes, bytes]]:

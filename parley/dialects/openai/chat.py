@@ -245,7 +245,7 @@ class ChatReply(Reply):
             envelope = encode_json(self._chat_envelope("chat.completion.chunk", []))
             self._chunk_start = b"data: " + envelope.removesuffix(b"]}")
         if self._usage_per_chunk:
-            usage = shared.running_usage(len(self._prompt_ids or ()), self._choices[index].sent_tokens)
+            usage = shared.usage_counts(len(self._prompt_ids or ()), self._choices[index].sent_tokens)
             return self._chunk_start + choice + b"]" + more + b',"usage":' + encode_json(usage) + b"}\n\n"
         return self._chunk_start + choice + b"]" + more + self._chunk_end
 

@@ -222,7 +222,7 @@ class CompletionReply(Reply):
                 case PromptAccepted():
                     self._prompt_ids[event.prompt] = event.token_ids
                 case PromptScored() if self.request.output_options.echo or self._prompt_alternatives is not None:
-                    parts += [self._prompt_chunk(index, event) for index in self._choices_of(event.prompt)]
+                    parts += [self._prompt_chunk(index, event) for index in self.request.prompt_choices(event.prompt)]
         return b"".join(parts)
 
     def finish_stream(self, usage: Usage) -> bytes:
@@ -259,7 +259,7 @@ class CompletionReply(Reply):
             self._chunk_start = b"data: " + encode_json(self._completion_envelope([])).removesuffix(b"]}")
         if self._usage_per_chunk:
             prompt = self._prompt_ids.get(index // self.request.n, ())
-            usage = encode_json(shared.running_usage(len(prompt), self._choices[index].sent_tokens))
+            usage = encode_json(shared.usage_counts(len(prompt), self._choices[index].sent_tokens))
             return self._chunk_start + choice + b'],"usage":' + usage + b"}\n\n"
         return self._chunk_start + choice + self._chunk_end
 
@@ -285,7 +285,7 @@ class CompletionReply(Reply):
                         self._prepend_prompt(event)
 
     def _prepend_prompt(self, event: PromptScored) -> None:
-        for index in self._choices_of(event.prompt):
+        for index in self.request.prompt_choices(event.prompt):
             choice = self._choices[index]
             choice.text.append(event.text)
             if choice.logprobs is not None:
@@ -308,10 +308,6 @@ class CompletionReply(Reply):
         return encode_json(envelope | metrics_member(self, self._options, usage))
 
     # -- both
-
-    def _choices_of(self, prompt: int) -> range:
-        """Return the choice indices of a prompt."""
-        return range(prompt * self.request.n, (prompt + 1) * self.request.n)
 
     def _choice_members(
         self, index: int, text: str, done: ChoiceDone | None, logprobs: LogprobLists | None = None

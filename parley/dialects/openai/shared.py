@@ -192,8 +192,8 @@ def unsupported_member(body: Fields, member: str, subject: str) -> Unsupported:
                        field=body.member_path(member))  # fmt: skip
 
 
-def running_usage(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:
-    """Return the usage object of a chunk in the middle of a stream."""
+def usage_counts(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:
+    """Return a usage object without details, as chunks in the middle of a stream have it."""
     return {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": completion_tokens,

@@ -17,6 +17,7 @@ from parley.dialects.tgi.shared import (
     TgiErrorWording,
     framework_answer,
     refuse_other_content,
+    whole_milliseconds,
 )
 from parley.errors import (
     BadRequest,
@@ -154,15 +155,11 @@ def timing_headers(context: RequestContext, timings: RequestTimings | None, char
     assert timings is not None, "no answer is a stream"
     return [
         (b"x-compute-type", f"{context.device}+optimized".encode()),
-        (b"x-compute-time", _milliseconds(timings.total)),
+        (b"x-compute-time", whole_milliseconds(timings.total)),
         (b"x-compute-characters", b"%d" % characters),
         (b"x-compute-tokens", b"%d" % tokens),
-        (b"x-total-time", _milliseconds(timings.total)),
-        (b"x-tokenization-time", _milliseconds(timings.validation)),
-        (b"x-queue-time", _milliseconds(timings.queue)),
-        (b"x-inference-time", _milliseconds(timings.inference)),
+        (b"x-total-time", whole_milliseconds(timings.total)),
+        (b"x-tokenization-time", whole_milliseconds(timings.validation)),
+        (b"x-queue-time", whole_milliseconds(timings.queue)),
+        (b"x-inference-time", whole_milliseconds(timings.inference)),
     ]
-
-
-def _milliseconds(seconds: float) -> bytes:
-    return b"%d" % (seconds * 1000)

@@ -303,19 +303,20 @@ def tgi_answer_headers(
         return compute_type + size
     timing_headers = [
         *compute_type,
-        (b"x-compute-time", _milliseconds(timings.total) if rules.old else f"{timings.total:.9f}".encode()),
+        (b"x-compute-time", whole_milliseconds(timings.total) if rules.old else f"{timings.total:.9f}".encode()),
         *size,
-        (b"x-total-time", _milliseconds(timings.total)),
-        (b"x-validation-time", _milliseconds(timings.validation)),
-        (b"x-queue-time", _milliseconds(timings.queue)),
-        (b"x-inference-time", _milliseconds(timings.inference)),
-        (b"x-time-per-token", _milliseconds(timings.inference / max(1, generated))),
+        (b"x-total-time", whole_milliseconds(timings.total)),
+        (b"x-validation-time", whole_milliseconds(timings.validation)),
+        (b"x-queue-time", whole_milliseconds(timings.queue)),
+        (b"x-inference-time", whole_milliseconds(timings.inference)),
+        (b"x-time-per-token", whole_milliseconds(timings.inference / max(1, generated))),
     ]
     counts = [(b"x-prompt-tokens", b"%d" % prompt), (b"x-generated-tokens", b"%d" % generated)]
     return timing_headers if rules.old else timing_headers + counts
 
 
-def _milliseconds(seconds: float) -> bytes:
+def whole_milliseconds(seconds: float) -> bytes:
+    """Return a time in milliseconds, rounded down, as headers have it."""
     return b"%d" % (seconds * 1000)
 
 

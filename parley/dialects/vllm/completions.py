@@ -56,7 +56,7 @@ class VllmCompletionReply(shared.VllmStreamMixin, completions.CompletionReply):
                 case PromptAccepted():
                     self._prompt_ids[event.prompt] = event.token_ids
                 case PromptScored() if self.request.output_options.echo:
-                    parts += [self._echo_chunk(index, event) for index in self._choices_of(event.prompt)]
+                    parts += [self._echo_chunk(index, event) for index in self.request.prompt_choices(event.prompt)]
         return b"".join(parts + [self._output_chunk(delta, done) for delta, done in pieces])
 
     def _output_chunk(self, delta: ChoiceDelta | None, done: ChoiceDone | None) -> bytes:

@@ -72,7 +72,6 @@ class MindieCompletionReply(MindieOpenAIReply):
             None if self._top_logprobs is None else LogprobLists(self._top_logprobs, *name_options)
             for _ in self._choices
         ]
-        self._choices_per_prompt = counts.n
         self.request = Request(
             **shared_request_members(rules, context),
             model=self.model_name,
@@ -102,7 +101,7 @@ class MindieCompletionReply(MindieOpenAIReply):
                 case PromptScored() if self.request.output_options.echo:
                     parts += [
                         self._completion_event(ChoiceDelta(index, event.text), prompt=event)
-                        for index in self._choices_of_prompt(event)
+                        for index in self.request.prompt_choices(event.prompt)
                     ]
                 case ChoiceDelta():
                     if (previous := held_deltas.pop(event.index, None)) is not None:
@@ -145,7 +144,7 @@ class MindieCompletionReply(MindieOpenAIReply):
                 case ChoiceDone():
                     self._choices[event.index].done_event = event
                 case PromptScored() if self.request.output_options.echo:
-                    for index in self._choices_of_prompt(event):
+                    for index in self.request.prompt_choices(event.prompt):
                         self._take_delta(ChoiceDelta(index, event.text), event)
 
     def render_body(self, usage: Usage) -> bytes:
@@ -160,10 +159,6 @@ class MindieCompletionReply(MindieOpenAIReply):
         )
 
     # -- shared by both
-
-    def _choices_of_prompt(self, event: PromptScored) -> range:
-        """Return the indexes of a prompt's choices."""
-        return range(event.prompt * self._choices_per_prompt, (event.prompt + 1) * self._choices_per_prompt)
 
     def _take_delta(self, event: ChoiceDelta, prompt: PromptScored | None = None) -> None:
         choice, scores = self._choices[event.index], self._logprob_lists[event.index]
