@@ -14,7 +14,7 @@ from support.forms import encode_form
 from support.openai_batches import CHAT, CHAT_URL, FORM_HEADERS, request_line
 from support.server_process import ServerProcess
 
-LONG = CHAT | {"max_tokens": 4000}
+LONG = CHAT | {"max_tokens": 4000, "ignore_eos": True, "n": 4}  # they are not all answered when the first one is kept
 
 
 def call(server: ServerProcess, path: str, body: bytes | None = None, headers: dict[str, str] | None = None) -> bytes:
@@ -33,7 +33,7 @@ def kept_answers(file: Path) -> dict[int, Any]:
 
 def test_a_killed_servers_batch_keeps_its_answers_and_goes_on(folder: Path, tmp_path: Path):
     file = tmp_path / "responses.db"
-    lines = [request_line("0"), *(request_line(str(number), LONG) for number in range(1, 200))]
+    lines = [request_line("0"), *(request_line(str(number), LONG) for number in range(1, 30))]
     with ServerProcess(folder, "--response-store-file", str(file)) as server:
         server.ready()
         form = encode_form([("purpose", "batch", None), ("file", "\n".join(lines), "in.jsonl")])
