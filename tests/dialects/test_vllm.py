@@ -468,7 +468,7 @@ def test_vllm_chat_writes_body():
         b'"token_ids":null,"routed_experts":null,"weight_versions":null}],"service_tier":null,'
         b'"system_fingerprint":"fp_1","usage":'
         b'{"prompt_tokens":11,"total_tokens":14,"completion_tokens":3,"prompt_tokens_details":{"cached_tokens":4,'
-        b'"created_cache_tokens":0,"multimodal_tokens":null},"completion_tokens_details":{"reasoning_tokens":0}},'
+        b'"created_cache_tokens":0,"multimodal_tokens":null},"completion_tokens_details":null},'
         b'"prompt_logprobs":null,"prompt_token_ids":null,"prompt_text":null,"kv_transfer_params":null,'
         b'"ec_transfer_params":null,"metrics":null}' % ID.encode()
     )
@@ -674,30 +674,6 @@ def test_vllm_stream_reports_usage_in_every_chunk(read):
     assert list(chunks(data)[-1]["usage"]) == [
         "prompt_tokens", "total_tokens", "completion_tokens", "completion_tokens_details"
     ]  # fmt: skip
-
-
-@pytest.mark.parametrize("reasons", [True, False])
-def test_vllm_chat_counts_reasoning_of_models_that_reason(reasons):
-    """As in the original with a reasoning parser, also where there was none; without a parser, there is no count."""
-
-    def details(reasoning_tokens: int) -> dict[str, int] | None:
-        return {"reasoning_tokens": reasoning_tokens} if reasons else None
-
-    head = dataclasses.replace(HEAD, abilities=HEAD.abilities if reasons else frozenset({"chat"}))
-    options = {"include_usage": True, "continuous_usage_stats": True}
-    token = TokenInfo(5, "a", b"a")
-    reply = read_chat(head, stream=True, stream_options=options)
-    data = reply.render_chunk([PromptAccepted(0, [1] * 11), ChoiceDelta(0, "hm", "reasoning", tokens=[token, token])])
-    data += reply.render_chunk([ChoiceDelta(0, "a", tokens=[token]), ChoiceDone(0, "stop", USAGE)])
-    counts = [chunk["usage"]["completion_tokens_details"] for chunk in chunks(data)]
-    assert counts == [details(0), details(2), details(2)]
-    for total in (0, 2):
-        usage = Usage(prompt_tokens=11, completion_tokens=3, reasoning_tokens=total)
-        (last,) = chunks(reply.finish_stream(usage).removesuffix(shared.STREAM_DONE))
-        assert last["usage"].get("completion_tokens_details") == details(total)
-        whole = read_chat(head)
-        whole.add_events([PromptAccepted(0, [1]), ChoiceDelta(0, "a"), ChoiceDone(0, "stop", usage)])
-        assert json.loads(whole.render_body(usage))["usage"]["completion_tokens_details"] == details(total)
 
 
 # -- bytes: completions

@@ -60,7 +60,6 @@ class ChatChoice:
     calls: list[dict[str, Any]] = field(default_factory=list)
     tokens: list[TokenInfo] = field(default_factory=list)
     sent_tokens: int = 0  # tokens sent in the stream so far, counted only for continuous usage
-    sent_reasoning: int = 0  # those of them that are reasoning, counted only in vLLM's form
     done: ChoiceDone | None = None
 
 

@@ -95,8 +95,6 @@ class VllmChatReply(shared.VllmStreamMixin, chat.ChatReply):
             deltas = [{}]
         elif not deltas and tokens and self._wants_tokens:
             deltas = [{"content": ""}]
-        if delta is not None:
-            self._choices[delta.index].sent_reasoning += len(tokens) if delta.output_part == "reasoning" else 0
         if not deltas and delta is not None:
             self._choices[delta.index].sent_tokens += len(tokens)
         frames = []
@@ -149,10 +147,6 @@ class VllmChatReply(shared.VllmStreamMixin, chat.ChatReply):
         """Return how many tokens of the prompt are in new pages of the prefix cache."""
         return shared.created_cache_tokens(usage, self._context)
 
-    def count_reasoning(self, reasoning_tokens: int) -> int | None:
-        """Return the tokens of reasoning, also if there are none; None for a model that does not reason."""
-        return reasoning_tokens if "thinking" in self._context.abilities else None
-
     def _chunk_envelope(self, choices: list[Any]) -> dict[str, Any]:
         return shared.vllm_envelope(
             f"chatcmpl-{self._answer_id}", "chat.completion.chunk", self._context, self.request, choices
@@ -161,9 +155,7 @@ class VllmChatReply(shared.VllmStreamMixin, chat.ChatReply):
     def _chunk_usage(self, index: int) -> dict[str, Any]:
         if not self._usage_per_chunk:
             return {}
-        choice, prompt_tokens = self._choices[index], len(self._prompt_ids or ())
-        reasoning = self.count_reasoning(choice.sent_reasoning)
-        return {"usage": shared.vllm_running_usage(prompt_tokens, choice.sent_tokens, reasoning)}
+        return {"usage": shared.vllm_running_usage(len(self._prompt_ids or ()), self._choices[index].sent_tokens)}
 
     # -- one answer
 
@@ -171,7 +163,7 @@ class VllmChatReply(shared.VllmStreamMixin, chat.ChatReply):
         """Return the whole answer as JSON in vLLM's form."""
         return self.answer_with(
             [self._choice_object(index, choice) for index, choice in enumerate(self._choices)],
-            shared.vllm_usage(usage, self.created_tokens(usage), self.count_reasoning(usage.reasoning_tokens)),
+            shared.vllm_usage(usage, self.created_tokens(usage)),
             usage,
         )
 

@@ -87,9 +87,9 @@ def with_prompt_logprobs(options: OutputOptions) -> OutputOptions:
     return msgspec.structs.replace(options, prompt_logprobs=options.logprobs or 0)
 
 
-def vllm_usage(total: Usage, created: int | None = None, reasoning: int | None = None) -> dict[str, Any]:
+def vllm_usage(total: Usage, created: int | None = None) -> dict[str, Any]:
     """Return the usage of an answer, with null for absent values. ``created``: tokens of the prompt in new pages of the
-    prefix cache, ``reasoning``: tokens of reasoning; None where the original does not count them."""
+    prefix cache; None where the original does not count them."""
     return {
         "prompt_tokens": total.prompt_tokens,
         "total_tokens": total.prompt_tokens + total.completion_tokens,
@@ -99,12 +99,8 @@ def vllm_usage(total: Usage, created: int | None = None, reasoning: int | None =
             "created_cache_tokens": created,
             "multimodal_tokens": total.media_tokens or None,
         },
-        "completion_tokens_details": _reasoning_details(reasoning),
+        "completion_tokens_details": {"reasoning_tokens": total.reasoning_tokens} if total.reasoning_tokens else None,
     }
-
-
-def _reasoning_details(reasoning: int | None) -> dict[str, int] | None:
-    return None if reasoning is None else {"reasoning_tokens": reasoning}
 
 
 def created_cache_tokens(total: Usage, context: RequestContext) -> int:
@@ -113,21 +109,21 @@ def created_cache_tokens(total: Usage, context: RequestContext) -> int:
     return max(0, total.prompt_tokens // page * page - total.cached_tokens) if page else 0
 
 
-def final_usage(total: Usage, created: int | None = None, reasoning: int | None = None) -> dict[str, Any]:
-    """Return the usage at the end of a stream, without nulls. Parameters as of ``vllm_usage``."""
-    members = vllm_usage(total, created, reasoning)
+def final_usage(total: Usage, created: int | None = None) -> dict[str, Any]:
+    """Return the usage at the end of a stream, without nulls. ``created``: as in ``vllm_usage``."""
+    members = vllm_usage(total, created)
     details = members["prompt_tokens_details"]
     members["prompt_tokens_details"] = {name: value for name, value in details.items() if value is not None}
     return {name: value for name, value in members.items() if value is not None}
 
 
-def vllm_running_usage(prompt_tokens: int, completion_tokens: int, reasoning: int | None = None) -> dict[str, Any]:
-    """Return the usage in the middle of a stream. ``reasoning``: as in ``vllm_usage``."""
+def vllm_running_usage(prompt_tokens: int, completion_tokens: int) -> dict[str, Any]:
+    """Return the usage in the middle of a stream."""
     return {
         "prompt_tokens": prompt_tokens,
         "total_tokens": prompt_tokens + completion_tokens,
         "completion_tokens": completion_tokens,
-        "completion_tokens_details": _reasoning_details(reasoning),
+        "completion_tokens_details": None,
     }
 
 
@@ -163,7 +159,7 @@ class VllmStreamMixin(Reply):
         if not self.request.output_options.usage:
             return STREAM_DONE
         last_members = {
-            "usage": final_usage(usage, self.created_tokens(usage), self.count_reasoning(usage.reasoning_tokens)),
+            "usage": final_usage(usage, self.created_tokens(usage)),
             "system_fingerprint": self._context.fingerprint,
         }
         for name, metrics in metrics_member(self, self._options, usage).items():
@@ -180,10 +176,6 @@ class VllmStreamMixin(Reply):
 
     def created_tokens(self, usage: Usage) -> int | None:
         """Return how many tokens of the prompt are in new pages of the prefix cache, None if the usage lacks that."""
-        return None
-
-    def count_reasoning(self, reasoning_tokens: int) -> int | None:
-        """Return the tokens of reasoning that the usage has, None if it lacks them."""
         return None
 
     def _start_of_chunk(self) -> bytes:
