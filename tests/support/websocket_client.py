@@ -64,8 +64,9 @@ class WebSocketClient:
         return Frame(first & 0x0F, await reader.readexactly(size))
 
     async def event(self) -> dict[str, Any]:
-        """Return the next message."""
-        frame = await self.frame()
+        """Return the next message. Answers pings, which a server sends to clients that it has not heard for a while."""
+        while (frame := await self.frame()).opcode == PING:
+            await self.connection.send(encode_frame(frame.data, PONG))
         assert frame.opcode == TEXT, frame
         event: dict[str, Any] = json.loads(frame.data)
         return event
