@@ -77,6 +77,7 @@ def expected_tensors(family: str, arguments: dict[str, Any], text: str) -> tuple
     else:
         (replaced,) = output["text_replacement_offsets"][0]
     text_names = {"input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids", "text_replacement_offsets"}
+    text_names |= {"labels"}  # the prompt's tokens once more, from PaliGemma's processor
     return {name: torch.as_tensor(value) for name, value in output.items() if name not in text_names}, replaced[
         "replacement"
     ]
