@@ -32,7 +32,7 @@ PICTURE = image_file(picture_array(90, 60))
 RATE = 16_000
 REFUSE_NARROW = (
     "qwen", "glm", "exaone", "video_llama", "paddleocr", "hyperclovax", "lfm2_vl", "lfm3_vl", "lighton_ocr", "pixtral",
-    "phi4_multimodal",
+    "phi4_multimodal", "ernie4_5_vl",
 )  # fmt: skip
 _jobs: dict[str, MediaJobs] = {}
 
@@ -77,7 +77,7 @@ def expected_tensors(family: str, arguments: dict[str, Any], text: str) -> tuple
     else:
         (replaced,) = output["text_replacement_offsets"][0]
     text_names = {"input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids", "text_replacement_offsets"}
-    text_names |= {"labels"}  # the prompt's tokens once more, from PaliGemma's processor
+    text_names |= {"moe_mm_token_type_ids", "labels"}  # ERNIE's and PaliGemma's names of more about the tokens
     return {name: torch.as_tensor(value) for name, value in output.items() if name not in text_names}, replaced[
         "replacement"
     ]
