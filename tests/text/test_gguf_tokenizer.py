@@ -209,7 +209,7 @@ def test_splits_chinese_from_letters(name, pieces):
 @pytest.mark.parametrize(
     ("name", "pieces"),
     [
-        ("afmoe", ["Cost", ":", " ", "1", "234", "567", " ", "ราคา", "世界", "abc", ",", " ", "12", "345", "!\n", "x"]),
+        ("afmoe", ["Cost", ":", " ", "1", "234", "567", " ราคา", "世界", "abc", ",", " ", "12", "345", "!\n", "x"]),
         ("bailingmoe2", ["I", "'M", " here", ",", " ", "1", "2", "!!\n\n", "  ", " don", "'t"]),
         ("exaone-moe", ["the quick brown fox", ",", " it", "'s", " ", "1", "2", "!\n", "\n", "  ", " 나는 학생"]),
         ("jais-2", ["a", "    ", "  ", " b", "123", "4", "        ", "    ", " ", " مرحبا"]),
