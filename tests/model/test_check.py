@@ -103,7 +103,7 @@ def test_check_refuses_computed_positions_that_do_not_fit_into_memory(tmp_path):
     """Their number is that of the config; no tensor in the file shows that it is wrong."""
     folder = write_plain(tmp_path / "xglm", *LATER_FAMILIES["xglm"])
     change_config(max_position_embeddings=10**18)(folder)
-    with pytest.raises(LoadError, match=r"The weights take \d+ MiB"):
+    with pytest.raises(LoadError, match=r"The embeddings of 10{18} positions \(max_position_embeddings\) take \d+ MiB"):
         check_model(Settings(model=str(folder)))
 
 

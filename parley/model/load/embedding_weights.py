@@ -12,7 +12,7 @@ from parley.model.checkpoint.weights import LinearSpec, PlainWeight, StoredEmbed
 from parley.model.load.altup_weights import LayerAltUpWeights
 from parley.model.load.linear_reader import LinearReader
 from parley.model.load.media_vocabularies import media_vocabulary_tensors, read_media_rows
-from parley.model.load.memory import refuse_large_weights
+from parley.model.load.memory import refuse_large_tensors
 from parley.model.load.norm_weights import NormWeights
 from parley.model.networks.token_embeddings import EmbeddingParts, LayerInputs
 from parley.native.torch_forms.torch_kernels import TorchPacked
@@ -65,7 +65,9 @@ class EmbeddingWeights:
         config, positions, norm = self._config, None, None
         rows, first = config.max_len + config.position_offset, config.position_offset
         if config.sinusoids is not None:
-            refuse_large_weights(config.sinusoids.table_work_bytes(rows), torch.device("cpu"))
+            subject = f"The embeddings of {config.max_len} positions (max_position_embeddings)"
+            size = config.sinusoids.table_work_bytes(rows)
+            refuse_large_tensors(subject, size, torch.device("cpu"), "serve a model with a shorter context")
             positions = config.sinusoids.make_table(rows)[first:].to(self._device, self._dtype)
         if config.tensors.positions:
             positions = self._weights.copy_tensor(config.tensors.positions + ".weight", rows, config.hidden)[first:]

@@ -34,14 +34,21 @@ def guard_allocation(purpose: str) -> Iterator[None]:
         raise
 
 
-def refuse_large_weights(size: int, device: torch.device) -> None:
-    """Raise LoadError if a decoder's weights of ``size`` bytes do not fit into the memory that is free."""
+def refuse_large_tensors(subject: str, size: int, device: torch.device, advice: str) -> None:
+    """Raise LoadError if tensors of ``size`` bytes do not fit into the memory that is free. ``subject``: what they are.
+    ``advice``: what to do besides ending other programs."""
     free_bytes = free_memory(device)
     if size > free_bytes:
         raise LoadError(
-            f"The weights take {size >> 20} MiB, but only {free_bytes >> 20} MiB of memory are free. "
-            "End other programs, or serve a smaller model or one with fewer bits (--quantization)."
+            f"{subject} take {size >> 20} MiB, but only {free_bytes >> 20} MiB of memory are free. "
+            f"End other programs, or {advice}."
         )
+
+
+def refuse_large_weights(size: int, device: torch.device) -> None:
+    """Raise LoadError if a decoder's weights of ``size`` bytes do not fit into the memory that is free."""
+    advice = "serve a smaller model or one with fewer bits (--quantization)"
+    refuse_large_tensors("The weights", size, device, advice)
 
 
 class CacheSizes(NamedTuple):

@@ -19,7 +19,7 @@ from parley.model.checkpoint.mlx import has_mlx_layout
 from parley.model.checkpoint.quantization import GGUF_METHOD, Quantization, read_quantization
 from parley.model.load.decoder_weights import DecoderWeights
 from parley.model.load.devices import resolve_device
-from parley.model.load.memory import free_memory
+from parley.model.load.memory import refuse_large_tensors
 from parley.model.load.multimodal import has_own_head, keep_language_model, language_model_config
 from parley.model.load.tensor_names import check_tensor_names
 from parley.model.load.text_encoders.encoders import is_encoder, read_encoder_config
@@ -84,12 +84,8 @@ def plan_encoder(settings: Settings, folder: Path, config: dict[str, Any]) -> En
     device = resolve_device(settings.device)
     recipe = read_pooling_recipe(folder) or PoolingRecipe(("mean",))
     checkpoint = Checkpoint(folder)
-    size, free_bytes = checkpoint.parameter_count * ENCODER_DTYPE.itemsize, free_memory(device)
-    if size > free_bytes:
-        raise LoadError(
-            f"The weights take {size >> 20} MiB, but only {free_bytes >> 20} MiB of memory are free. "
-            "End other programs, or serve a smaller model."
-        )
+    size = checkpoint.parameter_count * ENCODER_DTYPE.itemsize
+    refuse_large_tensors("The weights", size, device, "serve a smaller model")
     longest = read_encoder_config(config).max_length
     if settings.max_model_len is not None and settings.max_model_len > longest:
         raise LoadError(
