@@ -137,7 +137,8 @@ async def test_delayed_tokens_are_sent_in_separate_chunks(
     connection.close()
 
 
-async def test_mindie_client_can_name_and_stop_its_request(live_cluster) -> None:
+@pytest.mark.parametrize("taken_out", [False, True])
+async def test_mindie_client_can_name_and_stop_its_request(live_cluster, taken_out: bool) -> None:
     cluster = await live_cluster("prefill", "decode", reply=lambda work, index: [70] * 40, tick=0.01)
     path, chat_body = "/mindie/v1/chat/completions", json.dumps(CHAT).encode()
     call = asyncio.create_task(cluster.front.call("POST", path, chat_body, JSON | {"req-id": "77"}))
@@ -146,6 +147,9 @@ async def test_mindie_client_can_name_and_stop_its_request(live_cluster) -> None
     decoding.engine.step_gate.clear()  # it runs until it is stopped
     duplicate = await cluster.front.call("POST", path, chat_body, JSON | {"req-id": "77"})
     assert (duplicate.status, duplicate.body) == (400, b"Duplicate request id\r\n")
+    if taken_out:  # the instance finishes its requests
+        table = cluster.coordinator.table
+        table.set_instance_offline(table.instances[2], offline=True)
     stop = await cluster.front.call("POST", "/mindie/v2/models/tiny/stopInfer", b'{"id":"77"}', JSON)
     assert stop.status == 200
     answer = await call

@@ -88,7 +88,8 @@ async def test_ids_of_tenants_do_not_reveal_keys_and_depend_on_the_secret():
 
 @pytest.mark.parametrize("path", ["/v2/models/tiny/stopInfer", "/mindie/v2/models/tiny/stopInfer"])
 async def test_a_key_cannot_stop_a_request_of_another_key(serve, path):
-    server = await serve(tick=0.001, api_keys=KEYS)
+    server = await serve(api_keys=KEYS)
+    server.engine.step_gate.clear()  # requests run until they are stopped
     a, b = map(bearer, KEYS)
     body = {"id": "mine", "text_input": "a b", "parameters": {"max_new_tokens": 3000}}
     requests = [
@@ -105,11 +106,13 @@ async def test_a_key_cannot_stop_a_request_of_another_key(serve, path):
     assert (await requests[1]).status == 200 and not requests[0].done()
     assert (await server.post(path, {"id": "mine"}, **a)).status == 200
     assert (await requests[0]).status == 200
+    server.engine.step_gate.set()
     await server.wait_until_idle()
 
 
 async def test_keys_may_use_the_same_request_ids_through_a_coordinator(live_cluster):
-    cluster = await live_cluster("prefill", "decode", tick=0.002, api_keys=KEYS, cluster_secret="s")
+    cluster = await live_cluster("prefill", "decode", api_keys=KEYS, cluster_secret="s")
+    cluster.instances[1].engine.step_gate.clear()  # requests run until they are stopped
     a, b = map(bearer, KEYS)
     chat, stop = HELLO_CHAT | {"max_tokens": 3000}, "/mindie/v2/models/tiny/stopInfer"
 
@@ -126,6 +129,7 @@ async def test_keys_may_use_the_same_request_ids_through_a_coordinator(live_clus
     assert (await second).status == 200 and not first.done()
     assert (await cluster.front.post(stop, {"id": "77"}, **a)).status == 200
     assert (await first).status == 200
+    cluster.instances[1].engine.step_gate.set()
     await cluster.wait_until_idle()
 
 

@@ -47,6 +47,8 @@ log = logging.getLogger("parley.cluster")
 
 # Commands for all instances.
 FOR_ALL_INSTANCES: frozenset[RouteKind] = frozenset({"adapter", "reset", "reset_media", "abort_list"})
+# They concern open requests, which an instance has as well when it takes no new ones.
+ENDS_REQUESTS: frozenset[RouteKind] = frozenset({"abort", "abort_list"})
 # Answered here, for clients whose key an instance accepts.
 GUARDED_KINDS: frozenset[RouteKind] = frozenset({"metrics", "load"})
 PROBE_KINDS: frozenset[RouteKind] = frozenset({"live", "ready", "probe", "health", "metrics", "load"})
@@ -253,13 +255,13 @@ class InferenceFront:
         if kind == "tokenize" and self._strict and not self.load.is_ready:
             raise refusals.coordinator_error(503, refusals.TEXTS.cluster_not_ready)
         body = await client.read_body() if body is None else body
-        usable = self._usable_instances()
+        instances = self._find_instances(kind)
         if kind == "embed" and self._client_keys is not None:
-            await self._generation.embed_with_account(path, client, body, usable)
+            await self._generation.embed_with_account(path, client, body, instances)
             return
         if (inlined := await self._record_keeper.inline_records(path, client, body)) is not None:
             body = inlined.body
-        work = await self._choose_forwarding(kind, path, client, usable, body)
+        work = await self._choose_forwarding(kind, path, client, instances, body)
         timeout = self._scheduler.options.tokenizer_timeout if kind == "tokenize" else None
         try:
             async with asyncio.timeout(timeout):
@@ -270,29 +272,30 @@ class InferenceFront:
             raise refusals.coordinator_error(408, refusals.TEXTS.tokenizer_timeout) from None
 
     async def _choose_forwarding(
-        self, kind: RouteKind, path: ApiPath, client: DownstreamClient, usable: list[ClusterInstance], body: bytes
+        self, kind: RouteKind, path: ApiPath, client: DownstreamClient, instances: list[ClusterInstance], body: bytes
     ) -> Coroutine[Any, Any, None]:
         """Return the forwarding of a request: to one instance, to all, or to all with one answer made of theirs."""
         connections, method = self._connections, client.scope["method"]
         if kind == "summed_info" and method != "HEAD":
-            return forward.forward_and_merge(connections, client, usable, body, merge_answers.sum_pages)
-        if kind == "models" and method != "HEAD" and len({instance.models for instance in usable}) > 1:
-            return forward.forward_and_merge(connections, client, usable, body, merge_answers.unite_lists)
+            return forward.forward_and_merge(connections, client, instances, body, merge_answers.sum_pages)
+        if kind == "models" and method != "HEAD" and len({instance.models for instance in instances}) > 1:
+            return forward.forward_and_merge(connections, client, instances, body, merge_answers.unite_lists)
         if kind == "activity" and method != "HEAD":
-            return forward.forward_and_merge(connections, client, usable, body, merge_answers.merge_activity)
+            return forward.forward_and_merge(connections, client, instances, body, merge_answers.merge_activity)
         if kind == "abort":
-            return forward.forward_to_able(connections, client, usable, body)
+            return forward.forward_to_able(connections, client, instances, body)
         if kind in FOR_ALL_INSTANCES or (kind == "endpoint" and method not in ("GET", "HEAD")):
-            return forward.forward_to_all(connections, client, usable, body)
-        holders = await self._scheduling_facts.instances_holding_model(path, client, body, usable)
+            return forward.forward_to_all(connections, client, instances, body)
+        holders = await self._scheduling_facts.instances_holding_model(path, client, body, instances)
         return forward.forward_to_one(connections, client, least_loaded(holders), body)
 
-    def _usable_instances(self) -> list[ClusterInstance]:
-        """Return the usable instances. Raises ParleyError if there is none."""
-        usable = self._scheduler.table.usable_instances()
-        if not usable:
+    def _find_instances(self, kind: RouteKind) -> list[ClusterInstance]:
+        """Return the instances that requests of this kind may be forwarded to. Raises ParleyError if there is none."""
+        table = self._scheduler.table
+        instances = table.running_instances() if kind in ENDS_REQUESTS else table.usable_instances()
+        if not instances:
             raise refusals.coordinator_error(503, refusals.TEXTS.cluster_not_ready)
-        return usable
+        return instances
 
 
 def wrap_cors(front: InferenceFront, options: ServerOptions) -> ASGIApp:

@@ -50,6 +50,10 @@ class InstanceTable:
         now = self.clock()
         return [instance for instance in self.instances.values() if instance.is_usable(now)]
 
+    def running_instances(self) -> list[ClusterInstance]:
+        """Return the instances that may be running requests, whether or not they take new ones."""
+        return [instance for instance in self.instances.values() if instance.has_answered and not instance.lost]
+
     @property
     def checks_keys(self) -> bool:
         """Whether instances have API keys, as all of a cluster do or none does."""
