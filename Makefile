@@ -70,6 +70,7 @@ serve: $(SERVING)
 # Two processes more than there are processors run the tests, because many tests wait; five at most. Those that end early
 # take over tests of the others.
 PROCESSORS := $(shell getconf _NPROCESSORS_ONLN)
+BUILD_KERNELS := $(VENV)/bin/python parley/native/build.py
 PARALLEL := --numprocesses $(shell echo $$(($(PROCESSORS) < 4 ? $(PROCESSORS) + 2 : 5))) --dist worksteal
 # The tests that alone reach nearly every branch of core/ and dialects/. Tracing makes them half as fast, so tests of apis/
 # that reach few more are left to the others.
@@ -80,7 +81,7 @@ test: setup
 ifneq ($(strip $(ARGS)),)
 	@$(VENV)/bin/python -m pytest $(ARGS)
 else
-	@$(MAKE) --no-print-directory kernels  # once, before every process needs them
+	@$(BUILD_KERNELS) --usable >/dev/null || true  # once, before every process needs them
 	@# Hundreds of processes import parley and its tests. If none could keep the bytecode, each would compile them again.
 	@export PYTHONDONTWRITEBYTECODE=; status=0; \
 	$(VENV)/bin/python -m pytest $(PARALLEL) --cov --cov-report=term $(COVERED) || status=$$?; \
@@ -89,7 +90,7 @@ else
 endif
 
 kernels: setup
-	@$(VENV)/bin/python parley/native/build.py >/dev/null || true  # without a compiler, torch's kernels are used
+	@$(BUILD_KERNELS) >/dev/null || true  # without a compiler, torch's kernels are used
 
 test-torch: setup
 	@PARLEY_NATIVE=off $(VENV)/bin/python -m pytest $(ARGS)

@@ -1,7 +1,8 @@
 """Compiles the kernels: one library per instruction set, all from the same sources. File names hold a hash of these.
 
-This module runs when parley is installed, when a library is missing, and as ``python parley/native/build.py``.
-setup.py loads this file by its path, so it must import only the standard library.
+This module runs when parley is installed, when a library is missing, and as ``python parley/native/build.py``, with
+``--usable`` only for the instruction sets of this CPU. setup.py loads this file by its path, so it must import only the
+standard library.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import os
 import platform
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -155,7 +157,7 @@ def install_levels(folder: Path, wanted_levels: Iterable[str]) -> list[Path]:
 
 if __name__ == "__main__":
     try:
-        for path in install_levels(HERE, buildable_levels()):
+        for path in install_levels(HERE, usable_levels() if "--usable" in sys.argv else buildable_levels()):
             print(path)
     except BuildError as error:
         raise SystemExit(f"error: {error}") from None
