@@ -185,15 +185,18 @@ class Coordinator:
         freeze_objects()
         stop = asyncio.create_task(self._stop_event.wait())
         watching = asyncio.gather(watch_certificates(self._tls_files(), self._reload_certificates), self._watch_keys())
+        resuming = asyncio.create_task(self.front.resume_batches())
         try:
             await asyncio.wait({stop, serving}, return_when=asyncio.FIRST_COMPLETED)
+            resuming.cancel()
             await self._drain_requests()
         finally:
             stop.cancel()
             watching.cancel()
+            resuming.cancel()
             for server in self._servers:
                 server.should_exit = server.force_exit = True
-            await asyncio.gather(serving, stop, watching, return_exceptions=True)
+            await asyncio.gather(serving, stop, watching, resuming, return_exceptions=True)
             if self._grpc_port is not None:
                 await self._grpc_port.stop_server(POLL_SECONDS)
             await self.controller.stop_loop()

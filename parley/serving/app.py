@@ -51,7 +51,7 @@ from parley.serving.keys.audit_log import AuditLog
 from parley.serving.keys.scopes import check_key_api
 from parley.serving.options import ServerOptions
 from parley.serving.registry import ModelRegistry
-from parley.web.auth import KEPT_KEY, NO_ADMIN_KEY, ApiKeys, BrowserGuard, PortReach, port_reach
+from parley.web.auth import KEPT_KEY, KEPT_KEY_REFUSED, NO_ADMIN_KEY, ApiKeys, BrowserGuard, PortReach, port_reach
 from parley.web.exchange import Exchange
 from parley.web.framing.request_head import raise_head_error
 from parley.web.logs import log_access
@@ -377,7 +377,7 @@ class App:
         if KEPT_KEY in scope:
             tenant = self.keys.find_kept_key(scope[KEPT_KEY])
             if tenant is None:
-                raise Unauthorized("The API key of this batch is not accepted any more.")
+                raise Unauthorized(KEPT_KEY_REFUSED)
             exchange.tenant, exchange.log_entry.key = tenant, self.keys.name_key(tenant)
             return
         self._access_gate.check_headers(headers, exchange.dialect.web_origins)

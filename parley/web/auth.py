@@ -25,6 +25,7 @@ from parley.types import NO_TENANT, KeyLimits, KeyOwner, Tenant
 
 KEY_HEADERS = (b"api-key", b"x-api-key")
 KEPT_KEY = "parley.kept_key"  # in the scope of a request that the server sends itself: its client's ``KeptKey``
+KEPT_KEY_REFUSED = "The API key of this batch is not accepted any more."
 TENANT_ID_LENGTH = 32  # hexadecimal digits
 NO_ADMIN_KEYS = (
     "API keys may not change the server. Start it with --admin-key-file FILE; the keys in that file may change it, and "

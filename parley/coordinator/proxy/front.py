@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -52,6 +52,8 @@ ENDS_REQUESTS: frozenset[RouteKind] = frozenset({"abort", "abort_list"})
 # Answered here, for clients whose key an instance accepts.
 GUARDED_KINDS: frozenset[RouteKind] = frozenset({"metrics", "load"})
 PROBE_KINDS: frozenset[RouteKind] = frozenset({"live", "ready", "probe", "health", "metrics", "load"})
+READY_SECONDS = 1.0  # between two looks at whether requests can be served
+ACCEPT_ALL_CLIENTS, REFUSE_ALL_KEYS = ApiKeys(()), ApiKeys((), hashed_keys=())
 
 
 class InferenceFront:
@@ -62,6 +64,8 @@ class InferenceFront:
     documented form; ``span_exporter`` sends the spans of requests elsewhere, None: they are not traced.
     ``client_keys``: the clients' keys; None: instances check them.
     """
+
+    apis = "coordinator"  # of its only port
 
     def __init__(
         self,
@@ -82,7 +86,9 @@ class InferenceFront:
         table = scheduler.table
         self._identity = ClientIdentity(table, connections, client_keys)
         self._scheduling_facts = SchedulingFacts(table, self._identity)
-        self._record_keeper = RecordKeeper(table, self._identity, knows_keys=client_keys is not None)
+        self._record_keeper = RecordKeeper(
+            table, self._identity, knows_keys=client_keys is not None, is_ending=lambda: self.load.stopping
+        )
         self._generation = GenerationFront(
             scheduler,
             connections,
@@ -100,7 +106,7 @@ class InferenceFront:
         self._local_answers = LocalAnswers(
             scheduler.table, metrics_page, client_keys, strict, lambda: self.load.open_requests - 1
         )
-        accepted_keys = ApiKeys(()) if client_keys is None else client_keys.keys
+        accepted_keys = ACCEPT_ALL_CLIENTS if client_keys is None else client_keys.keys
         self._browser_guard = BrowserGuard(options.host, options.hosts, options.cors, accepted_keys)
 
     def use_options(self, options: ServerOptions, memory_limit: int) -> None:
@@ -115,6 +121,24 @@ class InferenceFront:
     def web_origins(self, path: str) -> str:
         """Return a regular expression of the origins whose pages may call the API at a path, "" if none may."""
         return self._paths.error_dialect(path).web_origins
+
+    @property
+    def keys(self) -> ApiKeys:
+        """The keys that this port itself accepts. Those that only instances know are none of them."""
+        if self._client_keys is not None:
+            return self._client_keys.keys
+        return REFUSE_ALL_KEYS if self._record_keeper.only_instances_check_keys else ACCEPT_ALL_CLIENTS
+
+    @property
+    def route_table(self) -> Mapping[tuple[str, str], ApiPath]:
+        """The paths without parameters, by method and path."""
+        return self._paths.fixed_paths
+
+    async def resume_batches(self) -> None:
+        """Go on with the batches of coordinators that have ended, until this one ends."""
+        while not self.load.is_ready:
+            await asyncio.sleep(READY_SECONDS)
+        await self._record_keeper.resume_batches(self)
 
     async def close(self) -> None:
         """Close the stores that outlive requests."""

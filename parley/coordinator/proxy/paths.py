@@ -79,6 +79,11 @@ class PathTable:
                 else:
                     self._plain.setdefault((verb, path), api_path)
 
+    @property
+    def fixed_paths(self) -> Mapping[tuple[str, str], ApiPath]:
+        """The paths without parameters, by method and path."""
+        return self._plain
+
     def match_path(
         self, method: str, path: str, model_names: Callable[[], Iterable[str]] = tuple
     ) -> tuple[ApiPath, Mapping[str, str]]:

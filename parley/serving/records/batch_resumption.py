@@ -36,7 +36,10 @@ class PortApp(Protocol):
     """The application of a port."""
 
     apis: str
-    keys: ApiKeys
+
+    @property
+    def keys(self) -> ApiKeys:
+        """The accepted API keys."""
 
     @property
     def route_table(self) -> Mapping[tuple[str, str], RoutedEndpoint]:

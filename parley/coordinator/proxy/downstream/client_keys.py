@@ -15,13 +15,14 @@ from parley.coordinator.proxy.downstream.client import DownstreamClient
 from parley.coordinator.proxy.paths import ApiPath
 from parley.dialects.mounts import API_NAMES, route_scope
 from parley.disagg.wire.vouched_client import CLIENT_HEADER, UsedTokens, write_vouched_client
+from parley.errors import Unauthorized
 from parley.serving.keys.accounts import KeyLedger
 from parley.serving.keys.audit_log import AuditLog
 from parley.serving.keys.scopes import check_key_api
 from parley.serving.keys.usage_page import render_usage
 from parley.serving.keys.usage_store import UsageStore
-from parley.types import Usage
-from parley.web.auth import ApiKeys
+from parley.types import Tenant, Usage
+from parley.web.auth import KEPT_KEY, KEPT_KEY_REFUSED, ApiKeys
 
 
 class ClientKeys:
@@ -49,12 +50,22 @@ class ClientKeys:
         client.is_admin_call = scope == "admin"
         if path is not None and (path.is_open or path.find_page(client.headers) is not None):
             return
-        client.tenant = tenant = self.keys.check_key(client.headers)
+        client.tenant = tenant = self._find_tenant(client)
         client.log_entry.key = self.keys.name_key(tenant)
         if client.is_admin_call:
             self.keys.check_admin_key(client.headers)
             tenant = msgspec.structs.replace(tenant, is_admin=True)  # perhaps by another of several keys
         client.vouched_headers = ((CLIENT_HEADER, write_vouched_client(tenant, client.log_entry.key)),)
+
+    def _find_tenant(self, client: DownstreamClient) -> Tenant:
+        """Return who sends a request: its client, or this server for a client whose key it accepted once. Raises
+        Unauthorized."""
+        if KEPT_KEY not in client.scope:
+            return self.keys.check_key(client.headers)
+        tenant = self.keys.find_kept_key(client.scope[KEPT_KEY])
+        if tenant is None:
+            raise Unauthorized(KEPT_KEY_REFUSED)
+        return tenant
 
     def check_api(self, client: DownstreamClient) -> None:
         """Check that the client's key may use the API of its request. Raises Forbidden."""

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from functools import partial
-
-from starlette.types import ASGIApp
 
 from parley.coordinator.proxy.client_identity import ClientIdentity
 from parley.coordinator.proxy.downstream.client import DownstreamClient
@@ -19,8 +18,9 @@ from parley.errors import ParleyError
 from parley.serving.generate import follow_events
 from parley.serving.handlers import replay_stream
 from parley.serving.records.background import BackgroundRuns, tenant_records
+from parley.serving.records.batch_resumption import BatchResumption, PortApp
 from parley.serving.records.batch_runner import BatchRunner
-from parley.serving.records.inner_sender import sender_of_client
+from parley.serving.records.inner_sender import kept_run, sender_of_client
 from parley.serving.records.opening import open_record_store
 from parley.web.auth import presented_keys
 from parley.web.offload import OFFLOAD_SIZE
@@ -28,15 +28,17 @@ from parley.web.offload import OFFLOAD_SIZE
 
 class RecordKeeper:
     """The records of all tenants. ``runs``: the requests in the background; ``knows_keys``: the coordinator checks the
-    clients' keys. Raises BadRecordFile."""
+    clients' keys; ``is_ending``: whether the coordinator ends. Raises BadRecordFile."""
 
-    def __init__(self, table: InstanceTable, identity: ClientIdentity, *, knows_keys: bool = False):
+    def __init__(
+        self, table: InstanceTable, identity: ClientIdentity, *, knows_keys: bool, is_ending: Callable[[], bool]
+    ):
         options = table.options
         self._identity, self._knows_keys = identity, knows_keys
         self._store = open_record_store(options.response_store, options.response_lifetime, options.response_store_file)
         self._table = table
         self.runs = BackgroundRuns(self._store)
-        self._batch_runner = BatchRunner(self.runs, self._store)
+        self._batch_runner = BatchRunner(self.runs, self._store, is_ending=is_ending)
 
     def serves(self, client: DownstreamClient) -> bool:
         """Whether this coordinator keeps the client's records.
@@ -44,9 +46,18 @@ class RecordKeeper:
         Servers other than parley keep their own, and know nothing of these. If a client sends several keys, only the
         server that checks them knows which one is accepted, and so whose records they are.
         """
-        elsewhere = self._table.checks_keys and not self._knows_keys
-        is_one_tenant = not elsewhere or len(set(presented_keys(client.headers))) < 2
+        is_one_tenant = not self.only_instances_check_keys or len(set(presented_keys(client.headers))) < 2
         return bool(self._store.size) and is_one_tenant and all(instance.native for instance in self._table)
+
+    @property
+    def only_instances_check_keys(self) -> bool:
+        """Whether a client's key is needed for its requests, because this coordinator does not know it."""
+        return self._table.checks_keys and not self._knows_keys
+
+    async def resume_batches(self, app: PortApp) -> None:
+        """Go on with the batches of coordinators that have ended, until this one ends."""
+        records_of = partial(tenant_records, self._store, self.runs)
+        await BatchResumption(self._batch_runner, [app], records_of).keep_resuming()
 
     async def close(self) -> None:
         """Stop the requests in the background, and close the store."""
@@ -69,7 +80,7 @@ class RecordKeeper:
         client.records_inlined = True
         return inlined
 
-    async def answer_stored(self, route: Route, client: DownstreamClient, app: ASGIApp) -> None:
+    async def answer_stored(self, route: Route, client: DownstreamClient, app: PortApp) -> None:
         """Read or change the client's records, stream a background request again, or begin a batch, whose requests go
         to ``app``. Raises ParleyError, ClientGone."""
         assert route.reader is not None
@@ -82,8 +93,10 @@ class RecordKeeper:
             await client.send_response(result.body, result.status, result.content_type)
         elif isinstance(result, BatchJob):
             tenant = self._identity.tenant_of(client)
-            sender = sender_of_client(app, client.scope, result)
-            await client.send_response(self._batch_runner.accept_batch(tenant, result, sender))
+            sender, run = sender_of_client(app, client.scope, result), None
+            if not self.only_instances_check_keys:
+                run = kept_run(client.scope, result, app.apis, app.keys.keep_key(client.tenant))
+            await client.send_response(self._batch_runner.accept_batch(tenant, result, sender, run))
         else:
             await replay_stream(self.runs, self._identity.tenant_of(client), client, result)
 
