@@ -37,7 +37,7 @@ ENDLESS = {"max_tokens": 1900, "ignore_eos": True, "stream": True}
 # Three requests in slots 5, 2 and 0; the second has no options of the plugin's. Then slot 5 gets another request.
 SLOT_SCRIPT = """
 import sys
-sys.path.insert(0, sys.argv[1])
+sys.path.append(sys.argv[1])
 import start
 from types import SimpleNamespace
 import msgspec
