@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from transformers.generation.logits_process import TopKLogitsWarper, TopPLogitsWarper, TypicalLogitsWarper
 
 from parley.core.sequence import Sequence
-from parley.model.sampling.draw import GOLDEN_GAMMA, draw_cut, draw_full, draw_typical, splitmix64, uniform_number
+from parley.model.sampling.draw import GOLDEN_GAMMA, draw_full, draw_truncated, draw_typical, splitmix64, uniform_number
 from parley.model.sampling.logprobs import score_tokens
 from parley.model.sampling.sampler import Sampler
 from parley.types import EngineRequest, Sampling
@@ -275,8 +275,8 @@ def test_candidate_count_does_not_change_drawn_tokens(case, width):
         torch.full((rows,), options.top_p, dtype=torch.float64),
         torch.linspace(0, 1 - 2**-53, rows, dtype=torch.float64),
     )
-    tokens = draw_cut(*args, width=vocab)
-    assert torch.equal(draw_cut(*args, width=width), tokens)
+    tokens = draw_truncated(*args, width=vocab)
+    assert torch.equal(draw_truncated(*args, width=width), tokens)
     if options.top_k in (0, 10_000) and options.top_p == 1:
         assert torch.equal(draw_full(args[0], args[1], args[2], args[5]), tokens)
 
@@ -287,7 +287,7 @@ def test_wide_nucleus_is_cut_at_the_same_token(top_p, top_k):
     logits = torch.randn(3000, generator=torch.Generator().manual_seed(2)).expand(500, 3000)
     u = torch.linspace(0, 1 - 2**-53, 500, dtype=torch.float64)
     options = (torch.ones(500), torch.zeros(500).double(), torch.full((500,), top_k), torch.full_like(u, top_p), u)
-    assert torch.equal(draw_cut(logits, *options, width=3000), draw_cut(logits, *options, width=4))
+    assert torch.equal(draw_truncated(logits, *options, width=3000), draw_truncated(logits, *options, width=4))
 
 
 @pytest.mark.parametrize("spread", [0.01, 3.0])

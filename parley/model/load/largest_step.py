@@ -11,7 +11,7 @@ from parley.core.sequence import BLOCK_SIZE
 from parley.model.load.memory import guard_allocation
 from parley.model.networks.network import DecoderNetwork, PackedBatch
 from parley.model.networks.paged_kv import PagedKV
-from parley.model.sampling.draw import CANDIDATES, draw_cut
+from parley.model.sampling.draw import CANDIDATES, draw_truncated
 from parley.types import Settings
 
 log = logging.getLogger("parley.engine")
@@ -68,4 +68,4 @@ def run_largest_step(network: DecoderNetwork, cache: PagedKV, parts: list[Sequen
     native.argmax(logits)
     ones = torch.ones(drawn, dtype=torch.float64, device=cache.device)
     top_k = torch.full((drawn,), CANDIDATES, device=cache.device)
-    return draw_cut(logits, ones.float(), 0 * ones, top_k, ones / 2, ones / 2)
+    return draw_truncated(logits, ones.float(), 0 * ones, top_k, ones / 2, ones / 2)

@@ -58,7 +58,7 @@ def draw_full(logits: torch.Tensor, temperature: torch.Tensor, min_p: torch.Tens
     return torch.cat(parts)
 
 
-def draw_cut(
+def draw_truncated(
     logits: torch.Tensor,
     temperature: torch.Tensor,
     min_p: torch.Tensor,
@@ -94,11 +94,11 @@ def draw_cut(
     index = _pick_index(weights.gather(1, order), u)
     tokens = ids.gather(1, order.gather(1, index[:, None]))[:, 0]
     for row in (~complete).nonzero():
-        tokens[row] = _draw_cut_wide(*(part[row] for part in (logits, temperature, min_p, top_k, top_p, u)))
+        tokens[row] = _draw_truncated_wide(*(part[row] for part in (logits, temperature, min_p, top_k, top_p, u)))
     return tokens
 
 
-def _draw_cut_wide(
+def _draw_truncated_wide(
     logits: torch.Tensor,
     temperature: torch.Tensor,
     min_p: torch.Tensor,
@@ -106,8 +106,8 @@ def _draw_cut_wide(
     top_p: torch.Tensor,
     u: torch.Tensor,
 ) -> torch.Tensor:
-    """Draw as ``draw_cut`` for a single row, from all its tokens. Every argument keeps a first dimension of size 1."""
-    return _pick_index(_cut_vocabulary(logits, temperature, min_p, top_k, top_p)[1], u)
+    """Draw as ``draw_truncated`` does, but from all tokens of a single row. The first size of all arguments is 1."""
+    return _pick_index(_truncate_vocabulary(logits, temperature, min_p, top_k, top_p)[1], u)
 
 
 def draw_typical(
@@ -119,14 +119,14 @@ def draw_typical(
     typical_p: torch.Tensor,
     u: torch.Tensor,
 ) -> torch.Tensor:
-    """Draw as ``draw_cut``, limited to the most typical remaining tokens up to typical_p (float64 [R]): int64 [R].
+    """Draw as ``draw_truncated``, only from the most typical remaining tokens up to typical_p (float64 [R]): int64 [R].
 
     Row by row and over the whole vocabulary, because the mean is a sum of floats and its order must not depend on the
     batch.
     """
     tokens = []
     for row in torch.arange(len(logits), device=logits.device)[:, None]:
-        x, weights = _cut_vocabulary(*(part[row] for part in (logits, temperature, min_p, top_k, top_p)))
+        x, weights = _truncate_vocabulary(*(part[row] for part in (logits, temperature, min_p, top_k, top_p)))
         total = weights.sum(-1)
         terms = torch.where(weights > 0, weights * x.double(), 0.0)
         mean = terms.cumsum(-1)[:, -1] / total  # in sequence: sum() would split the work among threads
@@ -137,7 +137,7 @@ def draw_typical(
     return torch.cat(tokens)
 
 
-def _cut_vocabulary(
+def _truncate_vocabulary(
     logits: torch.Tensor, temperature: torch.Tensor, min_p: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return x float32 and weights int64 of a single row's tokens, [1, V]; dropped tokens have weight 0."""

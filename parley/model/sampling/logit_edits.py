@@ -14,6 +14,7 @@ from parley import watermark
 from parley.core.sequence import Sequence
 from parley.model.sampling.bans import BannedPhrases, RepeatedNgrams
 from parley.model.sampling.penalties import FINITE_INFINITY, Penalties
+from parley.model.sampling.token_mask import mask_tokens
 from parley.types import EngineRequest
 
 
@@ -74,12 +75,12 @@ class LogitsProcessor:
             green = watermark.is_green(self._sequence.tokens[-1], self.vocabulary_ids)
             row += torch.from_numpy(green * np.float32(watermark.GREEN_BONUS)).to(row.device)
         if self.disallowed is not None:
-            self._mask_tokens(row, self.disallowed.to(row.device))
+            mask_tokens(row, self.disallowed.to(row.device))
         banned = self._banned_tokens(len(row))
         if banned:
-            self._mask_tokens(row, torch.tensor(banned, device=row.device))
+            mask_tokens(row, torch.tensor(banned, device=row.device))
         if position < self.min_tokens:
-            self._mask_tokens(row, self.stop_ids.to(row.device))
+            mask_tokens(row, self.stop_ids.to(row.device))
         if self.penalties is not None:
             self.penalties.edit_logits(row, self._sequence.tokens)
 
@@ -92,11 +93,3 @@ class LogitsProcessor:
         if self.ngrams is not None:
             banned |= self.ngrams.repeating_next(sequence.tokens)
         return sorted(token_id for token_id in banned if 0 <= token_id < vocab_size)
-
-    @staticmethod
-    def _mask_tokens(row: torch.Tensor, token_ids: torch.Tensor) -> None:
-        """Set logits to -inf, unless no token would remain."""
-        previous = row[token_ids]
-        row[token_ids] = float("-inf")
-        if torch.isneginf(row.amax()):
-            row[token_ids] = previous

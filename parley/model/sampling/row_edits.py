@@ -16,6 +16,7 @@ from parley.model.sampling.bans import RepeatedNgrams
 from parley.model.sampling.extra_options import ExtraOptions
 from parley.model.sampling.penalties import Penalties
 from parley.model.sampling.thinking_budget import ThinkingBudget
+from parley.model.sampling.token_mask import mask_tokens
 from parley.watermark import GREEN_BONUS, is_green
 
 
@@ -72,14 +73,6 @@ class RowEdits:
         """
         if self.options.typical_p < 1 and temperature > 0 and self._output_count >= len(self.options.forced):
             row[~typical_tokens(row.float() / temperature, self.options)] = float("-inf")
-
-
-def mask_tokens(row: torch.Tensor, tokens: torch.Tensor) -> None:
-    """Set logits to -inf, unless no token would remain. ``tokens``: ids, or bool [V]."""
-    previous = row[tokens]
-    row[tokens] = float("-inf")
-    if torch.isneginf(row.amax()):
-        row[tokens] = previous
 
 
 def typical_tokens(x: torch.Tensor, options: ExtraOptions) -> torch.Tensor:

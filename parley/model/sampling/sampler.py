@@ -1,12 +1,13 @@
 """The sampler: draws one token per row of logits, with the sampling parameters of the row's slot.
 
-Parameters are written into tables when a sequence gets its slot and gathered in each step, so that plain rows cost no
-Python time of their own. The order of operations is vLLM's, which clients rely on: raw logprobs first; then grammar,
-bias, watermark, banned tokens, penalties, temperature, min_p, top_k, top_p, typical_p, draw.
+Parameters are written into tables when a sequence gets its slot, and each step gathers them by slot, so that a row
+without special options costs no Python time of its own. The order of operations is vLLM's, which clients rely on: raw
+logprobs first; then grammar, bias, watermark, banned tokens, penalties, temperature, min_p, top_k, top_p, typical_p,
+draw.
 
-Randomness is a function, not a state: one uniform number per token, from seed and position. A row's draw depends on
-that row alone. The arithmetic is in ``draw``, ``logit_edits`` and ``logprobs``; this file must not know how a model
-runs.
+There is no generator state: each token has one uniform random number, a function of seed and position. A row's draw
+depends on that row alone. The arithmetic is in ``draw``, ``logit_edits`` and ``logprobs``. This module does not know
+how a model runs.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from parley import native
 from parley.core.sequence import BeamCandidate, Sequence
-from parley.model.sampling.draw import draw_cut, draw_full, draw_typical, uniform_number
+from parley.model.sampling.draw import draw_full, draw_truncated, draw_typical, uniform_number
 from parley.model.sampling.grammar_mask import EndKind, GrammarCache, GrammarState
 from parley.model.sampling.logit_edits import LogitsProcessor
 from parley.model.sampling.logprobs import (
@@ -35,7 +36,7 @@ from parley.model.sampling.logprobs import (
 from parley.native.device_copy import copy_to_device
 from parley.types import TokenScore
 
-DrawMethod = Literal["greedy", "whole", "cut", "typical"]
+DrawMethod = Literal["greedy", "full", "truncated", "typical"]
 DRAW_METHODS: tuple[DrawMethod, ...] = get_args(DrawMethod)
 SHORT_LIST = 64  # logprobs per row; longer lists take more time, so their rows are scored separately
 TRIED_TOKENS = 32  # most probable tokens of a row that are tried before the mask of a free text is computed
@@ -45,9 +46,12 @@ GREEDY_BELOW = 1e-6  # temperatures below this count as 0. vLLM's bound is 1e-5;
 
 
 @dataclass(frozen=True, slots=True)
-class SlotPlan:
-    """How to sample a slot. ``method``: "greedy", or draw from the "whole" vocabulary, "cut" by top_k or top_p, or
-    "typical" with typical_p and any of the others."""
+class SamplingPlan:
+    """How tokens of a slot are drawn, besides the numbers in the sampler's tables.
+
+    ``method``: "greedy", or by chance from the "full" vocabulary, "truncated" by top_k or top_p, or "typical": with
+    typical_p and any of the others.
+    """
 
     seed: int
     method: DrawMethod
@@ -64,10 +68,10 @@ class SlotPlan:
 
 
 class Sampler:
-    """Holds the sampling parameters of ``slots`` sequences and draws tokens from their logits.
+    """Holds the sampling parameters of ``slots`` sequences, and draws tokens from their logits.
 
-    ``grammars``: creates grammar states; None if no sequence may have a grammar. ``lazy_masks``: greedy sequences get a
-    mask only if their grammar allows none of the most probable tokens.
+    ``grammars``: creates grammar states; None if no sequence may have a grammar. The attribute ``lazy_masks``: greedy
+    sequences get a mask only if their grammar allows none of the most probable tokens.
     """
 
     def __init__(
@@ -78,7 +82,7 @@ class Sampler:
         self.grammars = grammars
         self.device = torch.device(device)
         self.lazy_masks = self.device.type == "cpu" and torch.get_num_threads() <= FEW_CORES
-        self._plans: list[SlotPlan | None] = [None] * slots
+        self._plans: list[SamplingPlan | None] = [None] * slots
         self._temperature = torch.ones(slots, dtype=torch.float32, device=device)
         self._min_p = torch.zeros(slots, dtype=torch.float64, device=device)
         self._top_p = torch.ones(slots, dtype=torch.float64, device=device)
@@ -89,13 +93,13 @@ class Sampler:
         """Write the sequence's parameters into row ``slot``, and count the tokens it already has."""
         request, sampling = sequence.request, sequence.request.sampling
         top_k = sampling.top_k if 0 < sampling.top_k < self.vocab_size else 0
-        method: DrawMethod = "whole"
+        method: DrawMethod = "full"
         if sampling.temperature < GREEDY_BELOW:
             method = "greedy"
         elif sampling.typical_p < 1.0:
             method = "typical"
         elif top_k > 0 or sampling.top_p < 1.0:
-            method = "cut"
+            method = "truncated"
         processor = LogitsProcessor(sequence, self.vocab_size) if LogitsProcessor.needs_processor(request) else None
         grammar = None
         if GrammarState.needs_state(request):
@@ -105,7 +109,7 @@ class Sampler:
             grammar = self.grammars.new_state(sequence, greedy=greedy, lazy=greedy and self.lazy_masks)
         beams = request.beam.width if request.beam is not None else 0
         stop_ids = [token_id for token_id in request.stop_ids if 0 <= token_id < self.vocab_size] if beams else []
-        self._plans[slot] = SlotPlan(
+        self._plans[slot] = SamplingPlan(
             sequence.seed, method, request.logprobs, processor, grammar, beams, stop_ids, request.logprob_ids
         )
         if method != "greedy":
@@ -191,7 +195,7 @@ class Sampler:
         """Whether ``start_draw`` can draw for the slot."""
         plan = self._slot_plan(slot)
         needs_host = plan.processor is not None or plan.grammar is not None or plan.logprobs >= 0 or plan.beams
-        return plan.method in ("greedy", "whole") and not needs_host
+        return plan.method in ("greedy", "full") and not needs_host
 
     def start_draw(
         self, logits: torch.Tensor, argmax_ids: torch.Tensor, slots: list[int], positions: list[int]
@@ -252,20 +256,19 @@ class Sampler:
         plan = self._slot_plan(slot)
         return plan.processor is not None or plan.grammar is not None
 
-    def _slot_plan(self, slot: int) -> SlotPlan:
+    def _slot_plan(self, slot: int) -> SamplingPlan:
         plan = self._plans[slot]
         assert plan is not None, f"slot {slot} samples without a sequence"
         return plan
 
     def _follow_grammars(
-        self, logits: torch.Tensor, plans: list[SlotPlan], argmax_ids: torch.Tensor | None
+        self, logits: torch.Tensor, plans: list[SamplingPlan], argmax_ids: torch.Tensor | None
     ) -> dict[int, int]:
         """Pick the tokens of greedy rows that have no constraint except a grammar: {row: token}.
 
-        If a mask is needed and the row's most probable token is allowed, that token is the answer and no mask is
-        computed. Where letters may come next, many tokens are allowed: the mask takes long, and one of the most
-        probable tokens is likely to be allowed, so these are tried first. Elsewhere the mask takes less time than the
-        trials.
+        If a row needs a mask, but its most probable token is allowed, that token is the answer and no mask is computed.
+        If letters may come next, many tokens are allowed: the mask takes long, and one of the most probable tokens is
+        likely to be allowed, so these are tried first. Otherwise the mask takes less time than the trials.
         """
         grammars = {
             row: plan.grammar
@@ -274,45 +277,56 @@ class Sampler:
         }
         if not grammars:
             return {}
-        first = (native.argmax(logits)[1] if argmax_ids is None else argmax_ids).tolist()
+        best_ids = (native.argmax(logits)[1] if argmax_ids is None else argmax_ids).tolist()
         tokens = {
-            row: first[row]
+            row: best_ids[row]
             for row, grammar in grammars.items()
-            if grammar.mask_needed and grammar.allows_token(first[row])
+            if grammar.mask_needed and grammar.allows_token(best_ids[row])
         }
-        rows = []
-        for row, grammar in grammars.items():
-            if grammar.mask_needed and row not in tokens:
-                if grammar.allows_letters():
-                    rows.append(row)
-                else:
-                    grammar.request_mask(in_thread=False)
-        if rows:
-            top_logits = native.top_k(logits if 2 * len(rows) > len(logits) else logits[rows], TRIED_TOKENS + 1)
-        for place, row in enumerate(rows):
-            values, ids = (
-                tensor[row if len(top_logits[0]) == len(logits) else place].tolist() for tensor in top_logits
-            )
-            ranked = sorted(
-                (-value, token_id) for value, token_id in zip(values, ids, strict=True) if value > values[-1]
-            )
-            candidates = (token_id for _, token_id in ranked if token_id != first[row])
-            token = next(filter(grammars[row].allows_token, candidates), None)
-            if token is not None:
-                tokens[row] = token
-        rows = [row for row in rows if row not in tokens]
-        for row in rows:
-            grammars[row].request_mask(in_thread=row != rows[-1])
+        undecided = {row: state for row, state in grammars.items() if state.mask_needed and row not in tokens}
+        free_text = {row: state for row, state in undecided.items() if state.allows_letters()}
+        for row, state in undecided.items():
+            if row not in free_text:
+                state.request_mask(in_thread=False)
+        tokens |= self._try_likely_tokens(logits, free_text, best_ids)
+        rows_to_mask = [row for row in free_text if row not in tokens]
+        for row in rows_to_mask:
+            grammars[row].request_mask(in_thread=row != rows_to_mask[-1])
         for row, grammar in reversed(grammars.items()):  # threads start with the first
             if row not in tokens and grammar.wait_ready() is None:
-                best = grammar.best_allowed(logits[row])
-                tokens[row] = first[row] if best is None else best
+                best_allowed = grammar.best_allowed(logits[row])
+                tokens[row] = best_ids[row] if best_allowed is None else best_allowed
+        return tokens
+
+    def _try_likely_tokens(
+        self, logits: torch.Tensor, grammars: dict[int, GrammarState], best_ids: list[int]
+    ) -> dict[int, int]:
+        """Return the most probable token that the grammar of a row allows, for rows where one of the TRIED_TOKENS most
+        probable ones is allowed. ``grammars``: by row; they do not allow ``best_ids``, the most probable token."""
+        if not grammars:
+            return {}
+        has_most_rows = 2 * len(grammars) > len(logits)  # then selecting rows takes longer than it saves
+        values, ids = native.top_k(logits if has_most_rows else logits[list(grammars)], TRIED_TOKENS + 1)
+        tokens: dict[int, int] = {}
+        for place, (row, grammar) in enumerate(grammars.items()):
+            index = row if has_most_rows else place
+            row_values, row_ids = values[index].tolist(), ids[index].tolist()
+            # Ties with the last value are dropped, because an unlisted token of that value may have a lower id.
+            ranked = sorted(
+                (-value, token_id)
+                for value, token_id in zip(row_values, row_ids, strict=True)
+                if value > row_values[-1]
+            )
+            candidates = (token_id for _, token_id in ranked if token_id != best_ids[row])
+            token = next(filter(grammar.allows_token, candidates), None)
+            if token is not None:
+                tokens[row] = token
         return tokens
 
     def _edit_rows(
         self,
         logits: torch.Tensor,
-        plans: list[SlotPlan],
+        plans: list[SamplingPlan],
         positions: list[int],
         overwrite: bool,
         finished_rows: set[int],
@@ -345,7 +359,7 @@ class Sampler:
         self,
         logits: torch.Tensor,
         rows: Iterable[int],
-        plans: list[SlotPlan],
+        plans: list[SamplingPlan],
         slots: list[int],
         positions: list[int],
         argmax_ids: torch.Tensor | None,
@@ -368,7 +382,7 @@ class Sampler:
         return tokens
 
     def _choose_allowed(
-        self, logits: torch.Tensor, rows: list[int], plans: list[SlotPlan], slots: list[int], positions: list[int]
+        self, logits: torch.Tensor, rows: list[int], plans: list[SamplingPlan], slots: list[int], positions: list[int]
     ) -> torch.Tensor:
         """Return tokens for rows whose grammars allow few tokens: int64 [rows]. Only those logits are read.
 
@@ -393,25 +407,29 @@ class Sampler:
         self,
         logits: torch.Tensor,
         rows: list[int],
-        plans: list[SlotPlan],
+        plans: list[SamplingPlan],
         slots: list[int],
         positions: list[int],
         method: DrawMethod,
     ) -> torch.Tensor:
-        u = [uniform_number(plans[row].seed, positions[row]) for row in rows]
-        uniforms = copy_to_device(np.array(u, np.float64), self.device)
-        table = copy_to_device(np.array([slots[row] for row in rows], np.int64), self.device)
+        """Draw a token for each of ``rows`` by a method other than "greedy": int64 [rows]."""
+        numbers = [uniform_number(plans[row].seed, positions[row]) for row in rows]
+        uniforms = copy_to_device(np.array(numbers, np.float64), self.device)
+        row_slots = copy_to_device(np.array([slots[row] for row in rows], np.int64), self.device)
         if len(rows) < len(logits):
             logits = logits[copy_to_device(np.array(rows, np.int64), self.device)]
-        temperature, min_p = self._temperature[table], self._min_p[table]
-        if method == "whole":
+        temperature, min_p = self._temperature[row_slots], self._min_p[row_slots]
+        if method == "full":
             return draw_full(logits, temperature, min_p, uniforms)
-        top_k, top_p = self._top_k[table], self._top_p[table]
-        if method == "cut":
-            return draw_cut(logits, temperature, min_p, top_k, top_p, uniforms)
-        return draw_typical(logits, temperature, min_p, top_k, top_p, self._typical_p[table], uniforms)
+        top_k, top_p = self._top_k[row_slots], self._top_p[row_slots]
+        if method == "truncated":
+            return draw_truncated(logits, temperature, min_p, top_k, top_p, uniforms)
+        return draw_typical(logits, temperature, min_p, top_k, top_p, self._typical_p[row_slots], uniforms)
 
-    def _score_tokens(self, logits: torch.Tensor, plans: list[SlotPlan], tokens: list[int]) -> list[TokenScore | None]:
+    def _score_tokens(
+        self, logits: torch.Tensor, plans: list[SamplingPlan], tokens: list[int]
+    ) -> list[TokenScore | None]:
+        """Return the scores of the drawn tokens under the raw logits; None for rows that want no log-probabilities."""
         scores: list[TokenScore | None] = [None] * len(plans)
         short_rows = [row for row, plan in enumerate(plans) if 0 <= plan.logprobs <= SHORT_LIST]
         long_rows = [row for row, plan in enumerate(plans) if plan.logprobs > SHORT_LIST]
