@@ -122,7 +122,8 @@ class Admission:
             on_prepared()
 
     def cancel_waiting(self, request_id: str, index: int = -1) -> set[int]:
-        """Cancel one choice of a waiting request, or (-1) all. Returns the cancelled choices; none for unknown ids."""
+        """Cancel the choice ``index`` of a waiting request, or (-1) all. Return the cancelled choices; unknown ids have
+        none."""
         wanted_choices = self._wanted_choices.get(request_id, set())
         cancelled = wanted_choices & {index} if index >= 0 else wanted_choices
         if cancelled:
@@ -133,11 +134,12 @@ class Admission:
         return cancelled
 
     def finish_request(self, request_id: str) -> None:
-        """A started request has finished: release its adapter."""
+        """Release the adapter of a started request that has ended. Requests without an adapter are ignored."""
         if (entry := self._adapter_entries.pop(request_id, None)) is not None:
             self._adapter_cache.release_adapter(entry)
 
     def _on_prepared(self, request: EngineRequest, queued_at: float) -> None:
+        """Start a prepared request, or acquire its adapter first. Does nothing if it was cancelled meanwhile."""
         if request.id not in self._wanted_choices:
             return
         if request.adapter:

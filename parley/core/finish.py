@@ -30,7 +30,6 @@ def finish_reason(sequence: Sequence) -> EngineFinishReason | None:
     A stop token counts only after ``min_tokens`` other tokens: until then the sampler forbids it. "stop" takes
     precedence over "length" when both apply.
     """
-    generated = len(sequence.tokens) - sequence.prompt_len
-    if sequence.tokens[-1] in sequence.stop_token_ids and generated > sequence.request.min_tokens:
+    if sequence.tokens[-1] in sequence.stop_token_ids and sequence.output_length > sequence.request.min_tokens:
         return "stop"
-    return "length" if generated >= sequence.output_limit else None
+    return "length" if sequence.output_length >= sequence.output_limit else None

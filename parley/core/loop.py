@@ -1,12 +1,12 @@
 """The engine loop: requests in, outputs out, one model step at a time.
 
     add, cancel      between steps, so that new requests and cancels take effect before anything is scheduled
-    schedule         the scheduler selects sequences, and how many tokens of each are computed; or the step is one that
-                     ``core.run_ahead`` has started before
-    run              the model runner computes them
+    schedule         the scheduler selects sequences and how many tokens of each are computed, unless ``core.run_ahead``
+                     has started the step already
+    run              the model runner computes the step
     finish           append tokens, end choices, free pages
-    emit             one list of outputs for the whole step, with the engine's statistics
-    lend             the encoder of media items gets the rest of the step's time
+    emit             pass on the outputs of the whole step as one list, with the engine's statistics
+    lend             let the encoder of media items compute for the rest of the step's time
 
 Every choice that is added gets exactly one output with ``finish_reason``, unless it is cancelled; then no further
 output follows. No exception of a model runner leaves the loop: a failed step fails the choices that had a row in it, a
@@ -58,15 +58,18 @@ log = logging.getLogger("parley.engine")
 
 
 class EngineLoop:
-    """Drives ``runner`` by the ``settings``; ``emit(outputs, stats)`` is called at the end of each step, in its thread.
+    """Runs ``runner`` step by step, as the ``settings`` say. All methods must be called in one thread.
 
-    ``step_budget`` overrides the one that the settings imply (milliseconds on CPU, else tokens). ``prefill_share``
-    limits the time that prefill takes while requests decode; it can be changed between steps. ``fetch_adapter`` reads
-    adapters outside the steps; without it a step waits for an adapter to be read. ``prepare_request`` prepares a
-    request and then calls its callback in the loop's thread. ``on_pages_leased(request_id, pages)`` is called with the
-    pages added to the lease of a request, before the outputs of their step are emitted. ``post`` lets the loop's thread
-    call a function between steps; without it a step waits until media are encoded. ``publish_events`` gets the events
-    of the prefix cache after each step.
+    * ``emit(outputs, stats)`` is called at the end of each step.
+    * ``step_budget`` replaces the one that the settings imply (milliseconds on a CPU, else tokens).
+    * ``fetch_adapter`` reads adapters outside the steps; without it a step waits until an adapter is read.
+    * ``prepare_request(request, on_prepared)`` prepares a request, then calls ``on_prepared`` in the loop's thread;
+      without it requests start at once.
+    * ``on_pages_leased(request_id, pages)`` is called with the pages added to the lease of a request, before the
+      outputs of their step are emitted.
+    * ``prefill_share`` limits the time that prefill takes while requests decode; it can be changed between steps.
+    * ``post`` lets the loop's thread call a function between steps; without it a step waits until media are encoded.
+    * ``publish_events`` gets the events of the prefix cache after each step.
     """
 
     def __init__(
@@ -90,9 +93,9 @@ class EngineLoop:
         self._publish_events = publish_events
         self._step_budget = step_budget or default_step_budget(settings)
         self._counters = StepCounters()
-        self._prefix_caching = settings.prefix_cache and runner.blocks > 0 and restores_states(runner)
+        self._prefix_caching = settings.prefix_cache and runner.page_count > 0 and restores_states(runner)
         self.prefill_share = prefill_share or PrefillShare()
-        self.pool = BlockPool(runner.blocks, None if publish_events is None else CacheEventLog())
+        self.pool = BlockPool(runner.page_count, None if publish_events is None else CacheEventLog())
         self.adapter_cache = AdapterCache(
             settings.max_adapters, fetch_adapter or blocking_fetch(runner), settings.adapters
         )
@@ -119,18 +122,18 @@ class EngineLoop:
             self._counters,
         )
         self.encode_queue = self._make_encode_queue(post)
-        # All sequences wait for pages that are pinned for other instances, or for embeddings of media items.
+        # Whether all sequences wait: for pages that are pinned for other instances, or for embeddings of media items.
         self.is_blocked = False
 
     @property
     def is_idle(self) -> bool:
-        """Whether ``step`` has nothing to do until something else is called."""
+        """Whether ``step`` has nothing to do until another method is called."""
         busy = (self._open_choices or self._beam_searches) and not self.is_blocked
         has_encoded = self.encode_queue is not None and self.encode_queue.has_changes
         return not (busy or self._open_choices.has_changes or self.pinned_pages.has_changes or has_encoded)
 
     def add_request(self, request: EngineRequest) -> None:
-        """Queue all choices of a request. If it is invalid, outputs of the next step report the error."""
+        """Queue all choices of a request. If it is invalid, the outputs of the next step report the error."""
         if request.id in self._open_choices or request.id in self._beam_searches or request.id in self.admission:
             log.error("a request was submitted twice under one id; the second is ignored")
             return
@@ -142,8 +145,10 @@ class EngineLoop:
             self.admission.submit_request(request)
 
     def cancel_request(self, request_id: str, index: int = -1) -> None:
-        """Cancel one choice of a request, or (-1) all. Its pages are freed at once and no output follows. Unknown ids
-        are ignored."""
+        """Cancel the choice ``index`` of a request, or (-1) all. Its pages are freed at once and no output follows.
+
+        Unknown ids are ignored.
+        """
         self.admission.cancel_waiting(request_id, index)
         if request_id in self._beam_searches and self._beam_searches.cancel_search(request_id, index):
             self._open_choices.has_changes = True
@@ -154,7 +159,7 @@ class EngineLoop:
         if request_id in self._beam_searches:
             self._beam_searches.finish_search(request_id, reason)
         elif cancelled := self.admission.cancel_waiting(request_id):
-            self._open_choices.end_waiting(request_id, cancelled, reason)
+            self._open_choices.finish_waiting(request_id, cancelled, reason)
         self._open_choices.has_changes = True
 
     def reset_prefix_cache(self, *, running: bool = False) -> bool:
@@ -255,7 +260,7 @@ class EngineLoop:
 
     def _make_scheduler(self, step_budget: StepBudget, states: StateSlots | None) -> Scheduler | EncoderScheduler:
         """Return the scheduler of a decoder, which pinned pages and beam searches use too, or that of an encoder."""
-        if not self.runner.blocks:
+        if not self.runner.page_count:
             return EncoderScheduler(step_budget, self.max_batch, self._admit_sequence)
         scheduler = Scheduler(
             self.pool,
@@ -328,13 +333,13 @@ class EngineLoop:
             self.cancel_request(request.id, index)
 
     def _open_lease(self, choices: list[Sequence], wanted_choices: set[int]) -> None:
-        """Open a lease for the whole pages of the request's prompt (with the prior outputs of its first choice)."""
+        """Open a lease for the full pages of the request's prompt (with the prior outputs of its first choice)."""
         first = choices[0]
-        unstarted = [choices[index] for index in sorted(wanted_choices)]
+        pending_choices = [choices[index] for index in sorted(wanted_choices)]
         page_count = count_lent_pages(len(first), has_states=self.runner.state_slots is not None)
         hashes, group = first.hashes[:page_count], first.request.release_group
-        if unstarted and (hashes or group):
-            self.pinned_pages.open_lease(first.request_id, unstarted, hashes, group or first.request_id)
+        if pending_choices and (hashes or group):
+            self.pinned_pages.open_lease(first.request_id, pending_choices, hashes, group or first.request_id)
 
     def _schedule_step(self) -> Step:
         """Return the next step. If no sequence can run, revoke reservations of other instances until one can."""
@@ -391,6 +396,7 @@ class EngineLoop:
         return results
 
     def _reject_request(self, request: EngineRequest, choices: set[int], error: str) -> None:
+        """End the wanted choices of a request that could not be prepared."""
         self._open_choices.reject_request(request, choices, error)
 
     def _add_search_outputs(self, outputs: list[EngineOutput]) -> None:
@@ -400,12 +406,13 @@ class EngineLoop:
 
     def _close_search(self, search: BeamSearch) -> None:
         """Remove the sequences of a search that has ended from the scheduler, pinned pages and admission."""
-        self.pinned_pages.mark_started(search.root_sequence)
+        self.pinned_pages.mark_first_result(search.root_sequence)
         for member in search.beam_sequences:
             self.scheduler.remove_sequence(member)
         self.admission.finish_request(search.request.id)
 
     def _admit_sequence(self, sequence: Sequence) -> bool:
+        """Prepare a sequence that has got a slot. Return False, after failing its choice, if the runner cannot."""
         if not sequence.preemptions:
             sequence.queue_seconds = perf_counter() - sequence.queued_at
         try:
@@ -421,6 +428,7 @@ class EngineLoop:
         return True
 
     def _release_slot(self, sequence: Sequence) -> None:
+        """Let the runner forget a sequence that loses its slot."""
         try:
             self.runner.release_slot(sequence)
         except Exception:
@@ -428,8 +436,8 @@ class EngineLoop:
 
 
 def usable_context(runner: ModelRunner) -> int:
-    """Return the tokens that a sequence may have: no more than the pool holds, so a lone one always runs to its end."""
-    return min(runner.max_model_len, runner.blocks * BLOCK_SIZE) if runner.blocks else runner.max_model_len
+    """Return the tokens that a sequence may have: at most as many as fit in the pool, so one alone always completes."""
+    return min(runner.max_model_len, runner.page_count * BLOCK_SIZE) if runner.page_count else runner.max_model_len
 
 
 def default_step_budget(settings: Settings) -> StepBudget:
@@ -439,16 +447,16 @@ def default_step_budget(settings: Settings) -> StepBudget:
 
 
 def restores_states(runner: ModelRunner) -> bool:
-    """Whether a sequence can continue from an earlier position: if its pages are all it needs, or states are saved."""
+    """Whether a sequence can continue from an earlier position: it needs nothing but pages, or its states are kept."""
     return runner.state_slots is None or runner.snapshot_slots > 0
 
 
 def make_speculation(runner: ModelRunner, settings: Settings) -> Speculation | None:
-    """Return the speculation by the settings; None for encoders, and where a rejected draft could not be undone.
+    """Return the speculation by the settings; None for encoders, and for models that cannot undo a rejected draft.
 
-    Without ``speculate`` only requests with a prediction get drafts.
+    If ``settings.speculate`` is "none", only requests with a prediction get drafts.
     """
-    if not runner.blocks or not restores_states(runner):
+    if not runner.page_count or not restores_states(runner):
         return None
     proposer = NgramProposer() if settings.speculate == "ngram" else runner.proposer
     draft_proposer = proposer if isinstance(proposer, NgramProposer) else PredictionProposer(proposer)

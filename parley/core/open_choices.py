@@ -15,9 +15,9 @@ from parley.types import EngineFinishReason, EngineOutput, EngineRequest
 
 
 class OpenChoices:
-    """Choices from the start of their request to their last output; beam searches have theirs in ``BeamSearches``.
+    """Choices from the start of their request to their last output, except those of beam searches (``BeamSearches``).
 
-    ``has_changes``: something has changed since the loop has last emitted outputs and statistics.
+    ``has_changes``: something has changed since the loop last emitted outputs and statistics.
     """
 
     def __init__(
@@ -59,23 +59,23 @@ class OpenChoices:
         self._outputs += outputs
 
     def take_outputs(self) -> list[EngineOutput]:
-        """Return the outputs of the step, which ends."""
+        """Return the outputs of the step that ends, and forget them."""
         outputs, self._outputs = self._outputs, []
         return outputs
 
     def cancel_request(self, request_id: str, index: int = -1) -> None:
-        """Close one choice of a request, or (-1) all, and drop the outputs that wait. Unknown ids are ignored."""
+        """Close the choice ``index`` of a request, or (-1) all, and drop its outputs. Unknown ids are ignored."""
         for sequence in list(self._choices.get(request_id, {}).values()):
             if index < 0 or sequence.index == index:
                 self.close_sequence(sequence)
                 self.has_changes = True
-        # Only rejections wait for the next step in this list.
+        # Between steps, only outputs of rejected choices are in this list.
         self._outputs = [
             output for output in self._outputs if output.id != request_id or (index >= 0 and output.index != index)
         ]
 
-    def end_waiting(self, request_id: str, choices: set[int], reason: EngineFinishReason) -> None:
-        """Report the end of choices that have not started."""
+    def finish_waiting(self, request_id: str, choices: set[int], reason: EngineFinishReason) -> None:
+        """Report the end of choices that have not started, for ``reason``."""
         self.add_outputs(EngineOutput(request_id, index, finish_reason=reason) for index in sorted(choices))
 
     def reject_request(self, request: EngineRequest, choices: set[int], error: str) -> None:
@@ -95,13 +95,13 @@ class OpenChoices:
             )
 
     def finish_sequence(self, sequence: Sequence, output: EngineOutput) -> None:
-        """Close a choice whose last output this is."""
+        """Close a choice; ``output`` is its last one."""
         self._outputs.append(output)
         self.close_sequence(sequence)
 
     def close_sequence(self, sequence: Sequence) -> None:
         """Remove a choice from the scheduler, pinned pages and open requests."""
-        self._pinned_pages.mark_started(sequence)
+        self._pinned_pages.mark_first_result(sequence)
         self._scheduler.remove_sequence(sequence)
         if self._speculation is not None:
             self._speculation.forget_sequence(sequence)

@@ -1,9 +1,10 @@
-"""Starts a step of decodes before the results of the step before are known, so that a device never waits for the host.
+"""Starts a step of decodes before the results of the previous step are known, so that a device never waits for the
+host (the field's *asynchronous scheduling*).
 
-While a device computes step n, the host has nothing to do for it, and while the host appends the tokens of step n, a
-device that waits computes nothing. So step n + 1 is started while n is computed: the tokens that n draws stay on the
-device, where n + 1 reads them. This is done only for *plain* decodes (``StepStarter.can_follow``), and only if nothing
-else could get a row: whenever a waiting request could start, the next step is scheduled as usual, after the results.
+Without this, the device would compute nothing while the host appends the tokens of step n and schedules step n + 1. So
+step n + 1 is started while n is computed: the tokens that n draws stay on the device, where n + 1 reads them. This is
+done only for *plain* decodes (``StepStarter.can_follow``), and only if nothing else could get a row: whenever a waiting
+request could start, the next step is scheduled as usual, after the results.
 
 The rows of n + 1 are *assumed*: each sequence may turn out to have ended with its token of step n. ``confirm_rows``
 drops the rows of those that have, after the results of n, and only then counts the tokens of the others as computed and
@@ -20,22 +21,27 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from time import perf_counter
+from typing import NamedTuple
 
 from parley.core.scheduler import Scheduler
 from parley.core.sequence import ModelRunner, RowResult, SequenceStatus, StartedStep, Step, StepRow, StepStarter
 
 
+class _ConfirmedRow(NamedTuple):
+    """A started row that counts: its index in ``_StepAhead.rows``, and the preemptions of its sequence by then."""
+
+    row_index: int
+    preemptions: int
+
+
 @dataclass
 class _StepAhead:
-    """A step that has been started before the results of the one before. ``rows`` are all that were started.
-
-    ``confirmed``: (number of the row, preemptions of its sequence) for each row that counts.
-    """
+    """A step that has been started before the results of the one before. ``rows`` are all that were started."""
 
     step: Step
     started: StartedStep
     rows: list[StepRow]
-    confirmed: list[tuple[int, int]]
+    confirmed: list[_ConfirmedRow]
 
 
 class RunAhead:
@@ -61,12 +67,12 @@ class RunAhead:
         if ahead is None:
             return None
         ahead.confirmed = [
-            (number, preemptions)
-            for number, preemptions in ahead.confirmed
-            if (sequence := ahead.rows[number].sequence).status is SequenceStatus.RUNNING
-            and sequence.preemptions == preemptions
+            confirmed
+            for confirmed in ahead.confirmed
+            if (sequence := ahead.rows[confirmed.row_index].sequence).status is SequenceStatus.RUNNING
+            and sequence.preemptions == confirmed.preemptions
         ]
-        ahead.step.rows = [ahead.rows[number] for number, _ in ahead.confirmed]
+        ahead.step.rows = [ahead.rows[confirmed.row_index] for confirmed in ahead.confirmed]
         if not ahead.step.rows:
             return None
         self._current = ahead
@@ -85,7 +91,7 @@ class RunAhead:
             if not is_plain:
                 return self._runner.run_step(step)
             started = self._starter.start_step(step, None)
-            current = _StepAhead(step, started, step.rows, [(number, 0) for number in range(len(step.rows))])
+            current = _StepAhead(step, started, step.rows, [_ConfirmedRow(index, 0) for index in range(len(step.rows))])
         next_step = self._scheduler.schedule_ahead(step) if is_plain else None
         if next_step is not None:
             started = self._starter.start_step(next_step, current.started)
@@ -95,17 +101,17 @@ class RunAhead:
         self._ended_at = perf_counter()
         if len(results) != len(current.rows):
             raise RuntimeError(f"{len(current.rows)} rows gave {len(results)} results")
-        return [results[number] for number, _ in current.confirmed]
+        return [results[confirmed.row_index] for confirmed in current.confirmed]
 
     def confirm_rows(self) -> None:
         """Count the rows of the step that was started ahead whose sequences continue. Call it after the results of the
         step before have been processed."""
         if self._next is None:
             return
-        for number, row in enumerate(self._next.rows):
+        for index, row in enumerate(self._next.rows):
             if row.sequence.status is SequenceStatus.RUNNING and len(row.sequence.tokens) == row.start + 1:
                 self._scheduler.count_row(self._next.step, row)
-                self._next.confirmed.append((number, row.sequence.preemptions))
+                self._next.confirmed.append(_ConfirmedRow(index, row.sequence.preemptions))
 
     def abandon_next(self) -> None:
         """Ignore the step that was started ahead, because the one before failed."""

@@ -1,21 +1,20 @@
 """Scheduler: plan the tokens that each sequence computes in the next step, and their KV pages.
 
-There are no prefill and decode phases. Every sequence has ``len(tokens)`` tokens, of these ``computed`` are in the KV
-cache, and a step lets ``computed`` catch up. A decode is a distance of one token; a new prompt, the rest of a long one,
-the rest after a prefix hit and a preempted sequence are longer distances, computed in chunks (chunked prefill).
+There are no prefill and decode phases. The first ``computed`` of a sequence's ``tokens`` are in the KV cache, and steps
+let ``computed`` catch up. A sequence that decodes has one uncomputed token. A new prompt, the rest of a long one, the
+rest after a prefix hit and a preempted sequence have more; they are computed in chunks (chunked prefill).
 
 **Order.** Priority decides, then the order of first admission; ``core.wait_queue`` orders waiting sequences. Rows are
 assigned in this order, running and waiting sequences together, and the last running sequence is preempted first. It
 returns to its position in the queue, ahead of all of its priority that have not run yet. So the first sequence in order
-gets a row in every step, or is a prompt held back only by the prefill share, and there is no livelock. A waiting
-sequence takes slot and pages from sequences of worse priority, the last first; never from those of equal priority.
+gets a row in every step, unless the prefill share holds its prompt back, and there is no livelock. A waiting sequence
+takes slot and pages from sequences of worse priority, the last first; never from those of equal priority.
 A tenant's own priorities order only its waiting sequences and preempt nothing.
 
-**Budget.** Decodes are few tokens and users watch them: each running sequence at a distance of one token gets its row
-in every step. The step budget limits the additional tokens of prompts, and the prefill share decides whether the step
-may have any from sequences without an output token. A sequence with output tokens (its own or prior ones) counts as
-decoding, also while it recomputes. A prompt that is held back also holds back all sequences after it in the queue, so
-it gets its turn when the running requests have ended, or sooner.
+**Budget.** Decodes are few tokens and users watch them: each running sequence with one uncomputed token gets its row in
+every step. ``core.chunk_planner`` limits the additional tokens of prompts. It may hold prompts back, but not a sequence
+with output tokens (its own or prior ones) that recomputes. A prompt that is held back also holds back all sequences
+after it in the queue, so it gets its turn when the running requests have ended, or sooner.
 
 **Pages.** A sequence gets pages for the scheduled chunk, never for tokens that it may produce later. When no page is
 free, the last running sequence is preempted: it frees all pages and will recompute its tokens. The prefix cache makes
@@ -23,10 +22,10 @@ this cheap, because it still has every page that was not overwritten meanwhile. 
 running sequence, so that it does not cause the next preemption itself. ``core.pages.block_tables`` says how pages and
 states are shared.
 
-**Beams.** Beams of one search are sequences that fork from each other. A beam that waits for the others has no distance
-left and gets no row. Their admission numbers are consecutive, so no other sequence stands between the first and the
-last of them, and a search only starts if all its beams fit into pool and slots at their full length. So if the first
-sequence in order waits, another beam of its search is next.
+**Beams.** Beams of one search are sequences that fork from each other. A beam that waits for the others has no
+uncomputed token and gets no row. Their admission numbers are consecutive, so no other sequence stands between the first
+and the last of them, and a search only starts if all its beams fit into pool and slots at their full length. So if the
+first sequence in order waits, another beam of its search is next.
 
 **Pinned pages.** Pages that other instances read or fill cannot be taken back (``core.shared_pages``), so a waiting
 sequence is only admitted if all of its tokens fit next to them. Then a step may have no row although there are
@@ -41,9 +40,7 @@ factors, and is recomputed like a preempted one, but keeps its slot. The two set
 
 **Media.** A sequence gets a chunk only if it holds the embeddings of all media items that it will compute. Otherwise it
 waits in the encode queue (``core.media.encode_queue``) without slot and pages, does not hold back others, and returns
-to its position when it has them. Some models let the tokens of an item see later ones of the same item, so no chunk
-ends within such an item: it is shortened to the item's start, or takes the whole item, even beyond the budget. A chunk
-may begin within one, after cached pages, because those were computed together with the whole item.
+to its position when it has them.
 
 This module knows neither outputs nor why a sequence ends.
 """
@@ -53,9 +50,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sized
 from math import inf
 
+from parley.core.chunk_planner import ChunkPlanner
 from parley.core.guess.speculation import Speculation
 from parley.core.media.encode_queue import EncodeQueue
-from parley.core.media.placeholders import end_outside_items
 from parley.core.pages.block_pool import BlockPool, count_pages
 from parley.core.pages.block_tables import BlockTables
 from parley.core.pages.state_slots import StateSlots
@@ -67,14 +64,20 @@ from parley.core.wait_queue import WaitQueue
 
 
 class Scheduler:
-    """Sequences over a pool of pages; at most ``max_slots`` run at once.
+    """Schedules sequences over a pool of pages; at most ``max_slots`` run at once.
 
-    ``on_admit`` is called when a sequence has got a slot; False rejects and removes it. ``on_release`` is called before
-    a slot is taken away. With ``prefix_cache`` False nothing is looked up or published. Drafts come from
-    ``speculation``. ``fits_in_pool`` says whether all tokens of a waiting sequence fit next to the pinned pages, given
-    the pages that it would find in the prefix cache. ``revoke_reservation`` frees some revocable pages at a time; False
-    if there are none. ``prefill_share``: the prefill share; without it prefill is never held back. ``long_rope_after``:
-    as in ``ModelRunner``. ``states``: the slots for states, for models with layers that keep them.
+    * ``step_budget`` limits the tokens of prompts in a step, ``prefill_share`` their share of the time; without it
+      prefill is never held back.
+    * ``on_admit(sequence)`` is called when a sequence has got a slot; False rejects and removes it.
+      ``on_release(sequence)`` is called before it loses its slot.
+    * ``prefix_cache``: False looks up and publishes no pages.
+    * ``speculation`` proposes drafts.
+    * ``fits_in_pool(sequence, cached_pages)`` says whether all tokens of a waiting sequence fit next to the pinned
+      pages, given the pages that it would find in the prefix cache.
+    * ``revoke_reservation()`` frees some revocable pages; False if there are none.
+    * ``long_rope_after``: as in ``ModelRunner``.
+    * ``states``: the slots for states, for models with layers that keep them.
+
     ``attach_encode_queue`` must be called before sequences with media are added.
     """
 
@@ -96,15 +99,13 @@ class Scheduler:
         states: StateSlots | None = None,
     ):
         self.pool = pool
-        self.step_budget = step_budget
-        self.prefill_share = prefill_share or PrefillShare()
+        self._chunk_planner = ChunkPlanner(step_budget, prefill_share or PrefillShare())
         self._long_rope_after = long_rope_after
         self._block_tables = BlockTables(pool, prefix_cache, states)
         self.preemptions = 0
         self._running_sequences = RunningSequences(max_slots, on_admit, on_release)
-        self.running = self._running_sequences.by_rank  # which changes it
+        self.running = self._running_sequences.by_rank  # the same list: the first sequence in order comes first
         self.waiting = WaitQueue()
-        self._has_chunk = False  # the current step has a chunk of a prompt
         self._fits_in_pool = fits_in_pool
         self._revoke_reservation = revoke_reservation
         self.speculation = speculation
@@ -146,11 +147,10 @@ class Scheduler:
             if next_priority < sequence.priority:
                 next_priority = self.waiting.head_priority if self._admit_waiting(step, sequence.priority) else inf
             if sequence.status is not SequenceStatus.RUNNING:
-                break  # an earlier one in order needed its pages, so it took those of all later ones first
-            distance = len(sequence.tokens) - sequence.computed
-            if distance == 1:
+                break  # preempted for an earlier one in order, as are all later ones: the last is preempted first
+            if sequence.uncomputed_count == 1:
                 self._add_decode(step, sequence, drafts)
-            elif distance:  # 0: a beam that waits for others of its search
+            elif sequence.uncomputed_count:  # 0: a beam that waits for others of its search
                 self._catch_up(step, sequence)
         if next_priority < inf:
             self._admit_waiting(step, inf)
@@ -158,11 +158,11 @@ class Scheduler:
         return step
 
     def schedule_ahead(self, step: Step) -> Step | None:
-        """Return the step that follows one of decodes whose results are not known yet. None if it may have to admit or
-        preempt sequences.
+        """Return the step that follows ``step``, whose rows are decodes and whose results are not known yet. None if it
+        may have to admit or preempt sequences.
 
-        Its rows assume that each sequence continues, but for those that reach their limit now. Nothing counts as
-        computed until ``count_row``.
+        Its rows assume that each sequence continues, except those that reach their output limit with ``step``. Nothing
+        counts as computed until ``count_row``.
         """
         sequences = [row.sequence for row in step.rows]
         if self._block_tables.has_states or self._may_add_rows() or len(sequences) != len(self.running):
@@ -170,7 +170,7 @@ class Scheduler:
         unfinished = [sequence for sequence in sequences if sequence.output_length + 1 < sequence.output_limit]
         if any(len(sequence) + 1 > self._long_rope_after and not sequence.uses_long_rope for sequence in unfinished):
             return None
-        needing_page = [sequence for sequence in unfinished if len(sequence) == len(sequence.blocks) * BLOCK_SIZE]
+        needing_page = [sequence for sequence in unfinished if len(sequence) == len(sequence.block_table) * BLOCK_SIZE]
         if not unfinished or len(needing_page) > self.pool.free_count:
             return None
         next_step = Step([StepRow(sequence, len(sequence), 1, True) for sequence in unfinished])
@@ -180,20 +180,20 @@ class Scheduler:
 
     def begin_started_step(self, step: Step) -> None:
         """Announce a step of ``schedule_ahead`` to the step budget and the prefill share: its results come next."""
-        self.step_budget.begin_step(len(step.rows))
-        self.prefill_share.begin_step(len(step.rows))
+        self._chunk_planner.begin_step(len(step.rows))
+        self._chunk_planner.charge_decodes(len(step.rows))
 
     def fork_sequence(self, sequence: Sequence, parent: Sequence) -> None:
         """Continue a running sequence as a copy of ``parent``; the caller sets its tokens."""
         self._block_tables.fork_table(sequence, parent)
 
     def spawn_sequence(self, sequence: Sequence, parent: Sequence) -> None:
-        """Fork into a sequence that does not run. It has an admission number and takes a slot, from a later sequence if
-        necessary.
+        """Start a sequence that does not run as a copy of ``parent``. It has an admission number, and takes its slot
+        from a later sequence if none is free.
 
-        Without a free slot it is queued and recomputed later.
+        If there is no such slot, it is queued and recomputed later.
         """
-        sequence.blocks, sequence.computed = [], 0
+        sequence.block_table, sequence.computed = [], 0
         if not self._precedes_preempted(sequence) or not (
             self._running_sequences.has_free_slot or self.running[-1].rank > sequence.rank
         ):
@@ -267,7 +267,7 @@ class Scheduler:
         assert len(waiting_sequences) == len(self.waiting)
         all_waiting = [*waiting_sequences, *(self._encode_queue.waiting if self._encode_queue is not None else ())]
         assert len(set(all_waiting)) == len(all_waiting), "a sequence waits twice"
-        assert all(sequence.slot == -1 and not sequence.blocks for sequence in all_waiting)
+        assert all(sequence.slot == -1 and not sequence.block_table for sequence in all_waiting)
         assert all(sequence.status is SequenceStatus.WAITING for sequence in all_waiting)
         if self._encode_queue is not None:
             self._encode_queue.check_invariants([*self.running, *all_waiting])
@@ -275,42 +275,40 @@ class Scheduler:
         assert ranks == sorted(ranks), "sequences are not in order"
 
     def _begin_step(self) -> dict[Sequence, tuple[int, ...]]:
-        """Begin a step in the budgets, block tables and states. Return the drafts of sequences that decode."""
+        """Begin a step in budgets, block tables and states. Return the proposed drafts of sequences that decode."""
         if self._long_rope_after < inf:
             for sequence in self.running:
                 self._update_rope(sequence)
         self._block_tables.begin_step()
-        self._has_chunk = False
-        decodes = [sequence for sequence in self.running if len(sequence.tokens) - sequence.computed == 1]
-        self.prefill_share.begin_step(len(decodes))
+        decodes = [sequence for sequence in self.running if sequence.uncomputed_count == 1]
+        self._chunk_planner.begin_step(len(decodes))
         drafts: dict[Sequence, tuple[int, ...]] = {}
         if self.speculation is not None and self.speculation.is_active:
             has_prefill = any(
-                len(sequence.tokens) - sequence.computed > 1 and self._may_compute(sequence)
-                for sequence in self.running
+                sequence.uncomputed_count > 1 and self._chunk_planner.may_compute(sequence) for sequence in self.running
             )
             drafts = self.speculation.draft_decodes(decodes, has_prefill=has_prefill)
-        self.step_budget.begin_step(len(decodes) + sum(map(len, drafts.values())))
+        self._chunk_planner.charge_decodes(len(decodes) + sum(map(len, drafts.values())))
         return drafts
 
     def _add_decode(self, step: Step, sequence: Sequence, drafts: dict[Sequence, tuple[int, ...]]) -> None:
-        """Add the row of a sequence at a distance of one token, with its drafts. Without a page it is preempted."""
-        if sequence.computed < len(sequence.blocks) * BLOCK_SIZE or self._allocate_blocks(step, sequence, 1):
+        """Add the row of a sequence with one uncomputed token, with its drafts. Without a page it is preempted."""
+        if sequence.computed < len(sequence.block_table) * BLOCK_SIZE or self._allocate_pages(step, sequence, 1):
             row_drafts = self._allocate_drafts(step, sequence, drafts.get(sequence, ())) if drafts else ()
             self._add_row(step, sequence, 1, row_drafts)
 
     def _catch_up(self, step: Step, sequence: Sequence) -> None:
         """Attach the cached pages that continue a running sequence, and add a chunk of the tokens after them."""
-        cached_blocks = self._block_tables.find_prefix(sequence)
-        if cached_blocks is None:
+        cached_pages = self._block_tables.find_prefix(sequence)
+        if cached_pages is None:
             return
-        if not self._claim_embeddings(sequence, cached_blocks):
+        if not self._claim_embeddings(sequence, cached_pages):
             self._preempt_sequence(sequence)  # it has lost pages that it had computed
             return
-        count = self._chunk_size(sequence, cached_blocks)
+        count = self._chunk_planner.chunk_size(sequence, len(cached_pages))
         if count:
-            self._block_tables.attach_pages(sequence, cached_blocks)
-            if self._allocate_blocks(step, sequence, count):
+            self._block_tables.attach_pages(sequence, cached_pages)
+            if self._allocate_pages(step, sequence, count):
                 self._add_chunk(step, sequence, count)
 
     def _admit_waiting(self, step: Step, priority_limit: float) -> bool:
@@ -320,35 +318,36 @@ class Scheduler:
             if not self._running_sequences.has_free_slot and not self._can_preempt_for(step, sequence):
                 return False
             self._update_rope(sequence)
-            cached_blocks = self._block_tables.find_prefix(sequence)
-            if cached_blocks is None:
+            cached_pages = self._block_tables.find_prefix(sequence)
+            if cached_pages is None:
                 return False
-            if not self._claim_embeddings(sequence, cached_blocks):
+            if not self._claim_embeddings(sequence, cached_pages):
                 self.waiting.remove_waiting(sequence)
                 continue
-            count = self._chunk_size(sequence, cached_blocks)
+            count = self._chunk_planner.chunk_size(sequence, len(cached_pages))
             if (
                 not count
-                or not self._fits_in_pool(sequence, cached_blocks)
-                or not self._make_room(step, sequence, cached_blocks, count)
+                or not self._fits_in_pool(sequence, cached_pages)
+                or not self._make_room(step, sequence, cached_pages, count)
             ):
                 return False
             if self._admit_head(sequence):
-                self._block_tables.attach_pages(sequence, cached_blocks)
-                self._allocate_blocks(step, sequence, count)
+                self._block_tables.attach_pages(sequence, cached_pages)
+                self._allocate_pages(step, sequence, count)
                 self._add_chunk(step, sequence, count)
         return True
 
-    def _claim_embeddings(self, sequence: Sequence, cached_blocks: Sized) -> bool:
-        """Whether the sequence holds the embeddings of all items after the found pages. If not, it waits in the encode
-        queue from now on."""
+    def _claim_embeddings(self, sequence: Sequence, cached_pages: Sized) -> bool:
+        """Whether the sequence holds the embeddings of all items that end after ``cached_pages`` more pages. If not, it
+        waits in the encode queue from now on."""
         if not sequence.request.media:
             return True
         assert self._encode_queue is not None
-        start = sequence.computed + len(cached_blocks) * BLOCK_SIZE
+        start = sequence.computed + len(cached_pages) * BLOCK_SIZE
         return self._encode_queue.claim_embeddings(sequence, start)
 
     def _awaits_embeddings(self, sequence: Sequence) -> bool:
+        """Whether the sequence waits in the encode queue."""
         return self._encode_queue is not None and sequence in self._encode_queue
 
     def _update_rope(self, sequence: Sequence) -> None:
@@ -366,10 +365,11 @@ class Scheduler:
         return head.priority >= sequence.priority and (head.admission_number < 0 or head.rank > sequence.rank)
 
     def _can_preempt_for(self, step: Step, sequence: Sequence) -> bool:
-        """Whether a running sequence has to give way to this one.
+        """Whether the last running sequence must give way to this waiting one: it has worse priority, or this is a beam
+        that has run before.
 
-        All beams of a search wait for one that waits itself. It may have waited for embeddings while a later search
-        began, whose beams would then wait for its slot, and it for theirs.
+        The other beams of its search wait for such a beam. If it waited for embeddings while a later search began, the
+        beams of both searches would wait for each other's slots.
         """
         if not self.running:
             return False
@@ -377,45 +377,21 @@ class Scheduler:
         is_awaited = sequence.request.beam is not None and sequence.admission_number >= 0 and last.rank > sequence.rank
         return last.priority > sequence.priority or (is_awaited and all(row.sequence is not last for row in step.rows))
 
-    def _make_room(self, step: Step, sequence: Sequence, cached_blocks: list[int], count: int) -> bool:
+    def _make_room(self, step: Step, sequence: Sequence, cached_pages: list[int], count: int) -> bool:
         """Free a slot, and pages for ``count`` tokens after the found ones, for a waiting sequence. False: too few."""
-        page_need = count_pages(len(cached_blocks) * BLOCK_SIZE + count) - len(cached_blocks)
+        page_need = count_pages(len(cached_pages) * BLOCK_SIZE + count) - len(cached_pages)
         while (
             not self._running_sequences.has_free_slot
-            or page_need + self.pool.count_free(cached_blocks) + len(self.running) > self.pool.free_count
+            or page_need + self.pool.count_free(cached_pages) + len(self.running) > self.pool.free_count
         ):
             if not self._can_preempt_for(step, sequence):
                 return False
             self.preempt_last()
         return True
 
-    def _chunk_size(self, sequence: Sequence, cached_blocks: Sized) -> int:
-        """Return how many tokens of the sequence this step computes after the found pages: all, up to a page end, or 0.
-
-        A remainder of the budget below a page is not worth a row, unless the step has no other chunk.
-        """
-        if not self._may_compute(sequence):
-            return 0
-        start, total = sequence.computed + len(cached_blocks) * BLOCK_SIZE, len(sequence.tokens)
-        budget = self.step_budget.tokens_left(start)
-        if self._has_chunk and budget < min(BLOCK_SIZE, total - start):
-            return 0
-        end = min(total, start + budget)
-        boundary = end // BLOCK_SIZE * BLOCK_SIZE
-        end = boundary if start < boundary and end < total else end
-        end = end_outside_items(sequence.request.media, sequence.prompt_len, start, end)
-        return 0 if self._has_chunk and end - start > budget else end - start
-
-    def _may_compute(self, sequence: Sequence) -> bool:
-        """Whether the prefill share lets the sequence have a row in this step."""
-        return self.prefill_share.allows_prefill or sequence.output_length > 0
-
     def _add_chunk(self, step: Step, sequence: Sequence, count: int) -> None:
         """Add a row of prompt tokens to the step."""
-        self.step_budget.spend_tokens(sequence.computed, count)
-        if not sequence.output_length:
-            self.prefill_share.charge_prefill(count)
-        self._has_chunk = True
+        self._chunk_planner.charge_chunk(sequence, count)
         self._add_row(step, sequence, count)
 
     def _admit_head(self, sequence: Sequence) -> bool:
@@ -439,12 +415,12 @@ class Scheduler:
         self._running_sequences.stop_sequence(sequence)
         self._block_tables.free_table(sequence)
 
-    def _allocate_blocks(self, step: Step, sequence: Sequence, count: int) -> bool:
+    def _allocate_pages(self, step: Step, sequence: Sequence, count: int) -> bool:
         """Allocate pages for ``count`` more tokens, from later sequences if necessary. False: it was preempted itself.
 
         The last running sequence has no row in this step yet, since rows are assigned in order.
         """
-        page_need = count_pages(sequence.computed + count) - len(sequence.blocks)
+        page_need = count_pages(sequence.computed + count) - len(sequence.block_table)
         while self.pool.free_count < page_need:
             if not self._revoke_reservation() and self.preempt_last() is sequence:
                 return False
@@ -452,23 +428,22 @@ class Scheduler:
         return True
 
     def _allocate_drafts(self, step: Step, sequence: Sequence, drafts: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the drafts that fit after one token, and allocate their pages; one page is left for each running
-        sequence."""
+        """Return the drafts that fit after one token, and allocate their pages.
+
+        One free page is left for each running sequence, so that drafts cause no preemption.
+        """
         if not drafts:
             return ()
         if not sequence.uses_long_rope:  # a token beyond needs other keys
             drafts = drafts[: int(min(len(drafts), self._long_rope_after - len(sequence)))]
-        spare = max(0, self.pool.free_count - len(self.running))
-        drafts = self._block_tables.cut_drafts(drafts)[
-            : (len(sequence.blocks) + spare) * BLOCK_SIZE - sequence.computed - 1
-        ]
-        self._block_tables.append_pages(
-            step, sequence, count_pages(sequence.computed + 1 + len(drafts)) - len(sequence.blocks)
-        )
+        usable_pages = len(sequence.block_table) + max(0, self.pool.free_count - len(self.running))
+        drafts = self._block_tables.cut_drafts(drafts)[: usable_pages * BLOCK_SIZE - sequence.computed - 1]
+        page_need = count_pages(sequence.computed + 1 + len(drafts)) - len(sequence.block_table)
+        self._block_tables.append_pages(step, sequence, page_need)
         return drafts
 
     def _may_add_rows(self) -> bool:
-        """Whether the next step may have rows of other sequences than this one, or drafts."""
+        """Whether the next step may have drafts, or rows of sequences without a row in this one."""
         if self.speculation is not None and self.speculation.is_active:
             return True
         if self._encode_queue is not None and (len(self._encode_queue) or self._encode_queue.is_encoding):
@@ -484,8 +459,15 @@ class Scheduler:
         scored_count = len(sequence.prompt_scores)
         score_from = scored_count if 0 < scored_count < sequence.prompt_len and scored_count <= end else None
         is_last = end == len(sequence.tokens)
-        sample, pool = is_last and sequence.output_limit > 0, is_last and sequence.request.pooling is not None
-        row = StepRow(sequence, start, count, sample, score_from, pool, drafts)
+        row = StepRow(
+            sequence,
+            start,
+            count,
+            sample=is_last and sequence.output_limit > 0,
+            score_from=score_from,
+            make_vector=is_last and sequence.request.pooling is not None,
+            drafts=drafts,
+        )
         step.rows.append(row)
         self.count_row(step, row)
 

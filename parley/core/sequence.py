@@ -2,7 +2,7 @@
 
 A *sequence* is one choice of one request: its tokens so far, and how many of them have keys and values in the KV cache
 (``computed``). There are no phases: a step lets ``computed`` catch up with ``len(tokens)``. A chunk of a long prompt,
-the rest after a prefix hit, a preempted sequence and a plain decode are all the same thing, a distance.
+the rest after a prefix hit, a preempted sequence and a decode are the same case: some tokens are not computed yet.
 
 A *step* is a list of rows; a *model runner* computes them. Nothing else passes between policy and model.
 """
@@ -64,10 +64,11 @@ class SequenceStatus(Enum):
 class Sequence:
     """One choice of one request. ``tokens`` = prompt + output; the first ``computed`` of them are in the KV cache.
 
-    ``blocks[i]`` is the page that holds tokens ``i * BLOCK_SIZE ..``. ``slot`` is its row in the sampler's tables while
-    it runs, else -1. ``hashes[i]`` is the chained hash of page i (only full pages have one), ``hash_root`` the start of
-    the chain; ``long_rope_root`` derives another start for sequences that use the long rotary factors. ``computed``
-    advances when a step is scheduled, so a model runner must use its row, not the sequence.
+    ``block_table[i]`` is the number of the page that holds tokens ``i * BLOCK_SIZE ..``. ``slot`` is its row in the
+    sampler's tables while it runs, else -1. ``hashes[i]`` is the chained hash of its i-th page (only full pages have
+    one), ``hash_root`` the start of the chain; ``long_rope_root`` derives another start for sequences that use the long
+    rotary factors. ``computed`` advances when a step is scheduled, so a model runner must use its row, not the
+    sequence.
     """
 
     request_id: str
@@ -82,13 +83,14 @@ class Sequence:
     priority: float = field(init=False)  # its request's, unless others wait for its result
     furthest_computed: int = 0  # the most tokens that were ever computed or cached
     computed: int = 0
-    blocks: list[int] = field(default_factory=list)
+    block_table: list[int] = field(default_factory=list)
     hashes: list[bytes] = field(default_factory=list)
     slot: int = -1
     # The slot of its state after ``computed`` tokens, if not its own; see ``core.pages.state_slots``.
     state_slot: int = -1
     leased_length: int = 0  # tokens at the start whose pages it computes for another instance, with states
-    branch: int = 0  # its first tokens whose pages were cached without a state at their end: that state is kept
+    # Number of its first tokens whose pages were cached without a state at their end: its own state there is kept.
+    branch_point: int = 0
     output_snapshot: bytes = b""  # hash of the last state that was kept while it decoded
     status: SequenceStatus = SequenceStatus.WAITING
     cached_tokens: int = 0  # prompt tokens found in the prefix cache when it first ran
@@ -134,6 +136,11 @@ class Sequence:
         return hashed_items(self.request.media, self.request.token_ids)
 
     @property
+    def uncomputed_count(self) -> int:
+        """Number of tokens that are not in the KV cache yet: 1 while it decodes, more in its prompt."""
+        return len(self.tokens) - self.computed
+
+    @property
     def output_length(self) -> int:
         """Number of output tokens so far."""
         return len(self.tokens) - self.prompt_len
@@ -147,26 +154,25 @@ class StateWrite(NamedTuple):
 
 
 class StepStates(NamedTuple):
-    """The slots of states that a row uses: it reads the state before its tokens from ``before`` (-1: there are no
+    """The slots of states that a row uses: it reads the state before its tokens from ``read_slot`` (-1: there are no
     tokens before), and the ``writes`` cover all of its tokens, drafts included."""
 
-    before: int
+    read_slot: int
     writes: list[StateWrite]
 
 
 @dataclass(slots=True)
 class StepRow:
-    """Compute tokens ``start .. start + count`` of a sequence. ``sample``: sample the next token after the last of
-    them. ``make_vector``: return the sequence's vector, because the last of them is its last token.
+    """One sequence's part of a step: compute its tokens ``start .. start + count``.
 
-    ``drafts`` are guesses of the tokens to be sampled, in a row that samples. They are computed after the others; as
-    long as each draft equals the token sampled in its place, the token after it is sampled as well.
-
-    ``score_from``: if not None, also return the log-probabilities of prompt tokens ``score_from`` .. min(start + count,
-    prompt_len - 1): position p predicts token p + 1, so the first of them is predicted by position score_from - 1,
-    which is in this row. Tokens that only stand for embeddings of media have none.
-
-    ``states``: for models with layers that keep a state; None: the state in the sequence's own slot advances.
+    * ``sample``: sample the token after the last of them.
+    * ``make_vector``: return the sequence's vector, because the last of them is its last token.
+    * ``drafts``: guesses of the tokens to be sampled, in a row that samples. They are computed after the others; as
+      long as each draft equals the token sampled in its place, the token after it is sampled as well.
+    * ``score_from``: if not None, also return the log-probabilities of prompt tokens ``score_from`` .. min(start +
+      count, prompt_len - 1). Position p predicts token p + 1, so the first of them is predicted by position
+      ``score_from`` - 1, which is in this row. Tokens that only stand for embeddings of media have none.
+    * ``states``: for models with layers that keep a state; None: the state in the sequence's own slot advances.
     """
 
     sequence: Sequence
@@ -216,14 +222,16 @@ class BeamCandidate:
 
 @dataclass(slots=True)
 class RowResult:
-    """Result of a row: sampled tokens and requested scores. A row that samples returns one token, and one more for each
-    of its drafts that was right; other rows return none.
+    """The result of a row.
 
-    ``prompt_scores[i]`` belongs to prompt token ``score_from + i``. ``error`` is set when only this row failed (for
-    example, its logits contain NaN); the others are unaffected. ``vector``: float32, little endian. ``end``: the
-    grammar allows nothing after the last token, which is either text ("form") or a mark that only ends the output
-    ("mark"). A row of a beam search has no tokens but ``candidates``, most probable first: at least one for each beam
-    and as many again that are no stop tokens, or all that exist.
+    * ``tokens``: one if the row samples, and one more for each of its drafts that was right; ``scores``: theirs.
+    * ``vector``: float32, little endian.
+    * ``prompt_scores[i]`` belongs to prompt token ``score_from + i``.
+    * ``error``: only this row failed (for example, its logits contain NaN); the others are unaffected.
+    * ``end``: the grammar allows nothing after the last token, which is either text ("form") or a mark that only ends
+      the output ("mark").
+    * ``candidates``: those of a row of a beam search, which has no tokens, most probable first. There are at least as
+      many as beams, and as many again that are no stop tokens, or all that exist.
     """
 
     tokens: list[int] = field(default_factory=list)
@@ -269,7 +277,7 @@ class DraftProposer(Protocol):
 class ModelRunner(Protocol):
     """Runs a model. Holds the KV pages and the sampler's tables; makes no scheduling decisions."""
 
-    blocks: int  # pages in the KV cache; 0: an encoder without KV cache, which takes sequences whole
+    page_count: int  # pages of the KV cache; 0: an encoder without KV cache, which takes sequences whole
     max_model_len: int
     vocab_size: int
     long_rope_after: float  # tokens; longer sequences use the long rotary factors; inf: there is one set

@@ -1,4 +1,4 @@
-"""The results of a step: from the rows that a model runner has computed to tokens of sequences and outputs."""
+"""Processes the results of a step: appends drawn tokens to their sequences, and makes outputs of them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ STEP_FAILED = "The engine failed while computing this request."
 
 
 class ResultProcessor:
-    """Appends the tokens of computed rows to their sequences, and makes outputs of them."""
+    """Processes one computed row at a time. The loop emits the outputs, which are collected in ``open_choices``."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class ResultProcessor:
                 sequence.prefill_chunks.append(self._counters.prefill_chunk(row))
             return
         if request.lease:
-            self._pinned_pages.mark_started(sequence)
+            self._pinned_pages.mark_first_result(sequence)
         if is_beam:
             self._beam_searches.report_beam(sequence, result.candidates)
             return

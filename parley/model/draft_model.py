@@ -1,11 +1,11 @@
 """The draft model: proposes draft tokens with a small network and KV pages of its own.
 
-It extends each sequence greedily by its own most probable tokens, all sequences of a call in one batch. Tokens that it
-has not read yet are read at the next call, a bounded number each time; until it has caught up with a sequence, it
-proposes nothing for it. It manages its pages itself: the least recently requested sequence loses its pages and is read
-again later. It has no LoRA adapters: sequences with one are extended without it, so fewer drafts are accepted.
+It extends each sequence greedily by its own most probable tokens, all sequences of a call in one batch. A call reads a
+bounded number of tokens that are new to the model; until it has caught up with a sequence, it proposes nothing for it.
+It manages its pages itself: the least recently requested sequence loses its pages and is read again later. It has no
+LoRA adapters: it drafts for sequences with an adapter as if they had none, so fewer of their drafts are accepted.
 
-It must not know which drafts were accepted. It notices a rejected one because the sequence continues differently.
+It is not told which drafts were accepted. It notices a rejected one because the sequence continues differently.
 """
 
 from __future__ import annotations
@@ -26,13 +26,30 @@ CATCH_UP_TOKENS = 512  # tokens read per call, besides the new ones since the la
 
 @dataclass(eq=False, slots=True)
 class DraftState:
-    """The draft model's progress in a sequence. The keys and values of ``tokens``, drafts included, are in ``blocks``.
-    The first ``confirmed`` tokens are confirmed tokens of the sequence. ``uses_long_rope``: as in ``Sequence``."""
+    """The draft model's progress in a sequence.
+
+    ``block_table``: the pages with the keys and values of ``tokens``, which end with drafts. The first ``confirmed`` of
+    these are tokens of the sequence. ``uses_long_rope``: as in ``Sequence``.
+    """
 
     tokens: list[int] = field(default_factory=list)
     confirmed: int = 0
     uses_long_rope: bool = False
-    blocks: list[int] = field(default_factory=list)
+    block_table: list[int] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _PartToRead:
+    """Tokens of a sequence that the network reads next, from position ``start`` on.
+
+    ``number``: of the sequence in the call, which gets the token predicted after them as a draft; None: more tokens of
+    the sequence must be read first.
+    """
+
+    number: int | None
+    token_ids: list[int]
+    start: int
+    state: DraftState
 
 
 class DraftModel:
@@ -42,14 +59,15 @@ class DraftModel:
         self.network = network
         self.kv = kv
         self.max_model_len = max_model_len
-        self.pool = BlockPool(kv.blocks)
+        self.pool = BlockPool(kv.page_count)
         self._states: OrderedDict[Sequence, DraftState] = OrderedDict()  # the most recently requested sequence is last
 
     @torch.inference_mode()
     def warm_up(self) -> None:
         """Run one forward pass over page 0, before any page is in use, to trigger one-time setup in libraries."""
         self.kv.clear_pages([0])
-        self._predict_next([([0] * min(BLOCK_SIZE, self.max_model_len), 0, [0])], [False])
+        tokens = [0] * min(BLOCK_SIZE, self.max_model_len)
+        self._predict_next([_PartToRead(None, tokens, 0, DraftState(block_table=[0]))])
 
     @torch.inference_mode()
     def propose_drafts(self, draft_limits: list[tuple[Sequence, int]]) -> list[list[int]]:
@@ -58,13 +76,11 @@ class DraftModel:
             self._states.setdefault(sequence, DraftState())
             self._states.move_to_end(sequence)
         busy = {self._states[sequence] for sequence, _ in draft_limits}
-        guesses: list[list[int]] = [[] for _ in draft_limits]
+        drafts: list[list[int]] = [[] for _ in draft_limits]
+        lengths: list[int] = []
         budget = CATCH_UP_TOKENS
         new_pages: list[int] = []
-        parts: list[tuple[list[int], int, list[int]]] = []
-        active: list[int] = []
-        is_long: list[bool] = []
-        lengths: list[int] = []
+        parts: list[_PartToRead] = []
         for number, (sequence, limit) in enumerate(draft_limits):
             state = self._states[sequence]
             start = self._trim_to_confirmed(sequence, state)
@@ -80,30 +96,26 @@ class DraftModel:
             vocab_size = self.network.vocab_size
             token_ids = [token_id if token_id < vocab_size else 0 for token_id in sequence.tokens[start:end]]
             state.tokens += sequence.tokens[start:end]
-            parts.append((token_ids, start, state.blocks))
-            is_long.append(state.uses_long_rope)
-            active.append(number if end == len(sequence.tokens) else -1)
+            has_caught_up = end == len(sequence.tokens)
+            parts.append(_PartToRead(number if has_caught_up else None, token_ids, start, state))
         self.kv.clear_pages(new_pages)
         while parts:
-            next_tokens = self._predict_next(parts, is_long)
-            parts, is_long, numbers, active = [], [], active, []
-            for number, token in zip(numbers, next_tokens, strict=True):
-                if number < 0:
+            continued: list[_PartToRead] = []
+            for part, token in zip(parts, self._predict_next(parts), strict=True):
+                if part.number is None:
                     continue
-                guesses[number].append(token)
-                if len(guesses[number]) < lengths[number]:
-                    state = self._states[draft_limits[number][0]]
-                    parts.append(([token], len(state.tokens), state.blocks))
-                    is_long.append(state.uses_long_rope)
-                    state.tokens.append(token)
-                    active.append(number)
-        return guesses
+                drafts[part.number].append(token)
+                if len(drafts[part.number]) < lengths[part.number]:
+                    continued.append(_PartToRead(part.number, [token], len(part.state.tokens), part.state))
+                    part.state.tokens.append(token)
+            parts = continued
+        return drafts
 
     def forget_sequence(self, sequence: Sequence) -> None:
         """Free the pages of a finished sequence."""
         state = self._states.pop(sequence, None)
         if state is not None:
-            self.pool.free_blocks(state.blocks)
+            self.pool.release_pages(state.block_table)
 
     def _trim_to_confirmed(self, sequence: Sequence, state: DraftState) -> int:
         """Drop tokens that differ from the sequence's, and its last one, which must be read again. Return the rest."""
@@ -121,26 +133,27 @@ class DraftModel:
 
     def _reserve_pages(self, state: DraftState, token_count: int, new_pages: list[int], busy: set[DraftState]) -> bool:
         """Reserve pages for ``token_count`` tokens, evicting the least recently used states that are not ``busy``."""
-        missing_blocks = count_pages(token_count) - len(state.blocks)
-        while self.pool.free_count < missing_blocks:
-            oldest_state = next((state for state in self._states.values() if state.blocks and state not in busy), None)
+        missing_pages = count_pages(token_count) - len(state.block_table)
+        while self.pool.free_count < missing_pages:
+            oldest_state = next(
+                (state for state in self._states.values() if state.block_table and state not in busy), None
+            )
             if oldest_state is None:
                 return False
-            self.pool.free_blocks(oldest_state.blocks)
-            oldest_state.blocks.clear()
+            self.pool.release_pages(oldest_state.block_table)
+            oldest_state.block_table.clear()
             oldest_state.tokens.clear()
             oldest_state.confirmed = 0
-        for _ in range(missing_blocks):
-            state.blocks.append(self.pool.allocate())
-            new_pages.append(state.blocks[-1])
+        for _ in range(missing_pages):
+            state.block_table.append(self.pool.allocate())
+            new_pages.append(state.block_table[-1])
         return True
 
-    def _predict_next(self, parts: list[tuple[list[int], int, list[int]]], is_long: list[bool]) -> list[int]:
-        """Return the most probable next token of each part (tokens, start position, pages of the sequence).
-
-        ``is_long``: whether each part uses the long rotary factors."""
-        batch = PackedBatch.pack_parts(parts, self.kv.device)
-        batch.mark_long_rope(is_long)
+    def _predict_next(self, parts: list[_PartToRead]) -> list[int]:
+        """Read the parts, and return the most probable next token of each."""
+        tables = ((part.token_ids, part.start, part.state.block_table) for part in parts)
+        batch = PackedBatch.pack_parts(tables, self.kv.device)
+        batch.mark_long_rope([part.state.uses_long_rope for part in parts])
         hidden = self.network.compute_hidden(batch, self.kv)
         last = torch.tensor([span.first + span.count - 1 for span in batch.spans], device=self.kv.device)
         return native.argmax(self.network.compute_logits(hidden.index_select(0, last)))[1].tolist()

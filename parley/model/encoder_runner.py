@@ -27,7 +27,7 @@ MAX_TOKENS_AT_ONCE = 4096  # tokens computed at once; bounds the memory of activ
 class EncoderRunner:
     """``core.sequence.ModelRunner`` over an encoder. With a ``head`` it is a classifier, and has no vectors."""
 
-    blocks = 0
+    page_count = 0
     generates = False
     proposer: DraftProposer | None = None
     media_encoder: MediaEncoder | None = None

@@ -1,7 +1,8 @@
 """Runs a decoder network: the rows of one step in, one result per row out.
 
-This module must not know why a row is in the step, nor the use of its token; that is the scheduler's job. Rows are
-packed without padding, new pages are cleared first, and logits are computed only for positions that sample or score.
+Rows are packed into one batch without padding, new pages are cleared first, and logits are computed only for positions
+that sample or score. This module does not know why a row is in the step, nor how its token is used: that is the
+scheduler's job.
 """
 
 from __future__ import annotations
@@ -45,12 +46,15 @@ BROKEN_VECTOR = "The model produced a vector that is not made of numbers."
 
 
 class DecoderRunner:
-    """``core.sequence.ModelRunner`` over a network, its pages and a sampler with ``slots`` rows.
+    """``core.sequence.ModelRunner`` over a network, its KV pages and a sampler for ``slots`` sequences.
 
-    ``recipe``: pooling for embeddings, of the last token only; None: no embeddings. ``grammars``: as in ``Sampler``.
-    ``snapshot_slots``: slots for states besides those of running sequences, for models that keep them.
-    ``proposer``: the draft model. ``max_rank``: of LoRA adapters. ``staging``: where other processes see
-    pages, if not in the cache itself.
+    * ``recipe``: the pooling of embeddings, which must be that of the last token; None: no embeddings.
+    * ``grammars``: as in ``Sampler``.
+    * ``proposer``: the draft model; None: there is none.
+    * ``max_rank``: the largest rank of a LoRA adapter.
+    * ``staging``: where other processes see pages; None: in the cache itself.
+    * ``media_encoder``: computes embeddings of media items; None: the model reads text only.
+    * ``snapshot_slots``: slots for states in addition to those of running sequences, for models that keep states.
     """
 
     generates = True
@@ -80,7 +84,7 @@ class DecoderRunner:
         tasks: tuple[PoolingTask, ...] = ("embed",) if recipe else ()
         self.pooling_tasks = frozenset(tasks)
         self.pages = pages
-        self.blocks = pages.blocks
+        self.page_count = pages.page_count
         self.max_model_len = max_model_len
         self.vocab_size = network.vocab_size
         self.device = pages.device
@@ -98,11 +102,8 @@ class DecoderRunner:
     @torch.inference_mode()
     def warm_up(self) -> None:
         """Run one forward pass over page 0, before any page is in use, to trigger one-time setup in libraries."""
-        positions = torch.arange(min(BLOCK_SIZE, self.max_model_len), device=self.device)
         self.pages.clear_pages([0])
-        batch = PackedBatch(
-            torch.zeros_like(positions), positions, positions, [Span(0, len(positions), len(positions), [0])]
-        )
+        batch = PackedBatch.pack_parts([([0] * min(BLOCK_SIZE, self.max_model_len), 0, [0])], self.device)
         hidden = self.network.compute_hidden(batch, self.pages)
         self.network.compute_logits(hidden[-1:])
         self.dimensions = hidden.shape[-1] if self.recipe else 0
@@ -166,7 +167,7 @@ class DecoderRunner:
 
         A token that the host does not know yet is 0 (see ``core.run_ahead``)."""
         batch = PackedBatch.pack_parts(
-            ((_row_tokens(row) or [0], row.start, row.sequence.blocks) for row in rows), self.device
+            ((_row_tokens(row) or [0], row.start, row.sequence.block_table) for row in rows), self.device
         )
         batch.result_counts = [_count_results(row) for row in rows]
         batch.mark_long_rope([row.sequence.uses_long_rope for row in rows])
@@ -177,127 +178,127 @@ class DecoderRunner:
             batch.states = self.states.select_states(batch.spans, uses)
         if has_media(rows):
             add_media(batch, rows)
-        adapted: dict[lora.LoraAdapter, list[int]] = {}
+        adapter_tokens: dict[lora.LoraAdapter, list[int]] = {}
         for row, span in zip(rows, batch.spans, strict=True):
             if (adapter := row.sequence.adapter) is not None:
                 assert isinstance(adapter, lora.LoraAdapter)
-                adapted.setdefault(adapter, []).extend(range(span.first, span.first + span.count))
-        if adapted:
-            groups = [(adapter.weights, tokens) for adapter, tokens in adapted.items()]
-            batch.adapted = native.group_lora_rows(groups, self.device)
+                adapter_tokens.setdefault(adapter, []).extend(range(span.first, span.first + span.count))
+        if adapter_tokens:
+            groups = [(adapter.weights, tokens) for adapter, tokens in adapter_tokens.items()]
+            batch.lora_rows = native.group_lora_rows(groups, self.device)
         return batch
 
     def _sample_rows(
         self, rows: list[StepRow], batch: PackedBatch, hidden: torch.Tensor, results: list[RowResult]
     ) -> None:
         """Draw tokens for all rows that sample, except those of beam searches."""
-        sampling = [
+        indices = [
             i for i, row in enumerate(rows) if row.sample and results[i].error is None and not row.sequence.request.beam
         ]
-        for i, problem in zip(
-            sampling, self.sampler.wait_grammars([rows[i].sequence.slot for i in sampling]), strict=True
-        ):
-            results[i].error = problem
-        sampling = [i for i in sampling if results[i].error is None]
-        if not sampling:
+        grammar_errors = self.sampler.wait_grammars([rows[i].sequence.slot for i in indices])
+        for i, error in zip(indices, grammar_errors, strict=True):
+            results[i].error = error
+        indices = [i for i in indices if results[i].error is None]
+        if not indices:
             return
-        ends = [batch.spans[i].first + batch.spans[i].count for i in sampling]
-        places = [at for i, end in zip(sampling, ends, strict=True) for at in range(end - 1 - len(rows[i].drafts), end)]
-        if len(places) < len(hidden):  # not only decode rows
-            hidden = hidden.index_select(0, torch.tensor(places, device=self.device))
+        logit_tokens = [token for i in indices for token in _logit_tokens(rows[i], batch.spans[i])]
+        if len(logit_tokens) < len(hidden):  # not only decode rows
+            hidden = hidden.index_select(0, torch.tensor(logit_tokens, device=self.device))
         logits = self.network.compute_logits(hidden)
         peaks, argmax_ids = native.argmax(logits)
         # argmax returns a NaN if there is one; -inf merely means an impossible token.
         finite = [math.isfinite(peak) for peak in peaks.tolist()]
-        drawing = [(rows[i], results[i]) for i in sampling]
-        if len(places) == len(sampling):
-            self._draw_rows(drawing, logits, argmax_ids, finite)
+        sampled_rows = [(rows[i], results[i]) for i in indices]
+        if len(logit_tokens) == len(indices):  # without drafts
+            self._draw_rows(sampled_rows, logits, argmax_ids, finite)
             return
         trials, first = [], 0
-        for row, result in drawing:
+        for row, result in sampled_rows:
             trials.append(DraftTrial(row, result, first))
             first += 1 + len(row.drafts)
         verify_drafts(self.sampler, logits, argmax_ids, finite, trials)
-        wrong = [at for at, good in zip(places, finite, strict=True) if not good]
-        if wrong:  # or later rows would multiply these NaNs, even by zero
-            self.pages.clear_tokens(batch.slots[torch.tensor(wrong, device=self.device)])
+        broken_tokens = [token for token, is_finite in zip(logit_tokens, finite, strict=True) if not is_finite]
+        if broken_tokens:  # or later rows would multiply their NaNs, even by zero
+            self.pages.clear_tokens(batch.slot_mapping[torch.tensor(broken_tokens, device=self.device)])
 
     def _draw_rows(
         self,
-        drawing: list[tuple[StepRow, RowResult]],
+        sampled_rows: list[tuple[StepRow, RowResult]],
         logits: torch.Tensor,
         argmax_ids: torch.Tensor,
         finite: list[bool],
     ) -> None:
-        """Draw a token for each row, or report the row whose logits are not ``finite``.
+        """Draw a token for each row into its result; a row whose logits are not ``finite`` gets ``error`` instead.
 
         logits float32 [R, vocab], overwritten; argmax_ids int64 [R]: the ids of the largest ones.
         """
         if not all(finite):
-            for (_, result), good in zip(drawing, finite, strict=True):
-                if not good:
+            for (_, result), is_finite in zip(sampled_rows, finite, strict=True):
+                if not is_finite:
                     result.error = BROKEN_LOGITS
-            drawing = [sequence for sequence, good in zip(drawing, finite, strict=True) if good]
+            sampled_rows = [pair for pair, is_finite in zip(sampled_rows, finite, strict=True) if is_finite]
             mask = torch.tensor(finite, device=self.device)
             logits, argmax_ids = logits[mask], argmax_ids[mask]
-        if not drawing:
+        if not sampled_rows:
             return
-        slots = [row.sequence.slot for row, _ in drawing]
-        positions = [row.sequence.output_length for row, _ in drawing]
+        slots = [row.sequence.slot for row, _ in sampled_rows]
+        positions = [row.sequence.output_length for row, _ in sampled_rows]
         draws = self.sampler.draw_tokens(logits, slots, positions, argmax_ids, overwrite=True)
-        for (_, result), slot, (token, drawn_score) in zip(drawing, slots, draws, strict=True):
+        for (_, result), slot, (token, score) in zip(sampled_rows, slots, draws, strict=True):
             if token is None:
                 result.error = self.sampler.wait_grammars([slot])[0]
                 continue
             result.tokens.append(token)
-            if drawn_score is not None:
-                result.scores.append(drawn_score)
+            if score is not None:
+                result.scores.append(score)
             result.end = self.sampler.grammar_end(slot)
 
     def _search_beams(
         self, rows: list[StepRow], spans: list[Span], hidden: torch.Tensor, results: list[RowResult]
     ) -> None:
         """Compute the candidates of rows that belong to beam searches."""
-        beams = [
+        indices = [
             i for i, row in enumerate(rows) if row.sample and row.sequence.request.beam and results[i].error is None
         ]
-        if not beams:
+        if not indices:
             return
-        last = torch.tensor([spans[i].first + spans[i].count - 1 for i in beams], device=self.device)
-        logits = self.network.compute_logits(hidden.index_select(0, last))
+        logits = self.network.compute_logits(self._last_hidden(spans, indices, hidden))
         peaks = native.argmax(logits)[0].tolist()
-        problems = self.sampler.wait_grammars([rows[i].sequence.slot for i in beams])
-        for i, peak, problem in zip(beams, peaks, problems, strict=True):
-            results[i].error = problem if math.isfinite(peak) else BROKEN_LOGITS
-        good = [place for place, i in enumerate(beams) if results[i].error is None]
-        if good:
-            sequences = [rows[beams[place]].sequence for place in good]
-            slots, positions = (
-                [sequence.slot for sequence in sequences],
-                [sequence.output_length for sequence in sequences],
-            )
-            candidate_lists = self.sampler.find_candidates(
-                logits[torch.tensor(good, device=self.device)], slots, positions
-            )
-            for place, candidates in zip(good, candidate_lists, strict=True):
-                results[beams[place]].candidates = candidates
+        grammar_errors = self.sampler.wait_grammars([rows[i].sequence.slot for i in indices])
+        for i, peak, error in zip(indices, peaks, grammar_errors, strict=True):
+            results[i].error = error if math.isfinite(peak) else BROKEN_LOGITS
+        valid_rows = [row for row, i in enumerate(indices) if results[i].error is None]  # rows of the logits
+        if not valid_rows:
+            return
+        sequences = [rows[indices[row]].sequence for row in valid_rows]
+        candidate_lists = self.sampler.find_candidates(
+            logits[torch.tensor(valid_rows, device=self.device)],
+            [sequence.slot for sequence in sequences],
+            [sequence.output_length for sequence in sequences],
+        )
+        for row, candidates in zip(valid_rows, candidate_lists, strict=True):
+            results[indices[row]].candidates = candidates
 
     def _pool_rows(
         self, rows: list[StepRow], spans: list[Span], hidden: torch.Tensor, results: list[RowResult]
     ) -> None:
         """Compute the vectors of rows that embed."""
-        pooled = [i for i, row in enumerate(rows) if row.make_vector]
-        if not pooled:
+        indices = [i for i, row in enumerate(rows) if row.make_vector]
+        if not indices:
             return
         assert self.recipe is not None
-        last = torch.tensor([spans[i].first + spans[i].count - 1 for i in pooled], device=self.device)
-        states = hidden.index_select(0, last).float().cpu().numpy()
-        for i, state in zip(pooled, states, strict=True):
+        states = self._last_hidden(spans, indices, hidden).float().cpu().numpy()
+        for i, state in zip(indices, states, strict=True):
             pooling = rows[i].sequence.request.pooling
             assert pooling is not None
             results[i].vector = self.recipe.pool_rows(state[None], pooling)
             if results[i].vector is None:
                 results[i].error = BROKEN_VECTOR
+
+    def _last_hidden(self, spans: list[Span], indices: list[int], hidden: torch.Tensor) -> torch.Tensor:
+        """Return the hidden states of the last token of each span in ``indices``, [len(indices), hidden]."""
+        last = torch.tensor([spans[i].first + spans[i].count - 1 for i in indices], device=self.device)
+        return hidden.index_select(0, last)
 
     def _score_prompt(self, row: StepRow, hidden: torch.Tensor, result: RowResult) -> None:
         """Compute logprobs of the prompt tokens that this row predicts, from number ``score_from``; None for media."""
@@ -305,21 +306,21 @@ class DecoderRunner:
         sequence = row.sequence
         first = row.score_from - 1  # position p predicts token p + 1
         end = min(row.start + row.count, sequence.prompt_len - 1)  # the last prompt token predicts an output token
-        tops = max(0, sequence.request.prompt_logprobs)
+        top_count = max(0, sequence.request.prompt_logprobs)
         placeholders = placeholder_positions(sequence, first + 1, end + 1)
         scores: list[TokenScore | None] = []
-        for at in range(first, end, SCORE_ROWS):
-            upto = min(at + SCORE_ROWS, end)
-            logits = self.network.compute_logits(hidden[at - row.start : upto - row.start])
+        for part_start in range(first, end, SCORE_ROWS):
+            part_end = min(part_start + SCORE_ROWS, end)
+            logits = self.network.compute_logits(hidden[part_start - row.start : part_end - row.start])
             if not torch.isfinite(logits.amax(-1)).all():
                 result.error = BROKEN_LOGITS
                 return
-            predicted = range(at + 1, upto + 1)
+            predicted = range(part_start + 1, part_end + 1)
             token_ids = [0 if position in placeholders else sequence.tokens[position] for position in predicted]
-            row_scores = score_tokens(logits, token_ids, tops)
+            part_scores = score_tokens(logits, token_ids, top_count)
             scores += [
                 None if position in placeholders else score
-                for position, score in zip(predicted, row_scores, strict=True)
+                for position, score in zip(predicted, part_scores, strict=True)
             ]
         result.prompt_scores = scores
 
@@ -329,8 +330,14 @@ def _row_tokens(row: StepRow) -> list[int]:
     return [*row.sequence.tokens[row.start : row.start + row.count], *row.drafts]
 
 
+def _logit_tokens(row: StepRow, span: Span) -> range:
+    """Return the tokens of the batch whose logits a row that samples needs: its last token, and its drafts."""
+    end = span.first + span.count
+    return range(end - 1 - len(row.drafts), end)
+
+
 def _count_results(row: StepRow) -> int:
-    """Return of how many last tokens of a row the hidden states are read."""
+    """Return the number of last tokens of a row whose hidden states are read."""
     if row.score_from is not None:
         return row.count + len(row.drafts)
     return 1 + len(row.drafts) if row.sample or row.make_vector else 0

@@ -32,8 +32,8 @@ KEY_RANGE, DEVICE_KEY_RANGE = 512, 8192
 
 def turn_first(rows: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *, is_interleaved: bool) -> torch.Tensor:
     """Return rows [T, heads, dim] whose first numbers are rotated by cos and sin, as those of ``rope_write``."""
-    turning, still = rows.split([cos.shape[-1], rows.shape[-1] - cos.shape[-1]], -1)
-    return torch.cat((rotate_rows(turning.float(), cos, sin, is_interleaved).to(rows.dtype), still), -1)
+    rotated, still = rows.split([cos.shape[-1], rows.shape[-1] - cos.shape[-1]], -1)
+    return torch.cat((rotate_rows(rotated.float(), cos, sin, is_interleaved).to(rows.dtype), still), -1)
 
 
 def plan_choice(spans: list[Span], heads: int, pool: PagePool) -> list[TileGroup]:

@@ -59,30 +59,25 @@ class AltUpWeights:
 
 @dataclass(frozen=True)
 class DecoderLayer:
-    """Weights of one layer.
+    """The weights of one layer. Those of parts that the layer does not have, by its ``LayerShape``, are None.
 
-    ``head_norm``: the RMS norm of queries and keys, [heads + kv_heads, dim], or of queries alone in a layer that reads
-    the keys of another. ``sinks`` and ``slopes``
-    float32 [heads]: of attention.
-    ``gate_up``: outputs of gate and then of up, or of up alone. In a layer with a ``mixture`` of experts, ``gate_up``
-    and ``down`` are the shared expert's, or None.
-
-    In multi-head latent attention, ``qkv`` gives the latent of queries, or queries, and then the latent of keys and
-    values with the shared numbers of keys. ``query_up`` gives queries from their latent; None: ``qkv`` does.
-    ``key_up`` [rank, plain_dim] turns a query into one that is multiplied by latents, and ``value_up``
-    [value_dim, rank] a sum of latents into a value. Both hold a weight of each head, one after another.
-
-    In a layer with a ``state``, ``qkv`` gives the inputs of the kernel of its kind, and ``state_gates`` its numbers per
-    head, if it has any. In Mamba 1, ``state_parameters`` reads the convolved channels, and ``state_step`` makes the
-    channels' steps. In Kimi Delta Attention, ``state_step`` makes the numbers of decays, and ``state_gates`` the gates
-    of outputs, of the last numbers of ``qkv``. If it has attention as well, the state has ``state_input`` and
-    ``state_output`` of its own.
-    ``experts_norm`` and the norms after ``dense`` and ``experts`` belong to a mixture with a dense MLP beside it;
-    ``input_gate``, ``input_up`` and ``input_after_norm`` to a layer with inputs of its own.
-    ``altup``, its norm, and the linear layers and norm of ``laurel`` belong to a model with alternating updates.
-    ``activation_factors``: of the activation xielu, those of x² above 0, of e^x - 1 - x below, and of x.
-
-    Weights of parts that ``LayerShape`` says the layer does not have are None.
+    * Attention: ``qkv`` computes queries, keys and values in one product. ``head_norm``: the RMS norm of queries and
+      keys, [heads + kv_heads, dim], or of queries alone in a layer that reads the keys of another. ``sinks`` and
+      ``slopes``: float32 [heads].
+    * MLP: ``gate_up`` computes the outputs of gate and then of up, or of up alone. In a layer with a ``mixture`` of
+      experts, ``gate_up`` and ``down`` are those of the shared expert, or None. ``experts_norm``, ``dense_after_norm``
+      and ``experts_after_norm`` belong to a mixture with a parallel dense MLP. ``activation_factors``: of the
+      activation xielu, the factors of x² above 0, of e^x - 1 - x below, and of x.
+    * Multi-head latent attention: ``qkv`` computes the latent of queries, or queries, and then the latent of keys and
+      values with the shared numbers of keys. ``query_up`` computes queries from their latent; None: ``qkv`` does.
+      ``key_up`` [rank, plain_dim] makes a query that is multiplied by latents, and ``value_up`` [value_dim, rank] makes
+      a value of a sum of latents. Both have a weight for each head, one after another.
+    * Layers with a ``state``: ``qkv`` computes the inputs of the kernel, and ``state_gates`` its numbers per head, if
+      it has any. In Mamba 1, ``state_parameters`` reads the convolved channels, and ``state_step`` computes the steps
+      of the channels. In Kimi Delta Attention, ``state_step`` computes decays, and ``state_gates`` the gates of
+      outputs, from the last numbers of ``qkv``. In a hybrid layer, the state has ``state_input`` and ``state_output``.
+    * Per-layer inputs: ``input_gate``, ``input_up`` and ``input_after_norm``.
+    * Alternating updates: ``altup``, ``altup_norm``, and the weights of ``laurel``.
     """
 
     qkv: PackedWeight | None

@@ -50,9 +50,12 @@ class LatentShape:
     """The sizes of multi-head latent attention (MLA, arXiv 2405.04434, section 2.1).
 
     Keys and values of all heads come from one latent of a token, a normed vector of ``rank`` numbers. A head's query
-    and key have ``plain_dim`` numbers that do not turn, and then ``rotary_dim`` that do; of keys, all heads share the
-    latter. Values have ``value_dim``. Queries come from a normed latent of ``query_rank`` numbers; 0: from the layer's
-    input.
+    and key have ``plain_dim`` numbers without rotation, and then ``rotary_dim`` rotated ones; all heads share the
+    rotated numbers of a key. Values have ``value_dim``. Queries come from a normed latent of ``query_rank`` numbers; 0:
+    from the layer's input.
+
+    In the order of the fields, configs call these sizes kv_lora_rank, qk_rope_head_dim, qk_nope_head_dim, v_head_dim
+    and q_lora_rank.
     """
 
     rank: int
@@ -68,7 +71,7 @@ class LatentShape:
 
     @property
     def stored_dim(self) -> int:
-        """The numbers that the KV cache holds of a token: the latent, and the key's numbers that turn."""
+        """The number of values that the KV cache holds of a token: the latent, and the rotated numbers of the key."""
         return self.rank + self.rotary_dim
 
 
@@ -82,8 +85,9 @@ class IndexerShape:
     ``heads`` vectors of this size, a linear function of the normed latent of queries, and a weight for each head, a
     linear function of the layer's input. The score of a token is the sum of weight * max(0, query * key) over heads;
     the highest scores are chosen, and of equal ones those of earlier tokens. Positive factors of all scores are left
-    out. The first ``rotary_dim`` numbers of queries and keys turn by the angles of attention, in pairs of adjacent
-    numbers if ``is_interleaved``.
+    out. The first ``rotary_dim`` numbers of queries and keys are rotated by the angles of attention, in pairs of
+    adjacent numbers if ``is_interleaved``. Configs call the first three fields index_n_heads, index_head_dim and
+    index_topk.
     """
 
     heads: int
@@ -136,33 +140,32 @@ class HeadSizes:
 class LayerShape:
     """The computation of one decoder layer, apart from its sizes and weights. The defaults are those of Llama.
 
-    With ``norm`` as the norm that the weights hold for this place, or nothing where they hold none:
-
         residual += residual_scale * attention_after_norm(attention(attention_norm(residual)))
         residual += residual_scale * mlp_after_norm(mlp(mlp_norm(residual)))
 
-    Before each sum, the residual is multiplied by ``attention_carry`` or ``mlp_carry``. With ``has_normed_residual``,
-    it is what attention or the MLP reads, as its norm left it.
+    A norm that is None in the layer's weights (``DecoderLayer``) changes nothing. Before each sum, the residual is
+    multiplied by ``attention_carry`` or ``mlp_carry``. With ``has_normed_residual``, the sums
+    add to attention_norm(residual) and mlp_norm(residual) instead of the residual.
 
-    The MLP is down(activation(gate(x)) * up(x)). With ``has_dense_beside`` it is beside a mixture of experts, and both
-    have norms of their own:
+    The MLP is down(activation(gate(x)) * up(x)). With ``has_parallel_dense_mlp`` there are a dense MLP and a mixture of
+    experts, each with norms of its own:
 
         mlp(mlp_norm(residual)) = dense_after_norm(dense(mlp_norm(residual)))
             + experts_after_norm(mixture(experts_norm(residual)))
 
-    With a ``layer_input``, a row of numbers that the model computes of each token for this layer alone, there is a
-    third step: residual += input_after_norm(input_up(activation(input_gate(residual)) * layer_input)). At last, the
-    residual is multiplied by the layer's ``output_scale``.
+    With a ``layer_input``, numbers of each token that the model computes for this layer alone (per-layer embeddings),
+    there is a third step: residual += input_after_norm(input_up(activation(input_gate(residual)) * layer_input)).
+    Finally, the residual is multiplied by the layer's ``output_scale``.
 
-    In a hybrid layer, attention and the kernel of its state read the same
-    rows; the latter's outputs, times ``state_scale``, are added to the residual first. Where the weights hold sinks,
-    each head has one more score, which takes its share of the softmax and has no value.
+    In a hybrid layer, attention and the kernel of its state read the same rows; the outputs of the state, times
+    ``state_scale``, are added to the residual first. If the weights have sinks, each head has one more score, which
+    takes its share of the softmax and has no value.
     """
 
     # Attention
     score_scale: float  # multiplies scores
     window: int | None = None  # tokens that a token sees, itself included; None: all
-    rope: int | None = 0  # the number of the model's rotary embedding that turns queries and keys; None: none does
+    rope: int | None = 0  # number of the rotary embedding of queries and keys (``DecoderConfig.ropes``); None: none
     softcap: float | None = None  # c: scores become c * tanh(score / c)
     chunk: int | None = None  # positions of a chunk: a token sees none before its own chunk
     # One for each head: times the distance to a key, it is subtracted from scores (ALiBi, arXiv 2108.12409)
@@ -195,7 +198,7 @@ class LayerShape:
     mlp_carry: float = 1.0
     has_normed_residual: bool = False
     routing: Routing | None = None  # the MLP is a mixture of such MLPs
-    has_dense_beside: bool = False
+    has_parallel_dense_mlp: bool = False  # a dense MLP is added to the mixture of experts
     mlp_width: int | None = None  # its inner size, if that is not the model's
     layer_input: int | None = None  # the number of the layer's part among the inputs of layers; None: it has none
 

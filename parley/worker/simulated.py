@@ -129,7 +129,7 @@ class SimulatedRunner:
 
     def __init__(self, costs: SimulatedCosts):
         self.costs = costs
-        self.blocks = costs.blocks
+        self.page_count = costs.blocks
         self.max_model_len = costs.length
         self._step_ends_at = 0.0  # when the last step ended, or should have
 

@@ -26,10 +26,10 @@ def test_pool_reuses_blank_pages_first_then_oldest_tail_first() -> None:
     pool = BlockPool(6)
     old, new, plain = [pool.allocate(), pool.allocate()], [pool.allocate(), pool.allocate()], [pool.allocate()]
     for block, digest in zip([*old, *new], page_hashes(list(range(64))), strict=True):
-        pool.cache_block(block, digest)
-    pool.free_blocks(old)
-    pool.free_blocks(new)
-    pool.free_blocks(plain)
+        pool.cache_page(block, digest)
+    pool.release_pages(old)
+    pool.release_pages(new)
+    pool.release_pages(plain)
     assert [pool.allocate() for _ in range(6)] == [*plain, 5, old[1], old[0], new[1], new[0]]
     with pytest.raises(IndexError):
         pool.allocate()
@@ -40,8 +40,8 @@ def test_shared_page_leaves_free_list_and_is_not_evicted() -> None:
     table = [pool.allocate(), pool.allocate(), pool.allocate()]
     hashes = page_hashes(list(range(48)))
     for block, digest in zip(table, hashes, strict=True):
-        assert pool.cache_block(block, digest)
-    pool.free_blocks(table)
+        assert pool.cache_page(block, digest)
+    pool.release_pages(table)
     assert pool.free_count == pool.count_free(table) == 3
     middle = pool.find_cached(hashes[1])
     assert middle == table[1]
@@ -55,10 +55,10 @@ def test_first_published_page_keeps_its_hash() -> None:
     pool = BlockPool(2)
     first, second = pool.allocate(), pool.allocate()
     (digest,) = page_hashes(list(range(16)))
-    assert pool.cache_block(first, digest)
-    assert not pool.cache_block(second, digest)
+    assert pool.cache_page(first, digest)
+    assert not pool.cache_page(second, digest)
     assert pool.find_cached(digest) == first
-    pool.free_blocks([first, second])
+    pool.release_pages([first, second])
     assert pool.allocate() == second
 
 
@@ -164,13 +164,13 @@ def test_block_pool_agrees_with_reference_model(size: int, actions: list[tuple[s
             pool.add_reference(block)
             table.append(block) if table else tables.append([block])
         elif action == "drop" and tables:
-            pool.free_blocks(tables.pop(value % len(tables)))
+            pool.release_pages(tables.pop(value % len(tables)))
         elif action == "publish" and table and table[0] not in contents.values():
             digest = hashes[value % len(hashes)]
-            assert pool.cache_block(table[0], digest) == (digest not in contents)
+            assert pool.cache_page(table[0], digest) == (digest not in contents)
             contents.setdefault(digest, table[0])
         elif action == "forget":
-            pool.evict_block(value % size)
+            pool.evict_page(value % size)
             contents = {digest: block for digest, block in contents.items() if block != value % size}
         pool.check_invariants(tables)
         assert {digest: pool.find_cached(digest) for digest in hashes} == {

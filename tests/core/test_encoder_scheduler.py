@@ -17,7 +17,7 @@ from parley.types import EngineOutput, EngineRequest, EngineStats, PoolingOption
 class SumRunner:
     """A runner whose vector is the sum of the tokens."""
 
-    blocks, max_model_len, vocab_size, generates, dimensions, proposer = 0, 400, 500, False, 4, None
+    page_count, max_model_len, vocab_size, generates, dimensions, proposer = 0, 400, 500, False, 4, None
     pooling_tasks = frozenset({"embed"})
     long_rope_after = inf
     state_slots = None

@@ -95,7 +95,7 @@ class HandoverHarness(LoopHarness):
         tokens = work.token_ids + (work.prior_tokens[0] if work.prior_tokens else [])
         kv_states = kv_history(work.cache_salt, tokens, len(tokens) > self.runner.long_rope_after, work.media)
         pages = self.leased_pages[work_id]
-        if pages and pages[-1] >= self.runner.blocks:
+        if pages and pages[-1] >= self.runner.page_count:
             pages = pages[:-1]
             require(len(pages) == (len(tokens) - 1) // BLOCK_SIZE, "a state after fewer pages than the prompt's")
             state = self.runner.states[self.slot_of(self.leased_pages[work_id][-1])]
@@ -107,7 +107,7 @@ class HandoverHarness(LoopHarness):
 
     def slot_of(self, number: int) -> int:
         """Return the slot of a state, from its number after those of the pages."""
-        return (self.runner.state_slots or 0) + number - self.runner.blocks
+        return (self.runner.state_slots or 0) + number - self.runner.page_count
 
     def release_lease(self, work_id: str) -> None:
         self.check_lease(work_id)
@@ -124,7 +124,7 @@ class HandoverHarness(LoopHarness):
         reservation = self.reservations[key]
         if reservation.error:
             return self.reservations.pop(key)
-        pages = [page for page in reservation.pages if page < self.runner.blocks]
+        pages = [page for page in reservation.pages if page < self.runner.page_count]
         lent = count_lent_pages(len(tokens), has_states=self.runner.state_slots is not None)
         is_complete = len(pages) + reservation.skip == lent
         assert pages == reservation.pages or (self.runner.state_slots and pages == reservation.pages[:-1])
@@ -140,7 +140,7 @@ class HandoverHarness(LoopHarness):
         kv_states = kv_history(work.cache_salt, tokens, len(tokens) > self.runner.long_rope_after, work.media)
         for number in range(self.received_counts[key], min(count, len(reservation.pages))):
             first = (reservation.skip + number) * BLOCK_SIZE
-            if reservation.pages[number] >= self.runner.blocks:
+            if reservation.pages[number] >= self.runner.page_count:
                 self.runner.states[self.slot_of(reservation.pages[number])] = kv_states[first - 1]
                 continue
             self.memory[reservation.pages[number]] = list(kv_states[first : first + BLOCK_SIZE])

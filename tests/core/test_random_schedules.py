@@ -148,7 +148,9 @@ def run_plan(plan: SchedulePlan, harness: type[LoopHarness] = LoopHarness) -> tu
                 bench.loop.scheduler.preempt_last()
             bench.check()
         elif kind == "reset":
-            is_in_use = any(sequence.blocks for sequence in bench.loop.scheduler.running)  # not only held by a copy
+            is_in_use = any(
+                sequence.block_table for sequence in bench.loop.scheduler.running
+            )  # not only held by a copy
             done = bench.loop.reset_prefix_cache(running=value % 2 == 1)
             assert done == (value % 2 == 1 or not is_in_use)
             bench.check()

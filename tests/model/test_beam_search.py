@@ -82,7 +82,7 @@ def test_beam_search_matches_transformers(runner, reference, early) -> None:
     rng = random.Random(f"{early}")
     requests = [random_beam_request(rng, runner.vocab_size, early) for _ in range(6)]
     expected = [transformers_beams(reference, request) for request in requests]
-    blocks = runner.blocks
+    blocks = runner.page_count
     together = serve_requests(runner, requests, step=48)[0]
     crowded, stats = serve_requests(runner, requests, batch=6, blocks=36)
     assert stats.preemptions

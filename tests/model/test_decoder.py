@@ -69,12 +69,12 @@ def generate_greedy(runner, prompts: list[list[int]], count: int) -> list[list[t
         sequence = Sequence(str(i), 0, request, list(prompt), len(prompt), 0, i)
         sequence.slot = i
         block_count = -(-(len(prompt) + count) // BLOCK_SIZE)
-        first_block = sum(len(row_sequence.blocks) for row_sequence in sequences)
-        sequence.blocks = list(range(first_block, first_block + block_count))
+        first_block = sum(len(row_sequence.block_table) for row_sequence in sequences)
+        sequence.block_table = list(range(first_block, first_block + block_count))
         sequences.append(sequence)
         runner.admit_sequence(sequence)
     results = [[] for _ in prompts]
-    fresh_blocks = [block for sequence in sequences for block in sequence.blocks]
+    fresh_blocks = [block for sequence in sequences for block in sequence.block_table]
     for _ in range(count):
         rows = [
             StepRow(row_sequence, row_sequence.computed, len(row_sequence) - row_sequence.computed, True)
@@ -306,7 +306,7 @@ def test_load_reports_progress_and_model_info():
     runner, info = load_runner(settings, lambda stage, fraction: fractions.append(fraction))
     assert fractions == sorted(fractions) and fractions[0] == 0.0 and fractions[-1] == 1.0 and len(fractions) > 5
     assert (info.architecture, info.dtype, info.device, info.fused) == ("Qwen3ForCausalLM", "float32", "cpu", True)
-    assert info.kv_blocks == runner.blocks == runner.pages.blocks
+    assert info.kv_blocks == runner.page_count == runner.pages.page_count
     assert info.kv_bytes <= 1 << 20
     assert 0 <= info.weights_bytes - 4 * info.parameters < 4000  # the fused decoder repeats head norm weights
     assert info.vocab_size == tiny_models.VOCAB
@@ -316,7 +316,7 @@ def test_context_length_is_limited_by_the_kv_cache(caplog):
     folder = tiny_models.model_folder("llama")
     with caplog.at_level("INFO"):
         runner, info = load_float32_runner(folder, kv_memory=100_000)
-    assert info.max_model_len == runner.blocks * BLOCK_SIZE < 2048
+    assert info.max_model_len == runner.page_count * BLOCK_SIZE < 2048
     assert "reduced" in caplog.text
     for length in (1, 2, 16, 17, 50):
         assert load_float32_runner(folder, max_model_len=length)[1].max_model_len == length
@@ -332,7 +332,7 @@ def test_kv_cache_is_no_larger_than_the_batch_needs():
     runner, _ = load_float32_runner(
         tiny_models.model_folder("llama"), kv_memory=1 << 40, max_batch=2, max_model_len=100
     )
-    assert runner.blocks == 2 * 7
+    assert runner.page_count == 2 * 7
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
@@ -346,7 +346,7 @@ def test_int8_kv_cache_is_smaller_and_close_to_plain(dtype, lowering):
     assert (
         int8_info.kv_bytes <= 100_000 and int8_info.kv_blocks >= 1.5 * info.kv_blocks and int8_info.kv_dtype == "int8"
     )
-    page_bytes = sum(int8_runner.pages.layer_pool(i).data[0].nbytes for i in range(len(int8_runner.pages.layers)))
+    page_bytes = sum(int8_runner.pages.layer_pool(i).data[0].nbytes for i in range(len(int8_runner.pages.kv_layers)))
     assert int8_info.kv_bytes == int8_info.kv_blocks * page_bytes
     prompts = [list(range(5, 25)), [7]]
     for plain_tokens, int8_tokens in zip(
@@ -509,7 +509,7 @@ def test_nan_logits_fail_only_their_own_row():
     sequences = []
     for i, prompt in enumerate([[5, 6], [7, 8], [9]]):
         request = EngineRequest(str(i), prompt, 1, Sampling(temperature=0.0), logprobs=0)
-        sequences.append(Sequence(str(i), 0, request, list(prompt), len(prompt), 0, i, blocks=[i], slot=i))
+        sequences.append(Sequence(str(i), 0, request, list(prompt), len(prompt), 0, i, block_table=[i], slot=i))
         runner.admit_sequence(sequences[-1])
     first, second, third = runner.run_step(Step([StepRow(each, 0, len(each), True) for each in sequences], [0, 1, 2]))
     assert not second.tokens and "not numbers" in second.error
@@ -525,7 +525,7 @@ def test_prompt_logprobs_do_not_depend_on_chunks():
     request = EngineRequest("a", prompt, 1, prompt_logprobs=2)
 
     def score_in_chunks(chunks):
-        sequence = Sequence("a", 0, request, list(prompt), len(prompt), 0, 0, blocks=list(range(10)), slot=0)
+        sequence = Sequence("a", 0, request, list(prompt), len(prompt), 0, 0, block_table=list(range(10)), slot=0)
         runner.admit_sequence(sequence)
         prompt_scores, computed = [], 0
         for count in chunks:

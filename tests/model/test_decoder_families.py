@@ -117,7 +117,7 @@ TOKEN_IDS = torch.randint(3, tiny_models.VOCAB, (2, LENGTH), generator=torch.Gen
 @torch.inference_mode()
 def compute_logits(decoder: FusedDecoder, pieces: tuple[int, ...], *, sequences: int = 1, is_one_call: bool = True):
     """Return the logits of the first sequence, which is computed in ``pieces``; others are computed beside it."""
-    pages = PagedKV(decoder.layers, PAGES * sequences, decoder.dtype)
+    pages = PagedKV(decoder.kv_layers, PAGES * sequences, decoder.dtype)
     pages.clear_pages(list(range(PAGES * sequences)))
     states = StateArena(decoder.state_sizes, sequences)
     for layer in states.layers:

@@ -58,7 +58,7 @@ def test_any_draft_model_leaves_outputs_unchanged(small, sampling):
     )
     draft = runner.proposer
     draft.pool.__init__(6)
-    draft.kv = PagedKV(draft.kv.layers, 6, draft.kv.dtype)
+    draft.kv = PagedKV(draft.kv.kv_layers, 6, draft.kv.dtype)
     actual, stats = serve_requests(runner, make_requests(sampling), blocks=14, draft_tokens=7)
     assert actual == expected
     assert stats.draft_tokens and stats.preemptions and (small != "qwen3" or stats.draft_accepted[1])

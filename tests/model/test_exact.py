@@ -52,9 +52,9 @@ def make_runner(architecture: str, blocks: int, size: str = "tiny", int8: bool =
     model, info = load_network(architecture, size)
     import torch
 
-    pages = PagedKV(model.layers, blocks, torch.bfloat16, int8=int8)
+    pages = PagedKV(model.kv_layers, blocks, torch.bfloat16, int8=int8)
     # Pages start with the NaN of a previous owner: reading one that was not cleared breaks the output.
-    for i in range(len(model.layers)):
+    for i in range(len(model.kv_layers)):
         fill_with_nan(pages.layer_pool(i))
     runner = DecoderRunner(model, pages, max_model_len=info.max_model_len, slots=SLOTS, snapshot_slots=2 * SLOTS)
     if runner.states is not None:

@@ -44,7 +44,7 @@ def change_tensors(folder: Path, target: Path, change: Callable[[Tensors], Tenso
 def compute_logits(folder: Path) -> torch.Tensor:
     runner, info = load_test_runner(folder, dtype="float32")
     assert info.fused
-    pages = PagedKV(runner.network.layers, 2, torch.float32)
+    pages = PagedKV(runner.network.kv_layers, 2, torch.float32)
     pages.clear_pages([0, 1])
     batch = PackedBatch.pack_parts([(TOKENS, 0, [0, 1])], torch.device("cpu"))
     return runner.network.compute_logits(runner.network.compute_hidden(batch, pages))

@@ -18,7 +18,7 @@ def test_largest_step_has_all_tokens_and_draws(tokens, length, lengths):
     parts, pages = pack_largest_step(tokens, length)
     assert [len(part) for part, _, _ in parts] == lengths
     assert sorted(page for _, _, table in parts for page in table) == list(range(pages))
-    cache = PagedKV(runner.network.layers, pages, runner.network.dtype)
+    cache = PagedKV(runner.network.kv_layers, pages, runner.network.dtype)
     cache.clear_pages(list(range(pages)))
     drawn = run_largest_step(runner.network, cache, parts, 7)
     assert drawn.shape == (7,) and int(drawn.min()) >= 0 and int(drawn.max()) < runner.vocab_size

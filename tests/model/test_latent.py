@@ -102,7 +102,7 @@ def test_mistral4_in_a_multimodal_folder_has_the_logits_of_transformers(tmp_path
     runner, info = load_test_runner(tmp_path, dtype="float32")
     assert info.fused and info.media_kinds == {"image"}
     ids = list(range(7, 97))
-    pages = PagedKV(runner.network.layers, 6, torch.float32)
+    pages = PagedKV(runner.network.kv_layers, 6, torch.float32)
     pages.clear_pages(list(range(6)))
     batch = PackedBatch.pack_parts([(ids, 0, list(range(6)))], torch.device("cpu"))
     with torch.inference_mode():
@@ -116,7 +116,7 @@ def test_pages_hold_one_latent_for_each_token(kv_dtype, size):
     runner, info = load_test_runner(
         tiny_models.model_folder("deepseek_v2_lite"), dtype="bfloat16", kv_dtype=kv_dtype, kv_memory=1 << 20
     )
-    page_bytes = BLOCK_SIZE * size * len(runner.network.layers)
+    page_bytes = BLOCK_SIZE * size * len(runner.network.kv_layers)
     assert info.fused and info.kv_bytes == info.kv_blocks * page_bytes
     assert info.kv_blocks == (1 << 20) // page_bytes
 

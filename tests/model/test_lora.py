@@ -87,10 +87,10 @@ class AdapterLoop:
         **loop_options,
     ):
         old_pages = runner.pages
-        pages = PagedKV(old_pages.layers, blocks, old_pages.dtype, old_pages.device)
+        pages = PagedKV(old_pages.kv_layers, blocks, old_pages.dtype, old_pages.device)
         draft = None
         if speculate.startswith("draft="):
-            draft_pages = PagedKV(old_pages.layers, blocks, old_pages.dtype, old_pages.device)
+            draft_pages = PagedKV(old_pages.kv_layers, blocks, old_pages.dtype, old_pages.device)
             draft = DraftModel(runner.network, draft_pages, max_model_len=runner.max_model_len)
         fresh_runner = DecoderRunner(
             runner.network, pages, max_model_len=runner.max_model_len, slots=SLOTS, proposer=draft

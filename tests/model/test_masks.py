@@ -175,11 +175,11 @@ def answers_alone() -> dict[tuple[str, int], Answer]:
 @pytest.mark.parametrize("options", [{}, {"step": 7}, {"cache": False}, {"batch": 2}, {"blocks": 24, "step": 20}])
 def test_grammar_rows_are_batch_invariant(options):
     runner = runner_and_language()[0]
-    pages, blocks = runner.pages, runner.blocks
+    pages, blocks = runner.pages, runner.page_count
     try:
         assert serve_all(*mixed_requests(), **options) == answers_alone()
     finally:
-        runner.pages, runner.blocks = pages, blocks
+        runner.pages, runner.page_count = pages, blocks
 
 
 def test_draws_from_listed_tokens_equal_draws_with_a_mask(monkeypatch):

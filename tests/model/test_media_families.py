@@ -89,7 +89,7 @@ class PagedRun:
 
     def __init__(self, runner: DecoderRunner, prompts: list[MediaPrompt], **request: Any):
         counts = [-(-len(prompt.token_ids) // BLOCK_SIZE) + 1 for prompt in prompts]
-        runner.pages = PagedKV(runner.pages.layers, sum(counts), runner.pages.dtype)
+        runner.pages = PagedKV(runner.pages.kv_layers, sum(counts), runner.pages.dtype)
         runner.pages.clear_pages(list(range(sum(counts))))
         self.runner = runner
         self.sequences: list[Sequence] = []
@@ -98,7 +98,7 @@ class PagedRun:
             options: dict[str, Any] = {"sampling": GREEDY, "max_tokens": 9, "media": prompt.media} | request
             work = EngineRequest(str(number), prompt.token_ids, **options)
             length = len(prompt.token_ids)
-            sequence = Sequence(str(number), 0, work, list(prompt.token_ids), length, 0, number, blocks=blocks)
+            sequence = Sequence(str(number), 0, work, list(prompt.token_ids), length, 0, number, block_table=blocks)
             sequence.item_embeddings = dict(prompt.encoded)
             sequence.slot = number
             runner.admit_sequence(sequence)
@@ -269,7 +269,7 @@ def test_every_boundary_gives_the_same_bits(family):
     run.compute_hidden([(0, 0, length)])
     first, second = run.sequences
     for page in range(1, length // BLOCK_SIZE + 1):
-        second.blocks = first.blocks[:page] + second.blocks[page:]
+        second.block_table = first.block_table[:page] + second.block_table[page:]
         start = min(page * BLOCK_SIZE, length - 1)
         assert torch.equal(run.compute_hidden([(1, start, length)])[0], expected[start:])
 

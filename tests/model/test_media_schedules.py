@@ -52,7 +52,7 @@ class MediaLoop:
 
     def __init__(self, family: str, budget: FixedBudget, *, blocks: int, prefix_cache: bool, media_cache: int):
         runner = loaded_runner(family)
-        runner.pages, runner.blocks = PagedKV(runner.pages.layers, blocks, runner.pages.dtype), blocks
+        runner.pages, runner.page_count = PagedKV(runner.pages.kv_layers, blocks, runner.pages.dtype), blocks
         self.posted: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self.outputs: dict[tuple[str, int], list[EngineOutput]] = {}
         settings = Settings(

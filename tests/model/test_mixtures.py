@@ -50,7 +50,7 @@ def load_decoder(folder: Path, dtype: str = "bfloat16", quantization: str = "non
 @torch.inference_mode()
 def compute_logits(decoder: FusedDecoder, counts: list[int]) -> torch.Tensor:
     """Return the logits of TOKENS, computed in chunks of these sizes."""
-    pages = PagedKV(decoder.layers, 4, decoder.dtype)
+    pages = PagedKV(decoder.kv_layers, 4, decoder.dtype)
     pages.clear_pages([0, 1, 2, 3])
     logits, start = [], 0
     for count in counts:

@@ -90,7 +90,7 @@ def prompt_logprobs(runner, prompt: list[int]) -> torch.Tensor:
     """Log-probabilities of all tokens of a prompt but the first."""
     request = EngineRequest("a", prompt, 1, Sampling(temperature=0.0), prompt_logprobs=0)
     blocks = list(range(-(-len(prompt) // BLOCK_SIZE)))
-    sequence = Sequence("a", 0, request, list(prompt), len(prompt), 0, 0, blocks=blocks, slot=0)
+    sequence = Sequence("a", 0, request, list(prompt), len(prompt), 0, 0, block_table=blocks, slot=0)
     runner.admit_sequence(sequence)
     (sampled,) = runner.run_step(Step([StepRow(sequence, 0, len(prompt), False, score_from=1)], blocks))
     runner.release_slot(sequence)

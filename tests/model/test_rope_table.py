@@ -29,7 +29,7 @@ def load_long(**settings):
 
 def test_rope_table_is_as_long_as_the_context_that_the_cache_holds():
     runner, info = load_long(kv_memory=1 << 20)
-    assert info.max_model_len == runner.blocks * BLOCK_SIZE < 100_000
+    assert info.max_model_len == runner.page_count * BLOCK_SIZE < 100_000
     assert runner.network.position_tables.rope_table.shape[1] == info.max_model_len
 
 

@@ -78,12 +78,12 @@ def test_row_of_real_width_layers_is_batch_invariant(size, layers, kind):
         pytest.skip("torch's kernels guarantee this only up to a width of 1,024")
     model = build_decoder(size, kind, layers)
     generator = torch.Generator().manual_seed(1)
-    pages = PagedKV(model.layers, ROWS * PAGES, torch.bfloat16)
+    pages = PagedKV(model.kv_layers, ROWS * PAGES, torch.bfloat16)
     tables = torch.arange(ROWS * PAGES).view(ROWS, PAGES)
     past_positions = torch.arange(PAST)
     past_slots = (tables[:, past_positions // BLOCK_SIZE] * BLOCK_SIZE + past_positions % BLOCK_SIZE).flatten()
     pages.clear_pages(list(range(ROWS * PAGES)))
-    for i, layer in enumerate(model.layers):
+    for i, layer in enumerate(model.kv_layers):
         keys, values = torch.randn(2, len(past_slots), layer.heads, layer.dim, generator=generator).bfloat16()
         native.write_kv(
             keys, values, pages.layer_pool(i), native.write_indices(past_slots, pages.layer_pool(i).page_format)

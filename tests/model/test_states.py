@@ -104,7 +104,7 @@ def test_model_without_attention_serves_more_tokens_than_its_pages_hold():
     for request in requests:
         expected |= serve_requests(load_test_runner(folder, max_batch=4)[0], [request])[0]
     runner, info = load_test_runner(folder, max_batch=4)
-    assert info.fused and runner.network.layers == []
+    assert info.fused and runner.network.kv_layers == []
     assert serve_requests(runner, requests, batch=4, step=24, blocks=12)[0] == expected
 
 

@@ -56,7 +56,7 @@ def random_prompt(length: int, seed: int = 0) -> list[int]:
 def paged_logits(network: TransformersNetwork, tokens: list[int]) -> torch.Tensor:
     """Logits at all positions, computed over KV pages in one step."""
     count = -(-len(tokens) // 16)
-    pages = PagedKV(network.layers, count, network.model.dtype)
+    pages = PagedKV(network.kv_layers, count, network.model.dtype)
     pages.clear_pages(list(range(count)))
     places = torch.arange(len(tokens))
     batch = PackedBatch(torch.tensor(tokens), places, places, [Span(0, len(tokens), len(tokens), list(range(count)))])

@@ -40,10 +40,10 @@ def test_draft_token_with_nan_logits_is_rejected_and_wiped(options, monkeypatch)
     def hidden_with_nan(batch, pages):
         result = hidden(batch, pages)
         bad = batch.token_ids == BAD_TOKEN
-        bad_rows = PackedBatch(batch.token_ids[bad], batch.positions[bad], batch.slots[bad], [])
-        for layer, kv in enumerate(pages.layers):
+        bad_rows = PackedBatch(batch.token_ids[bad], batch.positions[bad], batch.slot_mapping[bad], [])
+        for layer, kv in enumerate(pages.kv_layers):
             keys, values = (
-                torch.full((len(bad_rows.slots), kv.heads, dim), torch.nan) for dim in (kv.dim, kv.value_dim)
+                torch.full((len(bad_rows.slot_mapping), kv.heads, dim), torch.nan) for dim in (kv.dim, kv.value_dim)
             )
             pages.write_kv(layer, keys.to(pages.dtype), values.to(pages.dtype), bad_rows)
         result[bad] = torch.nan
@@ -64,11 +64,11 @@ def test_draft_token_with_nan_logits_is_rejected_and_wiped(options, monkeypatch)
 @pytest.mark.parametrize("options", [{}, {"kv_dtype": "int8"}, {"dtype": "float32"}])
 def test_clear_tokens_zeroes_only_the_given_tokens(options):
     pages = load_test_runner(tiny_models.model_folder("qwen3"), **options)[0].pages
-    for layer in range(len(pages.layers)):
+    for layer in range(len(pages.kv_layers)):
         fill_with_nan(pages.layer_pool(layer))
     pages.clear_pages([2])
     pages.clear_tokens(torch.tensor([16 + 3, 16 + 15]))
-    for layer in range(len(pages.layers)):
+    for layer in range(len(pages.kv_layers)):
         for part in unpack_pages(pages.layer_pool(layer)):
             sound = part.isfinite().flatten(2).all(-1) & (part == 0).flatten(2).all(-1)
             assert sound[1].nonzero()[:, 0].tolist() == [3, 15] and sound[2].all()

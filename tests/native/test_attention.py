@@ -70,7 +70,7 @@ class AttentionCase:
         page_counts = [-(-length // BLOCK_SIZE) for length in self.lengths]
         pages = PagedKV([self.layer], sum(page_counts) + 2, self.dtype, int8=self.int8)
         fill_with_nan(pages.layer_pool(0))
-        free = list(range(pages.blocks))
+        free = list(range(pages.page_count))
         self.random.shuffle(free)
         tables = [[free.pop() for _ in range(count)] for count in page_counts]
         computed = [0] * len(tables)

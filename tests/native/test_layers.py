@@ -206,7 +206,7 @@ class RandomModel:
             adapter = native.pack_lora(sites, torch.bfloat16, torch.device("cpu"))
             groups.append((adapter, rows[i :: len(ranks)]))
         if groups:
-            batch.adapted = native.group_lora_rows(groups, torch.device("cpu"))
+            batch.lora_rows = native.group_lora_rows(groups, torch.device("cpu"))
 
     def add_media(self, batch: PackedBatch, shape: DecoderConfig, deep: int) -> None:
         """Give some tokens embeddings of an encoder, and all tokens positions on three axes."""
@@ -312,8 +312,8 @@ def run_both_ways(
     """Hidden states and pages after one step, by one call and kernel by kernel, from pages with the same past."""
     used = sum(len(span.table) for span in batch.spans)
     past = RandomModel(7)
-    stores = [PagedKV(decoder.layers, used, torch.bfloat16, int8=int8) for _ in range(2)]
-    for i, layer in enumerate(decoder.layers):
+    stores = [PagedKV(decoder.kv_layers, used, torch.bfloat16, int8=int8) for _ in range(2)]
+    for i, layer in enumerate(decoder.kv_layers):
         keys, values = (past.random_bf16(BLOCK_SIZE * used, layer.heads, dim) for dim in (layer.dim, layer.value_dim))
         for pages in stores:
             pages.clear_pages(list(range(used)))
@@ -324,7 +324,7 @@ def run_both_ways(
     stack_hidden = decoder.compute_hidden(batch, stores[0])
     kernel_hidden = decoder.kernel_by_kernel(batch, stores[1])
     states = [
-        [x, *(pages.layer_pool(i).data for i in range(len(decoder.layers)))]
+        [x, *(pages.layer_pool(i).data for i in range(len(decoder.kv_layers)))]
         for x, pages in zip((stack_hidden, kernel_hidden), stores, strict=True)
     ]
     return states[0], states[1]

@@ -45,7 +45,7 @@ def test_decoder_gives_the_logits_of_the_torch_forms(architecture, monkeypatch):
 @torch.inference_mode()
 def compute_logits(network, counts: list[int]) -> torch.Tensor:
     """Compute the prompt in chunks of these sizes; return the logits of its last token."""
-    pages = PagedKV(network.layers, 4, network.dtype, DEVICE)
+    pages = PagedKV(network.kv_layers, 4, network.dtype, DEVICE)
     pages.clear_pages([0, 1])
     start = 0
     for count in counts:
@@ -74,7 +74,7 @@ def test_graphs_of_decode_steps_give_the_bits_of_steps_without(architecture, mon
     monkeypatch.setattr(decode_graphs, "FIRST_LENGTH", 4)
     use_triton(monkeypatch)
     network = load_test_runner(tiny_models.model_folder(architecture), device=DEVICE.type)[0].network
-    caches = [PagedKV(network.layers, 20, network.dtype, DEVICE) for _ in range(2)]
+    caches = [PagedKV(network.kv_layers, 20, network.dtype, DEVICE) for _ in range(2)]
     assert all(decode_graphs.can_record(network, cache) for cache in caches)
     graphs = decode_graphs.DecodeGraphs(
         network,
@@ -103,7 +103,7 @@ def test_batches_that_graphs_do_not_compute(monkeypatch):
     monkeypatch.setattr(plan, "resolve_dtype", lambda *arguments: DTYPE)
     use_triton(monkeypatch)
     network = load_test_runner(tiny_models.model_folder("qwen3"), device=DEVICE.type)[0].network
-    cache = PagedKV(network.layers, 4, network.dtype, DEVICE)
+    cache = PagedKV(network.kv_layers, 4, network.dtype, DEVICE)
     graphs = decode_graphs.DecodeGraphs(network, cache, max_model_len=64, most_rows=2, record=RepeatedLaunch)
     too_many = [([5], 0, [row]) for row in range(5)]
     for parts in ([([5, 6], 0, [0])], too_many):

@@ -56,7 +56,7 @@ class DelayedStep:
 
 def copy_row(row: StepRow) -> StepRow:
     sequence = copy.copy(row.sequence)
-    sequence.tokens, sequence.blocks = list(sequence.tokens), list(sequence.blocks)
+    sequence.tokens, sequence.block_table = list(sequence.tokens), list(sequence.block_table)
     return StepRow(sequence, row.start, row.count, row.sample)
 
 

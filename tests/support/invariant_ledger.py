@@ -132,7 +132,7 @@ class LedgerRunner:
         self.state_slots, self.snapshot_slots = (slots, snapshots) if has_states else (None, 0)
         self.states = [-1] * (slots + snapshots)  # of the last tokens computed in each slot; dirty from the start
         self.starter: StepStarter | None = None
-        self.blocks, self.max_model_len, self.vocab_size = blocks, max_model_len, VOCAB
+        self.page_count, self.max_model_len, self.vocab_size = blocks, max_model_len, VOCAB
         self.generates, self.dimensions = True, 2
         self.proposer: SeededProposer | None = None
         self.media_encoder: LedgerEncoder | None = None
@@ -230,7 +230,7 @@ class LedgerRunner:
         require(row.count > 0 and end - len(row.drafts) <= len(sequence.tokens), "a row beyond its sequence")
         require(row.sample or not row.drafts, "a row that samples nothing has drafts")
         require(all(0 <= token < VOCAB for token in row.drafts), "a draft that is no token")
-        require(len(sequence.blocks) == -(-end // BLOCK_SIZE), "more or fewer pages than tokens need")
+        require(len(sequence.block_table) == -(-end // BLOCK_SIZE), "more or fewer pages than tokens need")
         for item in sequence.request.media:
             if item.start < end and item.end > row.start:
                 embeddings = sequence.item_embeddings.get(item.digest)
@@ -240,14 +240,14 @@ class LedgerRunner:
         is_whole = row.start >= sequence.prompt_len or end == sequence.prompt_len
         require(is_whole or not sequence.prompt_sees_both_ways, "a row ends elsewhere than its prompt, which must not")
         for position in range(row.start, end):
-            page = self.pages[sequence.blocks[position // BLOCK_SIZE]]
+            page = self.pages[sequence.block_table[position // BLOCK_SIZE]]
             require(page[position % BLOCK_SIZE] is None, "wrote over a page, or into one that was not cleared")
             page[position % BLOCK_SIZE] = kv_states[position]
 
     def _check_and_sample(self, row: StepRow, kv_states: list[int]) -> RowResult:
         sequence, end = row.sequence, row.start + row.count
         for position in range(end):
-            stored_state = self.pages[sequence.blocks[position // BLOCK_SIZE]][position % BLOCK_SIZE]
+            stored_state = self.pages[sequence.block_table[position // BLOCK_SIZE]][position % BLOCK_SIZE]
             require(stored_state == kv_states[position], "a page does not hold its sequence's history")
         result = RowResult()
         if row.score_from is not None:
@@ -286,7 +286,7 @@ class LedgerRunner:
             if ahead == len(row.drafts) or token != row.drafts[ahead]:
                 break
         for position in range(last + len(result.tokens), last + 1 + len(row.drafts)):
-            self.pages[sequence.blocks[position // BLOCK_SIZE]][position % BLOCK_SIZE] = None
+            self.pages[sequence.block_table[position // BLOCK_SIZE]][position % BLOCK_SIZE] = None
 
 
 def draw_token(sequence: Sequence, state: int, ahead: int = 0) -> int:

@@ -64,8 +64,8 @@ def serve_requests(
     """
     if blocks is not None:
         old_pages = runner.pages
-        runner.pages = PagedKV(old_pages.layers, blocks, old_pages.dtype, old_pages.device, int8=old_pages.int8)
-        runner.blocks = blocks
+        runner.pages = PagedKV(old_pages.kv_layers, blocks, old_pages.dtype, old_pages.device, int8=old_pages.int8)
+        runner.page_count = blocks
         if runner.graphs is not None:  # they read and write the old pages
             start_on_gpu(runner)
     answers: dict[tuple[str, int], Answer] = {}

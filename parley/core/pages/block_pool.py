@@ -122,56 +122,56 @@ class BlockPool:
 
     def allocate(self) -> int:
         """Allocate a page with one reference and evict its old content. Raises IndexError when no page is free."""
-        block: int = self._next[self.page_count]
-        if block == self.page_count:
+        page: int = self._next[self.page_count]
+        if page == self.page_count:
             raise IndexError("no free page")
-        self._remove_from_free_list(block)
-        self._drop_hash(block)
-        self._reference_counts[block] = 1
-        return block
+        self._remove_from_free_list(page)
+        self._drop_hash(page)
+        self._reference_counts[page] = 1
+        return page
 
-    def add_reference(self, block: int) -> None:
+    def add_reference(self, page: int) -> None:
         """Add one reference to a cached page; a free page leaves the free list."""
-        if self._reference_counts[block] == 0:
-            self._remove_from_free_list(block)
-        self._reference_counts[block] += 1
+        if self._reference_counts[page] == 0:
+            self._remove_from_free_list(page)
+        self._reference_counts[page] += 1
 
-    def free_blocks(self, blocks: Sequence[int]) -> None:
+    def release_pages(self, pages: Sequence[int]) -> None:
         """Drop one reference to each page of a table (in the table's order)."""
-        for block in reversed(blocks):
-            self._reference_counts[block] -= 1
-            if self._reference_counts[block] == 0:
-                self._add_to_free_list(block)
+        for page in reversed(pages):
+            self._reference_counts[page] -= 1
+            if self._reference_counts[page] == 0:
+                self._add_to_free_list(page)
 
     def find_cached(self, digest: bytes) -> int | None:
         """Return the page with this content, or None."""
         return self._cache.get(digest)
 
-    def count_free(self, blocks: Iterable[int]) -> int:
+    def count_free(self, pages: Iterable[int]) -> int:
         """Return how many of these pages are free, so that sharing them takes capacity."""
-        return sum(self._reference_counts[block] == 0 for block in blocks)
+        return sum(self._reference_counts[page] == 0 for page in pages)
 
-    def cache_block(self, block: int, digest: bytes) -> bool:
+    def cache_page(self, page: int, digest: bytes) -> bool:
         """Add a page to the prefix cache. False if another page with the same content is cached; that one stays."""
         if digest in self._cache:
             return False
-        self._cache[digest] = block
-        self._hashes[block] = digest
+        self._cache[digest] = page
+        self._hashes[page] = digest
         return True
 
-    def evict_block(self, block: int) -> None:
+    def evict_page(self, page: int) -> None:
         """Remove a page from the prefix cache, because it was not written after all or its content is not trusted."""
-        self._drop_hash(block)
-        if self._reference_counts[block] == 0:
-            self._remove_from_free_list(block)
-            self._add_to_free_list(block)
+        self._drop_hash(page)
+        if self._reference_counts[page] == 0:
+            self._remove_from_free_list(page)
+            self._add_to_free_list(page)
 
     def clear_cache(self) -> bool:
         """Empty the prefix cache. Returns False and does nothing while a page is held."""
         if self.used_count:
             return False
-        for digest, block in self._cache.items():
-            self._hashes[block] = None
+        for digest, page in self._cache.items():
+            self._hashes[page] = None
             self.on_drop(digest)
         self._cache.clear()
         if self.event_log is not None:
@@ -183,45 +183,45 @@ class BlockPool:
 
         For tests. Raises AssertionError.
         """
-        references = Counter(block for table in tables for block in table)
-        assert all(self._reference_counts[block] == references[block] for block in range(self.page_count)), (
+        references = Counter(page for table in tables for page in table)
+        assert all(self._reference_counts[page] == references[page] for page in range(self.page_count)), (
             "references != table entries"
         )
         assert references.keys() <= set(range(self.page_count)), "a table lists a page that does not exist"
         free_list: list[int] = []
-        block = self._next[self.page_count]
-        while block != self.page_count and len(free_list) <= self.page_count:
-            assert self._previous[self._next[block]] == block, "the free list is broken"
-            free_list.append(block)
-            block = self._next[block]
-        assert sorted(free_list) == [block for block in range(self.page_count) if not references[block]], (
+        page = self._next[self.page_count]
+        while page != self.page_count and len(free_list) <= self.page_count:
+            assert self._previous[self._next[page]] == page, "the free list is broken"
+            free_list.append(page)
+            page = self._next[page]
+        assert sorted(free_list) == [page for page in range(self.page_count) if not references[page]], (
             "free + used != all"
         )
         assert self.free_count == len(free_list), "the free count is wrong"
-        hashed_blocks = {digest: block for block, digest in enumerate(self._hashes) if digest is not None}
-        assert hashed_blocks == self._cache, "hashes and cache disagree"
+        hashed_pages = {digest: page for page, digest in enumerate(self._hashes) if digest is not None}
+        assert hashed_pages == self._cache, "hashes and cache disagree"
         assert 0 <= self.prefix_hits <= self.prefix_queries, "more hits than queries"
 
-    def _drop_hash(self, block: int) -> None:
-        digest = self._hashes[block]
+    def _drop_hash(self, page: int) -> None:
+        digest = self._hashes[page]
         if digest is not None:
             del self._cache[digest]
-            self._hashes[block] = None
+            self._hashes[page] = None
             self.on_drop(digest)
             if self.event_log is not None:
                 self.event_log.record_removed(digest)
 
-    def _remove_from_free_list(self, block: int) -> None:
-        previous_block, next_block = self._previous[block], self._next[block]
-        self._next[previous_block], self._previous[next_block] = next_block, previous_block
+    def _remove_from_free_list(self, page: int) -> None:
+        previous_page, next_page = self._previous[page], self._next[page]
+        self._next[previous_page], self._previous[next_page] = next_page, previous_page
         self.free_count -= 1
 
-    def _add_to_free_list(self, block: int) -> None:
+    def _add_to_free_list(self, page: int) -> None:
         seam = self.page_count
-        if self._hashes[block] is None:
+        if self._hashes[page] is None:
             before, after = seam, self._next[seam]  # head: overwriting it first loses nothing
         else:
             before, after = self._previous[seam], seam
-        self._next[before] = self._previous[after] = block
-        self._previous[block], self._next[block] = before, after
+        self._next[before] = self._previous[after] = page
+        self._previous[page], self._next[page] = before, after
         self.free_count += 1

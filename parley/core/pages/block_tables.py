@@ -68,8 +68,8 @@ class BlockTables:
         """Evict the pages that a failed step published, and forget its snapshots."""
         if self._states is not None:
             self._states.abandon_step()
-        for block in step.published_pages:
-            self.pool.evict_block(block)
+        for page in step.published_pages:
+            self.pool.evict_page(page)
 
     def find_prefix(self, sequence: Sequence) -> list[int] | None:
         """Return the cached pages that continue the sequence, in order; none unless ``computed`` is at a page end.
@@ -81,37 +81,37 @@ class BlockTables:
             return []
         scored_count = len(sequence.prompt_scores)
         last_usable = (scored_count if 0 < scored_count < sequence.prompt_len else len(sequence.tokens)) - 1
-        cached_blocks: list[int] = []
-        for page in range(sequence.computed // BLOCK_SIZE, min(last_usable // BLOCK_SIZE, len(sequence.hashes))):
-            block = self.pool.find_cached(sequence.hashes[page])
-            if block is None:
+        cached_pages: list[int] = []
+        for index in range(sequence.computed // BLOCK_SIZE, min(last_usable // BLOCK_SIZE, len(sequence.hashes))):
+            page = self.pool.find_cached(sequence.hashes[index])
+            if page is None:
                 break
-            cached_blocks.append(block)
-        if self._states is not None and cached_blocks:
+            cached_pages.append(page)
+        if self._states is not None and cached_pages:
             first = sequence.computed // BLOCK_SIZE
-            usable = self._states.count_usable(sequence, sequence.hashes[first : first + len(cached_blocks)])
-            return None if usable is None else cached_blocks[:usable]
-        return cached_blocks
+            usable = self._states.count_usable(sequence, sequence.hashes[first : first + len(cached_pages)])
+            return None if usable is None else cached_pages[:usable]
+        return cached_pages
 
-    def attach_pages(self, sequence: Sequence, cached_blocks: list[int]) -> None:
+    def attach_pages(self, sequence: Sequence, cached_pages: list[int]) -> None:
         """Append cached pages to the table and count their tokens as computed."""
-        if self._states is not None and cached_blocks:
-            last = sequence.computed // BLOCK_SIZE + len(cached_blocks) - 1
+        if self._states is not None and cached_pages:
+            last = sequence.computed // BLOCK_SIZE + len(cached_pages) - 1
             self._states.attach_snapshot(sequence, sequence.hashes[last])
-        for block in cached_blocks:
-            self.pool.add_reference(block)
-        sequence.blocks += cached_blocks
-        sequence.computed += len(cached_blocks) * BLOCK_SIZE
+        for page in cached_pages:
+            self.pool.add_reference(page)
+        sequence.block_table += cached_pages
+        sequence.computed += len(cached_pages) * BLOCK_SIZE
         if not sequence.preemptions:
-            sequence.cached_tokens = min(sequence.cached_tokens + len(cached_blocks) * BLOCK_SIZE, sequence.prompt_len)
-            self.pool.prefix_hits += 0 if sequence.request.resumed else len(cached_blocks) * BLOCK_SIZE
+            sequence.cached_tokens = min(sequence.cached_tokens + len(cached_pages) * BLOCK_SIZE, sequence.prompt_len)
+            self.pool.prefix_hits += 0 if sequence.request.resumed else len(cached_pages) * BLOCK_SIZE
 
     def append_pages(self, step: Step, sequence: Sequence, count: int) -> None:
         """Append ``count`` fresh pages, which must be free."""
         for _ in range(count):
-            block = self.pool.allocate()
-            sequence.blocks.append(block)
-            step.fresh_pages.append(block)
+            page = self.pool.allocate()
+            sequence.block_table.append(page)
+            step.fresh_pages.append(page)
 
     def publish_pages(self, sequence: Sequence, start: int) -> list[int]:
         """Publish the pages that the computed tokens from ``start`` on fill. Returns those that were not cached yet."""
@@ -119,19 +119,14 @@ class BlockTables:
         if not self.prefix_cache or first == end:
             return []
         self._extend_chain(sequence, end)
-        fresh = range(first, end)
-        published_blocks = [
-            sequence.blocks[page]
-            for page in fresh
-            if self.pool.cache_block(sequence.blocks[page], sequence.hashes[page])
-        ]
+        table, hashes = sequence.block_table, sequence.hashes
+        published = [index for index in range(first, end) if self.pool.cache_page(table[index], hashes[index])]
         if self.pool.event_log is not None:
-            pages = [page for page in fresh if sequence.blocks[page] in published_blocks]
             request = sequence.request
             self.pool.event_log.record_stored(
-                pages, sequence.hashes, sequence.tokens, request.adapter, request.cache_salt, sequence.hashed_items
+                published, hashes, sequence.tokens, request.adapter, request.cache_salt, sequence.hashed_items
             )
-        return published_blocks
+        return [table[index] for index in published]
 
     def count_row(self, step: Step, row: StepRow, running_count: int) -> None:
         """Publish the pages that a row fills, and choose the slots of its states. Its tokens count as computed."""
@@ -163,17 +158,18 @@ class BlockTables:
             self._states.fork_state(sequence, parent)
 
     def _share_pages(self, sequence: Sequence, parent: Sequence) -> None:
-        self.pool.free_blocks(sequence.blocks)
+        """Release a sequence's pages, share the full ones of ``parent``, and copy its last one if a page is free."""
+        self.pool.release_pages(sequence.block_table)
         full_pages, partial_tokens = divmod(parent.computed, BLOCK_SIZE)
-        sequence.blocks = parent.blocks[:full_pages]
-        for block in sequence.blocks:
-            self.pool.add_reference(block)
+        sequence.block_table = parent.block_table[:full_pages]
+        for page in sequence.block_table:
+            self.pool.add_reference(page)
         sequence.hashes, sequence.uses_long_rope = list(parent.hashes), parent.uses_long_rope
         sequence.computed = full_pages * BLOCK_SIZE
         if partial_tokens and self.pool.free_count:
-            sequence.blocks.append(self.pool.allocate())
+            sequence.block_table.append(self.pool.allocate())
             self._release_copies()
-            self._pending_copies.append((parent.blocks[full_pages], sequence.blocks[full_pages]))
+            self._pending_copies.append((parent.block_table[full_pages], sequence.block_table[full_pages]))
             self._hold_copies()
             sequence.computed = parent.computed
         sequence.furthest_computed = max(sequence.furthest_computed, sequence.computed)
@@ -181,23 +177,23 @@ class BlockTables:
     def _trim_table(self, sequence: Sequence) -> None:
         """Free the pages after the computed tokens."""
         keep = count_pages(sequence.computed)
-        self.pool.free_blocks(sequence.blocks[keep:])
-        del sequence.blocks[keep:]
+        self.pool.release_pages(sequence.block_table[keep:])
+        del sequence.block_table[keep:]
 
     def free_table(self, sequence: Sequence) -> None:
         """Free all pages; no token of the sequence counts as computed any more."""
         if self._states is not None:
             self._states.release_state(sequence)
-        self.pool.free_blocks(sequence.blocks)
-        sequence.blocks.clear()
+        self.pool.release_pages(sequence.block_table)
+        sequence.block_table.clear()
         sequence.computed = 0
 
     def distrust_table(self, sequence: Sequence) -> None:
         """Evict the pages of a sequence and the states at their ends: they may hold wrong values."""
-        for block in sequence.blocks:
-            self.pool.evict_block(block)
+        for page in sequence.block_table:
+            self.pool.evict_page(page)
         if self._states is not None:
-            self._states.forget_snapshots(sequence.hashes[: len(sequence.blocks)])
+            self._states.forget_snapshots(sequence.hashes[: len(sequence.block_table)])
 
     def switch_to_long_rope(self, sequence: Sequence) -> None:
         """Free all pages, whose keys have the short rotary factors, and start the chain for the long ones."""
@@ -227,7 +223,7 @@ class BlockTables:
     ) -> None:
         """Check conservation of pages and slots for states, for tests; ``held_tables``, ``held_states``: those held by
         anything but running sequences and copies. Raises AssertionError."""
-        tables = [*held_tables, *(sequence.blocks for sequence in running)]
+        tables = [*held_tables, *(sequence.block_table for sequence in running)]
         self.pool.check_invariants([*tables, *self._pending_copies])
         if self._states is not None:
             self._states.check_invariants(running, held_states)
@@ -235,11 +231,11 @@ class BlockTables:
     def _release_copies(self) -> None:
         """Release the pages of pending copies, and drop copies into pages that have no holder any more."""
         for pair in self._pending_copies:
-            self.pool.free_blocks(pair)
+            self.pool.release_pages(pair)
         self._pending_copies = [pair for pair in self._pending_copies if not self.pool.count_free(pair[1:])]
 
     def _hold_copies(self) -> None:
         """Add a reference to both pages of each pending copy."""
         for pair in self._pending_copies:
-            for block in pair:
-                self.pool.add_reference(block)
+            for page in pair:
+                self.pool.add_reference(page)

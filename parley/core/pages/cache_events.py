@@ -47,19 +47,22 @@ class CacheEventLog:
 
     def record_stored(
         self,
-        pages: Sequence[int],
+        indices: Sequence[int],
         hashes: Sequence[bytes],
         tokens: Sequence[int],
         adapter: str,
         cache_salt: str,
         media: Sequence[MediaItem],
     ) -> None:
-        """Record pages of a sequence by their numbers in it, in order. Gaps are pages that were cached already."""
+        """Record new pages by their indices in a sequence, ascending; the pages between them were cached already.
+
+        ``hashes`` and ``tokens`` are those of the whole sequence.
+        """
         first = 0
-        for place in range(1, len(pages) + 1):
-            if place < len(pages) and pages[place] == pages[place - 1] + 1:
+        for place in range(1, len(indices) + 1):
+            if place < len(indices) and indices[place] == indices[place - 1] + 1:
                 continue
-            start, end = pages[first], pages[place - 1] + 1
+            start, end = indices[first], indices[place - 1] + 1
             self._events.append(
                 PagesStored(
                     list(hashes[start:end]),

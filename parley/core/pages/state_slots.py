@@ -59,7 +59,7 @@ class StateSlots:
 
     def begin_step(self) -> None:
         """Release the slots that the last step used."""
-        self.pool.free_blocks(self._step_slots)
+        self.pool.release_pages(self._step_slots)
         self._step_slots.clear()
         self._fresh_hashes.clear()
         self._is_assembling = True
@@ -77,7 +77,7 @@ class StateSlots:
         """Forget the snapshots with these hashes. Unknown hashes are ignored."""
         for digest in hashes:
             if (slot := self.pool.find_cached(digest)) is not None:
-                self.pool.evict_block(slot)
+                self.pool.evict_page(slot)
 
     def count_usable(self, sequence: Sequence, hashes: list[bytes]) -> int | None:
         """Return how many of these cached pages, the sequence's next ones, it can use: those up to a snapshot.
@@ -91,7 +91,7 @@ class StateSlots:
             is_computed_now = hashes[-1] in self._page_rows and self._keep_end_of_page(hashes[-1])
             if is_computed_now or not self._fresh_hashes.isdisjoint(hashes[usable:]):
                 return None
-        sequence.branch = sequence.computed + len(hashes) * BLOCK_SIZE
+        sequence.branch_point = sequence.computed + len(hashes) * BLOCK_SIZE
         return usable
 
     def attach_snapshot(self, sequence: Sequence, digest: bytes) -> None:
@@ -155,7 +155,7 @@ class StateSlots:
                 break
             if at % BLOCK_SIZE == 0 and at > row.start + row.count and self._keeps_outputs(running_count):
                 self._replace_output_snapshot(sequence, at)
-                self.pool.cache_block(slot - self._first_slot, sequence.output_snapshot)
+                self.pool.cache_page(slot - self._first_slot, sequence.output_snapshot)
             if at == sequence.computed:
                 self._move_state(sequence, slot - self._first_slot)
 
@@ -185,7 +185,7 @@ class StateSlots:
             distance *= 2
         stored_positions = {
             (total - 1) // BLOCK_SIZE * BLOCK_SIZE,
-            sequence.branch,
+            sequence.branch_point,
             *range(distance, end + 1, distance),
         }
         stored_positions.add(min(end // BLOCK_SIZE * BLOCK_SIZE, sequence.leased_length))
@@ -227,7 +227,7 @@ class StateSlots:
         if not self.pool.free_count or self.pool.find_cached(digest) is not None:
             return None
         slot = self._take_slot()
-        self.pool.cache_block(slot, digest)
+        self.pool.cache_page(slot, digest)
         self._fresh_hashes.add(digest)
         return slot
 

@@ -25,13 +25,13 @@ from parley.core.sequence import BLOCK_SIZE, BeamCandidate, Sequence, SequenceSt
 from parley.types import EngineFinishReason, EngineOutput, EngineRequest, TokenCost, TokenScore
 
 
-def beam_capacity(blocks: int, width: int) -> int:
-    """Return how many tokens, prompt included, each of ``width`` beams may have in a pool of ``blocks`` pages.
+def beam_capacity(page_count: int, width: int) -> int:
+    """Return how many tokens, prompt included, each of ``width`` beams may have in a pool of ``page_count`` pages.
 
     Assumes that beams share no page, and subtracts the spare page that the scheduler keeps for each running sequence.
     Within this limit no beam is preempted for another.
     """
-    return max(0, blocks // width - 1) * BLOCK_SIZE
+    return max(0, page_count // width - 1) * BLOCK_SIZE
 
 
 @dataclass(eq=False, slots=True)
@@ -50,7 +50,7 @@ class FinishedBeam:
     token_ids: list[int]
     ranking_score: float
     scores: list[TokenScore]
-    finish: EngineFinishReason
+    finish_reason: EngineFinishReason
     stop_id: int | None
 
 
@@ -107,13 +107,13 @@ class BeamSearch:
         for position, (loss, _, _, beam, candidate) in enumerate(ranked):
             if position >= width and len(moves) == width:
                 break
-            finish = self._candidate_finish(candidate, length)
-            if finish is None:
+            finish_reason = self._candidate_finish_reason(candidate, length)
+            if finish_reason is None:
                 if len(moves) < width:
                     moves.append(BeamExtension(beam, candidate, -loss))
             elif position < width:
                 finished.append(
-                    self._finish_beam(beam, candidate, finish, -loss / length**self._beam_options.length_penalty)
+                    self._finish_beam(beam, candidate, finish_reason, -loss / length**self._beam_options.length_penalty)
                 )
         self._candidates.clear()
         self.finished_beams = sorted(self.finished_beams + finished, key=lambda beam: -beam.ranking_score)[:width]
@@ -140,7 +140,12 @@ class BeamSearch:
         for index in sorted(self.wanted_choices):
             finished = self.finished_beams[index % len(self.finished_beams)]
             output = EngineOutput(
-                root.request_id, index, finished.token_ids, finished.scores or None, finished.finish, finished.stop_id
+                root.request_id,
+                index,
+                finished.token_ids,
+                finished.scores or None,
+                finished.finish_reason,
+                finished.stop_id,
             )
             output.cached_tokens, output.queue_seconds = root.cached_tokens, root.queue_seconds
             output.preemptions = sum(member.preemptions for member in self.beam_sequences)
@@ -164,7 +169,7 @@ class BeamSearch:
     def _is_full(self) -> bool:
         return len(self.finished_beams) == self._beam_options.width
 
-    def _candidate_finish(self, candidate: BeamCandidate, length: int) -> EngineFinishReason | None:
+    def _candidate_finish_reason(self, candidate: BeamCandidate, length: int) -> EngineFinishReason | None:
         """Return why an output of ``length`` tokens ends with this candidate, or None.
 
         Stop tokens before ``min_tokens`` are forbidden.
@@ -175,15 +180,16 @@ class BeamSearch:
         return "length" if length >= root.output_limit else None
 
     def _finish_beam(
-        self, beam: LiveBeam, candidate: BeamCandidate, finish: EngineFinishReason, ranking_score: float
+        self, beam: LiveBeam, candidate: BeamCandidate, finish_reason: EngineFinishReason, ranking_score: float
     ) -> FinishedBeam:
+        """Return the output that ends with this candidate."""
         root = self.root_sequence
-        ends_with_marker = candidate.end == "mark" or (finish == "stop" and candidate.end is None)
+        ends_with_marker = candidate.end == "mark" or (finish_reason == "stop" and candidate.end is None)
         return FinishedBeam(
             [*beam.sequence.tokens[root.prompt_len :], candidate.token],
             ranking_score,
             [*beam.scores, candidate.score] if candidate.score is not None else [],
-            finish,
+            finish_reason,
             candidate.token if ends_with_marker else None,
         )
 

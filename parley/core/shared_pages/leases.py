@@ -31,16 +31,18 @@ URGENT_PRIORITY = -inf  # priority of a sequence that others wait for
 @dataclass(eq=False, slots=True)
 class Lease:
     """The lease of one request. ``hashes``: of the pages that it will have; ``pages``: those that it has.
-    ``unstarted_choices``: those without a result yet. ``has_states``: layers keep a state, so the lease also
-    holds one. ``state``: the slot with the state at the end of ``pages``, -1 for none; it is announced to the other
-    instance once the lease has all of the prompt's ``lent_count`` pages."""
+
+    ``pending_choices``: the choices without a result yet. ``has_states``: layers keep a state, so the lease also holds
+    one. ``state_slot``: the slot with the state at the end of ``pages``, -1 for none; it is announced to the other
+    instance once the lease has all of the prompt's ``lent_count`` pages.
+    """
 
     group: LeaseGroup
     hashes: list[bytes]
-    unstarted_choices: list[Sequence]
+    pending_choices: list[Sequence]
     pages: list[int] = field(default_factory=list)
     has_states: bool = False
-    state: int = -1
+    state_slot: int = -1
     lent_count: int = field(init=False)  # pages that it would have if the pool were large enough
 
     def __post_init__(self) -> None:
@@ -59,38 +61,41 @@ class Lease:
 
 @dataclass(eq=False, slots=True)
 class LeaseGroup:
-    """Leases that end together. ``has_started``: a choice of one of their requests was admitted."""
+    """Leases that end together. ``has_started``: a choice of one of their requests has been admitted."""
 
     leases: list[Lease] = field(default_factory=list)
     has_started: bool = False
 
     @property
-    def unstarted_sequences(self) -> list[Sequence]:
-        """All choices of the group that have produced no result yet."""
-        return [sequence for lease in self.leases for sequence in lease.unstarted_choices]
+    def pending_sequences(self) -> list[Sequence]:
+        """All pending choices of the group."""
+        return [sequence for lease in self.leases for sequence in lease.pending_choices]
 
     @property
     def pages_required(self) -> int:
-        """Number of pages that suffice for all leases and any one of the choices that have not started."""
+        """Number of pages that suffice for all leases and any one of the pending choices."""
         choice_pages = (
             count_pages(len(choice)) - lease.shared_page_count(choice)
             for lease in self.leases
-            for choice in lease.unstarted_choices
+            for choice in lease.pending_choices
         )
         return sum(len(lease.hashes) for lease in self.leases) + max(choice_pages, default=0)
 
     @property
     def promised_pages(self) -> int:
-        """Number of pages that may still be taken before all choices have started."""
-        if not self.has_started or not any(lease.unstarted_choices for lease in self.leases):
+        """Number of pages that may still be taken before all choices have a result."""
+        if not self.has_started or not any(lease.pending_choices for lease in self.leases):
             return 0
         return self.pages_required - sum(len(lease.pages) for lease in self.leases)
 
 
 class Leases:
-    """Leases by request id. ``on_pages_leased(request_id, pages)`` is called with the pages that a lease has received,
-    ``set_priority(sequence, priority)`` to change a sequence's priority. ``states``: the slots for states, if layers
-    keep them; the state at the end of a lease's pages follows them, as one more page (``Arena.states``)."""
+    """Leases by request id.
+
+    ``on_pages_leased(request_id, pages)`` is called with the pages that a lease has received, ``set_priority(sequence,
+    priority)`` to change a sequence's priority. ``states``: the slots for states, if layers keep them; the state at the
+    end of a lease's pages follows them, as one more page (``Arena.states``).
+    """
 
     def __init__(
         self,
@@ -121,14 +126,17 @@ class Leases:
             group.promised_pages for group in self._groups.values() if group is not own_group
         )
 
-    def pages_to_admit(self, sequence: Sequence, cached_blocks: list[int]) -> int:
-        """Return how many pages a waiting sequence needs to run, besides pages that leases hold and it shares. For the
-        first sequence of a group: the pages that its leases and each of its choices need, one choice at a time."""
+    def pages_to_admit(self, sequence: Sequence, cached_pages: list[int]) -> int:
+        """Return how many pages a waiting sequence needs to run, in addition to leased pages that it shares.
+
+        For the first sequence of a group, that is the number of pages that suffice for all of the group's leases and
+        any one of its choices.
+        """
         lease = self._leases.get(sequence.request_id)
         needed = count_pages(len(sequence))
-        if lease is not None and lease.unstarted_choices and not lease.group.has_started:
-            needed, cached_blocks = lease.group.pages_required, cached_blocks[: lease.shared_page_count(sequence)]
-        return needed - sum(block in self._holder_counts for block in cached_blocks)
+        if lease is not None and lease.pending_choices and not lease.group.has_started:
+            needed, cached_pages = lease.group.pages_required, cached_pages[: lease.shared_page_count(sequence)]
+        return needed - sum(page in self._holder_counts for page in cached_pages)
 
     def lease_tables(self) -> Iterator[list[int]]:
         """Return the pages of each lease, for conservation checks."""
@@ -136,11 +144,13 @@ class Leases:
 
     def held_states(self) -> Iterator[list[int]]:
         """Return the slots with states of each lease, for conservation checks."""
-        return ([lease.state] for lease in self._leases.values() if lease.state >= 0)
+        return ([lease.state_slot] for lease in self._leases.values() if lease.state_slot >= 0)
 
     def open_lease(self, request_id: str, choices: list[Sequence], hashes: list[bytes], group_name: str) -> None:
-        """Open a lease for pages with these hashes, unless the id has one. ``group_name``: of its group. Its leases are
-        shortened until they fit into the pool next to the pages of one of its choices."""
+        """Open a lease for pages with these hashes, in the group ``group_name``, unless the request has one.
+
+        The leases of the group are shortened until they fit into the pool next to the pages of one of its choices.
+        """
         if request_id in self._leases:
             return
         group = self._groups.setdefault(group_name, LeaseGroup())
@@ -150,7 +160,7 @@ class Leases:
         for group_lease in reversed(group.leases):
             while group.pages_required > room and len(group_lease.hashes) > len(group_lease.pages):
                 group_lease.hashes.pop()
-            for sequence in group_lease.unstarted_choices:
+            for sequence in group_lease.pending_choices:
                 sequence.leased_length = len(group_lease.hashes) * BLOCK_SIZE
         if group.has_started:
             self._started_groups.append(group)
@@ -158,7 +168,7 @@ class Leases:
     def mark_admitted(self, sequence: Sequence) -> None:
         """Record that the sequence was admitted; its group starts."""
         lease = self._leases.get(sequence.request_id)
-        if lease is not None and not lease.group.has_started and sequence in lease.unstarted_choices:
+        if lease is not None and not lease.group.has_started and sequence in lease.pending_choices:
             lease.group.has_started = True
             self._set_priority(sequence, URGENT_PRIORITY)
             self._started_groups.append(lease.group)
@@ -166,29 +176,29 @@ class Leases:
     def raise_priorities(self) -> None:
         """Give the other choices of groups that started with the last step urgent priority. Called before planning."""
         for group in self._started_groups:
-            for sequence in group.unstarted_sequences:
+            for sequence in group.pending_sequences:
                 self._set_priority(sequence, URGENT_PRIORITY)
         self._started_groups.clear()
 
     def extend_lease(self, sequence: Sequence, computed: int) -> None:
-        """Add pages to the sequence's lease: its first ``computed`` tokens have keys and values."""
+        """Add the pages of the sequence's first ``computed`` tokens, which have keys and values, to its lease."""
         lease = self._leases.get(sequence.request_id)
         if lease is None:
             return
-        cached_blocks = [
+        cached_pages = [
             self._pool.find_cached(page_hash) for page_hash in lease.hashes[len(lease.pages) : computed // BLOCK_SIZE]
         ]
         # None: this choice continues differently, or the page is not trusted.
-        new_pages = [block for block in takewhile(lambda block: block is not None, cached_blocks) if block is not None]
+        new_pages = [page for page in takewhile(lambda page: page is not None, cached_pages) if page is not None]
         if self._states is not None:
             new_pages = self._move_state(lease, new_pages, self._states)
-        for block in new_pages:
-            self._pool.add_reference(block)
-            self._holder_counts[block] += 1
+        for page in new_pages:
+            self._pool.add_reference(page)
+            self._holder_counts[page] += 1
         lease.pages += new_pages
         if new_pages:
-            is_complete = lease.state >= 0 and len(lease.pages) == lease.lent_count
-            states = [self._pool.page_count + lease.state] if is_complete else []
+            is_complete = lease.state_slot >= 0 and len(lease.pages) == lease.lent_count
+            states = [self._pool.page_count + lease.state_slot] if is_complete else []
             self._on_pages_leased(sequence.request_id, new_pages + states)
 
     def _move_state(self, lease: Lease, new_pages: list[int], states: BlockPool) -> list[int]:
@@ -198,17 +208,17 @@ class Leases:
             slot = states.find_cached(lease.hashes[len(lease.pages) + count - 1])
             if slot is not None:
                 states.add_reference(slot)
-                if lease.state >= 0:
-                    states.free_blocks([lease.state])
-                lease.state = slot
+                if lease.state_slot >= 0:
+                    states.release_pages([lease.state_slot])
+                lease.state_slot = slot
                 return new_pages[:count]
         return []
 
-    def mark_started(self, sequence: Sequence) -> None:
+    def mark_first_result(self, sequence: Sequence) -> None:
         """Record that a sequence has produced a result, or ended: it loses its urgent priority."""
         lease = self._leases.get(sequence.request_id)
-        if lease is not None and sequence in lease.unstarted_choices:
-            lease.unstarted_choices.remove(sequence)
+        if lease is not None and sequence in lease.pending_choices:
+            lease.pending_choices.remove(sequence)
             if sequence.priority == URGENT_PRIORITY:
                 self._set_priority(sequence, sequence.request.priority)
 
@@ -216,15 +226,15 @@ class Leases:
         """End a lease. Unknown ids are ignored."""
         lease = self._leases.get(request_id)
         if lease is not None:
-            for sequence in list(lease.unstarted_choices):
-                self.mark_started(sequence)  # no lease waits for it any more
+            for sequence in list(lease.pending_choices):
+                self.mark_first_result(sequence)  # no lease waits for it any more
             del self._leases[request_id]
             lease.group.leases.remove(lease)
             self._groups = {name: group for name, group in self._groups.items() if group.leases}
-            for block in lease.pages:
-                self._holder_counts[block] -= 1
-                if not self._holder_counts[block]:
-                    del self._holder_counts[block]
-            self._pool.free_blocks(lease.pages)
-            if self._states is not None and lease.state >= 0:
-                self._states.free_blocks([lease.state])
+            for page in lease.pages:
+                self._holder_counts[page] -= 1
+                if not self._holder_counts[page]:
+                    del self._holder_counts[page]
+            self._pool.release_pages(lease.pages)
+            if self._states is not None and lease.state_slot >= 0:
+                self._states.release_pages([lease.state_slot])

@@ -114,20 +114,20 @@ class PinnedPages:
         """Add the pages of a sequence's first ``computed`` tokens to its lease."""
         self._leases.extend_lease(sequence, computed)
 
-    def mark_started(self, sequence: Sequence) -> None:
+    def mark_first_result(self, sequence: Sequence) -> None:
         """Record that a sequence has produced a result, or ended: it loses its urgent priority."""
-        self._leases.mark_started(sequence)
+        self._leases.mark_first_result(sequence)
 
     def release_lease(self, request_id: str) -> None:
         """End the lease of a request."""
         self._leases.release_lease(request_id)
         self.has_changes = True
 
-    def fits_in_pool(self, sequence: Sequence, cached_blocks: list[int]) -> bool:
-        """Whether all tokens of a waiting sequence fit next to the pinned pages. ``cached_blocks``: pages that it would
+    def fits_in_pool(self, sequence: Sequence, cached_pages: list[int]) -> bool:
+        """Whether all tokens of a waiting sequence fit next to the pinned pages. ``cached_pages``: pages that it would
         find in the prefix cache; they may be pinned themselves."""
         unavailable = self._leases.claimed_pages(sequence) + self._reservations.pending_count
-        return self._leases.pages_to_admit(sequence, cached_blocks) <= self._pool.page_count - unavailable
+        return self._leases.pages_to_admit(sequence, cached_pages) <= self._pool.page_count - unavailable
 
     def _reservable_pages(self) -> int:
         """Return how many pages may be reserved now."""

@@ -43,17 +43,20 @@ class ReserveResult(NamedTuple):
 
 @dataclass(eq=False, slots=True)
 class Reservation:
-    """The pages reserved under one key. ``hashes``: of all its pages, in prompt order. ``pages`` await their content;
-    the first ``received_count`` of them have received it. ``held_pages``: pages with content, cached or received, that
-    were not revoked. ``prefix``: the prompt. ``state``: the slot for the state at the end of the pages, -1 for none.
-    ``awaits_state``: the content of that slot has not arrived; it follows that of all pages."""
+    """The pages reserved under one key.
+
+    ``prefix``: the prompt. ``hashes``: of all its pages, in prompt order. ``pages`` await their content; the first
+    ``received_count`` of them have received it. ``held_pages``: pages with content, cached or received, that were not
+    revoked. ``state_slot``: the slot for the state at the end of the pages, -1 for none. ``awaits_state``: the content
+    of that slot has not arrived; it follows that of all pages.
+    """
 
     prefix: KVPrefix
     hashes: list[bytes]
     held_pages: list[int]
     pages: list[int]
     received_count: int = 0
-    state: int = -1
+    state_slot: int = -1
     awaits_state: bool = False
 
     @property
@@ -111,7 +114,7 @@ class Reservations:
 
     def held_states(self) -> Iterator[list[int]]:
         """Return the slots with states of each reservation, for conservation checks."""
-        return ([reservation.state] for reservation in self._reservations.values() if reservation.state >= 0)
+        return ([reservation.state_slot] for reservation in self._reservations.values() if reservation.state_slot >= 0)
 
     def reserve_pages(self, key: str, prefix: KVPrefix, answer: ReserveCallback) -> None:
         """Reserve the whole pages of a prefix. ``answer`` is called now, or when the adapter is in memory."""
@@ -137,24 +140,21 @@ class Reservations:
         if reservation is None:
             return
         cached_count = len(reservation.hashes) - len(reservation.pages)
-        fresh: list[int] = []
+        fresh_indices: list[int] = []  # in the prompt's order, of pages that were not cached before
         while reservation.received_count < min(count, len(reservation.pages)):
-            block, digest = (
-                reservation.pages[reservation.received_count],
-                reservation.hashes[cached_count + reservation.received_count],
-            )
-            cached_block = _cache_received(self._pool, block, digest)
-            if cached_block == block:
-                fresh.append(cached_count + reservation.received_count)
-            reservation.held_pages.append(cached_block)
+            page, index = reservation.pages[reservation.received_count], cached_count + reservation.received_count
+            cached_page = _cache_received(self._pool, page, reservation.hashes[index])
+            if cached_page == page:
+                fresh_indices.append(index)
+            reservation.held_pages.append(cached_page)
             reservation.received_count += 1
         if self._states is not None and reservation.awaits_state and count > len(reservation.pages):
-            reservation.state = _cache_received(self._states, reservation.state, reservation.hashes[-1])
+            reservation.state_slot = _cache_received(self._states, reservation.state_slot, reservation.hashes[-1])
             reservation.awaits_state = False
-        if fresh and self._pool.event_log is not None:
+        if fresh_indices and self._pool.event_log is not None:
             prefix = reservation.prefix
             self._pool.event_log.record_stored(
-                fresh, reservation.hashes, prefix.token_ids, prefix.adapter, prefix.cache_salt, prefix.media
+                fresh_indices, reservation.hashes, prefix.token_ids, prefix.adapter, prefix.cache_salt, prefix.media
             )
 
     def truncate_reservation(self, key: str, count: int) -> None:
@@ -163,15 +163,15 @@ class Reservations:
         reservation = self._reservations.get(key)
         if reservation is not None and (surplus := reservation.pages[max(count, reservation.received_count) :]):
             del reservation.pages[-len(surplus) :], reservation.hashes[-len(surplus) :]
-            self._pool.free_blocks(surplus)
+            self._pool.release_pages(surplus)
 
     def free_reservation(self, key: str) -> None:
         """Free a reservation. Unknown keys are ignored."""
         reservation = self._reservations.pop(key, None)
         if reservation is not None:
-            self._pool.free_blocks([*reservation.held_pages, *reservation.pending_pages])
-            if self._states is not None and reservation.state >= 0:
-                self._states.free_blocks([reservation.state])
+            self._pool.release_pages([*reservation.held_pages, *reservation.pending_pages])
+            if self._states is not None and reservation.state_slot >= 0:
+                self._states.release_pages([reservation.state_slot])
         elif key in self._awaiting_adapter:
             self._adapter_cache.cancel_acquire(_adapter_wait_id(key))
             self._awaiting_adapter.pop(key)(ReserveResult(error=RESERVATION_FREED))
@@ -180,7 +180,7 @@ class Reservations:
         """Drop the received pages of the newest reservation that has any. False if no reservation has any."""
         for reservation in reversed(self._reservations.values()):
             if reservation.held_pages:
-                self._pool.free_blocks(reservation.held_pages)
+                self._pool.release_pages(reservation.held_pages)
                 reservation.held_pages = []
                 return True
         return False
@@ -198,28 +198,29 @@ class Reservations:
         return hashes
 
     def _allocate_pages(self, key: str, prefix: KVPrefix, adapter_digest: str) -> ReserveResult:
+        """Hold the cached pages of a prefix and allocate pages for the rest. Return their numbers, or an error."""
         hashes = self._hash_pages(prefix, adapter_digest)
-        cached_blocks: list[int] = []
+        cached_pages: list[int] = []
         for page_hash in hashes:
-            if (block := self._pool.find_cached(page_hash)) is None:
+            if (page := self._pool.find_cached(page_hash)) is None:
                 break
-            cached_blocks.append(block)
-        fresh_count = len(hashes) - len(cached_blocks)
-        if hashes and fresh_count + self._pool.count_free(cached_blocks) > self._reservable_pages():
+            cached_pages.append(page)
+        fresh_count = len(hashes) - len(cached_pages)
+        if hashes and fresh_count + self._pool.count_free(cached_pages) > self._reservable_pages():
             return ReserveResult(error=NO_CAPACITY, digest=adapter_digest)
         if hashes and self._states is not None and not self._has_room_for_state(hashes[-1]):
             return ReserveResult(error=NO_CAPACITY, digest=adapter_digest)
-        for block in cached_blocks:
-            self._pool.add_reference(block)
+        for page in cached_pages:
+            self._pool.add_reference(page)
         reservation = self._reservations[key] = Reservation(
-            prefix, hashes, cached_blocks, [self._pool.allocate() for _ in range(fresh_count)]
+            prefix, hashes, cached_pages, [self._pool.allocate() for _ in range(fresh_count)]
         )
         numbers = list(reservation.pages)
         if hashes and self._states is not None:
             self._reserve_state(reservation, self._states)
             if reservation.awaits_state:
-                numbers.append(self._pool.page_count + reservation.state)
-        return ReserveResult(len(cached_blocks), numbers, "", adapter_digest)
+                numbers.append(self._pool.page_count + reservation.state_slot)
+        return ReserveResult(len(cached_pages), numbers, "", adapter_digest)
 
     def _has_room_for_state(self, digest: bytes) -> bool:
         """Whether there is a free slot for a state, or one with the state itself."""
@@ -230,12 +231,13 @@ class Reservations:
         """Hold the state at the end of a reservation's pages, or a slot for it."""
         slot = states.find_cached(reservation.hashes[-1])
         if slot is None and states.free_count:
-            reservation.state, reservation.awaits_state = states.allocate(), True
+            reservation.state_slot, reservation.awaits_state = states.allocate(), True
         elif slot is not None:
             states.add_reference(slot)
-            reservation.state = slot
+            reservation.state_slot = slot
 
     def _reserve_with_adapter(self, key: str, prefix: KVPrefix, entry: AdapterEntry) -> None:
+        """Reserve the pages of a prefix whose adapter is in memory now."""
         assert entry.adapter is not None
         adapter_digest = entry.adapter.digest.hex()
         # Its request takes it again; keeping it until then could block that request.
@@ -247,19 +249,20 @@ class Reservations:
             answer(self._allocate_pages(key, prefix, adapter_digest))
 
     def _fail_reservation(self, key: str, reason: str) -> None:
+        """Refuse a reservation, because its adapter cannot be read."""
         self._awaiting_adapter.pop(key)(ReserveResult(error=reason))
 
 
-def _cache_received(pool: BlockPool, block: int, digest: bytes) -> int:
+def _cache_received(pool: BlockPool, page: int, digest: bytes) -> int:
     """Add a page whose content has arrived to a prefix cache. Return the page; if another one has this content already,
     return that one."""
-    if pool.cache_block(block, digest):
-        return block
-    cached_block = pool.find_cached(digest)
-    assert cached_block is not None
-    pool.add_reference(cached_block)
-    pool.free_blocks([block])
-    return cached_block
+    if pool.cache_page(page, digest):
+        return page
+    cached_page = pool.find_cached(digest)
+    assert cached_page is not None
+    pool.add_reference(cached_page)
+    pool.release_pages([page])
+    return cached_page
 
 
 def _adapter_wait_id(key: str) -> str:

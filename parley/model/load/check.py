@@ -143,13 +143,13 @@ def _check_decoder(settings: Settings, folder: Path, config: dict[str, Any]) -> 
         network = _build_without_weights(folder, decoder_plan)
         if network is None:
             return CheckedDecoder(False, weight_bytes, None)
-        layers, linears, weight_bytes = network.layers, network.linears, network.weights_bytes
+        layers, linears, weight_bytes = network.kv_layers, network.linears, network.weights_bytes
     else:
         weights = DecoderWeights(
             checkpoint, decoder_config, decoder_plan.quantization, decoder_plan.dtype, decoder_plan.device
         )
         weight_bytes = plan_weights(weights)
-        layers, linears = decoder_config.stored_layers, weights.linears.linear_sites()
+        layers, linears = decoder_config.kv_layers, weights.linears.linear_sites()
         state_sizes = decoder_config.state_sizes
         position_bytes = position_table_bytes(decoder_config, decoder_plan.length)
     for adapter_folder in settings.adapters.values():

@@ -36,15 +36,15 @@ def fuse_decoder(
         weights = _pack_weights(decoder_weights, progress)
         if packed_cache:
             packed_cache.write_weights(weights)
-    blocks, norm, head = weights
+    layers, norm, head = weights
     embedding, parts = decoder_weights.embeddings.embedding_table(head), decoder_weights.embeddings.embedding_parts()
     progress(1.0)
-    weights_bytes = tensor_bytes([embedding, parts, norm, head, *blocks])
+    weights_bytes = tensor_bytes([embedding, parts, norm, head, *layers])
     network_class = FusedDecoder if config.altup is None else AltUpDecoder
     return network_class(
         config,
         embedding,
-        blocks,
+        layers,
         norm,
         head,
         make_rope_table(config, max_len, embedding.device),
@@ -58,16 +58,16 @@ def fuse_decoder(
 def _pack_weights(decoder_weights: DecoderWeights, progress: Callable[[float], None]) -> list[Any]:
     """Pack all layers, the final norm and the head."""
     config = decoder_weights.config
-    blocks: list[DecoderLayer] = []
+    layers: list[DecoderLayer] = []
     with ThreadPoolExecutor(min(4, torch.get_num_threads()), "pack") as pool:
         last = pool.submit(decoder_weights.pack_head)  # the longest job, so it starts first
         jobs = [pool.submit(decoder_weights.pack_layer, i) for i in range(config.layer_count)]
         try:
             for job in jobs:  # in order, so that the first of several errors is reported
-                blocks.append(job.result())
-                progress(len(blocks) / (config.layer_count + 1))
+                layers.append(job.result())
+                progress(len(layers) / (config.layer_count + 1))
             norm = decoder_weights.norms.read_norm(config.tensors.norm, offset=config.last_norm_offset)
-            return [blocks, norm, last.result()]
+            return [layers, norm, last.result()]
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise

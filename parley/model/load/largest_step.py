@@ -30,7 +30,7 @@ def measure_largest_step(
     """
     parts, used = pack_largest_step(settings.step_tokens, length)
     with guard_allocation(f"a step of {settings.step_tokens} tokens"):
-        cache = PagedKV(network.layers, used, dtype, device, int8=settings.kv_dtype == "int8")
+        cache = PagedKV(network.kv_layers, used, dtype, device, int8=settings.kv_dtype == "int8")
         cache.clear_pages(list(range(used)))
         torch.cuda.synchronize(device)
         before = torch.cuda.memory_allocated(device)

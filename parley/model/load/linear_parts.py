@@ -32,7 +32,7 @@ class LayerLinearParts:
             parts = {**self._attention_parts(layer), "state_input": parts["qkv"], "state_output": parts["output"]}
         shape, width = config.layers[layer], config.mlp_width(layer)
         gate_up, down = config.tensors.gate_up, config.tensors.down
-        if shape.routing is not None and not shape.has_dense_beside:
+        if shape.routing is not None and not shape.has_parallel_dense_mlp:
             gate_up, down = self._mixtures.names.shared_gate_up, self._mixtures.names.shared_down
         if width and shape.has_mlp:
             parts["gate_up"] = self._name_parts(

@@ -1,4 +1,4 @@
-"""What the readers of a decoder's single parts use of all of its weights."""
+"""The interface of ``DecoderWeights`` for the readers of single parts: mixtures, states, indexers and the like."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from parley.model.networks.config import DecoderConfig
 
 
 class LinearReader(Protocol):
-    """The part of ``DecoderWeights`` with the checkpoint and its linear layers."""
+    """Reads and packs the linear layers of one checkpoint."""
 
     checkpoint: Checkpoint
     config: DecoderConfig

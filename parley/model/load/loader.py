@@ -243,9 +243,9 @@ def _load_networks(
 
 def _page_bytes(plan: DecoderPlan, networks: DecoderNetworks) -> int:
     """Return the bytes of a page of the KV cache, together with the draft model's, which needs as many pages."""
-    size = PagedKV.page_bytes(networks.decoder.layers, plan.dtype, plan.device, int8=plan.int8_kv)
+    size = PagedKV.page_bytes(networks.decoder.kv_layers, plan.dtype, plan.device, int8=plan.int8_kv)
     if networks.draft is not None:
-        layers, dtype = networks.draft.network.layers, networks.draft.dtype
+        layers, dtype = networks.draft.network.kv_layers, networks.draft.dtype
         size += PagedKV.page_bytes(layers, dtype, plan.device, int8=plan.int8_kv)
     return size
 
@@ -284,7 +284,7 @@ def _reserve_pages(
     """Allocate the KV cache, and a staging buffer if other processes exchange pages but cannot see the cache."""
     needs_staging = settings.shared and (plan.device.type != "cpu" or settings.staging is not None)
     pages = PagedKV(
-        network.layers,
+        network.kv_layers,
         sizes.pages,
         plan.dtype,
         plan.device,
@@ -294,13 +294,13 @@ def _reserve_pages(
     )
     if not needs_staging:
         return pages, None
-    page_bytes = PagedKV.page_bytes(network.layers, plan.dtype, plan.device, int8=plan.int8_kv)
+    page_bytes = PagedKV.page_bytes(network.kv_layers, plan.dtype, plan.device, int8=plan.int8_kv)
     return pages, StagingBuffer(pages, min(sizes.pages, staging_page_count(page_bytes, settings)))
 
 
 def _start_draft_model(draft: DraftNetwork, plan: DecoderPlan, page_count: int) -> DraftModel:
     """Return the draft model with pages of its own, warmed up."""
-    pages = PagedKV(draft.network.layers, page_count, draft.dtype, plan.device, int8=plan.int8_kv)
+    pages = PagedKV(draft.network.kv_layers, page_count, draft.dtype, plan.device, int8=plan.int8_kv)
     length = min(plan.length, draft.length)
     draft.network.set_context_length(length)
     model = DraftModel(draft.network, pages, max_model_len=length)
@@ -329,8 +329,8 @@ def _describe_decoder(
         vocab_size=network.vocab_size,
         max_model_len=plan.length,
         weights_bytes=network.weights_bytes + draft_bytes,
-        kv_bytes=runner.blocks * _page_bytes(plan, networks),
-        kv_blocks=runner.blocks,
+        kv_bytes=runner.page_count * _page_bytes(plan, networks),
+        kv_blocks=runner.page_count,
         state_bytes=state_count * state_slot_bytes(network.state_sizes),
         block_size=BLOCK_SIZE,
         fused=networks.is_fused,
@@ -387,8 +387,8 @@ def _describe_arena(
     except OSError as error:
         raise LoadError(f"The model's files cannot be read: {error.strerror}.") from None
     visible = staging or pages
-    block_count = staging.place_count if staging else pages.blocks
-    arena = Arena(os.getpid(), visible.file, block_count, visible.regions, layout)
+    page_count = staging.place_count if staging else pages.page_count
+    arena = Arena(os.getpid(), visible.file, page_count, visible.regions, layout)
     if runner.state_slots is None:
         return arena
     slots, snapshots = runner.state_slots, runner.snapshot_slots

@@ -91,15 +91,15 @@ def plan_cache(
     # Fewer pages than a full context needs make it shorter
     enough = (budget - length * position_bytes) // page_bytes
     fewer = min(length // BLOCK_SIZE, budget // (page_bytes + BLOCK_SIZE * position_bytes))
-    blocks = min(useful, max(enough, fewer))
-    if blocks < 1 and settings.kv_memory is not None:
+    page_count = min(useful, max(enough, fewer))
+    if page_count < 1 and settings.kv_memory is not None:
         raise LoadError(f"kv_memory is {settings.kv_memory} bytes, but one page of the KV cache takes {page_bytes}.")
-    if blocks < 1:
+    if page_count < 1:
         raise LoadError(
             f"Only {free_bytes >> 20} MiB of memory are free, too little for a KV cache. End other programs, or serve "
             "a smaller model."
         )
-    return CacheSizes(blocks, slots, snapshots)
+    return CacheSizes(page_count, slots, snapshots)
 
 
 def _divide_states(budget: int, useful_bytes: int, state_bytes: int, settings: Settings) -> tuple[int, int]:

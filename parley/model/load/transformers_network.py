@@ -41,7 +41,7 @@ AttendFunction = Callable[..., torch.Tensor]  # (layer_idx, queries, keys, value
 _current_attend: ContextVar[AttendFunction] = ContextVar("attend")
 _known_hidden: ContextVar[torch.Tensor | None] = ContextVar("hidden", default=None)
 _current_long_rope: ContextVar[torch.Tensor | None] = ContextVar("long_rope", default=None)
-_current_adapted: ContextVar[native.LoraRows | None] = ContextVar("adapted", default=None)
+_current_lora_rows: ContextVar[native.LoraRows | None] = ContextVar("lora_rows", default=None)
 
 
 def transformers_attention(
@@ -105,7 +105,7 @@ class TransformersNetwork:
         self._body_forward = self._body.forward
         self._body.forward = self._forward_or_skip
         self._body_ran = False
-        self.layers: list[LayerKV] = []
+        self.kv_layers: list[LayerKV] = []
         self.long_rope_after = long_rope_after
         self.state_sizes: list[int] = []
         self._layer_indices: dict[int, int] = {}  # layer_idx -> index in ``layers``
@@ -131,7 +131,7 @@ class TransformersNetwork:
 
         with (
             _context_value(_current_attend, attend_over_pages),
-            _context_value(_current_adapted, batch.adapted),
+            _context_value(_current_lora_rows, batch.lora_rows),
             _context_value(_current_long_rope, batch.long_rope),
         ):
             output = self._body(**self._body_inputs(batch), use_cache=False)
@@ -174,8 +174,8 @@ class TransformersNetwork:
         ) -> torch.Tensor:
             if layer in self._layer_indices:
                 raise LoadError(f"Layer {layer} of the model attends twice, which is not supported.")
-            self._layer_indices[layer] = len(self.layers)
-            self.layers.append(LayerKV(keys.shape[1], keys.shape[2], values.shape[2]))
+            self._layer_indices[layer] = len(self.kv_layers)
+            self.kv_layers.append(LayerKV(keys.shape[1], keys.shape[2], values.shape[2]))
             return values.repeat_interleave(queries.shape[1] // values.shape[1], 1)
 
         token = torch.zeros(1, 1, dtype=torch.int64, device=self.device)
@@ -183,12 +183,12 @@ class TransformersNetwork:
             output = self.model(input_ids=token, position_ids=token, use_cache=False)
         if self._body is self.model or not self._body_ran:
             raise LoadError("The model has no part that returns hidden states, so it cannot run over pages.")
-        if not self.layers and getattr(self.model, "_is_stateful", False):
+        if not self.kv_layers and getattr(self.model, "_is_stateful", False):
             raise LoadError(
                 f"A {self.model.config.model_type} model keeps a state of each sequence in place of keys and values, "
                 "which is not supported."
             )
-        if not self.layers:
+        if not self.kv_layers:
             raise LoadError("The model's attention cannot be replaced, so it cannot run over pages.")
         result: int = output.logits.shape[-1]
         return result
@@ -317,9 +317,9 @@ def _read_source(module_class: Any) -> str:
 def _adapted_linear(x: torch.Tensor, *, packed: native.PackedWeight, site: int) -> torch.Tensor:
     """Apply one linear layer and add the LoRA adapters' share."""
     y = native.linear(x, packed)
-    adapted = _current_adapted.get()
-    if adapted is not None:
-        adapted.add_lora(x.reshape(-1, x.shape[-1]), y.view(-1, y.shape[-1]), site)
+    lora_rows = _current_lora_rows.get()
+    if lora_rows is not None:
+        lora_rows.add_lora(x.reshape(-1, x.shape[-1]), y.view(-1, y.shape[-1]), site)
     return y
 
 

@@ -28,7 +28,9 @@ class AltUpDecoder(FusedDecoder):
         streams = self._make_streams(embeddings)
         for i, shape in enumerate(self.config.layers):
             beat()
-            streams = self._run_layer(i, streams, inputs[:, shape.layer_input], batch, pages, rotations[shape.rope])
+            streams = self._run_altup_layer(
+                i, streams, inputs[:, shape.layer_input], batch, pages, rotations[shape.rope]
+            )
         result: torch.Tensor = native.norm_rows(self._merge_streams(streams), self._norm)
         return result
 
@@ -48,7 +50,7 @@ class AltUpDecoder(FusedDecoder):
             total += native.match_sizes(native.linear(rows, projection), streams[0])
         return (total / len(streams)).to(streams.dtype)
 
-    def _run_layer(
+    def _run_altup_layer(
         self,
         layer: int,
         streams: torch.Tensor,
@@ -58,29 +60,29 @@ class AltUpDecoder(FusedDecoder):
         rotation: Rotation,
     ) -> torch.Tensor:
         """Return the streams after a layer. ``inputs`` [T, width]: of the layer alone."""
-        shape, block, altup = self.config.altup, self.layer_weights[layer], self.layer_weights[layer].altup
+        shape, weights, altup = self.config.altup, self.layer_weights[layer], self.layer_weights[layer].altup
         assert shape is not None and altup is not None
         predicted = self._predict_streams(layer, streams, altup)
-        x = native.norm_rows(predicted[shape.active], block.attention_norm)
+        x = native.norm_rows(predicted[shape.active], weights.attention_norm)
         laurel = self._layer_linears.apply_linear(
             self._layer_linears.apply_linear(x, batch, layer, "laurel_left"), batch, layer, "laurel_right"
         )
-        residual = native.add_norm(laurel, predicted[shape.active] + x, None, after=block.laurel_norm)[1]
+        residual = native.add_norm(laurel, predicted[shape.active] + x, None, after=weights.laurel_norm)[1]
         attended = self._layer_linears.apply_linear(
             self._attention.attend_layer(layer, x, batch, pages, *rotation, None), batch, layer, "output"
         )
-        reader = None if batch.adapted is not None else block.gate_up
-        after = block.attention_after_norm
+        consumer = None if batch.lora_rows is not None else weights.gate_up
+        after = weights.attention_after_norm
         x, residual = native.add_norm(
-            attended, residual, block.mlp_norm, after=after, total_scale=0.5**0.5, consumer=reader
+            attended, residual, weights.mlp_norm, after=after, total_scale=0.5**0.5, consumer=consumer
         )
         inside = self._mlps.run_mlps(layer, x, residual, batch)
-        activated = native.add_norm(inside, residual, None, after=block.mlp_after_norm)[1]
+        activated = native.add_norm(inside, residual, None, after=weights.mlp_after_norm)[1]
         corrected = self._correct_streams(layer, predicted, activated, altup)
         rows = corrected[shape.active]
         if altup.output_scale is not None:
             rows = (rows.float() * altup.output_scale).to(rows.dtype)
-        added = native.norm_rows(self._mlps.run_input(layer, rows, inputs, batch), block.input_after_norm)
+        added = native.norm_rows(self._mlps.apply_layer_input(layer, rows, inputs, batch), weights.input_after_norm)
         corrected[1:] += added
         return corrected
 

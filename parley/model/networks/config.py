@@ -10,7 +10,7 @@ import reprlib
 from dataclasses import astuple, dataclass, replace
 from typing import Any
 
-from parley.model.networks.config_fields import read_number, read_size
+from parley.model.networks.config_fields import read_flag, read_number, read_size
 from parley.model.networks.families.decoder_family import (
     CHUNKED,
     FULL,
@@ -24,13 +24,12 @@ from parley.model.networks.families.decoder_family import (
     TensorNames,
 )
 from parley.model.networks.families.table import FAMILIES, FUSABLE_TYPES
+from parley.model.networks.layer_ropes import read_layer_ropes
 from parley.model.networks.mixtures import SIZE_UNIT, MixtureNames
 from parley.model.networks.rope import (
     RopeConfig,
     Unfusable,
     latent_score_factor,
-    read_mrope,
-    read_rope,
     rope_parameters,
     wrong_value,
 )
@@ -125,7 +124,7 @@ class DecoderConfig:
     def mlp_width(self, layer: int) -> int:
         """Return the inner size of a layer's MLP, experts aside."""
         shape = self.layers[layer]
-        if shape.routing is not None and not shape.has_dense_beside:
+        if shape.routing is not None and not shape.has_parallel_dense_mlp:
             return self.shared_width
         return shape.mlp_width or self.intermediate
 
@@ -137,7 +136,7 @@ class DecoderConfig:
         return LayerKV(sizes.kv_heads, sizes.dim, sizes.dim)
 
     @property
-    def stored_layers(self) -> list[LayerKV]:
+    def kv_layers(self) -> list[LayerKV]:
         """The KV cache of each layer that has one, and after these the keys of each indexer."""
         stored = [self.layer_kv(i) for i, shape in enumerate(self.layers) if shape.stores_kv]
         if self.indexer is not None:
@@ -192,7 +191,7 @@ def _read_fusable_config(config: dict[str, Any]) -> DecoderConfig:
     if heads % kv_heads or head_dim % 2:
         raise Unfusable(f"{heads} heads of {head_dim} over {kv_heads} key/value heads do not divide")
     layer_types = _read_layer_types(family, fields, layer_count)
-    ropes, numbers = _read_ropes(family, fields, head_dim if latent is None else latent.rotary_dim, layer_types)
+    ropes, numbers = read_layer_ropes(family, fields, head_dim if latent is None else latent.rotary_dim, layer_types)
     if latent is not None and ropes[0].rotary != latent.rotary_dim:
         raise Unfusable(f"it rotates {ropes[0].rotary} of {latent.rotary_dim} dimensions")
     scaling = None if family.query_scaling is None else family.query_scaling(fields)
@@ -268,12 +267,7 @@ def _read_biases(family: DecoderFamily, fields: dict[str, Any]) -> frozenset[str
         flags["state"] = family.state.has_bias
     if family.state is not None and family.state.has_convolution_bias is not None:
         flags["convolution"] = family.state.has_convolution_bias
-    return frozenset(name for name, flag in flags.items() if _read_flag(fields, flag))
-
-
-def _read_flag(fields: dict[str, Any], flag: bool | str) -> bool:
-    """Return a flag of a family: its value, or that of the config's field that it names."""
-    return bool(fields[flag]) if isinstance(flag, str) else flag
+    return frozenset(name for name, flag in flags.items() if read_flag(fields, flag))
 
 
 def _read_mixture(family: DecoderFamily, fields: dict[str, Any]) -> dict[str, Any]:
@@ -371,7 +365,7 @@ def _read_factor(fields: dict[str, Any], name: str) -> float:
 
 
 def _read_embedding_scale(family: DecoderFamily, fields: dict[str, Any], hidden: int) -> float:
-    if _read_flag(fields, family.has_embedding_scale):
+    if read_flag(fields, family.has_embedding_scale):
         return float(hidden**0.5)
     return _read_factor(fields, "embedding_multiplier")
 
@@ -422,7 +416,7 @@ def _read_layers(
             has_scaled_queries=scaling is not None and not (scaling.skips_rotated and rope is not None),
             activation=activation,
             is_gated=family.is_gated,
-            is_parallel=_read_flag(fields, family.is_parallel),
+            is_parallel=read_flag(fields, family.is_parallel),
             **({"residual_scale": _read_factor(fields, "residual_multiplier")} | factors),
             routing=routing if mixture is not None and mixture.has_mixture(fields, i) else None,
             has_output_gate=family.has_output_gate and layer_type != state_type,
@@ -463,40 +457,3 @@ def _read_window(fields: dict[str, Any]) -> int | None:
     if fields.get("use_sliding_window") is False or fields.get("sliding_window") is None:
         return None
     return read_size(fields, "sliding_window")
-
-
-def _read_ropes(
-    family: DecoderFamily, fields: dict[str, Any], head_dim: int, layer_types: list[str]
-) -> tuple[tuple[RopeConfig, ...], list[int | None]]:
-    """Return the rotary embeddings of the model, and the number of each layer's, None for layers without one."""
-    ropes = _read_ropes_by_type(family, fields, head_dim)
-    rotated = family.rotated(fields, layer_types)
-    if len(rotated) != len(layer_types):
-        raise Unfusable("its config does not say for each layer whether it has a rotary embedding")
-    numbers = [list(ropes).index(name if name in ropes else FULL) for name in layer_types]
-    is_interleaved = _read_flag(fields, family.is_rope_interleaved)
-    turning = (
-        replace(rope, is_interleaved=is_interleaved, is_reversed=family.is_rope_reversed) for rope in ropes.values()
-    )
-    return tuple(turning), [number if is_rotated else None for number, is_rotated in zip(numbers, rotated, strict=True)]
-
-
-def _read_ropes_by_type(family: DecoderFamily, fields: dict[str, Any], head_dim: int) -> dict[str, RopeConfig]:
-    """Return the rotary embedding of FULL and of SLIDING layers, or one for both as that of FULL."""
-    if family.ropes is not None:
-        return family.ropes(fields)
-    if family.mrope is not None:
-        return {FULL: read_mrope(fields, head_dim, *family.mrope)}
-    parameters = rope_parameters(fields)
-    if family.resolve_rope is not None:
-        parameters = family.resolve_rope(fields, parameters, head_dim)
-    if family.local_theta is None:
-        return {FULL: read_rope(fields, parameters, head_dim)}
-    by_type = {FULL: parameters, SLIDING: {}}
-    if any(isinstance(value, dict) for value in parameters.values()):
-        by_type = {name: parameters.get(name) or {} for name in by_type}
-    bases = {FULL: fields, SLIDING: {**fields, "rope_theta": fields[family.local_theta]}}
-    ropes = {name: read_rope(bases[name], by_type[name], head_dim) for name in (FULL, SLIDING)}
-    if len({rope.rotary for rope in ropes.values()}) > 1 or any(rope.kind == "longrope" for rope in ropes.values()):
-        raise Unfusable("its rotary embedding differs between layers")
-    return ropes

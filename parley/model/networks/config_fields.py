@@ -22,3 +22,8 @@ def read_number(fields: Mapping[str, Any], name: str) -> float:
     if not isinstance(value, int | float) or isinstance(value, bool) or not value >= 0:
         raise wrong_value(name, value)
     return float(value)
+
+
+def read_flag(fields: dict[str, Any], flag: bool | str) -> bool:
+    """Return a flag of a family: the flag itself, or the value of the config field that it names."""
+    return bool(fields[flag]) if isinstance(flag, str) else flag

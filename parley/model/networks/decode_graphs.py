@@ -111,7 +111,7 @@ class DecodeGraphs:
         while self._lengths[-1] < max_model_len:
             self._lengths.append(min(4 * self._lengths[-1], max_model_len))
         rows, device = self._sizes[-1], pages.device
-        self._columns = torch.zeros(3, rows, dtype=torch.int64, device=device)  # tokens, positions, slots
+        self._columns = torch.zeros(3, rows, dtype=torch.int64, device=device)  # token ids, positions, slot mapping
         self._ends = torch.zeros(rows, dtype=torch.int32, device=device)
         self._positions = torch.zeros(rows, dtype=torch.int32, device=device)
         self._tables = torch.zeros(rows, -(-max_model_len // BLOCK_SIZE), dtype=torch.int32, device=device)
@@ -150,7 +150,7 @@ class DecodeGraphs:
         if batch.tables is None:
             batch.tables = native.BatchTables.of_spans(batch.spans, None, self._pages.device)
         tables = batch.tables
-        for column, values in zip(self._columns, (batch.token_ids, batch.positions, batch.slots), strict=True):
+        for column, values in zip(self._columns, (batch.token_ids, batch.positions, batch.slot_mapping), strict=True):
             column[:rows].copy_(values)
         self._ends[:rows].copy_(tables.ends)
         self._positions[:rows].copy_(tables.positions)
@@ -170,8 +170,8 @@ class DecodeGraphs:
         self._kept_tables.append(tables)
 
         def launch() -> None:
-            token_ids, positions, slots = self._columns[:, :size]
-            batch = PackedBatch(token_ids, positions, slots, spans, tables=tables)
+            token_ids, positions, slot_mapping = self._columns[:, :size]
+            batch = PackedBatch(token_ids, positions, slot_mapping, spans, tables=tables)
             self._hidden[:size].copy_(self._network.compute_hidden(batch, self._pages))
 
         return self._record(launch)
@@ -180,6 +180,6 @@ class DecodeGraphs:
 def _is_plain_decode(batch: PackedBatch) -> bool:
     """Whether each row is one token of a sequence, which sees itself and earlier ones, without adapters or media."""
     extras: Sequence[object | None] = (
-        batch.adapted, batch.long_rope, batch.media, batch.rope_positions, batch.visible_ends, batch.states
+        batch.lora_rows, batch.long_rope, batch.media, batch.rope_positions, batch.visible_ends, batch.states
     )  # fmt: skip
     return len(batch.spans) == len(batch.token_ids) and all(extra is None for extra in extras)

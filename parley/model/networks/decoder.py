@@ -1,17 +1,20 @@
-"""The fused decoder: few operators per layer, all of them native kernels. ``LayerShape`` says what a layer computes.
+"""The fused decoder: few operators per layer, all of them native kernels. ``LayerShape`` defines a layer's computation.
 
-This is the order of the kernels. What a layer computes between its norms is in ``layer_attention``, ``state_scans`` and
-``layer_mlps``; what depends on tokens and positions alone in ``token_embeddings`` and ``position_tables``.
-Query, key and value are one linear layer, as are gate and up, and each residual addition is fused into the following
-norm. If the compiled kernels offer all layers as a single call, that call is used; it only saves Python overhead. Steps
-with tokens that see later ones, or with embeddings for several layers, run kernel by kernel.
-This module must not know files or configs; it receives packed weights.
+This module has the order of the kernels. The parts between norms are in ``layer_attention``, ``state_scans`` and
+``layer_mlps``; the tables of tokens and positions in ``token_embeddings`` and ``position_tables``. Query, key and value
+are one linear layer, as are gate and up, and each residual addition is fused into the following norm.
+
+If the compiled kernels offer all layers as a single call (a *stack*), that call is used; it only saves Python's time.
+Steps with tokens that see later ones, or with embeddings for several layers, run kernel by kernel.
+
+Knows neither files nor configs of checkpoints; it receives packed weights.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any, NamedTuple
 
 import torch
 
@@ -30,10 +33,37 @@ from parley.model.networks.position_tables import (
     position_table_bytes,
     spread_angles,
 )
-from parley.model.networks.state_arena import temporary_states
+from parley.model.networks.state_arena import BatchStates, temporary_states
 from parley.model.networks.state_scans import StateScans
 from parley.model.networks.token_embeddings import EmbeddingParts, TokenEmbeddings
 from parley.native.layer import DecoderLayer
+
+
+class _NormOfRows(NamedTuple):
+    """A norm, and the linear layer that reads its result, which may want it in int8; None: several readers, or none.
+
+    A LoRA adapter reads rows unquantized; the linear layer then quantizes them itself, with the same result.
+    """
+
+    norm: native.Norm | None
+    consumer: native.PackedWeight | None = None
+
+
+class _DecoderStep(NamedTuple):
+    """The inputs that all layers of a step share.
+
+    ``rotations``: (cosines, sines) by number of the rotary embedding, or None for layers without one. ``query_scales``:
+    the factors of queries in layers that scale them. ``layer_inputs``: per-layer inputs [T, layers, width], for models
+    that have them.
+    """
+
+    batch: PackedBatch
+    pages: KVPages
+    rotations: Mapping[int | None, tuple[torch.Tensor, torch.Tensor]]
+    query_scales: torch.Tensor | None
+    layer_inputs: torch.Tensor | None
+    indexed: IndexedStep | None
+    states: BatchStates
 
 
 class FusedDecoder:
@@ -57,7 +87,7 @@ class FusedDecoder:
         self.parameters = parameters
         self.weights_bytes = weights_bytes
         self.vocab_size = config.vocab
-        self.layers = config.stored_layers
+        self.kv_layers = config.kv_layers
         self.state_sizes = config.state_sizes
         self.layer_weights = layer_weights
         self.embeddings = TokenEmbeddings(config, embedding, embedding_parts or EmbeddingParts())
@@ -146,15 +176,15 @@ class FusedDecoder:
         """Return final (normed) hidden states [T, hidden]; write keys and values of all T tokens to the pages."""
         if self.stack is None or batch.visible_ends is not None or (batch.media is not None and batch.media.deepstack):
             return self.kernel_by_kernel(batch, pages)
-        pools = [pages.layer_pool(i) for i in range(len(self.layers))]
+        pools = [pages.layer_pool(i) for i in range(len(self.kv_layers))]
         has_own_embeddings = batch.media is not None or self.embeddings.is_computed
         return self.stack.run_layers(
             batch.token_ids,
             self.position_tables.rope_rows(batch, batch.positions),
-            batch.slots,
+            batch.slot_mapping,
             batch.spans,
             pools,
-            batch.adapted,
+            batch.lora_rows,
             embeddings=self.embeddings.embed_tokens(batch) if has_own_embeddings else None,
             angles=None if batch.rope_positions is None else self.position_tables.rope_angles(batch),
             query_scales=self.position_tables.position_scales(batch),
@@ -162,7 +192,7 @@ class FusedDecoder:
         )
 
     def _index_batch(self, batch: PackedBatch) -> IndexedStep | None:
-        """Return what computes the indexers of a batch, None for models without them."""
+        """Return the computation of a batch's indexers; None for models without them."""
         shape = self.config.indexer
         if shape is None:
             return None
@@ -171,85 +201,108 @@ class FusedDecoder:
 
     def kernel_by_kernel(self, batch: PackedBatch, pages: KVPages) -> torch.Tensor:
         """Compute ``compute_hidden`` kernel by kernel. This is the definition; a stack does the same in one call."""
-        config, linears = self.config, self._layer_linears
-        rotations, query_scales = self.position_tables.rotations(batch), self.position_tables.position_scales(batch)
         residual = self.embeddings.embed_tokens(batch)
-        # A norm knows which layer reads its result, because that layer may want int8; the head's rows are selected
-        # later. A LoRA adapter reads rows unquantized; the layer then quantizes them itself, with the same result.
-        has_adapters = batch.adapted is not None
-        norms_with_readers = [
-            *(self._first_norm(i, has_adapters) for i in range(len(config.layers))),
-            (self._norm, None),
-        ]
-        norm, reader = norms_with_readers[0]
-        x = native.norm_rows(residual, norm, consumer=reader)
-        layers = zip(self.layer_weights, config.layers, norms_with_readers[1:], strict=True)
-        inputs, indexed = self.embeddings.compute_inputs(batch, residual), self._index_batch(batch)
-        states = batch.states or temporary_states(self.state_sizes, batch.spans)
-        for i, (block, shape, (norm, reader)) in enumerate(layers):
+        step = _DecoderStep(
+            batch,
+            pages,
+            self.position_tables.rotations(batch),
+            self.position_tables.position_scales(batch),
+            self.embeddings.compute_inputs(batch, residual),
+            self._index_batch(batch),
+            batch.states or temporary_states(self.state_sizes, batch.spans),
+        )
+        has_adapters = batch.lora_rows is not None
+        norms = [*(self._first_norm(i, has_adapters) for i in range(self.config.layer_count)), _NormOfRows(self._norm)]
+        x = native.norm_rows(residual, norms[0].norm, consumer=norms[0].consumer)
+        for i, next_norm in enumerate(norms[1:]):
             beat()
-            if shape.has_normed_residual:
-                residual = x
-            if shape.is_hybrid:
-                scanned = self._state_scans.scan_layer(i, x, batch, states)
-                added = linears.apply_linear(scanned, batch, i, "state_output")
-                residual = native.add_norm(added, residual, None, scale=shape.state_scale)[1]
-            if shape.has_attention:
-                rotation = rotations[shape.rope]
-                attended = self._attention.attend_layer(i, x, batch, pages, *rotation, query_scales, indexed)
-            elif shape.has_mixer:
-                attended = self._state_scans.scan_layer(i, x, batch, states)
-            if shape.has_mixer:
-                x, after = linears.apply_linear(attended, batch, i, "output"), block.attention_after_norm
-            if shape.has_mixer and shape.has_mlp:
-                x, residual = self._finish_attention(i, x, residual, batch)
-            if shape.has_mlp:
-                x, after = self._mlps.run_mlps(i, x, residual, batch), block.mlp_after_norm
-            scale = shape.mlp_scale if shape.has_mlp and shape.mlp_scale is not None else shape.residual_scale
-            carry = shape.mlp_carry if shape.has_mlp else shape.attention_carry
-            if inputs is not None and shape.layer_input is not None:
-                residual = native.add_norm(x, residual, None, after=after, scale=scale)[1]
-                x = self._mlps.run_input(i, residual, inputs[:, shape.layer_input], batch)
-                after = block.input_after_norm
-            x, residual = native.add_norm(
-                x,
-                residual,
-                norm,
-                after=after,
-                scale=scale / carry,
-                total_scale=carry * block.output_scale,
-                consumer=reader,
-            )
-            if batch.media is not None and i < len(batch.media.deepstack):
-                residual[batch.media.tokens] += batch.media.deepstack[i]
-                x = native.norm_rows(residual, norm, consumer=reader)
+            x, residual = self._run_layer(i, x, residual, step, next_norm)
         result: torch.Tensor = x
         return result
 
-    def _first_norm(self, layer: int, has_adapters: bool) -> tuple[native.Norm | None, native.PackedWeight | None]:
-        """Return the norm of a layer's input, and the only linear layer that reads it, None if there are several."""
-        shape, block = self.config.layers[layer], self.layer_weights[layer]
-        norm, reader = (block.attention_norm, block.qkv) if shape.has_mixer else (block.mlp_norm, block.gate_up)
-        has_several = shape.is_hybrid or shape.has_normed_residual or not (shape.has_mixer or block.mixture is None)
-        has_several = has_several or shape.has_indexer
-        return norm, None if has_adapters or has_several else reader
+    def _run_layer(
+        self,
+        i: int,
+        x: Any,
+        residual: torch.Tensor,
+        step: _DecoderStep,
+        next_norm: _NormOfRows,
+    ) -> tuple[Any, torch.Tensor]:
+        """Compute layer ``i``, as ``LayerShape`` defines it. Return the new residual after ``next_norm``, and as it is.
+
+        ``x``: the residual [T, hidden] after the layer's first norm; a tensor, or ``QuantizedRows`` if the only linear
+        layer that reads it takes int8. The first result is alike.
+        """
+        shape, weights, linears = self.config.layers[i], self.layer_weights[i], self._layer_linears
+        batch = step.batch
+        if shape.has_normed_residual:
+            residual = x
+        if shape.is_hybrid:
+            scanned = self._state_scans.scan_layer(i, x, batch, step.states)
+            added = linears.apply_linear(scanned, batch, i, "state_output")
+            residual = native.add_norm(added, residual, None, scale=shape.state_scale)[1]
+        if shape.has_attention:
+            rotation = step.rotations[shape.rope]
+            mixed = self._attention.attend_layer(i, x, batch, step.pages, *rotation, step.query_scales, step.indexed)
+        elif shape.has_mixer:
+            mixed = self._state_scans.scan_layer(i, x, batch, step.states)
+        if shape.has_mixer:
+            x, after_norm = linears.apply_linear(mixed, batch, i, "output"), weights.attention_after_norm
+        if shape.has_mixer and shape.has_mlp:
+            x, residual = self._finish_attention(i, x, residual, batch)
+        if shape.has_mlp:
+            x, after_norm = self._mlps.run_mlps(i, x, residual, batch), weights.mlp_after_norm
+        scale = shape.mlp_scale if shape.has_mlp and shape.mlp_scale is not None else shape.residual_scale
+        carry = shape.mlp_carry if shape.has_mlp else shape.attention_carry
+        if step.layer_inputs is not None and shape.layer_input is not None:
+            residual = native.add_norm(x, residual, None, after=after_norm, scale=scale)[1]
+            x = self._mlps.apply_layer_input(i, residual, step.layer_inputs[:, shape.layer_input], batch)
+            after_norm = weights.input_after_norm
+        x, residual = native.add_norm(
+            x,
+            residual,
+            next_norm.norm,
+            after=after_norm,
+            scale=scale / carry,
+            total_scale=carry * weights.output_scale,
+            consumer=next_norm.consumer,
+        )
+        if batch.media is not None and i < len(batch.media.deepstack):
+            residual[batch.media.tokens] += batch.media.deepstack[i]
+            x = native.norm_rows(residual, next_norm.norm, consumer=next_norm.consumer)
+        return x, residual
+
+    def _first_norm(self, layer: int, has_adapters: bool) -> _NormOfRows:
+        """Return the norm of a layer's input, with the only linear layer that reads its result, if there is one."""
+        shape, weights = self.config.layers[layer], self.layer_weights[layer]
+        norm, consumer = (weights.attention_norm, weights.qkv)
+        if not shape.has_mixer:
+            norm, consumer = (weights.mlp_norm, weights.gate_up)
+        has_other_readers = (
+            has_adapters
+            or shape.is_hybrid
+            or shape.has_normed_residual
+            or shape.has_indexer
+            or not (shape.has_mixer or weights.mixture is None)
+        )
+        return _NormOfRows(norm, None if has_other_readers else consumer)
 
     def _finish_attention(
         self, layer: int, x: torch.Tensor, residual: torch.Tensor, batch: PackedBatch
     ) -> tuple[torch.Tensor | native.QuantizedRows, torch.Tensor]:
         """Add the output of a layer's attention to the residual. Return (the input of the MLP, the residual)."""
-        shape, block = self.config.layers[layer], self.layer_weights[layer]
-        norm, after, carry = block.mlp_norm, block.attention_after_norm, shape.attention_carry
+        shape, weights = self.config.layers[layer], self.layer_weights[layer]
+        norm, after_norm, carry = weights.mlp_norm, weights.attention_after_norm, shape.attention_carry
         scale = shape.residual_scale / carry
-        has_readers = batch.adapted is not None or block.mixture is not None or shape.has_normed_residual
-        reader = None if has_readers else block.gate_up
+        has_other_readers = batch.lora_rows is not None or weights.mixture is not None or shape.has_normed_residual
+        consumer = None if has_other_readers else weights.gate_up
         if not shape.is_parallel:
             rows, residual = native.add_norm(
-                x, residual, norm, after=after, scale=scale, total_scale=carry, consumer=reader
+                x, residual, norm, after=after_norm, scale=scale, total_scale=carry, consumer=consumer
             )
             return rows, rows if shape.has_normed_residual else residual
-        rows = native.norm_rows(residual, norm, consumer=reader)
-        return rows, native.add_norm(x, residual, None, after=after, scale=scale, total_scale=carry)[1]
+        rows = native.norm_rows(residual, norm, consumer=consumer)
+        return rows, native.add_norm(x, residual, None, after=after_norm, scale=scale, total_scale=carry)[1]
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return logits of the given hidden rows: float32 [rows, vocab_size]."""

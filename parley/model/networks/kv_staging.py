@@ -28,13 +28,13 @@ class StagingBuffer:
     Raises OSError if shared memory is not available, and LoadError if CUDA cannot lock it.
     """
 
-    def __init__(self, cache: PagedKV, blocks: int):
-        self.place_count = blocks
-        self.regions = layer_regions(cache.format_layers, blocks)
+    def __init__(self, cache: PagedKV, place_count: int):
+        self.place_count = place_count
+        self.regions = layer_regions(cache.format_layers, place_count)
         buffer, self.file = memory.create_shared_memory(
-            max(region.offset + blocks * region.stride for region in self.regions)
+            max(region.offset + place_count * region.stride for region in self.regions)
         )
-        self._places = carve_arenas(buffer, cache.format_layers, self.regions, blocks)
+        self._places = carve_arenas(buffer, cache.format_layers, self.regions, place_count)
         self._pages = cache.arenas
         self._device = cache.device
         self._batch_pages = max(1, BATCH_BYTES // sum(region.size for region in self.regions))

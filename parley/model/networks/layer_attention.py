@@ -42,7 +42,7 @@ class LayerAttention:
         indexed: IndexedStep | None = None,
     ) -> torch.Tensor:
         """Return the attention of one layer before its output layer, [T, heads * head_dim]; write keys and values."""
-        config, shape, block = self._config, self._config.layers[layer], self._layer_weights[layer]
+        config, shape, weights = self._config, self._config.layers[layer], self._layer_weights[layer]
         store = self._store_numbers[layer]
         rows, gates = self._linears.apply_linear(x, batch, layer, "qkv"), None
         if shape.has_output_gate:
@@ -54,8 +54,8 @@ class LayerAttention:
         query_scales = query_scales if shape.has_scaled_queries else None
         if config.latent is not None:
             queries, latents = self._write_latents(layer, rows, config.latent, batch, pages, cos, sin)
-            if indexed is not None and block.indexer is not None:
-                indexed.run_indexer(x, latents, block.indexer, pages, self._index_numbers[layer])
+            if indexed is not None and weights.indexer is not None:
+                indexed.run_indexer(x, latents, weights.indexer, pages, self._index_numbers[layer])
             if query_scales is not None:
                 queries *= query_scales[:, None, None]
         else:
@@ -64,8 +64,8 @@ class LayerAttention:
                 cos,
                 sin,
                 pages.layer_pool(store),
-                pages.token_places(store, batch),
-                head_norm=block.head_norm,
+                pages.write_indices(store, batch),
+                head_norm=weights.head_norm,
                 has_whole_norm=shape.has_whole_qk_norm,
                 is_norm_late=shape.is_qk_norm_late,
                 is_interleaved=config.rope.is_interleaved,
@@ -81,15 +81,15 @@ class LayerAttention:
             window=shape.window,
             chunk=shape.chunk,
             softcap=shape.softcap,
-            sinks=block.sinks,
-            slopes=block.slopes,
+            sinks=weights.sinks,
+            slopes=weights.slopes,
             sees_later=shape.sees_later_media,
             most_seen=None if config.indexer is None else config.indexer.chosen,
         )
         if indexed is not None and indexed.has_choice:
             indexed.attend(queries, attended, pages.layer_pool(store), scale=shape.score_scale)
-        if block.value_up is not None:
-            attended = native.linear_heads(attended, block.value_up)
+        if weights.value_up is not None:
+            attended = native.linear_heads(attended, weights.value_up)
         if shape.value_dim is not None:
             attended = attended[..., : shape.value_dim] * shape.value_scale
         if gates is None:
@@ -127,16 +127,16 @@ class LayerAttention:
     ) -> tuple[torch.Tensor, torch.Tensor | native.QuantizedRows]:
         """Write the latents of one layer to the pages. Return the queries that latents are multiplied by, [T, heads,
         stored_dim], and the normed latents of queries. ``rows``: the outputs of qkv."""
-        block, is_interleaved = self._layer_weights[layer], self._config.rope.is_interleaved
-        assert block.latent_norm is not None and block.key_up is not None
+        weights, is_interleaved = self._layer_weights[layer], self._config.rope.is_interleaved
+        assert weights.latent_norm is not None and weights.key_up is not None
         queries, latents = rows.split([rows.shape[1] - sizes.stored_dim, sizes.stored_dim], -1)
         store = self._store_numbers[layer]
-        places = pages.layer_pool(store), pages.token_places(store, batch)
-        native.write_latents(latents, block.latent_norm, cos, sin, *places, is_interleaved=is_interleaved)
+        places = pages.layer_pool(store), pages.write_indices(store, batch)
+        native.write_latents(latents, weights.latent_norm, cos, sin, *places, is_interleaved=is_interleaved)
         normed = queries
-        if block.query_up is not None:
-            reader = None if batch.adapted is not None or block.indexer is not None else block.query_up
-            normed = native.norm_rows(queries.contiguous(), block.query_latent_norm, consumer=reader)
+        if weights.query_up is not None:
+            consumer = None if batch.lora_rows is not None or weights.indexer is not None else weights.query_up
+            normed = native.norm_rows(queries.contiguous(), weights.query_latent_norm, consumer=consumer)
             queries = self._linears.apply_linear(normed, batch, layer, "query_up")
         queries = queries.view(-1, self._config.heads, sizes.head_dim)
-        return native.absorb_queries(queries, block.key_up, cos, sin, is_interleaved=is_interleaved), normed
+        return native.absorb_queries(queries, weights.key_up, cos, sin, is_interleaved=is_interleaved), normed

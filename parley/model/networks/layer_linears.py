@@ -39,7 +39,7 @@ class LayerLinears:
         """Apply one linear layer and add the LoRA adapters' share."""
         y = native.linear(x, getattr(self._layer_weights[layer], name))
         site = linear_site(name, layer, len(self._layer_weights))
-        if batch.adapted is not None and site is not None:
+        if batch.lora_rows is not None and site is not None:
             assert isinstance(x, torch.Tensor), "adapters read rows as they are"
-            batch.adapted.add_lora(x, y, site)
+            batch.lora_rows.add_lora(x, y, site)
         return y

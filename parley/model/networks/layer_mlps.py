@@ -24,21 +24,25 @@ class LayerMLPs:
     ) -> torch.Tensor:
         """Return the output of a layer's MLP, of its mixture of experts, or of both: [T, hidden]. ``x``: the norm of
         the residual."""
-        block = self._layer_weights[layer]
-        if block.mixture is None:
+        weights = self._layer_weights[layer]
+        if weights.mixture is None:
             return self._run_mlp(layer, x, batch)
-        if not self._config.layers[layer].has_dense_beside:
+        if not self._config.layers[layer].has_parallel_dense_mlp:
             return self._mix_experts(layer, x, x, batch)
-        dense = native.norm_rows(self._run_mlp(layer, x, batch), block.dense_after_norm)
-        router_rows = native.norm_rows(residual, block.mixture.router_norm)
-        mixed = self._mix_experts(layer, native.norm_rows(residual, block.experts_norm), router_rows, batch)
-        return native.add_norm(mixed, dense, None, after=block.experts_after_norm)[1]
+        dense = native.norm_rows(self._run_mlp(layer, x, batch), weights.dense_after_norm)
+        router_rows = native.norm_rows(residual, weights.mixture.router_norm)
+        mixed = self._mix_experts(layer, native.norm_rows(residual, weights.experts_norm), router_rows, batch)
+        return native.add_norm(mixed, dense, None, after=weights.experts_after_norm)[1]
 
-    def run_input(self, layer: int, residual: torch.Tensor, inputs: torch.Tensor, batch: PackedBatch) -> torch.Tensor:
+    def apply_layer_input(
+        self, layer: int, residual: torch.Tensor, inputs: torch.Tensor, batch: PackedBatch
+    ) -> torch.Tensor:
         """Return what a layer makes of its own inputs [T, width]: [T, hidden]."""
-        reader = None if batch.adapted is not None else self._layer_weights[layer].input_up
+        consumer = None if batch.lora_rows is not None else self._layer_weights[layer].input_up
         gates = self._linears.apply_linear(residual, batch, layer, "input_gate")
-        active = native.activate(torch.cat((gates, inputs), 1), self._config.layers[layer].activation, consumer=reader)
+        active = native.activate(
+            torch.cat((gates, inputs), 1), self._config.layers[layer].activation, consumer=consumer
+        )
         return self._linears.apply_linear(active, batch, layer, "input_up")
 
     def _run_mlp(self, layer: int, x: torch.Tensor | native.QuantizedRows, batch: PackedBatch) -> torch.Tensor:
@@ -54,7 +58,7 @@ class LayerMLPs:
             shape.activation,
             is_gated=shape.is_gated,
             factors=self._layer_weights[layer].activation_factors,
-            consumer=None if batch.adapted is not None else down,
+            consumer=None if batch.lora_rows is not None else down,
         )
         return self._linears.apply_linear(active, batch, layer, "down")
 

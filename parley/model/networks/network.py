@@ -36,26 +36,32 @@ class MediaRows(NamedTuple):
 
 @dataclass
 class PackedBatch:
-    """One step's tokens: int64 [T] each; K and V of token t go to ``slots[t]`` = page * BLOCK_SIZE + offset.
+    """The tokens of one step. ``token_ids``, ``positions`` and ``slot_mapping`` are int64 [T].
 
-    ``adapted``: the tokens that have LoRA adapters; None if there are none. ``long_rope``: whether each token uses the
-    long rotary factors (``DecoderNetwork.long_rope_after``), bool [T]; None if none does.
-    ``media``: embeddings from encoders; None if there are none. ``rope_positions``: rotary positions on the three axes
-    of M-RoPE, int64 [3, T]; None if they all equal ``positions``. ``visible_ends``: how far each token sees, the last
-    visible position + 1, int64 [T]; None if it sees itself and earlier tokens only. ``has_window_ahead``: in layers
-    with a window of w tokens, a token sees the next w - 1 at most. ``whole_prompts``: for each span, whether all of its
-    tokens see all of a prompt, whatever the window; None if there is no such span.
-    ``states``: of the sequences, for layers that keep one; None if all sequences begin here and do not continue.
-    ``tables``: the same sequences as tensors for kernels on a GPU, made when the first of them needs them.
-    ``result_counts``: of how many last tokens of each span the result is read; None: of all. A network may leave out
-    the others, whose rows in its result then hold anything.
+    * ``slot_mapping``: where the key and value of each token go: page * BLOCK_SIZE + offset in the page.
+    * ``spans``: the tokens of each sequence, with its pages.
+    * ``lora_rows``: the tokens that have LoRA adapters; None if there are none.
+    * ``long_rope``: whether each token uses the long rotary factors (``DecoderNetwork.long_rope_after``), bool [T];
+      None if none does.
+    * ``media``: embeddings from encoders; None if there are none.
+    * ``rope_positions``: rotary positions on the three axes of M-RoPE, int64 [3, T]; None if they all equal
+      ``positions``.
+    * ``visible_ends``: how far each token sees, the last visible position + 1, int64 [T]; None if each token sees only
+      itself and earlier ones.
+    * ``has_window_ahead``: in layers with a window of w tokens, a token sees the next w - 1 at most.
+    * ``whole_prompts``: for each span, whether all of its tokens see all of a prompt, whatever the window; None if
+      there is no such span.
+    * ``states``: of the sequences, for layers that keep one; None if all sequences begin here and do not continue.
+    * ``tables``: the same sequences as tensors for kernels on a GPU, made when the first kernel needs them.
+    * ``result_counts``: the number of last tokens of each span whose result is read; None: all are. A network may skip
+      the other tokens; their rows in its result are undefined.
     """
 
     token_ids: torch.Tensor
     positions: torch.Tensor
-    slots: torch.Tensor
+    slot_mapping: torch.Tensor
     spans: list[Span]
-    adapted: native.LoraRows | None = None
+    lora_rows: native.LoraRows | None = None
     long_rope: torch.Tensor | None = None
     media: MediaRows | None = None
     rope_positions: torch.Tensor | None = None
@@ -72,21 +78,21 @@ class PackedBatch:
         spans: list[Span] = []
         token_ids: list[int] = []
         positions: list[int] = []
-        slots: list[int] = []
+        slot_mapping: list[int] = []
         for tokens, start, table in parts:
             end = start + len(tokens)
             spans.append(Span(len(token_ids), len(tokens), end, table))
             token_ids += tokens
             if end - start == 1:
                 positions.append(start)
-                slots.append(table[start // BLOCK_SIZE] * BLOCK_SIZE + start % BLOCK_SIZE)
+                slot_mapping.append(table[start // BLOCK_SIZE] * BLOCK_SIZE + start % BLOCK_SIZE)
                 continue
             positions += range(start, end)
             for page in range(start // BLOCK_SIZE, (end - 1) // BLOCK_SIZE + 1):
                 first = page * BLOCK_SIZE
                 shift = table[page] * BLOCK_SIZE - first
-                slots += range(max(start, first) + shift, min(end, first + BLOCK_SIZE) + shift)
-        columns = copy_to_device(np.array((token_ids, positions, slots), np.int64), device)
+                slot_mapping += range(max(start, first) + shift, min(end, first + BLOCK_SIZE) + shift)
+        columns = copy_to_device(np.array((token_ids, positions, slot_mapping), np.int64), device)
         return cls(columns[0], columns[1], columns[2], spans)
 
     def mark_long_rope(self, flags: list[bool]) -> None:
@@ -96,7 +102,7 @@ class PackedBatch:
             self.long_rope = torch.tensor(flags).repeat_interleave(counts).to(self.positions.device)
 
     def limit_ends(self, window: int | None) -> torch.Tensor | None:
-        """Return ``visible_ends`` in a layer with a window of so many tokens, None: without one."""
+        """Return ``visible_ends`` in a layer with a window of ``window`` tokens; None: the layer has no window."""
         if self.visible_ends is None or window is None or not self.has_window_ahead:
             return self.visible_ends
         return torch.minimum(self.visible_ends, self.positions + window)
@@ -104,7 +110,7 @@ class PackedBatch:
 
 class LinearSite(NamedTuple):
     """Where a linear layer of the checkpoint is computed: as outputs ``first`` to ``first + out_features`` of the
-    network's linear layer number ``site``, which reads ``in_features`` numbers per token. ``order``: as of
+    network's linear layer number ``site``, which reads ``in_features`` numbers per token. ``order``: as in
     ``LinearSpec``."""
 
     site: int
@@ -120,11 +126,11 @@ class KVPages(Protocol):
     def layer_pool(self, layer: int) -> PagePool:
         """Return the pages of one layer, for kernels that write them directly."""
 
-    def token_places(self, layer: int, batch: PackedBatch) -> torch.Tensor:
-        """Return where the batch's tokens go in the pages of one layer, in the native kernels' numbering."""
+    def write_indices(self, layer: int, batch: PackedBatch) -> torch.Tensor:
+        """Return ``batch.slot_mapping`` as the indices that ``native.write_kv`` takes for the pages of one layer."""
 
     def write_kv(self, layer: int, keys: torch.Tensor, values: torch.Tensor, batch: PackedBatch) -> None:
-        """Store keys [T, kv_heads, dim] and values [T, kv_heads, value_dim] at ``batch.slots``."""
+        """Store keys [T, kv_heads, dim] and values [T, kv_heads, value_dim] at ``batch.slot_mapping``."""
 
     def attend_pages(
         self,
@@ -147,8 +153,8 @@ class KVPages(Protocol):
         ``window`` w: of the earlier tokens, it sees the last w - 1. ``chunk`` c: it sees none before the last multiple
         of c that is not beyond its position. ``slopes`` [heads] are added to scores, times the negative distance of a
         key. ``softcap`` c: scores become c * tanh(score / c).
-        ``sinks`` [heads]: one extra logit per head that takes probability but contributes no value. ``most_seen``: rows
-        that see more tokens get any result.
+        ``sinks`` [heads]: one extra logit per head that takes probability but contributes no value. ``most_seen``:
+        the result of rows that see more tokens is undefined.
         """
 
 
@@ -158,7 +164,7 @@ class DecoderNetwork(Protocol):
     vocab_size: int
     parameters: int  # elements in all weights, shared ones counted once
     weights_bytes: int  # memory that the weights take
-    layers: list[LayerKV]  # those with keys and values
+    kv_layers: list[LayerKV]  # the KV cache of each layer that has one, in order
     state_sizes: list[int]  # the numbers of a sequence's state in each layer that keeps one
     long_rope_after: float  # tokens; longer sequences use the long rotary factors; inf: there is one set
     linears: Mapping[str, LinearSite]  # the layers that LoRA adapters may change, by their names in the checkpoint
@@ -172,7 +178,8 @@ class DecoderNetwork(Protocol):
     def compute_hidden(self, batch: PackedBatch, pages: KVPages) -> torch.Tensor:
         """Return final (normed) hidden states [T, hidden]; write keys and values of all T tokens to the pages.
 
-        With ``batch.result_counts``, the other rows may hold anything."""
+        With ``batch.result_counts``, the other rows are undefined.
+        """
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return logits of hidden rows: float32 [rows, vocab_size]. Row i depends on row i alone, bitwise in bf16."""

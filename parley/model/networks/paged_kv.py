@@ -27,7 +27,7 @@ FormatLayers = dict[native.PageFormat, list[int]]  # indices of the layers that 
 
 
 class PagedKV:
-    """Keys and values of all layers in ``blocks`` pages, for a model of ``dtype``.
+    """Keys and values of all layers in ``page_count`` pages, for a model of ``dtype``.
 
     ``int8``: store them as int8 with one scale per key and per value, which takes about half the space of bfloat16.
     Memory is only reserved: a page takes physical memory when it is first cleared. One extra page always stays zero.
@@ -38,8 +38,8 @@ class PagedKV:
 
     def __init__(
         self,
-        layers: list[LayerKV],
-        blocks: int,
+        kv_layers: list[LayerKV],
+        page_count: int,
         dtype: torch.dtype,
         device: torch.device | str = "cpu",
         *,
@@ -48,28 +48,28 @@ class PagedKV:
         spare_bytes: int = 0,
         one_layer_at_once: bool = False,
     ):
-        self.layers = layers
-        self.blocks = blocks
+        self.kv_layers = kv_layers
+        self.page_count = page_count
         self.dtype = dtype
         self.int8 = int8
         self.device = torch.device(device)
-        self.formats = [native.choose_page_format(layer, dtype, self.device, int8=int8) for layer in layers]
+        self.formats = [native.choose_page_format(layer, dtype, self.device, int8=int8) for layer in kv_layers]
         self.format_layers: FormatLayers = defaultdict(list)
         for i, kv_format in enumerate(self.formats):
             self.format_layers[kv_format].append(i)
         self.file = -1
-        self.regions = layer_regions(self.format_layers, blocks + 1)
+        self.regions = layer_regions(self.format_layers, page_count + 1)
         self.spare: torch.Tensor | None = None
         self.spare_offset = 0
         if shared:
-            page_end = max((region.offset + (blocks + 1) * region.stride for region in self.regions), default=0)
+            page_end = max((region.offset + (page_count + 1) * region.stride for region in self.regions), default=0)
             self.spare_offset = -(-page_end // FORMAT_ALIGNMENT) * FORMAT_ALIGNMENT
             buffer, self.file = memory.create_shared_memory(max(page_end, self.spare_offset + spare_bytes))
             self.spare = buffer[self.spare_offset : self.spare_offset + spare_bytes]
-            arenas = carve_arenas(buffer, self.format_layers, self.regions, blocks + 1)
+            arenas = carve_arenas(buffer, self.format_layers, self.regions, page_count + 1)
         else:
             shapes = [
-                (kv_format, (1 if one_layer_at_once else len(numbers), blocks + 1, *kv_format.shape))
+                (kv_format, (1 if one_layer_at_once else len(numbers), page_count + 1, *kv_format.shape))
                 for kv_format, numbers in self.format_layers.items()
             ]
             arenas = [torch.empty(shape, dtype=kv_format.dtype, device=self.device) for kv_format, shape in shapes]
@@ -78,20 +78,20 @@ class PagedKV:
         for (kv_format, numbers), arena in zip(self.format_layers.items(), arenas, strict=True):
             layer_pages = arena.expand(len(numbers), *arena.shape[1:]).unbind(0)
             pools.update((i, native.PagePool(pages, kv_format)) for i, pages in zip(numbers, layer_pages, strict=True))
-        self._pools = [pools[i] for i in range(len(layers))]
+        self._pools = [pools[i] for i in range(len(kv_layers))]
         self._batch: PackedBatch | None = None
         self._plans: dict[tuple[object, ...], native.AttentionPlan] = {}
-        self._places: dict[native.PageFormat, torch.Tensor] = {}
+        self._indices_by_format: dict[native.PageFormat, torch.Tensor] = {}
         self._parts: dict[bool, tuple[torch.Tensor, PackedBatch]] = {}
-        self.clear_pages([blocks])
+        self.clear_pages([page_count])
 
     @staticmethod
     def page_bytes(
-        layers: Sequence[LayerKV], dtype: torch.dtype, device: torch.device | str = "cpu", *, int8: bool = False
+        kv_layers: Sequence[LayerKV], dtype: torch.dtype, device: torch.device | str = "cpu", *, int8: bool = False
     ) -> int:
         """Return the bytes of one page over all layers."""
         return sum(
-            native.choose_page_format(layer, dtype, torch.device(device), int8=int8).page_bytes for layer in layers
+            native.choose_page_format(layer, dtype, torch.device(device), int8=int8).page_bytes for layer in kv_layers
         )
 
     def layer_pool(self, layer: int) -> native.PagePool:
@@ -113,26 +113,26 @@ class PagedKV:
             for arena in self.arenas:
                 arena[:, target].copy_(arena[:, source])
 
-    def clear_tokens(self, slots: torch.Tensor) -> None:
-        """Zero single tokens at ``slots`` (page * BLOCK_SIZE + offset, int64 [T])."""
-        for layer, pool in zip(self.layers, self._pools, strict=True):
+    def clear_tokens(self, slot_mapping: torch.Tensor) -> None:
+        """Zero single tokens at ``slot_mapping`` (page * BLOCK_SIZE + offset, int64 [T])."""
+        for layer, pool in zip(self.kv_layers, self._pools, strict=True):
             keys, values = (
-                torch.zeros(len(slots), layer.heads, dim, dtype=self.dtype, device=self.device)
+                torch.zeros(len(slot_mapping), layer.heads, dim, dtype=self.dtype, device=self.device)
                 for dim in (layer.dim, layer.value_dim)
             )
-            native.write_kv(keys, values, pool, native.write_indices(slots, pool.page_format))
+            native.write_kv(keys, values, pool, native.write_indices(slot_mapping, pool.page_format))
 
-    def token_places(self, layer: int, batch: PackedBatch) -> torch.Tensor:
-        """Return where the batch's tokens go in the pages of one layer, in the native kernels' numbering."""
+    def write_indices(self, layer: int, batch: PackedBatch) -> torch.Tensor:
+        """Return ``batch.slot_mapping`` as the indices that ``native.write_kv`` takes for the pages of one layer."""
         self._enter_batch(batch)
         kv_format = self._pools[layer].page_format
-        if kv_format not in self._places:
-            self._places[kv_format] = native.write_indices(batch.slots, kv_format)
-        return self._places[kv_format]
+        if kv_format not in self._indices_by_format:
+            self._indices_by_format[kv_format] = native.write_indices(batch.slot_mapping, kv_format)
+        return self._indices_by_format[kv_format]
 
     def write_kv(self, layer: int, keys: torch.Tensor, values: torch.Tensor, batch: PackedBatch) -> None:
-        """Store keys [T, kv_heads, dim] and values [T, kv_heads, value_dim] at ``batch.slots``."""
-        native.write_kv(keys, values, self._pools[layer], self.token_places(layer, batch))
+        """Store keys [T, kv_heads, dim] and values [T, kv_heads, value_dim] at ``batch.slot_mapping``."""
+        native.write_kv(keys, values, self._pools[layer], self.write_indices(layer, batch))
 
     def attend_pages(
         self,
@@ -197,7 +197,7 @@ class PagedKV:
                 window=window,
                 chunk=chunk,
                 ends=ends,
-                zero_page=self.blocks,
+                zero_page=self.page_count,
                 device=self.device,
                 dtype=queries.dtype,
                 has_slopes=slopes is not None,
@@ -222,7 +222,7 @@ class PagedKV:
     def _enter_batch(self, batch: PackedBatch) -> None:
         """Drop the plans of the previous batch. A batch object belongs to one step and is never changed."""
         if batch is not self._batch:
-            self._batch, self._plans, self._places, self._parts = batch, {}, {}, {}
+            self._batch, self._plans, self._indices_by_format, self._parts = batch, {}, {}, {}
 
 
 def limit_spans(spans: list[Span], most_seen: int) -> list[Span]:

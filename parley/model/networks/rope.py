@@ -23,16 +23,20 @@ def wrong_value(name: str, value: object) -> Unfusable:
 class RopeConfig:
     """Rotary position embedding of the first ``rotary`` dimensions of a head.
 
-    ``kind``: default, linear (all frequencies divided by ``factor``), llama3 (only the slow ones, see
-    ``inverse_frequencies``), yarn (likewise, by ``ramp``), longrope (each divided by a factor of its own: by
-    ``long_factors`` in sequences of more than ``original_length`` tokens, by ``short_factors`` in others), or
-    proportional (only the first ``turning`` pairs turn). ``ramp``: the last pair of dimensions whose frequency is kept,
-    and the first whose frequency is divided by ``factor``. Those between are blended. Cosines and sines are multiplied
-    by ``scale``.
+    ``kind`` is one of
 
-    ``mrope_section``: how many frequencies belong to time, height and width (M-RoPE), in blocks or interleaved; empty:
-    positions have one axis. ``is_interleaved``: dimension 2 i turns with 2 i + 1, else i with i + ``rotary`` / 2.
-    ``is_reversed``: pairs turn the other way round, by negative angles.
+    * default,
+    * linear: all frequencies are divided by ``factor``,
+    * llama3: only the slow ones are, see ``inverse_frequencies``,
+    * yarn: likewise, by ``ramp``: the last pair of dimensions whose frequency is kept, and the first whose frequency is
+      divided by ``factor``; those between are blended,
+    * longrope: each frequency is divided by a factor of its own, by ``long_factors`` in sequences of more than
+      ``original_length`` tokens and by ``short_factors`` in others,
+    * proportional: only the first ``rotated_pairs`` pairs are rotated.
+
+    ``scale`` multiplies cosines and sines. ``mrope_section``: the numbers of frequencies for time, height and width
+    (M-RoPE), in blocks or interleaved; empty: positions have one axis. ``is_interleaved``: dimension 2 i is rotated
+    with 2 i + 1, else i with i + ``rotary`` / 2. ``is_reversed``: pairs are rotated by negative angles.
     """
 
     theta: float
@@ -50,12 +54,12 @@ class RopeConfig:
     mrope_interleaved: bool = False
     is_interleaved: bool = False
     is_reversed: bool = False
-    turning: int | None = None
+    rotated_pairs: int | None = None
 
     @property
     def pairs(self) -> int:
-        """The pairs of dimensions that turn, which come first."""
-        return self.rotary // 2 if self.turning is None else self.turning
+        """The number of pairs of dimensions that are rotated; they come first."""
+        return self.rotary // 2 if self.rotated_pairs is None else self.rotated_pairs
 
     @property
     def long_rope_after(self) -> float:
@@ -63,7 +67,7 @@ class RopeConfig:
         return self.original_length if self.kind == "longrope" else math.inf
 
     def frequency_axes(self) -> torch.Tensor:
-        """Return the axis of M-RoPE whose position turns each pair of dimensions: int64 [rotary / 2], 0 to 2.
+        """Return the axis of M-RoPE whose position rotates each pair of dimensions: int64 [rotary / 2], 0 to 2.
 
         Blocks: Qwen2-VL (arXiv 2409.12191). Interleaved: Qwen3-VL, where height takes frequencies 1, 4, 7 … and width
         2, 5, 8 …, as many as the section says, and time all others.

@@ -46,7 +46,7 @@ class WholeTextDecoder:
         """Return the hidden states after the last norm: [T, hidden]."""
         page_counts = [-(-length // BLOCK_SIZE) for length in texts.lengths]
         page_total = sum(page_counts)
-        if page_total > self._pages.blocks:
+        if page_total > self._pages.page_count:
             self._pages = self._make_pages(page_total)
         self._pages.clear_pages(list(range(page_total)))
         lengths = np.array(texts.lengths)
@@ -68,4 +68,4 @@ class WholeTextDecoder:
     def _make_pages(self, count: int) -> PagedKV:
         """Return pages for a step. Layers share them, unless some read the keys of others."""
         are_shared = all(shape.kv_layer is None for shape in self.decoder.config.layers)
-        return PagedKV(self.decoder.layers, count, self.decoder.dtype, self.device, one_layer_at_once=are_shared)
+        return PagedKV(self.decoder.kv_layers, count, self.decoder.dtype, self.device, one_layer_at_once=are_shared)

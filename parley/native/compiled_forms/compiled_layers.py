@@ -123,10 +123,10 @@ class Stack:
         self,
         tokens: torch.Tensor,
         positions: torch.Tensor,
-        slots: torch.Tensor,
+        slot_mapping: torch.Tensor,
         spans: list[Span],
         pools: Sequence[PagePool],
-        adapted: object | None = None,
+        lora_rows: object | None = None,
         *,
         embeddings: torch.Tensor | None = None,
         angles: torch.Tensor | None = None,
@@ -135,22 +135,22 @@ class Stack:
     ) -> torch.Tensor:
         """Return the normed result [T, hidden] for tokens int64 [T]. Keys and values are written to the pages.
 
-        ``adapted``: the rows that have LoRA adapters, if any. ``embeddings`` [T, hidden] replaces the table's rows for
-        ``tokens``, times their scale; ``angles`` float32 [T, 2, rotary / 2], cosines and sines, those for ``positions``
-        in a model with one rotary embedding. ``query_scales`` float32 [T]: of layers that scale queries.
-        ``result_counts``: as in ``PackedBatch``.
+        ``lora_rows``: the rows that have LoRA adapters; None: none has. ``embeddings`` [T, hidden] replaces the table's
+        rows for ``tokens``, times their scale. ``angles`` float32 [T, 2, rotary / 2], cosines and sines, replaces those
+        for ``positions`` in a model with one rotary embedding. ``query_scales`` float32 [T]: the factors of queries in
+        layers that scale them. ``result_counts``: as in ``PackedBatch``.
 
         Raises IndexError for a token beyond the vocabulary or a position beyond the longest context.
         """
         attention_plan = plan_spans(spans, None)  # each layer has its own window
-        tokens, positions, slots = tokens.contiguous(), positions.contiguous(), slots.contiguous()
+        tokens, positions, slot_mapping = tokens.contiguous(), positions.contiguous(), slot_mapping.contiguous()
         count = len(tokens)
         out = torch.empty(count, self._hidden, dtype=torch.bfloat16)
-        adapted = adapted or self._no_adapters
-        assert isinstance(adapted, CompiledLoraRows)
-        workspace = torch.empty(self._workspace_size(self._address, count, adapted.columns), dtype=torch.uint8)
+        lora_rows = lora_rows or self._no_adapters
+        assert isinstance(lora_rows, CompiledLoraRows)
+        workspace = torch.empty(self._workspace_size(self._address, count, lora_rows.columns), dtype=torch.uint8)
         result_spans = None
-        if result_counts is not None and adapted is self._no_adapters and sum(result_counts) < count:
+        if result_counts is not None and lora_rows is self._no_adapters and sum(result_counts) < count:
             result_spans = _last_rows(attention_plan.spans, result_counts)
         stack = self._stack
         if embeddings is not None:
@@ -163,7 +163,7 @@ class Stack:
             tokens.data_ptr(),
             out.data_ptr(),
             positions.data_ptr(),
-            slots.data_ptr(),
+            slot_mapping.data_ptr(),
             count,
             address_of(query_scales),
             attention_plan.spans.data_ptr(),
@@ -173,7 +173,7 @@ class Stack:
             attention_plan.table.data_ptr(),
             (P * len(pools))(*[pool.data.data_ptr() for pool in pools]),
             pools[0].page_format.dtype == torch.int8,
-            adapted.address,
+            lora_rows.address,
             workspace.data_ptr(),
             torch.get_num_threads(),
         )

@@ -62,7 +62,7 @@ def _fits_stack(shape: LayerShape, layer: DecoderLayer) -> bool:
     is_usual = shape.state is None and shape.has_mixer and shape.has_mlp and not shape.has_output_gate
     has_own_kv = shape.heads is None and shape.head_sizes is None and shape.kv_layer is None
     has_plain_values = not (shape.has_normed_values or shape.has_keys_as_values or shape.value_dim is not None)
-    has_plain_mlp = not shape.has_dense_beside and shape.mlp_width is None and shape.layer_input is None
+    has_plain_mlp = not shape.has_parallel_dense_mlp and shape.mlp_width is None and shape.layer_input is None
     has_plain_scales = shape.mlp_scale is None and shape.gate_deviations is None and layer.output_scale == 1
     has_plain_residual = shape.attention_carry == shape.mlp_carry == 1 and not shape.has_normed_residual
     has_usual_attention = is_usual and has_own_kv and has_plain_values

@@ -50,7 +50,7 @@ def decoder_deviation(decoder: FusedDecoder, checkpoint: Checkpoint, quantizatio
     selected = decoder.select_layers(layers, config)
     device = decoder.device
     count = -(-PROBE_TOKENS // BLOCK_SIZE)
-    pages = PagedKV(selected.layers, count, decoder.dtype, device)
+    pages = PagedKV(selected.kv_layers, count, decoder.dtype, device)
     pages.clear_pages(list(range(count)))
     positions = torch.arange(PROBE_TOKENS, device=device)
     batch = PackedBatch(

@@ -210,9 +210,9 @@ class ReferenceLayer:
         """Apply the rotary embedding to queries or keys [T, heads, dim]."""
         angles = self._rotary_positions(rope) * rope.inverse_frequencies()
         cos, sin = angles.cos() * rope.scale, angles.sin() * (-rope.scale if rope.is_reversed else rope.scale)
-        turning, rest = x[..., : rope.rotary], x[..., rope.rotary :]
+        rotated, rest = x[..., : rope.rotary], x[..., rope.rotary :]
         shape = (-1, 2) if rope.is_interleaved else (2, -1)
-        a, b = turning.unflatten(-1, shape).unbind(-1 if rope.is_interleaved else -2)
+        a, b = rotated.unflatten(-1, shape).unbind(-1 if rope.is_interleaved else -2)
         turned = torch.stack((a * cos - b * sin, b * cos + a * sin), -1 if rope.is_interleaved else -2)
         return torch.cat((turned.flatten(-2), rest), -1)
 
@@ -263,7 +263,7 @@ class ReferenceLayer:
         x = self._norm_field(residual, "mlp_norm")
         if self._shape.routing is None:
             return self._run_mlp(x)
-        if not self._shape.has_dense_beside:
+        if not self._shape.has_parallel_dense_mlp:
             return self._run_mixture(x, x, self._shape.routing)
         experts = self._norm_field(residual, "experts_norm")
         scales = self._weights.mixtures.read_router_norm(self._number)

@@ -163,7 +163,7 @@ def _logits_with_picture(
 def _paged_logits(network: DecoderNetwork, sequences: list[ProbeSequence], dtype: torch.dtype) -> list[torch.Tensor]:
     device = sequences[0].ids.device
     tables = [list(range(first, first + 2)) for first in range(0, 2 * len(sequences), 2)]
-    pages = PagedKV(network.layers, 2 * len(sequences), dtype, device)
+    pages = PagedKV(network.kv_layers, 2 * len(sequences), dtype, device)
     pages.clear_pages([page for table in tables for page in table])
     computed = [0] * len(sequences)
     logits: list[list[torch.Tensor]] = [[] for _ in sequences]

@@ -142,10 +142,10 @@ def read_whole_rope(parameters: Mapping[str, Any], dim: int) -> RopeConfig:
         return RopeConfig(theta, dim)
     if kind != "proportional" or parameters.get("factor", 1.0) != 1:
         raise Unfusable(f"its rotary scaling is {str(kind)[:100]}")
-    turning = int(read_number({"partial_rotary_factor": 1.0, **parameters}, "partial_rotary_factor") * dim // 2)
-    if not 1 <= turning <= dim // 2:
-        raise Unfusable(f"it rotates {2 * turning} of {dim} dimensions")
-    return RopeConfig(theta, dim, "proportional", turning=turning)
+    rotated_pairs = int(read_number({"partial_rotary_factor": 1.0, **parameters}, "partial_rotary_factor") * dim // 2)
+    if not 1 <= rotated_pairs <= dim // 2:
+        raise Unfusable(f"it rotates {2 * rotated_pairs} of {dim} dimensions")
+    return RopeConfig(theta, dim, "proportional", rotated_pairs=rotated_pairs)
 
 
 @dataclass(frozen=True)

@@ -217,7 +217,7 @@ def gemma4_layers(fields: dict[str, Any], layer_types: list[str]) -> list[dict[s
             "has_normed_values": kv_layers[i] is None,
             "has_keys_as_values": bool(fields["attention_k_eq_v"]) and layer_type == FULL and kv_layers[i] is None,
             "mlp_width": None if kv_layers[i] is None else width,
-            "has_dense_beside": has_mixture,
+            "has_parallel_dense_mlp": has_mixture,
             "layer_input": i if has_inputs else None,
             "sees_later_media": layer_type == SLIDING,
         }

@@ -1,0 +1,68 @@
+"""Chunk planner: how many tokens of a prompt the next step computes (chunked prefill).
+
+A prompt is cut into chunks that end at page ends, so that a step takes about the time that the step budget allows. The
+prefill share decides whether the step may have chunks of prompts without output at all. Some models let the tokens of a
+media item see later ones of the same item, so no chunk ends within such an item: it is shortened to the item's start,
+or takes the whole item, even beyond the budget. A chunk may begin within one, after cached pages, because those were
+computed together with the whole item.
+
+Knows nothing of order, slots or the allocation of pages.
+"""
+
+from __future__ import annotations
+
+from parley.core.media.placeholders import end_outside_items
+from parley.core.prefill_share import PrefillShare
+from parley.core.sequence import BLOCK_SIZE, Sequence
+from parley.core.step_budget import StepBudget
+
+
+class ChunkPlanner:
+    """Cuts prompts into chunks, by ``step_budget`` and ``prefill_share``.
+
+    For each step: ``begin_step``, then ``charge_decodes``, then ``chunk_size`` and ``charge_chunk`` for each chunk.
+    """
+
+    def __init__(self, step_budget: StepBudget, prefill_share: PrefillShare):
+        self._step_budget = step_budget
+        self._prefill_share = prefill_share
+        self._has_chunk = False  # the current step has a chunk
+
+    def begin_step(self, decode_count: int) -> None:
+        """Begin a step with ``decode_count`` sequences that decode."""
+        self._has_chunk = False
+        self._prefill_share.begin_step(decode_count)
+
+    def charge_decodes(self, token_count: int) -> None:
+        """Charge the budget with the tokens of the step's decodes, drafts included."""
+        self._step_budget.begin_step(token_count)
+
+    def may_compute(self, sequence: Sequence) -> bool:
+        """Whether the prefill share lets the sequence have a row in this step."""
+        return self._prefill_share.allows_prefill or sequence.output_length > 0
+
+    def chunk_size(self, sequence: Sequence, cached_count: int) -> int:
+        """Return how many tokens of the sequence the step computes after ``cached_count`` more cached pages: all, as
+        many as end at a page end, or 0.
+
+        A remainder of the budget below a page is not worth a row, unless the step has no other chunk.
+        """
+        if not self.may_compute(sequence):
+            return 0
+        start, total = sequence.computed + cached_count * BLOCK_SIZE, len(sequence.tokens)
+        budget = self._step_budget.tokens_left(start)
+        if self._has_chunk and budget < min(BLOCK_SIZE, total - start):
+            return 0
+        end = min(total, start + budget)
+        boundary = end // BLOCK_SIZE * BLOCK_SIZE
+        end = boundary if start < boundary and end < total else end
+        end = end_outside_items(sequence.request.media, sequence.prompt_len, start, end)
+        return 0 if self._has_chunk and end - start > budget else end - start
+
+    def charge_chunk(self, sequence: Sequence, count: int) -> None:
+        """Charge the budget with the next ``count`` tokens of the sequence, and the prefill share if it has no output
+        yet."""
+        self._has_chunk = True
+        self._step_budget.spend_tokens(sequence.computed, count)
+        if not sequence.output_length:
+            self._prefill_share.charge_prefill(count)
