@@ -32,9 +32,9 @@ def choose_page_format(layer: LayerKV, dtype: torch.dtype, device: torch.device,
     return (kernels and kernels.page_format(layer, stored_dtype)) or torch_attention.page_format(layer, stored_dtype)
 
 
-def write_indices(slots: torch.Tensor, page_format: PageFormat) -> torch.Tensor:
-    """Convert slots (page * BLOCK_SIZE + offset, int64 [T]) into the indices that ``write_kv`` takes."""
-    return slots if page_format.tiled else torch_attention.write_indices(slots, page_format.shape)
+def write_indices(slot_mapping: torch.Tensor, page_format: PageFormat) -> torch.Tensor:
+    """Convert a slot mapping (page * BLOCK_SIZE + offset, int64 [T]) into the indices that ``write_kv`` takes."""
+    return slot_mapping if page_format.tiled else torch_attention.write_indices(slot_mapping, page_format.shape)
 
 
 def write_kv(keys: torch.Tensor, values: torch.Tensor, pool: PagePool, indices: torch.Tensor) -> None:

@@ -1,4 +1,6 @@
-// The kernels that `layers.cpp` calls. Each is described where it is defined.
+// The kernels that `layers.cpp` calls. Each is described where it is defined. As in BLAS, M is the number of rows, and N
+// and K are the numbers of outputs and inputs of a linear layer. Rows for a linear layer are bf16 (`plain`) or int8
+// (`values`, `scales` and `excess`, see int8.cpp).
 #pragma once
 #include "lora.h"
 #include "vector.h"

@@ -10,8 +10,8 @@
 namespace {
 
 constexpr long SPAN_FIELDS = 4;  // numbers of a span, as in `attend`
-constexpr long LORA_SITES =
-    5;  // linear layers of a layer that adapters may change, numbered as LINEAR_SITES in decoder.py
+// Linear layers of a layer that adapters may change, numbered as LINEAR_SITES in model/networks/layer_linears.py
+constexpr long LORA_SITES = 5;
 
 // Fields as in LayerShape and DecoderLayer of native/. Norms that are null change nothing.
 struct Layer {
@@ -43,21 +43,22 @@ struct Stack {
   long hidden() const { return layers->output.out; }
 };
 
-// The data passed from kernel to kernel, in one allocation: outputs of a linear layer; inputs of the next, as bf16 or
-// as int8 (see int8.cpp); and the angles of each rotary
-// embedding for rope_write.
+// The data passed from kernel to kernel, in one allocation.
 struct Workspace {
   uintptr_t end;
-  bf16 *residual, *outputs, *plain, *sorted;
-  int8_t* values;
-  float* scales;
-  int32_t* excess;
-  float *cos, *sin;
+  bf16* residual;           // [M][hidden]
+  bf16* outputs;            // of the last linear layer
+  bf16* plain;              // the input of the next one
+  bf16* sorted;             // the same for a weight with a permutation
+  int8_t* values;           // the same for an int8 weight, with the next two
+  float* scales;            // [M]
+  int32_t* excess;          // [M]
+  float *cos, *sin;         // [ropes][M][rotary], as rope_write takes them
   bf16* inner;              // of adapters
   bf16* rows;               // the input of a mixture, whose shared expert overwrites plain
   float *logits, *weights;  // of a router
-  int64_t* ids;
-  char* experts;
+  int64_t* ids;             // of the experts that it chose
+  char* experts;            // the memory of `experts`
   bf16* active;  // between the linear layers of an MLP, where its first is a gated product
   // Of latent attention: a row of each head, [heads][M], as input and output of linear_heads; queries for latents
   bf16 *head_inputs, *head_outputs, *queries;

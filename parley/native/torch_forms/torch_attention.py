@@ -117,28 +117,32 @@ def plan_tiles(
         most = -(-max(tile.length for tile in tiles) // KEY_MULTIPLE) * KEY_MULTIPLE
         step = max(1, GROUP_ELEMENTS // (most * kv_heads * max(fold * rows, dim)))
         for i in range(0, len(tiles), step):
-            some = tiles[i : i + step]
-            result.append(_group_tiles(some, rows, (sides, kv_heads), window, chunk, zero_page, total, device))
+            group = _group_tiles(tiles[i : i + step], rows, (sides, kv_heads), window, chunk, zero_page, total, device)
+            result.append(group)
     return result
 
 
 def _group_tiles(
     tiles: list[QueryTile],
     rows: int,
-    places: tuple[int, int],
+    page_sides: tuple[int, int],
     window: int | None,
     chunk: int | None,
     zero_page: int,
     total: int,
     device: torch.device,
 ) -> TileGroup:
+    """Return the indices and the mask of tiles that are computed together, each padded to ``rows`` rows.
+
+    ``page_sides``: (sides, kv_heads) of a page. ``zero_page`` pads page tables. ``total``: rows of the batch.
+    """
     keys = -(-max(tile.length for tile in tiles) // KEY_MULTIPLE) * KEY_MULTIPLE
     size = len(tiles)
     table = np.full((size, keys // BLOCK_SIZE), zero_page, dtype=np.int64)
     for i, tile in enumerate(tiles):
         pages = tile.table[tile.start // BLOCK_SIZE : -(-(tile.start + tile.length) // BLOCK_SIZE)]
         table[i, : len(pages)] = pages
-    sides, kv_heads = places  # of a page
+    sides, kv_heads = page_sides
     inside = np.arange(sides * kv_heads).reshape(sides, 1, kv_heads, 1)
     index = table[None, :, None, :] * (sides * kv_heads) + inside
 
@@ -217,20 +221,24 @@ def _attend_tiles(
     sinks: torch.Tensor | None,
     slopes: torch.Tensor | None,
 ) -> torch.Tensor:
+    """Compute the attention of a group's tile rows: queries [S * R, heads, dim] -> [S * R, heads, value_dim].
+
+    ``pages`` [pages, sides, kv_heads, BLOCK_SIZE, width]: all pages of a layer.
+    """
     kv_heads, width = pages.shape[2], pages.shape[-1]
     heads, dim = queries.shape[1:]
     fold = heads // kv_heads
     size, rows, length = group.tiles, group.rows, group.keys
-    many, folded = size * kv_heads, fold * rows
+    products, folded = size * kv_heads, fold * rows  # matrix products, and the rows of each
     # Heads that share keys become rows of one product: [S, R, kv_heads, fold, D] -> [S * kv_heads, fold * R, D].
     query = (queries.float() * scale).view(size, rows, kv_heads, fold, dim).permute(0, 2, 3, 1, 4)
-    query = query.reshape(many, folded, dim)
+    query = query.reshape(products, folded, dim)
     query = pad_rows(query)
-    sides = pages.view(-1, BLOCK_SIZE * width).index_select(0, group.pages).view(-1, many, length, width)
+    sides = pages.view(-1, BLOCK_SIZE * width).index_select(0, group.pages).view(-1, products, length, width)
     key, value = sides[0], sides[-1]
-    scaled = pages.dtype == torch.int8
+    is_int8 = pages.dtype == torch.int8
     scores = torch.bmm(query, key[..., :dim].float().transpose(1, 2))[:, :folded]
-    if scaled:
+    if is_int8:
         scores *= _row_scales(key)
     if softcap is not None:
         scores = (scores / softcap).tanh_().mul_(softcap)
@@ -247,8 +255,8 @@ def _attend_tiles(
         sink = scores.new_full((size, kv_heads, fold, rows, KEY_MULTIPLE), float("-inf"))
         sink[..., 0] = sinks.float().view(1, kv_heads, fold, 1)
         weights = torch.softmax(torch.cat((sink, scores), -1), -1)[..., KEY_MULTIPLE:]
-    weights = weights.view(many, folded, length)
-    if scaled:
+    weights = weights.view(products, folded, length)
+    if is_int8:
         weights, value = weights * _row_scales(value), value.to(queries.dtype)
     weights = pad_rows(weights.to(value.dtype))
     result = torch.bmm(weights[..., :VALUE_CHUNK], value[:, :VALUE_CHUNK])
@@ -271,11 +279,14 @@ def _row_scales(rows: torch.Tensor) -> torch.Tensor:
     return rows[..., -SCALE_BYTES:].contiguous().view(torch.float32).transpose(1, 2)
 
 
-def write_indices(slots: torch.Tensor, page_shape: tuple[int, ...]) -> torch.Tensor:
-    """Return the row numbers of keys, then values, of tokens at ``slots`` in pages: int64 [T, sides * kv_heads]."""
+def write_indices(slot_mapping: torch.Tensor, page_shape: tuple[int, ...]) -> torch.Tensor:
+    """Return the row numbers of keys, then values, of tokens in the pages: int64 [T, sides * kv_heads].
+
+    ``slot_mapping``: page * BLOCK_SIZE + offset of each token, int64 [T].
+    """
     size = page_shape[0] * page_shape[1] * BLOCK_SIZE
-    first = (slots // BLOCK_SIZE) * size + slots % BLOCK_SIZE
-    return first[:, None] + torch.arange(0, size, BLOCK_SIZE, device=slots.device)
+    first = (slot_mapping // BLOCK_SIZE) * size + slot_mapping % BLOCK_SIZE
+    return first[:, None] + torch.arange(0, size, BLOCK_SIZE, device=slot_mapping.device)
 
 
 def write_kv(keys: torch.Tensor, values: torch.Tensor, pool: PagePool, indices: torch.Tensor) -> None:

@@ -44,10 +44,13 @@ WIDE_HEAD = 128  # numbers of a head; with int8 pages, more do not fit into the 
 
 @dataclass(frozen=True)
 class AttentionShape:
-    """The constants of a kernel. ``fold`` heads share keys; ``rows`` of a tile are heads of tokens, heads first.
+    """The constants of a kernel. ``fold`` query heads share a KV head. A tile has ``rows`` rows, each of one head of a
+    token; the heads of a token are adjacent.
 
-    ``window`` and ``has_cap``: 0 and False if there is none. ``is_split``: partial results are stored. ``tail_block``:
-    of the numbers of a key after its value, where ``has_latents``; ``dim_block`` is that of the others.
+    ``window`` and ``has_cap``: 0 and False if there is none. ``is_split``: the partial results of chunks are stored.
+    With ``has_latents`` a key is its value and a tail after it. Block sizes are powers of two: ``dim_block`` for the
+    numbers of a key without its tail, ``tail_block`` for the tail, ``value_block`` for a value. ``is_wide``: products
+    are computed in float32.
     """
 
     rows: int
@@ -241,6 +244,11 @@ def _attend_kernel(
     cap: tl.tensor,
     shape: tl.constexpr,
 ) -> None:
+    """Compute the attention of one tile and KV head: all chunks of keys, or, if split, one chunk of them.
+
+    The grid is (tiles, KV heads, chunks if split else 1). ``tiles`` and the tables: as in ``BatchTables``. ``pages``:
+    all pages of a layer. ``sinks``: float32 [heads]. Unused arguments may be any tensor.
+    """
     sequence, tokens, heads, exists = _tile_rows(tiles, shape)
     positions = tl.load(row_positions + tokens, exists, 0)
     ends = tl.load(row_ends + tokens, exists, 0)

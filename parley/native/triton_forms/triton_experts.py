@@ -3,8 +3,8 @@
 
 A *pair* is a row of x with one of its chosen experts; pair p is of row p // chosen. Pairs are sorted by expert, on the
 device and in order, and cut into tiles of one expert each. A tile multiplies as a linear layer does, in the files of
-the weight's format, and stores the results of a pair at the pair's number. At last each row adds up its experts'
-results in the order in which they were chosen. So a row's bits do not depend on the tiles that its pairs lie in.
+the weight's format, and stores the results of a pair at the pair's number. Finally each row adds up its experts'
+results in the order in which they were chosen. So a row's bits do not depend on the tiles of its pairs.
 
 The host never learns how many pairs an expert has, so all of this can be recorded in a graph. The grid has room for the
 most tiles that there may be: expert e, whose pairs begin at place s, has the tiles from s // rows + e on. Up to
@@ -159,6 +159,10 @@ def _expert_kernel(
     row_count: tl.tensor,
     shape: tl.constexpr,
 ) -> None:
+    """Multiply the pairs of one tile by a block of outputs of their expert. The grid is (blocks of outputs, tiles).
+
+    With an activation, the results are activation(gate) * up, or activation(up) if it is not gated.
+    """
     expert, pairs, is_pair = _find_pairs(sorted_pairs, tiles, ids, row_count, shape)
     if tl.max(is_pair.to(tl.int32)) == 0:
         return
@@ -201,6 +205,7 @@ def _sum_kernel(
     weighs_inputs: tl.constexpr,
     block: tl.constexpr,
 ) -> None:
+    """Add up the weighted results of a row's experts for one block of columns. The grid is (T, blocks of columns)."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * block + tl.arange(0, block)
     is_column = columns < hidden

@@ -133,6 +133,7 @@ def _grouped_kernel(
     row_count: tl.tensor,
     shape: tl.constexpr,
 ) -> None:
+    """Compute one tile of a linear layer with a weight in groups."""
     outs, rows = tile_places(row_count, shape)
     is_row = rows < row_count
     columns = x + rows.to(tl.int64) * x_stride

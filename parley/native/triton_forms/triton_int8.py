@@ -30,6 +30,7 @@ TILES = (  # as in ``triton_linear``
 def _quantize_kernel(
     x: tl.tensor, x_stride: tl.tensor, values: tl.tensor, scales: tl.tensor, width: tl.constexpr, block: tl.constexpr
 ) -> None:
+    """Quantize one row: values int8 [T, width], scales float32 [T], NaN for a row with NaN or infinity."""
     columns = tl.arange(0, block)
     row = tl.program_id(0).to(tl.int64)
     numbers = tl.load(x + row * x_stride + columns, columns < width, 0).to(tl.float32)
@@ -87,6 +88,7 @@ def _int8_kernel(
     row_count: tl.tensor,
     shape: tl.constexpr,
 ) -> None:
+    """Compute one tile of a linear layer on int8 rows."""
     outs, rows = tile_places(row_count, shape)
     is_row = rows < row_count
     scales = tl.load(row_scales + rows, is_row, 0)

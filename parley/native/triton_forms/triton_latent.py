@@ -18,7 +18,7 @@ from parley.native.triton_forms.triton_packed import TritonPacked
 
 @dataclass(frozen=True)
 class LatentRowShape:
-    """The constants of a kernel for rows of ``plain`` numbers, which do not turn, and then ``rotary`` that do."""
+    """The constants of a kernel for rows of ``plain`` numbers without rotation, and then ``rotary`` rotated ones."""
 
     plain: int
     rotary: int
@@ -31,13 +31,13 @@ class LatentRowShape:
 def _rotate(
     row: tl.tensor, cos: tl.tensor, sin: tl.tensor, token: tl.tensor, dims: tl.tensor, shape: tl.constexpr
 ) -> tl.tensor:
-    """Return the rotated numbers of the part of a row that turns."""
+    """Return the rotated numbers of a row, which begin at ``row``: float32 [dims]."""
     half: tl.constexpr = shape.rotary // 2
     partner = dims ^ 1 if shape.is_interleaved else tl.where(dims < half, dims + half, dims - half)
-    turns = dims < shape.rotary
+    is_rotated = dims < shape.rotary
     angle = token * shape.rotary + dims
-    own = tl.load(row + dims, turns, 0).to(tl.float32) * tl.load(cos + angle, turns, 0)
-    return own + tl.load(row + partner, turns, 0).to(tl.float32) * tl.load(sin + angle, turns, 0)
+    own = tl.load(row + dims, is_rotated, 0).to(tl.float32) * tl.load(cos + angle, is_rotated, 0)
+    return own + tl.load(row + partner, is_rotated, 0).to(tl.float32) * tl.load(sin + angle, is_rotated, 0)
 
 
 @triton.jit
@@ -53,6 +53,7 @@ def _write_latents_kernel(
     indices: tl.tensor,  # int64 [T]
     shape: tl.constexpr,
 ) -> None:
+    """Norm the latent of one token, rotate the rest of its row, and store both in the pages. The grid is (T,)."""
     token = tl.program_id(0).to(tl.int64)
     index = tl.load(indices + token)
     source, target = rows + token * row_stride, pages + index * width
@@ -64,20 +65,20 @@ def _write_latents_kernel(
     latent *= tl.load(weight + columns, is_column, 0)
     tl.store(target + columns, latent.to(stored), columns < tl.where(index >= 0, shape.plain, 0))
     dims = tl.arange(0, shape.rotary_block)
-    turned = _rotate(source + shape.plain, cos, sin, token, dims, shape)
-    tl.store(target + shape.plain + dims, turned.to(stored), dims < tl.where(index >= 0, shape.rotary, 0))
+    rotated = _rotate(source + shape.plain, cos, sin, token, dims, shape)
+    tl.store(target + shape.plain + dims, rotated.to(stored), dims < tl.where(index >= 0, shape.rotary, 0))
 
 
 @triton.jit
 def _rotate_heads_kernel(
-    queries: tl.tensor,  # [T, heads, any], of which the last numbers turn
+    queries: tl.tensor,  # [T, heads, any]; the last numbers are rotated
     token_stride: tl.tensor,
     head_stride: tl.tensor,
     absorbed: tl.tensor,  # [T, heads, plain], contiguous
     cos: tl.tensor,
     sin: tl.tensor,
     result: tl.tensor,  # [T, heads, plain + rotary]
-    first: tl.constexpr,  # of the numbers that turn
+    first: tl.constexpr,  # of the rotated numbers
     heads: tl.constexpr,
     shape: tl.constexpr,
 ) -> None:
@@ -90,8 +91,8 @@ def _rotate_heads_kernel(
     tl.store(target + columns, tl.load(absorbed + row * shape.plain + columns, is_column, 0), is_column)
     dims = tl.arange(0, shape.rotary_block)
     source = queries + token * token_stride + head * head_stride + first
-    turned = _rotate(source, cos, sin, token, dims, shape)
-    tl.store(target + shape.plain + dims, turned.to(result.dtype.element_ty), dims < shape.rotary)
+    rotated = _rotate(source, cos, sin, token, dims, shape)
+    tl.store(target + shape.plain + dims, rotated.to(result.dtype.element_ty), dims < shape.rotary)
 
 
 def _row_shape(plain: int, rotary: int, *, is_interleaved: bool) -> LatentRowShape:

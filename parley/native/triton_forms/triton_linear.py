@@ -114,6 +114,7 @@ def _linear_kernel(
     row_count: tl.tensor,
     shape: tl.constexpr,
 ) -> None:
+    """Compute one tile of a linear layer: a block of outputs for a block of rows."""
     outs, rows = tile_places(row_count, shape)
     is_row = rows < row_count
     total = multiply_tile(x + rows.to(tl.int64) * x_stride, is_row, weight, outs, shape)

@@ -73,6 +73,11 @@ def _add_norm_kernel(
     x_stride: tl.tensor,
     shape: tl.constexpr,
 ) -> None:
+    """Compute one row of ``add_norm``, or of a norm alone. The grid is (T,).
+
+    ``total`` [T, width] gets total_scale * (residual + scale * after(x)), and ``normed`` [T, width] its norm, both
+    rounded to the dtype of ``x``.
+    """
     columns = tl.arange(0, shape.block)
     is_column = columns < shape.width
     places = tl.program_id(0).to(tl.int64) * shape.width + columns

@@ -75,6 +75,10 @@ def _rope_write_kernel(
     indices: tl.tensor,  # int64 [T, 2 * kv_heads]
     shape: tl.constexpr,
 ) -> None:
+    """Norm and rotate one head of a token, and store it: a query in ``queries``, a key or value in the pages.
+
+    The grid is (T, heads + 2 * kv_heads). ``cos`` and ``sin``: float32 [T, rotary].
+    """
     token, head = tl.program_id(0), tl.program_id(1)
     source = qkv + token.to(tl.int64) * ((shape.heads + 2 * shape.kv_heads) * shape.dim)
     dims = tl.arange(0, shape.block)
@@ -84,16 +88,16 @@ def _rope_write_kernel(
     if head < shape.heads + shape.kv_heads:
         half: tl.constexpr = shape.rotary // 2
         partner = dims ^ 1 if shape.is_interleaved else tl.where(dims < half, dims + half, dims - half)
-        turns = dims < shape.rotary
-        other = tl.load(source + head * shape.dim + partner, turns, 0).to(tl.float32)
+        is_rotated = dims < shape.rotary
+        other = tl.load(source + head * shape.dim + partner, is_rotated, 0).to(tl.float32)
         if shape.norm != "none":
             factor = 1.0 / tl.sqrt(_mean_square(source, head, numbers, shape) + eps)
             weights = norm_weight + head * shape.dim
             numbers = numbers * factor * tl.load(weights + dims, is_dim, 0)
-            other = other * factor * tl.load(weights + partner, turns, 0)
+            other = other * factor * tl.load(weights + partner, is_rotated, 0)
         angle = token * shape.rotary + dims
-        rotated = numbers * tl.load(cos + angle, turns, 0) + other * tl.load(sin + angle, turns, 0)
-        numbers = tl.where(turns, rotated, numbers).to(stored).to(tl.float32)
+        rotated = numbers * tl.load(cos + angle, is_rotated, 0) + other * tl.load(sin + angle, is_rotated, 0)
+        numbers = tl.where(is_rotated, rotated, numbers).to(stored).to(tl.float32)
     elif shape.has_normed_values:
         factor = 1.0 / tl.sqrt(tl.sum(numbers * numbers) / shape.dim + eps)
         numbers = (numbers * factor).to(stored).to(tl.float32)
