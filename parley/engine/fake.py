@@ -159,6 +159,7 @@ class FakeEngine(MessagePageTransfer):
         self._deliver_outputs(StepOutputs(outputs, self._update_stats()))
 
     def _send_to_engine(self, message: ToEngine) -> None:
+        """Act on a message as an engine process would, at once. Pages received from others have no effect."""
         if self._hangs:
             return
         if isinstance(message, SubmitRequest):
@@ -195,6 +196,7 @@ class FakeEngine(MessagePageTransfer):
             self._wakeup.set()
 
     def _queue_request(self, request: EngineRequest) -> None:
+        """Queue the choices of a request, or end them with the error that the script raises."""
         prior_counts = [len(tokens) for tokens in request.prior_tokens] or [0] * request.n
         try:
             self._waiting += [
@@ -225,6 +227,7 @@ class FakeEngine(MessagePageTransfer):
             self._deliver_pages(PagesComputed(request.id, pages))
 
     async def _run_steps(self) -> None:
+        """Load, then run a step every ``step_seconds`` while there are requests."""
         if self._load_seconds:
             for part in range(1, 11):
                 await asyncio.sleep(self._load_seconds / 10)
@@ -244,6 +247,7 @@ class FakeEngine(MessagePageTransfer):
             self._run_step()
 
     def _run_step(self) -> None:
+        """Run one step: admit choices, count the prompts as computed, and emit one token of each reply."""
         self._prefill_share.begin_step(len(self._running))
         while self._waiting and len(self._running) < self._max_batch and self._may_run(self._waiting[0]):
             self._running.append(self._waiting.pop(0))
@@ -269,6 +273,7 @@ class FakeEngine(MessagePageTransfer):
         return self._prefill_share.allows_prefill or choice.output_count > 0
 
     def _advance_choice(self, choice: _ScriptedChoice, rows: int) -> EngineOutput:
+        """Return the output of a choice in a step with ``rows`` rows: the next token of its reply, or its vector."""
         request, is_first = choice.request, choice.awaits_prefill
         choice.awaits_prefill = False
         ids: list[int] = []
@@ -333,6 +338,7 @@ class FakeEngine(MessagePageTransfer):
         return TokenScore(-0.5, 1, ids, [-0.5 - k for k in range(len(ids))])
 
     def _update_stats(self) -> EngineStats:
+        """Return the statistics with their gauges brought up to date."""
         self._engine_stats.running = len(self._running)
         self._engine_stats.waiting = len(self._waiting)
         self._engine_stats.pinned_pages = sum(map(len, self._leases.values()))

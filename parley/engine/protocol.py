@@ -231,6 +231,7 @@ class Engine(ABC):
                 self.progress = message
 
     def _deliver_outputs(self, message: StepOutputs) -> None:
+        """Pass the outputs of a step to their streams. Readers are woken in the next turn of the event loop."""
         self.stats = message.stats
         for observe in self.step_observers:
             observe(message.stats)
@@ -247,6 +248,7 @@ class Engine(ABC):
                 del self._streams[output.id]
 
     def _wake_readers(self) -> None:
+        """Wake the readers of all groups with new outputs."""
         groups, self._touched_groups = self._touched_groups, {}
         for group in groups:
             group.wake_reader()
@@ -257,6 +259,7 @@ class Engine(ABC):
             answer.set_result(message)
 
     def _fail_streams(self, streams: list[OutputStream], reason: str) -> None:
+        """End the open choices of streams with an error."""
         for stream in streams:
             for index in sorted(stream.open_choices):
                 stream.add_output(EngineOutput(stream.request_id, index, finish_reason="error", error=reason))
@@ -264,6 +267,7 @@ class Engine(ABC):
             stream.group.wake_reader()
 
     def _fail_all_streams(self, reason: str) -> None:
+        """End all streams with an error, and answer all questions with None."""
         self.stats = EngineStats()  # no request runs and no page is held any more; a restarted engine counts from zero
         self._fail_streams(list(self._streams.values()), reason)
         for answer in self._pending_answers.values():

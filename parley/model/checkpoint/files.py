@@ -270,6 +270,7 @@ class Checkpoint:
         return decode_blocks(blocks, entry.blocks.name).view(entry.shape)
 
     def _check_entry(self, name: str, entry: TensorEntry, shape: tuple[int, ...], dtype: torch.dtype | None) -> None:
+        """Raise LoadError unless an entry has this shape and dtype; None: any plain floating-point dtype."""
         if entry.dtype != dtype and (dtype or not self.has_plain_numbers(name)):
             held = entry.blocks.name if entry.blocks else str(entry.dtype).removeprefix("torch.")
             wanted = str(dtype or "floating numbers").removeprefix("torch.")
@@ -282,6 +283,7 @@ class Checkpoint:
             raise LoadError(f"Tensor {name} has {shape[0]} rows, which {entry.heads} heads cannot share.")
 
     def _view_data(self, entry: TensorEntry, count: int) -> torch.Tensor:
+        """Return the first ``count`` numbers of an entry, flat: a view of the file, or a copy if not aligned."""
         if not self._has_data and len(entry.shape) > 1:
             return torch.empty(count, dtype=entry.dtype, device="meta")
         if entry.start % entry.dtype.itemsize == 0:
@@ -306,12 +308,14 @@ class Checkpoint:
                 data.madvise(mmap.MADV_DONTNEED, start, part.end - start)
 
     def _find_entry(self, name: str) -> TensorEntry:
+        """Return the entry of a tensor. Raises LoadError if it is missing."""
         entry = self._entries.get(name)
         if entry is None:
             raise LoadError(f"The checkpoint has no tensor {name}.")
         return entry
 
     def _open_file(self, path: Path) -> None:
+        """Open a safetensors file and add its tensors. Raises LoadError."""
         content: mmap.mmap | bytearray
         try:
             size = path.stat().st_size
@@ -369,6 +373,8 @@ class Checkpoint:
             raise LoadError(f"{path.name} cannot be read: {getattr(error, 'strerror', None) or error}.") from None
 
     def _add_entry(self, name: str, fields: Any, file: str, data_start: int, size: int) -> None:
+        """Add a tensor that a header of ``file`` describes by ``fields``. ``data_start``: where the file's data begin;
+        ``size``: of the file, in bytes. Raises LoadError."""
         try:
             dtype, shape = fields["dtype"], tuple(fields["shape"])
             start, end = fields["data_offsets"]
@@ -401,6 +407,7 @@ class Checkpoint:
 
 
 def _weight_files(folder: Path) -> list[Path]:
+    """Return the files with a folder's weights: GGUF files, or one or more of safetensors. Raises LoadError."""
     if gguf_links := sorted(folder.glob(LINK_PATTERN), key=lambda path: (len(path.parts), path)):
         return gguf_links
     index = folder / INDEX_NAME
@@ -428,6 +435,7 @@ def _weight_files(folder: Path) -> list[Path]:
 
 
 def _read_json(path: Path, consequence: str) -> dict[str, Any]:
+    """Return the JSON object in a file. ``consequence``: follows in the LoadError if the file is missing."""
     try:
         content = json.loads(path.read_bytes())
     except FileNotFoundError:
