@@ -30,7 +30,7 @@ from parley.native.torch_forms.torch_kernels import rotate_rows
 KEY_RANGE, DEVICE_KEY_RANGE = 512, 8192
 
 
-def turn_first(rows: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *, is_interleaved: bool) -> torch.Tensor:
+def rotate_first(rows: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *, is_interleaved: bool) -> torch.Tensor:
     """Return rows [T, heads, dim] whose first numbers are rotated by cos and sin, as those of ``rope_write``."""
     rotated, still = rows.split([cos.shape[-1], rows.shape[-1] - cos.shape[-1]], -1)
     return torch.cat((rotate_rows(rotated.float(), cos, sin, is_interleaved).to(rows.dtype), still), -1)

@@ -43,7 +43,7 @@ class IndexedStep:
         self._rows = copy_to_device(np.array(numbers, np.int64), batch.positions.device)
         self._groups: list[TileGroup] | None = None
         self._tables: tuple[torch.Tensor, torch.Tensor] | None = None
-        self._slots: torch.Tensor | None = None  # of the tokens that were chosen last, int64 [rows, chosen]
+        self._chosen_slots: torch.Tensor | None = None  # of the tokens chosen last, int64 [rows, chosen]
         self._plans: dict[int, native.AttentionPlan] = {}
 
     def run_indexer(
@@ -52,46 +52,47 @@ class IndexedStep:
         latents: torch.Tensor | native.QuantizedRows,
         weights: IndexerWeights,
         pages: KVPages,
-        store: int,
+        kv_index: int,
     ) -> None:
         """Store the index keys of a layer, and choose the tokens that it attends to, for rows that need a choice.
 
-        x [T, hidden]: the layer's input; latents [T, rank]: the normed latents of its queries. ``store``: the number of
-        the pages with its index keys.
+        x [T, hidden]: the layer's input; latents [T, rank]: the normed latents of its queries. ``kv_index``: of its
+        index keys in ``DecoderNetwork.kv_layers``.
         """
         assert isinstance(x, torch.Tensor) and isinstance(latents, torch.Tensor), "indexers read rows as they are"
         keys = native.norm_rows(native.linear(x, weights.key), weights.key_norm)
-        keys = self._turn(keys[:, None], self._cos, self._sin)
-        pages.write_kv(store, keys, keys[..., :0], self._batch)
+        keys = self._rotate(keys[:, None], self._cos, self._sin)
+        pages.write_kv(kv_index, keys, keys[..., :0], self._batch)
         if self.has_choice:
-            self._choose_tokens(x, latents, weights, pages.layer_pool(store))
+            self._choose_tokens(x, latents, weights, pages.layer_pool(kv_index))
 
     def _choose_tokens(self, x: torch.Tensor, latents: torch.Tensor, weights: IndexerWeights, pool: PagePool) -> None:
+        """Score the index keys in ``pool`` and choose tokens for the rows that see more than are chosen."""
         shape = self._shape
         if self._groups is None:
             self._groups = indexer.plan_choice(self._spans, shape.heads, pool)
         x, latents, cos, sin = (part.index_select(0, self._rows) for part in (x, latents, self._cos, self._sin))
-        queries = self._turn(native.linear(latents, weights.queries).view(-1, shape.heads, shape.dim), cos, sin)
+        queries = self._rotate(native.linear(latents, weights.queries).view(-1, shape.heads, shape.dim), cos, sin)
         head_weights = native.lm_head_logits(x, weights.head_weights)
         positions = indexer.choose_tokens(queries, head_weights, pool, self._groups, shape.chosen)
         tables, spans = self._page_tables()
-        self._slots = tables[spans, positions // BLOCK_SIZE] * BLOCK_SIZE + positions % BLOCK_SIZE
+        self._chosen_slots = tables[spans, positions // BLOCK_SIZE] * BLOCK_SIZE + positions % BLOCK_SIZE
 
     def attend(self, queries: torch.Tensor, attended: torch.Tensor, pool: PagePool, *, scale: float) -> None:
         """Attend to the tokens that were chosen last, with queries [T, heads, dim] over the latents in ``pool``; write
         the results to ``attended`` [T, heads, value_dim]. Rows without a choice stay as they are."""
-        assert self._slots is not None, "no layer has chosen tokens"
+        assert self._chosen_slots is not None, "no layer has chosen tokens"
         queries = queries.index_select(0, self._rows)
         row_bytes = -(-self._shape.chosen // BLOCK_SIZE) * pool.page_format.page_bytes
         step, parts = max(1, COPIED_BYTES // row_bytes), []
         for first in range(0, len(queries), step):
-            some = queries[first : first + step]
-            copies = indexer.gather_pages(pool, self._slots[first : first + step])
-            parts.append(native.attend(some, copies, self._plan_rows(some, copies), scale=scale))
+            part = queries[first : first + step]
+            copies = indexer.gather_pages(pool, self._chosen_slots[first : first + step])
+            parts.append(native.attend(part, copies, self._plan_rows(part, copies), scale=scale))
         attended.index_copy_(0, self._rows, torch.cat(parts))
 
-    def _turn(self, rows: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-        return indexer.turn_first(rows, cos, sin, is_interleaved=self._shape.is_interleaved)
+    def _rotate(self, rows: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        return indexer.rotate_first(rows, cos, sin, is_interleaved=self._shape.is_interleaved)
 
     def _page_tables(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the pages of each sequence, int64 [spans, any], and the number of each row's span, [rows, 1]."""
@@ -105,7 +106,7 @@ class IndexedStep:
         return self._tables
 
     def _plan_rows(self, queries: torch.Tensor, copies: PagePool) -> native.AttentionPlan:
-        """Return the plan of attention over the copies of so many rows, each of which is a sequence of its own."""
+        """Return the plan of attention over ``copies``, where each row is a sequence of its own."""
         count = len(queries)
         if count not in self._plans:
             chosen, size = self._shape.chosen, -(-self._shape.chosen // BLOCK_SIZE)

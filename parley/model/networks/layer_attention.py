@@ -20,12 +20,12 @@ class LayerAttention:
 
     def __init__(self, config: DecoderConfig, layer_weights: Sequence[DecoderLayer], linears: LayerLinears):
         self._config, self._layer_weights, self._linears = config, layer_weights, linears
-        # The number of each layer's pages, and of the pages of its index keys.
-        self._store_numbers = [
+        # By layer: the index in ``config.kv_layers`` of its keys and values, and of the keys of its indexer.
+        self._kv_indices = [
             sum(other.stores_kv for other in config.layers[: i if shape.kv_layer is None else shape.kv_layer])
             for i, shape in enumerate(config.layers)
         ]
-        self._index_numbers = [
+        self._indexer_kv_indices = [
             sum(other.stores_kv for other in config.layers) + sum(other.has_indexer for other in config.layers[:i])
             for i in range(len(config.layers))
         ]
@@ -41,9 +41,13 @@ class LayerAttention:
         query_scales: torch.Tensor | None,
         indexed: IndexedStep | None = None,
     ) -> torch.Tensor:
-        """Return the attention of one layer before its output layer, [T, heads * head_dim]; write keys and values."""
+        """Return the attention of one layer before its output layer, [T, heads * value_dim]; write keys and values.
+
+        ``x`` [T, hidden]: the layer's input after its norm. ``cos`` and ``sin``: float32 [T, 1, rotary].
+        ``query_scales``: float32 [T], for layers that scale queries.
+        """
         config, shape, weights = self._config, self._config.layers[layer], self._layer_weights[layer]
-        store = self._store_numbers[layer]
+        kv_index = self._kv_indices[layer]
         rows, gates = self._linears.apply_linear(x, batch, layer, "qkv"), None
         if shape.has_output_gate:
             rows, gates = self._split_output_gates(rows, layer)
@@ -55,7 +59,7 @@ class LayerAttention:
         if config.latent is not None:
             queries, latents = self._write_latents(layer, rows, config.latent, batch, pages, cos, sin)
             if indexed is not None and weights.indexer is not None:
-                indexed.run_indexer(x, latents, weights.indexer, pages, self._index_numbers[layer])
+                indexed.run_indexer(x, latents, weights.indexer, pages, self._indexer_kv_indices[layer])
             if query_scales is not None:
                 queries *= query_scales[:, None, None]
         else:
@@ -63,8 +67,8 @@ class LayerAttention:
                 rows,
                 cos,
                 sin,
-                pages.layer_pool(store),
-                pages.write_indices(store, batch),
+                pages.layer_pool(kv_index),
+                pages.write_indices(kv_index, batch),
                 head_norm=weights.head_norm,
                 has_whole_norm=shape.has_whole_qk_norm,
                 is_norm_late=shape.is_qk_norm_late,
@@ -74,7 +78,7 @@ class LayerAttention:
                 is_query_only=not shape.stores_kv,
             )
         attended = pages.attend_pages(
-            store,
+            kv_index,
             queries,
             batch,
             scale=shape.score_scale,
@@ -87,7 +91,7 @@ class LayerAttention:
             most_seen=None if config.indexer is None else config.indexer.chosen,
         )
         if indexed is not None and indexed.has_choice:
-            indexed.attend(queries, attended, pages.layer_pool(store), scale=shape.score_scale)
+            indexed.attend(queries, attended, pages.layer_pool(kv_index), scale=shape.score_scale)
         if weights.value_up is not None:
             attended = native.linear_heads(attended, weights.value_up)
         if shape.value_dim is not None:
@@ -130,9 +134,16 @@ class LayerAttention:
         weights, is_interleaved = self._layer_weights[layer], self._config.rope.is_interleaved
         assert weights.latent_norm is not None and weights.key_up is not None
         queries, latents = rows.split([rows.shape[1] - sizes.stored_dim, sizes.stored_dim], -1)
-        store = self._store_numbers[layer]
-        places = pages.layer_pool(store), pages.write_indices(store, batch)
-        native.write_latents(latents, weights.latent_norm, cos, sin, *places, is_interleaved=is_interleaved)
+        kv_index = self._kv_indices[layer]
+        native.write_latents(
+            latents,
+            weights.latent_norm,
+            cos,
+            sin,
+            pages.layer_pool(kv_index),
+            pages.write_indices(kv_index, batch),
+            is_interleaved=is_interleaved,
+        )
         normed = queries
         if weights.query_up is not None:
             consumer = None if batch.lora_rows is not None or weights.indexer is not None else weights.query_up

@@ -121,7 +121,10 @@ class LinearSite(NamedTuple):
 
 
 class KVPages(Protocol):
-    """The KV cache of one model, in pages of BLOCK_SIZE tokens. The layout inside a page is private to the kernels."""
+    """The KV cache of one model, in pages of BLOCK_SIZE tokens. The layout inside a page is private to the kernels.
+
+    ``layer`` is an index in ``DecoderNetwork.kv_layers``.
+    """
 
     def layer_pool(self, layer: int) -> PagePool:
         """Return the pages of one layer, for kernels that write them directly."""

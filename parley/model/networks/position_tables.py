@@ -15,9 +15,9 @@ ROPE_TABLE_PIECE = 1 << 14
 def make_rope_table(config: DecoderConfig, max_len: int, device: torch.device) -> torch.Tensor:
     """Return cosines and sines of each rotary embedding's angles, float32 [ropes, max_len, 2, rotary / 2].
 
-    Only of pairs that turn; of embeddings with fewer of these, the last numbers have no meaning. A table, because the
-    cosine of an angle must not depend on its place in a vector. If sequences of this length may use the long factors,
-    ``max_len`` more rows follow, with these.
+    Only of rotated pairs; in rows of embeddings with fewer of these, the last numbers have no meaning. A table, because
+    the cosine of an angle must not depend on its place in a vector. If sequences of this length may use the long
+    factors, ``max_len`` more rows follow, with these.
     """
     sets = _frequency_sets(config, max_len)
     table = torch.empty(len(config.ropes), sets, max_len, 2, _table_pairs(config), device=device)
@@ -101,9 +101,9 @@ class PositionTables:
         rotations: dict[int | None, tuple[torch.Tensor, torch.Tensor]] = {None: (nothing, nothing)}
         for rope in {shape.rope for shape in self._config.layers} - {None}:
             assert rope is not None
-            pairs, still = self._config.ropes[rope].pairs, self._config.ropes[rope].rotary // 2
+            pairs, all_pairs = self._config.ropes[rope].pairs, self._config.ropes[rope].rotary // 2
             cos, sin = self.rope_angles(batch, rope)[:, None, :, :pairs].unbind(2)
-            if still > pairs:  # others turn by an angle of 0
-                cos, sin = F.pad(cos, (0, still - pairs), value=1.0), F.pad(sin, (0, still - pairs))
+            if all_pairs > pairs:  # the others are rotated by an angle of 0
+                cos, sin = F.pad(cos, (0, all_pairs - pairs), value=1.0), F.pad(sin, (0, all_pairs - pairs))
             rotations[rope] = spread_angles(cos, sin, is_interleaved=self._config.rope.is_interleaved)
         return rotations

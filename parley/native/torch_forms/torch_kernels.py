@@ -159,26 +159,26 @@ def rope_write(
     """Rotate the queries and keys in qkv [T, (heads + 2 * kv_heads) * dim], and store keys and values in the pages.
 
     Return the queries [T, heads, dim], a view of qkv, which is overwritten. cos and sin are float32 [T, 1, rotary]:
-    dimension i turns with i + rotary / 2, or 2 i with 2 i + 1 if ``is_interleaved``; sin is negative at the first of
-    both. Those beyond ``rotary`` are unchanged. ``head_norm`` [heads + kv_heads, dim]: the norm of each head before its
-    rotation, or after it with ``is_norm_late``, or with ``has_whole_norm`` the RMS norm of all queries and of all keys
-    of a token. ``query_scales`` float32 [T] multiply queries at last. ``has_normed_values``: each head's value gets an
-    RMS norm without weights, with the eps of ``head_norm``. ``is_query_only``: qkv [T, heads * dim] and the norm are of
-    queries alone, and nothing is stored.
+    dimension i is rotated with i + rotary / 2, or 2 i with 2 i + 1 if ``is_interleaved``; sin is negative at the first
+    of both. Those beyond ``rotary`` are unchanged. ``head_norm`` [heads + kv_heads, dim]: the norm of each head before
+    its rotation, or after it with ``is_norm_late``, or with ``has_whole_norm`` the RMS norm of all queries and of all
+    keys of a token. ``query_scales`` float32 [T] multiply the rotated queries. ``has_normed_values``: each head's value
+    gets an RMS norm without weights, with the eps of ``head_norm``. ``is_query_only``: qkv [T, heads * dim] and the
+    norm are of queries alone, and nothing is stored.
     """
     kv_heads, dim = 0 if is_query_only else pool.page_format.layer.heads, pool.page_format.layer.dim
     heads = qkv.shape[1] // dim - 2 * kv_heads
     qkv = qkv.view(-1, heads + 2 * kv_heads, dim)
     rotary = cos.shape[-1]
-    turning = qkv[:, : heads + kv_heads]
-    wide = turning.float()
+    rotated_heads = qkv[:, : heads + kv_heads]
+    wide = rotated_heads.float()
     if head_norm is not None and not is_norm_late:
         wide = _norm_heads(wide, head_norm, heads if has_whole_norm else None)
         if rotary < dim:
-            turning[..., rotary:] = wide[..., rotary:]
-    turning[..., :rotary] = rotate_rows(wide[..., :rotary], cos, sin, is_interleaved)
+            rotated_heads[..., rotary:] = wide[..., rotary:]
+    rotated_heads[..., :rotary] = rotate_rows(wide[..., :rotary], cos, sin, is_interleaved)
     if head_norm is not None and is_norm_late:
-        turning.copy_(_norm_heads(turning.float(), head_norm, None))
+        rotated_heads.copy_(_norm_heads(rotated_heads.float(), head_norm, None))
     if query_scales is not None:
         qkv[:, :heads] = qkv[:, :heads].float() * query_scales[:, None, None]
     if has_normed_values and head_norm is not None:

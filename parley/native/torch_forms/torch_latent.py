@@ -1,8 +1,8 @@
 """Multi-head latent attention (MLA, arXiv 2405.04434) in torch operators: all but the attention over pages.
 
-Keys and values of a head are never computed. A query is turned into one that is multiplied by latents, and attention
-gives a sum of latents for each head, which becomes a value then (the absorbed form). In long prompts, computing keys
-and values would be faster, but it rounds differently: a token's bits would depend on the step that computed it.
+Keys and values of a head are never computed (the absorbed form). A query is made into one that is multiplied by
+latents, and attention gives a sum of latents for each head, which is then made into a value. In long prompts, computing
+keys and values would be faster, but it rounds differently: a token's bits would depend on the step that computed it.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ def absorb_queries(
 
     ``key_up`` replaces their first numbers, and the last ones are rotated; cos and sin are those of ``rope_write``.
     """
-    plain, turning = queries.split([queries.shape[-1] - cos.shape[-1], cos.shape[-1]], -1)
-    rotated = rotate_rows(turning.float(), cos, sin, is_interleaved).to(queries.dtype)
+    plain, rotary_part = queries.split([queries.shape[-1] - cos.shape[-1], cos.shape[-1]], -1)
+    rotated = rotate_rows(rotary_part.float(), cos, sin, is_interleaved).to(queries.dtype)
     return torch.cat((linear_heads(plain, key_up), rotated), -1)
 
 
@@ -44,8 +44,8 @@ def write_latents(
     is_interleaved: bool,
 ) -> None:
     """Norm the latents in rows [T, rank + rotary], rotate the rest, and store both in the pages as one key."""
-    latents, turning = rows.split([norm.weight.shape[-1], cos.shape[-1]], -1)
+    latents, rotary_part = rows.split([norm.weight.shape[-1], cos.shape[-1]], -1)
     normed = norm_rows(latents, norm)
     assert isinstance(normed, torch.Tensor)
-    rotated = rotate_rows(turning[:, None].float(), cos, sin, is_interleaved).to(rows.dtype)
+    rotated = rotate_rows(rotary_part[:, None].float(), cos, sin, is_interleaved).to(rows.dtype)
     store_rows(torch.cat((normed[:, None], rotated), -1), pool, indices)
