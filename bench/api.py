@@ -43,8 +43,8 @@ from parley.text.choice import AnswerChoice
 from parley.text.prompt import TextPipeline
 from parley.types import EngineOutput, EngineRequest, EngineStats, Settings
 from parley.web import logs
-from parley.web.connection import HttpCycle
 from parley.web.exchange import Exchange
+from parley.web.http_cycle import HttpCycle
 from parley.web.http_protocol import LimitedHttpProtocol
 from parley.web.port import HttpServer, freeze_objects, uvicorn_config
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from parley.dialects.dialect import RequestContext
 from parley.dialects.openai.responses import stored
 from parley.serving.records.background import BackgroundRuns, tenant_records
-from parley.serving.records.opening import open_record_store
+from parley.serving.records.open_store import open_record_store
 
 LOOKUPS = 2000
 

@@ -13,7 +13,7 @@ from support.http_client import MODEL_INFO
 
 from parley.coordinator.config import CoordinatorOptions, InstanceConfig
 from parley.coordinator.ports.metrics import MetricsPort
-from parley.coordinator.routing.admission import InstanceScheduler
+from parley.coordinator.routing.instance_scheduler import InstanceScheduler
 from parley.coordinator.routing.instance_table import InstanceTable
 from parley.metrics.http_requests import HttpRequestMetrics
 from parley.metrics.process import process_lines

@@ -18,8 +18,8 @@ from dataclasses import replace
 import msgspec
 import uvloop
 
+from parley.boot.listening_places import listening_places
 from parley.boot.parts import ServerParts
-from parley.boot.places import listening_places
 from parley.child_process import die_with_parent, ignore_group_signals
 from parley.dialects.dialect import Route
 from parley.dialects.reasoning_seal import ReasoningSeal

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable
 from pathlib import Path
 
-from parley.boot.places import find_open_plane
+from parley.boot.listening_places import find_open_plane
 from parley.boot.server_ports import ServerPorts
 from parley.serving.options import ServerOptions
 from parley.serving.registry import ModelRegistry

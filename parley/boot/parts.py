@@ -12,10 +12,10 @@ from parley.dialects.dialect import Route
 from parley.dialects.mounts import ApiMount, universal_mounts
 from parley.disagg.kv.peer import KVPeer
 from parley.instance import handlers as instance_handlers
-from parley.instance.entry import RequestIntake
+from parley.instance.instance_state import InstanceState
 from parley.instance.links import PeerLinks
 from parley.instance.member import ClusterMember
-from parley.instance.node import InstanceState
+from parley.instance.request_intake import RequestIntake
 from parley.serving import handlers
 from parley.serving.app import App
 from parley.serving.options import ServerOptions
@@ -40,13 +40,15 @@ class ServerParts:
     ):
         self._span_exporter = open_span_exporter(options.otlp_traces_endpoint, options.role)
         self.links = PeerLinks(peer)
-        self.node = InstanceState(options, self.links)
-        self.registry = ModelRegistry(options, models, (self.node, self.links), stop_server, self._span_exporter)
-        self.member = ClusterMember(self.node, peer)
+        self.instance_state = InstanceState(options, self.links)
+        self.registry = ModelRegistry(
+            options, models, (self.instance_state, self.links), stop_server, self._span_exporter
+        )
+        self.member = ClusterMember(self.instance_state, peer)
         self.intake = RequestIntake(self.member)
         self.handlers = {
             **handlers.SERVER_HANDLERS,
-            **instance_handlers.build_instance_handlers(self.node, self.intake),
+            **instance_handlers.build_instance_handlers(self.instance_state, self.intake),
         }
 
     def make_port_app(
@@ -59,7 +61,7 @@ class ServerParts:
     ) -> App:
         """Return the application of one port, without CORS. ``certified``: it requires a client's certificate.
         ``keeps``: whether it has a route of its APIs."""
-        return App(self.registry, mounts, host, self.handlers, self.node, certified, keeps)
+        return App(self.registry, mounts, host, self.handlers, self.instance_state, certified, keeps)
 
     def build_app(self, mounts: Sequence[ApiMount] = (), host: str = "") -> ASGIApp:
         """Return the application of one port, with CORS. Default: the server's main port."""
@@ -76,7 +78,7 @@ class ServerParts:
         """Close the files of requests, whose engines are closed, the results that wait for coordinators, and all links,
         and send the last spans."""
         await self.registry.close_stores()
-        await self.node.close_state()
+        await self.instance_state.close_state()
         await self.member.close_member()
         if self._span_exporter is not None:
             await asyncio.to_thread(self._span_exporter.close)

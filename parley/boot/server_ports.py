@@ -16,8 +16,8 @@ from ssl import SSLContext
 from typing import TYPE_CHECKING
 
 from parley.boot.api_processes import ApiProcessPool, with_refresh
+from parley.boot.listening_places import listening_places
 from parley.boot.parts import ServerParts
-from parley.boot.places import listening_places
 from parley.dialects.dialect import RouteKind
 from parley.serving.api_processes.passing import PassedApp
 from parley.serving.options import ServerOptions
@@ -133,7 +133,7 @@ class ServerPorts:
         tls = options.tls
         certified = tls is not None and bool(tls.client_authorities)
         host = next((listener.host for listener in options.grpc if not is_loopback(listener.host)), "127.0.0.1")
-        check_client = partial(self._parts.node.check_client, reach=port_reach(host, certified=certified))
+        check_client = partial(self._parts.instance_state.check_client, reach=port_reach(host, certified=certified))
         self._grpc_port = TritonGrpcPort(self._parts.registry, check_client)
         addresses = [(listener.host, listener.port) for listener in options.grpc]
         return await self._grpc_port.start_server(addresses, tls)

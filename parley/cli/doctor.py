@@ -333,7 +333,7 @@ def _count_processes(api_processes: int) -> Finding:
 
 def _check_server_options(options: ServerOptions) -> Iterator[Finding]:
     """Make the checks of serve before it listens: planes open to strangers, certificates, the endpoints file."""
-    from parley.boot.places import find_open_plane, listening_places
+    from parley.boot.listening_places import find_open_plane, listening_places
     from parley.serving.endpoints.traffic_split import BadEndpointFile, read_endpoint_file
     from parley.web.tls.contexts import client_tls_context, server_tls_context
     from parley.web.tls.files import TlsFileError
@@ -354,7 +354,7 @@ def _check_server_options(options: ServerOptions) -> Iterator[Finding]:
 
 def _check_ports(options: ServerOptions) -> Iterator[Finding]:
     """Check that the ports that serve listens on are free."""
-    from parley.boot.places import listening_places
+    from parley.boot.listening_places import listening_places
     from parley.web.port import describe_address, listen_error_reason, open_listener, remove_unix_socket
 
     ports = [(place.host, place.port, "--listen") for place in listening_places(options)]

@@ -18,9 +18,9 @@ from urllib.parse import quote, urlsplit
 import msgspec
 
 from parley.coordinator.ports.management import is_idle
-from parley.coordinator.routing.admission import InstanceScheduler
 from parley.coordinator.routing.health import AskInstance, Unanswered
 from parley.coordinator.routing.instance import ClusterInstance
+from parley.coordinator.routing.instance_scheduler import InstanceScheduler
 from parley.coordinator.routing.instance_table import InstanceTable
 from parley.coordinator.routing.role_ratio import FlexShares, RoleLoad, RoleRatio, fixed_split
 

@@ -28,8 +28,8 @@ from parley.coordinator.ports.status import StatusPort
 from parley.coordinator.proxy.downstream.client_keys import ClientKeys
 from parley.coordinator.proxy.front import InferenceFront, wrap_cors
 from parley.coordinator.proxy.upstream.connections import InstanceConnections
-from parley.coordinator.routing.admission import InstanceScheduler
 from parley.coordinator.routing.health import HealthChecker
+from parley.coordinator.routing.instance_scheduler import InstanceScheduler
 from parley.coordinator.routing.instance_table import InstanceTable
 from parley.coordinator.tls_contexts import (
     instance_tls_context,

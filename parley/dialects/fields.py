@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from parley.dialects.error_wording import DEFAULT_WORDING, ErrorWording
 from parley.dialects.json_body import LazyMembers, OverfullJson, decode_json, decode_members, first_bad_byte
-from parley.dialects.words import DEFAULT_WORDING, ErrorWording
 from parley.errors import BadRequest, excerpt
 
 D = TypeVar("D")

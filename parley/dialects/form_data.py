@@ -16,8 +16,8 @@ from typing import Any
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
+from parley.dialects.error_wording import ErrorWording
 from parley.dialects.fields import Fields
-from parley.dialects.words import ErrorWording
 from parley.errors import BadRequest, Malformed, excerpt
 from parley.interrupt import stop_if_abandoned
 

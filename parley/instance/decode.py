@@ -31,7 +31,7 @@ from parley.serving.stage import RequestStage, RunningRequest
 from parley.tracing.encode_spans import Attributes
 from parley.tracing.request_trace import RequestTrace
 from parley.types import EngineOutput, EngineRequest, KVPrefix, OutputBatch, ProcessedMedia, Request
-from parley.web.connection import CYCLE_KEY
+from parley.web.http_cycle import CYCLE_KEY
 
 PULL_FAILED = "Pull kv failed irreversibly."  # the text that MindIE's coordinators expect
 PAGE_TIMEOUT = 5.0  # seconds without a new page until the missing pages are computed here

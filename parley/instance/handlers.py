@@ -13,15 +13,15 @@ from parley.dialects.dialect import Route, RouteKind
 from parley.dialects.mounts import INSTANCE_PLANE
 from parley.disagg.wire import headers, role_request
 from parley.errors import Invalid, Malformed, OrderRefused
-from parley.instance.entry import RequestIntake
-from parley.instance.node import InstanceState
+from parley.instance.instance_state import InstanceState
+from parley.instance.request_intake import RequestIntake
 from parley.instance.status import instance_status
 from parley.serving import generate as serving_generate
 from parley.serving import handlers as server_handlers
 from parley.serving.handlers import RouteHandler
 from parley.serving.registry import ModelRegistry
-from parley.web.connection import CYCLE_KEY, HttpCycle
 from parley.web.exchange import Exchange
+from parley.web.http_cycle import CYCLE_KEY, HttpCycle
 
 EVENT_STREAM_TYPE = "text/event-stream"
 MIXED_WITHOUT_RESULTS = "Non DMI does not support dresult request"

@@ -1,6 +1,6 @@
 """A server as a member of a cluster: its instance state and its peer, combined for the stages of a request.
 
-Requests arrive in ``entry``; their stages are in ``prefill`` and ``decode``.
+Requests arrive in ``request_intake``; their stages are in ``prefill`` and ``decode``.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Coroutine
 from typing import Any
 
 from parley.disagg.kv.peer import KVPeer
-from parley.instance.node import InstanceState
+from parley.instance.instance_state import InstanceState
 
 
 class ClusterMember:

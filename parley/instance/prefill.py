@@ -30,8 +30,8 @@ from parley.serving.stage import RequestStage, RunningRequest
 from parley.tracing.encode_spans import Attributes
 from parley.tracing.trace_context import TraceContext
 from parley.types import EngineOutput, EngineRequest, KVPrefix, OutputBatch, Request
-from parley.web.connection import CYCLE_KEY
 from parley.web.exchange import Exchange
+from parley.web.http_cycle import CYCLE_KEY
 
 log = logging.getLogger("parley.instance")
 

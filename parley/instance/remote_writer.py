@@ -23,7 +23,7 @@ from parley.disagg.wire.vouched_client import UsedTokens
 from parley.errors import SERVER_ERROR
 from parley.instance.result_channel import CoordinatorGone, ResultChannel
 from parley.types import EngineRequest, OutputBatch
-from parley.web.connection import HttpCycle
+from parley.web.http_cycle import HttpCycle
 from parley.web.request_body import ClientGone
 
 

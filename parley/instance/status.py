@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from parley.disagg.wire.role import InstanceAddress
-from parley.instance.node import InstanceState
+from parley.instance.instance_state import InstanceState
 from parley.serving.registry import ModelRegistry
 
 

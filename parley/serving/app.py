@@ -45,12 +45,12 @@ from parley.errors import (
     Unauthorized,
     excerpt,
 )
-from parley.serving.forwarded import TrustedProxies, strip_root_path, without_root_path
 from parley.serving.handlers import PROBE_KINDS, SERVER_HANDLERS, RouteHandler
 from parley.serving.keys.audit_log import AuditLog
 from parley.serving.keys.scopes import check_key_api
 from parley.serving.options import ServerOptions
 from parley.serving.registry import ModelRegistry
+from parley.serving.trusted_proxies import TrustedProxies, strip_root_path, without_root_path
 from parley.web.auth import KEPT_KEY, KEPT_KEY_REFUSED, NO_ADMIN_KEY, ApiKeys, BrowserGuard, PortReach, port_reach
 from parley.web.exchange import Exchange
 from parley.web.framing.request_head import raise_head_error

@@ -30,7 +30,7 @@ from parley.serving.pages.activity_history import ActivityHistory
 from parley.serving.records.background import BackgroundRuns, tenant_records
 from parley.serving.records.batch_runner import BatchRunner
 from parley.serving.records.connection_records import make_connection_store
-from parley.serving.records.opening import open_record_store
+from parley.serving.records.open_store import open_record_store
 from parley.serving.served_model import ServedModel
 from parley.tracing.request_trace import SpanExporter
 from parley.types import KeyOwner, Tenant

@@ -24,8 +24,8 @@ from parley.errors import BadRequest, Invalid, ParleyError, RateLimited, TooLarg
 from parley.tracing.http_span import HttpRequestEnd, encode_http_span
 from parley.tracing.request_trace import RequestTrace, SpanExporter
 from parley.types import NO_TENANT, KeyLimitStates, Tenant
-from parley.web.connection import CHUNK_PER_EVENT, CYCLE_KEY, ResponseWriter
 from parley.web.content_coding import decompress_body
+from parley.web.http_cycle import CHUNK_PER_EVENT, CYCLE_KEY, ResponseWriter
 from parley.web.logs import LOGGED_BODY_BYTES, AccessLogEntry
 from parley.web.offload import OFFLOAD_SIZE, off_loop
 from parley.web.options import HttpOptions

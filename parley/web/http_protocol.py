@@ -18,7 +18,6 @@ from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from parley.errors import BadRequest, ParleyError
-from parley.web.connection import HttpCycle
 from parley.web.framing import HAS_HTTP2
 from parley.web.framing.refused_connection import RefusedConnection
 from parley.web.framing.request_head import (
@@ -30,6 +29,7 @@ from parley.web.framing.request_head import (
     too_many_connections,
 )
 from parley.web.framing.reusable_timer import ReusableTimer
+from parley.web.http_cycle import HttpCycle
 from parley.web.logs import log_refused_connection
 from parley.web.options import HttpOptions
 from parley.web.websocket.handshake import UPGRADE_KEY, offers_websocket

@@ -7,7 +7,7 @@ from typing import Any
 
 from starlette.types import Scope
 
-from parley.web.connection import HttpCycle
+from parley.web.http_cycle import HttpCycle
 
 
 class NoConnection:

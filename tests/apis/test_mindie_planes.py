@@ -12,7 +12,7 @@ from support.http_client import MODEL_INFO, Answer
 from parley.dialects import mindie
 from parley.dialects.dialect import RequestContext
 from parley.dialects.facts import ModelCard, ServerFacts, ServerStatus
-from parley.dialects.mindie import upkeep
+from parley.dialects.mindie import management_ports
 from parley.dialects.mindie.rules import MindieRules
 from parley.dialects.mounts import DEDICATED_APIS, dedicated_mounts, mount_table, universal_mounts
 from parley.types import EngineStats, ModelInfo
@@ -136,9 +136,9 @@ def test_mindie_info_reports_limits_of_the_configuration_file():
     rules = MindieRules("extended", max_seq_len=100, max_input_token_len=50, max_iter_times=20, npu_mem_size=3)
     facts = ServerFacts("1", [ModelCard("m", 1, 100)], True, ServerStatus())
     head = RequestContext("0f", 1, "fp", context_length=90)
-    info = json.loads(upkeep.mindie_info(rules, b"", head, facts).body)
+    info = json.loads(management_ports.mindie_info(rules, b"", head, facts).body)
     assert (info["max_input_length"], info["models"][0]["max_total_tokens"], info["max_best_of"]) == (50, 100, 128)
-    config = json.loads(upkeep.mindie_config(rules, b"", head, facts).body)
+    config = json.loads(management_ports.mindie_config(rules, b"", head, facts).body)
     assert (config["maxSeqLen"], config["maxOutputLen"], config["npuMemSize"]) == (100, 20, 3)
 
 
@@ -237,7 +237,10 @@ async def test_mindie_adapter_routes_check_names_and_paths(serve_planes):
             503,
             {"error": "Input invalid lora path", "error_type": "Service Unavailable"},
         )
-    assert upkeep.read_adapter_change(MindieRules("extended"), True, b"{}", RequestContext("0f", 1, "fp")).status == 400
+    assert (
+        management_ports.read_adapter_change(MindieRules("extended"), True, b"{}", RequestContext("0f", 1, "fp")).status
+        == 400
+    )
 
 
 async def test_stop_service_drains_running_requests_and_rejects_new_ones(serve_planes):
@@ -303,6 +306,8 @@ def test_mindie_info_names_the_real_device_only_in_extended_profile():
     facts = ServerFacts("1", [ModelCard("m", 1, 1)], True, ServerStatus(info=info, stats=EngineStats()))
     for profile, device in (("strict", "npu"), ("extended", "cuda")):
         body = json.loads(
-            upkeep.mindie_info(MindieRules(profile), b"", RequestContext("0f", 1, "fp", context_length=9), facts).body
+            management_ports.mindie_info(
+                MindieRules(profile), b"", RequestContext("0f", 1, "fp", context_length=9), facts
+            ).body
         )
         assert (body["models"][0]["model_device_type"], body["models"][0]["model_dtype"]) == (device, "bfloat16")

@@ -42,7 +42,7 @@ async def serve_grpc(serve) -> AsyncIterator[ServeGrpc]:
 
     async def start(reach: PortReach = "local", **options: Any) -> GrpcClient:
         server = await serve(**options)
-        port = TritonGrpcPort(server.service, partial(server.node.check_client, reach=reach))
+        port = TritonGrpcPort(server.service, partial(server.instance_state.check_client, reach=reach))
         clients.append(GrpcClient(server, port, (await port.start_server([("127.0.0.1", 0)]))[0]))
         return clients[-1]
 

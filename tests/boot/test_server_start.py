@@ -25,8 +25,8 @@ from support.terminal import Terminal
 
 from parley.boot import engines
 from parley.boot import server as start_module
+from parley.boot.listening_places import listening_places
 from parley.boot.opening import opening_lines
-from parley.boot.places import listening_places
 from parley.disagg.kv.peer import KVPeer
 from parley.disagg.kv.transport import LinkError
 from parley.engine.fake import FakeEngine

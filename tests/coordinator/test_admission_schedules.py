@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.simulated_cluster import ManualClock, lose_instance, report_status, simulated_cluster
 
-from parley.coordinator.routing.admission import RequestRefused
 from parley.coordinator.routing.instance import ClusterInstance
+from parley.coordinator.routing.instance_scheduler import RequestRefused
 from parley.coordinator.routing.policies import SchedulingRequest
 
 ROLES = st.lists(st.sampled_from(["mixed", "prefill", "decode", "flex"]), min_size=1, max_size=5)

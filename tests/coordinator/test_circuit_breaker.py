@@ -10,9 +10,9 @@ from support.scripted_instance import ReceivedRequest, ScriptedInstance
 from support.simulated_cluster import ManualClock, report_status, simulated_cluster
 
 from parley.coordinator.routing import circuit_breaker
-from parley.coordinator.routing.admission import InstanceScheduler
 from parley.coordinator.routing.circuit_breaker import FAILURE_LIMIT, PAUSE_BOUNDS, CircuitBreaker
 from parley.coordinator.routing.instance import ClusterInstance
+from parley.coordinator.routing.instance_scheduler import InstanceScheduler
 from parley.coordinator.routing.policies import SchedulingRequest
 
 REQUEST = SchedulingRequest(prompt_tokens=10)

@@ -17,7 +17,7 @@ from support.loop_clock import pass_time
 from support.scripted_instance import AnswerScript, ReceivedRequest, ScriptedInstance
 
 from parley.coordinator import refusals
-from parley.coordinator.routing import admission
+from parley.coordinator.routing import instance_scheduler
 from parley.disagg.wire import result_frames
 
 # -- clients that disconnect or do not read
@@ -190,7 +190,7 @@ async def test_recompute_is_never_refused_by_admission(cluster, monkeypatch):
         judged_pairs.append(pair)
         return len(judged_pairs) > 1, 1.0
 
-    monkeypatch.setattr(admission, "predict_crowding", predict_crowding_later)
+    monkeypatch.setattr(instance_scheduler, "predict_crowding", predict_crowding_later)
 
     async def request_recompute(d: ScriptedInstance, request_id: str, parts: list[bytes], first_part: int) -> None:
         d.decode_hook = None

@@ -18,9 +18,9 @@ from parley.coordinator.ports import port as plane
 from parley.coordinator.ports.management import ManagementPort
 from parley.coordinator.ports.metrics import MetricsPort
 from parley.coordinator.ports.status import StatusPort
-from parley.coordinator.routing.admission import InstanceScheduler
 from parley.coordinator.routing.circuit_breaker import FAILURE_LIMIT
 from parley.coordinator.routing.health import HealthChecker
+from parley.coordinator.routing.instance_scheduler import InstanceScheduler
 from parley.coordinator.routing.instance_table import InstanceTable
 from parley.coordinator.routing.policies import SchedulingRequest
 from parley.serving.options import ServerOptions

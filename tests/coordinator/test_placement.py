@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from support.simulated_cluster import ManualClock, lose_instance, report_status, simulated_cluster
 
 from parley.coordinator.ports.metrics import MetricsPort
-from parley.coordinator.routing.admission import RequestRefused
 from parley.coordinator.routing.health import Unanswered
+from parley.coordinator.routing.instance_scheduler import RequestRefused
 from parley.coordinator.routing.load import ResourceDemand, token_sum
 from parley.coordinator.routing.policies import SchedulingRequest
 from parley.disagg.wire.prompt_hash import ConversationHashes, PrefixMark

@@ -90,7 +90,7 @@ KNOWING = {  # files that know an API by its name, and why
     },
     "settings/engine_settings.py": "options",
     "serving/options.py": "options",
-    "boot/places.py": "options",
+    "boot/listening_places.py": "options",
     "boot/parts.py": "options",
     "serving/grpc/grpc_port.py": "the port for gRPC, which is Triton's protocol",
     "serving/grpc/grpc_call.py": "the same",

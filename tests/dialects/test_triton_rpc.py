@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from parley.dialects.dialect import RequestContext
 from parley.dialects.facts import ModelCard, ServerFacts
-from parley.dialects.triton import errors, glance
+from parley.dialects.triton import errors, message_peek
 from parley.dialects.triton import infer as http
 from parley.dialects.triton.model import INPUTS, OUTPUTS
 from parley.dialects.triton.rpc import control, frames, infer, schema
@@ -437,7 +437,7 @@ def test_routing_scan_finds_model_and_prompt_in_message(model, text, request_id,
     message = infer_request(*tensors, raw=tuple(raw_contents) if raw else (), parameters=parameters, id=request_id)
     message.model_name = model
     data = message.SerializeToString()
-    assert (glance.peek_model(data), glance.peek_prompt(data)) == (model, text.encode())
+    assert (message_peek.peek_model(data), message_peek.peek_prompt(data)) == (model, text.encode())
 
 
 def test_routing_scan_gives_up_after_4096_fields():
@@ -445,16 +445,16 @@ def test_routing_scan_gives_up_after_4096_fields():
     message = infer_request()
     message.model_name = "m"
     data = message.SerializeToString()
-    assert glance.peek_model(b"\x10\x01" * 4000 + data) == "m"
-    assert glance.peek_model(b"\x10\x01" * 4096 + data) == ""
+    assert message_peek.peek_model(b"\x10\x01" * 4000 + data) == "m"
+    assert message_peek.peek_model(b"\x10\x01" * 4096 + data) == ""
 
 
 @settings(max_examples=300, deadline=None)
 @given(st.binary(max_size=60))
 def test_routing_scan_accepts_any_bytes(data):
     """Guards the coordinator against exceptions on malformed messages."""
-    glance.peek_model(data)
-    glance.peek_prompt(data)
+    message_peek.peek_model(data)
+    message_peek.peek_prompt(data)
 
 
 @given(st.lists(st.binary(max_size=20), max_size=5), st.data())

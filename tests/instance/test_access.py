@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from support.http_client import HELLO_CHAT, RunningServer
 
-from parley.boot.places import find_open_plane, listening_places
+from parley.boot.listening_places import find_open_plane, listening_places
 from parley.dialects.mounts import ADMIN_PLANES, DEDICATED_APIS, dedicated_mounts
 from parley.disagg.wire.role import InstanceAddress
 from parley.instance.prefill import SEND_FAILED, UNKNOWN_TARGET
@@ -98,7 +98,7 @@ async def test_peers_of_the_role_are_known_instances(serve) -> None:
         server = await serve(role="prefill", cluster_secret="s", cluster_networks=(ip_network("127.0.0.1/32"),))
         target = InstanceAddress("127.0.0.3", sink.port)
         assert "not a known instance" in (await command(server, str(target))).error["message"]
-        server.node.role.link_states[target] = "ok"
+        server.instance_state.role.link_states[target] = "ok"
         await command(server, str(target))
         assert sink.connections == 1
 

@@ -65,7 +65,7 @@ async def test_dresult_is_refused_by_instances_without_results(serve) -> None:
 async def test_second_dresult_connection_closes_the_first(serve) -> None:
     server = await serve(role="decode")
     first = await ResultConnection.connect(server)
-    channel = server.node.results.open_request_channel("", "1")
+    channel = server.instance_state.results.open_request_channel("", "1")
     channel.write_result(b'{"text":["a"]}\0')
     assert await first.next_chunk() == b'reqId:1\0data:{"text":["a"]}\0\0'
     second = await ResultConnection.connect(server)
@@ -90,12 +90,12 @@ async def test_dresult_replays_frames_lost_in_transit(serve) -> None:
     server = await serve()  # a mixed instance sends results to parley's own coordinators
     connection = await ResultConnection.connect(server, "?client=c-1")
     epoch = (await connection.next_frame()).payload.decode()
-    channel = server.node.results.open_request_channel("c-1", "1")
+    channel = server.instance_state.results.open_request_channel("c-1", "1")
     for text in (b"a\n", b"b\0", b"c\n"):
         channel.write_result(text)
     assert [(await connection.next_frame()).payload for _ in range(3)] == [b"a\n", b"b\0", b"c\n"]
     connection.connection.close()
-    await server.until(lambda: not server.node.results.get_client("c-1").is_connected)
+    await server.until(lambda: not server.instance_state.results.get_client("c-1").is_connected)
     channel.write_result(b"d\n", record=b"r", last=True)
     connection = await ResultConnection.connect(server, f"?client=c-1&epoch={epoch}&from=1")
     frames = [await connection.next_frame() for _ in range(4)]
@@ -108,7 +108,7 @@ async def test_dresult_replays_frames_lost_in_transit(serve) -> None:
 async def test_results_survive_hundreds_of_broken_connections(serve) -> None:
     """Connections are cut at any time while three requests write: every text must arrive whole."""
     server = await serve()
-    node, expected, received = server.node, dict.fromkeys("abc", b""), dict.fromkeys("abc", b"")
+    node, expected, received = server.instance_state, dict.fromkeys("abc", b""), dict.fromkeys("abc", b"")
 
     async def write(request_id: str) -> None:
         channel = node.results.open_request_channel("c", request_id)
@@ -146,7 +146,7 @@ async def test_results_of_one_request_can_be_paused(serve) -> None:
     assert (await server.get("/dresult?client=c")).status == 401
     secret = {"parley-secret": "s"}
     assert (await server.post("/v1/dresult/flow", pause_body, **secret)).json == {"known": False}
-    channel = server.node.results.open_request_channel("c", "1")
+    channel = server.instance_state.results.open_request_channel("c", "1")
     assert (await server.post("/v1/dresult/flow", pause_body, **secret)).json == {"known": True}
     assert channel.must_wait
     assert (await server.post("/v1/dresult/flow", pause_body | {"pause": False}, **secret)).json == {"known": True}
@@ -242,13 +242,13 @@ async def test_role_change_links_peers_in_the_background(serve, monkeypatch: pyt
     assert (
         whole_status["service"]["roleStatus"] == "RoleSwitching" and whole_status["service"]["currentRole"] == "decode"
     )
-    await server.until(lambda: server.node.role.status == "RoleReady")
+    await server.until(lambda: server.instance_state.role.status == "RoleReady")
     assert set(attempts) == {role.InstanceAddress("10.0.0.2", 1121)}
     whole_status = (await server.get("/v1/status")).json
     assert whole_status["linkStatus"] == {"peers": [{"target": "10.0.0.2", "link": "ok"}]}
     fail.errno, attempts[:] = 113, []
-    await server.until(lambda: "failed : 113" in server.node.role.link_states.values())
-    assert server.node.role.status == "RoleReady"
+    await server.until(lambda: "failed : 113" in server.instance_state.role.link_states.values())
+    assert server.instance_state.role.status == "RoleReady"
 
 
 async def test_failed_link_is_logged_once(serve, caplog: pytest.LogCaptureFixture) -> None:
@@ -273,7 +273,7 @@ async def test_failed_link_is_logged_once(serve, caplog: pytest.LogCaptureFixtur
 
 async def test_role_change_waits_for_running_requests(serve) -> None:
     server = await serve(role="prefill", peer_port=0, tick=0.02)
-    node, started = server.node, asyncio.Event()
+    node, started = server.instance_state, asyncio.Event()
 
     async def generate_here(service, route, exchange, order) -> None:
         started.set()
@@ -302,7 +302,7 @@ async def test_role_change_waits_for_running_requests(serve) -> None:
 
 async def test_role_sets_the_prefill_share_of_the_engine(serve) -> None:
     server = await serve(role="flex", peer_port=0, p_percentage=30)
-    node, engine = server.node, server.engine
+    node, engine = server.instance_state, server.engine
     assert engine.prefill_share == 30
 
     async def give_role(role: str, share: int) -> None:
@@ -325,7 +325,7 @@ async def test_role_sets_the_prefill_share_of_the_engine(serve) -> None:
 async def test_share_change_interrupts_no_request(serve) -> None:
     """Nor does the loss of a peer; a new peer has to be linked first."""
     server = await serve(role="flex", peer_port=0)
-    node, third_found = server.node, asyncio.Event()
+    node, third_found = server.instance_state, asyncio.Event()
 
     async def reach(place: Any) -> None:
         if place.host == "10.0.0.3":
@@ -378,7 +378,7 @@ async def test_role_request_bodies_are_checked(serve, path: str, body: Any, stat
     if status == 422:
         text = "Req body converts to json fail. Reset to previous node status."
         assert answer.json == {"error": text, "error_type": "Input validation error"}
-    assert (server.node.role.status == "RoleUnknown") == (status != 200)
+    assert (server.instance_state.role.status == "RoleUnknown") == (status != 200)
 
 
 async def test_mixed_server_refuses_a_role(serve) -> None:
@@ -391,7 +391,7 @@ async def test_mixed_server_refuses_a_role(serve) -> None:
 async def test_last_of_many_rapid_role_changes_wins(serve) -> None:
     """The last role wins even if requests run and several roles arrive before one is taken."""
     server = await serve(role="prefill", peer_port=0, tick=0.005)
-    node, rng = server.node, random.Random(3)
+    node, rng = server.instance_state, random.Random(3)
 
     async def generate_here(service, route, exchange, order) -> None:
         await generate.handle_generate(service, route, exchange)
@@ -430,7 +430,7 @@ async def test_clients_need_keys_and_coordinators_the_secret(serve) -> None:
     assert (await server.post("/v1/role/flex", ROLE_BODY, **secret)).status == 200
     order = COORDINATOR_HEADERS | secret | {"parley-results": "c"}
     assert (await server.post("/v1/chat/completions", HELLO_CHAT, **order)).status == 401  # a client needs a key
-    await server.until(lambda: server.node.role.name == "flex")
+    await server.until(lambda: server.instance_state.role.name == "flex")
     assert (await server.post("/v1/chat/completions", HELLO_CHAT, **order, authorization="Bearer k")).status != 401
     unkeyed = await serve(role="decode", cluster_secret="s")
     assert (await unkeyed.get("/dresult")).status == 401  # a plain coordinator needs the secret, too
@@ -452,10 +452,10 @@ async def test_hanging_coordinator_is_disconnected(serve, monkeypatch: pytest.Mo
     server = await serve()
     connection = await ResultConnection.connect(server, "?client=c")
     connection.connection.writer.transport.pause_reading()  # type: ignore[attr-defined]
-    channel, channel_gone = server.node.results.open_request_channel("c", "1"), asyncio.Event()
+    channel, channel_gone = server.instance_state.results.open_request_channel("c", "1"), asyncio.Event()
     channel.watch_coordinator(channel_gone.set)
     while channel.write_result(bytes(1 << 16)):
         await asyncio.sleep(0)
     async with asyncio.timeout(20):
         await channel_gone.wait()
-    assert not server.node.results.clients
+    assert not server.instance_state.results.clients

@@ -284,7 +284,7 @@ async def test_request_resumes_after_a_role_change(cluster, monkeypatch: pytest.
     while (frame := await coordinator.next_frame()).kind == "data":
         text += frame.payload
     assert frame.kind == "retry" and frame.request_id == b"77"
-    await mindie_cluster.decodes[0].until(lambda: mindie_cluster.decodes[0].node.role.name == "prefill")
+    await mindie_cluster.decodes[0].until(lambda: mindie_cluster.decodes[0].instance_state.role.name == "prefill")
     await mindie_cluster.decodes[0].wait_until_idle()
     prefill_answer = await coordinator.send_prefill(
         CHAT, json.loads(frame.payload), mindie_cluster.addresses[1], **{"is-recompute": "true"}

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from support.http_client import HELLO_CHAT, Connection, build_request
 
-from parley.boot.places import listening_places
+from parley.boot.listening_places import listening_places
 from parley.disagg.wire.networks import Network
 from parley.serving.app import App
-from parley.serving.forwarded import TrustedProxies, strip_root_path
 from parley.serving.options import ListenAddress, ServerOptions
+from parley.serving.trusted_proxies import TrustedProxies, strip_root_path
 from parley.settings.kinds import endpoint_kind, network_kind, proxy_kind, root_path_kind
 from parley.web.port import HttpServer, open_listener, remove_unix_socket, uvicorn_config
 

@@ -10,7 +10,7 @@ import pytest
 
 from parley.errors import NotReady
 from parley.serving.records.memory_records import MemoryRecordStore
-from parley.serving.records.opening import AnyRecordStore
+from parley.serving.records.open_store import AnyRecordStore
 from parley.serving.records.record_store import (
     LOCK_SECONDS,
     NEXT_LOCK_SECONDS,

@@ -110,7 +110,7 @@ class RunningServer:
     """A running server, with the parts of it that tests inspect."""
 
     def __init__(self, parts: ServerParts, engine: FakeEngine, server: uvicorn.Server, port: int):
-        self.parts, self.service, self.node = parts, parts.registry, parts.node
+        self.parts, self.service, self.instance_state = parts, parts.registry, parts.instance_state
         self.engine, self.server, self.port = engine, server, port
         self.model = self.service.main_model
         self.url = f"http://127.0.0.1:{port}"

@@ -11,7 +11,7 @@ import pytest
 from support.http_client import MODEL_INFO
 
 from parley.boot import engines, server
-from parley.boot.places import listening_places
+from parley.boot.listening_places import listening_places
 from parley.engine.fake import FakeEngine
 from parley.serving.options import OfferedModel, ServerOptions
 from parley.types import Settings

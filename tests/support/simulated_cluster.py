@@ -6,9 +6,9 @@ import json
 from typing import Any
 
 from parley.coordinator.config import CoordinatorOptions, parse_coordinator_config
-from parley.coordinator.routing.admission import InstanceScheduler
 from parley.coordinator.routing.health import Unanswered
 from parley.coordinator.routing.instance import ClusterInstance
+from parley.coordinator.routing.instance_scheduler import InstanceScheduler
 from parley.coordinator.routing.instance_table import InstanceTable
 
 

@@ -9,7 +9,7 @@ from support import tiny_tokenizers
 from test_compile import is_whole_answer
 
 from parley.dialects.fields import Fields
-from parley.dialects.forms import MAX_PIECE_DEPTH, read_structural_tag
+from parley.dialects.output_constraints import MAX_PIECE_DEPTH, read_structural_tag
 from parley.errors import BadRequest, Invalid
 from parley.text.grammar.compiler import GrammarCompiler
 from parley.types import Grammar

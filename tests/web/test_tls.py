@@ -17,7 +17,7 @@ from support.certificates import make_authority, make_certificate, revoke_certif
 from support.http_client import MODEL_INFO, Answer, Connection, build_request
 
 from parley.boot import engines, server
-from parley.boot.places import listening_places
+from parley.boot.listening_places import listening_places
 from parley.coordinator import config as cluster
 from parley.coordinator.tls_contexts import instance_tls_context
 from parley.disagg.kv.peer import KVPeer

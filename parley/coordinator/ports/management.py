@@ -14,12 +14,12 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from parley.coordinator.access import management_access
-from parley.coordinator.lenient import is_count
 from parley.coordinator.ports.port import AdminPort, AdminReply, AdminRequest
-from parley.coordinator.routing.admission import InstanceScheduler
 from parley.coordinator.routing.health import AskInstance, Unanswered
 from parley.coordinator.routing.instance import ClusterInstance
+from parley.coordinator.routing.instance_scheduler import InstanceScheduler
 from parley.coordinator.routing.instance_table import InstanceNews, InstanceTable
+from parley.coordinator.tolerant_json import is_count
 
 log = logging.getLogger("parley.cluster")
 

@@ -12,9 +12,9 @@ from typing import get_args
 from parley.coordinator.access import reading_access
 from parley.coordinator.ports.merge_metrics import merge_pages
 from parley.coordinator.ports.port import AdminPort, AdminReply, AdminRequest
-from parley.coordinator.routing.admission import InstanceScheduler
 from parley.coordinator.routing.health import AskInstance, Unanswered
 from parley.coordinator.routing.instance import ClusterInstance, InstanceState
+from parley.coordinator.routing.instance_scheduler import InstanceScheduler
 from parley.coordinator.routing.instance_table import InstanceTable
 from parley.metrics.process import process_lines
 from parley.metrics.series import SampleGroup, format_labels, metric_header, scalar_lines

@@ -15,7 +15,7 @@ from urllib.parse import parse_qsl
 import msgspec
 from starlette.types import Receive, Scope, Send
 
-from parley.coordinator import lenient
+from parley.coordinator import tolerant_json
 from parley.coordinator.access import AdminAccess
 from parley.errors import ParleyError
 from parley.web.auth import ApiKeys, BrowserGuard
@@ -58,7 +58,7 @@ class AdminRequest:
 
     def json_object(self) -> dict[str, Any] | None:
         """Parse the body as a JSON object; None if it is none."""
-        return lenient.parse_object(self.body)
+        return tolerant_json.parse_object(self.body)
 
 
 AdminRoute = Callable[[AdminRequest], AdminReply | Awaitable[AdminReply]]

@@ -8,8 +8,8 @@ from typing import Any
 from parley.coordinator.access import reading_access
 from parley.coordinator.ports.management import ManagementPort
 from parley.coordinator.ports.port import AdminPort, AdminReply, AdminRequest
-from parley.coordinator.routing.admission import InstanceScheduler
 from parley.coordinator.routing.instance import ClusterInstance
+from parley.coordinator.routing.instance_scheduler import InstanceScheduler
 from parley.coordinator.routing.instance_table import InstanceTable
 from parley.ui import PAGE_HEADERS, page_files
 

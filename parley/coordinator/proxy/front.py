@@ -27,8 +27,8 @@ from parley.coordinator.proxy.local_answers import LocalAnswers
 from parley.coordinator.proxy.paths import ApiPath, PathTable
 from parley.coordinator.proxy.upstream import forward, merge_answers
 from parley.coordinator.proxy.upstream.connections import InstanceConnections
-from parley.coordinator.routing.admission import InstanceScheduler
 from parley.coordinator.routing.instance import ClusterInstance, least_loaded
+from parley.coordinator.routing.instance_scheduler import InstanceScheduler
 from parley.dialects.dialect import RouteKind
 from parley.dialects.mounts import ApiMount
 from parley.errors import SERVER_ERROR, NotAllowed, NotFound, ParleyError

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator
 
 from parley.coordinator import refusals
-from parley.coordinator.routing.admission import InstanceScheduler
+from parley.coordinator.routing.instance_scheduler import InstanceScheduler
 
 
 class FrontLoad:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from parley.coordinator import lenient
+from parley.coordinator import tolerant_json
 from parley.coordinator.routing.instance import ClusterInstance
 from parley.coordinator.routing.instance_table import InstanceNews, InstanceTable
 from parley.dialects.mounts import INSTANCE_PLANE
@@ -75,7 +75,7 @@ class HealthChecker:
         problem, began = "", time.monotonic()
         try:
             status, body = await self._ask(f"{instance.management}/v1/status", timeout=period)
-            status_body = lenient.parse_object(body) if status == 200 else None
+            status_body = tolerant_json.parse_object(body) if status == 200 else None
             if status_body is not None:
                 self._table.record_status(instance, status_body)
                 self._log_problem(instance, "")

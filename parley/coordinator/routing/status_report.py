@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from parley.coordinator.lenient import is_amount, is_count
 from parley.coordinator.routing.instance import ClusterInstance
+from parley.coordinator.tolerant_json import is_amount, is_count
 from parley.disagg.wire.prompt_hash import MAX_REPORTED_HASHES
 
 RESOURCE_KEYS = (

@@ -18,7 +18,7 @@ from parley.dialects.anthropic.shared import (
 )
 from parley.dialects.dialect import RequestContext
 from parley.dialects.fields import Fields
-from parley.dialects.forms import read_json_schema
+from parley.dialects.output_constraints import read_json_schema
 from parley.dialects.parameters import MAX_STOP_CHARACTERS, MAX_STOPS, MAX_TOKEN_ID
 from parley.errors import Invalid, Unsupported
 from parley.types import Grammar, Sampling, StopConditions

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from parley.dialects import words
+from parley.dialects import error_wording
 from parley.dialects.dialect import Answer
 from parley.dialects.fields import Fields
 from parley.dialects.json_answer import encode_json
@@ -74,7 +74,7 @@ class AnthropicRules:
 LENIENT_RULES, STRICT_RULES = AnthropicRules(strict=False), AnthropicRules(strict=True)
 
 
-class AnthropicWording(words.ErrorWording):
+class AnthropicWording(error_wording.ErrorWording):
     """The original's wording, with the value at fault."""
 
     def missing_error(self, path: str) -> BadRequest:
@@ -84,7 +84,7 @@ class AnthropicWording(words.ErrorWording):
     def type_error(self, path: str, expected: str, value: Any) -> BadRequest:
         """Return the error for a value of a wrong type."""
         sentence = TYPE_SENTENCES.get(expected, f"Input should be {expected}")
-        return WrongType(f"{dotted_path(path)}: {sentence}, but got {words.json_type(value)}", field=path)
+        return WrongType(f"{dotted_path(path)}: {sentence}, but got {error_wording.json_type(value)}", field=path)
 
     def range_error(
         self, path: str, expected: str, value: float, low: float | None, high: float | None, *, low_excluded: bool
@@ -120,7 +120,7 @@ class AnthropicWording(words.ErrorWording):
 
     def not_object_error(self, value: Any) -> BadRequest:
         """Return the error for a body that is JSON, but not an object."""
-        return Malformed(f"The body: Input should be a valid dictionary, but got {words.json_type(value)}")
+        return Malformed(f"The body: Input should be a valid dictionary, but got {error_wording.json_type(value)}")
 
 
 WORDING = AnthropicWording()

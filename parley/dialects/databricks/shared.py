@@ -11,12 +11,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from parley.dialects import words
+from parley.dialects import error_wording
 from parley.dialects.dialect import Answer, Reply, RequestContext
+from parley.dialects.error_wording import json_type
 from parley.dialects.fields import Fields
 from parley.dialects.json_answer import encode_json
 from parley.dialects.openai.shared import usage_counts
-from parley.dialects.words import json_type
 from parley.errors import (
     BadRequest,
     Conflict,
@@ -88,7 +88,7 @@ def refuse_unknown_members(value: Any, tree: MemberTree) -> None:
                 refuse_unknown_members(inner, tree[name])
 
 
-class DatabricksErrorWording(words.ErrorWording):
+class DatabricksErrorWording(error_wording.ErrorWording):
     """Databricks' wording. ``task``: the request's name in sentences about missing members."""
 
     def __init__(self, task: str = "Chat", code: str | None = None):

@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import partial
 
 from parley.dialects.dialect import Dialect, PromptMembers, Route, model_in_body
-from parley.dialects.mindie import bench, control, metrics, shared, upkeep
+from parley.dialects.mindie import bench, control, management_ports, metrics, shared
 from parley.dialects.mindie.interfaces import chat, completions, native, openai, tensors, tgi, triton, vllm
 from parley.dialects.mindie.pd import coordinator, instance
 from parley.dialects.mindie.pd.refusals import MINDIE_COORDINATOR_TEXTS
@@ -102,7 +102,7 @@ def unique_routes(rules: MindieRules) -> tuple[Route, ...]:
             writer=control.write_mindie_tokens,
         ),
         Route("POST", MODEL_PATH + "/stopInfer", "abort", reader=triton.read_stop_infer),
-        Route("GET", MODEL_PATH + "/getSlotCount", "info", reader=partial(upkeep.count_slots, rules)),
+        Route("GET", MODEL_PATH + "/getSlotCount", "info", reader=partial(management_ports.count_slots, rules)),
     )
 
 
@@ -134,42 +134,59 @@ def management_dialect(rules: MindieRules) -> Dialect:
         whole_answer_headers=STRICT_HEADERS if rules.strict else (),
         documented_errors=True,
         routes=(
-            Route("GET", "/health", "probe", reader=partial(upkeep.check_ready, rules)),
+            Route("GET", "/health", "probe", reader=partial(management_ports.check_ready, rules)),
             Route(
-                "GET", "/health/timed", "self_test", reader=upkeep.read_wait_seconds, writer=upkeep.write_health_check
+                "GET",
+                "/health/timed",
+                "self_test",
+                reader=management_ports.read_wait_seconds,
+                writer=management_ports.write_health_check,
             ),
             Route(
                 "GET",
                 "/health/timed-{seconds}",
                 "self_test",
-                reader=upkeep.read_wait_seconds,
-                writer=upkeep.write_health_check,
+                reader=management_ports.read_wait_seconds,
+                writer=management_ports.write_health_check,
             ),
-            Route("GET", "/v2/health/live", "probe", reader=partial(upkeep.check_live, rules)),
-            Route("GET", "/v2/health/ready", "probe", reader=partial(upkeep.check_ready, rules)),
-            Route("GET", MODEL_PATH + "/ready", "probe", reader=partial(upkeep.check_ready, rules)),
-            Route("GET", MODEL_PATH + "/getSlotCount", "info", reader=partial(upkeep.count_slots, rules)),
-            Route("GET", "/info", "info", reader=partial(upkeep.mindie_info, rules)),
-            Route("GET", "/metrics-json", "info", reader=partial(upkeep.mindie_statistics, rules)),
+            Route("GET", "/v2/health/live", "probe", reader=partial(management_ports.check_live, rules)),
+            Route("GET", "/v2/health/ready", "probe", reader=partial(management_ports.check_ready, rules)),
+            Route("GET", MODEL_PATH + "/ready", "probe", reader=partial(management_ports.check_ready, rules)),
+            Route("GET", MODEL_PATH + "/getSlotCount", "info", reader=partial(management_ports.count_slots, rules)),
+            Route("GET", "/info", "info", reader=partial(management_ports.mindie_info, rules)),
+            Route("GET", "/metrics-json", "info", reader=partial(management_ports.mindie_statistics, rules)),
             Route(
                 "GET",
                 "/stopService",
                 "stop",
-                reader=upkeep.is_forced_stop,
-                writer=upkeep.write_stop_answer,
+                reader=management_ports.is_forced_stop,
+                writer=management_ports.write_stop_answer,
                 query={"mode": {"type": "string", "enum": ["Force"]}},
             ),
-            Route("GET", "/v1/config", "info", reader=partial(upkeep.mindie_config, rules)),
-            Route("GET", "/v1/engine-server/running-status", "info", reader=partial(upkeep.running_status, rules)),
+            Route("GET", "/v1/config", "info", reader=partial(management_ports.mindie_config, rules)),
+            Route(
+                "GET",
+                "/v1/engine-server/running-status",
+                "info",
+                reader=partial(management_ports.running_status, rules),
+            ),
             Route(
                 "POST",
                 "/v1/engine-server/fault-handling-command",
                 "pause",
-                reader=partial(upkeep.read_fault_command, rules),
+                reader=partial(management_ports.read_fault_command, rules),
             ),
-            Route("POST", "/v1/load_lora_adapter", "adapter", reader=partial(upkeep.read_adapter_change, rules, True)),
             Route(
-                "POST", "/v1/unload_lora_adapter", "adapter", reader=partial(upkeep.read_adapter_change, rules, False)
+                "POST",
+                "/v1/load_lora_adapter",
+                "adapter",
+                reader=partial(management_ports.read_adapter_change, rules, True),
+            ),
+            Route(
+                "POST",
+                "/v1/unload_lora_adapter",
+                "adapter",
+                reader=partial(management_ports.read_adapter_change, rules, False),
             ),
         ),
     )
@@ -179,7 +196,7 @@ def metrics_dialect(rules: MindieRules) -> Dialect:
     """Return the dialect of the metrics port, which monitoring uses."""
     page = Route("GET", "/metrics", "metrics")
     if rules.strict and not rules.has_metrics_port:
-        page = Route("GET", "/metrics", "info", reader=upkeep.refuse_metrics)
+        page = Route("GET", "/metrics", "info", reader=management_ports.refuse_metrics)
     return Dialect(
         name="mindie-metrics",
         title="MindIE metrics",

@@ -10,7 +10,7 @@ import json
 import sys
 from typing import Any
 
-from parley.dialects import words
+from parley.dialects import error_wording
 from parley.dialects.dialect import Answer, RequestContext
 from parley.dialects.json_answer import encode_json
 from parley.dialects.mindie.members.media import media_sentence
@@ -87,7 +87,7 @@ TIMEOUT_MESSAGES = {
 TYPE_MESSAGES = {"max_tokens": "Parameter max_tokens not number_integer"}  # messages for a wrong type
 
 
-class MindieErrorWording(words.ErrorWording):
+class MindieErrorWording(error_wording.ErrorWording):
     """MindIE's wording. ``unreadable_body``: the message for a body that is no JSON object; each route has its own."""
 
     whole_floats = False

@@ -15,8 +15,8 @@ import msgspec
 
 from parley.dialects.dialect import RequestContext
 from parley.dialects.fields import Fields
-from parley.dialects.forms import ANY_OBJECT_SCHEMA
 from parley.dialects.ollama.shared import OllamaRules, OptionWording, incapable_model, invalid_member
+from parley.dialects.output_constraints import ANY_OBJECT_SCHEMA
 from parley.dialects.parameters import MAX_ALTERNATIVES, MAX_STOP_CHARACTERS, MAX_STOPS, MAX_TOKEN_ID
 from parley.errors import Unsupported
 from parley.types import Grammar, Sampling, StopConditions

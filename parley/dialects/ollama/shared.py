@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from parley.dialects.dialect import Answer, RequestContext
+from parley.dialects.error_wording import ErrorWording
 from parley.dialects.fields import Fields
 from parley.dialects.json_answer import encode_json
 from parley.dialects.ollama.go_json import go_kind, syntax_sentence, type_sentence
-from parley.dialects.words import ErrorWording
 from parley.errors import (
     BadRequest,
     ContextLength,

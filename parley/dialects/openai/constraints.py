@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import msgspec
 
-from parley.dialects import forms
+from parley.dialects import output_constraints
 from parley.dialects.fields import Fields
-from parley.dialects.forms import MAX_GRAMMAR_CHARACTERS, ConstraintKind
 from parley.dialects.openai import shared, strict
+from parley.dialects.output_constraints import MAX_GRAMMAR_CHARACTERS, ConstraintKind
 from parley.types import Grammar
 
 GUIDED_MEMBERS: dict[str, ConstraintKind] = {
@@ -39,18 +39,20 @@ def read_grammar(body: Fields, *, strict_schemas: bool) -> Grammar | None:
     if not body.present_names(CONSTRAINT_MEMBERS):
         return None
     options = body.object("structured_outputs")
-    structured = None if options is None else forms.read_structured_outputs(options)
+    structured = None if options is None else output_constraints.read_structured_outputs(options)
     body.string("guided_decoding_backend", None, cap=256)
     guided = _read_guided_members(body)
     if structured is not None:  # guidance sends one grammar in the members of old and new versions of vLLM
         guided = [other for other in guided if msgspec.structs.replace(other, field=structured.field) != structured]
-    return forms.only_constraint(structured, *guided, read_response_format(body, strict_schemas))
+    return output_constraints.only_constraint(structured, *guided, read_response_format(body, strict_schemas))
 
 
 def _read_guided_members(body: Fields) -> list[Grammar]:
     whitespace = body.string("guided_whitespace_pattern", None, cap=MAX_GRAMMAR_CHARACTERS)
     grammars = (
-        forms.read_constraint(body, name, kind) for name, kind in GUIDED_MEMBERS.items() if body.has_value(name)
+        output_constraints.read_constraint(body, name, kind)
+        for name, kind in GUIDED_MEMBERS.items()
+        if body.has_value(name)
     )
     return [msgspec.structs.replace(grammar, whitespace=whitespace) for grammar in grammars if grammar is not None]
 
@@ -72,13 +74,15 @@ def read_response_format(body: Fields, strict_schemas: bool) -> Grammar | None:
         case "text":
             return None
         case "json_object":
-            bare_schema = forms.read_json_schema(format_object, "schema")  # an extension of llama.cpp and others
-            return Grammar("json", forms.ANY_OBJECT_SCHEMA if bare_schema is None else bare_schema)
+            bare_schema = output_constraints.read_json_schema(
+                format_object, "schema"
+            )  # an extension of llama.cpp and others
+            return Grammar("json", output_constraints.ANY_OBJECT_SCHEMA if bare_schema is None else bare_schema)
         case "structural_tag":
-            return forms.read_structural_tag(format_object, "response_format")
+            return output_constraints.read_structural_tag(format_object, "response_format")
     schema_object = format_object.object("json_schema")
     if schema_object is None:
-        if (bare_schema := forms.read_json_schema(format_object, "schema")) is None:
+        if (bare_schema := output_constraints.read_json_schema(format_object, "schema")) is None:
             raise format_object.missing_member("json_schema")
         return Grammar("json", bare_schema)
     name = shared.read_identifier(schema_object)
@@ -101,7 +105,7 @@ def _read_tgi_format(format_object: Fields) -> Grammar:
         assert schema_object is not None
         schema_object.string("name", None, cap=256)
         format_object, member = schema_object, "schema"
-    grammar = forms.read_constraint(format_object, member, "regex" if format_type == "regex" else "json")
+    grammar = output_constraints.read_constraint(format_object, member, "regex" if format_type == "regex" else "json")
     if grammar is None:
         raise (
             format_object.empty_member(member, "string")
@@ -110,4 +114,4 @@ def _read_tgi_format(format_object: Fields) -> Grammar:
         )
     if format_type == "regex" or not isinstance(grammar.value, dict):
         return msgspec.structs.replace(grammar, field="response_format")
-    return Grammar("json", forms.ANY_OBJECT_SCHEMA | grammar.value)
+    return Grammar("json", output_constraints.ANY_OBJECT_SCHEMA | grammar.value)

@@ -14,8 +14,8 @@ from typing import Any
 import msgspec
 
 from parley.dialects.fields import Fields
-from parley.dialects.forms import MAX_GRAMMAR_CHARACTERS
 from parley.dialects.json_answer import encode_json
+from parley.dialects.output_constraints import MAX_GRAMMAR_CHARACTERS
 from parley.types import CUSTOM_GRAMMAR, ChoiceDelta, ChoiceDone, Event, ToolCallDelta
 
 CUSTOM_INPUT = "input"  # the argument of the function that stands for a custom tool

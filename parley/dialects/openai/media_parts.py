@@ -12,9 +12,9 @@ from typing import Any, cast
 
 from parley.dialects import media
 from parley.dialects.dialect import RequestContext
+from parley.dialects.error_wording import json_type
 from parley.dialects.fields import Fields
 from parley.dialects.openai.shared import ReadingRules, applied_options, unsupported_member
-from parley.dialects.words import json_type
 from parley.errors import BadMedia, BadRequest, Invalid, ParleyError
 from parley.types import (
     MEDIA_KINDS,

@@ -6,13 +6,13 @@ from typing import Any
 
 from parley.dialects.admin_requests import DetokenizeRequest, TokenizeRequest, TokenizeResult
 from parley.dialects.dialect import RequestContext
+from parley.dialects.error_wording import DEFAULT_WORDING, ErrorWording
 from parley.dialects.facts import ModelCard
 from parley.dialects.fields import Fields, decode_fields
 from parley.dialects.json_answer import encode_json
 from parley.dialects.openai.messages import read_conversation
 from parley.dialects.openai.shared import OPENAI_RULES, ReadingRules
 from parley.dialects.parameters import MAX_TOKEN_ID
-from parley.dialects.words import DEFAULT_WORDING, ErrorWording
 from parley.types import Chat, Prompt, Text
 
 

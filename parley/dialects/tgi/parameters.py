@@ -13,8 +13,8 @@ import msgspec
 
 from parley.dialects.dialect import RequestContext
 from parley.dialects.fields import MAX_DEPTH, Fields, is_shallow
-from parley.dialects.forms import ANY_OBJECT_SCHEMA
 from parley.dialects.json_body import decode_json
+from parley.dialects.output_constraints import ANY_OBJECT_SCHEMA
 from parley.dialects.tgi.shared import F32, I32, TGI_WORDING, U32, U64, TgiRules
 from parley.errors import Invalid
 from parley.types import Grammar, Sampling, StopConditions

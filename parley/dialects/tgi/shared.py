@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from parley.dialects import words
+from parley.dialects import error_wording
 from parley.dialects.dialect import Answer, HeaderList, RequestTimings
 from parley.dialects.json_answer import encode_json
 from parley.dialects.tgi.images import media_sentence
@@ -107,7 +107,7 @@ RUST_TYPES = {
 }
 
 
-class TgiErrorWording(words.ErrorWording):
+class TgiErrorWording(error_wording.ErrorWording):
     """Refusals worded like the original's JSON reader (serde), but without its line and column."""
 
     def __init__(self, *, whole_floats: bool = True):

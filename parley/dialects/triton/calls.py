@@ -11,7 +11,7 @@ from importlib.util import find_spec
 
 from parley.dialects.dialect import Answer, PromptMembers, Reply, RequestContext, Route
 from parley.dialects.facts import ServerFacts
-from parley.dialects.triton import DIALECT, errors, glance
+from parley.dialects.triton import DIALECT, errors, message_peek
 from parley.errors import Unsupported
 
 SERVICE_PATH = "/inference.GRPCInferenceService"
@@ -43,7 +43,7 @@ def _answer_call(body: bytes, context: RequestContext, facts: ServerFacts) -> An
 
 
 def _peek_model_and_prompt(body: bytes) -> tuple[str, bytes]:
-    return glance.peek_model(body), glance.peek_prompt(body)
+    return message_peek.peek_model(body), message_peek.peek_prompt(body)
 
 
 def _require_protobuf() -> None:
@@ -65,7 +65,7 @@ GRPC_CALLS = replace(
             INFER_PATH,
             "generate",
             reader=_read_infer_call,
-            model_reader=glance.peek_model,
+            model_reader=message_peek.peek_model,
             resolve_model_first=True,
         ),
         Route(
@@ -73,7 +73,7 @@ GRPC_CALLS = replace(
             STREAM_PATH,
             "generate",
             reader=_read_stream_call,
-            model_reader=glance.peek_model,
+            model_reader=message_peek.peek_model,
             resolve_model_first=True,
         ),
         Route("POST", SERVICE_PATH + "/{method}", "info", reader=_answer_call),

@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from parley.dialects import forms
+from parley.dialects import output_constraints
 from parley.dialects.dialect import RequestContext
 from parley.dialects.fields import Fields
-from parley.dialects.forms import MAX_GRAMMAR_CHARACTERS, ConstraintKind
+from parley.dialects.output_constraints import MAX_GRAMMAR_CHARACTERS, ConstraintKind
 from parley.dialects.parameters import (
     MAX_ALTERNATIVES,
     MAX_CHOICES_PER_PROMPT,
@@ -319,7 +319,7 @@ def _read_stop_conditions(body: Fields, vocabulary_size: int) -> StopConditions:
 
 def _read_grammar(body: Fields) -> Grammar | None:
     """Return the grammar of the answer. Raises BadRequest."""
-    grammars = [forms.read_constraint(body, name, kind) for name, kind in VLLM_GUIDES.items()]
+    grammars = [output_constraints.read_constraint(body, name, kind) for name, kind in VLLM_GUIDES.items()]
     for name in CONSTRAINT_OBJECTS:
         if body.raw_value(name):
             parsed_body = (
@@ -328,8 +328,8 @@ def _read_grammar(body: Fields) -> Grammar | None:
                 else body
             )
             constraints = parsed_body.object(name)
-            grammars.append(None if constraints is None else forms.read_structured_outputs(constraints))
-    return forms.only_constraint(*grammars, _read_tensorrt_guide(body))
+            grammars.append(None if constraints is None else output_constraints.read_structured_outputs(constraints))
+    return output_constraints.only_constraint(*grammars, _read_tensorrt_guide(body))
 
 
 def _read_tensorrt_guide(body: Fields) -> Grammar | None:
@@ -341,7 +341,7 @@ def _read_tensorrt_guide(body: Fields) -> Grammar | None:
             raise body.missing_member("guided_decoding_guide_type")
         return None
     if guide_type == "json":
-        return Grammar("json", forms.ANY_OBJECT_SCHEMA, field="guided_decoding_guide_type")
+        return Grammar("json", output_constraints.ANY_OBJECT_SCHEMA, field="guided_decoding_guide_type")
     if guide_type not in TENSORRT_GUIDES:
         known_types = ", ".join(("json", *TENSORRT_GUIDES))
         raise body.member_error(
@@ -349,7 +349,7 @@ def _read_tensorrt_guide(body: Fields) -> Grammar | None:
         )
     if not text:
         raise body.missing_member("guided_decoding_guide")
-    return forms.read_constraint(body, "guided_decoding_guide", TENSORRT_GUIDES[guide_type])
+    return output_constraints.read_constraint(body, "guided_decoding_guide", TENSORRT_GUIDES[guide_type])
 
 
 def _nonempty_strings(body: Fields, name: str) -> list[str]:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from parley.dialects import forms, parameters
+from parley.dialects import output_constraints, parameters
 from parley.dialects.dialect import Answer, Reply, RequestContext
 from parley.dialects.fields import Fields, decode_fields
 from parley.dialects.json_answer import encode_json
@@ -110,7 +110,7 @@ class DemoGenerateReply(Reply):
             ),
             banned_words=parameters.read_bad_words(body),
             **counts._asdict(),
-            grammar=forms.only_constraint(extra_members.grammar, _read_guided_decoding(body)),
+            grammar=output_constraints.only_constraint(extra_members.grammar, _read_guided_decoding(body)),
             stream=bool(stream),
             **extra_members.request_members,
         )
@@ -199,4 +199,4 @@ def _check_ignored_members(body: Fields) -> None:
 def _read_guided_decoding(body: Fields) -> Grammar | None:
     """Read ``guided_decoding``, the older name of ``structured_outputs``."""
     options = body.object("guided_decoding")
-    return forms.read_structured_outputs(options) if options is not None and options.member_names else None
+    return output_constraints.read_structured_outputs(options) if options is not None and options.member_names else None

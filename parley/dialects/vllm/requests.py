@@ -11,12 +11,12 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from parley.dialects import forms
+from parley.dialects import output_constraints
 from parley.dialects.dialect import Answer, Reply, RequestContext
 from parley.dialects.fields import Fields, decode_fields
-from parley.dialects.forms import CONSTRAINT_KINDS
 from parley.dialects.openai import constraints, extras
 from parley.dialects.openai.shared import MAX_TOKENS, ReadingRules
+from parley.dialects.output_constraints import CONSTRAINT_KINDS
 from parley.dialects.parameters import MAX_CHOICES_PER_PROMPT
 from parley.dialects.vllm import shared
 from parley.dialects.vllm.words import (
@@ -162,7 +162,7 @@ def read_structured_outputs(body: Fields) -> Grammar | None:
     if fault is not None:
         raise fault
     options = body.object("structured_outputs")
-    return None if options is None else forms.read_structured_outputs(options)
+    return None if options is None else output_constraints.read_structured_outputs(options)
 
 
 def _constraint_faults(body: Fields) -> Iterator[BadRequest]:

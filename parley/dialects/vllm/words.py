@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from parley.dialects import words
+from parley.dialects import error_wording
 from parley.dialects.json_body import check_json_size
 from parley.errors import BadRequest, Invalid, Malformed, Missing, WrongType, excerpt
 
@@ -110,7 +110,7 @@ PART_TYPE = re.compile(r"\.content\[\d+\]\.type$")
 ARRAY_INDEX = re.compile(r"\[(\d+)\]")
 
 
-class VllmWording(words.ErrorWording):
+class VllmWording(error_wording.ErrorWording):
     """The wording for one ``body``, which refusals may quote."""
 
     def __init__(self, body: Mapping[str, Any] | None = None):

@@ -17,7 +17,7 @@ from parley.dialects.dialect import Reply
 from parley.dialects.records import NO_RECORDS, RecordChange, TenantRecords
 from parley.errors import EngineError, NotReady, ParleyError
 from parley.serving.generation import Generation
-from parley.serving.records.opening import AnyRecordStore
+from parley.serving.records.open_store import AnyRecordStore
 from parley.types import Event
 
 RunKey = tuple[str, str]  # tenant, and name of the record

@@ -12,7 +12,7 @@ import msgspec
 
 from parley.dialects.batch_job import RUN_PREFIX, BatchAnswer
 from parley.dialects.records import SILENT_SECONDS
-from parley.serving.records.opening import AnyRecordStore
+from parley.serving.records.open_store import AnyRecordStore
 from parley.serving.records.record_store import RecordStore
 
 ANSWERS_PREFIX = "batch-answers/"

@@ -23,7 +23,7 @@ from parley.errors import NotReady, RateLimited
 from parley.serving.records.background import BackgroundRuns, KeptEvents
 from parley.serving.records.batch_log import Answers, BatchLog, BatchTaken, KeptRun
 from parley.serving.records.inner_sender import InnerSender
-from parley.serving.records.opening import AnyRecordStore
+from parley.serving.records.open_store import AnyRecordStore
 from parley.web.inner_cycle import InnerCycle
 
 T = TypeVar("T")

@@ -22,10 +22,10 @@ from typing import Any
 import tokenizers
 from tokenizers import AddedToken
 
-from parley.text.tokens.pieces import compile_decoder
 from parley.text.tokens.segment_cache import SHORTEST_TEXT, SegmentCache, make_segment_cache
 from parley.text.tokens.template_encoder import TemplateEncoder
 from parley.text.tokens.text_encoder import TextEncoder
+from parley.text.tokens.token_bytes import compile_decoder
 
 NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 UNLIMITED_LENGTH = 10**9  # a larger model_max_length means that no limit was set

@@ -16,8 +16,8 @@ from typing import Any, Protocol
 from starlette.types import Message, Scope
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 
-from parley.web.connection import CHUNK_PER_EVENT, HttpCycle, split_events
 from parley.web.framing.http2_head import CONNECTION_FIELDS, HeaderFields
+from parley.web.http_cycle import CHUNK_PER_EVENT, HttpCycle, split_events
 
 LOW_WATER_LIMIT = HIGH_WATER_LIMIT // 4  # unsent bytes of a response; with fewer, its application continues
 MIN_READ_BYTES = HIGH_WATER_LIMIT  # bytes of a response that a client has to take in each ``write_timeout``

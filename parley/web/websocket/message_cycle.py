@@ -11,7 +11,7 @@ from typing import Protocol
 
 from starlette.types import Scope
 
-from parley.web.connection import HttpCycle
+from parley.web.http_cycle import HttpCycle
 from parley.web.websocket.protocol import WebSocketProtocol
 
 

@@ -20,8 +20,8 @@ from parley.disagg.wire.headers import (
 from parley.disagg.wire.vouched_client import USED_HEADER, UsedTokens
 from parley.serving.keys.accounts import RequestAccount
 from parley.tracing.trace_context import TRACE_HEADERS
-from parley.web.connection import CYCLE_KEY, HttpCycle
 from parley.web.exchange import Exchange
+from parley.web.http_cycle import CYCLE_KEY, HttpCycle
 from parley.web.logs import MAX_LOGGED_ERROR
 
 # Headers of one connection rather than of the request, or set anew for the next connection.

@@ -26,8 +26,8 @@ from parley.coordinator.proxy.generation.prefill_answer import BadPrefillAnswer,
 from parley.coordinator.proxy.generation.stream_merge import RecomputeRequested, ResultsCut, StreamMerge
 from parley.coordinator.proxy.upstream import forward
 from parley.coordinator.proxy.upstream.connections import InstanceConnections
-from parley.coordinator.routing.admission import InstanceScheduler, Placement, RequestRefused
 from parley.coordinator.routing.instance import ClusterInstance
+from parley.coordinator.routing.instance_scheduler import InstanceScheduler, Placement, RequestRefused
 from parley.coordinator.routing.policies import SchedulingRequest
 from parley.disagg.wire.headers import LOST_HEADER, REFUSED_HEADER, SHORT_HEADER
 from parley.disagg.wire.vouched_client import UsedTokens

@@ -13,7 +13,7 @@ from parley.dialects.dialect import HeaderList
 from parley.dialects.records import InlinedRequest
 from parley.errors import EngineError, ParleyError, Stopping
 from parley.serving.records.background import KeptEvents
-from parley.web.connection import CYCLE_KEY
+from parley.web.http_cycle import CYCLE_KEY
 
 CUT_OFF = "The answer was cut off."
 

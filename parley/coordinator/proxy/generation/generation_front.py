@@ -18,8 +18,8 @@ from parley.coordinator.proxy.generation.token_counts import AnswerMeter, reserv
 from parley.coordinator.proxy.paths import ApiPath
 from parley.coordinator.proxy.upstream import forward
 from parley.coordinator.proxy.upstream.connections import InstanceConnections
-from parley.coordinator.routing.admission import InstanceScheduler
 from parley.coordinator.routing.instance import ClusterInstance, least_loaded
+from parley.coordinator.routing.instance_scheduler import InstanceScheduler
 from parley.coordinator.routing.policies import SchedulingRequest
 from parley.dialects.dialect import Reply, RequestContext
 from parley.dialects.mounts import BODY_FAULT

@@ -21,7 +21,7 @@ from parley.serving.records.background import BackgroundRuns, tenant_records
 from parley.serving.records.batch_resumption import BatchResumption, PortApp
 from parley.serving.records.batch_runner import BatchRunner
 from parley.serving.records.inner_sender import kept_run, sender_of_client
-from parley.serving.records.opening import open_record_store
+from parley.serving.records.open_store import open_record_store
 from parley.web.auth import presented_keys
 from parley.web.offload import OFFLOAD_SIZE
 

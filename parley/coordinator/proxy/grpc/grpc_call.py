@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Message
 from parley.coordinator import refusals
 from parley.dialects.triton.rpc.frames import FrameSplitter, StreamFailure
 from parley.dialects.triton.rpc.status import GrpcError, grpc_status
-from parley.web.connection import CYCLE_KEY
+from parley.web.http_cycle import CYCLE_KEY
 
 MAX_QUEUED_BYTES = 64 << 10  # bytes that wait for a slow client; above this, senders have to wait too
 ANSWERS_UNREAD = "The answers were not read in time."

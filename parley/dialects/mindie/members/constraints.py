@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from parley.dialects.fields import MAX_DEPTH, Fields, is_shallow
-from parley.dialects.forms import ANY_OBJECT_SCHEMA
+from parley.dialects.output_constraints import ANY_OBJECT_SCHEMA
 from parley.errors import BadRequest
 from parley.types import Grammar
 

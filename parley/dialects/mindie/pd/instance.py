@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from parley.dialects.dialect import Answer, Route
 from parley.dialects.instance_plane import InstancePlane
+from parley.dialects.mindie.management_ports import stopped_answer
 from parley.dialects.mindie.pd import recompute
 from parley.dialects.mindie.shared import mindie_error_json
-from parley.dialects.mindie.upkeep import stopped_answer
 from parley.errors import OrderRefused
 
 ERROR_TYPES = {401: "Unauthorized", 422: "Input Validation Error", 503: "Service Unavailable"}

@@ -8,10 +8,10 @@ import msgspec
 
 from parley.dialects.dialect import RequestContext
 from parley.dialects.fields import Fields
-from parley.dialects.forms import ANY_OBJECT_SCHEMA
 from parley.dialects.openai import shared, strict
 from parley.dialects.openai.messages import EFFORTS
 from parley.dialects.openai.responses.rules import ResponsesRules, refuse_member, unserved_error
+from parley.dialects.output_constraints import ANY_OBJECT_SCHEMA
 from parley.dialects.parameters import MAX_ALTERNATIVES
 from parley.errors import Invalid, Unsupported
 from parley.types import Grammar

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from parley.dialects import forms, parameters
+from parley.dialects import output_constraints, parameters
 from parley.dialects.admin_requests import TokenizeRequest, TokenizeResult
 from parley.dialects.dialect import Reply, RequestContext
 from parley.dialects.fields import Fields, decode_fields
@@ -139,7 +139,7 @@ class ResponsesReply(Reply):
             output_options=OutputOptions(logprobs=alternatives, stream_interval=shared.read_stream_interval(body)),
             stream=body.boolean("stream", False) or (storage.in_background and context.records.are_inlined),
             banned_words=parameters.read_bad_words(body),
-            grammar=forms.only_constraint(extra_members.grammar, text_form.grammar),
+            grammar=output_constraints.only_constraint(extra_members.grammar, text_form.grammar),
             **extra_members.request_members,
             thinking_budget=extra_members.thinking_budget,
             on_overflow="oldest_turns" if truncation == "auto" else "refuse",

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from parley.dialects import forms, parameters
+from parley.dialects import output_constraints, parameters
 from parley.dialects.dialect import RequestContext
 from parley.dialects.fields import Fields
 from parley.dialects.openai import extras, shared
@@ -201,7 +201,7 @@ def _structured_outputs(request: Request) -> dict[str, Any] | None:
     if grammar is None:
         return None
     kind, value = {"lark": "grammar", "ebnf": "grammar"}.get(grammar.kind, grammar.kind), grammar.value
-    if kind == "json" and value == forms.ANY_OBJECT_SCHEMA:
+    if kind == "json" and value == output_constraints.ANY_OBJECT_SCHEMA:
         kind, value = "json_object", True
     elif isinstance(value, bool):
         value = json.dumps(value)
