@@ -31,7 +31,7 @@ ParleyError                      500
 ├── RateLimited                  429  the API key has reached one of its limits; ``retry_after`` seconds
 ├── NotReady                     503  loading, draining or restarting; ``retry_after`` seconds
 │   └── Stopping                 503  it will not become ready again
-├── OrderRefused                  a coordinator or controller asked for something that this instance does not do
+├── CommandRefused                a coordinator or controller asked for something that this instance does not do
 ├── Expired                  504/408  the time limit named by ``limit`` has passed (408: the client's)
 └── EngineError                  500  the engine failed this request
     └── EngineDied               503  the engine process is gone
@@ -378,8 +378,12 @@ class Expired(ParleyError):
         self.status = 408 if limit == "client" else 504
 
 
-class OrderRefused(ParleyError):
-    """``status``: the HTTP status of the answer. ``kind``: of error, where it is not the usual one of the status."""
+class CommandRefused(ParleyError):
+    """An instance does not do what a coordinator or controller asks for.
+
+    ``status``: the HTTP status of the answer. ``kind``: the kind of error in the answer, where it is not the usual one
+    of the status.
+    """
 
     def __init__(self, status: int, message: str, kind: str = ""):
         super().__init__(message)

@@ -48,7 +48,7 @@ from parley.types import (
     ToolCall,
     Usage,
 )
-from parley.worker.thread import LocalEngine
+from parley.worker.thread_engine import ThreadEngine
 
 T = TypeVar("T")
 PromptInput = str | list[int]  # text or token ids
@@ -124,7 +124,7 @@ class LLM:
             if "dtype" in settings:
                 settings["dtype"] = DTYPE_NAMES.get(settings["dtype"], settings["dtype"])
             plan = Settings(model=folder, adapters=dict(adapters or {}), **settings)
-            engine: Engine = LocalEngine(plan) if in_process else RemoteEngine(plan, name=served_name(model))
+            engine: Engine = ThreadEngine(plan) if in_process else RemoteEngine(plan, name=served_name(model))
             self._model = ServedModel((served_name(model),), plan, engine, ServerOptions(max_queue=UNBOUNDED_QUEUE))
             self._run_blocking(self._model.load_engine())
         except BaseException:

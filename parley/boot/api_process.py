@@ -104,7 +104,9 @@ class ApiProcess:
         self._counts = ConnectionCounts(plan.counts_file, options.api_processes, plan.number)
         for number in plan.listeners:
             place = places[number]
-            app = parts.make_port_app(place.mounts, place.host, certified=place.is_certified, keeps=place.keeps_route)
+            app = parts.make_port_app(
+                place.mounts, place.host, certified=place.is_certified, serves_route=place.serves_route
+            )
             self._places[app] = number
             context = None
             if place.tls is not None:
@@ -115,7 +117,9 @@ class ApiProcess:
 
     def _make_model(self, planned: PlannedModel, id_prefix: str, options: ServerOptions) -> RelayedModel:
         name = planned.names[0]
-        engine = RelayedEngine(planned.facts.info, id_prefix, lambda message: self._link.send_order(name, message))
+        engine = RelayedEngine(
+            planned.facts.info, id_prefix, lambda message: self._link.send_engine_message(name, message)
+        )
         model = RelayedModel(planned.names, planned.settings, engine, options)
         model.created = planned.created
         return model

@@ -14,7 +14,7 @@ from parley.engine.vllm import VLLMEngine
 from parley.serving.options import EngineKind, OfferedModel
 from parley.types import AttachedSettings, EngineSettings, Settings, VLLMSettings
 from parley.worker.attached.attached_engine import AttachedEngine
-from parley.worker.thread import LocalEngine
+from parley.worker.thread_engine import ThreadEngine
 
 # The arguments are settings of the kind that the engine needs, and the model's name in the log.
 EngineFactory = Callable[[Any, str], Engine]
@@ -25,9 +25,9 @@ def remote_engine(settings: Settings, name: str) -> Engine:
     return RemoteEngine(settings, name=name)
 
 
-def local_engine(settings: Settings, name: str) -> Engine:
+def thread_engine(settings: Settings, name: str) -> Engine:
     """Return an engine in a thread of this process."""
-    return LocalEngine(settings)
+    return ThreadEngine(settings)
 
 
 def scripted_engine(settings: EngineSettings, name: str) -> Engine:
@@ -47,7 +47,7 @@ def attached_engine(settings: AttachedSettings, name: str) -> Engine:
 
 ENGINE_FACTORIES: dict[EngineKind, EngineFactory] = {
     "process": remote_engine,
-    "thread": local_engine,
+    "thread": thread_engine,
     "scripted": scripted_engine,
     "vllm": vllm_engine,
     "attached": attached_engine,

@@ -21,7 +21,7 @@ from parley.settings.kinds import UNIX_PREFIX
 from parley.web.auth import PortReach, is_loopback, port_reach
 from parley.web.tls.files import TlsFiles
 
-OPEN_PLANE = (
+UNPROTECTED_PORT = (
     "the role {role} takes {what} at {host} port {port}, which {whom}. Set --cluster-secret for all instances and "
     "coordinators, or {tls_option}, or name the cluster's networks with --cluster-network."
 )
@@ -42,7 +42,7 @@ class ListeningPlace(NamedTuple):
     tls: TlsFiles | None = None
     is_admin: bool = False  # only management planes are mounted here
     title: str = ""  # of a port that has some routes of the server, and no API of its own
-    keeps_route: Callable[[Route], bool] = lambda route: True  # whether it has a route of these APIs
+    serves_route: Callable[[Route], bool] = lambda route: True  # whether it has a route of these APIs
 
     @property
     def is_certified(self) -> bool:
@@ -56,10 +56,10 @@ def listening_places(options: ServerOptions) -> list[ListeningPlace]:
     APIs that were given the same port share a place.
     """
     places = []
-    keeps_client_routes = partial(_is_client_route, options)
+    serves_client_route = partial(_is_client_route, options)
     shared = universal_mounts(options.strict, options.tgi_compat, pages=options.ui)
     if options.port is not None:
-        places.append(ListeningPlace(options.host, options.port, shared, options.tls, keeps_route=keeps_client_routes))
+        places.append(ListeningPlace(options.host, options.port, shared, options.tls, serves_route=serves_client_route))
     dialects = {**DEDICATED_APIS, **options.apis}
     by_address: dict[tuple[str, int], list[ListenAddress]] = {}
     for number, address in enumerate(options.listen):
@@ -68,10 +68,10 @@ def listening_places(options: ServerOptions) -> list[ListeningPlace]:
     for first, *other_options in by_address.values():
         is_admin = all(address.api in ADMIN_PLANES for address in (first, *other_options))
         mounts = dedicated_mounts(first.api, *(address.api for address in other_options), apis=dialects)
-        keeps = _any_route if is_admin else keeps_client_routes
+        serves_route = _any_route if is_admin else serves_client_route
         tls = first.tls or options.tls
-        places.append(ListeningPlace(first.host, first.port, mounts, tls, is_admin=is_admin, keeps_route=keeps))
-    for host, port, title, keeps in (
+        places.append(ListeningPlace(first.host, first.port, mounts, tls, is_admin=is_admin, serves_route=serves_route))
+    for host, port, title, serves_route in (
         (
             "127.0.0.1" if is_unix_socket(options.host) else options.host,
             options.metrics_port,
@@ -82,7 +82,7 @@ def listening_places(options: ServerOptions) -> list[ListeningPlace]:
     ):
         if port is not None:
             places.append(
-                ListeningPlace(host, port, shared, options.tls, is_admin=True, title=title, keeps_route=keeps)
+                ListeningPlace(host, port, shared, options.tls, is_admin=True, title=title, serves_route=serves_route)
             )
     return places
 
@@ -108,7 +108,7 @@ def _is_client_route(options: ServerOptions, route: Route) -> bool:
     return options.admin_port is None or route_scope(route) != "admin"
 
 
-def find_open_plane(options: ServerOptions, places: Sequence[ListeningPlace]) -> str:
+def find_unprotected_port(options: ServerOptions, places: Sequence[ListeningPlace]) -> str:
     """Return a sentence with a remedy about a port where a stranger could act for the cluster; "" if there is none.
 
     A mixed server takes no commands that could change or move anything. Without keys a port of this machine alone has
@@ -118,9 +118,9 @@ def find_open_plane(options: ServerOptions, places: Sequence[ListeningPlace]) ->
         return ""
     for place in places:
         if _is_open(options, port_reach(place.host, certified=place.is_certified)):
-            return _describe_open_plane(options, "commands", place.host, place.port)
+            return _describe_unprotected_port(options, "commands", place.host, place.port)
     if options.peer_tls is None and _is_open(options, port_reach(places[0].host)):
-        return _describe_open_plane(options, "handovers", places[0].host, options.peer_port)
+        return _describe_unprotected_port(options, "handovers", places[0].host, options.peer_port)
     return ""
 
 
@@ -129,8 +129,8 @@ def _is_open(options: ServerOptions, reach: PortReach) -> bool:
     return reach == "public" or (reach == "local" and options.has_keys)
 
 
-def _describe_open_plane(options: ServerOptions, what: str, host: str, port: int | None) -> str:
+def _describe_unprotected_port(options: ServerOptions, what: str, host: str, port: int | None) -> str:
     """Return the sentence about an open port. ``what``: "commands" or "handovers", which it takes."""
     tls_option = "--tls-cert, -key and -client-ca" if what == "commands" else "--cluster-cert, -key and -ca"
     whom = ANYONE_HERE if is_loopback(host) else ANYONE
-    return OPEN_PLANE.format(role=options.role, what=what, host=host, port=port, whom=whom, tls_option=tls_option)
+    return UNPROTECTED_PORT.format(role=options.role, what=what, host=host, port=port, whom=whom, tls_option=tls_option)

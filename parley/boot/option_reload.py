@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable
 from pathlib import Path
 
-from parley.boot.listening_places import find_open_plane
+from parley.boot.listening_places import find_unprotected_port
 from parley.boot.server_ports import ServerPorts
 from parley.serving.options import ServerOptions
 from parley.serving.registry import ModelRegistry
@@ -51,7 +51,7 @@ class OptionReloader:
         Raises ConfigError, TlsFileError before anything has changed.
         """
         options, names = take_over_fields(self.options, self._read_options(), RELOADED_OPTIONS)
-        self._refuse_open_plane(options)
+        self._refuse_unprotected_port(options)
         self._ports.reload_certificates()
         self._use_options(options)
         return names
@@ -62,7 +62,7 @@ class OptionReloader:
             try:
                 new_options = await asyncio.to_thread(self._read_options)
                 options, names = take_over_fields(self.options, new_options, KEY_OPTIONS)
-                self._refuse_open_plane(options)
+                self._refuse_unprotected_port(options)
             except ConfigError as error:
                 log.error("Changed API keys were not loaded, and the old ones stay: %s", error)
                 continue
@@ -70,10 +70,10 @@ class OptionReloader:
             if names.changed:
                 log.info("Changed API keys were loaded.")
 
-    def _refuse_open_plane(self, options: ServerOptions) -> None:
-        """Raise ConfigError if these options would leave a management port open to everyone."""
-        if open_plane := find_open_plane(options, self._ports.places):
-            raise ConfigError(open_plane)
+    def _refuse_unprotected_port(self, options: ServerOptions) -> None:
+        """Raise ConfigError if these options would leave a port of the cluster open to strangers."""
+        if unprotected_port := find_unprotected_port(options, self._ports.places):
+            raise ConfigError(unprotected_port)
 
     def _use_options(self, options: ServerOptions) -> None:
         self.options = options

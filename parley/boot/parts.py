@@ -57,11 +57,11 @@ class ServerParts:
         host: str,
         *,
         certified: bool = False,
-        keeps: Callable[[Route], bool] = lambda route: True,
+        serves_route: Callable[[Route], bool] = lambda route: True,
     ) -> App:
         """Return the application of one port, without CORS. ``certified``: it requires a client's certificate.
-        ``keeps``: whether it has a route of its APIs."""
-        return App(self.registry, mounts, host, self.handlers, self.instance_state, certified, keeps)
+        ``serves_route``: whether it serves a route of its APIs."""
+        return App(self.registry, mounts, host, self.handlers, self.instance_state, certified, serves_route)
 
     def build_app(self, mounts: Sequence[ApiMount] = (), host: str = "") -> ASGIApp:
         """Return the application of one port, with CORS. Default: the server's main port."""

@@ -22,7 +22,7 @@ import uvloop
 from parley import hub
 from parley.boot.api_processes import ApiProcessFailed
 from parley.boot.engines import make_engine
-from parley.boot.listening_places import find_open_plane, listening_places
+from parley.boot.listening_places import find_unprotected_port, listening_places
 from parley.boot.opening import opening_lines
 from parley.boot.option_reload import OptionReloader
 from parley.boot.parts import ServerParts
@@ -72,8 +72,8 @@ def run_server(
     for notice in options.notes:
         log.warning(notice)
     options = with_connection_limits(options)
-    if open_plane := find_open_plane(options, listening_places(options)):
-        banner.print_failure(open_plane)
+    if unprotected_port := find_unprotected_port(options, listening_places(options)):
+        banner.print_failure(unprotected_port)
         return 1
     with contextlib.ExitStack() as stack:
         sockets, tls_contexts = [], []
@@ -89,7 +89,7 @@ def run_server(
                 return 1
         runner = stack.enter_context(asyncio.Runner(loop_factory=uvloop.new_event_loop))
         try:
-            server = ServerInstance(offers, options, sockets, tls_contexts, read_options)
+            server = ServerProcess(offers, options, sockets, tls_contexts, read_options)
         except (BadEndpointFile, BadRecordFile, BadUsageFile) as error:
             banner.print_failure(str(error))
             return 1
@@ -127,7 +127,7 @@ def make_peer(
     )
 
 
-class ServerInstance:
+class ServerProcess:
     """One server process, from its first line of output to its end: load the models, serve, drain, close.
 
     ``sockets`` and ``tls_contexts``: listening sockets and TLS contexts (None: unencrypted), one per item of

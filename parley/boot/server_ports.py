@@ -80,7 +80,7 @@ class ServerPorts:
             if context is not None and place.tls is not None
         ]
         self._apps = [
-            parts.make_port_app(place.mounts, place.host, certified=place.is_certified, keeps=place.keeps_route)
+            parts.make_port_app(place.mounts, place.host, certified=place.is_certified, serves_route=place.serves_route)
             for place in self.places
         ]
         cors_apps = [CorsByPath(app, options.cors, app.web_origins) for app in self._apps]

@@ -333,14 +333,14 @@ def _count_processes(api_processes: int) -> Finding:
 
 def _check_server_options(options: ServerOptions) -> Iterator[Finding]:
     """Make the checks of serve before it listens: planes open to strangers, certificates, the endpoints file."""
-    from parley.boot.listening_places import find_open_plane, listening_places
+    from parley.boot.listening_places import find_unprotected_port, listening_places
     from parley.serving.endpoints.traffic_split import BadEndpointFile, read_endpoint_file
     from parley.web.tls.contexts import client_tls_context, server_tls_context
     from parley.web.tls.files import TlsFileError
 
     places = listening_places(options)
-    if open_plane := find_open_plane(options, places):
-        yield Finding("fail", "options", open_plane)
+    if unprotected_port := find_unprotected_port(options, places):
+        yield Finding("fail", "options", unprotected_port)
     try:
         for files in filter(None, (*(place.tls for place in places), options.peer_tls)):
             server_tls_context(files)

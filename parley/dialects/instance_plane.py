@@ -13,7 +13,7 @@ from typing import NamedTuple
 import msgspec
 
 from parley.dialects.dialect import Answer, Route
-from parley.errors import OrderRefused
+from parley.errors import CommandRefused
 from parley.types import OutputBatch
 
 REQUEST_UUID = re.compile(r"[0-9a-f]{32}")  # the id of a request, the same for all attempts
@@ -49,16 +49,16 @@ class ResumedBody(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class InstancePlane:
-    """``routes``: the paths where instances answer coordinators. ``render_order_refusal`` returns the answer to an
+    """``routes``: the paths where instances answer coordinators. ``render_command_refusal`` returns the answer to an
     order that an instance refuses. ``stopping_answer``: the status of an instance that is about to stop.
 
     ``read_resumed`` reads the body of a request that another instance began and that arrived at a path; it raises
-    OrderRefused. ``write_resumed`` writes such a body for a path, given the original request, the token ids of its
+    CommandRefused. ``write_resumed`` writes such a body for a path, given the original request, the token ids of its
     first prompt and the seed of its first choice.
     """
 
     routes: Sequence[Route]
-    render_order_refusal: Callable[[OrderRefused], Answer]
+    render_command_refusal: Callable[[CommandRefused], Answer]
     stopping_answer: Answer
     read_resumed: Callable[[str, bytes], ResumedBody]
     write_resumed: Callable[[str, OriginalRequest, Sequence[int], int], bytes]

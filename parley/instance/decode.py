@@ -296,7 +296,7 @@ async def accept_handover(member: ClusterMember, apps: Sequence[App], receiver: 
     exchange.limits_counted = message.limits_counted
     member.note_prompt(message.body, app.registry.options.prefix_owner(message.tenant))
     try:
-        await app.answer_request(exchange, admitted=True)
+        await app.answer_request(exchange, authorized=True)
     finally:
         channel.close_channel()
         await receiver.refuse_handover(stage.refusal_reason)  # has no effect if the request was accepted

@@ -12,7 +12,7 @@ import msgspec
 from parley.dialects.dialect import Route, RouteKind
 from parley.dialects.mounts import INSTANCE_PLANE
 from parley.disagg.wire import headers, role_request
-from parley.errors import Invalid, Malformed, OrderRefused
+from parley.errors import CommandRefused, Invalid, Malformed
 from parley.instance.instance_state import InstanceState
 from parley.instance.request_intake import RequestIntake
 from parley.instance.status import instance_status
@@ -61,7 +61,7 @@ async def handle_generate(
 ) -> None:
     """Answer a request of a client, or run the prefill stage that a coordinator commands.
 
-    Raises OrderRefused.
+    Raises CommandRefused.
     """
     is_command = exchange.stage is None and not exchange.counts_tokens
     command = instance_state.read_command(exchange) if is_command else None
@@ -74,7 +74,7 @@ async def handle_generate(
 async def handle_results(
     instance_state: InstanceState, registry: ModelRegistry, route: Route, exchange: Exchange
 ) -> None:
-    """Stream results to a coordinator until it leaves or connects again. Raises OrderRefused."""
+    """Stream results to a coordinator until it leaves or connects again. Raises CommandRefused."""
     query = _query_parameters(exchange)
     coordinator_name = query.get("client", "")
     instance_state.access.require_member(exchange)
@@ -87,7 +87,7 @@ async def handle_results(
             if instance_state.role.name == "mixed"
             else NOT_A_DECODE_INSTANCE.format(instance_state.role.name)
         )
-        raise OrderRefused(400, text)
+        raise CommandRefused(400, text)
     first_frame = query.get("from")
     if first_frame is not None and not re.fullmatch("[0-9]{1,15}", first_frame):
         raise Invalid("'from' must be the number of a frame.", field="from")
@@ -125,7 +125,7 @@ async def handle_results_flow(
 
 
 async def handle_role(instance_state: InstanceState, registry: ModelRegistry, route: Route, exchange: Exchange) -> None:
-    """Assign a role; the answer does not wait until the change is complete. Raises OrderRefused."""
+    """Assign a role; the answer does not wait until the change is complete. Raises CommandRefused."""
     version, _, name = route.path[1:].split("/")
     if not registry.options.admin_keys:  # else the caller has shown an admin key or the secret
         instance_state.access.require_member(exchange)
@@ -133,7 +133,7 @@ async def handle_role(instance_state: InstanceState, registry: ModelRegistry, ro
         name, version, await exchange.read_body(), instance_state.role.name == "none"
     )
     if registry.options.peer_port is None:  # started as mixed: no instance could hand anything over
-        raise OrderRefused(503, role_request.NO_PEERS)
+        raise CommandRefused(503, role_request.NO_PEERS)
     instance_state.role.assign_role(assignment)
     await exchange.send_response(role_request.ROLE_ACCEPTED.body)
 

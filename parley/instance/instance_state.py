@@ -67,7 +67,7 @@ class InstanceState:
 
     def read_command(self, exchange: Exchange) -> PrefillCommand | None:
         """Return the coordinator's command in a request's headers, or None for an ordinary request. Raises
-        OrderRefused."""
+        CommandRefused."""
         if self.role.name == "mixed" and not pd_headers.is_native(exchange.headers):
             return None
         command = pd_headers.parse_prefill_command(

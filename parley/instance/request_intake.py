@@ -31,7 +31,7 @@ class RequestIntake:
     async def begin_prefill(
         self, registry: ModelRegistry, route: Route, exchange: Exchange, command: PrefillCommand
     ) -> None:
-        """Run the prefill stage that a coordinator commands. Raises ParleyError, ClientGone, OrderRefused."""
+        """Run the prefill stage that a coordinator commands. Raises ParleyError, ClientGone, CommandRefused."""
         exchange.set_request_uuid(command.request_uuid or exchange.request_uuid)
         exchange.created_at = int(time.time()) if command.created is None else command.created
         exchange.arrived_at -= command.elapsed

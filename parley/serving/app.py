@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from starlette.exceptions import HTTPException
 from starlette.routing import BaseRoute, Match, Router
-from starlette.routing import Route as Mounted
+from starlette.routing import Route as StarletteRoute
 from starlette.types import Receive, Scope, Send
 
 from parley.dialects.dialect import Dialect, HeaderList, Route, RouteKind
@@ -37,10 +37,10 @@ from parley.disagg.wire.headers import read_preface_size
 from parley.disagg.wire.vouched_client import CLIENT_HEADER, COUNT_HEADER, VouchedClient
 from parley.errors import (
     SERVER_ERROR,
+    CommandRefused,
     Forbidden,
     NotAllowed,
     NotFound,
-    OrderRefused,
     ParleyError,
     Unauthorized,
     excerpt,
@@ -51,7 +51,15 @@ from parley.serving.keys.scopes import check_key_api
 from parley.serving.options import ServerOptions
 from parley.serving.registry import ModelRegistry
 from parley.serving.trusted_proxies import TrustedProxies, strip_root_path, without_root_path
-from parley.web.auth import KEPT_KEY, KEPT_KEY_REFUSED, NO_ADMIN_KEY, ApiKeys, BrowserGuard, PortReach, port_reach
+from parley.web.auth import (
+    BATCH_KEY_REFUSED,
+    NO_ADMIN_KEY,
+    TENANT_REFERENCE_KEY,
+    ApiKeys,
+    BrowserGuard,
+    PortReach,
+    port_reach,
+)
 from parley.web.exchange import Exchange
 from parley.web.framing.request_head import raise_head_error
 from parley.web.logs import log_access
@@ -69,7 +77,7 @@ class ClusterView(Protocol):
         """Whether a coordinator of the cluster sent the request on its own behalf, which needs no key."""
 
     def read_command(self, exchange: Exchange) -> object:
-        """Return a coordinator's command to do a part of this request, None if there is none. Raises OrderRefused."""
+        """Return a coordinator's command to do a part of this request, None if there is none. Raises CommandRefused."""
 
     def vouched_client(
         self, headers: Mapping[bytes, bytes], client_host: str, reach: PortReach, *, has_keys: bool
@@ -179,13 +187,15 @@ def _first_unyielding(endpoints: Sequence[RouteEndpoint]) -> RouteEndpoint:
 
 
 def build_route_table(
-    app: App, mounts: Sequence[ApiMount], keeps: Callable[[Route], bool] = lambda route: True
+    app: App, mounts: Sequence[ApiMount], serves_route: Callable[[Route], bool] = lambda route: True
 ) -> dict[tuple[str, str], RouteEndpoint | SharedPathEndpoint]:
-    """Return the route table of these mounts: an endpoint for each method and path with a route that it ``keeps``."""
+    """Return the endpoint of each method and path of these mounts. Routes that ``serves_route`` denies are left out."""
     route_table: dict[tuple[str, str], RouteEndpoint | SharedPathEndpoint] = {}
     for method_and_path, routes in mount_table(mounts).items():
         route_endpoints = [
-            RouteEndpoint(app, route, mount.dialect, method_and_path[1]) for route, mount in routes if keeps(route)
+            RouteEndpoint(app, route, mount.dialect, method_and_path[1])
+            for route, mount in routes
+            if serves_route(route)
         ]
         if not route_endpoints:
             continue
@@ -201,7 +211,7 @@ class App:
     ``mounts``: the APIs mounted here. ``route_table``: the route table that the router was built from. ``apis``: the
     names and prefixes of the APIs; ports with equal ``apis`` answer the same requests. ``handlers``: the function that
     answers each kind of route. ``certified``: the port requires a client's certificate.
-    ``keeps``: whether the port has a route of its APIs.
+    ``serves_route``: whether the port serves a route of its APIs.
     """
 
     def __init__(
@@ -212,7 +222,7 @@ class App:
         handlers: Mapping[RouteKind, RouteHandler] = SERVER_HANDLERS,
         cluster: ClusterView = NO_CLUSTER_VIEW,
         certified: bool = False,
-        keeps: Callable[[Route], bool] = lambda route: True,
+        serves_route: Callable[[Route], bool] = lambda route: True,
     ):
         options = registry.options
         self.registry = registry
@@ -223,7 +233,7 @@ class App:
         self.apis = " ".join(f"{mount.prefix}:{mount.dialect.name}" for mount in self.mounts)
         self.keys = ApiKeys(*options.key_sources)
         self._audit_log = AuditLog(options.audit_log or "")
-        self.route_table = build_route_table(self, mounts, keeps)
+        self.route_table = build_route_table(self, mounts, serves_route)
         self._root_path = options.root_path
         self._proxies = TrustedProxies(options.trusted_proxies, trusts_sockets=options.trusts_socket_proxies)
         self._access_gate = BrowserGuard(host, options.hosts, options.cors, self.keys)
@@ -241,7 +251,7 @@ class App:
         self._page_folders = {path.partition("{")[0]: page for path, page in self._pages.items() if "{" in path}
         places = sorted(self.route_table.items(), key=lambda place: "{" in place[0][1])  # fixed paths come first
         self._path_router = Router(
-            [Mounted(path, endpoint, methods=[method]) for (method, path), endpoint in places],
+            [StarletteRoute(path, endpoint, methods=[method]) for (method, path), endpoint in places],
             redirect_slashes=False,
             default=self._answer_unmatched,
         )
@@ -276,8 +286,8 @@ class App:
             exchange.begin_trace(self.registry.span_exporter)
         return exchange
 
-    async def answer_request(self, exchange: Exchange, *, admitted: bool = False) -> None:
-        """Answer a request. ``admitted``: another server of the cluster has already authorized it."""
+    async def answer_request(self, exchange: Exchange, *, authorized: bool = False) -> None:
+        """Answer a request. ``authorized``: another server of the cluster has already authorized it."""
         scope = exchange.scope
         scope[EXCHANGE_KEY] = exchange
         scope["app"] = self  # makes the router raise, instead of answering, if the method does not fit
@@ -287,14 +297,14 @@ class App:
                 raise_head_error(scope, is_probe=False)
                 await page(scope, exchange.receive, exchange.raw_send)
                 return
-            if not admitted:
+            if not authorized:
                 self._authorize_request(scope, exchange)
             endpoint = self._direct_endpoints.get((scope["method"], scope["path"]), self._path_router)
             await endpoint(scope, exchange.receive, exchange.raw_send)
         except ClientGone:
             exchange.abort_connection()
-        except OrderRefused as refused:
-            answer = INSTANCE_PLANE.render_order_refusal(refused)
+        except CommandRefused as refused:
+            answer = INSTANCE_PLANE.render_command_refusal(refused)
             await exchange.send_response(answer.body, answer.status, answer.content_type)
         except ParleyError as error:
             await self._send_error(exchange, error)
@@ -312,7 +322,7 @@ class App:
             if not exchange.is_passed:
                 exchange.finish_trace()
             del scope[EXCHANGE_KEY]  # the two refer to each other; without the cycle, memory is freed at once
-            if not admitted and not exchange.is_passed:
+            if not authorized and not exchange.is_passed:
                 self._record_request(exchange)
                 if exchange.is_admin_call or (exchange.status == 401 and self._matches_admin_route(scope)):
                     self._audit_log.record_call(exchange)
@@ -374,10 +384,10 @@ class App:
         raise_head_error(scope, is_probe=is_keyless)
         if is_keyless:
             return
-        if KEPT_KEY in scope:
-            tenant = self.keys.find_kept_key(scope[KEPT_KEY])
+        if TENANT_REFERENCE_KEY in scope:
+            tenant = self.keys.find_tenant(scope[TENANT_REFERENCE_KEY])
             if tenant is None:
-                raise Unauthorized(KEPT_KEY_REFUSED)
+                raise Unauthorized(BATCH_KEY_REFUSED)
             exchange.tenant, exchange.log_entry.key = tenant, self.keys.name_key(tenant)
             return
         self._access_gate.check_headers(headers, exchange.dialect.web_origins)

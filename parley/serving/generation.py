@@ -22,7 +22,13 @@ from parley.serving.keys.scopes import check_key_models
 from parley.serving.media.loader import MediaLease
 from parley.serving.media.request_media import drop_media, request_media
 from parley.serving.open_requests import RequestProgress
-from parley.serving.prepare import check_adapter, check_request, prepare_engine_requests, reserved_counts
+from parley.serving.prepare import (
+    check_adapter,
+    check_request,
+    prepare_engine_requests,
+    reserved_counts,
+    resolve_model_name,
+)
 from parley.serving.prompt_stream import PromptStream
 from parley.serving.request_metrics import RequestMetrics
 from parley.serving.served_model import ServedModel
@@ -67,9 +73,8 @@ class Generation:
         stage: RequestStage | None = None,
         account: RequestAccount | None = None,
     ):
-        request.model = request_metrics.log_entry.model = model.answer_name(request.model)
-        if request.adapter is None and request.model in model.adapters:
-            request.adapter = request.model
+        resolve_model_name(model, request)
+        request_metrics.log_entry.model = request.model
         if request.exclusive_id and model.find_open_request(request.exclusive_id, tenant):
             raise InUse(f"Another request is running under the id {excerpt(request.exclusive_id)}.")
         for name in (*model.names, request.adapter or ""):

@@ -26,17 +26,19 @@ from parley.dialects.records import StreamReplay
 from parley.errors import Invalid, NotFound, ParleyError
 from parley.metrics.recorded import ModelSnapshot
 from parley.serving.admin import adapters, control, pull
-from parley.serving.generate import follow_events, handle_generate, read_generation_body, request_context
+from parley.serving.answer_writer import follow_events
+from parley.serving.generate import handle_generate
 from parley.serving.keys.usage_page import handle_usage
 from parley.serving.media.request_media import prompt_media
 from parley.serving.model_facts import describe_name
 from parley.serving.pages import metrics_page
 from parley.serving.pages.activity import handle_activity
 from parley.serving.pages.page_files import handle_page
-from parley.serving.prepare import check_request, prepare_engine_requests
+from parley.serving.prepare import check_request, prepare_engine_requests, resolve_model_name
 from parley.serving.records.background import BackgroundRuns
 from parley.serving.records.inner_sender import kept_run, sender_of_client
 from parley.serving.registry import ModelRegistry
+from parley.serving.request_reader import read_generation_body, request_context
 from parley.serving.served_model import ServedModel
 from parley.serving.socket_handshake import handle_socket
 from parley.text.tokens.tokenizer import Tokenizer
@@ -143,9 +145,7 @@ async def handle_render(registry: ModelRegistry, route: Route, exchange: Exchang
     exchange.adopt_reply(reply)
     model.require_ready()
     request = reply.request
-    request.model = model.answer_name(request.model)
-    if request.adapter is None and request.model in model.adapters:
-        request.adapter = request.model
+    resolve_model_name(model, request)
     check_request(model, request)
     prepared_prompts = await exchange.while_connected(prepare_engine_requests(model, request, exchange.tenant))
     find_reasoning_ended = model.text_pipeline.find_reasoning_ended
@@ -343,7 +343,7 @@ async def handle_stored(registry: ModelRegistry, route: Route, exchange: Exchang
     elif isinstance(result, BatchJob):
         app, tenant = exchange.scope["app"], exchange.tenant
         sender = sender_of_client(app, exchange.scope, result)
-        run = kept_run(exchange.scope, result, app.apis, app.keys.keep_key(tenant))
+        run = kept_run(exchange.scope, result, app.apis, app.keys.tenant_reference(tenant))
         await exchange.send_response(registry.batch_runner.accept_batch(tenant.id, result, sender, run))
     else:
         await replay_stream(registry.background_runs, exchange.tenant.id, exchange, result)

@@ -27,6 +27,12 @@ from parley.errors import (
 )
 from parley.serving import beam_limits
 from parley.serving.engine_features import check_engine_bounds, check_engine_features
+from parley.serving.logprob_limits import (
+    check_answer_logprobs,
+    engine_alternatives,
+    engine_alternatives_count,
+    logprob_output_limit,
+)
 from parley.serving.media.request_media import check_prompt_is_whole, media_by_prompt
 from parley.serving.served_model import ServedModel
 from parley.serving.workers.grammar_workers import GRAMMAR_WORKERS
@@ -51,11 +57,17 @@ from parley.web.offload import off_loop
 MAX_PRIORITY = (1 << 63) - 1
 # Keep engine ids unique: a retried request may arrive while the engine still runs its first attempt.
 ATTEMPT_NUMBERS = count()
-# Log-probabilities in one request for those of the whole vocabulary; they take half a second.
-MAX_LISTED_LOGPROBS = 1 << 18
-MANY_ALTERNATIVES = 1024  # a request for more of them has the limit of one for the whole vocabulary
-MAX_ANSWER_LOGPROBS = 1 << 20  # log-probabilities in one answer, alternatives included; they take 500 MB
 MAX_TOKEN_VECTOR_NUMBERS = 1 << 23  # numbers of all tokens' vectors in one answer; as JSON they take 160 MB
+
+
+def resolve_model_name(model: ServedModel, request: Request) -> None:
+    """Replace the model's name in a request by the one that its answer carries.
+
+    Where that is the name of an adapter, and the request names no other, the request uses that adapter.
+    """
+    request.model = model.answer_name(request.model)
+    if request.adapter is None and request.model in model.adapters:
+        request.adapter = request.model
 
 
 def check_request(model: ServedModel, request: Request) -> None:
@@ -138,8 +150,8 @@ def _build_engine_request(
         n=request.choices_per_prompt,
         min_tokens=stop_conditions.min_tokens,
         stop_ids=sorted({*stop_conditions.ids, *(() if stop_conditions.ignore_eos else pipeline.tokenizer.eos_ids)}),
-        logprobs=_output_alternatives(request, vocabulary),
-        prompt_logprobs=_alternatives_count(output_options.prompt_logprobs, vocabulary),
+        logprobs=engine_alternatives(request, vocabulary),
+        prompt_logprobs=engine_alternatives_count(output_options.prompt_logprobs, vocabulary),
         cache_salt=_tenant_salt(request.cache_salt, model.options.prefix_owner(tenant)),
         token_costs=output_options.token_costs,
         pooling=request.pooling,
@@ -168,21 +180,6 @@ def _derive_seed(seed_text: str) -> int:
     return int.from_bytes(blake2b(seed_text.encode(), digest_size=8).digest()) >> 1
 
 
-def _output_alternatives(request: Request, vocabulary: int) -> int:
-    """Return the number of alternatives to each output token, as the engine expects it."""
-    alternatives = request.output_options.logprobs
-    if request.output_options.logprob_ids or (alternatives is None and request.best_of is not None):
-        return 0  # chosen ids replace alternatives; the ranking of ``best_of`` needs the drawn tokens' alone
-    return _alternatives_count(alternatives, vocabulary)
-
-
-def _alternatives_count(alternatives: int | None, vocabulary: int) -> int:
-    """Return a number of alternatives as the engine expects it: -1 for no log-probabilities at all."""
-    if alternatives is None:
-        return -1
-    return vocabulary if alternatives < 0 else alternatives
-
-
 async def _compile_grammars(model: ServedModel, request: Request, tenant: Tenant) -> list[str]:
     """Return the grammar that the answer to each prompt must follow, in the engine's format. Raises Invalid."""
     pipeline, grammar, prompts = model.text_pipeline, request.grammar, request.prompts
@@ -209,7 +206,7 @@ def _prepare_prompts(
             prepared_prompts.append(fit_chat(prompt, prepare))
         else:
             prepared_prompts.append(prepare(prompt))
-    _check_answer_logprobs(request, model.model_info, prepared_prompts)
+    check_answer_logprobs(request, model.model_info, prepared_prompts)
     _check_token_vectors(request, model.model_info, prepared_prompts)
     if request.banned_words:
         request.sampling = msgspec.structs.replace(
@@ -309,7 +306,7 @@ def _output_limit(model: ServedModel, request: Request, prepared: PreparedPrompt
         model.options.max_output,
         _engine_output_limit(info),
         beam_limits.beam_output_limit(request, info, len(token_ids), min_room),
-        _logprob_output_limit(request),
+        logprob_output_limit(request),
     )
     return min([context_room, *[limit for limit in output_limits if limit is not None]])
 
@@ -349,39 +346,6 @@ def _check_room_for_text(model: ServedModel, request: Request) -> None:
         )
 
 
-def _check_answer_logprobs(request: Request, info: ModelInfo, prompts: list[tuple[PreparedPrompt, int]]) -> None:
-    """Limit the log-probabilities that an answer holds, of tokens and of their alternatives. Raises Invalid.
-
-    A stream holds only those of the prompt.
-    """
-    prompt_alternatives, listed_alternatives = request.output_options.prompt_logprobs, _listed_alternatives(request)
-    if prompt_alternatives is None and listed_alternatives is None:
-        return
-    vocabulary = info.vocab_size
-    tokens_by_field = {
-        "logprobs": (
-            listed_alternatives,
-            request.choices_per_prompt * sum(max_tokens for _, max_tokens in prompts),
-        ),
-        "prompt_logprobs": (prompt_alternatives, sum(len(prepared.token_ids) for prepared, _ in prompts)),
-    }
-    for field, (alternatives, tokens) in tokens_by_field.items():
-        if alternatives is None:
-            continue
-        if alternatives == -1 or alternatives > min(MANY_ALTERNATIVES, vocabulary):
-            _check_listed_logprobs(alternatives, tokens, vocabulary, field)
-        streamed = request.stream and field == "logprobs"
-        if alternatives == -1 or streamed:
-            continue
-        if tokens > (max_tokens := MAX_ANSWER_LOGPROBS // (alternatives + 1)):
-            raise Invalid(
-                f"Log-probabilities with {alternatives} alternatives can be returned for at most {max_tokens} tokens "
-                f"in one answer, but they were requested for {tokens}. Ask for fewer tokens"
-                f"{', choices or alternatives, or for a stream' if field == 'logprobs' else ' or alternatives'}.",
-                field=field,
-            )
-
-
 def _check_token_vectors(request: Request, info: ModelInfo, prompts: list[tuple[PreparedPrompt, int]]) -> None:
     """Limit the vectors of single tokens in one answer. Raises Invalid."""
     if request.pooling is None or request.pooling.task != "token_embed":
@@ -394,37 +358,6 @@ def _check_token_vectors(request: Request, info: ModelInfo, prompts: list[tuple[
             f"requested for {tokens}. Send fewer or shorter texts.",
             field="prompt",
         )
-
-
-def _check_listed_logprobs(alternatives: int, tokens: int, vocabulary: int, field: str) -> None:
-    """Check a request for the log-probabilities of the whole vocabulary (-1) or much of it. Raises Invalid."""
-    if alternatives > vocabulary:
-        raise Invalid(f"The vocabulary has {vocabulary} tokens, but {alternatives} were requested.", field=field)
-    count = vocabulary if alternatives == -1 else alternatives
-    if tokens > (max_tokens := max(1, MAX_LISTED_LOGPROBS // count)):
-        alternatives_text = f"all {vocabulary}" if alternatives == -1 else f"{alternatives} of {vocabulary}"
-        raise Invalid(
-            f"Log-probabilities of {alternatives_text} tokens of the vocabulary can be returned for at most "
-            f"{max_tokens} tokens in one request, but they were requested for {tokens}.",
-            field=field,
-        )
-
-
-def _listed_alternatives(request: Request) -> int | None:
-    """Return how many alternatives each token of the answer lists; -1: the whole vocabulary, None: no logprobs."""
-    output_options = request.output_options
-    return len(output_options.logprob_ids) if output_options.logprob_ids else output_options.logprobs
-
-
-def _logprob_output_limit(request: Request) -> int | None:
-    """Return how many tokens each choice may have so that the log-probabilities fit an answer in one piece.
-
-    None if that is no limit, or if the request names its own: then it is refused.
-    """
-    alternatives = _listed_alternatives(request)
-    if alternatives is None or alternatives < 0 or request.stream or request.stop_conditions.max_tokens is not None:
-        return None
-    return max(1, MAX_ANSWER_LOGPROBS // ((alternatives + 1) * request.choices_per_prompt * len(request.prompts)))
 
 
 def _prompt_characters(prompt: Prompt) -> int:

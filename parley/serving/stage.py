@@ -14,6 +14,7 @@ from parley.disagg.wire.vouched_client import UsedTokens
 from parley.errors import ParleyError
 from parley.serving.served_model import ServedModel
 from parley.types import EngineOutput, EngineRequest, OutputBatch, ProcessedMedia, Request
+from parley.web.exchange import Exchange
 
 
 class RunningRequest(Protocol):
@@ -84,3 +85,10 @@ class RequestStage:
     def coordinator_headers(self, error: ParleyError | None) -> HeaderList:
         """Return headers of an error answer for the coordinator that sent the command."""
         return ()
+
+
+def request_stage(exchange: Exchange) -> RequestStage | None:
+    """Return the stage of a separated request that runs here; None if the whole request does."""
+    stage = exchange.stage
+    assert stage is None or isinstance(stage, RequestStage)
+    return stage

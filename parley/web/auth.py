@@ -24,8 +24,9 @@ from parley.settings.kinds import UNIX_PREFIX
 from parley.types import NO_TENANT, KeyLimits, KeyOwner, Tenant
 
 KEY_HEADERS = (b"api-key", b"x-api-key")
-KEPT_KEY = "parley.kept_key"  # in the scope of a request that the server sends itself: its client's ``KeptKey``
-KEPT_KEY_REFUSED = "The API key of this batch is not accepted any more."
+# Scope key of a request that the server itself sends for a client: the client's ``TenantReference``.
+TENANT_REFERENCE_KEY = "parley.tenant_reference"
+BATCH_KEY_REFUSED = "The API key of this batch is not accepted any more."
 TENANT_ID_LENGTH = 32  # hexadecimal digits
 NO_ADMIN_KEYS = (
     "API keys may not change the server. Start it with --admin-key-file FILE; the keys in that file may change it, and "
@@ -54,9 +55,9 @@ def port_reach(host: str, *, certified: bool = False) -> PortReach:
     return "certified" if certified else "local" if is_loopback(host) else "public"
 
 
-class KeptKey(NamedTuple):
-    """Not a client's key, but what finds its tenant again. ``tenant_id``: "" if the server had no keys. ``key_id``: of
-    a key that is known by its hash, else ""."""
+class TenantReference(NamedTuple):
+    """Finds a client's tenant again without the client's key, so it can be stored. ``tenant_id``: "" if the server had
+    no keys. ``key_id``: of a key that is known by its hash, else ""."""
 
     tenant_id: str
     key_id: str
@@ -180,23 +181,23 @@ class ApiKeys:
             self._key_names[tenant.id] = hashed_key.name
         return tenant
 
-    def keep_key(self, tenant: Tenant) -> KeptKey:
-        """Return what finds a tenant again, also in another process, without the tenant's key."""
+    def tenant_reference(self, tenant: Tenant) -> TenantReference:
+        """Return a reference by which ``find_tenant`` finds a tenant again, also in another process."""
         hashed_ids = (key_id for key_id, hashed in self._hashed_tenants.items() if hashed.id == tenant.id)
-        return KeptKey(tenant.id, next(hashed_ids, ""))
+        return TenantReference(tenant.id, next(hashed_ids, ""))
 
-    def find_kept_key(self, kept_key: KeptKey) -> Tenant | None:
-        """Return the tenant of a key that was accepted once, None if it is not accepted any more."""
+    def find_tenant(self, reference: TenantReference) -> Tenant | None:
+        """Return the tenant of a reference, None if the key of that tenant is not accepted any more."""
         if not self._has_keys:
-            return None if kept_key.tenant_id else NO_TENANT
-        hashed_key = self._hashed_keys.get(kept_key.key_id)
+            return None if reference.tenant_id else NO_TENANT
+        hashed_key = self._hashed_keys.get(reference.key_id)
         if hashed_key is not None:
             if self._has_expired(hashed_key):
                 return None
             # Not cached: the id comes from a file, and only the key itself shows the one that counts for its requests
-            self._key_names.setdefault(kept_key.tenant_id, hashed_key.name)
-            return hashed_tenant(hashed_key, kept_key.tenant_id)
-        return next((tenant for tenant in self._tenants if tenant.id == kept_key.tenant_id), None)
+            self._key_names.setdefault(reference.tenant_id, hashed_key.name)
+            return hashed_tenant(hashed_key, reference.tenant_id)
+        return next((tenant for tenant in self._tenants if tenant.id == reference.tenant_id), None)
 
     def _has_expired(self, hashed_key: HashedKey) -> bool:
         return hashed_key.expires is not None and self._clock() >= hashed_key.expires.timestamp()

@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Message, Scope
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 CYCLE_KEY = "parley.cycle"  # scope key: the request's HttpCycle
-CHUNK_PER_EVENT = "parley.apart"  # scope key: send each event of a stream as a chunk of its own
+CHUNK_PER_EVENT = "parley.chunk_per_event"  # scope key: send each event of a stream as a chunk of its own
 EVENT_PATTERN = re.compile(rb".+?(?:\n\n|\Z)", re.DOTALL)
 RECORD_PATTERN = re.compile(rb"[^\0\n]*[\0\n]|[^\0\n]+")
 

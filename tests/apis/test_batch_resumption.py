@@ -22,7 +22,7 @@ from parley.errors import NotReady
 from parley.serving.records import batch_runner
 from parley.serving.records.batch_log import BatchLog
 from parley.settings.key_file import make_key
-from parley.web.auth import ApiKeys, KeptKey
+from parley.web.auth import ApiKeys, TenantReference
 
 EXPIRY = {"anchor": "created_at", "seconds": 5000}
 
@@ -230,6 +230,6 @@ async def test_batches_of_many_keys_take_turns(serve, monkeypatch, store_fails):
 def test_tenant_from_a_file_does_not_count_for_requests_with_the_key():
     key, hashed_key = make_key("ann")
     keys = ApiKeys((), hashed_keys=(hashed_key,))
-    kept_tenant = keys.find_kept_key(KeptKey("other", hashed_key.id))
+    kept_tenant = keys.find_tenant(TenantReference("other", hashed_key.id))
     sent_tenant = keys.check_key({b"authorization": f"Bearer {key}".encode()})
     assert kept_tenant is not None and kept_tenant.id == "other" != sent_tenant.id

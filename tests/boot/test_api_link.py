@@ -9,7 +9,7 @@ from parley.serving.api_processes.api_link import ApiLink
 from parley.serving.api_processes.messages import (
     AdmitRequest,
     EndRequest,
-    EngineOrder,
+    EngineMessage,
     Granted,
     Refused,
     RelayedOutputs,
@@ -37,10 +37,10 @@ async def test_a_message_that_cannot_be_handled_ends_one_request(serve, caplog):
     admit = AdmitRequest(1, NO_TENANT, "", "tiny", "tiny", None, 1, "", ("one",), "vllm", 0.0)
     request = EngineRequest("1.one", [1, 2], 5)
     link.handle_message(admit)
-    link.handle_message(EngineOrder("tiny", SubmitRequest(request)))
+    link.handle_message(EngineMessage("tiny", SubmitRequest(request)))
     link.handle_message(ReserveTokens(7, 1, 1))  # of a request that is not known
-    link.handle_message(EngineOrder("tiny", SubmitRequest(request)))  # an id in use
-    link.handle_message(EngineOrder("gone", SubmitRequest(EngineRequest("1.two", [1, 2], 5))))
+    link.handle_message(EngineMessage("tiny", SubmitRequest(request)))  # an id in use
+    link.handle_message(EngineMessage("gone", SubmitRequest(EngineRequest("1.two", [1, 2], 5))))
     kinds = [type(message) for message in frames.sent]
     assert kinds == [Granted, Refused, RelayedOutputs, RelayedOutputs]
     assert frames.sent[1].id == 7 and "had an error" in frames.sent[1].error.message

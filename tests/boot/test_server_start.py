@@ -115,7 +115,7 @@ class InProcessServer:
         server_options = ServerOptions(port=0, **options)
         sockets = [open_listener(place.host, place.port) for place in listening_places(server_options)]
         offer = OfferedModel(("tiny",), Settings(model=str(folder)), "scripted")
-        self.instance = start_module.ServerInstance([offer], server_options, sockets)
+        self.instance = start_module.ServerProcess([offer], server_options, sockets)
         self.port, *self.others = (sock.getsockname()[1] for sock in sockets)
 
     async def stream(self) -> Connection:

@@ -24,7 +24,7 @@ from parley.coordinator.proxy.upstream import result_stream
 from parley.dialects.mounts import INSTANCE_PLANE
 from parley.disagg.wire import headers as pd_headers
 from parley.disagg.wire import result_frames
-from parley.errors import OrderRefused
+from parley.errors import CommandRefused
 
 # -- failures of the prefill instance
 
@@ -127,7 +127,7 @@ async def test_retries_another_prefill_instance_after_a_role_change(cluster, sta
     running = await cluster(former, other, ScriptedInstance("decode"), scheduler_type="default_scheduler", max_retry=1)
 
     async def refuse(request: ReceivedRequest) -> bytes:
-        return raw_answer(status, INSTANCE_PLANE.render_order_refusal(OrderRefused(status, text)).body)
+        return raw_answer(status, INSTANCE_PLANE.render_command_refusal(CommandRefused(status, text)).body)
 
     former.before_prefill = refuse
     for _ in range(3):

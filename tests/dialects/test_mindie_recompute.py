@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from parley.dialects.instance_plane import OriginalRequest
 from parley.dialects.mindie.pd.instance import instance_refusal
 from parley.dialects.mindie.pd.recompute import ORIGIN_MEMBER, read_recompute_body, write_recompute_body
-from parley.errors import OrderRefused
+from parley.errors import CommandRefused
 from parley.types import EngineOutput, TokenScore
 
 CHAT, TRITON = "/v1/chat/completions", "/v2/models/m/generate"
@@ -121,7 +121,7 @@ INVALID_INPUT = FAILED_TO_GET + "token from input: "
     ],
 )
 def test_recompute_refuses_body_it_cannot_resume(path: str, body: dict[str, Any], text: str) -> None:
-    with pytest.raises(OrderRefused) as raised:
+    with pytest.raises(CommandRefused) as raised:
         read_recompute_body(path, json.dumps(body).encode())
     answer = instance_refusal(raised.value)
     assert answer.status == 422 and json.loads(answer.body) == {"error": text, "error_type": "Input Validation Error"}
@@ -131,7 +131,7 @@ def test_recompute_refuses_body_it_cannot_resume(path: str, body: dict[str, Any]
 def test_recompute_leaves_invalid_json_to_the_interface(path: str, body: bytes) -> None:
     try:
         assert read_recompute_body(path, body).body
-    except OrderRefused as refused:
+    except CommandRefused as refused:
         assert instance_refusal(refused).status == 422
     except AssertionError:
         assert not body

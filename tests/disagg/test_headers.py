@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from parley.dialects.mounts import INSTANCE_PLANE
 from parley.disagg.wire.headers import MAX_REQUEST_ID_LENGTH, PrefillCommand, parse_prefill_command, shows_secret
 from parley.disagg.wire.role import InstanceAddress, InstanceRole
-from parley.errors import OrderRefused
+from parley.errors import CommandRefused
 
 OWN_ADDRESS = InstanceAddress("10.0.0.1", 1121)
 MINDIE_HEADERS = {"req-id": "12345", "req-type": "prefill", "d-target": "10.0.0.2"}
@@ -38,9 +38,9 @@ def parse_headers(headers: dict[str, str], name: str = "prefill", share: int = 5
 
 
 def header_error(headers: dict[str, str], name: str = "prefill", share: int = 50, secret: str = "") -> tuple[int, dict]:
-    with pytest.raises(OrderRefused) as raised:
+    with pytest.raises(CommandRefused) as raised:
         parse_headers(headers, name, share, secret)
-    answer = INSTANCE_PLANE.render_order_refusal(raised.value)
+    answer = INSTANCE_PLANE.render_command_refusal(raised.value)
     assert answer.content_type == b"application/json"
     return answer.status, json.loads(answer.body)
 
@@ -146,5 +146,5 @@ def test_arbitrary_pd_headers_are_parsed_or_refused(headers: dict[str, str]) -> 
     for name in ("none", "prefill", "decode", "flex", "mixed"):
         try:
             assert parse_headers(headers, name).request_id
-        except OrderRefused as refused:
+        except CommandRefused as refused:
             assert refused.status in (400, 503)

@@ -38,7 +38,7 @@ from parley.types import (
     Settings,
     VLLMSettings,
 )
-from parley.worker.thread import LocalEngine
+from parley.worker.thread_engine import ThreadEngine
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -90,12 +90,12 @@ def make_scripted(folder: Path) -> Engine:
 
 
 def make_simulated(folder: Path) -> Engine:
-    return LocalEngine(simulated_settings(folder))
+    return ThreadEngine(simulated_settings(folder))
 
 
 ENGINE_KINDS = {
     "scripted": EngineKind(make_scripted, make_scripted),
-    "thread": EngineKind(lambda folder: LocalEngine(model_settings(folder)), make_simulated),
+    "thread": EngineKind(lambda folder: ThreadEngine(model_settings(folder)), make_simulated),
     "process": EngineKind(
         lambda folder: RemoteEngine(model_settings(folder)), lambda folder: RemoteEngine(simulated_settings(folder))
     ),
@@ -426,7 +426,7 @@ async def test_death_ends_all_streams_and_is_reported(folder: Path):
 async def test_load_failure_is_reported(tmp_path: Path):
     for failing_engine in (
         FakeEngine(load_failure="There is no model here."),
-        LocalEngine(Settings(model="", costs=str(tmp_path / "missing.toml"))),
+        ThreadEngine(Settings(model="", costs=str(tmp_path / "missing.toml"))),
         RemoteEngine(Settings(model="", costs=str(tmp_path / "missing.toml"))),
         RemoteEngine(Settings(model=""), command=(sys.executable, "-c", "import sys; sys.exit(3)")),
     ):

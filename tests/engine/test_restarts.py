@@ -17,7 +17,7 @@ from parley.engine.protocol import EngineFailed
 from parley.engine.remote import RemoteEngine
 from parley.types import EngineRequest, Sampling
 from parley.worker import simulated
-from parley.worker.thread import LocalEngine
+from parley.worker.thread_engine import ThreadEngine
 
 # Runs an engine whose thread dies: of a request that it cannot read, or of a message that it cannot deliver.
 BROKEN_INBOX = """
@@ -152,7 +152,7 @@ async def test_engine_in_a_thread_fails_when_its_loop_cannot_be_built(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(simulated, "EngineLoop", None)
-    engine = LocalEngine(quick_settings(tmp_path))
+    engine = ThreadEngine(quick_settings(tmp_path))
     await engine.start()
     with pytest.raises(EngineFailed, match="internal error: TypeError"):
         await asyncio.wait_for(engine.wait_until_ready(), 120)

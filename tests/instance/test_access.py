@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from support.http_client import HELLO_CHAT, RunningServer
 
-from parley.boot.listening_places import find_open_plane, listening_places
+from parley.boot.listening_places import find_unprotected_port, listening_places
 from parley.dialects.mounts import ADMIN_PLANES, DEDICATED_APIS, dedicated_mounts
 from parley.disagg.wire.role import InstanceAddress
 from parley.instance.prefill import SEND_FAILED, UNKNOWN_TARGET
@@ -67,7 +67,7 @@ async def command(server: RunningServer, target: str, **headers: str) -> Any:
 )
 def test_refuses_to_start_an_instance_that_is_open_to_strangers(options: dict[str, Any], names_the_port: str) -> None:
     server_options = ServerOptions(**({"role": "prefill", "peer_port": 1121} | options))
-    text = find_open_plane(server_options, listening_places(server_options))
+    text = find_unprotected_port(server_options, listening_places(server_options))
     assert names_the_port in text and ("--cluster-network" in text) == bool(names_the_port)
 
 

@@ -26,7 +26,7 @@ from parley.engine.protocol import Engine
 from parley.engine.stream import OutputStream
 from parley.text.prompt import TextPipeline
 from parley.types import EngineOutput, EngineRequest, Grammar, KVPrefix, ModelInfo, ReasoningLimit, Sampling, Settings
-from parley.worker.thread import LocalEngine
+from parley.worker.thread_engine import ThreadEngine
 
 EXACT = Sampling(temperature=0.8, repetition_penalty=1.2, presence_penalty=0.3, frequency_penalty=0.1)
 
@@ -145,7 +145,7 @@ async def start_engines(
         options = Settings(
             model=str(folder), kv_memory=memory, shared=True, staging=staging_bytes, threads=1, max_batch=8, **settings
         )
-        engines.append(LocalEngine(options))
+        engines.append(ThreadEngine(options))
         await engines[-1].start()
         await engines[-1].wait_until_ready()
     return engines
@@ -261,7 +261,7 @@ async def test_kv_layout_is_known_without_a_writable_cache_folder(monkeypatch, t
         if not cache_home:
             monkeypatch.delenv("HOME")
             monkeypatch.setattr(os, "getuid", lambda: 3_000_000_000)  # a user id without a passwd entry
-        engine = LocalEngine(
+        engine = ThreadEngine(
             Settings(model=str(tiny_models.model_folder("llama")), kv_memory=1 << 20, shared=True, threads=1)
         )
         await engine.start()
@@ -276,7 +276,7 @@ async def test_instances_that_tokenize_differently_have_different_layouts():
     for trust_marks in (False, True):
         folder = tiny_models.model_folder("llama")
         settings = Settings(model=str(folder), kv_memory=1 << 20, shared=True, threads=1, trust_marks=trust_marks)
-        engine = LocalEngine(settings)
+        engine = ThreadEngine(settings)
         await engine.start()
         layouts.append((await engine.wait_until_ready()).arena.layout)
         await engine.close()

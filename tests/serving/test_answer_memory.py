@@ -3,14 +3,14 @@
 import pytest
 from support.http_client import HELLO_CHAT
 
-from parley.serving import prepare
+from parley.serving import logprob_limits
 
 SCORED_CHAT = {**HELLO_CHAT, "logprobs": True, "top_logprobs": 9, "ignore_eos": True}
 
 
 @pytest.fixture
 def most_logprobs(monkeypatch):
-    monkeypatch.setattr(prepare, "MAX_ANSWER_LOGPROBS", 1000)
+    monkeypatch.setattr(logprob_limits, "MAX_ANSWER_LOGPROBS", 1000)
 
 
 @pytest.mark.parametrize(

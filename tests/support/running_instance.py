@@ -26,7 +26,7 @@ async def run_instance(
     options: ServerOptions,
     read_options: Callable[[], ServerOptions] | None = None,
     tick: float = 0.001,
-) -> AsyncIterator[tuple[server.ServerInstance, int]]:
+) -> AsyncIterator[tuple[server.ServerProcess, int]]:
     """Run a server of the model ``tiny`` until the end of the block. Yield it and its first port.
 
     ``read_options``: called by SIGHUP and when a watched file has changed. ``tick``: seconds of an engine's step.
@@ -38,7 +38,7 @@ async def run_instance(
     sockets = [open_listener(place.host, place.port) for place in places]
     contexts = [server_tls_context(place.tls, http2=True) if place.tls else None for place in places]
     offers = [OfferedModel(("tiny",), Settings(model=str(folder)), "scripted")]
-    instance = server.ServerInstance(offers, options, sockets, contexts, read_options)
+    instance = server.ServerProcess(offers, options, sockets, contexts, read_options)
     running = asyncio.create_task(instance.serve_until_exit())
     while instance.registry.unready_error():
         await asyncio.sleep(0.01)

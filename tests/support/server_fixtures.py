@@ -28,7 +28,7 @@ from parley.web import exchange
 from parley.web import port as http_port
 from parley.web.port import open_listener
 from parley.worker.attached.attached_engine import AttachedEngine
-from parley.worker.thread import LocalEngine
+from parley.worker.thread_engine import ThreadEngine
 
 NO_CLIENT_KEYS: Mapping[str, Any] = {}
 
@@ -111,7 +111,7 @@ async def serve(
             engine_settings = AttachedSettings(model=engine_settings.model, max_batch=max_batch, url=attached)
             engine = AttachedEngine(engine_settings, name=names[0])
         elif settings is not None:
-            engine = LocalEngine(settings)
+            engine = ThreadEngine(settings)
         server_options = ServerOptions(**({"port": 0, "access_log": False} | options))
         model = ServedModel(names, engine_settings, engine, server_options)
         parts = ServerParts(server_options, [model, *beside], KVPeer(secret=secret))

@@ -84,7 +84,7 @@ async def test_mutual_tls_admits_only_clients_with_a_valid_certificate(tls_files
     sockets = [port_module.open_listener(place.host, place.port) for place in places]
     contexts = [server_tls_context(place.tls) if place.tls else None for place in places]
     mutual, server_only = (sock.getsockname()[1] for sock in sockets)
-    instance = server.ServerInstance(
+    instance = server.ServerProcess(
         [OfferedModel(("tiny",), Settings(model=str(folder)), "scripted")], options, sockets, contexts
     )
     running = asyncio.create_task(instance.serve_until_exit())

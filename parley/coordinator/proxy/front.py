@@ -211,7 +211,7 @@ class InferenceFront:
         raise_head_error(client.scope, is_probe=kind in PROBE_KINDS - GUARDED_KINDS)
         self._browser_guard.check_headers(client.headers, client.dialect.web_origins)
         if self._client_keys is not None:
-            self._client_keys.let_in(client, path)
+            self._client_keys.authenticate_client(client, path)
         max_requests = self._scheduler.options.max_requests
         # A gRPC call has no such number: its own limit of streams applies.
         if self._strict and client.scope.get(REQUEST_NUMBER_KEY, 1) > max_requests:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from parley.dialects.instance_plane import REQUEST_UUID
 from parley.disagg.wire.role import InstanceAddress, InstanceRole
-from parley.errors import OrderRefused
+from parley.errors import CommandRefused
 
 DEFAULT_PEER_PORT = 1121  # default port for handovers to an instance
 MAX_REQUEST_ID_LENGTH = 1024  # characters of a req-id
@@ -106,33 +106,33 @@ def parse_prefill_command(
     headers: Mapping[bytes, bytes], role: InstanceRole, own_address: InstanceAddress, *, from_member: bool = True
 ) -> PrefillCommand:
     """Parse the command in the headers of a request to the instance at ``own_address``. ``from_member``: a member of
-    the cluster sent it. Raises OrderRefused."""
+    the cluster sent it. Raises CommandRefused."""
     header_values = {name: headers[name].decode("latin-1") for name in headers if name in PARSED_HEADERS}
     native = is_native(headers)
     if role.is_unsettled:
-        raise OrderRefused(503, UNKNOWN_STATUS)
+        raise CommandRefused(503, UNKNOWN_STATUS)
     target = parse_target(header_values.get(b"d-target", ""), own_address, native)
     here = target == own_address
     if not (role.runs_prefill or (native and here)):
-        raise OrderRefused(400, NOT_A_PREFILL_INSTANCE)
+        raise CommandRefused(400, NOT_A_PREFILL_INSTANCE)
     if not all(header_values.get(name) for name in (b"req-type", b"req-id", b"d-target")):
-        raise OrderRefused(400, MISSING_HEADERS)
+        raise CommandRefused(400, MISSING_HEADERS)
     request_id = header_values[b"req-id"]
     if not (WORD_CHARACTERS if native else HEX_DIGITS).fullmatch(request_id):
         allowed = "of [0-9, a-z, A-Z, _, -]" if native else "hex char [0-9, a-f, A-F]"
-        raise OrderRefused(400, f"Invalid req-id, the character of req-id should be {allowed}, but got {request_id}")
+        raise CommandRefused(400, f"Invalid req-id, the character of req-id should be {allowed}, but got {request_id}")
     if len(request_id) > MAX_REQUEST_ID_LENGTH:
-        raise OrderRefused(400, f"The length of req-id cannot exceed {MAX_REQUEST_ID_LENGTH}")
+        raise CommandRefused(400, f"The length of req-id cannot exceed {MAX_REQUEST_ID_LENGTH}")
     if header_values[b"req-type"] != "prefill":
-        raise OrderRefused(400, f"Parameter req-type must be prefill but got {header_values[b'req-type']}")
+        raise CommandRefused(400, f"Parameter req-type must be prefill but got {header_values[b'req-type']}")
     if target is None:
-        raise OrderRefused(400, INVALID_TARGET)
+        raise CommandRefused(400, INVALID_TARGET)
     if here and not native and not role.runs_decode:
-        raise OrderRefused(400, TARGET_IS_SELF)
+        raise CommandRefused(400, TARGET_IS_SELF)
     if header_values.get(b"is-recompute", "false") not in ("true", "false"):
-        raise OrderRefused(400, INVALID_RECOMPUTE)
+        raise CommandRefused(400, INVALID_RECOMPUTE)
     if not from_member:
-        raise OrderRefused(401, WRONG_SECRET)
+        raise CommandRefused(401, WRONG_SECRET)
     command = PrefillCommand(request_id, target, here, recompute=header_values.get(b"is-recompute") == "true")
     return _with_native_headers(command, header_values) if native else command
 
@@ -164,20 +164,20 @@ PARSED_HEADERS = frozenset(
 
 
 def _with_native_headers(command: PrefillCommand, header_values: Mapping[bytes, str]) -> PrefillCommand:
-    """Add the values of parley's own headers to the command. Raises OrderRefused."""
+    """Add the values of parley's own headers to the command. Raises CommandRefused."""
     client, identity = header_values[b"parley-results"], header_values.get(b"parley-id", "")
     created, prior_size = header_values.get(b"parley-created"), header_values.get(b"parley-given", "0")
     elapsed_text = header_values.get(b"parley-spent", "0")
     if not COORDINATOR_NAME.fullmatch(client):
-        raise OrderRefused(400, "The header parley-results must be 1 to 64 letters, digits, _ or -.")
+        raise CommandRefused(400, "The header parley-results must be 1 to 64 letters, digits, _ or -.")
     if identity and not REQUEST_UUID.fullmatch(identity):
-        raise OrderRefused(400, "The header parley-id must be 32 hexadecimal digits in lower case.")
+        raise CommandRefused(400, "The header parley-id must be 32 hexadecimal digits in lower case.")
     if created is not None and not DECIMAL_NUMBER.fullmatch(created):
-        raise OrderRefused(400, "The header parley-created must be a number of seconds.")
+        raise CommandRefused(400, "The header parley-created must be a number of seconds.")
     if not DECIMAL_NUMBER.fullmatch(prior_size):
-        raise OrderRefused(400, "The header parley-given must be a number of bytes.")
+        raise CommandRefused(400, "The header parley-given must be a number of bytes.")
     if not DECIMAL_NUMBER.fullmatch(elapsed_text):
-        raise OrderRefused(400, "The header parley-spent must be a number of milliseconds.")
+        raise CommandRefused(400, "The header parley-spent must be a number of milliseconds.")
     return replace(
         command,
         coordinator_name=client,

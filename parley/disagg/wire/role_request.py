@@ -13,7 +13,7 @@ from parley.dialects.dialect import Answer
 from parley.dialects.json_body import decode_json
 from parley.disagg.wire.headers import DEFAULT_PEER_PORT
 from parley.disagg.wire.role import InstanceAddress, InstanceRoleName, RoleAssignment
-from parley.errors import OrderRefused
+from parley.errors import CommandRefused
 
 ROLE_ACCEPTED = Answer(200, b'{"result":"ok"}')
 INVALID_JSON = "Req body converts to json fail. Reset to previous node status."
@@ -24,7 +24,7 @@ ASSIGNABLE_ROLES: dict[str, InstanceRoleName] = {"prefill": "prefill", "decode":
 
 def parse_role_request(role: str, version: str, body: bytes, without_role: bool) -> RoleAssignment:
     """Parse a role request. ``role`` and ``version`` ("v1" or "v2") come from the path. ``without_role``: the instance
-    has no role yet, so the request must contain peers. Raises OrderRefused.
+    has no role yet, so the request must contain peers. Raises CommandRefused.
 
     As extensions of MindIE's format, a peer may have an ``inter_comm_port`` and an IPv6 address.
 
@@ -32,7 +32,7 @@ def parse_role_request(role: str, version: str, body: bytes, without_role: bool)
     try:
         document = decode_json(body)
     except (ValueError, RecursionError):
-        raise OrderRefused(422, INVALID_JSON, "Input validation error") from None
+        raise CommandRefused(422, INVALID_JSON, "Input validation error") from None
     try:
         local = _expect_object(document)["local"]
         peers = _expect_list(document["peers"])
@@ -54,11 +54,11 @@ def parse_role_request(role: str, version: str, body: bytes, without_role: bool)
                 [_parse_instance(instance, _check_devices) for instance in peers],
             )
     except (KeyError, TypeError, ValueError):
-        raise OrderRefused(503, INVALID_MEMBERS) from None
+        raise CommandRefused(503, INVALID_MEMBERS) from None
     name = ASSIGNABLE_ROLES[role]
     needs_no_peer = name == "flex" and share is not None and 0 < share < 100
     if without_role and not addresses and not needs_no_peer:
-        raise OrderRefused(503, NO_PEERS)
+        raise CommandRefused(503, NO_PEERS)
     return RoleAssignment(name, tuple(dict.fromkeys(addresses)), share if name == "flex" else None)
 
 

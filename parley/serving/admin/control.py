@@ -8,8 +8,8 @@ from functools import partial
 from parley.dialects.admin_requests import PauseAnswer, PauseCommand
 from parley.dialects.dialect import Route
 from parley.errors import Forbidden
-from parley.serving.generate import request_context
 from parley.serving.registry import ModelRegistry
+from parley.serving.request_reader import request_context
 from parley.types import EngineRequest, PoolingOptions, Text
 from parley.web.exchange import Exchange
 

@@ -20,7 +20,7 @@ from parley.serving.api_processes.messages import (
     AdmitRequest,
     CancelOpen,
     EndRequest,
-    EngineOrder,
+    EngineMessage,
     FailOpen,
     FromApiProcess,
     Granted,
@@ -143,7 +143,7 @@ class ApiLink:
 
     def _handle_message(self, message: FromApiProcess) -> None:
         match message:
-            case EngineOrder():
+            case EngineMessage():
                 self._handle_order(message)
             case AdmitRequest():
                 self._answer(message.id, message.tenant, partial(self._admit_request, message))
@@ -214,7 +214,7 @@ class ApiLink:
         elif account is not None:
             account.cancel()
 
-    def _handle_order(self, order: EngineOrder) -> None:
+    def _handle_order(self, order: EngineMessage) -> None:
         """Pass a message to its engine."""
         match order.message:
             case SubmitRequest(request):

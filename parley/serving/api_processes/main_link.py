@@ -16,7 +16,7 @@ from parley.serving.api_processes.messages import (
     AdmitRequest,
     CancelOpen,
     EndRequest,
-    EngineOrder,
+    EngineMessage,
     FailOpen,
     FromApiProcess,
     Granted,
@@ -62,9 +62,9 @@ class MainLink:
         """Return a new request's id."""
         return next(self._request_ids)
 
-    def send_order(self, model: str, message: RelayedMessage) -> None:
+    def send_engine_message(self, model: str, message: RelayedMessage) -> None:
         """Send a message for a model's engine."""
-        self.send(EngineOrder(model, message))
+        self.send(EngineMessage(model, message))
 
     async def ask_main(self, question: OpenAccount | AdmitRequest | ReserveTokens) -> Granted | Refused:
         """Ask a question about a request, and return the answer. Raises NotReady."""

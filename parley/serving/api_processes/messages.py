@@ -68,7 +68,7 @@ class WithdrawRequest(msgspec.Struct, tag="withdraw", array_like=True):
     tenant: Tenant
 
 
-class EngineOrder(msgspec.Struct, tag="order", array_like=True):
+class EngineMessage(msgspec.Struct, tag="engine_message", array_like=True):
     """A message for the engine of the model with this main name."""
 
     model: str
@@ -87,7 +87,7 @@ class Snapshot(msgspec.Struct, tag="snapshot", array_like=True):
 
 
 FromApiProcess = (
-    ProcessReady | OpenAccount | AdmitRequest | ReserveTokens | EndRequest | WithdrawRequest | EngineOrder | Snapshot
+    ProcessReady | OpenAccount | AdmitRequest | ReserveTokens | EndRequest | WithdrawRequest | EngineMessage | Snapshot
 )
 
 

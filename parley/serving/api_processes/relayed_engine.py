@@ -20,12 +20,12 @@ RelayedMessage = SubmitRequest | CancelRequest | FinishBeamSearch
 
 
 class RelayedEngine(Engine):
-    """``send_order`` sends a message for the engine. ``id_prefix`` makes the ids of requests different from those of
-    other processes, also where clients choose them."""
+    """``send_engine_message`` sends a message for the engine. ``id_prefix`` makes the ids of requests different from
+    those of other processes, also where clients choose them."""
 
-    def __init__(self, info: ModelInfo, id_prefix: str, send_order: Callable[[RelayedMessage], None]):
+    def __init__(self, info: ModelInfo, id_prefix: str, send_engine_message: Callable[[RelayedMessage], None]):
         super().__init__()
-        self._model_info, self._id_prefix, self._send_order = info, id_prefix, send_order
+        self._model_info, self._id_prefix, self._send_engine_message = info, id_prefix, send_engine_message
 
     async def start(self) -> None:
         """Become ready at once, because the main process has loaded the model."""
@@ -54,7 +54,7 @@ class RelayedEngine(Engine):
 
     def _send_to_engine(self, message: ToEngine) -> None:
         assert isinstance(message, RelayedMessage), "the main process asks the engine all else"
-        self._send_order(message)
+        self._send_engine_message(message)
 
 
 class RelayedModel(ServedModel):

@@ -16,8 +16,8 @@ from parley.dialects.dialect import Route
 from parley.dialects.records import TenantRecords
 from parley.errors import NotReady
 from parley.serving.records.batch_runner import BatchRun, BatchRunner
-from parley.serving.records.inner_sender import sender_of_key
-from parley.web.auth import ApiKeys, KeptKey
+from parley.serving.records.inner_sender import sender_of_tenant
+from parley.web.auth import ApiKeys, TenantReference
 
 log = logging.getLogger("parley.server")
 
@@ -84,11 +84,11 @@ class BatchResumption:
         run = self._runner.batch_log.load_run(tenant, name)
         if run is None:
             return None
-        key = KeptKey(tenant, run.key_id)
+        reference = TenantReference(tenant, run.key_id)
         for app in self._apps:
             endpoint = app.route_table.get(("POST", run.prefix + run.creation_path))
             restorer = None if endpoint is None else endpoint.route.batch_restorer
-            if app.apis != run.apis or restorer is None or app.keys.find_kept_key(key) is None:
+            if app.apis != run.apis or restorer is None or app.keys.find_tenant(reference) is None:
                 continue
             if not self._runner.batch_log.claim_batch(tenant, name, run):
                 return None
@@ -96,6 +96,6 @@ class BatchResumption:
             if job is None:
                 self._runner.batch_log.drop_batch(tenant, name)
                 return None
-            sender = sender_of_key(app, key, tuple(run.headers), run.prefix)
+            sender = sender_of_tenant(app, reference, tuple(run.headers), run.prefix)
             return BatchRun(tenant, job, sender, survives_server=True, is_paused=True)
         return None

@@ -10,7 +10,7 @@ from parley.dialects.batch_job import BATCH_HEADER, BatchJob, BatchRequest
 from parley.dialects.dialect import HeaderList
 from parley.serving.inherited_headers import inherited_headers
 from parley.serving.records.batch_log import KeptRun
-from parley.web.auth import KEPT_KEY, KeptKey
+from parley.web.auth import TENANT_REFERENCE_KEY, TenantReference
 from parley.web.exchange import TIMEOUT_HEADER
 from parley.web.inner_cycle import InnerCycle
 
@@ -58,10 +58,10 @@ def sender_of_client(app: ASGIApp, scope: Scope, job: BatchJob) -> InnerSender:
     return InnerSender(app, kept_scope, (*headers, (BATCH_HEADER, b"1")), batch_prefix(scope, job))
 
 
-def sender_of_key(app: ASGIApp, key: KeptKey, headers: HeaderList, prefix: str) -> InnerSender:
+def sender_of_tenant(app: ASGIApp, tenant: TenantReference, headers: HeaderList, prefix: str) -> InnerSender:
     """Return the sender for a batch that was created on a server that has ended."""
     fixed: HeaderList = ((b"content-type", b"application/json"), (BATCH_HEADER, b"1"))
-    return InnerSender(app, BARE_SCOPE | {KEPT_KEY: key}, (*headers, *fixed), prefix)
+    return InnerSender(app, BARE_SCOPE | {TENANT_REFERENCE_KEY: tenant}, (*headers, *fixed), prefix)
 
 
 def batch_prefix(scope: Scope, job: BatchJob) -> str:
@@ -70,8 +70,8 @@ def batch_prefix(scope: Scope, job: BatchJob) -> str:
     return path.removesuffix(job.creation_path)
 
 
-def kept_run(scope: Scope, job: BatchJob, apis: str, key: KeptKey) -> KeptRun:
+def kept_run(scope: Scope, job: BatchJob, apis: str, tenant: TenantReference) -> KeptRun:
     """Return how another server sends the requests of a batch that a request with this scope created at a port with
     these ``apis``."""
     headers = [header for header in scope["headers"] if header[0] in job.kept_headers]
-    return KeptRun(apis, batch_prefix(scope, job), job.creation_path, key.key_id, job.result_expiry, headers)
+    return KeptRun(apis, batch_prefix(scope, job), job.creation_path, tenant.key_id, job.result_expiry, headers)

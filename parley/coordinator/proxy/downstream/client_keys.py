@@ -22,7 +22,7 @@ from parley.serving.keys.scopes import check_key_api
 from parley.serving.keys.usage_page import render_usage
 from parley.serving.keys.usage_store import UsageStore
 from parley.types import Tenant, Usage
-from parley.web.auth import KEPT_KEY, KEPT_KEY_REFUSED, ApiKeys
+from parley.web.auth import BATCH_KEY_REFUSED, TENANT_REFERENCE_KEY, ApiKeys
 
 
 class ClientKeys:
@@ -43,7 +43,7 @@ class ClientKeys:
         if self._usage_store is not None:
             await asyncio.to_thread(self._usage_store.close)
 
-    def let_in(self, client: DownstreamClient, path: ApiPath | None) -> None:
+    def authenticate_client(self, client: DownstreamClient, path: ApiPath | None) -> None:
         """Check the client's key, and whether it may use a path; None: there is no such path. Raises Unauthorized,
         Forbidden."""
         scope = "client" if path is None else route_scope(path.route)
@@ -60,11 +60,11 @@ class ClientKeys:
     def _find_tenant(self, client: DownstreamClient) -> Tenant:
         """Return who sends a request: its client, or this server for a client whose key it accepted once. Raises
         Unauthorized."""
-        if KEPT_KEY not in client.scope:
+        if TENANT_REFERENCE_KEY not in client.scope:
             return self.keys.check_key(client.headers)
-        tenant = self.keys.find_kept_key(client.scope[KEPT_KEY])
+        tenant = self.keys.find_tenant(client.scope[TENANT_REFERENCE_KEY])
         if tenant is None:
-            raise Unauthorized(KEPT_KEY_REFUSED)
+            raise Unauthorized(BATCH_KEY_REFUSED)
         return tenant
 
     def check_api(self, client: DownstreamClient) -> None:

@@ -15,7 +15,7 @@ from parley.dialects.batch_job import BatchJob
 from parley.dialects.dialect import Answer, Reply, RequestContext, Route
 from parley.dialects.records import InlinedRequest, StreamReplay
 from parley.errors import ParleyError
-from parley.serving.generate import follow_events
+from parley.serving.answer_writer import follow_events
 from parley.serving.handlers import replay_stream
 from parley.serving.records.background import BackgroundRuns, tenant_records
 from parley.serving.records.batch_resumption import BatchResumption, PortApp
@@ -95,7 +95,7 @@ class RecordKeeper:
             tenant = self._identity.tenant_of(client)
             sender, run = sender_of_client(app, client.scope, result), None
             if not self.only_instances_check_keys:
-                run = kept_run(client.scope, result, app.apis, app.keys.keep_key(client.tenant))
+                run = kept_run(client.scope, result, app.apis, app.keys.tenant_reference(client.tenant))
             await client.send_response(self._batch_runner.accept_batch(tenant, result, sender, run))
         else:
             await replay_stream(self.runs, self._identity.tenant_of(client), client, result)

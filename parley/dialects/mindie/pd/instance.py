@@ -7,12 +7,12 @@ from parley.dialects.instance_plane import InstancePlane
 from parley.dialects.mindie.management_ports import stopped_answer
 from parley.dialects.mindie.pd import recompute
 from parley.dialects.mindie.shared import mindie_error_json
-from parley.errors import OrderRefused
+from parley.errors import CommandRefused
 
 ERROR_TYPES = {401: "Unauthorized", 422: "Input Validation Error", 503: "Service Unavailable"}
 
 
-def instance_refusal(error: OrderRefused) -> Answer:
+def instance_refusal(error: CommandRefused) -> Answer:
     """Return the answer to a command that an instance refuses."""
     return mindie_error_json(error.status, error.message, error.kind or ERROR_TYPES.get(error.status, "Bad Request"))
 
@@ -29,7 +29,7 @@ INSTANCE_ROUTES = InstancePlane(
         Route("GET", "/v1/status", "instance_status"),
         Route("GET", "/v2/status", "instance_status"),
     ),
-    render_order_refusal=instance_refusal,
+    render_command_refusal=instance_refusal,
     stopping_answer=stopped_answer(),
     read_resumed=recompute.read_recompute_body,
     write_resumed=recompute.write_recompute_body,

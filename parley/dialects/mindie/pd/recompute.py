@@ -19,7 +19,7 @@ from parley.dialects.instance_plane import REQUEST_UUID, OriginalRequest, Resume
 from parley.dialects.json_answer import encode_json
 from parley.dialects.json_body import decode_json
 from parley.dialects.mindie.interfaces import tgi, vllm
-from parley.errors import OrderRefused
+from parley.errors import CommandRefused
 from parley.types import EngineOutput, OutputBatch
 
 NUMBER_LIST = re.compile(r"[0-9]{1,10}(,[0-9]{1,10})*")
@@ -49,7 +49,10 @@ PROMPT_MEMBER_OF = {
 
 
 def read_recompute_body(path: str, body: bytes) -> ResumedBody:
-    """Read a body sent with ``is-recompute: true``; return it as it is if it is no JSON object. Raises OrderRefused."""
+    """Read a body sent with ``is-recompute: true``; one that is no JSON object is returned as it is.
+
+    Raises CommandRefused.
+    """
     try:
         members = decode_json(body)
     except (ValueError, RecursionError):
@@ -78,11 +81,11 @@ def _decode_origin(encoded: Any) -> ResumedBody:
     try:
         origin = _ORIGIN_DECODER.decode(a2b_base64(encoded, strict_mode=True))
     except (Error, TypeError, ValueError) as error:
-        raise OrderRefused(
+        raise CommandRefused(
             422, UNREADABLE_TOKENS.format(f"{ORIGIN_MEMBER} cannot be read ({type(error).__name__})")
         ) from None
     if not REQUEST_UUID.fullmatch(origin.request_uuid):
-        raise OrderRefused(422, UNREADABLE_TOKENS.format(f"{ORIGIN_MEMBER} has no identity"))
+        raise CommandRefused(422, UNREADABLE_TOKENS.format(f"{ORIGIN_MEMBER} has no identity"))
     return ResumedBody(origin.body, origin.prompt_ids, origin.prior_outputs, origin.request_uuid, origin.created)
 
 
@@ -100,7 +103,7 @@ def _interface_of(path: str, members: dict[str, Any]) -> str:
 
 
 def _numbers_in_body(interface: str, members: dict[str, Any]) -> str | list[int]:
-    """Return the numbers in a body, as text or as a list. Raises OrderRefused."""
+    """Return the numbers in a body, as text or as a list. Raises CommandRefused."""
     if interface == "tensors":
         return _tensor_numbers(members["inputs"])
     member = PROMPT_MEMBER_OF[interface]
@@ -108,8 +111,8 @@ def _numbers_in_body(interface: str, members: dict[str, Any]) -> str | list[int]
     if isinstance(text, str):
         return text
     if interface == "chat":
-        raise OrderRefused(422, TOOL_MESSAGES_NOT_TEXT if members.get("tools") else MESSAGES_NOT_TEXT)
-    raise OrderRefused(422, UNREADABLE_TOKENS.format(f"{member} is not a string"))
+        raise CommandRefused(422, TOOL_MESSAGES_NOT_TEXT if members.get("tools") else MESSAGES_NOT_TEXT)
+    raise CommandRefused(422, UNREADABLE_TOKENS.format(f"{member} is not a string"))
 
 
 def _tensor_numbers(tensors: list[Any]) -> list[int]:
@@ -117,12 +120,12 @@ def _tensor_numbers(tensors: list[Any]) -> list[int]:
     while isinstance(data, list) and len(data) == 1 and isinstance(data[0], list):
         data = data[0]
     if not isinstance(data, list) or not all(type(token_id) is int and token_id >= 0 for token_id in data):
-        raise OrderRefused(422, UNREADABLE_TOKENS.format("data is not a list of token ids"))
+        raise CommandRefused(422, UNREADABLE_TOKENS.format("data is not a list of token ids"))
     return data
 
 
 def _placeholder_prompt(interface: str, members: dict[str, Any], prompt: list[int]) -> Any:
-    """Return the value that replaces the numbers in the prompt's member. Raises OrderRefused."""
+    """Return the value that replaces the numbers in the prompt's member. Raises CommandRefused."""
     if interface == "chat":
         return [{"role": "user", "content": PLACEHOLDER_TEXT}]
     if interface == "completions":
@@ -131,21 +134,21 @@ def _placeholder_prompt(interface: str, members: dict[str, Any], prompt: list[in
         return PLACEHOLDER_TEXT
     origin = members.pop("origin_inputs", None)
     if not isinstance(origin, str):
-        raise OrderRefused(422, vllm.NO_ORIGIN_INPUTS if interface == "vllm" else tgi.NO_ORIGIN_INPUTS)
+        raise CommandRefused(422, vllm.NO_ORIGIN_INPUTS if interface == "vllm" else tgi.NO_ORIGIN_INPUTS)
     return origin or PLACEHOLDER_TEXT
 
 
 def _parse_numbers(text: str) -> tuple[list[int], list[int]]:
     if not NUMBER_LIST.fullmatch(text):
-        raise OrderRefused(422, UNREADABLE_TOKENS.format("it is not a list of numbers separated by commas"))
+        raise CommandRefused(422, UNREADABLE_TOKENS.format("it is not a list of numbers separated by commas"))
     return _split_numbers([int(number) for number in text.split(",")])
 
 
 def _split_numbers(numbers: list[int]) -> tuple[list[int], list[int]]:
-    """Split the numbers into the ids of the prompt and of the output. Raises OrderRefused."""
+    """Split the numbers into the ids of the prompt and of the output. Raises CommandRefused."""
     length, *ids = numbers or [0]
     if not 0 < length <= len(ids):
-        raise OrderRefused(422, UNREADABLE_TOKENS.format(f"the prompt cannot have {length} of {len(ids)} tokens"))
+        raise CommandRefused(422, UNREADABLE_TOKENS.format(f"the prompt cannot have {length} of {len(ids)} tokens"))
     return ids[:length], ids[length:]
 
 
@@ -157,13 +160,13 @@ def _replace_tensor_data(tensor: dict[str, Any], ids: list[int]) -> None:
 
 
 def _remove_timings(members: dict[str, Any], generated_count: int) -> None:
-    """Remove the timings that the original's servers measured. Raises OrderRefused if they are missing."""
+    """Remove the timings that the original's servers measured. Raises CommandRefused if they are missing."""
     parameters = members.get("parameters")
     if not isinstance(parameters, dict) or not _is_unsigned(parameters.pop("firstTokenCost", None)):
-        raise OrderRefused(422, NO_FIRST_TOKEN_COST)
+        raise CommandRefused(422, NO_FIRST_TOKEN_COST)
     times = parameters.pop("decodeTime", None)
     if not isinstance(times, list) or not all(map(_is_unsigned, times)) or len(times) != max(0, generated_count - 1):
-        raise OrderRefused(422, WRONG_DECODE_TIMES)
+        raise CommandRefused(422, WRONG_DECODE_TIMES)
 
 
 def _is_unsigned(value: Any) -> bool:

@@ -18,7 +18,7 @@ from parley.types import Settings
 from parley.worker.messages_loop import EngineInbox
 
 
-class LocalEngine(MessagePageTransfer):
+class ThreadEngine(MessagePageTransfer):
     """Runs the model in a thread. Torch is imported at the start, and the interpreter's lock is shared."""
 
     def __init__(self, settings: Settings):
