@@ -37,7 +37,7 @@ from parley.core.sequence import Sequence
 from parley.model.sampling.grammar_mask import GrammarCache
 from parley.text.choice import AnswerChoice
 from parley.text.grammar.compiler import GrammarCompiler
-from parley.text.prompt import PreparedPrompt
+from parley.text.prepared_prompt import PreparedPrompt
 from parley.text.tokens.stop_strings import StopAutomaton
 from parley.text.tokens.tokenizer import Tokenizer
 from parley.types import (

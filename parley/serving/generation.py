@@ -34,7 +34,7 @@ from parley.serving.request_metrics import RequestMetrics
 from parley.serving.served_model import ServedModel
 from parley.serving.stage import RequestStage
 from parley.text.media_prompt import count_media_tokens
-from parley.text.prompt import PreparedPrompt
+from parley.text.prepared_prompt import PreparedPrompt
 from parley.text.tokens.stop_strings import StopAutomaton
 from parley.types import (
     NO_TENANT,

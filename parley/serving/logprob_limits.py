@@ -8,7 +8,7 @@ those to each token of the prompt; -1 asks for the whole vocabulary, None for no
 from __future__ import annotations
 
 from parley.errors import Invalid
-from parley.text.prompt import PreparedPrompt
+from parley.text.prepared_prompt import PreparedPrompt
 from parley.types import ModelInfo, Request
 
 # Log-probabilities in one request for those of the whole vocabulary; they take half a second.

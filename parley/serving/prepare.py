@@ -37,7 +37,7 @@ from parley.serving.media.request_media import check_prompt_is_whole, media_by_p
 from parley.serving.served_model import ServedModel
 from parley.serving.workers.grammar_workers import GRAMMAR_WORKERS
 from parley.text.oldest_turns import fit_chat
-from parley.text.prompt import PreparedPrompt
+from parley.text.prepared_prompt import PreparedPrompt
 from parley.text.tokens.prediction import PredictedTokens
 from parley.types import (
     BATCH_PRIORITY,
@@ -230,8 +230,8 @@ def _prepare_prompt(
         prompt,
         context_length if not keeps_tokens or items else None,  # with truncation there is no limit to enforce early
         request.max_prompt_tokens,
-        request.truncation_side,
-        counted=request.counted_tokens,
+        request.kept_side,
+        counted_tokens=request.counted_tokens,
         pooling=request.pooling,
         media=items,
     )

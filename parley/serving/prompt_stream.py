@@ -17,7 +17,7 @@ from parley.serving.request_metrics import RequestMetrics
 from parley.serving.served_model import ServedModel
 from parley.text.choice import AnswerChoice, describe_prompt_tokens
 from parley.text.grammar.limits import GRAMMAR_TOO_COMPLEX
-from parley.text.prompt import PreparedPrompt
+from parley.text.prepared_prompt import PreparedPrompt
 from parley.text.tokens.stop_strings import StopAutomaton
 from parley.types import (
     ChoiceDone,

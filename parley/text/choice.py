@@ -14,7 +14,7 @@ from parley.text.media_prompt import count_media_tokens
 from parley.text.parsing.harmony_parser import HarmonyParser, make_output_parser
 from parley.text.parsing.markup import UNMARKED
 from parley.text.parsing.output_parser import AnswerPart, OutputParser
-from parley.text.prompt import PreparedPrompt
+from parley.text.prepared_prompt import PreparedPrompt
 from parley.text.tokens.detokenizer import Detokenizer
 from parley.text.tokens.prediction import PredictionFollower
 from parley.text.tokens.repetition import RepetitionDetector

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
 from typing import NamedTuple
@@ -33,12 +32,12 @@ from parley.text.parsing.chat_template import ChatTemplate
 from parley.text.parsing.client_special_tokens import ClientSpecialTokens
 from parley.text.parsing.markup import (
     AUTO_FAMILY,
-    UNMARKED,
     Markup,
     detect_markup,
     reasoning_options,
     starts_in_reasoning,
 )
+from parley.text.prepared_prompt import PreparedPrompt
 from parley.text.tokens import text_pair, truncation
 from parley.text.tokens.prediction import PredictedTokens
 from parley.text.tokens.template_encoder import TemplateEncoder
@@ -47,6 +46,7 @@ from parley.text.tokens.tokenizer import Tokenizer, read_json_object
 from parley.types import (
     Chat,
     Grammar,
+    KeptSide,
     MediaItem,
     MediaKind,
     Message,
@@ -58,33 +58,12 @@ from parley.types import (
     Text,
     TextPair,
     Tokens,
-    TruncationSide,
 )
 from parley.types.media import KIND_NAMES
 
 TAIL_TOKENS = 16  # tokens at the end of a prompt that are searched for a mark of reasoning
 PAIR_ROLES = [re.compile(f"""["']{role}["']""") for role in ("query", "document")]  # in templates of rerankers
 EncodeText = Callable[[TextEncoder, str, bool], list[int]]  # with limits; True: add special tokens around the text
-
-
-@dataclass(slots=True)
-class PreparedPrompt:
-    """A prompt in tokens.
-
-    ``markup``: how to parse the answer. ``starts_in_reasoning``: the prompt opens the reasoning or the model always
-    reasons. ``tools``: the tools the answer may call. ``single_call``: it may make only one call and finishes with it.
-    ``predicted``: the client's predicted output. ``media``: the items whose embeddings take the place of tokens.
-    ``second_text_start``: as in ``EngineRequest``.
-    """
-
-    token_ids: list[int]
-    markup: Markup = UNMARKED
-    starts_in_reasoning: bool = False
-    tools: RequestTools | None = None
-    single_call: bool = False
-    predicted: PredictedTokens | None = None
-    media: list[MediaItem] = field(default_factory=list)
-    second_text_start: int = 0
 
 
 class RenderedChat(NamedTuple):
@@ -167,46 +146,52 @@ class TextPipeline:
     def prepare_prompt(
         self,
         prompt: Prompt,
-        limit: int | None = None,
-        cut: int | None = None,
-        keep: TruncationSide = "tail",
+        context_length: int | None = None,
+        max_prompt_tokens: int | None = None,
+        kept_side: KeptSide = "tail",
         *,
-        counted: int = 0,
+        counted_tokens: int = 0,
         pooling: PoolingOptions | None = None,
         media: Sequence[ProcessedMedia] = (),
     ) -> PreparedPrompt:
         """Render and encode a prompt. Slow for a long prompt, so run it in a thread. Raises BadRequest.
 
-        ``limit``, the context length: a text that is far too long is refused before all of it is encoded
-        (ContextLength). A prompt that is only somewhat too long is returned as it is. So is one of at most ``counted``
-        tokens, because its refusal names their number. ``cut``: return at most this many tokens, of the end that
-        ``keep`` names; of a far longer text only a part is encoded. The special tokens around a prompt count towards
-        ``cut`` if its head is kept or it is embedded (``pooling``). ``media``: the items of the prompt, in its order; a
-        prompt with media is never cut.
+        ``context_length``, in tokens: a text that is far too long is refused before all of it is encoded
+        (ContextLength). A prompt that is only somewhat too long is returned as it is. So is one of at most
+        ``counted_tokens``, because its refusal names their number. ``max_prompt_tokens``: return at most this many
+        tokens, those at ``kept_side``; of a far longer text only a part is encoded. The special tokens around a prompt
+        are among them if its head is kept or it is embedded (``pooling``). ``media``: the items of the prompt, in its
+        order; a prompt with media is never cut.
         """
-        cut = None if media else cut
-        marked = keep == "head" or pooling is not None
+        max_tokens = None if media else max_prompt_tokens
         encode = partial(
-            truncation.encode_within_limit, limit=limit, counted=counted, cut=cut, keep=keep, marked=marked
+            truncation.encode_within_limit,
+            context_length=context_length,
+            counted_tokens=counted_tokens,
+            max_tokens=max_tokens,
+            kept_side=kept_side,
+            counts_special=kept_side == "head" or pooling is not None,
         )
         if isinstance(prompt, TextPair) and self.has_pair_template:
-            return self._render_pair(prompt, partial(encode, cut=None), cut)
+            return self._render_pair(prompt, partial(encode, max_tokens=None), max_tokens)
         if isinstance(prompt, TextPair):
-            return self._prepare_pair(prompt, partial(encode, self.tokenizer), cut, keep)
+            return self._prepare_pair(prompt, partial(encode, self.tokenizer), max_tokens, kept_side)
         if isinstance(prompt, Tokens):
             ids = prompt.ids
-            ids = ids if cut is None else ids[:cut] if keep == "head" else ids[-cut:]
+            if max_tokens is not None:
+                ids = ids[:max_tokens] if kept_side == "head" else ids[-max_tokens:]
             return self._prepare_tokens(ids, prompt.reasoning_ended)
         if isinstance(prompt, Text):
             return self._prepare_text(prompt, encode, pooling, media)
-        return self._prepare_chat(prompt, encode, pooling, media, loses_end=keep == "head" and cut is not None)
+        loses_end = kept_side == "head" and max_tokens is not None
+        return self._prepare_chat(prompt, encode, pooling, media, loses_end=loses_end)
 
     def _prepare_text(
         self, prompt: Text, encode: EncodeText, pooling: PoolingOptions | None, media: Sequence[ProcessedMedia]
     ) -> PreparedPrompt:
         """Encode a plain text: as it is, around a gap, with an embedding prompt before it, or as a user's turn."""
         if prompt.max_tokens is not None:
-            prompt = msgspec.structs.replace(prompt, text=self._first_tokens(prompt.text, prompt.max_tokens))
+            prompt = msgspec.structs.replace(prompt, text=self._limit_text(prompt))
         if prompt.suffix:
             return PreparedPrompt(encode(self.tokenizer, self._write_gap(prompt), prompt.special))
         if pooling is not None and pooling.task != "classify":
@@ -266,30 +251,24 @@ class TextPipeline:
         return msgspec.structs.replace(prompt, text=self.embedding_prompts.apply_prompt(prompt.text, pooling.prompt))
 
     def _prepare_pair(
-        self, pair: TextPair, encode: Callable[[str, bool], list[int]], cut: int | None, keep: TruncationSide
+        self, pair: TextPair, encode: Callable[[str, bool], list[int]], max_tokens: int | None, kept_side: KeptSide
     ) -> PreparedPrompt:
-        """Encode two texts as the model reads them together. Special tokens count towards ``cut``."""
-        first, second = (
-            encode(self._first_tokens(text.text, text.max_tokens) if text.max_tokens is not None else text.text, False)
-            for text in (pair.first, pair.second)
-        )
+        """Encode two texts as the model reads them together. Special tokens count towards ``max_tokens``."""
+        first, second = (encode(self._limit_text(text), False) for text in (pair.first, pair.second))
         frame = self.pair_frames[pair.first.special]
-        if cut is not None:
-            first, second = text_pair.cut_pair(first, second, max(0, cut - frame.size), keep)
+        if max_tokens is not None:
+            first, second = text_pair.cut_pair(first, second, max(0, max_tokens - frame.size), kept_side)
         ids, second_text_start = frame.join_texts(first, second)
         return PreparedPrompt(ids, second_text_start=second_text_start)
 
-    def _render_pair(self, pair: TextPair, encode: EncodeText, cut: int | None) -> PreparedPrompt:
-        """Render two texts by the chat template. If they are too long for ``cut``, the second one loses its end."""
-        first, second = (
-            self._first_tokens(text.text, text.max_tokens) if text.max_tokens is not None else text.text
-            for text in (pair.first, pair.second)
-        )
+    def _render_pair(self, pair: TextPair, encode: EncodeText, max_tokens: int | None) -> PreparedPrompt:
+        """Render two texts by the chat template. Beyond ``max_tokens`` in all, the second one loses its end."""
+        first, second = self._limit_text(pair.first), self._limit_text(pair.second)
         ids = self._encode_rendered_pair(first, second, encode)
-        if cut is not None and len(ids) > cut:
-            kept = len(self.tokenizer.encode(second, special=False)) - (len(ids) - cut)
+        if max_tokens is not None and len(ids) > max_tokens:
+            kept = len(self.tokenizer.encode(second, special=False)) - (len(ids) - max_tokens)
             second = self._first_tokens(second, kept) if kept > 0 else ""
-            ids = self._encode_rendered_pair(first, second, encode)[-cut:]
+            ids = self._encode_rendered_pair(first, second, encode)[-max_tokens:]
         return PreparedPrompt(ids)
 
     def _encode_rendered_pair(self, first: str, second: str, encode: EncodeText) -> list[int]:
@@ -349,6 +328,10 @@ class TextPipeline:
         if self.fill_layout is None:
             raise Unsupported("The model has no marks for text between two others.", field="suffix")
         return write_gap(self.fill_layout, prompt.text, prompt.suffix)
+
+    def _limit_text(self, text: Text) -> str:
+        """Return a text, or its beginning if it has more than its own ``max_tokens``."""
+        return text.text if text.max_tokens is None else self._first_tokens(text.text, text.max_tokens)
 
     def _first_tokens(self, text: str, count: int) -> str:
         """Return the start of a text that has at most ``count`` tokens."""

@@ -87,6 +87,7 @@ from parley.types.media import (
 from parley.types.request import (
     BeamOptions,
     Chat,
+    KeptSide,
     Message,
     OutputOptions,
     PoolingOptions,
@@ -100,7 +101,6 @@ from parley.types.request import (
     TextPair,
     Tokens,
     ToolCall,
-    TruncationSide,
 )
 from parley.types.tenant import NO_LIMITS, NO_TENANT, KeyLimits, KeyLimitStates, KeyOwner, LimitState, Tenant
 
@@ -137,6 +137,7 @@ __all__ = [
     "Grammar",
     "ImageDetail",
     "KVPrefix",
+    "KeptSide",
     "KeyLimitStates",
     "KeyLimits",
     "KeyOwner",
@@ -189,7 +190,6 @@ __all__ = [
     "ToolCall",
     "ToolCallDelta",
     "TriggeredTags",
-    "TruncationSide",
     "UploadedMedia",
     "Usage",
     "VLLMSettings",

@@ -100,7 +100,7 @@ class TextPair(msgspec.Struct, frozen=True):
 
 Prompt = Text | TextPair | Tokens | Chat
 
-TruncationSide = Literal["head", "tail"]  # the part of a too long prompt that is kept
+KeptSide = Literal["head", "tail"]  # the end of a too long prompt that is kept
 
 
 class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -236,7 +236,7 @@ class Request(msgspec.Struct, kw_only=True):
     cache_salt: str = ""  # requests with different salts never share cached prefixes
     adapter: str | None = None  # LoRA adapter by name; None: derived from ``model``, which may name an adapter
     max_prompt_tokens: int | None = None  # cut longer prompts to this number of tokens
-    truncation_side: TruncationSide = "tail"  # the part of a cut prompt that stays
+    kept_side: KeptSide = "tail"  # the end of a cut prompt that stays
     pooling: PoolingOptions | None = None
     timeout: float | None = None  # time limit for the whole request, in seconds
     return_partial: bool = False  # at the time limit, return the partial answer instead of an error
@@ -244,7 +244,7 @@ class Request(msgspec.Struct, kw_only=True):
     in_batch: bool = False  # it waits for the requests of all tenants that are in no batch
     # The treatment of a prompt that is too long for the model. "head" or "tail": that part of it is kept.
     # "oldest_turns": a conversation loses its oldest turns, but not its first system message and its last turn.
-    on_overflow: Literal["refuse", "oldest_turns"] | TruncationSide = "refuse"
+    on_overflow: Literal["refuse", "oldest_turns"] | KeptSide = "refuse"
     context_limit: int | None = None  # most tokens of a prompt and its output together; None: the model's context
     # A prompt that is too long is still tokenized up to this number of tokens, so that the refusal can name its length.
     counted_tokens: int = 0

@@ -408,7 +408,7 @@ def test_ollama_embed_answers_vectors_of_length_1():
     reply = read_vectors("embed", input=["a", "b"], dimensions=2, options={"num_ctx": None}, truncate=True)
     assert reply.request.prompts == [Text("a"), Text("b")]
     assert reply.request.pooling == PoolingOptions(2, normalize=True)
-    assert (reply.request.max_prompt_tokens, reply.request.truncation_side) == (100, "head")
+    assert (reply.request.max_prompt_tokens, reply.request.kept_side) == (100, "head")
     reply.add_events([PromptVector(1, vector_bytes(1, 0)), PromptVector(0, vector_bytes(0.6, 0.8))])
     reply.timings = TIMINGS
     assert reply.render_body(Usage(prompt_tokens=8)) == (

@@ -103,7 +103,7 @@ def test_openai_embeddings_members_reach_the_request():
         and not request.stream
     )
     assert read(truncate_prompt_tokens=-1).request.max_prompt_tokens == 512
-    assert (request.truncation_side, read(truncation_side="left").request.truncation_side) == ("head", "tail")
+    assert (request.kept_side, read(truncation_side="left").request.kept_side) == ("head", "tail")
     assert read(padding="do_not_pad").request == read().request and read(priority=3).request.priority == 3
     assert read(prompt_name="query").request.pooling == PoolingOptions(prompt="query")
     assert read(use_activation=True).request.pooling == PoolingOptions(normalize=True)

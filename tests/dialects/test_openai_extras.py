@@ -352,8 +352,8 @@ def test_openai_extras_follow_loose_schema_of_strict_format_at_the_root(read, sc
 
 
 def test_openai_extras_read_prompt_truncation(read):
-    assert read(truncate_prompt_tokens=5).request.max_prompt_tokens == 5 and read().request.truncation_side == "tail"
-    assert [read(truncation_side=side).request.truncation_side for side in ("left", "right")] == ["tail", "head"]
+    assert read(truncate_prompt_tokens=5).request.max_prompt_tokens == 5 and read().request.kept_side == "tail"
+    assert [read(truncation_side=side).request.kept_side for side in ("left", "right")] == ["tail", "head"]
     assert read(truncate_prompt_tokens=-1, max_tokens=6).request.max_prompt_tokens == 250
     assert read(truncate_prompt_tokens=-1, max_tokens=1000).request.max_prompt_tokens == 1
 

@@ -69,7 +69,7 @@ def test_tei_embeds_a_text_its_ids_or_a_batch():
 def test_tei_cuts_texts_by_request_or_by_the_servers_default():
     def cut(rules, **members):
         request = read(embed.read_embed, {"inputs": "a"} | members, rules=rules).request
-        return request.max_prompt_tokens, request.truncation_side
+        return request.max_prompt_tokens, request.kept_side
 
     assert cut(STRICT_RULES) == (100, "head") and cut(EXTENDED_RULES) == (None, "head")
     assert cut(STRICT_RULES, truncate=False) == (None, "head")
@@ -99,7 +99,7 @@ def test_tei_compares_sentences():
     reply = read(embed.read_similarity, body)
     assert reply.request.prompts == [Text("a"), Text("b"), Text("c")]
     assert reply.request.pooling == PoolingOptions(normalize=True, prompt="query")
-    assert (reply.request.max_prompt_tokens, reply.request.truncation_side) == (None, "tail")
+    assert (reply.request.max_prompt_tokens, reply.request.kept_side) == (None, "tail")
     assert finish(reply, (1, (1.0, 0.0)), (1, (0.6, 0.8)), (1, (-1.0, 0.0))) == b"[0.6,-1.0]"
 
 

@@ -165,7 +165,7 @@ def test_triton_generate_reads_embedding_request():
         priority=1,
         timeout=5000,
     ).request
-    assert (ids.prompts, ids.pooling, ids.max_prompt_tokens, ids.truncation_side) == (
+    assert (ids.prompts, ids.pooling, ids.max_prompt_tokens, ids.kept_side) == (
         [Tokens([5, 6])],
         PoolingOptions(8),
         3,
@@ -204,7 +204,7 @@ def test_triton_generate_truncates_prompt_to_its_end():
     head = RequestContext("0f", 1, "fp", context_length=64, path_parts=PATH)
     body = b'{"text_input":"a","max_tokens":24,"truncate_prompt_tokens":-1}'
     reply = generate.read_triton_generate(body, head, stream=False, strict=False)
-    assert (reply.request.max_prompt_tokens, reply.request.truncation_side) == (40, "tail")
+    assert (reply.request.max_prompt_tokens, reply.request.kept_side) == (40, "tail")
     assert refusal(truncate_prompt_tokens=0)[0] == 400
 
 

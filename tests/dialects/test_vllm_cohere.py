@@ -63,7 +63,7 @@ def test_cohere_lists_the_input_types_of_the_model():
 )
 def test_cohere_truncates_as_asked(members, truncate, keep):
     request = read_embed(texts=["a"], **members).request
-    assert (request.prompts, request.max_prompt_tokens, request.truncation_side) == ([Text("a")], truncate, keep)
+    assert (request.prompts, request.max_prompt_tokens, request.kept_side) == ([Text("a")], truncate, keep)
 
 
 def test_cohere_members_reach_the_request():

@@ -13,7 +13,7 @@ from support.tiny_tokenizers import TOKENIZERS, byte_level
 from parley.text.choice import AnswerChoice, describe_prompt_tokens
 from parley.text.parsing.call_forms import HERMES
 from parley.text.parsing.markup import Markup
-from parley.text.prompt import PreparedPrompt
+from parley.text.prepared_prompt import PreparedPrompt
 from parley.text.tokens.tokenizer import Tokenizer
 from parley.types import (
     Chat,

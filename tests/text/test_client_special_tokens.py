@@ -383,7 +383,7 @@ def test_conversation_with_too_many_special_tokens_is_refused() -> None:
     """Guards against texts that take half a minute to handle, whatever the context length is."""
     careful, _ = make_pipelines(CHATML)
     with pytest.raises(BadRequest, match="over 131072 special tokens"):
-        careful.prepare_prompt(user_chat("<s>" * 131_073), limit=100)
+        careful.prepare_prompt(user_chat("<s>" * 131_073), context_length=100)
 
 
 def test_hidden_tokens_nested_too_deeply_are_a_bad_request() -> None:

@@ -26,7 +26,7 @@ from parley.text.parsing.calls import RequestTools, write_calls
 from parley.text.parsing.harmony_parser import make_output_parser
 from parley.text.parsing.markup import Markup, detect_markup, family_names, reasoning_options, starts_in_reasoning
 from parley.text.parsing.reasoning_families import THOUGHTS
-from parley.text.prompt import PreparedPrompt
+from parley.text.prepared_prompt import PreparedPrompt
 from parley.text.tokens.tokenizer import Tokenizer
 from parley.types import ChoiceDelta, ChoiceDone, EngineOutput, Request
 

@@ -217,9 +217,9 @@ def test_tokens_of_a_long_prompt_are_counted_for_its_refusal() -> None:
     """The tokens are counted up to a number that the request names; for longer prompts the refusal has that number."""
     pipeline = TextPipeline(word_level(), ChatTemplate({}))
     text = Text("Paris " * 100_000)
-    assert len(pipeline.prepare_prompt(text, 10, counted=100_000).token_ids) == 100_000
+    assert len(pipeline.prepare_prompt(text, 10, counted_tokens=100_000).token_ids) == 100_000
     with pytest.raises(ContextLength, match="over 50000") as raised:
-        pipeline.prepare_prompt(text, 10, counted=50_000)
+        pipeline.prepare_prompt(text, 10, counted_tokens=50_000)
     assert (raised.value.limit, raised.value.prompt, raised.value.prompt_over) == (10, None, 50_000)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from parley.types import TruncationSide
+from parley.types import KeptSide
 
 MindieProfile = Literal["strict-old", "strict", "extended"]
 
@@ -30,7 +30,7 @@ class MindieRules:
     token_costs: bool = True
     has_metrics_port: bool = True  # the metrics port is on
     body_megabytes: int = 40
-    truncation: TruncationSide | None = None
+    truncation: KeptSide | None = None
     is_separated: bool = False
     max_seq_len: int | None = None
     max_input_token_len: int | None = None

@@ -92,7 +92,7 @@ class EmbedReply(UnstreamedReply):
             prompts=[Text(text) for text in texts],
             pooling=pooling,
             max_prompt_tokens=longest if truncate else None,
-            truncation_side="head",
+            kept_side="head",
             context_limit=window,
         )
         self._vectors: dict[int, bytes] = {}

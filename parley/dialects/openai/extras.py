@@ -18,7 +18,7 @@ from parley.dialects.openai import constraints, shared
 from parley.dialects.openai.shared import MAX_TOKENS, OPENAI_RULES, ReadingRules
 from parley.dialects.parameters import MAX_BAD_WORDS, MAX_TOKEN_ID, read_truncation
 from parley.errors import Invalid
-from parley.types import Grammar, TruncationSide
+from parley.types import Grammar, KeptSide
 
 MAX_NAME_CHARACTERS = 256
 MAX_LOGPROB_IDS = 128  # tokens
@@ -90,7 +90,7 @@ class ExtraMembers(msgspec.Struct, frozen=True):
     client_id: str | None
     salt: str
     max_prompt_tokens: int | None
-    kept_side: TruncationSide
+    kept_side: KeptSide
     priority: int
     grammar: Grammar | None = None
     time_limit: float | None = None
@@ -102,7 +102,7 @@ class ExtraMembers(msgspec.Struct, frozen=True):
         return {
             "cache_salt": self.salt,
             "max_prompt_tokens": self.max_prompt_tokens,
-            "truncation_side": self.kept_side,
+            "kept_side": self.kept_side,
             "priority": self.priority,
             "timeout": self.time_limit,
             "return_partial": self.time_limit is not None,
@@ -216,6 +216,6 @@ def read_salt(body: Fields, headers: Mapping[bytes, bytes]) -> str:
     return salt
 
 
-def _read_kept_side(body: Fields, default_side: str) -> TruncationSide:
+def _read_kept_side(body: Fields, default_side: str) -> KeptSide:
     """Return the side to keep; ``truncation_side`` names the side to cut."""
     return "head" if body.string("truncation_side", default_side, allowed=("left", "right")) == "right" else "tail"

@@ -13,6 +13,7 @@ from parley.dialects.tei.shared import EmptyInput, TeiRules
 from parley.errors import WrongType
 from parley.types import (
     Event,
+    KeptSide,
     PoolingOptions,
     Prompt,
     PromptVector,
@@ -20,12 +21,11 @@ from parley.types import (
     Text,
     TextPair,
     Tokens,
-    TruncationSide,
     Usage,
 )
 
 MAX_PROMPT_NAME = 256  # characters
-KEPT_SIDES: dict[str, TruncationSide] = {"Left": "tail", "left": "tail", "Right": "head", "right": "head"}
+KEPT_SIDES: dict[str, KeptSide] = {"Left": "tail", "left": "tail", "Right": "head", "right": "head"}
 EMPTY_SENTENCE = "Input validation error: `inputs` cannot be empty"
 PAIR_FORMS = (
     "a string, a pair of strings [string, string] or a batch of mixed strings and pairs "
@@ -136,7 +136,7 @@ class TeiReply(UnstreamedReply):
             prompts=list(prompts),
             pooling=pooling,
             max_prompt_tokens=context.context_length or None if truncate else None,
-            truncation_side=KEPT_SIDES[direction],
+            kept_side=KEPT_SIDES[direction],
         )
         self._context = context
         self._characters = sum(map(_count_characters, prompts))

@@ -29,7 +29,7 @@ def read_embedding_request(body: Fields, context: RequestContext) -> Request | N
         prompts=[_read_embedding_prompt(embedding_body)],
         pooling=_read_pooling(embedding_body),
         max_prompt_tokens=read_truncation(body, context.context_length),
-        truncation_side="head",
+        kept_side="head",
     )
 
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import tokenizers
 
-from parley.types import TruncationSide
+from parley.types import KeptSide
 
 
 class PairFrame(NamedTuple):
@@ -49,9 +49,9 @@ def read_pair_frame(backend: tokenizers.Tokenizer, special: bool) -> PairFrame:
     )
 
 
-def cut_pair(first: list[int], second: list[int], room: int, keep: TruncationSide) -> tuple[list[int], list[int]]:
+def cut_pair(first: list[int], second: list[int], room: int, kept_side: KeptSide) -> tuple[list[int], list[int]]:
     """Cut two texts to ``room`` tokens together: the longer one first, then both to a half (``longest_first`` of the
-    tokenizers library). ``keep``: the end of each text that stays."""
+    tokenizers library). ``kept_side``: the end of each text that stays."""
     shorter, longer = sorted((len(first), len(second)))
     if shorter + longer <= room:
         return first, second
@@ -59,8 +59,8 @@ def cut_pair(first: list[int], second: list[int], room: int, keep: TruncationSid
     if shorter + longer > room:
         shorter, longer = room // 2, room - room // 2
     sizes = (shorter, longer) if len(first) <= len(second) else (longer, shorter)
-    return _cut_text(first, sizes[0], keep), _cut_text(second, sizes[1], keep)
+    return _cut_text(first, sizes[0], kept_side), _cut_text(second, sizes[1], kept_side)
 
 
-def _cut_text(ids: list[int], size: int, keep: TruncationSide) -> list[int]:
-    return ids[:size] if keep == "head" else ids[len(ids) - size :] if size < len(ids) else ids
+def _cut_text(ids: list[int], size: int, kept_side: KeptSide) -> list[int]:
+    return ids[:size] if kept_side == "head" else ids[len(ids) - size :] if size < len(ids) else ids

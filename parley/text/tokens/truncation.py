@@ -8,7 +8,7 @@ from __future__ import annotations
 from parley.errors import ContextLength
 from parley.text.tokens import long_text
 from parley.text.tokens.text_encoder import TextEncoder
-from parley.types import TruncationSide
+from parley.types import KeptSide
 
 END_CHARACTERS = 16  # characters per token that is kept: a part of this size of a longer text is encoded first
 SMALLEST_END = 1 << 16  # characters of the smallest such part
@@ -19,42 +19,43 @@ def encode_within_limit(
     text: str,
     special: bool,
     *,
-    limit: int | None,
-    counted: int,
-    cut: int | None,
-    keep: TruncationSide,
-    marked: bool,
+    context_length: int | None,
+    counted_tokens: int,
+    max_tokens: int | None,
+    kept_side: KeptSide,
+    counts_special: bool,
 ) -> list[int]:
-    """Return the tokens of a text. Raises ContextLength for a long text that has over twice ``limit`` tokens, and also
-    over ``counted``.
+    """Return the tokens of a text. Raises ContextLength for a long text that has over twice ``context_length`` tokens,
+    and also over ``counted_tokens``.
 
-    ``cut``: return at most ``cut`` tokens, of the end named by ``keep``; with ``marked``, the special tokens around the
-    text are among them.
+    ``max_tokens``: return at most this many tokens, those at ``kept_side``; with ``counts_special``, the special tokens
+    around the text are among them.
     """
-    if cut is not None and (limit is None or cut <= limit):  # a larger cut would not fit the context anyway
-        return _encode_cut(encoder, text, special, cut, keep, marked)
-    if limit is None:
+    if max_tokens is not None and (context_length is None or max_tokens <= context_length):
+        return _encode_cut(encoder, text, special, max_tokens, kept_side, counts_special)
+    # No cut is needed, or one that would not fit into the context anyway.
+    if context_length is None:
         return encoder.encode(text, special)
-    most = max(2 * limit, counted)
+    most = max(2 * context_length, counted_tokens)
     ids = encoder.encode(text, special, most)
     if len(ids) > most and len(text) > long_text.PIECE_SIZE:
         raise ContextLength(
-            f"This model's maximum context length is {limit} tokens, and the prompt has over {most}.",
+            f"This model's maximum context length is {context_length} tokens, and the prompt has over {most}.",
             field="prompt",
-            limit=limit,
+            limit=context_length,
             prompt_over=most,
         )
     return ids
 
 
 def _encode_cut(
-    encoder: TextEncoder, text: str, special: bool, count: int, keep: TruncationSide, marked: bool
+    encoder: TextEncoder, text: str, special: bool, count: int, kept_side: KeptSide, counts_special: bool
 ) -> list[int]:
     opening, closing = encoder.special_around if special else ([], [])
     room = max(0, count - len(opening) - len(closing))
-    if not marked:
+    if not counts_special:
         return [*opening, *_encode_end(encoder, text, count), *closing][-count:]
-    if keep == "head":
+    if kept_side == "head":
         kept_ids = encoder.encode(text, special=False, stop_after=room)[:room]
     else:
         kept_ids = _encode_end(encoder, text, room)[-room:] if room else []
