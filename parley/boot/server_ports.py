@@ -213,7 +213,7 @@ class ServerPorts:
             await self._api_processes.close()
 
     async def resume_batches(self) -> None:
-        """Go on with the batches of servers that have ended, until this one ends."""
+        """Resume the batches of servers that have ended, until this one ends."""
         registry = self._parts.registry
         records_of = partial(tenant_records, registry.record_store, registry.background_runs)
         await BatchResumption(registry.batch_runner, self._apps, records_of).keep_resuming()

@@ -13,7 +13,7 @@ from parley.dialects.records import SILENT_SECONDS, TenantRecords
 
 # On each request of a batch, which waits for all that lack it. A client that sends it itself waits as well.
 BATCH_HEADER = b"x-parley-batch"
-RUN_PREFIX = "batch-run/"  # of the records that let a batch go on after the end of its server
+RUN_PREFIX = "batch-run/"  # of the records by which another server resumes a batch
 # "completed": every request was answered, or no more results fit. "expired": the deadline has passed. "stopped": the
 # client has cancelled it, or the server ends. "failed": the server had an error.
 BatchEnd = Literal["completed", "expired", "stopped", "failed"]
@@ -89,13 +89,13 @@ class BatchJob(ABC):
 
 
 def has_lost_server(records: TenantRecords, record_name: str, deadline: int, now: int) -> bool:
-    """Whether the server of a batch that runs has ended, and no other server will let it go on. ``record_name`` and
+    """Whether the server of a running batch has ended, and no other server will resume it. ``record_name`` and
     ``deadline``: those of the batch."""
     is_silent = records.record_age(record_name) > SILENT_SECONDS
     return is_silent and (now > deadline or records.find_record(RUN_PREFIX + record_name) is None)
 
 
 def waits_for_server(records: TenantRecords, record_name: str) -> bool:
-    """Whether the server of a batch that runs has ended, and another server may let it go on."""
+    """Whether the server of a running batch has ended, and another server may resume it."""
     is_silent = records.record_age(record_name) > SILENT_SECONDS
     return is_silent and records.find_record(RUN_PREFIX + record_name) is not None

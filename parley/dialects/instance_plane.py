@@ -49,8 +49,8 @@ class ResumedBody(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class InstancePlane:
-    """``routes``: the paths where instances answer coordinators. ``render_command_refusal`` returns the answer to an
-    order that an instance refuses. ``stopping_answer``: the status of an instance that is about to stop.
+    """``routes``: the paths where instances answer coordinators. ``render_command_refusal`` returns the answer to a
+    command that an instance refuses. ``stopping_answer``: the status of an instance that is about to stop.
 
     ``read_resumed`` reads the body of a request that another instance began and that arrived at a path; it raises
     CommandRefused. ``write_resumed`` writes such a body for a path, given the original request, the token ids of its

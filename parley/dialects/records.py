@@ -135,7 +135,7 @@ class InlinedRequest:
 
 @dataclass(frozen=True, slots=True)
 class StreamReplay:
-    """An order to send the events of a background request again from number ``first_event`` on, and those to come.
+    """Asks the server to send a background request's events again, from number ``first_event`` on, and those to come.
 
     ``name``: of its record. ``refusal``: the error if its events are not kept, or it was not asked for as a stream.
     """

@@ -1,4 +1,4 @@
-"""What the messages of a WebSocket mean: those of a client become requests, and their answers become messages.
+"""Turns the messages of a WebSocket's client into requests, and their answers into messages.
 
 Requests are POST requests of the WebSocket's own path. Those of one *lane* are answered one after the other, and lanes
 are answered side by side.

@@ -36,7 +36,7 @@ from parley.serving.pages.activity import handle_activity
 from parley.serving.pages.page_files import handle_page
 from parley.serving.prepare import check_request, prepare_engine_requests, resolve_model_name
 from parley.serving.records.background import BackgroundRuns
-from parley.serving.records.inner_sender import kept_run, sender_of_client
+from parley.serving.records.inner_sender import resume_info, sender_of_client
 from parley.serving.registry import ModelRegistry
 from parley.serving.request_reader import read_generation_body, request_context
 from parley.serving.served_model import ServedModel
@@ -343,7 +343,7 @@ async def handle_stored(registry: ModelRegistry, route: Route, exchange: Exchang
     elif isinstance(result, BatchJob):
         app, tenant = exchange.scope["app"], exchange.tenant
         sender = sender_of_client(app, exchange.scope, result)
-        run = kept_run(exchange.scope, result, app.apis, app.keys.tenant_reference(tenant))
+        run = resume_info(exchange.scope, result, app.apis, app.keys.tenant_reference(tenant))
         await exchange.send_response(registry.batch_runner.accept_batch(tenant.id, result, sender, run))
     else:
         await replay_stream(registry.background_runs, exchange.tenant.id, exchange, result)

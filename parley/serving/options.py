@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from parley.dialects.dialect import DEFAULT_API_OPTIONS, ApiOptions, Dialect
+from parley.disagg.wire.role import InstanceRoleName
 from parley.engine.engine_process import EngineProcess
 from parley.log_lines import LogFormat, LogLevel
 from parley.settings.key_file import HashedKey
@@ -18,9 +19,6 @@ from parley.web.options import HttpOptions
 from parley.web.tls.files import TlsFiles
 
 EngineKind = Literal["process", "thread", "scripted", "vllm", "attached"]  # a scripted engine runs no model
-RoleName = Literal["none", "prefill", "decode", "flex", "mixed"]
-
-
 # Limits of a request by kind, unless options say otherwise.
 MEDIA_COUNTS: dict[MediaKind, int] = {"image": 16, "video": 2, "audio": 4}
 MEDIA_SIZES: dict[MediaKind, int] = {"image": 20 << 20, "video": 256 << 20, "audio": 25 << 20}
@@ -133,7 +131,7 @@ class ServerOptions(HttpOptions):
     media_body_limit: int = 64 << 20  # bytes of a body if a model reads media; its text is limited by ``body_limit``
 
     # for an instance of a cluster
-    role: RoleName = "mixed"
+    role: InstanceRoleName = "mixed"
     peer_port: int | None = None  # takes requests from other instances; 0: any free port; None: no such port
     peer_port_attempts: int = 1  # number of ports from ``peer_port`` on that are tried
     peer_lease: float = 30.0  # seconds of silence until the other side of a handover is considered dead

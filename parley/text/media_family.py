@@ -47,7 +47,7 @@ class _FamilyRow(NamedTuple):
     """All but ``kinds``, ``states_direction`` and ``other_ids_field`` as in ``MediaFamily``.
 
     ``other_ids_field``: the field of config.json with ``other_placeholder_ids``.
-    ``states_direction``: the ``text_config`` may say by ``use_bidirectional_attention`` what ``sees_both_ways`` is.
+    ``states_direction``: ``use_bidirectional_attention`` in ``text_config`` may override ``sees_both_ways``.
     """
 
     kinds: dict[MediaKind, _KindMarks]
@@ -257,7 +257,7 @@ def read_media_family(config: Mapping[str, Any]) -> MediaFamily | None:
 def writer_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the part of a config.json about the model that writes text; of most models that is all of it.
 
-    Qwen-Omni keeps it in ``thinker_config``, beside a model that speaks, which is not served.
+    Qwen-Omni keeps it in ``thinker_config``, next to that of a model that speaks, which is not served.
     """
     thinker = config.get("thinker_config")
     if not isinstance(thinker, dict):

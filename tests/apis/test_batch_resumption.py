@@ -93,11 +93,11 @@ async def test_server_takes_no_batch_that_it_runs(serve, tmp_path):
     await wait_for_batch(server, batch, wanted=("in_progress",))
     pretend_silence(server, batch)
     batch_log = server.service.batch_runner.batch_log
-    assert batch_log.list_left_batches() == [("", record_name(batch))]
+    assert batch_log.list_orphaned_batches() == [("", record_name(batch))]
     resuming = resume_batches(server)
     await asyncio.sleep(0.1)
     resuming.cancel()
-    assert batch_log.list_left_batches() == [("", record_name(batch))]  # it was not claimed
+    assert batch_log.list_orphaned_batches() == [("", record_name(batch))]  # it was not claimed
     assert (await server.post(f"/v1/batches/{batch['id']}/cancel")).status == 200
     assert (await wait_for_batch(server, batch))["status"] == "cancelled"
     assert len(seen) == 1

@@ -1,4 +1,4 @@
-"""A batch of a server that was killed: the next server with the same file goes on with it."""
+"""A batch of a server that was killed: the next server with the same file resumes it."""
 
 from __future__ import annotations
 

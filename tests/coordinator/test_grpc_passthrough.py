@@ -87,7 +87,7 @@ async def test_grpc_passthrough_returns_the_status_of_the_instance(passthrough):
         await channel.unary_unary("/a/b")(b"a")
     assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED and "grpc" in refused.value.details()
     table.instances[1].grpc = address
-    table.set_attached(table.instances[1], False)
+    table.set_result_stream(table.instances[1], False)
     with pytest.raises(grpc.aio.AioRpcError) as refused:
         await channel.unary_unary("/a/b")(b"a")
     assert refused.value.code() is grpc.StatusCode.UNAVAILABLE

@@ -465,7 +465,7 @@ async def test_silent_instance_is_lost_and_recovers():
 
     health.start_checks()
     await asyncio.sleep(0.3)
-    assert one.state_at(table.clock()) == "joining" and not table.is_cluster_ready()
+    assert one.phase_at(table.clock()) == "joining" and not table.is_cluster_ready()
     net.answers["http://10.0.0.1:8000/v1/status"] = status
     await wait_for_news("ready")
     assert one.native and scheduler.can_serve()

@@ -342,7 +342,7 @@ async def test_chooses_only_ready_instances():
     report_status(table, two, ready=True)
     assert news == [(2, "ready")]
     table.remove_instance(2)
-    table.set_attached(one, False)
+    table.set_result_stream(one, False)
     with pytest.raises(RequestRefused):
         await scheduler.place_request(SchedulingRequest(10))
 

@@ -1,4 +1,4 @@
-"""A server that goes on with the batches of another one, as it does after its start."""
+"""A server that resumes the batches of another one, as it does after its start."""
 
 from __future__ import annotations
 

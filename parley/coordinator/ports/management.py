@@ -18,7 +18,7 @@ from parley.coordinator.ports.port import AdminPort, AdminReply, AdminRequest
 from parley.coordinator.routing.health import AskInstance, Unanswered
 from parley.coordinator.routing.instance import ClusterInstance
 from parley.coordinator.routing.instance_scheduler import InstanceScheduler
-from parley.coordinator.routing.instance_table import InstanceNews, InstanceTable
+from parley.coordinator.routing.instance_table import InstanceEvent, InstanceTable
 from parley.coordinator.tolerant_json import is_count
 
 log = logging.getLogger("parley.cluster")
@@ -225,18 +225,18 @@ class ManagementPort:
         log.warning("Instance %d was ordered to shut down (status %d).", instance.id, status)
         return AdminReply.from_json(HEALTHY_BODY) if status == 200 else FAILED_REPLY
 
-    def _instance_changed(self, instance: ClusterInstance, news: InstanceNews) -> None:
+    def _instance_changed(self, instance: ClusterInstance, event: InstanceEvent) -> None:
         """Raise an alarm about an instance."""
-        if news in ("lost", "faulty", "restarted"):
+        if event in ("lost", "faulty", "restarted"):
             details = {"lost": "does not answer", "faulty": "is not chosen for now", "restarted": "was restarted"}
-            reason = f": {instance.fault_reason.rstrip('.')}" if news == "faulty" and instance.fault_reason else ""
+            reason = f": {instance.fault_reason.rstrip('.')}" if event == "faulty" and instance.fault_reason else ""
             self.alarms.append(
                 {
-                    "id": f"instance-{instance.id}-{news}",
-                    "level": "warning" if news == "restarted" else "error",
+                    "id": f"instance-{instance.id}-{event}",
+                    "level": "warning" if event == "restarted" else "error",
                     "source": "coordinator",
                     "time": time.time(),
-                    "detail": f"Instance {instance.id} ({instance.url}) {details[news]}{reason}.",
+                    "detail": f"Instance {instance.id} ({instance.url}) {details[event]}{reason}.",
                 }
             )
 

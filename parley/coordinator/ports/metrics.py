@@ -13,7 +13,7 @@ from parley.coordinator.access import reading_access
 from parley.coordinator.ports.merge_metrics import merge_pages
 from parley.coordinator.ports.port import AdminPort, AdminReply, AdminRequest
 from parley.coordinator.routing.health import AskInstance, Unanswered
-from parley.coordinator.routing.instance import ClusterInstance, InstanceState
+from parley.coordinator.routing.instance import ClusterInstance, InstancePhase
 from parley.coordinator.routing.instance_scheduler import InstanceScheduler
 from parley.coordinator.routing.instance_table import InstanceTable
 from parley.metrics.process import process_lines
@@ -140,9 +140,9 @@ class MetricsPort:
                 (labels, [("", read_value(instance))]) for labels, instance in labelled_instances
             ]
             parts.append(scalar_lines(kind, f"parley:cluster_{name}", help_text, groups))
-        counts = dict.fromkeys(get_args(InstanceState), 0)
+        counts = dict.fromkeys(get_args(InstancePhase), 0)
         for instance in self._table:
-            counts[instance.state_at(self._table.clock())] += 1
+            counts[instance.phase_at(self._table.clock())] += 1
         parts.append(_labelled_series("gauge", "instances", "Instances by state.", "state", counts.items()))
         return parts
 

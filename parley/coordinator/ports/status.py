@@ -95,7 +95,7 @@ class StatusPort:
             "role": instance.role,
             "share": instance.p_percentage if instance.role == "flex" else None,
             "group": instance.group,
-            "state": instance.state_at(self._table.clock()),
+            "state": instance.phase_at(self._table.clock()),
             "attached": instance.has_result_stream,
             "paused": instance.breaker.is_open(self._table.clock()),
             "epoch": instance.epoch,

@@ -135,7 +135,7 @@ class InferenceFront:
         return self._paths.fixed_paths
 
     async def resume_batches(self) -> None:
-        """Go on with the batches of coordinators that have ended, until this one ends."""
+        """Resume the batches of coordinators that have ended, until this one ends."""
         while not self.load.is_ready:
             await asyncio.sleep(READY_SECONDS)
         await self._record_keeper.resume_batches(self)

@@ -71,7 +71,7 @@ class LocalAnswers:
         state: dict[str, object] = {
             "status": "waiting",
             "message": text if self._strict else refusals.plain_sentence(text),
-            "instances": {str(instance.id): instance.state_at(self._table.clock()) for instance in self._table},
+            "instances": {str(instance.id): instance.phase_at(self._table.clock()) for instance in self._table},
         }
         if lack := self._table.explain_lack():
             state["reason"] = lack

@@ -40,7 +40,7 @@ class ApiPath:
         kinds = {route.kind for route, _ in routes}
         self.kind: RouteKind | None = self.route.kind if len(kinds) == 1 else None  # None: depends on the body
         self.is_open = all(route_scope(route) == "open" for route, _ in routes)
-        self.shares = any(route.names_endpoint for route, _ in routes)
+        self.names_endpoint = any(route.names_endpoint for route, _ in routes)
 
     def find_page(self, headers: Mapping[bytes, bytes]) -> Route | None:
         """Return the page that a request is for, None if it is for an API."""

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from parley.coordinator import tolerant_json
 from parley.coordinator.routing.instance import ClusterInstance
-from parley.coordinator.routing.instance_table import InstanceNews, InstanceTable
+from parley.coordinator.routing.instance_table import InstanceEvent, InstanceTable
 from parley.dialects.mounts import INSTANCE_PLANE
 
 log = logging.getLogger("parley.cluster")
@@ -113,10 +113,10 @@ class HealthChecker:
         if self._logged_lack and self._logged_lack != earlier_lack:
             log.warning("No requests are taken: %s", self._logged_lack)
 
-    def _instance_changed(self, instance: ClusterInstance, news: InstanceNews) -> None:
-        if news == "joined" and instance.polled:
+    def _instance_changed(self, instance: ClusterInstance, event: InstanceEvent) -> None:
+        if event == "joined" and instance.polled:
             self._tasks[instance.id] = instance, asyncio.get_running_loop().create_task(self._check_loop(instance))
-        elif news == "left" and self._tasks.get(instance.id, (None, None))[0] is instance:
+        elif event == "left" and self._tasks.get(instance.id, (None, None))[0] is instance:
             self._tasks.pop(instance.id)[1].cancel()
             self._logged_problems.pop(instance.id, None)
 

@@ -14,7 +14,7 @@ from parley.coordinator.routing.circuit_breaker import CircuitBreaker
 from parley.coordinator.routing.load import JobSide
 from parley.disagg.wire.prompt_hash import MAX_REPORTED_HASHES, PrefixMark
 
-InstanceState = Literal["joining", "ready", "switching", "offline", "faulty", "lost"]
+InstancePhase = Literal["joining", "ready", "switching", "offline", "faulty", "lost"]
 MAX_REFUSALS = 3  # refusals in a row until handovers between two instances pause
 PAUSE_BOUNDS = 0.5, 30.0  # seconds of that pause: the first, and the longest
 REPORT_DELAY = 10.0  # seconds until a prompt sent to an instance must appear in its report
@@ -95,7 +95,7 @@ class ClusterInstance:
         """Number of KV blocks in use, as it reports."""
         return 0 if self.avail_blocks is None else max(0, self.blocks - self.avail_blocks)
 
-    def state_at(self, now: float) -> InstanceState:
+    def phase_at(self, now: float) -> InstancePhase:
         """Return its state at the time ``now``."""
         if self.lost:
             return "lost"
@@ -110,7 +110,7 @@ class ClusterInstance:
 
     def is_usable(self, now: float) -> bool:
         """Whether new requests may be sent to it."""
-        return self.has_result_stream and self.state_at(now) == "ready"
+        return self.has_result_stream and self.phase_at(now) == "ready"
 
     def is_linked(self, other: ClusterInstance) -> bool:
         """Whether one of the two can prefill for the other."""

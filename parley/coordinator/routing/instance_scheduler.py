@@ -17,7 +17,7 @@ from parley.coordinator.config import CoordinatorOptions
 from parley.coordinator.routing.cost_model import moving_average
 from parley.coordinator.routing.counters import AttemptEnd, RequestCounters
 from parley.coordinator.routing.instance import ClusterInstance
-from parley.coordinator.routing.instance_table import InstanceNews, InstanceTable
+from parley.coordinator.routing.instance_table import InstanceEvent, InstanceTable
 from parley.coordinator.routing.load import HeldDemand
 from parley.coordinator.routing.policies import (
     CacheAffinityPolicy,
@@ -305,7 +305,7 @@ class InstanceScheduler:
         self.counters.count_refusal(status)
         return RequestRefused(status, text, retry_after)
 
-    def _instance_changed(self, instance: ClusterInstance, news: InstanceNews) -> None:
+    def _instance_changed(self, instance: ClusterInstance, event: InstanceEvent) -> None:
         self.wake_queue()
 
     def wake_queue(self) -> None:

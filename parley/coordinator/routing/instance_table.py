@@ -16,11 +16,11 @@ from parley.coordinator.routing.status_report import apply_status
 from parley.dialects.mounts import known_spelling
 from parley.disagg.kv.layout import layout_difference
 
-InstanceNews = Literal["joined", "ready", "changed", "lost", "faulty", "restarted", "left"]
+InstanceEvent = Literal["joined", "ready", "changed", "lost", "faulty", "restarted", "left"]
 RECOVERY_CHECKS = 3  # answers in a row until a faulty instance counts as healthy
 
 
-TableWatcher = Callable[[ClusterInstance, InstanceNews], None]
+TableWatcher = Callable[[ClusterInstance, InstanceEvent], None]
 
 
 class InstanceTable:
@@ -77,10 +77,10 @@ class InstanceTable:
         if instance is not None:
             self.notify_watchers(instance, "left")
 
-    def notify_watchers(self, instance: ClusterInstance, news: InstanceNews) -> None:
+    def notify_watchers(self, instance: ClusterInstance, event: InstanceEvent) -> None:
         """Notify all watchers."""
         for watcher in tuple(self.watchers):
-            watcher(instance, news)
+            watcher(instance, event)
 
     def mark_faulty(self, instance: ClusterInstance, reason: str = "") -> None:
         """Mark an instance as faulty for a while: its link broke, or it could not be reached.
@@ -104,16 +104,16 @@ class InstanceTable:
         if not begins:
             self.notify_watchers(instance, "ready")
 
-    def set_attached(self, instance: ClusterInstance, attached: bool, reason: str = "") -> None:
-        """Set whether an instance's results can be received. ``reason`` why not: given once the failure lasts.
+    def set_result_stream(self, instance: ClusterInstance, is_received: bool, reason: str = "") -> None:
+        """Set whether an instance's results can be received. ``reason``: why they cannot, once the failure lasts.
 
         An instance that is loading or stopping sends no results. Of any other, watchers get each reason once.
         """
-        was_attached, instance.has_result_stream = instance.has_result_stream, attached
-        if attached and not was_attached:
+        was_received, instance.has_result_stream = instance.has_result_stream, is_received
+        if is_received and not was_received:
             instance.fault_reason = ""
             self.notify_watchers(instance, "ready")
-        elif reason and not attached and instance.state_at(self.clock()) != "joining":
+        elif reason and not is_received and instance.phase_at(self.clock()) != "joining":
             fault_reason = f"Its results cannot be received. {reason}"
             if instance.fault_reason != fault_reason:
                 instance.fault_reason = fault_reason
@@ -197,12 +197,12 @@ class InstanceTable:
         usable, now = self.usable_instances(), self.clock()
         if self.is_cluster_ready():
             return ""
-        if unattached := [
+        if unreceived := [
             instance
             for instance in self.instances.values()
-            if not instance.has_result_stream and instance.state_at(now) == "ready"
+            if not instance.has_result_stream and instance.phase_at(now) == "ready"
         ]:
-            return f"The results of instance {unattached[0].id} cannot be received."
+            return f"The results of instance {unreceived[0].id} cannot be received."
         if not usable:
             return ""
         if self.options.deploy_mode == "single_node":

@@ -103,7 +103,7 @@ def _read_client_tool(tool: Fields, kind: str, client_tool: ClientTool, blocks: 
         "parameters": client_tool.input_schema,
     }
     if client_tool.has_max_characters:
-        tool.integer("max_characters", None, 1, None)  # the client shortens what it shows
+        tool.integer("max_characters", None, 1, None)  # read to be checked: the client does the shortening
     if client_tool.has_display:
         function["description"] += _read_display(tool)
     if client_tool.has_zoom and tool.boolean("enable_zoom", False):

@@ -1,7 +1,7 @@
-"""What Go's decoder says about a body that is no JSON, or has a member of a wrong type.
+"""Words the faults of a body as Go's decoder does: no JSON, or a member of a wrong type.
 
-The sentences are those of ``encoding/json`` in Go 1.24, as clients of Ollama know them. Where the fault lies is what
-parley's own decoder says; a fault that it names otherwise has no such sentence.
+The sentences are those of ``encoding/json`` in Go 1.24, as clients of Ollama know them. The place of the fault comes
+from the message of parley's own decoder; a fault whose message is not known here has no such sentence.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ import re
 from typing import Any
 
 BYTE_IN_REASON = re.compile(r"(?:malformed: )(.+) \(byte (\d+)\)")
-LITERALS = (b"true", b"false", b"null")  # the decoder reads each whole, and stops behind it
+LITERALS = (b"true", b"false", b"null")  # the decoder reads each whole, and stops after it
 OBJECT_KEY = "looking for beginning of object key string"
 VALUE = "looking for beginning of value"
-CONTEXTS = {  # by the decoder's words: what Go was looking at, and how far behind the fault the decoder stops
+CONTEXTS = {  # by our decoder's message: Go's message, and how many bytes after the fault our decoder stops
     "trailing comma in object": (OBJECT_KEY, 0),
     "object keys must be strings": (OBJECT_KEY, 0),
     "trailing comma in array": (VALUE, 0),

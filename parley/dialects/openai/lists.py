@@ -1,4 +1,4 @@
-"""Lists of stored objects in OpenAI's form: what a query asks for, and the answer."""
+"""Lists of stored objects in OpenAI's form: reads the query, and writes the answer."""
 
 from __future__ import annotations
 

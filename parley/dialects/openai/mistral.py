@@ -1,4 +1,4 @@
-"""What Mistral's API has besides OpenAI's, for its SDK: infilling, and answers with more members.
+"""Mistral's additions to OpenAI's API, for its SDK: infilling, and answers with more members.
 
 https://docs.mistral.ai/api/ has the reference.
 """

@@ -9,7 +9,7 @@ from parley.dialects.fields import Fields
 
 def with_openai_members(body: Fields) -> Fields:
     """Return the body of a chat with OpenAI's members in place of Mistral's: ``random_seed``, the tool choice ``any``,
-    and ``prefix`` of a last message that is to be continued. Raises BadRequest."""
+    and ``prefix`` of a last message that the model continues. Raises BadRequest."""
     changes: dict[str, Any] = {}
     if body.raw_value("tool_choice") == "any":
         changes["tool_choice"] = "required"

@@ -61,7 +61,7 @@ def is_stored(body: Fields, context: RequestContext) -> bool:
 
 
 def read_keeper(body: Fields, context: RequestContext) -> CompletionKeeper | None:
-    """Return what keeps the completion; None if the request or the server stores none. Raises BadRequest."""
+    """Return the keeper of the completion; None if the request or the server stores none. Raises BadRequest."""
     if not body.boolean("store", False):
         return None
     keeper = CompletionKeeper(body, context)

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 import msgspec
 
 from parley.core.media.encode_queue import FEATURES_ELSEWHERE
-from parley.disagg.wire.headers import COMMAND_HEADERS, NATIVE_PREFIX, RECORDS_HEADER
+from parley.disagg.wire.headers import CLIENT_ID_HEADER, COMMAND_HEADERS, NATIVE_PREFIX, RECORDS_HEADER, is_native
 from parley.errors import ContextLength, Malformed
 from parley.types import PING_NUMBER, EngineOutput, EngineRequest, OutputBatch, ProcessedMedia, Tenant
 
@@ -83,7 +83,7 @@ def strip_cluster_headers(headers: dict[bytes, bytes]) -> None:
     With MindIE's coordinator, req-id stays because answers of MindIE's APIs contain it; with parley's coordinator,
     req-id becomes the id that the client sent, if any.
     """
-    native, client_request_id = NATIVE_PREFIX + b"results" in headers, headers.get(NATIVE_PREFIX + b"label")
+    native, client_request_id = is_native(headers), headers.get(CLIENT_ID_HEADER)
     kept_names = (RECORDS_HEADER,) if native else (b"req-id",)
     for name in [
         name

@@ -33,6 +33,20 @@ INVALID_RECOMPUTE = "Parameter is-recompute is an optional parameter. When it is
 # Only a coordinator may send these headers and all that begin with NATIVE_PREFIX.
 COMMAND_HEADERS = frozenset((b"req-id", b"req-type", b"d-target", b"d-port", b"is-recompute"))
 NATIVE_PREFIX = b"parley-"
+# In a command or a query of a member: the cluster's secret.
+SECRET_HEADER = NATIVE_PREFIX + b"secret"
+# In a command: the name under which the coordinator reads results. It makes the command native.
+RESULTS_HEADER = NATIVE_PREFIX + b"results"
+# In a native command: the request UUID, 32 hexadecimal digits, equal for all attempts.
+UUID_HEADER = NATIVE_PREFIX + b"id"
+# In a native command: the creation time that the answer shows, in seconds since the epoch.
+CREATED_HEADER = NATIVE_PREFIX + b"created"
+# In a native command: milliseconds since the client's request arrived at the coordinator.
+ELAPSED_HEADER = NATIVE_PREFIX + b"spent"
+# In a native command: the number of bytes before the client's body that are records of earlier attempts.
+PREFACE_HEADER = NATIVE_PREFIX + b"given"
+# In a native command: the request id that the client chose itself.
+CLIENT_ID_HEADER = NATIVE_PREFIX + b"label"
 # In an answer to a coordinator: the engine died, so another instance may serve the request.
 LOST_HEADER = NATIVE_PREFIX + b"lost"
 # In an answer to a coordinator: the context is too short here, but may suffice elsewhere.
@@ -83,18 +97,18 @@ def is_from_coordinator(headers: Mapping[bytes, bytes]) -> bool:
 
 def is_native(headers: Mapping[bytes, bytes]) -> bool:
     """Whether the sender is parley's own coordinator."""
-    return b"parley-results" in headers
+    return RESULTS_HEADER in headers
 
 
 def read_preface_size(headers: Mapping[bytes, bytes]) -> int:
     """Return the number of bytes before the client's body. ``parse_prefill_command`` reports an invalid header."""
-    size_text = headers.get(b"parley-given", b"0").decode("latin-1") if is_native(headers) else "0"
+    size_text = headers.get(PREFACE_HEADER, b"0").decode("latin-1") if is_native(headers) else "0"
     return int(size_text) if DECIMAL_NUMBER.fullmatch(size_text) else 0
 
 
 def shows_secret(headers: Mapping[bytes, bytes], secret: str) -> bool:
     """Whether the sender knows the cluster's secret; False if there is none."""
-    return bool(secret) and hmac.compare_digest(headers.get(b"parley-secret", b""), secret.encode())
+    return bool(secret) and hmac.compare_digest(headers.get(SECRET_HEADER, b""), secret.encode())
 
 
 def speaks_for_itself(headers: Mapping[bytes, bytes], secret: str) -> bool:
@@ -158,31 +172,31 @@ def parse_target(target: str, own_address: InstanceAddress, native: bool = False
 
 
 PARSED_HEADERS = frozenset(
-    (b"req-id", b"req-type", b"d-target", b"is-recompute", b"parley-results", b"parley-id", b"parley-created",
-     b"parley-given", b"parley-spent")
+    (b"req-id", b"req-type", b"d-target", b"is-recompute", RESULTS_HEADER, UUID_HEADER, CREATED_HEADER, PREFACE_HEADER,
+     ELAPSED_HEADER)
 )  # fmt: skip
 
 
 def _with_native_headers(command: PrefillCommand, header_values: Mapping[bytes, str]) -> PrefillCommand:
     """Add the values of parley's own headers to the command. Raises CommandRefused."""
-    client, identity = header_values[b"parley-results"], header_values.get(b"parley-id", "")
-    created, prior_size = header_values.get(b"parley-created"), header_values.get(b"parley-given", "0")
-    elapsed_text = header_values.get(b"parley-spent", "0")
-    if not COORDINATOR_NAME.fullmatch(client):
+    coordinator_name, request_uuid = header_values[RESULTS_HEADER], header_values.get(UUID_HEADER, "")
+    created, preface_size = header_values.get(CREATED_HEADER), header_values.get(PREFACE_HEADER, "0")
+    elapsed_milliseconds = header_values.get(ELAPSED_HEADER, "0")
+    if not COORDINATOR_NAME.fullmatch(coordinator_name):
         raise CommandRefused(400, "The header parley-results must be 1 to 64 letters, digits, _ or -.")
-    if identity and not REQUEST_UUID.fullmatch(identity):
+    if request_uuid and not REQUEST_UUID.fullmatch(request_uuid):
         raise CommandRefused(400, "The header parley-id must be 32 hexadecimal digits in lower case.")
     if created is not None and not DECIMAL_NUMBER.fullmatch(created):
         raise CommandRefused(400, "The header parley-created must be a number of seconds.")
-    if not DECIMAL_NUMBER.fullmatch(prior_size):
+    if not DECIMAL_NUMBER.fullmatch(preface_size):
         raise CommandRefused(400, "The header parley-given must be a number of bytes.")
-    if not DECIMAL_NUMBER.fullmatch(elapsed_text):
+    if not DECIMAL_NUMBER.fullmatch(elapsed_milliseconds):
         raise CommandRefused(400, "The header parley-spent must be a number of milliseconds.")
     return replace(
         command,
-        coordinator_name=client,
-        request_uuid=identity,
+        coordinator_name=coordinator_name,
+        request_uuid=request_uuid,
         created=None if created is None else int(created),
-        preface_size=int(prior_size),
-        elapsed=int(elapsed_text) / 1000,
+        preface_size=int(preface_size),
+        elapsed=int(elapsed_milliseconds) / 1000,
     )

@@ -1,7 +1,7 @@
-"""What the store keeps of batches that have not ended: their answers so far, and how to send their other requests.
+"""Stores the state of batches that have not ended: their answers so far, and how to send their other requests.
 
-So a batch can let others run, and a server that shares the file of the store goes on with the batches of one that has
-ended. No key is kept: the server that goes on asks whether the key with the tenant's id is still accepted.
+So a batch can let others run, and a server that shares the file of the store resumes the batches of one that has ended.
+No key is kept: the server that resumes a batch checks that the key with the tenant's id is still accepted.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class BatchTaken(Exception):
     """Another server has taken a batch over, because this one seemed to have ended."""
 
 
-class KeptRun(msgspec.Struct, frozen=True):
+class ResumeInfo(msgspec.Struct, frozen=True):
     """How to send the requests of a batch. ``apis``: those of the port that its client used. ``key_id``: of a key that
     is known by its hash. ``headers``: of each request. Paths begin with ``prefix``. ``owner``: the server that runs the
     batch."""
@@ -49,30 +49,30 @@ class BatchLog:
 
     @property
     def outlives_server(self) -> bool:
-        """Whether another server can go on with a batch."""
+        """Whether another server can resume a batch."""
         return self._shared_store is not None
 
     def record_prefixes(self, name: str) -> tuple[str, ...]:
-        """Return how the names of the records begin that are kept of a batch. ``name``: of its own record."""
+        """Return the prefixes of the names of a batch's records. ``name``: of its own record."""
         return RUN_PREFIX + name, _answers_name(name)
 
-    def save_run(self, tenant: str, name: str, run: KeptRun) -> None:
-        """Keep how to go on with a batch. ``name``: of its record."""
+    def save_resume_info(self, tenant: str, name: str, resume_info: ResumeInfo) -> None:
+        """Store how to resume a batch. ``name``: of its record."""
         if self._shared_store is not None:
-            data = msgspec.msgpack.encode(msgspec.structs.replace(run, owner=self._owner))
+            data = msgspec.msgpack.encode(msgspec.structs.replace(resume_info, owner=self._owner))
             self._store.save_record(tenant, RUN_PREFIX + name, data)
 
     def check_owner(self, tenant: str, name: str) -> None:
-        """Raise BatchTaken if another server has taken a batch over. Else how to go on with it counts as new, so that
-        a full store drops other records first."""
+        """Raise BatchTaken if another server has taken a batch over. Otherwise the record for its resumption counts as
+        new, so that a full store drops other records first."""
 
-        def keep_own_run(data: bytes) -> tuple[bytes, tuple[str, ...]]:
-            if msgspec.msgpack.decode(data, type=KeptRun).owner != self._owner:
+        def renew_record(data: bytes) -> tuple[bytes, tuple[str, ...]]:
+            if msgspec.msgpack.decode(data, type=ResumeInfo).owner != self._owner:
                 raise BatchTaken
             return data, ()
 
         if self._shared_store is not None:
-            self._shared_store.update_record(tenant, RUN_PREFIX + name, keep_own_run)
+            self._shared_store.update_record(tenant, RUN_PREFIX + name, renew_record)
 
     def save_answers(self, tenant: str, name: str, answers: Answers) -> None:
         """Keep further answers. Raises BatchTaken."""
@@ -96,35 +96,35 @@ class BatchLog:
             self._store.delete_record(tenant, record_name)
 
     def release_batch(self, tenant: str, name: str) -> None:
-        """Let another server go on with a batch at once."""
+        """Let another server resume a batch at once."""
         if self._shared_store is not None:
             self._shared_store.age_record(tenant, name, SILENT_SECONDS)
 
-    def list_left_batches(self) -> list[tuple[str, str]]:
+    def list_orphaned_batches(self) -> list[tuple[str, str]]:
         """Return the batches whose servers seem to have ended: tenant, and name of the record."""
         store = self._shared_store
         if store is None:
             return []
-        left = []
+        orphaned = []
         for tenant, run_name in store.list_all(RUN_PREFIX):
             name = run_name.removeprefix(RUN_PREFIX)
             if store.find_record(tenant, name) is None:  # the store has dropped it
                 self.drop_batch(tenant, name)
             elif store.record_age(tenant, name) > SILENT_SECONDS:
-                left.append((tenant, name))
-        return left
+                orphaned.append((tenant, name))
+        return orphaned
 
-    def load_run(self, tenant: str, name: str) -> KeptRun | None:
-        """Return how to go on with a batch, None if that is not kept any more."""
+    def load_resume_info(self, tenant: str, name: str) -> ResumeInfo | None:
+        """Return how to resume a batch, None if that is not kept any more."""
         data = self._store.find_record(tenant, RUN_PREFIX + name)
-        return None if data is None else msgspec.msgpack.decode(data, type=KeptRun)
+        return None if data is None else msgspec.msgpack.decode(data, type=ResumeInfo)
 
-    def claim_batch(self, tenant: str, name: str, run: KeptRun) -> bool:
+    def claim_batch(self, tenant: str, name: str, resume_info: ResumeInfo) -> bool:
         """Take over a batch whose server has ended. Return False if another server was faster. A server that had only
         been silent stops its batch when it next looks (``check_owner``)."""
         if self._shared_store is None or not self._shared_store.claim_record(tenant, name, SILENT_SECONDS):
             return False
-        self.save_run(tenant, name, run)
+        self.save_resume_info(tenant, name, resume_info)
         return True
 
 

@@ -1,4 +1,4 @@
-"""Goes on with the batches of servers that have ended, whose records lie in a file that this server shares."""
+"""Resumes the batches of servers that have ended, whose records lie in a file that this server shares."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from parley.web.auth import ApiKeys, TenantReference
 
 log = logging.getLogger("parley.server")
 
-RESUME_SECONDS = 20.0  # between two looks for such batches
+RESUME_SECONDS = 20.0  # between two looks for orphaned batches
 
 
 class RoutedEndpoint(Protocol):
@@ -50,52 +50,52 @@ class PortApp(Protocol):
 
 
 class BatchResumption:
-    """Goes on with batches at the ports of ``apps``. ``records_of``: returns the records of a tenant by its id."""
+    """Resumes orphaned batches at the ports of ``apps``. ``records_of``: returns the records of a tenant by its id."""
 
     def __init__(self, runner: BatchRunner, apps: Sequence[PortApp], records_of: Callable[[str], TenantRecords]):
         self._runner, self._apps, self._records_of = runner, apps, records_of
 
     async def keep_resuming(self) -> None:
-        """Look for such batches until the server ends. Return at once if the store is no file."""
+        """Resume orphaned batches until the server ends. Return at once if the store is no file."""
         while self._runner.batch_log.outlives_server:
             with contextlib.suppress(NotReady):  # the store has logged it
-                for tenant, name in await asyncio.to_thread(self._runner.batch_log.list_left_batches):
-                    # After a sleep of the machine, a batch of this server may seem to have been left
+                for tenant, name in await asyncio.to_thread(self._runner.batch_log.list_orphaned_batches):
+                    # After a sleep of the machine, a batch of this server may seem to be orphaned
                     if not self._runner.runs_batch(tenant, name):
                         await self._resume_batch(tenant, name)
             await asyncio.sleep(RESUME_SECONDS)
 
     async def _resume_batch(self, tenant: str, name: str) -> None:
-        """Go on with a batch that has lost its server, if this server can run it."""
+        """Resume a batch that has lost its server, if this server can run it."""
         batch_id = name.rpartition("/")[2]
         try:
             batch = await asyncio.to_thread(partial(self._take_batch, tenant, name))
         except NotReady:  # the store has logged it
             return
-        except Exception:  # the other batches go on
-            log.exception("The batch %s, whose server has ended, cannot go on.", batch_id)
+        except Exception:  # other batches may still be resumed
+            log.exception("The batch %s, whose server has ended, cannot be resumed.", batch_id)
             return
         if batch is not None:
-            log.info("Going on with the batch %s, whose server has ended.", batch_id)
+            log.info("Resuming the batch %s, whose server has ended.", batch_id)
             self._runner.start_batch(batch)
 
     def _take_batch(self, tenant: str, name: str) -> BatchRun | None:
         """Claim a batch. Return None if it has ended, or another server has it, or this one has no such port or key."""
-        run = self._runner.batch_log.load_run(tenant, name)
-        if run is None:
+        resume_info = self._runner.batch_log.load_resume_info(tenant, name)
+        if resume_info is None:
             return None
-        reference = TenantReference(tenant, run.key_id)
+        reference = TenantReference(tenant, resume_info.key_id)
         for app in self._apps:
-            endpoint = app.route_table.get(("POST", run.prefix + run.creation_path))
+            endpoint = app.route_table.get(("POST", resume_info.prefix + resume_info.creation_path))
             restorer = None if endpoint is None else endpoint.route.batch_restorer
-            if app.apis != run.apis or restorer is None or app.keys.find_tenant(reference) is None:
+            if app.apis != resume_info.apis or restorer is None or app.keys.find_tenant(reference) is None:
                 continue
-            if not self._runner.batch_log.claim_batch(tenant, name, run):
+            if not self._runner.batch_log.claim_batch(tenant, name, resume_info):
                 return None
-            job: BatchJob | None = restorer(self._records_of(tenant), name, run.result_expiry)
+            job: BatchJob | None = restorer(self._records_of(tenant), name, resume_info.result_expiry)
             if job is None:
                 self._runner.batch_log.drop_batch(tenant, name)
                 return None
-            sender = sender_of_tenant(app, reference, tuple(run.headers), run.prefix)
+            sender = sender_of_tenant(app, reference, tuple(resume_info.headers), resume_info.prefix)
             return BatchRun(tenant, job, sender, survives_server=True, is_paused=True)
         return None

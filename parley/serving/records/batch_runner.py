@@ -1,9 +1,9 @@
 """Runs batches: their requests go to the same application as those of clients, with the key of the batch's client.
 
-So keys, limits, logs and errors are the usual ones. Of each tenant one batch runs at a time, of all tenants a few, and
-of all batches a few requests; the rest waits. A batch that others wait for lets them run after its turn, and waits for
-the next one behind them, with its answers in the store. If another server can go on with the batch, its answers are
-kept there as they come.
+So keys, limits, logs and errors are the usual ones. A tenant runs one batch at a time, all tenants together a few
+batches, and all batches together send a few requests at a time; the rest waits. If other batches wait, a batch pauses
+after its turn and queues for the next one, with its answers in the store. If another server can resume the batch, its
+answers are stored as they arrive.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import TypeVar
 from parley.dialects.batch_job import BatchAnswer, BatchEnd, BatchJob, BatchRequest
 from parley.errors import NotReady, RateLimited
 from parley.serving.records.background import BackgroundRuns, KeptEvents
-from parley.serving.records.batch_log import Answers, BatchLog, BatchTaken, KeptRun
+from parley.serving.records.batch_log import Answers, BatchLog, BatchTaken, ResumeInfo
 from parley.serving.records.inner_sender import InnerSender
 from parley.serving.records.open_store import AnyRecordStore
 from parley.web.inner_cycle import InnerCycle
@@ -49,7 +49,7 @@ def retry_seconds(cycle: InnerCycle) -> float | None:
 
 
 async def _to_end_in_thread(work: Callable[[], T]) -> T:
-    """Call ``work`` in a thread, and return its result. If the caller is cancelled, it goes on after the work ends."""
+    """Call ``work`` in a thread, and return its result. A caller that is cancelled ends after the work."""
     task = asyncio.ensure_future(asyncio.to_thread(work))
     try:
         return await asyncio.shield(task)
@@ -64,7 +64,7 @@ async def _to_end_in_thread(work: Callable[[], T]) -> T:
 @dataclass
 class BatchRun:
     """A batch that waits or runs. ``is_paused``: its answers so far are only in the store. ``new_answers``: those that
-    are not there yet. ``survives_server``: another server can go on with it."""
+    are not there yet. ``survives_server``: another server can resume it."""
 
     tenant: str
     job: BatchJob
@@ -103,15 +103,17 @@ class BatchRunner:
         self._waiting_batches = 0  # for a place
         self._request_places = asyncio.Semaphore(REQUESTS_AT_ONCE)
 
-    def accept_batch(self, tenant: str, job: BatchJob, sender: InnerSender, kept_run: KeptRun | None = None) -> bytes:
-        """Let a batch run, and return the answer to its client. ``kept_run``: how another server goes on with it; None:
+    def accept_batch(
+        self, tenant: str, job: BatchJob, sender: InnerSender, resume_info: ResumeInfo | None = None
+    ) -> bytes:
+        """Let a batch run, and return the answer to its client. ``resume_info``: how another server resumes it; None:
         it cannot. Raises RateLimited, NotReady."""
         if self._open_counts[tenant] >= OPEN_BATCHES:
             raise RateLimited(f"At most {OPEN_BATCHES} batches may wait or run at a time.", retry_after=60)
         accepted = job.render_accepted()
-        if kept_run is not None:
-            self.batch_log.save_run(tenant, job.record_name, kept_run)
-        survives_server = kept_run is not None and self.batch_log.outlives_server
+        if resume_info is not None:
+            self.batch_log.save_resume_info(tenant, job.record_name, resume_info)
+        survives_server = resume_info is not None and self.batch_log.outlives_server
         self.start_batch(BatchRun(tenant, job, sender, survives_server))
         return accepted
 
@@ -142,7 +144,7 @@ class BatchRunner:
         except NotReady:  # the store has logged it
             pass
         except BatchTaken:
-            log.info("Another server goes on with the batch %s.", batch.job.record_name.rpartition("/")[2])
+            log.info("Another server has resumed the batch %s.", batch.job.record_name.rpartition("/")[2])
         except Exception:
             log.exception("A batch failed.")
         finally:
@@ -208,7 +210,7 @@ class BatchRunner:
 
     def _finish_batch(self, batch: BatchRun, end: BatchEnd) -> None:
         self.batch_log.check_owner(batch.tenant, batch.job.record_name)
-        if not (batch.survives_server and batch.job.has_ended()):  # else another server went on with it
+        if not (batch.survives_server and batch.job.has_ended()):  # else another server has resumed and ended it
             if batch.is_paused:
                 self._begin_batch(batch)
             batch.job.finish(end, int(self._clock()))
@@ -278,5 +280,5 @@ class BatchRunner:
             if senders:
                 with contextlib.suppress(NotReady):  # the store has logged it, and the next one may succeed
                     batch.job.save_progress()
-                    if batch.survives_server:  # else nobody needs them before the next pause
+                    if batch.survives_server:  # else they are not needed before the next pause
                         await _to_end_in_thread(partial(self._save_answers, batch, batch.take_new_answers()))

@@ -9,7 +9,7 @@ from starlette.types import ASGIApp, Scope
 from parley.dialects.batch_job import BATCH_HEADER, BatchJob, BatchRequest
 from parley.dialects.dialect import HeaderList
 from parley.serving.inherited_headers import inherited_headers
-from parley.serving.records.batch_log import KeptRun
+from parley.serving.records.batch_log import ResumeInfo
 from parley.web.auth import TENANT_REFERENCE_KEY, TenantReference
 from parley.web.exchange import TIMEOUT_HEADER
 from parley.web.inner_cycle import InnerCycle
@@ -65,13 +65,13 @@ def sender_of_tenant(app: ASGIApp, tenant: TenantReference, headers: HeaderList,
 
 
 def batch_prefix(scope: Scope, job: BatchJob) -> str:
-    """Return what comes before the paths of the requests of a batch that a request with this scope created."""
+    """Return the prefix of the paths of a batch's requests. ``scope``: of the request that created the batch."""
     path: str = scope["path"]
     return path.removesuffix(job.creation_path)
 
 
-def kept_run(scope: Scope, job: BatchJob, apis: str, tenant: TenantReference) -> KeptRun:
-    """Return how another server sends the requests of a batch that a request with this scope created at a port with
-    these ``apis``."""
+def resume_info(scope: Scope, job: BatchJob, apis: str, tenant: TenantReference) -> ResumeInfo:
+    """Return how another server resumes a batch. ``scope``: of the request that created it, at a port with these
+    ``apis``."""
     headers = [header for header in scope["headers"] if header[0] in job.kept_headers]
-    return KeptRun(apis, batch_prefix(scope, job), job.creation_path, tenant.key_id, job.result_expiry, headers)
+    return ResumeInfo(apis, batch_prefix(scope, job), job.creation_path, tenant.key_id, job.result_expiry, headers)

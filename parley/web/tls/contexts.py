@@ -40,8 +40,8 @@ def reload_certificates(loaded: Iterable[LoadedTls]) -> None:
     """
     loaded = tuple(loaded)
     with ExitStack() as stack:
-        # The bytes that were tried are those that are used, even if somebody replaces the files meanwhile: OpenSSL
-        # leaves a context without a key that is given a certificate of another one.
+        # Copies, so that the bytes that were tried are used, even if the files are replaced meanwhile: a context that
+        # gets a certificate which does not belong to its key is left without a key.
         paths = list_tls_files(tls.files for tls in loaded)
         copies = {path: stack.enter_context(_memory_copy(path)) for path in paths}
         for tls in loaded:

@@ -58,8 +58,10 @@ class ClientKeys:
         client.vouched_headers = ((CLIENT_HEADER, write_vouched_client(tenant, client.log_entry.key)),)
 
     def _find_tenant(self, client: DownstreamClient) -> Tenant:
-        """Return who sends a request: its client, or this server for a client whose key it accepted once. Raises
-        Unauthorized."""
+        """Return the tenant that a request is for: its client's, or that of the batch to which it belongs.
+
+        Raises Unauthorized.
+        """
         if TENANT_REFERENCE_KEY not in client.scope:
             return self.keys.check_key(client.headers)
         tenant = self.keys.find_tenant(client.scope[TENANT_REFERENCE_KEY])

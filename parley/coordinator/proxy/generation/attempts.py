@@ -29,7 +29,17 @@ from parley.coordinator.proxy.upstream.connections import InstanceConnections
 from parley.coordinator.routing.instance import ClusterInstance
 from parley.coordinator.routing.instance_scheduler import InstanceScheduler, Placement, RequestRefused
 from parley.coordinator.routing.policies import SchedulingRequest
-from parley.disagg.wire.headers import LOST_HEADER, REFUSED_HEADER, SHORT_HEADER
+from parley.disagg.wire.headers import (
+    CLIENT_ID_HEADER,
+    CREATED_HEADER,
+    ELAPSED_HEADER,
+    LOST_HEADER,
+    PREFACE_HEADER,
+    REFUSED_HEADER,
+    RESULTS_HEADER,
+    SHORT_HEADER,
+    UUID_HEADER,
+)
 from parley.disagg.wire.vouched_client import UsedTokens
 from parley.errors import ParleyError
 from parley.tracing.encode_spans import Attributes
@@ -120,7 +130,7 @@ class RequestRunner:
         self._method = client.scope["method"].encode()
         self._headers = client.forwarded_headers()
         if client.client_request_id:
-            self._headers.append((b"parley-label", client.client_request_id))
+            self._headers.append((CLIENT_ID_HEADER, client.client_request_id))
         self._created = b"%d" % time.time()
         self._failed_instances: frozenset[int] = frozenset()
         self._last_refusal: InstanceAnswer | None = None  # the answer of the last P that refused the request
@@ -394,13 +404,13 @@ class RequestRunner:
             (b"req-id", self._attempt_id.encode()),
             (b"req-type", b"prefill"),
             *_target_headers(p, placement.d, self._connections),
-            (b"parley-results", self._connections.coordinator_name.encode()),
-            (b"parley-id", self.client.request_uuid.encode()),
-            (b"parley-created", self._created),
-            (b"parley-spent", b"%d" % (1000 * self._elapsed_seconds())),
+            (RESULTS_HEADER, self._connections.coordinator_name.encode()),
+            (UUID_HEADER, self.client.request_uuid.encode()),
+            (CREATED_HEADER, self._created),
+            (ELAPSED_HEADER, b"%d" % (1000 * self._elapsed_seconds())),
         ]
         if prior_size:
-            headers.append((b"parley-given", b"%d" % prior_size))
+            headers.append((PREFACE_HEADER, b"%d" % prior_size))
         if self._recomputes:
             headers.append((b"is-recompute", b"true"))
         return headers

@@ -20,7 +20,7 @@ from parley.serving.handlers import replay_stream
 from parley.serving.records.background import BackgroundRuns, tenant_records
 from parley.serving.records.batch_resumption import BatchResumption, PortApp
 from parley.serving.records.batch_runner import BatchRunner
-from parley.serving.records.inner_sender import kept_run, sender_of_client
+from parley.serving.records.inner_sender import resume_info, sender_of_client
 from parley.serving.records.open_store import open_record_store
 from parley.web.auth import presented_keys
 from parley.web.offload import OFFLOAD_SIZE
@@ -55,7 +55,7 @@ class RecordKeeper:
         return self._table.checks_keys and not self._knows_keys
 
     async def resume_batches(self, app: PortApp) -> None:
-        """Go on with the batches of coordinators that have ended, until this one ends."""
+        """Resume the batches of coordinators that have ended, until this one ends."""
         records_of = partial(tenant_records, self._store, self.runs)
         await BatchResumption(self._batch_runner, [app], records_of).keep_resuming()
 
@@ -93,10 +93,10 @@ class RecordKeeper:
             await client.send_response(result.body, result.status, result.content_type)
         elif isinstance(result, BatchJob):
             tenant = self._identity.tenant_of(client)
-            sender, run = sender_of_client(app, client.scope, result), None
+            sender, resumption = sender_of_client(app, client.scope, result), None
             if not self.only_instances_check_keys:
-                run = kept_run(client.scope, result, app.apis, app.keys.tenant_reference(client.tenant))
-            await client.send_response(self._batch_runner.accept_batch(tenant, result, sender, run))
+                resumption = resume_info(client.scope, result, app.apis, app.keys.tenant_reference(client.tenant))
+            await client.send_response(self._batch_runner.accept_batch(tenant, result, sender, resumption))
         else:
             await replay_stream(self.runs, self._identity.tenant_of(client), client, result)
 

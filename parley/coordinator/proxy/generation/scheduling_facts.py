@@ -24,7 +24,7 @@ class SchedulingFacts:
         table = self._table
         options, tenant = table.options, self._identity.tenant_of(client)
         prompt_info = await self._hash_prompt(client, body, tenant if table.has_private_prefixes else "")
-        model = client.path_params.get("model", "") or ("" if path.shares else prompt_info.model)
+        model = client.path_params.get("model", "") or ("" if path.names_endpoint else prompt_info.model)
         model = client.log_entry.model = table.served_name(model)
         turns = prompt_info.conversation_hashes() if options.algorithm_type == "cache_affinity" else None
         return SchedulingRequest(

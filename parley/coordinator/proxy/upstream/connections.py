@@ -19,8 +19,8 @@ from parley.coordinator.config import CoordinatorOptions
 from parley.coordinator.proxy.upstream.result_stream import ResultStreamClient
 from parley.coordinator.routing.health import Unanswered
 from parley.coordinator.routing.instance import ClusterInstance
-from parley.coordinator.routing.instance_table import InstanceNews, InstanceTable
-from parley.disagg.wire.headers import FORWARDED_HEADER
+from parley.coordinator.routing.instance_table import InstanceEvent, InstanceTable
+from parley.disagg.wire.headers import FORWARDED_HEADER, SECRET_HEADER
 from parley.web.http_client import ConnectionBroken, InstanceHttpClient, InstanceUnreachable
 from parley.web.random_ids import draw_id
 
@@ -48,7 +48,7 @@ class InstanceConnections:
         self._coordinator_id = coordinator_id
         self._table = table
         self._context = context
-        self.secret_headers = [(b"parley-secret", options.secret.encode())] if options.secret else []
+        self.secret_headers = [(SECRET_HEADER, options.secret.encode())] if options.secret else []
         is_public = coordinator_reach(options, options.host) == "public"
         self.forwarding_headers = [*self.secret_headers, (FORWARDED_HEADER, b"public" if is_public else b"private")]
         self._http_clients: dict[str, InstanceHttpClient] = {}  # by scheme, host and port
@@ -135,12 +135,12 @@ class InstanceConnections:
 
     # -- changes of the table
 
-    def _instance_changed(self, instance: ClusterInstance, news: InstanceNews) -> None:
-        if news == "left":
+    def _instance_changed(self, instance: ClusterInstance, event: InstanceEvent) -> None:
+        if event == "left":
             self._drop_instance(instance)
             return
-        if news in ("lost", "restarted"):
-            reason = "It was restarted." if news == "restarted" else "It does not answer."
+        if event in ("lost", "restarted"):
+            reason = "It was restarted." if event == "restarted" else "It does not answer."
             self.http_client(instance).fail_all(reason)
             if (stream := self.result_stream(instance)) is not None:
                 stream.fail_requests(reason)
@@ -168,7 +168,7 @@ class InstanceConnections:
     def _report_attached(self, instance: ClusterInstance, connected: bool, reason: str = "") -> None:
         """Tell the table whether results of an instance can be received; one that only prefills is usable without
         them."""
-        self._table.set_attached(instance, connected or instance.role == "prefill", reason)
+        self._table.set_result_stream(instance, connected or instance.role == "prefill", reason)
 
     def _drop_instance(self, instance: ClusterInstance) -> None:
         stream_entry = self._result_streams.pop(instance.id, None)

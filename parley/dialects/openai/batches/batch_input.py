@@ -17,7 +17,7 @@ ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/r
 
 
 class InputFault(NamedTuple):
-    """What is wrong with an input. ``line``: counted from 1; None: the whole."""
+    """A fault of an input file. ``line``: counted from 1; None: the whole file is at fault."""
 
     code: str
     message: str

@@ -42,7 +42,7 @@ class _EventType(msgspec.Struct):
 
 
 class _ItemName(msgspec.Struct):
-    """What an item is known by."""
+    """The members by which an item can be referred to."""
 
     type: Any = None
     id: Any = None
@@ -50,7 +50,7 @@ class _ItemName(msgspec.Struct):
 
 
 class _Outcome(msgspec.Struct):
-    """What is kept of a response that has ended."""
+    """The members of an ended response that the session needs."""
 
     id: str
     store: bool = True
@@ -205,7 +205,7 @@ class ResponsesAnswer(SocketAnswer):
         return messages
 
     def _read_event(self, data: bytes) -> bytes:
-        """Return an event as its message, after noting what becomes of the response."""
+        """Return an event as its message. The last event of a response ends the response here, too."""
         if b'"response"' in data:
             kind = msgspec.json.decode(data, type=_EventType).type
             if kind in LAST_EVENTS:
@@ -325,7 +325,7 @@ def _referred_item(item: msgspec.Raw, known_items: Mapping[str, msgspec.Raw]) ->
 
 
 def _decoded_name(item: msgspec.Raw) -> _ItemName:
-    """Return what an item is known by: nothing if it is no object."""
+    """Return the members by which an item can be referred to; no values if it is no object."""
     try:
         return msgspec.json.decode(item, type=_ItemName)
     except msgspec.MsgspecError:

@@ -18,7 +18,7 @@ from parley.errors import Invalid, UnknownRecord, excerpt
 Item = dict[str, Any]
 RUNNING = ("queued", "in_progress")
 # Of a request from a WebSocket: its input begins with the items of the response that it continues, which is not stored.
-# A client that sends the header deceives nobody but itself.
+# A client that sends the header itself deceives only itself.
 HISTORY_HEADER = b"x-parley-history"
 ITEM_PREFIXES = {"message": "msg", "function_call": "fc", "custom_tool_call": "ctc", "reasoning": "rs"}
 SLASH = "/"

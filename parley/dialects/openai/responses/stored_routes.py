@@ -20,7 +20,7 @@ MAX_ADDED_ITEMS = 20
 
 
 def read_response(body: bytes, context: RequestContext) -> Answer | StreamReplay:
-    """Return a stored response, or the order to stream it again. Raises UnknownRecord, BadRequest."""
+    """Return a stored response, or a StreamReplay to stream it again. Raises UnknownRecord, BadRequest."""
     query = lists.read_query(context)
     record = stored.load_response(context, context.path_parts["id"])
     if query.string("stream", "false", allowed=("true", "false")) == "false":
