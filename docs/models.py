@@ -100,13 +100,17 @@ llama.cpp would take). These values of its `clip.projector_type` are read:
 With any other the model reads text only, and a warning says why; one that `--mmproj` names is an error then. Pictures
 have the sizes of the published processors where the file does not say them, and Qwen's models and Gemma 4 read videos
 as well. Embeddings of tiny models are those of the folders that they were made from
-(`tests/model/test_projectors.py`, `test_media_projectors.py`). Gemma's token for a picture, which its files lack, takes
-the id of the last `<unused…>` token.
+(`tests/model/test_*projectors.py`). Gemma's token for a picture, which its files lack, takes
+the id of the last `<unused…>` token, and LLaVA's that of the last reserved token, or of `<unk>`, which no text has.
 
 * `pixtral` is Pixtral, and Mistral Small 3.1 and later; `idefics3` is SmolVLM as well, which reads no videos from GGUF.
 * `internvl` reads videos if the vocabulary has `<video>`, or a token without use that can become it.
 * `gemma4v` reads pictures and videos; the sound of Gemma 4's small models is left out. Pictures of the large ones see
   both ways, which files do not say.
+* `glm4v` is GLM-4.1V, 4.5V, 4.6V and GLM-OCR. The frames of videos have the times that GLM-4.6V's processor writes.
+* `mlp` is LLaVA 1.5 and 1.6, and models with CLIP made as they are; other encoders of this kind, such as Moondream's
+  and Granite Vision's, are refused. LLaVA 1.5 gets pictures padded to squares, as its own config and llama.cpp do it.
+* `kimik25` reads pictures, and no videos.
 * `qwen2a`, `voxtral` and `musicflamingo` (Audio Flamingo 3) read sound.
 * Whether a message may have media depends on the chat template in the model's file, which has to write their marks.
 

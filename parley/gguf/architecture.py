@@ -74,7 +74,8 @@ class Architecture:
     ``has_attention``: otherwise all layers are Mamba, whose files give 0 heads and an MLP of width 0.
     ``layer_numbers``: metadata fields with a number for each layer that is a tensor in Hugging Face's format, and its
     name in the layer. ``has_packed_heads``: one tensor may have queries, then keys, then values, where Hugging Face's
-    format has three.
+    format has three. ``has_parted_pairs``: of the numbers of a head that turn, the first of all pairs come first, then
+    the second, where Hugging Face's format has pairs.
     """
 
     model_type: str
@@ -102,6 +103,7 @@ class Architecture:
     is_encoder: bool = False
     has_attention: bool = True
     has_packed_heads: bool = False
+    has_parted_pairs: bool = False
     layer_numbers: dict[str, str] = field(default_factory=dict)
 
 

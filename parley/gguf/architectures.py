@@ -20,6 +20,7 @@ from parley.gguf.architecture import (
     fields_of,
     read_size,
 )
+from parley.gguf.axes_architectures import AXES_ARCHITECTURES, has_positions_with_axes
 from parley.gguf.encoder_architectures import ENCODERS
 from parley.gguf.gemma_architectures import GEMMA_3N, GEMMA_4, GEMMA_LAYER_NAMES
 from parley.gguf.gpt_architectures import GPT_ARCHITECTURES
@@ -37,7 +38,6 @@ from parley.gguf.state_architectures import (
     QWEN3_5,
     QWEN3_5_MOE,
     QWEN3_NEXT,
-    complete_axes,
 )
 
 # What files hold that are no models, by their ``general.type`` or architecture
@@ -63,13 +63,6 @@ GPT_OSS = Architecture(
     },
     rope={"truncate": False},
 )
-GLM4_MOE = Architecture(
-    "glm4_moe",
-    "Glm4MoeForCausalLM",
-    NORM_AFTER_ATTENTION | DEEPSEEK_MIXTURE_NAMES,
-    bias_layer="attn_q",
-    gating=SIGMOID,
-)
 MINIMAX_M2 = Architecture(
     "minimax_m2",
     "MiniMaxM2ForCausalLM",
@@ -85,14 +78,6 @@ ERNIE_MOE = Architecture(
         "leading_dense_block_count": "moe_layer_start_index",
         "interleave_moe_layer_step": "moe_layer_interval",
     },
-)
-QWEN2_VL = Architecture("qwen2_vl_text", "Qwen2VLForConditionalGeneration", complete=complete_axes, has_axes=True)
-QWEN3_VL = replace(QWEN2_VL, model_type="qwen3_vl_text", class_name="Qwen3VLForConditionalGeneration")
-QWEN3_VL_MOE = replace(
-    QWEN3_VL,
-    model_type="qwen3_vl_moe_text",
-    class_name="Qwen3VLMoeForConditionalGeneration",
-    fields={"norm_topk_prob": True},
 )
 OLMO_LAYER_NAMES = NORM_AFTER_ATTENTION | {"post_ffw_norm": "post_feedforward_layernorm"}
 OLMO_3 = Architecture("olmo3", "Olmo3ForCausalLM", OLMO_LAYER_NAMES)
@@ -182,9 +167,6 @@ ARCHITECTURES = {
     "qwen2moe": replace(QWEN2_MOE, mixture=QWEN2_MOE),
     "qwen3": Architecture("qwen3", "Qwen3ForCausalLM"),
     "qwen3moe": replace(QWEN3_MOE, mixture=QWEN3_MOE),
-    "qwen2vl": QWEN2_VL,
-    "qwen3vl": QWEN3_VL,
-    "qwen3vlmoe": replace(QWEN3_VL_MOE, mixture=QWEN3_VL_MOE),
     "qwen3next": replace(QWEN3_NEXT, mixture=QWEN3_NEXT),
     "qwen35": QWEN3_5,
     "qwen35moe": replace(QWEN3_5_MOE, mixture=QWEN3_5_MOE),
@@ -202,17 +184,6 @@ ARCHITECTURES = {
         fields={"sliding_window": None},
         variant=mistral_3_variant,
     ),
-    "glm4": Architecture(
-        "glm4",
-        "Glm4ForCausalLM",
-        {
-            "ffn_up": "mlp.gate_up_proj",
-            "post_attention_norm": "post_self_attn_layernorm",
-            "post_ffw_norm": "post_mlp_layernorm",
-        },
-        bias_layer="attn_q",
-    ),
-    "glm4moe": replace(GLM4_MOE, mixture=GLM4_MOE),
     "deepseek2": YOUTU,
     "minimax-m2": replace(MINIMAX_M2, mixture=MINIMAX_M2),
     "granite": Architecture("granite", "GraniteForCausalLM", interleaved=True, keys=GRANITE_KEYS),
@@ -252,6 +223,7 @@ ARCHITECTURES = {
     "nemotron_h_moe": replace(NEMOTRON_HYBRID, mixture=NEMOTRON_HYBRID),
     **LLAMA_ARCHITECTURES,
     **MIXTURE_ARCHITECTURES,
+    **AXES_ARCHITECTURES,
     "minicpm3": MINICPM_3,
     **MAMBA_ARCHITECTURES,
     **GPT_ARCHITECTURES,
@@ -281,8 +253,7 @@ def find_architecture(model: GgufModel) -> Architecture:
 def _check_computation(model: GgufModel, architecture: Architecture) -> None:
     """Raise GgufError if a file asks for a computation that its architecture does not have here."""
     fields, file = fields_of(model), model.paths[0].name
-    sections = fields.get("rope.dimension_sections")
-    if isinstance(sections, list) and any(sections) and not architecture.has_axes:
+    if has_positions_with_axes(model) and not architecture.has_axes:
         raise GgufError(f"{file} has positions with several axes, for pictures, which are not read from GGUF")
     for key in architecture.refused:
         if key in fields:

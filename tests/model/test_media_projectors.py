@@ -21,8 +21,12 @@ from parley.gguf.folder import unpack_gguf
 from parley.gguf.header import GgufError, GgufModel, read_model
 from parley.gguf.projectors.gemma_projectors import GEMMA_4_MARKS
 from parley.gguf.projectors.projector_tensors import projector_tensors
+from parley.gguf.projectors.table import find_projector
 from parley.gguf.projectors.whole_model import add_marks, processor_config, tokenizer_marks, whole_config
-from parley.model.checkpoint.files import Checkpoint
+from parley.model.checkpoint.files import Checkpoint, read_config
+from parley.model.checkpoint.gguf_tensors import read_gguf_entries
+from parley.model.load.multimodal import keep_language_model, language_model_config
+from parley.model.networks.config import read_decoder_config
 
 IS_NIGHT = bool(os.environ.get("PARLEY_NIGHTLY"))
 # What processors of the published models have, and files do not say
@@ -47,8 +51,9 @@ PUBLISHED_TEXT = {
     },
 }
 SOUND = ["audioflamingo3", "qwen2_audio", "voxtral"]
-FAMILIES = [*PUBLISHED, "idefics3", "internvl", "lighton_ocr", "mistral3", "pixtral", *SOUND]
-ENCODED = FAMILIES if IS_NIGHT else ["internvl", "mistral3", "qwen2_audio"]
+WITH_AXES = ["glm4v", "glm_ocr", "paddleocr_vl"]
+FAMILIES = [*PUBLISHED, *WITH_AXES, "kimi_k25", "idefics3", "internvl", "lighton_ocr", "mistral3", "pixtral", *SOUND]
+ENCODED = FAMILIES if IS_NIGHT else ["glm4v", "internvl", "mistral3", "qwen2_audio"]
 
 
 @pytest.fixture(autouse=True)
@@ -96,6 +101,20 @@ def test_tensors_of_encoders_are_those_of_the_folder(family):
         assert torch.equal(stored.view_tensor(name, *shape), original.view_tensor(name, *shape)), name
 
 
+@pytest.mark.parametrize("family", WITH_AXES)
+def test_language_models_whose_positions_have_axes_are_those_of_the_folder(family):
+    folders = unpack_gguf(*family_files(family)), family_folder(family)
+    stored, original = map(Checkpoint, folders)
+    for checkpoint in (stored, original):
+        keep_language_model(checkpoint)
+    assert set(stored.tensor_names) == set(original.tensor_names)
+    for name in stored.tensor_names:
+        shape = original.tensor_shape(name)
+        assert torch.equal(stored.view_tensor(name, *shape), original.view_tensor(name, *shape)), name
+    decoders = [read_decoder_config(language_model_config(read_config(folder))) for folder in folders]
+    assert decoders[0] == decoders[1]
+
+
 @pytest.mark.parametrize("family", ENCODED)
 def test_embeddings_are_those_of_the_folder(family):
     kind, item = media_of(family)
@@ -107,7 +126,7 @@ def test_embeddings_are_those_of_the_folder(family):
 
 
 @pytest.mark.skipif(not IS_NIGHT, reason="seconds for each; PARLEY_NIGHTLY=1 tries them")
-@pytest.mark.parametrize("family", [family for family in FAMILIES if family not in SOUND])
+@pytest.mark.parametrize("family", ["glm4v_moe", *(family for family in FAMILIES if family not in SOUND)])
 def test_answers_about_pictures_are_those_of_the_folder(family, monkeypatch):
     of_file = answer_about_picture(family_files(family)[0], monkeypatch)
     assert of_file == answer_about_picture(family_folder(family), monkeypatch)
@@ -179,6 +198,7 @@ def test_error_names_the_field_whose_value_is_impossible(family, metadata, reaso
         ("lfm2_vl", "v.patch_embd.weight", (32, 192)),
         ("gemma4", "v.blk.0.attn_q.input_max", (2,)),
         ("mistral3", "v.blk.0.attn_q.weight", (34, 32)),
+        ("kimi_k25", "v.blk.0.attn_qkv.weight", (98, 32)),
     ],
 )
 def test_tensors_of_impossible_shapes_are_refused(family, name, shape):
@@ -199,6 +219,38 @@ def test_gemma_4_whose_keys_or_positions_have_impossible_shapes_is_refused(name,
     stored = re.escape(f"{name} of the shape {shape}")
     with pytest.raises(GgufError, match=rf"^mmproj-model\.gguf has {stored}; {reason}$"):
         whole_config(encoder, config | {"quantization_config": {}}, list(GEMMA_4_MARKS.values()))
+
+
+@pytest.mark.parametrize(
+    ("family", "shape", "reason"),
+    [
+        ("glm4v", (15, 32), "has 15 positions in v.position_embd.weight, which make no square"),
+        ("paddleocr_vl", (15, 32), "has 15 positions in v.position_embd.weight, which make no square"),
+        ("kimi_k25", (16, 32), "has v.position_embd.weight of the shape (16, 32); it must have 3 axes"),
+    ],
+)
+def test_positions_of_impossible_shapes_are_refused(family, shape, reason):
+    encoder = changed_file(family, tensors={"v.position_embd.weight": shape})
+    model_type = next(iter(find_projector(encoder).wholes))
+    config = {"model_type": model_type, "hidden_size": 64, "dtype": "float32", "tie_word_embeddings": True}
+    tokens = list(find_projector(encoder).marks.values())
+    with pytest.raises(GgufError) as raised:
+        whole_config(encoder, config | {"quantization_config": {}}, tokens)
+    assert str(raised.value) == f"mmproj-model.gguf {reason}"
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "reason"),
+    [
+        ("rope.dimension_count", 7, "7 of 16 dimensions of a head cannot turn"),
+        ("attention.key_length", 24, "rows, which heads of 24 cannot share"),
+    ],
+)
+def test_heads_of_glm_that_cannot_turn_are_refused(key, value, reason):
+    model = read_model(family_files("glm4v")[0])
+    model.metadata[f"glm4.{key}"] = value
+    with pytest.raises(GgufError, match=reason):
+        read_gguf_entries(model)
 
 
 def test_tensors_of_another_encoder_are_refused():

@@ -15,6 +15,14 @@ import gguf
 import torch
 from safetensors.torch import load_file
 from support import gguf_files
+from support.gguf_axes import AXES_ARCHITECTURES, PARTED_TYPES, part_pairs
+from support.gguf_latents import (
+    LATENT_ARCHITECTURES,
+    LATENT_SIGMOID,
+    LATENT_TYPES,
+    add_latents,
+    split_latent_up,
+)
 
 ARCHITECTURES = {
     "gemma3n_text": "gemma3n",
@@ -28,15 +36,9 @@ ARCHITECTURES = {
     "olmo3": "olmo2",
     "cohere": "command-r",
     "ministral3": "mistral3",
-    "deepseek_v2": "deepseek2",
-    "deepseek_v3": "deepseek2",
-    "glm4_moe_lite": "deepseek2",
-    "youtu": "deepseek2",
+    **LATENT_TYPES,
     "ernie4_5_moe": "ernie4_5-moe",
-    "qwen2_vl_text": "qwen2vl",
-    "qwen2_5_vl_text": "qwen2vl",
-    "qwen3_vl_text": "qwen3vl",
-    "qwen3_vl_moe_text": "qwen3vlmoe",
+    **AXES_ARCHITECTURES,
     "qwen3_next": "qwen3next",
     "qwen3_5_text": "qwen35",
     "qwen3_5_moe_text": "qwen35moe",
@@ -106,7 +108,7 @@ YARN_NUMBERS = {
     "beta_slow": "yarn_beta_slow",
     "attention_factor": "yarn_attn_factor",
 }
-SIGMOID = ("glm4_moe", "minimax_m2", "deepseek_v3", "dots1", "lfm2_moe")
+SIGMOID = ("glm4_moe", "glm4v_moe_text", "minimax_m2", *LATENT_SIGMOID, "dots1", "lfm2_moe")
 BARE_NAMES = ("layer_scalar", "experts.gate_up_proj", "experts.down_proj")  # of Gemma 4
 EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(\w+)\.weight")
 # Names of Transformers that the package does not know, and others of the same tensors
@@ -144,7 +146,7 @@ def convert_folder(
         writer.add_kv_lora_rank(config["kv_lora_rank"])
         writer.add_q_lora_rank(config["q_lora_rank"])
         writer.add_key_length(config["qk_nope_head_dim"] + config["qk_rope_head_dim"])
-    if arch == "deepseek2":
+    if arch in LATENT_ARCHITECTURES:
         shape |= {"head_dim": None, "num_key_value_heads": 1 if splits_latents else config["num_attention_heads"]}
         add_latents(writer, config, splits_latents)
     if arch == "gemma3n":
@@ -188,6 +190,8 @@ def convert_folder(
         stored = add_activations(writer, layers, stored)
     if turns_heads or kind in PERMUTED:
         stored = turn_heads(config, stored)
+    if kind in PARTED_TYPES:
+        stored = part_pairs(config, stored)
     if packs_heads:
         stored = pack_heads(stored)
     if arch == "gemma3n":
@@ -378,34 +382,6 @@ def convert_delta_nets(
     return converted
 
 
-def add_latents(writer: gguf.GGUFWriter, config: dict[str, Any], splits_latents: bool) -> None:
-    """Add the sizes of latents, as one head of keys and values if their layers are apart."""
-    rank, turning = config["kv_lora_rank"], config["qk_rope_head_dim"]
-    lengths = config["qk_nope_head_dim"] + turning, config["v_head_dim"]
-    writer.add_kv_lora_rank(rank)
-    if config["q_lora_rank"] is not None:
-        writer.add_q_lora_rank(config["q_lora_rank"])
-    if splits_latents:
-        writer.add_key_length_mla(lengths[0])
-        writer.add_value_length_mla(lengths[1])
-        lengths = rank + turning, rank
-    writer.add_key_length(lengths[0])
-    writer.add_value_length(lengths[1])
-
-
-def split_latent_up(config: dict[str, Any], tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return tensors with the keys [heads, rank, keys] and values [heads, values, rank] of latents apart."""
-    split: dict[str, torch.Tensor] = {}
-    for name, tensor in tensors.items():
-        if not name.endswith("kv_b_proj.weight"):
-            split[name] = tensor
-            continue
-        heads = tensor.view(config["num_attention_heads"], -1, config["kv_lora_rank"])
-        keys, values = heads.split([config["qk_nope_head_dim"], config["v_head_dim"]], 1)
-        split |= {name.replace("kv_b", "k_b"): keys.mT, name.replace("kv_b", "v_b"): values}
-    return split
-
-
 def add_numbers(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     """Add the numbers of a config.json that Llama's has not."""
     for field, key in NUMBERS.items():
@@ -439,7 +415,7 @@ def add_numbers(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
         for field, key in YARN_NUMBERS.items():
             if rope.get(field) is not None:
                 writer.add_float32(f"{writer.arch}.rope.scaling.{key}", rope[field])
-        if writer.arch == "deepseek2":
+        if writer.arch in LATENT_ARCHITECTURES:
             writer.add_rope_scaling_yarn_log_mul(0.1 * rope["mscale_all_dim"])
     if config["model_type"] == "ministral3":
         writer.add_rope_scaling_yarn_log_mul(rope["mscale_all_dim"])

@@ -243,7 +243,11 @@ PICTURE_MODELS: dict[str, Family] = {
         {"image": "<|media_begin|>image<|media_content|><|media_pad|><|media_end|>\n"},
         _kimi_k25,
         tiles=["<|media_begin|>", "<|media_content|>", "<|media_end|>"],
-        renames={"language_model.model.blocks.": "language_model.model.layers."},
+        renames={
+            "language_model.model.blocks.": "language_model.model.layers.",
+            "vision_tower.encoder.patch_embed.": "vision_tower.patch_embed.",
+            "model.mm_projector.": "mm_projector.",
+        },
     ),
     "hyperclovax_vision_v2": Family(
         {

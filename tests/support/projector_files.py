@@ -17,6 +17,7 @@ import gguf
 import torch
 from safetensors.torch import load_file, save_file
 from support import gguf_files
+from support.clip_tensors import write_clip
 from support.gguf_conversion import convert_folder
 from support.gguf_hybrids import convert_hybrid
 from support.projector_tensors import CONVERSIONS, PIXTRALS
@@ -40,6 +41,9 @@ ENCODERS = (
     "model.multi_modal_projector.",
     "model.vision_encoder.",
     "model.vision_projection.",
+    "mm_projector.",
+    "mlp_AR.",
+    "image_newline",
 )
 KINDS = {
     "gemma3": gguf.VisionProjectorType.GEMMA3,
@@ -58,6 +62,11 @@ KINDS = {
     "mistral3": gguf.VisionProjectorType.PIXTRAL,
     "qwen2_audio": gguf.VisionProjectorType.QWEN2A,
     "voxtral": gguf.VisionProjectorType.VOXTRAL,
+    "glm4v": gguf.VisionProjectorType.GLM4V,
+    "glm4v_moe": gguf.VisionProjectorType.GLM4V,
+    "glm_ocr": gguf.VisionProjectorType.GLM4V,
+    "paddleocr_vl": gguf.VisionProjectorType.PADDLEOCR,
+    "kimi_k25": gguf.VisionProjectorType.KIMIK25,
     "audioflamingo3": gguf.VisionProjectorType.MUSIC_FLAMINGO,
 }
 PLAIN_TYPES = ("gemma3_text", "llama", "mistral", "qwen2", "qwen3")  # of language models that need no more than names
@@ -85,6 +94,8 @@ def convert_multimodal(target: Path, folder: Path, kind: str = "F32", **options:
     write = convert_hybrid if config["model_type"] == "llama4" else write
     model = write(target / "model.gguf", plain)
     shutil.rmtree(plain)
+    if config.get("vision_config", {}).get("model_type") == "clip_vision_model":
+        return model, write_clip(target / "mmproj-model.gguf", folder, encoder, **options)
     return model, write_projector(target / "mmproj-model.gguf", folder, config, encoder, kind, **options)
 
 
@@ -172,11 +183,16 @@ def add_vision(writer: gguf.GGUFWriter, folder: Path, config: dict[str, Any]) ->
     writer.add_vision_head_count(vision.get("num_heads") or vision["num_attention_heads"])
     writer.add_vision_image_mean(image["image_mean"])
     writer.add_vision_image_std(image["image_std"])
-    writer.add_vision_attention_layernorm_eps(vision.get("layer_norm_eps") or vision.get("norm_eps") or 1e-6)
+    names = ("layer_norm_eps", "norm_eps", "rms_norm_eps")
+    eps = next((vision[name] for name in names if name in vision), config.get("projection_layer_norm_eps", 1e-6))
+    writer.add_vision_attention_layernorm_eps(eps)
     if family == "gemma3":
         writer.add_vision_projector_scale_factor(round(size // patch / config["mm_tokens_per_image"] ** 0.5))
     elif family.startswith("qwen"):
         add_qwen(writer, vision, image)
+    elif family.startswith(("glm", "paddle")):
+        writer.add_uint32(gguf.Keys.ClipVision.IMAGE_MIN_PIXELS, image["size"]["shortest_edge"])
+        writer.add_uint32(gguf.Keys.ClipVision.IMAGE_MAX_PIXELS, image["size"]["longest_edge"])
     elif family in PIXTRALS:
         writer.add_vision_use_gelu(True)
         if "spatial_merge_size" in config:
@@ -192,7 +208,12 @@ def add_vision(writer: gguf.GGUFWriter, folder: Path, config: dict[str, Any]) ->
 def patches_per_embedding(config: dict[str, Any]) -> int:
     """Return how many patches an embedding has in rows and columns."""
     vision = config["vision_config"]
-    counts = config.get("scale_factor"), config.get("downsample_factor"), vision.get("pooling_kernel_size")
+    counts = (
+        vision.get("merge_kernel_size", [None])[0],
+        config.get("scale_factor"),
+        config.get("downsample_factor"),
+        vision.get("pooling_kernel_size"),
+    )
     ratio = config.get("downsample_ratio") or vision.get("pixel_shuffle_ratio")
     return next(filter(None, counts), None) or round(1 / ratio)
 
@@ -217,7 +238,7 @@ def convert_tensors(config: dict[str, Any], tensors: dict[str, torch.Tensor]) ->
         yield from convert(config, tensors)
         return
     deep = config["vision_config"].get("deepstack_visual_indexes", [])
-    is_third = config["model_type"].startswith("qwen3")
+    keeps_qkv = config["model_type"].startswith(("qwen3", "glm"))
     for name, tensor in tensors.items():
         name = name.removeprefix("model.")
         if ".head." in name:  # which Gemma does not use
@@ -231,7 +252,7 @@ def convert_tensors(config: dict[str, Any], tensors: dict[str, torch.Tensor]) ->
         elif name == "visual.patch_embed.proj.weight":
             yield "v.patch_embd.weight", tensor[:, :, 0]
             yield "v.patch_embd.weight.1", tensor[:, :, 1]
-        elif ".qkv." in name and not is_third:
+        elif ".qkv." in name and not keeps_qkv:
             for part, rows in zip("qkv", tensor.chunk(3), strict=True):
                 yield name.replace("qkv", part), rows
         elif match := re.fullmatch(r"visual\.merger\.mlp\.(.+)", name):  # the package counts blocks, and not these

@@ -93,6 +93,26 @@ def convert_whisper(config: dict[str, Any], tensors: Tensors) -> Named:
             yield f"{'audio.' * name.startswith('multi_modal_projector')}{name}", tensor
 
 
+def convert_kimi(config: dict[str, Any], tensors: Tensors) -> Named:
+    """Yield Kimi K2.5's encoder, of whose queries and keys the converter puts the pairs of one axis first."""
+    heads = config["vision_config"]["num_attention_heads"]
+    for name, tensor in tensors.items():
+        if ".wqkv." in name:
+            queries, keys, values = tensor.chunk(3)
+            parted = [
+                part.unflatten(0, (heads, -1, 2, 2)).transpose(1, 2).reshape(part.shape) for part in (queries, keys)
+            ]
+            yield name, torch.cat((*parted, values))
+        else:
+            yield name.replace("proj.0.", "proj.linear_1.").replace("proj.2.", "proj.linear_2."), tensor
+
+
+def convert_paddle(config: dict[str, Any], tensors: Tensors) -> Named:
+    """Yield PaddleOCR-VL's encoder."""
+    for name, tensor in tensors.items():
+        yield name.replace("visual.vision_model.", "model.vision_model."), tensor
+
+
 CONVERSIONS = {
     **dict.fromkeys(PIXTRALS, convert_pixtral),
     "idefics3": convert_idefics,
@@ -100,5 +120,7 @@ CONVERSIONS = {
     "lfm2_vl": convert_lfm,
     "llama4": convert_llama,
     "gemma4": convert_gemma,
+    "kimi_k25": convert_kimi,
+    "paddleocr_vl": convert_paddle,
     **dict.fromkeys(("qwen2_audio", "voxtral", "audioflamingo3"), convert_whisper),
 }

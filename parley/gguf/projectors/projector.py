@@ -57,7 +57,10 @@ class Projector:
     whose numbers lie otherwise in files, by their names, those in blocks without their number. ``has_turned_heads``:
     the rows of queries and keys are in llama.cpp's order. ``unread``: beginnings of the names of tensors that are not
     needed. ``stand_ins``: attributes of marks that a vocabulary may lack, and those whose marks they have then.
-    ``complete_text``: returns further members of the language model's config.
+    ``complete_text``: returns further members of the language model's config. ``has_parted_axes``: of the numbers of a
+    head, the pairs that rotate by column come first, then those by row; Hugging Face's format alternates them.
+    ``unused``: tensors of Hugging Face's format, as wide as the encoder, that files leave out, as nothing needs them.
+    ``last_tensor``: the weight that makes the embeddings, in files whose metadata do not say how wide these are.
     """
 
     wholes: dict[str, WholeModel]
@@ -76,6 +79,9 @@ class Projector:
     unread: tuple[str, ...] = ()
     stand_ins: dict[str, str] = field(default_factory=dict)
     complete_text: Callable[[dict[str, Any]], dict[str, Any]] = lambda config: {}
+    has_parted_axes: bool = False
+    unused: tuple[str, ...] = ()
+    last_tensor: str = ""
 
 
 def same_text(model_type: str, class_name: str, *text_types: str) -> dict[str, WholeModel]:

@@ -19,13 +19,15 @@ TURNED_TENSORS = ("attn_q", "attn_k")
 class ProjectorTensor(NamedTuple):
     """A tensor in Hugging Face format. ``parts``: those in the file that it consists of: one, or the two halves of
     patches (``is_patch``), or queries, keys and values. ``offset``: what was added to its numbers. ``heads``: how many
-    the rows in llama.cpp's order have, 0 for others. ``layout``: how its numbers lie, if otherwise than in the file;
+    the rows in llama.cpp's order have, 0 for others; ``parted_heads``: likewise of queries, keys and values with
+    parted axes. ``layout``: how its numbers lie, if otherwise than in the file;
     ``shape``: its shape then."""
 
     parts: tuple[GgufTensor, ...]
     is_patch: bool = False
     offset: float = 0.0
     heads: int = 0
+    parted_heads: int = 0
     layout: TensorLayout | None = None
     shape: tuple[int, ...] = ()
 
@@ -73,14 +75,17 @@ def _join_parts(projector: Projector, file: ProjectorFile, tensors: dict[str, Gg
     offset = float(first.name in projector.norms)
     match = BLOCK_TENSOR.fullmatch(first.name)
     heads = file.head_count(2) if projector.has_turned_heads and match and match[3] in TURNED_TENSORS else 0
-    if heads and first.shape[0] % (2 * heads):
-        raise GgufError(f"{file.name} has {first.shape[0]} rows in {first.name}, which {heads} heads cannot share")
+    parted = file.head_count(4) if projector.has_parted_axes and match and match[3] == "attn_qkv" else 0
+    if first.shape[0] % (2 * heads or 12 * parted or 1):
+        raise GgufError(
+            f"{file.name} has {first.shape[0]} rows in {first.name}, which {heads or parted} heads cannot share"
+        )
     layout = projector.layouts.get(f"{match[3]}.{match[4]}" if match else first.name)
     shape = first.shape if layout is None else layout.shape_of(first.shape)
     if shape is None:
         shown = list(first.shape)[:8]
         raise GgufError(f"{file.name} has the tensor {first.name} of the shape {shown}, which its kind does not have")
-    return ProjectorTensor(tuple(tensors[name] for name in order), is_patch, offset, heads, layout, shape)
+    return ProjectorTensor(tuple(tensors[name] for name in order), is_patch, offset, heads, parted, layout, shape)
 
 
 def _has_swapped_layers(model: GgufModel) -> bool:

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from parley.gguf.header import GgufError, GgufModel
 from parley.gguf.projectors.gemma_projectors import GEMMA_3, GEMMA_4
+from parley.gguf.projectors.glm_projectors import GLM_4_V
+from parley.gguf.projectors.kimi_projectors import KIMI_K2_5
+from parley.gguf.projectors.llava_projectors import LLAVA
+from parley.gguf.projectors.paddle_projectors import PADDLE_OCR
 from parley.gguf.projectors.pixtral_projectors import LIGHT_ON_OCR, PIXTRAL
 from parley.gguf.projectors.projector import Projector
 from parley.gguf.projectors.projector_file import ProjectorFile
@@ -14,12 +18,16 @@ from parley.gguf.projectors.tiled_projectors import IDEFICS_3, INTERN_VL, LFM_2_
 PROJECTORS = {
     "gemma3": GEMMA_3,
     "gemma4v": GEMMA_4,
+    "glm4v": GLM_4_V,
     "idefics3": IDEFICS_3,
     "internvl": INTERN_VL,
+    "kimik25": KIMI_K2_5,
     "lfm2": LFM_2_VL,
     "lightonocr": LIGHT_ON_OCR,
     "llama4": LLAMA_4,
+    "mlp": LLAVA,
     "musicflamingo": AUDIO_FLAMINGO_3,
+    "paddleocr": PADDLE_OCR,
     "pixtral": PIXTRAL,
     "qwen2a": QWEN_2_AUDIO,
     "qwen2vl_merger": QWEN_2_VL,
@@ -28,6 +36,7 @@ PROJECTORS = {
     "voxtral": VOXTRAL,
 }
 KIND_KEYS = ("clip.vision.projector_type", "clip.projector_type", "clip.audio.projector_type")
+LLAVA_KEY = "clip.has_llava_projector"  # of early files, which name no kind
 
 
 def find_projector(model: GgufModel) -> Projector:
@@ -37,7 +46,8 @@ def find_projector(model: GgufModel) -> Projector:
         model.metadata.get("general.architecture") != "clip"
     ):
         raise GgufError(f"{name} is no encoder of pictures or sound")
-    kind = next((model.metadata[key] for key in KIND_KEYS if model.metadata.get(key)), None)
+    default = "mlp" if model.metadata.get(LLAVA_KEY) is True else None
+    kind = next((model.metadata[key] for key in KIND_KEYS if model.metadata.get(key)), default)
     if not isinstance(kind, str) or kind not in PROJECTORS:
         kinds = ", ".join(PROJECTORS)
         raise GgufError(f"{name} is an encoder of the kind {str(kind)[:100]}, which is not read; {kinds} are")

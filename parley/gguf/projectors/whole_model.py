@@ -8,9 +8,10 @@ from typing import Any
 from parley.gguf.header import GgufError, GgufModel
 from parley.gguf.projectors.projector import WholeModel
 from parley.gguf.projectors.table import find_projector, open_projector
-from parley.gguf.vocabulary import CONTROL
+from parley.gguf.vocabulary import CONTROL, UNKNOWN
 
-UNUSED_TOKEN = re.compile(r"<unused\d+>|\[PAD\d+\]")
+UNUSED_TOKEN = re.compile(r"<unused\d+>|\[PAD\d+\]|<\|reserved_special_token_\d+\|>")
+BYTE = 6  # the kind of tokens that stand for bytes
 
 
 def check_pair(model: GgufModel, config: dict[str, Any]) -> WholeModel:
@@ -25,7 +26,11 @@ def check_pair(model: GgufModel, config: dict[str, Any]) -> WholeModel:
     if whole is None:
         types = " or ".join(projector.wholes)
         raise GgufError(f"{file.name} is the encoder of a model of the type {types}, and not of {config['model_type']}")
-    if (size := file.count("projection_dim", config["hidden_size"])) != config["hidden_size"]:
+    if projector.last_tensor:
+        size = file.shape(projector.last_tensor)[0]
+    else:
+        size = file.count("projection_dim", config["hidden_size"])
+    if size != config["hidden_size"]:
         raise GgufError(f"{file.name} makes embeddings of {size} numbers, but the model's have {config['hidden_size']}")
     return whole
 
@@ -55,8 +60,8 @@ def add_marks(model: GgufModel, metadata: dict[str, Any], name: str) -> dict[str
     """Return a language model's metadata with the special tokens that stand for media. ``name``: of its file.
 
     llama.cpp needs no token where embeddings go, so Gemma's files lack the one that their model has for it, after the
-    last row of the embedding. One of the tokens that are not used gets its text, if embeddings or another mark take its
-    place: the embedding of any other mark is a learned one. Raises GgufError.
+    last row of the embedding, and LLaVA's as well. One of the tokens that are not used gets its text, if embeddings or
+    another mark take its place: the embedding of any other mark is a learned one. Raises GgufError.
     """
     tokens, kinds = metadata.get("tokenizer.ggml.tokens"), metadata.get("tokenizer.ggml.token_type")
     if not isinstance(tokens, list) or not isinstance(kinds, list) or len(kinds) != len(tokens):
@@ -66,16 +71,25 @@ def add_marks(model: GgufModel, metadata: dict[str, Any], name: str) -> dict[str
     replaced = {*projector.ids.values(), *projector.stand_ins}
     for attribute, mark in projector.marks.items():
         if mark not in tokens:
-            free = [number for number, token in enumerate(tokens) if UNUSED_TOKEN.fullmatch(str(token))]
-            free = free if attribute in replaced else []
+            free = _free_tokens(tokens, kinds) if attribute in replaced else []
             if not free and attribute in projector.stand_ins:
                 continue
             if not free:
                 medium = "a picture" if projector.medium == "vision" else "sound"
                 raise GgufError(f"{name} has no token {mark}, which stands for {medium}")
             tokens[free[-1]] = mark
+            unnamed = {f"tokenizer.ggml.{name}_token_id" for name in ("unknown", "padding")}
+            metadata = {key: value for key, value in metadata.items() if key not in unnamed or value != free[-1]}
         kinds[tokens.index(mark)] = CONTROL
     return metadata | {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": kinds}
+
+
+def _free_tokens(tokens: list[Any], kinds: list[Any]) -> list[int]:
+    """Return the ids of tokens without use: the unknown one as well, if all bytes are tokens."""
+    free = [number for number, token in enumerate(tokens) if UNUSED_TOKEN.fullmatch(str(token))]
+    if free or kinds.count(BYTE) < 256:
+        return free
+    return [number for number, kind in enumerate(kinds) if kind == UNKNOWN]
 
 
 def tokenizer_marks(model: GgufModel, tokens: list[str]) -> dict[str, str]:

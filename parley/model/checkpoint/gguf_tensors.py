@@ -17,6 +17,7 @@ from parley.gguf.gemma_architectures import STACKED_NAMES
 from parley.gguf.header import GgufError, GgufModel, GgufTensor
 from parley.gguf.model_config import model_config, used_tensors
 from parley.gguf.projectors.projector_tensors import ProjectorTensor, projector_tensors
+from parley.gguf.projectors.table import open_projector
 from parley.model.checkpoint.tensor_entry import TensorEntry
 
 DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}  # others are blocks of bytes
@@ -110,7 +111,13 @@ def read_projector_entries(projector: GgufModel, file: int) -> dict[str, TensorE
 
     Encoders are plain modules of Transformers, so blocks become numbers. Raises GgufError.
     """
-    return {name: _join_projector_parts(tensor, file) for name, tensor in projector_tensors(projector).items()}
+    kind, header = open_projector(projector)
+    entries = {name: _join_projector_parts(tensor, file) for name, tensor in projector_tensors(projector).items()}
+    if kind.unused:
+        shape = (header.count("embedding_length"),)
+        blank = TensorEntry(file, torch.float32, shape, 0, 0, join=partial(torch.zeros, shape))
+        entries |= dict.fromkeys(kind.unused, blank)
+    return entries
 
 
 def _join_projector_parts(tensor: ProjectorTensor, file: int) -> TensorEntry:
@@ -134,6 +141,9 @@ def _lay_out(tensor: ProjectorTensor, numbers: torch.Tensor) -> torch.Tensor:
     """Return the numbers of a tensor with one part as they lie in Hugging Face format."""
     if tensor.heads:
         numbers = numbers.unflatten(0, (tensor.heads, -1, 2)).transpose(1, 2).flatten(0, 2)
+    if tensor.parted_heads:  # of queries and keys; values come third
+        parted = numbers.unflatten(0, (3, tensor.parted_heads, 2, -1, 2))
+        numbers = torch.cat((parted[:2].transpose(2, 3).flatten(0, 4), parted[2].flatten(0, 3)))
     if tensor.layout is not None and tensor.layout.axes:
         numbers = numbers.permute(tensor.layout.axes)
     return numbers.reshape(tensor.shape) - tensor.offset
@@ -203,8 +213,24 @@ def _make_entry(tensor: GgufTensor, architecture: Architecture, config: dict[str
         restore=partial(_subtract, architecture.norm_offset) if is_norm and architecture.norm_offset else None,
     )
     match = LAYER_TENSOR.fullmatch(tensor.name)
+    if architecture.has_parted_pairs and match and match[2] in ("attn_q", "attn_k"):
+        return replace(entry, rows=_pair_rows(tensor, config))
     has_shares = architecture.has_tiled_values and config["linear_num_value_heads"] != config["linear_num_key_heads"]
     return _order_values(entry, match[2], config) if match and has_shares else entry
+
+
+def _pair_rows(tensor: GgufTensor, config: dict[str, Any]) -> torch.Tensor:
+    """Return where each row of queries or keys with pairs lies in a tensor with parted pairs, int64. Raises
+    GgufError."""
+    head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    turning = round(head_dim * config.get("partial_rotary_factor", 1.0))
+    if turning % 2 or turning > head_dim:
+        raise GgufError(f"{turning} of {head_dim} dimensions of a head cannot turn")
+    if tensor.shape[0] % head_dim:
+        raise GgufError(f"a tensor {tensor.name} has {tensor.shape[0]} rows, which heads of {head_dim} cannot share")
+    order = torch.arange(head_dim)
+    order[:turning] = torch.arange(turning).view(2, -1).T.flatten()
+    return (torch.arange(0, tensor.shape[0], head_dim)[:, None] + order).flatten()
 
 
 def _interleaved_heads(tensor: GgufTensor, config: dict[str, Any]) -> int:

@@ -1,0 +1,67 @@
+"""PaddleOCR-VL's encoder of pictures in projector files."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from parley.gguf.header import GgufError
+from parley.gguf.projectors.projector import SIGLIP_BLOCK_NAMES, Projector, same_text
+from parley.gguf.projectors.projector_file import ProjectorFile
+
+MERGE_SIZE = 2  # patches per embedding in rows and columns
+PADDLE_PIXELS = (147384, 2822400)  # the fewest and the most of a picture, as published
+HEAD_PARTS = 4  # of heads: pairs of numbers that rotate by row, and by column
+POSITIONS = "v.position_embd.weight"
+
+
+def _paddle_encoder(file: ProjectorFile) -> dict[str, Any]:
+    positions = file.shape(POSITIONS)[0]
+    side = math.isqrt(positions)
+    if side**2 != positions:
+        raise GgufError(f"{file.name} has {positions} positions in {POSITIONS}, which make no square")
+    return {
+        "vision_config": {
+            "model_type": "paddleocr_vl_vision",
+            "hidden_size": file.count("embedding_length"),
+            "intermediate_size": file.count("feed_forward_length"),
+            "num_hidden_layers": file.block_count(),
+            "num_attention_heads": file.head_count(HEAD_PARTS),
+            "patch_size": file.count("patch_size"),
+            "image_size": side * file.count("patch_size"),
+            "spatial_merge_size": file.count("spatial_merge_size", MERGE_SIZE),
+            "layer_norm_eps": file.positive_number("attention.layer_norm_epsilon", 1e-6),
+        }
+    }
+
+
+def _paddle_processor(file: ProjectorFile) -> dict[str, Any]:
+    return {
+        "processor_class": "PaddleOCRVLProcessor",
+        "image_processor": {
+            "image_processor_type": "PaddleOCRVLImageProcessor",
+            "size": file.pixels(PADDLE_PIXELS),
+            "patch_size": file.count("patch_size"),
+            "merge_size": file.count("spatial_merge_size", MERGE_SIZE),
+            **file.colour_scale(),
+        },
+    }
+
+
+PADDLE_OCR = Projector(
+    same_text("paddleocr_vl", "PaddleOCRVLForConditionalGeneration", "paddleocr_vl_text"),
+    {
+        "v.patch_embd": "visual.vision_model.embeddings.patch_embedding",
+        "v.position_embd": "visual.vision_model.embeddings.position_embedding",
+        "v.post_ln": "visual.vision_model.post_layernorm",
+        "mm.input_norm": "mlp_AR.pre_norm",
+        "mm.1": "mlp_AR.linear_1",
+        "mm.2": "mlp_AR.linear_2",
+    },
+    "visual.vision_model.encoder.layers.",
+    SIGLIP_BLOCK_NAMES,
+    {"image_token": "<|IMAGE_PLACEHOLDER|>", "image_bos": "<|IMAGE_START|>", "image_eos": "<|IMAGE_END|>"},
+    {"image_token_id": "image_token"},
+    _paddle_encoder,
+    _paddle_processor,
+)

@@ -1,0 +1,45 @@
+"""The layouts that llama.cpp's converter gives to decoders whose keys and values are made of latents."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gguf
+import torch
+
+LATENT_TYPES = {
+    "deepseek_v2": "deepseek2",
+    "deepseek_v3": "deepseek2",
+    "glm4_moe_lite": "deepseek2",
+    "youtu": "deepseek2",
+}
+LATENT_ARCHITECTURES = ("deepseek2",)
+LATENT_SIGMOID = ("deepseek_v3",)
+
+
+def add_latents(writer: gguf.GGUFWriter, config: dict[str, Any], splits_latents: bool) -> None:
+    """Add the sizes of latents, as one head of keys and values if their layers are apart."""
+    rank, turning = config["kv_lora_rank"], config["qk_rope_head_dim"]
+    lengths = config["qk_nope_head_dim"] + turning, config["v_head_dim"]
+    writer.add_kv_lora_rank(rank)
+    if config["q_lora_rank"] is not None:
+        writer.add_q_lora_rank(config["q_lora_rank"])
+    if splits_latents:
+        writer.add_key_length_mla(lengths[0])
+        writer.add_value_length_mla(lengths[1])
+        lengths = rank + turning, rank
+    writer.add_key_length(lengths[0])
+    writer.add_value_length(lengths[1])
+
+
+def split_latent_up(config: dict[str, Any], tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return tensors with the keys [heads, rank, keys] and values [heads, values, rank] of latents apart."""
+    split: dict[str, torch.Tensor] = {}
+    for name, tensor in tensors.items():
+        if not name.endswith("kv_b_proj.weight"):
+            split[name] = tensor
+            continue
+        heads = tensor.view(config["num_attention_heads"], -1, config["kv_lora_rank"])
+        keys, values = heads.split([config["qk_nope_head_dim"], config["v_head_dim"]], 1)
+        split |= {name.replace("kv_b", "k_b"): keys.mT, name.replace("kv_b", "v_b"): values}
+    return split
