@@ -132,6 +132,8 @@ types, as in Q4_K_M. Rows of the embedding are decoded when they are needed.
 * `deepseek2` is DeepSeek-V2, V3 and R1, Kimi K2, GLM-4.7-Flash and Youtu. A file of V3 or R1 may lack the number of
   groups of experts; it gets the 8 groups of the published models, where llama.cpp uses none. DeepSeek-V2 ranks its
   groups by their best expert, as its own code does; llama.cpp ranks them by the best two.
+* `deepseek32` (DeepSeek-V3.2) and `glm-dsa` (GLM-5) choose the tokens that attention reads, as their own code does.
+  In files of GLM-5, the layers without tensors of an indexer use the tokens of an earlier layer.
 * `qwen35` and `qwen35moe` have the value heads of gated delta nets in another order than folders; reading restores it.
   Where there are more value heads than key heads, `ssm_out` in a type whose blocks hold numbers of several heads (K
   types and IQ4_XS, with heads of 128) becomes plain numbers of the model's dtype.

@@ -25,7 +25,7 @@ from parley.gguf.encoder_architectures import ENCODERS
 from parley.gguf.gemma_architectures import GEMMA_3N, GEMMA_4, GEMMA_LAYER_NAMES
 from parley.gguf.gpt_architectures import GPT_ARCHITECTURES
 from parley.gguf.header import GgufError, GgufModel
-from parley.gguf.latent_architectures import MINICPM_3, YOUTU
+from parley.gguf.latent_architectures import LATENT_ARCHITECTURES
 from parley.gguf.llama_architectures import LLAMA_ARCHITECTURES
 from parley.gguf.mamba_architectures import MAMBA_ARCHITECTURES
 from parley.gguf.mixture_architectures import MIXTURE_ARCHITECTURES
@@ -184,7 +184,7 @@ ARCHITECTURES = {
         fields={"sliding_window": None},
         variant=mistral_3_variant,
     ),
-    "deepseek2": YOUTU,
+    **LATENT_ARCHITECTURES,
     "minimax-m2": replace(MINIMAX_M2, mixture=MINIMAX_M2),
     "granite": Architecture("granite", "GraniteForCausalLM", interleaved=True, keys=GRANITE_KEYS),
     "granitemoe": replace(GRANITE_MOE, mixture=GRANITE_MOE),
@@ -224,7 +224,6 @@ ARCHITECTURES = {
     **LLAMA_ARCHITECTURES,
     **MIXTURE_ARCHITECTURES,
     **AXES_ARCHITECTURES,
-    "minicpm3": MINICPM_3,
     **MAMBA_ARCHITECTURES,
     **GPT_ARCHITECTURES,
     **ENCODERS,

@@ -1,4 +1,4 @@
-"""DeepSeek V2 and V3, their relatives and MiniCPM3 in GGUF files, whose keys and values are made of latents."""
+"""DeepSeek V2 to V3.2, their relatives and MiniCPM3 in GGUF files, whose keys and values are made of latents."""
 
 from __future__ import annotations
 
@@ -23,6 +23,17 @@ LATENT_LAYER_NAMES = DEEPSEEK_MIXTURE_NAMES | {
     "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa",
     "attn_kv_a_norm": "self_attn.kv_a_layernorm",
     "attn_kv_b": "self_attn.kv_b_proj",
+}
+INDEXER_LAYER_NAMES = {
+    "indexer.attn_q_b": "self_attn.indexer.wq_b",
+    "indexer.attn_k": "self_attn.indexer.wk",
+    "indexer.k_norm": "self_attn.indexer.k_norm",
+    "indexer.proj": "self_attn.indexer.weights_proj",
+}
+INDEXER_KEYS = {
+    "attention.indexer.head_count": "index_n_heads",
+    "attention.indexer.key_length": "index_head_dim",
+    "attention.indexer.top_k": "index_topk",
 }
 # DeepSeek-V3 and R1 have this number of experts; their first files do not say that they are in groups
 DEEPSEEK_3_EXPERTS, DEEPSEEK_3_GROUPS = 256, {"n_group": 8, "topk_group": 4}
@@ -113,6 +124,31 @@ def complete_deepseek_3(model: GgufModel, config: dict[str, Any]) -> None:
     config |= DEEPSEEK_3_GROUPS if are_grouped else {"n_group": 1, "topk_group": 1} | config
 
 
+def check_indexers(model: GgufModel, config: dict[str, Any]) -> None:
+    """Raise GgufError if the file does not say how many tokens indexers choose, and how."""
+    for key in INDEXER_KEYS:
+        read_size(model, key)
+    if config["q_lora_rank"] is None:
+        raise GgufError(f"{model.paths[0].name} has indexers, but no latents of queries, which they read")
+
+
+def complete_deepseek_32(model: GgufModel, config: dict[str, Any]) -> None:
+    """Add the fields of DeepSeek-V3.2. Raises GgufError."""
+    complete_deepseek_3(model, config)
+    check_indexers(model, config)
+
+
+def complete_glm_dsa(model: GgufModel, config: dict[str, Any]) -> None:
+    """Add the fields of GLM-5, of whose layers some use the tokens that an earlier one has chosen. Raises GgufError."""
+    complete_latents(model, config)
+    check_indexers(model, config)
+    has_indexer = (
+        f"blk.{layer}.indexer.attn_k.weight" in model.tensors for layer in range(config["num_hidden_layers"])
+    )
+    config["indexer_types"] = ["full" if has_own else "shared" for has_own in has_indexer]
+    config |= {"n_group": 1, "topk_group": 1} | config
+
+
 def deepseek_variant(model: GgufModel) -> Architecture | None:
     """Return the row of DeepSeek-V3 for files whose scores of experts are sigmoids.
 
@@ -140,6 +176,15 @@ DEEPSEEK_2 = replace(
     variant=deepseek_variant,
     complete=complete_deepseek_2,
 )
+DEEPSEEK_32 = replace(
+    DEEPSEEK_3,
+    model_type="deepseek_v32",
+    class_name="DeepseekV32ForCausalLM",
+    layer_names=LATENT_LAYER_NAMES | INDEXER_LAYER_NAMES,
+    keys=INDEXER_KEYS,
+    complete=complete_deepseek_32,
+)
+GLM_DSA = replace(DEEPSEEK_32, model_type="glm_moe_dsa", class_name="GlmMoeDsaForCausalLM", complete=complete_glm_dsa)
 YOUTU = replace(
     DEEPSEEK_3,
     model_type="youtu",
@@ -149,3 +194,9 @@ YOUTU = replace(
     complete=complete_latents,
 )
 MINICPM_3 = Architecture("minicpm3", "MiniCPM3ForCausalLM", LATENT_LAYER_NAMES, complete=complete_minicpm_3)
+LATENT_ARCHITECTURES = {
+    "deepseek2": YOUTU,
+    "deepseek32": replace(DEEPSEEK_32, mixture=DEEPSEEK_32),
+    "glm-dsa": replace(GLM_DSA, mixture=GLM_DSA),
+    "minicpm3": MINICPM_3,
+}

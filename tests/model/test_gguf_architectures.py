@@ -307,6 +307,34 @@ def test_answers_of_latent_attention_equal_those_of_the_folder(
     assert answers(unpack_gguf(file)) == answers(folder)
 
 
+@pytest.mark.parametrize(
+    ("architecture", "fields", "extra_layers"),
+    [("deepseek_v32", {"rope_parameters": DEEPSEEK_YARN}, 0), ("glm_moe_dsa", {}, 1)],
+)
+def test_answers_of_indexed_attention_equal_those_of_the_folder(architecture, fields, extra_layers, tmp_path):
+    """The prompt is longer than the number of tokens that indexers choose."""
+    folder = tiny_models.write_model(tmp_path / "folder", architecture, dtype="float32", **fields)
+    unpacked = unpack_gguf(convert_folder(tmp_path / "model.gguf", folder, extra_layers=extra_layers))
+    assert read_decoder_config(read_config(unpacked)) == read_decoder_config(read_config(folder))
+    assert answers(unpacked) == answers(folder)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "reason"),
+    [
+        ("attention.indexer.top_k", None, "gives attention.indexer.top_k as None, so the model's shape is unknown"),
+        ("attention.indexer.head_count", 2.5, "gives attention.indexer.head_count as 2.5, so the model's shape is"),
+        ("attention.q_lora_rank", None, "has indexers, but no latents of queries, which they read"),
+    ],
+)
+def test_indexers_of_unknown_sizes_are_refused(key, value, reason, tmp_path):
+    folder = tiny_models.write_model(tmp_path / "folder", "glm_moe_dsa", dtype="float32")
+    model = read_model(convert_folder(tmp_path / "x.gguf", folder))
+    model.metadata[f"glm-dsa.{key}"] = value
+    with pytest.raises(GgufError, match=rf"^x\.gguf {reason}"):
+        model_config(model)
+
+
 def test_deepseek_3_without_groups_gets_those_of_the_published_models(tmp_path):
     folder = tiny_models.write_model(tmp_path / "folder", "deepseek_v3", dtype="float32")
     model = read_model(convert_folder(tmp_path / "x.gguf", folder))

@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 from support import gguf_files
 from support.gguf_axes import AXES_ARCHITECTURES, PARTED_TYPES, part_pairs
 from support.gguf_latents import (
+    INDEXER_COUNTS,
     LATENT_ARCHITECTURES,
     LATENT_SIGMOID,
     LATENT_TYPES,
@@ -101,6 +102,7 @@ COUNTS = {
     "moe_topk": "expert_used_count",
     "num_dense_layers": "leading_dense_block_count",
     "conv_L_cache": "shortconv.l_cache",
+    **INDEXER_COUNTS,
 }
 YARN_NUMBERS = {
     "factor": "factor",
@@ -172,7 +174,7 @@ def convert_folder(
     gguf_files.add_tokenizer(writer, folder)
     add_numbers(writer, config | {"num_nextn_predict_layers": extra_layers})
     numbers = {name: number for number, name in gguf.MODEL_ARCH_NAMES.items()}
-    names = gguf.get_tensor_name_map(numbers[arch], layers)
+    names = gguf.get_tensor_name_map(numbers[arch.replace("deepseek32", "glm-dsa")], layers)  # alike
     stored = load_file(folder / "model.safetensors")
     if kind == "qwen3_vl_moe_text":
         stored = {

@@ -10,11 +10,18 @@ import torch
 LATENT_TYPES = {
     "deepseek_v2": "deepseek2",
     "deepseek_v3": "deepseek2",
+    "deepseek_v32": "deepseek32",
+    "glm_moe_dsa": "glm-dsa",
     "glm4_moe_lite": "deepseek2",
     "youtu": "deepseek2",
 }
-LATENT_ARCHITECTURES = ("deepseek2",)
-LATENT_SIGMOID = ("deepseek_v3",)
+LATENT_ARCHITECTURES = ("deepseek2", "deepseek32", "glm-dsa")
+LATENT_SIGMOID = ("deepseek_v3", "deepseek_v32", "glm_moe_dsa")
+INDEXER_COUNTS = {
+    "index_n_heads": "attention.indexer.head_count",
+    "index_head_dim": "attention.indexer.key_length",
+    "index_topk": "attention.indexer.top_k",
+}
 
 
 def add_latents(writer: gguf.GGUFWriter, config: dict[str, Any], splits_latents: bool) -> None:
