@@ -30,6 +30,7 @@ EXAONE_MOE = (
     CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]?"
     r"|\s*[\r\n]|\s+(?!\S)|\s+"
 )
+BLOOM = r" ?[^(\s|[.,!?…。，、।۔،])]+"  # noqa: RUF001
 UPPER, LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 TEKKEN = (
     rf"[^\r\n\p{{L}}\p{{N}}]?{UPPER}*{LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{UPPER}+{LOWER}*|\p{{N}}"
@@ -81,13 +82,12 @@ _DEEPSEEK_LLM = PreTokenizer(
     )
 )
 _DEEPSEEK_3 = PreTokenizer((r"\p{N}{1,3}", "[一-龥぀-ゟ゠-ヿ]+", DEEPSEEK_3))  # noqa: RUF001
-# Numbers in groups of three from their end (\A and \z are the ends of a piece, so the time is linear), then runs of
-# Han, Kana, Thai, Lao, Khmer, Myanmar and Hangul
+# Numbers in groups of three from their end; \A and \z are the ends of a piece, so the time is linear
+_NUMBERS_FROM_END = (r"\p{N}+", r"\A\p{N}{1,2}(?=(?:\p{N}{3})+\z)", r"\p{N}{1,3}")
+# Then runs of Han, Kana, Thai, Lao, Khmer, Myanmar and Hangul
 _AFMOE = PreTokenizer(
     (
-        r"\p{N}+",
-        r"\A\p{N}{1,2}(?=(?:\p{N}{3})+\z)",
-        r"\p{N}{1,3}",
+        *_NUMBERS_FROM_END,
         "[\u4e00-\u9fff\u3400-\u4dbf\uf900-\ufaff\u3040-\u30ff\uff65-\uff9f\u2f00-\u2fdf\u0e40-\u0eff\u1780-\u17ff"
         "\u1000-\u109f\uaa60-\uaa7f\ua9e0-\ua9ff\uac00-\ud7af\u1100-\u11ff]+",
         DEEPSEEK_3,
@@ -105,30 +105,49 @@ _YOUTU = PreTokenizer(
 )
 PRE_TOKENIZERS = {
     **dict.fromkeys(
-        ("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2"), _LLAMA_3
+        ("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2", "jina-v5-nano"),
+        _LLAMA_3,
     ),
     **dict.fromkeys(("dbrx", "smaug-bpe", "glm4", "chatglm-bpe"), PreTokenizer((WORDS_AND_DIGITS,))),
-    **dict.fromkeys(("gpt-2", "phi-2", "mpt", "a.x-4.0", "mellum", "exaone4", "trillion", "roberta-bpe"), _GPT_2),
+    **dict.fromkeys(
+        (
+            "gpt-2",
+            "phi-2",
+            "mpt",
+            "a.x-4.0",
+            "mellum",
+            "exaone4",
+            "trillion",
+            "roberta-bpe",
+            "gigachat",
+            "granite-docling",
+        ),
+        _GPT_2,
+    ),
     **dict.fromkeys(("olmo", "modern-bert"), PreTokenizer((GPT2,), nfc=True)),
     **dict.fromkeys(
         ("starcoder", "refact", "command-r", "smollm", "codeshell", "exaone", "minerva-7b", "mellum2"), _DIGITS_FIRST
     ),
-    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "megrez", "kormo"), _QWEN_2),
+    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "megrez", "kormo", "f2llmv2"), _QWEN_2),
     "qwen35": PreTokenizer((WORDS_AND_MARKS,), nfc=True),
     **dict.fromkeys(("stablelm2", "hunyuan", "solar-open", "grok-2"), PreTokenizer((WORDS,))),
     "seed-coder": PreTokenizer((SEED_CODER,)),
     "tekken": PreTokenizer((TEKKEN,), whole_words=True, begins=True),
     **dict.fromkeys(("gpt-4o", "llama4", "kanana2", "minimax-m2"), _GPT_4O),
     **dict.fromkeys(("deepseek-v3", "hunyuan-dense", "joyai-llm"), _DEEPSEEK_3),
+    "granite-embed-multi-97m": _GPT_4O._replace(whole_words=True),
     "deepseek-llm": _DEEPSEEK_LLM,
     "kimi-k2": PreTokenizer((KIMI_2,)),
     "afmoe": _AFMOE,
-    "bailingmoe2": PreTokenizer((LING_2,)),
+    **dict.fromkeys(("bailingmoe", "bailingmoe2"), PreTokenizer((LING_2,))),
     "exaone-moe": PreTokenizer((EXAONE_MOE,)),
     "jais-2": PreTokenizer((JAIS_2,)),
     "tiny_aya": PreTokenizer((r"\d{1,3}(?=(?:\d{3})*\b)", GPT_4O)),
     "youtu": _YOUTU,
     "deepseek-coder": PreTokenizer((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥ࠀ-一가-퟿]+", r"\p{N}")),
-    "bloom": PreTokenizer((r" ?[^(\s|[.,!?…。，、।۔،])]+",)),  # noqa: RUF001
+    **dict.fromkeys(("bloom", "poro-chat", "gpt3-finnish"), PreTokenizer((BLOOM,))),
+    "viking": PreTokenizer((BLOOM, r"\p{N}")),
+    "superbpe": PreTokenizer(_NUMBERS_FROM_END),  # its tokens may be several words
+    "minicpm5": PreTokenizer((r"\p{N}{1,3}", WORDS_AND_DIGITS), whole_words=True),
     "falcon": PreTokenizer((r"[\p{P}\$\+<=>\^~\|`]+", GPT2, "[0-9][0-9][0-9]")),
 }

@@ -213,6 +213,9 @@ def test_splits_chinese_from_letters(name, pieces):
         ("bailingmoe2", ["I", "'M", " here", ",", " ", "1", "2", "!!\n\n", "  ", " don", "'t"]),
         ("exaone-moe", ["the quick brown fox", ",", " it", "'s", " ", "1", "2", "!\n", "\n", "  ", " 나는 학생"]),
         ("jais-2", ["a", "    ", "  ", " b", "123", "4", "        ", "    ", " ", " مرحبا"]),
+        ("minicpm5", ["Cost", " ", "123", "4", " it", "'s", "..."]),
+        ("superbpe", ["by the way, it costs ", "1", "234", "567", " or\n", "12", "."]),
+        ("viking", ["Hei", " maailma", ",", " ", "1", "2"]),
         ("tiny_aya", ["Cost", " ", "1", "234", "567", " it's", "..."]),
         ("youtu", ["안녕", "你好", "\uff0c", " it's", "ㄅㄆ", " ", "1", "2"]),
     ],
@@ -221,10 +224,11 @@ def test_splits_texts_as_the_published_patterns_do(name, pieces):
     assert split_text(name, "".join(pieces)) == pieces
 
 
-def test_digits_of_afmoe_are_in_groups_of_three_from_their_end():
+@pytest.mark.parametrize("name", ["afmoe", "superbpe"])
+def test_digits_are_in_groups_of_three_from_their_end(name):
     for count in range(1, 40):
         number = 7 * 10 ** (count - 1)
-        assert split_text("afmoe", str(number)) == f"{number:_}".split("_")
+        assert split_text(name, str(number)) == f"{number:_}".split("_")
 
 
 # From the list of models in llama.cpp's convert_hf_to_gguf_update.py
@@ -232,12 +236,13 @@ PUBLISHED_NAMES = {
     "afmoe": ["afmoe"],
     "bailingmoe2": ["bailingmoe2"],
     "bert": ["roberta-bpe"],
-    "bloom": ["bloom"],
+    "bloom": ["bloom", "gpt3-finnish", "poro-chat"],
     "chatglm": ["chatglm-bpe"],
     "codeshell": ["codeshell"],
     "cohere2": ["tiny_aya"],
     "command-r": ["command-r"],
-    "deepseek2": ["deepseek-v3", "glm4", "joyai-llm", "kanana2", "kimi-k2", "youtu"],
+    "deepseek2": ["deepseek-v3", "glm4", "gigachat", "joyai-llm", "kanana2", "kimi-k2", "youtu"],
+    "eurobert": ["jina-v5-nano"],
     "exaone": ["exaone"],
     "exaone-moe": ["exaone-moe"],
     "exaone4": ["exaone4"],
@@ -251,15 +256,28 @@ PUBLISHED_NAMES = {
     "hunyuan-moe": ["hunyuan"],
     "jais2": ["jais-2"],
     "lfm2": ["lfm2"],
-    "llama": ["deepseek-coder", "deepseek-llm", "llama-bpe", "mellum", "midm-2.0", "smollm", "tekken", "trillion"],
+    "llama": [
+        "deepseek-coder",
+        "deepseek-llm",
+        "llama-bpe",
+        "mellum",
+        "midm-2.0",
+        "minicpm5",
+        "smollm",
+        "tekken",
+        "trillion",
+        "viking",
+        "granite-docling",
+    ],
     "llama4": ["llama4"],
     "minimax-m2": ["minimax-m2"],
-    "modern-bert": ["modern-bert"],
+    "modern-bert": ["granite-embed-multi-97m", "modern-bert"],
     "mpt": ["mpt"],
     "olmo": ["olmo"],
+    "olmo2": ["superbpe"],
     "phi2": ["phi-2"],
     "qwen2": ["a.x-4.0", "deepseek-r1-qwen", "qwen2"],
-    "qwen3": ["qwen2"],
+    "qwen3": ["f2llmv2", "qwen2"],
     "qwen35": ["qwen35"],
     "stablelm": ["stablelm2"],
     "starcoder2": ["starcoder"],
