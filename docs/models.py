@@ -90,7 +90,8 @@ Architectures that the zoo does not list are compared with the folders that they
 Embedding models give the vectors of their folders (`tests/model/test_gguf_encoders.py`). Their pooling is that of the
 file, and vectors have length 1, as llama.cpp makes them, unless the file says that they have not. `bert` is also
 RoBERTa, XLM-RoBERTa and DistilBERT, and rerankers of the first two. Encoders compute in float32, so their blocks
-become numbers. A file does not have the prompts of a model, such as `search_query: `; write them before the texts. If
+become numbers. llama.cpp's converter leaves out the bias of mixtures of `nomic-bert-moe`, so vectors differ a little
+from those of the folder, as they do there. A file does not have the prompts of a model, such as `search_query: `; write them before the texts. If
 a file does not say whether its WordPiece tokenizer changes capitals and accents, the vocabulary shows it.
 
 Pictures and sound need llama.cpp's second file, `mmproj-*.gguf`, with the encoder. It is found if it is the only such
@@ -151,6 +152,7 @@ ENCODERS = """\
 
 Encoders make vectors, and score texts if they have a head for that. They run on plain weights in float32. `gte` and
 `nomic_bert` are also read in their publishers' form (`new`, and GPT-2's names of sizes), without the publishers' code.
+A `nomic_bert` may have mixtures of experts, as nomic-embed-text-v2-moe.
 `jina_embeddings_v3` is read as Transformers writes it, without its adapters for tasks. `eurobert` runs on parley's own
 decoder, as do the decoders of the next section.
 """

@@ -50,6 +50,13 @@ NOMIC_LAYER_NAMES = {
     "ffn_down": "mlp.fc2",
     "layer_output_norm": "norm2",
 }
+# Of nomic-embed-text-v2. The converter leaves the bias of mixtures out.
+NOMIC_MIXTURE_LAYER_NAMES = NOMIC_LAYER_NAMES | {
+    "ffn_up": "mlp.fc1",
+    "ffn_gate_inp": "mlp.router.layer",
+    "ffn_up_exps.weight": "mlp.experts.mlp.w1",
+    "ffn_down_exps.weight": "mlp.experts.mlp.w2",
+}
 JINA_LAYER_NAMES = NOMIC_LAYER_NAMES | {
     "attn_qkv": "mixer.Wqkv",
     "attn_output": "mixer.out_proj",
@@ -157,9 +164,16 @@ NOMIC_BERT = Architecture(
     complete=_complete_encoder,
     fields={"hidden_act": "silu"},
 )
+NOMIC_BERT_MOE = replace(
+    NOMIC_BERT,
+    layer_names=NOMIC_MIXTURE_LAYER_NAMES,
+    keys={"moe_every_n_layers": "moe_every_n_layers", "expert_used_count": "moe_top_k"},
+    fields={"hidden_act": "gelu", "qkv_proj_bias": True, "mlp_fc1_bias": True, "mlp_fc2_bias": True},
+)
 ENCODERS = {
     "bert": replace(BERT, variant=bert_variant),
     "nomic-bert": NOMIC_BERT,
+    "nomic-bert-moe": replace(NOMIC_BERT_MOE, mixture=NOMIC_BERT_MOE),
     "jina-bert-v3": replace(
         NOMIC_BERT,
         model_type="jina_embeddings_v3",

@@ -27,6 +27,10 @@ ARCHITECTURES = {
 }
 DISTILBERT_NAMES = {"n_heads": "num_attention_heads", "n_layers": "num_hidden_layers", "dim": "hidden_size",
     "hidden_dim": "intermediate_size"}  # fmt: skip
+# GPT-2's, which nomic-embed-text-v2 has
+NOMIC_NAMES = {"n_embd": "hidden_size", "n_inner": "intermediate_size", "n_head": "num_attention_heads",
+    "n_layer": "num_hidden_layers", "max_trained_positions": "max_position_embeddings",
+    "layer_norm_epsilon": "layer_norm_eps"}  # fmt: skip
 DROPPED = ("pooler.", "embeddings.position_ids")
 
 
@@ -45,7 +49,9 @@ def convert_encoder(
     config = json.loads((folder / "config.json").read_text())
     config |= {new: config[old] for old, new in DISTILBERT_NAMES.items() if old in config}
     model_type = config["model_type"]
-    arch = ARCHITECTURES[model_type]
+    if "moe_every_n_layers" in config:
+        config |= {NOMIC_NAMES[name]: value for name, value in config.items() if name in NOMIC_NAMES}
+    arch = ARCHITECTURES[model_type] + "-moe" * ("moe_every_n_layers" in config)
     writer = gguf.GGUFWriter(path, arch)
     add_numbers(writer, config)
     for key, value in metadata.items():
@@ -91,6 +97,11 @@ def add_numbers(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
         writer.add_layer_norm_eps(config.get("layer_norm_eps") or config.get("norm_eps") or 1e-12)
     ropes = config.get("rope_parameters") or {}
     rope = ropes.get("full_attention") or ropes
+    if "moe_every_n_layers" in config:
+        writer.add_expert_count(config["num_experts"])
+        writer.add_expert_used_count(config["moe_top_k"])
+        writer.add_moe_every_n_layers(config["moe_every_n_layers"])
+        writer.add_rope_freq_base(config["rotary_emb_base"])
     if rope.get("rope_theta"):
         writer.add_rope_freq_base(rope["rope_theta"])
     if "sliding_attention" in ropes:
@@ -111,6 +122,11 @@ def convert_tensors(config: dict[str, Any], stored: dict[str, torch.Tensor]) -> 
             continue
         if name == "embeddings.position_embeddings.weight" and "roberta" in model_type:
             tensor = tensor[config["pad_token_id"] + 1 :]
+        if name.endswith("mlp.experts.bias"):
+            continue
+        if ".mlp.experts.mlp." in name:
+            tensor = tensor.view(config["num_experts"], config["n_inner"], -1)
+            name, tensor = name + ".weight", tensor.mT if name.endswith("w2") else tensor
         if model_type in ("gemma3_text", "eurobert"):
             name = name if name.startswith("dense") else "model." + name
             tensor = tensor.float() + 1 if model_type == "gemma3_text" and name.endswith("norm.weight") else tensor

@@ -22,6 +22,7 @@ from parley.model.checkpoint.tensor_entry import TensorEntry
 
 DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}  # others are blocks of bytes
 # Queries, keys and values in one tensor
+DOWN_EXPERTS = ".ffn_down_exps.weight"
 PACKED_HEADS = re.compile(r"(blk\.\d+\.attn_)qkv(\.weight|\.bias)")
 # The two halves of DeepSeek's layer that makes keys and values of latents; files from 2025 on have them apart
 SPLIT_LATENT_UP = re.compile(r"(blk\.\d+\.attn_)[kv]_b\.weight")
@@ -93,12 +94,23 @@ def _divide_stack(name: str, entry: TensorEntry) -> dict[str, TensorEntry]:
 def _make_encoder_entry(tensor: GgufTensor, config: dict[str, Any]) -> TensorEntry:
     """Return the entry of a tensor that computes in float32, so that its blocks become numbers."""
     entry = _plain_entry(tensor)
+    if len(tensor.shape) == 3:
+        is_down = tensor.name.endswith(DOWN_EXPERTS)
+        experts, out, width = tensor.shape
+        shape = (experts * width, out) if is_down else (experts * out, width)
+        join = partial(_flatten_experts, is_down)
+        return TensorEntry(tensor.file, torch.float32, shape, 0, tensor.end - tensor.start, parts=(entry,), join=join)
     skipped = config["max_position_embeddings"] - tensor.shape[0] if tensor.name == POSITIONS else 0
     if entry.blocks is None and not skipped:
         return entry
     shape = tensor.shape[0] + skipped, *tensor.shape[1:]
     size = tensor.end - tensor.start
     return TensorEntry(tensor.file, torch.float32, shape, 0, size, parts=(entry,), join=partial(_add_rows, skipped))
+
+
+def _flatten_experts(is_down: bool, numbers: torch.Tensor) -> torch.Tensor:
+    """Return the weights of an encoder's experts [experts, out, in] as one matrix, whose rows are inner numbers."""
+    return (numbers.mT if is_down else numbers).flatten(0, 1)
 
 
 def _add_rows(count: int, numbers: torch.Tensor) -> torch.Tensor:

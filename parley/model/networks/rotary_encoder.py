@@ -15,6 +15,7 @@ import torch.nn.functional as F
 
 from parley.heartbeat import beat
 from parley.model.networks.encoder import TANH, EncoderLinear, LayerNorm, PackedTexts
+from parley.model.networks.encoder_mixtures import EncoderMixture
 
 SILU = "silu"
 
@@ -27,7 +28,8 @@ class RotaryEncoderConfig:
     tokens away. ``global_theta``, ``local_theta``: bases of the rotary angles in both kinds of layers.
     ``angle_divisor`` divides the angles of all. ``normalizes_sums``: norms follow the sublayers instead of preceding
     them, and there is no final one. ``is_gated``: the activated half of a feed-forward layer is multiplied by the
-    other."""
+    other. ``experts``, ``chosen_experts``: how many a mixture has, and how many of them a token uses; 0 without
+    mixtures. Each ``mixture_step``-th layer has one, beginning with the second layer."""
 
     vocab: int
     hidden: int
@@ -43,17 +45,24 @@ class RotaryEncoderConfig:
     angle_divisor: float = 1.0
     normalizes_sums: bool = False
     is_gated: bool = True
+    experts: int = 0
+    chosen_experts: int = 0
+    mixture_step: int = 0
 
     @property
     def layers(self) -> int:
         """The number of layers."""
         return len(self.local_layers)
 
+    def has_mixture(self, layer: int) -> bool:
+        """Whether the feed-forward layer with this number is a mixture of experts."""
+        return self.mixture_step > 0 and layer % self.mixture_step == 1
+
 
 @dataclass(frozen=True)
 class RotaryEncoderLayer:
     """The weights of one layer. ``qkv``: query, key and value merged. ``up``: the activated half, then the gate
-    if there is one.
+    if there is one. A layer with a ``mixture`` has that instead of ``up`` and ``down``.
 
     ``attention_norm`` belongs to the attention, ``norm`` to the feed-forward layer. If norms precede sublayers,
     ``attention_norm`` is None in the first layer, whose input is normalized already.
@@ -63,8 +72,9 @@ class RotaryEncoderLayer:
     qkv: EncoderLinear
     output: EncoderLinear
     norm: LayerNorm
-    up: EncoderLinear
-    down: EncoderLinear
+    up: EncoderLinear | None = None
+    down: EncoderLinear | None = None
+    mixture: EncoderMixture | None = None
 
 
 def rotary_table(theta: float, divisor: float, width: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -123,7 +133,7 @@ class RotaryEncoder:
                 _rotate(qkv[:, 0], cosine, sine), _rotate(qkv[:, 1], cosine, sine), qkv[:, 2], texts.runs, is_local
             )
             x = self._normalize(layer.output.apply_added(attended, x), layer.attention_norm, norms_after)
-            x = layer.down.apply_added(self._apply_up(layer, self._normalize(x, layer.norm, norms_before)), x)
+            x = self._feed_forward(layer, self._normalize(x, layer.norm, norms_before), x)
             x = self._normalize(x, layer.norm, norms_after)
         return self._normalize(x, self._final_norm)
 
@@ -133,11 +143,18 @@ class RotaryEncoder:
             return x
         return F.layer_norm(x, (self.config.hidden,), norm.weight, norm.bias, self.config.eps)
 
-    def _apply_up(self, layer: RotaryEncoderLayer, x: torch.Tensor) -> torch.Tensor:
+    def _feed_forward(self, layer: RotaryEncoderLayer, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        """Apply a feed-forward layer and add ``residual``: twice [T, hidden] -> [T, hidden]."""
+        if layer.mixture is not None:
+            return layer.mixture.apply_added(x, residual, self._activate)
+        assert layer.up is not None and layer.down is not None
+        return layer.down.apply_added(self._apply_up(layer.up, x), residual)
+
+    def _apply_up(self, up: EncoderLinear, x: torch.Tensor) -> torch.Tensor:
         """Return the inner numbers of a feed-forward layer: [T, hidden] -> [T, intermediate]."""
         if not self.config.is_gated:
-            return self._activate(layer.up(x))
-        activated, gate = layer.up(x).chunk(2, -1)
+            return self._activate(up(x))
+        activated, gate = up(x).chunk(2, -1)
         return self._activate(activated) * gate
 
     def _activate(self, x: torch.Tensor) -> torch.Tensor:

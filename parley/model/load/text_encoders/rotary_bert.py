@@ -23,6 +23,7 @@ from parley.model.load.text_encoders.bert import MAX_POSITIONS
 from parley.model.load.text_encoders.modern_bert import MAX_LAYERS, rotate_plainly
 from parley.model.load.text_encoders.rotary_tensors import RotaryEncoderTensors
 from parley.model.networks.encoder import GELU, TANH, EncoderLinear, LayerNorm, PackedTexts
+from parley.model.networks.encoder_mixtures import EncoderMixture
 from parley.model.networks.rotary_encoder import SILU, RotaryEncoder, RotaryEncoderConfig, RotaryEncoderLayer
 
 NOMIC, GTE, PUBLISHED_GTE, JINA = "nomic_bert", "gte", "new", "jina_embeddings_v3"
@@ -50,6 +51,7 @@ FAMILY_DEFAULTS: dict[str, dict[str, Any]] = {
     PUBLISHED_GTE: {"hidden_act": "gelu", "rope_theta": 10_000.0, "max_position_embeddings": 2048},
     JINA: {"hidden_act": "gelu", "rope_theta": 20_000.0, "max_position_embeddings": 8194, "layer_norm_eps": 1e-5},
 }
+MOST_EXPERTS = 1 << 10
 # The accepted values of these members; another value is another computation
 ONLY_VALUES: dict[str, tuple[Any, ...]] = {
     "prenorm": (False,),
@@ -59,11 +61,15 @@ ONLY_VALUES: dict[str, tuple[Any, ...]] = {
     "rotary_emb_interleaved": (False,),
     "rotary_emb_scale_base": (),
     "causal": (False,),
-    "num_experts": (0,),
     "position_embedding_type": ("rope",),
     "layer_norm_type": ("layer_norm",),
     "pack_qkv": (True,),
     "logn_attention_scale": (False,),
+}
+ONLY_MIXTURE_VALUES: dict[str, tuple[Any, ...]] = {
+    "moe_normalize_expert_weights": (False,),
+    "expert_choice_router": (False,),
+    "num_shared_experts": (0,),
 }
 
 
@@ -106,6 +112,11 @@ NOMIC_NAMES = RotaryBertTensorNames(
     norm="norm2",
 )
 JINA_NAMES = replace(NOMIC_NAMES, qkv=("mixer.Wqkv",), output="mixer.out_proj", gate="", up="mlp.fc1", down="mlp.fc2")
+# Of nomic-embed-text-v2, whose feed-forward layers are not gated, and every second one is a mixture of experts
+NOMIC_MIXTURE_NAMES = replace(NOMIC_NAMES, gate="", up="mlp.fc1")
+ROUTER, EXPERT_UPS, EXPERT_DOWNS, EXPERT_BIAS = (
+    "mlp." + name for name in ("router.layer.weight", "experts.mlp.w1", "experts.mlp.w2", "experts.bias")
+)
 GTE_NAMES = RotaryBertTensorNames(
     embedding_norm="embeddings.LayerNorm",
     layer="encoder.layer.{}.",
@@ -144,6 +155,7 @@ def read_config(config: dict[str, Any]) -> RotaryEncoderConfig:
         if fields.get(name) is not None and fields[name] not in allowed:
             raise LoadError(f"A {kind} model with {name} {fields[name]} is not supported.")
     theta, divisor = _read_angles(fields, kind, values)
+    experts, chosen, step = _read_mixture(fields, kind)
     return RotaryEncoderConfig(
         vocab=fields["vocab_size"],
         hidden=values["hidden_size"],
@@ -158,8 +170,32 @@ def read_config(config: dict[str, Any]) -> RotaryEncoderConfig:
         activation=ACTIVATIONS[values["hidden_act"]],
         angle_divisor=divisor,
         normalizes_sums=True,
-        is_gated=kind != JINA,
+        is_gated=kind != JINA and not experts,
+        experts=experts,
+        chosen_experts=chosen,
+        mixture_step=step,
     )
+
+
+def _read_mixture(fields: dict[str, Any], kind: str) -> tuple[int, int, int]:
+    """Return the numbers of experts, of those that a token uses, and of layers from one mixture to the next; zeros
+    without mixtures. Raises LoadError."""
+    experts, chosen, step = (fields.get(name) for name in ("num_experts", "moe_top_k", "moe_every_n_layers"))
+    if not experts:
+        return 0, 0, 0
+    if kind != NOMIC or not step:
+        raise LoadError(f"A {kind} model with num_experts {experts} is not supported.")
+    for name, value, most in (
+        ("num_experts", experts, MOST_EXPERTS),
+        ("moe_top_k", chosen, experts),
+        ("moe_every_n_layers", step, MAX_LAYERS),
+    ):
+        if type(value) is not int or not 1 <= value <= most:
+            raise LoadError(f"config.json has no valid {name} for a {kind} model.")
+    for name, allowed in ONLY_MIXTURE_VALUES.items():
+        if fields.get(name) is not None and fields[name] not in allowed:
+            raise LoadError(f"A {kind} model with {name} {fields[name]} is not supported.")
+    return experts, chosen, step
 
 
 def _read_angles(fields: dict[str, Any], kind: str, values: dict[str, Any]) -> tuple[float, float]:
@@ -199,6 +235,8 @@ class RotaryBertWeights(RotaryEncoderTensors):
             if f"{self.prefix}{names.layer.format(0)}{names.output}.weight" in checkpoint
         ]
         self.names = candidates[0] if candidates else TRANSFORMERS_NAMES
+        if self.config.experts:
+            self.names = NOMIC_MIXTURE_NAMES
         last_layer = self.names.layer.format(self.config.layers - 1)
         self.require_last_layer(f"{last_layer}{self.names.output}.weight", self.config.layers)
 
@@ -235,15 +273,46 @@ class RotaryBertWeights(RotaryEncoderTensors):
         weight, bias = self.read_affine(start + self.names.up, 2 * intermediate, hidden, self.up_bias)
         return [(weight[intermediate:], bias[intermediate:]), (weight[:intermediate], bias[:intermediate])]
 
+    def read_experts(self, layer: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return the router [experts, hidden], the weights of experts [experts, intermediate, hidden] before and after
+        the activation, and the bias [hidden], which GGUF files lack."""
+        config, start = self.config, self.names.layer.format(layer)
+        router = self.read_tensor(start + ROUTER, config.experts, config.hidden)
+        ups, downs = (
+            self.read_tensor(start + name, config.experts * config.intermediate, config.hidden).view(
+                config.experts, config.intermediate, config.hidden
+            )
+            for name in (EXPERT_UPS, EXPERT_DOWNS)
+        )
+        has_bias = self.prefix + start + EXPERT_BIAS in self.checkpoint
+        bias = self.read_tensor(start + EXPERT_BIAS, config.hidden) if has_bias else router.new_zeros(config.hidden)
+        return router, ups, downs, bias
+
+    def read_mixture(self, layer: int) -> EncoderMixture:
+        """Return the experts of one layer."""
+        router, ups, downs, bias = self.read_experts(layer)
+        return EncoderMixture(
+            router=EncoderLinear(router, router.new_zeros(len(router))),
+            ups=[EncoderLinear(up, up.new_zeros(len(up))) for up in ups],
+            downs=[EncoderLinear(down.T, torch.zeros_like(bias)) for down in downs],
+            bias=bias,
+            chosen=self.config.chosen_experts,
+        )
+
     def read_layer(self, layer: int) -> RotaryEncoderLayer:
         """Return one layer."""
         hidden, names, start = self.config.hidden, self.names, self.names.layer.format(layer)
+        parts: dict[str, Any] = {
+            "attention_norm": self.read_norm(start + names.attention_norm),
+            "qkv": EncoderLinear(*self.read_qkv(layer)),
+            "output": EncoderLinear(*self.read_affine(start + names.output, hidden, hidden, self.attention_bias)),
+            "norm": self.read_norm(start + names.norm),
+        }
+        if self.config.has_mixture(layer):
+            return RotaryEncoderLayer(**parts, mixture=self.read_mixture(layer))
         halves = self.read_gate_and_up(layer)
         return RotaryEncoderLayer(
-            attention_norm=self.read_norm(start + names.attention_norm),
-            qkv=EncoderLinear(*self.read_qkv(layer)),
-            output=EncoderLinear(*self.read_affine(start + names.output, hidden, hidden, self.attention_bias)),
-            norm=self.read_norm(start + names.norm),
+            **parts,
             up=EncoderLinear(torch.cat([weight for weight, _ in halves]), torch.cat([bias for _, bias in halves])),
             down=EncoderLinear(*self.read_affine(start + names.down, hidden, self.config.intermediate, self.down_bias)),
         )
@@ -326,6 +395,9 @@ def encode_plainly(weights: RotaryBertWeights, texts: list[list[int]], second_st
                 start + names.output, config.hidden, config.hidden, weights.attention_bias
             )
             x = normalize(x + attended @ weight.T + bias, start + names.attention_norm)
+            if config.has_mixture(layer):
+                x = normalize(x + _mix_plainly(x, weights, layer, activate), start + names.norm)
+                continue
             activated, *others = (x @ weight.T + bias for weight, bias in weights.read_gate_and_up(layer))
             inner = math.prod(others, start=activate(activated))
             weight, bias = weights.read_affine(
@@ -334,3 +406,15 @@ def encode_plainly(weights: RotaryBertWeights, texts: list[list[int]], second_st
             x = normalize(x + inner @ weight.T + bias, start + names.norm)
         rows.append(x)
     return torch.cat(rows)
+
+
+def _mix_plainly(
+    x: torch.Tensor, weights: RotaryBertWeights, layer: int, activate: Callable[[torch.Tensor], torch.Tensor]
+) -> torch.Tensor:
+    """Compute a mixture of experts by the definition, with all experts for all tokens: [T, hidden] -> the same."""
+    router, ups, downs, bias = weights.read_experts(layer)
+    shares = (x @ router.T).softmax(-1)
+    chosen = shares.topk(weights.config.chosen_experts, -1).indices
+    kept = torch.zeros_like(shares).scatter(-1, chosen, shares.gather(-1, chosen))
+    inner = activate(torch.einsum("th,eih->tei", x, ups))
+    return torch.einsum("te,tei,eih->th", kept, inner, downs) + bias
