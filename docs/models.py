@@ -91,8 +91,9 @@ Embedding models give the vectors of their folders (`tests/model/test_gguf_encod
 file, and vectors have length 1, as llama.cpp makes them, unless the file says that they have not. `bert` is also
 RoBERTa, XLM-RoBERTa and DistilBERT, and rerankers of the first two. Encoders compute in float32, so their blocks
 become numbers. llama.cpp's converter leaves out the bias of mixtures of `nomic-bert-moe`, so vectors differ a little
-from those of the folder, as they do there. A file does not have the prompts of a model, such as `search_query: `; write them before the texts. If
-a file does not say whether its WordPiece tokenizer changes capitals and accents, the vocabulary shows it.
+from those of the folder, as they do there. A file does not have the prompts of a model, such as `search_query: `; write
+them before the texts. If a file does not say whether its WordPiece tokenizer changes capitals and accents, the
+vocabulary shows it.
 
 Pictures and sound need llama.cpp's second file, `mmproj-*.gguf`, with the encoder. It is found if it is the only such
 file beside the model, `--mmproj FILE` names it, and of a model on the hub it is downloaded with it (the one that
@@ -135,6 +136,9 @@ types, as in Q4_K_M. Rows of the embedding are decoded when they are needed.
   groups by their best expert, as its own code does; llama.cpp ranks them by the best two.
 * `deepseek32` (DeepSeek-V3.2) and `glm-dsa` (GLM-5) choose the tokens that attention reads, as their own code does.
   In files of GLM-5, the layers without tensors of an indexer use the tokens of an earlier layer.
+* `mimo2` is MiMo-V2-Flash. Values are scaled as published in files that do not say it. Its window has one token more
+  than in llama.cpp, as in Transformers.
+* `kimi-linear` is Kimi Linear, with keys and values of latents in one layer or two.
 * `qwen35` and `qwen35moe` have the value heads of gated delta nets in another order than folders; reading restores it.
   Where there are more value heads than key heads, `ssm_out` in a type whose blocks hold numbers of several heads (K
   types and IQ4_XS, with heads of 128) becomes plain numbers of the model's dtype.

@@ -48,6 +48,7 @@ LAYER_TENSOR_NAMES = {
 }
 LAYER_TENSOR = re.compile(r"blk\.(\d+)\.([a-z_0-9]+(?:\.[a-z_0-9]+)*?)(?:\.(weight|bias|scale))?")
 LAYER_NUMBER = re.compile(r"blk\.(\d+)\.")
+DELTA_CONVOLUTION = re.compile(r"blk\.\d+\.ssm_conv1d_[qkv]\.weight")  # of Kimi Delta Attention
 # How scores of experts are made of logits, by the numbers in files
 SOFTMAX, SIGMOID = 1, 2
 LARGEST_FLOAT32 = (2 - 2**-23) * 2.0**127
@@ -182,6 +183,8 @@ def tensor_name(architecture: Architecture, name: str) -> str:
 def tensor_shape(tensor: GgufTensor) -> tuple[int, ...]:
     """Return the shape of a tensor in Hugging Face format: that of a router with one output has two dimensions, that
     of a convolution of each channel by itself three, and those of Mamba 2's heads and norms one."""
+    if DELTA_CONVOLUTION.fullmatch(tensor.name):
+        return math.prod(tensor.shape[:-1]), 1, tensor.shape[-1]
     is_column = tensor.shape[-1] == 1 and tensor.name.endswith((".ssm_a", ".ssm_d"))
     if is_column or tensor.name.endswith(".ssm_norm.weight"):
         return (math.prod(tensor.shape),)

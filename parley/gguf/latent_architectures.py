@@ -149,6 +149,24 @@ def complete_glm_dsa(model: GgufModel, config: dict[str, Any]) -> None:
     config |= {"n_group": 1, "topk_group": 1} | config
 
 
+def complete_kimi_linear(model: GgufModel, config: dict[str, Any]) -> None:
+    """Add the fields of Kimi Linear. Its files do not say that the weights of experts are normalized. Raises
+    GgufError."""
+    file = model.paths[0].name
+    gates = [tensor for name, tensor in model.tensors.items() if name.endswith(".ssm_beta.weight")]
+    if not gates or "layer_types" not in config:
+        raise GgufError(f"{file} does not say which layers keep a state, so the model's shape is unknown")
+    complete_latents(model, config)
+    config["layer_types"] = config["layer_types"][: config["num_hidden_layers"]]
+    config["linear_attn_config"] = {
+        "num_heads": gates[0].shape[0],
+        "head_dim": read_size(model, "kda.head_dim"),
+        "short_conv_kernel_size": read_size(model, "ssm.conv_kernel"),
+    }
+    config["norm_topk_prob"] = True
+    config |= {"n_group": 1, "topk_group": 1} | config
+
+
 def deepseek_variant(model: GgufModel) -> Architecture | None:
     """Return the row of DeepSeek-V3 for files whose scores of experts are sigmoids.
 
@@ -185,6 +203,22 @@ DEEPSEEK_32 = replace(
     complete=complete_deepseek_32,
 )
 GLM_DSA = replace(DEEPSEEK_32, model_type="glm_moe_dsa", class_name="GlmMoeDsaForCausalLM", complete=complete_glm_dsa)
+KIMI_LINEAR = replace(
+    DEEPSEEK_3,
+    model_type="kimi_linear",
+    class_name="KimiLinearForCausalLM",
+    layer_names=LATENT_LAYER_NAMES
+    | {f"ssm_conv1d_{part}": f"self_attn.{part}_conv1d" for part in "qkv"}
+    | {f"ssm_{part}": f"self_attn.{part}_proj" for part in ("f_a", "f_b", "g_a", "g_b")}
+    | {
+        "ssm_beta": "self_attn.b_proj",
+        "ssm_a": "self_attn.A",
+        "ssm_dt.bias": "self_attn.dt_bias",
+        "ssm_norm": "self_attn.o_norm",
+    },
+    complete=complete_kimi_linear,
+    state_type="linear_attention",
+)
 YOUTU = replace(
     DEEPSEEK_3,
     model_type="youtu",
@@ -198,5 +232,6 @@ LATENT_ARCHITECTURES = {
     "deepseek2": YOUTU,
     "deepseek32": replace(DEEPSEEK_32, mixture=DEEPSEEK_32),
     "glm-dsa": replace(GLM_DSA, mixture=GLM_DSA),
+    "kimi-linear": replace(KIMI_LINEAR, mixture=KIMI_LINEAR),
     "minicpm3": MINICPM_3,
 }

@@ -1,12 +1,13 @@
-"""Further mixtures of experts in GGUF files: AFMoE (Trinity), EXAONE MoE, Ling 2 and PhiMoE."""
+"""Further mixtures of experts in GGUF files: AFMoE (Trinity), EXAONE MoE, Ling 2, MiMo-V2-Flash and PhiMoE."""
 
 from __future__ import annotations
 
+import reprlib
 from dataclasses import replace
 from typing import Any
 
-from parley.gguf.architecture import DEEPSEEK_MIXTURE_NAMES, SIGMOID, Architecture, complete_windows
-from parley.gguf.header import GgufModel
+from parley.gguf.architecture import DEEPSEEK_MIXTURE_NAMES, SIGMOID, Architecture, complete_windows, fields_of
+from parley.gguf.header import GgufError, GgufModel
 
 PHIMOE_SCALE = 1.243163121016122  # of the rotary embedding of Phi-3.5-MoE; files have that of Phi-3's formula
 
@@ -16,6 +17,32 @@ def complete_phimoe(model: GgufModel, config: dict[str, Any]) -> None:
     config["lm_head_bias"] = "output.bias" in model.tensors
     if config["rope_scaling"]["rope_type"] == "longrope":
         config["rope_scaling"] |= {"short_mscale": PHIMOE_SCALE, "long_mscale": PHIMOE_SCALE}
+
+
+def complete_mimo_2(model: GgufModel, config: dict[str, Any]) -> None:
+    """Add the rotary embeddings of both kinds of layers, and what the layers have.
+
+    Raises GgufError if those with a window do not have twice as many heads of keys.
+    """
+    fields, file, count = fields_of(model), model.paths[0].name, config["num_hidden_layers"]
+    heads, types = fields.get("attention.head_count_kv"), config.get("layer_types", [])[:count]
+    full = config.get("num_key_value_heads")
+    expected = [2 * full if kind == "sliding_attention" else full for kind in types] if type(full) is int else []
+    if not isinstance(heads, list) or len(expected) != count or heads[:count] != expected:
+        raise GgufError(
+            f"{file} gives attention.head_count_kv as {reprlib.repr(heads)}; each of {count} layers has a number, "
+            "which is twice as large with a window"
+        )
+    share = {"partial_rotary_factor": config.pop("partial_rotary_factor", 1.0)}
+    del config["rope_scaling"]
+    config["rope_parameters"] = {
+        "full_attention": share | {"rope_type": "default", "rope_theta": config.pop("rope_theta", 5e6)},
+        "sliding_attention": share | {"rope_type": "default", "rope_theta": config.pop("rope_local_base_freq", 1e4)},
+    }
+    config["layer_types"] = types
+    config["mlp_layer_types"] = [
+        "sparse" if f"blk.{layer}.ffn_gate_inp.weight" in model.tensors else "dense" for layer in range(count)
+    ]
 
 
 AFMOE = Architecture(
@@ -43,10 +70,28 @@ LING_2 = Architecture(
     gating=SIGMOID,
     has_packed_heads=True,
 )
+MIMO_2 = Architecture(
+    "mimo_v2_flash",
+    "MiMoV2FlashForCausalLM",
+    {
+        "attn_sinks.weight": "self_attn.attention_sink_bias",
+        "exp_probs_b.bias": "mlp.gate.e_score_correction_bias",
+    },
+    keys={
+        "attention.sliding_window": "sliding_window_size",  # without the token itself
+        "attention.value_length": "v_head_dim",
+        "attention.value_scale": "attention_value_scale",
+    },
+    bias_layer="attn_q",
+    lists=("attention.head_count_kv",),
+    gating=SIGMOID,
+    complete=complete_mimo_2,
+)
 PHIMOE = Architecture("phimoe", "PhimoeForCausalLM", complete=complete_phimoe)
 MIXTURE_ARCHITECTURES = {
     "afmoe": replace(AFMOE, mixture=AFMOE),
     "bailingmoe2": replace(LING_2, mixture=LING_2),
     "exaone-moe": replace(EXAONE_MOE, mixture=EXAONE_MOE),
+    "mimo2": replace(MIMO_2, mixture=MIMO_2),
     "phimoe": replace(PHIMOE, mixture=PHIMOE),
 }

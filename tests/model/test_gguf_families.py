@@ -12,7 +12,7 @@ from support import tiny_models
 from support.decoder_families import FAMILIES
 from support.gguf_conversion import convert_folder
 from support.run_model import load_test_runner, serve_requests
-from support.tiny_models import models_home
+from support.tiny_models import STATE_DECODERS, models_home
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from parley.gguf.folder import unpack_gguf
@@ -45,10 +45,16 @@ OWN_TYPES = {
     "apertus": {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}},
     "exaone_moe": {"n_group": 1, "topk_group": 1},
     "jais2": {},
+    "kimi_linear": {},
+    "mimo_v2_flash": {"n_group": 1, "topk_group": 1},
     "minicpm3": {"scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 256},
     "phimoe": {"router_jitter_noise": 0.01},
 }
-TRIED = [*OTHER_NAMES, *OWN_TYPES] if IS_NIGHT else ["internlm2", "bailingmoe2", "afmoe", "apertus", "minicpm3"]
+TRIED = (
+    [*OTHER_NAMES, *OWN_TYPES]
+    if IS_NIGHT
+    else ["internlm2", "bailingmoe2", "kimi_linear", "mimo_v2_flash", "afmoe", "apertus", "minicpm3"]
+)
 
 
 @pytest.fixture(autouse=True)
@@ -58,6 +64,8 @@ def _own_cache(tmp_path, monkeypatch):
 
 def write_family(folder, name, fields):
     """Write a random model of a family in float32."""
+    if name in STATE_DECODERS:
+        return tiny_models.write_model(folder, name, dtype="float32", **fields)
     model_type, usual = FAMILIES.get(name, (name, {}))
     config = AutoConfig.for_model(model_type, **(tiny_models.BASE_CONFIG | usual | fields))
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
@@ -74,7 +82,7 @@ def family_paths(name):
     home.mkdir()
     source = write_family(home / "source", family, fields)
     arch = name if name in OTHER_NAMES else None
-    return source, convert_folder(home / "x.gguf", source, arch=arch, splits_latents=False, **options)
+    return source, convert_folder(home / "x.gguf", source, arch=arch, splits_latents=name == "kimi_linear", **options)
 
 
 def read_header(name):
@@ -144,6 +152,32 @@ def test_latents_of_minicpm_that_do_not_fit_are_refused(key, value, reason):
     model = read_header("minicpm3")
     model.metadata[f"minicpm3.{key}"] = value
     with pytest.raises(GgufError, match=rf"^x\.gguf {reason}"):
+        model_config(model)
+
+
+@pytest.mark.parametrize("heads", [2, [2, 2, 2], [2, 4], [2, 3, 2]])
+def test_other_heads_of_mimo_are_refused(heads):
+    model = read_header("mimo_v2_flash")
+    model.metadata["mimo2.attention.head_count_kv"] = heads
+    with pytest.raises(GgufError, match=r"^x\.gguf gives attention\.head_count_kv as .*twice as large with a window$"):
+        model_config(model)
+
+
+def test_further_layers_of_mimo_are_left_out():
+    """Of newer files, whose lists are of all layers."""
+    model = read_header("mimo_v2_flash")
+    config = model_config(model)
+    model.metadata.update({"mimo2.block_count": 4, "mimo2.nextn_predict_layers": 1})
+    model.metadata["mimo2.attention.head_count_kv"] = [2, 4, 2, 4]
+    model.metadata["mimo2.attention.sliding_window_pattern"] = [0, 1, 0, 1]
+    assert model_config(model) == config
+
+
+@pytest.mark.parametrize("key", ["ssm.conv_kernel", "kda.head_dim", "attention.head_count_kv"])
+def test_states_of_kimi_of_unknown_sizes_are_refused(key):
+    model = read_header("kimi_linear")
+    del model.metadata[f"kimi-linear.{key}"]
+    with pytest.raises(GgufError, match=r"^x\.gguf .*, so the model's shape is unknown$"):
         model_config(model)
 
 

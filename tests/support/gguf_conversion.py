@@ -21,9 +21,12 @@ from support.gguf_latents import (
     LATENT_ARCHITECTURES,
     LATENT_SIGMOID,
     LATENT_TYPES,
+    add_kimi,
     add_latents,
+    convert_kimi,
     split_latent_up,
 )
+from support.gguf_windows import add_mimo
 
 ARCHITECTURES = {
     "gemma3n_text": "gemma3n",
@@ -47,6 +50,7 @@ ARCHITECTURES = {
     "hunyuan_v1_moe": "hunyuan-moe",
     "lfm2_moe": "lfm2moe",
     "exaone_moe": "exaone-moe",
+    "mimo_v2_flash": "mimo2",
 }
 DELTA_COUNTS = {
     "linear_conv_kernel_dim": "ssm.conv_kernel",
@@ -110,7 +114,7 @@ YARN_NUMBERS = {
     "beta_slow": "yarn_beta_slow",
     "attention_factor": "yarn_attn_factor",
 }
-SIGMOID = ("glm4_moe", "glm4v_moe_text", "minimax_m2", *LATENT_SIGMOID, "dots1", "lfm2_moe")
+SIGMOID = ("glm4_moe", "glm4v_moe_text", "minimax_m2", *LATENT_SIGMOID, "mimo_v2_flash", "dots1", "lfm2_moe")
 BARE_NAMES = ("layer_scalar", "experts.gate_up_proj", "experts.down_proj")  # of Gemma 4
 EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(\w+)\.weight")
 # Names of Transformers that the package does not know, and others of the same tensors
@@ -151,6 +155,10 @@ def convert_folder(
     if arch in LATENT_ARCHITECTURES:
         shape |= {"head_dim": None, "num_key_value_heads": 1 if splits_latents else config["num_attention_heads"]}
         add_latents(writer, config, splits_latents)
+    if kind == "kimi_linear":
+        shape |= add_kimi(writer, config)
+    if kind == "mimo_v2_flash":
+        shape |= add_mimo(writer, config)
     if arch == "gemma3n":
         shape |= add_gemma_3n(writer, config)
     if arch == "gemma4":
@@ -172,6 +180,8 @@ def convert_folder(
         shape["sliding_window"] = None
     gguf_files.add_shape(writer, shape)
     gguf_files.add_tokenizer(writer, folder)
+    if kind == "mimo_v2_flash":
+        config |= {"rope_parameters": shape["rope_parameters"]}
     add_numbers(writer, config | {"num_nextn_predict_layers": extra_layers})
     numbers = {name: number for number, name in gguf.MODEL_ARCH_NAMES.items()}
     names = gguf.get_tensor_name_map(numbers[arch.replace("deepseek32", "glm-dsa")], layers)  # alike
@@ -181,11 +191,13 @@ def convert_folder(
             name.replace("_exps.weight", "_proj.weight"): part
             for name, part in gguf_files.split_experts(stored).items()
         }
-    if "linear_conv_kernel_dim" in config:
+    if "linear_num_value_heads" in config:
         add_delta_nets(writer, config)
         stored = convert_delta_nets(config, stored, is_tiled=arch != "qwen3next")
     if kind == "granitemoehybrid":
         stored = dict(convert_mamba(config, stored))
+    if kind == "kimi_linear":
+        stored = convert_kimi(stored)
     if splits_latents:
         stored = split_latent_up(config, stored)
     if kind == "apertus":
@@ -429,7 +441,7 @@ def convert_tensors(
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield tensors in the layouts of files, by names that the gguf package knows."""
     for name, tensor in stack_experts(tensors).items():
-        if name.endswith("self_attn.sinks"):
+        if name.endswith(("self_attn.sinks", "attention_sink_bias")):
             yield name + ".weight", tensor
         elif ".experts." in name and kind == "gpt_oss":
             yield from split_gpt_oss(name, tensor)

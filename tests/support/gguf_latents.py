@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import gguf
@@ -14,9 +15,11 @@ LATENT_TYPES = {
     "glm_moe_dsa": "glm-dsa",
     "glm4_moe_lite": "deepseek2",
     "youtu": "deepseek2",
+    "kimi_linear": "kimi-linear",
 }
-LATENT_ARCHITECTURES = ("deepseek2", "deepseek32", "glm-dsa")
-LATENT_SIGMOID = ("deepseek_v3", "deepseek_v32", "glm_moe_dsa")
+LATENT_ARCHITECTURES = ("deepseek2", "deepseek32", "glm-dsa", "kimi-linear")
+LATENT_SIGMOID = ("deepseek_v3", "deepseek_v32", "glm_moe_dsa", "kimi_linear")
+DENSE_LAYER = re.compile(r"\.block_sparse_moe\.(gate|up|down)_proj\.")  # as Transformers writes it
 INDEXER_COUNTS = {
     "index_n_heads": "attention.indexer.head_count",
     "index_head_dim": "attention.indexer.key_length",
@@ -50,3 +53,31 @@ def split_latent_up(config: dict[str, Any], tensors: dict[str, torch.Tensor]) ->
         keys, values = heads.split([config["qk_nope_head_dim"], config["v_head_dim"]], 1)
         split |= {name.replace("kv_b", "k_b"): keys.mT, name.replace("kv_b", "v_b"): values}
     return split
+
+
+def add_kimi(writer: gguf.GGUFWriter, config: dict[str, Any]) -> dict[str, Any]:
+    """Add the sizes of Kimi Delta Attention. Return fields of the config as the file has them."""
+    delta = config["linear_attn_config"]
+    writer.add_ssm_conv_kernel(config["linear_conv_kernel_dim"])
+    writer.add_kda_head_dim(delta["head_dim"])
+    layers = range(1, config["num_hidden_layers"] + 1)
+    return {
+        "max_position_embeddings": config["model_max_length"],
+        "num_key_value_heads": [int(layer in delta["full_attn_layers"]) for layer in layers],
+        "num_experts_per_tok": config["num_experts_per_token"],
+    }
+
+
+def convert_kimi(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return tensors with Kimi Delta Attention as in files: rates of decay for their logarithms, convolutions with
+    further dimensions of 1."""
+    converted: dict[str, torch.Tensor] = {}
+    for name, tensor in tensors.items():
+        name = DENSE_LAYER.sub(r".mlp.\1_proj.", name)
+        if name.endswith("_conv1d.weight"):
+            converted[name] = tensor.reshape(1, len(tensor), 1, -1)
+        elif name.endswith(".dt_bias"):
+            converted[name.replace(".dt_bias", ".dt_proj.bias")] = tensor
+        else:
+            converted[name] = -tensor.float().exp() if name.endswith(".A_log") else tensor
+    return converted

@@ -97,9 +97,9 @@ def _make_encoder_entry(tensor: GgufTensor, config: dict[str, Any]) -> TensorEnt
     if len(tensor.shape) == 3:
         is_down = tensor.name.endswith(DOWN_EXPERTS)
         experts, out, width = tensor.shape
-        shape = (experts * width, out) if is_down else (experts * out, width)
+        flat = (experts * width, out) if is_down else (experts * out, width)
         join = partial(_flatten_experts, is_down)
-        return TensorEntry(tensor.file, torch.float32, shape, 0, tensor.end - tensor.start, parts=(entry,), join=join)
+        return TensorEntry(tensor.file, torch.float32, flat, 0, tensor.end - tensor.start, parts=(entry,), join=join)
     skipped = config["max_position_embeddings"] - tensor.shape[0] if tensor.name == POSITIONS else 0
     if entry.blocks is None and not skipped:
         return entry

@@ -318,7 +318,7 @@ GLM4_MIXTURE = MixtureFamily(
 )
 GLM4_LITE_MIXTURE = replace(GLM4_MIXTURE, has_mixture=sparse_mlp_types)
 KIMI_NAMES = replace(DEEPSEEK_NAMES, gate_up=("mlp.experts.{}.w1", "mlp.experts.{}.w3"), down="mlp.experts.{}.w2")
-KIMI_MIXTURE = replace(GLM4_MIXTURE, layouts=(KIMI_NAMES, *_both_layouts(DEEPSEEK_NAMES)), has_mixture=exaone_layers)
+KIMI_MIXTURE = replace(GLM4_MIXTURE, layouts=(KIMI_NAMES, *GLM4_MIXTURE.layouts), has_mixture=exaone_layers)
 BAILING_MIXTURE = replace(
     KIMI_MIXTURE,
     layouts=(replace(DEEPSEEK_NAMES, choice_bias="mlp.gate.expert_bias"), *_both_layouts(DEEPSEEK_NAMES)),

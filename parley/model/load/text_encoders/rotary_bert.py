@@ -180,7 +180,7 @@ def read_config(config: dict[str, Any]) -> RotaryEncoderConfig:
 def _read_mixture(fields: dict[str, Any], kind: str) -> tuple[int, int, int]:
     """Return the numbers of experts, of those that a token uses, and of layers from one mixture to the next; zeros
     without mixtures. Raises LoadError."""
-    experts, chosen, step = (fields.get(name) for name in ("num_experts", "moe_top_k", "moe_every_n_layers"))
+    experts, chosen, step = (fields.get(name, 0) for name in ("num_experts", "moe_top_k", "moe_every_n_layers"))
     if not experts:
         return 0, 0, 0
     if kind != NOMIC or not step:
