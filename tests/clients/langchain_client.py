@@ -56,7 +56,7 @@ for thinking in (False, True):
     )
     for stream in (False, True):
         messages = []
-        for number, city in enumerate(("Paris", "London", "Rome")):  # three rounds, the last one forced
+        for number, city in enumerate(("Paris", "London", "Berlin")):  # three rounds, the last one forced
             bound = talker.bind_tools([get_weather], tool_choice="any" if number == 2 else None)
             messages.append(HumanMessage(f"What is the weather in {city}?"))
             messages.append(get_message(bound, messages, stream))

@@ -54,3 +54,4 @@ assert vectors.id and [item.index for item in vectors.data] == [0, 1]
 (card,) = client.models.list().data
 assert card.id == model and card.capabilities.completion_chat and not card.capabilities.completion_fim
 assert client.models.retrieve(model_id=model) == card
+print("good")
