@@ -18,7 +18,10 @@ class Rating(BaseModel):
 
 async def main() -> None:
     for client in (
-        ChatOpenAI(model=model, base_url=f"http://{address}/v1", api_key="none", temperature=0),
+        # its default, 4096 tokens of output, is all that the built-in model's context has
+        ChatOpenAI(
+            model=model, base_url=f"http://{address}/v1", api_key="none", temperature=0, max_completion_tokens=1000
+        ),
         ChatOllama(model=model, host=f"http://{address}"),
         ChatAnthropic(model=model, base_url=f"http://{address}", api_key="none", max_tokens=200),
     ):
