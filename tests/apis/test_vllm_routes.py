@@ -291,14 +291,14 @@ async def test_vllm_serves_responses_and_messages_in_its_own_form(serve, options
         unknown = await server.post(f"{prefix}/v1/{path}", HELLO_MESSAGE | {"model": "nope"})
         sentence = "The model `nope` does not exist. Valid aliases: tiny."
         assert (unknown.status, unknown.json) == (
-            404, {"type": "error", "error": {"type": "NotFoundError", "message": sentence}}
+            404, {"type": "error", "error": {"type": "not_found_error", "message": sentence}}
         )  # fmt: skip
         shapeless = await server.post(f"{prefix}/v1/{path}", {"model": "tiny"})
         assert (shapeless.status, shapeless.error["type"]) == (400, "Bad Request")
         assert (await server.get(f"{prefix}/v1/{path}")).json == {"detail": "Method Not Allowed"}
     long = {"messages": [{"role": "user", "content": "b " * 9000}]}
     refused = await server.post(f"{prefix}/v1/messages", HELLO_MESSAGE | long)
-    assert refused.error["type"] == "BadRequestError" and "maximum context length" in refused.error["message"]
+    assert refused.error["type"] == "invalid_request_error" and "maximum context length" in refused.error["message"]
     await server.wait_until_idle()
 
 

@@ -227,6 +227,12 @@ SENTENCES: list[tuple[dict[str, Any], str, str | None]] = [
     ({"bad_words": [""]}, "bad_words cannot contain an empty string. Got bad_words=['']", None),
     ({"allowed_token_ids": []}, "allowed_token_ids is not None and empty! "
      "(parameter=allowed_token_ids, value=[])", "allowed_token_ids"),
+    ({"cache_salt": ""}, "Parameter 'cache_salt' must be a non-empty string if provided. (parameter=cache_salt)",
+     "cache_salt"),
+    ({"cache_salt": 5}, "Parameter 'cache_salt' must be a non-empty string if provided. (parameter=cache_salt)",
+     "cache_salt"),
+    ({"cache_salt": "a" * 129}, "Parameter 'cache_salt' must be at most 128 characters and must not contain '@', '/', "
+     "'\\\\', or NUL. (parameter=cache_salt)", "cache_salt"),
     ({"cache_salt": "a@b"}, "Parameter 'cache_salt' must be at most 128 characters and must not contain '@', '/', "
      "'\\\\', or NUL. (parameter=cache_salt)", "cache_salt"),
     ({"logit_bias": {"x": 1}}, "logit_bias contains key(s) that cannot be converted to integer token IDs: ['x'] "

@@ -181,10 +181,26 @@ def test_vllm_calls_and_thinking_are_streamed_in_its_own_bytes():
     )
 
 
+def test_vllm_stop_sequence_counts_unless_calls_are_complete():
+    for arguments, expected in (("{}", ("tool_use", None)), ('{"a', ("stop_sequence", "e"))):
+        written = stream_bytes(call(arguments, "get_weather"), done(stop="e"), tools=[TOOL], stop_sequences=["e"])
+        (event,) = [line for line in written.split(b"\n") if line.startswith(b'data: {"type":"message_delta"')]
+        delta = json.loads(event.removeprefix(b"data: "))["delta"]
+        assert (delta["stop_reason"], delta["stop_sequence"]) == expected
+    whole = json.loads(answer_body(call("{}", "get_weather"), done(stop="e"), tools=[TOOL], stop_sequences=["e"]))
+    assert whole["stop_reason"] == "tool_use" and "stop_sequence" not in whole
+
+
 def test_vllm_message_stream_ends_with_an_error_of_its_type():
-    assert read(stream=True).fail_stream(EngineError("broken")) == (
-        b'event: error\ndata: {"type":"error","error":{"type":"internal_error","message":"broken"}}\n\n'
-    )
+    failed = b'event: error\ndata: {"type":"error","error":{"type":"api_error","message":"broken"}}\n\n'
+    assert read(stream=True).fail_stream(EngineError("broken")) == failed
+    reply = read(stream=True)
+    reply.render_chunk([PromptAccepted(0, [1]), reasoning_delta("Hm.")])
+    signature, _, ended = reply.fail_stream(EngineError("broken")).partition(b'"},"index":0}\n\n')
+    assert b'{"type":"signature_delta","signature":"' in signature
+    stopped = b'event: content_block_stop\ndata: {"type":"content_block_stop","index":0}\n\n'
+    assert ended == stopped + failed
+    assert b'"type":"overloaded_error"' in read(stream=True).fail_stream(Overloaded("x"))
     assert read(stream=True).render_ping() == b": ping\n\n"
 
 
@@ -255,7 +271,7 @@ def shape_error(entry: str, param: str) -> tuple[int, Any]:
     return 400, {"error": {"message": message, "type": "Bad Request", "param": param, "code": 400}}
 
 
-def message_error(message: str, status: int = 400, kind: str = "BadRequestError") -> tuple[int, Any]:
+def message_error(message: str, status: int = 400, kind: str = "invalid_request_error") -> tuple[int, Any]:
     return status, {"type": "error", "error": {"type": kind, "message": message}}
 
 
@@ -315,11 +331,11 @@ def test_vllm_messages_take_transfers_without_effect():
     ("error", "status", "body"),
     [
         (UnknownModel("x", name="no", served=["m"]), 404,
-         {"type": "error", "error": {"type": "NotFoundError",
+         {"type": "error", "error": {"type": "not_found_error",
                                      "message": "The model `no` does not exist. Valid aliases: m."}}),
-        (EngineError("broken"), 500, {"type": "error", "error": {"type": "InternalServerError", "message": "broken"}}),
-        (Overloaded("x"), 503, None),
-        (ContextLength("x", limit=512, prompt=513), 400, None),
+        (EngineError("broken"), 500, {"type": "error", "error": {"type": "api_error", "message": "broken"}}),
+        (Overloaded("x"), 503, "overloaded_error"),
+        (ContextLength("x", limit=512, prompt=513), 400, "invalid_request_error"),
         (NotFound("x"), 404, {"detail": "Not Found"}),
         (NotAllowed("x"), 405, {"detail": "Method Not Allowed"}),
         (Unauthorized("x"), 401, {"error": "Unauthorized"}),
@@ -330,4 +346,7 @@ def test_vllm_message_errors_have_anthropics_form_after_routing(error, status, b
     answer = messages.messages_error(error)
     assert answer.status == status
     written = json.loads(answer.body)
-    assert written == body if body is not None else list(written) == ["type", "error"]
+    if isinstance(body, str):
+        assert list(written) == ["type", "error"] and written["error"]["type"] == body
+    else:
+        assert written == body

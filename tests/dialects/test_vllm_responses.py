@@ -78,12 +78,14 @@ MESSAGE = (
     b'{"id":"msg_' + UID + b'0000","content":[{"annotations":[],"text":"The sky is blue.","type":"output_text",'
     b'"logprobs":null}],"role":"assistant","status":"completed","type":"message","phase":null}'
 )
+CUT_MESSAGE = MESSAGE.replace(b'"status":"completed"', b'"status":"incomplete"')
 RESPONSE = (
     b'{"id":"resp_' + UID + b'","created_at":1700000000,"incomplete_details":%b,"instructions":null,"metadata":null,'
     b'"model":"m","object":"response","output":[%b],"parallel_tool_calls":true,"temperature":0.0,'
     b'"tool_choice":"none","tools":[],"top_p":1.0,"background":false,"max_output_tokens":12,"max_tool_calls":null,'
-    b'"previous_response_id":null,"prompt":null,"reasoning":null,"service_tier":"auto","status":"%b","text":null,'
-    b'"top_logprobs":null,"truncation":"disabled","usage":%b,"user":null,"presence_penalty":0.0,'
+    b'"previous_response_id":null,"prompt":null,"prompt_cache_options":null,"prompt_cache_key":null,'
+    b'"prompt_cache_retention":null,"reasoning":null,"safety_identifier":null,"service_tier":"auto","status":"%b",'
+    b'"text":null,"top_logprobs":null,"truncation":"disabled","usage":%b,"user":null,"presence_penalty":0.0,'
     b'"frequency_penalty":0.0,"kv_transfer_params":null,"ec_transfer_params":null,"input_messages":null,'
     b'"output_messages":null}'
 )
@@ -97,8 +99,9 @@ COUNTS = (
 def test_vllm_response_has_its_own_bytes():
     events = text("The sky is"), text(" blue.")
     assert answer_body(*events, done()) == RESPONSE % (b"null", MESSAGE, b"completed", COUNTS)
-    cut = b'{"reason":"max_output_tokens"}', MESSAGE, b"incomplete", COUNTS
+    cut = b'{"reason":"max_output_tokens"}', CUT_MESSAGE, b"incomplete", COUNTS
     assert answer_body(*events, done("length")) == RESPONSE % cut
+    assert json.loads(answer_body(done()))["output"] == []
 
 
 def test_vllm_response_counts_whole_new_pages_of_the_cache():
@@ -110,6 +113,8 @@ def test_vllm_response_shows_its_settings_as_they_came():
     settings = {
         "instructions": "Be kind.", "metadata": {"a": "b"}, "parallel_tool_calls": False, "max_tool_calls": 3,
         "service_tier": "flex", "truncation": "auto", "user": "u", "presence_penalty": 0.5, "frequency_penalty": 0.25,
+        "prompt_cache_key": "k", "prompt_cache_retention": "24h", "safety_identifier": "s",
+        "prompt_cache_options": {"mode": "explicit", "ttl": "30m", "comparison_response_id": None},
     }  # fmt: skip
     answer = json.loads(answer_body(text("a"), done(), **settings, max_output_tokens=None, model=None))
     assert {name: answer[name] for name in settings} == settings
@@ -162,14 +167,19 @@ def test_vllm_response_is_streamed_in_its_own_bytes():
          + b',"logprobs":[],"output_index":0,"sequence_number":6,"text":"The sky is blue."'),
         (b"content_part.done", b'{"content_index":0,' + place + b',"output_index":0,'
          + part % (b"The sky is blue.", b"null", 7)),
-        (b"output_item.done", b'{"item":' + MESSAGE + b',"output_index":0,"sequence_number":8'),
     ]  # fmt: skip
-    for reason, details, status in (("stop", b"null", b"completed"),
-                                    ("length", b'{"reason":"max_output_tokens"}', b"incomplete")):  # fmt: skip
-        last = b'{"response":' + RESPONSE % (details, MESSAGE, status, COUNTS) + b',"sequence_number":9'
+    for reason, details, message, status in (
+        ("stop", b"null", MESSAGE, b"completed"),
+        ("length", b'{"reason":"max_output_tokens"}', CUT_MESSAGE, b"incomplete"),
+    ):
+        item = b'{"item":' + message + b',"output_index":0,"sequence_number":8'
+        last = b'{"response":' + RESPONSE % (details, message, status, COUNTS) + b',"sequence_number":9'
         frames = [b'event: response.%b\ndata: %b,"type":"response.%b"}' % (name, data, name)
-                  for name, data in (*expected, (b"completed", last))]  # fmt: skip
+                  for name, data in (*expected, (b"output_item.done", item), (status, last))]  # fmt: skip
         assert stream_events(text("The sky is"), text(" blue."), done(reason)) == frames
+    assert [frame.split(b"\n")[0] for frame in stream_events(done())] == [
+        b"event: response.created", b"event: response.in_progress", b"event: response.completed",
+    ]  # fmt: skip
 
 
 def test_vllm_reasoning_and_calls_are_streamed_in_its_own_bytes():
@@ -189,6 +199,44 @@ def test_vllm_reasoning_and_calls_are_streamed_in_its_own_bytes():
         + b',"sequence_number":10,"type":"response.function_call_arguments.done","name":"get_weather"}',
     ]  # fmt: skip
     assert b'"status":"completed"},{"arguments":"{}"' in frames[-1]  # reasoning, where the answer is a stream
+
+
+def test_vllm_items_that_are_cut_off_are_incomplete():
+    reasoned = stream_events(reasoning_delta("Hm."), done("length"))
+    end = b'"encrypted_content":null,"status":"incomplete"}'
+    assert end in reasoned[-2] and end in reasoned[-1]
+    assert json.loads(answer_body(reasoning_delta("Hm."), done("length")))["output"][0]["status"] is None
+    both = text("Hm."), call("{", "get_weather"), done("length")
+    for answer in (answer_body(*both), stream_events(*both)[-1].partition(b'"response":')[2]):
+        statuses = b'"role":"assistant","status":"completed"', b'"namespace":null,"status":"incomplete"}]'
+        assert all(status in answer for status in statuses)
+
+
+def test_vllm_custom_calls_have_its_members():
+    written = call('{"input": "ls', "shell"), call(' -la"}'), done("tool")
+    tools = [{"type": "custom", "name": "shell"}]
+    item = (
+        b'{"call_id":"chatcmpl-tool-ace84626253899dc","input":"%b","name":"shell","type":"custom_tool_call",'
+        b'"id":"ctc_' + UID + b'0000","async":null,"caller":null,"namespace":null}'
+    )  # fmt: skip
+    assert b'"output":[' + item % b"ls -la" + b"]" in answer_body(*written, tools=tools)
+    frames = stream_events(*written, tools=tools)
+    assert b'data: {"item":' + item % b"" + b"," in frames[2] and b'data: {"item":' + item % b"ls -la" in frames[-2]
+
+
+def test_vllm_response_finds_the_chosen_tool_in_its_namespace():
+    spaces = [{"type": "namespace", "name": name, "description": "d", "tools": [FUNCTION]} for name in ("a", "b")]
+    chosen = {"type": "function", "name": "get_weather"}
+    for name in ("get_weather", "a__get_weather"):
+        members = {"tools": spaces[:1], "tool_choice": chosen | {"name": name}}
+        assert read(**members).request.prompts[0].forced_tool == "a__get_weather"  # type: ignore[union-attr]
+        shown = {"type": "function", "name": "a__get_weather"}
+        assert json.loads(answer_body(done(), **members))["tool_choice"] == shown
+    assert read(tools=[*spaces, FUNCTION], tool_choice=chosen).request.prompts[0].forced_tool == "get_weather"  # type: ignore[union-attr]
+    status, error = refusal(tools=spaces, tool_choice=chosen)
+    assert (status, error["message"]) == (400, (
+        "Tool choice 'get_weather' is ambiguous: it is defined in more than one namespace (a__get_weather, "
+        "b__get_weather). Select it by its full '<namespace>__<name>' name. (parameter=tool_choice)"))  # fmt: skip
 
 
 def test_vllm_response_has_its_raw_messages_if_they_are_wanted():

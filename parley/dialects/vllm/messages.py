@@ -2,11 +2,12 @@
 
 The original turns a body into a conversation of chat completions, and its answer back. So the options have that route's
 limits and sentences, reasoning is always shown, and the last turn of the assistant is never continued. Errors in the
-shape of a body have vLLM's form, all others Anthropic's with vLLM's types.
+shape of a body have vLLM's form, all others Anthropic's.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from functools import partial
 from typing import Any, ClassVar
@@ -43,7 +44,7 @@ from parley.errors import (
     UnknownModel,
     WrongType,
 )
-from parley.types import Chat, Request, Usage
+from parley.types import Chat, ChoiceDelta, Request, Usage
 
 LEAST_BUDGET = 1024  # tokens of thinking
 CHAT_NAMES = {"max_tokens": "max_completion_tokens", "stop_sequences": "stop"}  # of the members with other names there
@@ -51,7 +52,14 @@ SHARED_NAMES = (
     "temperature", "top_p", "top_k", "cache_salt", "kv_transfer_params", "ec_transfer_params", "vllm_xargs",
     "watermarking", "mm_payload", "return_mm_kwargs",
 )  # fmt: skip
-FAILED_TYPE = "internal_error"  # of an error that ends a stream
+ERROR_TYPES = {  # by status; of all other errors of the server ``api_error``, of the client ``invalid_request_error``
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
 TEXT_DELTA = (
     b'event: content_block_delta\ndata: {"type":"content_block_delta","delta":{"type":"text_delta","text":%b},'
     b'"index":%d}\n\n'
@@ -66,13 +74,14 @@ def messages_error(error: ParleyError) -> Answer:
     is_routing = isinstance(error, Unauthorized | NotFound | NotAllowed) and not isinstance(error, UnknownModel)
     if is_routing or isinstance(error, SHAPE_ERRORS):
         return shared.vllm_error(error)
+    return Answer(shared.vllm_error_object(error)["error"]["code"], encode_json(error_object(error)))
+
+
+def error_object(error: ParleyError) -> dict[str, Any]:
+    """Return an error in Anthropic's form, with vLLM's sentence."""
     fault = shared.vllm_error_object(error)["error"]
-    return Answer(fault["code"], encode_json(error_object(fault["type"], fault["message"])))
-
-
-def error_object(error_type: str, message: str) -> dict[str, Any]:
-    """Return an error in Anthropic's form."""
-    return {"type": "error", "error": {"type": error_type, "message": message}}
+    error_type = ERROR_TYPES.get(fault["code"], "api_error" if fault["code"] >= 500 else "invalid_request_error")
+    return {"type": "error", "error": {"type": error_type, "message": fault["message"]}}
 
 
 def read_vllm_messages(body: bytes, context: RequestContext) -> VllmMessagesReply:
@@ -125,6 +134,27 @@ class VllmBlockStream(BlockStream):
 
     first_ping = b""
     empty_arguments = False
+
+    def __init__(self, display: ThinkingDisplay):
+        super().__init__(display)
+        self._arguments: list[str] = []  # of the last call
+
+    @property
+    def call_is_complete(self) -> bool:
+        """Whether the arguments of the last call are JSON; a stop sequence may have cut them off."""
+        try:
+            json.loads("".join(self._arguments))
+        except (ValueError, RecursionError):
+            return False
+        return True
+
+    def write_delta(self, delta: ChoiceDelta) -> bytes:
+        """Return the events of a delta."""
+        if delta.tool_call is not None:
+            if delta.tool_call.name is not None:
+                self._arguments = []
+            self._arguments.append(delta.tool_call.arguments)
+        return super().write_delta(delta)
 
     def text_delta(self, text: str) -> bytes:
         """Return the event with a piece of text, as nearly all events are."""
@@ -186,7 +216,9 @@ class VllmMessagesReply(MessagesReply):
 
     def finish_stream(self, usage: Usage) -> bytes:
         """Return the end of the message."""
-        reason, sequence = self.stop_reason(usage, called=self._block_stream.called)
+        assert isinstance(self._block_stream, VllmBlockStream)
+        called, is_complete = self._block_stream.called, self._block_stream.call_is_complete
+        reason, sequence = self.stop_reason(usage, called=called, is_complete=called and is_complete)
         event: dict[str, Any] = {
             "type": "message_delta",
             "delta": {"stop_reason": reason, "stop_sequence": sequence},
@@ -195,8 +227,8 @@ class VllmMessagesReply(MessagesReply):
         return sse_event("message_delta", event) + sse_event("message_stop", {"type": "message_stop"})
 
     def fail_stream(self, error: ParleyError) -> bytes:
-        """Return the error event. The stream ends after it."""
-        return sse_event("error", error_object(FAILED_TYPE, shared.vllm_error_object(error)["error"]["message"]))
+        """Return the end of the open block, and the error event. The stream ends after it."""
+        return self._block_stream.close_block() + sse_event("error", error_object(error))
 
     # -- one answer
 
@@ -205,15 +237,20 @@ class VllmMessagesReply(MessagesReply):
         assert self._done is not None
         content = self._block_list.content(self._done.reason) or [{"type": "text", "text": ""}]
         called = any(block["type"] == "tool_use" for block in content)
-        reason, sequence = self.stop_reason(usage, called=called)
+        reason, sequence = self.stop_reason(usage, called=called, is_complete=called)
         ending = {"stop_reason": reason} | ({} if sequence is None else {"stop_sequence": sequence})
         return encode_json(self._message(content) | ending | {"usage": _message_usage(usage, self._context)})
 
     # -- both
 
-    def stop_reason(self, usage: Usage, *, called: bool) -> tuple[str, str | None]:
-        """Return why the message ended, and the stop sequence that ended it. The original knows no full context."""
+    def stop_reason(self, usage: Usage, *, called: bool, is_complete: bool = False) -> tuple[str, str | None]:
+        """Return why the message ended, and the stop sequence that ended it. The original knows no full context.
+
+        ``is_complete``: all calls are, so that they count and a stop sequence after them does not.
+        """
         reason, sequence = super().stop_reason(usage, called=called)
+        if reason == "stop_sequence" and is_complete:
+            return "tool_use", None
         return ("max_tokens" if reason == "model_context_window_exceeded" else reason), sequence
 
     def _message(self, content: list[dict[str, Any]]) -> dict[str, Any]:

@@ -102,6 +102,12 @@ def check_generation(
 
 
 def _generation_faults(body: Fields, context: RequestContext, limit_member: str, least: int) -> Iterator[BadRequest]:
+    if body.has_value("cache_salt"):
+        salt = body.raw_value("cache_salt")
+        if not isinstance(salt, str) or not salt:
+            yield parameter_error("Parameter 'cache_salt' must be a non-empty string if provided.", "cache_salt")
+        elif len(salt) > extras.MAX_SALT_CHARACTERS:
+            yield body.member_error("cache_salt", "has too many characters.")
     stops = body.raw_value("stop")
     if isinstance(stops, list) and len(stops) > MAX_STOP_STRINGS:
         yield too_many_stops(stops, MAX_STOP_STRINGS)

@@ -1,8 +1,7 @@
 """``POST /v1/responses`` as vLLM answers it: OpenAI's members and vLLM's own, and vLLM's form of objects and events.
 
-Its objects omit nothing: absent values are null. A stream ends with ``response.completed`` even if the response is
-incomplete, and has no ``[DONE]`` mark. Stored responses are the server's own: the original keeps them if
-``VLLM_ENABLE_RESPONSES_API_STORE`` is set.
+Its objects omit nothing: absent values are null. A stream has no ``[DONE]`` mark. Stored responses are the server's
+own: the original keeps them if ``VLLM_ENABLE_RESPONSES_API_STORE`` is set.
 """
 
 from __future__ import annotations
@@ -18,11 +17,11 @@ from parley.dialects.openai import shared as openai_shared
 from parley.dialects.openai.responses import stored, stored_routes
 from parley.dialects.openai.responses.events import EventStream
 from parley.dialects.openai.responses.items import MAX_ITEMS
-from parley.dialects.openai.responses.members import LOGPROBS_INCLUDED
+from parley.dialects.openai.responses.members import LOGPROBS_INCLUDED, MAX_LABEL
 from parley.dialects.openai.responses.reply import ResponsesReply
 from parley.dialects.openai.responses.response_object import ResponseObject, ResponseStatus, usage_object
 from parley.dialects.openai.responses.rules import ResponsesRules
-from parley.dialects.openai.responses.tools import ToolMembers
+from parley.dialects.openai.responses.tools import ToolMembers, joined_name
 from parley.dialects.openai.shared import MAX_TOKENS
 from parley.dialects.openai.tools import MAX_TOOLS
 from parley.dialects.vllm import requests, shared
@@ -35,7 +34,8 @@ RESPONSES_RULES = ResponsesRules(pairs_calls=False, reading=requests.VLLM_RULES)
 MEMBER_ORDER = (
     "id", "created_at", "incomplete_details", "instructions", "metadata", "model", "object", "output",
     "parallel_tool_calls", "temperature", "tool_choice", "tools", "top_p", "background", "max_output_tokens",
-    "max_tool_calls", "previous_response_id", "prompt", "reasoning", "service_tier", "status", "text", "top_logprobs",
+    "max_tool_calls", "previous_response_id", "prompt", "prompt_cache_options", "prompt_cache_key",
+    "prompt_cache_retention", "reasoning", "safety_identifier", "service_tier", "status", "text", "top_logprobs",
     "truncation", "usage", "user", "presence_penalty", "frequency_penalty", "kv_transfer_params", "ec_transfer_params",
     "input_messages", "output_messages",
 )  # fmt: skip
@@ -109,7 +109,6 @@ def _check_response(body: Fields, context: RequestContext) -> None:
     if body.has_value("structured_outputs") and text is not None and text.has_value("format"):
         sentence = "Cannot specify both structured_outputs and text.format"
         raise parameter_error(sentence, "structured_outputs")
-    _check_tool_choice(body)
     body.array("previous_input_messages", cap=MAX_ITEMS)  # which only the original's gpt-oss reads
 
 
@@ -126,14 +125,41 @@ def _check_items(body: Fields) -> None:
             raise parameter_error(f"Unsupported input item type: {kind}", "input")
 
 
-def _check_tool_choice(body: Fields) -> None:
+def _with_chosen_tool(body: Fields) -> Fields:
+    """Return the body with the joined name of a chosen tool that is in a namespace. Raises Invalid."""
     choice, tools = body.raw_value("tool_choice"), body.raw_value("tools")
     if choice == "required" and not tools:
         sentence = "Tool choice 'required' must be specified with 'tools' parameter."
         raise parameter_error(sentence, "tool_choice")
-    is_named = isinstance(choice, dict) and choice.get("type") in ("function", "custom")
-    if is_named and not (tools and choice.get("name")):
+    if not isinstance(choice, dict) or choice.get("type") not in ("function", "custom"):
+        return body
+    name = choice.get("name")
+    if not (tools and name):
         raise parameter_error(UNKNOWN_RESPONSE_TOOL, "tool_choice")
+    candidates = [joined for joined, local in _declared_names(tools) if name in (joined, local)]
+    if name in candidates or not candidates:
+        return body
+    if len(candidates) > 1:
+        sentence = (
+            f"Tool choice '{name}' is ambiguous: it is defined in more than one namespace ({', '.join(candidates)}). "
+            "Select it by its full '<namespace>__<name>' name."
+        )
+        raise parameter_error(sentence, "tool_choice")
+    return body.with_members({"tool_choice": {"type": choice["type"], "name": candidates[0]}})
+
+
+def _declared_names(tools: Any) -> list[tuple[str, str]]:
+    """Return the joined name of each tool, and its name in its namespace."""
+    names: list[tuple[str, str]] = []
+    for tool in tools if isinstance(tools, list) else ():
+        if not isinstance(tool, dict):
+            continue
+        inner = tool.get("tools") if tool.get("type") == "namespace" else None
+        for member in inner if isinstance(inner, list) else [tool] if inner is None else ():
+            if isinstance(member, dict) and isinstance(member.get("name"), str):
+                namespace = "" if member is tool else str(tool.get("name"))
+                names.append((joined_name(namespace, member["name"]), member["name"]))
+    return names
 
 
 class VllmEventStream(EventStream):
@@ -146,7 +172,7 @@ class VllmEventStream(EventStream):
         is_opening = event_type.endswith(".added")
         members = {"type": event_type} | members
         if "item" in members:
-            members["item"] = vllm_item(members["item"], "in_progress" if is_opening else "completed")
+            members["item"] = vllm_item(members["item"], is_streamed=True)
         if "part" in members:
             members["part"] = _vllm_part(members["part"], None if not is_opening else [])
         if event_type == "response.output_text.done":
@@ -185,10 +211,9 @@ class VllmResponseObject(ResponseObject):
         usage: Usage | None = None,
     ) -> dict[str, Any]:
         """Return the object in this state. The original has no time of its end."""
-        reasoning_status = "completed" if self._is_streamed else None
         members = self._settings | {
             "incomplete_details": None if incomplete_reason is None else {"reason": incomplete_reason},
-            "output": [vllm_item(item, reasoning_status) for item in output or ()],
+            "output": [vllm_item(item, is_streamed=self._is_streamed) for item in output or ()],
             "status": status,
             "usage": None if usage is None else _vllm_response_usage(usage, self._context),
         }
@@ -201,11 +226,13 @@ class VllmResponsesReply(ResponsesReply):
     """A request for a response, answered in vLLM's form."""
 
     event_stream = VllmEventStream
-    reasoning_as_text = True
+    reasoning_as_text = reasoning_status = True
+    empty_message = shows_queue = False
     ping_interval: ClassVar[float | None] = None
 
     def __init__(self, body: Fields, context: RequestContext):
         _check_response(body, context)
+        body = _with_chosen_tool(body)
         super().__init__(body, context, RESPONSES_RULES)
         self.request.stop_conditions = requests.cap_max_tokens(self.request.stop_conditions, context)
         self._shows_reasoning = body.boolean("include_reasoning", True)
@@ -230,7 +257,10 @@ class VllmResponsesReply(ResponsesReply):
             "metadata": settings["metadata"] if body.has_value("metadata") else None,
             "tool_choice": settings["tool_choice"] if tools else "none",
             "tools": list(map(_shown_tool, tools)),
+            "prompt_cache_options": _shown_cache_options(body),
         }
+        if settings["prompt_cache_retention"] == "in-memory":
+            settings["prompt_cache_retention"] = "in_memory"
         if not self._storage.is_stored and (name := body.string("request_id", None)) is not None:
             settings["id"] = name
         return settings
@@ -243,10 +273,6 @@ class VllmResponsesReply(ResponsesReply):
     def make_response_object(self, settings: dict[str, Any]) -> ResponseObject:
         """Return the response object in vLLM's form."""
         return VllmResponseObject(settings, self._context, self._raw_messages, is_streamed=self.request.stream)
-
-    def final_event(self, status: ResponseStatus) -> str:
-        """Return the type of a stream's last event, which is the same for every response."""
-        return "response.completed"
 
     def render_ping(self) -> bytes:
         """Return a comment: the original has no event for that."""
@@ -273,9 +299,9 @@ def _is_reasoning(event: Event) -> bool:
     return isinstance(event, ChoiceDelta) and event.output_part == "reasoning"
 
 
-def vllm_item(item: dict[str, Any], reasoning_status: str | None) -> dict[str, Any]:
-    """Return an item of the output in vLLM's form. ``reasoning_status``: the status of one with reasoning."""
-    status = "in_progress" if item.get("status") == "in_progress" else "completed"
+def vllm_item(item: dict[str, Any], *, is_streamed: bool) -> dict[str, Any]:
+    """Return an item of the output in vLLM's form. Reasoning has a status only where the answer is a stream."""
+    status = item["status"]
     match item["type"]:
         case "message":
             parts = [_vllm_part(part, None) for part in item["content"]]
@@ -284,7 +310,7 @@ def vllm_item(item: dict[str, Any], reasoning_status: str | None) -> dict[str, A
         case "reasoning":
             parts = [_vllm_part(part, None) for part in item["content"] or ()]
             return {"id": item["id"], "summary": [], "type": "reasoning", "content": parts or None,
-                    "encrypted_content": None, "status": reasoning_status}  # fmt: skip
+                    "encrypted_content": None, "status": status if is_streamed else None}  # fmt: skip
         case "function_call":
             return {
                 "arguments": item["arguments"],
@@ -297,7 +323,16 @@ def vllm_item(item: dict[str, Any], reasoning_status: str | None) -> dict[str, A
                 "namespace": item.get("namespace"),
                 "status": status,
             }
-    return item | {"call_id": shared.vllm_call_id(item["call_id"])}
+    return {
+        "call_id": shared.vllm_call_id(item["call_id"]),
+        "input": item["input"],
+        "name": item["name"],
+        "type": item["type"],
+        "id": item["id"],
+        "async": None,
+        "caller": None,
+        "namespace": item.get("namespace"),
+    }
 
 
 def _vllm_part(part: dict[str, Any], no_logprobs: list[Any] | None) -> dict[str, Any]:
@@ -317,6 +352,19 @@ def _vllm_scores(token: dict[str, Any]) -> dict[str, Any]:
 
 def _shown_members(value: Any, names: Sequence[str]) -> dict[str, Any] | None:
     return None if value is None else {name: value.get(name) for name in names}
+
+
+def _shown_cache_options(body: Fields) -> dict[str, Any] | None:
+    """Return the options of the prompt's cache, which have no effect. Raises BadRequest."""
+    options = body.object("prompt_cache_options")
+    if options is None:
+        return None
+    options.boolean("prewarm", None)
+    return {
+        "mode": options.string("mode", "implicit", allowed=("implicit", "explicit")),
+        "ttl": options.string("ttl", "30m", allowed=("30m",)),
+        "comparison_response_id": options.string("comparison_response_id", None, cap=MAX_LABEL),
+    }
 
 
 def _shown_text(body: Fields) -> dict[str, Any] | None:

@@ -40,7 +40,7 @@ assert "".join(texts) == final.output_text == ANSWER
 
 with client.responses.stream(model=model, input=QUESTION, temperature=0, max_output_tokens=2) as stream:
     *_, last_event = stream
-assert last_event.type == "response.completed" and last_event.response.status == "incomplete", last_event
+assert last_event.type == "response.incomplete" and last_event.response.status == "incomplete", last_event
 assert last_event.response.incomplete_details.reason == "max_output_tokens"
 
 PERSON = "Mia is 34 years old and lives in Rome. Give name, age and city as JSON."

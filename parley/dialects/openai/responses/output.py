@@ -105,7 +105,8 @@ class MessageItem(OpenItem):
 class ReasoningItem(OpenItem):
     """Reasoning: its text, or the same text as a summary for clients that ask for one.
 
-    ``seal``: returns the encrypted content of a text; None: the client does not want it.
+    ``seal``: returns the encrypted content of a text; None: the client does not want it. ``has_status``: the item has a
+    status, as others have.
     """
 
     prefix = "rs"
@@ -117,10 +118,11 @@ class ReasoningItem(OpenItem):
         events: EventStream,
         as_summary: bool,
         seal: Callable[[str], str] | None,
+        has_status: bool,
     ):
         super().__init__(unique_id, output_index, events)
         self._texts: list[str] = []
-        self._as_summary, self._seal = as_summary, seal
+        self._as_summary, self._seal, self._has_status = as_summary, seal, has_status
         self._place |= {"summary_index": 0} if as_summary else {"content_index": 0}
         self._kind = "summary_text" if as_summary else "reasoning_text"
         self._event_name = "response.reasoning_summary_text" if as_summary else "response.reasoning_text"
@@ -147,7 +149,7 @@ class ReasoningItem(OpenItem):
         if self._seal is not None and status != "in_progress":
             item["encrypted_content"] = self._seal(text)
         item["summary"] = parts if self._as_summary else []
-        return item
+        return item | {"status": status} if self._has_status else item
 
     def _close_parts(self) -> None:
         text = "".join(self._texts)
@@ -222,8 +224,8 @@ class CustomCallItem(CallItem):
 class OutputItems:
     """The items of one response. ``items``: those that are complete.
 
-    ``declared``: the client's tools by the names that the model knows. ``as_summary`` and ``seal`` as in
-    ``ReasoningItem``.
+    ``declared``: the client's tools by the names that the model knows. ``as_summary``, ``seal`` and
+    ``reasoning_status`` as in ``ReasoningItem``.
     """
 
     def __init__(
@@ -235,10 +237,12 @@ class OutputItems:
         wants_logprobs: bool,
         as_summary: bool,
         seal: Callable[[str], str] | None,
+        reasoning_status: bool = False,
     ):
         self.items: list[Item] = []
         self._unique_id, self._events, self._declared = unique_id, events, declared
         self._wants_logprobs, self._as_summary, self._seal = wants_logprobs, as_summary, seal
+        self._reasoning_status = reasoning_status
         self._open_item: OpenItem | None = None
         self._call_index = -1  # of the last call
         self._early_tokens: list[TokenInfo] = []  # of a message whose text has not come
@@ -253,9 +257,12 @@ class OutputItems:
         elif delta.tool_call is not None:
             self._add_call(delta.tool_call)
 
-    def close_items(self, status: ItemStatus) -> list[Item]:
-        """End the item that is open, and return all items. A complete answer without any has an empty message."""
-        if self._open_item is None and not self.items and status == "completed":
+    def close_items(self, status: ItemStatus, *, empty_message: bool) -> list[Item]:
+        """End the item that is open, and return all items.
+
+        ``empty_message``: a complete answer without any has an empty message.
+        """
+        if empty_message and self._open_item is None and not self.items and status == "completed":
             self._begin_message()
         self._close_open(status)
         return self.items
@@ -280,7 +287,9 @@ class OutputItems:
         item = self._open_item
         if not isinstance(item, ReasoningItem):
             self._close_open("completed")
-            item = ReasoningItem(self._unique_id, len(self.items), self._events, self._as_summary, self._seal)
+            item = ReasoningItem(
+                self._unique_id, len(self.items), self._events, self._as_summary, self._seal, self._reasoning_status
+            )
             self._begin(item)
         item.add_text(text)
 

@@ -20,7 +20,7 @@ from parley.dialects.openai.responses import items, members, stored, tools
 from parley.dialects.openai.responses.events import KEEPALIVE, EventStream
 from parley.dialects.openai.responses.items import ConversationReader
 from parley.dialects.openai.responses.members import StorageMembers
-from parley.dialects.openai.responses.output import OutputItems
+from parley.dialects.openai.responses.output import ItemStatus, OutputItems
 from parley.dialects.openai.responses.response_object import ResponseObject, ResponseStatus
 from parley.dialects.openai.responses.rules import LENIENT, ResponsesRules
 from parley.errors import NotReady, ParleyError
@@ -108,6 +108,9 @@ class ResponsesReply(Reply):
 
     event_stream: ClassVar[type[EventStream]] = EventStream
     reasoning_as_text: ClassVar[bool] = False  # always: neither as a summary nor sealed
+    reasoning_status: ClassVar[bool] = False  # items of reasoning have a status, as all others have
+    empty_message: ClassVar[bool] = True  # an answer without output has one
+    shows_queue: ClassVar[bool] = True  # a stream of a response in the background begins with its wait
     field_names: ClassVar[Mapping[str, str]] = {
         "prompt": "input",
         "stop_ids": "stop_token_ids",
@@ -161,6 +164,7 @@ class ResponsesReply(Reply):
             wants_logprobs=alternatives is not None,
             as_summary=reasoning.as_summary and not self.reasoning_as_text,
             seal=self._seal if members.SEALED_INCLUDED in included and not self.reasoning_as_text else None,
+            reasoning_status=self.reasoning_status,
         )
         self._response: ResponseObject | None = None  # once the model's name is final
         self._done: ChoiceDone | None = None
@@ -199,10 +203,6 @@ class ResponsesReply(Reply):
         """Return the response object. ``settings``: its members that do not change."""
         return ResponseObject(settings)
 
-    def final_event(self, status: ResponseStatus) -> str:
-        """Return the type of a stream's last event, which has the response in this state."""
-        return f"response.{status}"
-
     def _seal(self, text: str) -> str:
         return self._context.seal_reasoning(text.encode())
 
@@ -222,7 +222,7 @@ class ResponsesReply(Reply):
     def finish_stream(self, usage: Usage) -> bytes:
         """Return the events that end the stream, and the ``[DONE]`` mark."""
         final = self._final_object(usage)
-        self._events.write(self.final_event(final["status"]), response=final)
+        self._events.write(f"response.{final['status']}", response=final)
         return self._events.end_bytes()
 
     def fail_stream(self, error: ParleyError) -> bytes:
@@ -266,10 +266,11 @@ class ResponsesReply(Reply):
         if not self._events.enabled:
             return
         in_progress = opening = self._encoded_snapshot("in_progress")
-        if self._storage.in_background:
+        waits = self._storage.in_background and self.shows_queue
+        if waits:
             opening = self._encoded_snapshot("queued")
         self._events.write("response.created", response=opening)
-        if self._storage.in_background:
+        if waits:
             self._events.write("response.queued", response=opening)
         self._events.write("response.in_progress", response=in_progress)
 
@@ -301,7 +302,8 @@ class ResponsesReply(Reply):
         status, reason = _final_status(self._done) if self._generates else ("completed", None)
         output: list[dict[str, Any]] = []
         if self._generates:
-            output = self._output.close_items("completed" if status == "completed" else "incomplete")
+            item_status: ItemStatus = "completed" if status == "completed" else "incomplete"
+            output = self._output.close_items(item_status, empty_message=self.empty_message)
         seconds = int(self.timings.total) if self.timings is not None else 0
         completed_at = self._context.created + seconds if status == "completed" else None
         final = self._object.snapshot(status, output, completed_at=completed_at, incomplete_reason=reason, usage=usage)
