@@ -95,12 +95,26 @@ def with_served_values(value: Any, bounds: Mapping[int, int]) -> Any:
             return {"anyOf": [NAME_SCHEMAS[name], {"type": "null"}]}
         case {"const": bool(truth), **others} if not others:  # in generated clients such a constant is broken code
             return {"type": "boolean", "enum": [truth]}
+        case {"const": dict() | list() as constant, **others} if not others:  # which generators of clients refuse
+            return with_served_values(structure_schema(constant), bounds)
     return {
         name: bounds.get(item, item)
         if name in ("minimum", "maximum") and isinstance(item, int)
         else with_served_values(item, bounds)
         for name, item in value.items()
     }
+
+
+def structure_schema(value: Any) -> Json:
+    """Return a schema that only this value satisfies, without an object or an array as a constant."""
+    if isinstance(value, dict):
+        members = {name: structure_schema(item) for name, item in value.items()}
+        return {"type": "object", "properties": members, "required": list(value), "additionalProperties": False}
+    if isinstance(value, list):
+        items = [structure_schema(item) for item in value]
+        schema: Json = {"type": "array", "minItems": len(items), "maxItems": len(items)}
+        return schema | ({"items": items[0]} if len(items) == 1 else {"prefixItems": items} if items else {})
+    return {"const": value}
 
 
 def with_dependencies(variant: Json) -> Json:

@@ -30,7 +30,7 @@ from parley.dialects.mounts import (
     mount_table,
     universal_mounts,
 )
-from parley.dialects.openapi_bodies import body_key, body_table, find_bodies
+from parley.dialects.openapi_bodies import body_key, body_table, find_bodies, with_served_values
 from parley.errors import ParleyError
 
 ROOT = Path(__file__).parents[2]
@@ -179,6 +179,14 @@ def test_random_valid_bodies_are_accepted():
                     refused.append((dialect.body_schemas, body_key(route), body, error.message))
     assert drawn >= DRAWS * 150
     assert len(refused) <= drawn // 4000, refused
+
+
+@pytest.mark.parametrize("value", [{"a": [{"b": 1}], "c": []}, ["x", True], {}, []], ids=json.dumps)
+def test_constants_with_a_structure_are_written_as_schemas(value):
+    schema = with_served_values({"const": value}, {})
+    assert '"const": {' not in json.dumps(schema) and '"const": [' not in json.dumps(schema)
+    for other in (value, {"a": [{"b": 2}], "c": []}, {"a": [{"b": 1}]}, ["x", True, 1], ["x", False], [1], {"d": 1}):
+        assert jsonschema.Draft202012Validator(schema).is_valid(other) == (other == value)
 
 
 def test_models_and_errors_are_those_of_the_server():
