@@ -210,13 +210,15 @@ SENTENCES: list[tuple[dict[str, Any], str, str | None]] = [
      "tokens. "
      "(parameter=max_tokens, value=257)", "max_tokens"),
     ({"stop": ""}, "stop cannot contain an empty string.", None),
-    ({"stream_options": {}}, "Stream options can only be defined when `stream=True`. (parameter=stream_options)",
-     "stream_options"),
+    ({"stream_options": {"include_usage": None}}, "Stream options can only be defined when `stream=True`. "
+     "(parameter=stream_options)", "stream_options"),
+    ({"logprobs": 1, "logprob_token_ids": [5], "use_beam_search": True}, "`logprob_token_ids` is not supported with "
+     "beam search. (parameter=logprob_token_ids)", "logprob_token_ids"),
     ({"prompt_logprobs": 1, "stream": True},
      "`prompt_logprobs` are not available when `stream=True`. (parameter=prompt_logprobs)", "prompt_logprobs"),
-    ({"mm_processor_kwargs": {}}, "Per-request mm_processor_kwargs are disabled by default because they can change "
-     "multimodal preprocessing resource usage. Start the server with --trust-request-mm-kwargs only when clients are "
-     "trusted. (parameter=mm_processor_kwargs)", "mm_processor_kwargs"),
+    ({"mm_processor_kwargs": {"a": 1}}, "Per-request mm_processor_kwargs are disabled by default because they can "
+     "change multimodal preprocessing resource usage. Start the server with --trust-request-mm-kwargs only when "
+     "clients are trusted. (parameter=mm_processor_kwargs)", "mm_processor_kwargs"),
     ({"use_beam_search": True, "stream": True}, "Streaming is not currently supported with beam search", None),
     ({"structured_outputs": {}}, "You must use one kind of structured outputs constraint but none are "
      "specified: {'json': "
@@ -277,6 +279,7 @@ def test_vllm_refusals_use_original_wording(read, members, sentence, param):
 
 
 ONE_CONSTRAINT = "You can only use one kind of constraints for structured outputs ('json', 'regex' or 'choice')."
+NAMED_USAGE = 'in `tool_choice`! Correct usage: `{"type": "function", "function": {"name": "my_function"}}` '
 CHAT_SENTENCES: list[tuple[dict[str, Any], str, str | None]] = [
     ({"logprobs": True, "top_logprobs": 30},
      "Requested sample logprobs of 30, which is greater than max allowed: 20 (parameter=logprobs, value=30)",
@@ -299,6 +302,15 @@ CHAT_SENTENCES: list[tuple[dict[str, Any], str, str | None]] = [
      "(parameter=tools)", "tools"),
     ({"tool_choice": "required"}, "When using `tool_choice`, `tools` must be set. (parameter=tool_choice)",
      "tool_choice"),
+    ({"tool_choice": "any"}, "When using `tool_choice`, `tools` must be set. (parameter=tool_choice)", "tool_choice"),
+    ({"tools": [TOOL], "tool_choice": "any"}, "Invalid value for `tool_choice`: any! Only named tools, \"none\", "
+     "\"auto\" or \"required\" are supported. (parameter=tool_choice)", "tool_choice"),
+    ({"tools": [TOOL], "tool_choice": {"type": "function"}}, "Invalid value for `function`: `None` " + NAMED_USAGE
+     + "(parameter=tool_choice.function)", "tool_choice.function"),
+    ({"tools": [TOOL], "tool_choice": {"function": {}}}, "Expected field `name` in `function` " + NAMED_USAGE
+     + "(parameter=tool_choice.function.name)", "tool_choice.function.name"),
+    ({"tools": [TOOL], "tool_choice": {"function": {"name": 5}}}, "Invalid `name` in `function`: `5` " + NAMED_USAGE
+     + "(parameter=tool_choice.function.name)", "tool_choice.function.name"),
     ({"tool_choice": "auto", "tools": None}, "When using `tool_choice`, `tools` must be set. (parameter=tool_choice)",
      "tool_choice"),
     ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "f"}},
@@ -603,6 +615,7 @@ def test_vllm_chat_reads_tool_choice():
         assert (grammar.kind, grammar.value) == ("json", schema)
     (chat_,) = read_chat(tools=[TOOL], tool_choice="none").request.prompts
     assert (chat_.tool_choice, len(chat_.tools)) == ("none", 1)  # the template still gets the tools
+    assert read_chat(tools=[TOOL], tool_choice={"function": {"name": "f"}}).request.prompts[0].forced_tool == "f"
     other = {"type": "function", "function": {"name": "g"}}
     sentence = "The tool specified in `tool_choice` does not match any of the specified `tools` (parameter=tool_choice)"
     assert refusal(read_chat, tools=[TOOL], tool_choice=other)["message"] == sentence
@@ -791,3 +804,26 @@ def test_vllm_loads_and_unloads_adapters_by_name():
             ask(control.read_load_adapter, **({"lora_name": "a", "lora_path": "x"} | members))
     with pytest.raises(BadRequest):
         ask(control.read_unload_adapter, lora_name="a", lora_int_id="x")
+
+
+@pytest.mark.parametrize(
+    ("members", "sentence", "param"),
+    [
+        ({"max_tokens": 0}, "max_tokens must be at least 1, got 0. (parameter=max_tokens, value=0)", "max_tokens"),
+        ({"echo": True, "logprobs": 1, "use_beam_search": True}, "`echo` with `logprobs` is not supported with beam "
+         "search because beam search does not compute prompt logprobs. (parameter=echo)", "echo"),
+        ({"echo": True, "max_tokens": 0, "logprobs": 1, "logprob_token_ids": [5]}, "`logprob_token_ids` is not "
+         "supported when `echo=True` and `max_tokens=0` because no output tokens are generated. "
+         "(parameter=logprob_token_ids)", "logprob_token_ids"),
+    ],
+    ids=["no tokens", "beams", "no output"],
+)  # fmt: skip
+def test_vllm_completion_refusals_use_original_wording(members, sentence, param):
+    error = refusal(read_completion, **members)
+    assert (error["message"], error["param"], error["code"]) == (sentence, param, 400)
+
+
+def test_vllm_takes_members_that_ask_for_nothing(read):
+    assert read(stream_options={}).request == read().request
+    assert read(stream=True, prompt_logprobs=0).request.output_options.prompt_logprobs is None
+    assert read(mm_processor_kwargs={}, media_io_kwargs={}).request == read().request

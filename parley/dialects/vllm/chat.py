@@ -33,10 +33,11 @@ class VllmChatReply(shared.VllmStreamMixin, chat.ChatReply):
     reading_rules: ClassVar[ReadingRules] = requests.VLLM_RULES
 
     def __init__(self, body: Fields, context: RequestContext):
+        body = requests.without_idle_members(body)
         limit_field = "max_completion_tokens" if body.has_value("max_completion_tokens") else "max_tokens"
         requests.check_generation(body, context, limit_member=limit_field, least=1)
         requests.check_chat(body)
-        super().__init__(requests.with_response_format(body), context)
+        super().__init__(requests.with_response_format(requests.with_choice_type(body)), context)
         self.request.stop_conditions = requests.cap_max_tokens(self.request.stop_conditions, context)
         self.request.sampling = requests.search_sampling(self.request)
         self._answer_id = requests.choose_answer_id(context, self._answer_id)

@@ -32,6 +32,7 @@ class VllmCompletionReply(shared.VllmStreamMixin, completions.CompletionReply):
     reading_rules: ClassVar[ReadingRules] = requests.VLLM_RULES
 
     def __init__(self, body: Fields, context: RequestContext):
+        body = requests.without_idle_members(body)
         requests.check_prompt(body, context)
         requests.check_generation(body, context)
         super().__init__(requests.with_response_format(body), context)

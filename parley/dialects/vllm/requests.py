@@ -89,6 +89,18 @@ def check_content_type(context: RequestContext) -> None:
         raise wrong_content_type()
 
 
+def without_idle_members(body: Fields) -> Fields:
+    """Return the body without members whose values the original takes as none: no options of a stream, and no
+    alternatives for a prompt whose answer is a stream."""
+    streams = body.boolean("stream", False)
+    idle = set()
+    if body.raw_value("stream_options") == {} and not streams:
+        idle.add("stream_options")
+    if body.raw_value("prompt_logprobs") == 0 and streams:
+        idle.add("prompt_logprobs")
+    return body.without_members(idle) if idle else body
+
+
 def check_generation(
     body: Fields, context: RequestContext, *, limit_member: str = "max_tokens", least: int = 0
 ) -> None:
@@ -128,12 +140,14 @@ def _generation_faults(body: Fields, context: RequestContext, limit_member: str,
     body.integer("seed", None)  # a signed integer of 64 bits
     if body.raw_value("logprob_token_ids") == []:
         yield parameter_error("`logprob_token_ids` must not be an empty list.", "logprob_token_ids")
-    if body.boolean("stream", False) and body.has_value("prompt_logprobs"):
+    if body.boolean("stream", False) and body.raw_value("prompt_logprobs"):
         yield parameter_error("`prompt_logprobs` are not available when `stream=True`.", "prompt_logprobs")
     if body.boolean("stream", False) and body.boolean("use_beam_search", False):
         yield Invalid("Streaming is not currently supported with beam search")
+    if body.raw_value("logprob_token_ids") and body.boolean("use_beam_search", False):
+        yield parameter_error("`logprob_token_ids` is not supported with beam search.", "logprob_token_ids")
     for name in extras.MEDIA_MEMBERS:
-        if body.has_value(name) and not context.api_options.trust_request_mm_kwargs:
+        if body.raw_value(name) and not context.api_options.trust_request_mm_kwargs:
             yield parameter_error(UNTRUSTED_MEDIA.format(name=name), name)
     yield from _constraint_faults(body)
 
@@ -226,10 +240,44 @@ def check_chat(body: Fields) -> None:
         sentence = "`tools` must not be an empty array. Either provide at least one tool or omit the field entirely."
         raise parameter_error(sentence, "tools")
     choice = body.raw_value("tool_choice")
-    if choice in ("auto", "required") and not body.has_value("tools"):
-        raise VLLM_WORDING.invalid_error("tool_choice", "needs tools.")
     if isinstance(choice, dict) and body.has_value("structured_outputs"):
         raise Invalid("You can only either use constraints for structured outputs or tools, not both.")
+    if choice is None or choice == "none":
+        return
+    if not body.has_value("tools"):
+        raise VLLM_WORDING.invalid_error("tool_choice", "needs tools.")
+    if isinstance(choice, dict):
+        _check_named_tool(choice.get("function"))
+    elif choice not in ("auto", "required"):
+        sentence = 'Only named tools, "none", "auto" or "required" are supported.'
+        raise parameter_error(f"Invalid value for `tool_choice`: {_shown_value(choice)}! {sentence}", "tool_choice")
+
+
+def _check_named_tool(function: Any) -> None:
+    """Raise Invalid unless a choice names a function."""
+    usage = 'in `tool_choice`! Correct usage: `{"type": "function", "function": {"name": "my_function"}}`'
+    if not isinstance(function, dict):
+        sentence = f"Invalid value for `function`: `{_shown_value(function)}` {usage}"
+        raise parameter_error(sentence, "tool_choice.function")
+    if "name" not in function:
+        raise parameter_error(f"Expected field `name` in `function` {usage}", "tool_choice.function.name")
+    name = function["name"]
+    if not isinstance(name, str) or not name:
+        sentence = f"Invalid `name` in `function`: `{_shown_value(name)}` {usage}"
+        raise parameter_error(sentence, "tool_choice.function.name")
+
+
+def _shown_value(value: Any) -> str:
+    """Return a value of a body as the original's sentences show it, cut after 256 characters."""
+    return str(value)[:256]
+
+
+def with_choice_type(body: Fields) -> Fields:
+    """Return the body with the type of a chosen tool, which may be left out."""
+    choice = body.raw_value("tool_choice")
+    if not isinstance(choice, dict) or "type" in choice:
+        return body
+    return body.with_members({"tool_choice": choice | {"type": "function"}})
 
 
 def check_prompt(body: Fields, context: RequestContext) -> None:
@@ -238,6 +286,15 @@ def check_prompt(body: Fields, context: RequestContext) -> None:
         raise body.empty_member("prompt", "string")
     if body.string("suffix", "") and "insert" not in context.abilities:
         raise Invalid("suffix is only supported for models with FIM completion rendering")
+    echo, max_tokens = body.boolean("echo", False), body.raw_value("max_tokens")
+    if echo and body.boolean("use_beam_search", False) and body.has_value("logprobs"):
+        sentence = "because beam search does not compute prompt logprobs."
+        raise parameter_error(f"`echo` with `logprobs` is not supported with beam search {sentence}", "echo")
+    if max_tokens == 0 and echo and body.raw_value("logprob_token_ids"):
+        sentence = "when `echo=True` and `max_tokens=0` because no output tokens are generated."
+        raise parameter_error(f"`logprob_token_ids` is not supported {sentence}", "logprob_token_ids")
+    if max_tokens == 0 and not echo:
+        Fields({"max_tokens": 0}, "", VLLM_WORDING).integer("max_tokens", None, 1, MAX_TOKENS)
 
 
 def cap_max_tokens(stop: StopConditions, context: RequestContext) -> StopConditions:
