@@ -66,7 +66,7 @@ def test_vllm_rerank_orders_by_similarity():
         b'{"index":1,"document":{"text":"c","multi_modal":null},"relevance_score":0.6000000238418579},'
         b'{"index":0,"document":{"text":"b","multi_modal":null},"relevance_score":0.0}]}'
     )
-    for top in (0, -1, 3, 9):
+    for top in (0, 3, 9):
         ranked = finished_reply(scores.read_rerank_request, query="a", documents=["b", "c", "d"], top_n=top)
         assert [result["index"] for result in json.loads(ranked.render_body(USAGE))["results"]] == [1, 0, 2]
 
@@ -89,6 +89,36 @@ def test_vllm_score_refuses_wrong_body(body, sentence):
     with pytest.raises(BadRequest) as caught:
         scores.read_score_request(json.dumps(body).encode(), HEAD)
     assert sentence in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("reader", "members", "sentence"),
+    [
+        (embeddings.read_vllm_embedding, {"normalize": True}, "Parameter `normalize` was removed; use `use_activation` "
+         "instead. (parameter=normalize)"),
+        (embeddings.read_pooling_request, {"normalize": None}, "Parameter `normalize` was removed; use "
+         "`use_activation` instead. (parameter=normalize)"),
+        (embeddings.read_pooling_request, {"task": "encode"}, "`encode` task was removed; use `token_embed` or "
+         "`token_classify` instead. (parameter=task)"),
+        (classify.read_classification, {"task": "score"}, "`score` task was removed; use `classify` instead. "
+         "(parameter=task)"),
+        (embeddings.read_vllm_embedding, {"cache_salt": ""}, "Parameter 'cache_salt' must be a non-empty string if "
+         "provided. (parameter=cache_salt)"),
+        (scores.read_rerank_request, {"query": "a", "documents": ["b"], "top_n": -1}, "1 validation error:\n  {'type': "
+         "'greater_than_equal', 'loc': 'body.top_n', 'msg': 'Input should be greater than or equal to 0', 'input': "
+         "'-1', 'ctx': {'ge': 0}}"),
+    ],
+    ids=lambda value: str(value)[:40],
+)  # fmt: skip
+def test_vllm_vectors_refuse_what_the_original_removed(reader, members, sentence):
+    with pytest.raises(BadRequest) as caught:
+        reader(json.dumps({"input": "a"} | members).encode(), HEAD)
+    assert caught.value.message == sentence
+
+
+def test_vllm_embeddings_have_their_members_in_the_originals_order():
+    reply = finished_reply(embeddings.read_vllm_embedding, input="a")
+    assert b'"data":[{"index":0,"object":"embedding","embedding":[' in reply.render_body(USAGE)
 
 
 @pytest.mark.parametrize("body", [{"query": ["a"], "documents": ["b"]}, {"query": "a"}, {"documents": ["b"]}])

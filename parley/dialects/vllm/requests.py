@@ -114,12 +114,7 @@ def check_generation(
 
 
 def _generation_faults(body: Fields, context: RequestContext, limit_member: str, least: int) -> Iterator[BadRequest]:
-    if body.has_value("cache_salt"):
-        salt = body.raw_value("cache_salt")
-        if not isinstance(salt, str) or not salt:
-            yield parameter_error("Parameter 'cache_salt' must be a non-empty string if provided.", "cache_salt")
-        elif len(salt) > extras.MAX_SALT_CHARACTERS:
-            yield body.member_error("cache_salt", "has too many characters.")
+    yield from salt_faults(body)
     stops = body.raw_value("stop")
     if isinstance(stops, list) and len(stops) > MAX_STOP_STRINGS:
         yield too_many_stops(stops, MAX_STOP_STRINGS)
@@ -150,6 +145,17 @@ def _generation_faults(body: Fields, context: RequestContext, limit_member: str,
         if body.raw_value(name) and not context.api_options.trust_request_mm_kwargs:
             yield parameter_error(UNTRUSTED_MEDIA.format(name=name), name)
     yield from _constraint_faults(body)
+
+
+def salt_faults(body: Fields) -> Iterator[BadRequest]:
+    """Yield the faults of the salt of the prefix cache but for its characters."""
+    salt = body.raw_value("cache_salt")
+    if salt is None:
+        return
+    if not isinstance(salt, str) or not salt:
+        yield parameter_error("Parameter 'cache_salt' must be a non-empty string if provided.", "cache_salt")
+    elif len(salt) > extras.MAX_SALT_CHARACTERS:
+        yield body.member_error("cache_salt", "has too many characters.")
 
 
 def drawing_faults(body: Fields, *, greedy_choices: bool = False) -> Iterator[BadRequest]:

@@ -27,7 +27,8 @@ class ClassificationReply(UnstreamedReply):
     field_names: ClassVar[Mapping[str, str]] = {"prompt": "input"}
 
     def __init__(self, body: Fields, context: RequestContext):
-        embeddings.check_truncation(body, context)
+        embeddings.check_removed(body)
+        embeddings.check_pooling(body, context)
         extra_members = extras.read_pooling_extras(body, context)
         self.request = Request(
             id=context.unique_id,

@@ -17,12 +17,13 @@ from parley.dialects.openai.embeddings import MAX_DIMENSIONS, MAX_EMBEDDING_INPU
 from parley.dialects.openai.prompts import MAX_PROMPT_SIZE
 from parley.dialects.openai.shared import MAX_TOKENS, unsupported_member
 from parley.dialects.vllm import requests, shared
+from parley.dialects.vllm.words import value_error
 from parley.errors import Invalid, ParleyError, UnknownPromptName
 from parley.types import Event, PoolingOptions, PromptVector, Request, Text, Usage
 
 EMBEDDING_TYPES = ("float", "base64", "binary", "ubinary")
 TRUNCATED_SIDES = {"END": "right", "START": "left"}  # the side to cut of a text that is too long
-NO_INPUT_SENTENCE = "Exactly one of texts, images, or inputs must be provided and non-empty"
+NO_INPUT_SENTENCE = "Exactly one of texts, images, or inputs must be provided, and it must be non-empty"
 
 
 def read_cohere_request(body: bytes, context: RequestContext) -> CohereReply | Answer:
@@ -86,12 +87,12 @@ class CohereReply(UnstreamedReply):
 
 
 def _read_cohere_texts(body: Fields) -> list[str]:
-    for name in ("images", "inputs"):
-        if body.array(name, cap=MAX_EMBEDDING_INPUTS):
-            raise unsupported_member(body, name, "Anything but texts is")
     texts = body.strings("texts", cap=MAX_EMBEDDING_INPUTS, total=MAX_PROMPT_SIZE)
-    if not texts:
-        raise Invalid(NO_INPUT_SENTENCE)
+    given_names = [name for name in ("texts", "images", "inputs") if body.has_value(name)]
+    if len(given_names) != 1 or not body.raw_value(given_names[0]):
+        raise value_error("", NO_INPUT_SENTENCE, dict.fromkeys(body.member_names))
+    if given_names != ["texts"]:
+        raise unsupported_member(body, given_names[0], "Anything but texts is")
     return texts
 
 

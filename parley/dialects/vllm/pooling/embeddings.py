@@ -9,6 +9,7 @@ from parley.dialects.fields import Fields
 from parley.dialects.openai import embeddings
 from parley.dialects.openai.shared import MAX_TOKENS, ReadingRules, unsupported_member
 from parley.dialects.vllm import requests, shared
+from parley.dialects.vllm.words import parameter_error
 from parley.errors import Invalid, Unsupported
 from parley.types import PoolingTask, Usage
 
@@ -16,6 +17,10 @@ TRUNCATION_TOO_LONG = (
     "truncate_prompt_tokens value is greater than max_model_len. Please request a smaller truncation size."
 )
 POOLING_TASKS = ("embed", "classify", "token_embed", "token_classify", "plugin")
+REMOVED_TASKS = {
+    "score": "`score` task was removed; use `classify` instead.",
+    "encode": "`encode` task was removed; use `token_embed` or `token_classify` instead.",
+}
 OFFERED_TASKS: tuple[PoolingTask, ...] = ("embed", "token_embed", "classify")
 
 
@@ -29,8 +34,19 @@ def read_pooling_request(body: bytes, context: RequestContext) -> PoolingReply |
     return requests.read_vllm_request(PoolingReply, body, context)
 
 
-def check_truncation(body: Fields, context: RequestContext) -> None:
-    """Check that the requested truncation is within the context length. Raises BadRequest."""
+def check_removed(body: Fields) -> None:
+    """Refuse what the original once had: the older name of ``use_activation``, and older tasks. Raises Invalid."""
+    if "normalize" in body.member_names:
+        raise parameter_error("Parameter `normalize` was removed; use `use_activation` instead.", "normalize")
+    if (sentence := REMOVED_TASKS.get(str(body.raw_value("task")))) is not None:
+        raise parameter_error(sentence, "task")
+
+
+def check_pooling(body: Fields, context: RequestContext) -> None:
+    """Check the salt, and that the requested truncation is within the context length. Raises BadRequest."""
+    fault = next(requests.salt_faults(body), None)
+    if fault is not None:
+        raise fault
     if context.context_length and body.integer("truncate_prompt_tokens", -1, -1, MAX_TOKENS) > context.context_length:
         raise Invalid(TRUNCATION_TOO_LONG)
 
@@ -42,12 +58,19 @@ class VllmEmbeddingReply(embeddings.EmbeddingReply):
     id_prefix: ClassVar[str] = "embd"
 
     def __init__(self, body: Fields, context: RequestContext, task: PoolingTask = "embed"):
-        check_truncation(body, context)
+        check_removed(body)
+        check_pooling(body, context)
         super().__init__(body, context, task)
         self._answer_id = requests.choose_answer_id(context, self._answer_id)
 
     def embedding_envelope(self, data: list[dict[str, Any]], usage: Usage) -> dict[str, Any]:
         """Return the answer in vLLM's form, which has an id and a creation time."""
+        data = [
+            {"index": item["index"], "object": "embedding", "embedding": item["embedding"]}
+            if "embedding" in item
+            else item
+            for item in data
+        ]
         return {
             "id": f"{self.id_prefix}-{self._answer_id}",
             "object": "list",
@@ -74,11 +97,12 @@ class PoolingReply(VllmEmbeddingReply):
     id_prefix: ClassVar[str] = "pooling"
 
     def __init__(self, body: Fields, context: RequestContext):
+        check_removed(body)
         task = _read_task(body, context)
         if body.has_value("data"):
             raise unsupported_member(body, "data", "Input for plugins is")
         if task == "token_embed":  # the original's vectors of tokens have length 1, even if the model's settings differ
-            body = body.with_defaults({"normalize": True})
+            body = body.with_defaults({"use_activation": True})
         super().__init__(body, context, task)
 
     def embedding_envelope(self, data: list[dict[str, Any]], usage: Usage) -> dict[str, Any]:

@@ -72,7 +72,7 @@ class _TextPairReply(UnstreamedReply):
         _check_score_options(body)
         first_limit = _read_token_limit(body, "max_tokens_per_query", context)
         second_limit = _read_token_limit(body, "max_tokens_per_doc", context)
-        embeddings.check_truncation(body, context)
+        embeddings.check_pooling(body, context)
         extra_members = extras.read_pooling_extras(body, context)
         if len(first_texts) not in (1, len(second_texts)):
             raise Invalid(UNEVEN_SENTENCE)
@@ -150,7 +150,7 @@ class RerankReply(_TextPairReply):
         if not body.has_value("documents"):
             raise body.missing_member("documents")
         super().__init__(body, context, _read_side(body, "query"), _read_side(body, "documents"))
-        self._top_n = body.integer("top_n", 0)
+        self._top_n = body.integer("top_n", 0, 0)
 
     def render_body(self, usage: Usage) -> bytes:
         """Return the documents as JSON, those with the highest scores first; at most ``top_n`` if that is positive."""
