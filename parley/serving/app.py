@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import chain
-from typing import Any, Protocol
+from typing import Protocol
 
 from starlette.exceptions import HTTPException
 from starlette.routing import BaseRoute, Match, Router
@@ -182,6 +182,26 @@ class SharedPathEndpoint:
         await next(claiming, default_endpoint)(scope, receive, send)
 
 
+class FixedPath(BaseRoute):
+    """The route of a path without parameters, which is compared. Starlette's would compile a pattern of each path."""
+
+    def __init__(self, path: str, endpoint: RouteEndpoint | SharedPathEndpoint, method: str):
+        self.path, self.app = path, endpoint
+        self.methods = {"GET", "HEAD"} if method == "GET" else {method}
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        """Return whether it has the path of a request, and its method as well."""
+        if scope["path"] != self.path:
+            return Match.NONE, {}
+        return Match.FULL if scope["method"] in self.methods else Match.PARTIAL, {"path_params": {}}
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request. Raises HTTPException if the method is another one."""
+        if scope["method"] not in self.methods:
+            raise HTTPException(405)
+        await self.app(scope, receive, send)
+
+
 def _first_unyielding(endpoints: Sequence[RouteEndpoint]) -> RouteEndpoint:
     return next((end for end in endpoints if not end.route.yields_unclaimed), endpoints[0])
 
@@ -251,16 +271,15 @@ class App:
         self._page_folders = {path.partition("{")[0]: page for path, page in self._pages.items() if "{" in path}
         places = sorted(self.route_table.items(), key=lambda place: "{" in place[0][1])  # fixed paths come first
         self._path_router = Router(
-            [StarletteRoute(path, endpoint, methods=[method]) for (method, path), endpoint in places],
+            [
+                StarletteRoute(path, endpoint, methods=[method]) if "{" in path else FixedPath(path, endpoint, method)
+                for (method, path), endpoint in places
+            ],
             redirect_slashes=False,
             default=self._answer_unmatched,
         )
-        # Paths without parameters skip the router, unless it would choose another endpoint for them.
-        self._direct_endpoints = {
-            method_and_path: direct_endpoint
-            for method_and_path, direct_endpoint in self.route_table.items()
-            if self._router_endpoint(method_and_path) is direct_endpoint
-        }
+        # Paths without parameters skip the router, which tries routes one after the other.
+        self._direct_endpoints = {place: endpoint for place, endpoint in places if "{" not in place[1]}
 
     def use_options(self, options: ServerOptions) -> None:
         """Accept the keys of other options from now on."""
@@ -372,12 +391,6 @@ class App:
         route, _, child_scope = matching[0]
         scope.update(child_scope, path_params=split_name_segments(child_scope["path_params"]))
         await route.handle(scope, receive, send)
-
-    def _router_endpoint(self, method_and_path: tuple[str, str]) -> Any:
-        """Return the endpoint that the router finds for a method and path; None if the path has parameters."""
-        scope: Scope = {"type": "http", "method": method_and_path[0], "path": method_and_path[1]}
-        matching_routes = (route for route in self._path_router.routes if route.matches(scope)[0] is Match.FULL)
-        return getattr(next(matching_routes, None), "app", None) if "{" not in method_and_path[1] else None
 
     def _authorize_request(self, scope: Scope, exchange: Exchange) -> None:
         headers, is_keyless = exchange.headers, scope["path"] in self._keyless_paths
