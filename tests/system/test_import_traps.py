@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import json
 import os
@@ -25,6 +26,12 @@ SCRIPT = [str(Path(sys.executable).with_name("parley"))]
 nightly = pytest.mark.skipif(not os.environ.get("PARLEY_NIGHTLY"), reason="takes a minute: PARLEY_NIGHTLY=1")
 
 
+@functools.cache
+def installed_modules() -> frozenset[str]:
+    """The names of the modules of all installed packages: their lists of files are read, which takes seconds."""
+    return frozenset(importlib.metadata.packages_distributions())
+
+
 class TrapFolder:
     """A folder with a model and traps: modules that write their name into a file when they are imported."""
 
@@ -32,8 +39,8 @@ class TrapFolder:
         self.folder = folder / "model"
         self._record = folder / "imported"
         shutil.copytree(BUILT_IN_MODEL, self.folder)
-        installed = importlib.metadata.packages_distributions()
-        for name in {*sys.stdlib_module_names, *sys.builtin_module_names, *installed, *sys.modules, *further}:
+        known = {*sys.stdlib_module_names, *sys.builtin_module_names, *installed_modules(), *sys.modules, *further}
+        for name in known:
             module = name.partition(".")[0]
             if module.isidentifier() and module != "parley":
                 self.set_trap(self.folder / f"{module}.py")

@@ -22,11 +22,10 @@ POST_PATHS = sorted(
 @pytest.fixture
 def no_collection() -> Iterator[None]:
     gc.collect()
-    gc.freeze()  # what exists already is not looked through
+    gc.freeze()  # what exists already is not looked through; not by later tests either, which takes seconds
     gc.disable()
     yield
     gc.enable()
-    gc.unfreeze()
 
 
 def find_garbage() -> list[object]:
