@@ -26,21 +26,26 @@ def attention_in_float64(q, k, v, scale, window=None, softcap=None, sinks=None, 
     """Attention of one sequence in float64, computed from the formulas. Row i sees keys before ``ends[i]``."""
     count, heads = q.shape[:2]
     k, v = (tensor.double().repeat_interleave(heads // tensor.shape[1], 1) for tensor in (k, v))
-    scores = torch.einsum("qhd,khd->hqk", q.double(), k) * scale
-    if softcap is not None:
-        scores = softcap * torch.tanh(scores / softcap)
-    distance = torch.arange(count)[:, None] - torch.arange(count)
-    masked = distance < 0 if ends is None else torch.arange(count) >= torch.tensor(ends)[:, None]
-    if window is not None:
-        masked |= distance >= window
-    if chunk is not None:
-        masked |= torch.arange(count)[:, None] // chunk != torch.arange(count) // chunk
-    if slopes is not None:
-        scores = scores - slopes.double().view(-1, 1, 1) * distance
-    scores = scores.masked_fill(masked, float("-inf"))
-    if sinks is not None:
-        scores = torch.cat((scores, sinks.double().view(-1, 1, 1).expand(-1, count, 1)), -1)
-    return torch.einsum("hqk,khd->qhd", scores.softmax(-1)[..., :count], v)
+    ends = torch.arange(1, count + 1) if ends is None else torch.tensor(ends)
+    results = []
+    for rows in torch.arange(count).split(128):  # all scores at once would take longer to allocate than to compute
+        keys = torch.arange(int(ends[rows].max()))
+        scores = torch.einsum("qhd,khd->hqk", q[rows].double(), k[keys]) * scale
+        if softcap is not None:
+            scores = softcap * torch.tanh(scores / softcap)
+        distance = rows[:, None] - keys
+        masked = keys >= ends[rows, None]
+        if window is not None:
+            masked |= distance >= window
+        if chunk is not None:
+            masked |= rows[:, None] // chunk != keys // chunk
+        if slopes is not None:
+            scores -= slopes.double().view(-1, 1, 1) * distance
+        scores.masked_fill_(masked, float("-inf"))
+        if sinks is not None:
+            scores = torch.cat((scores, sinks.double().view(-1, 1, 1).expand(-1, len(rows), 1)), -1)
+        results.append(torch.einsum("hqk,khd->qhd", scores.softmax(-1)[..., : len(keys)], v[keys]))
+    return torch.cat(results)
 
 
 class AttentionCase:
