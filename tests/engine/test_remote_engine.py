@@ -6,10 +6,12 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 from support.restarts import becomes_ready_again
 from support.tiny_models import write_model
 
@@ -39,6 +41,13 @@ async def running_engine(folder: Path, **settings):
         yield remote_engine
     finally:
         await remote_engine.close()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shared_engine(folder: Path) -> AsyncIterator[RemoteEngine]:
+    """An engine for the tests after which it is idle and runs on. They need its event loop."""
+    async with running_engine(folder) as engine:
+        yield engine
 
 
 def make_request(request_id: str, max_tokens: int = 8) -> EngineRequest:
@@ -132,34 +141,32 @@ async def test_process_that_was_started_early_ends_with_the_server(folder):
     assert await asyncio.to_thread(early.process.wait, 60) == 0
 
 
-async def test_cancel_frees_blocks_while_other_requests_continue(folder):
-    async with running_engine(folder) as e:
-        doomed, spared = e.submit_request(make_request("doomed", 4000)), e.submit_request(make_request("spared", 40))
-        await doomed.next_outputs()
-        doomed.cancel_choice()
-        assert len([t for o in await read_outputs(spared) for t in o.token_ids]) == 40
-        for _ in range(3000):
-            if e.stats.blocks_used == 0:
-                break
-            await asyncio.sleep(0.02)
-        assert (e.stats.blocks_used, e.stats.running, e.stats.waiting) == (0, 0, 0)
+@pytest.mark.asyncio(loop_scope="module")
+async def test_cancel_frees_blocks_while_other_requests_continue(shared_engine):
+    e = shared_engine
+    doomed, spared = e.submit_request(make_request("doomed", 4000)), e.submit_request(make_request("spared", 40))
+    await doomed.next_outputs()
+    doomed.cancel_choice()
+    assert len([t for o in await read_outputs(spared) for t in o.token_ids]) == 40
+    for _ in range(3000):
+        if e.stats.blocks_used == 0:
+            break
+        await asyncio.sleep(0.02)
+    assert (e.stats.blocks_used, e.stats.running, e.stats.waiting) == (0, 0, 0)
 
 
-async def test_engine_reset_empties_the_prefix_cache(folder):
-    async with running_engine(folder) as running:
-        requests = [
-            EngineRequest(id=f"w{k}", token_ids=[5, 6, 7, 8] * 20, max_tokens=1, sampling=GREEDY) for k in range(3)
-        ]
-        outputs = [(await read_outputs(running.submit_request(request)))[-1] for request in requests[:2]]
-        assert await running.reset_prefix_cache()
-        outputs.append((await read_outputs(running.submit_request(requests[2])))[-1])
-        assert [output.cached_tokens for output in outputs] == [0, 64, 0]
-        assert len({tuple(output.token_ids) for output in outputs}) == 1
-        assert await asyncio.gather(running.reset_prefix_cache(), running.reset_prefix_cache(running=True)) == [
-            True,
-            True,
-        ]
-    assert not await running.reset_prefix_cache()
+@pytest.mark.asyncio(loop_scope="module")
+async def test_engine_reset_empties_the_prefix_cache(shared_engine):
+    requests = [EngineRequest(id=f"w{k}", token_ids=[9, 6, 7, 8] * 20, max_tokens=1, sampling=GREEDY) for k in range(3)]
+    outputs = [(await read_outputs(shared_engine.submit_request(request)))[-1] for request in requests[:2]]
+    assert await shared_engine.reset_prefix_cache()
+    outputs.append((await read_outputs(shared_engine.submit_request(requests[2])))[-1])
+    assert [output.cached_tokens for output in outputs] == [0, 64, 0]
+    assert len({tuple(output.token_ids) for output in outputs}) == 1
+    assert await asyncio.gather(shared_engine.reset_prefix_cache(), shared_engine.reset_prefix_cache(running=True)) == [
+        True,
+        True,
+    ]
 
 
 async def test_engine_ignores_group_signals_and_ends_on_close(folder):
@@ -171,6 +178,7 @@ async def test_engine_ignores_group_signals_and_ends_on_close(folder):
         os.kill(pid, signal.SIGHUP)
         assert len(await generate_tokens(e, "a")) == 8
     assert await process_ends(pid)
+    assert not await e.reset_prefix_cache()
 
 
 async def test_engine_reports_a_load_failure_in_one_sentence(tmp_path):
@@ -207,45 +215,46 @@ def test_engine_exits_when_its_parent_is_killed(folder):
     raise AssertionError("the engine process is an orphan")
 
 
-async def test_token_costs_equal_the_measured_step_times(folder, monkeypatch):
+@pytest.mark.asyncio(loop_scope="module")
+async def test_token_costs_equal_the_measured_step_times(shared_engine, monkeypatch):
     """Mixed load: prompts of several lengths, shared prefixes, several choices, and requests that ask for no costs."""
-    async with running_engine(folder) as e:
-        steps: list[StepOutputs] = []
-        add_output = OutputStream.add_output
+    e = shared_engine
+    steps: list[StepOutputs] = []
+    add_output = OutputStream.add_output
 
-        def record_output(stream: OutputStream, output: EngineOutput) -> None:
-            steps[-1].outputs.append(output)
-            add_output(stream, output)
+    def record_output(stream: OutputStream, output: EngineOutput) -> None:
+        steps[-1].outputs.append(output)
+        add_output(stream, output)
 
-        e.step_observers.append(lambda stats: steps.append(StepOutputs([], stats)))
-        monkeypatch.setattr(OutputStream, "add_output", record_output)
-        streams = []
-        for number in range(12):
-            prompt = [5 + number % 3] * (40 * (number % 4)) + [7, 8, number]
-            request = EngineRequest(
-                str(number), prompt, 20 + number, n=1 + number % 2, seed=number, token_costs=number % 5 != 4
-            )
-            streams.append(e.submit_request(request))
-            await asyncio.sleep(0)  # later requests arrive while earlier ones run
-        await asyncio.gather(*map(read_outputs, streams))
-        checked_tokens = 0
-        last_step: dict[tuple[str, int], int] = {}  # for each choice, the step of its last token
-        for step_number, step in enumerate(steps):
-            for output in step.outputs:
-                choice = output.id, output.index
-                if int(output.id) % 5 == 4:
-                    assert output.token_costs is None
-                    continue
-                assert output.token_costs is not None and len(output.token_costs) == len(output.token_ids) == 1
-                (cost,), stats = output.token_costs, step.stats
-                assert cost.batch_rows == stats.step_rows >= len(step.outputs)
-                if choice in last_step:  # a decode has a row in every step
-                    assert last_step[choice] == step_number - 1
-                    assert cost.compute_seconds == pytest.approx(stats.step_seconds, abs=1e-9)
-                else:
-                    whole = sum(each.stats.step_seconds for each in steps[: step_number + 1])
-                    assert stats.step_seconds - 1e-9 <= cost.compute_seconds <= whole + 1e-9
-                assert cost.wait_seconds >= 0
-                last_step[choice] = step_number
-                checked_tokens += 1
-        assert checked_tokens > 300 and max(step.stats.step_rows for step in steps) > 3
+    e.step_observers.append(lambda stats: steps.append(StepOutputs([], stats)))
+    monkeypatch.setattr(OutputStream, "add_output", record_output)
+    streams = []
+    for number in range(12):
+        prompt = [5 + number % 3] * (40 * (number % 4)) + [7, 8, number]
+        request = EngineRequest(
+            str(number), prompt, 20 + number, n=1 + number % 2, seed=number, token_costs=number % 5 != 4
+        )
+        streams.append(e.submit_request(request))
+        await asyncio.sleep(0)  # later requests arrive while earlier ones run
+    await asyncio.gather(*map(read_outputs, streams))
+    checked_tokens = 0
+    last_step: dict[tuple[str, int], int] = {}  # for each choice, the step of its last token
+    for step_number, step in enumerate(steps):
+        for output in step.outputs:
+            choice = output.id, output.index
+            if int(output.id) % 5 == 4:
+                assert output.token_costs is None
+                continue
+            assert output.token_costs is not None and len(output.token_costs) == len(output.token_ids) == 1
+            (cost,), stats = output.token_costs, step.stats
+            assert cost.batch_rows == stats.step_rows >= len(step.outputs)
+            if choice in last_step:  # a decode has a row in every step
+                assert last_step[choice] == step_number - 1
+                assert cost.compute_seconds == pytest.approx(stats.step_seconds, abs=1e-9)
+            else:
+                whole = sum(each.stats.step_seconds for each in steps[: step_number + 1])
+                assert stats.step_seconds - 1e-9 <= cost.compute_seconds <= whole + 1e-9
+            assert cost.wait_seconds >= 0
+            last_step[choice] = step_number
+            checked_tokens += 1
+    assert checked_tokens > 300 and max(step.stats.step_rows for step in steps) > 3

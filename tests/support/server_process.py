@@ -26,10 +26,11 @@ class ServerProcess:
         assert self.process.stdout is not None
         self.lines += (line.rstrip() for line in self.process.stdout)
 
-    def wait_for_line(self, pattern: str) -> re.Match[str]:
+    def wait_for_line(self, pattern: str, after: int = 0) -> re.Match[str]:
+        """Return the match of the first line, behind this number of lines, that has the pattern."""
         end = time.monotonic() + 120
         while time.monotonic() < end:
-            for line in list(self.lines):
+            for line in self.lines[after:]:
                 if match := re.search(pattern, line):
                     return match
             time.sleep(0.01)
