@@ -99,6 +99,8 @@ class PrefillStage(RequestStage):
     ) -> None:
         """Limit the engine requests to the prefill stage, and ask the other instance to continue."""
         self._running_request, self._engine_asked = running, True
+        if self._command.stopped:
+            running.finish_early()
         earlier_outputs = self.prior_outputs or []
         self.response_writer.is_stream = request.stream
         if self._command.continues_here:

@@ -31,6 +31,9 @@ class RunningRequest(Protocol):
     def fail_request(self, error: ParleyError) -> None:
         """End it with an error."""
 
+    def finish_early(self) -> None:
+        """Finish it with the output so far, as if its client had cancelled it."""
+
 
 class RequestStage:
     """Hooks of a stage, called in the order below; by default they do nothing.

@@ -177,7 +177,8 @@ async def live_cluster(serve, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[
     """Start a cluster with these roles, whose answers have the same id and creation time as those of single servers.
 
     ``settings`` returns the settings of an instance that loads a real model; ``separate``, ``strict``,
-    ``memory_limit`` and ``client_keys`` are options of the coordinator; the rest are options of ``serve``.
+    ``memory_limit``, ``max_running`` and ``client_keys`` are options of the coordinator; the rest are options of
+    ``serve``.
     """
     running: list[tuple[Cluster, asyncio.Task[int]]] = []
 
@@ -188,6 +189,7 @@ async def live_cluster(serve, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[
         memory_limit: int = CoordinatorOptions.memory_limit,
         settings: Callable[[], Settings | None] = lambda: None,
         client_keys: Mapping[str, Any] = NO_CLIENT_KEYS,
+        max_running: int = CoordinatorOptions.single_node_max_requests,
         **options: Any,
     ) -> Cluster:
         instances = [await serve(role=role, settings=settings(), **options) for role in roles]
@@ -202,6 +204,7 @@ async def live_cluster(serve, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[
             separate=separate,
             strict=strict,
             memory_limit=memory_limit,
+            single_node_max_requests=max_running,
             heartbeat=0.05,
             max_requests=1000,
             secret=options.get("cluster_secret", ""),

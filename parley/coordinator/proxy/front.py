@@ -22,6 +22,7 @@ from parley.coordinator.proxy.downstream.client_keys import ClientKeys
 from parley.coordinator.proxy.front_load import FrontLoad
 from parley.coordinator.proxy.generation.generation_front import GenerationFront
 from parley.coordinator.proxy.generation.record_keeper import RecordKeeper
+from parley.coordinator.proxy.generation.request_stops import RequestStops
 from parley.coordinator.proxy.generation.scheduling_facts import SchedulingFacts
 from parley.coordinator.proxy.local_answers import LocalAnswers
 from parley.coordinator.proxy.paths import ApiPath, PathTable
@@ -46,9 +47,7 @@ from parley.web.request_body import ClientGone
 log = logging.getLogger("parley.cluster")
 
 # Commands for all instances.
-FOR_ALL_INSTANCES: frozenset[RouteKind] = frozenset({"adapter", "reset", "reset_media", "abort_list"})
-# They concern open requests, which an instance has as well when it takes no new ones.
-ENDS_REQUESTS: frozenset[RouteKind] = frozenset({"abort", "abort_list"})
+FOR_ALL_INSTANCES: frozenset[RouteKind] = frozenset({"adapter", "reset", "reset_media"})
 # Answered here, for clients whose key an instance accepts.
 GUARDED_KINDS: frozenset[RouteKind] = frozenset({"metrics", "load"})
 PROBE_KINDS: frozenset[RouteKind] = frozenset({"live", "ready", "probe", "health", "metrics", "load"})
@@ -89,6 +88,7 @@ class InferenceFront:
         self._record_keeper = RecordKeeper(
             table, self._identity, knows_keys=client_keys is not None, is_ending=lambda: self.load.stopping
         )
+        self._stops = RequestStops(table, connections, self._identity)
         self._generation = GenerationFront(
             scheduler,
             connections,
@@ -96,6 +96,7 @@ class InferenceFront:
             self._identity,
             self._scheduling_facts,
             self._record_keeper,
+            self._stops,
             options,
             strict=strict,
             client_keys=client_keys,
@@ -279,13 +280,17 @@ class InferenceFront:
         if kind == "tokenize" and self._strict and not self.load.is_ready:
             raise refusals.coordinator_error(503, refusals.TEXTS.cluster_not_ready)
         body = await client.read_body() if body is None else body
-        instances = self._find_instances(kind)
+        if kind == "abort" or kind == "abort_list":
+            stop = self._stops.stop_one if kind == "abort" else self._stops.stop_listed
+            await client.while_connected(stop(path, client, body))
+            return
+        usable = self._usable_instances()
         if kind == "embed" and self._client_keys is not None:
-            await self._generation.embed_with_account(path, client, body, instances)
+            await self._generation.embed_with_account(path, client, body, usable)
             return
         if (inlined := await self._record_keeper.inline_records(path, client, body)) is not None:
             body = inlined.body
-        work = await self._choose_forwarding(kind, path, client, instances, body)
+        work = await self._choose_forwarding(kind, path, client, usable, body)
         timeout = self._scheduler.options.tokenizer_timeout if kind == "tokenize" else None
         try:
             async with asyncio.timeout(timeout):
@@ -306,20 +311,17 @@ class InferenceFront:
             return forward.forward_and_merge(connections, client, instances, body, merge_answers.unite_lists)
         if kind == "activity" and method != "HEAD":
             return forward.forward_and_merge(connections, client, instances, body, merge_answers.merge_activity)
-        if kind == "abort":
-            return forward.forward_to_able(connections, client, instances, body)
         if kind in FOR_ALL_INSTANCES or (kind == "endpoint" and method not in ("GET", "HEAD")):
             return forward.forward_to_all(connections, client, instances, body)
         holders = await self._scheduling_facts.instances_holding_model(path, client, body, instances)
         return forward.forward_to_one(connections, client, least_loaded(holders), body)
 
-    def _find_instances(self, kind: RouteKind) -> list[ClusterInstance]:
-        """Return the instances that requests of this kind may be forwarded to. Raises ParleyError if there is none."""
-        table = self._scheduler.table
-        instances = table.running_instances() if kind in ENDS_REQUESTS else table.usable_instances()
-        if not instances:
+    def _usable_instances(self) -> list[ClusterInstance]:
+        """Return the usable instances. Raises ParleyError if there is none."""
+        usable = self._scheduler.table.usable_instances()
+        if not usable:
             raise refusals.coordinator_error(503, refusals.TEXTS.cluster_not_ready)
-        return instances
+        return usable
 
 
 def wrap_cors(front: InferenceFront, options: ServerOptions) -> ASGIApp:

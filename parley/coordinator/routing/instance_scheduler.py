@@ -16,7 +16,7 @@ from parley.coordinator import refusals
 from parley.coordinator.config import CoordinatorOptions
 from parley.coordinator.routing.cost_model import moving_average
 from parley.coordinator.routing.counters import AttemptEnd, RequestCounters
-from parley.coordinator.routing.instance import ClusterInstance
+from parley.coordinator.routing.instance import ClusterInstance, least_loaded
 from parley.coordinator.routing.instance_table import InstanceEvent, InstanceTable
 from parley.coordinator.routing.load import HeldDemand
 from parley.coordinator.routing.policies import (
@@ -165,6 +165,26 @@ class Placement:
         self._scheduler.wake_queue()
 
 
+class EndingPlacement(Placement):
+    """The instance that renders the end of a request which its client has stopped. It computes nothing, so nothing is
+    held there, and nothing is learned about its speed."""
+
+    __slots__ = ()
+
+    def __init__(self, scheduler: InstanceScheduler, instance: ClusterInstance):
+        self.p = self.d = instance
+        self.separate, self.ok, self._scheduler, self._first = False, None, scheduler, 0.0
+
+    def report_first_token(self) -> None:
+        """Do nothing: no token is computed."""
+
+    def report_tokens(self, count: int = 1, last_at: float | None = None) -> None:
+        """Do nothing, as well."""
+
+    def close_placement(self, ok: bool = True, *, cancelled: bool = False) -> None:
+        """Do nothing: nothing is held."""
+
+
 def create_policy(options: CoordinatorOptions) -> SchedulingPolicy:
     """Return the policy that the configuration names."""
     if options.algorithm_type == "cache_affinity":
@@ -219,6 +239,16 @@ class InstanceScheduler:
         if self.queue.is_full_for(request.tenant):
             raise self._refuse_request(429, refusals.TEXTS.too_many_requests, 1.0)
         return await self._wait_for_room(request)
+
+    def place_ending(self, request: SchedulingRequest) -> Placement:
+        """Place a request that its client has stopped on an instance that renders its end, whether or not it has room.
+        Raises RequestRefused."""
+        candidates = self._instances_with_model(request, self.table.usable_instances())
+        native = [instance for instance in candidates if instance.native]
+        preferred = [instance for instance in native if instance.id not in request.failed_instances] or native
+        if not preferred:
+            raise self._refuse_request(503, refusals.TEXTS.cluster_not_ready)
+        return EndingPlacement(self, least_loaded(preferred)[0])
 
     async def _wait_for_room(self, request: SchedulingRequest) -> Placement:
         queued = self.queue.add_request(request)

@@ -47,6 +47,8 @@ ELAPSED_HEADER = NATIVE_PREFIX + b"spent"
 PREFACE_HEADER = NATIVE_PREFIX + b"given"
 # In a native command: the request id that the client chose itself.
 CLIENT_ID_HEADER = NATIVE_PREFIX + b"label"
+# In a native command: "true" if the client has stopped the request while it waited in the coordinator.
+STOPPED_HEADER = NATIVE_PREFIX + b"stopped"
 # In an answer to a coordinator: the engine died, so another instance may serve the request.
 LOST_HEADER = NATIVE_PREFIX + b"lost"
 # In an answer to a coordinator: the context is too short here, but may suffice elsewhere.
@@ -75,7 +77,8 @@ class PrefillCommand:
     ``coordinator_name``, the name of the connection for results. ``request_uuid``: the request UUID, 32 hex digits,
     equal for all attempts; "" for none. ``created``: creation time of the answer, in seconds since the epoch.
     ``preface_size``: number of bytes before the client's body that are records of earlier attempts. ``elapsed``:
-    seconds since the client's request arrived; time limits count from then.
+    seconds since the client's request arrived; time limits count from then. ``stopped``: the client has stopped the
+    request, which ends with the outputs that it has.
     """
 
     request_id: str
@@ -87,6 +90,7 @@ class PrefillCommand:
     created: int | None = None
     preface_size: int = 0
     elapsed: float = 0.0
+    stopped: bool = False
     target_known: bool = False
 
 
@@ -173,7 +177,7 @@ def parse_target(target: str, own_address: InstanceAddress, native: bool = False
 
 PARSED_HEADERS = frozenset(
     (b"req-id", b"req-type", b"d-target", b"is-recompute", RESULTS_HEADER, UUID_HEADER, CREATED_HEADER, PREFACE_HEADER,
-     ELAPSED_HEADER)
+     ELAPSED_HEADER, STOPPED_HEADER)
 )  # fmt: skip
 
 
@@ -192,6 +196,8 @@ def _with_native_headers(command: PrefillCommand, header_values: Mapping[bytes, 
         raise CommandRefused(400, "The header parley-given must be a number of bytes.")
     if not DECIMAL_NUMBER.fullmatch(elapsed_milliseconds):
         raise CommandRefused(400, "The header parley-spent must be a number of milliseconds.")
+    if header_values.get(STOPPED_HEADER, "true") != "true":
+        raise CommandRefused(400, "The header parley-stopped must be true.")
     return replace(
         command,
         coordinator_name=coordinator_name,
@@ -199,4 +205,5 @@ def _with_native_headers(command: PrefillCommand, header_values: Mapping[bytes, 
         created=None if created is None else int(created),
         preface_size=int(preface_size),
         elapsed=int(elapsed_milliseconds) / 1000,
+        stopped=STOPPED_HEADER in header_values,
     )

@@ -38,6 +38,7 @@ from parley.disagg.wire.headers import (
     REFUSED_HEADER,
     RESULTS_HEADER,
     SHORT_HEADER,
+    STOPPED_HEADER,
     UUID_HEADER,
 )
 from parley.disagg.wire.vouched_client import UsedTokens
@@ -137,6 +138,8 @@ class RequestRunner:
         self._timer: asyncio.Timeout  # expires for the first token until P answers, then for the whole request
         self._deadline = 0.0
         self._outside_error: ParleyError | None = None  # set by ``fail_request``
+        self._stop_requested = False  # set by ``stop_request``
+        self._stopping = False  # the next attempt only ends the answer
         self._first_token_due = inf  # when the first token is due; finite once P was asked
         self._recomputes = 0
         self._merge = StreamMerge(client, scheduler.table.clock)
@@ -151,18 +154,8 @@ class RequestRunner:
         """Answer the client. Raises ParleyError only before anything was sent."""
         try:
             self._deadline = asyncio.get_running_loop().time() + self.options.infer_timeout
-            try:
-                async with asyncio.timeout_at(self._deadline) as self._timer:
-                    while not await self._run_once():
-                        pass
-            except TimeoutError:
-                if self._outside_error is not None:
-                    raise self._outside_error from None
-                first_is_late = self._timer.when() != self._deadline
-                text = refusals.TEXTS.first_token_timeout if first_is_late else refusals.TEXTS.inference_timeout
-                if self._placement is not None:
-                    self._placement.report_timeout(text)
-                raise refusals.coordinator_error(408, text) from None
+            while not await self._run_until_timer():
+                pass
             if self.client.status >= 500 and not self._refused:  # an instance's answer
                 self._scheduler.counters.count_failure()
         except ParleyError as error:
@@ -174,6 +167,25 @@ class RequestRunner:
         finally:
             await self._merge.wait_for_client()
 
+    async def _run_until_timer(self) -> bool:
+        """Run attempts until the request is answered (True), or its client stops it (False). Raises ParleyError."""
+        try:
+            async with asyncio.timeout_at(self._deadline) as self._timer:
+                while not await self._run_once():
+                    pass
+            return True
+        except TimeoutError:
+            if self._outside_error is not None:
+                raise self._outside_error from None
+            if self._stop_requested and not self._stopping:
+                self._stopping = True
+                return False
+            first_is_late = self._timer.when() != self._deadline
+            text = refusals.TEXTS.first_token_timeout if first_is_late else refusals.TEXTS.inference_timeout
+            if self._placement is not None:
+                self._placement.report_timeout(text)
+            raise refusals.coordinator_error(408, text) from None
+
     @property
     def used_tokens(self) -> UsedTokens | None:
         """The request's token usage, if this coordinator counts it; None if no instance accepted the request."""
@@ -184,6 +196,24 @@ class RequestRunner:
         self._outside_error = error
         with contextlib.suppress(RuntimeError):  # all attempts are over, and the client reads the rest
             self._timer.reschedule(0.0)
+
+    def stop_request(self) -> bool:
+        """End the request for its client: an instance adds the end to the outputs so far. False if none can."""
+        if self._stop_requested:
+            return True
+        has_native = any(instance.native for instance in self._scheduler.table.usable_instances())
+        answered_by_other = bool(self._recomputes) or (self.client.status != 0 and not self._merge.sent)
+        if not has_native or answered_by_other or not self._merge.exact:
+            return False  # only parley's instances know the outputs so far
+        self._stop_requested = True
+        with contextlib.suppress(RuntimeError):  # the answer is complete
+            self._timer.reschedule(0.0)
+        return True
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether no instance is running the request."""
+        return not self._busy_instances
 
     def _end_stream(self, error: ParleyError) -> None:
         """End a stream that has begun with an error."""
@@ -226,7 +256,7 @@ class RequestRunner:
                 placement.report_failure(failure.instance, failure.text)
             return await self._handle_failure(failure)
         except (asyncio.CancelledError, ClientGone):
-            placement.close_placement(False, cancelled=not self._timer.expired())
+            placement.close_placement(False, cancelled=self._stop_requested or not self._timer.expired())
             raise
         finally:
             placement.close_placement(False)
@@ -281,6 +311,8 @@ class RequestRunner:
                 layout=layout,
             )
         try:
+            if self._stopping:
+                return self._scheduler.place_ending(request)
             return await self._scheduler.place_request(request)
         except RequestRefused as refusal:
             raise refusals.coordinator_error(refusal.status, refusal.text, refusal.retry_after) from None
@@ -291,7 +323,8 @@ class RequestRunner:
 
     def _set_timeout(self, due: float) -> None:
         # Mostly it is unchanged, and rescheduling is expensive.
-        if self._outside_error is None and due != self._timer.when():
+        is_ending = self._outside_error is not None or self._stop_requested is not self._stopping
+        if due != self._timer.when() and not is_ending:
             self._timer.reschedule(due)
 
     def _elapsed_seconds(self) -> float:
@@ -413,6 +446,8 @@ class RequestRunner:
             headers.append((PREFACE_HEADER, b"%d" % prior_size))
         if self._recomputes:
             headers.append((b"is-recompute", b"true"))
+        if self._stopping:
+            headers.append((STOPPED_HEADER, b"true"))
         return headers
 
     def _set_asking(self, pending_answer: CollectedAnswer) -> None:

@@ -13,6 +13,7 @@ from parley.coordinator.proxy.front_load import FrontLoad
 from parley.coordinator.proxy.generation.attempts import RequestRunner
 from parley.coordinator.proxy.generation.background_cycle import BackgroundCycle
 from parley.coordinator.proxy.generation.record_keeper import RecordKeeper
+from parley.coordinator.proxy.generation.request_stops import RequestStops, parsing_context
 from parley.coordinator.proxy.generation.scheduling_facts import SchedulingFacts
 from parley.coordinator.proxy.generation.token_counts import AnswerMeter, reserve_tokens
 from parley.coordinator.proxy.paths import ApiPath
@@ -21,7 +22,7 @@ from parley.coordinator.proxy.upstream.connections import InstanceConnections
 from parley.coordinator.routing.instance import ClusterInstance, least_loaded
 from parley.coordinator.routing.instance_scheduler import InstanceScheduler
 from parley.coordinator.routing.policies import SchedulingRequest
-from parley.dialects.dialect import Reply, RequestContext
+from parley.dialects.dialect import Reply
 from parley.dialects.mounts import BODY_FAULT
 from parley.dialects.records import InlinedRequest
 from parley.errors import ParleyError, Stopping
@@ -34,8 +35,8 @@ SHUTDOWN_TEXT = "The server is shutting down. This answer could not be finished.
 class GenerationFront:
     """Has instances answer requests that generate, and those for vectors that a client's key pays for.
 
-    ``options``: those of the port; ``strict``: report errors to all clients in the documented form; ``client_keys``:
-    the clients' keys; None: instances check them.
+    ``stops`` lists the open requests; ``options``: those of the port; ``strict``: report errors to all clients in the
+    documented form; ``client_keys``: the clients' keys; None: instances check them.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class GenerationFront:
         identity: ClientIdentity,
         scheduling_facts: SchedulingFacts,
         record_keeper: RecordKeeper,
+        stops: RequestStops,
         options: ServerOptions,
         *,
         strict: bool,
@@ -54,7 +56,7 @@ class GenerationFront:
         self._scheduler, self._connections, self._load = scheduler, connections, load
         self._identity, self._scheduling_facts, self._record_keeper = identity, scheduling_facts, record_keeper
         self._options, self._strict, self._client_keys = options, strict, client_keys
-        self._runners: set[RequestRunner] = set()
+        self._stops = stops
         self._client_ids: set[tuple[str, bytes]] = set()  # request ids chosen by clients, of open requests, by tenant
 
     def use_options(self, options: ServerOptions) -> None:
@@ -63,7 +65,7 @@ class GenerationFront:
 
     def fail_open_requests(self) -> None:
         """End all open requests with an error."""
-        for runner in self._runners:
+        for runner in self._stops:
             runner.fail_request(Stopping(SHUTDOWN_TEXT, retry_after=5))
 
     async def run_generation(self, path: ApiPath, client: DownstreamClient, body: bytes | None) -> None:
@@ -163,7 +165,7 @@ class GenerationFront:
             return
         closing = partial(self._error_ending, path, client, body, inlined)
         runner = RequestRunner(self._scheduler, self._connections, client, body, scheduling_request, closing)
-        self._runners.add(runner)
+        self._stops.add_run(runner, self._identity.tenant_of(client), scheduling_request.model, path, body)
         left = False
         try:
             await runner.run_attempts()
@@ -171,7 +173,7 @@ class GenerationFront:
             left = True
             raise
         finally:
-            self._runners.discard(runner)
+            self._stops.remove_run(runner)
             if client.account is not None and self._client_keys is not None:
                 self._client_keys.settle_request(client, runner.used_tokens, left=left)
 
@@ -218,9 +220,8 @@ class GenerationFront:
             if not dialect.framed_answers:
                 return error.message.encode()
         assert route.reader is not None
-        context = RequestContext(client.request_uuid, 0, "", path_parts=client.path_params, headers=client.headers)
         try:
-            reply = route.reader(body, context)
+            reply = route.reader(body, parsing_context(client))
             return reply.fail_stream(error) if isinstance(reply, Reply) else b""
         except ParleyError:
             return b""

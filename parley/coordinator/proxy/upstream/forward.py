@@ -150,19 +150,29 @@ async def forward_to_all(
 
     Raises ParleyError if an instance does not answer.
     """
-    answers = await _ask_all(connections, client, instances, body)
+    client.send_complete(*await ask_all(connections, client, instances, body))
+
+
+async def ask_all(
+    connections: InstanceConnections, client: DownstreamClient, instances: list[ClusterInstance], body: bytes
+) -> InstanceAnswer:
+    """Send the request to all instances, and return the first refusal, or else the first answer.
+
+    Raises ParleyError if an instance does not answer.
+    """
+    answers = await _collect_answers(connections, client, instances, body)
     if len(answers) < len(instances):
         raise refusals.coordinator_error(500, refusals.TEXTS.send_failed)
-    client.send_complete(*next((answer for answer in answers if answer.status >= 400), answers[0]))
+    return next((answer for answer in answers if answer.status >= 400), answers[0])
 
 
-async def forward_to_able(
+async def ask_able(
     connections: InstanceConnections, client: DownstreamClient, instances: list[ClusterInstance], body: bytes
-) -> None:
-    """Send the request to all instances, and the client the first success, or else the first answer. Raises
+) -> InstanceAnswer:
+    """Send the request to all instances, and return the first success, or else the first answer. Raises
     ParleyError."""
-    answers = await _ask_all(connections, client, instances, body)
-    client.send_complete(*next((answer for answer in answers if answer.status < 400), answers[0]))
+    answers = await _collect_answers(connections, client, instances, body)
+    return next((answer for answer in answers if answer.status < 400), answers[0])
 
 
 async def forward_and_merge(
@@ -173,7 +183,7 @@ async def forward_and_merge(
     merge: Callable[[Iterable[bytes]], bytes],
 ) -> None:
     """Send the client the merged answers of all instances, or the first error if none succeeds. Raises ParleyError."""
-    answers = await _ask_all(connections, client, instances, body)
+    answers = await _collect_answers(connections, client, instances, body)
     pages = [answer for answer in answers if answer.status == 200]
     try:
         client.send_complete(*(pages[0]._replace(body=merge(page.body for page in pages)) if pages else answers[0]))
@@ -181,7 +191,7 @@ async def forward_and_merge(
         raise refusals.coordinator_error(500, refusals.TEXTS.send_failed) from None
 
 
-async def _ask_all(
+async def _collect_answers(
     connections: InstanceConnections, client: DownstreamClient, instances: list[ClusterInstance], body: bytes
 ) -> list[InstanceAnswer]:
     """Return the answers of the instances that can be reached, at least one. Raises ParleyError."""

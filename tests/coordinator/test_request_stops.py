@@ -1,0 +1,106 @@
+"""Clients stop their requests by id through a coordinator, also those that wait in its queue or between attempts."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+from support.cluster_of_servers import Cluster
+from support.http_client import Answer, RunningServer
+
+from parley.errors import Stopping
+
+ROLES = [("mixed",), ("prefill", "decode")]
+STOP = "/mindie/v2/models/tiny/stopInfer"
+CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "Hello there"}], "max_tokens": 40}
+TEXT = {"id": "77", "text_input": "a b", "parameters": {"max_new_tokens": 40, "details": True}}
+TOKENS = {"request_id": "77", "token_ids": [5, 6], "sampling_params": {"max_tokens": 40}}
+ID_HEADER = {"req-id": "77"}
+REQUESTS: list[tuple[str, dict[str, Any], dict[str, str]]] = [
+    ("/mindie/v2/models/tiny/generate", TEXT, {}),
+    ("/mindie/v2/models/tiny/generate_stream", TEXT, {}),
+    ("/mindie/v1/chat/completions", CHAT | {"stream": True}, ID_HEADER),
+    ("/inference/v1/generate", TOKENS, {}),
+]
+
+
+def send(server: RunningServer, path: str, body: Any, headers: dict[str, str]) -> asyncio.Task[Answer]:
+    return asyncio.create_task(server.post(path, body, **headers))
+
+
+async def stop(server: RunningServer, path: str, **headers: str) -> Answer:
+    if path.startswith("/inference"):
+        return await server.post("/inference/v1/abort_requests", {"request_ids": ["other", "77"]}, **headers)
+    return await server.post(STOP, {"id": "77"}, **headers)
+
+
+async def fill_cluster(cluster: Cluster, requests: int = 1, **headers: str) -> asyncio.Task[Answer]:
+    """Begin a request that leaves no room for another: the last of ``requests``."""
+    for server in cluster.instances:
+        server.engine.step_gate.clear()
+    first = send(cluster.front, "/v1/chat/completions", CHAT, headers)
+    await cluster.front.until(lambda: cluster.coordinator.scheduler.open_requests == requests)
+    return first
+
+
+async def run_on(cluster: Cluster, request: asyncio.Task[Answer]) -> None:
+    """Let a request finish, and the cluster become idle."""
+    for server in cluster.instances:
+        server.engine.step_gate.set()
+    assert (await request).status == 200
+    await cluster.wait_until_idle()
+
+
+@pytest.mark.parametrize("roles", ROLES, ids="-".join)
+async def test_a_request_that_waits_for_room_ends_as_a_queued_one_of_a_single_server(
+    live_cluster, serve, roles
+) -> None:
+    cluster, server = await live_cluster(*roles, max_running=1), await serve()
+    server.engine.step_gate.clear()
+    first = await fill_cluster(cluster)
+    for path, body, headers in REQUESTS:
+        on_server, on_cluster = send(server, path, body, headers), send(cluster.front, path, body, headers)
+        await server.until(lambda: bool(server.engine.open_stream_count))
+        await cluster.front.until(lambda: cluster.coordinator.scheduler.queued_requests == 1)
+        assert (await stop(server, path)).body == (await stop(cluster.front, path)).body
+        expected, answer = await on_server, await on_cluster
+        assert (answer.status, answer.body) == (expected.status, expected.body), path
+        assert cluster.coordinator.scheduler.queued_requests == 0 and not first.done()
+        assert (await cluster.front.post(STOP, {"id": "77"})).status == 404
+    server.engine.step_gate.set()
+    await run_on(cluster, first)
+
+
+async def test_a_key_cannot_stop_a_waiting_request_of_another_key(live_cluster) -> None:
+    a, b = ({"authorization": f"Bearer {key}"} for key in ("key-a", "key-b"))
+    cluster = await live_cluster("mixed", max_running=1, api_keys=("key-a", "key-b"), cluster_secret="s")
+    first = await fill_cluster(cluster, **a)
+    path, body, _ = REQUESTS[0]
+    waiting = [send(cluster.front, path, body, headers) for headers in (a, b)]
+    await cluster.front.until(lambda: cluster.coordinator.scheduler.queued_requests == 2)
+    assert (await cluster.front.post(STOP, {"id": "77"})).status == 401
+    assert (await stop(cluster.front, path, **b)).status == 200
+    assert (await waiting[1]).status == 200 and not waiting[0].done()
+    assert (await stop(cluster.front, path, **b)).status == 404
+    assert (await stop(cluster.front, path, **a)).status == 200
+    assert (await waiting[0]).json["text_output"] == ""
+    await run_on(cluster, first)
+
+
+async def test_a_request_that_is_stopped_between_two_attempts_keeps_its_text(live_cluster) -> None:
+    cluster = await live_cluster("mixed", "mixed", max_running=1, reply=lambda work, index: [70] * 3000, tick=0.001)
+    path, body, _ = REQUESTS[1]
+    stream = send(cluster.front, path, body | {"parameters": {"max_new_tokens": 3000, "details": True}}, {})
+    await cluster.front.until(lambda: cluster.instances[0].engine.stats.generated_tokens > 5)
+    first = await fill_cluster(cluster, requests=2)
+    cluster.coordinator.table.set_instance_offline(cluster.coordinator.table.instances[1], offline=True)
+    for open_request in list(cluster.instances[0].service.open_requests):
+        open_request.fail_on_shutdown(Stopping("The server is shutting down."))
+    await cluster.front.until(lambda: cluster.coordinator.scheduler.queued_requests == 1)
+    assert (await stop(cluster.front, path)).status == 200
+    frames = [json.loads(line[5:]) for line in (await stream).body.splitlines() if line]
+    assert frames[-1]["details"]["finish_reason"] == "stop_sequence"
+    assert 5 < frames[-1]["details"]["generated_tokens"] == len([frame for frame in frames if frame["text_output"]])
+    await run_on(cluster, first)
