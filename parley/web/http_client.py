@@ -18,6 +18,7 @@ CONNECT_TIMEOUT = 5.0  # seconds to open a connection
 IDLE_SECONDS = 20.0  # seconds that an idle connection stays reusable; servers keep them open longer
 MAX_IDLE = 2048  # idle connections that are kept, enough for as many concurrent requests
 LARGEST_ANSWER = 256 << 20  # bytes of a collected answer
+LARGEST_HEAD = 1 << 20  # bytes of an answer that belong to no body: its head and trailers
 
 HeaderPairs = Sequence[tuple[bytes, bytes]]
 
@@ -78,6 +79,7 @@ class HttpClientConnection(asyncio.Protocol):
         self._bodiless = self._until_close = self._answer_begun = False
         self._paused = False
         self._unsent = False  # written data waits until the other side reads
+        self._head_size = 0  # bytes since the last part of a body
 
     def send_request(self, parts: Sequence[bytes], sink: AnswerSink, *, bodiless: bool = False) -> None:
         """Write a request whose answer goes to ``sink``. ``bodiless``: the answer has a head only."""
@@ -122,10 +124,14 @@ class HttpClientConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Feed the parser; fail the request if the data is not HTTP."""
         self._http_client.last_heard = time.monotonic()
+        self._head_size += len(data)
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade):
             self.fail_connection("The answer is not valid HTTP.", abandoned=False)
+            return
+        if self._head_size > LARGEST_HEAD:
+            self.fail_connection("The head of the answer is too large.", abandoned=False)
 
     def eof_received(self) -> None:
         """Return None, so that the transport closes."""
@@ -178,6 +184,7 @@ class HttpClientConnection(asyncio.Protocol):
 
     def on_body(self, data: bytes) -> None:
         """Hand a part of the body to the sink."""
+        self._head_size = 0
         if self._sink is not None:
             self._sink.receive_data(data)
 
@@ -185,6 +192,7 @@ class HttpClientConnection(asyncio.Protocol):
         """End the answer, and keep the connection if it can be reused."""
         if self._parser.get_status_code() < 200:
             return
+        self._head_size = 0
         sink, self._sink = self._sink, None
         if sink is None:
             return
@@ -295,19 +303,20 @@ class InstanceHttpClient:
         body: Sequence[bytes] = (),
         *,
         resend: bool = True,
+        limit: int = LARGEST_ANSWER,
         on_sent: Callable[[CollectedAnswer], None] = lambda whole: None,
     ) -> InstanceAnswer:
         """Send a request and return the collected answer.
 
         ``resend``: send it again once per reused connection that ends without an answer, mostly because the server had
-        closed it. ``on_sent`` is called with the sink, which can drop the answer. Raises InstanceUnreachable,
-        ConnectionBroken.
+        closed it. ``limit``: bytes that the answer's body may have. ``on_sent`` is called with the sink, which can drop
+        the answer. Raises InstanceUnreachable, ConnectionBroken.
         """
         parts = self.format_request(method, target, headers, body)
         while True:
             idle_connection = self.take_idle()
             connection = idle_connection or await self.open_connection()
-            pending_answer = CollectedAnswer(connection)
+            pending_answer = CollectedAnswer(connection, limit)
             connection.send_request(parts, pending_answer, bodiless=method == b"HEAD")
             on_sent(pending_answer)
             try:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import binascii
 import functools
+from typing import Annotated
 
 import msgspec
 
@@ -22,6 +23,9 @@ COUNT_HEADER = NATIVE_PREFIX + b"count-tokens"
 USED_HEADER = NATIVE_PREFIX + b"used-tokens"
 
 
+TokenCount = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]  # what an instance reports is charged to a key
+
+
 class VouchedClient(msgspec.Struct, frozen=True):
     """A client that the coordinator has let in. ``key_name``: of its key in logs."""
 
@@ -33,8 +37,8 @@ class ReservedTokens(msgspec.Struct, frozen=True):
     """The tokens that a request would reserve: those of its prompts, and the largest number that its answer may have;
     None if the client names no limit."""
 
-    prompt_tokens: int
-    output_tokens: int | None
+    prompt_tokens: TokenCount
+    output_tokens: TokenCount | None
 
 
 class UsedTokens(msgspec.Struct, frozen=True, array_like=True):
@@ -42,9 +46,9 @@ class UsedTokens(msgspec.Struct, frozen=True, array_like=True):
     the prefix cache."""
 
     model: str
-    prompt_tokens: int
-    cached_tokens: int
-    output_tokens: int
+    prompt_tokens: TokenCount
+    cached_tokens: TokenCount
+    output_tokens: TokenCount
 
 
 _CLIENT_DECODER = msgspec.msgpack.Decoder(VouchedClient)

@@ -52,6 +52,7 @@ from parley.web.request_body import ClientGone
 
 # Seconds before the same instance is tried again: at first, doubled each time, and at most.
 RETRY_DELAY, MAX_RETRY_DELAY = 0.05, 2.0
+MAX_FRUITLESS_RECOMPUTES = 10  # in a row, each before D has sent anything
 RECOMPUTE_DELAY = 1.0  # seconds before a refused recompute is tried again
 
 
@@ -142,6 +143,7 @@ class RequestRunner:
         self._stopping = False  # the next attempt only ends the answer
         self._first_token_due = inf  # when the first token is due; finite once P was asked
         self._recomputes = 0
+        self._fruitless_recomputes = 0  # in a row
         self._merge = StreamMerge(client, scheduler.table.clock)
         self._layout = ""  # KV layout of the instances that computed the part the client has
         self._refused = False  # an instance has refused the request because of its content
@@ -246,6 +248,9 @@ class RequestRunner:
             return True
         except RecomputeRequested as recompute:
             self._recomputes += 1
+            self._fruitless_recomputes = 0 if self._merge.part_count else self._fruitless_recomputes + 1
+            if self._fruitless_recomputes > MAX_FRUITLESS_RECOMPUTES:
+                raise refusals.coordinator_error(500, refusals.TEXTS.retry_failed) from None
             self._body = (recompute.body,)
             return False
         except AttemptFailed as failure:

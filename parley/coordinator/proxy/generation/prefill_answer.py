@@ -6,6 +6,7 @@ Pure: bytes in, values out.
 from __future__ import annotations
 
 import binascii
+import re
 
 import msgspec
 
@@ -16,6 +17,10 @@ from parley.web.http_client import InstanceAnswer
 SSE_DONE = b"data: [DONE]\n\n"
 SSE_HEADERS = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
 JSON_HEADERS = [(b"content-type", b"application/json")]
+BODILESS_STATUSES = (204, 205, 304)
+HEADER_NAME = re.compile(rb"[!#$%&'*+.^_`|~0-9a-z-]+")  # RFC 9110, section 5.6.2; in lower case
+HEADER_BREAK = re.compile(rb"[\0\r\n]")
+MAX_HEADER_BYTES = 64 << 10
 
 
 class BadPrefillAnswer(Exception):
@@ -78,6 +83,7 @@ def parse_prefill_answer(body: bytes) -> PrefillAnswer:
         headers = SSE_HEADERS if answer_body.is_stream else JSON_HEADERS
         if answer_body.headers is not None:
             headers = _encode_headers(answer_body.headers)
+        _check_status(answer_body.status)
         return PrefillAnswer(
             answer_body.is_stream,
             bool(answer_body.is_final),
@@ -121,14 +127,27 @@ def parse_answer_head(payload: bytes) -> tuple[int, list[tuple[bytes, bytes]]]:
     """Parse the status and headers of an answer in one piece. Raises BadPrefillAnswer."""
     try:
         answer_head = msgspec.json.decode(payload, type=_AnswerHead)
+        _check_status(answer_head.status)
         return answer_head.status, _encode_headers(answer_head.headers)
     except (msgspec.MsgspecError, UnicodeError) as error:
         raise BadPrefillAnswer("The answer does not have the expected form.") from error
 
 
+def _check_status(status: int) -> None:
+    """Raise BadPrefillAnswer for a status that no answer with a body has: the client would misread what follows."""
+    if not 200 <= status <= 599 or status in BODILESS_STATUSES:
+        raise BadPrefillAnswer("Its status is not that of an answer with a body.")
+
+
 def _encode_headers(headers: list[tuple[str, str]]) -> list[tuple[bytes, bytes]]:
-    """Encode headers for the wire, with names in lower case. Raises UnicodeError."""
-    return [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers]
+    """Encode headers for the wire, with names in lower case. Raises UnicodeError, BadPrefillAnswer."""
+    encoded_headers = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers]
+    for name, value in encoded_headers:
+        if not HEADER_NAME.fullmatch(name) or HEADER_BREAK.search(value):
+            raise BadPrefillAnswer("It has a header that HTTP does not allow.")
+    if sum(len(name) + len(value) for name, value in encoded_headers) > MAX_HEADER_BYTES:
+        raise BadPrefillAnswer(f"Its headers have more than {MAX_HEADER_BYTES} bytes.")
+    return encoded_headers
 
 
 def is_stream_opening(payload: bytes) -> bool:

@@ -67,6 +67,7 @@ class StreamMerge:
         "_out",
         "_parts",
         "_passes_through",
+        "_record_size",
         "_records",
         "_size",
         "_status",
@@ -86,13 +87,14 @@ class StreamMerge:
         self._clock = clock
         self._client, self._out = client, BackpressureBuffer(client)
         self._records: list[bytes] = []  # engine outputs of the part that the client has, in base64
+        self._record_size = 0
         self._used_tokens: UsedTokens | None = None  # the last usage that an instance reported
         self._used_is_final = False
 
     def begin_attempt(self, on_first_part: Callable[[], None]) -> None:
         """Start another attempt. ``on_first_part`` is called when D's first part arrives."""
         if not self.sent:
-            self._records, self.exact = [], True
+            self._records, self._record_size, self.exact = [], 0, True
         self.asking: CollectedAnswer | None = None
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._on_first_part = on_first_part
@@ -141,7 +143,7 @@ class StreamMerge:
         if not self._client.status:
             self._status, self._head = answer.status, returned_headers(answer.headers)
         if answer.record:
-            self._records.append(answer.record)
+            self._keep_record(answer.record)
         if answer.used_tokens is not None and not self._used_is_final:
             self._used_tokens, self._used_is_final = answer.used_tokens, answer.is_final
         if not answer.is_stream:
@@ -180,7 +182,7 @@ class StreamMerge:
             self.part_count += 1
             self.last_part_at = self._clock()
             if frame.record is not None:
-                self._records.append(frame.record)
+                self._keep_record(frame.record)
             self._out.send_part(frame.payload)
             return
         if self._early is not None:
@@ -194,7 +196,7 @@ class StreamMerge:
             self.part_count += 1
             self.last_part_at = self._clock()
             if frame.record is not None:
-                self._records.append(frame.record)
+                self._keep_record(frame.record)
             if kind == "lastData":
                 self._finish_results(frame.payload)
             elif self._stream:
@@ -218,6 +220,13 @@ class StreamMerge:
         self._fail_attempt(ResultsCut())
         if self.asking is not None:
             self.asking.drop_answer(reason)  # P's answer is useless without D
+
+    def _keep_record(self, record: bytes) -> None:
+        """Keep the engine outputs of a part for later attempts."""
+        self._records.append(record)
+        self._record_size += len(record)
+        if self._record_size > LARGEST_ANSWER:
+            self._fail_attempt(ResultsCut(final=True))
 
     def _buffer_frame(self, frame: ResultFrame) -> None:
         """Buffer a frame until P answers."""

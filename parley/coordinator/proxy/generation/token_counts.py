@@ -21,7 +21,13 @@ from parley.coordinator.proxy.upstream.connections import InstanceConnections
 from parley.coordinator.routing.instance import ClusterInstance
 from parley.coordinator.routing.policies import SchedulingRequest
 from parley.dialects.dialect import Reply, RequestContext, Route
-from parley.disagg.wire.vouched_client import COUNT_HEADER, ReservedTokens, UsedTokens, read_reserved_tokens
+from parley.disagg.wire.vouched_client import (
+    COUNT_HEADER,
+    ReservedTokens,
+    TokenCount,
+    UsedTokens,
+    read_reserved_tokens,
+)
 from parley.errors import ParleyError
 from parley.serving.keys.scopes import check_key_models
 from parley.web.http_client import ConnectionBroken, InstanceAnswer, InstanceUnreachable
@@ -33,10 +39,10 @@ KEPT_BYTES = 64 << 10  # bytes kept of the end of an answer, which contains its 
 class _AnswerUsage(msgspec.Struct):
     """The usage in an answer of the APIs that have one; OpenAI and Anthropic name the counts differently."""
 
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    input_tokens: int = 0
-    output_tokens: int = 0
+    prompt_tokens: TokenCount = 0
+    completion_tokens: TokenCount = 0
+    input_tokens: TokenCount = 0
+    output_tokens: TokenCount = 0
 
 
 class AnswerMeter:
