@@ -143,6 +143,22 @@ def test_usage_that_is_lost_at_the_end_is_logged(tmp_path: Path, caplog) -> None
     )
 
 
+def test_a_disk_that_hangs_keeps_the_server_neither_from_serving_nor_from_ending(tmp_path: Path, caplog) -> None:
+    file = str(tmp_path / "usage.db")
+    store = UsageStore(file)
+    store.add_request("k", "alice", "m", 3, 0, 4)
+    store.write_pending()
+    with store._database_lock:  # a write that does not end
+        store.add_request("k", "alice", "m", 1, 0, 1)
+        assert store.tokens_of_day("k") == 7
+        store.close(timeout=0.01)
+        assert caplog.messages == [f"The last usage may be lost, since {file} was not written in 0.01 s."]
+    store._thread.join()
+    reopened = UsageStore(file)
+    assert reopened.tokens_of_day("k") == 9
+    reopened.close()
+
+
 KILLED = """
 import os, sys, time
 from parley.serving.keys.usage_store import UsageStore

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 import sqlite3
 import time
+from functools import partial
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qs
 
@@ -14,6 +14,7 @@ import msgspec
 from parley.dialects.dialect import Route
 from parley.errors import Invalid, NotFound, NotReady, excerpt
 from parley.serving.keys.usage_store import UsageStore, day_text
+from parley.serving.workers.daemon_thread import run_in_daemon_thread
 from parley.web.exchange import Exchange
 
 if TYPE_CHECKING:
@@ -44,7 +45,8 @@ async def render_usage(store: UsageStore | None, query: str) -> bytes:
     end = _read_day(members, "end", day_text(now))
     key, model = members.get("key", ""), members.get("model", "")
     try:
-        rows = await asyncio.to_thread(store.list_usage, start, end, key, model, MAX_ROWS + 1)
+        list_rows = partial(store.list_usage, start, end, key, model, MAX_ROWS + 1)
+        rows = await run_in_daemon_thread(list_rows, "parley-usage-page")
     except sqlite3.Error as error:
         raise NotReady(f"The usage cannot be brought up to date now: {store.fault_reason(error)}.") from None
     page = {

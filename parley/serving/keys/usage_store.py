@@ -44,6 +44,7 @@ KEPT_DAYS = 400
 DAY_SECONDS = 86_400
 MAX_PENDING = 100_000  # rows in memory while the file cannot be written; further ones are lost
 LOCK_SECONDS = 5.0  # how long to wait for another process that writes
+CLOSE_SECONDS = 12.0  # how long the last writes may take: each may wait for another process
 
 log = logging.getLogger("parley.server")
 
@@ -71,15 +72,18 @@ class UsageRow(NamedTuple):
 class UsageStore:
     """The usage of all keys. Several processes may use one file. ``clock`` returns seconds since the epoch.
 
+    Reads have a connection of their own, which waits for no writer: the first request of a key reads what it has used.
+
     Raises BadUsageFile.
     """
 
     def __init__(self, file: str, clock: Callable[[], float] = time.time):
         self._clock = clock
         self._lock = threading.Lock()  # protects the counts
-        self._database_lock = threading.Lock()
+        self._database_lock, self._reader_lock = threading.Lock(), threading.Lock()
         self._file = Path(file).absolute()
         self._database = _open_database(file)
+        self._reader = sqlite3.connect(file, timeout=0.0, check_same_thread=False)
         self._pending: dict[PendingKey, list[int]] = {}  # counts by day, key's id and model
         self._key_names: dict[str, str] = {}
         self._closed, self._has_news = threading.Event(), threading.Event()
@@ -120,8 +124,8 @@ class UsageStore:
     def tokens_of_day(self, key_id: str) -> int:
         """Return the tokens that a key has used today. Raises sqlite3.Error."""
         query = "SELECT coalesce(sum(prompt_tokens + completion_tokens), 0) FROM usage WHERE day = ? AND key_id = ?"
-        with self._database_lock:
-            return int(self._database.execute(query, (day_text(self._clock()), key_id)).fetchone()[0])
+        with self._reader_lock:
+            return int(self._reader.execute(query, (day_text(self._clock()), key_id)).fetchone()[0])
 
     def fault_reason(self, error: sqlite3.Error) -> str:
         """Return why a call of this store failed, as a clause for clients."""
@@ -152,11 +156,15 @@ class UsageStore:
             if lost:
                 log.error("The usage of %d requests was lost: memory keeps no more rows that wait to be written.", lost)
 
-    def close(self) -> None:
-        """Write everything, and close the file."""
+    def close(self, timeout: float = CLOSE_SECONDS) -> None:
+        """Write everything, and close the file; give up after ``timeout`` seconds."""
         self._closed.set()
         self._has_news.set()
-        self._thread.join()
+        self._thread.join(timeout)
+        if self._thread.is_alive():
+            log.error("The last usage may be lost, since %s was not written in %g s.", self._file, timeout)
+
+    def _close_database(self) -> None:
         try:
             self.write_pending()
         except sqlite3.Error as error:
@@ -164,8 +172,9 @@ class UsageStore:
             if requests:
                 text = "Usage is lost (%d requests), since %s cannot be written: %s"
                 log.error(text, requests, self._file, describe_fault(self._file, error))
-        with self._database_lock:
+        with self._database_lock, self._reader_lock:
             self._database.close()
+            self._reader.close()
 
     def _keep_pending(self, pending: dict[PendingKey, list[int]]) -> None:
         with self._lock:
@@ -188,6 +197,7 @@ class UsageStore:
                 text = "The usage of keys is kept in memory, since %s cannot be written: %s"
                 self._fault.report(text, self._file, describe_fault(self._file, error))
             self._closed.wait(WRITE_SECONDS)
+        self._close_database()
 
 
 def tokens_of_day(store: UsageStore | None) -> Callable[[str], int]:
