@@ -160,6 +160,16 @@ A `nomic_bert` may have mixtures of experts, as nomic-embed-text-v2-moe.
 `jina_embeddings_v3` is read as Transformers writes it, without its adapters for tasks. `eurobert` runs on parley's own
 decoder, as do the decoders of the next section.
 """
+SPARSE_MODELS = """\
+
+## Sparse embedding models
+
+The vectors of SPLADE models have a number for each token of the vocabulary, most of them 0. A folder of
+sentence-transformers is such a model if its modules.json lists MLMTransformer (or Transformer) and SpladePooling. The
+strategies are `max` and `sum`, the activations `relu` and `log1p_relu`. Other masked language models become one by
+`--hf-overrides '{"architectures": ["BertSpladeSparseEmbeddingModel"]}'`, which is vLLM's name. A folder with Router,
+which has one model for queries and another one for documents, is not supported.
+"""
 WHOLE_TEXTS = """\
 
 ## Decoders that only make vectors or classes
@@ -220,6 +230,7 @@ def models_page() -> str:
     from support.model_zoo.zoo import ZOO
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+    from parley.model.load.text_encoders.sparse import MASKED_HEADS
     from parley.model.networks.families.table import FUSABLE_TYPES
 
     served = [folder for folder in ZOO.values() if not folder.refusal]
@@ -237,7 +248,8 @@ def models_page() -> str:
     lines += [OTHERS, "| `model_type` | Architecture |", "|---|---|"]
     others = {folder.model_type for folder in served} - FUSABLE_TYPES - set(ENCODER_TYPES)
     lines += [f"| `{kind}` | `{MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(kind)}` |" for kind in sorted(others)]
-    lines += [ENCODERS, _join(f"`{kind}`" for kind in ENCODER_TYPES), WHOLE_TEXTS.rstrip()]
+    lines += [ENCODERS, _join(f"`{kind}`" for kind in ENCODER_TYPES)]
+    lines += [SPARSE_MODELS, _join(f"`{kind}`" for kind in MASKED_HEADS), WHOLE_TEXTS.rstrip()]
     plain = ("bfloat16", "float16", "float32", "safetensors")
     other_forms = [folder.files for folder in served if not folder.is_quantized and folder.files not in plain]
     lines += [FILES, *(f"* {form}" for form in dict.fromkeys(other_forms))]

@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from body_schemas import SchemaLearner
 from random_bodies import ANY_VALUES, draw_value
 from refine_schemas import CannotRefine, refine_schema
-from survey import CLASSIFIER_CONTEXT, CONTEXT, SurveyedRecords, call_reader, encode_body
+from survey import CLASSIFIER_CONTEXT, CONTEXT, SPARSE_CONTEXT, SurveyedRecords, call_reader, encode_body
 
 from parley.dialects.admin_requests import DetokenizeRequest
 from parley.dialects.dialect import (
@@ -75,6 +75,7 @@ MODELS: dict[str, RequestContext] = {
     "": replace(CONTEXT, media_limits={}, api_options=ApiOptions()),
     "a model that reads media": replace(CONTEXT, api_options=ApiOptions()),
     "a classifier": replace(CLASSIFIER_CONTEXT, media_limits={}, api_options=ApiOptions()),
+    "a sparse embedding model": replace(SPARSE_CONTEXT, media_limits={}, api_options=ApiOptions()),
 }
 
 

@@ -87,6 +87,8 @@ CONTEXT = RequestContext(  # a model that reads every kind of media, and an oper
 )
 CLASSIFIER_PATHS = ("/predict", "/rerank")  # routes that need a classifier
 CLASSIFIER_CONTEXT = replace(CONTEXT, labels=["a"], pooling_tasks=frozenset({"classify"}))
+SPARSE_CONTEXT = replace(CONTEXT, pooling_tasks=frozenset({"embed", "embed_sparse"}))
+CONTEXTS_BY_PATH = {**dict.fromkeys(CLASSIFIER_PATHS, CLASSIFIER_CONTEXT), "/embed_sparse": SPARSE_CONTEXT}
 BOUNDARY = "b"
 FORM_CONTEXT = replace(
     CONTEXT,
@@ -469,7 +471,7 @@ def call_reader(route: Route, body: bytes, context: RequestContext | None = None
     """Return what a route's reader makes of a body. ``context``: in place of the usual one. Raises ParleyError."""
     if context is None:
         context = FORM_CONTEXT if route.reads_form else CONTEXT
-        context = CLASSIFIER_CONTEXT if route.kind == "embed" and route.path in CLASSIFIER_PATHS else context
+        context = CONTEXTS_BY_PATH.get(route.path, context) if route.kind == "embed" else context
     context = replace(context, path_parts=path_parts(route))
     arguments_by_kind = {
         "generate": (context,),
@@ -524,7 +526,8 @@ def survey_route(route: Route) -> Members:
     has_no_body = route.reader is None or route.method not in ("POST", "PUT", "PATCH") or route.kind == "reset"
     if has_no_body or route.path.endswith("}/infer"):
         return {}  # an inference has tensors, one for each of the members that generate has
-    reading = repr(route.reader), route.kind, route.reads_form, route.path in CLASSIFIER_PATHS  # many routes share it
+    is_classifier = route.path in CLASSIFIER_PATHS
+    reading = repr(route.reader), route.kind, route.reads_form, is_classifier  # many routes share it
     if reading not in _surveyed_readers:
         _surveyed_readers[reading] = _survey_reader(route)
     return _surveyed_readers[reading]

@@ -30,6 +30,7 @@ from parley.types import (
     KeyLimitStates,
     MediaKind,
     ModelAbility,
+    ModelInfo,
     PoolingTask,
     Request,
     Tenant,
@@ -316,8 +317,8 @@ class Route:
     reader: Callable[..., Any] | None = None
     writer: Callable[[Any], Any] | None = None
     model_reader: Callable[[bytes], str] | None = None  # returns the model's name in a body; without it: the main model
-    # Whether a model with these class labels suits a request that names none; the first such model answers it.
-    suits_labels: Callable[[Sequence[str]], bool] | None = None
+    # Whether a loaded model suits a request that names none; the first such model answers it.
+    suits_model: Callable[[ModelInfo], bool] | None = None
     resolve_model_first: bool = False  # the model is resolved before the rest of the body is read
     names_endpoint: bool = False  # the name in the body or the path is an endpoint's
     claiming_members: tuple[str, ...] = ()  # a body with one of these members belongs to this route

@@ -1,4 +1,5 @@
-"""Encodings of embedding vectors in answers: numbers, base64, bytes. The input is float32, little endian."""
+"""Encodings of embedding vectors in answers: numbers, base64, bytes. The input is float32, little endian, or pairs of a
+token's id and its weight for sparse vectors."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ import struct
 import sys
 from array import array
 from bisect import bisect_left
+from collections.abc import Iterator
 from functools import cache
 from math import ldexp
 from operator import mul
@@ -37,6 +39,14 @@ def vector_rows(values: bytes, rows: int) -> list[list[float]]:
     """Return the numbers of several vectors of the same length."""
     size = len(values) // rows
     return [vector_numbers(values[row * size : (row + 1) * size]) for row in range(rows)]
+
+
+_SPARSE_PAIR = struct.Struct("<If")
+
+
+def sparse_pairs(values: bytes) -> Iterator[tuple[int, float]]:
+    """Yield the tokens of a sparse vector with their weights."""
+    return _SPARSE_PAIR.iter_unpack(values)
 
 
 _FLOAT32 = struct.Struct("f")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import struct
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -315,8 +316,12 @@ class FakeEngine(MessagePageTransfer):
         )
 
     def _make_vector(self, request: EngineRequest) -> bytes:
-        """Return made-up numbers that depend on the prompt: the frequency of its tokens by residue, or of each one."""
+        """Return made-up numbers that depend on the prompt: the frequency of its tokens by residue, or of each one. The
+        weight of a token in a sparse vector is how often it is in the prompt."""
         assert request.pooling is not None
+        if request.pooling.task == "embed_sparse":
+            counted = sorted(Counter(request.token_ids).items())
+            return b"".join(struct.pack("<If", token, count) for token, count in counted)
         by_token = request.pooling.task == "token_embed"
         size = len(self._model_info.labels) if request.pooling.task == "classify" else self._model_info.dimensions
         numbers: list[float] = []

@@ -1,4 +1,5 @@
-"""The encoder runner: computes one vector for each text of a step, or for each of its tokens, or scores of classes.
+"""The encoder runner: computes one vector for each text of a step, or for each of its tokens, or scores of classes, or
+weights of the vocabulary's tokens.
 
 It keeps nothing between steps, neither pages nor a sampler. Texts of the same length are packed next to each other, so
 that they attend in one call.
@@ -17,7 +18,8 @@ from parley.core.sequence import DraftProposer, MediaEncoder, RowResult, Sequenc
 from parley.model.checkpoint.files import LoadError
 from parley.model.networks.classifier import ClassifierHead
 from parley.model.networks.encoder import EncoderNetwork, PackedTexts
-from parley.model.networks.pooling import HiddenRows, PoolingRecipe
+from parley.model.networks.pooling import HiddenRows, PoolingRecipe, encode_vectors
+from parley.model.networks.sparse_head import SparseHead, encode_sparse_vector
 from parley.types import EngineRequest, PoolingOptions, PoolingTask
 
 BROKEN_TEXT_VECTOR = "The model produced a vector that is not made of numbers."
@@ -25,7 +27,8 @@ MAX_TOKENS_AT_ONCE = 4096  # tokens computed at once; bounds the memory of activ
 
 
 class EncoderRunner:
-    """``core.sequence.ModelRunner`` over an encoder. With a ``head`` it is a classifier, and has no vectors."""
+    """``core.sequence.ModelRunner`` over an encoder. With a ``head`` it is a classifier, and has no vectors. With a
+    ``sparse_head`` a text's vector has a number for each token of the vocabulary."""
 
     page_count = 0
     generates = False
@@ -38,18 +41,27 @@ class EncoderRunner:
     starter: StepStarter | None = None
 
     def __init__(
-        self, encoder: EncoderNetwork, recipe: PoolingRecipe, *, max_model_len: int, head: ClassifierHead | None = None
+        self,
+        encoder: EncoderNetwork,
+        recipe: PoolingRecipe,
+        *,
+        max_model_len: int,
+        head: ClassifierHead | None = None,
+        sparse_head: SparseHead | None = None,
     ):
-        if head is None:
-            recipe.check_width(encoder.config.hidden)
         self.encoder = encoder
         self.recipe = recipe
-        self.head = head
+        self.head, self.sparse_head = head, sparse_head
         self.max_model_len = max_model_len
         self.vocab_size = encoder.config.vocab
-        self.dimensions = recipe.vector_size(encoder.config.hidden) if head is None else 0
-        self.token_dimensions = encoder.config.hidden if head is None else 0
-        tasks: tuple[PoolingTask, ...] = ("embed", "token_embed") if head is None else ("classify",)
+        self.dimensions = self.token_dimensions = 0
+        tasks: tuple[PoolingTask, ...] = ("classify",)
+        if sparse_head is not None:
+            self.dimensions, tasks = sparse_head.vocabulary, ("embed", "embed_sparse")
+        elif head is None:
+            recipe.check_width(encoder.config.hidden)
+            self.dimensions = recipe.vector_size(encoder.config.hidden)
+            self.token_dimensions, tasks = encoder.config.hidden, ("embed", "token_embed")
         self.pooling_tasks = frozenset(tasks)
 
     def prepare_request(self, request: EngineRequest) -> None:
@@ -99,6 +111,8 @@ class EncoderRunner:
         requests = [sequence.request for sequence in sequences]
         if self.head is not None:
             vectors = self._score_classes(self.head, states, texts, requests)
+        elif self.sparse_head is not None:
+            vectors = self._weigh_tokens(self.sparse_head, states, texts.lengths, requests)
         else:
             vectors = self._pool_texts(states.float().cpu().numpy(), texts.lengths, requests)
         for i, vector in zip(row_indices, vectors, strict=True):
@@ -115,6 +129,17 @@ class EncoderRunner:
         for length, request in zip(lengths, requests, strict=True):
             start, end = end, end + length
             yield self.recipe.pool_rows(states[start:end], request.pooling or PoolingOptions())
+
+    def _weigh_tokens(
+        self, head: SparseHead, states: torch.Tensor, lengths: list[int], requests: list[EngineRequest]
+    ) -> Iterator[bytes | None]:
+        """Yield each text's weights of the vocabulary's tokens: all of them, or those that are not 0."""
+        for weights, request in zip(head.weigh_texts(states, lengths), requests, strict=True):
+            pooling, numbers = request.pooling or PoolingOptions(), weights.cpu().numpy()
+            if pooling.task == "embed_sparse":
+                yield encode_sparse_vector(numbers)
+            else:
+                yield encode_vectors(numbers[None, : pooling.dimensions], normalize=pooling.normalize is True)
 
     def _score_classes(
         self, head: ClassifierHead, states: torch.Tensor, texts: PackedTexts, requests: list[EngineRequest]

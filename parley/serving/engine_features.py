@@ -20,6 +20,7 @@ DEFAULT_SAMPLING = Sampling()
 MISSING_TASKS: dict[PoolingTask, str] = {
     "embed": "does not make embeddings",
     "token_embed": "does not make embeddings of single tokens",
+    "embed_sparse": "does not make sparse embeddings",
     "classify": "is no classifier",
 }
 

@@ -347,11 +347,20 @@ def _check_room_for_text(model: ServedModel, request: Request) -> None:
 
 
 def _check_token_vectors(request: Request, info: ModelInfo, prompts: list[tuple[PreparedPrompt, int]]) -> None:
-    """Limit the vectors of single tokens in one answer. Raises Invalid."""
-    if request.pooling is None or request.pooling.task != "token_embed":
+    """Limit the vectors of single tokens in one answer, and those with a number for each token of the vocabulary.
+    Raises Invalid."""
+    if request.pooling is None or request.pooling.task not in ("embed", "token_embed"):
+        return
+    most = MAX_TOKEN_VECTOR_NUMBERS // (request.pooling.dimensions or info.dimensions)
+    if request.pooling.task == "embed":
+        if "embed_sparse" in info.pooling_tasks and len(prompts) > most:
+            raise Invalid(
+                f"Embeddings over the whole vocabulary can be returned for at most {most} texts in one answer, but "
+                f"they were requested for {len(prompts)}. Send fewer texts.",
+                field="prompt",
+            )
         return
     tokens = sum(len(prepared.token_ids) for prepared, _ in prompts)
-    most = MAX_TOKEN_VECTOR_NUMBERS // (request.pooling.dimensions or info.dimensions)
     if tokens > most:
         raise Invalid(
             f"Embeddings of single tokens can be returned for at most {most} tokens in one answer, but they were "

@@ -33,7 +33,7 @@ from parley.serving.records.connection_records import make_connection_store
 from parley.serving.records.open_store import open_record_store
 from parley.serving.served_model import ServedModel
 from parley.tracing.request_trace import SpanExporter
-from parley.types import KeyOwner, Tenant
+from parley.types import KeyOwner, ModelInfo, Tenant
 from parley.version import __version__
 from parley.web.auth import owner_of
 
@@ -144,10 +144,10 @@ class ModelRegistry:
         spelling = known_spelling(name, self.served_names)
         return self.get_model(spelling) if spelling is not None else None
 
-    def first_model_with_labels(self, suits: Callable[[Sequence[str]], bool]) -> ServedModel | None:
-        """Return the first loaded model whose class labels suit, None if there is none."""
+    def first_suitable_model(self, suits: Callable[[ModelInfo], bool]) -> ServedModel | None:
+        """Return the first loaded model that suits, None if there is none."""
         infos = ((model, model.engine.info) for model in self.models)
-        return next((model for model, info in infos if info is not None and suits(info.labels)), None)
+        return next((model for model, info in infos if info is not None and suits(info)), None)
 
     def find_model(self, name: str) -> ServedModel:
         """Return the model of this name, as ``get_model`` does. Raises UnknownModel."""

@@ -30,8 +30,8 @@ def read_generation_body(
         return _read_endpoint_body(registry, route, exchange, body)
     model_name = _requested_name(route, exchange, "model", body)
     suitable = None
-    if not model_name and route.suits_labels is not None:
-        suitable = registry.first_model_with_labels(route.suits_labels)
+    if not model_name and route.suits_model is not None:
+        suitable = registry.first_suitable_model(route.suits_model)
     exchange.log_entry.note_model(model_name or (suitable or registry.main_model).name)
     if route.resolve_model_first:
         registry.find_model(model_name).require_ready()

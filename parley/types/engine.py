@@ -321,6 +321,7 @@ class ModelInfo(msgspec.Struct, kw_only=True):
         offered: dict[PoolingTask, bool] = {
             "embed": self.dimensions > 0,
             "token_embed": self.token_vectors,
+            "embed_sparse": self.pooling == "splade",
             "classify": bool(self.labels),
         }
         return frozenset(task for task, is_offered in offered.items() if is_offered)

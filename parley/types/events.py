@@ -101,7 +101,8 @@ class ChoiceDone(msgspec.Struct):
 
 class PromptVector(msgspec.Struct):
     """The numbers of prompt number ``prompt`` in float32, little endian: its vector, one vector for each token in
-    ``rows`` rows, or the scores of all classes."""
+    ``rows`` rows, or the scores of all classes. For the task "embed_sparse", pairs of a token's id, uint32, and its
+    weight, float32."""
 
     prompt: int
     values: bytes

@@ -194,8 +194,9 @@ class BeamOptions(msgspec.Struct, frozen=True):
     field: str = "use_beam_search"
 
 
-# A vector of the text (an embedding), a vector of each of its tokens, or a score of each of the model's classes.
-PoolingTask = Literal["embed", "token_embed", "classify"]
+# A vector of the text (an embedding), a vector of each of its tokens, those weights of the vocabulary's tokens that are
+# not 0, or a score of each of the model's classes.
+PoolingTask = Literal["embed", "token_embed", "embed_sparse", "classify"]
 
 
 class PoolingOptions(msgspec.Struct, frozen=True, omit_defaults=True):

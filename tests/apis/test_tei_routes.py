@@ -1,5 +1,7 @@
 """TEI's routes of a running server: beside the other APIs at the root, and strict below its prefix."""
 
+from collections import Counter
+
 import msgspec
 from support.http_client import MODEL_INFO
 
@@ -49,6 +51,34 @@ async def test_an_encoder_has_teis_routes_and_a_generator_tgis(serve):
     assert (await generator.post("/tei/embed_all", {"inputs": "a"})).status == 424
 
 
+async def test_a_sparse_model_answers_with_weights_of_tokens(serve):
+    server = await serve(info=model_info(dimensions=MODEL_INFO.vocab_size, pooling="splade"))
+    for prefix in ("", "/tei"):
+        tokens = (await server.post(prefix + "/tokenize", {"inputs": TEXTS})).json
+        counts = [Counter(token["id"] for token in each) for each in tokens]
+        expected = [[{"index": token, "value": count} for token, count in sorted(each.items())] for each in counts]
+        assert (await server.post(prefix + "/embed_sparse", {"inputs": TEXTS})).json == expected
+        assert (await server.post(prefix + "/", {"inputs": TEXTS[0]})).json == expected[:1]
+        dense = (await server.post(prefix + "/embed", {"inputs": TEXTS, "normalize": False})).json
+        assert [len(vector) for vector in dense] == [MODEL_INFO.vocab_size] * 2
+        for path in ("/embed", "/embed_all"):
+            refused = await server.post(prefix + path, {"inputs": "a"})
+            assert refused.status == 424 and "not available for SPLADE models" in refused.json["error"]
+        assert (await server.get(prefix + "/info")).json["model_type"] == {"embedding": {"pooling": "splade"}}
+    assert (
+        len((await server.post("/v1/embeddings", {"input": "a"})).json["data"][0]["embedding"]) == MODEL_INFO.vocab_size
+    )
+    await server.wait_until_idle()
+
+
+async def test_dense_vectors_over_a_large_vocabulary_are_limited_by_their_texts(serve):
+    server = await serve(info=model_info(dimensions=1 << 20, pooling="splade"))
+    refused = await server.post("/v1/embeddings", {"input": ["a"] * 9})
+    assert refused.status == 400 and "at most 8 texts in one answer" in refused.json["error"]["message"]
+    assert len((await server.post("/embed_sparse", {"inputs": ["a"] * 9})).json) == 9
+    await server.wait_until_idle()
+
+
 async def test_a_reranker_answers_rerank_by_the_members_of_the_body(serve):
     server = await serve(info=model_info(labels=["LABEL_0"]))
     body = {"query": "a", "texts": TEXTS, "return_text": True}
@@ -73,13 +103,18 @@ async def test_requests_without_a_model_go_to_the_first_that_suits_their_path(se
         engine = FakeEngine(info=model_info(**changes))
         return ServedModel((name,), Settings(model=str(folder)), engine, ServerOptions())
 
-    beside = [make_model("ranks", labels=["LABEL_0"]), make_model("classes", labels=["bad", "good"])]
+    beside = [
+        make_model("ranks", labels=["LABEL_0"]),
+        make_model("classes", labels=["bad", "good"]),
+        make_model("sparse", dimensions=320, pooling="splade"),
+    ]
     server = await serve(info=model_info(dimensions=8), beside=beside)
     for prefix in ("", "/tei"):
         assert len((await server.post(prefix + "/rerank", {"query": "a", "texts": TEXTS})).json) == 2
         classes = (await server.post(prefix + "/predict", {"inputs": "a"})).json
         assert {each["label"] for each in classes} == {"bad", "good"}
         assert len((await server.post(prefix + "/embed", {"inputs": "a"})).json[0]) == 8
+        assert (await server.post(prefix + "/embed_sparse", {"inputs": "a"})).json[0][0]["value"] == 1
     named = await server.post("/rerank", {"model": "classes", "query": "a", "texts": TEXTS})
     assert (named.status, named.json["error_type"]) == (424, "Backend")
     reranker = await serve(info=model_info(labels=["LABEL_0"]), beside=[make_model("vectors", dimensions=8)])

@@ -26,6 +26,7 @@ from parley.errors import (
 from parley.types import ModelInfo, PoolingOptions, PromptVector, Text, TextPair, Tokens, Usage
 
 ENCODER = RequestContext("0f", 1700000000, "fp", context_length=100, device="cpu", generates=False, model_names=("m",))
+SPARSE = replace(ENCODER, pooling_tasks=frozenset({"embed", "embed_sparse"}))
 RERANKER = replace(ENCODER, labels=["LABEL_0"])
 CLASSIFIER = replace(ENCODER, labels=["bad", "good"])
 USAGE = Usage(prompt_tokens=9)
@@ -83,11 +84,43 @@ def test_tei_embeds_all_tokens_without_normalization():
     assert finish(reply, (2, (1.0, 2.0, 3.0, 4.0)), (1, (5.0, 6.0))) == b"[[[1.0,2.0],[3.0,4.0]],[[5.0,6.0]]]"
 
 
+def test_tei_embeds_sparsely():
+    body = {"inputs": ["a", [7]], "truncate": True, "truncation_direction": "Left"}
+    reply = read(embed.read_embed_sparse, body, SPARSE)
+    assert reply.request.prompts == [Text("a"), Tokens([7])]
+    assert reply.request.pooling == PoolingOptions(task="embed_sparse")
+    assert (reply.request.max_prompt_tokens, reply.request.truncation_side) == (100, "tail")
+    pairs = struct.pack("<IfIf", 5, 1.1, 30521, 0.25)
+    reply.add_events([PromptVector(0, pairs), PromptVector(1, b"")])
+    assert reply.render_body(USAGE) == b'[[{"index":5,"value":1.1},{"index":30521,"value":0.25}],[]]'
+    assert (b"x-compute-characters", b"2") in reply.answer_headers(TIMINGS)
+    single = read(embed.read_embed_sparse, {"inputs": "a", "prompt_name": "query"}, SPARSE)
+    assert single.request.pooling == PoolingOptions(prompt="query", task="embed_sparse")
+    single.add_events([PromptVector(0, pairs[:8])])
+    assert single.render_body(USAGE) == b'[[{"index":5,"value":1.1}]]'
+
+
 def test_tei_refuses_sparse_vectors_by_name():
-    answer = embed.refuse_sparse(STRICT_RULES, b'{"inputs":"a"}', ENCODER)
-    assert answer.status == 424
-    assert answer.body == (
-        b'{"error":"Backend error: Model is not an embedding model with SPLADE pooling","error_type":"Backend"}'
+    for context in (ENCODER, CLASSIFIER):
+        with pytest.raises(BadRequest) as caught:
+            read(embed.read_embed_sparse, {"inputs": "a"}, context)
+        answer = tei_error_answer(caught.value)
+        assert answer.status == 424
+        assert answer.body == (
+            b'{"error":"Backend error: Model is not an embedding model with SPLADE pooling","error_type":"Backend"}'
+        )
+
+
+def test_tei_embeds_densely_with_a_sparse_model():
+    """Its vectors have a number for each token of the vocabulary, and are never normalized but for cosines."""
+    reply = read(embed.read_embed, {"inputs": "a", "normalize": False}, SPARSE)
+    assert reply.request.pooling == PoolingOptions(normalize=False)
+    sentences = {"inputs": {"source_sentence": "a", "sentences": ["b"]}}
+    assert read(embed.read_similarity, sentences, SPARSE).request.pooling == PoolingOptions(normalize=True)
+    refused = read(embed.read_openai_embedding, {"input": "a"}, SPARSE)
+    assert (refused.status, refused.body) == (
+        424,
+        b'{"message":"Backend error: `normalize` is not available for SPLADE models","code":424,"type":"Backend"}',
     )
 
 
@@ -167,8 +200,10 @@ def test_tei_reranks_texts():
         (embed.read_embed, ENCODER, {"inputs": "a", "dimensions": 2.0}, 422, "floating point `2.0`, expected usize"),
         (embed.read_embed, CLASSIFIER, {"inputs": "a"}, 424, "Backend error: Model is not an embedding model"),
         (embed.read_embed_all, CLASSIFIER, {"inputs": "a"}, 424, "Backend error: Model is not an embedding model"),
-        (embed.refuse_sparse, ENCODER, {"inputs": []}, 400, "Input validation error: `inputs` cannot be empty"),
-        (embed.refuse_sparse, ENCODER, {}, 422, "missing field `inputs`"),
+        (embed.read_embed_sparse, ENCODER, {"inputs": []}, 400, "Input validation error: `inputs` cannot be empty"),
+        (embed.read_embed_sparse, ENCODER, {}, 422, "missing field `inputs`"),
+        (embed.read_embed, SPARSE, {"inputs": "a"}, 424, "error: `normalize` is not available for SPLADE models"),
+        (embed.read_embed_all, SPARSE, {"inputs": "a"}, 424, "error: `embed_all` is not available for SPLADE models"),
         (embed.read_embed, ENCODER, {"inputs": [5], "prompt_name": "x"}, 422, "prompt_name"),
         (embed.read_similarity, ENCODER, {"inputs": {"sentences": ["a"]}}, 422, "missing field `source_sentence`"),
         (
@@ -235,6 +270,7 @@ def test_tei_decode_reads_one_text_or_a_batch():
     ("members", "kind"),
     [
         ({"dimensions": 8, "pooling": "lasttoken"}, {"embedding": {"pooling": "last_token"}}),
+        ({"dimensions": 9, "pooling": "splade"}, {"embedding": {"pooling": "splade"}}),
         ({"labels": ["a"]}, {"reranker": {"id2label": {"0": "a"}, "label2id": {"a": 0}}}),
         ({"labels": ["a", "b"]}, {"classifier": {"id2label": {"0": "a", "1": "b"}, "label2id": {"a": 0, "b": 1}}}),
     ],
@@ -268,6 +304,7 @@ def test_tei_info_describes_the_kind_of_model(members, kind):
     ("context", "strict_reply", "extended_reply"),
     [
         (ENCODER, embed.EmbedReply, embed.FeatureReply),
+        (SPARSE, embed.SparseReply, embed.SparseReply),
         (CLASSIFIER, predict.PredictReply, predict.ClassificationReply),
         (RERANKER, BadRequest, predict.ClassificationReply),
     ],

@@ -7,7 +7,7 @@ APIs, the paths that TEI shares with TGI are TEI's if the main model is an encod
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
@@ -15,13 +15,14 @@ from parley.dialects.dialect import Answer, Dialect, PromptMembers, Reply, Reque
 from parley.dialects.fields import decode_fields
 from parley.dialects.tei import embed, info, metrics, predict, shared, tokens
 from parley.dialects.tei.shared import EXTENDED_RULES, STRICT_RULES, TeiRules
+from parley.types import ModelInfo
 
 TEI_PROMPT_MEMBERS = PromptMembers(prompts=("inputs", "input", "query", "texts"))
 BodyReader = Callable[[TeiRules, bytes, RequestContext], Reply | Answer]
 
 
 def read_main_task(rules: TeiRules, body: bytes, context: RequestContext) -> Reply | Answer:
-    """Read a request for the model's own task: vectors, ranks, or classes. Raises BadRequest."""
+    """Read a request for the model's own task: vectors, also sparse ones, ranks, or classes. Raises BadRequest."""
     fields = decode_fields(body, rules.wording)
     if not context.labels:
         return embed.read_features(rules, fields, context)
@@ -35,7 +36,7 @@ def _embed_route(
     read_body: BodyReader,
     rules: TeiRules,
     claims: tuple[str, ...] = (),
-    suits_labels: Callable[[Sequence[str]], bool] | None = None,
+    suits_model: Callable[[ModelInfo], bool] | None = None,
 ) -> Route:
     """Return a route that answers with numbers. Like the original, it checks the content type before anything else.
 
@@ -53,20 +54,28 @@ def _embed_route(
         reader=read_json_body,
         model_reader=model_reader,
         claiming_members=claims,
-        suits_labels=suits_labels,
+        suits_model=suits_model,
     )
 
 
-def _has_none(labels: Sequence[str]) -> bool:
-    return not labels
+def _makes_vectors(info: ModelInfo) -> bool:
+    return not info.labels
 
 
-def _has_one(labels: Sequence[str]) -> bool:
-    return len(labels) == 1
+def _makes_sparse_vectors(info: ModelInfo) -> bool:
+    return "embed_sparse" in info.pooling_tasks
 
 
-def _has_several(labels: Sequence[str]) -> bool:
-    return len(labels) > 1
+def _makes_dense_vectors(info: ModelInfo) -> bool:
+    return _makes_vectors(info) and not _makes_sparse_vectors(info)
+
+
+def _has_one_class(info: ModelInfo) -> bool:
+    return len(info.labels) == 1
+
+
+def _has_classes(info: ModelInfo) -> bool:
+    return len(info.labels) > 1
 
 
 def _encoder_route(path: str, read_body: BodyReader, rules: TeiRules) -> Route:
@@ -86,12 +95,12 @@ def _tei_dialect(rules: TeiRules) -> Dialect:
         retry_hints=not rules.strict,
         no_memory_body=shared.NO_MEMORY,
         routes=(
-            _embed_route("/embed", embed.read_embed, rules, suits_labels=_has_none),
-            _embed_route("/embed_all", embed.read_embed_all, rules, suits_labels=_has_none),
-            Route("POST", "/embed_sparse", "embed", reader=partial(embed.refuse_sparse, rules)),
-            _embed_route("/similarity", embed.read_similarity, rules, suits_labels=_has_none),
-            _embed_route("/predict", predict.read_predict, rules, suits_labels=_has_several),
-            _embed_route("/rerank", predict.read_rerank, rules, ("texts",), _has_one),
+            _embed_route("/embed", embed.read_embed, rules, suits_model=_makes_dense_vectors),
+            _embed_route("/embed_all", embed.read_embed_all, rules, suits_model=_makes_dense_vectors),
+            _embed_route("/embed_sparse", embed.read_embed_sparse, rules, suits_model=_makes_sparse_vectors),
+            _embed_route("/similarity", embed.read_similarity, rules, suits_model=_makes_vectors),
+            _embed_route("/predict", predict.read_predict, rules, suits_model=_has_classes),
+            _embed_route("/rerank", predict.read_rerank, rules, ("texts",), _has_one_class),
             _encoder_route("/", read_main_task, rules),
             _encoder_route("/invocations", read_main_task, rules),
             *_openai_routes(rules),

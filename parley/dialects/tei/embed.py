@@ -1,9 +1,14 @@
-"""``/embed``, ``/embed_all``, ``/similarity`` and the original's OpenAI routes: vectors, and cosines of vectors."""
+"""``/embed``, ``/embed_all``, ``/embed_sparse``, ``/similarity`` and the original's OpenAI routes: vectors, and cosines
+of vectors.
+
+The vectors of a sparse model have a number for each token of the vocabulary. ``/embed_sparse`` returns those that are
+not 0.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from parley.dialects import vectors
 from parley.dialects.dialect import Answer, RequestContext
@@ -18,6 +23,8 @@ from parley.types import PoolingOptions, PromptVector, Text, Usage
 MAX_DIMENSIONS = 2**31 - 1
 NOT_EMBEDDING = "Model is not an embedding model"
 NOT_SPARSE = "Model is not an embedding model with SPLADE pooling"
+SPARSE_NOT_NORMALIZED = "`normalize` is not available for SPLADE models"
+SPARSE_WITHOUT_TOKENS = "`embed_all` is not available for SPLADE models"
 
 
 def read_embed(rules: TeiRules, body: bytes, context: RequestContext) -> EmbedReply:
@@ -30,18 +37,24 @@ def read_embed_all(rules: TeiRules, body: bytes, context: RequestContext) -> Emb
     return EmbedAllReply(rules, decode_fields(body, rules.wording), context)
 
 
+def read_embed_sparse(rules: TeiRules, body: bytes, context: RequestContext) -> SparseReply:
+    """Read a request for sparse vectors. Raises BadRequest."""
+    return SparseReply(rules, decode_fields(body, rules.wording), context)
+
+
 def read_similarity(rules: TeiRules, body: bytes, context: RequestContext) -> SimilarityReply:
     """Read a request for cosines. Raises BadRequest."""
     return SimilarityReply(rules, decode_fields(body, rules.wording), context)
 
 
-def read_features(rules: TeiRules, body: Fields, context: RequestContext) -> EmbedReply | SimilarityReply:
+def read_features(rules: TeiRules, body: Fields, context: RequestContext) -> EmbeddingReply:
     """Read a body that clients of Hugging Face send to ``/``: texts, or sentences to compare unless strict. Raises
     BadRequest."""
-    if not rules.strict:
-        is_comparison = isinstance(body.raw_value("inputs"), dict)
-        return (SimilarityReply if is_comparison else FeatureReply)(rules, body, context)
-    return EmbedReply(rules, body, context)
+    if not rules.strict and isinstance(body.raw_value("inputs"), dict):
+        return SimilarityReply(rules, body, context)
+    if is_sparse_model(context):
+        return SparseReply(rules, body, context)
+    return (EmbedReply if rules.strict else FeatureReply)(rules, body, context)
 
 
 def read_openai_embedding(rules: TeiRules, body: bytes, context: RequestContext) -> OpenAIEmbedReply | Answer:
@@ -52,10 +65,9 @@ def read_openai_embedding(rules: TeiRules, body: bytes, context: RequestContext)
         return shared.openai_error_answer(error)
 
 
-def refuse_sparse(rules: TeiRules, body: bytes, context: RequestContext) -> Answer:
-    """Return the original's answer where the model has no sparse vectors, as none here has. Raises BadRequest."""
-    inputs.read_inputs(rules, decode_fields(body, rules.wording))
-    return shared.tei_error_answer(UnfitModel(NOT_SPARSE))
+def is_sparse_model(context: RequestContext) -> bool:
+    """Whether the model's vectors are sparse."""
+    return "embed_sparse" in context.pooling_tasks
 
 
 def _read_dimensions(body: Fields) -> int | None:
@@ -75,16 +87,20 @@ class EmbeddingReply(TeiReply):
             raise UnfitModel(NOT_EMBEDDING)
 
 
+def _check_normalization(context: RequestContext, *, normalize: bool) -> None:
+    """Check that the model's vectors can be normalized, if they are to be. Raises UnfitModel."""
+    if normalize and is_sparse_model(context):
+        raise UnfitModel(SPARSE_NOT_NORMALIZED)
+
+
 class EmbedReply(EmbeddingReply):
     """A request for one vector of each text."""
 
     def __init__(self, rules: TeiRules, body: Fields, context: RequestContext):
         prompts = inputs.read_inputs(rules, body)
-        pooling = PoolingOptions(
-            dimensions=_read_dimensions(body),
-            normalize=body.boolean("normalize", True),
-            prompt=inputs.read_prompt_name(body, prompts),
-        )
+        dimensions, normalize = _read_dimensions(body), body.boolean("normalize", True)
+        _check_normalization(context, normalize=normalize)
+        pooling = PoolingOptions(dimensions, normalize, inputs.read_prompt_name(body, prompts))
         super().__init__(rules, body, context, prompts, pooling)
 
     def render_vectors(self, answers: list[PromptVector]) -> bytes:
@@ -119,9 +135,37 @@ class EmbedAllReply(EmbeddingReply):
         pooling = PoolingOptions(normalize=False, prompt=prompt_name, task="token_embed")
         super().__init__(rules, body, context, prompts, pooling)
 
+    def check_model(self, context: RequestContext) -> None:
+        """Check that the model makes vectors of tokens. Raises UnfitModel."""
+        if is_sparse_model(context):
+            raise UnfitModel(SPARSE_WITHOUT_TOKENS)
+        super().check_model(context)
+
     def render_vectors(self, answers: list[PromptVector]) -> bytes:
         """Return a list of vectors for each text."""
         return encode_json([vectors.vector_rows(answer.values, answer.rows) for answer in answers])
+
+
+class SparseReply(EmbeddingReply):
+    """A request for the numbers that are not 0 of each text's vector."""
+
+    def __init__(self, rules: TeiRules, body: Fields, context: RequestContext):
+        prompts = inputs.read_inputs(rules, body)
+        pooling = PoolingOptions(prompt=inputs.read_prompt_name(body, prompts), task="embed_sparse")
+        super().__init__(rules, body, context, prompts, pooling)
+
+    def check_model(self, context: RequestContext) -> None:
+        """Check that the model makes sparse vectors. Raises UnfitModel."""
+        if not is_sparse_model(context):
+            raise UnfitModel(NOT_SPARSE)
+
+    def render_vectors(self, answers: list[PromptVector]) -> bytes:
+        """Return a list of numbers for each text, with the ids of their tokens, in ascending order of these."""
+        return encode_json([self._describe_weights(answer) for answer in answers])
+
+    def _describe_weights(self, answer: PromptVector) -> list[dict[str, Any]]:
+        pairs = vectors.sparse_pairs(answer.values)
+        return [{"index": token, "value": vectors.shortest_float32(weight)} for token, weight in pairs]
 
 
 class SimilarityReply(EmbeddingReply):
@@ -162,6 +206,7 @@ class OpenAIEmbedReply(EmbeddingReply):
         self._model = body.string("model", "", cap=256)
         self._encoding = body.string("encoding_format", "float", allowed=("float", "base64"))
         body.string("user", None)
+        _check_normalization(context, normalize=True)
         pooling = PoolingOptions(dimensions=_read_dimensions(body), normalize=True)
         super().__init__(rules, body.without_members({"truncate", "truncation_direction"}), context, prompts, pooling)
 

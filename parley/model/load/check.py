@@ -19,7 +19,7 @@ from parley.model.checkpoint.files import Checkpoint, LoadError, read_config
 from parley.model.load import plan, towers
 from parley.model.load.decoder_weights import DecoderWeights
 from parley.model.load.memory import plan_cache, refuse_large_weights
-from parley.model.load.text_encoders import classifier, encoders, whole_text
+from parley.model.load.text_encoders import classifier, encoders, sparse, whole_text
 from parley.model.load.weight_size import plan_weights
 from parley.model.networks.lora import read_adapter
 from parley.model.networks.network import DecoderNetwork, LinearSite
@@ -113,7 +113,11 @@ def _check_encoder(settings: Settings, folder: Path, config: dict[str, Any]) -> 
     encoder_plan = plan.plan_encoder(settings, folder, config)
     encoder_config = encoders.check_encoder_tensors(encoder_plan.checkpoint, config)
     head = classifier.load_classifier_head(encoder_plan.checkpoint, config, encoder_config.hidden, torch.device("meta"))
-    if head is None:
+    if encoder_plan.recipe.sparse is not None:
+        sparse.load_sparse_head(
+            encoder_plan.checkpoint, config, encoder_plan.recipe.sparse, encoder_config.hidden, torch.device("meta")
+        )
+    elif head is None:
         encoder_plan.recipe.check_width(encoder_config.hidden)
     return encoder_plan.size
 

@@ -50,6 +50,7 @@ from parley.model.load.plan import (
 )
 from parley.model.load.text_encoders.classifier import load_classifier_head
 from parley.model.load.text_encoders.encoders import is_encoder, load_encoder
+from parley.model.load.text_encoders.sparse import load_sparse_head
 from parley.model.load.text_encoders.whole_text import (
     is_whole_text_model,
     load_whole_text_decoder,
@@ -109,9 +110,10 @@ def _load_encoder(
             checkpoint, config, device, lambda done: progress("loading the weights", 0.05 + 0.85 * done)
         )
         head = load_classifier_head(checkpoint, config, encoder.config.hidden, device)
+        sparse_head = load_sparse_head(checkpoint, config, recipe.sparse, encoder.config.hidden, device)
         longest = encoder.config.max_length
         length = settings.max_model_len or min(longest, recipe.max_text_tokens or longest)
-        reader = EncoderRunner(encoder, recipe, max_model_len=length, head=head)
+        reader = EncoderRunner(encoder, recipe, max_model_len=length, head=head, sparse_head=sparse_head)
         progress("warming up", 0.96)
         reader.warm_up()
     progress("ready", 1.0)

@@ -22,9 +22,9 @@ from parley.model.load.devices import resolve_device
 from parley.model.load.memory import refuse_large_tensors
 from parley.model.load.multimodal import has_own_head, keep_language_model, language_model_config
 from parley.model.load.tensor_names import check_tensor_names
-from parley.model.load.text_encoders.encoders import is_encoder, read_encoder_config
+from parley.model.load.text_encoders.encoders import is_encoder, read_encoder_config, read_encoder_pooling
 from parley.model.networks.config import DecoderConfig, Unfusable, read_decoder_config
-from parley.model.networks.pooling import PoolingRecipe, read_pooling_recipe
+from parley.model.networks.pooling import PoolingRecipe
 from parley.types import Settings
 
 log = logging.getLogger("parley.engine")
@@ -82,7 +82,7 @@ def plan_encoder(settings: Settings, folder: Path, config: dict[str, Any]) -> En
     if settings.quantization != "none" or not config.keys().isdisjoint(("quantization_config", "quantization")):
         raise LoadError("Encoders run on plain weights only, but quantized weights were asked for.")
     device = resolve_device(settings.device)
-    recipe = read_pooling_recipe(folder) or PoolingRecipe(("mean",))
+    recipe = read_encoder_pooling(folder, config)
     checkpoint = Checkpoint(folder)
     size = checkpoint.parameter_count * ENCODER_DTYPE.itemsize
     refuse_large_tensors("The weights", size, device, "serve a smaller model")

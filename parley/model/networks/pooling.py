@@ -2,7 +2,8 @@
 
 The folder's modules.json lists the stages after the network: a pooling with its own config.json, then linear layers
 with their own config.json and weights, and an optional normalization. Without that file the kind of network decides.
-Sums cover one text's rows only, so a vector does not depend on the rest of the step.
+Sums cover one text's rows only, so a vector does not depend on the rest of the step. The pooling of a sparse embedding
+model is only read here; its head (``sparse_head.py``) applies it.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -37,6 +38,9 @@ FLAG_PREFIX = "pooling_mode_"
 FLAG_MODES = {"cls_token": "cls", "max_tokens": "max", "mean_tokens": "mean"}  # older configs use these longer names
 MIN_NORM = 1e-12
 MODULES = ("Transformer", "Pooling", "Dense", "Normalize")  # the kinds that modules.json may list, in this order
+SPARSE_MODULES = (["MLMTransformer", "SpladePooling"], ["Transformer", "SpladePooling"])  # of sparse embedding models
+SPARSE_LOGARITHMS = {"relu": 1, "log1p_relu": 2}  # how many follow the ReLU, by ``activation_function``
+SPLADE_MODE = "splade"
 # Activations of linear layers, by the last part of the name of PyTorch's class.
 DENSE_ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "Identity": lambda x: x,
@@ -70,14 +74,25 @@ class DenseLayer:
 
 
 @dataclass(frozen=True)
+class SparsePooling:
+    """How the logits of a text's tokens become weights (``sparse_head.py``). ``strategy``: what a text's weight is over
+    those of its tokens. ``logarithms``: how many times log(1 + x) is applied to a logit above 0."""
+
+    strategy: Literal["max", "sum"] = "max"
+    logarithms: int = 1
+
+
+@dataclass(frozen=True)
 class PoolingRecipe:
     """``modes``: of POOLING_MODES, concatenated in that order. ``dense_layers`` follow, then the normalization.
-    ``max_text_tokens``: text length seen in training."""
+    ``max_text_tokens``: text length seen in training. ``sparse``: of a sparse embedding model, whose only mode is
+    SPLADE_MODE."""
 
     modes: tuple[str, ...]
     normalize: bool = True
     max_text_tokens: int | None = None
     dense_layers: tuple[DenseLayer, ...] = ()
+    sparse: SparsePooling | None = None
 
     @property
     def is_last_token(self) -> bool:
@@ -105,12 +120,18 @@ class PoolingRecipe:
             for layer in self.dense_layers:
                 vector = layer.apply_to_vector(vector)
             vectors = vector[None, : request.dimensions]
-        lengths = np.sqrt(np.square(vectors, dtype=np.float64).sum(1, keepdims=True))
-        if not np.isfinite(lengths).all():
-            return None
-        if self.normalize if request.normalize is None else request.normalize:
-            vectors = vectors / np.maximum(lengths, MIN_NORM).astype(np.float32)
-        return vectors.astype("<f4").tobytes()
+        return encode_vectors(vectors, normalize=self.normalize if request.normalize is None else request.normalize)
+
+
+def encode_vectors(vectors: HiddenRows, *, normalize: bool) -> bytes | None:
+    """Return vectors [rows, numbers] as little-endian float32 bytes; None if a number is not finite. ``normalize``:
+    scale each to length 1."""
+    lengths = np.sqrt(np.square(vectors, dtype=np.float64).sum(1, keepdims=True))
+    if not np.isfinite(lengths).all():
+        return None
+    if normalize:
+        vectors = vectors / np.maximum(lengths, MIN_NORM).astype(np.float32)
+    return vectors.astype("<f4").tobytes()
 
 
 def read_pooling_recipe(folder: Path) -> PoolingRecipe | None:
@@ -119,6 +140,13 @@ def read_pooling_recipe(folder: Path) -> PoolingRecipe | None:
         return None
     modules = [module for module in _read_json_value(folder / "modules.json", list) if isinstance(module, dict)]
     kinds = [str(module.get("type", "")).rpartition(".")[2] for module in modules]
+    if kinds in SPARSE_MODULES:
+        return PoolingRecipe(
+            (SPLADE_MODE,),
+            normalize=False,
+            max_text_tokens=_read_text_length(folder),
+            sparse=_read_sparse_pooling(folder / str(modules[1].get("path", ""))),
+        )
     dense_count = kinds.count("Dense")
     if kinds != ["Transformer", "Pooling", *["Dense"] * dense_count, *["Normalize"] * ("Normalize" in kinds)]:
         raise LoadError(f"modules.json lists {', '.join(kinds)}; only {', '.join(MODULES)} can be served, in order.")
@@ -134,16 +162,37 @@ def read_pooling_recipe(folder: Path) -> PoolingRecipe | None:
         raise LoadError(f"The pooling {', '.join(sorted(modes)) or 'without a mode'} is not known.")
     if settings.get("include_prompt") is False:
         raise LoadError("The model's pooling leaves its prompts out, which is not supported.")
-    max_text_tokens = None
-    for path in sorted(folder.glob("sentence_*_config.json")):  # older folders name it after the family
-        max_text_tokens = _read_json_value(path, dict).get("max_seq_length")
     return PoolingRecipe(
         tuple(mode for mode in POOLING_MODES if mode in modes),
         normalize="Normalize" in kinds,
-        max_text_tokens=max_text_tokens if type(max_text_tokens) is int and max_text_tokens > 0 else None,
+        max_text_tokens=_read_text_length(folder),
         dense_layers=tuple(
             _read_dense_layer(folder / str(module.get("path", ""))) for module in modules[2:][:dense_count]
         ),
+    )
+
+
+def _read_text_length(folder: Path) -> int | None:
+    """Return the length of texts in training, in tokens; None if the folder does not say it. Raises LoadError."""
+    length = None
+    for path in sorted(folder.glob("sentence_*_config.json")):  # older folders name it after the family
+        length = _read_json_value(path, dict).get("max_seq_length")
+    return length if type(length) is int and length > 0 else None
+
+
+def _read_sparse_pooling(folder: Path) -> SparsePooling:
+    """Read a SpladePooling module of sentence-transformers. Raises LoadError."""
+    settings = _read_json_value(folder / "config.json", dict)
+    strategy = str(settings.get("pooling_strategy", "max"))[:100]
+    activation = str(settings.get("activation_function", "relu"))[:100]
+    if activation in SPARSE_LOGARITHMS:
+        if strategy == "max":
+            return SparsePooling("max", SPARSE_LOGARITHMS[activation])
+        if strategy == "sum":
+            return SparsePooling("sum", SPARSE_LOGARITHMS[activation])
+    raise LoadError(
+        f"{folder.name} has the strategy {strategy} and the activation {activation}; only max and sum, and "
+        f"{' and '.join(SPARSE_LOGARITHMS)}, are supported."
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,9 +12,13 @@ import torch
 from parley.model.checkpoint.files import Checkpoint, LoadError
 from parley.model.load.text_encoders import bert, deberta, modern_bert, rotary_bert
 from parley.model.networks.encoder import EncoderNetwork, EncoderSizes
+from parley.model.networks.pooling import SPLADE_MODE, PoolingRecipe, SparsePooling, read_pooling_recipe
 
 UNSUPPORTED_HEADS = ("ForTokenClassification", "ForImageClassification", "ForQuestionAnswering", "ForMultipleChoice")
 
+# Ends the architecture's name of sparse embedding models whose modules.json does not say it. It is vLLM's name, which
+# --hf-overrides can set.
+SPARSE_MODEL = "SpladeSparseEmbeddingModel"
 TOKEN_VECTOR_HEAD = "ColBERT"  # ends the architecture's name of models that make a vector of each token
 
 
@@ -62,6 +67,15 @@ def read_encoder_config(config: dict[str, Any]) -> EncoderSizes:
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         # The families check the fields that decide whether a model is supported, not the type of each field
         raise LoadError(f"config.json has a field of a wrong type or value for a {kind} model ({error}).") from error
+
+
+def read_encoder_pooling(folder: Path, config: dict[str, Any]) -> PoolingRecipe:
+    """Return the pooling of an encoder's folder, the mean of all tokens if it names none. Raises LoadError."""
+    recipe = read_pooling_recipe(folder) or PoolingRecipe(("mean",))
+    names = config.get("architectures")
+    if recipe.sparse is None and isinstance(names, list) and any(str(name).endswith(SPARSE_MODEL) for name in names):
+        return PoolingRecipe((SPLADE_MODE,), False, recipe.max_text_tokens, sparse=SparsePooling())
+    return recipe
 
 
 def load_encoder(

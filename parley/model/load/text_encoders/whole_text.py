@@ -100,6 +100,8 @@ def plan_whole_text(settings: Settings, folder: Path, config: dict[str, Any]) ->
     """Return how a decoder runs that reads whole texts. Raises LoadError if it cannot."""
     both_ways = _reads_both_ways(config)
     recipe = read_pooling_recipe(folder) or PoolingRecipe((_default_pooling(config),))
+    if recipe.sparse is not None:
+        raise LoadError("Sparse vectors of decoders are not supported, only those of encoders.")
     decoder_plan = plan_decoder(settings, _forward_config(config))
     if settings.max_model_len is None and recipe.max_text_tokens is not None:
         decoder_plan = decoder_plan._replace(length=min(decoder_plan.length, recipe.max_text_tokens))
