@@ -170,6 +170,16 @@ strategies are `max` and `sum`, the activations `relu` and `log1p_relu`. Other m
 `--hf-overrides '{"architectures": ["BertSpladeSparseEmbeddingModel"]}'`, which is vLLM's name. A folder with Router,
 which has one model for queries and another one for documents, is not supported.
 """
+LATE_MODELS = """\
+
+## Late-interaction models
+
+ColBERT models make a vector of each token, by linear layers after the encoder, and none of a whole text. Two forms are
+read: that of ColBERT's authors (`linear.weight` beside the encoder's weights, and `ColBERT` in the architecture's name,
+as in `HF_ColBERT`), and that of PyLate (modules.json lists Transformer and Dense). `/pooling` returns the vectors;
+`/rerank` and `/score` compare texts by them. Texts are read as they are, as in vLLM: without marks for queries and
+documents, and without tokens that fill up a query.
+"""
 WHOLE_TEXTS = """\
 
 ## Decoders that only make vectors or classes
@@ -249,7 +259,7 @@ def models_page() -> str:
     others = {folder.model_type for folder in served} - FUSABLE_TYPES - set(ENCODER_TYPES)
     lines += [f"| `{kind}` | `{MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(kind)}` |" for kind in sorted(others)]
     lines += [ENCODERS, _join(f"`{kind}`" for kind in ENCODER_TYPES)]
-    lines += [SPARSE_MODELS, _join(f"`{kind}`" for kind in MASKED_HEADS), WHOLE_TEXTS.rstrip()]
+    lines += [SPARSE_MODELS, _join(f"`{kind}`" for kind in MASKED_HEADS), LATE_MODELS.rstrip(), WHOLE_TEXTS.rstrip()]
     plain = ("bfloat16", "float16", "float32", "safetensors")
     other_forms = [folder.files for folder in served if not folder.is_quantized and folder.files not in plain]
     lines += [FILES, *(f"* {form}" for form in dict.fromkeys(other_forms))]

@@ -13,6 +13,8 @@ from functools import cache
 from math import ldexp
 from operator import mul
 
+from parley.types import PromptVector
+
 
 def _code_magnitudes(mantissa: int, bias: int, last: int) -> list[float]:
     """Return the absolute values of the codes 0 .. ``last`` of an 8-bit float; the last may stand for infinity."""
@@ -69,6 +71,14 @@ def clamped_cosine(one: list[float], other: list[float]) -> float:
     """Return the cosine of two vectors of length 1, clamped against rounding errors."""
     result: float = max(-1.0, min(1.0, sum(map(mul, one, other))))
     return result
+
+
+def max_similarity(one: PromptVector, other: PromptVector) -> float:
+    """Return the sum, over the vectors of one text's tokens, of the largest product with one of the other text's."""
+    import numpy as np  # nothing else in this process needs it, and it takes 0.1 s
+
+    first, second = (np.frombuffer(each.values, "<f4").reshape(each.rows, -1) for each in (one, other))
+    return float((first @ second.T).max(1).sum())
 
 
 def vector_base64(values: bytes) -> str:

@@ -323,7 +323,11 @@ class FakeEngine(MessagePageTransfer):
             counted = sorted(Counter(request.token_ids).items())
             return b"".join(struct.pack("<If", token, count) for token, count in counted)
         by_token = request.pooling.task == "token_embed"
-        size = len(self._model_info.labels) if request.pooling.task == "classify" else self._model_info.dimensions
+        size = self._model_info.dimensions
+        if request.pooling.task == "classify":
+            size = len(self._model_info.labels)
+        elif by_token:
+            size = self._model_info.token_dimensions or size
         numbers: list[float] = []
         for tokens in ([token] for token in request.token_ids) if by_token else [request.token_ids]:
             counts = [0.0] * size

@@ -61,7 +61,8 @@ class EncoderRunner:
         elif head is None:
             recipe.check_width(encoder.config.hidden)
             self.dimensions = recipe.vector_size(encoder.config.hidden)
-            self.token_dimensions, tasks = encoder.config.hidden, ("embed", "token_embed")
+            self.token_dimensions = recipe.token_vector_size(encoder.config.hidden)
+            tasks = ("embed", "token_embed") if self.dimensions else ("token_embed",)
         self.pooling_tasks = frozenset(tasks)
 
     def prepare_request(self, request: EngineRequest) -> None:

@@ -351,7 +351,8 @@ def _check_token_vectors(request: Request, info: ModelInfo, prompts: list[tuple[
     Raises Invalid."""
     if request.pooling is None or request.pooling.task not in ("embed", "token_embed"):
         return
-    most = MAX_TOKEN_VECTOR_NUMBERS // (request.pooling.dimensions or info.dimensions)
+    numbers = info.token_dimensions if request.pooling.task == "token_embed" else 0
+    most = MAX_TOKEN_VECTOR_NUMBERS // (request.pooling.dimensions or numbers or info.dimensions)
     if request.pooling.task == "embed":
         if "embed_sparse" in info.pooling_tasks and len(prompts) > most:
             raise Invalid(
@@ -363,8 +364,8 @@ def _check_token_vectors(request: Request, info: ModelInfo, prompts: list[tuple[
     tokens = sum(len(prepared.token_ids) for prepared, _ in prompts)
     if tokens > most:
         raise Invalid(
-            f"Embeddings of single tokens can be returned for at most {most} tokens in one answer, but they were "
-            f"requested for {tokens}. Send fewer or shorter texts.",
+            f"Embeddings of single tokens can be made for at most {most} tokens in one request, but this one has "
+            f"{tokens}. Send fewer or shorter texts.",
             field="prompt",
         )
 

@@ -117,9 +117,11 @@ async def test_requests_without_a_model_go_to_the_first_that_suits_their_path(se
         assert (await server.post(prefix + "/embed_sparse", {"inputs": "a"})).json[0][0]["value"] == 1
     named = await server.post("/rerank", {"model": "classes", "query": "a", "texts": TEXTS})
     assert (named.status, named.json["error_type"]) == (424, "Backend")
-    reranker = await serve(info=model_info(labels=["LABEL_0"]), beside=[make_model("vectors", dimensions=8)])
-    for path, body in (("embed", {"inputs": "a"}), ("embed_all", {"inputs": "a"})):
-        assert (await reranker.post("/tei/" + path, body)).status == (200 if path == "embed" else 424)
+    late = make_model("late", token_vectors=True, token_dimensions=4)
+    reranker = await serve(info=model_info(labels=["LABEL_0"]), beside=[late, make_model("vectors", dimensions=8)])
+    assert len((await reranker.post("/tei/embed", {"inputs": "a"})).json[0]) == 8
+    assert len((await reranker.post("/tei/embed_all", {"inputs": "a"})).json[0][0]) == 4
+    assert (await reranker.post("/embed_all", {"model": "vectors", "inputs": "a"})).status == 424
     await server.wait_until_idle()
 
 

@@ -186,6 +186,24 @@ def test_cross_encoder_reads_both_texts_of_a_pair():
         scores.read_score_request(b'{"text_1":"a","text_2":"b"}', replace(HEAD, labels=["a", "b", "c"]))
 
 
+def test_late_interaction_sums_the_largest_cosines_of_tokens():
+    context = replace(HEAD, generates=False, pooling_tasks=frozenset({"token_embed"}))
+    query, one, other = (2, (1.0, 0.0, 0.0, 1.0)), (3, (0.6, 0.8, -1.0, 0.0, 0.8, 0.6)), (1, (0.0, -1.0))
+    ranked = vector_reply(scores.read_rerank_request, context, [query, one, other], query="a", documents=["b", "c"])
+    assert ranked.request.prompts == [Text("a"), Text("b"), Text("c")]
+    assert ranked.request.pooling == PoolingOptions(normalize=True, task="token_embed")
+    assert ranked.render_body(USAGE) == (
+        b'{"id":"score-0f","model":"","usage":{"prompt_tokens":9,"total_tokens":9},"results":['
+        b'{"index":0,"document":{"text":"b","multi_modal":null},"relevance_score":1.600000023841858},'
+        b'{"index":1,"document":{"text":"c","multi_modal":null},"relevance_score":-1.0}]}'
+    )
+    members = {"text_1": ["a", "b"], "text_2": ["c", "d"]}
+    scored = vector_reply(scores.read_score_request, context, [query, other, one, query], **members)
+    assert [entry["score"] for entry in json.loads(scored.render_body(USAGE))["data"]] == [pytest.approx(1.6), 0.0]
+    pooled = embeddings.read_pooling_request(b'{"input":"a"}', context)
+    assert pooled.request.pooling == PoolingOptions(normalize=True, task="token_embed")
+
+
 def test_vllm_classifies_texts():
     context = replace(HEAD, generates=False, labels=["bad", "good"])
     reply = vector_reply(

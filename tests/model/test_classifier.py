@@ -92,7 +92,6 @@ def edit_config(folder, **members):
         ({"id2label": {"0": "a"}}, "shape"),
         ({"sentence_transformers": {"activation_fn": "os.system"}}, "os.system"),
         ({"architectures": ["BertForTokenClassification"]}, "no classifier of whole texts"),
-        ({"architectures": ["HF_ColBERT"]}, "vectors of tokens, which is not supported"),
     ],
 )
 def test_load_refuses_unsupported_classifiers(tmp_path, members, sentence):

@@ -49,6 +49,28 @@ async def test_two_thousand_embeddings_come_back_in_order(serve):
 
 
 @pytest.mark.parametrize("prefix", ["", "/vllm"])
+async def test_late_interaction_compares_tokens(serve, prefix):
+    """The scripted engine's vector of a token has a one at the token's residue."""
+    info = model_info(generates=False, dimensions=0, token_vectors=True, token_dimensions=5)
+    server = await serve(info=info)
+    residues = [[1, 7, 3], [6, 2, 3], [4]]  # as they are, and modulo 5: 1 2 3, 1 2 3, 4
+    pooled = await server.post(prefix + "/pooling", {"model": "tiny", "input": residues})
+    assert [len(entry["data"]) for entry in pooled.json["data"]] == [3, 3, 1]
+    assert pooled.json["data"][2]["data"] == [[0, 0, 0, 0, 1]]
+    query, *documents = TEXTS
+    ids = [{token % 5 for token in (await server.post("/tokenize", {"prompt": text})).json["tokens"]} for text in TEXTS]
+    tokens = (await server.post("/tokenize", {"prompt": query})).json["tokens"]
+    expected = [sum(token % 5 in each for token in tokens) for each in ids[1:]]
+    scored = await server.post(prefix + "/score", {"queries": query, "documents": documents})
+    assert [entry["score"] for entry in scored.json["data"]] == expected
+    ranked = (await server.post(prefix + "/rerank", {"query": query, "documents": documents})).json["results"]
+    assert [entry["relevance_score"] for entry in ranked] == sorted(expected, reverse=True)
+    refused = await server.post(prefix + "/v1/embeddings", {"input": "a"})
+    assert refused.status == (404 if prefix else 400)  # the original has no such route then
+    await server.wait_until_idle()
+
+
+@pytest.mark.parametrize("prefix", ["", "/vllm"])
 async def test_rerank_and_score_agree(serve, prefix):
     server = await serve(max_batch=2)
     documents = ["river", TEXTS[0], "dog"]

@@ -59,7 +59,11 @@ def _embed_route(
 
 
 def _makes_vectors(info: ModelInfo) -> bool:
-    return not info.labels
+    return "embed" in info.pooling_tasks
+
+
+def _makes_token_vectors(info: ModelInfo) -> bool:
+    return "token_embed" in info.pooling_tasks
 
 
 def _makes_sparse_vectors(info: ModelInfo) -> bool:
@@ -96,7 +100,7 @@ def _tei_dialect(rules: TeiRules) -> Dialect:
         no_memory_body=shared.NO_MEMORY,
         routes=(
             _embed_route("/embed", embed.read_embed, rules, suits_model=_makes_dense_vectors),
-            _embed_route("/embed_all", embed.read_embed_all, rules, suits_model=_makes_dense_vectors),
+            _embed_route("/embed_all", embed.read_embed_all, rules, suits_model=_makes_token_vectors),
             _embed_route("/embed_sparse", embed.read_embed_sparse, rules, suits_model=_makes_sparse_vectors),
             _embed_route("/similarity", embed.read_similarity, rules, suits_model=_makes_vectors),
             _embed_route("/predict", predict.read_predict, rules, suits_model=_has_classes),

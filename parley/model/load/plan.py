@@ -82,8 +82,8 @@ def plan_encoder(settings: Settings, folder: Path, config: dict[str, Any]) -> En
     if settings.quantization != "none" or not config.keys().isdisjoint(("quantization_config", "quantization")):
         raise LoadError("Encoders run on plain weights only, but quantized weights were asked for.")
     device = resolve_device(settings.device)
-    recipe = read_encoder_pooling(folder, config)
     checkpoint = Checkpoint(folder)
+    recipe = read_encoder_pooling(folder, config, checkpoint)
     size = checkpoint.parameter_count * ENCODER_DTYPE.itemsize
     refuse_large_tensors("The weights", size, device, "serve a smaller model")
     longest = read_encoder_config(config).max_length

@@ -61,15 +61,16 @@ def _position_weights(count: int) -> HiddenRows:
 
 @dataclass(frozen=True)
 class DenseLayer:
-    """A linear layer that a text's vector passes. ``weight`` float32 [out, in], ``bias`` float32 [out]."""
+    """A linear layer that a text's vector, or those of its tokens, pass. ``weight`` float32 [out, in], ``bias`` float32
+    [out]."""
 
     weight: torch.Tensor
     bias: torch.Tensor | None
     activate: Callable[[torch.Tensor], torch.Tensor]
 
-    def apply_to_vector(self, vector: HiddenRows) -> HiddenRows:
-        """Apply the layer: [in] -> [out]."""
-        result: HiddenRows = self.activate(F.linear(torch.from_numpy(vector), self.weight, self.bias)).numpy()
+    def apply_to_vectors(self, vectors: HiddenRows) -> HiddenRows:
+        """Apply the layer: [..., in] -> [..., out]."""
+        result: HiddenRows = self.activate(F.linear(torch.from_numpy(vectors), self.weight, self.bias)).numpy()
         return result
 
 
@@ -86,13 +87,15 @@ class SparsePooling:
 class PoolingRecipe:
     """``modes``: of POOLING_MODES, concatenated in that order. ``dense_layers`` follow, then the normalization.
     ``max_text_tokens``: text length seen in training. ``sparse``: of a sparse embedding model, whose only mode is
-    SPLADE_MODE."""
+    SPLADE_MODE. ``token_layers``: of a late-interaction model (ColBERT), which makes vectors of tokens only, by these
+    layers, and has no mode."""
 
     modes: tuple[str, ...]
     normalize: bool = True
     max_text_tokens: int | None = None
     dense_layers: tuple[DenseLayer, ...] = ()
     sparse: SparsePooling | None = None
+    token_layers: tuple[DenseLayer, ...] = ()
 
     @property
     def is_last_token(self) -> bool:
@@ -100,13 +103,18 @@ class PoolingRecipe:
         return self.modes == ("lasttoken",)
 
     def vector_size(self, hidden: int) -> int:
-        """Return the numbers of a vector, for a network with ``hidden`` numbers for each token."""
+        """Return the numbers of a vector, for a network with ``hidden`` numbers for each token; 0 if texts have
+        none."""
         return self.dense_layers[-1].weight.shape[0] if self.dense_layers else hidden * len(self.modes)
+
+    def token_vector_size(self, hidden: int) -> int:
+        """Return the numbers in the vector of a token, for a network with ``hidden`` numbers for each."""
+        return self.token_layers[-1].weight.shape[0] if self.token_layers else hidden
 
     def check_width(self, hidden: int) -> None:
         """Raise LoadError if the linear layers do not take the network's vectors."""
-        width = hidden * len(self.modes)
-        for layer in self.dense_layers:
+        width = hidden if self.token_layers else hidden * len(self.modes)
+        for layer in self.token_layers or self.dense_layers:
             if layer.weight.shape[1] != width:
                 raise LoadError(f"A Dense module takes {layer.weight.shape[1]} numbers, but its input has {width}.")
             width = layer.weight.shape[0]
@@ -114,11 +122,13 @@ class PoolingRecipe:
     def pool_rows(self, rows: HiddenRows, request: PoolingOptions) -> bytes | None:
         """Return the requested vector, or vectors, as little-endian float32 bytes; None if a number is not finite."""
         if request.task == "token_embed":
+            for layer in self.token_layers:
+                rows = layer.apply_to_vectors(rows)
             vectors = rows[:, : request.dimensions]
         else:
             vector = np.concatenate([POOLING_MODES[mode](rows) for mode in self.modes])
             for layer in self.dense_layers:
-                vector = layer.apply_to_vector(vector)
+                vector = layer.apply_to_vectors(vector)
             vectors = vector[None, : request.dimensions]
         return encode_vectors(vectors, normalize=self.normalize if request.normalize is None else request.normalize)
 
@@ -148,6 +158,9 @@ def read_pooling_recipe(folder: Path) -> PoolingRecipe | None:
             sparse=_read_sparse_pooling(folder / str(modules[1].get("path", ""))),
         )
     dense_count = kinds.count("Dense")
+    if kinds == ["Transformer", *["Dense"] * dense_count] and dense_count:  # PyLate's form of ColBERT
+        layers = [_read_dense_layer(folder / str(module.get("path", ""))) for module in modules[1:]]
+        return PoolingRecipe((), max_text_tokens=_read_text_length(folder), token_layers=tuple(layers))
     if kinds != ["Transformer", "Pooling", *["Dense"] * dense_count, *["Normalize"] * ("Normalize" in kinds)]:
         raise LoadError(f"modules.json lists {', '.join(kinds)}; only {', '.join(MODULES)} can be served, in order.")
     settings = _read_json_value(folder / str(modules[1].get("path", "")) / "config.json", dict)
@@ -203,8 +216,10 @@ def _read_dense_layer(folder: Path) -> DenseLayer:
     activate = DENSE_ACTIVATIONS.get(activation.rpartition(".")[2])
     if activate is None:
         raise LoadError(f"{folder.name} has the activation {activation}, which is not supported.")
-    if settings.get("module_input_name") not in (None, "sentence_embedding"):
+    if settings.get("module_input_name") not in (None, "sentence_embedding", "token_embeddings"):
         raise LoadError(f"{folder.name} reads {settings['module_input_name']}; only sentence_embedding is supported.")
+    if settings.get("use_residual"):
+        raise LoadError(f"{folder.name} adds its input to its output (use_residual), which is not supported.")
     weights, prefix = folder / "model.safetensors", "linear"
     if not weights.is_file():
         if not any(folder.parent.glob(LINK_PATTERN)):

@@ -10,9 +10,10 @@ from parley.dialects.dialect import Route
 from parley.errors import Forbidden
 from parley.serving.registry import ModelRegistry
 from parley.serving.request_reader import request_context
-from parley.types import EngineRequest, PoolingOptions, Text
+from parley.types import EngineRequest, PoolingOptions, PoolingTask, Text
 from parley.web.exchange import Exchange
 
+TESTED_TASKS: tuple[PoolingTask, ...] = ("classify", "embed", "token_embed")  # the first that the model has
 FORCED_DRAIN_SECONDS = 5.0  # seconds that running answers get if the server must end at once
 PAUSE_STATES: dict[PauseCommand, str] = {"hold": "held", "prepare": "prepared", "release": ""}
 
@@ -28,7 +29,8 @@ async def handle_self_test(registry: ModelRegistry, route: Route, exchange: Exch
     token_ids = model.text_pipeline.prepare_prompt(Text("a")).token_ids[-1:]
     pooling = None
     if not model.model_info.generates:
-        pooling = PoolingOptions(task="classify" if model.model_info.labels else "embed")
+        offered = model.model_info.pooling_tasks
+        pooling = PoolingOptions(task=next((task for task in TESTED_TASKS if task in offered), "embed"))
     engine_request = EngineRequest(exchange.request_uuid, token_ids, max_tokens=1, pooling=pooling)
     stream = model.engine.submit_request(engine_request)
     try:

@@ -2,7 +2,9 @@
 
 A single text on the first side is compared with each on the second; several are compared pairwise, in their order. A
 classifier with one class, a cross-encoder, reads the two texts of a pair at once, and its score counts. With an
-embedding model every text is embedded once, as in ``/v1/embeddings``, and the cosine of the two vectors counts.
+embedding model every text is embedded once, as in ``/v1/embeddings``, and the cosine of the two vectors counts. With a
+late-interaction model, which makes a vector of each token, every token of the first text counts with the largest cosine
+that it has with one of the second (ColBERT, arXiv 2004.12832, section 3.3).
 """
 
 from __future__ import annotations
@@ -80,6 +82,7 @@ class _TextPairReply(UnstreamedReply):
         first_prompts = [Text(text, special, max_tokens=first_limit) for text in first_texts]
         second_prompts = [Text(text, special, max_tokens=second_limit) for text in second_texts]
         self._reads_pairs = bool(context.labels)
+        self._compares_tokens = "token_embed" in context.pooling_tasks and "embed" not in context.pooling_tasks
         prompts: list[Prompt] = [*first_prompts, *second_prompts]
         if self._reads_pairs:
             prompts = pair_texts(first_prompts, second_prompts, context)
@@ -90,30 +93,40 @@ class _TextPairReply(UnstreamedReply):
             **extra_members.request_members,
             pooling=PoolingOptions(normalize=use_activation, task="classify")
             if self._reads_pairs
-            else PoolingOptions(normalize=True),  # a cosine has no activation
+            # a cosine has no activation
+            else PoolingOptions(normalize=True, task="token_embed" if self._compares_tokens else "embed"),
         )
         self._first_count, self._second_texts = len(first_texts), second_texts
         self._answer_id = requests.choose_answer_id(context, extra_members.client_id or context.unique_id)
         self._context = context
-        self._vectors: dict[int, bytes] = {}  # as lists of Python floats they would take eight times the memory
+        self._vectors: dict[int, PromptVector] = {}  # as lists of Python floats they would take eight times the memory
 
     def add_events(self, events: Sequence[Event]) -> None:
         for event in events:
             if isinstance(event, PromptVector):
-                self._vectors[event.prompt] = event.values
+                self._vectors[event.prompt] = event
 
     def pair_scores(self) -> list[float]:
         """Return one score for each text of the second side."""
         if self._reads_pairs:
-            return [vectors.vector_numbers(values)[0] for _, values in sorted(self._vectors.items())]
-        scores, first_vector = [], vectors.vector_numbers(self._vectors[0])
+            return [vectors.vector_numbers(answer.values)[0] for _, answer in sorted(self._vectors.items())]
+        if self._compares_tokens:
+            return [
+                vectors.max_similarity(first, self._vectors[self._first_count + index])
+                for index, first in enumerate(self._first_vectors())
+            ]
+        scores, first_vector = [], vectors.vector_numbers(self._vectors[0].values)
         for index in range(len(self._second_texts)):
             if 0 < index < self._first_count:
-                first_vector = vectors.vector_numbers(self._vectors[index])
-            scores.append(
-                vectors.clamped_cosine(first_vector, vectors.vector_numbers(self._vectors[self._first_count + index]))
-            )
+                first_vector = vectors.vector_numbers(self._vectors[index].values)
+            second_vector = vectors.vector_numbers(self._vectors[self._first_count + index].values)
+            scores.append(vectors.clamped_cosine(first_vector, second_vector))
         return scores
+
+    def _first_vectors(self) -> list[PromptVector]:
+        """Return the numbers of the first text of each pair."""
+        count = len(self._second_texts)
+        return [self._vectors[0]] * count if self._first_count == 1 else [self._vectors[i] for i in range(count)]
 
 
 class ScoreReply(_TextPairReply):

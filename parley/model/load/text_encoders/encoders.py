@@ -12,14 +12,21 @@ import torch
 from parley.model.checkpoint.files import Checkpoint, LoadError
 from parley.model.load.text_encoders import bert, deberta, modern_bert, rotary_bert
 from parley.model.networks.encoder import EncoderNetwork, EncoderSizes
-from parley.model.networks.pooling import SPLADE_MODE, PoolingRecipe, SparsePooling, read_pooling_recipe
+from parley.model.networks.pooling import (
+    SPLADE_MODE,
+    DenseLayer,
+    PoolingRecipe,
+    SparsePooling,
+    read_pooling_recipe,
+)
 
 UNSUPPORTED_HEADS = ("ForTokenClassification", "ForImageClassification", "ForQuestionAnswering", "ForMultipleChoice")
 
 # Ends the architecture's name of sparse embedding models whose modules.json does not say it. It is vLLM's name, which
 # --hf-overrides can set.
 SPARSE_MODEL = "SpladeSparseEmbeddingModel"
-TOKEN_VECTOR_HEAD = "ColBERT"  # ends the architecture's name of models that make a vector of each token
+LATE_INTERACTION = "ColBERT"  # in the architecture's name of models that make a vector of each token
+TOKEN_LAYERS = ("linear.weight", "colbert_linear.weight")  # names of the layer that makes these vectors
 
 
 @dataclass(frozen=True)
@@ -61,21 +68,32 @@ def read_encoder_config(config: dict[str, Any]) -> EncoderSizes:
         names = [str(name) for name in config.get("architectures") or ()]
         if task_heads := [name for name in names if name.endswith(UNSUPPORTED_HEADS)]:
             raise LoadError(f"A {task_heads[0]} is not an embedding model, and no classifier of whole texts.")
-        if any(name.endswith(TOKEN_VECTOR_HEAD) for name in names):
-            raise LoadError(f"A {kind} model of ColBERT has a layer for vectors of tokens, which is not supported.")
         return ENCODER_LOADERS[kind].read_config(config)
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         # The families check the fields that decide whether a model is supported, not the type of each field
         raise LoadError(f"config.json has a field of a wrong type or value for a {kind} model ({error}).") from error
 
 
-def read_encoder_pooling(folder: Path, config: dict[str, Any]) -> PoolingRecipe:
+def read_encoder_pooling(folder: Path, config: dict[str, Any], checkpoint: Checkpoint) -> PoolingRecipe:
     """Return the pooling of an encoder's folder, the mean of all tokens if it names none. Raises LoadError."""
     recipe = read_pooling_recipe(folder) or PoolingRecipe(("mean",))
     names = config.get("architectures")
-    if recipe.sparse is None and isinstance(names, list) and any(str(name).endswith(SPARSE_MODEL) for name in names):
+    names = [str(name) for name in names] if isinstance(names, list) else []
+    if recipe.sparse is None and any(name.endswith(SPARSE_MODEL) for name in names):
         return PoolingRecipe((SPLADE_MODE,), False, recipe.max_text_tokens, sparse=SparsePooling())
+    if not recipe.token_layers and any(LATE_INTERACTION in name for name in names):
+        return PoolingRecipe((), True, recipe.max_text_tokens, token_layers=(_read_token_layer(checkpoint),))
     return recipe
+
+
+def _read_token_layer(checkpoint: Checkpoint) -> DenseLayer:
+    """Return the layer that makes the vectors of tokens in the form of ColBERT's authors, which has no bias. Raises
+    LoadError."""
+    name = next((name for name in TOKEN_LAYERS if name in checkpoint), TOKEN_LAYERS[0])
+    shape = checkpoint.tensor_shape(name)
+    if len(shape) != 2 or 0 in shape:
+        raise LoadError(f"The tensor {name} has the shape {list(shape)}; a linear layer has two sizes.")
+    return DenseLayer(checkpoint.view_tensor(name, *shape).float().clone(), None, lambda x: x)
 
 
 def load_encoder(
