@@ -229,16 +229,21 @@ class UnstreamedReply(Reply):
 class RenderedPrompt(NamedTuple):
     """A prompt as the engine would get it, and the largest number of tokens that it would generate.
 
-    ``reasoning_ended``: as in ``Tokens``.
+    ``reasoning_ended``: as in ``Tokens``. ``spans``: of the tokens' characters in the text that the model reads; None
+    if they were not asked for, or the prompt has no text.
     """
 
     token_ids: list[int]
     max_tokens: int
     reasoning_ended: bool | None = None
+    spans: list[tuple[int, int]] | None = None
 
 
 class PromptRenderer(Reply):
-    """A request whose prompts are answered as tokens, instead of being continued."""
+    """A request whose prompts are answered as tokens, instead of being continued. ``wants_spans``: with the spans of
+    their characters."""
+
+    wants_spans: bool = False
 
     @abstractmethod
     def render_prompts(self, prompts: Sequence[RenderedPrompt]) -> bytes:

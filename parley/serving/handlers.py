@@ -20,7 +20,7 @@ from parley.dialects.admin_requests import (
     TokenizeResult,
 )
 from parley.dialects.batch_job import BatchJob
-from parley.dialects.dialect import Answer, PromptRenderer, RenderedPrompt, Reply, Route, RouteKind, model_in_body
+from parley.dialects.dialect import Answer, Reply, Route, RouteKind, model_in_body
 from parley.dialects.facts import ModelCard, ServerInfo
 from parley.dialects.records import StreamReplay
 from parley.errors import Invalid, NotFound, ParleyError
@@ -34,11 +34,11 @@ from parley.serving.model_facts import describe_name
 from parley.serving.pages import metrics_page
 from parley.serving.pages.activity import handle_activity
 from parley.serving.pages.page_files import handle_page
-from parley.serving.prepare import check_request, prepare_engine_requests, resolve_model_name
 from parley.serving.records.background import BackgroundRuns
 from parley.serving.records.inner_sender import resume_info, sender_of_client
 from parley.serving.registry import ModelRegistry
-from parley.serving.request_reader import read_generation_body, request_context
+from parley.serving.render import handle_render
+from parley.serving.request_reader import request_context
 from parley.serving.served_model import ServedModel
 from parley.serving.socket_handshake import handle_socket
 from parley.text.tokens.tokenizer import Tokenizer
@@ -131,30 +131,6 @@ def _tokenize_prompt(
     elif tokenize_request.with_texts:
         pieces = [pipeline.tokenizer.decode([token_id], False) for token_id in token_ids]
     return TokenizeResult(token_ids, pieces, context_length, text if tokenize_request.with_spans else "", spans)
-
-
-async def handle_render(registry: ModelRegistry, route: Route, exchange: Exchange) -> None:
-    """Answer with the prompts of a generating request as tokens. Every error in the request is reported as usual."""
-    registry.require_any_ready()
-    body = await exchange.read_body()
-    model, reply = await exchange.run_work(len(body), partial(read_generation_body, registry, route, exchange, body))
-    if isinstance(reply, Answer):
-        await _send_answer(exchange, reply)
-        return
-    assert isinstance(reply, PromptRenderer)
-    exchange.adopt_reply(reply)
-    model.require_ready()
-    request = reply.request
-    resolve_model_name(model, request)
-    check_request(model, request)
-    prepared_prompts = await exchange.while_connected(prepare_engine_requests(model, request, exchange.tenant))
-    find_reasoning_ended = model.text_pipeline.find_reasoning_ended
-    prompts = [
-        RenderedPrompt(prepared.token_ids, engine_request.max_tokens, find_reasoning_ended(prompt, prepared))
-        for prompt, (prepared, engine_request) in zip(request.prompts, prepared_prompts, strict=True)
-    ]
-    size = 8 * sum(len(prompt.token_ids) for prompt in prompts)
-    await exchange.send_response(await exchange.run_work(size, partial(reply.render_prompts, prompts)))
 
 
 async def handle_detokenize(registry: ModelRegistry, route: Route, exchange: Exchange) -> None:

@@ -44,6 +44,8 @@ VLLM_ROUTES = [
     "/vllm/pooling",
     "/vllm/v1/chat/completions/render",
     "/vllm/v1/completions/render",
+    "/vllm/v1/messages/render",
+    "/vllm/v1/responses/render",
     "/vllm/inference/v1/generate",
     "/vllm/inference/v1/abort_requests",
 ]

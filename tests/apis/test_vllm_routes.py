@@ -137,6 +137,36 @@ async def test_vllm_chats_and_completions_match_their_streams(server):
     assert (await server.post("/vllm/invocations", HELLO_CHAT, **JSON_HEADERS)).json["object"] == "chat.completion"
 
 
+async def test_rendered_messages_and_responses_have_the_tokens_of_their_chats(server):
+    chat = (await server.post("/vllm/v1/chat/completions/render", HELLO_CHAT)).json
+    messages = {"messages": HELLO_CHAT["messages"], "model": "tiny", "max_tokens": 8}
+    responses = {"input": HELLO_CHAT["messages"], "model": "tiny", "max_output_tokens": 8}
+    for path, body in (("messages", messages), ("responses", responses)):
+        rendered = (await server.post(f"/vllm/v1/{path}/render", body)).json
+        assert rendered["token_ids"] == chat["token_ids"]
+        assert rendered["sampling_params"] == chat["sampling_params"]
+        answer = (await server.post("/vllm/inference/v1/generate", rendered)).json
+        assert answer["choices"][0]["token_ids"] and answer["usage"]["prompt_tokens"] == len(chat["token_ids"])
+        refused = await server.post(f"/vllm/v1/{path}/render", body | {"model": "other"})
+        assert (refused.status, refused.error["type"]) == (404, "NotFoundError")
+        assert (await server.post(f"/v1/{path}/render", body)).status in (404, 405)
+
+
+async def test_rendered_prompts_tell_which_characters_their_tokens_have(server):
+    path = "/vllm/v1/completions/render"
+    body = {"prompt": PROMPT, "return_token_offsets": True}
+    (text,) = (await server.post(path, body)).json
+    (ids,) = (await server.post(path, body | {"prompt": [5, 6]})).json
+    assert ids["token_offsets"] is None and len(text["token_offsets"]) == len(text["token_ids"])
+    assert "".join(PROMPT[start:end] for start, end in text["token_offsets"]) == PROMPT
+    for side, kept in (("left", text["token_offsets"][-3:]), ("right", text["token_offsets"][:3])):
+        cut = body | {"truncate_prompt_tokens": 3, "truncation_side": side}
+        (rendered,) = (await server.post(path, cut)).json
+        assert rendered["token_offsets"] == kept
+    chat = (await server.post("/vllm/v1/chat/completions/render", HELLO_CHAT | {"return_token_offsets": True})).json
+    assert len(chat["token_offsets"]) == len(chat["token_ids"])
+
+
 async def test_rendered_prompts_continue_as_tokens_like_the_requests_themselves(server):
     for prefix in ("", "/vllm"):
         options = {"max_tokens": 40, "return_token_ids": True, "temperature": 0}

@@ -262,6 +262,80 @@ def test_vllm_rendered_chat_has_the_original_bytes():
     assert reply.render_prompts([RenderedPrompt([1, 2], 7, False)]) == inside
 
 
+def rendered_request(request_id: bytes, params: bytes, options: bytes = b"null", stream: bytes = b"false") -> bytes:
+    """Return the body that continues the tokens 1 and 2."""
+    return (
+        b'{"request_id":"' + request_id + b'","token_ids":[1,2],"token_offsets":null,"features":null,'
+        b'"content_parts":null,"sampling_params":' + params + b',"model":"m","reasoning_ended":null,'
+        b'"reasoning_parser_kwargs":null,"return_token_ids":null,"output_mode":"tokens","stream":' + stream + b","
+        b'"stream_options":' + options + b',"cache_salt":"s","priority":0,"kv_transfer_params":null,'
+        b'"ec_transfer_params":null}'
+    )
+
+
+def test_vllm_rendered_message_continues_as_its_conversation():
+    message = {"model": "m", "max_tokens": 7, "messages": [{"role": "user", "content": "a"}], "cache_salt": "s"}
+    options = {"system": "b", "temperature": 0.5, "stop_sequences": ["END"]}
+    reply = render.read_message_rendering(json.dumps(message | options).encode(), HEAD)
+    (chat,) = reply.request.prompts
+    assert [(turn.role, turn.content) for turn in chat.messages] == [("system", "b"), ("user", "a")]
+    params = (
+        b'{"temperature":0.5,"stop":["END"],"stop_token_ids":[],"max_tokens":7,"output_kind":%d,"skip_clone":true,'
+        b'"output_text_buffer_length":2,"bad_words":[],"skip_reading_prefix_cache":false}'
+    )
+    assert reply.render_prompts([RenderedPrompt([1, 2], 7)]) == rendered_request(
+        b"chatcmpl-0123456789abcdef", params % 2
+    )
+    streamed = render.read_message_rendering(json.dumps(message | options | {"stream": True}).encode(), HEAD)
+    counted = b'{"include_usage":true,"continuous_usage_stats":true}'
+    expected = rendered_request(b"chatcmpl-0123456789abcdef", params % 1, counted, b"true")
+    assert streamed.render_prompts([RenderedPrompt([1, 2], 7)]) == expected
+    forced = message | {"tools": [{"name": "f", "input_schema": {"type": "object"}}], "tool_choice": {"type": "any"}}
+    with pytest.raises(BadRequest) as caught:
+        render.read_message_rendering(json.dumps(forced).encode(), HEAD)
+    assert caught.value.field == "tool_choice"
+
+
+def test_vllm_rendered_response_continues_as_its_conversation():
+    body = {"model": "m", "input": "a", "instructions": "b", "max_output_tokens": 7, "cache_salt": "s", "stream": True}
+    reply = render.read_response_rendering(json.dumps(body).encode(), HEAD)
+    (chat,) = reply.request.prompts
+    assert [(turn.role, turn.content) for turn in chat.messages] == [("system", "b"), ("user", "a")]
+    params = (
+        b'{"stop":[],"stop_token_ids":[],"max_tokens":7,"output_kind":1,"skip_clone":true,"bad_words":[],'
+        b'"skip_reading_prefix_cache":false}'
+    )
+    expected = rendered_request(b"resp_0123456789abcdef", params, stream=b"true")
+    assert reply.render_prompts([RenderedPrompt([1, 2], 7)]) == expected
+    named = render.read_response_rendering(json.dumps(body | {"request_id": "x"}).encode(), HEAD)
+    assert json.loads(named.render_prompts([RenderedPrompt([1], 7)]))["request_id"] == "x"
+    with pytest.raises(BadRequest) as caught:
+        render.read_response_rendering(json.dumps(body | {"previous_response_id": "resp_1"}).encode(), HEAD)
+    assert json.loads(vllm_error(caught.value).body) == {
+        "error": {
+            "message": "previous_response_id is not supported by the stateless render endpoint.",
+            "type": "invalid_request_error",
+            "param": "previous_response_id",
+            "code": 400,
+        }
+    }
+
+
+def test_vllm_rendered_prompts_have_the_places_of_their_tokens_on_request():
+    hello = {"messages": [{"role": "user", "content": "a"}]}
+    for members, wants in (
+        ({}, False),
+        ({"return_token_offsets": None}, False),
+        ({"return_token_offsets": True}, True),
+    ):
+        body = {"prompt": "ab"} | members
+        completion = render.read_completion_rendering(json.dumps(body).encode(), HEAD)
+        chat = render.read_chat_rendering(json.dumps(hello | members).encode(), HEAD)
+        assert completion.wants_spans is chat.wants_spans is wants
+    (rendered,) = json.loads(completion.render_prompts([RenderedPrompt([1, 2], 7, spans=[(0, 1), (1, 2)])]))
+    assert rendered["token_offsets"] == [[0, 1], [1, 2]]
+
+
 def rendered_params(**members: Any) -> dict[str, Any]:
     body = {"prompt": ["a", "b"], "request_id": "x"} | members
     reply = render.read_completion_rendering(json.dumps(body).encode(), HEAD)

@@ -99,6 +99,7 @@ RESPONSES_ROUTES = (
         model_reader=model_in_body,
         inliner=partial(inline_response, decode=responses.decode_response_body, event_stream=responses.VllmEventStream),
     ),
+    Route("POST", "/v1/responses/render", "render", reader=render.read_response_rendering, model_reader=model_in_body),
     Route("GET", "/v1/responses/{id}", "stored", reader=stored_routes.read_response, query=REPLAY_QUERY),
     Route("POST", "/v1/responses/{id}/cancel", "stored", reader=responses.cancel_vllm_response),
 )
@@ -119,6 +120,7 @@ MESSAGES_ROUTES = (
         writer=write_managed_count,
         render_error=messages.messages_error,
     ),
+    Route("POST", "/v1/messages/render", "render", reader=render.read_message_rendering, model_reader=model_in_body),
 )
 RESET_ROUTE = Route(
     "POST",

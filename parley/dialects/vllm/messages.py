@@ -86,6 +86,12 @@ def error_object(error: ParleyError) -> dict[str, Any]:
 
 def read_vllm_messages(body: bytes, context: RequestContext) -> VllmMessagesReply:
     """Read the body of a request for a message. Raises BadRequest."""
+    return VllmMessagesReply(LENIENT_RULES, decode_message_body(body, context), context)
+
+
+def decode_message_body(body: bytes, context: RequestContext) -> Fields:
+    """Return the members of the body of a request for a message, after the original's own checks. Raises
+    BadRequest."""
     fields = _decode_body(body, context)
     max_tokens = fields.integer("max_tokens", None, None, None)
     if max_tokens is not None and max_tokens <= 0:
@@ -97,7 +103,7 @@ def read_vllm_messages(body: bytes, context: RequestContext) -> VllmMessagesRepl
         if budget is not None and max_tokens is not None and budget >= max_tokens:
             members = dict.fromkeys(fields.member_names)
             raise value_error("", "thinking.budget_tokens must be less than max_tokens", members)
-    return VllmMessagesReply(LENIENT_RULES, fields.without_members(UNREAD_MEMBERS), context)
+    return fields.without_members(UNREAD_MEMBERS)
 
 
 def read_vllm_count(body: bytes, context: RequestContext) -> TokenizeRequest:

@@ -1,4 +1,5 @@
-"""``/v1/chat/completions/render`` and ``/v1/completions/render``: the prompt of a request as tokens, without an answer.
+"""``/v1/chat/completions/render`` and the like for completions, messages and responses: the prompt of a request as
+tokens, without an answer.
 
 The answer is the body of ``/inference/v1/generate`` that continues these tokens as the request asks, one for each
 prompt (``vllm/entrypoints/scale_out/render/serving.py``). Routers use it to find the instance that has the prompt.
@@ -9,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from parley.dialects.anthropic.shared import LENIENT_RULES
 from parley.dialects.dialect import PromptRenderer, RenderedPrompt, RequestContext
 from parley.dialects.fields import Fields
 from parley.dialects.json_answer import encode_json
@@ -16,16 +18,32 @@ from parley.dialects.openai.shared import unsupported_member
 from parley.dialects.vllm import requests
 from parley.dialects.vllm.chat import VllmChatReply
 from parley.dialects.vllm.completions import VllmCompletionReply
+from parley.dialects.vllm.messages import VllmMessagesReply, decode_message_body
+from parley.dialects.vllm.responses import VllmResponsesReply, decode_response_body, store_error
 from parley.dialects.vllm.token_routes import sampling_params
 from parley.errors import Invalid
 from parley.types import Chat, Request
 
+STATELESS_SENTENCE = "previous_response_id is not supported by the stateless render endpoint."
+STREAM_OPTIONS = ("include_usage", "continuous_usage_stats")
 BEAM_SEARCH_SENTENCE = "Beam search is not supported by the render endpoint"
 
 
 def read_chat_rendering(body: bytes, context: RequestContext) -> ChatRendering:
     """Read a conversation to render. Raises BadRequest."""
     return ChatRendering(requests.decode_generation_body(body, context), context)
+
+
+def read_message_rendering(body: bytes, context: RequestContext) -> MessageRendering:
+    """Read a request for a message to render. Raises BadRequest."""
+    return MessageRendering(decode_message_body(body, context), context)
+
+
+def read_response_rendering(body: bytes, context: RequestContext) -> ResponseRendering:
+    """Read a request for a response to render. Raises BadRequest."""
+    if requests.decode_generation_body(body, context).has_value("previous_response_id"):
+        raise store_error(STATELESS_SENTENCE, "previous_response_id")
+    return ResponseRendering(decode_response_body(body, context), context)
 
 
 def read_completion_rendering(body: bytes, context: RequestContext) -> CompletionRendering:
@@ -40,11 +58,40 @@ class ChatRendering(VllmChatReply, PromptRenderer):
         super().__init__(body, context)
         _check_renderable(self.request, body)
         self._forwarded_members = _read_forwarded_members(body)
+        self.wants_spans = body.boolean("return_token_offsets", False)
 
     def render_prompts(self, prompts: Sequence[RenderedPrompt]) -> bytes:
         """Return the request that continues the conversation."""
         answer_id = f"chatcmpl-{self._answer_id}"
         return encode_json(_generate_request(answer_id, prompts[0], self.request, self._forwarded_members))
+
+
+class MessageRendering(VllmMessagesReply, PromptRenderer):
+    """A request for a message that is answered with its tokens."""
+
+    def __init__(self, body: Fields, context: RequestContext):
+        super().__init__(LENIENT_RULES, body, context)
+        _check_renderable(self.request, body)
+
+    def render_prompts(self, prompts: Sequence[RenderedPrompt]) -> bytes:
+        """Return the request that continues the conversation. Its stream always counts tokens."""
+        options = dict.fromkeys(STREAM_OPTIONS, True) if self.request.stream else None
+        answer_id = f"chatcmpl-{self._answer_id}"
+        return encode_json(_generate_request(answer_id, prompts[0], self.request, {"stream_options": options}))
+
+
+class ResponseRendering(VllmResponsesReply, PromptRenderer):
+    """A request for a response that is answered with its tokens."""
+
+    def __init__(self, body: Fields, context: RequestContext):
+        super().__init__(body, context)
+        _check_renderable(self.request, body)
+        own_id = f"resp_{context.unique_id[:16]}"
+        self._answer_id = body.string("request_id", "") or own_id
+
+    def render_prompts(self, prompts: Sequence[RenderedPrompt]) -> bytes:
+        """Return the request that continues the conversation."""
+        return encode_json(_generate_request(self._answer_id, prompts[0], self.request, {}))
 
 
 class CompletionRendering(VllmCompletionReply, PromptRenderer):
@@ -54,6 +101,7 @@ class CompletionRendering(VllmCompletionReply, PromptRenderer):
         super().__init__(body, context)
         _check_renderable(self.request, body)
         self._forwarded_members = _read_forwarded_members(body)
+        self.wants_spans = body.boolean("return_token_offsets", False)
 
     def render_prompts(self, prompts: Sequence[RenderedPrompt]) -> bytes:
         """Return the requests that continue the prompts."""
@@ -89,9 +137,7 @@ def _read_forwarded_members(body: Fields) -> dict[str, Any]:
     members: dict[str, Any] = {"return_token_ids": body.boolean("return_token_ids", None)}
     options = body.object("stream_options")
     if options is not None and body.boolean("stream", False):
-        members["stream_options"] = {
-            name: options.boolean(name, False) for name in ("include_usage", "continuous_usage_stats")
-        }
+        members["stream_options"] = {name: options.boolean(name, False) for name in STREAM_OPTIONS}
     return members
 
 
@@ -102,7 +148,7 @@ def _generate_request(
     return {
         "request_id": request_id,
         "token_ids": prompt.token_ids,
-        "token_offsets": None,
+        "token_offsets": prompt.spans,
         "features": None,
         "content_parts": None,
         "sampling_params": sampling_params.write_sampling_params(request, prompt.max_tokens),

@@ -1,0 +1,62 @@
+"""Requests that are answered with their prompts as tokens, as the engine would get them."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from parley.dialects.dialect import Answer, PromptRenderer, RenderedPrompt, Route
+from parley.serving.media.request_media import prompt_media
+from parley.serving.prepare import check_request, prepare_engine_requests, resolve_model_name
+from parley.serving.registry import ModelRegistry
+from parley.serving.request_reader import read_generation_body
+from parley.text.prepared_prompt import PreparedPrompt
+from parley.text.prompt import TextPipeline
+from parley.types import Chat, EngineRequest, KeptSide, Prompt, Text
+from parley.web.exchange import Exchange
+
+Spans = list[tuple[int, int]]
+
+
+async def handle_render(registry: ModelRegistry, route: Route, exchange: Exchange) -> None:
+    """Answer with the prompts of a generating request as tokens. Every error in the request is reported as usual."""
+    registry.require_any_ready()
+    body = await exchange.read_body()
+    model, reply = await exchange.run_work(len(body), partial(read_generation_body, registry, route, exchange, body))
+    if isinstance(reply, Answer):
+        await exchange.send_response(reply.body, reply.status, reply.content_type)
+        return
+    assert isinstance(reply, PromptRenderer)
+    exchange.adopt_reply(reply)
+    model.require_ready()
+    request = reply.request
+    resolve_model_name(model, request)
+    check_request(model, request)
+    prepared_prompts = await exchange.while_connected(prepare_engine_requests(model, request, exchange.tenant))
+    size = 8 * sum(len(prepared.token_ids) for prepared, _ in prepared_prompts)
+    answer = await exchange.run_work(size, partial(_render_prompts, model.text_pipeline, reply, prepared_prompts))
+    await exchange.send_response(answer)
+
+
+def _render_prompts(
+    pipeline: TextPipeline, reply: PromptRenderer, prepared_prompts: list[tuple[PreparedPrompt, EngineRequest]]
+) -> bytes:
+    rendered_prompts = []
+    for prompt, (prepared, engine_request) in zip(reply.request.prompts, prepared_prompts, strict=True):
+        ids = prepared.token_ids
+        spans = _find_spans(pipeline, prompt, ids, reply.request.kept_side) if reply.wants_spans else None
+        ended = pipeline.find_reasoning_ended(prompt, prepared)
+        rendered_prompts.append(RenderedPrompt(ids, engine_request.max_tokens, ended, spans))
+    return reply.render_prompts(rendered_prompts)
+
+
+def _find_spans(pipeline: TextPipeline, prompt: Prompt, token_ids: list[int], kept_side: KeptSide) -> Spans | None:
+    """Return the spans of tokens' characters in the whole text of their prompt; None if it has no text, or media.
+
+    ``token_ids``: of the prompt, perhaps without the part of a too long text that is not on ``kept_side``.
+    """
+    if not isinstance(prompt, Text | Chat) or prompt_media(prompt):
+        return None
+    _, ids, spans = pipeline.tokenize_prompt(prompt)
+    first = len(ids) - len(token_ids) if kept_side == "tail" else 0
+    is_part = first >= 0 and ids[first : first + len(token_ids)] == token_ids
+    return spans[first : first + len(token_ids)] if is_part else None
