@@ -187,9 +187,10 @@ WHOLE_TEXTS = """\
 These generate nothing. They need parley's own decoder, run in the dtype and with the quantized weights of other
 decoders, and have no LoRA adapters, drafts or prefix cache.
 
-* Decoders that read in both directions: EmbeddingGemma (`gemma3_text` with `use_bidirectional_attention`), gte-Qwen2
-  and others with `"is_causal": false`, EuroBERT, and the type `llama_bidirec`. Without a pooling of
-  sentence-transformers, their vectors are the mean of all tokens, unless `pooling` of `llama_bidirec` says otherwise.
+* Decoders that read in both directions: EmbeddingGemma (`gemma3_text` with `use_bidirectional_attention`),
+  EmbeddingGemma 2 (`embedding_gemma2`; texts only), gte-Qwen2 and others with `"is_causal": false`, EuroBERT, and the
+  type `llama_bidirec`. Without a pooling of sentence-transformers, their vectors are the mean of all tokens, unless
+  `pooling` of `llama_bidirec` says otherwise.
 * Decoders whose modules.json asks for another pooling than that of the last token, or for linear layers after it.
 * Decoders with modules.json whose head is neither in the files nor tied to the embedding, as e5-mistral.
 * Decoders with a head for sequence classification (`Qwen3ForSequenceClassification` and the like). It reads the last

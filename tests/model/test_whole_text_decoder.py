@@ -24,6 +24,14 @@ CONFIGS = {
     "qwen3": {"is_causal": False},
     "mistral": WINDOW | {"is_causal": False},
     "eurobert": {"mask_token_id": 4},
+    "embedding_gemma2_text": WINDOW
+    | {
+        "sliding_window_pattern": 2,
+        "global_head_dim": 32,
+        "embedding_dim": 40,
+        "num_global_key_value_heads": 1,
+        "hidden_size_per_layer_input": 24,
+    },
 }
 RAW_SCORES = PoolingOptions(task="classify", normalize=False)
 
@@ -68,6 +76,35 @@ def test_decoders_that_read_both_ways_match_transformers(tmp_path, kind):
     for request in embedding_requests():
         (alone,) = unpack_vectors(serve_requests(runner, [request])[0]).values()
         np.testing.assert_allclose(alone, together[request.id], atol=1e-6)
+
+
+def test_texts_of_a_multimodal_embedding_model(tmp_path):
+    """EmbeddingGemma 2 as it is published: below a prefix, in a config of its own, beside encoders of media."""
+    import transformers
+
+    text_config = SIZES | CONFIGS["embedding_gemma2_text"]
+    config = transformers.AutoConfig.for_model(
+        "embedding_gemma2", text_config=text_config, vision_config=None, audio_config=None
+    )
+    torch.manual_seed(3)
+    model = transformers.AutoModel.from_config(config).float().eval()
+    model.save_pretrained(tmp_path)
+    tiny_models.write_tokenizer(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors") | {"vision_tower.patch.weight": torch.ones(2, 2)}
+    assert any(name.startswith("language_model.") for name in tensors)
+    save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
+    assert check_model(Settings(model=str(tmp_path))).load_caveat == ""
+    rows = hidden_states(model.language_model)
+    runner, info = check_vectors(tmp_path, [normalized(each.mean(0)) for each in rows])
+    assert info.token_dimensions == 40
+    pooling = PoolingOptions(task="token_embed", normalize=False)
+    actual = unpack_vectors(serve_requests(runner, embedding_requests(pooling))[0])
+    torch.testing.assert_close(torch.tensor(actual["4"]).view(-1, 40), rows[4], atol=2e-5, rtol=1e-4)
+    edit_config(
+        tmp_path, text_config=json.loads((tmp_path / "config.json").read_text())["text_config"] | {"embedding_dim": 0}
+    )
+    with pytest.raises(LoadError, match="no valid embedding_dim"):
+        load_test_runner(tmp_path)
 
 
 def test_a_head_of_a_language_model_is_left_out(tmp_path):

@@ -33,15 +33,15 @@ class EmbeddingWeights:
         tensors += self._norms.norm_tensors(names.embedding_norm or "")
         if self._config.inputs_count:
             tensors += self._norms.norm_tensors(names.input_norm)
-            tensors += chain.from_iterable(map(self._weights.linear_tensors, self.input_linears()))
+            tensors += chain.from_iterable(map(self._weights.linear_tensors, filter(None, self.input_linears())))
         tensors += chain.from_iterable(map(self._weights.linear_tensors, chain(*self._altup.stream_linears())))
         return tensors + media_vocabulary_tensors(self._weights)
 
-    def input_linears(self) -> tuple[LinearSpec, LinearSpec]:
-        """Return the table of inputs of layers, and the linear layer that makes them of embeddings."""
+    def input_linears(self) -> tuple[LinearSpec | None, LinearSpec]:
+        """Return the table of inputs of layers, if there is one, and the linear layer that makes them of embeddings."""
         config, width = self._config, self._config.inputs_count * self._config.inputs_width
-        assert config.tensors.layer_inputs is not None
-        table = LinearSpec(config.tensors.layer_inputs, config.inputs_vocab, width)
+        name = config.tensors.layer_inputs
+        table = LinearSpec(name, config.inputs_vocab, width) if name else None
         return table, LinearSpec(config.tensors.input_projection, width, config.hidden)
 
     def layer_inputs(self) -> LayerInputs | None:
@@ -55,7 +55,7 @@ class EmbeddingWeights:
         table, projection = self.input_linears()
         norm = self._norms.read_norm(config.tensors.input_norm, config.inputs_width)
         return LayerInputs(
-            self._open_table(table),
+            None if table is None else self._open_table(table),
             self._weights.pack_weights([self._weights.read_linear(projection)], None),
             replace(norm, eps=norm.eps * config.hidden),
         )
@@ -112,6 +112,6 @@ class EmbeddingWeights:
             total += config.hidden * numbers
         if config.inputs_count:
             total += config.inputs_width + sum(
-                linear.out_features * linear.in_features for linear in self.input_linears()
+                linear.out_features * linear.in_features for linear in filter(None, self.input_linears())
             )
         return total + sum(linear.out_features * linear.in_features for linear in chain(*self._altup.stream_linears()))

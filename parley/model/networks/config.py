@@ -287,6 +287,8 @@ def _read_layer_inputs(family: DecoderFamily, fields: dict[str, Any], count: int
     """Return the members of DecoderConfig that describe inputs of layers. Raises Unfusable."""
     if family.tensors.layer_inputs is None:
         return {}
+    if not family.tensors.layer_inputs:
+        return {"inputs_width": read_size(fields, "hidden_size_per_layer_input"), "inputs_count": count}
     vocab = read_size(fields, "vocab_size_per_layer_input")
     if vocab < fields["vocab_size"] and not family.has_partial_inputs:
         raise Unfusable(f"only {vocab} of its {fields['vocab_size']} tokens have inputs of layers")

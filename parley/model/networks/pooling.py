@@ -87,8 +87,8 @@ class SparsePooling:
 class PoolingRecipe:
     """``modes``: of POOLING_MODES, concatenated in that order. ``dense_layers`` follow, then the normalization.
     ``max_text_tokens``: text length seen in training. ``sparse``: of a sparse embedding model, whose only mode is
-    SPLADE_MODE. ``token_layers``: of a late-interaction model (ColBERT), which makes vectors of tokens only, by these
-    layers, and has no mode."""
+    SPLADE_MODE. ``token_layers``: the states of all tokens pass them before anything else. A late-interaction model
+    (ColBERT) has such layers and no mode, because it makes vectors of tokens only."""
 
     modes: tuple[str, ...]
     normalize: bool = True
@@ -105,7 +105,9 @@ class PoolingRecipe:
     def vector_size(self, hidden: int) -> int:
         """Return the numbers of a vector, for a network with ``hidden`` numbers for each token; 0 if texts have
         none."""
-        return self.dense_layers[-1].weight.shape[0] if self.dense_layers else hidden * len(self.modes)
+        if self.dense_layers:
+            return self.dense_layers[-1].weight.shape[0]
+        return self.token_vector_size(hidden) * len(self.modes)
 
     def token_vector_size(self, hidden: int) -> int:
         """Return the numbers in the vector of a token, for a network with ``hidden`` numbers for each."""
@@ -113,17 +115,20 @@ class PoolingRecipe:
 
     def check_width(self, hidden: int) -> None:
         """Raise LoadError if the linear layers do not take the network's vectors."""
-        width = hidden if self.token_layers else hidden * len(self.modes)
-        for layer in self.token_layers or self.dense_layers:
-            if layer.weight.shape[1] != width:
-                raise LoadError(f"A Dense module takes {layer.weight.shape[1]} numbers, but its input has {width}.")
-            width = layer.weight.shape[0]
+        for layers, width in (
+            (self.token_layers, hidden),
+            (self.dense_layers, self.token_vector_size(hidden) * len(self.modes)),
+        ):
+            for layer in layers:
+                if layer.weight.shape[1] != width:
+                    raise LoadError(f"A Dense module takes {layer.weight.shape[1]} numbers, but its input has {width}.")
+                width = layer.weight.shape[0]
 
     def pool_rows(self, rows: HiddenRows, request: PoolingOptions) -> bytes | None:
         """Return the requested vector, or vectors, as little-endian float32 bytes; None if a number is not finite."""
+        for layer in self.token_layers:
+            rows = layer.apply_to_vectors(rows)
         if request.task == "token_embed":
-            for layer in self.token_layers:
-                rows = layer.apply_to_vectors(rows)
             vectors = rows[:, : request.dimensions]
         else:
             vector = np.concatenate([POOLING_MODES[mode](rows) for mode in self.modes])
@@ -159,7 +164,7 @@ def read_pooling_recipe(folder: Path) -> PoolingRecipe | None:
         )
     dense_count = kinds.count("Dense")
     if kinds == ["Transformer", *["Dense"] * dense_count] and dense_count:  # PyLate's form of ColBERT
-        layers = [_read_dense_layer(folder / str(module.get("path", ""))) for module in modules[1:]]
+        layers = [_read_dense_layer(folder / str(module.get("path", "")), reads_tokens=True) for module in modules[1:]]
         return PoolingRecipe((), max_text_tokens=_read_text_length(folder), token_layers=tuple(layers))
     if kinds != ["Transformer", "Pooling", *["Dense"] * dense_count, *["Normalize"] * ("Normalize" in kinds)]:
         raise LoadError(f"modules.json lists {', '.join(kinds)}; only {', '.join(MODULES)} can be served, in order.")
@@ -209,14 +214,16 @@ def _read_sparse_pooling(folder: Path) -> SparsePooling:
     )
 
 
-def _read_dense_layer(folder: Path) -> DenseLayer:
-    """Read a Dense module of sentence-transformers. Raises LoadError."""
+def _read_dense_layer(folder: Path, *, reads_tokens: bool = False) -> DenseLayer:
+    """Read a Dense module of sentence-transformers. ``reads_tokens``: vectors of tokens, not of texts. Raises
+    LoadError."""
     settings = _read_json_value(folder / "config.json", dict)
     activation = str(settings.get("activation_function", "Tanh"))
     activate = DENSE_ACTIVATIONS.get(activation.rpartition(".")[2])
     if activate is None:
         raise LoadError(f"{folder.name} has the activation {activation}, which is not supported.")
-    if settings.get("module_input_name") not in (None, "sentence_embedding", "token_embeddings"):
+    read_names = (None, "sentence_embedding", *["token_embeddings"] * reads_tokens)
+    if settings.get("module_input_name") not in read_names:
         raise LoadError(f"{folder.name} reads {settings['module_input_name']}; only sentence_embedding is supported.")
     if settings.get("use_residual"):
         raise LoadError(f"{folder.name} adds its input to its output (use_residual), which is not supported.")

@@ -14,10 +14,11 @@ from parley.model.networks.network import PackedBatch
 @dataclass(frozen=True)
 class LayerInputs:
     """Makes a row of numbers for each token and layer: the sum of one of the token's embedding, which ``projection``
-    makes and ``norm`` norms, and of one from ``table`` [vocab, layers * width], times the square root of their width.
+    makes and ``norm`` norms, and of one from ``table`` [vocab, layers * width], times the square root of their width;
+    or the former alone, without a table.
     """
 
-    table: native.EmbeddingRows
+    table: native.EmbeddingRows | None
     projection: native.PackedWeight
     norm: native.Norm
 
@@ -78,6 +79,9 @@ class TokenEmbeddings:
         if parts is None:
             return None
         projected = native.linear(embeddings, parts.projection).view(-1, width)
+        if parts.table is None:
+            result: torch.Tensor = native.norm_rows(projected, parts.norm).view(len(batch.token_ids), -1, width)
+            return result
         media, padding = batch.media, self._config.inputs_padding
         token_ids = batch.token_ids if media is None else batch.token_ids.index_fill(0, media.tokens, padding)
         if self._config.inputs_vocab < self._config.vocab:  # other tokens have those of the first

@@ -77,12 +77,16 @@ class ReferenceDecoder:
         """Return the inputs of all layers for the tokens with these embeddings, float32 [T, layers, width]."""
         config, width = self._config, self._config.inputs_width
         table, projection = self._weights.embeddings.input_linears()
+        projected = self._weights.read_linear(projection).multiply_rows(embeddings) * config.hidden**-0.5
+        projected = self._norms.norm_rows(projected, config.tensors.input_norm, width)
+        shape = config.inputs_count, width
+        if table is None:
+            result: torch.Tensor = projected.unflatten(-1, shape)
+            return result
         token_ids = torch.where(token_ids < config.inputs_vocab, token_ids, 0)
         rows = self._weights.quantization.read_embedding(self._checkpoint, table).select_outputs(token_ids)
         own = rows.decode_into(torch.empty(len(token_ids), table.in_features)).mul(width**0.5)
-        projected = self._weights.read_linear(projection).multiply_rows(embeddings) * config.hidden**-0.5
-        projected = self._norms.norm_rows(projected, config.tensors.input_norm, width)
-        inputs: torch.Tensor = ((projected + own) / 2**0.5).unflatten(-1, (config.inputs_count, width))
+        inputs: torch.Tensor = ((projected + own) / 2**0.5).unflatten(-1, shape)
         return inputs
 
     def _score_outputs(self, x: torch.Tensor, outputs: torch.Tensor) -> torch.Tensor:

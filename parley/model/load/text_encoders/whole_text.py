@@ -27,20 +27,33 @@ from parley.model.load.text_encoders.token_scores import load_token_head, names_
 from parley.model.load.weight_size import refuse_weights_beyond_memory
 from parley.model.networks.classifier import ClassifierHead
 from parley.model.networks.config import FUSABLE_TYPES, DecoderConfig, Unfusable, read_decoder_config
-from parley.model.networks.pooling import PoolingRecipe, read_pooling_recipe
+from parley.model.networks.pooling import DenseLayer, PoolingRecipe, read_pooling_recipe
 from parley.model.networks.whole_text_decoder import WholeTextDecoder
 from parley.types import Settings
 
+EMBEDDING_GEMMA2 = "embedding_gemma2_text"
 # Types whose decoders read in both directions: the type with the same weights, and fields that their configs may lack.
 BOTH_WAYS_TYPES: dict[str, tuple[str, dict[str, Any]]] = {
     "eurobert": ("llama", {"rms_norm_eps": 1e-5}),
     "llama_bidirec": ("llama", {}),
+    EMBEDDING_GEMMA2: (
+        "gemma4_text",
+        {
+            "vocab_size_per_layer_input": 0,
+            "hidden_size_per_layer_input": 512,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "default", "rope_theta": 1e6},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+            },
+        },
+    ),
 }
 BOTH_WAYS_FIELDS = ("is_causal", "use_bidirectional_attention")
 FLAGGED_GEMMAS = ("gemma", "gemma3_text")  # those whose use_bidirectional_attention is known here
 # Values of ``pooling`` in config.json, which llama_bidirec has, by the names of sentence-transformers.
 CONFIG_POOLINGS = {"avg": "mean", "cls": "cls", "last": "lasttoken"}
-HEAD_TENSORS = ("score.", "dense.", "classifier.", "2_Dense.", "3_Dense.")
+PROJECTION = "model.embedding_projection."  # the linear layer after the last norm of EmbeddingGemma 2
+HEAD_TENSORS = ("score.", "dense.", "classifier.", "2_Dense.", "3_Dense.", PROJECTION)
 
 
 class WholeTextPlan(NamedTuple):
@@ -53,6 +66,7 @@ class WholeTextPlan(NamedTuple):
 
 def is_whole_text_model(folder: Path, config: dict[str, Any]) -> bool:
     """Whether a model folder has a decoder that is served for vectors or classes only."""
+    config = _text_config(config)
     if is_encoder(config) or _forward_config(config)["model_type"] not in FUSABLE_TYPES:
         return False
     if _reads_both_ways(config) or is_classifier(config) or names_score_tokens(config):
@@ -63,6 +77,14 @@ def is_whole_text_model(folder: Path, config: dict[str, Any]) -> bool:
             not recipe.is_last_token or bool(recipe.dense_layers) or _lacks_head(folder, config)
         )
     return False
+
+
+def _text_config(config: dict[str, Any]) -> dict[str, Any]:
+    """Return the part of a config that is about texts. Of EmbeddingGemma 2, the encoders of media are not read."""
+    text_config = config.get("text_config")
+    if isinstance(text_config, dict) and text_config.get("model_type") == EMBEDDING_GEMMA2:
+        return text_config
+    return config
 
 
 def _lacks_head(folder: Path, config: dict[str, Any]) -> bool:
@@ -98,6 +120,8 @@ def _forward_config(config: dict[str, Any]) -> dict[str, Any]:
 
 def plan_whole_text(settings: Settings, folder: Path, config: dict[str, Any]) -> WholeTextPlan:
     """Return how a decoder runs that reads whole texts. Raises LoadError if it cannot."""
+    is_part = _text_config(config) is not config
+    config = _text_config(config)
     both_ways = _reads_both_ways(config)
     recipe = read_pooling_recipe(folder) or PoolingRecipe((_default_pooling(config),))
     if recipe.sparse is not None:
@@ -105,7 +129,19 @@ def plan_whole_text(settings: Settings, folder: Path, config: dict[str, Any]) ->
     decoder_plan = plan_decoder(settings, _forward_config(config))
     if settings.max_model_len is None and recipe.max_text_tokens is not None:
         decoder_plan = decoder_plan._replace(length=min(decoder_plan.length, recipe.max_text_tokens))
+    decoder_plan = decoder_plan._replace(is_part=decoder_plan.is_part or is_part)
+    if config["model_type"] == EMBEDDING_GEMMA2:
+        recipe = replace(recipe, token_layers=(_read_projection(folder, decoder_plan, config),))
     return WholeTextPlan(decoder_plan, recipe, both_ways)
+
+
+def _read_projection(folder: Path, plan: DecoderPlan, config: dict[str, Any]) -> DenseLayer:
+    """Read the linear layer that makes vectors of the states of EmbeddingGemma 2. Raises LoadError."""
+    sizes = [config.get("embedding_dim", 768), config.get("hidden_size", 512)]
+    if any(type(size) is not int or size < 1 for size in sizes):
+        raise LoadError("config.json has no valid embedding_dim and hidden_size.")
+    weight = open_decoder(folder, plan).view_tensor(f"{PROJECTION}weight", *sizes)
+    return DenseLayer(weight.float().clone(), None, lambda x: x)
 
 
 def _default_pooling(config: dict[str, Any]) -> str:

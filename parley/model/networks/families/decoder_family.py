@@ -35,7 +35,8 @@ class TensorNames:
     ``published`` are names of modules in published files, to those here, which Transformers gives them.
     ``activation_factors`` is the module whose tensors make the factors of an activation xielu.
     ``layer_inputs`` are the embeddings of tokens for single layers, beside those that ``input_projection`` makes of
-    their embeddings, whose norm is ``input_norm``; the next three belong to each layer. ``output_scale`` is the tensor
+    their embeddings, whose norm is ``input_norm``; empty: there are the latter only. The next three belong to each
+    layer. ``output_scale`` is the tensor
     with the scale of a layer's output. ``altup_norm`` and ``laurel_norm`` are norms of ``AltUpShape``.
     """
 

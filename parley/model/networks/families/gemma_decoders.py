@@ -166,7 +166,17 @@ def gemma4_variant(config: Mapping[str, Any]) -> DecoderFamily:
         family = replace(family, mixture=None)
         tensors = replace(tensors, experts_norm=None, dense_after_norm=None, experts_after_norm=None)
     default = family.fields["hidden_size_per_layer_input"]
-    if config.get("hidden_size_per_layer_input", default) in (0, None):
+    if config.get("vocab_size_per_layer_input") == 0:  # EmbeddingGemma 2 makes inputs of layers of embeddings alone
+        tensors = replace(
+            tensors,
+            layer_inputs="",
+            input_projection="model.ple.per_layer_model_projection",
+            input_norm="model.ple.per_layer_projection_norm",
+            input_gate="ple_block.per_layer_input_gate",
+            input_up="ple_block.per_layer_projection",
+            input_after_norm="ple_block.post_per_layer_input_norm",
+        )
+    elif config.get("hidden_size_per_layer_input", default) in (0, None):
         tensors = replace(tensors, layer_inputs=None, input_after_norm=None)
     return replace(family, tensors=tensors)
 
@@ -219,7 +229,7 @@ def gemma4_layers(fields: dict[str, Any], layer_types: list[str]) -> list[dict[s
             "mlp_width": None if kv_layers[i] is None else width,
             "has_parallel_dense_mlp": has_mixture,
             "layer_input": i if has_inputs else None,
-            "sees_later_media": layer_type == SLIDING,
+            "sees_later_media": layer_type == SLIDING or fields.get("vocab_size_per_layer_input") == 0,
         }
         for i, layer_type in enumerate(layer_types)
     ]
