@@ -49,7 +49,18 @@ VLLM_ROUTES = [
     "/vllm/inference/v1/generate",
     "/vllm/inference/v1/abort_requests",
 ]
-TEI_ROUTES = ["/embed", "/embed_all", "/similarity", "/predict", "/rerank", "/tokenize", "/decode", "/embeddings", "/"]
+TEI_ROUTES = [
+    "/embed",
+    "/embed_all",
+    "/embed_sparse",
+    "/similarity",
+    "/predict",
+    "/rerank",
+    "/tokenize",
+    "/decode",
+    "/embeddings",
+    "/",
+]
 TGI_ROUTES = ["/", "/generate", "/generate_stream", "/invocations", "/tokenize", "/chat_tokenize"]
 
 

@@ -307,8 +307,10 @@ def test_vllm_rendered_response_continues_as_its_conversation():
     )
     expected = rendered_request(b"resp_0123456789abcdef", params, stream=b"true")
     assert reply.render_prompts([RenderedPrompt([1, 2], 7)]) == expected
-    named = render.read_response_rendering(json.dumps(body | {"request_id": "x"}).encode(), HEAD)
-    assert json.loads(named.render_prompts([RenderedPrompt([1], 7)]))["request_id"] == "x"
+    own = {"request_id": "x", "kv_transfer_params": {"a": 1}, "ec_transfer_params": None}
+    named = render.read_response_rendering(json.dumps(body | own).encode(), HEAD)
+    rendered = json.loads(named.render_prompts([RenderedPrompt([1], 7)]))
+    assert {name: rendered[name] for name in own} == own
     with pytest.raises(BadRequest) as caught:
         render.read_response_rendering(json.dumps(body | {"previous_response_id": "resp_1"}).encode(), HEAD)
     assert json.loads(vllm_error(caught.value).body) == {

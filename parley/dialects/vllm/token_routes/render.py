@@ -14,6 +14,7 @@ from parley.dialects.anthropic.shared import LENIENT_RULES
 from parley.dialects.dialect import PromptRenderer, RenderedPrompt, RequestContext
 from parley.dialects.fields import Fields
 from parley.dialects.json_answer import encode_json
+from parley.dialects.openai import extras
 from parley.dialects.openai.shared import unsupported_member
 from parley.dialects.vllm import requests
 from parley.dialects.vllm.chat import VllmChatReply
@@ -88,10 +89,11 @@ class ResponseRendering(VllmResponsesReply, PromptRenderer):
         _check_renderable(self.request, body)
         own_id = f"resp_{context.unique_id[:16]}"
         self._answer_id = body.string("request_id", "") or own_id
+        self._forwarded_members = {name: body.free_object(name) or None for name in extras.TRANSFER_MEMBERS}
 
     def render_prompts(self, prompts: Sequence[RenderedPrompt]) -> bytes:
         """Return the request that continues the conversation."""
-        return encode_json(_generate_request(self._answer_id, prompts[0], self.request, {}))
+        return encode_json(_generate_request(self._answer_id, prompts[0], self.request, self._forwarded_members))
 
 
 class CompletionRendering(VllmCompletionReply, PromptRenderer):
