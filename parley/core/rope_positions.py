@@ -5,6 +5,9 @@ frames, lie in a grid that begins at the position after the text; the text after
 larger of rows and columns. This is ``get_rope_index`` of Qwen2-VL, Qwen2.5-VL, Qwen3-VL and GLM-4V in Transformers
 (paper: arXiv 2409.12191, section 2.1), as a function of the prompt alone, so all instances agree. In Qwen-Omni the text
 also continues after the last frame.
+
+HunyuanOCR has a fourth axis (``get_rope_index`` of HunYuanVL): a token's index, its column, its row and the number of
+its picture. Text has its index on all axes there, also after a picture.
 """
 
 from __future__ import annotations
@@ -24,15 +27,17 @@ _FLOAT = struct.Struct("f")
 
 
 class _Piece(NamedTuple):
-    """Tokens from ``start`` up to the next piece. ``position``: of the first, on all axes. ``run``: None for text."""
+    """Tokens from ``start`` up to the next piece. ``position``: of the first, on all axes. ``run``: None for text.
+    ``number``: how many numbered grids are before it."""
 
     start: int
     position: int
     run: EmbeddingRun | None
+    number: int = 0
 
 
 class RopePositions:
-    """The positions of one sequence's tokens on three axes.
+    """The positions of one sequence's tokens on three axes, or four; ``axis_count`` says how many.
 
     ``output_delta``: the position of an output token is its index plus this number. ``has_jump``: the same token would
     have another position as part of the prompt, because a video reaches further than the text after it.
@@ -41,13 +46,19 @@ class RopePositions:
     def __init__(self, media: Sequence[MediaItem], prompt_len: int):
         """``media``: the prompt's items, in order. Their runs with a grid have as many tokens as the grid."""
         pieces = [_Piece(0, 0, None)]
-        largest = -1
+        largest, number = -1, 0
         for item in media:
             for run in item.runs:
                 if run.grid is None:
                     continue
                 start = item.start + run.offset
                 position = _text_position(pieces[-1], start)
+                if run.is_numbered:
+                    pieces.append(_Piece(start, position, run, number))
+                    pieces.append(_Piece(start + run.count, position + run.count, None))
+                    largest = max(largest, position + run.count - 1)
+                    number += 1
+                    continue
                 frames, rows, columns = run.grid
                 furthest = max(_frame_time(frames - 1, run.frame_step), rows - 1, columns - 1)
                 largest = max(largest, position - 1, position + furthest)
@@ -59,6 +70,7 @@ class RopePositions:
             largest = max(largest, text_end - 1)
         self.has_jump = text_end != largest + 1
         pieces.append(_Piece(prompt_len, largest + 1, None))
+        self.axis_count = 4 if number else 3
         self._pieces = pieces
         self._starts = [piece.start for piece in pieces]
         self.output_delta = largest + 1 - prompt_len
@@ -69,9 +81,9 @@ class RopePositions:
         has_grid = any(run.grid is not None for item in media for run in item.runs)
         return cls(media, prompt_len) if has_grid else None
 
-    def axes(self, start: int, end: int) -> tuple[list[int], list[int], list[int]]:
-        """Return times, heights and widths of tokens ``start .. end``."""
-        axes: tuple[list[int], list[int], list[int]] = ([], [], [])
+    def axes(self, start: int, end: int) -> tuple[list[int], ...]:
+        """Return times, heights and widths of tokens ``start .. end``; or indexes, columns, rows and numbers."""
+        axes: tuple[list[int], ...] = tuple([] for _ in range(self.axis_count))
         index = bisect_right(self._starts, start) - 1
         while start < end:
             piece = self._pieces[index]
@@ -134,7 +146,7 @@ def _round_to_float32(number: float) -> float:
     return result
 
 
-def _extend_axes(axes: tuple[list[int], list[int], list[int]], piece: _Piece, start: int, end: int) -> None:
+def _extend_axes(axes: tuple[list[int], ...], piece: _Piece, start: int, end: int) -> None:
     """Append the positions of tokens ``start .. end`` of one piece."""
     if piece.run is None or piece.run.grid is None:
         for axis in axes:
@@ -142,6 +154,11 @@ def _extend_axes(axes: tuple[list[int], list[int], list[int]], piece: _Piece, st
         return
     _, rows, columns = piece.run.grid
     for cell in range(start - piece.start, end - piece.start):
+        if piece.run.is_numbered:
+            row, column = divmod(cell, columns)
+            for axis, position in zip(axes, (piece.position + cell, column, row, piece.number), strict=True):
+                axis.append(position)
+            continue
         frame, place = divmod(cell, rows * columns)
         row, column = divmod(place, columns)
         for axis, offset in zip(axes, (_frame_time(frame, piece.run.frame_step), row, column), strict=True):

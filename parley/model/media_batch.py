@@ -111,14 +111,15 @@ def _visible_ends(batch: PackedBatch, rows: list[StepRow], runs: list[_RunInRow]
 
 
 def _rope_positions(batch: PackedBatch, rows: list[StepRow]) -> torch.Tensor | None:
-    """Return ``PackedBatch.rope_positions``; None if no row has positions on three axes."""
-    if all(row.sequence.rope_positions is None for row in rows):
+    """Return ``PackedBatch.rope_positions``; None if no row has positions on several axes."""
+    counts = [row.sequence.rope_positions.axis_count for row in rows if row.sequence.rope_positions is not None]
+    if not counts:
         return None
-    axes: tuple[list[int], list[int], list[int]] = ([], [], [])
+    axes: list[list[int]] = [[] for _ in range(counts[0])]
     for row in rows:
         end = row.start + row.token_count
         positions = row.sequence.rope_positions
-        row_axes = [range(row.start, end)] * 3 if positions is None else positions.axes(row.start, end)
+        row_axes = [range(row.start, end)] * len(axes) if positions is None else positions.axes(row.start, end)
         for axis, part in zip(axes, row_axes, strict=True):
             axis += part
     return torch.from_numpy(np.array(axes, np.int64)).to(batch.positions.device)

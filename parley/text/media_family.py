@@ -62,6 +62,7 @@ class _FamilyRow(NamedTuple):
     shares_edges: bool = False
     keeps_kinds_apart: bool = False
     is_prefix_lm: bool = False
+    numbers_grids: bool = False
 
 
 # Fields that only the whole model's config has, though they are about its parts as well.
@@ -136,8 +137,18 @@ _FAMILIES: dict[str, _FamilyRow] = {
     "ovis2": _FamilyRow(
         {"image": _IMAGE._replace(prompt_mark="<image>")}, other_ids_field="visual_indicator_token_ids"
     ),
+    "hunyuan_vl": _FamilyRow(
+        {"image": _IMAGE._replace(edges=("<｜hy_place▁holder▁no▁100｜>", "<｜hy_place▁holder▁no▁101｜>"))},
+        has_rope_grids=True,
+        numbers_grids=True,
+    ),
     "got_ocr2": _FamilyRow({"image": _IMAGE._replace(edges=("<img>", "</img>"))}),
     "minicpmv4_6": _FamilyRow({"image": _IMAGE, "video": _VIDEO}),
+    "minicpm_ocr": _FamilyRow({"image": _IMAGE, "video": _VIDEO}),
+    "deepseek_ocr2": _FamilyRow({"image": _IMAGE}),
+    "deepseek_vl": _FamilyRow({"image": _IMAGE}),
+    "deepseek_vl_hybrid": _FamilyRow({"image": _IMAGE}),
+    "muse_glimmer": _FamilyRow({"image": _IMAGE, "video": _VIDEO}),
     "lighton_ocr": _FamilyRow({"image": _IMAGE}),
     "qianfan_ocr": _FamilyRow({"image": _IMAGE._replace(prompt_mark="<image>")}),
     "kimi_k25": _FamilyRow(
@@ -159,6 +170,7 @@ _FAMILIES: dict[str, _FamilyRow] = {
     ),
     "glm4v": _GLM_V,
     "glm46v": _GLM_V,
+    "glmga": _GLM_V,
     "glm4v_moe": _GLM_V,
     "glm_ocr": _GLM_V,
     "paddleocr_vl": _FamilyRow(
@@ -189,6 +201,7 @@ class MediaFamily:
     ``keeps_kinds_apart``: an encoder does something else in a prompt with items of the other kind, which is refused.
     ``is_prefix_lm``: all tokens of a prompt with items attend to each other. The token that begins texts stands after
     the last item, and a line break at the end of the prompt.
+    ``numbers_grids``: with ``has_rope_grids``, that grids are as ``EmbeddingRun.is_numbered`` says.
     """
 
     model_type: str
@@ -205,6 +218,7 @@ class MediaFamily:
     shares_edges: bool = False
     keeps_kinds_apart: bool = False
     is_prefix_lm: bool = False
+    numbers_grids: bool = False
 
     @property
     def kinds(self) -> frozenset[MediaKind]:
@@ -251,6 +265,7 @@ def read_media_family(config: Mapping[str, Any]) -> MediaFamily | None:
         row.shares_edges,
         row.keeps_kinds_apart,
         row.is_prefix_lm,
+        row.numbers_grids,
     )
 
 

@@ -149,6 +149,12 @@ def _place_item(item: ProcessedMedia, places: list[int]) -> MediaItem:
 
 def _embedding_runs(item: ProcessedMedia, places: list[int]) -> Iterator[EmbeddingRun]:
     """Divide an item's places into runs: one for each of its grids, or wherever other tokens stand between them."""
+    if item.has_numbered_grid:
+        size = prod(item.grids[0])
+        yield EmbeddingRun(0, 1)
+        yield EmbeddingRun(1, size, item.grids[0], is_numbered=True)
+        yield EmbeddingRun(1 + size, 1)
+        return
     if item.grids:
         first = 0
         steps = item.frame_steps or [1.0] * len(item.grids)

@@ -99,7 +99,8 @@ class EmbeddingRun(msgspec.Struct, array_like=True, frozen=True):
     ``offset``: distance from the item's first such token. ``grid``: the frames, rows and columns of the tokens, for
     models whose positions have three axes (M-RoPE); None: positions continue as in text. ``frame_step``: the
     difference in position between two frames. ``text_follows_time``: the text after it continues after its last frame,
-    not only after its rows and columns.
+    not only after its rows and columns. ``is_numbered``: positions have four axes (HunyuanOCR). Those of a token of the
+    grid are its index in the prompt, its column, its row, and how many such grids are before it.
     """
 
     offset: int
@@ -107,6 +108,7 @@ class EmbeddingRun(msgspec.Struct, array_like=True, frozen=True):
     grid: tuple[int, int, int] | None = None
     frame_step: float = 1.0
     text_follows_time: bool = False
+    is_numbered: bool = False
 
 
 class ProcessedMedia(msgspec.Struct, frozen=True):
@@ -118,7 +120,8 @@ class ProcessedMedia(msgspec.Struct, frozen=True):
     as that of the first of its kind has it, which is 0; empty if items have no numbers. ``shared_edge``: the mark at
     both ends of the replacement that two items next to each other have once; empty if each has its own.
     ``grids`` and ``frame_steps``: one for each run of placeholders in the replacement, empty for models without M-RoPE.
-    ``text_follows_time``: as in ``EmbeddingRun``. ``sees_both_ways``: its tokens attend to later ones of the same run
+    ``text_follows_time``: as in ``EmbeddingRun``. ``has_numbered_grid``: it has one run, of a grid that ``is_numbered``
+    with one more embedding before and after it. ``sees_both_ways``: its tokens attend to later ones of the same run
     of embeddings. ``prompt_sees_both_ways``: all tokens of its prompt attend to each other. ``seconds``: the length of
     a clip or video. ``text_edges``: what the model reads between the last item and the text after it, and at the end
     of the prompt.
@@ -139,6 +142,7 @@ class ProcessedMedia(msgspec.Struct, frozen=True):
     shared_edge: str = ""
     prompt_sees_both_ways: bool = False
     text_edges: tuple[str, str] = ("", "")
+    has_numbered_grid: bool = False
     features: FeatureFile | None = None  # None: on an instance that gets the KV pages from another one
 
 

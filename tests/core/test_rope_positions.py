@@ -157,6 +157,35 @@ def test_text_of_omni_models_continues_behind_the_last_frame(thinker, parts):
     assert hashed_items(items, token_ids) == items
 
 
+@settings(max_examples=30, deadline=None)
+@given(sizes=st.lists(st.tuples(st.integers(1, 4), st.integers(1, 4)), min_size=1, max_size=3), cut=st.integers(0, 60))
+def test_positions_of_numbered_pictures_equal_those_of_transformers(sizes, cut):
+    """HunyuanOCR has four axes. A picture has a mark after each row, and one at both ends."""
+    types: list[int] = [TEXT]
+    items: list[MediaItem] = []
+    for rows, columns in sizes:
+        count = rows * (columns + 1)
+        runs = [
+            EmbeddingRun(0, 1),
+            EmbeddingRun(1, count, (1, rows, columns + 1), is_numbered=True),
+            EmbeddingRun(1 + count, 1),
+        ]
+        items.append(MediaItem("image", b"", len(types), count + 2, runs))
+        types += [IMAGE] * (count + 2) + [TEXT]
+    expected, delta = family_model("hunyuan_vl").get_rope_index(
+        torch.zeros(1, len(types), dtype=torch.int64),
+        mm_token_type_ids=torch.tensor([types]),
+        image_grid_thw=torch.tensor([(1, MERGE * rows, MERGE * columns) for rows, columns in sizes]),
+    )
+    positions = RopePositions(items, len(types))
+    assert (positions.output_delta, positions.has_jump) == (int(delta), False) == (0, False)
+    border = min(cut, len(types))
+    pieces = [torch.tensor(positions.axes(start, end)) for start, end in ((0, border), (border, len(types)))]
+    assert torch.equal(torch.cat(pieces, 1), expected[:, 0])
+    assert positions.axes(len(types), len(types) + 2) == ([len(types), len(types) + 1],) * 4
+    assert hashed_items(items, types) == items
+
+
 def test_prompt_without_grids_needs_no_rope_positions():
     item = MediaItem("image", b"", 2, 4, [EmbeddingRun(0, 4)])
     assert RopePositions.of_prompt([item], 9) is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import shutil
 from collections.abc import Callable
 from functools import cache, partial
@@ -66,11 +67,16 @@ def shared_encoder(family: str, dtype: torch.dtype = torch.float32) -> Transform
 def reference_model(family: str) -> Any:
     if family in ("got_ocr2", "phi4_multimodal"):
         return load_whole_model(multimodal_folder(family))  # their encoders run with no other attention
+    if family == "deepseek_ocr2":  # as the first of its two encoders
+        model = load_whole_model(multimodal_folder(family))
+        model.base_model.vision_tower.vision_encoder.set_attn_implementation("sdpa")
+        return model
     eager_parts = {
         "gemma4": "audio_config",
         "idefics2": "perceiver_config",
         "paligemma2": "text_config",
         "granite4_vision": "qformer_config",
+        "deepseek_vl_hybrid": "high_res_vision_config",
     }
     eager_part = eager_parts.get(family)
     attention = {eager_part: "eager", "vision_config": "sdpa", "": "sdpa"} if eager_part else "sdpa"
@@ -363,6 +369,20 @@ def test_a_checkpoint_without_encoders_reads_text_only(tmp_path):
     runner, info = load_test_runner(folder)
     assert runner.media_encoder is None
     assert info.media_kinds == frozenset()
+
+
+@pytest.mark.parametrize(("mode", "has_opencv"), [("adaptive", False), ("adaptive", True), ("never", False)])
+def test_minicpm_ocr_reads_text_only_where_a_package_is_missing(tmp_path, monkeypatch, caplog, mode, has_opencv):
+    caplog.set_level("INFO", "parley.engine")
+    monkeypatch.setattr("parley.model.load.towers.find_spec", lambda name: name if has_opencv else None)
+    folder = shutil.copytree(multimodal_folder("minicpm_ocr"), tmp_path / "model")
+    settings = json.loads((folder / "processor_config.json").read_text())
+    settings["image_processor"]["small_image_upsize"] = mode
+    (folder / "processor_config.json").write_text(json.dumps(settings))
+    is_missing = mode == "adaptive" and not has_opencv
+    assert (plan_towers(folder, read_config(folder), torch.float32, CPU) is None) == is_missing
+    reason = "its processor needs the package opencv-python-headless, which is not installed."
+    assert caplog.messages == [f"The model reads text only: {reason}"] * is_missing
 
 
 def test_the_log_says_that_a_family_without_encoders_here_reads_text_only(caplog):

@@ -46,7 +46,8 @@ VIDEO_FAMILIES = [
     "qwen2_5_omni_thinker", "qwen3_omni_moe_thinker", "glm4v", "glm46v", "glm4v_moe", "glm_ocr", "exaone4_5",
     "video_llama_3", "gemma4", "gemma4_31b", "gemma4_unified",
 ]  # fmt: skip
-ONE_KIND_FAMILIES = ["smolvlm", "glm4v", "glm46v", "glm4v_moe", "glm_ocr"]  # Transformers mixes up pictures and videos
+# Of these Transformers mixes up pictures and videos
+ONE_KIND_FAMILIES = ["smolvlm", "glm4v", "glm46v", "glm4v_moe", "glm_ocr", "glmga"]
 AUDIO_FAMILIES = [
     "qwen2_audio", "qwen3_asr", "qwen2_5_omni_thinker", "qwen3_omni_moe_thinker", "glmasr", "audioflamingo3", "voxtral",
     "gemma4", "gemma4_unified", "phi4_multimodal",
@@ -62,6 +63,7 @@ EXACT_FAMILIES = [
 if IS_NIGHT:
     PICTURE_FAMILIES += BY_NIGHT
     EXACT_FAMILIES += BY_NIGHT
+    VIDEO_FAMILIES += [family for family in BY_NIGHT if "video" in FAMILIES[family].parts]
 if "gemma3n" in FAMILIES:  # it needs timm
     for families in (PICTURE_FAMILIES, AUDIO_FAMILIES, EXACT_FAMILIES):
         families.append("gemma3n")

@@ -56,16 +56,22 @@ def process_media(folder: Path, kind: MediaKind, media: Any, text: str = "What i
             "duration": FRAMES / FRAME_RATE,
             "frames_indices": list(range(FRAMES)),
         }
-        arguments = {"videos": [list(media)], "video_metadata": [timing], "do_sample_frames": False}
+        arguments = {
+            "videos": [list(media)],
+            "video_metadata": [timing],
+            "do_sample_frames": False,
+            "return_metadata": True,
+        }
     return in_float32(processor(text=[prompt], return_tensors="pt", **arguments))
 
 
 def in_float32(inputs: Any) -> dict[str, Any]:
-    """Return a processor's tensors for a model in float32. Llama 4's are in bfloat16. PaliGemma's are for training."""
+    """Return a processor's tensors for a model in float32. Llama 4's are in bfloat16. PaliGemma's labels are for
+    training."""
     return {
         name: value.float() if isinstance(value, torch.Tensor) and value.is_floating_point() else value
         for name, value in inputs.items()
-        if name != "labels"
+        if name not in ("labels", "video_metadata")
     }
 
 

@@ -107,16 +107,21 @@ def build_media_prompt(family: str, parts: list[Any]) -> MediaPrompt:
         start = own_runs[0][0]
         has_grids = facts.has_rope_grids and kind != "audio"
         grids, step = _grids(family, features, kind, len(own_runs)) if has_grids else ([], 1.0)
+        item_runs = [
+            EmbeddingRun(run[0] - start, len(run), grids[number] if grids else None, step, "_omni_" in family)
+            for number, run in enumerate(own_runs)
+        ]
+        if facts.numbers_grids:  # with a mark after each row, and one at both ends
+            (frames, rows, columns), last = grids[0], len(own_runs[0]) - 1
+            numbered = EmbeddingRun(1, last - 1, (frames, rows, columns + 1), is_numbered=True)
+            item_runs = [EmbeddingRun(0, 1), numbered, EmbeddingRun(last, 1)]
         media.append(
             MediaItem(
                 kind,
                 digest,
                 start,
                 own_runs[-1][-1] + 1 - start,
-                [
-                    EmbeddingRun(run[0] - start, len(run), grids[number] if grids else None, step, "_omni_" in family)
-                    for number, run in enumerate(own_runs)
-                ],
+                item_runs,
                 facts.sees_both_ways and kind != "audio",
                 prompt_sees_both_ways=facts.is_prefix_lm,
             )
@@ -158,6 +163,7 @@ def _process(family: str, parts: list[Any]) -> Any:
             for video in videos
         ]
         options["do_sample_frames"] = False
+        options["return_metadata"] = True
     if clips:
         options |= {"audio": clips, "sampling_rate": SAMPLING_RATE}
     if family.startswith("gemma4") or family in ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5"):

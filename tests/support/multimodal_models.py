@@ -13,12 +13,14 @@ from typing import Any
 
 from support.gemma_media_models import GEMMA_MODELS
 from support.media_family_shape import Family
+from support.ocr_models import OCR_MODELS
 from support.picture_models import PICTURE_MODELS
 from support.recent_media_models import RECENT_MODELS
 from support.rope_grid_models import MROPE, ROPE_GRID_MODELS
 from support.sound_models import SOUND_MODELS, VoxtralFiles
 from support.tile_models import TILE_MODELS
 from support.tiny_models import models_home, write_random_model, write_tokenizer
+from support.vision_chat_models import VISION_CHAT_MODELS
 
 FAMILIES: dict[str, Family] = {
     **TILE_MODELS,
@@ -27,9 +29,11 @@ FAMILIES: dict[str, Family] = {
     **SOUND_MODELS,
     **PICTURE_MODELS,
     **RECENT_MODELS,
+    **OCR_MODELS,
+    **VISION_CHAT_MODELS,
 }
 # Those with mechanisms that other families have as well are tested by night only.
-BY_NIGHT = ["paligemma", "aria", "step3p7", "ernie4_5_vl_moe", "granite4_vision"]
+BY_NIGHT = ["paligemma", "aria", "step3p7", "ernie4_5_vl_moe", "granite4_vision", *OCR_MODELS, *VISION_CHAT_MODELS]
 IS_NIGHT = bool(os.environ.get("PARLEY_NIGHTLY"))
 SAMPLED_FAMILIES = {name: family for name, family in FAMILIES.items() if IS_NIGHT or name not in BY_NIGHT}
 

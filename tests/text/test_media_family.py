@@ -19,11 +19,11 @@ OTHER_MARKS = {
     ("smolvlm", "video"): MediaMarks("<video>", "<image>"),
 } | {
     (family, "video"): MediaMarks("<|video|>", "<|image|>", "<|begin_of_video|>", "<|end_of_video|>")
-    for family in ("glm4v", "glm46v", "glm4v_moe", "glm_ocr")
+    for family in ("glm4v", "glm46v", "glm4v_moe", "glm_ocr", "glmga")
 }
 OPENING_MARKS = (
     "<|vision_", "<|begin_of_", "<|audio_start|>", "[BEGIN_AUDIO]", "<|IMAGE_START|>", "<|media_begin|>", "<img>",
-    "<fim_prefix>",
+    "<fim_prefix>", "<｜hy_place▁holder▁no▁100｜>",
 )  # fmt: skip
 
 

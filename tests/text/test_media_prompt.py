@@ -208,6 +208,18 @@ def test_runs_follow_the_grids_of_a_video():
     ]
 
 
+def test_a_numbered_grid_lies_between_two_more_embeddings():
+    """Of HunyuanOCR: two rows of two columns, with a mark after each row."""
+    item = ProcessedMedia("image", b"i" * 32, "", "<i>", 8, [(1, 2, 3)], [1.0], has_numbered_grid=True)
+    [found] = find_media_items([7, *[1] * 8, 9], [item], {"<i>": 1}.get)
+    assert (found.start, found.count) == (1, 8)
+    assert [(run.offset, run.count, run.grid, run.is_numbered) for run in found.runs] == [
+        (0, 1, None, False),
+        (1, 6, (1, 2, 3), True),
+        (7, 1, None, False),
+    ]
+
+
 def test_a_final_turn_with_a_picture_can_be_continued():
     pipeline = load_pipeline("qwen2_vl")
     chat = Chat([Message("user", "Go on."), Message("assistant", "I see", media=[placed(0)])], continue_final=True)

@@ -21,8 +21,16 @@ FLAT_CONFIG_TYPES = {
     "phi4_multimodal": "phi4_multimodal",
 }
 BODY_PREFIX = "model."
-# Prefixes of the encoders that lie beside the layers: of Phi-4-multimodal and ERNIE 4.5 VL
-ENCODERS_IN_BODY = ("model.embed_tokens_extend.", "model.vision_model.", "model.resampler_model.")
+# Prefixes of the encoders that lie beside the layers: of Phi-4-multimodal, ERNIE 4.5 VL and DeepSeek-OCR 2
+ENCODERS_IN_BODY = (
+    "model.embed_tokens_extend.",
+    "model.vision_model.",
+    "model.resampler_model.",
+    "model.sam_model.",
+    "model.qwen2_model.",
+    "model.projector.",
+    "model.view_seperator",
+)
 EMBEDDING_SUFFIX = "embed_tokens.weight"
 THINKER_PREFIX = "thinker."  # of the tensors of Qwen-Omni's part that writes text
 # Language models whose last tokens the projectors of media embed, and the modules of these

@@ -19,12 +19,14 @@ from parley.model.checkpoint.files import Checkpoint, LoadError
 from parley.model.checkpoint.mlx import has_mlx_layout
 from parley.model.load.multimodal import keep_encoders
 from parley.text.media_family import ENCODER_CONFIGS, MediaFamily, has_unread_media, read_media_family, writer_config
+from parley.text.tokens.tokenizer import read_json_object
 from parley.types import Settings
 
 log = logging.getLogger("parley.engine")
 
 # Names of tensors in the numbered blocks of encoders: (list of blocks, number, tensor within the block).
 BLOCK_TENSOR = re.compile(r"(.*?\b(?:layers?|blocks)\.)(\d+)\.(.+)")
+PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json")
 QUANTIZED_SUFFIXES = (".qweight", ".weight_packed", ".weight_scale", ".absmax", ".SCB")
 
 
@@ -49,8 +51,8 @@ def plan_towers(folder: Path, config: dict[str, Any], dtype: torch.dtype, device
         if has_unread_media(config):
             log.info("The model reads text only: encoders of %s models are not supported.", config["model_type"])
         return None
-    if family.needs_timm and find_spec("timm") is None:
-        log.info("The model reads text only: its encoders need the package timm, which is not installed.")
+    if missing := _missing_package(folder, family):
+        log.info("The model reads text only: its %s, which is not installed.", missing)
         return None
     if has_mlx_layout(Checkpoint(folder)):
         log.info("The model reads text only: folders of MLX have encoders in another layout.")
@@ -62,6 +64,22 @@ def plan_towers(folder: Path, config: dict[str, Any], dtype: torch.dtype, device
     if not family.needs_timm:  # whose blocks differ
         _check_blocks(towers.tensor_names, _encoder_layer_types(config))
     return MediaTowers(folder, config, family, dtype, device, towers.parameter_count * dtype.itemsize)
+
+
+def _missing_package(folder: Path, family: MediaFamily) -> str | None:
+    """Return what needs a package that is not installed, and its name; None if nothing does.
+
+    MiniCPM-OCR's processor may choose sizes by the letters that it finds with OpenCV.
+    """
+    if family.needs_timm and find_spec("timm") is None:
+        return "encoders need the package timm"
+    for name in PROCESSOR_FILES:
+        content = read_json_object(folder / name) if (folder / name).is_file() else {}
+        settings = content.get("image_processor", content)
+        is_adaptive = isinstance(settings, dict) and settings.get("small_image_upsize") == "adaptive"
+        if is_adaptive and find_spec("cv2") is None:
+            return "processor needs the package opencv-python-headless"
+    return None
 
 
 def usable_towers(towers: MediaTowers | None, *, is_fused: bool) -> MediaTowers | None:

@@ -126,6 +126,7 @@ class ItemProcessor:
             "videos": [torch.from_numpy(video.frames).permute(0, 3, 1, 2).contiguous()],
             "video_metadata": [metadata],
             "do_sample_frames": False,
+            "return_metadata": True,  # for Muse Glimmer's processor, which writes the time before each frame
         }
         if self._family.text_follows_time:
             arguments["fps"] = metadata.sampled_fps  # these processors do not read it from the metadata
@@ -174,6 +175,8 @@ class ItemProcessor:
             defaults |= {"num_frames": None, "fps": None}  # the request's choice replaces the processor's
         names = video_processor.valid_kwargs.__annotations__.keys()
         arguments = {name: value for name, value in (defaults | sampling).items() if name in names}
+        if "temporal_patch_size" in names:  # frames that the encoder reads as one
+            arguments["temporal_patch_size"] = video_processor.temporal_patch_size
         metadata = VideoMetadata(total, clock.rate, width, height, clock.seconds)
         try:
             indices = video_processor.sample_frames(metadata=metadata, **arguments)
@@ -206,6 +209,7 @@ class ItemProcessor:
             number=self._number_of(processed.replacement),
             shared_edge=self._processor.fake_image_token if self._family.shares_edges else "",
             prompt_sees_both_ways=self._family.is_prefix_lm,
+            has_numbered_grid=self._family.numbers_grids,
             text_edges=(self._processor.tokenizer.bos_token, "\n") if self._family.is_prefix_lm else ("", ""),
         )
 
@@ -266,8 +270,9 @@ class ItemProcessor:
         return number if replacement.startswith(number) else ""
 
     def _mark_of(self, kind: MediaKind) -> str | None:
-        """The mark that a template writes for an item."""
-        return self._family.prompt_marks.get(kind) or getattr(self._processor, f"{kind}_token", None)
+        """The mark that a template writes for an item, with the tokens around it: HunyuanOCR's processor needs them."""
+        mark = self._family.prompt_marks.get(kind) or getattr(self._processor, f"{kind}_token", None)
+        return None if mark is None else mark.join(self._family.edges[kind])
 
     def _process(self, kind: MediaKind, arguments: dict[str, Any], seconds: float = 0.0) -> ProcessedTensors:
         mark = self._mark_of(kind)
@@ -314,6 +319,11 @@ class ItemProcessor:
         frames, rows, columns = tensors[f"{kind}_grid_thw"][0].tolist()
         merge_size = self._vision_config.spatial_merge_size  # patches per embedding, on both axes
         rows, columns = rows // merge_size, columns // merge_size
+        if self._family.numbers_grids:  # with a mark after each row, and one at both ends
+            grid = (1, rows, columns + 1)
+            if runs != [math.prod(grid) + 2]:
+                raise processor_refusal()
+            return [grid], [1.0]
         grids = [(frames, rows, columns)] if len(runs) == 1 else [(1, rows, columns)] * frames
         if [math.prod(grid) for grid in grids] != runs:
             raise processor_refusal()

@@ -44,8 +44,8 @@ class PackedBatch:
     * ``long_rope``: whether each token uses the long rotary factors (``DecoderNetwork.long_rope_after``), bool [T];
       None if none does.
     * ``media``: embeddings from encoders; None if there are none.
-    * ``rope_positions``: rotary positions on the three axes of M-RoPE, int64 [3, T]; None if they all equal
-      ``positions``.
+    * ``rope_positions``: rotary positions on the three axes of M-RoPE, int64 [3, T], or on four; None if they all
+      equal ``positions``.
     * ``visible_ends``: how far each token sees, the last visible position + 1, int64 [T]; None if each token sees only
       itself and earlier ones.
     * ``has_window_ahead``: in layers with a window of w tokens, a token sees the next w - 1 at most.

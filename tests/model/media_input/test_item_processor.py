@@ -32,7 +32,7 @@ PICTURE = image_file(picture_array(90, 60))
 RATE = 16_000
 REFUSE_NARROW = (
     "qwen", "glm", "exaone", "video_llama", "paddleocr", "hyperclovax", "lfm2_vl", "lfm3_vl", "lighton_ocr", "pixtral",
-    "phi4_multimodal", "ernie4_5_vl",
+    "phi4_multimodal", "ernie4_5_vl", "hunyuan_vl",
 )  # fmt: skip
 _jobs: dict[str, MediaJobs] = {}
 
@@ -78,6 +78,7 @@ def expected_tensors(family: str, arguments: dict[str, Any], text: str) -> tuple
         (replaced,) = output["text_replacement_offsets"][0]
     text_names = {"input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids", "text_replacement_offsets"}
     text_names |= {"moe_mm_token_type_ids", "labels"}  # ERNIE's and PaliGemma's names of more about the tokens
+    text_names.add("video_metadata")
     return {name: torch.as_tensor(value) for name, value in output.items() if name not in text_names}, replaced[
         "replacement"
     ]
@@ -89,7 +90,8 @@ def prompt_mark(family: str, kind: Any) -> str:
 
     model_family = read_media_family(read_json_object(folder / "config.json"))
     assert model_family is not None
-    return model_family.read_marks(Tokenizer.from_folder(folder))[kind].prompt_mark
+    marks = model_family.read_marks(Tokenizer.from_folder(folder))[kind]
+    return marks.opening + marks.prompt_mark + marks.closing  # as a template writes them
 
 
 def families_with(kind: str) -> list[str]:
@@ -131,12 +133,14 @@ def test_has_the_processors_features_of_a_video(family: str):
     frames = torch.from_numpy(read_all_frames(data))
     metadata = VideoMetadata(total_num_frames=24, fps=4.0, width=64, height=48, duration=6.0)
     sampler = AutoProcessor.from_pretrained(multimodal_folder(family)).video_processor
-    indices = sampler.sample_frames(metadata=metadata, num_frames=6, fps=None)
+    joined = {"temporal_patch_size": sampler.temporal_patch_size} if hasattr(sampler, "temporal_patch_size") else {}
+    indices = sampler.sample_frames(metadata=metadata, num_frames=6, fps=None, **joined)
     metadata.frames_indices = [int(index) for index in indices]
     arguments = {
         "videos": [frames[metadata.frames_indices].permute(0, 3, 1, 2)],
         "video_metadata": [metadata],
         "do_sample_frames": False,
+        "return_metadata": True,
     }
     if "_omni_" in family:
         arguments["fps"] = 1.0  # 6 frames of 6 seconds; the others read it from the metadata

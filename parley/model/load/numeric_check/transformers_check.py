@@ -100,7 +100,8 @@ def _random_picture(model: PreTrainedModel, family: MediaFamily, ids: torch.Tens
     ]
     rope_positions = visible_ends = None
     if family.has_rope_grids:
-        item = MediaItem("image", b"", start, PICTURE_TOKENS, [EmbeddingRun(0, PICTURE_TOKENS, PICTURE_GRID)])
+        run = EmbeddingRun(0, PICTURE_TOKENS, PICTURE_GRID, is_numbered=family.numbers_grids)
+        item = MediaItem("image", b"", start, PICTURE_TOKENS, [run])
         rope_positions = torch.tensor(RopePositions([item], count).axes(0, count), device=ids.device)
     if family.sees_both_ways:
         visible_ends = torch.arange(1, count + 1, device=ids.device)
