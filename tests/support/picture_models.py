@@ -251,7 +251,7 @@ PICTURE_MODELS: dict[str, Family] = {
     ),
     "hyperclovax_vision_v2": Family(
         {
-            "text_config": TEXT | {"model_type": "hyperclovax"},
+            "text_config": TEXT | {"model_type": "hyperclovax", "embedding_multiplier": 3.0},
             "vision_config": {
                 "model_type": "qwen2_5_vl_vision",
                 "depth": 4,

@@ -82,6 +82,7 @@ class DecoderConfig:
     are_norms_centered: bool = False  # they are LayerNorms, not RMS norms
     have_norms_bias: bool = False
     embedding_scale: float = 1.0  # multiplies embeddings, rounded to the dtype of the model
+    scales_media: bool = False  # those of media as well
     logit_scale: float = 1.0  # multiplies logits
     logit_softcap: float | None = None  # after that, c makes them c * tanh(logit / c)
     mixture_layouts: tuple[MixtureNames, ...] = ()  # layers with a mixture of experts have one of them
@@ -225,6 +226,7 @@ def _read_fusable_config(config: dict[str, Any]) -> DecoderConfig:
         sinusoids=_read_sinusoids(family, fields, hidden),
         query_scaling=scaling,
         embedding_scale=_read_embedding_scale(family, fields, hidden),
+        scales_media=family.scales_media,
         logit_scale=_read_factor(fields, "logit_scale") / _read_factor(fields, "logits_scaling"),
         logit_softcap=_read_optional(fields, "final_logit_softcapping"),
         latent=latent,

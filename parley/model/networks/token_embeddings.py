@@ -70,7 +70,10 @@ class TokenEmbeddings:
             embeddings += table.index_select(0, batch.positions)
         if (norm := self.parts.norm) is not None:
             embeddings = native.norm_rows(embeddings, norm)
-        return embeddings if media is None else embeddings.index_copy_(0, media.tokens, media.embeddings)
+        if media is None:
+            return embeddings
+        media_embeddings = media.embeddings * self.scale if self._config.scales_media else media.embeddings
+        return embeddings.index_copy_(0, media.tokens, media_embeddings)
 
     def compute_inputs(self, batch: PackedBatch, embeddings: torch.Tensor) -> torch.Tensor | None:
         """Return the inputs of layers for all tokens, [T, layers, width]; None without any. Placeholders of media have

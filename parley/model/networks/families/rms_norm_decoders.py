@@ -118,6 +118,7 @@ GRANITE = replace(
         "attention_multiplier": 1.0,
         "logits_scaling": 1.0,
     },
+    scales_media=True,
 )
 
 
@@ -132,6 +133,7 @@ HYPERCLOVAX = DecoderFamily(
     {**LLAMA.fields}
     | {"embedding_multiplier": 1.0, "residual_multiplier": 1.0, "attention_multiplier": None, "logit_scale": 1.0},
     renamed={"logits_scaling": "logit_scale"},
+    scales_media=True,
     biases=LLAMA.biases,
     tensors=TensorNames(attention_after_norm="post_norm1", mlp_after_norm="post_norm2"),
     variant=clova_variant,
