@@ -182,6 +182,7 @@ _FAMILIES: dict[str, _FamilyRow] = {
     "aria": _FamilyRow({"image": _IMAGE._replace(edges=("<fim_prefix>", "<fim_suffix>"))}),
     "step3p7": _FamilyRow({"image": _IMAGE}),
     "granite4_vision": _FamilyRow({"image": _IMAGE}),
+    "granite_docling": _FamilyRow({"image": _IMAGE}),
     "exaone4_5": _QWEN_VL._replace(has_rope_grids=False),
     "video_llama_3": _FamilyRow({"image": _IMAGE, "video": _VIDEO}),
 }

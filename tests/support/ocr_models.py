@@ -5,6 +5,7 @@ from typing import Any
 
 from support.media_family_shape import TEXT, VISION, Family
 from support.recent_media_models import RECENT_MODELS
+from support.tile_models import IDEFICS_TILES
 
 
 def _deepseek_ocr2(tokenizer: Any) -> Any:
@@ -30,6 +31,13 @@ def _hunyuan_vl(tokenizer: Any) -> Any:
     cell = 32**2  # pixels of one embedding
     sizes = {"shortest_edge": cell, "longest_edge": cell * 16}
     return HunYuanVLProcessor(HunYuanVLImageProcessor(size=sizes), tokenizer)
+
+
+def _granite_docling(tokenizer: Any) -> Any:
+    from transformers import GraniteDoclingImageProcessor, GraniteDoclingProcessor
+
+    image = GraniteDoclingImageProcessor(size={"height": 32, "width": 32}, max_patches=4)
+    return GraniteDoclingProcessor(image, tokenizer, image_seq_len=4)
 
 
 HUNYUAN_MARKS = {
@@ -88,6 +96,17 @@ OCR_MODELS: dict[str, Family] = {
         {"image": "".join(HUNYUAN_MARKS.values())},
         _hunyuan_vl,
         {"image_token_id": "image_token", "im_start_id": "image_start_token", "im_end_id": "image_end_token"},
+    ),
+    "granite_docling": Family(
+        {
+            "text_config": TEXT | {"embedding_multiplier": 3.0, "attention_multiplier": 0.2},
+            "vision_config": VISION
+            | {"image_size": 32, "patch_size": 4, "out_hidden_size": 64, "deepstack_visual_indexes": [0, 2]},
+        },
+        {"image_token": "<image>"},
+        {"image": "<image>"},
+        _granite_docling,
+        tiles=["<fake_token_around_image>", "<global-img>", *IDEFICS_TILES],
     ),
     "minicpm_ocr": replace(RECENT_MODELS["minicpmv4_6"], processor=_minicpm_ocr),
 }

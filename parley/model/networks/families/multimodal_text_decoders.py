@@ -10,6 +10,7 @@ from dataclasses import replace
 from parley.model.networks.families.rms_norm_decoders import (
     ERNIE,
     GLM4,
+    GRANITE,
     PHI3,
     QWEN2,
     QWEN3,
@@ -76,5 +77,24 @@ GLM_OCR = replace(
         "max_position_embeddings": 131072,
     },
     biases={},
+)
+GRANITE_DOCLING = replace(
+    GRANITE,
+    fields={
+        **GRANITE.fields,
+        "vocab_size": 133800,
+        "hidden_size": 1024,
+        "intermediate_size": 2048,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 4,
+        "max_position_embeddings": 32768,
+        "rms_norm_eps": 1e-5,
+        "tie_word_embeddings": True,
+        "embedding_multiplier": 12.0,
+        "residual_multiplier": 0.263,
+        "attention_multiplier": 0.015625,
+        "logits_scaling": 4.0,
+    },
 )
 PADDLE_OCR = replace(ERNIE, is_rope_interleaved=False, mrope=(False, (16, 24, 24)))

@@ -65,6 +65,7 @@ from parley.model.networks.families.mixture_decoders import (
 from parley.model.networks.families.multimodal_text_decoders import (
     GLM4_V,
     GLM_OCR,
+    GRANITE_DOCLING,
     PADDLE_OCR,
     PHI4_MULTIMODAL,
     QWEN2_5_OMNI,
@@ -155,6 +156,7 @@ FAMILIES: dict[str, DecoderFamily] = {
     "gemma4_unified_text": GEMMA4_UNIFIED,
     "muse_glimmer_text": MUSE_GLIMMER,
     "granite": GRANITE,
+    "granite_docling_text": GRANITE_DOCLING,
     "olmo2": OLMO2,
     "olmo3": OLMO3,
     "smollm3": SMOLLM3,
