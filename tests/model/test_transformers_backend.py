@@ -173,6 +173,9 @@ def test_numeric_check_detects_broken_attention(monkeypatch):
         ("qwen3_vl_moe", "rope_positions"),
         ("qwen3_vl_moe", "deep"),
         ("gemma3", "visible_ends"),
+        ("hunyuan_vl", "rope_positions"),
+        ("granite4_vision", "deep"),
+        ("ernie4_5_vl_moe", "placeholders"),
     ],
 )
 def test_numeric_check_detects_lost_media(family, field, monkeypatch):
@@ -182,7 +185,10 @@ def test_numeric_check_detects_lost_media(family, field, monkeypatch):
     compute_hidden = TransformersNetwork.compute_hidden
 
     def lose_field(self, batch, pages):
-        if field != "deep":
+        if field == "placeholders":  # which say what goes to ERNIE's experts for pictures
+            if batch.media is not None:
+                batch = replace(batch, token_ids=batch.token_ids.index_fill(0, batch.media.tokens, 0))
+        elif field != "deep":
             batch = replace(batch, **{field: None})
         elif batch.media is not None:
             batch = replace(batch, media=batch.media._replace(deepstack=()))

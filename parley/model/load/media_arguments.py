@@ -9,6 +9,11 @@ import torch
 from parley.model.networks.network import MediaRows, PackedBatch
 
 
+def granite4_layers(config: Any) -> list[int]:
+    """Return the layers before which Granite 4 Vision adds features of pictures, in the encoder's order."""
+    return [layer for _, layer in config.deepstack_layer_map or ()] + config.spatial_target_layers
+
+
 class MediaArguments:
     """Writes the further arguments of a model's decoder.
 
@@ -24,7 +29,7 @@ class MediaArguments:
             names = [f"{kind}{part}_token_id" for kind in ("image", "video") for part in ("", "_start", "_end")]
             self._expert_ids = torch.tensor([getattr(config, name) for name in names], device=model.device)
         if config.model_type == "granite4_vision":
-            self._deep_layers = [layer for _, layer in config.deepstack_layer_map or ()] + config.spatial_target_layers
+            self._deep_layers = granite4_layers(config)
 
     def of_batch(self, batch: PackedBatch) -> dict[str, Any]:
         """Return the arguments for a batch, by name."""

@@ -21,6 +21,7 @@ from transformers import PreTrainedModel
 
 from parley.core.rope_positions import RopePositions
 from parley.core.sequence import BLOCK_SIZE
+from parley.model.load.media_arguments import granite4_layers
 from parley.model.networks.network import DecoderNetwork, MediaRows, PackedBatch
 from parley.model.networks.paged_kv import PagedKV
 from parley.native.layout import Span
@@ -86,6 +87,8 @@ def transformers_deviation(network: DecoderNetwork, model: PreTrainedModel, fami
         if family is not None:
             for sequence, start in zip(sequences, PICTURE_STARTS, strict=True):
                 sequence.picture = _random_picture(model, family, sequence.ids, start)
+                if "image" in family.placeholder_ids:  # ERNIE 4.5 VL has experts of its own for them
+                    sequence.ids = sequence.ids.masked_fill(sequence.picture.is_media, family.placeholder_ids["image"])
             deviation = max(deviation, _median_error(network, model, sequences))
     return deviation
 
@@ -96,7 +99,7 @@ def _random_picture(model: PreTrainedModel, family: MediaFamily, ids: torch.Tens
     generator = torch.Generator().manual_seed(start)
     rows = [
         (torch.randn(embeddings.shape, generator=generator) * embeddings.std().item()).to(embeddings)
-        for _ in range(1 + DEEP_LAYERS)
+        for _ in range(1 + _deep_layer_count(model))
     ]
     rope_positions = visible_ends = None
     if family.has_rope_grids:
@@ -108,8 +111,15 @@ def _random_picture(model: PreTrainedModel, family: MediaFamily, ids: torch.Tens
         visible_ends[start:end] = end
     is_media = torch.zeros(count, dtype=torch.bool, device=ids.device)
     is_media[start:end] = True
-    has_deep = "deepstack_visual_embeds" in signature(type(body_of(model)).forward).parameters
-    return ProbePicture(is_media, rows[0], rows[1:] if has_deep else [], rope_positions, visible_ends)
+    return ProbePicture(is_media, rows[0], rows[1:], rope_positions, visible_ends)
+
+
+def _deep_layer_count(model: PreTrainedModel) -> int:
+    """Return the number of layers to which the decoder adds embeddings of a picture."""
+    arguments = signature(type(body_of(model)).forward).parameters
+    if "deepstack_features" in arguments:
+        return len(granite4_layers(model.config))
+    return DEEP_LAYERS if "deepstack_visual_embeds" in arguments else 0
 
 
 def _median_error(network: DecoderNetwork, model: PreTrainedModel, sequences: list[ProbeSequence]) -> float:
@@ -147,7 +157,8 @@ def _logits_with_picture(
 
     The whole model builds the masks for tokens that see later ones; its decoder takes everything else as arguments.
     """
-    embeddings = torch.where(picture.is_media[:, None], picture.rows, model.get_input_embeddings()(ids))
+    known_ids = ids.masked_fill(picture.is_media, 0)  # placeholders may lie beyond the table
+    embeddings = torch.where(picture.is_media[:, None], picture.rows, model.get_input_embeddings()(known_ids))
     inputs: dict[str, Any] = {"inputs_embeds": embeddings[None], "use_cache": False}
     is_media = picture.is_media[None]
     if picture.visible_ends is not None:
@@ -155,9 +166,14 @@ def _logits_with_picture(
         return logits
     if picture.rope_positions is not None:
         inputs["position_ids"] = picture.rope_positions[:, None]
-    if picture.deepstack:
-        rows = [features[picture.is_media] for features in picture.deepstack]
+    rows = [features[picture.is_media] for features in picture.deepstack]
+    if model.config.model_type == "granite4_vision":
+        by_layer = dict(zip(granite4_layers(model.config), rows, strict=True))
+        inputs |= {"vision_mask": is_media[..., None], "deepstack_features": by_layer}
+    elif rows:
         inputs |= {"visual_pos_masks": is_media, "deepstack_visual_embeds": rows}
+    if model.config.model_type == "ernie4_5_vl_moe":
+        inputs["moe_mm_token_type_ids"] = is_media.long()
     return network.compute_logits(body_of(model)(**inputs).last_hidden_state[0])
 
 
