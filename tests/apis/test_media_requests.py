@@ -72,7 +72,7 @@ async def test_chat_has_the_tokens_of_transformers(serve, family):
 
 
 async def test_stream_with_media_equals_the_whole_answer(serve):
-    server = await serve(settings=media_settings("qwen2_vl"))
+    server = await serve(settings=media_settings("qwen3_vl"))
     body = chat_body(image_part(1), QUESTION)
     whole = await server.post("/v1/chat/completions", body)
     streamed = {"stream": True, "stream_options": {"include_usage": True}}
@@ -84,7 +84,7 @@ async def test_stream_with_media_equals_the_whole_answer(serve):
         assert details["image_tokens"] > 0 and details["audio_tokens"] == 0
         assert details["image_tokens"] + details["text_tokens"] == usage["prompt_tokens"]
     tokenized = await server.post("/tokenize", {"model": "tiny", "messages": body["messages"]})
-    prompt_ids, _ = reference_prompt_ids("qwen2_vl", [None, QUESTION], 1)
+    prompt_ids, _ = reference_prompt_ids("qwen3_vl", [None, QUESTION], 1)
     assert tokenized.json["tokens"] == prompt_ids
 
 
@@ -112,7 +112,7 @@ async def test_a_hundred_requests_with_one_picture_fetch_decode_and_encode_it_on
     async with run_media_host() as host:
         host.answers["/a.png"] = http_answer(picture_bytes(5))
         media = MediaOptions(hosts=(parse_media_host(f"127.0.0.1:{host.port}"),))
-        server = await serve(settings=media_settings("qwen2_vl"), media=media)
+        server = await serve(settings=media_settings("qwen3_vl"), media=media)
         url = f"http://127.0.0.1:{host.port}/a.png"
         body = chat_body({"type": "image_url", "image_url": {"url": url}}, QUESTION)
         answers = await asyncio.gather(*(server.post("/v1/chat/completions", body) for _ in range(100)))
