@@ -142,6 +142,8 @@ COMPLETE_BODIES: list[dict[str, Any]] = [  # each route takes at least one of th
     {"access_control_list": [{"user_name": LEARNED_OWNER, "permission_level": "CAN_QUERY"}]},
     {},
     {"model": "m", "messages": [{"role": "user", "content": "a"}], "store": True},
+    {"generate_response": {"choices": [{"token_ids": [5]}]}},
+    {"generate_responses": [{"choices": [{"token_ids": [5]}]}]},
 ]
 TABLE = {"enabled": True, "catalog_name": "a", "schema_name": "b", "table_name_prefix": "c"}
 FUNCTION = {"name": "f", "description": "d", "parameters": {"type": "object"}}

@@ -26,6 +26,7 @@ from parley.types import (
     ALL_MODEL_ABILITIES,
     NO_TENANT,
     EngineFeature,
+    EngineOutput,
     Event,
     KeyLimitStates,
     MediaKind,
@@ -250,10 +251,20 @@ class PromptRenderer(Reply):
         """Return the answer."""
 
 
+class AnswerRenderer(Reply):
+    """A request whose answer the client has as tokens, and wants as this API writes it.
+
+    ``outputs``: the whole output of each choice, in their order. ``prompt_tokens``: of all prompts.
+    """
+
+    outputs: Sequence[EngineOutput] = ()
+    prompt_tokens: int = 0
+
+
 RouteKind = Literal[
     "generate",  # reader(body, RequestContext) -> Reply, or an Answer where the body decides the form of its refusal
     "embed",  # the same, for requests that return only vectors
-    "render",  # reader(body, RequestContext) -> PromptRenderer
+    "render",  # from prompts to tokens, or from tokens: reader(body, RequestContext) -> PromptRenderer | AnswerRenderer
     "tokenize",  # reader(body, RequestContext) -> TokenizeRequest; writer(TokenizeResult) -> bytes
     "detokenize",  # reader(body) -> DetokenizeRequest; writer(str, …) -> bytes, with a text for each list of ids
     "models",  # writer(list[ModelCard]) -> bytes

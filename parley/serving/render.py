@@ -1,31 +1,36 @@
-"""Requests that are answered with their prompts as tokens, as the engine would get them."""
+"""Requests between texts and tokens that need no engine: prompts as tokens, as the engine would get them, and answers
+that another engine gave as tokens.
+"""
 
 from __future__ import annotations
 
 from functools import partial
 
-from parley.dialects.dialect import Answer, PromptRenderer, RenderedPrompt, Route
+from parley.dialects.dialect import Answer, AnswerRenderer, PromptRenderer, RenderedPrompt, Route
+from parley.errors import Invalid
 from parley.serving.media.request_media import prompt_media
 from parley.serving.prepare import check_request, prepare_engine_requests, resolve_model_name
 from parley.serving.registry import ModelRegistry
 from parley.serving.request_reader import read_generation_body
+from parley.text.choice import AnswerChoice
 from parley.text.prepared_prompt import PreparedPrompt
 from parley.text.prompt import TextPipeline
-from parley.types import Chat, EngineRequest, KeptSide, Prompt, Text
+from parley.types import Chat, EngineRequest, KeptSide, Prompt, Text, Usage
 from parley.web.exchange import Exchange
 
 Spans = list[tuple[int, int]]
 
 
 async def handle_render(registry: ModelRegistry, route: Route, exchange: Exchange) -> None:
-    """Answer with the prompts of a generating request as tokens. Every error in the request is reported as usual."""
+    """Answer with the prompts of a generating request as tokens, or with the answer that tokens mean. Every error in
+    the request is reported as usual."""
     registry.require_any_ready()
     body = await exchange.read_body()
     model, reply = await exchange.run_work(len(body), partial(read_generation_body, registry, route, exchange, body))
     if isinstance(reply, Answer):
         await exchange.send_response(reply.body, reply.status, reply.content_type)
         return
-    assert isinstance(reply, PromptRenderer)
+    assert isinstance(reply, PromptRenderer | AnswerRenderer)
     exchange.adopt_reply(reply)
     model.require_ready()
     request = reply.request
@@ -33,8 +38,26 @@ async def handle_render(registry: ModelRegistry, route: Route, exchange: Exchang
     check_request(model, request)
     prepared_prompts = await exchange.while_connected(prepare_engine_requests(model, request, exchange.tenant))
     size = 8 * sum(len(prepared.token_ids) for prepared, _ in prepared_prompts)
-    answer = await exchange.run_work(size, partial(_render_prompts, model.text_pipeline, reply, prepared_prompts))
-    await exchange.send_response(answer)
+    if isinstance(reply, PromptRenderer):
+        work = partial(_render_prompts, model.text_pipeline, reply, prepared_prompts)
+    else:
+        size += 8 * sum(len(output.token_ids) for output in reply.outputs)
+        work = partial(_render_answer, model.text_pipeline, reply, [prepared for prepared, _ in prepared_prompts])
+    await exchange.send_response(await exchange.run_work(size, work))
+
+
+def _render_answer(pipeline: TextPipeline, reply: AnswerRenderer, prepared_prompts: list[PreparedPrompt]) -> bytes:
+    """Return the answer to prompts. Raises Invalid for tokens that the vocabulary lacks."""
+    request, usage, vocabulary = reply.request, Usage(prompt_tokens=reply.prompt_tokens), pipeline.tokenizer.vocab_size
+    for number, prepared in enumerate(prepared_prompts):
+        for index in request.prompt_choices(number):
+            output = reply.outputs[index]
+            if (largest := max(output.token_ids)) >= vocabulary:
+                raise Invalid(f"Token id {largest} is not in the vocabulary of {vocabulary} tokens.", field="token_ids")
+            choice = AnswerChoice(request, index, pipeline.tokenizer, prepared, details=request.output_options.ids)
+            reply.add_events(choice.push_output(output))
+            usage.completion_tokens += len(output.token_ids)
+    return reply.render_body(usage)
 
 
 def _render_prompts(

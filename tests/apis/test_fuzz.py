@@ -46,6 +46,8 @@ VLLM_ROUTES = [
     "/vllm/v1/completions/render",
     "/vllm/v1/messages/render",
     "/vllm/v1/responses/render",
+    "/vllm/v1/chat/completions/derender",
+    "/vllm/v1/completions/derender",
     "/vllm/inference/v1/generate",
     "/vllm/inference/v1/abort_requests",
 ]

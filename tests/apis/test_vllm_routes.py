@@ -152,6 +152,43 @@ async def test_rendered_messages_and_responses_have_the_tokens_of_their_chats(se
         assert (await server.post(f"/v1/{path}/render", body)).status in (404, 405)
 
 
+@pytest.mark.parametrize("prefix", ["", "/vllm"])
+async def test_generated_tokens_become_the_answer_of_their_request(server, prefix):
+    for members in ({}, {"n": 2, "temperature": 1, "logprobs": True, "top_logprobs": 2}, {"stop": ["lo"]}):
+        request = HELLO_CHAT | {"temperature": 0, "return_token_ids": True} | members
+        whole = (await server.post(prefix + "/v1/chat/completions", request)).json
+        rendered = (await server.post(prefix + "/v1/chat/completions/render", request)).json
+        generated = (await server.post(prefix + "/inference/v1/generate", rendered)).json
+        body = {"model": "tiny", "generate_response": generated, "chat_request": request}
+        body |= {"prompt_tokens": len(rendered["token_ids"])}
+        answer = (await server.post(prefix + "/v1/chat/completions/derender", body)).json
+        assert (answer["id"], answer["object"]) == (generated["request_id"], "chat.completion")
+        for choice, wanted in zip(answer["choices"], whole["choices"], strict=True):
+            assert choice["message"]["content"] == wanted["message"]["content"]
+            assert (choice["index"], choice["finish_reason"]) == (wanted["index"], wanted["finish_reason"])
+            scored = choice["logprobs"] and choice["logprobs"]["content"]
+            assert bool(scored) == ("logprobs" in members)
+            assert [each["token"] for each in scored or ()] == [
+                each["token"] for each in (wanted["logprobs"] or {}).get("content", ())
+            ]
+        assert answer["usage"]["completion_tokens"] == sum(len(each["token_ids"]) for each in generated["choices"])
+        assert answer["usage"]["prompt_tokens"] == len(rendered["token_ids"])
+    bare = {"model": "tiny", "generate_response": generated}
+    plain = (await server.post(prefix + "/v1/chat/completions/derender", bare)).json
+    assert plain["choices"][0]["message"]["content"] and plain["usage"]["prompt_tokens"] == 0
+    texts = {"prompt": [PROMPT, "b"], "max_tokens": 8}
+    whole = (await server.post(prefix + "/v1/completions", texts)).json
+    prompts = (await server.post(prefix + "/v1/completions/render", texts)).json
+    answers = [(await server.post(prefix + "/inference/v1/generate", prompt)).json for prompt in prompts]
+    body = {"model": "tiny", "generate_responses": answers, "completion_request": texts, "prompt_tokens": [5, 1]}
+    answer = (await server.post(prefix + "/v1/completions/derender", body)).json
+    assert [each["text"] for each in answer["choices"]] == [each["text"] for each in whole["choices"]]
+    assert (answer["id"], answer["usage"]["prompt_tokens"]) == (answers[0]["request_id"], 6)
+    unknown = {"model": "tiny", "generate_response": {"choices": [{"token_ids": [1 << 20]}]}}
+    refused = await server.post(prefix + "/v1/chat/completions/derender", unknown)
+    assert refused.status == 400 and "is not in the vocabulary" in refused.error["message"]
+
+
 async def test_rendered_prompts_tell_which_characters_their_tokens_have(server):
     path = "/vllm/v1/completions/render"
     body = {"prompt": PROMPT, "return_token_offsets": True}

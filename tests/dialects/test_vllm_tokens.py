@@ -12,17 +12,19 @@ import pytest
 
 from parley.dialects.dialect import ApiOptions, RenderedPrompt, RequestContext
 from parley.dialects.vllm.shared import vllm_error
-from parley.dialects.vllm.token_routes import render, token_generation
+from parley.dialects.vllm.token_routes import derender, render, token_generation
 from parley.errors import BadRequest, EngineError, Unsupported
 from parley.types import (
     ChoiceDelta,
     ChoiceDone,
+    EngineOutput,
     Grammar,
     PromptAccepted,
     PromptScored,
     RepetitionPattern,
     TokenInfo,
     Tokens,
+    TokenScore,
     Usage,
 )
 
@@ -336,6 +338,78 @@ def test_vllm_rendered_prompts_have_the_places_of_their_tokens_on_request():
         assert completion.wants_spans is chat.wants_spans is wants
     (rendered,) = json.loads(completion.render_prompts([RenderedPrompt([1, 2], 7, spans=[(0, 1), (1, 2)])]))
     assert rendered["token_offsets"] == [[0, 1], [1, 2]]
+
+
+GENERATED = {"request_id": "g", "choices": [{"index": 0, "token_ids": [7, 8], "finish_reason": "length"}]}
+
+
+def test_vllm_derendered_chat_has_the_original_bytes():
+    body = {"model": "m", "generate_response": GENERATED, "prompt_tokens": 3}
+    reply = derender.read_chat_derendering(json.dumps(body).encode(), HEAD)
+    assert reply.request.prompts == [Tokens([0])] and reply.request.output_options.unparsed
+    assert reply.outputs == [EngineOutput("", 0, [7, 8], None, "length")]
+    reply.add_events([ChoiceDelta(0, "ab", "content"), ChoiceDone(0, "length", USAGE)])
+    assert reply.render_body(Usage(prompt_tokens=3, completion_tokens=2)) == (
+        b'{"id":"g","object":"chat.completion","created":1700000000,"model":"m","choices":[{"index":0,"message":'
+        b'{"role":"assistant","content":"ab","refusal":null,"annotations":null,"audio":null,"function_call":null,'
+        b'"reasoning":null},"logprobs":null,"finish_reason":"length","stop_reason":null,"token_ids":null,'
+        b'"routed_experts":null,"weight_versions":null}],"service_tier":null,"system_fingerprint":"fp_1","usage":'
+        b'{"prompt_tokens":3,"total_tokens":5,"completion_tokens":2,"prompt_tokens_details":null,'
+        b'"completion_tokens_details":null},"prompt_logprobs":null,"prompt_token_ids":null,"prompt_text":null,'
+        b'"kv_transfer_params":null,"ec_transfer_params":null,"metrics":null}'
+    )
+
+
+def test_vllm_derendering_reads_tokens_with_their_request():
+    listed = [{"token_id": 7, "logprob": -0.5}, {"token_id": 9, "logprob": -1.5}]
+    content = [{"token_id": 7, "logprob": -0.5, "rank": 1, "top_logprobs": listed}]
+    choices = [
+        {"index": 1, "token_ids": [8], "logprobs": {"content": content}},
+        {"index": 0, "token_ids": [7], "logprobs": {"content": content}, "finish_reason": "stop"},
+    ]
+    request = {"messages": [{"role": "user", "content": "a"}], "stop": ["END"], "max_tokens": 5, "n": 9, "stream": True}
+    body = {"generate_response": {"choices": choices}, "chat_request": request}
+    reply = derender.read_chat_derendering(json.dumps(body).encode(), HEAD)
+    score = TokenScore(-0.5, 1, [7, 9], [-0.5, -1.5])
+    assert reply.outputs == [EngineOutput("", place, [7 + place], [score], "stop") for place in (0, 1)]
+    assert (reply.request.n, reply.request.stream, reply.request.output_options.logprobs) == (2, False, 2)
+    assert reply.request.stop_conditions.strings == ["END"] and reply.request.prompts[0].messages[0].content == "a"
+    body = {"generate_responses": [GENERATED, GENERATED | {"prompt_token_ids": [4]}], "prompt_tokens": [1, 2]}
+    reply = derender.read_completion_derendering(json.dumps(body).encode(), HEAD)
+    assert reply.request.prompts == [Tokens([0]), Tokens([4])]
+    assert (reply.prompt_tokens, [output.token_ids for output in reply.outputs]) == (3, [[7, 8], [7, 8]])
+
+
+@pytest.mark.parametrize(
+    ("choices", "sentence"),
+    [
+        ([], "choices must not be empty"),
+        ([{"index": 0, "token_ids": []}], "choice 0 has empty or null token_ids"),
+        ([{"index": 0}], "choice 0 has empty or null token_ids"),
+        ([{"index": 1, "token_ids": [5]}], "The indices of choices must be 0 to 0."),
+        ([{"token_ids": [5] * 257}], r"token_ids length \(257\) in choice 0 exceeds max_model_len \(256\)."),
+        ([{"token_ids": [5], "logprobs": {"content": []}}], "choice 0 has 1 tokens, but logprobs of 0"),
+        ([{"token_ids": [5], "logprobs": {"content": [{"top_logprobs": [{}] * 21}]}}], r"exceeds maximum \(20\)"),
+    ],
+    ids=str,
+)
+def test_vllm_derendering_refuses_wrong_answers(choices, sentence):
+    body = {"generate_response": {"choices": choices}}
+    with pytest.raises(BadRequest, match=sentence):
+        derender.read_chat_derendering(json.dumps(body).encode(), HEAD)
+
+
+def test_vllm_derendering_refuses_streams_and_uneven_answers():
+    with pytest.raises(Unsupported, match="piece by piece"):
+        derender.read_chat_derendering(b'{"stream":true,"generate_chunk":{}}', HEAD)
+    two = {"choices": [{"index": 0, "token_ids": [5]}, {"index": 1, "token_ids": [5]}]}
+    for members, sentence in (
+        ({"generate_responses": []}, "generate_responses must not be empty"),
+        ({"generate_responses": [GENERATED, two]}, "the same number of choices"),
+        ({"generate_responses": [GENERATED], "prompt_tokens": [1, 2]}, "must equal generate_responses length"),
+    ):
+        with pytest.raises(BadRequest, match=sentence):
+            derender.read_completion_derendering(json.dumps(members).encode(), HEAD)
 
 
 def rendered_params(**members: Any) -> dict[str, Any]:

@@ -32,7 +32,7 @@ from parley.dialects.vllm import (
     transcriptions,
 )
 from parley.dialects.vllm.pooling import classify, cohere, embeddings, scores
-from parley.dialects.vllm.token_routes import render, token_generation
+from parley.dialects.vllm.token_routes import derender, render, token_generation
 
 UNSUPPORTED_PATHS = {
     "/generative_scoring": "Scoring of labels is",
@@ -87,6 +87,20 @@ TOKEN_ROUTES = (  # of servers that tokenize elsewhere than where they generate
         "/v1/completions/render",
         "render",
         reader=render.read_completion_rendering,
+        model_reader=model_in_body,
+    ),
+    Route(
+        "POST",
+        "/v1/chat/completions/derender",
+        "render",
+        reader=derender.read_chat_derendering,
+        model_reader=model_in_body,
+    ),
+    Route(
+        "POST",
+        "/v1/completions/derender",
+        "render",
+        reader=derender.read_completion_derendering,
         model_reader=model_in_body,
     ),
 )

@@ -149,14 +149,21 @@ class VllmChatReply(shared.VllmStreamMixin, chat.ChatReply):
         return shared.created_cache_tokens(usage, self._context)
 
     def _chunk_envelope(self, choices: list[Any]) -> dict[str, Any]:
-        return shared.vllm_envelope(
-            f"chatcmpl-{self._answer_id}", "chat.completion.chunk", self._context, self.request, choices
-        )
+        return shared.vllm_envelope(self.answer_name, "chat.completion.chunk", self._context, self.request, choices)
 
     def _chunk_usage(self, index: int) -> dict[str, Any]:
         if not self._usage_per_chunk:
             return {}
         return {"usage": shared.vllm_running_usage(len(self._prompt_ids or ()), self._choices[index].sent_tokens)}
+
+    @property
+    def answer_name(self) -> str:
+        """The answer's id."""
+        return f"chatcmpl-{self._answer_id}"
+
+    def usage_members(self, usage: Usage) -> dict[str, Any]:
+        """Return the usage of the whole answer."""
+        return shared.vllm_usage(usage, self.created_tokens(usage))
 
     # -- one answer
 
@@ -164,7 +171,7 @@ class VllmChatReply(shared.VllmStreamMixin, chat.ChatReply):
         """Return the whole answer as JSON in vLLM's form."""
         return self.answer_with(
             [self._choice_object(index, choice) for index, choice in enumerate(self._choices)],
-            shared.vllm_usage(usage, self.created_tokens(usage)),
+            self.usage_members(usage),
             usage,
         )
 
@@ -174,9 +181,7 @@ class VllmChatReply(shared.VllmStreamMixin, chat.ChatReply):
 
     def answer_with(self, choices: list[dict[str, Any]], usage_members: dict[str, Any], usage: Usage) -> bytes:
         """Return the answer with its choices."""
-        answer = shared.vllm_envelope(
-            f"chatcmpl-{self._answer_id}", "chat.completion", self._context, self.request, choices
-        )
+        answer = shared.vllm_envelope(self.answer_name, "chat.completion", self._context, self.request, choices)
         return encode_json(
             answer
             | {

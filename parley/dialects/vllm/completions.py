@@ -112,7 +112,16 @@ class VllmCompletionReply(shared.VllmStreamMixin, completions.CompletionReply):
         return shared.vllm_frame(chunk)
 
     def _chunk_envelope(self, choices: list[Any]) -> dict[str, Any]:
-        return shared.vllm_envelope(f"cmpl-{self._answer_id}", "text_completion", self._context, self.request, choices)
+        return shared.vllm_envelope(self.answer_name, "text_completion", self._context, self.request, choices)
+
+    @property
+    def answer_name(self) -> str:
+        """The answer's id."""
+        return f"cmpl-{self._answer_id}"
+
+    def usage_members(self, usage: Usage) -> dict[str, Any]:
+        """Return the usage of the whole answer."""
+        return shared.vllm_usage(usage)
 
     # -- one answer
 
@@ -124,7 +133,7 @@ class VllmCompletionReply(shared.VllmStreamMixin, completions.CompletionReply):
             | {
                 "service_tier": None,
                 "system_fingerprint": self._context.fingerprint,
-                "usage": shared.vllm_usage(usage),
+                "usage": self.usage_members(usage),
                 "kv_transfer_params": None,
                 "ec_transfer_params": None,
                 "metrics": None,

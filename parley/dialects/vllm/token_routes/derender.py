@@ -1,0 +1,198 @@
+"""``/v1/chat/completions/derender`` and ``/v1/completions/derender``: the answer that generated tokens mean.
+
+They take the answer of ``/inference/v1/generate``, and the request that was rendered for it, whose tools, stop strings
+and options decide how the tokens are read (``vllm/entrypoints/scale_out/derender/serving.py``). Without that request
+the tokens become plain text. Answers are read as a whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from parley.dialects.dialect import AnswerRenderer, RequestContext
+from parley.dialects.fields import Fields
+from parley.dialects.openai.shared import MAX_TOKENS, unsupported_member
+from parley.dialects.parameters import MAX_CHOICES_PER_PROMPT, MAX_LISTED_IDS, MAX_TOKEN_ID
+from parley.dialects.vllm import requests, shared
+from parley.dialects.vllm.chat import VllmChatReply
+from parley.dialects.vllm.completions import VllmCompletionReply
+from parley.errors import Invalid
+from parley.types import EngineFinishReason, EngineOutput, Tokens, TokenScore, Usage
+
+MAX_RESPONSES = 1024
+MAX_ALTERNATIVES = 20  # listed for one token
+LARGEST_RANK = 2**31 - 1
+NO_PROMPT = [0]  # stands for a prompt that the client does not send
+NO_CONVERSATION = {"messages": [{"role": "user", "content": "-"}]}  # likewise
+FINISH_REASONS: dict[str, EngineFinishReason] = {"length": "length", "abort": "cancel"}  # others mean "stop"
+# Members of a request that were for the engine, or that its whole answer does not have.
+LEFT_OUT = {"stream_options", "best_of", "use_beam_search", "max_tokens", "max_completion_tokens", "echo",
+            "prompt_logprobs", "logprob_token_ids"}  # fmt: skip
+
+
+def read_chat_derendering(body: bytes, context: RequestContext) -> ChatDerendering:
+    """Read a generated answer to a conversation. Raises BadRequest."""
+    return ChatDerendering(_decode_body(body, context), context)
+
+
+def read_completion_derendering(body: bytes, context: RequestContext) -> CompletionDerendering:
+    """Read generated answers to plain prompts. Raises BadRequest."""
+    return CompletionDerendering(_decode_body(body, context), context)
+
+
+def _decode_body(body: bytes, context: RequestContext) -> Fields:
+    fields = requests.decode_generation_body(body, context)
+    if fields.boolean("stream", False):
+        raise unsupported_member(fields, "stream", "Reading the tokens of an answer piece by piece is")
+    return fields
+
+
+class ChatDerendering(VllmChatReply, AnswerRenderer):
+    """The tokens of an answer to a conversation, answered as ``/v1/chat/completions`` is."""
+
+    def __init__(self, body: Fields, context: RequestContext):
+        response = body.object("generate_response")
+        if response is None:
+            raise body.missing_member("generate_response")
+        outputs = _read_outputs(response, context)
+        is_plain = not body.has_value("chat_request")
+        top, prompt_ids = _listed_alternatives(outputs), _read_prompt(body, response)
+        members = {"n": len(outputs), "logprobs": top is not None, "top_logprobs": top}
+        super().__init__(_original_request(body, "chat_request", NO_CONVERSATION, members), context)
+        if is_plain:
+            self.request.prompts = [Tokens(prompt_ids)]
+            self.request.output_options = msgspec.structs.replace(self.request.output_options, unparsed=True)
+        self.outputs, self.prompt_tokens = outputs, body.integer("prompt_tokens", 0, 0, MAX_TOKENS)
+        self._response_id = _response_id(response, context)
+
+    @property
+    def answer_name(self) -> str:
+        """The id of the generated answer."""
+        return self._response_id
+
+    def usage_members(self, usage: Usage) -> dict[str, Any]:
+        """Return the usage, without details that only the engine knows."""
+        return _plain_usage(usage)
+
+
+class CompletionDerendering(VllmCompletionReply, AnswerRenderer):
+    """The tokens of answers to plain prompts, answered as ``/v1/completions`` is."""
+
+    def __init__(self, body: Fields, context: RequestContext):
+        responses = list(body.objects("generate_responses", cap=MAX_RESPONSES))
+        if not responses:
+            raise Invalid("generate_responses must not be empty", field="generate_responses")
+        outputs = [_read_outputs(response, context) for response in responses]
+        if len({len(choices) for choices in outputs}) > 1:
+            raise Invalid("All generate_responses must have the same number of choices.", field="generate_responses")
+        self.outputs = [output for choices in outputs for output in choices]
+        members = {
+            "prompt": [NO_PROMPT] * len(responses),
+            "n": len(outputs[0]),
+            "logprobs": _listed_alternatives(self.outputs),
+        }
+        super().__init__(_original_request(body, "completion_request", {}, members), context)
+        self.request.prompts = [Tokens(_read_prompt(response, response)) for response in responses]
+        counts = body.integers("prompt_tokens", cap=MAX_RESPONSES, low=0, high=MAX_TOKENS)
+        if body.has_value("prompt_tokens") and len(counts) != len(responses):
+            raise Invalid(
+                f"prompt_tokens length ({len(counts)}) must equal generate_responses length ({len(responses)})",
+                field="prompt_tokens",
+            )
+        self.prompt_tokens = sum(counts)
+        self._response_id = _response_id(responses[0], context)
+
+    @property
+    def answer_name(self) -> str:
+        """The id of the first generated answer."""
+        return self._response_id
+
+    def usage_members(self, usage: Usage) -> dict[str, Any]:
+        """Return the usage, without details that only the engine knows."""
+        return _plain_usage(usage)
+
+
+def _original_request(body: Fields, name: str, default: dict[str, Any], members: dict[str, Any]) -> Fields:
+    """Return the request that was rendered, with ``members`` in place of its own. Raises BadRequest."""
+    original = body.object(name)
+    if original is None:
+        original = body.with_members({name: default}).object(name)
+        assert original is not None
+    model = body.string("model", "", cap=256)
+    return original.without_members(LEFT_OUT).with_members({"model": model, "stream": False, **members})
+
+
+def _response_id(response: Fields, context: RequestContext) -> str:
+    return response.string("request_id", "", cap=256) or context.unique_id[:16]
+
+
+def _read_prompt(body: Fields, response: Fields) -> list[int]:
+    """Return the prompt's tokens, of which the text of the first generated one depends."""
+    holder = body if body.has_value("prompt_token_ids") else response
+    return holder.integers("prompt_token_ids", cap=MAX_LISTED_IDS, low=0, high=MAX_TOKEN_ID) or NO_PROMPT
+
+
+def _read_outputs(response: Fields, context: RequestContext) -> list[EngineOutput]:
+    """Return the output of each choice, by their indices. Raises BadRequest."""
+    response.string("output_mode", "tokens", allowed=("tokens",))
+    choices = list(response.objects("choices", cap=MAX_CHOICES_PER_PROMPT))
+    if not choices:
+        raise response.empty_member("choices", "array")
+    outputs = [_read_output(choice, context.context_length) for choice in choices]
+    outputs.sort(key=lambda output: output.index)
+    if [output.index for output in outputs] != list(range(len(outputs))):
+        raise Invalid(f"The indices of choices must be 0 to {len(outputs) - 1}.", field="generate_response")
+    return outputs
+
+
+def _read_output(choice: Fields, context_length: int) -> EngineOutput:
+    index = choice.integer("index", 0, 0, MAX_CHOICES_PER_PROMPT)
+    token_ids = choice.integers("token_ids", cap=MAX_LISTED_IDS, low=0, high=MAX_TOKEN_ID)
+    if not token_ids:
+        raise Invalid(f"choice {index} has empty or null token_ids", field="token_ids")
+    if context_length and len(token_ids) > context_length:
+        sentence = f"token_ids length ({len(token_ids)}) in choice {index} exceeds max_model_len ({context_length})."
+        raise Invalid(sentence, field="token_ids")
+    reason = FINISH_REASONS.get(choice.string("finish_reason", "stop", cap=64), "stop")
+    return EngineOutput("", index, token_ids, _read_scores(choice, index, len(token_ids)), reason)
+
+
+def _read_scores(choice: Fields, index: int, count: int) -> list[TokenScore] | None:
+    """Return the scores of a choice's tokens; None if it has none. Raises BadRequest."""
+    logprobs = choice.object("logprobs")
+    if logprobs is None or not logprobs.has_value("content"):
+        return None
+    entries = list(logprobs.objects("content", cap=MAX_LISTED_IDS))
+    if len(entries) != count:
+        raise Invalid(f"choice {index} has {count} tokens, but logprobs of {len(entries)}.", field="logprobs")
+    scores = []
+    for entry in entries:
+        listed = list(entry.objects("top_logprobs", cap=MAX_LISTED_IDS))
+        if len(listed) > MAX_ALTERNATIVES:
+            sentence = f"top_logprobs count ({len(listed)}) in choice {index} exceeds maximum ({MAX_ALTERNATIVES})."
+            raise Invalid(sentence, field="top_logprobs")
+        ids = [other.integer("token_id", 0, 0, MAX_TOKEN_ID) for other in listed]
+        rank = entry.integer("rank", 1, 0, LARGEST_RANK)
+        scores.append(TokenScore(_read_logprob(entry), rank, ids, list(map(_read_logprob, listed))))
+    return scores
+
+
+def _read_logprob(entry: Fields) -> float:
+    logprob = entry.number("logprob", None)
+    if logprob is None:
+        raise entry.missing_member("logprob")
+    return logprob
+
+
+def _listed_alternatives(outputs: Sequence[EngineOutput]) -> int | None:
+    """Return the most tokens that are listed beside one; None if there are no scores."""
+    scores = [score for output in outputs for score in output.scores or ()]
+    return max(len(score.top_ids) for score in scores) if scores else None
+
+
+def _plain_usage(usage: Usage) -> dict[str, Any]:
+    total = usage.prompt_tokens + usage.completion_tokens
+    return shared.embedding_usage(usage) | {"total_tokens": total, "completion_tokens": usage.completion_tokens}
