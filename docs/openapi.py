@@ -30,6 +30,7 @@ from parley.dialects.admin_requests import DetokenizeRequest
 from parley.dialects.dialect import (
     Acknowledgement,
     Answer,
+    AnswerRenderer,
     ApiOptions,
     Dialect,
     PromptRenderer,
@@ -100,6 +101,8 @@ def read_for(route: Route, model: str, body: Any, without: bytes = b"") -> Any:
         raise BadRequest(answer.body.decode())
     if isinstance(answer, Reply):
         check_like_server(answer.request)
+    if isinstance(answer, AnswerRenderer):
+        check_token_ids([token_id for output in answer.outputs for token_id in output.token_ids])
     if isinstance(answer, DetokenizeRequest) and not answer.ignore_unknown:
         check_token_ids([*answer.token_ids, *chain(*answer.further_ids)])
     return answer

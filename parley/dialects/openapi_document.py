@@ -41,7 +41,7 @@ EMPTY_KINDS: frozenset[RouteKind] = frozenset({"health", "live", "ready", "reset
 SUMMARIES: dict[RouteKind, str] = {
     "generate": "Generate",
     "embed": "Compute vectors, scores or classes",
-    "render": "Show a prompt as the engine would get it",
+    "render": "Turn a prompt into tokens, or tokens into an answer",
     "tokenize": "Turn text into tokens",
     "detokenize": "Turn tokens into text",
     "models": "List the models",

@@ -52,7 +52,8 @@ def _render_answer(pipeline: TextPipeline, reply: AnswerRenderer, prepared_promp
     for number, prepared in enumerate(prepared_prompts):
         for index in request.prompt_choices(number):
             output = reply.outputs[index]
-            if (largest := max(output.token_ids)) >= vocabulary:
+            listed = max((max(score.top_ids, default=0) for score in output.scores or ()), default=0)
+            if (largest := max(max(output.token_ids), listed)) >= vocabulary:
                 raise Invalid(f"Token id {largest} is not in the vocabulary of {vocabulary} tokens.", field="token_ids")
             choice = AnswerChoice(request, index, pipeline.tokenizer, prepared, details=request.output_options.ids)
             reply.add_events(choice.push_output(output))

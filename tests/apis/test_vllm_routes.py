@@ -184,9 +184,11 @@ async def test_generated_tokens_become_the_answer_of_their_request(server, prefi
     answer = (await server.post(prefix + "/v1/completions/derender", body)).json
     assert [each["text"] for each in answer["choices"]] == [each["text"] for each in whole["choices"]]
     assert (answer["id"], answer["usage"]["prompt_tokens"]) == (answers[0]["request_id"], 6)
-    unknown = {"model": "tiny", "generate_response": {"choices": [{"token_ids": [1 << 20]}]}}
-    refused = await server.post(prefix + "/v1/chat/completions/derender", unknown)
-    assert refused.status == 400 and "is not in the vocabulary" in refused.error["message"]
+    listed = {"token_id": 5, "logprob": -1, "top_logprobs": [{"token_id": 1 << 20, "logprob": -1}]}
+    for choice in ({"token_ids": [1 << 20]}, {"token_ids": [5], "logprobs": {"content": [listed]}}):
+        unknown = {"model": "tiny", "generate_response": {"choices": [choice]}}
+        refused = await server.post(prefix + "/v1/chat/completions/derender", unknown)
+        assert refused.status == 400 and "is not in the vocabulary" in refused.error["message"]
 
 
 async def test_rendered_prompts_tell_which_characters_their_tokens_have(server):
