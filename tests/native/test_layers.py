@@ -324,7 +324,7 @@ def run_both_ways(
 ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     """Hidden states and pages after one step, by one call and kernel by kernel, from pages with the same past."""
     stores = [pages_with_past(decoder, batch, int8)]
-    stores.append(PagedKV(stores[0].layers, stores[0].blocks, torch.bfloat16, int8=int8))
+    stores.append(PagedKV(stores[0].kv_layers, stores[0].page_count, torch.bfloat16, int8=int8))
     for i in range(len(decoder.kv_layers)):
         stores[1].layer_pool(i).data.copy_(stores[0].layer_pool(i).data)
     stack_hidden = decoder.compute_hidden(batch, stores[0])
