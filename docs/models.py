@@ -113,6 +113,7 @@ the id of the last `<unused…>` token, and LLaVA's that of the last reserved to
 * `mlp` is LLaVA 1.5 and 1.6, and models with CLIP made as they are; other encoders of this kind, such as Moondream's
   and Granite Vision's, are refused. LLaVA 1.5 gets pictures padded to squares, as its own config and llama.cpp do it.
 * `kimik25` reads pictures, and no videos.
+* `qwen2.5o` (Qwen2.5-Omni) reads pictures, videos and sound, and writes text.
 * `qwen2a`, `voxtral` and `musicflamingo` (Audio Flamingo 3) read sound.
 * Whether a message may have media depends on the chat template in the model's file, which has to write their marks.
 

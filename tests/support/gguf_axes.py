@@ -10,6 +10,7 @@ PARTED_TYPES = ("glm4v_text", "glm_ocr_text")
 AXES_ARCHITECTURES = {
     "qwen2_vl_text": "qwen2vl",
     "qwen2_5_vl_text": "qwen2vl",
+    "qwen2_5_omni_text": "qwen2vl",
     "qwen3_vl_text": "qwen3vl",
     "qwen3_vl_moe_text": "qwen3vlmoe",
     "glm4v_text": "glm4",

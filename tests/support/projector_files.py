@@ -66,6 +66,7 @@ KINDS = {
     "glm4v_moe": gguf.VisionProjectorType.GLM4V,
     "glm_ocr": gguf.VisionProjectorType.GLM4V,
     "paddleocr_vl": gguf.VisionProjectorType.PADDLEOCR,
+    "qwen2_5_omni_thinker": gguf.VisionProjectorType.QWEN25O,
     "kimi_k25": gguf.VisionProjectorType.KIMIK25,
     "audioflamingo3": gguf.VisionProjectorType.MUSIC_FLAMINGO,
 }
@@ -137,7 +138,7 @@ def write_projector(
         writer.add_clip_projector_type(KINDS[config["model_type"]])
     if "vision_config" in config:
         add_vision(writer, folder, config)
-    else:
+    if "audio_config" in config and config["model_type"] != "gemma4":
         add_sound(writer, config)
     blocks = max(8, config.get("vision_config", {}).get("depth", 0))
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.MMPROJ, blocks)

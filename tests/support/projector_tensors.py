@@ -113,6 +113,22 @@ def convert_paddle(config: dict[str, Any], tensors: Tensors) -> Named:
         yield name.replace("visual.vision_model.", "model.vision_model."), tensor
 
 
+def convert_omni(config: dict[str, Any], tensors: Tensors) -> Named:
+    """Yield Qwen2.5-Omni's encoders of pictures and sound, with the sinusoids of positions, and without the tensor that
+    nothing needs."""
+    for name, tensor in tensors.items():
+        if name == "visual.patch_embed.proj.weight":
+            yield "v.patch_embd.weight", tensor[:, :, 0]
+            yield "v.patch_embd.weight.1", tensor[:, :, 1]
+        elif name.startswith("visual.merger.mlp."):
+            yield name.replace("visual.merger.mlp.", "mm."), tensor
+        elif name.startswith("audio_tower.conv") and name.endswith(".bias"):
+            yield f"a.conv1d.{name[len('audio_tower.conv')]}.bias", tensor[:, None]
+        elif "audio_bos_eos_token" not in name:
+            yield name, tensor
+    yield "audio_tower.embed_positions.weight", torch.zeros(1500, config["audio_config"]["d_model"])
+
+
 CONVERSIONS = {
     **dict.fromkeys(PIXTRALS, convert_pixtral),
     "idefics3": convert_idefics,
@@ -121,6 +137,7 @@ CONVERSIONS = {
     "llama4": convert_llama,
     "gemma4": convert_gemma,
     "kimi_k25": convert_kimi,
+    "qwen2_5_omni_thinker": convert_omni,
     "paddleocr_vl": convert_paddle,
     **dict.fromkeys(("qwen2_audio", "voxtral", "audioflamingo3"), convert_whisper),
 }

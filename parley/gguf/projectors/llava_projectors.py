@@ -50,6 +50,10 @@ def _llava_processor(file: ProjectorFile) -> dict[str, Any]:
     return _processor(file, "LlavaProcessor", "LlavaImageProcessor", do_pad=True)
 
 
+def _encoder_width(file: ProjectorFile) -> tuple[int, ...]:
+    return (file.count("embedding_length"),)
+
+
 def _processor(file: ProjectorFile, name: str, image_name: str, **members: Any) -> dict[str, Any]:
     size = file.count("image_size")
     return SELECTED | {
@@ -111,7 +115,7 @@ LLAVA = Projector(
     _llava_encoder,
     _llava_processor,
     variant=llava_variant,
-    unused=("vision_tower.post_layernorm.weight", "vision_tower.post_layernorm.bias"),
+    unused=dict.fromkeys((f"vision_tower.post_layernorm.{part}" for part in ("weight", "bias")), _encoder_width),
     last_tensor="mm.2.weight",
 )
 LLAVA_NEXT = replace(

@@ -59,7 +59,8 @@ class Projector:
     needed. ``stand_ins``: attributes of marks that a vocabulary may lack, and those whose marks they have then.
     ``complete_text``: returns further members of the language model's config. ``has_parted_axes``: of the numbers of a
     head, the pairs that rotate by column come first, then those by row; Hugging Face's format alternates them.
-    ``unused``: tensors of Hugging Face's format, as wide as the encoder, that files leave out, as nothing needs them.
+    ``unused``: tensors of Hugging Face's format that files leave out, as nothing needs them, and how their shapes are
+    read. ``sound``: the row of the encoder of sound that a file has besides that of pictures; only its tensors count.
     ``last_tensor``: the weight that makes the embeddings, in files whose metadata do not say how wide these are.
     """
 
@@ -80,7 +81,8 @@ class Projector:
     stand_ins: dict[str, str] = field(default_factory=dict)
     complete_text: Callable[[dict[str, Any]], dict[str, Any]] = lambda config: {}
     has_parted_axes: bool = False
-    unused: tuple[str, ...] = ()
+    unused: dict[str, Callable[[ProjectorFile], tuple[int, ...]]] = field(default_factory=dict)
+    sound: Projector | None = None
     last_tensor: str = ""
 
 

@@ -38,27 +38,47 @@ def projector_tensors(model: GgufModel) -> dict[str, ProjectorTensor]:
     Raises GgufError if the file has a type, a tensor or a shape that is not known here.
     """
     projector, file = open_projector(model)
-    deep = deep_layers(file)
-    names = projector.block_names
-    if _has_swapped_layers(model):
+    named = [(row, row_file, _named_parts(row, row_file)) for row, row_file in _file_rows(projector, model)]
+    known = {name for _, _, parts in named for tensors in parts.values() for name in tensors}
+    for name in model.tensors:
+        if name not in known and not name.startswith(projector.unread):
+            raise GgufError(f"{file.name} has the tensor {name[:100]}, which its kind does not have here")
+    return {
+        target: _join_parts(row, row_file, tensors)
+        for row, row_file, parts in named
+        for target, tensors in parts.items()
+    }
+
+
+def _file_rows(projector: Projector, model: GgufModel) -> list[tuple[Projector, ProjectorFile]]:
+    """Return the rows of the encoders in a file, each with readers of its metadata."""
+    rows = (row for row in (projector, projector.sound) if row is not None)
+    return [(row, ProjectorFile(model, row.medium)) for row in rows]
+
+
+def _named_parts(projector: Projector, file: ProjectorFile) -> dict[str, dict[str, GgufTensor]]:
+    """Return the tensors of one encoder by their names in Hugging Face format, and those in the file."""
+    deep, names, parts = deep_layers(file), projector.block_names, dict[str, dict[str, GgufTensor]]()
+    if _has_swapped_layers(file.model) and file.medium == "vision":
         names = names | {"ffn_up": names["ffn_down"], "ffn_down": names["ffn_up"]}
-    parts: dict[str, dict[str, GgufTensor]] = {}
-    for tensor in model.tensors.values():
-        if tensor.name.startswith(projector.unread):
-            continue
-        target = _tensor_name(projector, names, tensor.name, deep)
-        if target is None:
-            raise GgufError(f"{file.name} has the tensor {tensor.name[:100]}, which its kind does not have here")
-        parts.setdefault(target, {})[tensor.name] = tensor
-    return {target: _join_parts(projector, file, tensors) for target, tensors in parts.items()}
+    for tensor in file.model.tensors.values():
+        if not tensor.name.startswith(projector.unread) and (
+            target := _tensor_name(projector, names, tensor.name, deep)
+        ):
+            parts.setdefault(target, {})[tensor.name] = tensor
+    return parts
 
 
 def check_block_tensors(model: GgufModel) -> None:
     """Raise GgufError if a block of the encoder that is read lacks a tensor that another one has."""
-    file = open_projector(model)[1]
+    for _, file in _file_rows(open_projector(model)[0], model):
+        _check_blocks_of(file)
+
+
+def _check_blocks_of(file: ProjectorFile) -> None:
     letter = file.medium[0]
     blocks: dict[int, set[str]] = {}
-    for name in model.tensors:
+    for name in file.model.tensors:
         if (match := BLOCK_TENSOR.fullmatch(name)) and match[1] == letter:
             blocks.setdefault(int(match[2]), set()).add(f"{match[3]}.{match[4]}")
     expected = set[str]().union(*blocks.values())

@@ -49,7 +49,8 @@ def _qwen_2_vision(file: ProjectorFile) -> dict[str, Any]:
     return _qwen_vision(file, embed_dim=size, hidden_size=file.shape("mm.2.weight")[0], mlp_ratio=ratio)
 
 
-def _qwen_2_5_vision(file: ProjectorFile) -> dict[str, Any]:
+def qwen_2_5_vision(file: ProjectorFile) -> dict[str, Any]:
+    """Return the config of Qwen2.5-VL's encoder, as ``vision_config``. Raises GgufError."""
     depth, pattern = file.block_count(), file.count("n_wa_pattern")
     window = file.count("window_size", WINDOW_SIZE)
     cell = file.count("patch_size") * file.count("spatial_merge_size", MERGE_SIZE)
@@ -144,7 +145,7 @@ QWEN_2_5_VL = replace(
     QWEN_2_VL,
     wholes={"qwen2_vl_text": WholeModel("qwen2_5_vl", "Qwen2_5_VLForConditionalGeneration", "qwen2_5_vl_text")},
     block_names=QWEN_BLOCK_NAMES | {"ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj"},
-    read_encoder=_qwen_2_5_vision,
+    read_encoder=qwen_2_5_vision,
     read_processor=partial(_qwen_processor, "Qwen2_5_VL"),
 )
 QWEN_3_VL = replace(

@@ -7,6 +7,7 @@ from parley.gguf.projectors.gemma_projectors import GEMMA_3, GEMMA_4
 from parley.gguf.projectors.glm_projectors import GLM_4_V
 from parley.gguf.projectors.kimi_projectors import KIMI_K2_5
 from parley.gguf.projectors.llava_projectors import LLAVA
+from parley.gguf.projectors.omni_projectors import QWEN_2_5_OMNI
 from parley.gguf.projectors.paddle_projectors import PADDLE_OCR
 from parley.gguf.projectors.pixtral_projectors import LIGHT_ON_OCR, PIXTRAL
 from parley.gguf.projectors.projector import Projector
@@ -30,6 +31,7 @@ PROJECTORS = {
     "paddleocr": PADDLE_OCR,
     "pixtral": PIXTRAL,
     "qwen2a": QWEN_2_AUDIO,
+    "qwen2.5o": QWEN_2_5_OMNI,
     "qwen2vl_merger": QWEN_2_VL,
     "qwen2.5vl_merger": QWEN_2_5_VL,
     "qwen3vl_merger": QWEN_3_VL,

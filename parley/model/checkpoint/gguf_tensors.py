@@ -125,10 +125,9 @@ def read_projector_entries(projector: GgufModel, file: int) -> dict[str, TensorE
     """
     kind, header = open_projector(projector)
     entries = {name: _join_projector_parts(tensor, file) for name, tensor in projector_tensors(projector).items()}
-    if kind.unused:
-        shape = (header.count("embedding_length"),)
-        blank = TensorEntry(file, torch.float32, shape, 0, 0, join=partial(torch.zeros, shape))
-        entries |= dict.fromkeys(kind.unused, blank)
+    for name, read_shape in kind.unused.items():
+        shape = read_shape(header)
+        entries[name] = TensorEntry(file, torch.float32, shape, 0, 0, join=partial(torch.zeros, shape))
     return entries
 
 
