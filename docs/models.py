@@ -125,8 +125,8 @@ types, as in Q4_K_M. Rows of the embedding are decoded when they are needed.
 * GPT-OSS uses the rotary embedding of its config, whose blend of frequencies begins and ends between two dimensions.
   llama.cpp rounds both ends, so its numbers differ a little.
 * `internlm2`, `xverse`, `baichuan` (7B), `exaone` and `pangu-embedded` compute what Llama computes; `minicpm` what
-  Granite, `orion` what StableLM, `chatglm` what GLM-4, `codeshell` what StarCoder2, and `bailingmoe2` (Ling 2) what
-  GLM-4.5 computes. Their configs have these types.
+  Granite, `orion` what StableLM, `chatglm` what GLM-4, `codeshell` what StarCoder2, `bailingmoe` (Ling) what
+  Granite's mixtures, and `bailingmoe2` (Ling 2) what GLM-4.5 computes. Their configs have these types.
 * `phimoe` chooses experts as its own code does (SparseMixer), and its long rotary embedding has the published scale;
   llama.cpp takes the largest scores, and the scale of Phi-3's formula.
 * `starcoder2` has the window of 4,096 tokens of the published models, which files do not say; llama.cpp has none.

@@ -1,4 +1,4 @@
-"""Further mixtures of experts in GGUF files: AFMoE (Trinity), EXAONE MoE, Ling 2, MiMo-V2-Flash and PhiMoE."""
+"""Further mixtures of experts in GGUF files: AFMoE (Trinity), EXAONE MoE, Ling, Ling 2, MiMo-V2-Flash and PhiMoE."""
 
 from __future__ import annotations
 
@@ -6,7 +6,14 @@ import reprlib
 from dataclasses import replace
 from typing import Any
 
-from parley.gguf.architecture import DEEPSEEK_MIXTURE_NAMES, SIGMOID, Architecture, complete_windows, fields_of
+from parley.gguf.architecture import (
+    DEEPSEEK_MIXTURE_NAMES,
+    SIGMOID,
+    Architecture,
+    complete_windows,
+    fields_of,
+    read_size,
+)
 from parley.gguf.header import GgufError, GgufModel
 
 PHIMOE_SCALE = 1.243163121016122  # of the rotary embedding of Phi-3.5-MoE; files have that of Phi-3's formula
@@ -17,6 +24,27 @@ def complete_phimoe(model: GgufModel, config: dict[str, Any]) -> None:
     config["lm_head_bias"] = "output.bias" in model.tensors
     if config["rope_scaling"]["rope_type"] == "longrope":
         config["rope_scaling"] |= {"short_mscale": PHIMOE_SCALE, "long_mscale": PHIMOE_SCALE}
+
+
+def complete_ling(model: GgufModel, config: dict[str, Any]) -> None:
+    """Give the sizes the names of Granite's mixtures with shared experts, which compute the same if their factors are
+    1. Raises GgufError for other layers than those of the published models."""
+    file, heads, hidden = model.paths[0].name, config["num_attention_heads"], config["hidden_size"]
+    width, shared = read_size(model, "expert_feed_forward_length"), config.get("n_shared_experts", 0)
+    usual = {"first_k_dense_replace": 0, "norm_topk_prob": True, "routed_scaling_factor": 1.0}
+    keys = ("leading_dense_block_count", "expert_weights_norm", "expert_weights_scale")
+    for key, (name, value) in zip(keys, usual.items(), strict=True):
+        if config.get(name, value) != value:
+            raise GgufError(f"{file} gives {key} as {reprlib.repr(config[name])}; only {value} is read here")
+    head_dim = config.get("head_dim") or hidden // heads
+    if head_dim * heads != hidden:
+        raise GgufError(f"{file} gives attention.key_length as {head_dim}; {heads} heads must be {hidden} wide")
+    config |= {
+        "intermediate_size": width,
+        "shared_intermediate_size": shared * width,
+        "attention_multiplier": head_dim**-0.5,
+        **dict.fromkeys(("embedding_multiplier", "residual_multiplier", "logits_scaling"), 1.0),
+    }
 
 
 def complete_mimo_2(model: GgufModel, config: dict[str, Any]) -> None:
@@ -70,6 +98,7 @@ LING_2 = Architecture(
     gating=SIGMOID,
     has_packed_heads=True,
 )
+LING = Architecture("granitemoeshared", "GraniteMoeSharedForCausalLM", interleaved=True, complete=complete_ling)
 MIMO_2 = Architecture(
     "mimo_v2_flash",
     "MiMoV2FlashForCausalLM",
@@ -90,6 +119,7 @@ MIMO_2 = Architecture(
 PHIMOE = Architecture("phimoe", "PhimoeForCausalLM", complete=complete_phimoe)
 MIXTURE_ARCHITECTURES = {
     "afmoe": replace(AFMOE, mixture=AFMOE),
+    "bailingmoe": replace(LING, mixture=LING),
     "bailingmoe2": replace(LING_2, mixture=LING_2),
     "exaone-moe": replace(EXAONE_MOE, mixture=EXAONE_MOE),
     "mimo2": replace(MIMO_2, mixture=MIMO_2),

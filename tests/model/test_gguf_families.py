@@ -37,6 +37,13 @@ OTHER_NAMES = {
     "orion": ("stablelm", {"partial_rotary_factor": 1.0, "use_qkv_bias": False, "head_dim": 16}, {}),
     "chatglm": ("glm", {"head_dim": 16, "attention_bias": True}, {"packs_heads": True}),
     "codeshell": ("starcoder2", {"sliding_window": None}, {"packs_heads": True}),
+    "bailingmoe": (
+        "granitemoeshared",
+        {"num_local_experts": 8, "num_experts_per_tok": 2, "intermediate_size": 32, "shared_intermediate_size": 64}
+        | {"embedding_multiplier": 1.0, "residual_multiplier": 1.0, "logits_scaling": 1.0}
+        | {"attention_multiplier": 0.25},
+        {},
+    ),
     "bailingmoe2": ("glm4_moe", {"attention_bias": False, "use_qk_norm": True}, {"packs_heads": True}),
 }
 OTHER_NAMES |= dict.fromkeys(("xverse", "baichuan"), OTHER_NAMES["internlm2"])
@@ -178,6 +185,22 @@ def test_states_of_kimi_of_unknown_sizes_are_refused(key):
     model = read_header("kimi_linear")
     del model.metadata[f"kimi-linear.{key}"]
     with pytest.raises(GgufError, match=r"^x\.gguf .*, so the model's shape is unknown$"):
+        model_config(model)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "reason"),
+    [
+        ("leading_dense_block_count", 1, "gives leading_dense_block_count as 1; only 0 is read here"),
+        ("expert_weights_norm", False, "gives expert_weights_norm as False; only True is read here"),
+        ("expert_weights_scale", 2.5, "gives expert_weights_scale as 2.5; only 1.0 is read here"),
+        ("attention.key_length", 32, "gives attention.key_length as 32; 4 heads must be 64 wide"),
+    ],
+)
+def test_other_layers_of_ling_are_refused(key, value, reason):
+    model = read_header("bailingmoe")
+    model.metadata[f"bailingmoe.{key}"] = value
+    with pytest.raises(GgufError, match=rf"^x\.gguf {reason}$"):
         model_config(model)
 
 

@@ -26,7 +26,7 @@ from support.gguf_latents import (
     convert_kimi,
     split_latent_up,
 )
-from support.gguf_windows import add_mimo
+from support.gguf_windows import add_ling, add_mimo
 
 ARCHITECTURES = {
     "gemma3n_text": "gemma3n",
@@ -157,6 +157,8 @@ def convert_folder(
         add_latents(writer, config, splits_latents)
     if kind == "kimi_linear":
         shape |= add_kimi(writer, config)
+    if arch == "bailingmoe":
+        shape |= add_ling(writer, config)
     if kind == "mimo_v2_flash":
         shape |= add_mimo(writer, config)
     if arch == "gemma3n":

@@ -1,4 +1,4 @@
-"""What llama.cpp's converter writes of MiMo-V2-Flash, whose layers with a window have more heads of keys."""
+"""What llama.cpp's converter writes of MiMo-V2-Flash, whose layers with a window have more heads, and of Ling."""
 
 from __future__ import annotations
 
@@ -22,3 +22,14 @@ def add_mimo(writer: gguf.GGUFWriter, config: dict[str, Any]) -> dict[str, Any]:
         "num_key_value_heads": [2 * heads if has_window else heads for has_window in windows],
         "rope_parameters": ropes["full_attention"],
     }
+
+
+def add_ling(writer: gguf.GGUFWriter, config: dict[str, Any]) -> dict[str, Any]:
+    """Add the numbers of a Ling, whose config is that of Granite. Return fields of the config as the file has them."""
+    width = config["intermediate_size"]
+    writer.add_expert_feed_forward_length(width)
+    writer.add_expert_shared_count(config["shared_intermediate_size"] // width)
+    writer.add_expert_weights_norm(True)
+    writer.add_expert_weights_scale(1.0)
+    writer.add_leading_dense_block_count(0)
+    return {"intermediate_size": 5 * width}  # of layers without experts, which the published models do not have

@@ -234,6 +234,7 @@ def test_digits_are_in_groups_of_three_from_their_end(name):
 # From the list of models in llama.cpp's convert_hf_to_gguf_update.py
 PUBLISHED_NAMES = {
     "afmoe": ["afmoe"],
+    "bailingmoe": ["bailingmoe"],
     "bailingmoe2": ["bailingmoe2"],
     "bert": ["roberta-bpe"],
     "bloom": ["bloom", "gpt3-finnish", "poro-chat"],
