@@ -40,7 +40,7 @@ from parley.serving.keys.usage_store import BadUsageFile
 from parley.serving.options import OfferedModel, ServerOptions
 from parley.serving.records.record_store import BadRecordFile
 from parley.serving.served_model import ServedModel, divide_memory
-from parley.text.tokens.tokenizer import BadTokenizer
+from parley.text.tokens.json_files import BadTokenizer
 from parley.web import banner, logs
 from parley.web.connection_limit import ADMIN_CONNECTIONS, divide_descriptors
 from parley.web.hangup import hang_up_handler

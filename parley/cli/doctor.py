@@ -244,7 +244,7 @@ def _check_loading(offer: OfferedModel, settings: EngineSettings) -> ModelCheck:
 def _check_text(settings: EngineSettings) -> Iterator[Finding]:
     """Check the tokenizer and the chat template."""
     from parley.text.prompt import TextPipeline
-    from parley.text.tokens.tokenizer import BadTokenizer
+    from parley.text.tokens.json_files import BadTokenizer
 
     try:
         pipeline = TextPipeline.from_folder(settings.model, settings.tool_parser, settings.reasoning_parser)
@@ -260,7 +260,7 @@ def _check_media(folder: Path, settings: EngineSettings) -> Iterator[Finding]:
     """Check whether the packages that decode media are installed, if the model reads any. vLLM has its own Python."""
     from parley.serving.media.workers import missing_packages
     from parley.text.media_family import has_unread_media, read_media_family
-    from parley.text.tokens.tokenizer import read_json_object
+    from parley.text.tokens.json_files import read_json_object
 
     config = read_json_object(folder / "config.json")
     family = read_media_family(config)

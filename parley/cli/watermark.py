@@ -29,7 +29,8 @@ OPTIONS = [
 
 def run_command(config: ResolvedOptions) -> int:
     """Read the text, print whether it is marked, and return the exit code. Raises ConfigError."""
-    from parley.text.tokens.tokenizer import BadTokenizer, Tokenizer
+    from parley.text.tokens.json_files import BadTokenizer
+    from parley.text.tokens.tokenizer import Tokenizer
 
     try:
         tokenizer = Tokenizer.from_folder(hub.resolve_model(config["model"]))

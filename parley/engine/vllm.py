@@ -20,7 +20,7 @@ from parley.child_process import python_command
 from parley.engine.protocol import EngineFailed
 from parley.engine.remote import RemoteEngine
 from parley.text.media_family import read_media_family
-from parley.text.tokens.tokenizer import read_json_object
+from parley.text.tokens.json_files import read_json_object
 from parley.types import MediaKind, VLLMSettings
 
 START_FILE = Path(__file__).parents[1] / "worker" / "vllm" / "start.py"

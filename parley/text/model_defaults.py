@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from parley.errors import UnknownPromptName, excerpt
-from parley.text.tokens.tokenizer import read_json_object
+from parley.text.tokens.json_files import read_json_object
 
 # The sampling values of generation_config.json, and the range of each that all APIs allow: requests have them in place
 # of members that they lack, so a value beyond it would refuse requests that do not even name it.

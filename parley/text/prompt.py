@@ -39,10 +39,11 @@ from parley.text.parsing.markup import (
 )
 from parley.text.prepared_prompt import PreparedPrompt
 from parley.text.tokens import text_pair, truncation
+from parley.text.tokens.json_files import read_json_object
 from parley.text.tokens.prediction import PredictedTokens
 from parley.text.tokens.template_encoder import TemplateEncoder
 from parley.text.tokens.text_encoder import TextEncoder
-from parley.text.tokens.tokenizer import Tokenizer, read_json_object
+from parley.text.tokens.tokenizer import Tokenizer
 from parley.types import (
     Chat,
     Grammar,

@@ -477,7 +477,6 @@ def test_a_file_without_a_scaled_rotary_embedding_has_none_by_default(tmp_path):
         ({"expert_gating_func": 1}, r"^x\.gguf gives expert_gating_func as 1, but its architecture has another$"),
         ({"nextn_predict_layers": 2}, r"^x\.gguf gives nextn_predict_layers as 2, of 2 layers$"),
         ({"nextn_predict_layers": "1"}, r"^x\.gguf gives nextn_predict_layers as '1', of 2 layers$"),
-        ({"rope.dimension_sections": [8, 12, 12, 0]}, r"^x\.gguf has positions with several axes, for pictures"),
         ({"block_count": 2.0}, r"^x\.gguf gives block_count as 2\.0; it is a whole number$"),
         (
             {"attention.head_count": 1 << 31, "attention.key_length": None, "rope.dimension_count": 8},
@@ -493,3 +492,10 @@ def test_refuses_what_the_architecture_does_not_compute(fields, reason, tmp_path
     with pytest.raises(GgufError, match=reason):
         model_config(model)
     find_architecture(read_model(tmp_path / "x.gguf"))
+
+
+def test_refuses_positions_with_several_axes_where_the_architecture_has_one(tmp_path):
+    model = read_model(convert_folder(tmp_path / "x.gguf", tiny_models.model_folder("qwen3")))
+    model.metadata["qwen3.rope.dimension_sections"] = [8, 12, 12, 0]
+    with pytest.raises(GgufError, match=r"^x\.gguf has positions with several axes, for pictures"):
+        model_config(model)

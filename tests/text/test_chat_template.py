@@ -14,7 +14,7 @@ from parley.demo.template import CHAT_TEMPLATE as DEMO
 from parley.errors import BadRequest, Invalid
 from parley.text.parsing import chat_template as module
 from parley.text.parsing.chat_template import ChatTemplate
-from parley.text.tokens.tokenizer import BadTokenizer
+from parley.text.tokens.json_files import BadTokenizer
 from parley.types import Chat, Message, ToolCall
 
 CHATML = """{% for message in messages %}

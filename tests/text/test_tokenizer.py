@@ -14,7 +14,8 @@ from support.tiny_tokenizers import TOKENIZERS, TRAINING_TEXTS, byte_fallback, b
 from tokenizers import processors
 
 from parley.text.prompt import TextPipeline
-from parley.text.tokens.tokenizer import BadTokenizer, Tokenizer
+from parley.text.tokens.json_files import BadTokenizer
+from parley.text.tokens.tokenizer import Tokenizer
 
 
 def write_tokenizer_files(folder: Path, tokenizer: Tokenizer, **files: Any) -> Path:

@@ -202,7 +202,8 @@ def check_draft_tokenizer(folder: Path, draft_folder: Path) -> None:
     """Raise LoadError unless the draft model makes tokens, and the same as the decoder in ``folder``."""
     if is_encoder(read_config(draft_folder)):
         raise LoadError(f"{draft_folder} cannot guess tokens: it only makes vectors.")
-    from parley.text.tokens.tokenizer import BadTokenizer, Tokenizer  # engines without a draft start faster
+    from parley.text.tokens.json_files import BadTokenizer
+    from parley.text.tokens.tokenizer import Tokenizer  # engines without a draft start faster
 
     try:
         vocabularies = [

@@ -19,7 +19,7 @@ from parley.model.checkpoint.files import Checkpoint, LoadError
 from parley.model.checkpoint.mlx import has_mlx_layout
 from parley.model.load.multimodal import keep_encoders
 from parley.text.media_family import ENCODER_CONFIGS, MediaFamily, has_unread_media, read_media_family, writer_config
-from parley.text.tokens.tokenizer import read_json_object
+from parley.text.tokens.json_files import read_json_object
 from parley.types import Settings
 
 log = logging.getLogger("parley.engine")

@@ -30,7 +30,7 @@ from parley.model.media_input.unusable import UnusableMedia, is_out_of_memory
 from parley.model.media_input.video import DecodedVideo, VideoClock
 from parley.model.media_input.voxtral import VoxtralProcessor
 from parley.text.media_family import read_media_family
-from parley.text.tokens.tokenizer import read_json_object
+from parley.text.tokens.json_files import read_json_object
 from parley.types import MediaKind, ProcessedMedia
 
 FRAME_SECONDS = ("second_per_grid_ts", "video_second_per_grid")  # processors' names for the time between frames

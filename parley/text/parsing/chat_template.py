@@ -31,7 +31,8 @@ from jinja2.utils import Namespace
 from parley.errors import BadRequest, Invalid, excerpt
 from parley.text.parsing.content_parts import PromptMarks, text_of_parts
 from parley.text.parsing.history import format_history, later_system_as_user
-from parley.text.tokens.tokenizer import BadTokenizer, Tokenizer, read_json_object
+from parley.text.tokens.json_files import BadTokenizer, read_json_object
+from parley.text.tokens.tokenizer import Tokenizer
 from parley.types import Chat, Message
 
 MAX_RENDERED_CHARACTERS = 64 << 20  # of rendered text; far more than any context holds

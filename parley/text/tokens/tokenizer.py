@@ -22,6 +22,7 @@ from typing import Any
 import tokenizers
 from tokenizers import AddedToken
 
+from parley.text.tokens.json_files import BadTokenizer, read_json_object
 from parley.text.tokens.segment_cache import SHORTEST_TEXT, SegmentCache, make_segment_cache
 from parley.text.tokens.template_encoder import TemplateEncoder
 from parley.text.tokens.text_encoder import TextEncoder
@@ -29,23 +30,6 @@ from parley.text.tokens.token_bytes import compile_decoder
 
 NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 UNLIMITED_LENGTH = 10**9  # a larger model_max_length means that no limit was set
-
-
-class BadTokenizer(Exception):
-    """The folder's tokenizer cannot be used. The message is one sentence for the user."""
-
-
-def read_json_object(path: Path) -> dict[str, Any]:
-    """Return the JSON object in a file, or an empty one if there is no such file. Raises BadTokenizer."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError, RecursionError) as error:
-        raise BadTokenizer(f"{path.name} of the model cannot be read: {str(error).rstrip('.')}.") from error
-    if not isinstance(value, dict):
-        raise BadTokenizer(f"{path.name} of the model does not hold a JSON object.")
-    return value
 
 
 class Tokenizer(TextEncoder):

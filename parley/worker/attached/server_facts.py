@@ -17,7 +17,8 @@ from typing import Any
 import msgspec
 
 from parley.engine.vllm import TESTED_VERSIONS, is_tested_version
-from parley.text.tokens.tokenizer import BadTokenizer, Tokenizer, read_json_object
+from parley.text.tokens.json_files import BadTokenizer, read_json_object
+from parley.text.tokens.tokenizer import Tokenizer
 from parley.types import Arena, AttachedSettings, EngineBound, EngineFeature, ModelInfo
 from parley.worker.attached.server_calls import ServerAway, ServerCalls
 from parley.worker.attached.server_metrics import ServerMetrics, read_metrics

@@ -25,7 +25,7 @@ from parley.model.media_input.jobs import MediaJobs
 from parley.model.media_input.processor import load_jobs
 from parley.serving.media.memory_files import MemoryBudget, MemoryFile
 from parley.text.media_family import read_media_family
-from parley.text.tokens.tokenizer import read_json_object
+from parley.text.tokens.json_files import read_json_object
 
 BUDGET = MemoryBudget(1 << 30)
 PICTURE = image_file(picture_array(90, 60))

@@ -17,7 +17,7 @@ from parley.model.load.check import check_model
 from parley.settings.config import SERVE_OPTIONS
 from parley.settings.options import resolve_options
 from parley.text.prompt import TextPipeline
-from parley.text.tokens.tokenizer import BadTokenizer
+from parley.text.tokens.json_files import BadTokenizer
 from parley.types import EngineRequest, ModelInfo, PoolingOptions, Sampling, Settings
 from parley.worker.check import ModelCheck
 

@@ -60,7 +60,8 @@ def load_token_head(
 
 def _find_token_ids(folder: Path, tokens: list[Any]) -> list[int]:
     """Return the ids of tokens. Raises LoadError if the tokenizer lacks one."""
-    from parley.text.tokens.tokenizer import BadTokenizer, Tokenizer  # engines without such a head start faster
+    from parley.text.tokens.json_files import BadTokenizer
+    from parley.text.tokens.tokenizer import Tokenizer  # engines without such a head start faster
 
     try:
         backend = Tokenizer.from_folder(folder).backend
