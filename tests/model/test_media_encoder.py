@@ -23,6 +23,7 @@ from support.multimodal_models import (
     SAMPLED_FAMILIES,
     load_whole_model,
     multimodal_folder,
+    write_multimodal_model,
     write_whole_omni,
 )
 from support.run_model import load_test_runner
@@ -360,6 +361,16 @@ def test_the_check_finds_a_tensor_of_another_shape(tmp_path):
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
     with pytest.raises(LoadError, match=r"linear_1\.weight has shape \[64, 48\]; the config asks for \[64, 32\]\.$"):
         check_model(Settings(model=str(folder)))
+
+
+def test_encoders_beside_a_language_model_with_mamba_layers_are_loaded(tmp_path):
+    """Its config has an infinite number, which Transformers writes as an object."""
+    text = {"model_type": "granitemoehybrid", "layer_types": ["attention", "mamba", "attention"]}
+    text |= {"mamba_n_heads": 4, "mamba_d_head": 32, "mamba_d_state": 16, "num_local_experts": 0}
+    folder = write_multimodal_model(tmp_path, "llava_next", text=text)
+    assert "__float__" in (folder / "config.json").read_text()
+    towers = plan_towers(folder, read_config(folder), torch.float32, CPU)
+    assert encoder_parts(load_towers(towers))
 
 
 def test_a_checkpoint_without_encoders_reads_text_only(tmp_path):

@@ -163,7 +163,7 @@ def _build_model(towers: MediaTowers, tensors: dict[str, torch.Tensor]) -> Any:
     model_type = towers.family.model_type
     with silence_transformers():
         try:
-            config = CONFIG_MAPPING[model_type].from_dict(towers.config)
+            config = CONFIG_MAPPING[model_type].from_dict(_read_tagged_floats(towers.config))
             _empty_language_model(config)
             mapping: Any = next(mapping_table for mapping_table in WRITER_MAPPINGS if type(config) in mapping_table)
             model_class: Any = mapping[type(config)]
@@ -192,6 +192,15 @@ def _build_model(towers: MediaTowers, tensors: dict[str, torch.Tensor]) -> Any:
     if missing:
         raise LoadError(f"The checkpoint has no tensor {missing[0]} ({len(missing)} missing in all).")
     return model
+
+
+def _read_tagged_floats(value: Any) -> Any:
+    """Return a value of config.json with numbers where Transformers has written {"__float__": "Infinity"}."""
+    if isinstance(value, dict):
+        if value.keys() == {"__float__"}:
+            return float(value["__float__"])
+        return {name: _read_tagged_floats(member) for name, member in value.items()}
+    return [_read_tagged_floats(member) for member in value] if isinstance(value, list) else value
 
 
 def _empty_language_model(config: Any) -> None:
