@@ -207,7 +207,7 @@ class DecoderFamily:
     are_norms_centered: bool = False
     have_norms_bias: bool = False
     has_embedding_scale: bool | str = False  # embeddings are multiplied by the square root of their size
-    scales_media: bool = False  # embedding_multiplier multiplies the embeddings of media as well
+    scales_media: bool = False  # the factor of embeddings multiplies those of media as well
     local_theta: str | None = None  # the field with the base of the rotary embedding of sliding layers, if it differs
     is_rope_interleaved: bool | str = False  # as in ``RopeConfig``
     is_rope_reversed: bool = False

@@ -260,6 +260,7 @@ AFMOE = DecoderFamily(
     layer_types=full_in_turn,
     rotated=sliding_rotated,
     has_embedding_scale="mup_enabled",
+    scales_media=True,
     has_output_gate=True,
     mixture=AFMOE_MIXTURE,
 )
