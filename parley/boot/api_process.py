@@ -51,7 +51,7 @@ from parley.serving.api_processes.messages import (
     UsePlan,
 )
 from parley.serving.api_processes.passing import MainHttpClient, OriginKeeper, pass_request
-from parley.serving.api_processes.plan import ApiProcessPlan, ModelFacts, PlannedModel, decode_options, use_facts
+from parley.serving.api_processes.plan import ApiProcessPlan, ModelFacts, PlannedModel, decode_server_options, use_facts
 from parley.serving.api_processes.relayed_engine import RelayedEngine, RelayedModel
 from parley.serving.app import App
 from parley.serving.generate import handle_generate
@@ -151,7 +151,7 @@ class ApiProcess:
             case UseFacts(facts):
                 self.use_facts(facts)
             case UseOptions(options):
-                self._use_options(decode_options(options))
+                self._use_options(decode_server_options(options))
             case MainBeat():
                 pass  # its arrival is all
             case AnnounceShutdown():
@@ -262,7 +262,7 @@ async def serve_link(link_socket: socket.socket, pass_socket: socket.socket) -> 
     plan_message = await arrived_messages.get()
     assert isinstance(plan_message, UsePlan)
     plan = plan_message.plan
-    options = decode_options(plan.options)
+    options = decode_server_options(plan.options)
     logs.set_up_logging(options.log_format, options.log_level)
     link = MainLink(frames.send)
     process = ApiProcess(plan, options, link, pass_socket, stopping)

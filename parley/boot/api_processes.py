@@ -39,7 +39,7 @@ from parley.serving.api_processes.messages import (
 from parley.serving.api_processes.passing import accept_passed
 from parley.serving.api_processes.plan import (
     ApiProcessPlan,
-    encode_options,
+    encode_server_options,
     model_facts,
     passed_limit,
     planned_model,
@@ -256,7 +256,7 @@ class ApiProcessPool:
         """Return the plan of a process that starts now."""
         return ApiProcessPlan(
             number,
-            encode_options(shared_options(self.registry.options, len(self._slots))),
+            encode_server_options(shared_options(self.registry.options, len(self._slots))),
             passed_limit(self.registry.options, len(self._slots)),
             tuple(planned_model(model) for model in self.registry.models),
             self.registry.reasoning_seal.key,
@@ -334,7 +334,7 @@ class ApiProcessPool:
         return UseFacts({model.name: model_facts(model) for model in self.registry.models if model.engine.info})
 
     def _options_message(self, options: ServerOptions) -> UseOptions:
-        return UseOptions(encode_options(shared_options(options, len(self._slots))))
+        return UseOptions(encode_server_options(shared_options(options, len(self._slots))))
 
     def announce_shutdown(self) -> None:
         """Tell the processes to ask their clients to send further requests elsewhere."""

@@ -11,7 +11,7 @@ from parley.child_process import python_command
 
 if TYPE_CHECKING:
     from parley.types import AttachedSettings, VLLMSettings
-    from parley.worker.attached.server_facts import ServerFacts
+    from parley.worker.attached.server_facts import AttachedServerFacts
 
 Level = Literal["ok", "warn", "fail"]
 SAME_WORDS = "serve would refuse it with the same words."
@@ -74,7 +74,7 @@ def check_server(settings: AttachedSettings, name: str) -> Generator[Finding, No
     return False
 
 
-async def _read_facts(settings: AttachedSettings, name: str) -> ServerFacts:
+async def _read_facts(settings: AttachedSettings, name: str) -> AttachedServerFacts:
     """Return the server's facts: version, model, limits. Raises AttachRefused, ServerAway."""
     from parley.worker.attached.server_calls import ServerCalls
     from parley.worker.attached.server_facts import read_facts

@@ -32,10 +32,10 @@ from parley.coordinator.routing.health import HealthChecker
 from parley.coordinator.routing.instance_scheduler import InstanceScheduler
 from parley.coordinator.routing.instance_table import InstanceTable
 from parley.coordinator.tls_contexts import (
+    coordinator_tls_files,
     instance_tls_context,
     load_instance_tls,
     port_tls_context,
-    port_tls_files,
 )
 from parley.dialects.mounts import universal_mounts
 from parley.log_lines import LogFormat, LogLevel
@@ -161,7 +161,7 @@ class Coordinator:
         server_options = (
             self._front_options
             if port.name == "predict"
-            else replace(port_options(self.options, port.host), connection_limit=admin_limit())
+            else replace(coordinator_port_options(self.options, port.host), connection_limit=admin_limit())
         )
         return HttpServer(uvicorn_config(server_options, port.app, self._context))
 
@@ -222,8 +222,10 @@ class Coordinator:
         self._reload_certificates()
         self.options = self.table.options = options
         for port, server in zip(self._ports, self._servers, strict=True):
-            server.use_options(port_options(options, port.host))
-        front_changes = {name: getattr(port_options(options, self._front_options.host), name) for name in PORT_LIMITS}
+            server.use_options(coordinator_port_options(options, port.host))
+        front_changes = {
+            name: getattr(coordinator_port_options(options, self._front_options.host), name) for name in PORT_LIMITS
+        }
         self._front_options = replace(self._front_options, **front_changes)
         self.front.use_options(self._front_options, options.memory_limit)
         if self.client_keys is not None:
@@ -250,12 +252,12 @@ class Coordinator:
 
     def _tls_files(self) -> tuple[Path, ...]:
         authority = self.options.tls.ca
-        files = list_tls_files([port_tls_files(self.options.tls)])
+        files = list_tls_files([coordinator_tls_files(self.options.tls)])
         return files if authority is None else (*files, Path(authority))
 
     def _reload_certificates(self) -> None:
         """Load all certificates again. Raises TlsFileError before anything has changed."""
-        files = port_tls_files(self.options.tls)
+        files = coordinator_tls_files(self.options.tls)
         instance_tls_context(self.options.tls, ask_password=False)
         if self._context is not None and files is not None:
             reload_certificates([LoadedTls(self._context, files)])
@@ -272,7 +274,7 @@ class Coordinator:
         from parley.coordinator.proxy.grpc import grpc_port  # imports packages of the extra "grpc"
 
         self._grpc_port = grpc_port.CoordinatorGrpcPort(self.table, self.front, self.options, self._front_options)
-        files = port_tls_files(self.options.tls)
+        files = coordinator_tls_files(self.options.tls)
         address = await self._grpc_port.start_server(self.options.host, self.options.grpc_port, files)
         return [f"  {'gRPC':<10} {address}"]
 
@@ -383,7 +385,7 @@ def coordinator_id(host: str, sock: socket.socket) -> str:
     return sha256(place.encode()).hexdigest()[:32]
 
 
-def port_options(options: CoordinatorOptions, host: str) -> ServerOptions:
+def coordinator_port_options(options: CoordinatorOptions, host: str) -> ServerOptions:
     """Convert the coordinator's options to the server options of a port."""
     return ServerOptions(
         host=host,
@@ -408,7 +410,7 @@ def _front_options(options: CoordinatorOptions, host: str, admin_ports: int, *, 
     )
     client_limit = shares.clients.served_limit
     return replace(
-        port_options(options, host),
+        coordinator_port_options(options, host),
         access_log=access_log,
         connection_limit=ConnectionLimit(client_limit, client_limit) if options.strict else shares.clients,
         grpc_connections=shares.grpc,

@@ -10,7 +10,7 @@ from parley.web.tls.contexts import load_certificate, server_tls_context
 from parley.web.tls.files import TlsFiles, blaming_file
 
 
-def port_tls_files(tls_config: CoordinatorTls) -> TlsFiles | None:
+def coordinator_tls_files(tls_config: CoordinatorTls) -> TlsFiles | None:
     """Return the files of the ports that clients connect to; None for plain HTTP."""
     if tls_config.certificate is None or tls_config.key is None:
         return None
@@ -20,7 +20,7 @@ def port_tls_files(tls_config: CoordinatorTls) -> TlsFiles | None:
 
 def port_tls_context(tls_config: CoordinatorTls, *, http2: bool) -> ssl.SSLContext | None:
     """Return the TLS context for clients' connections; None for plain HTTP. Raises TlsFileError."""
-    files = port_tls_files(tls_config)
+    files = coordinator_tls_files(tls_config)
     return None if files is None else server_tls_context(files, http2=http2)
 
 

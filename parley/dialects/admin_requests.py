@@ -78,7 +78,7 @@ class AbortList:
 
 
 @dataclass(frozen=True, slots=True)
-class LoadAdapter:
+class AdapterChange:
     """Load an adapter under a name, or unload it (``folder`` None). ``success`` is the answer.
 
     ``replace_existing``: also if an adapter of that name is loaded. ``model``: its base model; empty: the main one.

@@ -274,7 +274,7 @@ RouteKind = Literal[
     "server_info",  # writer(ServerInfo) -> bytes
     "abort",  # abort an open request: reader(body, RequestContext) -> AbortRequest
     "abort_list",  # abort several, for any model: reader(body, RequestContext) -> AbortList
-    "adapter",  # load or unload an adapter: reader(body, RequestContext) -> LoadAdapter | Answer
+    "adapter",  # load or unload an adapter: reader(body, RequestContext) -> AdapterChange | Answer
     "load",  # the number of requests being served; writer(int) -> bytes
     "reset",  # clear the prefix cache: reader(RequestContext) -> bool (preempt running?); writer(done) -> bytes
     "reset_media",  # drop the processed media that are kept for later requests: an empty 200

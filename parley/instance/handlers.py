@@ -16,9 +16,8 @@ from parley.errors import CommandRefused, Invalid, Malformed
 from parley.instance.instance_state import InstanceState
 from parley.instance.request_intake import RequestIntake
 from parley.instance.status import instance_status
-from parley.serving import generate as serving_generate
-from parley.serving import handlers as server_handlers
-from parley.serving.handlers import RouteHandler
+from parley.serving.generate import handle_generate
+from parley.serving.handlers import RouteHandler, handle_abort
 from parley.serving.registry import ModelRegistry
 from parley.web.exchange import Exchange
 from parley.web.http_cycle import CYCLE_KEY, HttpCycle
@@ -56,7 +55,7 @@ class ExchangeSink:
         self._exchange.abort_connection()
 
 
-async def handle_generate(
+async def handle_instance_generate(
     instance_state: InstanceState, intake: RequestIntake, registry: ModelRegistry, route: Route, exchange: Exchange
 ) -> None:
     """Answer a request of a client, or run the prefill stage that a coordinator commands.
@@ -66,7 +65,7 @@ async def handle_generate(
     is_command = exchange.stage is None and not exchange.counts_tokens
     command = instance_state.read_command(exchange) if is_command else None
     if command is None:
-        await serving_generate.handle_generate(registry, route, exchange)
+        await handle_generate(registry, route, exchange)
     else:
         await intake.begin_prefill(registry, route, exchange, command)
 
@@ -153,18 +152,18 @@ async def handle_instance_status(
     )
 
 
-async def handle_abort(
+async def handle_instance_abort(
     instance_state: InstanceState, registry: ModelRegistry, route: Route, exchange: Exchange
 ) -> None:
     """Abort a request. If it has ended, drop results of it that are still held back for a coordinator."""
-    await server_handlers.handle_abort(registry, route, exchange, instance_state.results.drop_held_results)
+    await handle_abort(registry, route, exchange, instance_state.results.drop_held_results)
 
 
 def build_instance_handlers(instance_state: InstanceState, intake: RequestIntake) -> dict[RouteKind, RouteHandler]:
     """Return the handlers of an instance's routes, including the server's routes that an instance answers itself."""
     return {
-        "generate": partial(handle_generate, instance_state, intake),
-        "abort": partial(handle_abort, instance_state),
+        "generate": partial(handle_instance_generate, instance_state, intake),
+        "abort": partial(handle_instance_abort, instance_state),
         "results": partial(handle_results, instance_state),
         "results_flow": partial(handle_results_flow, instance_state),
         "role": partial(handle_role, instance_state),

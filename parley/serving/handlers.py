@@ -14,8 +14,8 @@ import msgspec
 from parley.dialects.admin_requests import (
     AbortList,
     AbortRequest,
+    AdapterChange,
     DetokenizeRequest,
-    LoadAdapter,
     TokenizeRequest,
     TokenizeResult,
 )
@@ -249,20 +249,20 @@ async def handle_adapter(registry: ModelRegistry, route: Route, exchange: Exchan
     """Load or unload a LoRA adapter."""
     assert route.reader is not None
     body = await exchange.read_body()
-    load_request: LoadAdapter | Answer = await exchange.run_work(
+    adapter_change: AdapterChange | Answer = await exchange.run_work(
         len(body), partial(route.reader, body, request_context(registry, registry.main_model, exchange))
     )
-    if isinstance(load_request, Answer):
-        await _send_answer(exchange, load_request)
+    if isinstance(adapter_change, Answer):
+        await _send_answer(exchange, adapter_change)
         return
     try:
-        await adapters.change_adapter(registry, load_request)
+        await adapters.change_adapter(registry, adapter_change)
     except ParleyError as error:
-        if load_request.render_failure is None:
+        if adapter_change.render_failure is None:
             raise
-        await _send_answer(exchange, load_request.render_failure(error))
+        await _send_answer(exchange, adapter_change.render_failure(error))
         return
-    await _send_answer(exchange, load_request.success)
+    await _send_answer(exchange, adapter_change.success)
 
 
 async def handle_open_requests(registry: ModelRegistry, route: Route, exchange: Exchange) -> None:

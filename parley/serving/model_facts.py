@@ -56,7 +56,7 @@ def server_status(model: ServedModel) -> ServerStatus:
     )
 
 
-def request_context(
+def model_request_context(
     model: ServedModel,
     unique_id: str,
     path_parts: Mapping[str, str],

@@ -96,7 +96,7 @@ def _begin_table_row(
 
 def request_context(registry: ModelRegistry, model: ServedModel, exchange: Exchange) -> RequestContext:
     """Return the server state that a dialect needs to read this request."""
-    return model_facts.request_context(
+    return model_facts.model_request_context(
         model,
         exchange.request_uuid,
         exchange.path_params,

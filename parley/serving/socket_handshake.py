@@ -14,10 +14,10 @@ from parley.web.websocket.handshake import UPGRADE_HEADERS, UPGRADE_KEY, accepti
 
 async def handle_socket(registry: ModelRegistry, route: Route, exchange: Exchange) -> None:
     """Serve a WebSocket until it ends. Raises ParleyError if it is refused."""
-    await serve_socket(registry.connection_records, route, exchange)
+    await serve_websocket(registry.connection_records, route, exchange)
 
 
-async def serve_socket(store: MemoryRecordStore, route: Route, exchange: Exchange) -> None:
+async def serve_websocket(store: MemoryRecordStore, route: Route, exchange: Exchange) -> None:
     """Serve a WebSocket until it ends; ``store`` keeps its records. Raises ParleyError if it is refused."""
     assert route.reader is not None
     switch_connection = exchange.scope.pop(UPGRADE_KEY, None)

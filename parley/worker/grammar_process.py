@@ -110,7 +110,7 @@ def receive_message(sock: socket.socket) -> ToWorker:
     return message
 
 
-def serve_socket(fd: int) -> None:
+def serve_grammar_socket(fd: int) -> None:
     """Serve over an inherited socket until it is closed. ``fd``: its file descriptor."""
     ignore_group_signals()
     set_up_child_logging()
@@ -123,4 +123,4 @@ def serve_socket(fd: int) -> None:
 
 
 if __name__ == "__main__":
-    serve_socket(int(sys.argv[1]))
+    serve_grammar_socket(int(sys.argv[1]))

@@ -99,7 +99,7 @@ def load_jobs(folder: Path) -> MediaJobs[Any]:
     return processor.load_jobs(folder)
 
 
-def serve_socket(folder: Path, fd: int, load: Callable[[Path], MediaJobs[Any]] = load_jobs) -> None:
+def serve_media_socket(folder: Path, fd: int, load: Callable[[Path], MediaJobs[Any]] = load_jobs) -> None:
     """Serve over an inherited socket until it is closed. ``fd``: its file descriptor. ``load``: loads the processor."""
     ignore_group_signals()
     die_with_parent(signal.SIGKILL)
@@ -120,4 +120,4 @@ def serve_socket(folder: Path, fd: int, load: Callable[[Path], MediaJobs[Any]] =
 
 
 if __name__ == "__main__":
-    serve_socket(Path(sys.argv[1]), int(sys.argv[2]))
+    serve_media_socket(Path(sys.argv[1]), int(sys.argv[2]))

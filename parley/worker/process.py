@@ -180,7 +180,7 @@ def _adapter_loader(runner: ModelRunner, thread: ThreadPoolExecutor, inbox: Engi
     return fetch_adapter
 
 
-def serve_socket(fd: int, *, is_early: bool = False) -> None:
+def serve_engine_socket(fd: int, *, is_early: bool = False) -> None:
     """Serve over an inherited socket until it is closed. ``fd``: its file descriptor; ``is_early``: the settings come
     only when the API process has imported its own libraries."""
     ignore_group_signals()
@@ -243,4 +243,4 @@ def _exit_at_thread_death(args: threading.ExceptHookArgs) -> None:
 
 
 if __name__ == "__main__":
-    serve_socket(int(sys.argv[-1]), is_early=EARLY in sys.argv)
+    serve_engine_socket(int(sys.argv[-1]), is_early=EARLY in sys.argv)

@@ -25,7 +25,7 @@ from support.metrics_page import metric_value
 
 from parley.cli.serve_config.server_options import server_options
 from parley.errors import UnknownModel
-from parley.serving.api_processes.plan import decode_options, encode_options, passed_limit, shared_options
+from parley.serving.api_processes.plan import decode_server_options, encode_server_options, passed_limit, shared_options
 from parley.serving.api_processes.relayed_error import RelayedError, relay_error, restore_error
 from parley.serving.options import ListenAddress, MediaOptions, ServerOptions
 from parley.settings.config import SERVE_OPTIONS
@@ -372,7 +372,7 @@ def test_options_and_errors_arrive_as_they_were_sent(tmp_path: Path):
         body_budget=BodyBudget(123),
         connection_limit=ConnectionLimit(7, 9),
     )
-    received = decode_options(msgspec.msgpack.decode(msgspec.msgpack.encode(encode_options(options))))
+    received = decode_server_options(msgspec.msgpack.decode(msgspec.msgpack.encode(encode_server_options(options))))
     assert received == options
     assert received.body_budget.limit == 123 and received.connection_limit.refused_limit == 9
     sent = UnknownModel("The model 'x' does not exist.", name="x", served=["a", "b"], field="model")

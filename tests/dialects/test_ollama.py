@@ -64,8 +64,8 @@ def read_chat(rules: shared.OllamaRules = LENIENT, context: RequestContext = HEA
     return chat.read_chat(rules, json.dumps(body).encode(), context)
 
 
-def read_generate(rules: shared.OllamaRules = LENIENT, context: RequestContext = HEAD, **members: Any) -> Any:
-    return generate.read_generate(rules, json.dumps({"model": "m", "prompt": "Hi"} | members).encode(), context)
+def read_ollama_generate(rules: shared.OllamaRules = LENIENT, context: RequestContext = HEAD, **members: Any) -> Any:
+    return generate.read_ollama_generate(rules, json.dumps({"model": "m", "prompt": "Hi"} | members).encode(), context)
 
 
 def refusal(read: Any, *arguments: Any, **members: Any) -> tuple[int, str]:
@@ -143,7 +143,7 @@ def test_ollama_leaves_out_a_call_that_was_cut_off():
 
 def test_ollama_generate_writes_metrics_before_calls_and_log_probabilities():
     token = TokenInfo(5, "A", b"A", -0.5, 1, [TokenInfo(5, "A", b"A", -0.5), TokenInfo(6, "", b"", float("-inf"))])
-    reply = read_generate(logprobs=True, top_logprobs=2)
+    reply = read_ollama_generate(logprobs=True, top_logprobs=2)
     lines = stream(reply, [PromptAccepted(0, [1, 2])], [ChoiceDelta(0, "A", tokens=[token])])
     scored = (
         b'"logprobs":[{"token":"A","logprob":-0.5,"bytes":[65],"top_logprobs":[{"token":"A","logprob":-0.5,'
@@ -153,7 +153,7 @@ def test_ollama_generate_writes_metrics_before_calls_and_log_probabilities():
         TEXT_HEAD + b'"A","done":false,' + scored + b"}\n",
         TEXT_HEAD + b'"","done":true,"done_reason":"stop","context":[1,2,5],' + METRICS + b"}\n",
     ]
-    reply = read_generate(logprobs=True, top_logprobs=2, raw=True)
+    reply = read_ollama_generate(logprobs=True, top_logprobs=2, raw=True)
     answer = answer_body(
         reply, PromptAccepted(0, [1, 2]), ChoiceDelta(0, "H", "reasoning"), ChoiceDelta(0, "A", tokens=[token])
     )
@@ -173,12 +173,12 @@ def test_ollama_reports_the_model_as_loaded_for_a_request_without_text():
     assert type(answer) is Acknowledgement
     assert answer.body == CHAT_HEAD + b'"content":""},"done":true,"done_reason":"load"}'
     assert json.loads(read_chat(messages=[], keep_alive=0).body)["done_reason"] == "unload"
-    assert read_generate(prompt="").body == TEXT_HEAD + b'"","done":true,"done_reason":"load"}'
+    assert read_ollama_generate(prompt="").body == TEXT_HEAD + b'"","done":true,"done_reason":"load"}'
     assert refusal(read_chat, messages=[], model="x") == (404, "model 'x' not found")
     encoder = dataclasses.replace(PLAIN, generates=False)
     assert refusal(read_chat, messages=[], context=encoder) == (400, '"m:latest" does not support chat')
-    assert refusal(read_generate, prompt="", context=encoder) == (400, '"m" does not support generate')
-    assert json.loads(read_generate(prompt="", keep_alive=0, context=encoder).body)["done_reason"] == "unload"
+    assert refusal(read_ollama_generate, prompt="", context=encoder) == (400, '"m" does not support generate')
+    assert json.loads(read_ollama_generate(prompt="", keep_alive=0, context=encoder).body)["done_reason"] == "unload"
 
 
 # -- what a body means
@@ -332,33 +332,38 @@ def test_ollama_reads_arguments_in_text_unless_strict():
 
 def test_ollama_generate_reads_a_turn_or_a_raw_prompt():
     turn = Chat([Message("system", "Be brief."), Message("user", "Hi")], thinking=False, preceding_ids=[5, 6])
-    request = read_generate(system="Be brief.", context=HEAD, think=False, template="", suffix="").request
+    request = read_ollama_generate(system="Be brief.", context=HEAD, think=False, template="", suffix="").request
     assert request.prompts == [msgspec.structs.replace(turn, preceding_ids=[])]
     body = {"model": "m", "prompt": "Hi", "system": "Be brief.", "think": False, "context": [5, 6]}
-    assert generate.read_generate(LENIENT, json.dumps(body).encode(), HEAD).request.prompts == [turn]
-    raw = read_generate(raw=True).request
+    assert generate.read_ollama_generate(LENIENT, json.dumps(body).encode(), HEAD).request.prompts == [turn]
+    raw = read_ollama_generate(raw=True).request
     assert raw.prompts == [Text("Hi")] and not raw.output_options.ids
-    assert read_generate(suffix="there").request.prompts == [Text("Hi", suffix="there")]
+    assert read_ollama_generate(suffix="there").request.prompts == [Text("Hi", suffix="there")]
     no_chat = dataclasses.replace(PLAIN, abilities=frozenset())
-    assert read_generate(context=no_chat).request.prompts == [Text("Hi")]
+    assert read_ollama_generate(context=no_chat).request.prompts == [Text("Hi")]
     image = PlacedMedia(0, Media("image", EncodedMedia("aGk="), "images[0]"))
-    assert read_generate(images=["aGk="]).request.prompts[0].messages == [Message("user", "Hi", media=[image])]
+    assert read_ollama_generate(images=["aGk="]).request.prompts[0].messages == [Message("user", "Hi", media=[image])]
 
 
 REFUSALS: list[tuple[Any, dict[str, Any], int, str]] = [
     (read_chat, {"model": ""}, 400, "model is required"),
-    (read_generate, {"model": ""}, 404, "model '' not found"),
+    (read_ollama_generate, {"model": ""}, 404, "model '' not found"),
     (read_chat, {"top_logprobs": 21}, 400, "top_logprobs must be between 0 and 20"),
     (read_chat, {"context": PLAIN, "tools": [TOOL]}, 400, '"m:latest" does not support tools'),
     (read_chat, {"_debug_render_only": True}, 400, "'_debug_render_only' is not available on this server."),
-    (read_generate, {"raw": True, "system": "x"}, 400, "raw mode does not support template, system, or context"),
-    (read_generate, {"context": PLAIN, "suffix": "x"}, 400, '"m" does not support insert'),
-    (read_generate, {"suffix": "x", "raw": True}, 400, "Invalid 'suffix': cannot be used together with 'raw'."),
-    (read_generate, {"suffix": "x", "system": "x"}, 400, "Invalid 'system': cannot be used together with 'suffix'."),
-    (read_generate, {"width": 64}, 400, "'width' is not available on this server: it makes no pictures."),
-    (read_generate, {"height": 64}, 400, "'height' is not available on this server: it makes no pictures."),
-    (read_generate, {"steps": 4}, 400, "'steps' is not available on this server: it makes no pictures."),
-    (read_generate, {"context": PLAIN, "images": ["aGk="]}, 400, "'images': this model does not support vision"),
+    (read_ollama_generate, {"raw": True, "system": "x"}, 400, "raw mode does not support template, system, or context"),
+    (read_ollama_generate, {"context": PLAIN, "suffix": "x"}, 400, '"m" does not support insert'),
+    (read_ollama_generate, {"suffix": "x", "raw": True}, 400, "Invalid 'suffix': cannot be used together with 'raw'."),
+    (
+        read_ollama_generate,
+        {"suffix": "x", "system": "x"},
+        400,
+        "Invalid 'system': cannot be used together with 'suffix'.",
+    ),
+    (read_ollama_generate, {"width": 64}, 400, "'width' is not available on this server: it makes no pictures."),
+    (read_ollama_generate, {"height": 64}, 400, "'height' is not available on this server: it makes no pictures."),
+    (read_ollama_generate, {"steps": 4}, 400, "'steps' is not available on this server: it makes no pictures."),
+    (read_ollama_generate, {"context": PLAIN, "images": ["aGk="]}, 400, "'images': this model does not support vision"),
 ]
 
 
@@ -371,7 +376,7 @@ def test_ollama_refuses_chats_of_models_without_conversations():
     no_chat, encoder = (dataclasses.replace(HEAD, abilities=frozenset(), generates=made) for made in (True, False))
     for context in (no_chat, encoder):
         assert refusal(read_chat, context=context) == (400, '"m:latest" does not support chat')
-    assert refusal(read_generate, context=encoder) == (400, '"m" does not support generate')
+    assert refusal(read_ollama_generate, context=encoder) == (400, '"m" does not support generate')
 
 
 def test_ollama_errors_are_a_text_in_an_object():
@@ -612,7 +617,7 @@ def test_ollama_show_describes_a_model(member, name):
         "PARAMETER top_k 20",
         "PARAMETER repeat_penalty 1.05",
     ]
-    assert read_generate(template=answer["template"], system="S").request.prompts[0].messages[0].content == "SHi"
+    assert read_ollama_generate(template=answer["template"], system="S").request.prompts[0].messages[0].content == "SHi"
 
 
 @pytest.mark.parametrize(("members", "names"), [({}, ["embedding"]), ({"dimensions": 0, "labels": ["a"]}, None)])

@@ -27,7 +27,7 @@ from parley.disagg.kv.frames import (
     BeginFrame,
     EndFrame,
     GotOutputsFrame,
-    Heartbeat,
+    HeartbeatFrame,
     HeldFrame,
     HelloFrame,
     OutputsFrame,
@@ -264,7 +264,7 @@ SENDER_FRAMES = st.one_of(
     st.just(HeldFrame()),
     st.builds(OutputsFrame, st.binary(max_size=10)),
     st.just(EndFrame()),
-    st.builds(Heartbeat, NUMBERS, NUMBERS),
+    st.builds(HeartbeatFrame, NUMBERS, NUMBERS),
     st.builds(HelloFrame, st.just("demo"), st.just(LAYOUT), st.just([64, 32]), st.just({"tcp": b""}), st.just(30.0)),
     st.builds(AcceptFrame, st.just([(0, 1)])),
     st.sampled_from((GotOutputsFrame(), SettledFrame(), ReadFrame(3))),
@@ -515,8 +515,8 @@ async def test_link_ends_when_the_sender_never_reads_or_never_sends() -> None:
                 if not peer.links:
                     break
                 with suppress(ConnectionError, RuntimeError):  # the latter is uvloop's
-                    mute.send(Heartbeat(number, 0))  # acknowledges nothing
-                    idle.send(Heartbeat(number, number - 1))
+                    mute.send(HeartbeatFrame(number, 0))  # acknowledges nothing
+                    idle.send(HeartbeatFrame(number, number - 1))
                 await asyncio.sleep(0.05)
             assert not peer.links
             await receivers[0].wait_settled()
@@ -551,7 +551,7 @@ RECEIVER_FRAMES = st.one_of(
     st.builds(AcceptFrame, st.lists(st.tuples(NUMBERS.filter(lambda n: n >= 0), st.integers(0, 9)), max_size=2)),
     st.builds(ReadFrame, st.one_of(st.none(), st.integers(0, 1 << 32))),
     st.sampled_from((GotOutputsFrame(), SettledFrame(), HeldFrame(), BeginFrame(b"", 1), EndFrame())),
-    st.builds(Heartbeat, NUMBERS, NUMBERS),
+    st.builds(HeartbeatFrame, NUMBERS, NUMBERS),
     st.binary(max_size=30),
 )
 

@@ -33,14 +33,14 @@ def fail_on_request(sock, decoder):
     return len(message) if isinstance(message, SubmitRequest) else message
 
 wire.receive_frame = fail_on_request
-process.serve_socket(int(sys.argv[1]))
+process.serve_engine_socket(int(sys.argv[1]))
 """
 BROKEN_LINK = """
 import sys
 from parley.worker import process, simulated
 
 simulated.SimulatedLink.delivery_time = None
-process.serve_socket(int(sys.argv[1]))
+process.serve_engine_socket(int(sys.argv[1]))
 """
 
 # Runs an engine whose model has as many tokens as a file says.
@@ -50,7 +50,7 @@ from pathlib import Path
 from parley.worker import process, simulated
 
 simulated.SimulatedRunner.vocab_size = int(Path(sys.argv[1]).read_text())
-process.serve_socket(int(sys.argv[2]))
+process.serve_engine_socket(int(sys.argv[2]))
 """
 
 

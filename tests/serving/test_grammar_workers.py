@@ -52,7 +52,7 @@ def obey(self, message):
     return answer_question(self, message)
 grammar_process.KILL_SECONDS = 0
 grammar_process.GrammarProcess._answer_question = obey
-grammar_process.serve_socket(int(sys.argv[1]))
+grammar_process.serve_grammar_socket(int(sys.argv[1]))
 """
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}, "strict": True}}
 LETTERS = Grammar("regex", "[a-z]{1,5}")

@@ -144,10 +144,10 @@ async def serve(
 
 def fix_identities(monkeypatch: pytest.MonkeyPatch) -> None:
     """Give all requests the same id and creation time, and all servers the same key for seals."""
-    make_context = model_facts.request_context
+    make_context = model_facts.model_request_context
     monkeypatch.setattr(
         model_facts,
-        "request_context",
+        "model_request_context",
         lambda *arguments, **options: make_context(*arguments, **{**options, "created": CREATED}),
     )
     monkeypatch.setattr(exchange, "draw_id", lambda: bytes.fromhex(REQUEST_UUID))

@@ -4,7 +4,7 @@ import sys
 import threading
 import time
 
-from parley.worker.process import serve_socket
+from parley.worker.process import serve_engine_socket
 from parley.worker.simulated import SimulatedRunner
 
 LONG_SECONDS = 3.5
@@ -34,4 +34,4 @@ if __name__ == "__main__":
         return run_step(self, step)
 
     SimulatedRunner.run_step = run_slow_step  # type: ignore[method-assign]
-    serve_socket(int(sys.argv[2]))
+    serve_engine_socket(int(sys.argv[2]))

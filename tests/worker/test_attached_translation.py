@@ -10,8 +10,8 @@ import pytest
 
 from parley.types import AttachedSettings, EngineRequest, PoolingOptions, Sampling
 from parley.worker.attached.server_facts import (
+    AttachedModelCard,
     AttachRefused,
-    ModelCard,
     attached_bounds,
     choose_card,
     error_text,
@@ -112,17 +112,28 @@ def test_bounds_follow_from_the_servers_limit_of_log_probabilities():
 
 
 def test_chooses_the_model_by_name_unless_there_is_only_one():
-    first, second = ModelCard("a", "/x", None, 99), ModelCard("b", "/y", None, 99)
+    first, second = AttachedModelCard("a", "/x", None, 99), AttachedModelCard("b", "/y", None, 99)
     assert choose_card([first, second], SETTINGS, "b") is second
-    assert choose_card([first, ModelCard("alias", "/x", None, 99)], SETTINGS, "b") is first
+    assert choose_card([first, AttachedModelCard("alias", "/x", None, 99)], SETTINGS, "b") is first
     with pytest.raises(AttachRefused, match="serves a, b, but not c: choose one with --model NAME=MODEL"):
         choose_card([first, second], SETTINGS, "c")
 
 
 def test_adapters_belong_to_a_model_under_all_its_names():
-    first, alias, other = (ModelCard("a", "/x"), ModelCard("alias", "/x"), ModelCard("b", "/y"))
-    adapters = [ModelCard("one", "/1", "a"), ModelCard("two", "/2", "alias"), ModelCard("three", None, "b")]
-    cards = [first, alias, other, *adapters, ModelCard("four", "/4", "one"), ModelCard("five", "/x", "gone")]
+    first, alias, other = (AttachedModelCard("a", "/x"), AttachedModelCard("alias", "/x"), AttachedModelCard("b", "/y"))
+    adapters = [
+        AttachedModelCard("one", "/1", "a"),
+        AttachedModelCard("two", "/2", "alias"),
+        AttachedModelCard("three", None, "b"),
+    ]
+    cards = [
+        first,
+        alias,
+        other,
+        *adapters,
+        AttachedModelCard("four", "/4", "one"),
+        AttachedModelCard("five", "/x", "gone"),
+    ]
     for card in (first, alias):
         assert list_adapters(cards, card) == {"one": "/1", "two": "/2"}
     assert list_adapters(cards, other) == {"three": ""}

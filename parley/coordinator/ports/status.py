@@ -17,7 +17,7 @@ PAGE_NAME = "cluster.html"
 UP_REPLY, DOWN_REPLY = AdminReply(), AdminReply(503)
 
 
-def send_page_file(name: str) -> AdminReply:
+def page_file_reply(name: str) -> AdminReply:
     """Return a file of the web page, or 404."""
     file = page_files().get(name)
     return AdminReply(404) if file is None else AdminReply(200, file.body, file.content_type, headers=PAGE_HEADERS)
@@ -43,8 +43,8 @@ class StatusPort:
                 **alive,
                 **ready,
                 ("GET", "/v2/models/*/ready"): self.model_readiness,
-                ("GET", "/"): lambda _: send_page_file(PAGE_NAME),
-                ("GET", "/ui/*"): lambda request: send_page_file(request.matched_segment),
+                ("GET", "/"): lambda _: page_file_reply(PAGE_NAME),
+                ("GET", "/ui/*"): lambda request: page_file_reply(request.matched_segment),
                 ("GET", "/data"): lambda _: AdminReply.from_json(self.page_data()),
             },
             host,

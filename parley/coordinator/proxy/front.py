@@ -36,7 +36,7 @@ from parley.errors import SERVER_ERROR, NotAllowed, NotFound, ParleyError
 from parley.serving.options import ServerOptions
 from parley.serving.pages.page_files import send_page_file
 from parley.serving.records.connection_records import make_connection_store
-from parley.serving.socket_handshake import serve_socket
+from parley.serving.socket_handshake import serve_websocket
 from parley.tracing.request_trace import SpanExporter
 from parley.web.auth import ApiKeys, BrowserGuard
 from parley.web.framing.request_head import REQUEST_NUMBER_KEY, raise_head_error
@@ -272,7 +272,7 @@ class InferenceFront:
         if kind == "socket":
             await self._identity.check_key(client)
             with self.load.set_aside():
-                await serve_socket(self._connection_records, path.route, client)
+                await serve_websocket(self._connection_records, path.route, client)
             return
         if kind == "stored" and self._record_keeper.serves(client):
             await self._record_keeper.answer_stored(path.route, client, self)

@@ -11,7 +11,7 @@ import re
 from functools import partial
 from typing import Any
 
-from parley.dialects.admin_requests import LoadAdapter, PauseAnswer, PauseCommand
+from parley.dialects.admin_requests import AdapterChange, PauseAnswer, PauseCommand
 from parley.dialects.dialect import Answer, RequestContext
 from parley.dialects.facts import ServerFacts
 from parley.dialects.json_answer import encode_json, json_answer
@@ -228,7 +228,7 @@ def _engine_state(facts: ServerFacts) -> int:
 # -- adapters
 
 
-def read_adapter_change(rules: MindieRules, load: bool, body: bytes, context: RequestContext) -> LoadAdapter | Answer:
+def read_adapter_change(rules: MindieRules, load: bool, body: bytes, context: RequestContext) -> AdapterChange | Answer:
     """Read a request to load or unload an adapter. The original answers 200 even on failure; its text says so."""
     fields: dict[str, Any] = {}
     try:
@@ -247,7 +247,7 @@ def read_adapter_change(rules: MindieRules, load: bool, body: bytes, context: Re
             rules, Invalid("lora_name and lora_path are wanted." if load else "lora_name is wanted.")
         )
     success = Answer(200, f"{'Load' if load else 'Unload'} lora adapter {name} success.".encode(), PLAIN_TEXT)
-    return LoadAdapter(
+    return AdapterChange(
         name, path if load else None, success, model=model, render_failure=partial(_adapter_failure, rules)
     )
 

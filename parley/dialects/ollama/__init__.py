@@ -33,7 +33,7 @@ def _api_routes(rules: OllamaRules) -> tuple[Route, ...]:
             "POST",
             "/api/generate",
             "generate",
-            reader=partial(generate.read_generate, rules),
+            reader=partial(generate.read_ollama_generate, rules),
             model_reader=model_in_body,
         ),
         Route("POST", "/api/embed", "embed", reader=partial(embeddings.read_embed, rules), model_reader=model_in_body),

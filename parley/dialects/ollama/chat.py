@@ -23,7 +23,7 @@ from parley.types import Chat, OutputOptions, Request
 EMPTY_MESSAGE = {"role": "assistant", "content": ""}
 
 
-def read_chat(rules: OllamaRules, body: bytes, context: RequestContext) -> ChatReply | Answer:
+def read_chat(rules: OllamaRules, body: bytes, context: RequestContext) -> OllamaChatReply | Answer:
     """Read a conversation; one without messages asks to load the model, which needs nothing. Raises BadRequest."""
     fields = decode_fields(body, OllamaWording("ChatRequest"))
     name = shared.read_model_name(fields)
@@ -33,7 +33,7 @@ def read_chat(rules: OllamaRules, body: bytes, context: RequestContext) -> ChatR
         if stays:
             _check_chats(name, context)
         return load_answer(name, context, {"message": EMPTY_MESSAGE}, stays=stays)
-    return ChatReply(name, rules, fields, context)
+    return OllamaChatReply(name, rules, fields, context)
 
 
 def _check_chats(name: str, context: RequestContext) -> None:
@@ -42,7 +42,7 @@ def _check_chats(name: str, context: RequestContext) -> None:
         raise shared.incapable_model(name, "chat")
 
 
-class ChatReply(OllamaReply):
+class OllamaChatReply(OllamaReply):
     """A reply to a conversation."""
 
     def __init__(self, name: str, rules: OllamaRules, body: Fields, context: RequestContext):

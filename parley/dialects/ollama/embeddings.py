@@ -18,7 +18,7 @@ MAX_TEXTS = 2048
 MAX_DIMENSIONS = 2**31 - 1
 
 
-def read_embed(rules: OllamaRules, body: bytes, context: RequestContext) -> EmbedReply | Answer:
+def read_embed(rules: OllamaRules, body: bytes, context: RequestContext) -> OllamaEmbedReply | Answer:
     """Read texts to embed; without any the answer is empty. Raises BadRequest."""
     fields = decode_fields(body, OllamaWording("EmbedRequest"))
     if fields.raw_value("model") in (None, ""):
@@ -30,7 +30,7 @@ def read_embed(rules: OllamaRules, body: bytes, context: RequestContext) -> Embe
     if not texts:
         shared.check_served(name, context)
         return Acknowledgement(*go_answer({"model": name, "embeddings": []}))
-    return EmbedReply(name, texts, PoolingOptions(dimensions, normalize=True), context, window, truncate=truncate)
+    return OllamaEmbedReply(name, texts, PoolingOptions(dimensions, normalize=True), context, window, truncate=truncate)
 
 
 def read_embeddings(rules: OllamaRules, body: bytes, context: RequestContext) -> SingleEmbeddingReply | Answer:
@@ -69,7 +69,7 @@ def _read_texts(fields: Fields) -> list[str]:
     return fields.array("input", cap=MAX_TEXTS)
 
 
-class EmbedReply(UnstreamedReply):
+class OllamaEmbedReply(UnstreamedReply):
     """A request for the vectors of texts. ``window``: tokens that a text may have, None: as many as for the model."""
 
     content_type = shared.JSON_TYPE
@@ -131,7 +131,7 @@ class EmbedReply(UnstreamedReply):
         return list(map(vectors.shortest_float32, vectors.vector_numbers(self._vectors[number])))
 
 
-class SingleEmbeddingReply(EmbedReply):
+class SingleEmbeddingReply(OllamaEmbedReply):
     """A request for the vector of one text, in the older form."""
 
     def render_body(self, usage: Usage) -> bytes:

@@ -45,7 +45,7 @@ MAX_CONTEXT_IDS = 1 << 22
 IMAGE_MODEL_MEMBERS = ("width", "height", "steps")
 
 
-def read_generate(rules: OllamaRules, body: bytes, context: RequestContext) -> GenerateReply | Answer:
+def read_ollama_generate(rules: OllamaRules, body: bytes, context: RequestContext) -> GenerateReply | Answer:
     """Read a prompt; an empty one asks to load the model, which needs nothing. Raises BadRequest, UnknownModel."""
     fields = decode_fields(body, OllamaWording("GenerateRequest"))
     name = fields.string("model", "", cap=shared.MAX_NAME_CHARACTERS)

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any, NoReturn
 from urllib.parse import parse_qs
 
-from parley.dialects.admin_requests import DetokenizeRequest, LoadAdapter, TokenizeRequest
+from parley.dialects.admin_requests import AdapterChange, DetokenizeRequest, TokenizeRequest
 from parley.dialects.dialect import Answer, Reply, RequestContext
 from parley.dialects.facts import ModelCard, ServerFacts
 from parley.dialects.fields import decode_fields
@@ -29,7 +29,7 @@ def answer_models(body: bytes, context: RequestContext, facts: ServerFacts) -> A
     return json_answer({"object": "list", "data": cards})
 
 
-def read_load_adapter(strict: bool, body: bytes, context: RequestContext) -> LoadAdapter:
+def read_load_adapter(strict: bool, body: bytes, context: RequestContext) -> AdapterChange:
     """Read a request to load an adapter. Raises BadRequest."""
     fields = decode_fields(body, VLLM_WORDING)
     name, path = fields.string("lora_name", ""), fields.string("lora_path", "")
@@ -40,7 +40,7 @@ def read_load_adapter(strict: bool, body: bytes, context: RequestContext) -> Loa
     replace = fields.boolean("load_inplace", False)
     fields.boolean("is_3d_lora_weight", False)
     sentence = f"Success: LoRA adapter '{name}' added successfully."
-    return LoadAdapter(
+    return AdapterChange(
         name,
         path,
         Answer(body=sentence.encode(), content_type=PLAIN_TEXT),
@@ -49,7 +49,7 @@ def read_load_adapter(strict: bool, body: bytes, context: RequestContext) -> Loa
     )
 
 
-def read_unload_adapter(strict: bool, body: bytes, context: RequestContext) -> LoadAdapter:
+def read_unload_adapter(strict: bool, body: bytes, context: RequestContext) -> AdapterChange:
     """Read a request to unload an adapter. Raises BadRequest."""
     fields = decode_fields(body, VLLM_WORDING)
     name = fields.string("lora_name", "")
@@ -57,7 +57,7 @@ def read_unload_adapter(strict: bool, body: bytes, context: RequestContext) -> L
     if not name:
         raise _adapter_error("'lora_name' needs to be provided to unload a LoRA adapter.")
     sentence = f"Success: LoRA adapter '{name[:256]}' removed successfully."
-    return LoadAdapter(
+    return AdapterChange(
         name,
         None,
         Answer(body=sentence.encode(), content_type=PLAIN_TEXT),

@@ -23,8 +23,8 @@ class KVFrame(msgspec.Struct, array_like=True):
     """Base of all messages; encoded as arrays."""
 
 
-class Heartbeat(KVFrame, tag="beat"):
-    """Heartbeat number ``sent``; ``heard`` is the last number read from the other side."""
+class HeartbeatFrame(KVFrame, tag="beat"):
+    """HeartbeatFrame number ``sent``; ``heard`` is the last number read from the other side."""
 
     sent: FrameCount
     heard: FrameCount
@@ -113,5 +113,5 @@ class SettledFrame(KVFrame, tag="settled"):
     """Answer to end: the receiver has finished the handover, and the link is free for the next one."""
 
 
-SenderFrame = HelloFrame | BeginFrame | PagesFrame | HeldFrame | OutputsFrame | EndFrame | Heartbeat
-ReceiverFrame = WelcomeFrame | RefuseFrame | AcceptFrame | ReadFrame | GotOutputsFrame | SettledFrame | Heartbeat
+SenderFrame = HelloFrame | BeginFrame | PagesFrame | HeldFrame | OutputsFrame | EndFrame | HeartbeatFrame
+ReceiverFrame = WelcomeFrame | RefuseFrame | AcceptFrame | ReadFrame | GotOutputsFrame | SettledFrame | HeartbeatFrame

@@ -17,7 +17,7 @@ from typing import Any, NoReturn, Protocol, TypeVar
 import msgspec
 
 from parley import wire
-from parley.disagg.kv.frames import MAX_FRAME_BYTES, Heartbeat, KVFrame
+from parley.disagg.kv.frames import MAX_FRAME_BYTES, HeartbeatFrame, KVFrame
 from parley.disagg.kv.listener import AuthenticatedConnection
 from parley.disagg.kv.transport import KVTransport, LinkLost, OfferUnusable
 
@@ -170,7 +170,7 @@ class KVLink:
             while True:
                 frame = await self.read_frame(MAX_FRAME_BYTES)
                 self._last_received_at = asyncio.get_running_loop().time()
-                if isinstance(frame, Heartbeat):
+                if isinstance(frame, HeartbeatFrame):
                     if frame.heard > self._beats_sent:
                         raise LinkLost(f"{self.name} acknowledged a heartbeat that was never sent.")
                     self._beats_received, self._beats_acknowledged = (
@@ -192,7 +192,7 @@ class KVLink:
         pause = self.lease / HEARTBEATS_PER_LEASE
         while True:
             self._beats_sent += 1
-            self.send_frame(Heartbeat(self._beats_sent, self._beats_received))
+            self.send_frame(HeartbeatFrame(self._beats_sent, self._beats_received))
             await asyncio.sleep(pause)
             if asyncio.get_running_loop().time() - self._last_received_at > self.lease:
                 self.fail_link(f"{self.name} has been silent for {self.lease:g} s.")

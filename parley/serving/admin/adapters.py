@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from parley.dialects.admin_requests import LoadAdapter
+from parley.dialects.admin_requests import AdapterChange
 from parley.errors import Invalid, NotFound, ParleyError, excerpt
 from parley.serving.registry import ModelRegistry
 from parley.serving.served_model import ServedModel
@@ -15,31 +15,33 @@ ADAPTERS_DISABLED = (
 )
 
 
-async def change_adapter(registry: ModelRegistry, load_request: LoadAdapter) -> None:
+async def change_adapter(registry: ModelRegistry, adapter_change: AdapterChange) -> None:
     """Load or unload an adapter, one at a time. If it raises ParleyError, nothing has changed."""
     root_folder = registry.options.lora_root
     if root_folder is None:
         raise NotFound(ADAPTERS_DISABLED)
     async with registry.adapter_lock:
-        if load_request.folder is None:
-            await _unload_adapter(registry, load_request.name)
+        if adapter_change.folder is None:
+            await _unload_adapter(registry, adapter_change.name)
         else:
-            await _load_adapter(registry, load_request, root_folder, load_request.folder)
+            await _load_adapter(registry, adapter_change, root_folder, adapter_change.folder)
 
 
-async def _load_adapter(registry: ModelRegistry, load_request: LoadAdapter, root_folder: str, folder_path: str) -> None:
-    model = registry.find_model(load_request.model)
+async def _load_adapter(
+    registry: ModelRegistry, adapter_change: AdapterChange, root_folder: str, folder_path: str
+) -> None:
+    model = registry.find_model(adapter_change.model)
     model.require_ready()
-    adapter_owner = _find_adapter_owner(registry, load_request.name)
-    if adapter_owner is None and load_request.name in registry.served_names:
-        raise _adapter_input_error(f"The name {excerpt(load_request.name)} belongs to a model.", "lora_name")
-    if adapter_owner is not None and (adapter_owner is not model or not load_request.replace_existing):
+    adapter_owner = _find_adapter_owner(registry, adapter_change.name)
+    if adapter_owner is None and adapter_change.name in registry.served_names:
+        raise _adapter_input_error(f"The name {excerpt(adapter_change.name)} belongs to a model.", "lora_name")
+    if adapter_owner is not None and (adapter_owner is not model or not adapter_change.replace_existing):
         raise _adapter_input_error(
-            f"The adapter {excerpt(load_request.name)} has already been loaded; unload it, or load it in place.",
+            f"The adapter {excerpt(adapter_change.name)} has already been loaded; unload it, or load it in place.",
             "lora_name",
         )
     folder = await asyncio.to_thread(_resolve_adapter_folder, root_folder, folder_path)
-    if failure := await model.serve_adapter(load_request.name, str(folder)):
+    if failure := await model.serve_adapter(adapter_change.name, str(folder)):
         raise _adapter_input_error(failure, "lora_path")
 
 

@@ -108,15 +108,18 @@ def passed_limit(options: ServerOptions, count: int) -> int:
     return max(1, options.connection_limit.served_limit // count)
 
 
-def encode_options(options: ServerOptions) -> OptionValues:
+def encode_server_options(options: ServerOptions) -> OptionValues:
     """Return options as values of MessagePack."""
     values = {field.name: getattr(options, field.name) for field in fields(options) if field.name not in OWN_FIELDS}
     plain: OptionValues = msgspec.to_builtins(values, enc_hook=_to_plain)
     return plain
 
 
-def decode_options(values: OptionValues) -> ServerOptions:
-    """Return the options that ``encode_options`` encoded. Raises msgspec.ValidationError for values of other types."""
+def decode_server_options(values: OptionValues) -> ServerOptions:
+    """Return the options that ``encode_server_options`` encoded.
+
+    Raises msgspec.ValidationError for values of other types.
+    """
     types = get_type_hints(ServerOptions)
     decoded: dict[str, Any] = {}
     for name, value in values.items():

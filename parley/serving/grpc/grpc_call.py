@@ -59,7 +59,7 @@ class GrpcCall:
 
     def request_context(self, model: ServedModel, path: Mapping[str, str]) -> RequestContext:
         """Return the server state that a dialect needs to read this call."""
-        return model_facts.request_context(model, self.request_uuid, path, self.headers)
+        return model_facts.model_request_context(model, self.request_uuid, path, self.headers)
 
     @contextmanager
     def reporting_outcome(self) -> Iterator[None]:

@@ -30,8 +30,8 @@ from parley.engine.page_transfer import MessagePageTransfer
 from parley.types import AttachedSettings
 from parley.worker.attached.server_calls import ServerAway, ServerCalls
 from parley.worker.attached.server_facts import (
+    AttachedServerFacts,
     AttachRefused,
-    ServerFacts,
     ask_metrics,
     check_health,
     choose_card,
@@ -66,7 +66,7 @@ class AttachedEngine(MessagePageTransfer):
         self._poll_now = asyncio.Event()
         self._lost_choices: dict[str, str] = {}  # why answers broke off, until the next poll shows whether it is away
         self._away_reason = ""
-        self._facts: ServerFacts
+        self._facts: AttachedServerFacts
         self._client: TokenClient
         self._loop: HostLoop
         self._totals: ServerTotals
@@ -123,7 +123,7 @@ class AttachedEngine(MessagePageTransfer):
                 self._detach(f"The vLLM server at {self.settings.url} is away: {error}.")
             await asyncio.sleep(RETRY_SECONDS)
 
-    def _attach(self, facts: ServerFacts) -> None:
+    def _attach(self, facts: AttachedServerFacts) -> None:
         """Serve with the server."""
         self._facts = facts
         self._totals = ServerTotals(facts.kv_blocks)

@@ -50,7 +50,7 @@ class AttachRefused(Exception):
     """The server cannot be the engine of this model. The message is one sentence with a hint."""
 
 
-class ModelCard(msgspec.Struct, frozen=True):
+class AttachedModelCard(msgspec.Struct, frozen=True):
     """A row of ``/v1/models``. ``parent``: the model of an adapter. ``root``: the folder or name."""
 
     id: str
@@ -62,7 +62,7 @@ class ModelCard(msgspec.Struct, frozen=True):
 class ModelList(msgspec.Struct):
     """The answer of ``/v1/models``."""
 
-    data: list[ModelCard]
+    data: list[AttachedModelCard]
 
 
 class ProbeAnswer(msgspec.Struct):
@@ -74,7 +74,7 @@ class ProbeAnswer(msgspec.Struct):
 
 
 @dataclass(frozen=True)
-class ServerFacts:
+class AttachedServerFacts:
     """The model and limits of a server. ``card``: the model there, ``adapters``: its adapters; ``max_logprobs``: the
     most alternatives that it lists.
 
@@ -84,7 +84,7 @@ class ServerFacts:
     """
 
     version: str
-    card: ModelCard
+    card: AttachedModelCard
     adapters: dict[str, str]
     max_model_len: int
     generates: bool
@@ -99,7 +99,7 @@ class ServerFacts:
     vocab_size: int
 
 
-async def read_facts(calls: ServerCalls, settings: AttachedSettings, name: str) -> ServerFacts:
+async def read_facts(calls: ServerCalls, settings: AttachedSettings, name: str) -> AttachedServerFacts:
     """Return the facts that the server reports. ``name``: the model's name here. Raises AttachRefused, ServerAway."""
     await check_health(calls)
     version = await _read_version(calls, settings)
@@ -119,7 +119,7 @@ async def read_facts(calls: ServerCalls, settings: AttachedSettings, name: str) 
     metrics = await ask_metrics(calls)
     config = read_json_object(Path(settings.model) / "config.json")
     lengths = filter(None, (settings.max_model_len, card.max_model_len))
-    return ServerFacts(
+    return AttachedServerFacts(
         version=version,
         card=card,
         adapters=list_adapters(cards, card),
@@ -144,7 +144,7 @@ async def check_health(calls: ServerCalls) -> None:
         raise ServerAway(f"it is not healthy (status {health.status})")
 
 
-async def read_cards(calls: ServerCalls, settings: AttachedSettings) -> list[ModelCard]:
+async def read_cards(calls: ServerCalls, settings: AttachedSettings) -> list[AttachedModelCard]:
     """Return the models and adapters that the server lists. Raises AttachRefused, ServerAway."""
     answer = await calls.get("/v1/models")
     if answer.status in (401, 403):
@@ -159,7 +159,7 @@ async def read_cards(calls: ServerCalls, settings: AttachedSettings) -> list[Mod
     return cards
 
 
-def list_adapters(cards: list[ModelCard], model: ModelCard) -> dict[str, str]:
+def list_adapters(cards: list[AttachedModelCard], model: AttachedModelCard) -> dict[str, str]:
     """Return the adapters of a model, by name: where the server has them from.
 
     A model may have several names. vLLM gives the first one as the parent of its adapters, whichever is used here.
@@ -168,7 +168,7 @@ def list_adapters(cards: list[ModelCard], model: ModelCard) -> dict[str, str]:
     return {card.id: card.root or "" for card in cards if card.parent in names}
 
 
-def choose_card(cards: list[ModelCard], settings: AttachedSettings, name: str) -> ModelCard:
+def choose_card(cards: list[AttachedModelCard], settings: AttachedSettings, name: str) -> AttachedModelCard:
     """Return the model of this name, or the only one. Raises AttachRefused."""
     cards = [card for card in cards if card.parent is None]
     card = next(
@@ -182,7 +182,7 @@ def choose_card(cards: list[ModelCard], settings: AttachedSettings, name: str) -
     return card
 
 
-def describe_model(facts: ServerFacts, settings: AttachedSettings) -> ModelInfo:
+def describe_model(facts: AttachedServerFacts, settings: AttachedSettings) -> ModelInfo:
     """Describe the model to the API process. Sizes that only the server knows are 0."""
     config = read_json_object(Path(settings.model) / "config.json")
     architectures = config.get("architectures")
@@ -208,13 +208,13 @@ def describe_model(facts: ServerFacts, settings: AttachedSettings) -> ModelInfo:
     )
 
 
-def attached_features(facts: ServerFacts) -> frozenset[EngineFeature]:
+def attached_features(facts: AttachedServerFacts) -> frozenset[EngineFeature]:
     """Return the features of a server."""
     offered = vllm_features(adapters=bool(facts.adapters), connector=facts.has_connector)
     return offered - MISSING_FEATURES - facts.missing_features
 
 
-def _server_arena(facts: ServerFacts, settings: AttachedSettings) -> Arena:
+def _server_arena(facts: AttachedServerFacts, settings: AttachedSettings) -> Arena:
     """Return a digest of the facts that two servers must share to exchange pages, as far as servers report them."""
     config = (Path(settings.model) / "config.json").read_bytes()
     digest = hashlib.sha256(config).hexdigest()[:16]
@@ -262,7 +262,7 @@ async def _read_version(calls: ServerCalls, settings: AttachedSettings) -> str:
     return version
 
 
-async def _check_tokenizer(calls: ServerCalls, settings: AttachedSettings, card: ModelCard) -> Tokenizer:
+async def _check_tokenizer(calls: ServerCalls, settings: AttachedSettings, card: AttachedModelCard) -> Tokenizer:
     """Return the tokenizer of the local folder. Raises AttachRefused if the server splits a text into other tokens."""
     try:
         tokenizer = await asyncio.to_thread(Tokenizer.from_folder, settings.model)
@@ -282,14 +282,14 @@ async def _check_tokenizer(calls: ServerCalls, settings: AttachedSettings, card:
     return tokenizer
 
 
-async def _read_max_logprobs(calls: ServerCalls, card: ModelCard) -> int:
+async def _read_max_logprobs(calls: ServerCalls, card: AttachedModelCard) -> int:
     """Return the most alternatives that the server lists."""
     answer = await calls.post(GENERATE_PATH, _probe_body(card, {"logprobs": EXCESSIVE_LOGPROBS}))
     numbers = map(int, re.findall(r"\d+", error_text(answer.status, answer.body)))
     return max((number for number in numbers if number != EXCESSIVE_LOGPROBS), default=DEFAULT_MAX_LOGPROBS)
 
 
-async def _read_dimensions(calls: ServerCalls, card: ModelCard) -> int:
+async def _read_dimensions(calls: ServerCalls, card: AttachedModelCard) -> int:
     """Return the length of the server's vectors; 0 if it makes none."""
     answer = await calls.post(POOLING_PATH, {"model": card.id, "task": "embed", "input": [0]})
     try:
@@ -300,7 +300,7 @@ async def _read_dimensions(calls: ServerCalls, card: ModelCard) -> int:
 
 
 async def _probe_plain(
-    calls: ServerCalls, settings: AttachedSettings, card: ModelCard, *, may_pool: bool
+    calls: ServerCalls, settings: AttachedSettings, card: AttachedModelCard, *, may_pool: bool
 ) -> ProbeAnswer:
     """Return the answer to a request for one token. Raises AttachRefused if the server generates none.
 
@@ -320,12 +320,12 @@ async def _probe_plain(
     return probe_answer
 
 
-async def _has_feature(calls: ServerCalls, card: ModelCard, feature: EngineFeature) -> bool:
+async def _has_feature(calls: ServerCalls, card: AttachedModelCard, feature: EngineFeature) -> bool:
     answer = await calls.post(GENERATE_PATH, _probe_body(card, FEATURE_PROBES[feature]))
     return answer.status == 200
 
 
-def _probe_body(card: ModelCard, params: dict[str, Any]) -> dict[str, Any]:
+def _probe_body(card: AttachedModelCard, params: dict[str, Any]) -> dict[str, Any]:
     plain = {"max_tokens": 1, "temperature": 0.0, "detokenize": False}
     return {"model": card.id, "token_ids": [0], "sampling_params": plain | params, "reasoning_ended": True}
 

@@ -17,7 +17,7 @@ import msgspec
 from parley.types import EngineRequest
 from parley.web.http_client import ConnectionBroken, HttpClientConnection, InstanceUnreachable
 from parley.worker.attached.server_calls import ServerCalls, as_clause
-from parley.worker.attached.server_facts import GENERATE_PATH, POOLING_PATH, ServerFacts, error_text
+from parley.worker.attached.server_facts import GENERATE_PATH, POOLING_PATH, AttachedServerFacts, error_text
 from parley.worker.attached.token_answers import (
     TokenAnswer,
     VectorAnswer,
@@ -48,7 +48,7 @@ class TokenClient:
     def __init__(
         self,
         calls: ServerCalls,
-        facts: ServerFacts,
+        facts: AttachedServerFacts,
         max_choices: int,
         on_step: Callable[[OutputStep], None],
         on_rejection: Callable[[str, str], None],

@@ -61,7 +61,7 @@ class Jobs:
 media_process.JOB_SECONDS = 0
 media_process.LARGEST_FILE = 1 << 22
 from pathlib import Path
-media_process.serve_socket(Path(sys.argv[1]), int(sys.argv[2]), Jobs)
+media_process.serve_media_socket(Path(sys.argv[1]), int(sys.argv[2]), Jobs)
 """
 OBEDIENT_COMMAND = python_command("-c", OBEDIENT_PROCESS)
 FOLDERS = [str(Path(__file__).parents[2]), str(Path(__file__).parent)]

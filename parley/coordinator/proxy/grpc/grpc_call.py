@@ -75,7 +75,7 @@ class GrpcAnswerQueue:
 
 
 class GrpcCycle:
-    """One request and its answer, with the interface of ``web.connection.HttpCycle``.
+    """One request and its answer, with the interface of ``web.http_cycle.HttpCycle``.
 
     ``answers``: the queue of the stream that the request belongs to; None for a unary call.
     """

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from parley.types import VLLMSettings
-from parley.worker.media_process import serve_socket
+from parley.worker.media_process import serve_media_socket
 
 if TYPE_CHECKING:
     from parley.model.media_input.jobs import MediaJobs
@@ -34,4 +34,4 @@ def load_jobs(folder: Path, settings: VLLMSettings) -> MediaJobs[ItemFeatures]:
 
 if __name__ == "__main__":
     vllm_settings = msgspec.json.decode(sys.argv[1], type=VLLMSettings)
-    serve_socket(Path(sys.argv[2]), int(sys.argv[3]), lambda folder: load_jobs(folder, vllm_settings))
+    serve_media_socket(Path(sys.argv[2]), int(sys.argv[3]), lambda folder: load_jobs(folder, vllm_settings))
