@@ -416,5 +416,5 @@ def _mix_plainly(
     shares = (x @ router.T).softmax(-1)
     chosen = shares.topk(weights.config.chosen_experts, -1).indices
     kept = torch.zeros_like(shares).scatter(-1, chosen, shares.gather(-1, chosen))
-    inner = activate(torch.einsum("th,eih->tei", x, ups))
-    return torch.einsum("te,tei,eih->th", kept, inner, downs) + bias
+    inner = activate(torch.einsum("th,efh->tef", x, ups))
+    return torch.einsum("te,tef,efh->th", kept, inner, downs) + bias
