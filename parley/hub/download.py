@@ -91,6 +91,7 @@ def download_model(
     )
 
     name, arguments = _download_arguments(model, needs_weights)
+    _check_entity_tags()
     report("downloading", 0.0)
     try:
         chosen_names = _choose_on_hub(model, name, arguments, needs_projector)
@@ -123,6 +124,24 @@ def download_model(
         cause = getattr(error, "strerror", None) or type(error).__name__
         reason = f"the download failed ({cause}); check disk and network, and try again"
     raise ModelMissing(f"{model} cannot be served: {reason}.")
+
+
+def _check_entity_tags() -> None:
+    """Have huggingface_hub refuse entity tags with path separators: it names files after them, so a hub could write
+    outside the cache."""
+    from huggingface_hub import get_session
+
+    session = get_session()
+    hooks = session.event_hooks
+    if _refuse_path_in_tag not in hooks["response"]:
+        session.event_hooks = {**hooks, "response": [*hooks["response"], _refuse_path_in_tag]}
+
+
+def _refuse_path_in_tag(response: Any) -> None:
+    """Raise ModelMissing if an answer about a file has an entity tag with a path separator."""
+    tag = response.headers.get("x-linked-etag") or response.headers.get("etag") or ""
+    if response.request.method == "HEAD" and ("/" in tag.removeprefix("W/") or "\\" in tag):
+        raise ModelMissing("The hub cannot be used: the entity tag of a file is a path.")
 
 
 def _choose_on_hub(model: str, name: str, arguments: dict[str, Any], needs_projector: bool) -> list[str]:

@@ -114,6 +114,12 @@ class FakeHub(BaseHTTPRequestHandler):
             data = json.dumps({"id": "owner/model", "sha": COMMIT, "siblings": []}).encode()
         elif path.startswith("/api/models/owner/model/"):
             status, headers = 404, {"X-Error-Code": "RevisionNotFound"}
+        elif path.startswith("/owner/sly/resolve/"):
+            data, headers = b"{}", {"ETag": '"../../../../outside"', "X-Repo-Commit": COMMIT}
+        elif path.startswith("/api/models/owner/sly/tree/"):
+            data = json.dumps([{"type": "file", "path": "config.json", "size": 2, "oid": COMMIT}]).encode()
+        elif path == "/api/models/owner/sly/revision/main":
+            data = json.dumps({"id": "owner/sly", "sha": COMMIT, "siblings": []}).encode()
         elif path.startswith("/api/models/owner/gated"):
             status, headers = 403, {"X-Error-Code": "GatedRepo"}
         elif path.startswith("/api/models/owner/broken"):
@@ -327,6 +333,13 @@ def test_reports_hub_errors_in_one_sentence(tmp_path, running_server, model, why
     answer, _ = resolve_in_process(model, tmp_path, running_server.server_port)
     assert answer.startswith(f"missing: {model} cannot be served: ") and why in answer
     assert "\n" not in answer and "127.0.0.1" not in answer
+
+
+def test_a_hub_cannot_write_outside_the_cache(tmp_path, running_server):
+    home = tmp_path / "home"
+    answer, _ = resolve_in_process("owner/sly", home, running_server.server_port)
+    assert answer == "missing: The hub cannot be used: the entity tag of a file is a path."
+    assert not list(tmp_path.rglob("outside*"))
 
 
 def test_downloads_a_revision_and_the_tokenizer_of_another_model(tmp_path, running_server):
