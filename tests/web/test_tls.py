@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import os
 import shutil
 import ssl
 from collections.abc import AsyncIterator, Coroutine
@@ -235,6 +236,25 @@ def test_certificates_are_loaded_as_they_were_tried_if_a_file_is_replaced_meanwh
     assert key.read_bytes() == (tls_files / "friend.key").read_bytes()
     with pytest.raises(TlsFileError):
         reload_certificates([LoadedTls(contexts[0], tls_options(tls_files, key=key))])
+
+
+@pytest.mark.parametrize("member", ["certificate", "key", "password_file", "client_authorities", "revocation_lists"])
+def test_tls_files_whose_reading_does_not_end_are_refused(tls_files, tmp_path, member):
+    pipe, huge = tmp_path / "pipe", tmp_path / "huge"
+    os.mkfifo(pipe)
+    with huge.open("wb") as file:
+        file.truncate(1 << 40)  # it takes no room
+    in_use = server_tls_context(tls_options(tls_files))
+    for path, text in (
+        (pipe, "pipe cannot be used: it is no regular file"),
+        (huge, "huge cannot be used: it has more"),
+    ):
+        value = (path,) if member in ("client_authorities", "revocation_lists") else path
+        files = tls_options(tls_files, **{member: value})
+        with pytest.raises(TlsFileError, match=text):
+            server_tls_context(files)
+        with pytest.raises(TlsFileError, match=text):
+            reload_certificates([LoadedTls(in_use, files)])
 
 
 def test_apis_with_the_same_port_share_its_socket():

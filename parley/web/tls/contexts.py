@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from parley.web.framing import HAS_HTTP2
-from parley.web.tls.files import TlsFiles, blaming_file, list_tls_files
+from parley.web.tls.files import TlsFiles, blaming_file, check_tls_file, list_tls_files
 
 Copies = Mapping[Path, Path]  # files to read in place of others
 
@@ -57,7 +57,7 @@ def _memory_copy(path: Path) -> Iterator[Path]:
         yield path
         return
     with blaming_file(path):
-        content = path.read_bytes()
+        content = check_tls_file(path).read_bytes()
     with os.fdopen(os.memfd_create("tls"), "wb") as copy:
         copy.write(content)
         copy.flush()
@@ -73,13 +73,18 @@ def _load_tls_files(
     load_certificate(tls_context, tls.certificate, tls.key, tls.password_file, copies, ask_password=ask_password)
     for path in tls.client_authorities:
         with blaming_file(path):
-            tls_context.load_verify_locations(copies.get(path, path))
+            tls_context.load_verify_locations(_readable_path(path, copies))
         tls_context.verify_mode = ssl.CERT_REQUIRED
     for path in tls.revocation_lists:
         with blaming_file(path):
-            tls_context.load_verify_locations(copies.get(path, path))
+            tls_context.load_verify_locations(_readable_path(path, copies))
         tls_context.verify_flags |= ssl.VERIFY_CRL_CHECK_LEAF
     return tls_context
+
+
+def _readable_path(path: Path, copies: Copies) -> Path:
+    """Return the copy of a file, or else the path itself. Raises OSError, ValueError."""
+    return copies[path] if path in copies else check_tls_file(path)
 
 
 def load_certificate(
@@ -96,10 +101,10 @@ def load_certificate(
     key_password = None if ask_password else ""  # with None, OpenSSL asks for it at the terminal
     if password_file is not None:
         with blaming_file(password_file):
-            key_password = copies.get(password_file, password_file).read_text("utf-8").strip()
+            key_password = _readable_path(password_file, copies).read_text("utf-8").strip()
     for path in (certificate, key):
         with blaming_file(path):
-            copies.get(path, path).read_bytes()  # load_cert_chain does not say which of the two files is at fault
+            _readable_path(path, copies).read_bytes()  # load_cert_chain does not say which of the two files is at fault
     with blaming_file(key):
         tls_context.load_cert_chain(copies.get(certificate, certificate), copies.get(key, key), key_password)
 

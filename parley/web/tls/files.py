@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import ssl
+import stat
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
+
+MAX_TLS_FILE = 16 << 20  # bytes; the authorities of the whole web take less than one
 
 
 class TlsFileError(Exception):
@@ -37,6 +40,16 @@ def list_tls_files(used: Iterable[TlsFiles | None]) -> tuple[Path, ...]:
         if path is not None
     }
     return tuple(sorted(files))
+
+
+def check_tls_file(path: Path) -> Path:
+    """Return a path that can be read in one go. Raises OSError, and ValueError for a pipe, a device or a huge file."""
+    status = path.stat()
+    if not stat.S_ISREG(status.st_mode) and not stat.S_ISDIR(status.st_mode):
+        raise ValueError("it is no regular file")
+    if status.st_size > MAX_TLS_FILE:
+        raise ValueError(f"it has more than {MAX_TLS_FILE} bytes")
+    return path
 
 
 @contextmanager
