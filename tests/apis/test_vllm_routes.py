@@ -349,6 +349,8 @@ async def test_vllm_serves_responses_and_messages_in_its_own_form(serve, options
     assert (await server.call("DELETE", path)).json == {"detail": "Method Not Allowed"}
     streamed = await server.post(f"{prefix}/v1/responses", HELLO_RESPONSE | {"stream": True})
     assert b"[DONE]" not in streamed.body and b"event: response.completed\ndata: " in streamed.body
+    behind = await server.post(f"{prefix}/v1/responses", HELLO_RESPONSE | {"stream": True, "background": True})
+    assert b"event: response.completed\ndata: " in behind.body and b"queued" not in behind.body
 
     message = (await server.post(f"{prefix}/v1/messages", HELLO_MESSAGE)).json
     assert message["id"].startswith("chatcmpl-") and message["content"][0]["text"]

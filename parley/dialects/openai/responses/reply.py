@@ -166,6 +166,7 @@ class ResponsesReply(Reply):
             seal=self._seal if members.SEALED_INCLUDED in included and not self.reasoning_as_text else None,
             reasoning_status=self.reasoning_status,
         )
+        self._client_streams = body.boolean("stream", False)
         self._response: ResponseObject | None = None  # once the model's name is final
         self._done: ChoiceDone | None = None
         self._has_output = False
@@ -266,7 +267,8 @@ class ResponsesReply(Reply):
         if not self._events.enabled:
             return
         in_progress = opening = self._encoded_snapshot("in_progress")
-        waits = self._storage.in_background and self.shows_queue
+        # A coordinator answers a create that is no stream with the opening of the stream that it gets.
+        waits = self._storage.in_background and (self.shows_queue or not self._client_streams)
         if waits:
             opening = self._encoded_snapshot("queued")
         self._events.write("response.created", response=opening)
