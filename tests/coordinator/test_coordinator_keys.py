@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections import Counter
 from dataclasses import replace
 from functools import partial
@@ -29,6 +30,7 @@ from parley.settings.file_changes import file_changes
 from parley.settings.key_file import add_key, make_key, read_key_table, remove_key
 from parley.settings.options import ConfigError, resolve_options
 from parley.types import Tenant
+from parley.web import exchange
 
 COMPLETION = {"prompt": "a b c", "max_tokens": 4}  # 4 tokens and 4
 CHAT = HELLO_CHAT | {"max_tokens": 3}
@@ -145,6 +147,17 @@ async def test_endpoint_metrics_are_refused_as_by_one_server(live_cluster, serve
             assert actual.body == expected.body
     if where:
         assert (await cluster.front.get("/api/2.0/serving-endpoints/tiny/metrics")).status == 401
+
+
+async def test_endpoint_has_the_same_id_on_all_instances(live_cluster, monkeypatch):
+    monkeypatch.setattr(exchange, "draw_id", lambda: os.urandom(16))  # as outside of tests
+    cluster = await live_cluster("mixed", "mixed")
+    config = {"served_entities": [{"entity_name": "tiny"}]}
+    made = await cluster.front.post("/api/2.0/serving-endpoints", {"name": "e", "config": config})
+    path = f"/api/2.0/permissions/serving-endpoints/{made.json['id']}"
+    for method in ("PUT", "PATCH"):  # which go to every instance
+        changed = await cluster.front.call(method, path, {"access_control_list": []})
+        assert (changed.status, changed.json["access_control_list"]) == (200, [])
 
 
 @pytest.mark.parametrize("roles", [("mixed", "mixed"), ("prefill", "decode")])

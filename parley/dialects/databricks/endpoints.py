@@ -75,7 +75,6 @@ def create_endpoint(
     gateway = fields.object("ai_gateway")
     endpoint_limits = limits.read_limits(fields) + (limits.read_gateway(gateway) if gateway is not None else [])
     description = {
-        "id": context.unique_id,
         "creation_timestamp": context.created * 1000,
         "description": fields.string("description", "", cap=4096),
         "tags": config.read_tags(fields, "tags"),
@@ -223,7 +222,7 @@ def _find_visible(context: RequestContext, facts: ServerFacts, created: Endpoint
 
 
 def endpoint_id(endpoint: Endpoint) -> str:
-    """Return the id of an endpoint."""
+    """Return the id of an endpoint: the same on all instances of a cluster, each of which creates the endpoint."""
     return str(_endpoint_description(endpoint)["id"])
 
 
