@@ -9,6 +9,7 @@ ParleyError                      500
 │   │   ├── NoTokens             400  the prompt is empty
 │   │   ├── UnknownToken         400  the prompt has a token id outside the vocabulary
 │   │   ├── UnknownTokenIds      400  an option has token ids outside the vocabulary
+│   │   ├── TooManyDimensions    400  the model's vectors are shorter
 │   │   ├── UnknownPromptName    400  the model has no prompt of that name to put before a text to embed
 │   │   └── BadMedia             400  a picture, video or clip cannot be used; ``reason``
 │   ├── Unsupported              400  understood, but not available (feature, or combination of two fields)
@@ -143,6 +144,10 @@ class UnknownToken(Invalid):
     def __init__(self, message: str, *, token_id: int | None = None, field: str | None = None):
         super().__init__(message, field=field)
         self.token_id = token_id
+
+
+class TooManyDimensions(Invalid):
+    """The model's vectors are shorter than the request wants them."""
 
 
 class UnknownTokenIds(Invalid):

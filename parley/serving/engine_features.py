@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Sized
 from typing import NamedTuple
 
-from parley.errors import Incapable, Invalid, Unsupported, excerpt
+from parley.errors import Incapable, Invalid, TooManyDimensions, Unsupported, excerpt
 from parley.text.grammar.answer_grammar import allows_any_text, callable_tools
 from parley.types import Chat, EngineBound, EngineFeature, ModelInfo, PoolingOptions, PoolingTask, Request, Sampling
 
@@ -43,10 +43,10 @@ def check_engine_features(request: Request, info: ModelInfo) -> None:
 
 def _check_dimensions(pooling: PoolingOptions, info: ModelInfo) -> None:
     """Check that vectors are as long as requested. Linear layers after the pooling change only those of texts. Raises
-    Invalid."""
+    TooManyDimensions."""
     width = (info.token_dimensions if pooling.task == "token_embed" else 0) or info.dimensions
     if pooling.dimensions is not None and pooling.dimensions > width:
-        raise Invalid(
+        raise TooManyDimensions(
             f"Invalid 'dimensions': the embeddings of this model have {width}, but {pooling.dimensions} were "
             "requested.",
             field="dimensions",

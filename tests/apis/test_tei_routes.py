@@ -37,6 +37,9 @@ async def test_an_encoder_has_teis_routes_and_a_generator_tgis(serve):
         assert (await encoder.get(prefix + "/health")).status == 200
         sentences = {"inputs": {"source_sentence": TEXTS[0], "sentences": TEXTS}}
         assert len((await encoder.post(prefix + "/similarity", sentences)).json) == 2
+        wide = await encoder.post(prefix + "/embed", {"inputs": "a", "dimensions": 9})
+        sentence = "Input validation error: `dimensions` should be smaller than the maximum embedding dimension."
+        assert (wide.status, wide.json) == (422, {"error": sentence, "error_type": "Validation"})
         for path, body in (("/embed_sparse", {"inputs": "a"}), ("/predict", {"inputs": "a"})):
             refused = await encoder.post(prefix + path, body)
             assert (refused.status, refused.json["error_type"]) == (424, "Backend")

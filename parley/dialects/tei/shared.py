@@ -28,6 +28,7 @@ from parley.errors import (
     NotReady,
     Overloaded,
     ParleyError,
+    TooManyDimensions,
     UnknownModel,
     UnknownPromptName,
 )
@@ -139,6 +140,8 @@ def _validation_sentence(error: BadRequest) -> str:
             return start + "no prompts were found in the Sentence Transformers configuration"
         names = ", ".join(f'"{name}"' for name in error.known)
         return f"{start}it was not found in the Sentence Transformers prompts. Available prompts: [{names}]"
+    if isinstance(error, TooManyDimensions):
+        return "`dimensions` should be smaller than the maximum embedding dimension."
     if not isinstance(error, ContextLength) or error.limit is None:
         return error.message
     length = error.prompt if error.prompt is not None else f"over {error.prompt_over}"
