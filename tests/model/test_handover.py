@@ -204,7 +204,8 @@ async def test_kv_pages_of_one_engine_serve_another(architecture, kv, adapted, s
             assert wrong_digest.error and not wrong_digest.pages
         computed_pages: list[int] = []
         sender.observe_pages("first", computed_pages.extend)
-        stream = sender.submit_request(replace(request, id="first", lease=True))
+        # It asks for fewer tokens, so that some are left even if this process sees all of them at once.
+        stream = sender.submit_request(replace(request, id="first", lease=True, max_tokens=8))
         first_outputs = await read_outputs(stream, 1)
         assert len(computed_pages) == page_count  # announced before the first outputs
         stream.cancel_choice()
