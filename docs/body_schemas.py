@@ -77,13 +77,16 @@ class SchemaLearner:
         if not bodies:
             return None
         variants = self._learn_objects(lambda body: body, "", bodies, 0)
-        if len(variants) > 1:  # what one kind of body ignores belongs to another
+        if len(variants) > 1:  # what only one kind of body ignores belongs to another
+            ignored_names = [{name for name, member in each["properties"].items() if member == {}} for each in variants]
+            ignored_by_all = set.intersection(*ignored_names)
             for variant in variants:
                 required = variant.get("required", ())
-                kept = {
-                    name: member for name, member in variant["properties"].items() if member != {} or name in required
+                variant["properties"] = {
+                    name: member
+                    for name, member in variant["properties"].items()
+                    if member != {} or name in required or name in ignored_by_all
                 }
-                variant["properties"] = kept
         return combine(variants)
 
     def _watch(self, body: Any) -> None:

@@ -119,6 +119,9 @@ def test_vllm_response_shows_its_settings_as_they_came():
     answer = json.loads(answer_body(text("a"), done(), **settings, max_output_tokens=None, model=None))
     assert {name: answer[name] for name in settings} == settings
     assert answer["max_output_tokens"] == 512 - 18 and answer["model"] == ""
+    warmed = settings["prompt_cache_options"] | {"prewarm": True}  # read, not shown
+    answer = json.loads(answer_body(done(), prompt_cache_options=warmed))
+    assert answer["prompt_cache_options"] == settings["prompt_cache_options"]
     form = {"type": "json_schema", "name": "c", "schema": SCHEMA, "strict": True}
     answer = json.loads(answer_body(done(), text={"format": form}, reasoning={"effort": "low"}, tools=[FUNCTION]))
     shown = {"name": "c", "schema": SCHEMA, "type": "json_schema", "description": None, "strict": True}
