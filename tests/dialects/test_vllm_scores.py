@@ -108,7 +108,6 @@ def test_vllm_score_refuses_wrong_body(body, sentence):
          "'greater_than_equal', 'loc': 'body.top_n', 'msg': 'Input should be greater than or equal to 0', 'input': "
          "'-1', 'ctx': {'ge': 0}}"),
     ],
-    ids=lambda value: str(value)[:40],
 )  # fmt: skip
 def test_vllm_vectors_refuse_what_the_original_removed(reader, members, sentence):
     with pytest.raises(BadRequest) as caught:
