@@ -208,7 +208,7 @@ def placed_at(position: int, placed: PlacedMedia) -> PlacedMedia:
 
 def read(rules: OllamaRules = LENIENT, context: RequestContext = HEAD, **members: Any) -> Any:
     body = {"model": "m", "prompt": "Hi", **members}
-    return generate.read_generate(rules, json.dumps(body).encode(), context)
+    return generate.read_ollama_generate(rules, json.dumps(body).encode(), context)
 
 
 def test_ollama_generate_renders_by_the_clients_template():
@@ -223,7 +223,7 @@ def test_ollama_generate_renders_by_the_clients_template():
 
 def test_ollama_template_follows_the_context_of_an_earlier_answer():
     body = {"model": "m", "prompt": "Hi", "template": "{{ .Prompt }}:", "context": [5, 6]}
-    (prompt,) = generate.read_generate(LENIENT, json.dumps(body).encode(), HEAD).request.prompts
+    (prompt,) = generate.read_ollama_generate(LENIENT, json.dumps(body).encode(), HEAD).request.prompts
     assert prompt == Chat([Message("user", "Hi:")], thinking=True, rendered=True, preceding_ids=[5, 6])
 
 

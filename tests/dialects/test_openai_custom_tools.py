@@ -11,7 +11,7 @@ from parley.dialects.databricks.shared import LENIENT_RULES, STRICT_RULES
 from parley.dialects.dialect import RequestContext
 from parley.dialects.openai import chat, tokens
 from parley.dialects.vllm import chat as vllm_chat
-from parley.errors import BadRequest, Unsupported
+from parley.errors import BadRequest, Invalid, Unsupported
 from parley.types import ChoiceDelta, ChoiceDone, Message, PromptAccepted, TokenInfo, ToolCall, ToolCallDelta, Usage
 
 HEAD = RequestContext("0f", 1700000000, "fp_1", headers={b"content-type": b"application/json"})
@@ -226,9 +226,10 @@ def test_databricks_takes_custom_tools_only_when_lenient():
 
 def test_vllm_refuses_custom_tools_as_its_own_server_does():
     read = partial(vllm_chat.read_vllm_chat, context=HEAD)
-    for members in ({"tools": [CUSTOM]}, {"tools": [FUNCTION], "tool_choice": CUSTOM_CHOICE}):
-        with pytest.raises(Unsupported):
-            read(body_of(**members))
+    with pytest.raises(Unsupported):
+        read(body_of(tools=[CUSTOM]))
+    with pytest.raises(Invalid, match=r"^Invalid value for `function`: `None` in `tool_choice`! Correct usage: "):
+        read(body_of(tools=[FUNCTION], tool_choice=CUSTOM_CHOICE))
     call = {"id": "c1", "type": "custom", "custom": {"name": "raw", "input": "a"}}
     with pytest.raises(BadRequest, match="type"):
         read(body_of(messages=[{"role": "assistant", "tool_calls": [call]}]))

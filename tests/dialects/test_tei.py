@@ -89,7 +89,7 @@ def test_tei_embeds_sparsely():
     reply = read(embed.read_embed_sparse, body, SPARSE)
     assert reply.request.prompts == [Text("a"), Tokens([7])]
     assert reply.request.pooling == PoolingOptions(task="embed_sparse")
-    assert (reply.request.max_prompt_tokens, reply.request.truncation_side) == (100, "tail")
+    assert (reply.request.max_prompt_tokens, reply.request.kept_side) == (100, "tail")
     pairs = struct.pack("<IfIf", 5, 1.1, 30521, 0.25)
     reply.add_events([PromptVector(0, pairs), PromptVector(1, b"")])
     assert reply.render_body(USAGE) == b'[[{"index":5,"value":1.1},{"index":30521,"value":0.25}],[]]'
