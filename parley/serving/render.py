@@ -42,13 +42,17 @@ async def handle_render(registry: ModelRegistry, route: Route, exchange: Exchang
         work = partial(_render_prompts, model.text_pipeline, reply, prepared_prompts)
     else:
         size += 8 * sum(len(output.token_ids) for output in reply.outputs)
-        work = partial(_render_answer, model.text_pipeline, reply, [prepared for prepared, _ in prepared_prompts])
+        prompts, vocabulary = [prepared for prepared, _ in prepared_prompts], model.model_info.vocab_size
+        work = partial(_render_answer, model.text_pipeline, reply, prompts, vocabulary)
     await exchange.send_response(await exchange.run_work(size, work))
 
 
-def _render_answer(pipeline: TextPipeline, reply: AnswerRenderer, prepared_prompts: list[PreparedPrompt]) -> bytes:
-    """Return the answer to prompts. Raises Invalid for tokens that the vocabulary lacks."""
-    request, usage, vocabulary = reply.request, Usage(prompt_tokens=reply.prompt_tokens), pipeline.tokenizer.vocab_size
+def _render_answer(
+    pipeline: TextPipeline, reply: AnswerRenderer, prepared_prompts: list[PreparedPrompt], vocabulary: int
+) -> bytes:
+    """Return the answer to prompts. ``vocabulary``: of the model, whose last tokens may have no text. Raises Invalid
+    for tokens that it lacks."""
+    request, usage = reply.request, Usage(prompt_tokens=reply.prompt_tokens)
     for number, prepared in enumerate(prepared_prompts):
         for index in request.prompt_choices(number):
             output = reply.outputs[index]
