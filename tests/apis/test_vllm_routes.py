@@ -193,6 +193,22 @@ async def test_generated_tokens_become_the_answer_of_their_request(server, prefi
             assert status == 200 or "is not in the vocabulary of 640" in answer.error["message"]
 
 
+async def test_stop_tokens_of_generated_answers_are_named_and_hidden(server):
+    generated = {"choices": [{"token_ids": [70, 71], "finish_reason": "stop", "stop_reason": 71}]}
+    last = {"choices": [{"token_ids": [70], "finish_reason": "stop"}]}
+    for name, path, plural in (("chat", "chat/completions", False), ("completion", "completions", True)):
+        path, stop = f"/vllm/v1/{path}/derender", {"stop_token_ids": [71]}
+        request = (HELLO_CHAT if name == "chat" else {"prompt": "a"}) | stop
+        choices = []
+        for response, options in ((generated, {}), (last, {}), (generated, {"include_stop_str_in_output": True})):
+            given = {"generate_responses": [response]} if plural else {"generate_response": response}
+            answer = await server.post(path, {"model": "tiny", f"{name}_request": request | options} | given)
+            choices.append(answer.json["choices"][0])
+        texts = [choice["text"] if plural else choice["message"]["content"] for choice in choices]
+        assert texts[0] == texts[1] and texts[2].startswith(texts[0]) and texts[2] != texts[0]
+        assert [choice["stop_reason"] for choice in choices] == [71, None, 71]
+
+
 async def test_rendered_prompts_tell_which_characters_their_tokens_have(server):
     path = "/vllm/v1/completions/render"
     body = {"prompt": PROMPT, "return_token_offsets": True}

@@ -378,6 +378,9 @@ def test_vllm_derendering_reads_tokens_with_their_request():
     reply = derender.read_completion_derendering(json.dumps(body).encode(), HEAD)
     assert reply.request.prompts == [Tokens([0]), Tokens([4])]
     assert (reply.prompt_tokens, [output.token_ids for output in reply.outputs]) == (3, [[7, 8], [7, 8]])
+    for prompts, wanted in (([[1, 2], None], [[1, 2], [4]]), ([[1], [3]], [[1], [3]]), (None, [[0], [4]])):
+        reply = derender.read_completion_derendering(json.dumps(body | {"prompt_token_ids": prompts}).encode(), HEAD)
+        assert reply.request.prompts == list(map(Tokens, wanted))
 
 
 @pytest.mark.parametrize(
@@ -407,6 +410,8 @@ def test_vllm_derendering_refuses_streams_and_uneven_answers():
         ({"generate_responses": []}, "generate_responses must not be empty"),
         ({"generate_responses": [GENERATED, two]}, "the same number of choices"),
         ({"generate_responses": [GENERATED], "prompt_tokens": [1, 2]}, "must equal generate_responses length"),
+        ({"generate_responses": [GENERATED], "prompt_token_ids": [[1], [2]]}, r"prompt_token_ids length \(2\) must"),
+        ({"generate_responses": [GENERATED], "prompt_token_ids": [["a"]]}, "prompt_token_ids"),
     ):
         with pytest.raises(BadRequest, match=sentence):
             derender.read_completion_derendering(json.dumps(members).encode(), HEAD)

@@ -20,7 +20,7 @@ from parley.dialects.vllm import requests, shared
 from parley.dialects.vllm.chat import VllmChatReply
 from parley.dialects.vllm.completions import VllmCompletionReply
 from parley.errors import Invalid
-from parley.types import EngineFinishReason, EngineOutput, Tokens, TokenScore, Usage
+from parley.types import EngineFinishReason, EngineOutput, Request, Tokens, TokenScore, Usage
 
 MAX_RESPONSES = 1024
 MAX_ALTERNATIVES = 20  # listed for one token
@@ -66,6 +66,7 @@ class ChatDerendering(VllmChatReply, AnswerRenderer):
             self.request.prompts = [Tokens(prompt_ids)]
             self.request.output_options = msgspec.structs.replace(self.request.output_options, unparsed=True)
         self.outputs, self.prompt_tokens = outputs, body.integer("prompt_tokens", 0, 0, MAX_TOKENS)
+        _mark_stop_tokens(outputs, self.request)
         self._response_id = _response_id(response, context)
 
     @property
@@ -95,7 +96,8 @@ class CompletionDerendering(VllmCompletionReply, AnswerRenderer):
             "logprobs": _listed_alternatives(self.outputs),
         }
         super().__init__(_original_request(body, "completion_request", {}, members), context)
-        self.request.prompts = [Tokens(_read_prompt(response, response)) for response in responses]
+        self.request.prompts = [Tokens(ids) for ids in _read_prompts(body, responses)]
+        _mark_stop_tokens(self.outputs, self.request)
         counts = body.integers("prompt_tokens", cap=MAX_RESPONSES, low=0, high=MAX_TOKENS)
         if body.has_value("prompt_tokens") and len(counts) != len(responses):
             raise Invalid(
@@ -125,6 +127,13 @@ def _original_request(body: Fields, name: str, default: dict[str, Any], members:
     return original.without_members(LEFT_OUT).with_members({"model": model, "stream": False, **members})
 
 
+def _mark_stop_tokens(outputs: Sequence[EngineOutput], request: Request) -> None:
+    """Say which outputs end with a stop token of their request, which its answer names and does not show."""
+    for output in outputs:
+        if output.finish_reason == "stop" and output.token_ids[-1] in request.stop_conditions.ids:
+            output.stop_id = output.token_ids[-1]
+
+
 def _response_id(response: Fields, context: RequestContext) -> str:
     return response.string("request_id", "", cap=256) or context.unique_id[:16]
 
@@ -133,6 +142,19 @@ def _read_prompt(body: Fields, response: Fields) -> list[int]:
     """Return the prompt's tokens, of which the text of the first generated one depends."""
     holder = body if body.has_value("prompt_token_ids") else response
     return holder.integers("prompt_token_ids", cap=MAX_LISTED_IDS, low=0, high=MAX_TOKEN_ID) or NO_PROMPT
+
+
+def _read_prompts(body: Fields, responses: Sequence[Fields]) -> list[list[int]]:
+    """Return the tokens of each prompt: those in ``body`` before those in its own answer. Raises BadRequest."""
+    lists = body.array("prompt_token_ids", cap=MAX_RESPONSES)
+    if not body.has_value("prompt_token_ids"):
+        return [_read_prompt(response, response) for response in responses]
+    if len(lists) != len(responses):
+        sentence = f"prompt_token_ids length ({len(lists)}) must equal generate_responses length ({len(responses)})"
+        raise Invalid(sentence, field="prompt_token_ids")
+    pairs = zip(lists, responses, strict=True)
+    named = [each if ids is None else each.with_members({"prompt_token_ids": ids}) for ids, each in pairs]
+    return [_read_prompt(each, each) for each in named]
 
 
 def _read_outputs(response: Fields, context: RequestContext) -> list[EngineOutput]:
