@@ -313,6 +313,15 @@ def test_vllm_rendered_response_continues_as_its_conversation():
     named = render.read_response_rendering(json.dumps(body | own).encode(), HEAD)
     rendered = json.loads(named.render_prompts([RenderedPrompt([1], 7)]))
     assert {name: rendered[name] for name in own} == own
+    for members in ({"background": True}, {"background": True, "store": True}):  # where no responses are stored
+        again = render.read_response_rendering(json.dumps(body | members).encode(), HEAD)
+        assert again.render_prompts([RenderedPrompt([1, 2], 7)]) == expected
+    for members, sentence in (
+        ({"background": True, "store": False}, "`store` is true"),
+        ({"conversation": "c"}, "A stor"),
+    ):
+        with pytest.raises(BadRequest, match=sentence):
+            render.read_response_rendering(json.dumps(body | members).encode(), HEAD)
     with pytest.raises(BadRequest) as caught:
         render.read_response_rendering(json.dumps(body | {"previous_response_id": "resp_1"}).encode(), HEAD)
     assert json.loads(vllm_error(caught.value).body) == {

@@ -52,10 +52,11 @@ NO_BACKGROUND = (
 )
 
 
-def decode_response_body(body: bytes, context: RequestContext) -> Fields:
+def decode_response_body(body: bytes, context: RequestContext, *, renders: bool = False) -> Fields:
     """Return the members of a body, after the checks that its stored responses need. Raises BadRequest, UnknownRecord.
 
-    A text without characters is a message of the user.
+    A text without characters is a message of the user. ``renders``: only the prompt's tokens are wanted, so no response
+    is stored.
     """
     fields = requests.decode_generation_body(body, context)
     if fields.has_value("prompt"):
@@ -63,7 +64,7 @@ def decode_response_body(body: bytes, context: RequestContext) -> Fields:
     if fields.boolean("background", False):
         if not fields.boolean("store", True):
             raise parameter_error("background can only be used when `store` is true", "background")
-        if not context.records.are_kept:
+        if not (renders or context.records.are_kept):
             raise store_error(NO_BACKGROUND, "background")
     previous = fields.string("previous_response_id", None, cap=256)
     if previous and fields.raw_value("previous_input_messages"):

@@ -42,9 +42,14 @@ def read_message_rendering(body: bytes, context: RequestContext) -> MessageRende
 
 def read_response_rendering(body: bytes, context: RequestContext) -> ResponseRendering:
     """Read a request for a response to render. Raises BadRequest."""
-    if requests.decode_generation_body(body, context).has_value("previous_response_id"):
+    fields = requests.decode_generation_body(body, context)
+    if fields.has_value("previous_response_id"):
         raise store_error(STATELESS_SENTENCE, "previous_response_id")
-    return ResponseRendering(decode_response_body(body, context), context)
+    if fields.has_value("conversation"):
+        raise unsupported_member(fields, "conversation", "A stored conversation with a rendered prompt is")
+    # Nothing is stored and nothing runs in the background, so servers that store no responses render these as well
+    fields = decode_response_body(body, context, renders=True).without_members({"background"})
+    return ResponseRendering(fields.with_members({"store": False}), context)
 
 
 def read_completion_rendering(body: bytes, context: RequestContext) -> CompletionRendering:
