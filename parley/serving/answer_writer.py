@@ -20,7 +20,7 @@ from parley.serving.generation import Generation
 from parley.serving.records.background import KeptEvents, generate_events
 from parley.serving.registry import ModelRegistry
 from parley.serving.stage import request_stage
-from parley.types import Event
+from parley.types import Event, PromptVector
 from parley.web.content_coding import compress_body
 from parley.web.exchange import Exchange
 from parley.web.offload import off_loop
@@ -40,9 +40,14 @@ async def answer_generation(exchange: Exchange, reply: Reply, generation: Genera
     for events in generation.replay_outputs():
         reply.add_events(events or ())
 
+    vector_bytes, pools = 0, reply.request.pooling is not None
+
     def add_to_reply(steps: list[list[Event]]) -> bool:
+        nonlocal vector_bytes
         for events in steps:
             reply.add_events(events)
+            if pools:
+                vector_bytes += sum(len(event.values) for event in events if isinstance(event, PromptVector))
         if stage is not None and generation.expects_events:
             stage.on_progress()
         return True
@@ -52,7 +57,8 @@ async def answer_generation(exchange: Exchange, reply: Reply, generation: Genera
         await generation.hand_over_request()
         return
     reply.timings = generation.request_timings
-    body, extra_headers = reply.render_body(generation.usage), reply.answer_headers(reply.timings)
+    body = await off_loop(vector_bytes, partial(reply.render_body, generation.usage))
+    extra_headers = reply.answer_headers(reply.timings)
     if reply.content_coding:
         body = await off_loop(len(body), partial(compress_body, body, reply.content_coding))
         extra_headers = [*extra_headers, (b"content-encoding", reply.content_coding)]

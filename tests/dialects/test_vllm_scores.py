@@ -4,8 +4,10 @@ import json
 import struct
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
+from parley.dialects import vectors
 from parley.dialects.dialect import RequestContext
 from parley.dialects.vllm import control
 from parley.dialects.vllm.pooling import classify, embeddings, scores
@@ -236,3 +238,12 @@ def test_vllm_pooling_has_the_tasks_of_the_model():
     for context, task in ((HEAD, "token_embed"), (HEAD, "classify"), (encoder, "classify"), (classifier, "embed")):
         with pytest.raises(Unsupported, match="Supported tasks"):
             embeddings.read_pooling_request(json.dumps({"input": "a", "task": task}).encode(), context)
+
+
+@pytest.mark.parametrize(("rows", "others"), [(1, 1), (600, 3), (257, 400)])
+def test_late_interaction_compares_each_token_with_all_of_the_other_text(rows, others):
+    numbers = np.random.default_rng(0).standard_normal((rows + others, 7)).astype("<f4")
+    first, second = numbers[:rows], numbers[rows:]
+    score = vectors.max_similarity(*(PromptVector(0, each.tobytes(), len(each)) for each in (first, second)))
+    expected = sum(max(float(one.astype(float) @ other) for other in second) for one in first)
+    assert score == pytest.approx(expected, rel=1e-5)

@@ -2,12 +2,14 @@
 
 import base64
 import struct
+import threading
 
 import pytest
 from huggingface_hub import AsyncInferenceClient
 from openai import AsyncOpenAI, BadRequestError
 from support.http_client import MODEL_INFO
 
+from parley.dialects import vectors
 from parley.types import ModelInfo
 
 TEXTS = ["The quick brown fox", "jumps", "over the lazy dog"]
@@ -67,6 +69,23 @@ async def test_late_interaction_compares_tokens(serve, prefix):
     assert [entry["relevance_score"] for entry in ranked] == sorted(expected, reverse=True)
     refused = await server.post(prefix + "/v1/embeddings", {"input": "a"})
     assert refused.status == (404 if prefix else 400)  # the original has no such route then
+    await server.wait_until_idle()
+
+
+async def test_event_loop_goes_on_while_many_vectors_are_compared(serve, monkeypatch):
+    threads, compare = [], vectors.max_similarity
+
+    def compare_and_note(one, other):
+        threads.append(threading.current_thread())
+        return compare(one, other)
+
+    monkeypatch.setattr(vectors, "max_similarity", compare_and_note)
+    server = await serve(info=model_info(generates=False, dimensions=0, token_dimensions=5, token_vectors=True))
+    for documents, in_loop in ((2, True), (1000, False)):
+        scored = (await server.post("/score", {"queries": "a", "documents": ["b"] * documents})).json
+        assert len(scored["data"]) == len(threads) == documents
+        assert {thread is threading.current_thread() for thread in threads} == {in_loop}
+        threads.clear()
     await server.wait_until_idle()
 
 
