@@ -136,7 +136,8 @@ types, as in Q4_K_M. Rows of the embedding are decoded when they are needed.
   groups of experts; it gets the 8 groups of the published models, where llama.cpp uses none. DeepSeek-V2 ranks its
   groups by their best expert, as its own code does; llama.cpp ranks them by the best two.
 * `deepseek32` (DeepSeek-V3.2) and `glm-dsa` (GLM-5) choose the tokens that attention reads, as their own code does.
-  In files of GLM-5, the layers without tensors of an indexer use the tokens of an earlier layer.
+  Layers of GLM-5 use the tokens of an earlier layer where the file says so (`attention.indexer.types`) or lacks the
+  tensors of their indexer. Files of GLM-5.2 and later that do neither get the published choice, as in llama.cpp.
 * `mimo2` is MiMo-V2-Flash. Values are scaled as published in files that do not say it. Its window has one token more
   than in llama.cpp, as in Transformers.
 * `kimi-linear` is Kimi Linear, with keys and values of latents in one layer or two.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from dataclasses import replace
 from typing import Any
 
@@ -35,6 +36,8 @@ INDEXER_KEYS = {
     "attention.indexer.key_length": "index_head_dim",
     "attention.indexer.top_k": "index_topk",
 }
+INDEXER_TYPES = "attention.indexer.types"
+GLM_5_2_CONTEXT = 1 << 20  # from GLM-5.2 on, models read so many tokens, and only every fourth layer chooses among them
 # DeepSeek-V3 and R1 have this number of experts; their first files do not say that they are in groups
 DEEPSEEK_3_EXPERTS, DEEPSEEK_3_GROUPS = 256, {"n_group": 8, "topk_group": 4}
 YARN_LOG_UNIT = 10  # the converter divides mscale_all_dim of this architecture by it
@@ -138,14 +141,33 @@ def complete_deepseek_32(model: GgufModel, config: dict[str, Any]) -> None:
     check_indexers(model, config)
 
 
+def _own_indexers(model: GgufModel, count: int) -> list[bool]:
+    """Return whether each of ``count`` layers of a GLM-5 chooses tokens itself. Raises GgufError.
+
+    Files say it, or their layers that do not lack the tensors. Of GLM-5.2 and 5.3 there are files that say nothing
+    and have the tensors in all layers; they get what is published, as in llama.cpp.
+    """
+    listed = fields_of(model).get(INDEXER_TYPES)
+    if listed is not None:
+        if not isinstance(listed, list) or len(listed) < count or any(kind not in (0, 1) for kind in listed):
+            raise GgufError(
+                f"{model.paths[0].name} gives {INDEXER_TYPES} as {reprlib.repr(listed)}; each of {count} layers has 1, "
+                "or 0 if it uses the tokens of an earlier layer"
+            )
+        return [bool(kind) for kind in listed[:count]]
+    own = [f"blk.{layer}.indexer.attn_k.weight" in model.tensors for layer in range(count)]
+    if all(own) and read_size(model, "context_length") >= GLM_5_2_CONTEXT:
+        return [max(layer - 2, 0) % 4 == 0 for layer in range(count)]
+    return own
+
+
 def complete_glm_dsa(model: GgufModel, config: dict[str, Any]) -> None:
     """Add the fields of GLM-5, of whose layers some use the tokens that an earlier one has chosen. Raises GgufError."""
     complete_latents(model, config)
     check_indexers(model, config)
-    has_indexer = (
-        f"blk.{layer}.indexer.attn_k.weight" in model.tensors for layer in range(config["num_hidden_layers"])
-    )
-    config["indexer_types"] = ["full" if has_own else "shared" for has_own in has_indexer]
+    config["indexer_types"] = [
+        "full" if has_own else "shared" for has_own in _own_indexers(model, config["num_hidden_layers"])
+    ]
     config |= {"n_group": 1, "topk_group": 1} | config
 
 

@@ -319,6 +319,34 @@ def test_answers_of_indexed_attention_equal_those_of_the_folder(architecture, fi
     assert answers(unpacked) == answers(folder)
 
 
+def test_an_indexer_of_a_layer_that_shares_tokens_is_not_used(tmp_path):
+    """Published files of GLM-5.2 have tensors of indexers in all layers."""
+    folder = tiny_models.write_model(tmp_path / "folder", "glm_moe_dsa", dtype="float32", indexer_types=["full"] * 3)
+    own = answers(folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"indexer_types": ["full", "shared", "full"]}))
+    unpacked = unpack_gguf(convert_folder(tmp_path / "x.gguf", folder))
+    assert "model.layers.1.self_attn.indexer.wk.weight" in Checkpoint(unpacked)
+    assert answers(unpacked) == answers(folder) != own
+
+
+def test_types_of_indexers_that_a_file_does_not_say(tmp_path):
+    fields = {"num_hidden_layers": 8, "indexer_types": ["full", *["shared"] * 7]}
+    folder = tiny_models.write_model(tmp_path / "folder", "glm_moe_dsa", dtype="float32", **fields)
+    model = read_model(convert_folder(tmp_path / "x.gguf", folder))
+    for listed in ([1], [2] * 8, "full"):
+        model.metadata["glm-dsa.attention.indexer.types"] = listed
+        with pytest.raises(GgufError, match=r"gives attention\.indexer\.types as .*; each of 8 layers has 1, or"):
+            model_config(model)
+    del model.metadata["glm-dsa.attention.indexer.types"]
+    assert model_config(model)["indexer_types"] == fields["indexer_types"]
+    for layer in range(8):
+        model.tensors[f"blk.{layer}.indexer.attn_k.weight"] = model.tensors["blk.0.indexer.attn_k.weight"]
+    assert model_config(model)["indexer_types"] == ["full"] * 8  # GLM-5 and 5.1
+    model.metadata["glm-dsa.context_length"] = 1 << 20
+    assert model_config(model)["indexer_types"] == [*["full"] * 3, *["shared"] * 3, "full", "shared"]
+
+
 @pytest.mark.parametrize(
     ("key", "value", "reason"),
     [

@@ -34,6 +34,8 @@ def add_latents(writer: gguf.GGUFWriter, config: dict[str, Any], splits_latents:
     writer.add_kv_lora_rank(rank)
     if config["q_lora_rank"] is not None:
         writer.add_q_lora_rank(config["q_lora_rank"])
+    if (types := config.get("indexer_types")) is not None:
+        writer.add_array(f"{writer.arch}.attention.indexer.types", [kind == "full" for kind in types])
     if splits_latents:
         writer.add_key_length_mla(lengths[0])
         writer.add_value_length_mla(lengths[1])

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from dataclasses import astuple
 
 from parley.model.checkpoint.files import LoadError
 from parley.model.load.decoder_weights import DecoderWeights
 from parley.model.networks.config import Unfusable
+from parley.model.networks.indexers import IndexerNames
 
 # Frequencies, sines, masks and fixed decays that checkpoints store, computed here; scales of an 8-bit KV cache, not
 # used; and the layers of ERNIE and Qwen that predict further tokens.
@@ -14,6 +16,8 @@ IGNORED_TENSORS = re.compile(
     r"rotary_emb\.inv_freq$|\.embed_positions\.weights$|\.(attention|attn)\.((masked_)?bias|causal_mask)$|self_attn\.([qkv]_proj\.(output|[kv])|(attn\.)?([qkv]|prob(_output)?))_scale$|^(model\.)?mtp[._]"
     r"|self_attn\.(slope_rate|(query|key|diagonal)_decay)$"
 )
+
+INDEXER_NAMES = astuple(IndexerNames())
 
 
 def check_tensor_names(decoder_weights: DecoderWeights) -> None:
@@ -45,8 +49,9 @@ def check_tensor_names(decoder_weights: DecoderWeights) -> None:
 
 
 def _unread_keys(decoder_weights: DecoderWeights) -> tuple[str, ...]:
-    """Return how the names of tensors begin that make keys and values of layers which read those of others, and of
-    norms after the MLPs of layers without a mixture where only mixtures have them.
+    """Return how the names of tensors begin that make keys and values of layers which read those of others, of norms
+    after the MLPs of layers without a mixture where only mixtures have them, and of indexers of layers which attend to
+    the tokens that an earlier layer has chosen.
 
     Published files have some, though no code reads them.
     """
@@ -56,6 +61,9 @@ def _unread_keys(decoder_weights: DecoderWeights) -> tuple[str, ...]:
     if norm := decoder_weights.config.tensors.mixture_after_norm:
         dense = [i for i, shape in enumerate(decoder_weights.config.layers) if shape.routing is None]
         unread += [decoder_weights.layer_name(layer, f"{norm}.") for layer in dense]
+    if decoder_weights.config.indexer is not None:
+        shared = [i for i, shape in enumerate(decoder_weights.config.layers) if not shape.has_indexer]
+        unread += [decoder_weights.layer_name(layer, f"{name}.") for layer in shared for name in INDEXER_NAMES]
     return tuple(unread)
 
 
