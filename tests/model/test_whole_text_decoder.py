@@ -11,8 +11,9 @@ from support.run_model import load_test_runner, serve_requests
 from test_encoder import embedding_requests, hidden_states, make_texts, normalized
 from test_pooling import unpack_vectors, write_pooling_config
 
-from parley.model.checkpoint.files import LoadError
+from parley.model.checkpoint.files import LoadError, read_config
 from parley.model.load.check import check_model
+from parley.model.load.text_encoders.whole_text import plan_whole_text
 from parley.types import EngineRequest, PoolingOptions, Settings
 
 SIZES = {"vocab_size": tiny_models.VOCAB, "hidden_size": 64, "intermediate_size": 112, "num_hidden_layers": 2,
@@ -100,11 +101,15 @@ def test_texts_of_a_multimodal_embedding_model(tmp_path):
     pooling = PoolingOptions(task="token_embed", normalize=False)
     actual = unpack_vectors(serve_requests(runner, embedding_requests(pooling))[0])
     torch.testing.assert_close(torch.tensor(actual["4"]).view(-1, 40), rows[4], atol=2e-5, rtol=1e-4)
-    edit_config(
-        tmp_path, text_config=json.loads((tmp_path / "config.json").read_text())["text_config"] | {"embedding_dim": 0}
-    )
+    text_config = json.loads((tmp_path / "config.json").read_text())["text_config"]
+    edit_config(tmp_path, text_config=text_config | {"embedding_dim": 0})
     with pytest.raises(LoadError, match="no valid embedding_dim"):
         load_test_runner(tmp_path)
+    # Only the whole config need say how the weights are stored
+    stored = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    edit_config(tmp_path, dtype="float32", text_config=text_config | {"dtype": None}, quantization_config=stored)
+    decoder_plan = plan_whole_text(Settings(model=str(tmp_path), dtype="auto"), tmp_path, read_config(tmp_path)).decoder
+    assert (decoder_plan.dtype, decoder_plan.quantization.method) == (torch.float32, "fp8")
 
 
 def test_a_head_of_a_language_model_is_left_out(tmp_path):

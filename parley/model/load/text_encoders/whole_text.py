@@ -29,6 +29,7 @@ from parley.model.networks.classifier import ClassifierHead
 from parley.model.networks.config import FUSABLE_TYPES, DecoderConfig, Unfusable, read_decoder_config
 from parley.model.networks.pooling import DenseLayer, PoolingRecipe, read_pooling_recipe
 from parley.model.networks.whole_text_decoder import WholeTextDecoder
+from parley.text.media_family import SHARED_FIELDS
 from parley.types import Settings
 
 EMBEDDING_GEMMA2 = "embedding_gemma2_text"
@@ -80,10 +81,11 @@ def is_whole_text_model(folder: Path, config: dict[str, Any]) -> bool:
 
 
 def _text_config(config: dict[str, Any]) -> dict[str, Any]:
-    """Return the part of a config that is about texts. Of EmbeddingGemma 2, the encoders of media are not read."""
+    """Return the part of a config that is about texts, with what only the whole config says of it. Of EmbeddingGemma 2,
+    the encoders of media are not read."""
     text_config = config.get("text_config")
     if isinstance(text_config, dict) and text_config.get("model_type") == EMBEDDING_GEMMA2:
-        return text_config
+        return text_config | {name: config[name] for name in SHARED_FIELDS if config.get(name) is not None}
     return config
 
 
