@@ -176,11 +176,12 @@ LATE_MODELS = """\
 
 ## Late-interaction models
 
-ColBERT models make a vector of each token, by linear layers after the encoder, and none of a whole text. Two forms are
-read: that of ColBERT's authors (`linear.weight` beside the encoder's weights, and `ColBERT` in the architecture's name,
-as in `HF_ColBERT`), and that of PyLate (modules.json lists Transformer and Dense). `/pooling` returns the vectors;
-`/rerank` and `/score` compare texts by them. Texts are read as they are, as in vLLM: without marks for queries and
-documents, and without tokens that fill up a query.
+ColBERT models make a vector of each token, by linear layers after the encoder, and none of a whole text. Three forms
+are read: that of ColBERT's authors (`linear.weight` beside the encoder's weights, and `ColBERT` in the architecture's
+name, as in `HF_ColBERT`), that of PyLate (modules.json lists Transformer and Dense), and that of sentence-transformers'
+MultiVectorEncoder (MultiVectorMask and Normalize follow). `/pooling` returns the vectors; `/rerank` and `/score`
+compare texts by them. Texts are read as they are, as in vLLM: without marks for queries and documents, without tokens
+that fill up a query, and with all tokens of a document, punctuation too.
 """
 WHOLE_TEXTS = """\
 

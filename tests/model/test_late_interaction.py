@@ -11,6 +11,7 @@ from test_pooling import unpack_vectors
 
 from parley.model.checkpoint.files import LoadError
 from parley.model.load.check import check_model
+from parley.model.networks.pooling import read_pooling_recipe
 from parley.types import EngineRequest, PoolingOptions, Settings
 
 WEIGHT = torch.linspace(-1, 1, 9 * 48).reshape(9, 48).cos()
@@ -28,10 +29,11 @@ def add_authors_layer(folder, name, architecture, weight=WEIGHT):
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
 
 
-def add_module(folder, **settings):
-    """Write the layer as PyLate does: a module of its own, without a pooling."""
+def add_module(folder, later=(), **settings):
+    """Write the layer as PyLate does: a module of its own, without a pooling. ``later``: the modules that follow."""
     modules = [{"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"},
                {"idx": 1, "name": "1", "path": "1_Dense", "type": "pylate.models.Dense.Dense"}]  # fmt: skip
+    modules += [{"idx": i, "name": str(i), "path": str(i), "type": kind} for i, kind in enumerate(later, 2)]
     (folder / "modules.json").write_text(json.dumps(modules))
     (folder / "1_Dense").mkdir()
     identity = {"activation_function": "torch.nn.modules.linear.Identity", "use_residual": False}
@@ -40,14 +42,22 @@ def add_module(folder, **settings):
     save_file({"linear.weight": WEIGHT}, folder / "1_Dense" / "model.safetensors")
 
 
+MASK_AND_NORM = [
+    "sentence_transformers.multi_vector_encoder.modules.multi_vector_mask.MultiVectorMask",
+    "sentence_transformers.sentence_transformer.modules.normalize.Normalize",
+]
 FORMS = {
     "authors": lambda folder: add_authors_layer(folder, "linear.weight", "HF_ColBERT"),
     "vllm": lambda folder: add_authors_layer(folder, "colbert_linear.weight", "ColBERTModel"),
     "pylate": add_module,
+    "sentence-transformers": lambda folder: add_module(folder, MASK_AND_NORM, module_input_name="token_embeddings"),
 }
 
 
-@pytest.mark.parametrize(("form", "kind"), [("authors", "bert"), ("vllm", "bert"), ("pylate", "modernbert")])
+@pytest.mark.parametrize(
+    ("form", "kind"),
+    [("authors", "bert"), ("vllm", "bert"), ("pylate", "modernbert"), ("sentence-transformers", "bert")],
+)
 def test_vectors_of_tokens_pass_the_linear_layer(tmp_path, form, kind):
     model = write_encoder(tmp_path, kind, num_hidden_layers=1)
     FORMS[form](tmp_path)
@@ -82,3 +92,10 @@ def test_load_refuses_unsupported_late_interaction_models(tmp_path, form, senten
     for load in (lambda: load_test_runner(tmp_path), lambda: check_model(Settings(model=str(tmp_path)))):
         with pytest.raises(LoadError, match=sentence):
             load()
+
+
+@pytest.mark.parametrize(("later", "normalizes"), [((), True), (MASK_AND_NORM[:1], False), (MASK_AND_NORM, True)])
+def test_the_folder_says_whether_vectors_of_tokens_have_length_1(tmp_path, later, normalizes):
+    write_encoder(tmp_path, "bert", num_hidden_layers=1)
+    add_module(tmp_path, later)
+    assert read_pooling_recipe(tmp_path).normalize == normalizes

@@ -9,6 +9,7 @@ model is only read here; its head (``sparse_head.py``) applies it.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,6 +40,9 @@ FLAG_MODES = {"cls_token": "cls", "max_tokens": "max", "mean_tokens": "mean"}  #
 MIN_NORM = 1e-12
 MODULES = ("Transformer", "Pooling", "Dense", "Normalize")  # the kinds that modules.json may list, in this order
 SPARSE_MODULES = (["MLMTransformer", "SpladePooling"], ["Transformer", "SpladePooling"])  # of sparse embedding models
+TOKEN_MASK = "MultiVectorMask"  # says which tokens count, by their ids
+# The modules of late-interaction models: those of PyLate, or of sentence-transformers since 6.0
+LATE_MODULES = re.compile(f"Transformer(,Dense)+(,{TOKEN_MASK})?(,Normalize)?|Transformer,{TOKEN_MASK}(,Normalize)?")
 SPARSE_LOGARITHMS = {"relu": 1, "log1p_relu": 2}  # how many follow the ReLU, by ``activation_function``
 SPLADE_MODE = "splade"
 # Activations of linear layers, by the last part of the name of PyTorch's class.
@@ -163,9 +167,16 @@ def read_pooling_recipe(folder: Path) -> PoolingRecipe | None:
             sparse=_read_sparse_pooling(folder / str(modules[1].get("path", ""))),
         )
     dense_count = kinds.count("Dense")
-    if kinds == ["Transformer", *["Dense"] * dense_count] and dense_count:  # PyLate's form of ColBERT
-        layers = [_read_dense_layer(folder / str(module.get("path", "")), reads_tokens=True) for module in modules[1:]]
-        return PoolingRecipe((), max_text_tokens=_read_text_length(folder), token_layers=tuple(layers))
+    if LATE_MODULES.fullmatch(",".join(kinds)):
+        dense_modules = modules[1:][:dense_count]
+        return PoolingRecipe(
+            (),
+            normalize="Normalize" in kinds or TOKEN_MASK not in kinds,  # PyLate's code does it without a module
+            max_text_tokens=_read_text_length(folder),
+            token_layers=tuple(
+                _read_dense_layer(folder / str(module.get("path", "")), reads_tokens=True) for module in dense_modules
+            ),
+        )
     if kinds != ["Transformer", "Pooling", *["Dense"] * dense_count, *["Normalize"] * ("Normalize" in kinds)]:
         raise LoadError(f"modules.json lists {', '.join(kinds)}; only {', '.join(MODULES)} can be served, in order.")
     settings = _read_json_value(folder / str(modules[1].get("path", "")) / "config.json", dict)
