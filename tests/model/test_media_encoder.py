@@ -373,6 +373,16 @@ def test_encoders_beside_a_language_model_with_mamba_layers_are_loaded(tmp_path)
     assert encoder_parts(load_towers(towers))
 
 
+@pytest.mark.parametrize(
+    ("text", "sentence"), [('{"a":', "of the model cannot be read"), ("[1]", "does not hold a JSON object")]
+)
+def test_a_broken_config_of_a_processor_is_an_error(tmp_path, text, sentence):
+    folder = write_multimodal_model(tmp_path, "llava")
+    (folder / "processor_config.json").write_text(text)
+    with pytest.raises(LoadError, match=rf"^processor_config\.json .*{sentence}"):
+        check_model(Settings(model=str(folder)))
+
+
 def test_a_checkpoint_without_encoders_reads_text_only(tmp_path):
     folder = copy_model(
         multimodal_folder("llava"), tmp_path / "copy", lambda name: name if name.startswith("language_model.") else None

@@ -19,7 +19,7 @@ from parley.model.checkpoint.files import Checkpoint, LoadError
 from parley.model.checkpoint.mlx import has_mlx_layout
 from parley.model.load.multimodal import keep_encoders
 from parley.text.media_family import ENCODER_CONFIGS, MediaFamily, has_unread_media, read_media_family, writer_config
-from parley.text.tokens.json_files import read_json_object
+from parley.text.tokens.json_files import BadTokenizer, read_json_object
 from parley.types import Settings
 
 log = logging.getLogger("parley.engine")
@@ -67,14 +67,17 @@ def plan_towers(folder: Path, config: dict[str, Any], dtype: torch.dtype, device
 
 
 def _missing_package(folder: Path, family: MediaFamily) -> str | None:
-    """Return what needs a package that is not installed, and its name; None if nothing does.
+    """Return what needs a package that is not installed, and its name; None if nothing does. Raises LoadError.
 
     MiniCPM-OCR's processor may choose sizes by the letters that it finds with OpenCV.
     """
     if family.needs_timm and find_spec("timm") is None:
         return "encoders need the package timm"
     for name in PROCESSOR_FILES:
-        content = read_json_object(folder / name) if (folder / name).is_file() else {}
+        try:
+            content = read_json_object(folder / name)
+        except BadTokenizer as error:
+            raise LoadError(str(error)) from None
         settings = content.get("image_processor", content)
         is_adaptive = isinstance(settings, dict) and settings.get("small_image_upsize") == "adaptive"
         if is_adaptive and find_spec("cv2") is None:
