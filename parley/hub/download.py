@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from parley.gguf.folder import GGUF_SUFFIX, choose_gguf, choose_projector
+from parley.hub.path_guard import PathInsteadOfName, guard_cache
 from parley.hub.transfer import TransferMeter
 
 WEIGHT_PATTERN = "*.safetensors"
@@ -91,7 +92,7 @@ def download_model(
     )
 
     name, arguments = _download_arguments(model, needs_weights)
-    _check_entity_tags()
+    guard_cache()
     report("downloading", 0.0)
     try:
         chosen_names = _choose_on_hub(model, name, arguments, needs_projector)
@@ -103,6 +104,8 @@ def download_model(
         return Path(folder, *chosen_names[:1])
     except ModelMissing:
         raise
+    except PathInsteadOfName as error:
+        raise ModelMissing(str(error)) from None
     except GatedRepoError:
         reason = "it is open only to users who accepted its terms; accept them on the hub and set HF_TOKEN"
     except RepositoryNotFoundError:
@@ -124,24 +127,6 @@ def download_model(
         cause = getattr(error, "strerror", None) or type(error).__name__
         reason = f"the download failed ({cause}); check disk and network, and try again"
     raise ModelMissing(f"{model} cannot be served: {reason}.")
-
-
-def _check_entity_tags() -> None:
-    """Have huggingface_hub refuse entity tags with path separators: it names files after them, so a hub could write
-    outside the cache."""
-    from huggingface_hub import get_session
-
-    session = get_session()
-    hooks = session.event_hooks
-    if _refuse_path_in_tag not in hooks["response"]:
-        session.event_hooks = {**hooks, "response": [*hooks["response"], _refuse_path_in_tag]}
-
-
-def _refuse_path_in_tag(response: Any) -> None:
-    """Raise ModelMissing if an answer about a file has an entity tag with a path separator."""
-    tag = response.headers.get("x-linked-etag") or response.headers.get("etag") or ""
-    if response.request.method == "HEAD" and ("/" in tag.removeprefix("W/") or "\\" in tag):
-        raise ModelMissing("The hub cannot be used: the entity tag of a file is a path.")
 
 
 def _choose_on_hub(model: str, name: str, arguments: dict[str, Any], needs_projector: bool) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -114,33 +115,35 @@ class FakeHub(BaseHTTPRequestHandler):
             data = json.dumps({"id": "owner/model", "sha": COMMIT, "siblings": []}).encode()
         elif path.startswith("/api/models/owner/model/"):
             status, headers = 404, {"X-Error-Code": "RevisionNotFound"}
-        elif path.startswith("/owner/sly/resolve/"):
-            data, headers = b"{}", {"ETag": '"../../../../outside"', "X-Repo-Commit": COMMIT}
-        elif path.startswith("/api/models/owner/sly/tree/"):
-            data = json.dumps([{"type": "file", "path": "config.json", "size": 2, "oid": COMMIT}]).encode()
-        elif path == "/api/models/owner/sly/revision/main":
-            data = json.dumps({"id": "owner/sly", "sha": COMMIT, "siblings": []}).encode()
         elif path.startswith("/api/models/owner/gated"):
             status, headers = 403, {"X-Error-Code": "GatedRepo"}
         elif path.startswith("/api/models/owner/broken"):
             status = 500
         else:
             status, headers = 404, {"X-Error-Code": "RepoNotFound"}
+        self._send(status, headers, data if body else b"", len(data))
+
+    def _send(self, status: int, headers: dict[str, str], data: bytes, size: int) -> None:
         self.send_response(status)
-        for name, value in {**headers, "Content-Length": str(len(data)), "Content-Type": "application/json"}.items():
+        for name, value in {**headers, "Content-Length": str(size), "Content-Type": "application/json"}.items():
             self.send_header(name, value)
         self.end_headers()
-        if body:
-            self.wfile.write(data)
+        self.wfile.write(data)
+
+
+@contextlib.contextmanager
+def serve_hub(hub: type[FakeHub]) -> Iterator[ThreadingHTTPServer]:
+    hub.requested_paths = []
+    with ThreadingHTTPServer(("127.0.0.1", 0), hub) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield server
+        server.shutdown()
 
 
 @pytest.fixture
 def running_server() -> Iterator[ThreadingHTTPServer]:
-    FakeHub.requested_paths = []
-    with ThreadingHTTPServer(("127.0.0.1", 0), FakeHub) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+    with serve_hub(FakeHub) as server:
         yield server
-        server.shutdown()
 
 
 def resolve_in_process(
@@ -335,10 +338,37 @@ def test_reports_hub_errors_in_one_sentence(tmp_path, running_server, model, why
     assert "\n" not in answer and "127.0.0.1" not in answer
 
 
-def test_a_hub_cannot_write_outside_the_cache(tmp_path, running_server):
-    home = tmp_path / "home"
-    answer, _ = resolve_in_process("owner/sly", home, running_server.server_port)
-    assert answer == "missing: The hub cannot be used: the entity tag of a file is a path."
+OUTSIDE = "../../../../../outside"
+
+
+@pytest.mark.parametrize(
+    ("hostile", "title"),
+    [
+        ({"tag": f'"{OUTSIDE}"'}, "entity tag of a file"),
+        ({"sha": OUTSIDE, "commit": "any text"}, "commit of a model"),
+        ({"commit": OUTSIDE}, "commit of a file"),
+        ({"commit": OUTSIDE, "status": 404}, "commit of a file"),
+        ({"lfs": {"oid": OUTSIDE, "size": 2, "pointerSize": 2}}, "sum of a file"),
+    ],
+)
+def test_a_hub_cannot_write_outside_the_cache(tmp_path, hostile, title):
+    class HostileHub(FakeHub):
+        def _answer(self, body: bool) -> None:
+            status, headers, data = 200, {}, b"{}"
+            if "/resolve/" in self.path:
+                status = hostile.get("status", 200)
+                headers = {"ETag": hostile.get("tag", '"tag"'), "X-Repo-Commit": hostile.get("commit", COMMIT)}
+                headers |= {"X-Error-Code": "EntryNotFound"} if status == 404 else {}
+            elif "/tree/" in self.path:
+                sums = {"oid": COMMIT, "lfs": hostile.get("lfs"), "xetHash": COMMIT[:32] * 2}
+                data = json.dumps([{"type": "file", "path": "config.json", "size": 2, **sums}]).encode()
+            else:
+                data = json.dumps({"id": "owner/sly", "sha": hostile.get("sha", COMMIT), "siblings": []}).encode()
+            self._send(status, headers, data if body else b"", len(data))
+
+    with serve_hub(HostileHub) as server:
+        answer, _ = resolve_in_process("owner/sly", tmp_path / "home", server.server_port, HF_HUB_DISABLE_XET="0")
+    assert answer == f"missing: The hub cannot be used: the {title} is a path."
     assert not list(tmp_path.rglob("outside*"))
 
 
