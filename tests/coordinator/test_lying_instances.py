@@ -85,6 +85,22 @@ async def test_a_decode_instance_that_only_asks_for_recomputes_is_given_up(clust
     assert len(p.requests) == attempts.MAX_FRUITLESS_RECOMPUTES + 1
 
 
+async def test_a_decode_instance_that_computes_between_recomputes_may_ask_for_many(cluster) -> None:
+    p, d = ScriptedInstance("prefill"), ScriptedInstance("decode")
+    running = await cluster(p, d)
+    asked = 0
+
+    async def ask_again(d: ScriptedInstance, request_id: str, parts: list[bytes], first_part: int) -> None:
+        nonlocal asked
+        asked += 1
+        if asked == 2 * attempts.MAX_FRUITLESS_RECOMPUTES:
+            d.decode_hook = None
+        d.send_frames([result_frames.encode_retry_frame(request_id, b'{"prompt":"2,1,2%b"}' % (b",3" * asked))])
+
+    p.script, d.decode_hook = UNSTREAMED_SCRIPT, ask_again
+    assert (await running.post("/mindie/v1/chat/completions", CHAT_BODY)).body == b'{"whole":true}'
+
+
 async def test_the_kept_outputs_of_an_answer_are_bounded(cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stream_merge, "LARGEST_ANSWER", 1000)
     p, d = ScriptedInstance("prefill", script=CHAT_SCRIPT), ScriptedInstance("decode")

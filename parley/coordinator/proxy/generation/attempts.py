@@ -52,7 +52,7 @@ from parley.web.request_body import ClientGone
 
 # Seconds before the same instance is tried again: at first, doubled each time, and at most.
 RETRY_DELAY, MAX_RETRY_DELAY = 0.05, 2.0
-MAX_FRUITLESS_RECOMPUTES = 10  # in a row, each before D has sent anything
+MAX_FRUITLESS_RECOMPUTES = 10  # in a row, without any output of D
 RECOMPUTE_DELAY = 1.0  # seconds before a refused recompute is tried again
 
 
@@ -144,6 +144,7 @@ class RequestRunner:
         self._first_token_due = inf  # when the first token is due; finite once P was asked
         self._recomputes = 0
         self._fruitless_recomputes = 0  # in a row
+        self._recompute_size = inf  # bytes of the largest body that D has asked a recompute of
         self._merge = StreamMerge(client, scheduler.table.clock)
         self._layout = ""  # KV layout of the instances that computed the part the client has
         self._refused = False  # an instance has refused the request because of its content
@@ -247,11 +248,7 @@ class RequestRunner:
             placement.close_placement()
             return True
         except RecomputeRequested as recompute:
-            self._recomputes += 1
-            self._fruitless_recomputes = 0 if self._merge.part_count else self._fruitless_recomputes + 1
-            if self._fruitless_recomputes > MAX_FRUITLESS_RECOMPUTES:
-                raise refusals.coordinator_error(500, refusals.TEXTS.retry_failed) from None
-            self._body = (recompute.body,)
+            self._prepare_recompute(recompute.body)
             return False
         except AttemptFailed as failure:
             self._refused = failure.refused
@@ -267,6 +264,17 @@ class RequestRunner:
             placement.close_placement(False)
             if attempt_span is not None:
                 attempt_span.finish(placement)
+
+    def _prepare_recompute(self, body: bytes) -> None:
+        """Send another body from now on, which D has asked for. Raises ParleyError if D gets nowhere."""
+        self._recomputes += 1
+        # An answer in one piece arrives at its end, but the body contains the tokens so far
+        has_outputs = self._merge.part_count > 0 or len(body) > self._recompute_size
+        self._fruitless_recomputes = 0 if has_outputs else self._fruitless_recomputes + 1
+        if self._fruitless_recomputes > MAX_FRUITLESS_RECOMPUTES:
+            raise refusals.coordinator_error(500, refusals.TEXTS.retry_failed)
+        self._recompute_size = len(body) if self._recomputes == 1 else max(self._recompute_size, len(body))
+        self._body = (body,)
 
     def _begin_span(self, started_at: float) -> AttemptSpan | None:
         """Begin the span of an attempt that has been scheduled since ``started_at``; None if it is not traced."""
