@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 from support.cluster_of_servers import Cluster
-from support.http_client import Answer, RunningServer
+from support.http_client import Answer, RunningServer, build_request
 
+from parley.coordinator.proxy.generation.stream_merge import StreamMerge
+from parley.disagg.wire.result_frames import ResultFrame
 from parley.errors import Stopping
 
 ROLES = [("mixed",), ("prefill", "decode")]
@@ -89,10 +91,11 @@ async def test_a_key_cannot_stop_a_waiting_request_of_another_key(live_cluster) 
     await run_on(cluster, first)
 
 
-async def test_a_request_that_is_stopped_between_two_attempts_keeps_its_text(live_cluster) -> None:
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_request_that_is_stopped_between_two_attempts_keeps_its_text(live_cluster, stream: bool) -> None:
     cluster = await live_cluster("mixed", "mixed", max_running=1, reply=lambda work, index: [70] * 3000, tick=0.001)
-    path, body, _ = REQUESTS[1]
-    stream = send(cluster.front, path, body | {"parameters": {"max_new_tokens": 3000, "details": True}}, {})
+    path, body, _ = REQUESTS[stream]
+    call = send(cluster.front, path, body | {"parameters": {"max_new_tokens": 3000, "details": True}}, {})
     await cluster.front.until(lambda: cluster.instances[0].engine.stats.generated_tokens > 5)
     first = await fill_cluster(cluster, requests=2)
     cluster.coordinator.table.set_instance_offline(cluster.coordinator.table.instances[1], offline=True)
@@ -100,7 +103,32 @@ async def test_a_request_that_is_stopped_between_two_attempts_keeps_its_text(liv
         open_request.fail_on_shutdown(Stopping("The server is shutting down."))
     await cluster.front.until(lambda: cluster.coordinator.scheduler.queued_requests == 1)
     assert (await stop(cluster.front, path)).status == 200
-    frames = [json.loads(line[5:]) for line in (await stream).body.splitlines() if line]
-    assert frames[-1]["details"]["finish_reason"] == "stop_sequence"
-    assert 5 < frames[-1]["details"]["generated_tokens"] == len([frame for frame in frames if frame["text_output"]])
+    if stream:
+        frames = [json.loads(line[5:]) for line in (await call).body.splitlines() if line]
+        assert frames[-1]["details"]["finish_reason"] == "stop_sequence"
+        assert 5 < frames[-1]["details"]["generated_tokens"] == len([frame for frame in frames if frame["text_output"]])
+    else:  # the client has no text yet
+        assert ((await call).status, (await call).json["text_output"]) == (200, "")
     await run_on(cluster, first)
+
+
+async def test_a_stop_that_comes_with_the_end_of_an_answer_changes_nothing(
+    live_cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = await live_cluster("mixed", reply=lambda work, index: [70] * 9, tick=0.005)
+    take_frame, body, stops = StreamMerge.take_frame, CHAT | {"stream": True}, []
+    expected = await cluster.front.post("/v1/chat/completions", body)
+
+    def take_after_stop(merge: StreamMerge, frame: ResultFrame) -> None:
+        if frame.kind == "lastData" and merge._early is None:  # the other part of the answer has come
+            stops.append([runner.stop_request() for runner in cluster.coordinator.front._stops])
+        take_frame(merge, frame)
+
+    monkeypatch.setattr(StreamMerge, "take_frame", take_after_stop)
+    connection = await cluster.front.connect()
+    for _ in range(2):
+        await connection.send(build_request("POST", "/v1/chat/completions", body))
+        async with asyncio.timeout(20):
+            assert (await connection.answer()).body == expected.body
+    assert stops == [[True]] * 2
+    await cluster.wait_until_idle()

@@ -178,6 +178,8 @@ class RequestRunner:
                     pass
             return True
         except TimeoutError:
+            if self._merge.answered:  # in the same turn of the event loop
+                return True
             if self._outside_error is not None:
                 raise self._outside_error from None
             if self._stop_requested and not self._stopping:
@@ -206,7 +208,7 @@ class RequestRunner:
             return True
         has_native = any(instance.native for instance in self._scheduler.table.usable_instances())
         answered_by_other = bool(self._recomputes) or (self.client.status != 0 and not self._merge.sent)
-        if not has_native or answered_by_other or not self._merge.exact:
+        if not has_native or answered_by_other or (self._merge.sent and not self._merge.exact):
             return False  # only parley's instances know the outputs so far
         self._stop_requested = True
         with contextlib.suppress(RuntimeError):  # the answer is complete

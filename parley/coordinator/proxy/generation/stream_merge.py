@@ -51,10 +51,10 @@ class RecomputeRequested(Exception):
 class StreamMerge:
     """The answer to one client.
 
-    ``sent``: the client has received a part of the answer, or is about to; ``exact``: the engine outputs of all of it
-    are known, so that it can be resumed. ``asking``: the pending answer of P. ``done``: the future of this attempt,
-    which raises ResultsCut or RecomputeRequested. ``part_count``: parts of this attempt that came from D;
-    ``last_part_at``: when the last of them came, by the clock.
+    ``sent``: the client has received a part of the answer, or is about to; ``answered``: the whole answer; ``exact``:
+    the engine outputs of what was sent are known, so that it can be resumed. ``asking``: the pending answer of P.
+    ``done``: the future of this attempt, which raises ResultsCut or RecomputeRequested. ``part_count``: parts of this
+    attempt that came from D; ``last_part_at``: when the last of them came, by the clock.
     """
 
     __slots__ = (
@@ -74,6 +74,7 @@ class StreamMerge:
         "_stream",
         "_used_is_final",
         "_used_tokens",
+        "answered",
         "asking",
         "done",
         "exact",
@@ -83,7 +84,7 @@ class StreamMerge:
     )  # fmt: skip
 
     def __init__(self, client: DownstreamClient, clock: Callable[[], float]):
-        self.sent, self.exact = False, True
+        self.sent, self.answered, self.exact = False, False, True
         self._clock = clock
         self._client, self._out = client, BackpressureBuffer(client)
         self._records: list[bytes] = []  # engine outputs of the part that the client has, in base64
@@ -167,6 +168,7 @@ class StreamMerge:
     def finish_merge(self, data: bytes) -> None:
         """Send the last part of the stream."""
         self._start_stream()
+        self.answered = True
         self._out.send_last_part(data)
 
     async def wait_for_client(self) -> None:
@@ -279,7 +281,7 @@ class StreamMerge:
             self.finish_merge(payload if self.exact else self._with_done_mark(self._without_opening(payload)))
         else:
             self._collect_part(payload)
-            self.sent = True
+            self.sent = self.answered = True
             self._client.send_complete(self._status, self._head, b"".join(self._parts))
         if not self.done.done():
             self.done.set_result(None)
