@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from support.cluster_of_servers import Cluster
 from support.http_client import Answer, RunningServer, build_request
+from support.scripted_instance import ScriptedInstance
 
 from parley.coordinator.proxy.generation.stream_merge import StreamMerge
 from parley.disagg.wire.result_frames import ResultFrame
@@ -19,7 +20,7 @@ STOP = "/mindie/v2/models/tiny/stopInfer"
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "Hello there"}], "max_tokens": 40}
 TEXT = {"id": "77", "text_input": "a b", "parameters": {"max_new_tokens": 40, "details": True}}
 TOKENS = {"request_id": "77", "token_ids": [5, 6], "sampling_params": {"max_tokens": 40}}
-ID_HEADER = {"req-id": "77"}
+ID_HEADER, JSON_HEADER = {"req-id": "77"}, "content-type: application/json"
 REQUESTS: list[tuple[str, dict[str, Any], dict[str, str]]] = [
     ("/mindie/v2/models/tiny/generate", TEXT, {}),
     ("/mindie/v2/models/tiny/generate_stream", TEXT, {}),
@@ -110,6 +111,25 @@ async def test_a_request_that_is_stopped_between_two_attempts_keeps_its_text(liv
     else:  # the client has no text yet
         assert ((await call).status, (await call).json["text_output"]) == (200, "")
     await run_on(cluster, first)
+
+
+async def test_listed_requests_stop_although_an_instance_has_gone(cluster) -> None:
+    gone, other = ScriptedInstance(), ScriptedInstance()
+    running = await cluster(gone, other, heartbeat=30)
+    held: list[str] = []
+
+    async def hold_request(d: ScriptedInstance, request_id: str, parts: list[bytes], first_part: int) -> None:
+        held.append(request_id)
+
+    gone.decode_hook = other.decode_hook = hold_request
+    call = asyncio.create_task(running.post("/inference/v1/generate", json.dumps(TOKENS).encode(), JSON_HEADER))
+    await running.wait_until(lambda: bool(held))
+    gone.decode_hook = other.decode_hook = None
+    await gone.kill_instance()
+    stopped = await running.post("/inference/v1/abort_requests", b'{"request_ids":["77"]}', JSON_HEADER)
+    assert (stopped.status, (await call).status) == (200, 200)
+    (request,) = (each for each in other.requests if each.target == "/inference/v1/generate")
+    assert request.headers["parley-stopped"] == "true"
 
 
 async def test_a_stop_that_comes_with_the_end_of_an_answer_changes_nothing(

@@ -215,10 +215,9 @@ class RequestRunner:
             self._timer.reschedule(0.0)
         return True
 
-    @property
-    def is_waiting(self) -> bool:
-        """Whether no instance is running the request."""
-        return not self._busy_instances
+    def runs_on(self, instances: Sequence[ClusterInstance]) -> bool:
+        """Whether the request is running, on no other instances than these."""
+        return bool(self._busy_instances) and all(instance in instances for instance in self._busy_instances)
 
     def _end_stream(self, error: ParleyError) -> None:
         """End a stream that has begun with an error."""

@@ -97,12 +97,14 @@ class RequestStops:
         instances = self._table.running_instances()
         if not instances:
             raise refusals.coordinator_error(503, refusals.TEXTS.cluster_not_ready)
-        answer = await forward.ask_all(self._connections, client, instances, body)
+        answers = await forward.collect_answers(self._connections, client, instances, body)
+        answer = next((answer for answer in answers if answer.status >= 400), answers[0])
         if answer.status < 400:
             abort_list = await self._read_command(path, client, body)
             assert isinstance(abort_list, AbortList)
             async for open_run in self._find_runs(client, abort_list.labels):
-                if open_run.runner.is_waiting:
+                # Requests of an instance that does not answer would continue on another
+                if len(answers) < len(instances) or not open_run.runner.runs_on(instances):
                     open_run.runner.stop_request()
         client.send_complete(*answer)
 

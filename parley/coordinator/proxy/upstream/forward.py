@@ -150,20 +150,10 @@ async def forward_to_all(
 
     Raises ParleyError if an instance does not answer.
     """
-    client.send_complete(*await ask_all(connections, client, instances, body))
-
-
-async def ask_all(
-    connections: InstanceConnections, client: DownstreamClient, instances: list[ClusterInstance], body: bytes
-) -> InstanceAnswer:
-    """Send the request to all instances, and return the first refusal, or else the first answer.
-
-    Raises ParleyError if an instance does not answer.
-    """
-    answers = await _collect_answers(connections, client, instances, body)
+    answers = await collect_answers(connections, client, instances, body)
     if len(answers) < len(instances):
         raise refusals.coordinator_error(500, refusals.TEXTS.send_failed)
-    return next((answer for answer in answers if answer.status >= 400), answers[0])
+    client.send_complete(*next((answer for answer in answers if answer.status >= 400), answers[0]))
 
 
 async def ask_able(
@@ -171,7 +161,7 @@ async def ask_able(
 ) -> InstanceAnswer:
     """Send the request to all instances, and return the first success, or else the first answer. Raises
     ParleyError."""
-    answers = await _collect_answers(connections, client, instances, body)
+    answers = await collect_answers(connections, client, instances, body)
     return next((answer for answer in answers if answer.status < 400), answers[0])
 
 
@@ -183,7 +173,7 @@ async def forward_and_merge(
     merge: Callable[[Iterable[bytes]], bytes],
 ) -> None:
     """Send the client the merged answers of all instances, or the first error if none succeeds. Raises ParleyError."""
-    answers = await _collect_answers(connections, client, instances, body)
+    answers = await collect_answers(connections, client, instances, body)
     pages = [answer for answer in answers if answer.status == 200]
     try:
         client.send_complete(*(pages[0]._replace(body=merge(page.body for page in pages)) if pages else answers[0]))
@@ -191,7 +181,7 @@ async def forward_and_merge(
         raise refusals.coordinator_error(500, refusals.TEXTS.send_failed) from None
 
 
-async def _collect_answers(
+async def collect_answers(
     connections: InstanceConnections, client: DownstreamClient, instances: list[ClusterInstance], body: bytes
 ) -> list[InstanceAnswer]:
     """Return the answers of the instances that can be reached, at least one. Raises ParleyError."""
