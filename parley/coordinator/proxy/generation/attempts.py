@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from math import inf
 
@@ -22,6 +22,7 @@ from parley.coordinator import refusals
 from parley.coordinator.config import CoordinatorOptions
 from parley.coordinator.proxy.downstream.client import DownstreamClient
 from parley.coordinator.proxy.generation import prefill_answer
+from parley.coordinator.proxy.generation.attempt_failure import AttemptFailed, classify_refusal
 from parley.coordinator.proxy.generation.prefill_answer import BadPrefillAnswer, PrefillAnswer
 from parley.coordinator.proxy.generation.stream_merge import RecomputeRequested, ResultsCut, StreamMerge
 from parley.coordinator.proxy.upstream import forward
@@ -33,11 +34,8 @@ from parley.disagg.wire.headers import (
     CLIENT_ID_HEADER,
     CREATED_HEADER,
     ELAPSED_HEADER,
-    LOST_HEADER,
     PREFACE_HEADER,
-    REFUSED_HEADER,
     RESULTS_HEADER,
-    SHORT_HEADER,
     STOPPED_HEADER,
     UUID_HEADER,
 )
@@ -54,30 +52,6 @@ from parley.web.request_body import ClientGone
 RETRY_DELAY, MAX_RETRY_DELAY = 0.05, 2.0
 MAX_FRUITLESS_RECOMPUTES = 10  # in a row, without any output of D
 RECOMPUTE_DELAY = 1.0  # seconds before a refused recompute is tried again
-
-
-class AttemptFailed(Exception):
-    """An attempt failed because of an instance.
-
-    ``answer``: P's answer, if there is one; ``final``: no other instance would do better; ``equally_unfit``: ids of
-    instances that would not do better either; ``refused``: the request is at fault. ``status`` and ``text``: the
-    client's error if no other attempt is made.
-    """
-
-    def __init__(
-        self,
-        status: int,
-        text: str,
-        instance: ClusterInstance | None = None,
-        *,
-        answer: InstanceAnswer | None = None,
-        final: bool = False,
-        equally_unfit: Iterable[int] = (),
-        refused: bool = False,
-    ):
-        super().__init__(text)
-        self.status, self.text, self.instance, self.equally_unfit = status, text, instance, equally_unfit
-        self.answer, self.final, self.refused = answer, final, refused
 
 
 class AttemptSpan:
@@ -435,7 +409,7 @@ class RequestRunner:
             return None
         if answer.status != 200:
             self._busy_instances = ()
-            raise _classify_refusal(placement, answer, self._scheduler.table.usable_instances())
+            raise classify_refusal(placement, answer, self._scheduler.table.usable_instances())
         try:
             return prefill_answer.parse_prefill_answer(answer.body)
         except BadPrefillAnswer:
@@ -473,33 +447,6 @@ def _broken_connection_text(broken: ConnectionBroken) -> str:
     if broken.abandoned:
         return refusals.TEXTS.prefill_failed
     return refusals.TEXTS.prefill_send_failed if broken.unsent else refusals.TEXTS.prefill_receive_failed
-
-
-def _classify_refusal(placement: Placement, answer: InstanceAnswer, usable: Sequence[ClusterInstance]) -> AttemptFailed:
-    """Classify P's error: one of P or D, so that other instances may do better, or one of the client."""
-    marks = {name for name, _ in answer.headers}
-    if prefill_answer.reports_full_decode(answer):
-        placement.report_handover_refused()
-        return AttemptFailed(429, refusals.TEXTS.too_many_requests, placement.d)
-    if LOST_HEADER in marks:
-        placement.p.accepts_requests = False  # until its status reports a new engine
-        return AttemptFailed(answer.status, refusals.TEXTS.prefill_failed, placement.p)
-    if prefill_answer.reports_wrong_role(answer):
-        return AttemptFailed(503, refusals.TEXTS.prefill_failed, placement.p)
-    if SHORT_HEADER in marks and any(instance.context_length > placement.p.context_length for instance in usable):
-        equally_unfit = [instance.id for instance in usable if instance.context_length <= placement.p.context_length]
-        return AttemptFailed(
-            answer.status, refusals.TEXTS.prefill_failed, placement.p, answer=answer, equally_unfit=equally_unfit
-        )
-    text = refusals.TEXTS.inference_timeout if answer.status == 408 else refusals.TEXTS.prefill_failed
-    return AttemptFailed(
-        answer.status,
-        text,
-        placement.p,
-        answer=answer,
-        final=answer.status not in (429, 503),
-        refused=REFUSED_HEADER in marks,
-    )
 
 
 def _target_headers(
