@@ -74,9 +74,8 @@ def read_response_format(body: Fields, strict_schemas: bool) -> Grammar | None:
         case "text":
             return None
         case "json_object":
-            bare_schema = output_constraints.read_json_schema(
-                format_object, "schema"
-            )  # an extension of llama.cpp and others
+            # An extension of llama.cpp and others
+            bare_schema = output_constraints.read_json_schema(format_object, "schema")
             return Grammar("json", output_constraints.ANY_OBJECT_SCHEMA if bare_schema is None else bare_schema)
         case "structural_tag":
             return output_constraints.read_structural_tag(format_object, "response_format")

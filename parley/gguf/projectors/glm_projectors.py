@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from typing import Any
 
-from parley.gguf.header import GgufError
 from parley.gguf.projectors.projector import Projector, WholeModel
 from parley.gguf.projectors.projector_file import ProjectorFile
 from parley.gguf.projectors.qwen_projectors import FRAMES, HEAD_PARTS, MERGE_SIZE, QWEN_BLOCK_NAMES
@@ -38,14 +36,10 @@ def _glm_vision(file: ProjectorFile) -> dict[str, Any]:
 
 
 def _glm_4_encoder(file: ProjectorFile) -> dict[str, Any]:
-    positions = file.shape("v.position_embd.weight")[0]
-    side = math.isqrt(positions)
-    if side**2 != positions:
-        raise GgufError(f"{file.name} has {positions} positions in v.position_embd.weight, which make no square")
     return {
         "vision_config": _glm_vision(file)
         | {
-            "image_size": side * file.count("patch_size"),
+            "image_size": file.position_side() * file.count("patch_size"),
             "intermediate_size": file.shape("mm.up.weight")[0],  # of the merger; MLPs of blocks have the outer size
             "attention_bias": file.has_tensor("v.blk.0.attn_qkv.bias"),
         }

@@ -6,11 +6,10 @@ from typing import Any
 
 from parley.gguf.header import GgufError
 from parley.gguf.projectors.projector import Projector, same_text
-from parley.gguf.projectors.projector_file import ProjectorFile
+from parley.gguf.projectors.projector_file import POSITIONS, ProjectorFile
 
 MERGE_SIZE = 2  # patches per embedding in rows and columns
 AXIS_PARTS = 4  # of heads: pairs of numbers that rotate by column, and by row
-POSITIONS = "v.position_embd.weight"
 
 
 def _kimi_encoder(file: ProjectorFile) -> dict[str, Any]:

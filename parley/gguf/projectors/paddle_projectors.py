@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
-from parley.gguf.header import GgufError
 from parley.gguf.projectors.projector import SIGLIP_BLOCK_NAMES, Projector, same_text
 from parley.gguf.projectors.projector_file import ProjectorFile
 
 MERGE_SIZE = 2  # patches per embedding in rows and columns
 PADDLE_PIXELS = (147384, 2822400)  # the fewest and the most of a picture, as published
 HEAD_PARTS = 4  # of heads: pairs of numbers that rotate by row, and by column
-POSITIONS = "v.position_embd.weight"
 
 
 def _paddle_encoder(file: ProjectorFile) -> dict[str, Any]:
-    positions = file.shape(POSITIONS)[0]
-    side = math.isqrt(positions)
-    if side**2 != positions:
-        raise GgufError(f"{file.name} has {positions} positions in {POSITIONS}, which make no square")
     return {
         "vision_config": {
             "model_type": "paddleocr_vl_vision",
@@ -28,7 +21,7 @@ def _paddle_encoder(file: ProjectorFile) -> dict[str, Any]:
             "num_hidden_layers": file.block_count(),
             "num_attention_heads": file.head_count(HEAD_PARTS),
             "patch_size": file.count("patch_size"),
-            "image_size": side * file.count("patch_size"),
+            "image_size": file.position_side() * file.count("patch_size"),
             "spatial_merge_size": file.count("spatial_merge_size", MERGE_SIZE),
             "layer_norm_eps": file.positive_number("attention.layer_norm_epsilon", 1e-6),
         }

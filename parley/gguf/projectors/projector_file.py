@@ -11,6 +11,7 @@ from typing import Any, Literal
 from parley.gguf.architecture import shortest_number
 from parley.gguf.header import GgufError, GgufModel
 
+POSITIONS = "v.position_embd.weight"  # embeddings of patches by place
 # The encoder's letter, the number of the block, the tensor, and its ending
 BLOCK_TENSOR = re.compile(r"([va])\.blk\.(\d{1,5})\.([a-z_0-9]+)\.([a-z_]+)")
 
@@ -91,6 +92,15 @@ class ProjectorFile:
         if name not in self.model.tensors:
             raise GgufError(f"{self.name} has no tensor {name}")
         return self.model.tensors[name].shape
+
+    def position_side(self) -> int:
+        """Return how many positions a side of the square has that ``POSITIONS`` embeds. Raises GgufError if they make
+        none."""
+        positions = self.shape(POSITIONS)[0]
+        side = math.isqrt(positions)
+        if side**2 != positions:
+            raise GgufError(f"{self.name} has {positions} positions in {POSITIONS}, which make no square")
+        return side
 
     def pixels(self, default: tuple[int, int]) -> dict[str, int]:
         """Return the fewest and the most pixels of a picture, as processors name them."""

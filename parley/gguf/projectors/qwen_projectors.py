@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import reprlib
 from dataclasses import replace
 from functools import partial
@@ -68,15 +67,12 @@ def qwen_2_5_vision(file: ProjectorFile) -> dict[str, Any]:
 
 
 def _qwen_3_vision(file: ProjectorFile) -> dict[str, Any]:
-    positions = file.shape("v.position_embd.weight")[0]
-    if math.isqrt(positions) ** 2 != positions:
-        raise GgufError(f"{file.name} has {positions} positions in v.position_embd.weight, which make no square")
     return _qwen_vision(
         file,
         hidden_size=file.count("embedding_length"),
         intermediate_size=file.count("feed_forward_length"),
         out_hidden_size=file.shape("mm.2.weight")[0],
-        num_position_embeddings=positions,
+        num_position_embeddings=file.position_side() ** 2,
         deepstack_visual_indexes=deep_layers(file),
     )
 
