@@ -23,7 +23,7 @@ from parley.serving.stage import request_stage
 from parley.types import Event, PromptVector
 from parley.web.content_coding import compress_body
 from parley.web.exchange import Exchange
-from parley.web.offload import off_loop
+from parley.web.offload import to_thread_if_large
 from parley.web.request_body import ClientGone
 
 log = logging.getLogger("parley.server")
@@ -57,10 +57,10 @@ async def answer_generation(exchange: Exchange, reply: Reply, generation: Genera
         await generation.hand_over_request()
         return
     reply.timings = generation.request_timings
-    body = await off_loop(vector_bytes, partial(reply.render_body, generation.usage))
+    body = await to_thread_if_large(vector_bytes, partial(reply.render_body, generation.usage))
     extra_headers = reply.answer_headers(reply.timings)
     if reply.content_coding:
-        body = await off_loop(len(body), partial(compress_body, body, reply.content_coding))
+        body = await to_thread_if_large(len(body), partial(compress_body, body, reply.content_coding))
         extra_headers = [*extra_headers, (b"content-encoding", reply.content_coding)]
     if exchange.limits_counted and stage is None:
         extra_headers = [*extra_headers, (USED_HEADER, msgspec.json.encode(generation.used_tokens))]

@@ -173,7 +173,7 @@ class SharedPathEndpoint:
         if self.route.kind == "generate" and exchange.stage is None and not exchange.counts_tokens:
             self.app.cluster.read_command(exchange)  # report a bad command before any error in the body
         body = await exchange.peek_body()
-        member_names = await exchange.run_work(len(body), partial(non_null_members, body))
+        member_names = await exchange.to_thread_if_large(len(body), partial(non_null_members, body))
         endpoints, default_endpoint = self.endpoints, self.default_endpoint
         if self._encoder_endpoints and self.app.registry.main_model.is_encoder:
             endpoints = self._encoder_endpoints + self.endpoints

@@ -61,7 +61,7 @@ async def handle_generate(
             model = registry.find_model(path_model)
             model.require_ready()
         body = await exchange.read_body()
-        model, reply = await exchange.run_work(
+        model, reply = await exchange.to_thread_if_large(
             len(body), partial(read_generation_body, registry, route, exchange, body)
         )
         del body  # it may be large, and the answer long

@@ -50,7 +50,7 @@ from parley.types import (
     Usage,
 )
 from parley.web.logs import AccessLogEntry
-from parley.web.offload import off_loop
+from parley.web.offload import to_thread_if_large
 
 UNANSWERED_MESSAGE = "The engine ended this request without an answer."
 
@@ -160,7 +160,9 @@ class Generation:
         if media:
             drop_media(request)
         strings = request.stop_conditions.strings
-        stops = await off_loop(16 * sum(map(len, strings)), partial(StopAutomaton, strings)) if strings else None
+        stops = (
+            await to_thread_if_large(16 * sum(map(len, strings)), partial(StopAutomaton, strings)) if strings else None
+        )
         if self._failure is not None:
             raise self._failure
         model.require_ready()  # the state may have changed while a long prompt was prepared

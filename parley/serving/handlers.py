@@ -45,7 +45,7 @@ from parley.text.tokens.tokenizer import Tokenizer
 from parley.types import Chat, ProcessedMedia, Prompt, Text
 from parley.version import __version__
 from parley.web.exchange import Exchange
-from parley.web.offload import OFFLOAD_SIZE, off_loop
+from parley.web.offload import OFFLOAD_SIZE, to_thread_if_large
 
 RouteHandler = Callable[[ModelRegistry, Route, Exchange], Awaitable[None]]
 
@@ -64,7 +64,7 @@ async def handle_tokenize(registry: ModelRegistry, route: Route, exchange: Excha
     if route.refuse_headers is not None and (refusal := route.refuse_headers(exchange.headers)) is not None:
         await exchange.send_response(refusal.body, refusal.status, refusal.content_type)
         return
-    tokenize_request = await exchange.run_work(
+    tokenize_request = await exchange.to_thread_if_large(
         len(body), partial(_read_tokenize_request, registry, route, exchange, body)
     )
     writer = tokenize_request.writer or route.writer
@@ -83,9 +83,11 @@ async def handle_tokenize(registry: ModelRegistry, route: Route, exchange: Excha
     size = len(prompt.text) if isinstance(prompt, Text) and is_one_text else len(body)
     work = partial(_tokenize_and_encode, model, tokenize_request, writer, processed)
     if size > HUGE_TEXT:
-        answer = await exchange.while_connected(_run_alone(registry.huge_text_lock, partial(off_loop, size, work)))
+        answer = await exchange.while_connected(
+            _run_alone(registry.huge_text_lock, partial(to_thread_if_large, size, work))
+        )
     else:
-        answer = await exchange.run_work(size, work)
+        answer = await exchange.to_thread_if_large(size, work)
     await exchange.send_response(answer)
 
 
@@ -138,12 +140,12 @@ async def handle_detokenize(registry: ModelRegistry, route: Route, exchange: Exc
     registry.require_any_ready()
     body = await exchange.read_body()
     assert route.reader is not None and route.writer is not None
-    detokenize_request: DetokenizeRequest = await exchange.run_work(len(body), partial(route.reader, body))
+    detokenize_request: DetokenizeRequest = await exchange.to_thread_if_large(len(body), partial(route.reader, body))
     model = registry.find_model(detokenize_request.model)
     model.require_ready()
     decode = partial(_decode_texts, model.text_pipeline.tokenizer, detokenize_request)
     size = 4 * sum(map(len, (detokenize_request.token_ids, *detokenize_request.further_ids)))
-    texts = await exchange.run_work(size, decode)
+    texts = await exchange.to_thread_if_large(size, decode)
     await exchange.send_response(route.writer(*texts))
 
 
@@ -218,7 +220,7 @@ async def handle_abort(
     assert route.reader is not None
     model = registry.find_model(exchange.path_params.get("model", ""))
     body = await exchange.read_body()
-    abort_request: AbortRequest = await exchange.run_work(
+    abort_request: AbortRequest = await exchange.to_thread_if_large(
         len(body), partial(route.reader, body, request_context(registry, model, exchange))
     )
     open_request = model.find_open_request(abort_request.request_label, exchange.tenant)
@@ -234,7 +236,7 @@ async def handle_abort_list(registry: ModelRegistry, route: Route, exchange: Exc
     """Cancel open requests of the client, of any model."""
     assert route.reader is not None
     body = await exchange.read_body()
-    abort_list: AbortList = await exchange.run_work(
+    abort_list: AbortList = await exchange.to_thread_if_large(
         len(body), partial(route.reader, body, request_context(registry, registry.main_model, exchange))
     )
     for open_request in registry.open_requests:
@@ -249,7 +251,7 @@ async def handle_adapter(registry: ModelRegistry, route: Route, exchange: Exchan
     """Load or unload a LoRA adapter."""
     assert route.reader is not None
     body = await exchange.read_body()
-    adapter_change: AdapterChange | Answer = await exchange.run_work(
+    adapter_change: AdapterChange | Answer = await exchange.to_thread_if_large(
         len(body), partial(route.reader, body, request_context(registry, registry.main_model, exchange))
     )
     if isinstance(adapter_change, Answer):
@@ -300,7 +302,7 @@ async def handle_info(registry: ModelRegistry, route: Route, exchange: Exchange)
     """Answer a question about the server or its models, as the dialect words it."""
     assert route.reader is not None
     body = await exchange.read_body()
-    answer = await exchange.run_work(
+    answer = await exchange.to_thread_if_large(
         len(body),
         partial(route.reader, body, request_context(registry, registry.main_model, exchange), registry.server_facts()),
     )
@@ -313,7 +315,9 @@ async def handle_stored(registry: ModelRegistry, route: Route, exchange: Exchang
     body = await exchange.read_body()
     context = request_context(registry, registry.main_model, exchange)
     size = OFFLOAD_SIZE + 1 if route.reads_many else len(body)
-    result: Answer | StreamReplay | BatchJob = await exchange.run_work(size, partial(route.reader, body, context))
+    result: Answer | StreamReplay | BatchJob = await exchange.to_thread_if_large(
+        size, partial(route.reader, body, context)
+    )
     if isinstance(result, Answer):
         await _send_answer(exchange, result)
     elif isinstance(result, BatchJob):

@@ -52,7 +52,7 @@ from parley.types import (
     TextPair,
     Tokens,
 )
-from parley.web.offload import off_loop
+from parley.web.offload import to_thread_if_large
 
 MAX_PRIORITY = (1 << 63) - 1
 # Keep engine ids unique: a retried request may arrive while the engine still runs its first attempt.
@@ -92,7 +92,7 @@ async def prepare_engine_requests(
     size = sum(map(_prompt_characters, request.prompts)) + 64 * len(request.banned_words) + len(request.prediction)
     size += sum(len(item.replacement) for item in media)
     grammars = await _compile_grammars(model, request, tenant)
-    prompts = await off_loop(size, partial(_prepare_prompts, model, request, media))
+    prompts = await to_thread_if_large(size, partial(_prepare_prompts, model, request, media))
     return [
         (prepared, _build_engine_request(model, request, number, prepared, max_tokens, grammars[number], tenant))
         for number, (prepared, max_tokens) in enumerate(prompts)

@@ -26,7 +26,9 @@ async def handle_render(registry: ModelRegistry, route: Route, exchange: Exchang
     the request is reported as usual."""
     registry.require_any_ready()
     body = await exchange.read_body()
-    model, reply = await exchange.run_work(len(body), partial(read_generation_body, registry, route, exchange, body))
+    model, reply = await exchange.to_thread_if_large(
+        len(body), partial(read_generation_body, registry, route, exchange, body)
+    )
     if isinstance(reply, Answer):
         await exchange.send_response(reply.body, reply.status, reply.content_type)
         return
@@ -44,7 +46,7 @@ async def handle_render(registry: ModelRegistry, route: Route, exchange: Exchang
         size += 8 * sum(len(output.token_ids) for output in reply.outputs)
         prompts, vocabulary = [prepared for prepared, _ in prepared_prompts], model.model_info.vocab_size
         work = partial(_render_answer, model.text_pipeline, reply, prompts, vocabulary)
-    await exchange.send_response(await exchange.run_work(size, work))
+    await exchange.send_response(await exchange.to_thread_if_large(size, work))
 
 
 def _render_answer(

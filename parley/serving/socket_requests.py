@@ -8,16 +8,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
 
 from parley.dialects.socket_session import SocketRequest, SocketSession
 from parley.errors import SERVER_ERROR, Overloaded, Stopping, TimedOut, TooLarge
 from parley.serving.inherited_headers import inherited_headers
 from parley.web.exchange import Exchange
-from parley.web.offload import OFFLOAD_SIZE, off_loop
+from parley.web.offload import to_thread_if_large
 from parley.web.request_body import ClientGone, HeldBody
 from parley.web.websocket.message_cycle import MessageCycle
 from parley.web.websocket.protocol import (
@@ -33,7 +31,6 @@ from parley.web.websocket.protocol import (
 
 log = logging.getLogger("parley.server")
 
-T = TypeVar("T")
 
 ENVELOPE_BYTES = 4096  # bytes that a message may have in addition to the body in it
 MAX_READING = 4  # times the limit of a body that the messages of a connection may take until their requests run
@@ -92,7 +89,7 @@ class SocketConversation:
             limit = self._body_limit + ENVELOPE_BYTES
             receive = self._websocket.receive_part
             data = await held.receive(receive, limit, options.body_timeout, options.body_rate)
-            result = await _run_work(len(data), partial(self._session.read_message, data))
+            result = await to_thread_if_large(len(data), partial(self._session.read_message, data))
             refusal = result if isinstance(result, bytes) else self._refuse_request(result, held)
             if refusal is None:
                 assert not isinstance(result, bytes)
@@ -170,7 +167,7 @@ class SocketConversation:
         release = partial(self._release, waiting.held)
         try:
             size = waiting.held.size + self._session.count_earlier_bytes(waiting.request)
-            answer = await _run_work(size, partial(self._session.start_request, waiting.request))
+            answer = await to_thread_if_large(size, partial(self._session.start_request, waiting.request))
             own_headers = (*answer.headers, (b"content-length", b"%d" % len(answer.body)))
             scope = {**self._scope, "headers": [*self._scope["headers"], *own_headers]}
             cycle = MessageCycle(scope, self._websocket, answer.body, answer, release)
@@ -206,8 +203,3 @@ class SocketConversation:
         finally:
             for task in self._tasks:
                 task.cancel()
-
-
-async def _run_work(size: int, work: Callable[[], T]) -> T:
-    """Call ``work`` and return its result; in a thread, if its input is large."""
-    return work() if size <= OFFLOAD_SIZE else await off_loop(size, work)

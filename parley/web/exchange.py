@@ -27,7 +27,7 @@ from parley.types import NO_TENANT, KeyLimitStates, Tenant
 from parley.web.content_coding import decompress_body
 from parley.web.http_cycle import CHUNK_PER_EVENT, CYCLE_KEY, ResponseWriter
 from parley.web.logs import LOGGED_BODY_BYTES, AccessLogEntry
-from parley.web.offload import OFFLOAD_SIZE, off_loop
+from parley.web.offload import OFFLOAD_SIZE, to_thread_if_large
 from parley.web.options import HttpOptions
 from parley.web.random_ids import draw_id
 from parley.web.request_body import ClientGone, HeldBody, receive_part, too_large_error
@@ -217,7 +217,7 @@ class Exchange:
             self.preface_bytes, body = body[: self.preface_size], body[self.preface_size :]
         if coding:
             compressed_size = len(body)
-            body = await off_loop(limit, partial(decompress_body, body, coding, limit))
+            body = await to_thread_if_large(limit, partial(decompress_body, body, coding, limit))
             held_body.count_bytes(len(body) - compressed_size)
         if options.log_bodies:
             self.log_entry.request_body = body[:LOGGED_BODY_BYTES]
@@ -225,13 +225,12 @@ class Exchange:
             self.audited_body = body[:MAX_AUDITED_BODY]
         return body
 
-    async def run_work(self, size: int, work: Callable[[], T]) -> T:
-        """Call ``work`` and return its result.
+    async def to_thread_if_large(self, size: int, work: Callable[[], T]) -> T:
+        """Call ``work`` and return its result; use a thread if its input, ``size`` bytes, is larger than OFFLOAD_SIZE.
 
-        If its input is large, ``size`` bytes, it runs in a thread, and is abandoned as soon as the client disconnects
-        (ClientGone).
+        Work in a thread is abandoned as soon as the client disconnects (ClientGone).
         """
-        return work() if size <= OFFLOAD_SIZE else await self.while_connected(off_loop(size, work))
+        return work() if size <= OFFLOAD_SIZE else await self.while_connected(to_thread_if_large(size, work))
 
     async def while_connected(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine, and cancel it as soon as the client disconnects. Raises ClientGone in that case."""

@@ -15,7 +15,7 @@ T = TypeVar("T")
 OFFLOAD_SIZE = 16 << 10  # bytes or characters of input above which work runs in a thread
 
 
-async def off_loop(size: int, work: Callable[[], T]) -> T:
+async def to_thread_if_large(size: int, work: Callable[[], T]) -> T:
     """Call ``work`` and return its result; use a thread if its input is larger than OFFLOAD_SIZE.
 
     If the caller is cancelled, work in a thread ends at its next ``stop_if_abandoned``.

@@ -258,7 +258,9 @@ class InferenceFront:
         body, kind = None, path.kind
         if kind is None:  # the path belongs to two APIs
             body = await client.read_body()
-            route, client.dialect = await client.run_work(len(body), partial(path.pick_route, body, client.headers))
+            route, client.dialect = await client.to_thread_if_large(
+                len(body), partial(path.pick_route, body, client.headers)
+            )
             kind = route.kind
         if kind == "generate":
             await self._generation.run_generation(path, client, body)

@@ -51,7 +51,7 @@ async def handle_pause(registry: ModelRegistry, route: Route, exchange: Exchange
     read_command = partial(
         route.reader, body, request_context(registry, registry.main_model, exchange), registry.server_facts()
     )
-    pause_answer: PauseAnswer = await exchange.run_work(len(body), read_command)
+    pause_answer: PauseAnswer = await exchange.to_thread_if_large(len(body), read_command)
     if pause_answer.command is not None:
         registry.set_pause(PAUSE_STATES[pause_answer.command])
     await exchange.send_response(pause_answer.answer.body, pause_answer.answer.status, pause_answer.answer.content_type)

@@ -27,7 +27,7 @@ async def handle_pull(registry: ModelRegistry, route: Route, exchange: Exchange)
     assert route.reader is not None
     body = await exchange.read_body()
     context = request_context(registry, registry.main_model, exchange)
-    pull = await exchange.run_work(len(body), partial(route.reader, body, context, registry.server_facts()))
+    pull = await exchange.to_thread_if_large(len(body), partial(route.reader, body, context, registry.server_facts()))
     answer = pull if isinstance(pull, Answer) else None if registry.options.pull else pull.refusal
     if answer is not None:
         await exchange.send_response(answer.body, answer.status, answer.content_type)

@@ -24,7 +24,7 @@ from parley.dialects.facts import Endpoint, EndpointShare
 from parley.errors import NotFound, NotReady, ParleyError, UnknownModel, excerpt
 from parley.serving.file_faults import describe_fault
 from parley.types import Tenant
-from parley.web.offload import off_loop
+from parley.web.offload import to_thread_if_large
 
 log = logging.getLogger("parley.server")
 
@@ -114,7 +114,7 @@ class EndpointStore:
         self, decide: Callable[[Mapping[str, Endpoint]], Answer | EndpointChange], size: int
     ) -> Answer:
         async with self._change_lock:
-            change = await off_loop(size, partial(decide, self.by_name))
+            change = await to_thread_if_large(size, partial(decide, self.by_name))
             if isinstance(change, Answer):
                 return change
             endpoints = {name: endpoint for name, endpoint in self.by_name.items() if name != change.remove_endpoint}

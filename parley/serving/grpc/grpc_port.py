@@ -36,7 +36,7 @@ from parley.types import NO_LIMITS
 from parley.web.auth import ApiKeys
 from parley.web.grpc_limits import IdleCalls, grpc_server_options
 from parley.web.grpc_listener import GrpcListener
-from parley.web.offload import off_loop
+from parley.web.offload import to_thread_if_large
 from parley.web.tls.files import TlsFiles
 
 GrpcContext = Any  # grpc.aio.ServicerContext, which has no types
@@ -149,7 +149,7 @@ class TritonGrpcPort:
         """Answer a question about the server or its models."""
         message = await _parse_message(message_type, data)
         work = partial(ask, message, call.request_context(self._registry.main_model, {}), self._registry.server_facts())
-        result: bytes = (await off_loop(len(data), work)).SerializeToString()
+        result: bytes = (await to_thread_if_large(len(data), work)).SerializeToString()
         return result
 
     async def _watch_health(self, call: GrpcCall, data: bytes, context: GrpcContext) -> None:
@@ -258,7 +258,7 @@ class TritonGrpcPort:
         read_message = partial(
             infer.read_grpc_infer, message, call.request_context(model, infer.path_parts_of(message)), whole=whole
         )
-        inference = await off_loop(message.ByteSize(), read_message)
+        inference = await to_thread_if_large(message.ByteSize(), read_message)
         request_metrics = RequestMetrics(model.metrics, call.log_entry, call.arrived, call.trace)
         generation = Generation(model, inference.request, request_metrics, call.tenant, account=account)
         try:
@@ -273,7 +273,7 @@ class TritonGrpcPort:
 
 async def _parse_message(message_type: Any, data: bytes) -> ProtoMessage:
     try:
-        return await off_loop(len(data), partial(parse_message, message_type, data))
+        return await to_thread_if_large(len(data), partial(parse_message, message_type, data))
     except DecodeError:
         raise GrpcError(grpc.StatusCode.INTERNAL, "The message could not be read.", fatal=True) from None
 

@@ -78,7 +78,7 @@ class GenerationFront:
         elif body is None:
             body = await client.read_body()
         if self._strict and not path.dialect.framed_answers:
-            text = await client.run_work(len(body), partial(BODY_FAULT, path.route.path, body))
+            text = await client.to_thread_if_large(len(body), partial(BODY_FAULT, path.route.path, body))
             if text:
                 raise refusals.coordinator_error(400, text)
         client_id = (self._identity.tenant_of(client), client.client_request_id)
@@ -100,7 +100,9 @@ class GenerationFront:
                 await client.while_connected(self._run_attempts(path, client, inlined.body, inlined))
         except ParleyError:
             # To word the error.
-            _, client.dialect = await client.run_work(len(body), partial(path.pick_route, body, client.headers))
+            _, client.dialect = await client.to_thread_if_large(
+                len(body), partial(path.pick_route, body, client.headers)
+            )
             raise
         finally:
             self._load.body_bytes -= inflated
@@ -115,7 +117,7 @@ class GenerationFront:
             return await client.read_body() if body is None else body
         if body is None:
             body = await client.read_body()
-        _, client.dialect = await client.run_work(len(body), partial(path.pick_route, body, client.headers))
+        _, client.dialect = await client.to_thread_if_large(len(body), partial(path.pick_route, body, client.headers))
         self._client_keys.admit_request(client)
         return body
 

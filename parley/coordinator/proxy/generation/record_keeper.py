@@ -73,7 +73,9 @@ class RecordKeeper:
             return None
         assert path.route.inliner is not None
         try:
-            inlined = await client.run_work(len(body), partial(path.route.inliner, body, self._context(client)))
+            inlined = await client.to_thread_if_large(
+                len(body), partial(path.route.inliner, body, self._context(client))
+            )
         except ParleyError:
             await self._identity.check_key(client)
             raise
@@ -88,7 +90,7 @@ class RecordKeeper:
         await self._identity.check_key(client)
         read = partial(route.reader, body, self._context(client))
         size = OFFLOAD_SIZE + 1 if route.reads_many else len(body)
-        result: Answer | StreamReplay | BatchJob = await client.run_work(size, read)
+        result: Answer | StreamReplay | BatchJob = await client.to_thread_if_large(size, read)
         if isinstance(result, Answer):
             await client.send_response(result.body, result.status, result.content_type)
         elif isinstance(result, BatchJob):

@@ -35,7 +35,7 @@ class OpenRun:
         """Return the ids that stop the request, as an instance would know them; none for a malformed request. The body
         is parsed once."""
         if self._cancel_ids is None:
-            self._cancel_ids = await self.runner.client.run_work(len(self._body), self._parse_cancel_ids)
+            self._cancel_ids = await self.runner.client.to_thread_if_large(len(self._body), self._parse_cancel_ids)
         return self._cancel_ids
 
     def _parse_cancel_ids(self) -> frozenset[str]:
@@ -121,4 +121,4 @@ class RequestStops:
         """Read a client's command. Raises ParleyError."""
         route, _ = path.pick_route(body, client.headers)
         assert route.reader is not None
-        return await client.run_work(len(body), partial(route.reader, body, parsing_context(client)))
+        return await client.to_thread_if_large(len(body), partial(route.reader, body, parsing_context(client)))

@@ -41,4 +41,4 @@ class SchedulingFacts:
 
     async def _hash_prompt(self, client: DownstreamClient, body: bytes, owner: str = "") -> PromptHashes:
         rate = self._table.options.string_token_rate
-        return await client.run_work(len(body), partial(hash_prompt, body, rate, owner))
+        return await client.to_thread_if_large(len(body), partial(hash_prompt, body, rate, owner))

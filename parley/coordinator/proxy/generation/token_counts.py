@@ -98,7 +98,7 @@ async def reserve_tokens(
         if isinstance(counts, InstanceAnswer):
             return counts
     else:
-        route, _ = await client.run_work(len(body), partial(path.pick_route, body, client.headers))
+        route, _ = await client.to_thread_if_large(len(body), partial(path.pick_route, body, client.headers))
         counts = await _estimate_token_counts(client, route, body, scheduling_request.prompt_tokens)
     await client.account.reserve_tokens(counts.prompt_tokens, counts.output_tokens)
     client.reserved_prompt_tokens = counts.prompt_tokens
@@ -133,7 +133,7 @@ async def _estimate_token_counts(
     context = RequestContext(client.request_uuid, 0, "", path_parts=client.path_params, headers=client.headers)
     try:
         assert route.reader is not None
-        reply = await client.run_work(len(body), partial(route.reader, body, context))
+        reply = await client.to_thread_if_large(len(body), partial(route.reader, body, context))
     except ParleyError:  # the server will say so
         return ReservedTokens(prompt_tokens, 0)
     if not isinstance(reply, Reply) or reply.request.pooling is not None:

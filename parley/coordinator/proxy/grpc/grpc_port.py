@@ -40,7 +40,7 @@ from parley.version import __version__
 from parley.web.exchange import REQUEST_ID_PATTERN, TIMEOUT_HEADER
 from parley.web.grpc_limits import IdleCalls, grpc_server_options
 from parley.web.grpc_listener import GrpcListener
-from parley.web.offload import off_loop
+from parley.web.offload import to_thread_if_large
 from parley.web.options import HttpOptions
 from parley.web.random_ids import draw_id
 from parley.web.tls.files import TlsFiles
@@ -246,7 +246,7 @@ def _request_headers(context: GrpcContext) -> list[tuple[bytes, bytes]]:
 
 async def _parse_message(kind: Any, data: bytes) -> ProtoMessage:
     try:
-        return await off_loop(len(data), partial(parse_message, kind, data))
+        return await to_thread_if_large(len(data), partial(parse_message, kind, data))
     except Invalid as error:
         raise grpc_error(error) from None
     except DecodeError:
