@@ -45,7 +45,7 @@ from parley.serving.api_processes.plan import (
     planned_model,
     shared_options,
 )
-from parley.serving.handlers import RouteHandler
+from parley.serving.handlers.route_table import RouteHandler
 from parley.serving.options import ServerOptions
 from parley.serving.registry import ModelRegistry
 from parley.web.exchange import Exchange

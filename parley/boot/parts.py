@@ -16,8 +16,8 @@ from parley.instance.instance_state import InstanceState
 from parley.instance.links import PeerLinks
 from parley.instance.member import ClusterMember
 from parley.instance.request_intake import RequestIntake
-from parley.serving import handlers
 from parley.serving.app import App
+from parley.serving.handlers.route_table import SERVER_HANDLERS
 from parley.serving.options import ServerOptions
 from parley.serving.registry import ModelRegistry
 from parley.serving.served_model import ServedModel
@@ -47,7 +47,7 @@ class ServerParts:
         self.member = ClusterMember(self.instance_state, peer)
         self.intake = RequestIntake(self.member)
         self.handlers = {
-            **handlers.SERVER_HANDLERS,
+            **SERVER_HANDLERS,
             **instance_handlers.build_instance_handlers(self.instance_state, self.intake),
         }
 

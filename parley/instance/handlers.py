@@ -17,7 +17,8 @@ from parley.instance.instance_state import InstanceState
 from parley.instance.request_intake import RequestIntake
 from parley.instance.status import instance_status
 from parley.serving.generate import handle_generate
-from parley.serving.handlers import RouteHandler, handle_abort
+from parley.serving.handlers.abort import handle_abort
+from parley.serving.handlers.route_table import RouteHandler
 from parley.serving.registry import ModelRegistry
 from parley.web.exchange import Exchange
 from parley.web.http_cycle import CYCLE_KEY, HttpCycle
@@ -144,7 +145,7 @@ async def handle_instance_status(
     instance_state.access.require_member(exchange)
     if registry.shutting_down:
         stopping = INSTANCE_PLANE.stopping_answer
-        await exchange.send_response(stopping.body, stopping.status, stopping.content_type)
+        await exchange.send_answer(stopping)
         return
     version = 2 if route.path.startswith("/v2") else 1
     await exchange.send_response(

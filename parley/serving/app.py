@@ -45,7 +45,7 @@ from parley.errors import (
     Unauthorized,
     excerpt,
 )
-from parley.serving.handlers import PROBE_KINDS, SERVER_HANDLERS, RouteHandler
+from parley.serving.handlers.route_table import PROBE_KINDS, SERVER_HANDLERS, RouteHandler
 from parley.serving.keys.audit_log import AuditLog
 from parley.serving.keys.scopes import check_key_api
 from parley.serving.options import ServerOptions
@@ -324,7 +324,7 @@ class App:
             exchange.abort_connection()
         except CommandRefused as refused:
             answer = INSTANCE_PLANE.render_command_refusal(refused)
-            await exchange.send_response(answer.body, answer.status, answer.content_type)
+            await exchange.send_answer(answer)
         except ParleyError as error:
             await self._send_error(exchange, error)
         except HTTPException:

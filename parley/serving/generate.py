@@ -131,7 +131,7 @@ async def _send_ready_answer(model: ServedModel, answer: Answer, exchange: Excha
     if not isinstance(answer, Acknowledgement):
         model.metrics.invalid_requests.add_count()
     marks = exchange.coordinator_headers(None)
-    await exchange.send_response(answer.body, answer.status, answer.content_type, marks)
+    await exchange.send_answer(answer, marks)
 
 
 async def _answer_token_count(model: ServedModel, reply: Reply, exchange: Exchange) -> None:

@@ -30,7 +30,7 @@ async def handle_render(registry: ModelRegistry, route: Route, exchange: Exchang
         len(body), partial(read_generation_body, registry, route, exchange, body)
     )
     if isinstance(reply, Answer):
-        await exchange.send_response(reply.body, reply.status, reply.content_type)
+        await exchange.send_answer(reply)
         return
     assert isinstance(reply, PromptRenderer | AnswerRenderer)
     exchange.adopt_reply(reply)

@@ -271,6 +271,10 @@ class Exchange:
         await self._start_response(status, headers)
         await self._write_body(body, last=True)
 
+    async def send_answer(self, answer: Answer, extra_headers: HeaderList = ()) -> None:
+        """Send an answer that a dialect has rendered."""
+        await self.send_response(answer.body, answer.status, answer.content_type, extra_headers)
+
     async def write_stream(self, data: bytes, media_type: str, *, last: bool = False) -> None:
         """Send a part of a stream, after the headers if it is the first one; an empty media type is left out."""
         if not self.status:
@@ -332,7 +336,7 @@ class Exchange:
             headers.append((b"accept-encoding", b"gzip, deflate"))
         if answer.status == 401:
             headers.append((b"www-authenticate", b"Bearer"))
-        await self.send_response(answer.body, answer.status, answer.content_type, headers)
+        await self.send_answer(answer, headers)
 
     def adopt_reply(self, reply: Reply) -> None:
         """Format errors with this reply from now on, because the body has been read."""

@@ -13,8 +13,8 @@ from support.metrics_page import metric_value
 from parley import __version__
 from parley.dialects.mounts import dedicated_mounts, universal_mounts
 from parley.engine.protocol import EngineFailed
-from parley.serving import handlers
 from parley.serving.app import App
+from parley.serving.handlers import tokens as token_handlers
 from parley.text.prompt import TextPipeline
 
 KEY = "sk-right-key-0123456789"
@@ -361,7 +361,7 @@ async def test_huge_texts_are_tokenized_one_at_a_time(serve, monkeypatch):
     tokenize_prompt, concurrency = TextPipeline.tokenize_prompt, []
 
     def tokenize_and_count(pipeline, prompt, *options):
-        if len(prompt.text) > handlers.HUGE_TEXT:
+        if len(prompt.text) > token_handlers.HUGE_TEXT:
             running.append(prompt)
             concurrency.append(len(running))
             assert small_answered.wait(30)
@@ -369,16 +369,20 @@ async def test_huge_texts_are_tokenized_one_at_a_time(serve, monkeypatch):
         return tokenize_prompt(pipeline, prompt, *options)
 
     monkeypatch.setattr(TextPipeline, "tokenize_prompt", tokenize_and_count)
-    monkeypatch.setattr(handlers, "HUGE_TEXT", 20_000)
+    monkeypatch.setattr(token_handlers, "HUGE_TEXT", 20_000)
     huge = [
-        asyncio.create_task(server.post("/tokenize", {"prompt": "a" * handlers.HUGE_TEXT + letters}))
+        asyncio.create_task(server.post("/tokenize", {"prompt": "a" * token_handlers.HUGE_TEXT + letters}))
         for letters in ("b", "bc", "bcd")
     ]
     assert (await server.post("/tokenize", {"prompt": "abc"})).json["count"] == 3
     while not concurrency:
         await asyncio.sleep(0.01)
     small_answered.set()
-    assert [(await task).json["count"] - handlers.HUGE_TEXT for task in huge] == [1, 2, 3] and concurrency == [1, 1, 1]
+    assert [(await task).json["count"] - token_handlers.HUGE_TEXT for task in huge] == [1, 2, 3] and concurrency == [
+        1,
+        1,
+        1,
+    ]
 
 
 async def test_tokenizer_info_requires_its_option(serve):

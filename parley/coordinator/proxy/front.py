@@ -234,7 +234,7 @@ class InferenceFront:
                 return
             answer = refusals.documented_answer(error, client.dialect, strict)
             if answer is not None:
-                await client.send_response(answer.body, answer.status, answer.content_type)
+                await client.send_answer(answer)
                 return
             allowed = error.allowed if isinstance(error, NotAllowed) else ""
             await client.send_error(error, ((b"allow", allowed.encode()),) if allowed else ())

@@ -41,7 +41,7 @@ class LocalAnswers:
         write = path.route.writer
         if kind in ("live", "ready") and write is not None:
             probe_answer: Answer = write(kind == "live" or is_ready)
-            await client.send_response(probe_answer.body, probe_answer.status, probe_answer.content_type)
+            await client.send_answer(probe_answer)
         elif kind == "live":
             await client.send_response(b'{"status":"live"}')
         elif kind == "ready" and is_ready:

@@ -3,16 +3,40 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from pathlib import Path
 
 from parley.dialects.admin_requests import AdapterChange
+from parley.dialects.dialect import Answer, Route
 from parley.errors import Invalid, NotFound, ParleyError, excerpt
 from parley.serving.registry import ModelRegistry
+from parley.serving.request_reader import request_context
 from parley.serving.served_model import ServedModel
+from parley.web.exchange import Exchange
 
 ADAPTERS_DISABLED = (
     "Adapters cannot be loaded while the server runs; start it with --lora-root to name the folder to load from."
 )
+
+
+async def handle_adapter(registry: ModelRegistry, route: Route, exchange: Exchange) -> None:
+    """Load or unload a LoRA adapter. A failure is answered in the API's own form if it has one."""
+    assert route.reader is not None
+    body = await exchange.read_body()
+    adapter_change: AdapterChange | Answer = await exchange.to_thread_if_large(
+        len(body), partial(route.reader, body, request_context(registry, registry.main_model, exchange))
+    )
+    if isinstance(adapter_change, Answer):
+        await exchange.send_answer(adapter_change)
+        return
+    try:
+        await change_adapter(registry, adapter_change)
+    except ParleyError as error:
+        if adapter_change.render_failure is None:
+            raise
+        await exchange.send_answer(adapter_change.render_failure(error))
+        return
+    await exchange.send_answer(adapter_change.success)
 
 
 async def change_adapter(registry: ModelRegistry, adapter_change: AdapterChange) -> None:

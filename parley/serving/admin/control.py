@@ -1,4 +1,4 @@
-"""Handlers that act on the server as a whole: self-test, pause, stop. One function per kind of route."""
+"""Handlers that act on the server as a whole: self-test, empty caches, pause, stop. One function per kind of route."""
 
 from __future__ import annotations
 
@@ -41,7 +41,26 @@ async def handle_self_test(registry: ModelRegistry, route: Route, exchange: Exch
     finally:
         stream.cancel_choice()
     answer = route.writer(succeeded)
-    await exchange.send_response(answer.body, answer.status, answer.content_type)
+    await exchange.send_answer(answer)
+
+
+async def handle_cache_reset(registry: ModelRegistry, route: Route, exchange: Exchange) -> None:
+    """Clear the prefix cache of every model."""
+    assert route.reader is not None and route.writer is not None
+    registry.require_ready()
+    running: bool = route.reader(request_context(registry, registry.main_model, exchange))
+    reset_results = await asyncio.gather(
+        *(model.engine.reset_prefix_cache(running=running) for model in registry.models)
+    )
+    await exchange.send_response(route.writer(all(reset_results)))
+
+
+async def handle_media_reset(registry: ModelRegistry, route: Route, exchange: Exchange) -> None:
+    """Drop the processed media of every model."""
+    registry.require_ready()
+    for model in registry.models:
+        model.drop_kept_media()
+    await exchange.send_response(b"", content_type=b"")
 
 
 async def handle_pause(registry: ModelRegistry, route: Route, exchange: Exchange) -> None:
@@ -54,7 +73,7 @@ async def handle_pause(registry: ModelRegistry, route: Route, exchange: Exchange
     pause_answer: PauseAnswer = await exchange.to_thread_if_large(len(body), read_command)
     if pause_answer.command is not None:
         registry.set_pause(PAUSE_STATES[pause_answer.command])
-    await exchange.send_response(pause_answer.answer.body, pause_answer.answer.status, pause_answer.answer.content_type)
+    await exchange.send_answer(pause_answer.answer)
 
 
 async def handle_stop(registry: ModelRegistry, route: Route, exchange: Exchange) -> None:
@@ -71,7 +90,7 @@ async def handle_stop(registry: ModelRegistry, route: Route, exchange: Exchange)
     if first_stop and not force:
         await registry.drain_models()
     answer = route.writer(first_stop)
-    await exchange.send_response(answer.body, answer.status, answer.content_type)
+    await exchange.send_answer(answer)
     if first_stop:
         if force:
             await registry.drain_models(FORCED_DRAIN_SECONDS)

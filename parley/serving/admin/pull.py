@@ -30,7 +30,7 @@ async def handle_pull(registry: ModelRegistry, route: Route, exchange: Exchange)
     pull = await exchange.to_thread_if_large(len(body), partial(route.reader, body, context, registry.server_facts()))
     answer = pull if isinstance(pull, Answer) else None if registry.options.pull else pull.refusal
     if answer is not None:
-        await exchange.send_response(answer.body, answer.status, answer.content_type)
+        await exchange.send_answer(answer)
         return
     await exchange.while_connected(_pull_model(registry, pull, exchange))
 

@@ -16,7 +16,7 @@ from parley.dialects.dialect import Answer, Reply, RequestContext, Route
 from parley.dialects.records import InlinedRequest, StreamReplay
 from parley.errors import ParleyError
 from parley.serving.answer_writer import follow_events
-from parley.serving.handlers import replay_stream
+from parley.serving.handlers.stored_records import replay_stream
 from parley.serving.records.background import BackgroundRuns, tenant_records
 from parley.serving.records.batch_resumption import BatchResumption, PortApp
 from parley.serving.records.batch_runner import BatchRunner
@@ -92,7 +92,7 @@ class RecordKeeper:
         size = OFFLOAD_SIZE + 1 if route.reads_many else len(body)
         result: Answer | StreamReplay | BatchJob = await client.to_thread_if_large(size, read)
         if isinstance(result, Answer):
-            await client.send_response(result.body, result.status, result.content_type)
+            await client.send_answer(result)
         elif isinstance(result, BatchJob):
             tenant = self._identity.tenant_of(client)
             sender, resumption = sender_of_client(app, client.scope, result), None

@@ -86,7 +86,7 @@ class RequestStops:
             async for open_run in self._find_runs(client, frozenset((abort_request.request_label,))):
                 if open_run.model in ("", model) and open_run.runner.stop_request():
                     success = abort_request.success
-                    await client.send_response(success.body, success.status, success.content_type)
+                    await client.send_answer(success)
                     return
         if answer is None:
             raise refusals.coordinator_error(503, refusals.TEXTS.cluster_not_ready)
