@@ -1,7 +1,7 @@
 """GPT-2 and the decoders of its kind in GGUF files, whose layers have LayerNorms and plain MLPs.
 
 llama.cpp's converter stores all weights [out, in], and queries, keys and values one after the other
-(``networks/config.py``).
+(``networks/config_reader.py``).
 """
 
 from __future__ import annotations

@@ -22,9 +22,10 @@ from parley.model.load.linear_parts import LayerLinearParts
 from parley.model.load.loader import load_runner
 from parley.model.load.numeric_check import decoder_check
 from parley.model.load.tensor_names import check_tensor_names
-from parley.model.networks.config import RopeConfig, Unfusable, read_decoder_config
+from parley.model.networks.config_reader import read_decoder_config
 from parley.model.networks.network import PackedBatch
 from parley.model.networks.paged_kv import PagedKV
+from parley.model.networks.rope import RopeConfig, Unfusable
 from parley.native.layout import Span
 from parley.types import EngineRequest, Sampling, Settings
 

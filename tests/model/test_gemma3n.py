@@ -25,7 +25,8 @@ from parley.model.load import plan
 from parley.model.load.decoder_weights import DecoderWeights
 from parley.model.load.media_vocabularies import read_media_rows
 from parley.model.networks.altup_decoder import AltUpDecoder
-from parley.model.networks.config import Unfusable, read_decoder_config
+from parley.model.networks.config_reader import read_decoder_config
+from parley.model.networks.rope import Unfusable
 from parley.types import Settings
 
 

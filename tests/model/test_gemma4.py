@@ -17,9 +17,10 @@ from support.run_model import load_test_runner
 from support.tiny_models import BASE_CONFIG, write_random_model, write_tokenizer
 from transformers import CONFIG_MAPPING, AutoModelForImageTextToText
 
-from parley.model.networks.config import Unfusable, read_decoder_config
+from parley.model.networks.config_reader import read_decoder_config
 from parley.model.networks.network import PackedBatch
 from parley.model.networks.paged_kv import PagedKV
+from parley.model.networks.rope import Unfusable
 
 Tensors = dict[str, torch.Tensor]
 TOKENS = list(range(3, 33))

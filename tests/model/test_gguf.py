@@ -23,7 +23,7 @@ from parley.model.checkpoint.quantization import read_plain_weight
 from parley.model.checkpoint.weights import BlockWeight
 from parley.model.load.check import check_model
 from parley.model.load.loader import load_runner
-from parley.model.networks.config import read_decoder_config
+from parley.model.networks.config_reader import read_decoder_config
 from parley.types import Settings
 
 LLAMA_3_ROPE = {

@@ -24,7 +24,7 @@ from parley.model.checkpoint.files import Checkpoint, read_config
 from parley.model.checkpoint.gguf_tensors import read_gguf_entries
 from parley.model.checkpoint.quantization import read_plain_weight
 from parley.model.checkpoint.weights import BlockWeight
-from parley.model.networks.config import read_decoder_config
+from parley.model.networks.config_reader import read_decoder_config
 from parley.model.networks.rope import Unfusable
 from parley.types import EngineRequest, Sampling
 

@@ -20,9 +20,10 @@ from transformers import AutoConfig, Mistral3Config, Mistral3ForConditionalGener
 from parley.core.sequence import BLOCK_SIZE
 from parley.model.checkpoint.files import LoadError
 from parley.model.load.check import check_model
-from parley.model.networks.config import Unfusable, read_decoder_config
+from parley.model.networks.config_reader import read_decoder_config
 from parley.model.networks.network import PackedBatch
 from parley.model.networks.paged_kv import PagedKV
+from parley.model.networks.rope import Unfusable
 from parley.types import Settings
 
 FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128], "fmt": "e4m3"}

@@ -26,7 +26,7 @@ from parley.gguf.projectors.whole_model import add_marks, processor_config, toke
 from parley.model.checkpoint.files import Checkpoint, read_config
 from parley.model.checkpoint.gguf_tensors import read_gguf_entries
 from parley.model.load.multimodal import keep_language_model, language_model_config
-from parley.model.networks.config import read_decoder_config
+from parley.model.networks.config_reader import read_decoder_config
 
 IS_NIGHT = bool(os.environ.get("PARLEY_NIGHTLY"))
 # What processors of the published models have, and files do not say

@@ -19,10 +19,11 @@ from parley.model.checkpoint.weights import LinearSpec
 from parley.model.load import fuse, plan
 from parley.model.load.decoder_weights import DecoderWeights
 from parley.model.load.numeric_check import decoder_check
-from parley.model.networks.config import Unfusable, read_decoder_config
+from parley.model.networks.config_reader import read_decoder_config
 from parley.model.networks.decoder import FusedDecoder
 from parley.model.networks.network import PackedBatch
 from parley.model.networks.paged_kv import PagedKV
+from parley.model.networks.rope import Unfusable
 from parley.native import kernel_choice
 from parley.types import Settings
 

@@ -21,7 +21,8 @@ from transformers import AutoConfig
 from parley.model.checkpoint.files import Checkpoint
 from parley.model.load.loader import LoadError
 from parley.model.load.multimodal import language_model_config
-from parley.model.networks.config import FUSABLE_TYPES, read_decoder_config
+from parley.model.networks.config_reader import read_decoder_config
+from parley.model.networks.families.table import FUSABLE_TYPES
 from parley.native.layer_shape import HeadSizes
 from parley.types import EngineRequest, Sampling
 

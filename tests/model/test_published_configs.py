@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import pytest
 
-from parley.model.networks.config import Unfusable, read_decoder_config
+from parley.model.networks.config_reader import read_decoder_config
 from parley.model.networks.families.table import FAMILIES
+from parley.model.networks.rope import Unfusable
 
 SCALING = {"long_factor": [2.0] * 48, "short_factor": [1.5] * 48}
 PHI3 = {"model_type": "phi3", "max_position_embeddings": 131072}

@@ -20,7 +20,7 @@ from parley.model.load import fuse
 from parley.model.load.decoder_weights import DecoderWeights
 from parley.model.load.loader import load_runner
 from parley.model.load.numeric_check import decoder_check
-from parley.model.networks.config import read_decoder_config
+from parley.model.networks.config_reader import read_decoder_config
 from parley.native.torch_forms import torch_int8
 from parley.types import EngineRequest, Sampling, Settings
 

@@ -14,7 +14,8 @@ from parley.model.load.check import check_model
 from parley.model.load.loader import load_runner
 from parley.model.load.memory import plan_cache
 from parley.model.networks import position_tables
-from parley.model.networks.config import RopeConfig, read_decoder_config
+from parley.model.networks.config_reader import read_decoder_config
+from parley.model.networks.rope import RopeConfig
 from parley.types import Settings
 
 CPU = torch.device("cpu")

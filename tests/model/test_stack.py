@@ -13,11 +13,12 @@ import torch
 
 from parley import native
 from parley.core.sequence import BLOCK_SIZE
-from parley.model.networks.config import DecoderConfig, RopeConfig
 from parley.model.networks.decoder import FusedDecoder
+from parley.model.networks.decoder_config import DecoderConfig
 from parley.model.networks.network import PackedBatch
 from parley.model.networks.paged_kv import PagedKV
 from parley.model.networks.position_tables import make_rope_table
+from parley.model.networks.rope import RopeConfig
 from parley.native.layer import DecoderLayer
 from parley.native.layout import Span
 

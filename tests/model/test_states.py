@@ -21,7 +21,8 @@ from support.run_model import Answer, load_test_runner, long_logprobs, serve_req
 from parley.model.checkpoint.files import LoadError
 from parley.model.load.check import check_model
 from parley.model.load.memory import plan_cache
-from parley.model.networks.config import Unfusable, read_decoder_config
+from parley.model.networks.config_reader import read_decoder_config
+from parley.model.networks.rope import Unfusable
 from parley.types import BeamOptions, EngineRequest, Sampling, Settings
 
 CPU = torch.device("cpu")

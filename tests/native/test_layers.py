@@ -14,12 +14,13 @@ from hypothesis import strategies as st
 
 from parley import native
 from parley.core.sequence import BLOCK_SIZE
-from parley.model.networks.config import DecoderConfig, RopeConfig
 from parley.model.networks.decoder import FusedDecoder
-from parley.model.networks.families.decoder_family import LLAMA_TENSORS, QueryScaling, TensorNames
+from parley.model.networks.decoder_config import BIASED_LAYER_NORMS, DecoderConfig, MixtureShape, NormForm, QueryScaling
+from parley.model.networks.decoder_tensors import LLAMA_TENSORS, TensorNames
 from parley.model.networks.network import MediaRows, PackedBatch
 from parley.model.networks.paged_kv import PagedKV
 from parley.model.networks.position_tables import make_rope_table
+from parley.model.networks.rope import RopeConfig
 from parley.native import build, kernel_choice, library
 from parley.native.compiled_forms.compiled_kernels import CompiledKernels
 from parley.native.compiled_forms.compiled_layers import LAYER_NORMS
@@ -104,8 +105,8 @@ class RandomModel:
             routing = layer.routing
             if routing is None:
                 return None
-            gate_up = random_experts(routing, (1 + layer.is_gated) * shape.expert_width, shape.hidden)
-            down = random_experts(routing, shape.hidden, shape.expert_width)
+            gate_up = random_experts(routing, (1 + layer.is_gated) * shape.mixture.expert_width, shape.hidden)
+            down = random_experts(routing, shape.hidden, shape.mixture.expert_width)
             experts = native.Experts(routing.experts, gate_up, down, layer.is_gated)
             numbers = routing.experts + (routing.shared == 2)
             router = self.random_linear("bf16", numbers, shape.hidden, "experts" in shape.biases)
@@ -155,15 +156,15 @@ class RandomModel:
     def random_norm(self, shape: DecoderConfig, name: str | None) -> native.Norm | None:
         if name is None:
             return None
-        bias = self.random_bf16(shape.hidden).float() if shape.have_norms_bias else None
-        return native.Norm(self.random_bf16(shape.hidden).float(), shape.eps, bias, shape.are_norms_centered)
+        bias = self.random_bf16(shape.hidden).float() if shape.norms.has_bias else None
+        return native.Norm(self.random_bf16(shape.hidden).float(), shape.eps, bias, shape.norms.is_centered)
 
     def random_head_norm(self, heads: int, shape: DecoderConfig) -> native.Norm:
         size = heads, shape.head_dim
         if shape.layers[0].has_whole_qk_norm:
             return native.Norm(self.random_bf16(*size).float(), shape.eps)
-        bias = self.random_bf16(*size).float() if shape.have_norms_bias else None
-        return native.Norm(self.random_bf16(*size).float(), shape.eps, bias, shape.are_norms_centered)
+        bias = self.random_bf16(*size).float() if shape.norms.has_bias else None
+        return native.Norm(self.random_bf16(*size).float(), shape.eps, bias, shape.norms.is_centered)
 
     def build_batch(self, counts: list[int]) -> PackedBatch:
         """A batch of sequences that compute these numbers of tokens each, after a random number of past tokens."""
@@ -292,13 +293,12 @@ def decoder_configs() -> st.SearchStrategy[DecoderConfig]:
                 replace(layer, window=window, chunk=draw(chunks), rope=draw(numbers), routing=draw(routings))
                 for window in windows
             ),
-            expert_width=draw(eights),
+            mixture=MixtureShape(draw(eights)),
             biases=draw(st.frozensets(st.sampled_from(["qkv", "output", "gate_up", "down", "experts"]))),
             tensors=TensorNames(
                 **norms, query_norm="norm" if are_heads_normed else None, sinks=draw(st.sampled_from([None, "sinks"]))
             ),
-            are_norms_centered=draw(st.booleans()),
-            have_norms_bias=draw(st.booleans()),
+            norms=NormForm(is_centered=draw(st.booleans()), has_bias=draw(st.booleans())),
             embedding_scale=draw(st.sampled_from([1.0, 7.3])),
             query_scaling=QueryScaling(length=16, weight=0.3, shift=1),
         )
@@ -424,8 +424,7 @@ ODD = replace(
     tensors=replace(
         LLAMA_TENSORS, attention_after_norm="a", mlp_after_norm="b", query_norm="q", key_norm="k", sinks="s"
     ),
-    are_norms_centered=True,
-    have_norms_bias=True,
+    norms=BIASED_LAYER_NORMS,
     embedding_scale=29.93,
 )
 

@@ -14,7 +14,7 @@ from support import tiny_models
 
 from parley.model.checkpoint.quantization import read_quantization
 from parley.model.load.decoder_weights import DecoderWeights
-from parley.model.networks.config import read_decoder_config
+from parley.model.networks.config_reader import read_decoder_config
 
 NAMES = {
     "model.embed_tokens": "token_embd",

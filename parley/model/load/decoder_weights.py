@@ -25,7 +25,7 @@ from parley.model.load.linear_parts import LayerLinearParts
 from parley.model.load.mixture_weights import MixtureWeights
 from parley.model.load.norm_weights import NormWeights
 from parley.model.load.states.state_weights import LayerStateWeights
-from parley.model.networks.config import DecoderConfig
+from parley.model.networks.decoder_config import DecoderConfig
 from parley.native.layer import DecoderLayer
 
 # Of the activation xielu. The last is a limit of numbers so near to 0 that it does not matter.
@@ -79,7 +79,7 @@ class DecoderWeights:
     @property
     def total_parameters(self) -> int:
         """The number of elements in all weights of the model as defined, however they are stored."""
-        config, numbers = self.config, 1 + self.config.have_norms_bias  # numbers of a norm for each of its outputs
+        config, numbers = self.config, 1 + self.config.norms.has_bias  # numbers of a norm for each of its outputs
         total = config.hidden * numbers * bool(config.tensors.norm)
         total += config.vocab * (config.hidden * (1 if config.tied else 2) + self.head.bias)
         total += self.embeddings.extra_parameters

@@ -31,7 +31,7 @@ class EmbeddingWeights:
         names = self._config.tensors
         tensors = [names.positions + ".weight"] if names.positions else []
         tensors += self._norms.norm_tensors(names.embedding_norm or "")
-        if self._config.inputs_count:
+        if self._config.layer_inputs.count:
             tensors += self._norms.norm_tensors(names.input_norm)
             tensors += chain.from_iterable(map(self._weights.linear_tensors, filter(None, self.input_linears())))
         tensors += chain.from_iterable(map(self._weights.linear_tensors, chain(*self._altup.stream_linears())))
@@ -39,9 +39,10 @@ class EmbeddingWeights:
 
     def input_linears(self) -> tuple[LinearSpec | None, LinearSpec]:
         """Return the table of inputs of layers, if there is one, and the linear layer that makes them of embeddings."""
-        config, width = self._config, self._config.inputs_count * self._config.inputs_width
+        config, sizes = self._config, self._config.layer_inputs
+        width = sizes.count * sizes.width
         name = config.tensors.layer_inputs
-        table = LinearSpec(name, config.inputs_vocab, width) if name else None
+        table = LinearSpec(name, sizes.vocab, width) if name else None
         return table, LinearSpec(config.tensors.input_projection, width, config.hidden)
 
     def layer_inputs(self) -> LayerInputs | None:
@@ -50,10 +51,10 @@ class EmbeddingWeights:
         The norm follows a factor of 1 / sqrt(hidden), which its eps has instead.
         """
         config = self._config
-        if not config.inputs_count:
+        if not config.layer_inputs.count:
             return None
         table, projection = self.input_linears()
-        norm = self._norms.read_norm(config.tensors.input_norm, config.inputs_width)
+        norm = self._norms.read_norm(config.tensors.input_norm, config.layer_inputs.width)
         return LayerInputs(
             None if table is None else self._open_table(table),
             self._weights.pack_weights([self._weights.read_linear(projection)], None),
@@ -105,13 +106,13 @@ class EmbeddingWeights:
     @property
     def extra_parameters(self) -> int:
         """The number of elements in all weights here but the embedding of tokens."""
-        config, numbers, total = self._config, 1 + self._config.have_norms_bias, 0
+        config, numbers, total = self._config, 1 + self._config.norms.has_bias, 0
         if config.tensors.positions:
             total += (config.max_len + config.position_offset) * config.hidden
         if config.tensors.embedding_norm:
             total += config.hidden * numbers
-        if config.inputs_count:
-            total += config.inputs_width + sum(
+        if config.layer_inputs.count:
+            total += config.layer_inputs.width + sum(
                 linear.out_features * linear.in_features for linear in filter(None, self.input_linears())
             )
         return total + sum(linear.out_features * linear.in_features for linear in chain(*self._altup.stream_linears()))

@@ -66,7 +66,7 @@ def _pack_weights(decoder_weights: DecoderWeights, progress: Callable[[float], N
             for job in jobs:  # in order, so that the first of several errors is reported
                 layers.append(job.result())
                 progress(len(layers) / (config.layer_count + 1))
-            norm = decoder_weights.norms.read_norm(config.tensors.norm, offset=config.last_norm_offset)
+            norm = decoder_weights.norms.read_norm(config.tensors.norm, offset=config.norms.last_offset)
             return [layers, norm, last.result()]
         except BaseException:
             pool.shutdown(cancel_futures=True)

@@ -44,13 +44,9 @@ class LayerLinearParts:
             parts["laurel_left"] = self._name_parts("laurel_left", layer, (name("left"),), [rank], config.hidden)
             parts["laurel_right"] = self._name_parts("laurel_right", layer, (name("right"),), [config.hidden], rank)
         if shape.layer_input is not None:
-            names = config.tensors
-            parts["input_gate"] = self._name_parts(
-                "input_gate", layer, (names.input_gate,), [config.inputs_width], config.hidden
-            )
-            parts["input_up"] = self._name_parts(
-                "input_up", layer, (names.input_up,), [config.hidden], config.inputs_width
-            )
+            names, width = config.tensors, config.layer_inputs.width
+            parts["input_gate"] = self._name_parts("input_gate", layer, (names.input_gate,), [width], config.hidden)
+            parts["input_up"] = self._name_parts("input_up", layer, (names.input_up,), [config.hidden], width)
         return parts
 
     def _attention_parts(self, layer: int) -> dict[str, list[LinearSpec]]:
@@ -88,11 +84,11 @@ class LayerLinearParts:
         self, site: str, layer: int, names: tuple[str, ...], outs: list[int], into: int
     ) -> list[LinearSpec]:
         """Return linear layers with ``outs`` outputs, or one with all of them if the checkpoint stores them merged."""
-        config = self._config
+        config, layout = self._config, self._config.linear_layout
         groups, part_order = None, tuple[int, ...]()
-        if site == "qkv" and config.qkv_shards:
-            groups, part_order = (config.qkv_shards, (into // config.qkv_shards,) * 3), (0, 2, 1)
-        elif site == "qkv" and config.has_grouped_qkv:
+        if site == "qkv" and layout.qkv_shards:
+            groups, part_order = (layout.qkv_shards, (into // layout.qkv_shards,) * 3), (0, 2, 1)
+        elif site == "qkv" and layout.has_grouped_qkv:
             groups = (
                 config.kv_heads,
                 (config.heads // config.kv_heads * config.head_dim, config.head_dim, config.head_dim),
@@ -105,7 +101,7 @@ class LayerLinearParts:
                 into,
                 site in config.biases,
                 groups,
-                config.has_transposed_linears,
+                layout.is_transposed,
                 part_order,
             )
             for name, out in zip(names, outs, strict=True)

@@ -10,7 +10,7 @@ from parley import native
 from parley.model.checkpoint.files import Checkpoint
 from parley.model.checkpoint.quantization import Quantization
 from parley.model.checkpoint.weights import LinearSpec, LinearWeight
-from parley.model.networks.config import DecoderConfig
+from parley.model.networks.decoder_config import DecoderConfig
 
 
 class LinearReader(Protocol):

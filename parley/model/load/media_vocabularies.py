@@ -11,8 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from parley.model.checkpoint.files import Checkpoint
-from parley.model.networks.config import DecoderConfig
-from parley.model.networks.families.decoder_family import MediaVocabulary
+from parley.model.networks.decoder_config import DecoderConfig, MediaVocabulary
 
 
 class TensorReader(Protocol):

@@ -29,7 +29,7 @@ class MixtureWeights:
 
     def _find_layout(self) -> MixtureNames:
         """Return the layout whose tensors the checkpoint has, the first if it has none."""
-        layouts, shapes = self._config.mixture_layouts, self._config.layers
+        layouts, shapes = self._config.mixture.layouts, self._config.layers
         first = next((i for i, shape in enumerate(shapes) if shape.routing is not None), None)
         if first is None or not layouts:
             return MixtureNames()
@@ -39,7 +39,7 @@ class MixtureWeights:
     def _has_experts(self, layer: int, layout: MixtureNames) -> bool:
         """Whether the checkpoint has the experts of a layer by the names of a layout."""
         name = self._weights.layer_name(layer, layout.down.format(0))
-        down = LinearSpec(name, self._config.hidden, self._config.expert_width)
+        down = LinearSpec(name, self._config.hidden, self._config.mixture.expert_width)
         if not layout.is_stacked:
             names = self._weights.quantization.stored_tensor_names(self._checkpoint, down)
             return all(tensor in self._checkpoint for tensor in names)
@@ -71,7 +71,7 @@ class MixtureWeights:
     def expert_parts(self, layer: int, expert: int) -> dict[str, list[LinearSpec]]:
         """Return the linear layers of an expert, each as the parts to be merged. In a stacked layout, their names are
         those of the tensors that hold all experts."""
-        hidden, width, bias = self._config.hidden, self._config.expert_width, self.names.has_biases
+        hidden, width, bias = self._config.hidden, self._config.mixture.expert_width, self.names.has_biases
         names = [self._weights.layer_name(layer, name.format(expert)) for name in self.names.gate_up]
         outputs = width * (1 + self._config.layers[layer].is_gated)
         down = self._weights.layer_name(layer, self.names.down.format(expert))
@@ -193,7 +193,7 @@ class MixtureWeights:
         """Return the order in which the file has the outputs of ``key``, int64 [out]; None for the usual one."""
         if key != "gate_up" or not self.names.interleaved:
             return None
-        return torch.arange(2 * self._config.expert_width).view(-1, 2).t().flatten()
+        return torch.arange(2 * self._config.mixture.expert_width).view(-1, 2).t().flatten()
 
     def read_expert_bias(self, layer: int, expert: int, key: str) -> torch.Tensor | None:
         """Return the bias of an expert's linear layer ``key``, [out] in the network's dtype; None if it has none."""

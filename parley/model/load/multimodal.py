@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from parley.model.checkpoint.files import Checkpoint
-from parley.model.networks.config import FUSABLE_TYPES
+from parley.model.networks.families.table import FUSABLE_TYPES
 from parley.text.media_family import ENCODER_CONFIGS, SHARED_FIELDS
 
 # Published files of these types have no text_config: the language model's fields are at the top.

@@ -11,7 +11,7 @@ import torch
 
 from parley import native
 from parley.model.checkpoint.files import Checkpoint
-from parley.model.networks.config import DecoderConfig
+from parley.model.networks.decoder_config import DecoderConfig
 
 LAYER_NORMS = (
     "attention_norm", "attention_after_norm", "mlp_norm", "mlp_after_norm", "experts_norm", "dense_after_norm",
@@ -45,7 +45,7 @@ class NormWeights:
         """Return the norms of a layer: name in the checkpoint and width, by field of ``TensorNames``."""
         config = self._config
         shape, sizes = config.layers[layer], config.head_sizes(layer)
-        whole = shape.has_whole_qk_norm or config.has_headwise_qk_norm
+        whole = shape.has_whole_qk_norm or config.norms.has_headwise_qk
         widths = {
             **dict.fromkeys(LAYER_NORMS, config.hidden),
             "query_norm": sizes.dim * (config.heads if whole else 1),
@@ -66,7 +66,7 @@ class NormWeights:
             names |= self._state_norms
         if shape.routing is not None and config.tensors.mixture_after_norm:
             names["mlp_after_norm"] = config.tensors.mixture_after_norm
-        if config.norms_only_rotated_heads and config.layers[layer].rope is None:
+        if config.norms.only_rotated_heads and config.layers[layer].rope is None:
             names |= {"query_norm": None, "key_norm": None}
         return {
             field: (self._weights.layer_name(layer, name) if name else "", widths[field])
@@ -76,7 +76,7 @@ class NormWeights:
 
     def norm_tensors(self, name: str) -> list[str]:
         """Return the names of the tensors of one norm; none if it has no weights."""
-        return ([name + ".weight"] + [name + ".bias"] * self._config.have_norms_bias) if name else []
+        return ([name + ".weight"] + [name + ".bias"] * self._config.norms.has_bias) if name else []
 
     def view_norm(self, tensor: str, width: int) -> torch.Tensor:
         """Return the weights or biases of a norm as they are stored, [width]. Raises LoadError."""
@@ -87,9 +87,9 @@ class NormWeights:
     def read_norm(self, name: str, width: int | None = None, offset: float | None = None) -> native.Norm:
         """Return a norm of ``width`` numbers, by default of hidden states, in float32 on the network's device.
 
-        ``offset``: as ``norm_offset`` of the config, which is the default.
+        ``offset``: as ``NormForm.offset`` of the config, which is the default.
         """
-        offset = self._config.norm_offset if offset is None else offset
+        offset = self._config.norms.offset if offset is None else offset
 
         def read(tensor: str, offset: float) -> torch.Tensor:
             stored = self.view_norm(tensor, width or self._config.hidden)
@@ -97,10 +97,10 @@ class NormWeights:
 
         if not name:
             ones = torch.ones(width or self._config.hidden, device=self._device)
-            return native.Norm(ones, self._config.eps, None, self._config.are_norms_centered)
+            return native.Norm(ones, self._config.eps, None, self._config.norms.is_centered)
         weight, *biases = self.norm_tensors(name)
         bias = read(biases[0], 0.0) if biases else None
-        return native.Norm(read(weight, offset), self._config.eps, bias, self._config.are_norms_centered)
+        return native.Norm(read(weight, offset), self._config.eps, bias, self._config.norms.is_centered)
 
     def read_layer_norms(self, layer: int) -> dict[str, native.Norm | None]:
         """Return the norms of a layer by field of ``DecoderLayer``. Raises LoadError."""

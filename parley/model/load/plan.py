@@ -23,8 +23,10 @@ from parley.model.load.memory import refuse_large_tensors
 from parley.model.load.multimodal import has_own_head, keep_language_model, language_model_config
 from parley.model.load.tensor_names import check_tensor_names
 from parley.model.load.text_encoders.encoders import is_encoder, read_encoder_config, read_encoder_pooling
-from parley.model.networks.config import DecoderConfig, Unfusable, read_decoder_config
+from parley.model.networks.config_reader import read_decoder_config
+from parley.model.networks.decoder_config import DecoderConfig
 from parley.model.networks.pooling import PoolingRecipe
+from parley.model.networks.rope import Unfusable
 from parley.types import Settings
 
 log = logging.getLogger("parley.engine")
@@ -164,7 +166,7 @@ def _adapt_to_mlx(decoder_config: DecoderConfig, model_type: str) -> DecoderConf
             f"The folder was written for MLX, whose {model_type} models have other numbers; name the model that it was "
             "made from."
         )
-    return replace(decoder_config, norm_offset=0.0)
+    return replace(decoder_config, norms=replace(decoder_config.norms, offset=0.0))
 
 
 def repeats_embedding(checkpoint: Checkpoint, config: DecoderConfig) -> bool:

@@ -7,8 +7,8 @@ from dataclasses import astuple
 
 from parley.model.checkpoint.files import LoadError
 from parley.model.load.decoder_weights import DecoderWeights
-from parley.model.networks.config import Unfusable
 from parley.model.networks.indexers import IndexerNames
+from parley.model.networks.rope import Unfusable
 
 # Frequencies, sines, masks and fixed decays that checkpoints store, computed here; scales of an 8-bit KV cache, not
 # used; and the layers of ERNIE and Qwen that predict further tokens.

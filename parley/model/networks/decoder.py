@@ -20,7 +20,7 @@ import torch
 
 from parley import native
 from parley.heartbeat import beat
-from parley.model.networks.config import DecoderConfig
+from parley.model.networks.decoder_config import DecoderConfig
 from parley.model.networks.indexed_attention import IndexedStep
 from parley.model.networks.layer_attention import LayerAttention
 from parley.model.networks.layer_linears import LayerLinears

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from parley import native
-from parley.model.networks.config import DecoderConfig
+from parley.model.networks.decoder_config import DecoderConfig
 from parley.model.networks.indexed_attention import IndexedStep
 from parley.model.networks.layer_linears import LayerLinears
 from parley.model.networks.network import KVPages, PackedBatch

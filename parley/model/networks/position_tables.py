@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from parley.model.networks.config import DecoderConfig
+from parley.model.networks.decoder_config import DecoderConfig
 from parley.model.networks.network import PackedBatch
 
 # Positions whose rotary angles are computed at once, so that a table of millions takes little memory besides itself

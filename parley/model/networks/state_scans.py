@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from parley import native
-from parley.model.networks.config import DecoderConfig
+from parley.model.networks.decoder_config import DecoderConfig
 from parley.model.networks.layer_linears import LayerLinears
 from parley.model.networks.network import PackedBatch
 from parley.model.networks.state_arena import BatchStates

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from parley import native
-from parley.model.networks.config import DecoderConfig
+from parley.model.networks.decoder_config import DecoderConfig
 from parley.model.networks.network import PackedBatch
 
 
@@ -78,19 +78,19 @@ class TokenEmbeddings:
     def compute_inputs(self, batch: PackedBatch, embeddings: torch.Tensor) -> torch.Tensor | None:
         """Return the inputs of layers for all tokens, [T, layers, width]; None without any. Placeholders of media have
         the table's row of the padding token."""
-        parts, width = self.parts.layer_inputs, self._config.inputs_width
+        parts, sizes = self.parts.layer_inputs, self._config.layer_inputs
         if parts is None:
             return None
-        projected = native.linear(embeddings, parts.projection).view(-1, width)
+        projected = native.linear(embeddings, parts.projection).view(-1, sizes.width)
         if parts.table is None:
-            result: torch.Tensor = native.norm_rows(projected, parts.norm).view(len(batch.token_ids), -1, width)
+            result: torch.Tensor = native.norm_rows(projected, parts.norm).view(len(batch.token_ids), -1, sizes.width)
             return result
-        media, padding = batch.media, self._config.inputs_padding
-        token_ids = batch.token_ids if media is None else batch.token_ids.index_fill(0, media.tokens, padding)
-        if self._config.inputs_vocab < self._config.vocab:  # other tokens have those of the first
-            token_ids = token_ids.masked_fill(token_ids >= self._config.inputs_vocab, 0)
-        own = native.embed_tokens(token_ids, parts.table).view(-1, width)
+        media = batch.media
+        token_ids = batch.token_ids if media is None else batch.token_ids.index_fill(0, media.tokens, sizes.padding)
+        if sizes.vocab < self._config.vocab:  # other tokens have those of the first
+            token_ids = token_ids.masked_fill(token_ids >= sizes.vocab, 0)
+        own = native.embed_tokens(token_ids, parts.table).view(-1, sizes.width)
         # The table's factor is rounded as that of embeddings.
-        scale = float(torch.tensor(width**0.5, dtype=self.table.dtype))
+        scale = float(torch.tensor(sizes.width**0.5, dtype=self.table.dtype))
         inputs = native.add_norm(own, native.norm_rows(projected, parts.norm), None, scale=scale, total_scale=0.5**0.5)
-        return inputs[1].view(len(batch.token_ids), -1, width)
+        return inputs[1].view(len(batch.token_ids), -1, sizes.width)

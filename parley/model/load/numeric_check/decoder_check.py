@@ -15,8 +15,8 @@ from parley.model.checkpoint.files import Checkpoint
 from parley.model.checkpoint.quantization import Quantization
 from parley.model.load.numeric_check.probe_texts import relative_error
 from parley.model.load.numeric_check.reference_decoder import ReferenceDecoder
-from parley.model.networks.config import DecoderConfig
 from parley.model.networks.decoder import FusedDecoder
+from parley.model.networks.decoder_config import DecoderConfig
 from parley.model.networks.network import PackedBatch
 from parley.model.networks.paged_kv import PagedKV
 from parley.native.layer_shape import LayerShape

@@ -14,7 +14,7 @@ from parley.model.load.decoder_weights import DecoderWeights
 from parley.model.load.media_vocabularies import read_media_rows
 from parley.model.load.numeric_check.reference_altup import ReferenceAltUpLayer, make_streams, merge_streams
 from parley.model.load.numeric_check.reference_layer import ReferenceLayer, ReferenceNorms, StoredKV
-from parley.model.networks.config import DecoderConfig
+from parley.model.networks.decoder_config import DecoderConfig
 
 
 class ReferenceDecoder:
@@ -42,7 +42,7 @@ class ReferenceDecoder:
         the rest of the start.
         """
         x = self._embed_tokens(token_ids)
-        inputs = self._layer_inputs(token_ids, x) if self._config.inputs_count else None
+        inputs = self._layer_inputs(token_ids, x) if self._config.layer_inputs.count else None
         stored: StoredKV = {}
         if self._config.altup is not None:
             x = make_streams(self._weights, x)
@@ -75,24 +75,24 @@ class ReferenceDecoder:
 
     def _layer_inputs(self, token_ids: torch.Tensor, embeddings: torch.Tensor) -> torch.Tensor:
         """Return the inputs of all layers for the tokens with these embeddings, float32 [T, layers, width]."""
-        config, width = self._config, self._config.inputs_width
+        config, sizes = self._config, self._config.layer_inputs
         table, projection = self._weights.embeddings.input_linears()
         projected = self._weights.read_linear(projection).multiply_rows(embeddings) * config.hidden**-0.5
-        projected = self._norms.norm_rows(projected, config.tensors.input_norm, width)
-        shape = config.inputs_count, width
+        projected = self._norms.norm_rows(projected, config.tensors.input_norm, sizes.width)
+        shape = sizes.count, sizes.width
         if table is None:
             result: torch.Tensor = projected.unflatten(-1, shape)
             return result
-        token_ids = torch.where(token_ids < config.inputs_vocab, token_ids, 0)
+        token_ids = torch.where(token_ids < sizes.vocab, token_ids, 0)
         rows = self._weights.quantization.read_embedding(self._checkpoint, table).select_outputs(token_ids)
-        own = rows.decode_into(torch.empty(len(token_ids), table.in_features)).mul(width**0.5)
+        own = rows.decode_into(torch.empty(len(token_ids), table.in_features)).mul(sizes.width**0.5)
         inputs: torch.Tensor = ((projected + own) / 2**0.5).unflatten(-1, shape)
         return inputs
 
     def _score_outputs(self, x: torch.Tensor, outputs: torch.Tensor) -> torch.Tensor:
         """Return the logits of ``outputs`` for rows of the last layer."""
         config, head = self._config, self._weights.head
-        rows = self._norms.norm_rows(x, config.tensors.norm, config.hidden, offset=config.last_norm_offset)
+        rows = self._norms.norm_rows(x, config.tensors.norm, config.hidden, offset=config.norms.last_offset)
         logits = self._weights.read_linear(head, outputs).multiply_rows(rows)
         if head.bias:
             logits = logits + self._view_float(head.name + ".bias", config.vocab)[outputs]

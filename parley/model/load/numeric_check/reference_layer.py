@@ -15,7 +15,8 @@ from parley.model.load.decoder_weights import DecoderWeights
 from parley.model.load.norm_weights import AFTER_NORMS
 from parley.model.load.numeric_check.reference_routing import expert_shares
 from parley.model.load.states.state_reference import run_state_layer
-from parley.model.networks.config import DecoderConfig, RopeConfig
+from parley.model.networks.decoder_config import DecoderConfig
+from parley.model.networks.rope import RopeConfig
 from parley.native.layer_shape import LatentShape, Routing
 from parley.native.state_shape import GatedDeltaShape, StateShape
 
@@ -44,13 +45,13 @@ class ReferenceNorms:
         self, x: torch.Tensor, name: str, width: int, eps: float | None = None, offset: float | None = None
     ) -> torch.Tensor:
         """Return the norm of rows of ``width`` numbers, or of each part of this width. ``name`` "": without weights.
-        ``offset``: as ``norm_offset`` of the config, which is the default."""
+        ``offset``: as ``NormForm.offset`` of the config, which is the default."""
         config = self._config
         x = self._normalize(x.unflatten(-1, (-1, width)), config.eps if eps is None else eps)
         if name:
-            offset = config.norm_offset if offset is None else offset
+            offset = config.norms.offset if offset is None else offset
             x = x * (offset + self._weights.norms.view_norm(name + ".weight", width).float())
-        if name and config.have_norms_bias:
+        if name and config.norms.has_bias:
             x = x + self._weights.norms.view_norm(name + ".bias", width)
         return x.flatten(-2)
 
@@ -60,13 +61,13 @@ class ReferenceNorms:
 
     def norm_heads(self, x: torch.Tensor, name: str, width: int) -> torch.Tensor:
         """Return the norm of queries or keys of all heads: [T, heads * head_dim] -> the same."""
-        if not self._config.has_headwise_qk_norm:
+        if not self._config.norms.has_headwise_qk:
             return self.norm_rows(x, name, width)
         heads = self._normalize(x.unflatten(-1, (-1, self._config.head_dim)), self._config.eps)
         return heads.flatten(-2) * self._weights.norms.view_norm(name + ".weight", width).float()
 
     def _normalize(self, x: torch.Tensor, eps: float) -> torch.Tensor:
-        if self._config.are_norms_centered:
+        if self._config.norms.is_centered:
             x = x - x.mean(-1, keepdim=True)
         return x * torch.rsqrt((x * x).mean(-1, keepdim=True) + eps)
 

@@ -13,7 +13,7 @@ from parley import native
 from parley.model.checkpoint.files import Checkpoint
 from parley.model.checkpoint.weights import LinearSpec
 from parley.model.load.norm_weights import NormWeights
-from parley.model.networks.config import DecoderConfig
+from parley.model.networks.decoder_config import DecoderConfig
 from parley.model.networks.state_layers import StateNames
 from parley.native.layer import StateWeights
 from parley.native.state_shape import GatedDeltaShape, KimiDeltaShape, Mamba1Shape, Mamba2Shape, StateShape

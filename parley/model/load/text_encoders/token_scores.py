@@ -17,7 +17,7 @@ import torch
 from parley.model.checkpoint.files import Checkpoint, LoadError
 from parley.model.load.text_encoders.classifier import read_score_function
 from parley.model.networks.classifier import ClassifierHead, PlainLinear
-from parley.model.networks.config import DecoderConfig
+from parley.model.networks.decoder_config import DecoderConfig
 
 TOKENS_MEMBER, QWEN3_MEMBER = "classifier_from_token", "is_original_qwen3_reranker"
 DIFFERENCE, EACH = "from_2_way_softmax", "no_post_processing"

@@ -26,8 +26,11 @@ from parley.model.load.text_encoders.encoders import is_encoder
 from parley.model.load.text_encoders.token_scores import load_token_head, names_score_tokens
 from parley.model.load.weight_size import refuse_weights_beyond_memory
 from parley.model.networks.classifier import ClassifierHead
-from parley.model.networks.config import FUSABLE_TYPES, DecoderConfig, Unfusable, read_decoder_config
+from parley.model.networks.config_reader import read_decoder_config
+from parley.model.networks.decoder_config import DecoderConfig
+from parley.model.networks.families.table import FUSABLE_TYPES
 from parley.model.networks.pooling import DenseLayer, PoolingRecipe, read_pooling_recipe
+from parley.model.networks.rope import Unfusable
 from parley.model.networks.whole_text_decoder import WholeTextDecoder
 from parley.text.media_family import SHARED_FIELDS
 from parley.types import Settings

@@ -1,4 +1,4 @@
-"""How the decoder of one model type differs from Llama: the row that ``config.py`` reads its config by.
+"""How the decoder of one model type differs from Llama: the row that ``config_reader.py`` reads its config by.
 
 Fields are named as in Llama's config. A row knows the fields that Transformers reads for its type, with Transformers'
 defaults; all others are ignored, as Transformers does.
@@ -11,6 +11,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from parley.model.networks.config_fields import read_number
+from parley.model.networks.decoder_config import (
+    PLAIN_LINEARS,
+    RMS_NORMS,
+    LinearLayout,
+    MediaVocabulary,
+    NormForm,
+    QueryScaling,
+)
+from parley.model.networks.decoder_tensors import LLAMA_TENSORS, TensorNames
 from parley.model.networks.indexers import IndexerFamily
 from parley.model.networks.mixtures import MixtureFamily
 from parley.model.networks.rope import RopeConfig, Unfusable, wrong_value
@@ -19,66 +28,6 @@ from parley.native.layer_shape import AltUpShape
 
 FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
 MLP, MIXTURE = "mlp", "moe"  # layers of models with ``has_single_parts``
-
-
-@dataclass(frozen=True)
-class TensorNames:
-    """The names of a model's tensors in its checkpoint; those of a layer follow ``layer`` and its number.
-
-    ``qkv`` and ``gate_up`` list the linear layers to be merged. Norms and ``sinks`` that are None do not exist; a norm
-    without weights has an empty name. ``positions``: the embeddings of positions, which are added to those of tokens;
-    ``embedding_norm``: the norm of the sum.
-    ``query_up`` and ``latent_up`` are the linear layers that make queries, and keys and values, of their latents in
-    models with multi-head latent attention.
-    ``mixture_after_norm`` is ``mlp_after_norm`` of layers with a mixture; files may have those of others, which nothing
-    reads.
-    ``published`` are names of modules in published files, to those here, which Transformers gives them.
-    ``activation_factors`` is the module whose tensors make the factors of an activation xielu.
-    ``layer_inputs`` are the embeddings of tokens for single layers, beside those that ``input_projection`` makes of
-    their embeddings, whose norm is ``input_norm``; empty: there are the latter only. The next three belong to each
-    layer. ``output_scale`` is the tensor
-    with the scale of a layer's output. ``altup_norm`` and ``laurel_norm`` are norms of ``AltUpShape``.
-    """
-
-    embedding: str = "model.embed_tokens"
-    positions: str | None = None
-    embedding_norm: str | None = None
-    norm: str = "model.norm"
-    head: str = "lm_head"
-    layer: str = "model.layers."
-    qkv: tuple[str, ...] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
-    output: str = "self_attn.o_proj"
-    gate_up: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj")
-    down: str = "mlp.down_proj"
-    attention_norm: str | None = "input_layernorm"
-    attention_after_norm: str | None = None
-    mlp_norm: str | None = "post_attention_layernorm"
-    mlp_after_norm: str | None = None
-    mixture_after_norm: str | None = None
-    query_norm: str | None = None
-    key_norm: str | None = None
-    sinks: str | None = None
-    query_latent_norm: str | None = None
-    latent_norm: str | None = None
-    query_up: str | None = None
-    latent_up: str | None = None
-    experts_norm: str | None = None
-    dense_after_norm: str | None = None
-    experts_after_norm: str | None = None
-    layer_inputs: str | None = None
-    input_projection: str = "model.per_layer_model_projection"
-    input_norm: str = "model.per_layer_projection_norm"
-    input_gate: str = "per_layer_input_gate"
-    input_up: str = "per_layer_projection"
-    input_after_norm: str | None = None
-    output_scale: str | None = None
-    activation_factors: str | None = None
-    altup_norm: str | None = None
-    laurel_norm: str | None = None
-    published: Mapping[str, str] = field(default_factory=dict)
-
-
-LLAMA_TENSORS = TensorNames()
 
 
 def all_full(fields: dict[str, Any], count: int) -> list[str]:
@@ -149,31 +98,6 @@ def read_whole_rope(parameters: Mapping[str, Any], dim: int) -> RopeConfig:
     return RopeConfig(theta, dim, "proportional", rotated_pairs=rotated_pairs)
 
 
-@dataclass(frozen=True)
-class QueryScaling:
-    """The factor of a token's queries by its position p: 1 + weight * log(1 + floor((p + shift) / length)).
-
-    ``skips_rotated``: only of layers without a rotary embedding.
-    """
-
-    length: int
-    weight: float
-    shift: int = 0
-    skips_rotated: bool = False
-
-
-@dataclass(frozen=True)
-class MediaVocabulary:
-    """Tokens from ``first`` on that a projector of media embeds: ``size`` rows of ``width`` numbers, its own norm of
-    ``eps``. ``module``: the prefix of its tensors."""
-
-    module: str
-    first: int
-    size: int
-    width: int
-    eps: float
-
-
 def alibi_slopes(heads: int, largest: float = 8.0) -> tuple[float, ...]:
     """Return the slope of each head for ALiBi (arXiv 2108.12409, section 3, and its code for numbers of heads that are
     no power of 2): 2 to the power of -``largest`` * i / heads for i from 1."""
@@ -201,11 +125,7 @@ class DecoderFamily:
     mrope: tuple[bool, tuple[int, ...]] | None = None  # whether axes are interleaved; the section, if not in the config
 
     # norms, embeddings, positions
-    norm_offset: float = 0.0
-    last_norm_offset: float | None = None
-    norms_only_rotated_heads: bool = False
-    are_norms_centered: bool = False
-    have_norms_bias: bool = False
+    norms: NormForm = RMS_NORMS
     has_embedding_scale: bool | str = False  # embeddings are multiplied by the square root of their size
     scales_media: bool = False  # the factor of embeddings multiplies those of media as well
     local_theta: str | None = None  # the field with the base of the rotary embedding of sliding layers, if it differs
@@ -217,9 +137,7 @@ class DecoderFamily:
     ropes: Callable[[dict[str, Any]], dict[str, RopeConfig]] | None = None
     rotated: Callable[[dict[str, Any], list[str]], list[bool]] = all_rotated  # which layers have a rotary embedding
     has_whole_qk_norm: bool = False
-    has_headwise_qk_norm: bool = False
     is_qk_norm_late: bool = False
-    has_transposed_linears: bool = False
     position_offset: int = 0
     has_sinusoidal_positions: bool = False  # embeddings of positions are computed
     slopes: Callable[[dict[str, Any]], tuple[float, ...]] | None = None  # returns those of ``LayerShape``
@@ -228,8 +146,7 @@ class DecoderFamily:
     # layers
     is_gated: bool = True
     is_parallel: bool | str = False
-    has_grouped_qkv: bool = False
-    qkv_shards: int = 0
+    linear_layout: LinearLayout = PLAIN_LINEARS
     has_output_gate: bool = False  # the queries' layer gives a head's query and then its gate
     has_head_gates: bool = False
     has_single_parts: bool = False  # a layer is either an MLP, or attention or a layer with a state
@@ -270,4 +187,3 @@ COMMON_FIELDS: dict[str, Any] = {
 }
 ATTENTION_BIASES: dict[str, str | bool] = {"qkv": "attention_bias", "output": "attention_bias"}
 MLP_BIASES: dict[str, str | bool] = {"gate_up": "mlp_bias", "down": "mlp_bias"}
-NORMED_HEADS = TensorNames(query_norm="self_attn.q_norm", key_norm="self_attn.k_norm")

@@ -7,7 +7,8 @@ from statistics import NormalDist
 from typing import Any
 
 from parley.model.networks.config_fields import read_number, read_size
-from parley.model.networks.families.decoder_family import FULL, SLIDING, MediaVocabulary
+from parley.model.networks.decoder_config import RMS_NORMS, MediaVocabulary
+from parley.model.networks.families.decoder_family import FULL, SLIDING
 from parley.model.networks.families.gemma_decoders import GEMMA, GEMMA_TENSORS, shared_kv_layers
 from parley.model.networks.rope import Unfusable, wrong_value
 from parley.native.layer_shape import AltUpShape
@@ -127,7 +128,7 @@ GEMMA3N = replace(
         altup_norm="altup.router_norm",
         laurel_norm="laurel.post_laurel_norm",
     ),
-    norm_offset=0.0,
+    norms=RMS_NORMS,
     layer_types=every_fifth_full,
     local_theta="rope_local_base_freq",
     layer_variations=gemma3n_layers,

@@ -7,13 +7,14 @@ from dataclasses import replace
 from typing import Any
 
 from parley.model.networks.config_fields import read_number, read_size
+from parley.model.networks.decoder_config import RMS_NORMS, NormForm
+from parley.model.networks.decoder_tensors import TensorNames
 from parley.model.networks.families.decoder_family import (
     ATTENTION_BIASES,
     COMMON_FIELDS,
     FULL,
     SLIDING,
     DecoderFamily,
-    TensorNames,
     every_second_full,
     full_in_turn,
     read_whole_rope,
@@ -53,7 +54,7 @@ GEMMA = DecoderFamily(
     },
     required={"use_bidirectional_attention": False},
     biases=ATTENTION_BIASES,
-    norm_offset=1.0,
+    norms=NormForm(offset=1.0),
     has_embedding_scale=True,
     variant=gemma_variant,
 )
@@ -126,8 +127,7 @@ MUSE_GLIMMER = DecoderFamily(
         query_norm="",
         key_norm="",
     ),
-    norm_offset=1.0,
-    last_norm_offset=0.0,
+    norms=NormForm(offset=1.0, last_offset=0.0),
     layer_types=fourth_from_last_full,
     rotated=rotated_but_fourth,
     resolve_rope=common_base,
@@ -315,7 +315,7 @@ GEMMA4_UNIFIED = replace(
     layer_types=full_in_turn,
     ropes=gemma4_ropes,
     layer_variations=gemma4_layers,
-    norm_offset=0.0,
+    norms=RMS_NORMS,
     variant=None,
 )
 GEMMA4_TEXT = replace(

@@ -7,12 +7,13 @@ from dataclasses import replace
 from typing import Any
 
 from parley.model.networks.config_fields import read_number
+from parley.model.networks.decoder_config import BIASED_LAYER_NORMS, LAYER_NORMS, PLAIN_LINEARS, LinearLayout
+from parley.model.networks.decoder_tensors import TensorNames
 from parley.model.networks.families.decoder_family import (
     COMMON_FIELDS,
     FULL,
     SLIDING,
     DecoderFamily,
-    TensorNames,
     alibi_slopes,
     none_rotated,
 )
@@ -65,11 +66,10 @@ GPT2 = DecoderFamily(
         attention_norm="ln_1",
         mlp_norm="ln_2",
     ),
-    are_norms_centered=True,
-    have_norms_bias=True,
+    norms=BIASED_LAYER_NORMS,
     is_gated=False,
     rotated=none_rotated,
-    has_transposed_linears=True,
+    linear_layout=LinearLayout(is_transposed=True),
 )
 
 
@@ -78,7 +78,7 @@ def big_code_variant(config: Mapping[str, Any]) -> DecoderFamily:
     if config.get("multi_query", True):
         return GPT_BIGCODE
     fields = {**GPT_BIGCODE.fields, "num_key_value_heads": "heads"}
-    return replace(GPT_BIGCODE, fields=fields, has_grouped_qkv=True)
+    return replace(GPT_BIGCODE, fields=fields, linear_layout=LinearLayout(has_grouped_qkv=True))
 
 
 def listed_windows(fields: dict[str, Any], count: int) -> list[str]:
@@ -122,8 +122,7 @@ GPT_NEO = DecoderFamily(
         output="attn.attention.out_proj",
     ),
     layer_types=listed_windows,
-    are_norms_centered=True,
-    have_norms_bias=True,
+    norms=BIASED_LAYER_NORMS,
     is_gated=False,
     rotated=none_rotated,
     layer_factors=lambda fields: {"score_scale": (fields["hidden_size"] / fields["num_attention_heads"]) ** 0.5},
@@ -135,7 +134,7 @@ GPT_BIGCODE = replace(
         "hidden_act": "gelu_pytorch_tanh",
         "num_key_value_heads": 1,
     },
-    has_transposed_linears=False,
+    linear_layout=PLAIN_LINEARS,
     variant=big_code_variant,
 )
 OPT = DecoderFamily(
@@ -172,8 +171,7 @@ OPT = DecoderFamily(
         attention_norm="self_attn_layer_norm",
         mlp_norm="final_layer_norm",
     ),
-    are_norms_centered=True,
-    have_norms_bias=True,
+    norms=BIASED_LAYER_NORMS,
     is_gated=False,
     rotated=none_rotated,
     position_offset=2,
@@ -206,10 +204,9 @@ BLOOM = DecoderFamily(
         mlp_norm="post_attention_layernorm",
     ),
     activation="gelu_tanh",
-    are_norms_centered=True,
-    have_norms_bias=True,
+    norms=BIASED_LAYER_NORMS,
     is_gated=False,
-    has_grouped_qkv=True,
+    linear_layout=LinearLayout(has_grouped_qkv=True),
     rotated=none_rotated,
     slopes=lambda fields: alibi_slopes(fields["num_attention_heads"]),
 )
@@ -259,7 +256,7 @@ MPT = DecoderFamily(
         attention_norm="norm_1",
         mlp_norm="norm_2",
     ),
-    are_norms_centered=True,
+    norms=LAYER_NORMS,
     is_gated=False,
     rotated=none_rotated,
     slopes=mpt_slopes,
@@ -296,8 +293,7 @@ XGLM = DecoderFamily(
         norm="model.layer_norm",
         layer="model.layers.",
     ),
-    are_norms_centered=True,
-    have_norms_bias=True,
+    norms=BIASED_LAYER_NORMS,
     is_gated=False,
     has_embedding_scale="scale_embedding",
     rotated=none_rotated,

@@ -6,13 +6,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from parley.model.networks.families.decoder_family import (
-    COMMON_FIELDS,
-    FULL,
-    NORMED_HEADS,
-    SLIDING,
-    DecoderFamily,
-)
+from parley.model.networks.decoder_tensors import NORMED_HEADS
+from parley.model.networks.families.decoder_family import COMMON_FIELDS, FULL, SLIDING, DecoderFamily
 from parley.model.networks.mixtures import LAGUNA_MIXTURE
 from parley.model.networks.rope import RopeConfig, Unfusable, read_rope, rope_parameters, wrong_value
 

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from parley.model.networks.families.decoder_family import COMMON_FIELDS, DecoderFamily, TensorNames
+from parley.model.networks.decoder_tensors import TensorNames
+from parley.model.networks.families.decoder_family import COMMON_FIELDS, DecoderFamily
 from parley.model.networks.families.rms_norm_decoders import ministral3_scaling
 from parley.model.networks.indexers import IndexerFamily, listed_indexers
 from parley.model.networks.mixtures import (

@@ -7,6 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from parley.model.networks.config_fields import read_size
+from parley.model.networks.decoder_config import BIASED_LAYER_NORMS, LAYER_NORMS, LinearLayout, NormForm
+from parley.model.networks.decoder_tensors import TensorNames
 from parley.model.networks.families.decoder_family import (
     ATTENTION_BIASES,
     COMMON_FIELDS,
@@ -14,7 +16,6 @@ from parley.model.networks.families.decoder_family import (
     MLP_BIASES,
     SLIDING,
     DecoderFamily,
-    TensorNames,
     alibi_slopes,
     all_sliding,
     full_in_turn,
@@ -43,8 +44,7 @@ COHERE = DecoderFamily(
     renamed={"layer_norm_eps": "rms_norm_eps"},
     biases=ATTENTION_BIASES,
     tensors=TensorNames(mlp_norm="input_layernorm", query_norm="self_attn.q_norm", key_norm="self_attn.k_norm"),
-    are_norms_centered=True,
-    has_headwise_qk_norm=True,
+    norms=NormForm(is_centered=True, has_headwise_qk=True),
     is_rope_interleaved=True,
     is_parallel=True,
 )
@@ -94,7 +94,8 @@ def cohere2_mixture_variant(config: Mapping[str, Any]) -> DecoderFamily:
     """Return the row for a config of Cohere's mixtures: with LayerNorms or RMS norms, and its kind of scores."""
     family, mixture = COHERE2_MOE, COHERE2_MIXTURE
     if config.get("rms_norm_eps") is not None:
-        family = replace(family, renamed={**family.renamed, "layer_norm_eps": ""}, are_norms_centered=False)
+        norms = replace(family.norms, is_centered=False)
+        family = replace(family, renamed={**family.renamed, "layer_norm_eps": ""}, norms=norms)
     scores = config.get("expert_selection_fn", "softmax")
     if scores == "sigmoid":
         mixture = replace(mixture, is_sigmoid=True, normalized=None)
@@ -159,8 +160,7 @@ STARCODER2 = DecoderFamily(
     biases=dict.fromkeys(("qkv", "output", "gate_up", "down"), "use_bias"),
     tensors=TensorNames(gate_up=("mlp.c_fc",), down="mlp.c_proj"),
     layer_types=all_sliding,
-    are_norms_centered=True,
-    have_norms_bias=True,
+    norms=BIASED_LAYER_NORMS,
     is_gated=False,
 )
 STABLELM = DecoderFamily(
@@ -180,8 +180,7 @@ STABLELM = DecoderFamily(
     renamed={"layer_norm_eps": "rms_norm_eps"},
     required={"qk_layernorm": False, "use_parallel_residual": False},
     biases={"qkv": "use_qkv_bias"},
-    are_norms_centered=True,
-    have_norms_bias=True,
+    norms=BIASED_LAYER_NORMS,
 )
 
 
@@ -215,8 +214,7 @@ PHI = DecoderFamily(
         down="mlp.fc2",
         mlp_norm="input_layernorm",
     ),
-    are_norms_centered=True,
-    have_norms_bias=True,
+    norms=BIASED_LAYER_NORMS,
     is_gated=False,
     is_parallel=True,
     variant=phi_variant,
@@ -238,9 +236,7 @@ NEMOTRON = DecoderFamily(
     renamed={"norm_eps": "rms_norm_eps"},
     biases=ATTENTION_BIASES | MLP_BIASES,
     tensors=TensorNames(gate_up=("mlp.up_proj",)),
-    norm_offset=1.0,
-    are_norms_centered=True,
-    have_norms_bias=True,
+    norms=NormForm(is_centered=True, has_bias=True, offset=1.0),
     is_gated=False,
 )
 PERSIMMON = DecoderFamily(
@@ -265,10 +261,9 @@ PERSIMMON = DecoderFamily(
         gate_up=("mlp.dense_h_to_4h",),
         down="mlp.dense_4h_to_h",
     ),
-    are_norms_centered=True,
-    have_norms_bias=True,
+    norms=BIASED_LAYER_NORMS,
     is_gated=False,
-    has_grouped_qkv=True,
+    linear_layout=LinearLayout(has_grouped_qkv=True),
     variant=phi_variant,
 )
 GPT_NEOX = DecoderFamily(
@@ -302,11 +297,10 @@ GPT_NEOX = DecoderFamily(
         gate_up=("mlp.dense_h_to_4h",),
         down="mlp.dense_4h_to_h",
     ),
-    are_norms_centered=True,
-    have_norms_bias=True,
+    norms=BIASED_LAYER_NORMS,
     is_gated=False,
     is_parallel="use_parallel_residual",
-    has_grouped_qkv=True,
+    linear_layout=LinearLayout(has_grouped_qkv=True),
 )
 
 
@@ -371,11 +365,10 @@ FALCON = DecoderFamily(
         down="mlp.dense_4h_to_h",
         mlp_norm="input_layernorm",
     ),
-    are_norms_centered=True,
-    have_norms_bias=True,
+    norms=BIASED_LAYER_NORMS,
     is_gated=False,
     is_parallel=True,
-    has_grouped_qkv=True,
+    linear_layout=LinearLayout(has_grouped_qkv=True),
     variant=falcon_variant,
 )
 OLMO = DecoderFamily(
@@ -384,7 +377,7 @@ OLMO = DecoderFamily(
     required={"clip_qkv": None},
     biases=ATTENTION_BIASES,
     tensors=TensorNames(norm="", attention_norm="", mlp_norm=""),
-    are_norms_centered=True,
+    norms=LAYER_NORMS,
 )
 JAIS2 = DecoderFamily(
     COMMON_FIELDS
@@ -402,8 +395,7 @@ JAIS2 = DecoderFamily(
     renamed={"layer_norm_eps": "rms_norm_eps", "rms_norm_eps": ""},
     biases=ATTENTION_BIASES | MLP_BIASES,
     tensors=TensorNames(gate_up=("mlp.up_proj",)),
-    are_norms_centered=True,
-    have_norms_bias=True,
+    norms=BIASED_LAYER_NORMS,
     is_gated=False,
 )
 GPT_J = DecoderFamily(
@@ -440,10 +432,11 @@ GPT_J = DecoderFamily(
         attention_norm="ln_1",
         mlp_norm="ln_1",
     ),
-    are_norms_centered=True,
-    have_norms_bias=True,
+    norms=BIASED_LAYER_NORMS,
     is_rope_interleaved=True,
     is_gated=False,
     is_parallel=True,
 )
-CODEGEN = replace(GPT_J, tensors=replace(GPT_J.tensors, qkv=("attn.qkv_proj",)), qkv_shards=4)
+CODEGEN = replace(
+    GPT_J, tensors=replace(GPT_J.tensors, qkv=("attn.qkv_proj",)), linear_layout=LinearLayout(qkv_shards=4)
+)

@@ -7,7 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from parley.model.networks.config_fields import read_size
-from parley.model.networks.families.decoder_family import COMMON_FIELDS, FULL, DecoderFamily, TensorNames, none_rotated
+from parley.model.networks.decoder_tensors import TensorNames
+from parley.model.networks.families.decoder_family import COMMON_FIELDS, FULL, DecoderFamily, none_rotated
 from parley.model.networks.families.mamba_decoders import MIXER_TENSORS, all_mamba
 from parley.model.networks.mixtures import JAMBA_MIXTURE
 from parley.model.networks.state_layers import FALCON_MAMBA_STATES, JAMBA_STATES, MAMBA1_STATES

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from parley.model.networks.decoder_tensors import TensorNames
 from parley.model.networks.families.decoder_family import (
     ATTENTION_BIASES,
     COMMON_FIELDS,
@@ -15,7 +16,6 @@ from parley.model.networks.families.decoder_family import (
     MLP,
     MLP_BIASES,
     DecoderFamily,
-    TensorNames,
     none_rotated,
 )
 from parley.model.networks.families.mixture_decoders import GRANITE_MOE_SHARED

@@ -7,7 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from parley.model.networks.config_fields import read_number, read_size
-from parley.model.networks.families.decoder_family import COMMON_FIELDS, FULL, SLIDING, DecoderFamily, TensorNames
+from parley.model.networks.decoder_tensors import TensorNames
+from parley.model.networks.families.decoder_family import COMMON_FIELDS, FULL, SLIDING, DecoderFamily
 from parley.model.networks.mixtures import MIMO_MIXTURE
 from parley.model.networks.rope import RopeConfig, Unfusable, read_rope, rope_parameters, wrong_value
 from parley.native.layer_shape import HeadSizes

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from parley.model.networks.decoder_tensors import NORMED_HEADS, TensorNames
 from parley.model.networks.families.decoder_family import (
     ATTENTION_BIASES,
     COMMON_FIELDS,
-    NORMED_HEADS,
     DecoderFamily,
-    TensorNames,
     all_sliding,
     every_second_full,
     sliding_after_full,

@@ -6,16 +6,15 @@ from dataclasses import replace
 from typing import Any
 
 from parley.model.networks.config_fields import read_number, read_size
+from parley.model.networks.decoder_config import BIASED_LAYER_NORMS, NormForm, QueryScaling
+from parley.model.networks.decoder_tensors import NORMED_HEADS, TensorNames
 from parley.model.networks.families.decoder_family import (
     ATTENTION_BIASES,
     CHUNKED,
     COMMON_FIELDS,
     FULL,
-    NORMED_HEADS,
     SLIDING,
     DecoderFamily,
-    QueryScaling,
-    TensorNames,
     all_sliding,
     full_in_turn,
     listed_rotated,
@@ -98,7 +97,7 @@ LLAMA4 = DecoderFamily(
     layer_types=chunked_where_rotated,
     is_rope_interleaved=True,
     rotated=listed_rotated,
-    norms_only_rotated_heads=True,
+    norms=NormForm(only_rotated_heads=True),
     query_scaling=llama4_scaling,
     mixture=LLAMA4_MIXTURE,
 )
@@ -122,8 +121,7 @@ PHIMOE = DecoderFamily(
     biases=ATTENTION_BIASES | {"head": "lm_head_bias"},
     layer_types=all_sliding,
     resolve_rope=resolve_mscale,
-    are_norms_centered=True,
-    have_norms_bias=True,
+    norms=BIASED_LAYER_NORMS,
     mixture=PHIMOE_MIXTURE,
 )
 FLEX_OLMO = replace(

@@ -7,16 +7,15 @@ from dataclasses import replace
 from typing import Any
 
 from parley.model.networks.config_fields import read_number, read_size
+from parley.model.networks.decoder_config import QueryScaling
+from parley.model.networks.decoder_tensors import NORMED_HEADS, TensorNames
 from parley.model.networks.families.decoder_family import (
     ATTENTION_BIASES,
     COMMON_FIELDS,
     FULL,
     MLP_BIASES,
-    NORMED_HEADS,
     SLIDING,
     DecoderFamily,
-    QueryScaling,
-    TensorNames,
     all_sliding,
     full_in_turn,
     listed_rotated,

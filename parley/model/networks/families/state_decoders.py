@@ -7,14 +7,14 @@ from dataclasses import replace
 from typing import Any
 
 from parley.model.networks.config_fields import read_number
+from parley.model.networks.decoder_config import NormForm
+from parley.model.networks.decoder_tensors import NORMED_HEADS, TensorNames
 from parley.model.networks.families.decoder_family import (
     ATTENTION_BIASES,
     COMMON_FIELDS,
     FULL,
-    NORMED_HEADS,
     SLIDING,
     DecoderFamily,
-    TensorNames,
     read_whole_rope,
 )
 from parley.model.networks.families.mixture_decoders import MIXTRAL
@@ -75,7 +75,7 @@ QWEN3_NEXT = DecoderFamily(
     },
     biases=ATTENTION_BIASES,
     tensors=NORMED_HEADS,
-    norm_offset=1.0,
+    norms=NormForm(offset=1.0),
     has_output_gate=True,
     layer_types=full_at_interval,
     mixture=QWEN2_MIXTURE,
@@ -91,7 +91,7 @@ QWEN3_5 = DecoderFamily(
     },
     biases=ATTENTION_BIASES,
     tensors=NORMED_HEADS,
-    norm_offset=1.0,
+    norms=NormForm(offset=1.0),
     has_output_gate=True,
     layer_types=full_at_interval,
     mrope=(True, (11, 11, 10)),

@@ -1,4 +1,4 @@
-"""The config of a fused decoder, read from config.json without importing Transformers (which takes seconds).
+"""Reads the config of a fused decoder from config.json, without importing Transformers (which takes seconds).
 
 A config that asks for anything unknown here is declared unfusable, never guessed at: such a model runs through
 Transformers. ``families/`` lists the config fields of each model type.
@@ -7,38 +7,30 @@ Transformers. ``families/`` lists the config fields of each model type.
 from __future__ import annotations
 
 import reprlib
-from dataclasses import astuple, dataclass, replace
+from dataclasses import astuple, replace
 from typing import Any
 
 from parley.model.networks.config_fields import read_flag, read_number, read_size
-from parley.model.networks.families.decoder_family import (
-    CHUNKED,
-    FULL,
-    LLAMA_TENSORS,
-    MIXTURE,
-    MLP,
-    SLIDING,
-    DecoderFamily,
-    MediaVocabulary,
+from parley.model.networks.decoder_config import (
+    DecoderConfig,
+    LayerInputShape,
+    LinearLayout,
+    MixtureShape,
     QueryScaling,
-    TensorNames,
 )
-from parley.model.networks.families.table import FAMILIES, FUSABLE_TYPES
+from parley.model.networks.decoder_tensors import TensorNames
+from parley.model.networks.families.decoder_family import CHUNKED, FULL, MIXTURE, MLP, SLIDING, DecoderFamily
+from parley.model.networks.families.table import FAMILIES
 from parley.model.networks.layer_ropes import read_layer_ropes
-from parley.model.networks.mixtures import SIZE_UNIT, MixtureNames
+from parley.model.networks.mixtures import SIZE_UNIT
 from parley.model.networks.rope import (
-    RopeConfig,
     Unfusable,
     latent_score_factor,
     rope_parameters,
     wrong_value,
 )
 from parley.model.networks.sinusoids import Sinusoids
-from parley.model.networks.state_layers import StateNames
-from parley.native.layer_shape import AltUpShape, HeadSizes, IndexerShape, LatentShape, LayerShape
-from parley.native.layout import LayerKV
-
-__all__ = ["FUSABLE_TYPES", "DecoderConfig", "RopeConfig", "Unfusable", "read_decoder_config"]
+from parley.native.layer_shape import LatentShape, LayerShape
 
 LATENT_QUERIES = "self_attn.q_proj"  # the layer that makes queries in models with no latent for them
 # Transformers' names of activations, to those of ``native/layer_shape.py``.
@@ -54,111 +46,6 @@ ACTIVATION_NAMES = {
 }
 # Names of layer types in older configs of models with layers that keep a state, to those of newer ones.
 OLD_LAYER_TYPES = {"attention": FULL, "mamba": "linear_attention"}
-
-
-@dataclass(frozen=True)
-class DecoderConfig:
-    """The sizes of a decoder, and its computation, with that of each of its ``layers``."""
-
-    vocab: int
-    hidden: int
-    intermediate: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    max_len: int  # tokens of the longest context
-    eps: float  # of all norms
-    ropes: tuple[RopeConfig, ...]
-    layers: tuple[LayerShape, ...]
-    tied: bool = False
-    # Kinds of linear layers that have a bias: qkv, output, gate_up, down, head, convolution, or state (the linear
-    # layers of layers with a state).
-    biases: frozenset[str] = frozenset()
-    tensors: TensorNames = LLAMA_TENSORS
-    norm_offset: float = 0.0  # is added to the stored weights of norms
-    last_norm_offset: float | None = None  # that of the norm after the last layer, if it is another
-    after_norm_eps: float | None = None  # of norms after attention and after the MLP, if it is not ``eps``
-    norms_only_rotated_heads: bool = False  # layers without a rotary embedding have no norms of queries and keys
-    are_norms_centered: bool = False  # they are LayerNorms, not RMS norms
-    have_norms_bias: bool = False
-    embedding_scale: float = 1.0  # multiplies embeddings, rounded to the dtype of the model
-    scales_media: bool = False  # those of media as well
-    logit_scale: float = 1.0  # multiplies logits
-    logit_softcap: float | None = None  # after that, c makes them c * tanh(logit / c)
-    mixture_layouts: tuple[MixtureNames, ...] = ()  # layers with a mixture of experts have one of them
-    expert_width: int = 0  # inner size of an expert
-    shared_width: int = 0  # inner size of the shared expert
-    extra_layers: int = 0  # unused layers that follow the last one in the checkpoint
-    has_grouped_qkv: bool = False  # the checkpoint merges queries, keys and values of each key/value head, not of all
-    # The heads are divided into this number of equal parts, and the checkpoint merges the queries, values and keys of
-    # each part, in this order; 0: it does not.
-    qkv_shards: int = 0
-    has_headwise_qk_norm: bool = False  # the norms of queries and keys have weights of their own for each head
-    has_transposed_linears: bool = False  # the weights of layers are stored [in, out]
-    position_offset: int = 0  # the row of the position embeddings that position 0 has
-    sinusoids: Sinusoids | None = None  # how position embeddings are computed that the checkpoint does not store
-    query_scaling: QueryScaling | None = None  # the factor of queries, for layers that scale them
-    latent: LatentShape | None = None  # the sizes of multi-head latent attention, for models that have it
-    indexer: IndexerShape | None = None  # chooses the tokens that layers attend to, in models that have it
-    state_layouts: tuple[StateNames, ...] = ()  # the names of tensors in layers that keep a state: one of them
-    inputs_vocab: int = 0  # tokens that have inputs of layers; any others have those of token 0
-    inputs_width: int = 0  # numbers of a token's input of one layer
-    inputs_count: int = 0  # layers that have inputs of their own; 0: none has
-    inputs_padding: int = 0  # the token whose inputs placeholders of media have
-    media_vocabularies: tuple[MediaVocabulary, ...] = ()  # the last tokens, if projectors of media embed them
-    altup: AltUpShape | None = None  # the residual streams, for models that have several
-
-    def head_sizes(self, layer: int) -> HeadSizes:
-        """Return the heads of a layer's keys and values."""
-        return self.layers[layer].head_sizes or HeadSizes(self.kv_heads, self.head_dim)
-
-    def query_heads(self, layer: int) -> int:
-        """Return the heads of a layer's queries."""
-        return self.layers[layer].heads or self.heads
-
-    def value_dim(self, layer: int) -> int:
-        """Return the numbers of a head's value."""
-        if self.latent is not None:
-            return self.latent.value_dim
-        return self.layers[layer].value_dim or self.head_sizes(layer).dim
-
-    def mlp_width(self, layer: int) -> int:
-        """Return the inner size of a layer's MLP, experts aside."""
-        shape = self.layers[layer]
-        if shape.routing is not None and not shape.has_parallel_dense_mlp:
-            return self.shared_width
-        return shape.mlp_width or self.intermediate
-
-    def layer_kv(self, layer: int) -> LayerKV:
-        """Return the KV cache of a layer with attention."""
-        if self.latent is not None:
-            return LayerKV(1, self.latent.stored_dim, self.latent.rank, has_latents=True)
-        sizes = self.head_sizes(layer)
-        return LayerKV(sizes.kv_heads, sizes.dim, sizes.dim)
-
-    @property
-    def kv_layers(self) -> list[LayerKV]:
-        """The KV cache of each layer that has one, and after these the keys of each indexer."""
-        stored = [self.layer_kv(i) for i, shape in enumerate(self.layers) if shape.stores_kv]
-        if self.indexer is not None:
-            keys = LayerKV(1, self.indexer.dim, 0, has_latents=True)
-            stored += [keys for shape in self.layers if shape.has_indexer]
-        return stored
-
-    @property
-    def layer_count(self) -> int:
-        """The number of layers."""
-        return len(self.layers)
-
-    @property
-    def state_sizes(self) -> list[int]:
-        """The numbers in the state of each layer that keeps one."""
-        return [shape.state.size for shape in self.layers if shape.state is not None]
-
-    @property
-    def rope(self) -> RopeConfig:
-        """The first rotary embedding; the only one with longrope and M-RoPE."""
-        return self.ropes[0]
 
 
 def read_decoder_config(config: dict[str, Any]) -> DecoderConfig:
@@ -180,7 +67,8 @@ def _read_fusable_config(config: dict[str, Any]) -> DecoderConfig:
         family = family.variant(config)
     if (config.get("quantization_config") or {}).get("quant_method") == "gguf":
         # llama.cpp's converter stores all weights [out, in], and queries, keys and values one after the other
-        family = replace(family, has_grouped_qkv=False, has_transposed_linears=False)
+        linear_layout = replace(family.linear_layout, has_grouped_qkv=False, is_transposed=False)
+        family = replace(family, linear_layout=linear_layout)
     fields = _known_fields(family, config)
     hidden, heads, layer_count = (
         read_size(fields, name) for name in ("hidden_size", "num_attention_heads", "num_hidden_layers")
@@ -212,16 +100,9 @@ def _read_fusable_config(config: dict[str, Any]) -> DecoderConfig:
         tied=bool(fields["tie_word_embeddings"]),
         biases=_read_biases(family, fields),
         tensors=_read_tensor_names(family, fields),
-        norm_offset=family.norm_offset,
-        last_norm_offset=family.last_norm_offset,
+        linear_layout=_check_linear_layout(family, heads),
+        norms=family.norms,
         after_norm_eps=_read_optional(fields, "post_norm_eps"),
-        norms_only_rotated_heads=family.norms_only_rotated_heads,
-        are_norms_centered=family.are_norms_centered,
-        have_norms_bias=family.have_norms_bias,
-        has_grouped_qkv=family.has_grouped_qkv,
-        qkv_shards=_read_qkv_shards(family, heads),
-        has_headwise_qk_norm=family.has_headwise_qk_norm,
-        has_transposed_linears=family.has_transposed_linears,
         position_offset=family.position_offset,
         sinusoids=_read_sinusoids(family, fields, hidden),
         query_scaling=scaling,
@@ -232,8 +113,9 @@ def _read_fusable_config(config: dict[str, Any]) -> DecoderConfig:
         latent=latent,
         indexer=None if family.indexer is None else family.indexer.read_shape(fields, latent),
         state_layouts=() if family.state is None else (family.state.names, *family.state.others),
-        **_read_mixture(family, fields),
-        **_read_layer_inputs(family, fields, layer_count),
+        mixture=_read_mixture(family, fields),
+        extra_layers=_read_extra_layers(family, fields),
+        layer_inputs=_read_layer_inputs(family, fields, layer_count),
         altup=None if family.altup is None else family.altup(fields),
         media_vocabularies=() if family.media_vocabularies is None else family.media_vocabularies(fields),
     )
@@ -255,11 +137,12 @@ def _read_head_dim(fields: dict[str, Any], default: int) -> int:
     return default if fields["head_dim"] is None else read_size(fields, "head_dim")
 
 
-def _read_qkv_shards(family: DecoderFamily, heads: int) -> int:
-    """Return ``DecoderConfig.qkv_shards``. Raises Unfusable."""
-    if family.qkv_shards and heads % family.qkv_shards:
-        raise Unfusable(f"its {heads} heads do not divide into {family.qkv_shards} parts")
-    return family.qkv_shards
+def _check_linear_layout(family: DecoderFamily, heads: int) -> LinearLayout:
+    """Return ``DecoderConfig.linear_layout``. Raises Unfusable."""
+    shards = family.linear_layout.qkv_shards
+    if shards and heads % shards:
+        raise Unfusable(f"its {heads} heads do not divide into {shards} parts")
+    return family.linear_layout
 
 
 def _read_biases(family: DecoderFamily, fields: dict[str, Any]) -> frozenset[str]:
@@ -272,33 +155,34 @@ def _read_biases(family: DecoderFamily, fields: dict[str, Any]) -> frozenset[str
     return frozenset(name for name, flag in flags.items() if read_flag(fields, flag))
 
 
-def _read_mixture(family: DecoderFamily, fields: dict[str, Any]) -> dict[str, Any]:
-    """Return the members of DecoderConfig that describe mixtures of experts. Raises Unfusable."""
-    mixture, extra_layers = family.mixture, fields.get(family.extra_layers or "") or 0
+def _read_mixture(family: DecoderFamily, fields: dict[str, Any]) -> MixtureShape:
+    """Return the sizes of mixtures of experts. Raises Unfusable."""
+    mixture = family.mixture
     if mixture is None:
-        return {}
-    return {
-        "mixture_layouts": mixture.layouts,
-        "expert_width": mixture.read_expert_width(fields),
-        "shared_width": mixture.read_shared_width(fields),
-        "extra_layers": extra_layers if type(extra_layers) is int else 0,
-    }
+        return MixtureShape()
+    return MixtureShape(mixture.read_expert_width(fields), mixture.read_shared_width(fields), mixture.layouts)
 
 
-def _read_layer_inputs(family: DecoderFamily, fields: dict[str, Any], count: int) -> dict[str, Any]:
-    """Return the members of DecoderConfig that describe inputs of layers. Raises Unfusable."""
+def _read_extra_layers(family: DecoderFamily, fields: dict[str, Any]) -> int:
+    """Return the number of unused layers in the checkpoint; 0 if the config gives no number."""
+    extra_layers = fields.get(family.extra_layers or "")
+    return extra_layers if type(extra_layers) is int else 0
+
+
+def _read_layer_inputs(family: DecoderFamily, fields: dict[str, Any], count: int) -> LayerInputShape:
+    """Return the sizes of inputs of layers. Raises Unfusable."""
     if family.tensors.layer_inputs is None:
-        return {}
+        return LayerInputShape()
+    width = read_size(fields, "hidden_size_per_layer_input")
     if not family.tensors.layer_inputs:
-        return {"inputs_width": read_size(fields, "hidden_size_per_layer_input"), "inputs_count": count}
+        return LayerInputShape(width, count)
     vocab = read_size(fields, "vocab_size_per_layer_input")
     if vocab < fields["vocab_size"] and not family.has_partial_inputs:
         raise Unfusable(f"only {vocab} of its {fields['vocab_size']} tokens have inputs of layers")
-    width = read_size(fields, "hidden_size_per_layer_input")
     padding = 0 if family.has_partial_inputs else fields["pad_token_id"] or 0
     if type(padding) is not int or not 0 <= padding < vocab:
         raise wrong_value("pad_token_id", padding)
-    return {"inputs_vocab": vocab, "inputs_width": width, "inputs_count": count, "inputs_padding": padding}
+    return LayerInputShape(width, count, vocab, padding)
 
 
 def _read_latent(fields: dict[str, Any], value_dim: int, heads: int, kv_heads: int) -> LatentShape | None:

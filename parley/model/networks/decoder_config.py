@@ -1,0 +1,193 @@
+"""The config of a fused decoder, which ``config_reader.py`` reads from config.json."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from parley.model.networks.decoder_tensors import LLAMA_TENSORS, TensorNames
+from parley.model.networks.mixtures import MixtureNames
+from parley.model.networks.rope import RopeConfig
+from parley.model.networks.sinusoids import Sinusoids
+from parley.model.networks.state_layers import StateNames
+from parley.native.layer_shape import AltUpShape, HeadSizes, IndexerShape, LatentShape, LayerShape
+from parley.native.layout import LayerKV
+
+
+@dataclass(frozen=True)
+class NormForm:
+    """How a decoder's norms are computed, and what the checkpoint stores of them.
+
+    ``is_centered``: they are LayerNorms, not RMS norms. ``offset``: is added to stored weights; ``last_offset``: that
+    of the norm after the last layer, if it is another. ``only_rotated_heads``: layers without a rotary embedding have
+    no norms of queries and keys. ``has_headwise_qk``: the norms of queries and keys have weights of their own for each
+    head.
+    """
+
+    is_centered: bool = False
+    has_bias: bool = False
+    offset: float = 0.0
+    last_offset: float | None = None
+    only_rotated_heads: bool = False
+    has_headwise_qk: bool = False
+
+
+RMS_NORMS = NormForm()
+LAYER_NORMS = NormForm(is_centered=True)
+BIASED_LAYER_NORMS = NormForm(is_centered=True, has_bias=True)
+
+
+@dataclass(frozen=True)
+class LinearLayout:
+    """How a checkpoint stores the linear layers of a decoder.
+
+    ``has_grouped_qkv``: it merges queries, keys and values of each key/value head, not of all. ``qkv_shards``: the
+    heads are divided into this number of equal parts, and it merges the queries, values and keys of each part, in this
+    order; 0: it does not. ``is_transposed``: weights are stored [in, out].
+    """
+
+    has_grouped_qkv: bool = False
+    qkv_shards: int = 0
+    is_transposed: bool = False
+
+
+PLAIN_LINEARS = LinearLayout()
+
+
+@dataclass(frozen=True)
+class MixtureShape:
+    """The experts of layers with a mixture: their inner size, that of the shared expert, and the layouts of their
+    tensors, of which a checkpoint has one."""
+
+    expert_width: int = 0
+    shared_width: int = 0
+    layouts: tuple[MixtureNames, ...] = ()
+
+
+@dataclass(frozen=True)
+class LayerInputShape:
+    """The inputs that single layers have of each token, beside the residual stream.
+
+    ``width``: numbers of a token's input of one layer. ``count``: layers that have one; 0: none has. ``vocab``: tokens
+    that have inputs; any others have those of token 0. ``padding``: the token whose inputs placeholders of media have.
+    """
+
+    width: int = 0
+    count: int = 0
+    vocab: int = 0
+    padding: int = 0
+
+
+@dataclass(frozen=True)
+class QueryScaling:
+    """The factor of a token's queries by its position p: 1 + weight * log(1 + floor((p + shift) / length)).
+
+    ``skips_rotated``: only of layers without a rotary embedding.
+    """
+
+    length: int
+    weight: float
+    shift: int = 0
+    skips_rotated: bool = False
+
+
+@dataclass(frozen=True)
+class MediaVocabulary:
+    """Tokens from ``first`` on that a projector of media embeds: ``size`` rows of ``width`` numbers, its own norm of
+    ``eps``. ``module``: the prefix of its tensors."""
+
+    module: str
+    first: int
+    size: int
+    width: int
+    eps: float
+
+
+@dataclass(frozen=True)
+class DecoderConfig:
+    """The sizes of a decoder, and its computation, with that of each of its ``layers``."""
+
+    vocab: int
+    hidden: int
+    intermediate: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    max_len: int  # tokens of the longest context
+    eps: float  # of all norms
+    ropes: tuple[RopeConfig, ...]
+    layers: tuple[LayerShape, ...]
+    tied: bool = False
+    # Kinds of linear layers that have a bias: qkv, output, gate_up, down, head, convolution, or state (the linear
+    # layers of layers with a state).
+    biases: frozenset[str] = frozenset()
+    tensors: TensorNames = LLAMA_TENSORS
+    linear_layout: LinearLayout = PLAIN_LINEARS
+    norms: NormForm = RMS_NORMS
+    after_norm_eps: float | None = None  # of norms after attention and after the MLP, if it is not ``eps``
+    embedding_scale: float = 1.0  # multiplies embeddings, rounded to the dtype of the model
+    scales_media: bool = False  # those of media as well
+    logit_scale: float = 1.0  # multiplies logits
+    logit_softcap: float | None = None  # after that, c makes them c * tanh(logit / c)
+    mixture: MixtureShape = MixtureShape()  # the experts of layers with a mixture of them
+    extra_layers: int = 0  # unused layers that follow the last one in the checkpoint
+    position_offset: int = 0  # the row of the position embeddings that position 0 has
+    sinusoids: Sinusoids | None = None  # how position embeddings are computed that the checkpoint does not store
+    query_scaling: QueryScaling | None = None  # the factor of queries, for layers that scale them
+    latent: LatentShape | None = None  # the sizes of multi-head latent attention, for models that have it
+    indexer: IndexerShape | None = None  # chooses the tokens that layers attend to, in models that have it
+    state_layouts: tuple[StateNames, ...] = ()  # the names of tensors in layers that keep a state: one of them
+    layer_inputs: LayerInputShape = LayerInputShape()
+    media_vocabularies: tuple[MediaVocabulary, ...] = ()  # the last tokens, if projectors of media embed them
+    altup: AltUpShape | None = None  # the residual streams, for models that have several
+
+    def head_sizes(self, layer: int) -> HeadSizes:
+        """Return the heads of a layer's keys and values."""
+        return self.layers[layer].head_sizes or HeadSizes(self.kv_heads, self.head_dim)
+
+    def query_heads(self, layer: int) -> int:
+        """Return the heads of a layer's queries."""
+        return self.layers[layer].heads or self.heads
+
+    def value_dim(self, layer: int) -> int:
+        """Return the numbers of a head's value."""
+        if self.latent is not None:
+            return self.latent.value_dim
+        return self.layers[layer].value_dim or self.head_sizes(layer).dim
+
+    def mlp_width(self, layer: int) -> int:
+        """Return the inner size of a layer's MLP, experts aside."""
+        shape = self.layers[layer]
+        if shape.routing is not None and not shape.has_parallel_dense_mlp:
+            return self.mixture.shared_width
+        return shape.mlp_width or self.intermediate
+
+    def layer_kv(self, layer: int) -> LayerKV:
+        """Return the KV cache of a layer with attention."""
+        if self.latent is not None:
+            return LayerKV(1, self.latent.stored_dim, self.latent.rank, has_latents=True)
+        sizes = self.head_sizes(layer)
+        return LayerKV(sizes.kv_heads, sizes.dim, sizes.dim)
+
+    @property
+    def kv_layers(self) -> list[LayerKV]:
+        """The KV cache of each layer that has one, and after these the keys of each indexer."""
+        stored = [self.layer_kv(i) for i, shape in enumerate(self.layers) if shape.stores_kv]
+        if self.indexer is not None:
+            keys = LayerKV(1, self.indexer.dim, 0, has_latents=True)
+            stored += [keys for shape in self.layers if shape.has_indexer]
+        return stored
+
+    @property
+    def layer_count(self) -> int:
+        """The number of layers."""
+        return len(self.layers)
+
+    @property
+    def state_sizes(self) -> list[int]:
+        """The numbers in the state of each layer that keeps one."""
+        return [shape.state.size for shape in self.layers if shape.state is not None]
+
+    @property
+    def rope(self) -> RopeConfig:
+        """The first rotary embedding; the only one with longrope and M-RoPE."""
+        return self.ropes[0]
