@@ -16,7 +16,7 @@ from support.fuzz import fuzz_settings, run_in_loop
 from support.grpc_client import BROKEN_MESSAGE, GrpcClient, answer_text, build_infer_request, grpc_error, is_final
 from support.http_client import HELLO_CHAT, MODEL_INFO, RunningServer
 from support.metrics_page import metric_value
-from support.server_process import ServerProcess
+from support.server_process import ScriptedServer
 
 from parley.dialects.triton.rpc import infer
 from parley.dialects.triton.rpc.messages import HEALTH_SCHEMA, INFERENCE_SCHEMA
@@ -493,7 +493,7 @@ async def test_grpc_port_start_fails_on_a_taken_address(serve_grpc):
 
 async def test_serve_opens_http_and_grpc_ports_and_exits_cleanly(folder):
     async with contextlib.AsyncExitStack() as stack:
-        process = stack.enter_context(ServerProcess(folder, "--grpc-port", "0")).ready()
+        process = stack.enter_context(ScriptedServer(folder, "--grpc-port", "0")).wait_until_ready()
         address = process.wait_for_line(r"gRPC +(127\.0\.0\.1:\d+)")[1]
         channel = await stack.enter_async_context(grpc.aio.insecure_channel(address))
         method = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
@@ -505,11 +505,11 @@ async def test_serve_opens_http_and_grpc_ports_and_exits_cleanly(folder):
         idle = channel.stream_stream(path)()
         await idle.write(build_infer_request(model=folder.name).SerializeToString())
         await idle.read()
-        taken = stack.enter_context(ServerProcess(folder, "--grpc-port", address.rpartition(":")[2]))
-        assert await asyncio.to_thread(taken.end) == 1
+        taken = stack.enter_context(ScriptedServer(folder, "--grpc-port", address.rpartition(":")[2]))
+        assert await asyncio.to_thread(taken.wait_for_end) == 1
         assert "".join(taken.lines).startswith("parley: cannot listen on 127.0.0.1 port")
         process.process.terminate()
-        assert await asyncio.to_thread(process.end) == 0  # an idle stream does not delay the shutdown
+        assert await asyncio.to_thread(process.wait_for_end) == 0  # an idle stream does not delay the shutdown
         assert (await grpc_error(idle.read()))[0] in ("UNAVAILABLE", "CANCELLED")
 
 

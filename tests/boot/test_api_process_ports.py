@@ -65,7 +65,7 @@ def server(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[E
         flags += ["--otlp-traces-endpoint", collector.endpoint, "--usage-db", str(work / "usage.db")]
         with EncryptedServer(work / "tiny", *flags) as running:
             running.folder, running.spans = work, collector
-            running.ready()
+            running.wait_until_ready()
             yield running
 
 
@@ -168,7 +168,7 @@ def test_usage_of_requests_that_are_cut_off_is_kept(server: EncryptedServer):
     time.sleep(1)  # the processes report when the engine has been closed for a while
     for process in processes:
         os.kill(process, signal.SIGCONT)
-    server.end()
+    server.wait_for_end()
     for each in clients:
         each.join()
     assert count_requests() == before + len(clients)

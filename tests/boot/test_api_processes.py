@@ -71,7 +71,7 @@ def scripted_server(
     flags += ["--audit-log", str(audit_log)]
     with ProcessServer(folder, "--api-processes", "2", *flags) as server:
         server.headers = keys[1]["admin"]
-        yield server.ready()
+        yield server.wait_until_ready()
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +79,7 @@ def slow_server(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
     """A server with an engine process that takes its time."""
     model = tmp_path_factory.mktemp("slow") / "tiny"
     with ProcessServer(model, *slow_model(folder, model), "--api-processes", "2") as server:
-        yield server.ready()
+        yield server.wait_until_ready()
 
 
 REQUESTS: dict[str, dict[str, Any]] = {
@@ -287,7 +287,7 @@ def test_a_killed_engine_fails_streams_and_serves_again(slow_server: ProcessServ
     for stream in streams:
         with stream:
             assert b"killed by SIGKILL" in stream.read()
-    assert slow_server.wait_for(lambda: slow_server.get("/health/ready") == 200)
+    assert slow_server.wait_for(lambda: slow_server.get("/health/ready")[0] == 200)
     with ThreadPoolExecutor(8) as clients:
         body = {"prompt": "a", "max_tokens": 2}
         assert set(clients.map(lambda _: slow_server.call("/v1/completions", body)[0], range(8))) == {200}
@@ -308,12 +308,12 @@ def test_drain_refuses_new_requests_and_lets_open_ones_finish(slow_server: Proce
         client.start()
     assert slow_server.wait_for(lambda: len(slow_server.activity()["requests"]) == 8)
     slow_server.process.send_signal(signal.SIGTERM)
-    assert slow_server.wait_for(lambda: slow_server.get("/health/ready") == 503)
+    assert slow_server.wait_for(lambda: slow_server.get("/health/ready")[0] == 503)
     assert {slow_server.call("/v1/completions", body)[0] for _ in range(4)} == {503}
     for client in clients:
         client.join()
     assert answers == [200] * 8
-    assert slow_server.end() == 0
+    assert slow_server.wait_for_end() == 0
     assert not [number for number in processes if Path(f"/proc/{number}").exists()]
     assert not [line for line in slow_server.lines if "Traceback" in line]
 

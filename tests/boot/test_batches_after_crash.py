@@ -12,12 +12,12 @@ from typing import Any
 import msgspec
 from support.forms import encode_form
 from support.openai_batches import CHAT, CHAT_URL, FORM_HEADERS, request_line
-from support.server_process import ServerProcess
+from support.server_process import ScriptedServer
 
 LONG = CHAT | {"max_tokens": 4000, "ignore_eos": True, "n": 4}  # they are not all answered when the first one is kept
 
 
-def call(server: ServerProcess, path: str, body: bytes | None = None, headers: dict[str, str] | None = None) -> bytes:
+def call(server: ScriptedServer, path: str, body: bytes | None = None, headers: dict[str, str] | None = None) -> bytes:
     request = urllib.request.Request(server.url + path, body, headers or {})  # a server of this test
     with urllib.request.urlopen(request, timeout=60) as answer:
         content: bytes = answer.read()
@@ -34,21 +34,21 @@ def kept_answers(file: Path) -> dict[int, Any]:
 def test_a_killed_servers_batch_keeps_its_answers_and_goes_on(folder: Path, tmp_path: Path):
     file = tmp_path / "responses.db"
     lines = [request_line("0"), *(request_line(str(number), LONG) for number in range(1, 30))]
-    with ServerProcess(folder, "--response-store-file", str(file)) as server:
-        server.ready()
+    with ScriptedServer(folder, "--response-store-file", str(file)) as server:
+        server.wait_until_ready()
         form = encode_form([("purpose", "batch", None), ("file", "\n".join(lines), "in.jsonl")])
         file_id = json.loads(call(server, "/v1/files", form, FORM_HEADERS))["id"]
         wanted = {"input_file_id": file_id, "endpoint": CHAT_URL, "completion_window": "24h"}
         batch_id = json.loads(call(server, "/v1/batches", json.dumps(wanted).encode()))["id"]
         assert server.wait_for(lambda: bool(kept_answers(file)))
         server.process.send_signal(signal.SIGKILL)
-        server.end()
+        server.wait_for_end()
     kept = kept_answers(file)
     assert 0 in kept and len(kept) < len(lines)
     with sqlite3.connect(file) as database:
         database.execute("UPDATE records SET kept_at = kept_at - 100")  # since then the server was silent
-    with ServerProcess(folder, "--response-store-file", str(file)) as server:
-        server.ready()
+    with ScriptedServer(folder, "--response-store-file", str(file)) as server:
+        server.wait_until_ready()
         batch: dict[str, Any] = {}
 
         def has_ended() -> bool:

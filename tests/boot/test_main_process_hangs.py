@@ -22,7 +22,7 @@ def server(folder: Path, tmp_path: Path) -> Iterator[ProcessServer]:
     model = tmp_path / "tiny"
     flags = [*slow_model(folder, model), "--api-processes", "2", "--engine-timeout", f"{TIMEOUT}s"]
     with ProcessServer(model, *flags) as server:
-        yield server.ready()
+        yield server.wait_until_ready()
 
 
 def stop_main(server: ProcessServer) -> None:
@@ -60,7 +60,7 @@ def test_clients_get_errors_in_their_apis_form_and_are_served_again(server: Proc
     ):
         status, content, headers = server.call(path, body)
         assert (status, content["error"]["message"]) == (503, HANGS) and headers["retry-after"] == "2"
-    assert server.get("/health/ready") == 503
+    assert server.get("/health/ready")[0] == 503
     os.kill(server.process.pid, signal.SIGCONT)
     assert server.wait_for(lambda: sum("The main process answers again" in line for line in server.lines) == 2)
     assert server.wait_for(lambda: server.is_idle)

@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 from support.certificates import make_authority, make_certificate
 from support.free_ports import free_port
-from support.server_process import ServerProcess
+from support.server_process import ScriptedServer
 from support.terminal import Terminal
 
 from parley.settings.key_file import add_key, make_key, remove_key
@@ -29,19 +29,19 @@ RELOADED, KEPT = r"were reloaded; changed: (.*)\.$", r"was not reloaded, and the
 
 
 @pytest.fixture
-def start_server(folder: Path) -> Iterator[Callable[..., ServerProcess]]:
-    running: list[ServerProcess] = []
+def start_server(folder: Path) -> Iterator[Callable[..., ScriptedServer]]:
+    running: list[ScriptedServer] = []
 
-    def start(*flags: object) -> ServerProcess:
-        running.append(ServerProcess(folder, *map(str, flags)))
-        return running[-1].ready()
+    def start(*flags: object) -> ScriptedServer:
+        running.append(ScriptedServer(folder, *map(str, flags)))
+        return running[-1].wait_until_ready()
 
     yield start
     for each in running:
         each.close()
 
 
-def completion_status(server: ServerProcess, key: str, padding: int = 0) -> int:
+def completion_status(server: ScriptedServer, key: str, padding: int = 0) -> int:
     body = json.dumps({"prompt": "a", "max_tokens": 2}) + " " * padding
     request = urllib.request.Request(f"{server.url}/v1/completions", body.encode(), {"authorization": f"Bearer {key}"})
     try:
@@ -51,7 +51,7 @@ def completion_status(server: ServerProcess, key: str, padding: int = 0) -> int:
         return error.code
 
 
-def hang_up(server: ServerProcess, pattern: str) -> str:
+def hang_up(server: ScriptedServer, pattern: str) -> str:
     """Send the signal, and return what the log says about it."""
     earlier_lines = len(server.lines)
     server.process.send_signal(signal.SIGHUP)
@@ -231,8 +231,8 @@ def test_server_asks_clients_for_certificates_on_every_port(start_server, certif
     ],
 )
 def test_tls_options_that_cannot_be_used_end_the_start(folder: Path, flags: list[str], message: str) -> None:
-    with ServerProcess(folder, *flags) as server:
-        assert server.end() in (1, 2)
+    with ScriptedServer(folder, *flags) as server:
+        assert server.wait_for_end() in (1, 2)
         assert message in "\n".join(server.lines)
 
 

@@ -81,7 +81,7 @@ def test_keys_and_certificates_are_replaced_under_long_streams(folder: Path, tmp
         ThreadPoolExecutor(8) as threads,
         contextlib.ExitStack() as open_streams,
     ):
-        server.ready()
+        server.wait_until_ready()
         open_streams.callback(replaced.set)
         streams = []
         for _ in range(6):

@@ -20,7 +20,7 @@ import pytest
 from support import tiny_models
 from support.free_ports import free_port
 from support.http_client import MODEL_INFO, Answer, Connection, build_request
-from support.server_process import ServerProcess
+from support.server_process import ScriptedServer
 from support.terminal import Terminal
 
 from parley.boot import engines
@@ -37,11 +37,11 @@ from parley.web.port import open_listener
 
 
 @pytest.fixture
-def start_server(folder: Path) -> Iterator[Callable[..., ServerProcess]]:
-    running: list[ServerProcess] = []
+def start_server(folder: Path) -> Iterator[Callable[..., ScriptedServer]]:
+    running: list[ScriptedServer] = []
 
-    def start_process(*flags: str, model: Path | None = None) -> ServerProcess:
-        running.append(ServerProcess(model or folder, *flags))
+    def start_process(*flags: str, model: Path | None = None) -> ScriptedServer:
+        running.append(ScriptedServer(model or folder, *flags))
         return running[-1]
 
     yield start_process
@@ -54,14 +54,14 @@ def test_server_prints_its_url_exits_on_sigterm_and_tells_systemd(start_server, 
     systemd.bind(str(tmp_path / "notify"))
     monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
     monkeypatch.setenv("WATCHDOG_USEC", "2000000")  # few enough signs to fit into the queue
-    server = start_server().ready()
+    server = start_server().wait_until_ready()
     text = "\n".join(server.lines)
     assert server.lines[0].startswith("parley ")
     assert "tiny" in text
     assert f"{server.url}/v1" in text
-    assert server.get("/health/ready") == 200
+    assert server.get("/health/ready")[0] == 200
     server.process.send_signal(signal.SIGTERM)
-    assert server.end() == 0
+    assert server.wait_for_end() == 0
     systemd.setblocking(False)
     messages = []
     with systemd, contextlib.suppress(BlockingIOError):
@@ -96,14 +96,14 @@ def test_progress_bar_leaves_nothing_on_the_terminal(folder, tmp_path):
 
 
 def test_first_signal_drains_running_streams(start_server):
-    server = start_server().ready()
+    server = start_server().wait_until_ready()
     with server.stream(3000) as stream:
         first = stream.readline()
         server.process.send_signal(signal.SIGINT)
         rest = stream.read()
     assert first.startswith(b"data: ") and rest.endswith(b"data: [DONE]\n\n")
     assert b'"finish_reason":"length"' in rest
-    assert server.end() == 0
+    assert server.wait_for_end() == 0
 
 
 class InProcessServer:
@@ -237,7 +237,7 @@ def test_taken_port_is_reported_in_one_line(start_server):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         server = start_server("--port", str(port))
-        assert server.end() == 1
+        assert server.wait_for_end() == 1
     assert server.lines == [f"parley: cannot listen on 127.0.0.1 port {port}: Address already in use."]
 
 
@@ -245,7 +245,7 @@ def test_taken_api_port_is_reported_in_one_line(start_server):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         server = start_server("--listen", f"tgi=127.0.0.1:{port}")
-        assert server.end() == 1
+        assert server.wait_for_end() == 1
     assert server.lines == [f"parley: cannot listen on 127.0.0.1 port {port}: Address already in use."]
 
 
@@ -253,13 +253,13 @@ def test_taken_peer_port_is_reported_in_one_line(start_server):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         server = start_server("--role", "decode", "--peer-port", str(port))
-        assert server.end() == 1
+        assert server.wait_for_end() == 1
     message = f"cannot listen on 127.0.0.1 port {port} for handovers: Address already in use"
     assert server.lines == [f"parley: {message}. Choose another with --peer-port."]
 
 
 def test_instances_on_one_host_take_different_peer_ports(start_server):
-    servers = [start_server("--role", "decode").ready() for _ in range(2)]
+    servers = [start_server("--role", "decode").wait_until_ready() for _ in range(2)]
     ports = set()
     for server in servers:
         with urllib.request.urlopen(f"{server.url}/v1/status") as answer:
@@ -278,14 +278,15 @@ def test_instances_on_one_host_take_different_peer_ports(start_server):
 )
 def test_does_not_start_an_instance_that_strangers_could_command(start_server, flags, place):
     server = start_server(*flags, "--port", "8000")
-    assert server.end() == 1
+    assert server.wait_for_end() == 1
     (line,) = server.lines
     assert place in line and "--cluster-secret" in line and "--cluster-network" in line
 
 
 async def test_keyed_instance_takes_no_handover_from_a_stranger(start_server):
     """Forged pages would enter the prefix cache, and change other clients' answers."""
-    server = start_server("--role", "decode", "--api-key", "k", "--cluster-secret", "s", "--peer-port", "0").ready()
+    server = start_server("--role", "decode", "--api-key", "k", "--cluster-secret", "s", "--peer-port", "0")
+    server.wait_until_ready()
     request = urllib.request.Request(f"{server.url}/v1/status", headers={"parley-secret": "s"})
     with urllib.request.urlopen(request) as answer:
         place = json.load(answer)["parley"]["peer"]
@@ -300,7 +301,7 @@ async def test_keyed_instance_takes_no_handover_from_a_stranger(start_server):
 
 def test_missing_tokenizer_is_reported_in_the_last_line(start_server, tmp_path):
     server = start_server(model=tmp_path)
-    assert server.end() == 1
+    assert server.wait_for_end() == 1
     assert "tokenizer" in server.lines[-1] and server.lines[-1].startswith("parley: ")
     assert not any("Traceback" in line for line in server.lines)
 

@@ -10,7 +10,7 @@ import pytest
 from support import tiny_models
 from support.free_ports import free_port
 from support.multimodal_models import multimodal_folder
-from support.server_process import ServerProcess
+from support.server_process import ScriptedServer
 
 from parley.cli import doctor, doctor_engines
 from parley.native import build
@@ -142,8 +142,8 @@ def test_doctor_asks_the_server_that_computes():
     folder = tiny_models.model_folder("llama")
     away = findings(doctor.check_models, str(folder), "--engine", f"http://127.0.0.1:{free_port()}")["engine"]
     assert away.level == "warn" and "is away" in away.observation
-    with ServerProcess(folder) as server:
-        server.ready()
+    with ScriptedServer(folder) as server:
+        server.wait_until_ready()
         found = findings(doctor.check_models, str(folder), "--engine", f"{server.url}/vllm")
         assert {name: finding.level for name, finding in found.items()} == dict.fromkeys(found, "ok")
         assert "vLLM 0.33" in found["engine"].observation and "tokens" in found["engine"].observation

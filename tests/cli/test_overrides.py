@@ -8,7 +8,7 @@ import urllib.request
 
 import pytest
 from support import tiny_models
-from support.server_process import ServerProcess
+from support.server_process import ScriptedServer
 
 from parley import LLM, hub
 from parley.cli import doctor
@@ -145,13 +145,13 @@ def test_server_reads_the_overrides_and_doctor_agrees(copy, tmp_path):
     (tmp_path / "t.jinja").write_text(TEMPLATE)
     (copy / "tokenizer.json").rename(tmp_path / "tokenizer.json")
     flags = ["--tokenizer", str(tmp_path), "--chat-template", str(tmp_path / "t.jinja")]
-    with ServerProcess(copy, *flags) as server:
+    with ScriptedServer(copy, *flags) as server:
         body = {"messages": [{"role": "user", "content": "fox"}], "return_token_strs": True}
-        with urllib.request.urlopen(server.ready().url + "/tokenize", json.dumps(body).encode()) as answer:
+        with urllib.request.urlopen(server.wait_until_ready().url + "/tokenize", json.dumps(body).encode()) as answer:
             assert "".join(json.load(answer)["token_strs"]) == "[fox]"
     assert findings(str(copy), "--fake-engine", *flags) == {"model", "tokenizer", "memory"}
-    with ServerProcess(copy, "--chat-template", "nowhere.jinja", "--tokenizer", str(tmp_path)) as server:
-        assert server.end() == 1
+    with ScriptedServer(copy, "--chat-template", "nowhere.jinja", "--tokenizer", str(tmp_path)) as server:
+        assert server.wait_for_end() == 1
         sentence = (
             f"{copy} cannot be served: the chat template nowhere.jinja cannot be read: No such file or directory."
         )

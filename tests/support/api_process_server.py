@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import shutil
 import urllib.error
@@ -10,26 +9,16 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-from support.server_process import ServerProcess
+from support.server_process import ScriptedServer
 
 COSTS = "rows = [[1, 0.02], [256, 0.02]]\nblocks = 4096\nlength = 8192\n"  # a token takes 20 ms
 LONG = {"prompt": "abc", "max_tokens": 4000, "stream": True, "ignore_eos": True}
 
 
-class ProcessServer(ServerProcess):
+class ProcessServer(ScriptedServer):
     """A server with API processes. ``headers`` go with every request."""
 
     headers: dict[str, str] = {}  # noqa: RUF012
-
-    def children(self, module: str) -> list[int]:
-        """The ids of the processes that the server has started to run a module."""
-        children = []
-        for task in Path(f"/proc/{self.process.pid}/task").iterdir():
-            for child in map(int, (task / "children").read_text().split()):
-                with contextlib.suppress(OSError):
-                    if module.encode() in Path(f"/proc/{child}/cmdline").read_bytes():
-                        children.append(child)
-        return children
 
     @property
     def api_processes(self) -> list[int]:

@@ -42,7 +42,7 @@ odd_calls = calls | st.tuples(st.sampled_from(["/v1/completions", "/generate", "
 def test_odd_bodies_disturb_no_engine_and_no_client(server):
     (engine,) = server.children()
     control = server.post("/v1/completions", CONTROL)[1]["choices"]
-    before = server.resident()
+    before = server.resident_bytes()
 
     @fuzz_settings(1)
     @given(call=odd_calls, coding=body_codings)
@@ -54,9 +54,9 @@ def test_odd_bodies_disturb_no_engine_and_no_client(server):
 
     with continuous_probes(server.url):
         fuzz()
-    assert server.wait(
+    assert server.wait_for(
         lambda: server.metric("vllm:num_requests_running") == server.metric("vllm:kv_cache_usage_perc") == 0
     )
     assert server.post("/v1/completions", CONTROL)[1]["choices"] == control
-    assert engine in server.children() and server.ready()
-    assert server.resident() - before < KEPT_LIMIT
+    assert engine in server.children() and server.is_ready()
+    assert server.resident_bytes() - before < KEPT_LIMIT

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 from support.json_bombs import BOMB_KINDS, compress_bomb, every_bomb, write_bomb
-from support.server_process import ServerProcess
+from support.server_process import ScriptedServer
 
 from parley.dialects.mounts import mount_table, universal_mounts
 
@@ -90,16 +90,16 @@ def continuous_probes(url: str) -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory) -> Iterator[ServerProcess]:
+def server(tmp_path_factory) -> Iterator[ScriptedServer]:
     from support.tiny_models import write_tokenizer
 
     folder = tmp_path_factory.mktemp("models") / "tiny"
     folder.mkdir()
     write_tokenizer(folder)
-    with ServerProcess(folder).ready() as process:
+    with ScriptedServer(folder).wait_until_ready() as process:
         yield process
         process.process.terminate()
-        assert process.end() == 0
+        assert process.wait_for_end() == 0
 
 
 @pytest.mark.parametrize("kind", BOMB_KINDS if NIGHTLY else ["arrays", "members"])

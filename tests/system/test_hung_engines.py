@@ -62,9 +62,9 @@ def test_stopped_engine_is_noticed_by_all_apis_and_replaced(serve: Callable[...,
     readers = [threading.Thread(target=read_stream, args=(server.url, *each)) for each in lines.items()]
     for reader in readers:
         reader.start()
-    assert server.wait(lambda: all(map(len, lines.values())))
+    assert server.wait_for(lambda: all(map(len, lines.values())))
     os.kill(engine, signal.SIGSTOP)
-    assert server.wait(lambda: not server.ready(), 10)
+    assert server.wait_for(lambda: not server.is_ready(), 10)
     assert not is_serving(address)
     statuses = {path: server.get(path)[0] for path in READY_PATHS}
     assert server.get("/health/live")[0] == 200
@@ -73,7 +73,7 @@ def test_stopped_engine_is_noticed_by_all_apis_and_replaced(serve: Callable[...,
         reader.join(10)
     for path, (_, error) in STREAMS.items():
         assert any(error in line and "hung" in line for line in lines[path][-2:]), lines[path][-2:]
-    assert server.wait(server.ready) and is_serving(address)
+    assert server.wait_for(server.is_ready) and is_serving(address)
     assert engine not in server.children()
     assert server.post("/v1/completions", COMPLETION)[1]["choices"] == before
     assert server.stop() == 0
@@ -87,7 +87,7 @@ def test_suspended_server_keeps_its_engine(serve: Callable[..., Any]) -> None:
     lines: list[str] = []
     reader = threading.Thread(target=read_stream, args=(server.url, "/v1/completions", lines))
     reader.start()
-    assert server.wait(lambda: bool(lines))
+    assert server.wait_for(lambda: bool(lines))
     for process in (server.process.pid, engine):
         os.kill(process, signal.SIGSTOP)
     time.sleep(4)
@@ -96,5 +96,5 @@ def test_suspended_server_keeps_its_engine(serve: Callable[..., Any]) -> None:
     os.kill(engine, signal.SIGCONT)
     reader.join(60)
     assert lines[-1] == "data: [DONE]" and '"finish_reason":"length"' in lines[-2]
-    assert server.children() == [engine] and server.ready()
+    assert server.children() == [engine] and server.is_ready()
     assert server.stop() == 0

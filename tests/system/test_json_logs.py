@@ -25,7 +25,7 @@ def test_every_line_is_json_from_the_start_to_the_end(serve):
     assert server.get("/nowhere")[0] == 404
     for pid in server.children():
         os.kill(pid, signal.SIGKILL)
-    assert server.wait(lambda: "restart" in server.output()) and server.wait(server.ready)
+    assert server.wait_for(lambda: "restart" in server.output()) and server.wait_for(server.is_ready)
     assert server.stop() == 0
     lines = read_lines(server.output())
     messages = " ".join(line.get("message", "") for line in lines)

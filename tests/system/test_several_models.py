@@ -35,16 +35,16 @@ def test_killed_engine_does_not_disturb_the_other_model(serve):
     threads = [threading.Thread(target=collect_stream, args=(server, *each)) for each in streams.items()]
     for thread in threads:
         thread.start()
-    assert server.wait(lambda: all(map(len, streams.values())))
+    assert server.wait_for(lambda: all(map(len, streams.values())))
     os.kill(engines[1], signal.SIGKILL)
-    assert server.wait(lambda: not server.ready())
+    assert server.wait_for(lambda: not server.is_ready())
     status_body = json.loads(server.get("/health/ready")[1])
     assert status_body["models"] == {"first": "ready", "second": "restarting"}
     assert answer_text(server, "first") == answers["first"] and "second" in answer_text(server, "second")
     for thread in threads:
         thread.join()
     assert b"length" in streams["first"][-2] and b"SIGKILL" in streams["second"][-2]
-    assert server.wait(server.ready)
+    assert server.wait_for(server.is_ready)
     assert server.children()[0] == engines[0]
     assert answer_text(server, "second") == answers["second"]
     assert server.stop() == 0

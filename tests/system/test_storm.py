@@ -87,11 +87,11 @@ def test_a_thousand_disconnecting_clients_leak_nothing(serve):
     server = serve("--kv-memory", "16MiB")
     expected = control_answer(server)
     asyncio.run(storm(server.port, 400, seed=1))  # warm-up: block pool, allocator and torch's caches reach their size
-    assert server.wait(lambda: is_idle(server)), server.output()[-2000:]
-    before = server.resident()
+    assert server.wait_for(lambda: is_idle(server)), server.output()[-2000:]
+    before = server.resident_bytes()
     asyncio.run(storm(server.port, 1000, seed=2))
-    assert server.wait(lambda: is_idle(server)), server.output()[-2000:]
-    assert server.resident() < before + (64 << 20)
+    assert server.wait_for(lambda: is_idle(server)), server.output()[-2000:]
+    assert server.resident_bytes() < before + (64 << 20)
     assert control_answer(server) == expected
     assert "Traceback" not in server.output()
 
@@ -164,7 +164,7 @@ def test_server_ends_streams_and_recovers_when_its_engine_is_killed(serve):
 
     for _, end in asyncio.run(scenario()):
         assert end.startswith("error: "), end
-    assert server.wait(server.ready), server.output()
+    assert server.wait_for(server.is_ready), server.output()
     assert control_answer(server) == expected
     assert "SIGKILL" in server.output() and "Traceback" not in server.output()
 

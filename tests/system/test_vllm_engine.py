@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import ServerProcess
+from support.server_process import ServerProcess, running_server
 
 from parley.engine.vllm import START_FILE
 from parley.watermark import detect_watermark
@@ -94,13 +94,9 @@ def environment() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def server(environment: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    started = ServerProcess(*FLAGS, *VLLM_FLAGS, log=tmp_path_factory.mktemp("vllm") / "server.log")
-    try:
-        assert started.wait(started.ready, START_SECONDS), started.output()
-        yield started
-    finally:
-        started.stop()
+def server(environment: None) -> Iterator[ServerProcess]:
+    with running_server(*FLAGS, *VLLM_FLAGS, seconds=START_SECONDS) as server:
+        yield server
 
 
 def complete(server: ServerProcess, **members: Any) -> list[str]:
@@ -248,7 +244,7 @@ def test_disconnected_clients_leave_nothing_running(server):
             if number % 2:
                 client.recv(1000)
     gauges = ("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc")
-    assert server.wait(lambda: not any(map(server.metric, gauges)))
+    assert server.wait_for(lambda: not any(map(server.metric, gauges)))
 
 
 def processes_of_group(leader: int) -> dict[int, str]:
@@ -282,19 +278,19 @@ def test_process_that_ends_or_hangs_ends_its_streams_and_leaves_no_process(serve
         os.kill(process, signal_number)
         lines = [line for line in stream.read().decode().splitlines() if line]
     assert sum('"error"' in line for line in lines) == 1 and lines[-1] == "data: [DONE]"
-    assert server.wait(lambda: not processes_of_group(host), 15)
-    assert server.wait(server.ready, START_SECONDS), server.output()
+    assert server.wait_for(lambda: not processes_of_group(host), 15)
+    assert server.wait_for(server.is_ready, START_SECONDS), server.output()
     assert complete(server, temperature=0)
 
 
 def test_killed_server_leaves_no_process(serve: Callable[..., ServerProcess]):
     server = serve(*FLAGS, *VLLM_FLAGS, wait=False)
-    assert server.wait(lambda: server.children() != [], 30)
+    assert server.wait_for(lambda: server.children() != [], 30)
     (host,) = server.children()
-    assert server.wait(lambda: len(processes_of_group(host)) > 1, START_SECONDS)
+    assert server.wait_for(lambda: len(processes_of_group(host)) > 1, START_SECONDS)
     server.process.kill()
     server.process.wait()
-    assert server.wait(lambda: not processes_of_group(host), 15)
+    assert server.wait_for(lambda: not processes_of_group(host), 15)
 
 
 @pytest.mark.parametrize(

@@ -17,10 +17,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import ServerProcess
 from support.free_ports import free_port
 from support.media_files import image_file
 from support.multimodal_models import write_model_for_vllm
+from support.server_process import ServerProcess, running_server
 
 PYTHON = os.environ.get("PARLEY_VLLM_PYTHON", "")
 pytestmark = pytest.mark.skipif(not PYTHON, reason="PARLEY_VLLM_PYTHON does not name a Python with vLLM")
@@ -97,21 +97,16 @@ def answers(port: int) -> bool:
 
 
 @pytest.fixture(scope="module")
-def server(
-    model_folder: Path, reference: Any, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[ServerProcess]:  # after the reference: there is memory for one vLLM
+def server(model_folder: Path, reference: Any) -> Iterator[ServerProcess]:
+    # after the reference: there is memory for one vLLM
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("PARLEY_VLLM_PYTHON", raising=False)  # servers warn of variables that are no options
         patch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
         flags = (str(model_folder), "--engine", "vllm", "--engine-python", PYTHON, "--max-batch", "32", *COMMON_FLAGS)
-        log = tmp_path_factory.mktemp("parley") / "server.log"
-        started = ServerProcess(*flags, "--", "--enforce-eager", "--limit-mm-per-prompt", '{"image": 3}', log=log)
-        try:
-            assert started.wait(started.ready, START_SECONDS), started.output()
-            post(started.url + "/v1/chat/completions", BODIES[0])  # the media process has started
-            yield started
-        finally:
-            started.stop()
+        vllm_flags = ("--", "--enforce-eager", "--limit-mm-per-prompt", '{"image": 3}')
+        with running_server(*flags, *vllm_flags, seconds=START_SECONDS) as server:
+            post(server.url + "/v1/chat/completions", BODIES[0])  # the media process has started
+            yield server
 
 
 def chat(server: ServerProcess, body: dict[str, Any]) -> tuple[int, str, list[float]]:
@@ -192,4 +187,4 @@ def test_disconnected_clients_leave_nothing_running(server):
             if number % 2:
                 assert b" 200 " in client.recv(1000)
     gauges = ("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc")
-    assert server.wait(lambda: not any(map(server.metric, gauges)), 20)
+    assert server.wait_for(lambda: not any(map(server.metric, gauges)), 20)

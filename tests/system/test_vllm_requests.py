@@ -17,10 +17,10 @@ from typing import Any
 
 import httpx
 import pytest
-from conftest import ServerProcess
 from support.free_ports import free_port
 from support.lora_adapters import write_adapter
 from support.request_features import REQUEST_FEATURES, make_body, refused_pairs
+from support.server_process import ServerProcess, running_server
 from test_composition import comparable_parts, send_request
 
 from parley import demo
@@ -57,12 +57,8 @@ def lora_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def server(environment: None, lora_root: Path) -> Iterator[ServerProcess]:
     adapter = write_adapter(lora_root / "adapter", demo.model_folder(), seed=1)
     lora = ("--lora", f"adapted={adapter}", "--lora-root", str(lora_root), "--", "--enforce-eager")
-    started = ServerProcess(*FLAGS, *lora, log=lora_root / "server.log")
-    try:
-        assert started.wait(started.ready, START_SECONDS), started.output()
-        yield started
-    finally:
-        started.stop()
+    with running_server(*FLAGS, *lora, seconds=START_SECONDS) as server:
+        yield server
 
 
 @pytest.fixture(scope="module")
