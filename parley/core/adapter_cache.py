@@ -1,10 +1,10 @@
 """LRU cache of LoRA adapters: all registered adapters by name, and at most ``capacity`` of them in memory.
 
-An adapter that is needed and not in memory is read outside the steps; only the requests that need it wait. While active
-requests hold all places, the first request that waits for a place blocks those after it. So it gets one when earlier
+An adapter that is not in memory is read outside the steps; only the requests that need it wait. While running requests
+use ``capacity`` adapters, the first request that waits for another one blocks those after it. So it starts when earlier
 requests have ended, no matter how many arrive later.
 
-Knows neither the content of adapters nor their use. Everything belongs to the engine loop's thread.
+This module knows neither the content of adapters nor their use. Only the engine loop's thread may use it.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class AdapterCache:
             if not isinstance(fetched, str):
                 self._drop_unused(self._registered.get(name))
                 self._registered[name] = entry
-                if self._make_place():
+                if self._make_room():
                     entry.adapter = fetched
                     self._loaded[entry] = None
             on_done(fetched if isinstance(fetched, str) else "")
@@ -113,13 +113,13 @@ class AdapterCache:
         return list(self._loaded)
 
     def _serve_waiting(self) -> None:
-        """Serve waiting requests in order: hand out adapters in memory, and read others where there is a place."""
+        """Serve waiting requests in order: give them adapters in memory, and read others while there is room."""
         for wait in list(self._waiting.values()):
             entry = wait.entry
             if self._waiting.get(wait.request_id) is not wait or entry.is_loading:
                 continue
             if entry.adapter is None:
-                if not self._make_place():
+                if not self._make_room():
                     return
                 self._load_entry(entry)
                 continue
@@ -129,7 +129,7 @@ class AdapterCache:
             wait.on_ready(entry)
 
     def _load_entry(self, entry: AdapterEntry) -> None:
-        """Read an adapter into a free place."""
+        """Read an adapter. There must be room for it."""
 
         def on_loaded(fetched: FetchedAdapter) -> None:
             entry.is_loading = False
@@ -148,14 +148,16 @@ class AdapterCache:
         self._loaded[entry] = None
         self._fetch(entry.folder, on_loaded)
 
-    def _make_place(self) -> bool:
-        """Make a place for one more adapter by evicting the least recently used idle one. False if none is idle."""
+    def _make_room(self) -> bool:
+        """Make room for one more adapter by evicting the least recently used idle one. False if none is idle."""
         while len(self._loaded) >= self.capacity:
-            idle = next((entry for entry in self._loaded if not entry.holder_count and not entry.is_loading), None)
-            if idle is None:
+            idle_entry = next(
+                (entry for entry in self._loaded if not entry.holder_count and not entry.is_loading), None
+            )
+            if idle_entry is None:
                 return False
-            del self._loaded[idle]
-            idle.adapter = None
+            del self._loaded[idle_entry]
+            idle_entry.adapter = None
         return True
 
     def _drop_unused(self, entry: AdapterEntry | None) -> None:

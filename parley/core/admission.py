@@ -25,8 +25,8 @@ PrepareRequest = Callable[[EngineRequest, Callable[[], None]], None]
 def rejection_reason(
     request: EngineRequest, runner: ModelRunner, max_context: int, page_count: int, max_slots: int
 ) -> str | None:
-    """Return why the request cannot run, or None. The API process checks all this too; these checks keep a defect there
-    from blocking other requests."""
+    """Return why the request cannot run, or None. The API process has checked all this before. If it has a defect,
+    these checks keep an invalid request from blocking others."""
     if not request.token_ids:
         return "The prompt has no tokens."
     if len(request.token_ids) > max_context:
@@ -79,7 +79,7 @@ def blocking_fetch(runner: ModelRunner) -> FetchAdapter:
 
 
 class Admission:
-    """Requests that wait for a grammar or an adapter, and the adapters of those that have started.
+    """Requests that wait for a grammar or an adapter, and the adapters of requests that have started.
 
     ``start_request(request, wanted_choices, queued_at, adapter)`` is called when everything is ready,
     ``reject_request(request, wanted_choices, reason)`` when it cannot be prepared. ``wanted_choices``: those that were

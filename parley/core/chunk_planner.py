@@ -1,12 +1,13 @@
 """Chunk planner: how many tokens of a prompt the next step computes (chunked prefill).
 
 A prompt is cut into chunks that end at page ends, so that a step takes about the time that the step budget allows. The
-prefill share decides whether the step may have chunks of prompts without output at all. Some models let the tokens of a
-media item see later ones of the same item, so no chunk ends within such an item: it is shortened to the item's start,
-or takes the whole item, even beyond the budget. A chunk may begin within one, after cached pages, because those were
-computed together with the whole item.
+prefill share decides whether a step may compute prompts at all whose sequences have no output yet.
 
-Knows nothing of order, slots or the allocation of pages.
+In some models the tokens of a media item attend to later tokens of the same item. A chunk must not end within such an
+item: it ends at the item's start, or includes the whole item, even beyond the budget. A chunk may start within such an
+item, after cached pages, because these pages were computed together with the whole item.
+
+This module knows nothing of the order of sequences, of slots or of the allocation of pages.
 """
 
 from __future__ import annotations
@@ -42,10 +43,10 @@ class ChunkPlanner:
         return self._prefill_share.allows_prefill or sequence.output_length > 0
 
     def chunk_size(self, sequence: Sequence, cached_count: int) -> int:
-        """Return how many tokens of the sequence the step computes after ``cached_count`` more cached pages: all, as
-        many as end at a page end, or 0.
+        """Return how many tokens of the sequence this step should compute after ``cached_count`` more cached pages: all
+        of the rest, a number that ends at a page end, or 0.
 
-        A remainder of the budget below a page is not worth a row, unless the step has no other chunk.
+        If the budget has less than a page left, the chunk is not worth a row, unless it is the step's only one.
         """
         if not self.may_compute(sequence):
             return 0

@@ -1,7 +1,4 @@
-"""Step counters: totals since the start, size and time of the last step, and the time spent on each token.
-
-Knows the numbers of steps and rows; nothing of scheduling decisions.
-"""
+"""Step counters: totals since the start, size and time of the last step, and the cost of each token."""
 
 from __future__ import annotations
 
@@ -13,10 +10,13 @@ from parley.types import EngineRequest, MediaKind, PrefillChunk, TokenCost
 
 
 class StepCounters:
-    """Counters of steps and tokens. ``steps``, ``prompt_tokens``, ``generated_tokens`` and ``media_items`` (items of
-    prompts by kind) count from the start.
-    ``step_tokens`` and ``step_rows`` are those of the last step, ``step_prompt_tokens`` its tokens in rows of several
-    tokens, ``step_seconds`` its duration."""
+    """Counters of steps and tokens.
+
+    * Since the start: ``steps``, ``prompt_tokens``, ``generated_tokens`` and ``media_items`` (items of prompts by
+      kind).
+    * Of the last step: ``step_tokens``, ``step_rows``, ``step_seconds``, and ``step_prompt_tokens``: the tokens in rows
+      of more than one token.
+    """
 
     def __init__(self) -> None:
         self.steps = 0
@@ -44,7 +44,7 @@ class StepCounters:
         self.step_prompt_tokens = sum(row.count for row in step.rows if row.count > 1)
 
     def prefill_chunk(self, row: StepRow) -> PrefillChunk:
-        """Describe the last step as a part of the prefill of a row's sequence."""
+        """Return the last step as a chunk of the prefill of a row's sequence."""
         start_seconds = self._step_ended_at - self.step_seconds - row.sequence.queued_at
         return PrefillChunk(row.count, start_seconds, self.step_seconds)
 

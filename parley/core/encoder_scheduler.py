@@ -1,8 +1,8 @@
 """Scheduler for encoder models, which have no KV cache.
 
-Such a model reads a text in both directions, so a sequence is one row, whole, and ends with its step. A step takes
-sequences in queue order, as many as the step budget allows and at least one. Replaces ``Scheduler`` for these models;
-there are no pages, no preemption, and no sequence runs between steps.
+The tokens of such a model attend in both directions, so a whole sequence is one row, and it ends with its step. A step
+gets sequences in queue order, as many as the step budget allows and at least one. This scheduler replaces ``Scheduler``
+for these models; there are no pages, no preemption, and no sequence runs between steps.
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
-"""When a choice ends by its tokens. Stop strings are matched by the server, which then cancels the choice.
-
-Looks at one sequence at a time and knows nothing of scheduling.
+"""Decides when a choice ends: by a stop token, or at its output limit. Stop strings are matched in the API process,
+which then cancels the choice.
 """
 
 from __future__ import annotations

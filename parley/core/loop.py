@@ -8,11 +8,11 @@
     emit             pass on the outputs of the whole step as one list, with the engine's statistics
     lend             let the encoder of media items compute for the rest of the step's time
 
-Every choice that is added gets exactly one output with ``finish_reason``, unless it is cancelled; then no further
-output follows. No exception of a model runner leaves the loop: a failed step fails the choices that had a row in it, a
-failed row only its own choice.
+Every choice gets exactly one output with ``finish_reason``, its last one. A cancelled choice gets no further output. No
+exception of a model runner leaves the loop: a failed step fails the choices that had a row in it, a failed row only its
+own choice.
 
-The loop knows nothing of text, sockets or tensors, and belongs to one thread.
+The loop knows nothing of text, sockets or tensors. Only one thread may use it.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class EngineLoop:
     """Runs ``runner`` step by step, as the ``settings`` say. All methods must be called in one thread.
 
     * ``emit(outputs, stats)`` is called at the end of each step.
-    * ``step_budget`` replaces the one that the settings imply (milliseconds on a CPU, else tokens).
+    * ``step_budget`` replaces ``default_step_budget(settings)``.
     * ``fetch_adapter`` reads adapters outside the steps; without it a step waits until an adapter is read.
     * ``prepare_request(request, on_prepared)`` prepares a request, then calls ``on_prepared`` in the loop's thread;
       without it requests start at once.
@@ -127,7 +127,7 @@ class EngineLoop:
 
     @property
     def is_idle(self) -> bool:
-        """Whether ``step`` has nothing to do until another method is called."""
+        """Whether ``step`` would do nothing until another method is called."""
         busy = (self._open_choices or self._beam_searches) and not self.is_blocked
         has_encoded = self.encode_queue is not None and self.encode_queue.has_changes
         return not (busy or self._open_choices.has_changes or self.pinned_pages.has_changes or has_encoded)
@@ -281,7 +281,7 @@ class EngineLoop:
         return scheduler
 
     def _make_run_ahead(self) -> RunAhead | None:
-        """Return the part that starts steps early; None if the runner has no starter, or the model has states."""
+        """Return the object that starts steps early; None if the runner has no starter, or the model has states."""
         runner = self.runner
         if runner.starter is None or runner.state_slots is not None or not isinstance(self.scheduler, Scheduler):
             return None
@@ -301,7 +301,8 @@ class EngineLoop:
         return encode_queue
 
     def _lend_processor(self, encode_queue: EncodeQueue) -> None:
-        """Let the encoder compute: for the rest of the step's time, or until the next step if none is due."""
+        """Let the encoder compute for the rest of ``settings.step_ms``, or, if no sequence can run, until the next
+        step."""
         if self.is_idle:
             encode_queue.encoder.lend_processor(inf)
         elif encode_queue.is_encoding and (self.prefill_share.allows_prefill or encode_queue.delays_output):
@@ -334,12 +335,13 @@ class EngineLoop:
 
     def _open_lease(self, choices: list[Sequence], wanted_choices: set[int]) -> None:
         """Open a lease for the full pages of the request's prompt (with the prior outputs of its first choice)."""
-        first = choices[0]
+        first_choice = choices[0]
+        request = first_choice.request
         pending_choices = [choices[index] for index in sorted(wanted_choices)]
-        page_count = count_lent_pages(len(first), has_states=self.runner.state_slots is not None)
-        hashes, group = first.hashes[:page_count], first.request.release_group
-        if pending_choices and (hashes or group):
-            self.pinned_pages.open_lease(first.request_id, pending_choices, hashes, group or first.request_id)
+        page_count = count_lent_pages(len(first_choice), has_states=self.runner.state_slots is not None)
+        hashes, group_name = first_choice.hashes[:page_count], request.release_group
+        if pending_choices and (hashes or group_name):
+            self.pinned_pages.open_lease(request.id, pending_choices, hashes, group_name or request.id)
 
     def _schedule_step(self) -> Step:
         """Return the next step. If no sequence can run, revoke reservations of other instances until one can."""
@@ -436,23 +438,24 @@ class EngineLoop:
 
 
 def usable_context(runner: ModelRunner) -> int:
-    """Return the tokens that a sequence may have: at most as many as fit in the pool, so one alone always completes."""
+    """Return how many tokens a sequence may have: no more than fit into the pool, so that a single one always ends."""
     return min(runner.max_model_len, runner.page_count * BLOCK_SIZE) if runner.page_count else runner.max_model_len
 
 
 def default_step_budget(settings: Settings) -> StepBudget:
-    """Return the budget by the settings: of milliseconds on a CPU, of tokens elsewhere."""
+    """Return the step budget of the settings: ``step_ms`` on a CPU, ``step_tokens`` on other devices."""
     on_cpu = settings.device.startswith("cpu")
     return TimedBudget(settings.step_ms / 1000) if on_cpu else FixedBudget(settings.step_tokens)
 
 
 def restores_states(runner: ModelRunner) -> bool:
-    """Whether a sequence can continue from an earlier position: it needs nothing but pages, or its states are kept."""
+    """Whether a sequence can continue after a prefix: the model has only keys and values, or has slots for snapshots of
+    its states."""
     return runner.state_slots is None or runner.snapshot_slots > 0
 
 
 def make_speculation(runner: ModelRunner, settings: Settings) -> Speculation | None:
-    """Return the speculation by the settings; None for encoders, and for models that cannot undo a rejected draft.
+    """Return speculative decoding as the settings say; None for encoders and for models that cannot undo a wrong draft.
 
     If ``settings.speculate`` is "none", only requests with a prediction get drafts.
     """
@@ -464,7 +467,7 @@ def make_speculation(runner: ModelRunner, settings: Settings) -> Speculation | N
 
 
 def make_state_slots(runner: ModelRunner, *, prefix_caching: bool) -> StateSlots | None:
-    """Return the slots for states besides those of running sequences; None for a model without states."""
+    """Return the slots for snapshots and for states after drafts; None for a model without states."""
     if runner.state_slots is None:
         return None
     return StateSlots(runner.state_slots, runner.snapshot_slots, runner.copy_state, prefix_caching)

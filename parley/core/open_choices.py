@@ -1,4 +1,4 @@
-"""The unfinished choices of all requests, how they end, and the outputs that wait for the end of the step."""
+"""The unfinished choices of all requests: ends them, and collects the outputs that are emitted after the step."""
 
 from __future__ import annotations
 
@@ -51,15 +51,15 @@ class OpenChoices:
             self._speculation.add_prediction(request.id)
 
     def add_output(self, output: EngineOutput) -> None:
-        """Keep an output for the end of the step."""
+        """Emit an output after the step."""
         self._outputs.append(output)
 
     def add_outputs(self, outputs: Iterable[EngineOutput]) -> None:
-        """Keep outputs for the end of the step."""
+        """Emit outputs after the step."""
         self._outputs += outputs
 
     def take_outputs(self) -> list[EngineOutput]:
-        """Return the outputs of the step that ends, and forget them."""
+        """Return the outputs collected in this step, and clear the list."""
         outputs, self._outputs = self._outputs, []
         return outputs
 

@@ -1,22 +1,22 @@
 """Prefill share: the part of the compute time that prefill may take while requests decode.
 
-An account in seconds. A step that has decodes charges prefill for the prompt tokens' part of its time, and every such
-step pays the prefill share of its time back. Prefill may have rows as long as it owes nothing: then it gets as much as
-the step budget allows, and afterwards steps only decode until the debt is paid. So no step gets longer, and over any
-period prefill takes at most its share plus two steps' worth. If only prefill or only decodes have work, they get all
-the time. Encoding of media is prefill, too: it gets time after a step only if prefill may have rows.
+The share is kept by a debt in seconds. Each step that has decodes adds the part of its time that its prompt tokens
+took, and subtracts the prefill share of its time. While the debt is positive, steps compute no prefill; otherwise
+prefill gets as many tokens as the step budget allows. So no step gets longer, and over any period prefill takes at most
+its share plus the time of two steps. If there are only prefills or only decodes, they get all the time. Encoding of
+media counts as prefill: it gets time after a step only if prefill is allowed.
 
-Knows no sequences, and reads no clock.
+This module knows no sequences and reads no clock.
 """
 
 from __future__ import annotations
 
-MAX_CHARGED_SECONDS = 10.0  # seconds charged for a step at most: a longer pause is not caused by prefill
+MAX_CHARGED_SECONDS = 10.0  # most seconds that a step is charged for: a longer pause has another cause than prefill
 
 
 class PrefillShare:
-    """Account of prefill time in steps with decodes. ``share``: from 0 to 1. With 0, prefill waits until no request
-    decodes; with 1 it never waits.
+    """Decides whether a step may have prefill. ``share``: the part of the time of steps with decodes that prefill may
+    take, from 0 (prefill waits until no request decodes) to 1 (it never waits).
 
     For each step: ``begin_step``, then ``charge_prefill`` for its chunks if prefill is allowed, then ``observe_step``,
     then ``charge_encoding``.
@@ -43,13 +43,14 @@ class PrefillShare:
         self._prefill_tokens += count
 
     def observe_step(self, seconds: float, tokens: int) -> None:
-        """Charge a step of ``seconds`` and ``tokens`` in all. An unused share is saved, at most one step's part."""
+        """Charge a computed step that took ``seconds`` and had ``tokens`` tokens, decodes included. An unused share
+        becomes credit, at most that of one step."""
         if self._has_decodes:
             seconds = min(seconds, MAX_CHARGED_SECONDS)
             debt = self._debt_seconds + seconds * (self._prefill_tokens / tokens - self.share)
             self._debt_seconds = max(debt, min(self._debt_seconds, -seconds * self.share))
 
     def charge_encoding(self, seconds: float) -> None:
-        """Charge the time after a step while media were encoded and decodes had to wait."""
+        """Charge the ``seconds`` after a step in which media were encoded while decodes had to wait."""
         if self._has_decodes:
             self._debt_seconds += min(seconds, MAX_CHARGED_SECONDS) * (1 - self.share)

@@ -1,4 +1,5 @@
-"""The rotary positions of a prompt with pictures and videos, for models whose positions have three axes (M-RoPE).
+"""The rotary positions of a prompt with pictures and videos, for models whose positions have three axes (M-RoPE) or
+four.
 
 A text token has the same position on all axes: time, height and width. The tokens of a picture, and of a video's
 frames, lie in a grid that begins at the position after the text; the text after it continues at a distance of the
@@ -27,8 +28,8 @@ _FLOAT = struct.Struct("f")
 
 
 class _Piece(NamedTuple):
-    """Tokens from ``start`` up to the next piece. ``position``: of the first, on all axes. ``run``: None for text.
-    ``number``: how many numbered grids are before it."""
+    """Tokens from ``start`` up to the next piece. ``position``: of the first token, on all axes. ``run``: None for
+    text. ``number``: number of numbered grids before the piece."""
 
     start: int
     position: int
@@ -135,7 +136,7 @@ def _text_position(piece: _Piece, token: int) -> int:
 def _frame_time(frame: int, step: float) -> int:
     """Return the time of a frame in positions. The product is rounded to float32 first, as in Transformers.
 
-    Steps of LARGEST_STEP and more count as that, and anything but a number as 0.
+    ``step`` is limited to 0 .. LARGEST_STEP; NaN counts as 0.
     """
     step = min(max(0.0, step), LARGEST_STEP)
     return int(_round_to_float32(frame * _round_to_float32(step)))
@@ -159,7 +160,7 @@ def _extend_axes(axes: tuple[list[int], ...], piece: _Piece, start: int, end: in
             for axis, position in zip(axes, (piece.position + cell, column, row, piece.number), strict=True):
                 axis.append(position)
             continue
-        frame, place = divmod(cell, rows * columns)
-        row, column = divmod(place, columns)
+        frame, frame_cell = divmod(cell, rows * columns)
+        row, column = divmod(frame_cell, columns)
         for axis, offset in zip(axes, (_frame_time(frame, piece.run.frame_step), row, column), strict=True):
             axis.append(piece.position + offset)

@@ -1,5 +1,5 @@
 """Starts a step of decodes before the results of the previous step are known, so that a device never waits for the
-host (the field's *asynchronous scheduling*).
+host (*asynchronous scheduling*).
 
 Without this, the device would compute nothing while the host appends the tokens of step n and schedules step n + 1. So
 step n + 1 is started while n is computed: the tokens that n draws stay on the device, where n + 1 reads them. This is
@@ -11,10 +11,10 @@ drops the rows of those that have, after the results of n, and only then counts 
 publishes their pages, as the scheduler does at once for a usual row. A row that is dropped has written to pages which
 are free by then. The device computes steps in order, so pages that get a new owner are cleared and written afterwards.
 
-A confirmed row whose sequence has been cancelled or preempted before the results arrive is ignored. The sequence is
-recognized by the number of its preemptions, in case it runs again.
+The result of a confirmed row is ignored if its sequence was cancelled or preempted before the result arrived. If the
+sequence runs again by then, its number of preemptions has changed.
 
-The module knows policy, and nothing of devices.
+This module decides which steps are started, and knows nothing of devices.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from parley.core.sequence import ModelRunner, RowResult, SequenceStatus, Started
 
 
 class _ConfirmedRow(NamedTuple):
-    """A started row that counts: its index in ``_StepAhead.rows``, and the preemptions of its sequence by then."""
+    """A started row whose result is used: its index in ``_StepAhead.rows``, and how often its sequence had been
+    preempted when it was confirmed."""
 
     row_index: int
     preemptions: int
@@ -36,10 +37,10 @@ class _ConfirmedRow(NamedTuple):
 
 @dataclass
 class _StepAhead:
-    """A step that has been started before the results of the one before. ``rows`` are all that were started."""
+    """A started step. ``rows``: all that were started; ``step.rows`` may have fewer. ``handle``: gives the results."""
 
     step: Step
-    started: StartedStep
+    handle: StartedStep
     rows: list[StepRow]
     confirmed: list[_ConfirmedRow]
 
@@ -51,19 +52,20 @@ class RunAhead:
         self._runner = runner
         self._starter = starter
         self._scheduler = scheduler
-        self._current: _StepAhead | None = None  # the step that was taken
-        self._next: _StepAhead | None = None
+        self._taken_step: _StepAhead | None = None  # the step that ``take_step`` returned, until it is run
+        self._next_step: _StepAhead | None = None  # a step that was started and not taken
         self.steps_ahead = 0  # steps that were started ahead
         self._ended_at = 0.0  # when the last results came, time.perf_counter
 
     @property
     def has_started(self) -> bool:
-        """Whether a step has been started whose results have not been asked for."""
-        return self._next is not None
+        """Whether a step was started ahead and has not been taken."""
+        return self._next_step is not None
 
     def take_step(self) -> Step | None:
-        """Return the step that has been started, with the rows that still count; None if there is none."""
-        ahead, self._next = self._next, None
+        """Return the step that was started ahead, with the confirmed rows whose sequences still run; None if there is
+        none."""
+        ahead, self._next_step = self._next_step, None
         if ahead is None:
             return None
         ahead.confirmed = [
@@ -75,47 +77,49 @@ class RunAhead:
         ahead.step.rows = [ahead.rows[confirmed.row_index] for confirmed in ahead.confirmed]
         if not ahead.step.rows:
             return None
-        self._current = ahead
+        self._taken_step = ahead
         self._scheduler.begin_started_step(ahead.step)
         return ahead.step
 
     def started_at(self, step: Step) -> float:
-        """Return when the device began with a step (time.perf_counter): now, or after the step before."""
-        return perf_counter() if self._current is None or self._current.step is not step else self._ended_at
+        """Return when the device started to compute a step (time.perf_counter): now, or at the end of the step before
+        if it was started ahead."""
+        return perf_counter() if self._taken_step is None or self._taken_step.step is not step else self._ended_at
 
     def run_step(self, step: Step) -> list[RowResult]:
-        """Compute a step, scheduled or taken, and start the one after it if that is possible. Raises if it failed."""
-        current, self._current = self._current, None
+        """Compute a step that was scheduled or returned by ``take_step``, and start the next one if possible. Returns a
+        result for each row; raises any exception of the runner."""
+        current, self._taken_step = self._taken_step, None
         is_plain = self._is_plain(step)
         if current is None or current.step is not step:
             if not is_plain:
                 return self._runner.run_step(step)
-            started = self._starter.start_step(step, None)
-            current = _StepAhead(step, started, step.rows, [_ConfirmedRow(index, 0) for index in range(len(step.rows))])
+            handle = self._starter.start_step(step, None)
+            current = _StepAhead(step, handle, step.rows, [_ConfirmedRow(index, 0) for index in range(len(step.rows))])
         next_step = self._scheduler.schedule_ahead(step) if is_plain else None
         if next_step is not None:
-            started = self._starter.start_step(next_step, current.started)
-            self._next = _StepAhead(next_step, started, next_step.rows, [])
+            handle = self._starter.start_step(next_step, current.handle)
+            self._next_step = _StepAhead(next_step, handle, next_step.rows, [])
             self.steps_ahead += 1
-        results = current.started.wait()
+        results = current.handle.wait()
         self._ended_at = perf_counter()
         if len(results) != len(current.rows):
             raise RuntimeError(f"{len(current.rows)} rows gave {len(results)} results")
         return [results[confirmed.row_index] for confirmed in current.confirmed]
 
     def confirm_rows(self) -> None:
-        """Count the rows of the step that was started ahead whose sequences continue. Call it after the results of the
-        step before have been processed."""
-        if self._next is None:
+        """Confirm the rows of the step that was started ahead whose sequences continue, and count their tokens as
+        computed. Call it after the results of the step before have been processed."""
+        if self._next_step is None:
             return
-        for index, row in enumerate(self._next.rows):
+        for index, row in enumerate(self._next_step.rows):
             if row.sequence.status is SequenceStatus.RUNNING and len(row.sequence.tokens) == row.start + 1:
-                self._scheduler.count_row(self._next.step, row)
-                self._next.confirmed.append(_ConfirmedRow(index, row.sequence.preemptions))
+                self._scheduler.count_row(self._next_step.step, row)
+                self._next_step.confirmed.append(_ConfirmedRow(index, row.sequence.preemptions))
 
     def abandon_next(self) -> None:
         """Ignore the step that was started ahead, because the one before failed."""
-        self._next = None
+        self._next_step = None
 
     def _is_plain(self, step: Step) -> bool:
         """Whether each row is a decode whose token the next step can read on the device."""

@@ -1,26 +1,26 @@
 """Scheduler: plan the tokens that each sequence computes in the next step, and their KV pages.
 
-There are no prefill and decode phases. The first ``computed`` of a sequence's ``tokens`` are in the KV cache, and steps
-let ``computed`` catch up. A sequence that decodes has one uncomputed token. A new prompt, the rest of a long one, the
-rest after a prefix hit and a preempted sequence have more; they are computed in chunks (chunked prefill).
+There are no prefill and decode phases. The first ``computed`` of a sequence's ``tokens`` are in the KV cache, and each
+step computes some of the others. A sequence that decodes has one uncomputed token. A new prompt, the rest of a long
+one, the rest after a prefix hit and a preempted sequence have more; they are computed in chunks (chunked prefill).
 
 **Order.** Priority decides, then the order of first admission; ``core.wait_queue`` orders waiting sequences. Rows are
 assigned in this order, running and waiting sequences together, and the last running sequence is preempted first. It
 returns to its position in the queue, ahead of all of its priority that have not run yet. So the first sequence in order
 gets a row in every step, unless the prefill share holds its prompt back, and there is no livelock. A waiting sequence
-takes slot and pages from sequences of worse priority, the last first; never from those of equal priority.
-A tenant's own priorities order only its waiting sequences and preempt nothing.
+preempts running sequences of worse priority, the last one first, but never those of equal priority. A tenant's own
+priorities order only its waiting sequences and preempt nothing.
 
-**Budget.** Decodes are few tokens and users watch them: each running sequence with one uncomputed token gets its row in
-every step. ``core.chunk_planner`` limits the additional tokens of prompts. It may hold prompts back, but not a sequence
-with output tokens (its own or prior ones) that recomputes. A prompt that is held back also holds back all sequences
-after it in the queue, so it gets its turn when the running requests have ended, or sooner.
+**Budget.** Decodes cost few tokens, and users notice their delay: each running sequence with one uncomputed token gets
+a row in every step. ``core.chunk_planner`` limits the additional tokens of prompts. It may hold prompts back, but not a
+preempted sequence that recomputes its output tokens (its own or prior ones). A prompt that is held back also holds back
+all sequences after it in the queue, so its prefill starts at the latest when the running requests have ended.
 
 **Pages.** A sequence gets pages for the scheduled chunk, never for tokens that it may produce later. When no page is
 free, the last running sequence is preempted: it frees all pages and will recompute its tokens. The prefix cache makes
-this cheap, because it still has every page that was not overwritten meanwhile. Admission leaves one spare page for each
-running sequence, so that it does not cause the next preemption itself. ``core.pages.block_tables`` says how pages and
-states are shared.
+this cheap, because it still has every page that was not overwritten meanwhile. Admission leaves one free page for each
+running sequence, so that the new sequence does not cause a preemption in the next step. ``core.pages.block_tables``
+says how pages and states are shared.
 
 **Beams.** Beams of one search are sequences that fork from each other. A beam that waits for the others has no
 uncomputed token and gets no row. Their admission numbers are consecutive, so no other sequence stands between the first
@@ -28,15 +28,16 @@ and the last of them, and a search only starts if all its beams fit into pool an
 first sequence in order waits, another beam of its search is next.
 
 **Pinned pages.** Pages that other instances read or fill cannot be taken back (``core.shared_pages``), so a waiting
-sequence is only admitted if all of its tokens fit next to them. Then a step may have no row although there are
-sequences: they wait for a transfer to end. Choices of a request with a lease have the best of all priorities at first.
+sequence is only admitted if all of its tokens fit into the other pages. So a step may have no row although there are
+sequences: they wait for a transfer to end. Choices of a request with a lease have the best of all priorities until
+their first result.
 
-**Drafts.** A decode's row may carry draft tokens. They get pages only if no sequence is preempted for them, and a page
-that they fill is published when its tokens are certain: ``commit_drafts``.
+**Drafts.** A decode's row may have draft tokens. They get pages only if no sequence is preempted for them. A page that
+they fill is published only after they were accepted: ``commit_drafts``.
 
 **Long rope.** Models with two sets of rotary factors (longrope) use the long ones for all tokens of a sequence of more
-than ``long_rope_after`` tokens. A sequence that grows beyond that loses its pages, because their keys have the short
-factors, and is recomputed like a preempted one, but keeps its slot. The two sets never share a cached page.
+than ``long_rope_after`` tokens. A sequence that grows beyond that length loses its pages, because their keys have the
+short factors, and is recomputed like a preempted one, but keeps its slot. No cached page is used with both sets.
 
 **Media.** A sequence gets a chunk only if it holds the embeddings of all media items that it will compute. Otherwise it
 waits in the encode queue (``core.media.encode_queue``) without slot and pages, does not hold back others, and returns
@@ -147,7 +148,7 @@ class Scheduler:
             if next_priority < sequence.priority:
                 next_priority = self.waiting.head_priority if self._admit_waiting(step, sequence.priority) else inf
             if sequence.status is not SequenceStatus.RUNNING:
-                break  # preempted for an earlier one in order, as are all later ones: the last is preempted first
+                break  # preempted for an earlier sequence; so were all later ones, as the last is preempted first
             if sequence.uncomputed_count == 1:
                 self._add_decode(step, sequence, drafts)
             elif sequence.uncomputed_count:  # 0: a beam that waits for others of its search
@@ -179,7 +180,8 @@ class Scheduler:
         return next_step
 
     def begin_started_step(self, step: Step) -> None:
-        """Announce a step of ``schedule_ahead`` to the step budget and the prefill share: its results come next."""
+        """Tell the step budget and the prefill share that the next results are those of this ``schedule_ahead``
+        step."""
         self._chunk_planner.begin_step(len(step.rows))
         self._chunk_planner.charge_decodes(len(step.rows))
 
@@ -188,10 +190,10 @@ class Scheduler:
         self._block_tables.fork_table(sequence, parent)
 
     def spawn_sequence(self, sequence: Sequence, parent: Sequence) -> None:
-        """Start a sequence that does not run as a copy of ``parent``. It has an admission number, and takes its slot
-        from a later sequence if none is free.
+        """Run a sequence that has no slot, as a copy of ``parent``. It must have an admission number. If no slot is
+        free, a running sequence after it in order is preempted.
 
-        If there is no such slot, it is queued and recomputed later.
+        If there is none, or a preempted sequence precedes it, the sequence is queued and recomputed later.
         """
         sequence.block_table, sequence.computed = [], 0
         if not self._precedes_preempted(sequence) or not (
@@ -207,15 +209,15 @@ class Scheduler:
             self.fork_sequence(sequence, parent)
 
     def preempt_last(self) -> Sequence:
-        """Return the last running sequence to its position in the queue, without slot and pages."""
+        """Preempt the last running sequence, queue it at its old position, and return it."""
         sequence = self.running[-1]
         self._preempt_sequence(sequence)
         self.waiting.enqueue(sequence)
         return sequence
 
     def reset_cache(self, *, running: bool) -> bool:
-        """Clear the prefix cache. ``running``: preempt all running sequences first; else they prevent it. Returns
-        whether it was cleared."""
+        """Clear the prefix cache, and return whether it was cleared. ``running``: preempt all running sequences first;
+        without it nothing is cleared while one runs."""
         while running and self.running:
             self.preempt_last()
         return self._block_tables.clear_cached_pages()
@@ -236,12 +238,12 @@ class Scheduler:
             queue.enqueue(sequence)
 
     def spare_pages(self) -> int:
-        """Return the number of pages that may be reserved: the free ones without one for each running sequence, and
-        none while a preempted sequence waits."""
+        """Return the number of pages that may be reserved: the free pages less one for each running sequence; 0 while a
+        preempted sequence waits."""
         return 0 if self.waiting.has_preempted else max(0, self.pool.free_count - len(self.running))
 
     def commit_drafts(self, row: StepRow) -> None:
-        """Commit the drafts of a computed row that were right. The results of the row have been appended."""
+        """Commit the accepted drafts of a computed row. The tokens of its result must have been appended."""
         sequence = row.sequence
         computed_before, sequence.computed = sequence.computed, len(sequence.tokens) - 1
         self.waiting.record_service(sequence, 2 * (sequence.computed - computed_before))  # computed and sampled
@@ -249,7 +251,7 @@ class Scheduler:
         self._block_tables.commit_drafts(row, computed_before, len(self.running))
 
     def abandon_step(self, step: Step) -> None:
-        """Evict the pages that a failed step published. The caller must remove its sequences."""
+        """Evict the pages that a failed step published. The caller must remove the sequences of its rows."""
         self._block_tables.abandon_step(step)
 
     def distrust_sequence(self, sequence: Sequence) -> None:
@@ -292,7 +294,7 @@ class Scheduler:
         return drafts
 
     def _add_decode(self, step: Step, sequence: Sequence, drafts: dict[Sequence, tuple[int, ...]]) -> None:
-        """Add the row of a sequence with one uncomputed token, with its drafts. Without a page it is preempted."""
+        """Add the row of a sequence with one uncomputed token, and its drafts. If it gets no page, it is preempted."""
         if sequence.computed < len(sequence.block_table) * BLOCK_SIZE or self._allocate_pages(step, sequence, 1):
             row_drafts = self._allocate_drafts(step, sequence, drafts.get(sequence, ())) if drafts else ()
             self._add_row(step, sequence, 1, row_drafts)
@@ -365,20 +367,23 @@ class Scheduler:
         return head.priority >= sequence.priority and (head.admission_number < 0 or head.rank > sequence.rank)
 
     def _can_preempt_for(self, step: Step, sequence: Sequence) -> bool:
-        """Whether the last running sequence must give way to this waiting one: it has worse priority, or this is a beam
-        that has run before.
+        """Whether the last running sequence may be preempted for this waiting one: it has worse priority, or the
+        waiting one is a beam that has run before.
 
         The other beams of its search wait for such a beam. If it waited for embeddings while a later search began, the
         beams of both searches would wait for each other's slots.
         """
         if not self.running:
             return False
-        last = self.running[-1]
-        is_awaited = sequence.request.beam is not None and sequence.admission_number >= 0 and last.rank > sequence.rank
-        return last.priority > sequence.priority or (is_awaited and all(row.sequence is not last for row in step.rows))
+        candidate = self.running[-1]
+        if candidate.priority > sequence.priority:
+            return True
+        has_run = sequence.request.beam is not None and sequence.admission_number >= 0
+        return has_run and candidate.rank > sequence.rank and all(row.sequence is not candidate for row in step.rows)
 
     def _make_room(self, step: Step, sequence: Sequence, cached_pages: list[int], count: int) -> bool:
-        """Free a slot, and pages for ``count`` tokens after the found ones, for a waiting sequence. False: too few."""
+        """Make a slot and enough pages free for a waiting sequence, by preemption if necessary: pages for ``count``
+        tokens after its ``cached_pages``. Return False if that is not possible."""
         page_need = count_pages(len(cached_pages) * BLOCK_SIZE + count) - len(cached_pages)
         while (
             not self._running_sequences.has_free_slot
@@ -416,7 +421,8 @@ class Scheduler:
         self._block_tables.free_table(sequence)
 
     def _allocate_pages(self, step: Step, sequence: Sequence, count: int) -> bool:
-        """Allocate pages for ``count`` more tokens, from later sequences if necessary. False: it was preempted itself.
+        """Allocate pages for ``count`` more tokens; if too few are free, preempt later sequences. Return False if
+        ``sequence`` itself was preempted.
 
         The last running sequence has no row in this step yet, since rows are assigned in order.
         """
@@ -428,13 +434,14 @@ class Scheduler:
         return True
 
     def _allocate_drafts(self, step: Step, sequence: Sequence, drafts: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the drafts that fit after one token, and allocate their pages.
+        """Return the first of the drafts that get pages without a preemption, after those of one token, and allocate
+        them.
 
-        One free page is left for each running sequence, so that drafts cause no preemption.
+        One free page is left for each running sequence.
         """
         if not drafts:
             return ()
-        if not sequence.uses_long_rope:  # a token beyond needs other keys
+        if not sequence.uses_long_rope:  # tokens after ``long_rope_after`` need keys with the long factors
             drafts = drafts[: int(min(len(drafts), self._long_rope_after - len(sequence)))]
         usable_pages = len(sequence.block_table) + max(0, self.pool.free_count - len(self.running))
         drafts = self._block_tables.cut_drafts(drafts)[: usable_pages * BLOCK_SIZE - sequence.computed - 1]

@@ -1,4 +1,4 @@
-"""From a request for the engine to its sequences, with the hashes of their pages. Knows nothing of steps."""
+"""Creates the sequences of a request, with the hashes of their pages. Knows nothing of steps."""
 
 from __future__ import annotations
 

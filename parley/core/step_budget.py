@@ -1,9 +1,9 @@
 """Step budget: how many prompt tokens a step may compute in addition to its decodes.
 
-A long step delays the next token of every running request. On an accelerator, a number of tokens measures that well. On
-a CPU the right number is unknown, but the acceptable delay is known, so there the budget is in milliseconds, and the
-cost of tokens is learnt while serving. A step that delays no decode may take longer, because larger chunks finish the
-prompt sooner. It is still limited, because cancels and new requests are handled between steps.
+A long step delays the next token of every running request. On an accelerator, its number of tokens is a good measure of
+that delay. On a CPU the right number is unknown, but the acceptable delay is known, so there the budget is in
+milliseconds, and the cost of tokens is learnt while serving. A step that delays no decode may take longer, because
+larger chunks finish the prompt sooner. It is still limited, because cancels and new requests are handled between steps.
 
 Time only decides how prompts are cut into chunks, and chunks never change a result.
 """
@@ -21,10 +21,10 @@ SOLO_FACTOR = 4  # a step with a single prompt and no decodes may take this many
 MIN_CHUNK = 2 * BLOCK_SIZE  # tokens of a chunk on any machine, so that prompts make progress
 MAX_CHUNK = 8192  # tokens of prompts in a step
 INITIAL_CHUNK = 2 * BLOCK_SIZE  # tokens, before any step was measured
-MAX_OBSERVATIONS = 15  # observations; their medians ignore pauses unrelated to the step
+MAX_OBSERVATIONS = 15  # newest steps that the costs are fitted to; medians over them ignore single slow steps
 INITIAL_DEPTH = 1024  # initial estimate: a token this far into a prompt costs twice as much as the first one
 MIN_DEPTH = 128  # lower bound of that distance
-RATE_WINDOW = 1.0  # seconds of steps whose rate is the machine's rate now
+RATE_WINDOW = 1.0  # seconds of the newest steps that show how fast the machine is now
 PAUSE_FACTOR = 3.0  # a step this many times slower than expected was interrupted, and says nothing about the rate
 MIN_DISTANCE = 256  # positions between chunks; below this distance a difference in cost is noise
 
@@ -80,19 +80,18 @@ class TimedBudget:
     they are, but more rows never look cheaper. The low median is used: after a single slow step, such as the very
     first, one normal step is enough to recover.
 
-    Other programs change the machine's rate for a second or two; those observations are still a minority then. So
-    costs are multiplied by the slowdown of the last second of such steps: the median over them, or the last one alone
-    if that was slower. A slow step that is counted without need makes the next one short; one that is missed makes it
-    late.
+    Other programs slow the machine down for a second or two, and few of the observations are from that time. So costs
+    are multiplied by the slowdown of the last second of such steps: their median, or that of the last step if it was
+    slower. Overestimating the slowdown only makes the next step short; underestimating it makes the next tokens late.
     """
 
     def __init__(self, max_seconds: float):
         self.max_seconds = max_seconds
         self._row_seconds = 0.0  # seconds of a row; 0: not measured yet
         self._slope = 1 / INITIAL_DEPTH
-        # Mean position, seconds per row, tokens.
+        # Of each step: mean position of its rows, seconds per row, prompt tokens.
         self._observations: deque[tuple[float, float, int]] = deque(maxlen=MAX_OBSERVATIONS)
-        self._recent: deque[tuple[float, float]] = deque()  # the steps of the last second: seconds and slowdown of each
+        self._recent_steps: deque[tuple[float, float]] = deque()  # of the last RATE_WINDOW: seconds, slowdown
         self._slowdown = 1.0
         self._largest_chunk = INITIAL_CHUNK  # largest number of tokens among those observations
         self.begin_step(0)
@@ -101,7 +100,7 @@ class TimedBudget:
         """Start planning a step."""
         self._decodes = decodes
         self._chunk_tokens = 0
-        self._position_sum = 0.0  # sum over the tokens taken
+        self._position_sum = 0.0  # sum of the positions of the chunks' tokens
 
     def tokens_left(self, start: int) -> int:
         """Return how many tokens fit into the rest of the time, by the learnt costs."""
@@ -144,11 +143,11 @@ class TimedBudget:
         """Compare a step with the time expected from the observations before it."""
         if not 0 < seconds < PAUSE_FACTOR * expected:
             return
-        self._recent.append((seconds, seconds / expected))
-        window = sum(step_seconds for step_seconds, _ in self._recent)
-        while len(self._recent) > 1 and window - self._recent[0][0] >= RATE_WINDOW:
-            window -= self._recent.popleft()[0]
-        slowdowns = [slowdown for _, slowdown in self._recent]
+        self._recent_steps.append((seconds, seconds / expected))
+        window = sum(step_seconds for step_seconds, _ in self._recent_steps)
+        while len(self._recent_steps) > 1 and window - self._recent_steps[0][0] >= RATE_WINDOW:
+            window -= self._recent_steps.popleft()[0]
+        slowdowns = [slowdown for _, slowdown in self._recent_steps]
         self._slowdown = max(1.0, median(slowdowns), slowdowns[-1])
 
     def _fit_costs(self) -> None:

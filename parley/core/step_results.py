@@ -1,4 +1,4 @@
-"""Processes the results of a step: appends drawn tokens to their sequences, and makes outputs of them."""
+"""Processes the results of a step: appends sampled tokens to their sequences, and makes outputs of them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ STEP_FAILED = "The engine failed while computing this request."
 
 
 class ResultProcessor:
-    """Processes one computed row at a time. The loop emits the outputs, which are collected in ``open_choices``."""
+    """Processes one computed row at a time. Outputs are collected in ``open_choices``, and emitted by the loop."""
 
     def __init__(
         self,
@@ -30,10 +30,10 @@ class ResultProcessor:
         self._beam_searches, self._counters = beam_searches, counters
 
     def process_result(self, row: StepRow, result: RowResult) -> None:
-        """Append the results of a row, and end the choice if this was its last token."""
+        """Append the result of a row to its sequence, and end the choice if its last token was computed."""
         sequence, request = row.sequence, row.sequence.request
         if sequence.status is SequenceStatus.FINISHED:
-            return  # ended together with another beam of its search
+            return  # its beam search has ended with the row of another beam
         is_beam = request.beam is not None and sequence.request_id in self._beam_searches
         row_output = result.candidates if is_beam else result.tokens
         is_incomplete = (row.sample and not row_output) or (row.make_vector and result.vector is None)
@@ -64,7 +64,8 @@ class ResultProcessor:
             self._open_choices.finish_sequence(sequence, output)
 
     def _make_output(self, row: StepRow, result: RowResult) -> EngineOutput:
-        """Append the results of a row at the end of its sequence, and return the output with them."""
+        """Append the sampled tokens of a row that computes its sequence's last token. Return an output with its
+        result."""
         sequence = row.sequence
         output = EngineOutput(
             sequence.request_id,
@@ -85,7 +86,8 @@ class ResultProcessor:
         return output
 
     def _append_tokens(self, row: StepRow, result: RowResult, output: EngineOutput) -> None:
-        """Append drawn tokens to the sequence and its output, and set the reason if they end the choice."""
+        """Append the sampled tokens to the sequence and its output, and set ``finish_reason`` if they end the
+        choice."""
         sequence, request = row.sequence, row.sequence.request
         sequence.tokens += result.tokens
         self._counters.generated_tokens += len(result.tokens)
@@ -102,7 +104,7 @@ class ResultProcessor:
             self._commit_drafts(row, len(result.tokens) - 1)
 
     def _commit_drafts(self, row: StepRow, accepted: int) -> None:
-        """Commit the first ``accepted`` drafts of the row, and record how many were right."""
+        """Commit the first ``accepted`` drafts of the row, and record the number."""
         assert isinstance(self._scheduler, Scheduler) and self._scheduler.speculation is not None
         self._scheduler.commit_drafts(row)
         self._scheduler.speculation.record_acceptance(row, accepted)

@@ -1,10 +1,10 @@
 """Wait queue: waiting sequences in the order of admission.
 
-Priority comes first; a lower number is sooner. There is no aging: as long as better ones arrive, a low priority waits,
-bounded only by its request's timeout. Among equal priorities, preempted sequences come before all new ones, in the
-order of their first admission. New ones stand in one line per tenant, by the tenant's own priority and then by arrival,
-and the next one is taken from the tenant that has received the least service. So a tenant's own priorities reorder its
-line and cost no other tenant its turn. With one tenant that is the order of arrival.
+Priority comes first; lower numbers go first. There is no aging: while sequences of better priority arrive, others wait,
+limited only by their request's timeout. Among equal priorities, preempted sequences come before all new ones, in the
+order of their first admission. New sequences wait in one line per tenant, ordered by the tenant's own priority and then
+by arrival. The next one is taken from the tenant that has received the least service. So a tenant's own priorities
+reorder its line and delay no other tenant. With one tenant and no priorities that is the order of arrival.
 
 **Service** is counted in tokens computed or sampled, so a generated token counts twice, a prompt token once, and a
 prefix hit not at all (virtual token counters: Sheng et al., "Fairness in Serving Large Language Models", 2024). A
@@ -26,14 +26,14 @@ from parley.core.sequence import Sequence
 _by_admission_number = attrgetter("admission_number")
 
 
-def _line_place(sequence: Sequence) -> tuple[int, int]:
-    """Return the place of a new sequence in its tenant's line."""
+def _line_key(sequence: Sequence) -> tuple[int, int]:
+    """Return the sort key of a new sequence in its tenant's line."""
     return sequence.request.tenant_priority, sequence.arrival_number
 
 
 class _PriorityLevel:
-    """Waiting sequences of one priority. ``preempted``: by admission number. ``tenant_lines``: new ones by tenant, each
-    in order; no line is empty."""
+    """Waiting sequences of one priority. ``preempted``: by admission number. ``tenant_lines``: the new sequences of
+    each tenant, by ``_line_key``; no line is empty."""
 
     def __init__(self) -> None:
         self.preempted: list[Sequence] = []
@@ -41,8 +41,8 @@ class _PriorityLevel:
 
 
 class WaitQueue:
-    """Waiting sequences. ``tenant_service``: tokens received so far by each tenant. Tenants have API keys, so they are
-    few."""
+    """Waiting sequences. ``tenant_service``: the service of each tenant so far, in tokens. Entries are never removed:
+    each tenant has an API key, so there are few."""
 
     def __init__(self) -> None:
         self.tenant_service: dict[str, int] = {}
@@ -101,7 +101,7 @@ class WaitQueue:
         tenant = sequence.request.tenant
         if not any(tenant in level.tenant_lines for level in self._levels.values()):
             self.tenant_service[tenant] = max(self.tenant_service.get(tenant, 0), self._virtual_time)
-        insort(level.tenant_lines.setdefault(tenant, []), sequence, key=_line_place)
+        insort(level.tenant_lines.setdefault(tenant, []), sequence, key=_line_key)
 
     def pop_head(self) -> Sequence:
         """Remove and return the head."""
@@ -123,7 +123,7 @@ class WaitQueue:
             del level.preempted[bisect_left(level.preempted, sequence.admission_number, key=_by_admission_number)]
         else:
             line = level.tenant_lines[tenant]
-            del line[bisect_left(line, _line_place(sequence), key=_line_place)]
+            del line[bisect_left(line, _line_key(sequence), key=_line_key)]
             if not line:
                 del level.tenant_lines[tenant]
         if not level.preempted and not level.tenant_lines:

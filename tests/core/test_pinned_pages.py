@@ -27,7 +27,7 @@ class StagingMemory:
     """Staging memory for the pages of a runner."""
 
     def __init__(self, pages: list[list[int | None]], blocks: int):
-        self.place_count = blocks
+        self.staging_page_count = blocks
         self.stored_pages: list[list[int | None]] = [[] for _ in range(blocks)]
         self._pages = pages
 

@@ -1,8 +1,8 @@
 """N-gram proposer: drafts repeat the tokens that followed an earlier occurrence of the sequence's last tokens.
 
-Answers that quote, correct or reorder their input repeat long pieces of it; so do lists, tables and programs. The
-proposer searches for the longest earlier match, and of equally long ones the latest (Saxena 2023, "prompt lookup
-decoding").
+Outputs that quote, correct or reorder their prompt repeat long pieces of it; lists, tables and programs repeat
+themselves. The proposer searches for the longest earlier match, and of equally long ones the latest (Saxena 2023,
+"prompt lookup decoding").
 
 Each sequence has an index of its token pairs, with chains through arrays as in DEFLATE's match search: a table maps a
 pair's hash to its latest position, and an array maps each position to the previous one. A step reads only the new
@@ -107,7 +107,7 @@ class NgramIndex:
         tokens, best, best_length = self._tokens, -1, 0
         if len(tokens) < MIN_MATCH:
             return best, best_length
-        last = len(tokens) - 1
+        end = len(tokens) - 1
         position = self._chain_heads[_hash_pair(tokens[-2], tokens[-1])]
         for _ in range(MAX_CHAIN):
             if position < 0:
@@ -115,7 +115,7 @@ class NgramIndex:
             match_length = 0
             while (
                 match_length < min(NICE_MATCH, position + 1)
-                and tokens[position - match_length] == tokens[last - match_length]
+                and tokens[position - match_length] == tokens[end - match_length]
             ):
                 match_length += 1
             if match_length > best_length:

@@ -1,14 +1,14 @@
-"""Speculative decoding: how many tokens to draft for each sequence, and how many drafts were right.
+"""Speculative decoding: decides how many tokens are drafted for each sequence, and counts the accepted ones.
 
 A *draft* is a guess at the next token of a decode, or at later ones. Drafts are computed in the decode's row, and the
 tokens after right drafts are sampled in the same step (``StepRow.drafts``). A step of few rows is bound by reading the
 weights from memory, so additional rows are nearly free, and every right draft saves a step. In a step of many rows each
 draft costs its share.
 
-So drafts are worth the steps that they save less the cost of their rows. Costs are learnt from the times of decode
-steps, the chance that a sequence's next draft is right from its last ones. From all drafts a step takes the most
-probable ones, as many as maximize tokens per second. A sequence whose drafts are wrong pauses, twice as long each time,
-and longer with more sequences that would wait for its rows.
+So a draft is computed only if the steps that it is expected to save are worth more than its row. The costs are learnt
+from the times of decode steps; the chance that a sequence's next draft is right is learnt from its last drafts. Of all
+drafts, a step computes the most probable ones, as many as maximize tokens per second. A sequence whose drafts are wrong
+gets none for a while: twice as long each time, and longer the more sequences run, since all wait for its rows.
 
 Drafts never change a result, so they may depend on time. The guesses come from a ``DraftProposer``; this module knows
 neither texts nor models.
@@ -27,7 +27,7 @@ from parley.core.sequence import DraftProposer, Sequence, Step, StepRow
 log = logging.getLogger("parley.engine")
 
 MAX_STEP_DRAFTS = 256  # drafts in a step: bounds the logits held at a time
-FIRST_LENGTH = 7  # drafts at a time, until that many were right in a row; then the limit is doubled
+FIRST_LENGTH = 7  # drafts at a time at first; whenever all of the allowed number were right, the limit is doubled
 INITIAL_RATE = 0.6  # initial chance of a first draft being right
 SEQUENCE_DECAY = 0.7  # weight of a sequence's history after one more draft
 GLOBAL_DECAY = 0.97  # the same for the history of all sequences, which is the start value of new ones
@@ -36,8 +36,8 @@ MAX_PAUSE_EXPONENT = 5  # a pause lasts at most 2 to this power tokens, times th
 MAX_PRICE = 0.9  # price above which even a good draft is not worth it
 DOUBLING_ROWS = 24  # this many rows double a step's time, until it is measured
 PRICE_ROWS = 4  # the price of one row is averaged over this many rows
-FASTER_WEIGHT, SLOWER_WEIGHT = 0.5, 0.1  # weight of a step that was faster or slower than known
-OUTLIER_FACTOR = 2  # times the known duration: slower steps were delayed by something else
+FASTER_WEIGHT, SLOWER_WEIGHT = 0.5, 0.1  # weight of a step that was faster or slower than the average so far
+OUTLIER_FACTOR = 2  # times the average duration: slower steps had another cause, and count as this long
 
 
 @dataclass(slots=True)
@@ -53,8 +53,8 @@ class DraftCounts:
 class DraftHistory:
     """Draft history of one sequence. ``rate``: chance that a draft is right if those before it are.
 
-    That chance is learnt from short pieces, which end somewhere. So long drafts follow only those that were right to
-    their end.
+    That rate is learnt mostly from short drafts, and matches end somewhere. So the length limit grows only after drafts
+    that were right to their end.
     """
 
     rate: float
@@ -102,7 +102,7 @@ class Speculation:
         return len(self._histories)
 
     def add_prediction(self, request_id: str) -> None:
-        """Note a request with a predicted output."""
+        """Register a request with a predicted output."""
         self._predicted_requests.add(request_id)
 
     def remove_prediction(self, request_id: str) -> None:
@@ -110,8 +110,8 @@ class Speculation:
         self._predicted_requests.discard(request_id)
 
     def draft_decodes(self, decodes: list[Sequence], *, has_prefill: bool) -> dict[Sequence, tuple[int, ...]]:
-        """Return drafts for some of the sequences at a distance of one token. ``has_prefill``: the step also computes
-        prompts, which leaves no idle time for drafts."""
+        """Return drafts for some of the sequences, which have one uncomputed token each. ``has_prefill``: the step also
+        computes prompts, so additional rows are not nearly free, and there are no drafts."""
         self._propose_seconds = 0.0
         if has_prefill or self._is_off or not decodes:
             return {}
@@ -172,8 +172,8 @@ class Speculation:
         self.proposer.forget_sequence(sequence)
 
     def draft_length(self, sequence: Sequence) -> int:
-        """Return the number of drafts worth proposing: the largest number whose chance of being all right exceeds its
-        cost."""
+        """Return the number of drafts worth proposing: the largest number whose last draft is still right with a
+        probability above the price of its row."""
         if self._row_price > MAX_PRICE:
             return 0
         history = self._history_of(sequence)
@@ -208,7 +208,7 @@ class Speculation:
         return history
 
     def _pause_drafts(self, sequence: Sequence) -> None:
-        """Pause drafts, longer with more sequences: all of them wait for the row that one tries in vain."""
+        """Give the sequence no drafts for a while: longer the more sequences decode, as all wait for its rows."""
         history = self._history_of(sequence)
         history.miss_count += 1
         history.resume_at = sequence.output_length + self._decode_rows * 2 ** min(
@@ -216,63 +216,67 @@ class Speculation:
         )
 
     def _valid_prefix(self, sequence: Sequence, guess: list[int]) -> tuple[int, ...]:
-        """Return the draft up to where it can no longer be right: nothing follows a token that ends the sequence."""
-        for place, token in enumerate(guess):
+        """Return the draft up to its first token that is a stop token or outside the vocabulary."""
+        for position, token in enumerate(guess):
             if not 0 <= token < self.vocab_size or token in sequence.stop_token_ids:
-                return tuple(guess[:place])
+                return tuple(guess[:position])
         return tuple(guess)
 
 
 class DecodeCosts:
-    """Seconds of decode steps by number of rows, learnt for tried numbers and interpolated between them."""
+    """Seconds of decode steps by their number of rows: averages of the measured steps, interpolated between them."""
 
     def __init__(self) -> None:
-        self._known_rows: list[int] = []  # numbers of rows, ascending
+        self._measured_rows: list[int] = []  # numbers of rows, ascending
         self._seconds_by_rows: dict[int, float] = {}
 
     def observe_rows(self, rows: int, seconds: float) -> None:
         """Record the duration of a step. Outliers caused by other load on the machine count little."""
         bucket = _row_bucket(rows)
         if bucket in self._seconds_by_rows:
-            known_seconds = self._seconds_by_rows[bucket]
-            self._seconds_by_rows[bucket] += (FASTER_WEIGHT if seconds < known_seconds else SLOWER_WEIGHT) * (
-                min(seconds, OUTLIER_FACTOR * known_seconds) - known_seconds
+            average_seconds = self._seconds_by_rows[bucket]
+            self._seconds_by_rows[bucket] += (FASTER_WEIGHT if seconds < average_seconds else SLOWER_WEIGHT) * (
+                min(seconds, OUTLIER_FACTOR * average_seconds) - average_seconds
             )
             return
         self._seconds_by_rows[bucket] = (
-            min(seconds, OUTLIER_FACTOR * self.estimate_seconds(rows)) if self._known_rows else seconds
+            min(seconds, OUTLIER_FACTOR * self.estimate_seconds(rows)) if self._measured_rows else seconds
         )
-        insort(self._known_rows, bucket)
+        insort(self._measured_rows, bucket)
 
     def estimate_seconds(self, rows: int) -> float:
-        """Estimate the seconds of a step with ``rows`` rows; 0 if nothing is known. Beyond the largest number tried,
-        the estimate is optimistic."""
-        if not self._known_rows:
+        """Estimate the seconds of a step with ``rows`` rows; 0 before the first measurement. Beyond the largest number
+        of rows measured, the estimate is optimistic."""
+        if not self._measured_rows:
             return 0.0
-        index = bisect_left(self._known_rows, rows)
-        if index == len(self._known_rows):
-            largest = self._known_rows[-1]
+        index = bisect_left(self._measured_rows, rows)
+        if index == len(self._measured_rows):
+            largest = self._measured_rows[-1]
             return self._seconds_by_rows[largest] * (1 + (rows - largest) / max(DOUBLING_ROWS, largest))
-        above = self._known_rows[index]
-        if index == 0 or above == rows:
-            return self._seconds_by_rows[above]
-        below = self._known_rows[index - 1]
-        low, high = self._seconds_by_rows[below], self._seconds_by_rows[above]
-        return low + (high - low) * (rows - below) / (above - below)
+        next_rows = self._measured_rows[index]
+        if index == 0 or next_rows == rows:
+            return self._seconds_by_rows[next_rows]
+        previous_rows = self._measured_rows[index - 1]
+        low, high = self._seconds_by_rows[previous_rows], self._seconds_by_rows[next_rows]
+        return low + (high - low) * (rows - previous_rows) / (next_rows - previous_rows)
 
     def row_price(self, rows: int) -> float:
-        """Return the price of one more row: the tokens that a step of ``rows`` decodes would produce in its time."""
-        alone = self.estimate_seconds(rows)
-        return rows * max(0.0, self.estimate_seconds(rows + PRICE_ROWS) - alone) / PRICE_ROWS / alone if alone else 0.0
+        """Return the price of one more row in a step of ``rows`` decodes, in tokens: as many as such steps produce in
+        the time that the row takes."""
+        base_seconds = self.estimate_seconds(rows)
+        if not base_seconds:
+            return 0.0
+        added_seconds = max(0.0, self.estimate_seconds(rows + PRICE_ROWS) - base_seconds)
+        return rows * added_seconds / PRICE_ROWS / base_seconds
 
     def best_draft_count(self, rows: int, chances: list[float]) -> int:
         """Return how many drafts, best first, maximize tokens per second in a step of ``rows`` decodes.
 
         At most twice the largest number of rows tried: small steps say little about large ones.
         """
-        if not self._known_rows:
+        if not self._measured_rows:
             return len(chances)
-        chances = chances[: max(0, 2 * self._known_rows[-1] - rows)]
+        chances = chances[: max(0, 2 * self._measured_rows[-1] - rows)]
         tokens = float(rows)
         best_rate, best_count = tokens / self.estimate_seconds(rows), 0
         for number, chance in enumerate(chances, 1):

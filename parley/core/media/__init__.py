@@ -1,1 +1,1 @@
-"""Embeddings of media items: which sequences wait for them, which are kept, and the thread that computes them."""
+"""Embeddings of media items: the queue of sequences that wait for them, their cache, and the thread of the encoder."""

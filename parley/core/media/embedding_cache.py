@@ -21,8 +21,8 @@ class _CacheEntry:
 
 
 class EmbeddingCache:
-    """Embeddings of at most ``capacity`` bytes, unless more are held. ``used_bytes``: of all, ``held_bytes``: of those
-    that have a holder."""
+    """Embeddings of at most ``capacity`` bytes, unless more are held. ``used_bytes``: of all embeddings;
+    ``held_bytes``: of those that have a holder."""
 
     def __init__(self, capacity: int):
         self.capacity = capacity

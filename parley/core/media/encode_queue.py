@@ -9,11 +9,12 @@ computed past the item (``release_computed``), also while it waits for a slot or
 Items are encoded one at a time, once for all sequences that wait for them, in the order of a ``WaitQueue``: by
 priority, with equal shares for tenants. A sequence here holds no slot and no pages.
 
-**Room.** While held embeddings fill the cache, nothing is encoded for new sequences, as long as another one can release
-some without waiting here itself. Sequences that have run, and those that others wait for, are exempt: pages of others
-may depend on them. So held embeddings exceed the cache by the items of few sequences, and any single request fits.
+**Room.** While held embeddings fill the cache, nothing is encoded for new sequences, as long as some holder does not
+wait here and so will release its embeddings. Exempt are sequences that have run and sequences with raised priority,
+because others wait for their pages. So held embeddings exceed the cache by the items of few sequences, and any single
+request fits.
 
-Knows sequences and their items; nothing of pages, slots or steps.
+This module knows sequences and their items; nothing of pages, slots or steps.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from parley.core.sequence import Sequence
 from parley.core.wait_queue import WaitQueue
 from parley.types import MediaItem
 
-# Why a request fails here that another instance can continue.
+# The error of a request that only another instance can continue.
 FEATURES_ELSEWHERE = (
     "KV pages of the request's media were lost, and this instance cannot compute them, because another one processed "
     "the media."
@@ -98,8 +99,8 @@ class EncodeQueue:
 
     def release_computed(self, sequence: Sequence, computed: int) -> None:
         """Release the items within the sequence's first ``computed`` tokens."""
-        needed = {item.digest for item in sequence.request.media if item.end > computed}
-        for digest in sequence.item_embeddings.keys() - needed:
+        needed_digests = {item.digest for item in sequence.request.media if item.end > computed}
+        for digest in sequence.item_embeddings.keys() - needed_digests:
             del sequence.item_embeddings[digest]
             self.cache.release_item(digest)
         if not sequence.item_embeddings:

@@ -1,4 +1,4 @@
-"""The places of media items in a prompt, which has a placeholder token for each embedding."""
+"""The positions of media items in a prompt, which has a placeholder token for each embedding."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ MAX_PLACEHOLDER_ID = 2**32 - 1  # may be outside of the vocabulary: the token it
 
 
 def placement_fault(media: Sequence[MediaItem], prompt_length: int) -> str | None:
-    """Return the fault in the places of items in a prompt of this length in tokens, or None."""
+    """Return why items cannot be at these positions in a prompt of ``prompt_length`` tokens, or None if they can."""
     end = 0
     for item in media:
         if not end <= item.start < item.end <= prompt_length:
@@ -22,20 +22,21 @@ def placement_fault(media: Sequence[MediaItem], prompt_length: int) -> str | Non
 
 
 def are_known_tokens(token_ids: Sequence[int], media: Sequence[MediaItem], vocab_size: int) -> bool:
-    """Whether all tokens that no embedding replaces are in the vocabulary. The items are well placed."""
+    """Whether all tokens that no embedding replaces are in the vocabulary. ``media`` must have no
+    ``placement_fault``."""
     if not token_ids:
         return True
     if set(map(type, token_ids)) != {int} or not 0 <= min(token_ids) <= max(token_ids) <= MAX_PLACEHOLDER_ID:
         return False
     return max(token_ids) < vocab_size or all(
-        max(part, default=0) < vocab_size for part in _text_parts(token_ids, media)
+        max(text_tokens, default=0) < vocab_size for text_tokens in _tokens_between_runs(token_ids, media)
     )
 
 
 def end_outside_items(media: Sequence[MediaItem], prompt_length: int, start: int, end: int) -> int:
-    """Return the end of a chunk from token ``start`` on, moved out of items whose tokens see later ones of the same
-    item: to the item's start, or to its end if the chunk would be empty or starts within the item. A prompt whose
-    tokens all see each other is a chunk of its own."""
+    """Return the end of a chunk that starts at token ``start``. If ``end`` is within an item whose tokens attend to
+    later ones of the same item, it is moved to the item's start, or to its end if the chunk starts at or within the
+    item. A prompt whose tokens all attend to each other is a single chunk."""
     if start < prompt_length and any(item.prompt_sees_both_ways for item in media):
         return prompt_length
     for item in media:
@@ -53,7 +54,7 @@ def _are_runs_within(item: MediaItem) -> bool:
     return end > 0
 
 
-def _text_parts(token_ids: Sequence[int], media: Sequence[MediaItem]) -> Iterator[Sequence[int]]:
+def _tokens_between_runs(token_ids: Sequence[int], media: Sequence[MediaItem]) -> Iterator[Sequence[int]]:
     """Yield the tokens between the runs of embeddings."""
     end = 0
     for item in media:

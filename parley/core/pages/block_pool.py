@@ -17,9 +17,8 @@ The hash of a page covers all tokens up to its end, because keys and values depe
 decides the content (model, adapter) and from the client's cache salt: prompts with different salts never share a page.
 SHA-256 prevents a client from forging a collision to read or poison another client's pages.
 
-All pictures have the same placeholder tokens. So the hash of a page that overlaps a media item also covers the item's
-digest and where the item starts, relative to the page. It stands for the whole item, even if only its first part lies
-before the page's end.
+All pictures have the same placeholder tokens. So the hash of a page that overlaps a media item also covers the digest
+of the whole item, even if the item continues after the page, and its start relative to the page.
 
 This module knows nothing of sequences or tensors.
 """
@@ -89,8 +88,8 @@ def count_pages(tokens: int) -> int:
 
 
 def count_lent_pages(tokens: int, *, has_states: bool) -> int:
-    """Return how many pages of a prefix of ``tokens`` tokens are handed over between instances: all full ones. If
-    layers keep a state, that of the last token is not: the next instance continues from the state at the end."""
+    """Return how many pages of a prefix of ``tokens`` tokens are transferred between instances: all full ones. If
+    layers keep a state, never the page of the last token: the receiver computes that token from the state before it."""
     return (tokens - 1 if has_states else tokens) // BLOCK_SIZE
 
 
@@ -148,7 +147,7 @@ class BlockPool:
         return self._cache.get(digest)
 
     def count_free(self, pages: Iterable[int]) -> int:
-        """Return how many of these pages are free, so that sharing them takes capacity."""
+        """Return how many of these pages are free: sharing them reduces ``free_count`` by that number."""
         return sum(self._reference_counts[page] == 0 for page in pages)
 
     def cache_page(self, page: int, digest: bytes) -> bool:

@@ -7,14 +7,14 @@ pages are held, because pages allocated for other instances in between are writt
 
 **Sharing.** A page is published in the prefix cache when its last token is *scheduled*, before it is written. That is
 sound within one step, because a layer writes the keys and values of all rows before any row attends. It lets requests
-that arrive together compute their common prefix once: the first is scheduled a chunk, the next ones find it, also in
+that arrive together compute their common prefix once: the first gets a chunk, and the others find its pages, also in
 the middle of their own prompts. The price: a failed step leaves cached pages that were never written; ``abandon_step``
-evicts them. A sequence attaches cached pages only in a step where it has a row itself, so nothing outside of a failed
-step depends on them.
+evicts them. A sequence attaches cached pages only in a step where it has a row itself, so only sequences of the failed
+step depend on them.
 
-**States.** Some models sum up the computed tokens of a sequence in a state. A state only advances. So a sequence
-continues after cached pages only from a snapshot of the state at their end, states after drafts have slots of their own
-(``state_slots``), and a sequence that cannot have the whole state of the one that it forks from begins again.
+**States.** Some models (Mamba, linear attention) sum up the computed tokens of a sequence in a state. A state only
+advances. So a sequence continues after cached pages only from a snapshot of the state at their end, and states after
+drafts have slots of their own (``state_slots``). A fork that cannot share all of its parent's tokens starts again.
 
 Knows pages and states of sequences; nothing of order or budgets.
 """
@@ -30,7 +30,7 @@ from parley.core.sequence import BLOCK_SIZE, Sequence, Step, StepRow
 
 class BlockTables:
     """Block tables over ``pool``. With ``prefix_cache`` False nothing is looked up or published. ``states``: the slots
-    for states, if layers keep them; then cached pages are of use up to a snapshot only.
+    for states, if layers keep them; then cached pages can be used only up to a snapshot.
 
     A step is assembled between ``begin_step`` and ``finish_step``; ``fork_table`` may be called at other times too.
     ``running_count`` is the number of running sequences, which decides how many snapshots are kept.
@@ -74,8 +74,9 @@ class BlockTables:
     def find_prefix(self, sequence: Sequence) -> list[int] | None:
         """Return the cached pages that continue the sequence, in order; none unless ``computed`` is at a page end.
 
-        None: it should wait for the next step, where there will be more. They never cover the last token, whose logits
-        are needed, nor prompt tokens whose logits are still needed for scores (position p scores token p + 1).
+        None: the sequence should wait for the next step, where it will find more. The pages never cover the last token,
+        whose logits are needed, nor prompt tokens whose logits are still needed for scores (position p scores token
+        p + 1).
         """
         if not self.prefix_cache or sequence.computed % BLOCK_SIZE:
             return []
@@ -88,16 +89,17 @@ class BlockTables:
                 break
             cached_pages.append(page)
         if self._states is not None and cached_pages:
-            first = sequence.computed // BLOCK_SIZE
-            usable = self._states.count_usable(sequence, sequence.hashes[first : first + len(cached_pages)])
-            return None if usable is None else cached_pages[:usable]
+            first_page = sequence.computed // BLOCK_SIZE
+            hashes = sequence.hashes[first_page : first_page + len(cached_pages)]
+            usable_count = self._states.count_usable(sequence, hashes)
+            return None if usable_count is None else cached_pages[:usable_count]
         return cached_pages
 
     def attach_pages(self, sequence: Sequence, cached_pages: list[int]) -> None:
         """Append cached pages to the table and count their tokens as computed."""
         if self._states is not None and cached_pages:
-            last = sequence.computed // BLOCK_SIZE + len(cached_pages) - 1
-            self._states.attach_snapshot(sequence, sequence.hashes[last])
+            last_page = sequence.computed // BLOCK_SIZE + len(cached_pages) - 1
+            self._states.attach_snapshot(sequence, sequence.hashes[last_page])
         for page in cached_pages:
             self.pool.add_reference(page)
         sequence.block_table += cached_pages
@@ -115,12 +117,14 @@ class BlockTables:
 
     def publish_pages(self, sequence: Sequence, start: int) -> list[int]:
         """Publish the pages that the computed tokens from ``start`` on fill. Returns those that were not cached yet."""
-        first, end = start // BLOCK_SIZE, sequence.computed // BLOCK_SIZE
-        if not self.prefix_cache or first == end:
+        first_page, end_page = start // BLOCK_SIZE, sequence.computed // BLOCK_SIZE
+        if not self.prefix_cache or first_page == end_page:
             return []
-        self._extend_chain(sequence, end)
+        self._extend_chain(sequence, end_page)
         table, hashes = sequence.block_table, sequence.hashes
-        published = [index for index in range(first, end) if self.pool.cache_page(table[index], hashes[index])]
+        published = [
+            index for index in range(first_page, end_page) if self.pool.cache_page(table[index], hashes[index])
+        ]
         if self.pool.event_log is not None:
             request = sequence.request
             self.pool.event_log.record_stored(
@@ -129,7 +133,8 @@ class BlockTables:
         return [table[index] for index in published]
 
     def count_row(self, step: Step, row: StepRow, running_count: int) -> None:
-        """Publish the pages that a row fills, and choose the slots of its states. Its tokens count as computed."""
+        """Publish the pages that a row fills, and choose the slots of its states. ``sequence.computed`` must include
+        the row's tokens."""
         sequence = row.sequence
         if sequence.computed // BLOCK_SIZE > row.start // BLOCK_SIZE:
             step.published_pages += self.publish_pages(sequence, row.start)
@@ -137,12 +142,12 @@ class BlockTables:
             self._states.plan_row(row, running_count)
 
     def cut_drafts(self, drafts: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the first drafts of a row, as many as there are slots for the states after them."""
+        """Return the first of a row's drafts: no more than there are slots for the states after them."""
         return drafts if self._states is None else drafts[: self._states.draft_limit]
 
     def commit_drafts(self, row: StepRow, computed_before: int, running_count: int) -> None:
-        """Publish the pages that the right drafts of a row fill, keep the state after the last one, and free the pages
-        of wrong ones. ``computed_before``: the computed tokens without drafts."""
+        """Publish the pages that the accepted drafts of a row fill, continue from the state after the last of them, and
+        free the pages of rejected ones. ``computed_before``: number of computed tokens without drafts."""
         self.publish_pages(row.sequence, computed_before)
         if self._states is not None:
             self._states.commit_drafts(row, running_count)

@@ -1,7 +1,7 @@
-"""Events of the prefix cache for outside observers: pages that are stored and removed.
+"""Events of the prefix cache for external observers: pages that are stored and removed.
 
-The pool and its users record here if there is an observer; the loop takes the events after each step. Slow work, such
-as encoding, is left to the observer.
+If there is an observer, the pool and its users record events here, and the loop passes them on after each step. Slow
+work, such as encoding, is left to the observer.
 """
 
 from __future__ import annotations
@@ -58,11 +58,11 @@ class CacheEventLog:
 
         ``hashes`` and ``tokens`` are those of the whole sequence.
         """
-        first = 0
-        for place in range(1, len(indices) + 1):
-            if place < len(indices) and indices[place] == indices[place - 1] + 1:
+        range_start = 0
+        for range_end in range(1, len(indices) + 1):
+            if range_end < len(indices) and indices[range_end] == indices[range_end - 1] + 1:
                 continue
-            start, end = indices[first], indices[place - 1] + 1
+            start, end = indices[range_start], indices[range_end - 1] + 1
             self._events.append(
                 PagesStored(
                     list(hashes[start:end]),
@@ -74,7 +74,7 @@ class CacheEventLog:
                     media,
                 )
             )
-            first = place
+            range_start = range_end
 
     def record_removed(self, digest: bytes) -> None:
         """Record that a page was removed."""

@@ -7,11 +7,16 @@ state after all tokens that this hash covers, and it is evicted together with th
 No snapshot is copied. A row reads the state before its tokens from one slot, and writes the state after some of them to
 others (``StepRow.states``). A sequence whose last write went to a snapshot reads it from there in its next row.
 
-**Which states are kept.** The one at the last page end of a prompt: its choices, its repetitions and the next turn of
-its conversation begin there. The one at the last page end of the output so far, if there are enough slots. The one
-where cached pages end but no state is kept: a second prompt has branched off there, and a third may. In long prompts,
-also some at equal distances. Rows of one step cannot read each other's states. So a sequence that finds pages that the
-same step computes waits for the next step, and the row that computes these pages keeps the state that it needs.
+**Which states are kept:**
+
+* at the last page end of a prompt: its other choices, repeated prompts and the next turn of its conversation continue
+  from there;
+* at the last page end of the output so far, if there are enough slots;
+* where cached pages of a prompt end, but no state was kept: two prompts differ from there on, and a third may;
+* in long prompts, also at equal distances.
+
+Rows of one step cannot read each other's states. So if a sequence finds pages that the same step computes, it waits for
+the next step, and the row that computes these pages keeps the state at their end.
 
 **Drafts.** The state after each draft has a slot of its own until it is known how many of them were right.
 
@@ -26,7 +31,7 @@ from parley.core.pages.block_pool import BlockPool
 from parley.core.sequence import BLOCK_SIZE, Sequence, StateWrite, StepRow, StepStates
 
 LEAST_DISTANCE = 1024  # tokens between the states that are kept within a long prompt, at least
-LONG_PROMPT_SHARE = 8  # all of them take at most 1/8 of the slots
+LONG_PROMPT_SHARE = 8  # those of one prompt use at most 1/8 of the slots
 
 
 class StateSlots:
@@ -54,7 +59,7 @@ class StateSlots:
 
     @property
     def draft_limit(self) -> int:
-        """How many slots may be used for drafts now: half of them stay with the snapshots."""
+        """How many slots may be used for drafts now: half of all slots are left to snapshots."""
         return max(0, self.pool.free_count - self.pool.page_count // 2)
 
     def begin_step(self) -> None:
@@ -80,9 +85,10 @@ class StateSlots:
                 self.pool.evict_page(slot)
 
     def count_usable(self, sequence: Sequence, hashes: list[bytes]) -> int | None:
-        """Return how many of these cached pages, the sequence's next ones, it can use: those up to a snapshot.
+        """Return how many of the sequence's next pages, which are cached, it can use: those up to the last snapshot.
+        ``hashes``: theirs, in order.
 
-        None: it can use more of them in the next step, and should wait for that.
+        None: it can use more of them in the next step, and should wait for it.
         """
         usable = next((count for count in range(len(hashes), 0, -1) if self._is_readable(hashes[count - 1])), 0)
         if usable == len(hashes):
@@ -141,8 +147,8 @@ class StateSlots:
             self._page_rows.update({sequence.hashes[page]: (row, (page + 1) * BLOCK_SIZE) for page in pages})
 
     def commit_drafts(self, row: StepRow, running_count: int) -> None:
-        """Let the sequence continue from the state after a row's last right token, and keep the state at a page end
-        before it.
+        """Let the sequence continue from the state after the last accepted draft of a row, and keep the state at a page
+        end before it.
 
         ``running_count``: the number of running sequences.
         """
@@ -161,8 +167,10 @@ class StateSlots:
 
     def check_invariants(self, sequences: Iterable[Sequence], held_slots: Iterable[list[int]] = ()) -> None:
         """Check conservation of slots, for tests. ``held_slots``: those with other holders. Raises AssertionError."""
-        held = [[sequence.state_slot - self._first_slot] for sequence in sequences if sequence.state_slot >= 0]
-        self.pool.check_invariants([self._step_slots, *held, *held_slots])
+        sequence_slots = [
+            [sequence.state_slot - self._first_slot] for sequence in sequences if sequence.state_slot >= 0
+        ]
+        self.pool.check_invariants([self._step_slots, *sequence_slots, *held_slots])
 
     def _is_readable(self, digest: bytes) -> bool:
         """Whether a snapshot has been written."""
@@ -196,7 +204,7 @@ class StateSlots:
         return self.keeps_snapshots and 2 * running_count <= self.pool.page_count
 
     def _replace_output_snapshot(self, sequence: Sequence, end: int) -> None:
-        """Forget the state that was kept while a sequence decoded, in favour of the one after ``end`` tokens."""
+        """Forget the last state that was kept while a sequence decoded; the one after ``end`` tokens replaces it."""
         self.forget_snapshots([sequence.output_snapshot])
         sequence.output_snapshot = sequence.hashes[end // BLOCK_SIZE - 1]
 
@@ -208,18 +216,18 @@ class StateSlots:
             return digest in self._fresh_hashes
         assert row.states is not None
         writes, at = row.states.writes, row.start
-        place = 0
-        while at + writes[place].tokens < boundary:
-            at += writes[place].tokens
-            place += 1
-        tokens_after = at + writes[place].tokens - boundary
+        index = 0  # of the write that crosses the boundary; it is split there
+        while at + writes[index].tokens < boundary:
+            at += writes[index].tokens
+            index += 1
+        tokens_after = at + writes[index].tokens - boundary
         new_writes = [StateWrite(boundary - at, self._first_slot + slot)]
         if tokens_after:
-            new_writes.append(StateWrite(tokens_after, writes[place].slot))
+            new_writes.append(StateWrite(tokens_after, writes[index].slot))
         else:
             self.release_state(row.sequence)  # if the row kept this state before, and that was forgotten in this step
             self._move_state(row.sequence, slot)
-        writes[place : place + 1] = new_writes
+        writes[index : index + 1] = new_writes
         return True
 
     def _take_snapshot(self, digest: bytes) -> int | None:

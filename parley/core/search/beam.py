@@ -5,8 +5,8 @@ Beams are sequences of equal length. In each step every beam's row returns its m
 continuation that ends an output (a stop token, the end of its grammar, or the output limit) is *finished* if it is
 among the ``width`` best; the ``width`` best of the others continue. The ``width`` best finished outputs are kept,
 ranked by the sum of log-probabilities divided by length ** length_penalty. Each step is the same as in Transformers'
-``generate(num_beams=…)``, so both find the same outputs. The only difference: where Transformers fills up with beams
-of zero probability, this search continues with fewer beams.
+``generate(num_beams=…)``, so both find the same outputs. The only difference: if there are fewer than ``width``
+continuations, Transformers adds beams of zero probability, and this search continues with fewer beams.
 
 Temperature has no effect: log-probabilities are those of the model. Logits processors (grammar, bias, penalties, banned
 words) change them without renormalizing, as in Transformers.
@@ -64,8 +64,8 @@ class BeamExtension:
 
 
 class BeamSearch:
-    """One search. ``beam_sequences`` are the sequences available for beams; only the first one has the prompt at the
-    start."""
+    """One search. ``beam_sequences``: the sequences for its beams, as many as its width. At first only the first one
+    runs, with the prompt."""
 
     def __init__(self, request: EngineRequest, beam_sequences: list[Sequence]):
         assert request.beam is not None

@@ -4,7 +4,7 @@ After a step, a search continues if all of its beams have reported (``core.searc
 ``core.search.fork`` moves their sequences). It ends when it is over, is finished early, is cancelled, or fails. All of
 its choices end together.
 
-Knows searches; nothing of the content of a step or of how other choices end.
+This module knows nothing of the content of a step, or of choices without beams.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ class BeamSearches:
         self._failing.append(self._searches_by_id[request_id])
 
     def fail_pending(self, reason: str) -> None:
-        """Fail the marked searches that have not ended by themselves."""
+        """Fail the searches marked by ``fail_after_step`` that have not ended meanwhile."""
         while self._failing:
             search = self._failing.pop()
             if self._searches_by_id.get(search.request.id) is search:

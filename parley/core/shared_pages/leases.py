@@ -1,17 +1,17 @@
 """Leases: pages of a prompt that are kept for another instance, from when they are computed until that instance has
 read them, even if the sequences that computed them end earlier.
 
-A leased page cannot be taken back, so a half-filled lease must never wait for another half-filled lease. The other
-instance ends a lease only when it has heard of all choices, including those of other engine requests that belong to the
-same client request. Therefore a *group* of leases starts only if the pool has room for all of them next to all held and
-promised pages; from then on its choices run before all others (``URGENT_PRIORITY``) until each has produced a result.
-So there is always one group that makes progress.
+A leased page cannot be taken back, so two incomplete leases must never wait for each other's pages. The other instance
+ends a lease only when it has the first outputs of all choices, including those of other engine requests that belong to
+the same client request. Therefore a *group* of leases starts only if the pool has room for all of them next to all held
+and promised pages. From then on its choices run before all others (``URGENT_PRIORITY``) until each has produced a
+result. So there is always one group that makes progress.
 
-A lease takes the pages that are found by its hashes, whichever sequence computed them. If layers keep a state, it takes
-them up to a page end whose state is kept, and holds that state: otherwise a preempted choice could not use the pages,
-and would need others besides them.
+A lease gets the pages that the prefix cache has for its hashes, whichever sequence computed them. If layers keep a
+state, it gets the pages up to a page end whose state is kept, and holds that state: otherwise a preempted choice could
+not use the leased pages, and would need additional ones.
 
-Knows pages and their future owners; nothing of the readers, and nothing of slots or steps.
+This module knows pages and sequences; nothing of the readers, of slots or of steps.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from math import inf
 from parley.core.pages.block_pool import BlockPool, count_pages
 from parley.core.sequence import BLOCK_SIZE, Sequence
 
-URGENT_PRIORITY = -inf  # priority of a sequence that others wait for
+URGENT_PRIORITY = -inf  # priority of the choices of a group that has started, until their first result
 
 
 @dataclass(eq=False, slots=True)
@@ -133,10 +133,10 @@ class Leases:
         any one of its choices.
         """
         lease = self._leases.get(sequence.request_id)
-        needed = count_pages(len(sequence))
+        page_need = count_pages(len(sequence))
         if lease is not None and lease.pending_choices and not lease.group.has_started:
-            needed, cached_pages = lease.group.pages_required, cached_pages[: lease.shared_page_count(sequence)]
-        return needed - sum(page in self._holder_counts for page in cached_pages)
+            page_need, cached_pages = lease.group.pages_required, cached_pages[: lease.shared_page_count(sequence)]
+        return page_need - sum(page in self._holder_counts for page in cached_pages)
 
     def lease_tables(self) -> Iterator[list[int]]:
         """Return the pages of each lease, for conservation checks."""
@@ -174,7 +174,7 @@ class Leases:
             self._started_groups.append(lease.group)
 
     def raise_priorities(self) -> None:
-        """Give the other choices of groups that started with the last step urgent priority. Called before planning."""
+        """Give urgent priority to all choices of groups that started in the last step. Call it before ``schedule``."""
         for group in self._started_groups:
             for sequence in group.pending_sequences:
                 self._set_priority(sequence, URGENT_PRIORITY)
@@ -188,7 +188,7 @@ class Leases:
         cached_pages = [
             self._pool.find_cached(page_hash) for page_hash in lease.hashes[len(lease.pages) : computed // BLOCK_SIZE]
         ]
-        # None: this choice continues differently, or the page is not trusted.
+        # None: no page with this hash is cached, because this choice has other tokens or the page was evicted.
         new_pages = [page for page in takewhile(lambda page: page is not None, cached_pages) if page is not None]
         if self._states is not None:
             new_pages = self._move_state(lease, new_pages, self._states)
@@ -202,8 +202,8 @@ class Leases:
             self._on_pages_leased(sequence.request_id, new_pages + states)
 
     def _move_state(self, lease: Lease, new_pages: list[int], states: BlockPool) -> list[int]:
-        """Let a lease hold the state at the last page end among its new pages whose state is kept. Return the pages up
-        to there."""
+        """Make a lease hold the last state that is kept at the end of one of its new pages, instead of its previous
+        one. Return the new pages up to that state."""
         for count in range(len(new_pages), 0, -1):
             slot = states.find_cached(lease.hashes[len(lease.pages) + count - 1])
             if slot is not None:

@@ -1,11 +1,11 @@
-"""Pages that are pinned for other instances: leases (pages they read) and reservations (pages they fill).
+"""Pages that are pinned for other instances: leases (pages that they read) and reservations (pages that they fill).
 
-Divides the pool between pinned pages and local sequences. Pages that are being read or filled cannot be taken back, and
-this engine does not decide when a transfer ends. So everything that is admitted must fit next to them: a sequence with
-all of its tokens (otherwise it would preempt others in vain), a reservation next to the longest running sequence. Then
-the first sequence in order makes progress, or waits only for a transfer to end.
+This module divides the pool between pinned pages and local sequences. Pages that are being read or filled cannot be
+taken back, and this engine does not decide when a transfer ends. So whatever is admitted must fit into the other pages:
+a sequence with all of its tokens (otherwise it would preempt others in vain), a reservation together with the longest
+running sequence. Then the first sequence in order makes progress, or only waits for a transfer to end.
 
-Decides when a sequence or reservation may start; knows nothing of steps.
+It decides when a sequence or reservation may start, and knows nothing of steps.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class PinnedPages:
         )
 
     def attach_scheduler(self, scheduler: Scheduler) -> None:
-        """Set the scheduler that shares the pool; it is made later, because it asks which sequences fit."""
+        """Set the scheduler that shares the pool; it is made later, because it calls ``fits_in_pool``."""
         self._scheduler = scheduler
 
     @property
@@ -107,7 +107,7 @@ class PinnedPages:
         self._leases.mark_admitted(sequence)
 
     def raise_priorities(self) -> None:
-        """Give the other choices of groups that started with the last step urgent priority. Called before planning."""
+        """Give urgent priority to all choices of groups that started in the last step. Call it before ``schedule``."""
         self._leases.raise_priorities()
 
     def extend_lease(self, sequence: Sequence, computed: int) -> None:
@@ -124,8 +124,8 @@ class PinnedPages:
         self.has_changes = True
 
     def fits_in_pool(self, sequence: Sequence, cached_pages: list[int]) -> bool:
-        """Whether all tokens of a waiting sequence fit next to the pinned pages. ``cached_pages``: pages that it would
-        find in the prefix cache; they may be pinned themselves."""
+        """Whether the pages that are not pinned suffice for all tokens of a waiting sequence. ``cached_pages``: those
+        that it would share from the prefix cache; some of them may be pinned."""
         unavailable = self._leases.claimed_pages(sequence) + self._reservations.pending_count
         return self._leases.pages_to_admit(sequence, cached_pages) <= self._pool.page_count - unavailable
 

@@ -1,15 +1,15 @@
 """Reservations: pages that another instance fills with a prompt's KV cache. They are cached as soon as they arrive.
 
-A reservation holds the cached prefix of a prompt and pages for the rest. Pages whose content is on its way are
-unavailable to others until it has arrived or is known not to come. So they are only allocated where they fit next to
-all running sequences, and never while a preempted sequence waits for pages. Received pages can be revoked at any time
-(``revoke_reservation``): they then stay in the prefix cache until the room is needed, and a request that no longer
+A reservation holds the cached prefix of a prompt, and free pages for the rest. Until the content of a page has arrived,
+or is known not to arrive, nothing else can use the page. So such pages are only allocated if all running sequences
+still fit, and never while a preempted sequence waits for pages. Received pages can be revoked at any time
+(``revoke_reservation``): they then stay in the prefix cache until they are overwritten, and a request that no longer
 finds them recomputes them.
 
 No step writes or clears such pages: all their bytes are overwritten by the transfer. A page that is returned without
 content is cleared for its next holder like any other.
 
-Knows pages, hashes and their keys; nothing of transports and nothing of steps.
+This module knows pages, hashes and the keys of reservations; nothing of transports or steps.
 """
 
 from __future__ import annotations

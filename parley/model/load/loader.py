@@ -389,7 +389,7 @@ def _describe_arena(
     except OSError as error:
         raise LoadError(f"The model's files cannot be read: {error.strerror}.") from None
     visible = staging or pages
-    page_count = staging.place_count if staging else pages.page_count
+    page_count = staging.staging_page_count if staging else pages.page_count
     arena = Arena(os.getpid(), visible.file, page_count, visible.regions, layout)
     if runner.state_slots is None:
         return arena
