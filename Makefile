@@ -161,27 +161,27 @@ engines: setup
 
 # A failed program leaves gaps in the tables; the others are still written.
 bench: setup
-	-@$(VENV)/bin/python bench/compare.py $(ARGS)
-	-@$(VENV)/bin/python bench/quality.py
-	-@$(VENV)/bin/python bench/steps.py
-	-@$(VENV)/bin/python bench/kernels.py
-	-@$(VENV)/bin/python bench/mixtures.py
-	-@$(VENV)/bin/python bench/published.py
-	-@$(VENV)/bin/python bench/mixed.py
-	-@$(VENV)/bin/python bench/embeddings.py
-	-@$(VENV)/bin/python bench/features.py
-	-@$(VENV)/bin/python bench/kv.py
-	@$(VENV)/bin/python bench/report.py
+	-@$(VENV)/bin/python bench/compare_servers.py $(ARGS)
+	-@$(VENV)/bin/python bench/quantization_quality.py
+	-@$(VENV)/bin/python bench/step_profiles.py
+	-@$(VENV)/bin/python bench/kernel_speed.py
+	-@$(VENV)/bin/python bench/expert_mixtures.py
+	-@$(VENV)/bin/python bench/published_speed.py
+	-@$(VENV)/bin/python bench/mixed_traffic.py
+	-@$(VENV)/bin/python bench/embedding_speed.py
+	-@$(VENV)/bin/python bench/feature_cost.py
+	-@$(VENV)/bin/python bench/kv_transfer.py
+	@$(VENV)/bin/python bench/performance_page.py
 
 bench-gpu: setup
 	@# Measurements are worth having even where a test fails.
 	@tests=0; $(VENV)/bin/python -m pytest tests/model/test_cuda.py $(wildcard tests/native/test_triton_*.py) || tests=$$?; \
-	status=0; $(VENV)/bin/python bench/gpu.py $(ARGS) || status=$$?; \
+	status=0; $(VENV)/bin/python bench/gpu_speed.py $(ARGS) || status=$$?; \
 	test $$tests = 0 || echo "Tests failed before the measurements: pytest ended with status $$tests." >&2; \
 	exit $$((tests ? tests : status))
 
 bench-peers: setup
-	@$(VENV)/bin/python bench/install.py $(ARGS)
+	@$(VENV)/bin/python bench/install_peers.py $(ARGS)
 
 load: $(SERVING)
 	@$(VENV)/bin/parley bench $(ARGS)

@@ -22,12 +22,12 @@ from statistics import median
 from typing import Any
 
 import uvloop
-from contest import Contestant, ContestantFailed, paused_contestants
-from install import MODELS, ROOT
-from loads import word_tokens
-from machine import process_seconds, process_tree
-from model import SHAPES, write_model
-from peers import Peer, parley_peer, vllm_peer
+from contestant import Contestant, ContestantFailed, paused_contestants
+from install_peers import MODELS, ROOT
+from load_mixes import word_tokens
+from machine_usage import process_seconds, process_tree
+from peer_servers import Peer, parley_peer, vllm_peer
+from random_model import SHAPES, write_model
 
 from parley.cli.apis import BENCHED_APIS
 from parley.cli.load.generator import LoadGenerator

@@ -3,7 +3,7 @@
     python bench/api_guards.py MODEL [--turns 8] [--only tls] [--clients 64] [--requests 2000] [--output 64]
 
 Two servers run in this process, one plain, the other guarded; both count their metrics. Their scripted engines and
-clients are those of ``api.py``. They take turns, and the table has the medians of CPU time and of the ratios of
+clients are those of ``profile_api.py``. They take turns, and the table has the medians of CPU time and of the ratios of
 neighbouring turns. Prints Markdown.
 """
 
@@ -23,7 +23,7 @@ from pathlib import Path
 from statistics import median
 
 import uvloop
-from api import LOADS, ApiClient, ScriptedEngine, count_answers, encode_request, load_parser, start_process
+from profile_api import LOADS, ApiClient, ScriptedEngine, count_answers, encode_request, load_parser, start_process
 
 from parley.boot.parts import ServerParts
 from parley.disagg.kv.peer import KVPeer

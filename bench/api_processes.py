@@ -2,11 +2,11 @@
 
     python bench/api_processes.py MODEL [--processes 1 2] [--rounds 3] [--clients 64] [--requests 2000] [--output 64]
 
-``parley serve`` runs with an engine process whose steps take ``--pause`` seconds, and the clients of ``api.py`` send
-its loads: ``--clients`` and ``--requests`` for each API process, since nobody adds a process for the same clients. A
-server can do as much per second as its busiest process, if each has a core; so the quotient of their times is the
-gain. The numbers of processes take turns, and the table has medians. CPU time, because machines are shared and may have
-fewer cores than processes. Prints Markdown.
+``parley serve`` runs with an engine process whose steps take ``--pause`` seconds. The clients of ``profile_api.py``
+send its loads, with ``--clients`` and ``--requests`` for each API process. The busiest process limits the server if
+each process has a core; so the gain is the busiest process's time with one API process over its time with several. The
+numbers of processes take turns, and the table has medians. CPU time is measured, because machines are shared and may
+have fewer cores than processes. Prints Markdown.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from argparse import Namespace
 from pathlib import Path
 from statistics import median
 
-from api import LOADS, count_answers, load_parser, run_clients, start_process
+from profile_api import LOADS, count_answers, load_parser, run_clients, start_process
 
 COSTS = "rows = [[1, {pause}], [512, {pause}]]\nblocks = 8192\nlength = 4096\n"
 MAIN, API = "main process", "API process"

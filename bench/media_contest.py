@@ -10,9 +10,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from contest import Contestant, paused_contestants
-from machine import CpuClock
-from peers import parley_peer, vllm_peer
+from contestant import Contestant, paused_contestants
+from machine_usage import CpuClock
+from peer_servers import parley_peer, vllm_peer
 
 from parley.cli.apis import BENCHED_APIS
 from parley.cli.load.generator import LoadGenerator

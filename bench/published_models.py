@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from install import LLAMA_BIN, LLAMA_SOURCE, MODELS, atomic_path, run_step
-from limits import Limits
-from model import OLDER, TOKENIZER
+from install_peers import LLAMA_BIN, LLAMA_SOURCE, MODELS, atomic_path, run_step
+from machine_limits import Limits
+from random_model import OLDER, TOKENIZER
 from safetensors.torch import load_file, save_file
 
 import parley.model.load  # noqa: F401  (before Transformers, so that torchvision can be imported)

@@ -1,4 +1,4 @@
-"""Converts a model of ``model.py`` to GGUF with llama.cpp's own converter.
+"""Converts a model of ``random_model.py`` to GGUF with llama.cpp's own converter.
 
     python bench/to_gguf.py LLAMA_CPP MODEL OUT
 

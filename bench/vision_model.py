@@ -1,4 +1,4 @@
-"""Writes the models of ``media.py``: random weights in Qwen2-VL's architecture, and its language model alone."""
+"""Writes the models of ``media_speed.py``: random weights in Qwen2-VL's architecture, and its language model alone."""
 
 from __future__ import annotations
 

@@ -46,8 +46,8 @@ parley serve Qwen/Qwen3-8B --engine vllm --engine-python vllm/bin/python -- --te
 
 Everything after `--` goes to vLLM's own parser. In a configuration file or an environment variable, the same flags are
 `engine-args`. Flags that parley sets itself are refused, and the error names parley's option. For development, `make
-engines` installs vLLM's build for CPUs in `.engines`, and `python bench/engines.py` compares parley in front of vLLM
-with vLLM's own server: processor time in front of the engine, requests and tokens per second.
+engines` installs vLLM's build for CPUs in `.engines`, and `python bench/vllm_fronts.py` compares parley in front of
+vLLM with vLLM's own server: processor time in front of the engine, requests and tokens per second.
 
 parley starts a host process with vLLM's Python. The host imports parley's modules but none of its libraries, and starts
 vLLM's processes.

@@ -14,16 +14,16 @@ from hypothesis import strategies as st
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
 
-from chart import Bar, Panel, draw_chart, format_number
-from limits import Limits, ModelSize
-from loads import LOADS, START, WHOLE, draw_prompts
-from machine import CpuClock, process_tree, tree_memory
-from model import write_model
-from peers import PEERS
-from quality import VariantResult, compare_results
-from report import PAGE, PARTS, fill_part, markdown_table
-from results import Results, append_record, nested_number, plan_turns, read_records
-from targets import RATE, TPOT, TTFT, best_possible, extra_bytes, list_targets
+from bar_chart import Bar, Panel, draw_chart, format_number
+from load_mixes import LOADS, START, WHOLE, draw_prompts
+from machine_limits import Limits, ModelSize
+from machine_usage import CpuClock, process_tree, tree_memory
+from peer_servers import PEERS
+from performance_page import PAGE, PARTS, fill_part, markdown_table
+from quantization_quality import VariantResult, compare_results
+from random_model import write_model
+from results_file import Results, append_record, nested_number, plan_turns, read_records
+from speed_targets import RATE, TPOT, TTFT, best_possible, extra_bytes, list_targets
 
 SIZE = ModelSize(body=1000, head=100, hidden=8, layers=2, kv=64)
 LIMITS = {"bandwidth": 1000.0, "bf16": 4000.0, "int8": 8000.0}
@@ -101,7 +101,7 @@ def test_hardware_bound_is_larger_of_bytes_and_operations():
 
 
 def test_bench_model_size_matches_its_file(tmp_path):
-    from model import SHAPES
+    from random_model import SHAPES
     from safetensors import safe_open
 
     write_model(tmp_path, SHAPES["tiny"])

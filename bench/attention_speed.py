@@ -1,4 +1,4 @@
-"""Print the share of its limit that attention reaches, by context: ``python bench/attention.py [--threads N]``.
+"""Print the share of its limit that attention reaches, by context: ``python bench/attention_speed.py [--threads N]``.
 
 One thread is measured in CPU time, which other programs disturb least. More threads are measured in elapsed time, since
 they wait for each other, and want a quiet machine.

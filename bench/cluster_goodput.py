@@ -1,14 +1,14 @@
 """Goodput of simulated clusters: the gain of separating prefill from decode, and the effect of the routing policy.
 
-    python bench/cluster.py [--quick] [--costs NAME] [--instances N] [--parts goodput,modes,affinity]
+    python bench/cluster_goodput.py [--quick] [--costs NAME] [--instances N] [--parts goodput,modes,affinity]
 
-Engines are simulated (``parley/worker/simulated.py``): scheduler, pages and links are the real ones, a step takes as
-long as a cost model in ``costs/`` says, and nothing is computed. So the figures are of that model on such machines.
-The coordinator and the servers are real and their time counts, as accurately as this machine's cores allow.
-Goodput is the highest rate at which 90 % of requests get their first token and all later ones in time, searched
-over rates. All setups have the same number of instances and get the same requests. Steps of instances that decode take
-no longer than the time limit per token, those of mixed ones too: they chunk their prompts accordingly. "Whole prompts"
-are mixed instances without chunked prefill.
+Engines are simulated (``parley/worker/simulated.py``): scheduler, pages and links are real, but a step computes nothing
+and takes the time that a cost model in ``cost_models/`` predicts. So the figures hold for the model and the machines
+that the cost model describes. The coordinator and the servers are real and their time counts, as accurately as this
+machine's cores allow. Goodput is the highest rate at which 90 % of requests get their first token and all later ones in
+time; it is found by a search over rates. All setups have the same number of instances and get the same requests. Mixed
+and decode instances chunk their prompts so that no step exceeds the time limit per token. "Whole prompts" are mixed
+instances without chunked prefill.
 
 Noise: a rate is judged by ``--requests`` requests, so a share of 90 % is accurate to 3.5 points at 80 of them, and 2
 at 240. The search interpolates between two rates that were tried. Differences below 10 % are not significant.
@@ -25,15 +25,15 @@ from statistics import median
 
 import msgspec
 import uvloop
-from arrivals import CHAT, CODING, SHARED, RateResult, Slo, TimedRequest, Trace, Traffic, draw_requests
-from fleet import Setup, run_cluster
-from loads import word_tokens
-from report import markdown_table
+from load_mixes import word_tokens
+from local_cluster import Setup, run_cluster
+from performance_page import markdown_table
+from random_arrivals import CHAT, CODING, SHARED, RateResult, Slo, TimedRequest, Trace, Traffic, draw_requests
 
 from parley import demo
 from parley.worker.simulated import SimulatedCosts, read_costs
 
-COSTS = Path(__file__).parent / "costs"
+COSTS = Path(__file__).parent / "cost_models"
 ENOUGH = 0.9  # share of the requests that must be in time
 STEP = 1.35  # factor between two rates, until one is too low and one too high
 TTFT = 5.0  # TTFT limit, as a multiple of an idle instance's TTFT

@@ -2,7 +2,7 @@
 
 Each turn starts every server once, in a rotating order. Each load waits until the machine is quiet; the machine's
 bandwidth and rates are measured before and after. Every result is appended to ``.peers/results.jsonl`` at once, and a
-new run continues there (remove the file to start over). ``report.py`` turns it into tables.
+new run continues there (remove the file to start over). ``performance_page.py`` turns it into tables.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ import time
 from pathlib import Path
 from typing import Any
 
-from contest import Contestant, ContestantFailed
-from install import MODELS, ROOT
-from limits import Limits, measure_limits
-from loads import LOADS, START, LoadMix, word_tokens
-from machine import CpuClock, describe_machine, wait_quiet
-from peers import PEERS, tcmalloc
-from results import Turn, append_record, plan_turns, read_records
+from contestant import Contestant, ContestantFailed
+from install_peers import MODELS, ROOT
+from load_mixes import LOADS, START, LoadMix, word_tokens
+from machine_limits import Limits, measure_limits
+from machine_usage import CpuClock, describe_machine, wait_quiet
+from peer_servers import PEERS, tcmalloc
+from results_file import Turn, append_record, plan_turns, read_records
 
 import parley
 from parley.native import library

@@ -1,13 +1,13 @@
 """Part of ``make bench``: goodput of parley and vLLM on mixed lengths, at random arrivals.
 
-    python bench/mixed.py [--peer vllm] [--model 0.5b] [--requests 64] [--share 0.7] [--slo 2,0.15]
+    python bench/mixed_traffic.py [--peer vllm] [--model 0.5b] [--requests 64] [--share 0.7] [--slo 2,0.15]
 
 Prompts of 32 to 4,096 tokens and outputs of 1 to 512 are log-normal, arrivals are a Poisson process. A server's
 capacity is its requests per second with ``CLIENTS`` of them always open. Both servers then get the same requests at
 70 % of each capacity. A request is good if its first token comes within 2 s, and the others within 150 ms each on
 average; goodput is the good requests per second. A server is paused while the other is measured. vLLM is that of
 ``make engines``; ``--peer parley`` compares a second parley, to check the bench. The table is written to
-``.peers/mixed.md`` for ``report.py``.
+``.peers/mixed.md`` for ``performance_page.py``.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from pathlib import Path
 from statistics import median
 
 import uvloop
-from arrivals import RateResult, Slo, TimedRequest, Trace, Traffic, draw_requests
-from contest import Contestant, ContestantFailed, paused_contestants
-from install import MODELS, ROOT
-from loads import word_tokens
-from machine import CpuClock
-from model import SHAPES, write_model
-from peers import Peer, parley_peer, vllm_peer
-from report import markdown_table
+from contestant import Contestant, ContestantFailed, paused_contestants
+from install_peers import MODELS, ROOT
+from load_mixes import word_tokens
+from machine_usage import CpuClock
+from peer_servers import Peer, parley_peer, vllm_peer
+from performance_page import markdown_table
+from random_arrivals import RateResult, Slo, TimedRequest, Trace, Traffic, draw_requests
+from random_model import SHAPES, write_model
 
 CLIENTS = 16  # of the closed loop that measures the capacity
 MIXED = Trace("mixed", 256, 1.0, 64, 1.2, prompt_limits=(32, 4096), output_limits=(1, 512))

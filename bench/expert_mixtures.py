@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from install import MODELS, ROOT
-from kernels import CONTEXT, decode_batch, ignore_progress, prefill_batch
-from limits import Limits, measure_limits
+from install_peers import MODELS, ROOT
+from kernel_speed import CONTEXT, decode_batch, ignore_progress, prefill_batch
+from machine_limits import Limits, measure_limits
+from performance_page import markdown_table
 from published_models import draw_mxfp4
-from report import markdown_table
 from safetensors.torch import save_file
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 

@@ -1,9 +1,9 @@
 """Compares parley in front of vLLM with vLLM's own server: CPU time in front of vLLM's engine, and speed.
 
-    python bench/engines.py [--model FOLDER] [--python PATH] [--turns N] [--requests N] [--clients N] [-- vLLM's flags]
+    python bench/vllm_fronts.py [--model FOLDER] [--python PATH] [--turns N] [--requests N] [--clients N] [-- FLAGS]
 
-Both servers run the same vLLM (``make engines``) with the same flags. They take turns: while one is measured, the
-processes of the other are stopped. A turn has two loads from ``--clients`` connections: requests for one token, and
+Both servers run the same vLLM (``make engines``) with the same FLAGS of vLLM. They take turns: while one is measured,
+the processes of the other are stopped. A turn has two loads from ``--clients`` connections: requests for one token, and
 streams of 64 tokens. The processor time is the kernel's count for all processes but vLLM's engine core and its workers:
 for parley the API process and the host, for vLLM its API server. Ratios are parley's number over vLLM's, so that load
 of the machine that both see cancels out.
@@ -26,8 +26,8 @@ from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
-from fleet import cpu_seconds, free_port, http_get
-from machine import process_tree
+from local_cluster import cpu_seconds, free_port, http_get
+from machine_usage import process_tree
 
 from parley import demo
 

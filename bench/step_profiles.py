@@ -1,6 +1,7 @@
 """Part of ``make bench``: profiles a step, in the engine with both models and in the API process.
 
-Runs ``engine.py`` and ``api.py``, and writes their tables to ``.peers/profile.md`` for ``report.py``.
+Runs ``profile_engine.py`` and ``profile_api.py``, and writes their tables to ``.peers/profile.md`` for
+``performance_page.py``.
 """
 
 from __future__ import annotations
@@ -9,16 +10,16 @@ import subprocess
 import sys
 from pathlib import Path
 
-from install import MODELS, ROOT
+from install_peers import MODELS, ROOT
 
 BENCH = Path(__file__).parent
 BUILT_IN = BENCH.parent / "parley" / "demo" / "model"
 # heading, script, arguments
 TABLES: list[tuple[str, str, list[str]]] = [
-    ("Engine, CPU time of one thread per step, the built-in model", "engine.py", [str(BUILT_IN)]),
-    ("The same, kernel by kernel", "engine.py", [str(BUILT_IN), "--kernels"]),
-    ("The first with the 0.5B model", "engine.py", [str(MODELS / "0.5b"), "--steps", "8"]),
-    ("API process, CPU time, the built-in model", "api.py", [str(BUILT_IN)]),
+    ("Engine, CPU time of one thread per step, the built-in model", "profile_engine.py", [str(BUILT_IN)]),
+    ("The same, kernel by kernel", "profile_engine.py", [str(BUILT_IN), "--kernels"]),
+    ("The first with the 0.5B model", "profile_engine.py", [str(MODELS / "0.5b"), "--steps", "8"]),
+    ("API process, CPU time, the built-in model", "profile_api.py", [str(BUILT_IN)]),
 ]
 
 

@@ -1,8 +1,9 @@
 """``make bench-peers``: installs other servers in separate environments, and models in their formats, in ``.peers``.
 
-vLLM is the one of ``make engines``. Existing parts are kept, so it can be run again. If a server cannot be installed,
-the reason is printed and the others follow; ``compare.py`` runs the servers that are installed. Needs the network, and
-cmake and a C++ compiler for llama.cpp. It takes about 20 minutes and 6 GB. ``--only`` takes names from the table below.
+vLLM is the one of ``make engines``. Parts that exist are kept, so the command can be repeated. If a server cannot be
+installed, the reason is printed and the next one is installed; ``compare_servers.py`` runs the servers that are
+installed. Needs the network, and cmake and a C++ compiler for llama.cpp. It takes about 20 minutes and 6 GB. ``--only``
+takes names from the table below.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from model import SHAPES, write_int8, write_model
+from random_model import SHAPES, write_int8, write_model
 
 sys.path.append(str(Path(__file__).parents[1] / "tools"))
 
@@ -27,6 +28,7 @@ ROOT = Path(__file__).parents[1] / ".peers"
 MODELS = ROOT / "models"
 
 LLAMA = "0.3.36"  # of llama-cpp-python, whose source distribution contains llama.cpp
+VLLM, VLLM_FOLDER = install_engines.VLLM, install_engines.VLLM_FOLDER
 OPENVINO = "2026.4.1.0"
 SENTENCE = "6.2.0"
 PACKAGES = {

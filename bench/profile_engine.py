@@ -1,6 +1,6 @@
 """Profiles an engine's step by batch size. Runs the loop and the runner as the worker process does.
 
-    python bench/engine.py MODEL [--batches 1,8,32,64] [--steps 50] [--context 64] [--threads 1] [--kernels]
+    python bench/profile_engine.py MODEL [--batches 1,8,32,64] [--steps 50] [--context 64] [--threads 1] [--kernels]
 
 Times are CPU time of the loop's thread, so use one thread. The columns are decode steps; the last is a step of 64
 requests of 8 prompt tokens that end with their first token. Prints Markdown.
@@ -18,7 +18,7 @@ import socket
 import threading
 from pathlib import Path
 
-from meter import Meter, cost_table
+from cpu_meter import Meter, cost_table
 
 from parley import native, wire
 from parley.core.loop import EngineLoop

@@ -1,9 +1,9 @@
 """Compares the speed of two commits in pairs, and fails if the second one is slower.
 
-    python bench/guard.py A B [--only api engine …] [--pairs 15] [--tolerance 3]
+    python bench/compare_commits.py A B [--only api engine …] [--pairs 15] [--tolerance 3]
 
 A and B name commits; ``.`` is this checkout as it is now. Each commit is unpacked below ``.peers/guard`` with its own
-kernels. Both run the same loads (``guard_loads.py``, of this checkout) by turns of a second or so, A B B A, so that
+kernels. Both run the same loads (``commit_loads.py``, of this checkout) by turns of a second or so, A B B A, so that
 other programs slow both. Every pair has two new processes, because the same code may be 10 % faster or slower in one
 process than in the next. The result of a load is the median of the ratios of its pairs, with an interval that has the
 true median in it with a probability of 99 %. B is slower where the whole interval lies above the tolerance; where only
@@ -31,7 +31,7 @@ from typing import Any
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 FOLDER = REPOSITORY / ".peers" / "guard"
-LOADS_PROGRAM = Path(__file__).with_name("guard_loads.py")
+LOADS_PROGRAM = Path(__file__).with_name("commit_loads.py")
 LOADS = ("kernels", "engine", "api", "coordinator")
 CONFIDENCE = 0.99
 LEAST_PAIRS = 8  # fewer have no interval of that confidence

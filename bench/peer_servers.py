@@ -1,4 +1,4 @@
-"""The contestants: each server's command line, model and loads. Only data; ``contest.py`` runs them.
+"""The contestants: each server's command line, model and loads. Only data; ``contestant.py`` runs them.
 
 A server gets the loads that a target or a comparison needs. All servers get the same KV memory if they take a size.
 """
@@ -12,8 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from install import LLAMA_AVX2_BIN, LLAMA_BIN, MODELS, OPENVINO_MODEL, ROOT
-from install_engines import VLLM_FOLDER
+from install_peers import LLAMA_AVX2_BIN, LLAMA_BIN, MODELS, OPENVINO_MODEL, ROOT, VLLM_FOLDER
 
 KV = 2 << 30
 THREADS = os.cpu_count() or 1
@@ -29,7 +28,7 @@ class Peer:
 
     title: str
     model: str  # a folder of MODELS: prompts use its tokenizer
-    kind: str  # of limits.KINDS
+    kind: str  # of machine_limits.KINDS
     weights: Path
     loads: tuple[str, ...]
     command: Callable[[int], list[object]]

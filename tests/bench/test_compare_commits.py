@@ -12,7 +12,16 @@ from hypothesis import strategies as st
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
 
-from guard import CONFIDENCE, LEAST_PAIRS, REPOSITORY, GuardError, Worker, compare_pairs, interval_rank, unpack_commit
+from compare_commits import (
+    CONFIDENCE,
+    LEAST_PAIRS,
+    REPOSITORY,
+    GuardError,
+    Worker,
+    compare_pairs,
+    interval_rank,
+    unpack_commit,
+)
 
 
 @given(st.integers(LEAST_PAIRS, 60))

@@ -1,7 +1,7 @@
 """Writes a random-weight model for measurements, because nothing can be downloaded.
 
-    python bench/model.py FOLDER [0.5b | tiny]        bf16
-    python bench/model.py FOLDER --int8 SOURCE        the same weights as a compressed-tensors checkpoint (W8A8)
+    python bench/random_model.py FOLDER [0.5b | tiny]        bf16
+    python bench/random_model.py FOLDER --int8 SOURCE        the same weights as a compressed-tensors checkpoint (W8A8)
 
 ``0.5b`` has the shape of Qwen2.5-0.5B (494 M parameters, 988 MB), ``tiny`` 10 M parameters. Both have the built-in
 model's tokenizer. Embeddings of all ids but those of whole words are zero, so that greedy decoding chooses words: a
@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
-from loads import word_tokens
+from load_mixes import word_tokens
 from safetensors.torch import load_file, save_file
 
 from parley import demo

@@ -1,6 +1,6 @@
 """Measures the store of responses: its memory, and the time to find a response and an item.
 
-    python bench/records.py [--records 10000] [--characters 2000] [--file FILE]
+    python bench/response_store.py [--records 10000] [--characters 2000] [--file FILE]
 
 Each record is a response as the server keeps it, with its input and an answer of this many characters. The memory is
 the growth of the process, of which the store has all unless it is in a file. Looks up records and items at random, as

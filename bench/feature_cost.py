@@ -1,12 +1,12 @@
 """Part of ``make bench``: the cost of each generation feature per step, in percent, at batch 1, 8 and 32.
 
-    python bench/features.py [FOLDER] [--batches 1,8,32] [--rounds 6] [--steps 4] [--only NAME …]
+    python bench/feature_cost.py [FOLDER] [--batches 1,8,32] [--rounds 6] [--steps 4] [--only NAME …]
 
 It runs in one process, with weights of the 0.5B shape. For each feature, a group of sequences with it and a group
 without it take turns, a few steps each; the result is the median of the ratios of adjacent turns. Grammars run with a
-vocabulary as large as those of real models (``vocabulary.py``), greedily and at temperature 1. Stop strings are the API
-process's work, so their cost is CPU time per token, as a share of the plain step. The table is written to
-``.peers/features.md`` for ``report.py``.
+vocabulary as large as those of real models (``large_vocabulary.py``), greedily and at temperature 1. The API process
+matches stop strings, so their cost is its CPU time per token, as a share of the plain step. The table is written to
+``.peers/features.md`` for ``performance_page.py``.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from tempfile import TemporaryDirectory
 from time import perf_counter, process_time, thread_time
 from typing import Any
 
+import large_vocabulary
 import torch
-import vocabulary
-from engine import BenchEngine
-from install import MODELS, ROOT
-from model import write_model
-from report import markdown_table
+from install_peers import MODELS, ROOT
+from performance_page import markdown_table
+from profile_engine import BenchEngine
+from random_model import write_model
 from safetensors.torch import save_file
 
 from parley import demo
@@ -370,7 +370,7 @@ def main() -> int:
         adapters = {
             name: write_adapter(root / name, options.folder, k, rank) for k, (name, rank) in enumerate(names.items())
         }
-        vocabulary.write_tokenizer(root)
+        large_vocabulary.write_tokenizer(root)
         clock = process_time if options.cpu else perf_counter
         bench = FeatureBench(options.folder, root, adapters, options.threads, clock)
         return measure_features(bench, GrammarCompiler(Tokenizer.from_folder(root)), options)

@@ -1,6 +1,6 @@
 """Measures the coordinator's cost: CPU seconds of its process per request and per token frame, with many streams.
 
-    python bench/coordinator.py [--requests N] [--streams N] [--crowd N] [--rounds N] [--json]
+    python bench/coordinator_cost.py [--requests N] [--streams N] [--crowd N] [--rounds N] [--json]
 
 Instances are scripted, in another process: P answers at once, D sends one frame to each stream every tick, as an engine
 does that makes steps. The same streams also go through a proxy that only forwards bytes, which is the least that any
@@ -28,7 +28,7 @@ from statistics import median
 
 import httptools
 import uvloop
-from fleet import cpu_seconds, free_port, resident_bytes, user_seconds, wait_until_ready
+from local_cluster import cpu_seconds, free_port, resident_bytes, user_seconds, wait_until_ready
 
 TICK, SLOW = 0.02, 0.1
 SHORT, LONG = 2, 102

@@ -1,6 +1,6 @@
 """Measures pictures: their way to embeddings, the streams of others meanwhile, and what they cost texts.
 
-    python bench/media.py [--side 448] [--rounds 3] [--layers 4] [--only parley|vllm]
+    python bench/media_speed.py [--side 448] [--rounds 3] [--layers 4] [--only parley|vllm]
 
 The model has Qwen2-VL's architecture and random weights: a language model of the 0.5B shape and a vision encoder of
 ``--layers`` layers, 1,280 wide. Every number is a ratio against Transformers' own processor and encoder in one process,
@@ -29,7 +29,7 @@ from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from machine import process_tree
+from machine_usage import process_tree
 from media_contest import compare_with_vllm
 from vision_model import write_language_model, write_vision_model
 

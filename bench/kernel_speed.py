@@ -3,7 +3,7 @@
 Linear layers of the 0.5B shape, with weights too large for any cache, by number of rows: the share that they reach of
 max(bytes / bandwidth, operations / rate), both measured just before. Then a linear layer on types of GGUF that kernels
 read packed, and whole steps on int8 and int4, compared with bf16, in CPU time of one thread, taking turns in one
-process. The tables go to ``.peers/kernels.md`` for ``report.py``; ``--types`` prints the second one alone.
+process. The tables go to ``.peers/kernels.md`` for ``performance_page.py``; ``--types`` prints the second one alone.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import time
 from collections.abc import Callable
 
 import torch
-from install import MODELS, ROOT
-from limits import Limits, measure_limits
-from report import markdown_table
+from install_peers import MODELS, ROOT
+from machine_limits import Limits, measure_limits
+from performance_page import markdown_table
 
 from parley import native
 from parley.gguf.header import BLOCK_TYPES

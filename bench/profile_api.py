@@ -1,6 +1,6 @@
 """Profiles the API process per request and token: the real server on a real socket, with a scripted engine process.
 
-    python bench/api.py MODEL [--clients 64] [--requests 2000] [--output 64]
+    python bench/profile_api.py MODEL [--clients 64] [--requests 2000] [--output 64]
 
 Clients send completion requests of 8 token ids: first unstreamed ones of one token, then streams of ``--output``
 tokens. The engine gives every running choice one token per step. Times are CPU time of the event loop's thread; the
@@ -23,7 +23,7 @@ from pathlib import Path
 
 import msgspec
 import uvloop
-from meter import Meter, cost_table
+from cpu_meter import Meter, cost_table
 
 from parley import wire
 from parley.boot.parts import ServerParts

@@ -1,6 +1,6 @@
 """Measures parley's engine on one GPU: bits, times over the machine's limits, and the tokens per second of a server.
 
-    python bench/gpu.py [--shapes 0.5b,8b] [--skip server]
+    python bench/gpu_speed.py [--shapes 0.5b,8b] [--skip server]
 
 Takes about ten minutes; needs a GPU of compute capability 8.0 or newer. Weights are random. Parts, each a table in
 Markdown, which is printed when the part ends. A part that fails prints its error, and the others go on; the exit status
@@ -28,10 +28,10 @@ from pathlib import Path
 
 import torch
 import uvloop
-from contest import Contestant, ContestantFailed
-from install import ROOT
-from model import SHAPES, Shape, write_model
-from peers import parley_peer
+from contestant import Contestant, ContestantFailed
+from install_peers import ROOT
+from peer_servers import parley_peer
+from random_model import SHAPES, Shape, write_model
 
 from parley import native
 from parley.cli.apis import BENCHED_APIS

@@ -4,7 +4,7 @@ It transfers pages of the 0.5B shape (24 layers, 8 KiB of keys and values per pa
 from the receiver's accept to its last confirmed page, over shared memory and over TCP on this host, with pages in order
 and in random order on both sides. In alternation with them run one memcpy of as many bytes, and a plain socket that
 sends them from one buffer to another. Results are medians; ratios mean more than rates. The table goes to
-``.peers/kv.md`` for ``report.py``.
+``.peers/kv.md`` for ``performance_page.py``.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import sys
 import time
 from collections import defaultdict
 
-from install import ROOT
+from install_peers import ROOT
 
 from parley.disagg.kv.peer import KVPeer
 from parley.disagg.kv.receiver import KVReceiver

@@ -19,9 +19,9 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from loads import LoadDriver, LoadMix, draw_prompts
-from machine import process_tree, tree_memory
-from peers import Peer
+from load_mixes import LoadDriver, LoadMix, draw_prompts
+from machine_usage import process_tree, tree_memory
+from peer_servers import Peer
 
 from parley.cli.client import ServerAddress
 from parley.cli.load.generator import RequestSample

@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from limits import Limits, ModelSize
-from loads import LOADS, START, LoadMix
-from peers import KV, PEERS
-from results import Results, ratio
+from load_mixes import LOADS, START, LoadMix
+from machine_limits import Limits, ModelSize
+from peer_servers import KV, PEERS
+from results_file import Results, ratio
 
 RATE, TOKENS, TPOT, TTFT = "requests_per_second", "output_tokens_per_second", "tpot_ms.p50", "ttft_ms.p50"
 # The number that each load is meant for.

@@ -1,4 +1,4 @@
-"""The loads that ``guard.py`` compares. Reads names of loads, and writes the costs of one turn of each.
+"""The loads that ``compare_commits.py`` compares. Reads names of loads, and writes the costs of one turn of each.
 
 A load is made by its first turn and kept. It runs the ``parley`` that PYTHONPATH names, with the bench of this
 checkout. Costs are µs of processor time: of one thread, or of the coordinator's process. If this ``parley`` cannot run
@@ -77,8 +77,8 @@ def engine(cleanup: ExitStack) -> Turn:
     """Steps of an engine with four layers of the 0.5B shape: decoding, and the prompts before it."""
     from dataclasses import replace
 
-    from engine import BenchEngine
-    from model import SHAPES, write_model
+    from profile_engine import BenchEngine
+    from random_model import SHAPES, write_model
 
     from parley.types import EngineRequest, Sampling, Settings
 
@@ -151,7 +151,7 @@ def api(cleanup: ExitStack) -> Turn:
 def coordinator(cleanup: ExitStack) -> Turn:
     """Requests and frames of streams through a coordinator, between scripted clients and instances."""
     import uvloop
-    from coordinator import RunningCoordinator, run_streams
+    from coordinator_cost import RunningCoordinator, run_streams
 
     running = cleanup.enter_context(RunningCoordinator())
     runner = cleanup.enter_context(asyncio.Runner(loop_factory=uvloop.new_event_loop))

@@ -1,6 +1,6 @@
 """Measures the cost of each dialect: microseconds of the API process's CPU time per request and per streamed token.
 
-    python bench/dialects.py [MODEL] [--requests 400] [--tokens 64] [--rounds 5] [--only NAME,…]
+    python bench/dialect_cost.py [MODEL] [--requests 400] [--tokens 64] [--rounds 5] [--only NAME,…]
 
 The whole server runs on the scripted engine, in a thread whose CPU time is read. A client sends requests over a socket,
 one at a time. Dialects take turns within a round, so that other load on the machine affects all alike; results are

@@ -1,8 +1,9 @@
 """Writes the measured parts of docs/performance.md, and docs/performance.svg, from results of other scripts.
 
-``python bench/report.py [RESULTS]`` reads the lines of ``compare.py`` and ``quality.py``. A part lies between
-``<!-- bench:NAME -->`` and ``<!-- /bench:NAME -->``; text outside of these is written by hand. A part without results
-is not changed. A file NAME.md in the folder of the results fills the part of that name.
+``python bench/performance_page.py [RESULTS]`` reads the lines of ``compare_servers.py`` and
+``quantization_quality.py``. A part lies between ``<!-- bench:NAME -->`` and ``<!-- /bench:NAME -->``; text outside of
+these is written by hand. A part without results is not changed. A file NAME.md in the folder of the results fills the
+part of that name.
 """
 
 from __future__ import annotations
@@ -13,14 +14,13 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from chart import Bar, Panel, draw_chart, format_number
-from install import LLAMA, MODELS, OPENVINO, ROOT
-from install_engines import VLLM
-from limits import ModelSize
-from loads import LOADS
-from peers import PEERS
-from results import Record, Results, median_or_none, read_records
-from targets import METER, RATE, TOKENS, TPOT, TTFT, allowed_gap_ms, best_possible, extra_bytes, list_targets
+from bar_chart import Bar, Panel, draw_chart, format_number
+from install_peers import LLAMA, MODELS, OPENVINO, ROOT, VLLM
+from load_mixes import LOADS
+from machine_limits import ModelSize
+from peer_servers import PEERS
+from results_file import Record, Results, median_or_none, read_records
+from speed_targets import METER, RATE, TOKENS, TPOT, TTFT, allowed_gap_ms, best_possible, extra_bytes, list_targets
 
 PAGE = Path(__file__).parents[1] / "docs" / "performance.md"
 CHART = PAGE.with_suffix(".svg")

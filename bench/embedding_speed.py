@@ -1,8 +1,9 @@
 """Part of ``make bench``: embedded texts per second, compared with sentence-transformers, on MiniLM's weights.
 
-parley answers over HTTP, one request per batch; sentence-transformers runs in its own process. Both are up all the time
-and take turns, one idle while the other works. First the vectors of 200 texts of 1 to 500 tokens are compared: the exit
-code is 1 if any number differs by more than 1e-3. The table is written to ``.peers/embeddings.md`` for ``report.py``.
+parley answers over HTTP, one request per batch; sentence-transformers runs in its own process. Both processes run all
+the time and take turns: one is idle while the other works. First the vectors of 200 texts of 1 to 500 tokens are
+compared: the exit code is 1 if any number differs by more than 1e-3. The table is written to ``.peers/embeddings.md``
+for ``performance_page.py``.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from statistics import median
 from struct import unpack
 from typing import Any
 
-from install import ROOT
-from report import markdown_table
+from install_peers import ROOT
+from performance_page import markdown_table
 
 BENCH = Path(__file__).parent
 LENGTH = 512  # positions of MiniLM
@@ -89,7 +90,7 @@ class SentenceWorker:
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         if not line:
-            sys.exit("sentence-transformers exited; python bench/install.py --only sentence installs it")
+            sys.exit("sentence-transformers exited; python bench/install_peers.py --only sentence installs it")
         return dict(json.loads(line))
 
 
@@ -165,7 +166,7 @@ def main() -> int:
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     options = parser.parse_args()
     if not (ROOT / "sentence").exists():
-        print("sentence-transformers is not installed: python bench/install.py --only sentence", file=sys.stderr)
+        print("sentence-transformers is not installed: python bench/install_peers.py --only sentence", file=sys.stderr)
         return 1
     source, draw = read_words(), random.Random(1)
     worker = SentenceWorker(options.threads)

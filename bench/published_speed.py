@@ -1,6 +1,6 @@
 """Part of ``make bench``: models in the shapes and files of published ones, by parley and by llama.cpp or vLLM.
 
-    python bench/published.py [--only 'qwen3-moe, bf16'] [--rounds 3]
+    python bench/published_speed.py [--only 'qwen3-moe, bf16'] [--rounds 3]
 
 Two servers with the same weights take turns, each stopped while the other is measured. A decode step is the median gap
 between the tokens of streams that began with short prompts; a prefill is the median time to one client's first token.
@@ -22,13 +22,13 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from contest import Contestant, ContestantFailed, paused_contestants
-from install import MODELS, ROOT
-from limits import measure_limits
-from loads import LoadMix, word_tokens
-from peers import Peer, llama_peer, parley_peer, vllm_peer
+from contestant import Contestant, ContestantFailed, paused_contestants
+from install_peers import MODELS, ROOT
+from load_mixes import LoadMix, word_tokens
+from machine_limits import measure_limits
+from peer_servers import Peer, llama_peer, parley_peer, vllm_peer
+from performance_page import markdown_table, weight_files
 from published_models import PUBLISHED_SHAPES, WeightCounts, write_fp8, write_gguf, write_published_model
-from report import markdown_table, weight_files
 
 RESULTS = ROOT / "published.json"
 TABLE = ROOT / "published.md"

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from install import MODELS, ROOT
-from loads import word_tokens
-from results import append_record
+from install_peers import MODELS, ROOT
+from load_mixes import word_tokens
+from results_file import append_record
 from tokenizers import Tokenizer
 
 from parley import demo
