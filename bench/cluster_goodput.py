@@ -2,7 +2,7 @@
 
     python bench/cluster_goodput.py [--quick] [--costs NAME] [--instances N] [--parts goodput,modes,affinity]
 
-Engines are simulated (``parley/worker/simulated.py``): scheduler, pages and links are real, but a step computes nothing
+Engines are simulated (``parley/worker/simulated_engine.py``): scheduler, pages and links are real, but a step computes nothing
 and takes the time that a cost model in ``cost_models/`` predicts. So the figures hold for the model and the machines
 that the cost model describes. The coordinator and the servers are real and their time counts, as accurately as this
 machine's cores allow. Goodput is the highest rate at which 90 % of requests get their first token and all later ones in
@@ -31,7 +31,7 @@ from performance_page import markdown_table
 from random_arrivals import CHAT, CODING, SHARED, RateResult, Slo, TimedRequest, Trace, Traffic, draw_requests
 
 from parley import demo
-from parley.worker.simulated import SimulatedCosts, read_costs
+from parley.worker.simulated_engine import SimulatedCosts, read_costs
 
 COSTS = Path(__file__).parent / "cost_models"
 ENOUGH = 0.9  # share of the requests that must be in time

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import msgspec
 
-from parley.worker.simulated import SimulatedCosts
+from parley.worker.simulated_engine import SimulatedCosts
 
 START = 60.0  # seconds until all processes must be ready
 CHUNK = 512  # prompt tokens per step of a prefill instance

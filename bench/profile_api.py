@@ -29,10 +29,10 @@ from parley import wire
 from parley.boot.parts import ServerParts
 from parley.dialects.openai import completions
 from parley.disagg.kv.peer import KVPeer
-from parley.engine.fake import FAKE_MODEL
 from parley.engine.messages import CancelRequest, EngineReady, StepOutputs, SubmitRequest, ToEngine
 from parley.engine.protocol import Engine
 from parley.engine.remote import RemoteEngine
+from parley.engine.scripted_engine import FAKE_MODEL
 from parley.engine.stream import StreamGroup
 from parley.serving import app, generate, handlers
 from parley.serving.generation import Generation

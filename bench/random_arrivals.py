@@ -19,7 +19,7 @@ from itertools import accumulate
 from parley.cli.client import ServerAddress
 from parley.cli.load.generator import LoadConnection, LoadGenerator, RequestSample
 from parley.dialects.bench import LoadShape
-from parley.worker.simulated import SimulatedCosts
+from parley.worker.simulated_engine import SimulatedCosts
 
 TIMEOUT = 600.0
 PATIENCE = 30.0  # seconds that a client waits at most for requests after the last has been sent

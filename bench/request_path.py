@@ -26,9 +26,9 @@ from parley.boot.parts import ServerParts
 from parley.cli.apis import BENCHED_APIS
 from parley.dialects.bench import LoadShape
 from parley.disagg.kv.peer import KVPeer
-from parley.engine.fake import FAKE_MODEL
 from parley.engine.messages import EngineReady, StepOutputs, SubmitRequest, ToEngine
 from parley.engine.remote import RemoteEngine
+from parley.engine.scripted_engine import FAKE_MODEL
 from parley.serving.options import ServerOptions
 from parley.serving.served_model import ServedModel
 from parley.types import EngineOutput, EngineRequest, EngineStats, Settings

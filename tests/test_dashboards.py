@@ -16,8 +16,8 @@ from parley.coordinator.ports.metrics import MetricsPort
 from parley.coordinator.routing.instance_scheduler import InstanceScheduler
 from parley.coordinator.routing.instance_table import InstanceTable
 from parley.metrics.http_requests import HttpRequestMetrics
+from parley.metrics.model_metrics import ModelMetrics, ModelSnapshot
 from parley.metrics.process import process_lines
-from parley.metrics.recorded import ModelMetrics, ModelSnapshot
 from parley.metrics.series import LabelledCounter
 from parley.serving.pages.metrics_page import fit_buckets, render_metrics_page
 from parley.types import EngineStats

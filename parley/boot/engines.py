@@ -7,9 +7,9 @@ from typing import Any
 
 import msgspec
 
-from parley.engine.fake import FAKE_MODEL, FakeEngine
 from parley.engine.protocol import Engine
 from parley.engine.remote import RemoteEngine
+from parley.engine.scripted_engine import FAKE_MODEL, FakeEngine
 from parley.engine.vllm import VLLMEngine
 from parley.serving.options import EngineKind, OfferedModel
 from parley.types import AttachedSettings, EngineSettings, Settings, VLLMSettings

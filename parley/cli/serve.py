@@ -70,7 +70,7 @@ def start_early_engine(config: ResolvedOptions) -> EngineProcess | None:
 
 def explain_flag(flag: str) -> str:
     """Name the server that has this flag, and its counterpart here; "" if no other server has it."""
-    from parley.cli.peers.foreign import explain_foreign_flag  # reads the tables of other servers
+    from parley.cli.peers.foreign_flags import explain_foreign_flag  # reads the tables of other servers
 
     return explain_foreign_flag(flag)
 

@@ -38,7 +38,7 @@ from parley.core.prefill_share import PrefillShare
 from parley.core.run_ahead import RunAhead
 from parley.core.scheduler import Scheduler
 from parley.core.search.beam import BeamSearch
-from parley.core.search.searches import BeamSearches
+from parley.core.search.beam_searches import BeamSearches
 from parley.core.sequence import (
     BLOCK_SIZE,
     LoadedAdapter,

@@ -8,7 +8,7 @@ from parley.core.admission import Admission
 from parley.core.encoder_scheduler import EncoderScheduler
 from parley.core.guess.speculation import Speculation
 from parley.core.scheduler import Scheduler
-from parley.core.search.searches import BeamSearches
+from parley.core.search.beam_searches import BeamSearches
 from parley.core.sequence import Sequence
 from parley.core.shared_pages.pinned import PinnedPages
 from parley.types import EngineFinishReason, EngineOutput, EngineRequest

@@ -7,7 +7,7 @@ from parley.core.encoder_scheduler import EncoderScheduler
 from parley.core.finish import finish_reason
 from parley.core.open_choices import OpenChoices
 from parley.core.scheduler import Scheduler
-from parley.core.search.searches import BeamSearches
+from parley.core.search.beam_searches import BeamSearches
 from parley.core.sequence import RowResult, SequenceStatus, StepRow
 from parley.core.shared_pages.pinned import PinnedPages
 from parley.types import EngineOutput

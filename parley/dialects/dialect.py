@@ -20,7 +20,7 @@ from parley.dialects.bench import BenchApi
 from parley.dialects.reasoning_seal import RANDOM_SEAL, ReasoningSeal
 from parley.dialects.records import NO_RECORDS, InlinedRequest, TenantRecords
 from parley.errors import ParleyError
-from parley.metrics.recorded import ModelMetrics, ModelSnapshot
+from parley.metrics.model_metrics import ModelMetrics, ModelSnapshot
 from parley.types import (
     ALL_ENGINE_FEATURES,
     ALL_MODEL_ABILITIES,

@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 import msgspec
 
 from parley.errors import Forbidden
-from parley.metrics.totals import RequestTotals
+from parley.metrics.request_totals import RequestTotals
 from parley.types import CacheEventSettings, EngineStats, KeyOwner, ModelAbility, ModelInfo, Tenant
 
 

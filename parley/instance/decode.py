@@ -27,7 +27,7 @@ from parley.instance.member import ClusterMember
 from parley.instance.remote_writer import RemoteResponseWriter
 from parley.serving.app import App
 from parley.serving.media.memory_files import MemoryBudget, MemoryFile
-from parley.serving.stage import RequestStage, RunningRequest
+from parley.serving.request_stage import RequestStage, RunningRequest
 from parley.tracing.encode_spans import Attributes
 from parley.tracing.request_trace import RequestTrace
 from parley.types import EngineOutput, EngineRequest, KVPrefix, OutputBatch, ProcessedMedia, Request

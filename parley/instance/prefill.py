@@ -26,7 +26,7 @@ from parley.errors import BadRequest, ContextLength, EngineDied, NotReady, Parle
 from parley.instance.member import ClusterMember
 from parley.instance.remote_writer import PrefillResponseWriter
 from parley.serving.media.memory_files import read_features
-from parley.serving.stage import RequestStage, RunningRequest
+from parley.serving.request_stage import RequestStage, RunningRequest
 from parley.tracing.encode_spans import Attributes
 from parley.tracing.trace_context import TraceContext
 from parley.types import EngineOutput, EngineRequest, KVPrefix, OutputBatch, Request

@@ -19,7 +19,7 @@ from parley.errors import SERVER_ERROR, ParleyError
 from parley.serving.generation import Generation
 from parley.serving.records.background import KeptEvents, generate_events
 from parley.serving.registry import ModelRegistry
-from parley.serving.stage import request_stage
+from parley.serving.request_stage import request_stage
 from parley.types import Event, PromptVector
 from parley.web.content_coding import compress_body
 from parley.web.exchange import Exchange

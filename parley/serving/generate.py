@@ -27,8 +27,8 @@ from parley.serving.prepare import check_request, prepare_engine_requests, reser
 from parley.serving.registry import ModelRegistry
 from parley.serving.request_metrics import RequestMetrics
 from parley.serving.request_reader import read_generation_body
+from parley.serving.request_stage import request_stage
 from parley.serving.served_model import ServedModel
-from parley.serving.stage import request_stage
 from parley.web.exchange import Exchange
 
 

@@ -31,8 +31,8 @@ from parley.serving.prepare import (
 )
 from parley.serving.prompt_stream import PromptStream
 from parley.serving.request_metrics import RequestMetrics
+from parley.serving.request_stage import RequestStage
 from parley.serving.served_model import ServedModel
-from parley.serving.stage import RequestStage
 from parley.text.media_prompt import count_media_tokens
 from parley.text.prepared_prompt import PreparedPrompt
 from parley.text.tokens.stop_strings import StopAutomaton

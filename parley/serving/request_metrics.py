@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from functools import partial
 
 from parley.dialects.dialect import RequestTimings
-from parley.metrics.recorded import ModelMetrics
+from parley.metrics.model_metrics import ModelMetrics
 from parley.tracing.generation_spans import (
     EndedGeneration,
     GenerationTimes,

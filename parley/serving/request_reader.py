@@ -13,8 +13,8 @@ from parley.disagg.wire.headers import FORWARDED_HEADER, RECORDS_HEADER
 from parley.errors import UnknownModel, excerpt
 from parley.serving import model_facts
 from parley.serving.registry import ModelRegistry
+from parley.serving.request_stage import request_stage
 from parley.serving.served_model import ServedModel
-from parley.serving.stage import request_stage
 from parley.web.exchange import Exchange
 
 

@@ -23,7 +23,7 @@ from parley.engine.protocol import Engine, EngineFailed
 from parley.errors import NotReady, Overloaded, Stopping, Unsupported
 from parley.gguf.folder import LINK_PATTERN
 from parley.hub.license_text import read_license
-from parley.metrics.recorded import ModelMetrics
+from parley.metrics.model_metrics import ModelMetrics
 from parley.serving.endpoints.traffic_split import EndpointStore
 from parley.serving.media.fetcher import MediaFetcher
 from parley.serving.media.loader import MediaLease, MediaLoader

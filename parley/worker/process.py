@@ -66,9 +66,9 @@ def run_engine(settings: Settings, inbox: EngineInbox, send_message: SendMessage
     """Load the model and serve messages until Shutdown. Errors are sent as EngineFatal and not raised."""
     try:
         if settings.costs:
-            from parley.worker import simulated
+            from parley.worker import simulated_engine
 
-            simulated.run_simulated(settings, inbox, send_message)
+            simulated_engine.run_simulated(settings, inbox, send_message)
         else:
             _run_model(settings, inbox, send_message)
     except Exception as error:

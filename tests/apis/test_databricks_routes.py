@@ -9,7 +9,7 @@ import pytest
 from support.http_client import MODEL_INFO
 from support.loop_clock import pass_time
 
-from parley.engine.fake import FakeEngine
+from parley.engine.scripted_engine import FakeEngine
 from parley.serving.options import ServerOptions
 from parley.serving.served_model import ServedModel
 from parley.types import KeyOwner, Settings

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from support.fuzz import BODY_CODINGS, body_codings, encode, fuzz_settings, raw_bytes, run_undisturbed
 from support.http_client import MODEL_INFO
 from support.json_bombs import write_bomb
+from support.member_strategies import json_values, scalars
 from support.odd_bodies import (
     anthropic_bodies,
     mindie_bodies,
@@ -21,7 +22,6 @@ from support.odd_bodies import (
     tgi_bodies,
     token_bodies,
 )
-from support.strategies import json_values, scalars
 
 from parley.dialects import json_body
 from parley.dialects.mounts import mount_table, universal_mounts

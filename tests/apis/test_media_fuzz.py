@@ -17,7 +17,6 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
-from support.forms import FORM_TYPE
 from support.fuzz import MAX_EXAMPLES, encode, run_in_loop
 from support.http_client import Answer, RunningServer
 from support.media_answers import picture_bytes, picture_url
@@ -25,6 +24,7 @@ from support.media_files import sine_wave, wav_file
 from support.media_host import http_answer, redirect_to, run_media_host
 from support.multimodal_models import multimodal_folder
 from support.odd_media import clip_calls, media_calls
+from support.sound_forms import FORM_TYPE
 
 from parley.dialects.dialect import ApiOptions
 from parley.serving.options import MediaOptions

@@ -7,7 +7,6 @@ import tracemalloc
 from typing import Any
 
 import pytest
-from support.forms import encode_form
 from support.held_call import HeldCall
 from support.openai_batches import (
     CHAT,
@@ -22,6 +21,7 @@ from support.openai_batches import (
     upload_file,
     wait_for_batch,
 )
+from support.sound_forms import encode_form
 
 from parley.dialects.batch_job import BatchRequest
 from parley.dialects.openai.batches.batch import OpenAIBatch

@@ -4,7 +4,7 @@ import asyncio
 
 import openai
 import pytest
-from support.forms import tone_clip
+from support.sound_forms import tone_clip
 
 MESSAGES = [{"role": "user", "content": "Hello"}]
 

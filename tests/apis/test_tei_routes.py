@@ -5,7 +5,7 @@ from collections import Counter
 import msgspec
 from support.http_client import MODEL_INFO
 
-from parley.engine.fake import FakeEngine
+from parley.engine.scripted_engine import FakeEngine
 from parley.serving.options import ServerOptions
 from parley.serving.served_model import ServedModel
 from parley.types import Settings

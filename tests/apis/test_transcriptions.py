@@ -9,9 +9,9 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from support.forms import FORM_TYPE, clip_form, encode_form, tone_clip
 from support.media_answers import load_reference
 from support.multimodal_models import multimodal_folder
+from support.sound_forms import FORM_TYPE, clip_form, encode_form, tone_clip
 
 from parley.serving.media.request_media import request_media
 from parley.serving.request_metrics import RequestMetrics

@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 from support.fuzz import encode, fuzz_settings, raw_bytes, run_in_loop
-from support.strategies import json_values, scalars
+from support.member_strategies import json_values, scalars
 
 from parley.dialects.triton import DIALECT
 from parley.dialects.triton.model import INPUTS, OUTPUTS

@@ -20,7 +20,7 @@ from support.server_process import ScriptedServer
 
 from parley.dialects.triton.rpc import infer
 from parley.dialects.triton.rpc.messages import HEALTH_SCHEMA, INFERENCE_SCHEMA
-from parley.engine.fake import FakeEngine
+from parley.engine.scripted_engine import FakeEngine
 from parley.serving.grpc.grpc_port import TritonGrpcPort
 from parley.serving.options import ServerOptions
 from parley.serving.served_model import ServedModel

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from support.forms import encode_form
 from support.openai_batches import CHAT, CHAT_URL, FORM_HEADERS, request_line
 from support.server_process import ScriptedServer
+from support.sound_forms import encode_form
 
 LONG = CHAT | {"max_tokens": 4000, "ignore_eos": True, "n": 4}  # they are not all answered when the first one is kept
 

@@ -26,10 +26,10 @@ from support.terminal import Terminal
 from parley.boot import engines
 from parley.boot import server as start_module
 from parley.boot.listening_places import listening_places
-from parley.boot.opening import opening_lines
+from parley.boot.start_banner import opening_lines
 from parley.disagg.kv.peer import KVPeer
 from parley.disagg.kv.transport import LinkError
-from parley.engine.fake import FakeEngine
+from parley.engine.scripted_engine import FakeEngine
 from parley.serving.options import ListenAddress, OfferedModel, ServerOptions
 from parley.types import Arena, ModelInfo, Settings
 from parley.web.banner import loaded_line, local_url

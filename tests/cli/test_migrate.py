@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from parley.cli.main import main
-from parley.cli.peers.foreign import explain_foreign_flag
+from parley.cli.peers.foreign_flags import explain_foreign_flag
 from parley.cli.peers.tables import peer_names, read_peer, read_peers
 from parley.cli.peers.translate import CONVERSIONS, MODEL, has_counterpart, translate_command
 from parley.settings.config import SERVE_OPTIONS

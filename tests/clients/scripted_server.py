@@ -18,7 +18,7 @@ from tokenizers import Tokenizer
 
 from parley.boot.parts import ServerParts
 from parley.disagg.kv.peer import KVPeer
-from parley.engine.fake import FAKE_MODEL, FakeEngine
+from parley.engine.scripted_engine import FAKE_MODEL, FakeEngine
 from parley.serving.options import ServerOptions
 from parley.serving.served_model import ServedModel
 from parley.types import EngineRequest, Settings

@@ -5,8 +5,8 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 from support.fuzz import encode, fuzz_settings, raw_bytes, run_in_loop
+from support.member_strategies import json_values, scalars
 from support.simulated_cluster import FakeHttp, simulated_cluster
-from support.strategies import json_values, scalars
 from test_management import LIST_ITEM, list_body, list_item
 
 from parley.coordinator.ports.management import ManagementPort

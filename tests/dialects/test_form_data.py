@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.forms import BOUNDARY, FORM_TYPE, Part, encode_form
+from support.sound_forms import BOUNDARY, FORM_TYPE, Part, encode_form
 
 from parley.dialects.fields import Fields
 from parley.dialects.form_data import (

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.json_bombs import BOMB_KINDS, write_bomb
-from support.strategies import json_values
+from support.member_strategies import json_values
 
 from parley.dialects import json_body
 from parley.dialects.fields import decode_fields

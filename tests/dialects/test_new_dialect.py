@@ -99,7 +99,7 @@ KNOWING = {  # files that know an API by its name, and why
     "coordinator/proxy/grpc/grpc_call.py": "the same",
     "engine/vllm.py": "vLLM as an engine, which is no API",
     "boot/engines.py": "the same",
-    "boot/opening.py": "the same",
+    "boot/start_banner.py": "the same",
     "cli/doctor.py": "the same",
     "cli/serve_config/engine_options.py": "the same",
     "cluster/plan.py": "the same",

@@ -12,7 +12,7 @@ from parley.dialects.dialect import Acknowledgement, Answer, RequestContext, Req
 from parley.dialects.facts import ModelCard, ServerFacts
 from parley.dialects.ollama import DIALECT, STRICT, chat, embeddings, generate, models, shared
 from parley.dialects.ollama.shared import LENIENT, STRICT_RULES
-from parley.engine.fake import FAKE_MODEL
+from parley.engine.scripted_engine import FAKE_MODEL
 from parley.errors import (
     ContextLength,
     EngineDied,

@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 import pytest
-from support.forms import FORM_TYPE, clip_form, encode_form
+from support.sound_forms import FORM_TYPE, clip_form, encode_form
 
 from parley.dialects.dialect import RequestContext
 from parley.dialects.openai import transcriptions

@@ -10,7 +10,7 @@ from parley.dialects.facts import ModelCard, ServerFacts
 from parley.dialects.triton import DIALECT, STRICT, control, errors
 from parley.dialects.triton.model import INPUTS, OUTPUTS
 from parley.errors import ParleyError
-from parley.metrics.totals import RequestTotals
+from parley.metrics.request_totals import RequestTotals
 
 TOTALS = RequestTotals(
     succeeded=2,

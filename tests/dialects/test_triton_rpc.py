@@ -18,7 +18,7 @@ from parley.dialects.triton.rpc.messages import HEALTH_SCHEMA, INFERENCE_SCHEMA
 from parley.dialects.triton.sampling import KNOWN_PARAMETERS
 from parley.dialects.triton.tensors import STRUCT_FORMATS
 from parley.errors import ParleyError
-from parley.metrics.totals import RequestTotals
+from parley.metrics.request_totals import RequestTotals
 from parley.types import ChoiceDelta, ChoiceDone, PromptAccepted, Usage
 
 TOTALS = RequestTotals(

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from support.forms import FORM_TYPE, clip_form, encode_form
+from support.sound_forms import FORM_TYPE, clip_form, encode_form
 
 from parley.dialects.dialect import RequestContext
 from parley.dialects.vllm import transcriptions

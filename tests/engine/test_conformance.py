@@ -21,9 +21,9 @@ import pytest
 import pytest_asyncio
 from support.tiny_models import write_model
 
-from parley.engine.fake import FAKE_MODEL, FakeEngine, ScriptedFailure, echo_prompt
 from parley.engine.protocol import Engine, EngineFailed
 from parley.engine.remote import RemoteEngine
+from parley.engine.scripted_engine import FAKE_MODEL, FakeEngine, ScriptedFailure, echo_prompt
 from parley.engine.stream import OutputStream
 from parley.engine.vllm import VLLMEngine
 from parley.types import (

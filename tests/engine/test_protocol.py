@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from parley.engine.fake import FAKE_MODEL, FakeEngine
 from parley.engine.messages import ToEngine
 from parley.engine.page_transfer import find_page_transfer
 from parley.engine.protocol import Engine, EngineFailed
+from parley.engine.scripted_engine import FAKE_MODEL, FakeEngine
 from parley.engine.stream import OutputStream, StepArrivals, StreamGroup, split_steps
 from parley.types import EngineOutput, EngineRequest, KVPrefix
 

@@ -16,7 +16,7 @@ from parley.engine import remote
 from parley.engine.protocol import EngineFailed
 from parley.engine.remote import RemoteEngine
 from parley.types import EngineRequest, Sampling
-from parley.worker import simulated
+from parley.worker import simulated_engine
 from parley.worker.thread_engine import ThreadEngine
 
 # Runs an engine whose thread dies: of a request that it cannot read, or of a message that it cannot deliver.
@@ -39,7 +39,7 @@ BROKEN_LINK = """
 import sys
 from parley.worker import process, simulated
 
-simulated.SimulatedLink.delivery_time = None
+simulated_engine.SimulatedLink.delivery_time = None
 process.serve_engine_socket(int(sys.argv[1]))
 """
 
@@ -49,7 +49,7 @@ import sys
 from pathlib import Path
 from parley.worker import process, simulated
 
-simulated.SimulatedRunner.vocab_size = int(Path(sys.argv[1]).read_text())
+simulated_engine.SimulatedRunner.vocab_size = int(Path(sys.argv[1]).read_text())
 process.serve_engine_socket(int(sys.argv[2]))
 """
 
@@ -151,7 +151,7 @@ async def test_engine_ends_when_one_of_its_threads_dies(script: str, tmp_path: P
 async def test_engine_in_a_thread_fails_when_its_loop_cannot_be_built(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(simulated, "EngineLoop", None)
+    monkeypatch.setattr(simulated_engine, "EngineLoop", None)
     engine = ThreadEngine(quick_settings(tmp_path))
     await engine.start()
     with pytest.raises(EngineFailed, match="internal error: TypeError"):

@@ -9,8 +9,8 @@ import pytest
 from support.http_client import RunningServer
 
 from parley.dialects.mounts import dedicated_mounts
-from parley.engine.fake import FakeEngine
 from parley.engine.protocol import EngineFailed
+from parley.engine.scripted_engine import FakeEngine
 from parley.serving.options import ServerOptions
 from parley.serving.registry import ModelRegistry
 from parley.serving.served_model import ServedModel

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.http_client import MODEL_INFO, Answer
 
-from parley.engine.fake import echo_prompt
+from parley.engine.scripted_engine import echo_prompt
 from parley.errors import Invalid, Unsupported
 from parley.serving.engine_features import (
     BOUNDED_VALUES,

@@ -12,7 +12,7 @@ from support.metrics_page import metric_value
 from parley.errors import EngineError
 from parley.metrics.http_requests import HttpRequestMetrics
 from parley.metrics.key_names import MAX_KEYS
-from parley.metrics.recorded import ModelMetrics, ModelSnapshot
+from parley.metrics.model_metrics import ModelMetrics, ModelSnapshot
 from parley.metrics.series import BucketHistogram, LabelledCounter, scalar_lines
 from parley.serving import request_metrics
 from parley.serving.pages.metrics_page import fit_buckets, render_metrics_page

@@ -13,8 +13,8 @@ import pytest
 from support.http_client import HELLO_CHAT, MODEL_INFO, RunningServer
 
 from parley.boot.engines import make_engine
-from parley.engine.fake import FakeEngine
 from parley.engine.protocol import EngineFailed
+from parley.engine.scripted_engine import FakeEngine
 from parley.errors import NotReady, UnknownModel
 from parley.hub import ModelMissing
 from parley.serving.media import workers

@@ -10,7 +10,7 @@ import pytest
 from support.http_client import MODEL_INFO, RunningServer
 from support.random_requests import generating_routes
 
-from parley.engine.fake import FakeEngine
+from parley.engine.scripted_engine import FakeEngine
 from parley.serving.options import ServerOptions
 from parley.serving.served_model import ServedModel
 from parley.types import EngineRequest, Settings

@@ -13,7 +13,7 @@ import msgspec
 import uvicorn
 
 from parley.boot.parts import ServerParts
-from parley.engine.fake import FAKE_MODEL, FakeEngine
+from parley.engine.scripted_engine import FAKE_MODEL, FakeEngine
 
 MODEL_INFO = msgspec.structs.replace(FAKE_MODEL, vocab_size=640, max_model_len=4096)
 HELLO_CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 8}

@@ -9,7 +9,7 @@ from parley.dialects.bench import BenchApi, EventSummary, LoadShape
 from parley.dialects.dialect import Answer, Dialect, PromptMembers, Reply, RequestContext, Route
 from parley.dialects.fields import decode_fields
 from parley.errors import ParleyError
-from parley.metrics.recorded import ModelSnapshot
+from parley.metrics.model_metrics import ModelSnapshot
 from parley.metrics.series import scalar_lines
 from parley.types import ChoiceDelta, ChoiceDone, Event, Request, StopConditions, Text, Usage
 

@@ -2,7 +2,7 @@
 
 from hypothesis import strategies as st
 from support.http_client import HELLO_CHAT
-from support.strategies import client_texts, grammar_texts, json_values, request_members, scalars, schemas
+from support.member_strategies import client_texts, grammar_texts, json_values, request_members, scalars, schemas
 
 member_names = st.sampled_from(
     ["model", "messages", "prompt", "tokens", "temperature", "top_p", "top_k", "min_p", "n", "best_of", "seed", "stop",

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from typing import Any
 
 from hypothesis import strategies as st
-from support.forms import encode_form
 from support.media_files import (
     IMAGE_FILES,
     SOUND_FORMATS,
@@ -25,8 +24,9 @@ from support.media_files import (
     sound_file,
     video_file,
 )
+from support.member_strategies import client_texts, json_values, scalars
 from support.odd_bodies import media_parts, media_urls
-from support.strategies import client_texts, json_values, scalars
+from support.sound_forms import encode_form
 
 FILES: dict[str, Callable[[], bytes]] = {
     **{name: functools.partial(IMAGE_FILES.__getitem__, name) for name in IMAGE_FILES},

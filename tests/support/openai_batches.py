@@ -6,7 +6,7 @@ import asyncio
 import json
 from typing import Any
 
-from support.forms import BOUNDARY, encode_form
+from support.sound_forms import BOUNDARY, encode_form
 
 FORM_HEADERS = {"content-type": f"multipart/form-data; boundary={BOUNDARY}"}
 KEYS = ("sk-one-key-0123456789", "sk-two-key-0123456789")

@@ -16,7 +16,7 @@ from support.http_client import Answer, RunningServer, build_request
 from parley.dialects.mounts import ApiMount, universal_mounts
 from parley.disagg.wire import handover, result_frames
 from parley.disagg.wire.role import InstanceAddress
-from parley.engine.fake import FakeEngine
+from parley.engine.scripted_engine import FakeEngine
 from parley.instance.member import ClusterMember
 from parley.types import Arena, EngineRequest, Settings
 

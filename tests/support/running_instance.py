@@ -12,7 +12,7 @@ from support.http_client import MODEL_INFO
 
 from parley.boot import engines, server
 from parley.boot.listening_places import listening_places
-from parley.engine.fake import FakeEngine
+from parley.engine.scripted_engine import FakeEngine
 from parley.serving.options import OfferedModel, ServerOptions
 from parley.types import Settings
 from parley.web.port import open_listener

@@ -18,7 +18,7 @@ from parley.coordinator.config import CoordinatorOptions, InstanceConfig
 from parley.coordinator.coordinator import Coordinator
 from parley.dialects.reasoning_seal import ReasoningSeal
 from parley.disagg.kv.peer import KVPeer
-from parley.engine.fake import FakeEngine, echo_prompt
+from parley.engine.scripted_engine import FakeEngine, echo_prompt
 from parley.serving import model_facts, registry, served_model
 from parley.serving.media.workers import MediaWorkers
 from parley.serving.options import ServerOptions

@@ -5,7 +5,7 @@ import threading
 import time
 
 from parley.worker.process import serve_engine_socket
-from parley.worker.simulated import SimulatedRunner
+from parley.worker.simulated_engine import SimulatedRunner
 
 LONG_SECONDS = 3.5
 

@@ -10,7 +10,7 @@ from llguidance import LLMatcher, LLTokenizer
 
 from parley.demo import model_folder
 from parley.text.grammar.custom_lark import write_custom_lark
-from parley.text.grammar.refused import GrammarRefused
+from parley.text.grammar.grammar_refused import GrammarRefused
 from parley.text.tokens.tokenizer import Tokenizer
 
 PATCH = r"""

@@ -24,7 +24,7 @@ from parley.coordinator.tls_contexts import instance_tls_context
 from parley.disagg.kv.peer import KVPeer
 from parley.disagg.kv.receiver import KVReceiver
 from parley.disagg.kv.transport import LinkError
-from parley.engine.fake import FakeEngine
+from parley.engine.scripted_engine import FakeEngine
 from parley.serving.options import ListenAddress, OfferedModel, ServerOptions
 from parley.types import Arena, Settings
 from parley.web import port as port_module

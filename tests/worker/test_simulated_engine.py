@@ -15,7 +15,7 @@ from parley.engine.protocol import EngineFailed
 from parley.errors import Unsupported
 from parley.serving.engine_features import check_engine_features
 from parley.types import EngineRequest, Request, Sampling, Settings, Text
-from parley.worker.simulated import SimulatedCosts, SimulatedLink, read_costs
+from parley.worker.simulated_engine import SimulatedCosts, SimulatedLink, read_costs
 from parley.worker.thread_engine import ThreadEngine
 
 COSTS_FOLDER = Path(__file__).parents[2] / "bench" / "costs"

@@ -1,7 +1,7 @@
 """Flags of other inference servers, and their counterparts here: a TOML file for each server, read by name.
 
 ``tables`` reads the files, ``translate`` turns a command line of another server into one of ``parley serve``, and
-``foreign`` explains a flag that belongs to another server. No file of Python here knows a server by its name.
+``foreign_flags`` explains a flag that belongs to another server. No file of Python here knows a server by its name.
 
 The keys of a file: ``title``; ``rank``, 1 for the server that is asked about first; ``command``, as its documentation
 writes it; ``programs``, regular expressions of the word that starts it; ``subcommands``; ``positional``, the flag that

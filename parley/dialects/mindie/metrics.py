@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from parley.metrics.recorded import ModelMetrics, ModelSnapshot
+from parley.metrics.model_metrics import ModelMetrics, ModelSnapshot
 from parley.metrics.series import BucketHistogram, format_labels, metric_header, scalar_lines
 
 SCALE = "mindie"  # name of the scale of histograms

@@ -20,7 +20,7 @@ from parley.dialects.openai import (
     completions,
     embeddings,
     mistral,
-    refused,
+    moderations,
     responses,
     shared,
     stored_chat_routes,
@@ -89,7 +89,7 @@ DIALECT = Dialect(
         speech_route("/v1/audio/transcriptions", transcriptions.read_transcription),
         speech_route("/v1/audio/translations", transcriptions.read_translation),
         Route("POST", "/v1/audio/speech", "info", reader=transcriptions.refuse_speech),
-        Route("POST", "/v1/moderations", "info", reader=refused.refuse_moderation),
+        Route("POST", "/v1/moderations", "info", reader=moderations.refuse_moderation),
         *MODEL_ROUTES,
         Route(
             "POST",

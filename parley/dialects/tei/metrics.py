@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from parley.metrics.recorded import ModelMetrics, ModelSnapshot
+from parley.metrics.model_metrics import ModelMetrics, ModelSnapshot
 from parley.metrics.series import BucketHistogram, metric_header, scalar_lines
 
 SCALE = "tei"  # name of the scale of histograms

@@ -17,7 +17,7 @@ from parley.dialects.triton.document import parse_document
 from parley.dialects.triton.errors import quote_name, wrong_type_error
 from parley.dialects.triton.errors import triton_error_body as triton_error_body
 from parley.errors import Invalid, UnknownModel, Unsupported
-from parley.metrics.totals import RequestTotals
+from parley.metrics.request_totals import RequestTotals
 
 EXTENSIONS = ("model_repository", "model_configuration", "binary_tensor_data", "parameters", "statistics", "trace",
               "logging")  # fmt: skip

@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Literal
 
 from parley.metrics.machine import cpu_utilization, memory_bytes
-from parley.metrics.recorded import ModelMetrics, ModelSnapshot
+from parley.metrics.model_metrics import ModelMetrics, ModelSnapshot
+from parley.metrics.request_totals import RequestTotals
 from parley.metrics.series import format_labels, metric_header, scalar_lines
-from parley.metrics.totals import RequestTotals
 from parley.types import EngineStats
 
 SCALE = "triton"  # name of the scale of histograms

@@ -15,8 +15,8 @@ from parley.dialects.json_answer import encode_json, json_answer
 from parley.dialects.openai import tokens
 from parley.dialects.vllm import chat, completions, requests, shared
 from parley.dialects.vllm.pooling import embeddings, scores
+from parley.dialects.vllm.refusal_wording import FALSE_TEXTS, TRUE_TEXTS, VLLM_WORDING
 from parley.dialects.vllm.shared import ADAPTER_ERROR_TYPE
-from parley.dialects.vllm.words import FALSE_TEXTS, TRUE_TEXTS, VLLM_WORDING
 from parley.errors import Invalid, NotFound, ParleyError
 
 ADAPTER_NAME = re.compile(r"[\w.:/@-]{1,256}", re.ASCII)

@@ -25,7 +25,7 @@ from parley.dialects.openai.shared import (
     unsupported_member,
 )
 from parley.dialects.parameters import MAX_ALTERNATIVES, ChoiceCounts
-from parley.dialects.vllm.words import VLLM_WORDING
+from parley.dialects.vllm.refusal_wording import VLLM_WORDING
 from parley.errors import BadRequest, ParleyError
 from parley.types import (
     ChoiceDelta,

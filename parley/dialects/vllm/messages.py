@@ -32,7 +32,7 @@ from parley.dialects.openai import extras
 from parley.dialects.openai import shared as openai_shared
 from parley.dialects.openai.shared import MAX_TOKENS
 from parley.dialects.vllm import requests, shared
-from parley.dialects.vllm.words import EMPTY_SENTENCES, VLLM_WORDING, value_error
+from parley.dialects.vllm.refusal_wording import EMPTY_SENTENCES, VLLM_WORDING, value_error
 from parley.errors import (
     Invalid,
     Malformed,

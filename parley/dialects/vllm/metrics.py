@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 
-from parley.metrics.recorded import ModelMetrics, ModelSnapshot
+from parley.metrics.model_metrics import ModelMetrics, ModelSnapshot
 from parley.metrics.series import (
     TPOT_BOUNDS,
     TTFT_BOUNDS,

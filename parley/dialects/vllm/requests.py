@@ -19,7 +19,7 @@ from parley.dialects.openai.shared import MAX_TOKENS, ReadingRules
 from parley.dialects.output_constraints import CONSTRAINT_KINDS
 from parley.dialects.parameters import MAX_CHOICES_PER_PROMPT
 from parley.dialects.vllm import shared
-from parley.dialects.vllm.words import (
+from parley.dialects.vllm.refusal_wording import (
     LOGPROB_MEMBERS,
     VLLM_WORDING,
     parameter_error,

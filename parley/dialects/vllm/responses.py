@@ -26,7 +26,7 @@ from parley.dialects.openai.shared import MAX_TOKENS
 from parley.dialects.openai.tools import MAX_TOOLS
 from parley.dialects.vllm import requests, shared
 from parley.dialects.vllm.raw_messages import RawMessages
-from parley.dialects.vllm.words import EMPTY_SENTENCES, UNKNOWN_RESPONSE_TOOL, VLLM_WORDING, parameter_error
+from parley.dialects.vllm.refusal_wording import EMPTY_SENTENCES, UNKNOWN_RESPONSE_TOOL, VLLM_WORDING, parameter_error
 from parley.errors import BadRequest, Invalid, ParleyError
 from parley.types import ChoiceDelta, Event, PromptAccepted, Usage
 

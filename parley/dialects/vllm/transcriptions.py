@@ -16,7 +16,7 @@ from parley.dialects.openai import transcripts
 from parley.dialects.openai.transcriptions import ARRAY_MEMBERS, FILE_MEMBERS, TranscriptionReply
 from parley.dialects.openai.transcripts import SpeechTask
 from parley.dialects.vllm import shared
-from parley.dialects.vllm.words import VLLM_WORDING
+from parley.dialects.vllm.refusal_wording import VLLM_WORDING
 from parley.errors import BadMedia, Invalid, ParleyError, WrongType, excerpt
 from parley.types import ChoiceDelta, ChoiceDone, Event, Media, PromptAccepted, Usage
 

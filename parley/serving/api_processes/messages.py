@@ -6,7 +6,7 @@ import msgspec
 
 from parley.engine.messages import CancelRequest, FinishBeamSearch, SubmitRequest
 from parley.metrics.http_requests import HttpRequestDelta
-from parley.metrics.recorded import ModelMetricsDelta
+from parley.metrics.model_metrics import ModelMetricsDelta
 from parley.serving.api_processes.plan import ApiProcessPlan, ModelFacts, OptionValues
 from parley.serving.api_processes.relayed_error import RelayedError
 from parley.serving.open_requests import RequestProgress

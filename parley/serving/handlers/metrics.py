@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from parley.dialects.dialect import Route
-from parley.metrics.recorded import ModelSnapshot
+from parley.metrics.model_metrics import ModelSnapshot
 from parley.serving.pages import metrics_page
 from parley.serving.registry import ModelRegistry
 from parley.serving.request_reader import request_context

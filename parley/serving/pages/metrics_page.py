@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from parley.dialects.dialect import Dialect, MetricsWriter
 from parley.dialects.mounts import ADMIN_PLANES, API_MOUNTS
 from parley.metrics.http_requests import HttpRequestMetrics
+from parley.metrics.model_metrics import ModelMetrics, ModelSnapshot
 from parley.metrics.process import process_lines
-from parley.metrics.recorded import ModelMetrics, ModelSnapshot
 from parley.metrics.series import LabelledCounter, format_labels, scalar_lines
 
 METRICS_CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"

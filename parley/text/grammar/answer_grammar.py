@@ -16,9 +16,9 @@ import msgspec
 
 from parley.errors import Invalid
 from parley.text.grammar.custom_lark import write_custom_lark
+from parley.text.grammar.grammar_refused import GrammarRefused
 from parley.text.grammar.lark import LarkWriter
 from parley.text.grammar.limits import COMPILE_SECONDS, TOO_DEEP
-from parley.text.grammar.refused import GrammarRefused
 from parley.text.grammar.schemas import json_schema as schemas
 from parley.text.grammar.tool_grammar import ASSISTANT_START, FINAL_CHANNEL, optional_lead, tool_calls_grammar
 from parley.text.parsing.calls import CallForm

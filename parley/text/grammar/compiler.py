@@ -28,6 +28,7 @@ import msgspec
 
 from parley.errors import Invalid, excerpt
 from parley.text.grammar import gbnf, lexemes
+from parley.text.grammar.grammar_refused import GrammarRefused
 from parley.text.grammar.lark import LarkWriter, quote_lark
 from parley.text.grammar.limits import (
     COMPILE_LIMITS,
@@ -38,7 +39,6 @@ from parley.text.grammar.limits import (
     TOO_LARGE,
     TOO_SLOW,
 )
-from parley.text.grammar.refused import GrammarRefused
 from parley.text.grammar.regex import to_rust_regex
 from parley.text.grammar.schemas import json_schema as schemas
 from parley.text.grammar.structural_tags import ANY_TEXT_TERMINAL, TagWriter

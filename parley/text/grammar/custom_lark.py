@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 
+from parley.text.grammar.grammar_refused import GrammarRefused
 from parley.text.grammar.lark_rules import parse_lark
 from parley.text.grammar.lexemes import write_lark
 from parley.text.grammar.productions import (
@@ -23,7 +24,6 @@ from parley.text.grammar.productions import (
     single_set,
     union_sets,
 )
-from parley.text.grammar.refused import GrammarRefused
 
 MAX_DEFINITION_CHARS = 32 << 10  # characters: Python parses it, which is slow
 JSON_ESCAPES = {'"': '"', "\\": "\\", "\b": "b", "\f": "f", "\n": "n", "\r": "r", "\t": "t"}

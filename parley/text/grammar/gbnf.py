@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 
+from parley.text.grammar.grammar_refused import GrammarRefused
 from parley.text.grammar.productions import (
     ANY_CHARACTER,
     LAST_CODE_POINT,
@@ -21,7 +22,6 @@ from parley.text.grammar.productions import (
     referenced_rules,
     union_sets,
 )
-from parley.text.grammar.refused import GrammarRefused
 
 GBNF_NAME = re.compile(r"[A-Za-z0-9_-]+")
 RULE_START = re.compile(r"([A-Za-z0-9_-]+)[ \t]*::=")

@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Iterator
 
+from parley.text.grammar.grammar_refused import GrammarRefused
 from parley.text.grammar.productions import (
     AlternativesNode,
     CharacterNode,
@@ -19,7 +20,6 @@ from parley.text.grammar.productions import (
     TextNode,
     referenced_rules,
 )
-from parley.text.grammar.refused import GrammarRefused
 from parley.text.grammar.regex_rules import parse_regex
 
 TOKEN = re.compile(

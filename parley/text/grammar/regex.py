@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 
-from parley.text.grammar.refused import GrammarRefused
+from parley.text.grammar.grammar_refused import GrammarRefused
 
 # White space in all dialects of expressions.
 COMMON_SPACES = r"\t\n\x{c}\r \u{a0}\u{1680}\u{2000}-\u{200a}\u{2028}\u{2029}\u{202f}\u{205f}\u{3000}"

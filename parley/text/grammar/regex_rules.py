@@ -9,6 +9,7 @@ from functools import lru_cache
 from re import _constants, _parser  # type: ignore[attr-defined]  # Python's own parser has no public name
 from typing import Any
 
+from parley.text.grammar.grammar_refused import GrammarRefused
 from parley.text.grammar.productions import (
     AlternativesNode,
     CharacterNode,
@@ -21,7 +22,6 @@ from parley.text.grammar.productions import (
     single_set,
     union_sets,
 )
-from parley.text.grammar.refused import GrammarRefused
 
 DIGITS: CharacterSet = ((0x30, 0x39),)
 SPACES = union_sets(*map(single_set, " \t\n\r\f\v"))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Hashable
 
+from parley.text.grammar.grammar_refused import GrammarRefused
 from parley.text.grammar.limits import COMPILE_SECONDS, TOO_SLOW
 from parley.text.grammar.overlap import FULL_OVERLAP, AutomatonTooLarge, Overlap, PositionAutomaton, find_overlap
 from parley.text.grammar.productions import (
@@ -25,7 +26,6 @@ from parley.text.grammar.productions import (
     referenced_rules,
     union_sets,
 )
-from parley.text.grammar.refused import GrammarRefused
 
 # (end, characters per first UTF-8 byte).
 FIRST_BYTE_WIDTHS = (

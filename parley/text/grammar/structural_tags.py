@@ -12,8 +12,8 @@ from collections.abc import Callable
 from typing import Any
 
 from parley.errors import excerpt
+from parley.text.grammar.grammar_refused import GrammarRefused
 from parley.text.grammar.lark import LarkWriter, quote_lark
-from parley.text.grammar.refused import GrammarRefused
 from parley.types import (
     Grammar,
     SeparatedTags,

@@ -14,7 +14,7 @@ from typing import Any, cast
 import msgspec
 
 from parley.core.search.beam import BeamSearch
-from parley.core.search.searches import BeamSearches
+from parley.core.search.beam_searches import BeamSearches
 from parley.core.sequence import BeamCandidate, Sequence, SequenceStatus
 from parley.types import EngineFinishReason, EngineOutput, EngineRequest, Sampling, TokenCost, TokenScore
 from parley.worker.vllm.outputs.output_reader import read_scores

@@ -17,7 +17,7 @@ from parley.dialects.openai.embeddings import MAX_DIMENSIONS, MAX_EMBEDDING_INPU
 from parley.dialects.openai.prompts import MAX_PROMPT_SIZE
 from parley.dialects.openai.shared import MAX_TOKENS, unsupported_member
 from parley.dialects.vllm import requests, shared
-from parley.dialects.vllm.words import value_error
+from parley.dialects.vllm.refusal_wording import value_error
 from parley.errors import Invalid, ParleyError, UnknownPromptName
 from parley.types import Event, PoolingOptions, PromptVector, Request, Text, Usage
 

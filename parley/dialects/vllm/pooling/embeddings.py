@@ -9,7 +9,7 @@ from parley.dialects.fields import Fields
 from parley.dialects.openai import embeddings
 from parley.dialects.openai.shared import MAX_TOKENS, ReadingRules, unsupported_member
 from parley.dialects.vllm import requests, shared
-from parley.dialects.vllm.words import parameter_error
+from parley.dialects.vllm.refusal_wording import parameter_error
 from parley.errors import Invalid, Unsupported
 from parley.types import PoolingTask, Usage
 

@@ -18,7 +18,7 @@ from parley.dialects.fields import Fields
 from parley.dialects.openai import extras, shared
 from parley.dialects.openai.shared import MAX_TOKENS, unsupported_member
 from parley.dialects.vllm import requests
-from parley.dialects.vllm.words import parameter_error
+from parley.dialects.vllm.refusal_wording import parameter_error
 from parley.errors import BadRequest, Invalid
 from parley.types import OutputOptions, Request, Sampling, StopConditions
 

@@ -14,9 +14,9 @@ from typing import Any
 
 from parley.errors import Invalid
 from parley.text.grammar.custom_lark import write_custom_lark
+from parley.text.grammar.grammar_refused import GrammarRefused
 from parley.text.grammar.lark import LarkWriter, quote_lark
 from parley.text.grammar.limits import MAX_GRAMMAR_CHARS, TOO_DEEP
-from parley.text.grammar.refused import GrammarRefused
 from parley.text.grammar.schemas import value_rules
 from parley.text.grammar.schemas.json_schema import allowed_escapes, list_references, reroot_references
 from parley.text.grammar.schemas.value_rules import Schema

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-from parley.text.grammar.refused import GrammarRefused
+from parley.text.grammar.grammar_refused import GrammarRefused
 from parley.text.grammar.schemas.schema_keywords import Schema
 from parley.text.grammar.schemas.subschemas import all_subschemas, direct_subschemas, extend_pointer
 from parley.text.parsing.calls import resolve_pointer

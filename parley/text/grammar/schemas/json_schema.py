@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from parley.text.grammar.refused import GrammarRefused
+from parley.text.grammar.grammar_refused import GrammarRefused
 from parley.text.grammar.schemas.closed_objects import ObjectCloser
 from parley.text.grammar.schemas.schema_keywords import Schema, has_control_constants, rewrite_keywords
 from parley.text.grammar.schemas.subschemas import (

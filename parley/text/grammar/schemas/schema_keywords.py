@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from parley.text.grammar.refused import GrammarRefused
+from parley.text.grammar.grammar_refused import GrammarRefused
 from parley.text.grammar.regex import ESCAPED_CODES, RustRegex, to_rust_regex
 from parley.text.grammar.schemas.string_formats import FORMAT_PATTERNS, KNOWN_FORMATS, NATIVE_FORMATS
 from parley.text.parsing.calls import resolve_pointer

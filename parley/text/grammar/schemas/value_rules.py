@@ -11,8 +11,8 @@ from typing import Any
 
 import llguidance
 
+from parley.text.grammar.grammar_refused import GrammarRefused
 from parley.text.grammar.lark import quote_lark
-from parley.text.grammar.refused import GrammarRefused
 from parley.text.grammar.regex import to_rust_regex
 from parley.text.parsing.calls import resolve_pointer, schema_types
 

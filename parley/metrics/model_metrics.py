@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from parley.metrics.key_names import KeyNames
+from parley.metrics.request_totals import RequestTotals
 from parley.metrics.series import BucketHistogram, HistogramDelta, LabelledCounter, RateMeter, RecentValues
-from parley.metrics.totals import RequestTotals
 from parley.types import EngineStats, ModelInfo
 
 RECENT_COUNT, RATE_SECONDS = 1000, 10
