@@ -2,13 +2,13 @@
 
     python bench/cluster_goodput.py [--quick] [--costs NAME] [--instances N] [--parts goodput,modes,affinity]
 
-Engines are simulated (``parley/worker/simulated_engine.py``): scheduler, pages and links are real, but a step computes nothing
-and takes the time that a cost model in ``cost_models/`` predicts. So the figures hold for the model and the machines
-that the cost model describes. The coordinator and the servers are real and their time counts, as accurately as this
-machine's cores allow. Goodput is the highest rate at which 90 % of requests get their first token and all later ones in
-time; it is found by a search over rates. All setups have the same number of instances and get the same requests. Mixed
-and decode instances chunk their prompts so that no step exceeds the time limit per token. "Whole prompts" are mixed
-instances without chunked prefill.
+Engines are simulated (``parley/worker/simulated_engine.py``): scheduler, pages and links are real, but a step computes
+nothing and takes the time that a cost model in ``cost_models/`` predicts. So the figures hold for the model and the
+machines that the cost model describes. The coordinator and the servers are real and their time counts, as accurately as
+this machine's cores allow. Goodput is the highest rate at which 90 % of requests get their first token and all later
+ones in time; it is found by a search over rates. All setups have the same number of instances and get the same
+requests. Mixed and decode instances chunk their prompts so that no step exceeds the time limit per token. "Whole
+prompts" are mixed instances without chunked prefill.
 
 Noise: a rate is judged by ``--requests`` requests, so a share of 90 % is accurate to 3.5 points at 80 of them, and 2
 at 240. The search interpolates between two rates that were tried. Differences below 10 % are not significant.

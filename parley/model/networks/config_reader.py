@@ -10,6 +10,7 @@ import reprlib
 from dataclasses import astuple, replace
 from typing import Any
 
+from parley.model.networks.activations import find_activation
 from parley.model.networks.config_fields import read_flag, read_number, read_size
 from parley.model.networks.decoder_config import (
     DecoderConfig,
@@ -30,20 +31,9 @@ from parley.model.networks.rope import (
     wrong_value,
 )
 from parley.model.networks.sinusoids import Sinusoids
-from parley.native.layer_shape import LatentShape, LayerShape
+from parley.native.layer_shape import ACTIVATIONS, LatentShape, LayerShape
 
 LATENT_QUERIES = "self_attn.q_proj"  # the layer that makes queries in models with no latent for them
-# Transformers' names of activations, to those of ``native/layer_shape.py``.
-ACTIVATION_NAMES = {
-    "silu": "silu",
-    "swish": "silu",
-    "gelu": "gelu",
-    "gelu_new": "gelu_tanh",
-    "gelu_fast": "gelu_tanh",
-    "gelu_pytorch_tanh": "gelu_tanh",
-    "relu": "relu",
-    "relu2": "relu2",
-}
 # Names of layer types in older configs of models with layers that keep a state, to those of newer ones.
 OLD_LAYER_TYPES = {"attention": FULL, "mamba": "linear_attention"}
 
@@ -277,7 +267,7 @@ def _read_layers(
     scaling: QueryScaling | None,
 ) -> tuple[LayerShape, ...]:
     """Return the computation of each layer. ``ropes``: the number of each layer's rotary embedding."""
-    activation = family.activation or ACTIVATION_NAMES.get(fields["hidden_act"])
+    activation = family.activation or find_activation(fields["hidden_act"], ACTIVATIONS)
     if activation is None:
         raise Unfusable(f"its activation is {str(fields['hidden_act'])[:100]}")
     window = _read_window(fields)

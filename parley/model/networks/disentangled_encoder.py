@@ -8,14 +8,14 @@ module must not know files or configs.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 
 from parley.heartbeat import beat
-from parley.model.networks.encoder import GELU, RELU, TANH, EncoderConfig, EncoderLayer, LayerNorm, PackedTexts
+from parley.model.networks.activations import ACTIVATION_FUNCTIONS
+from parley.model.networks.encoder import EncoderConfig, EncoderLayer, LayerNorm, PackedTexts
 
 MAX_SCORES = 1 << 19  # scores of one head that are computed at once; bounds the memory of attention
 
@@ -156,16 +156,4 @@ class DisentangledEncoder:
             y = F.conv1d(part, convolution.weight, convolution.bias, padding=padding, groups=convolution.groups)
             results.append(y.mT.reshape(end - start, -1))
             start = end
-        return ACTIVATIONS[convolution.activation](torch.cat(results))
-
-
-def _gelu_of_tanh(x: torch.Tensor) -> torch.Tensor:
-    return F.gelu(x, approximate="tanh")
-
-
-ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "tanh": torch.tanh,
-    GELU: F.gelu,
-    TANH: _gelu_of_tanh,
-    RELU: F.relu,
-}
+        return ACTIVATION_FUNCTIONS[convolution.activation](torch.cat(results))

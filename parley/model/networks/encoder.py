@@ -17,9 +17,8 @@ import torch.nn.functional as F
 
 from parley import native
 from parley.heartbeat import beat
+from parley.model.networks.activations import ACTIVATION_FUNCTIONS, GELU, GELU_TANH, RELU
 from parley.native.torch_forms.torch_kernels import HAS_ONEDNN
-
-GELU, TANH, RELU = "gelu", "gelu of tanh", "relu"
 
 
 @dataclass(frozen=True)
@@ -120,8 +119,7 @@ class EncoderLinear:
         """Apply the layer and then an activation: [T, in] -> [T, out]."""
         if self.fused:
             return self._apply_onednn(x, *ONEDNN_NAMES[activation])
-        y = self(x)
-        return F.relu(y) if activation == RELU else F.gelu(y, approximate="tanh" if activation == TANH else "none")
+        return ACTIVATION_FUNCTIONS[activation](self(x))
 
     def apply_added(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         """Apply the layer and then add ``residual``: [T, in] -> [T, out]."""
@@ -135,7 +133,7 @@ class EncoderLinear:
         return result
 
 
-ONEDNN_NAMES = {GELU: ("gelu", "none"), TANH: ("gelu", "tanh"), RELU: ("relu", "")}
+ONEDNN_NAMES = {GELU: ("gelu", "none"), GELU_TANH: ("gelu", "tanh"), RELU: ("relu", "")}
 
 
 @dataclass(frozen=True)

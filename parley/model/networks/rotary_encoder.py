@@ -14,10 +14,9 @@ import torch
 import torch.nn.functional as F
 
 from parley.heartbeat import beat
-from parley.model.networks.encoder import TANH, EncoderLinear, LayerNorm, PackedTexts
+from parley.model.networks.activations import ACTIVATION_FUNCTIONS
+from parley.model.networks.encoder import EncoderLinear, LayerNorm, PackedTexts
 from parley.model.networks.encoder_mixtures import EncoderMixture
-
-SILU = "silu"
 
 QUERY_BLOCK = 256  # queries of a local layer that are computed at once; bounds the memory of their masks
 
@@ -104,6 +103,7 @@ class RotaryEncoder:
         self.device = word_embeddings.device
         self._word_embeddings, self._embedding_norm, self._second_type = word_embeddings, embedding_norm, second_type
         self._layers, self._final_norm = layers, final_norm
+        self._activate = ACTIVATION_FUNCTIONS[config.activation]
         width = config.hidden // config.heads
         self._rotary_tables = {
             is_local: tuple(
@@ -156,11 +156,6 @@ class RotaryEncoder:
             return self._activate(up(x))
         activated, gate = up(x).chunk(2, -1)
         return self._activate(activated) * gate
-
-    def _activate(self, x: torch.Tensor) -> torch.Tensor:
-        if self.config.activation == SILU:
-            return F.silu(x)
-        return F.gelu(x, approximate="tanh" if self.config.activation == TANH else "none")
 
     def _attend_runs(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, runs: list[tuple[int, int]], is_local: bool

@@ -17,10 +17,8 @@ import torch.nn.functional as F
 
 from parley.model.checkpoint.files import Checkpoint, LoadError
 from parley.model.load.numeric_check.probe_texts import probe_texts, relative_error
+from parley.model.networks.activations import GELU, GELU_TANH, RELU, find_activation
 from parley.model.networks.encoder import (
-    GELU,
-    RELU,
-    TANH,
     Encoder,
     EncoderConfig,
     EncoderLayer,
@@ -32,7 +30,7 @@ from parley.model.networks.encoder import (
 WORD_EMBEDDINGS, POSITION_EMBEDDINGS, TYPE_EMBEDDINGS = (
     f"embeddings.{kind}_embeddings.weight" for kind in ("word", "position", "token_type")
 )
-ENCODER_ACTIVATIONS = {"gelu": GELU, "relu": RELU, "gelu_new": TANH, "gelu_pytorch_tanh": TANH}
+ENCODER_ACTIVATIONS = (GELU, GELU_TANH, RELU)
 PROJECTION, EMBEDDING_NORM = "embeddings_project", "embeddings.LayerNorm"
 ELECTRA = "electra"
 MAX_DISTANCE = 128  # relative distances from here on share the last bucket
@@ -114,7 +112,8 @@ def read_encoder_config(config: dict[str, Any], names: BertTensorNames | None = 
     values: dict[str, Any] = CONFIG_DEFAULTS | {
         name: fields[name] for name in CONFIG_DEFAULTS if fields.get(name) is not None
     }
-    if values["hidden_act"] not in ENCODER_ACTIVATIONS:
+    activation = find_activation(values["hidden_act"], ENCODER_ACTIVATIONS)
+    if activation is None:
         raise LoadError(f"A {kind} model with the activation {values['hidden_act']} is not supported.")
     sizes = {name: value for name, value in values.items() if isinstance(CONFIG_DEFAULTS[name], int)}
     invalid = [name for name, value in sizes.items() if type(value) is not int or value < (name != "pad_token_id")]
@@ -131,7 +130,7 @@ def read_encoder_config(config: dict[str, Any], names: BertTensorNames | None = 
         eps=float(values["layer_norm_eps"]),
         positions=values["max_position_embeddings"],
         first_position=values["pad_token_id"] + 1 if first is None else first,
-        activation=ENCODER_ACTIVATIONS[values["hidden_act"]],
+        activation=activation,
         buckets=values["relative_attention_num_buckets"] if kind == "mpnet" else 0,
         embedding=embedding if kind == ELECTRA and embedding != values["hidden_size"] else 0,
     )
@@ -343,7 +342,7 @@ def encode_plainly(weights: BertWeights, text: list[int], second_start: int = 0)
     def activate_rows(x: torch.Tensor) -> torch.Tensor:
         if config.activation == RELU:
             return x.clamp_min(0)
-        if config.activation == TANH:
+        if config.activation == GELU_TANH:
             return F.gelu(x, approximate="tanh")
         return x * 0.5 * (1 + torch.erf(x / math.sqrt(2)))
 

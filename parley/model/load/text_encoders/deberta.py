@@ -18,8 +18,8 @@ import torch.nn.functional as F
 from parley.model.checkpoint.files import Checkpoint, LoadError
 from parley.model.load.numeric_check.probe_texts import probe_texts, relative_error
 from parley.model.load.text_encoders import bert
+from parley.model.networks.activations import ACTIVATION_FUNCTIONS, find_activation
 from parley.model.networks.disentangled_encoder import (
-    ACTIVATIONS,
     DisentangledEncoder,
     DisentangledEncoderConfig,
     DistanceProjections,
@@ -97,14 +97,15 @@ class DebertaWeights(bert.BertWeights):
         self.normalizes_distances = "layer_norm" in str(config.get("norm_rel_ebd", "none")).lower()
         self.has_positions = config.get("position_biased_input", True)
         self.kernel = config.get("conv_kernel_size") or 0
-        self.groups, self.convolution_activation = config.get("conv_groups", 1), config.get("conv_act", "tanh")
+        self.groups = config.get("conv_groups", 1)
+        self.convolution_activation = find_activation(config.get("conv_act", "tanh"), ACTIVATION_FUNCTIONS) or ""
         if self.kernel and (
             type(self.kernel) is not int
             or self.kernel % 2 == 0
             or type(self.groups) is not int
             or self.groups < 1
             or self.sizes.hidden % self.groups
-            or self.convolution_activation not in ACTIVATIONS
+            or not self.convolution_activation
         ):
             raise LoadError(f"config.json asks for a convolution that a {MODEL_TYPE} model cannot have here.")
         bert.require_last_layer(self)
@@ -252,7 +253,7 @@ def encode_plainly(weights: DebertaWeights, text: list[int], second_start: int) 
         start = names.layer.format(layer)
         x = x + project(attend(x, layer, start), start + names.output, config.hidden)
         x = normalize(x, weights.read_norm(start + names.attention_norm))
-        up = ACTIVATIONS[config.activation](project(x, start + names.up, config.intermediate))
+        up = ACTIVATION_FUNCTIONS[config.activation](project(x, start + names.up, config.intermediate))
         x = normalize(x + project(up, start + names.down, config.hidden), weights.read_norm(start + names.norm))
         convolution = weights.convolution() if layer == 0 else None
         if convolution is not None:
@@ -261,5 +262,5 @@ def encode_plainly(weights: DebertaWeights, text: list[int], second_start: int) 
             grouped = windows.reshape(count, convolution.groups, -1, 2 * side + 1)
             kernels = convolution.weight.view(convolution.groups, -1, *convolution.weight.shape[1:])
             y = torch.einsum("tgik,goik->tgo", grouped, kernels).reshape(count, -1) + convolution.bias
-            x = normalize(x + ACTIVATIONS[convolution.activation](y), convolution.norm)
+            x = normalize(x + ACTIVATION_FUNCTIONS[convolution.activation](y), convolution.norm)
     return x

@@ -11,20 +11,19 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 
 from parley.model.checkpoint.files import Checkpoint, LoadError
 from parley.model.load.numeric_check.probe_texts import probe_texts, relative_error
 from parley.model.load.text_encoders.bert import MAX_POSITIONS
 from parley.model.load.text_encoders.rotary_tensors import RotaryEncoderTensors
-from parley.model.networks.encoder import GELU, TANH, EncoderLinear, LayerNorm, PackedTexts
+from parley.model.networks.activations import ACTIVATION_FUNCTIONS, GELU, GELU_TANH, find_activation
+from parley.model.networks.encoder import EncoderLinear, LayerNorm, PackedTexts
 from parley.model.networks.rotary_encoder import RotaryEncoder, RotaryEncoderConfig, RotaryEncoderLayer
 
 MODEL_TYPE = "modernbert"
 EMBEDDINGS = "embeddings.tok_embeddings.weight"
 MAX_LAYERS = 1 << 16  # a config may claim any number; no checkpoint has more
 LAYER_KINDS = {"full_attention": False, "sliding_attention": True}
-ACTIVATIONS = {"gelu": GELU, "gelu_new": TANH, "gelu_pytorch_tanh": TANH}
 CONFIG_DEFAULTS: dict[str, Any] = {
     "hidden_size": 768,
     "intermediate_size": 1152,
@@ -55,7 +54,8 @@ def read_config(config: dict[str, Any]) -> RotaryEncoderConfig:
         invalid.append("hidden_size")
     if invalid:
         raise LoadError(f"config.json has no valid {invalid[0]} for a {MODEL_TYPE} model.")
-    if values["hidden_activation"] not in ACTIVATIONS:
+    activation = find_activation(values["hidden_activation"], (GELU, GELU_TANH))
+    if activation is None:
         raise LoadError(f"A {MODEL_TYPE} model with the activation {values['hidden_activation']} is not supported.")
     thetas = _read_thetas(config, values)
     return RotaryEncoderConfig(
@@ -69,7 +69,7 @@ def read_config(config: dict[str, Any]) -> RotaryEncoderConfig:
         reach=values["local_attention"] // 2,
         global_theta=thetas["full_attention"],
         local_theta=thetas["sliding_attention"],
-        activation=ACTIVATIONS[values["hidden_activation"]],
+        activation=activation,
     )
 
 
@@ -216,6 +216,6 @@ def encode_plainly(weights: ModernBertWeights, text: list[int]) -> torch.Tensor:
         attended = torch.einsum("hqk,khd->qhd", scores.softmax(-1), v).reshape(count, config.hidden)
         x = x + project(attended, f"{start}attn.Wo", config.hidden, weights.attention_bias)
         up = project(normalize(x, f"{start}mlp_norm"), f"{start}mlp.Wi", 2 * config.intermediate, weights.mlp_bias)
-        active = F.gelu(up[:, : config.intermediate], approximate="tanh" if config.activation == TANH else "none")
+        active = ACTIVATION_FUNCTIONS[config.activation](up[:, : config.intermediate])
         x = x + project(active * up[:, config.intermediate :], f"{start}mlp.Wo", config.hidden, weights.mlp_bias)
     return normalize(x, "final_norm")

@@ -15,22 +15,21 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 
 from parley.model.checkpoint.files import Checkpoint, LoadError
 from parley.model.load.numeric_check.probe_texts import probe_texts, relative_error
 from parley.model.load.text_encoders.bert import MAX_POSITIONS
 from parley.model.load.text_encoders.modern_bert import MAX_LAYERS, rotate_plainly
 from parley.model.load.text_encoders.rotary_tensors import RotaryEncoderTensors
-from parley.model.networks.encoder import GELU, TANH, EncoderLinear, LayerNorm, PackedTexts
+from parley.model.networks.activations import ACTIVATION_FUNCTIONS, GELU, GELU_TANH, SILU, find_activation
+from parley.model.networks.encoder import EncoderLinear, LayerNorm, PackedTexts
 from parley.model.networks.encoder_mixtures import EncoderMixture
-from parley.model.networks.rotary_encoder import SILU, RotaryEncoder, RotaryEncoderConfig, RotaryEncoderLayer
+from parley.model.networks.rotary_encoder import RotaryEncoder, RotaryEncoderConfig, RotaryEncoderLayer
 
 NOMIC, GTE, PUBLISHED_GTE, JINA = "nomic_bert", "gte", "new", "jina_embeddings_v3"
 ROTARY_BERT_TYPES = (NOMIC, GTE, PUBLISHED_GTE, JINA)
 WORD_EMBEDDINGS, TYPE_EMBEDDINGS = (f"embeddings.{kind}_embeddings.weight" for kind in ("word", "token_type"))
-ACTIVATIONS = {"silu": SILU, "swiglu": SILU, "swish": SILU, "gelu": GELU, "geglu": GELU, "gelu_new": TANH,
-               "gelu_pytorch_tanh": TANH}  # fmt: skip
+GATED_ACTIVATIONS = {"swiglu": "silu", "geglu": "gelu"}  # NomicBERT's names of gated layers, to their activations
 TOLERANCE = 1e-3  # relative error (L2) of the hidden states
 
 # NomicBERT's first configs have GPT-2's names
@@ -147,7 +146,9 @@ def read_config(config: dict[str, Any]) -> RotaryEncoderConfig:
         invalid.append("hidden_size")
     if invalid:
         raise LoadError(f"config.json has no valid {invalid[0]} for a {kind} model.")
-    if values["hidden_act"] not in ACTIVATIONS:
+    name = values["hidden_act"]
+    activation = find_activation(GATED_ACTIVATIONS.get(str(name), name), (SILU, GELU, GELU_TANH))
+    if activation is None:
         raise LoadError(f"A {kind} model with the activation {values['hidden_act']} is not supported.")
     if fields.get("head_dim") not in (None, values["hidden_size"] // values["num_attention_heads"]):
         raise LoadError(f"A {kind} model with heads of {fields['head_dim']} numbers is not supported.")
@@ -167,7 +168,7 @@ def read_config(config: dict[str, Any]) -> RotaryEncoderConfig:
         reach=values["max_position_embeddings"],
         global_theta=theta,
         local_theta=theta,
-        activation=ACTIVATIONS[values["hidden_act"]],
+        activation=activation,
         angle_divisor=divisor,
         normalizes_sums=True,
         is_gated=kind != JINA and not experts,
@@ -372,7 +373,7 @@ def encode_plainly(weights: RotaryBertWeights, texts: list[list[int]], second_st
     def activate(x: torch.Tensor) -> torch.Tensor:
         if config.activation == SILU:
             return x * torch.sigmoid(x)
-        return F.gelu(x, approximate="tanh" if config.activation == TANH else "none")
+        return ACTIVATION_FUNCTIONS[config.activation](x)
 
     def attend(qkv: torch.Tensor) -> torch.Tensor:
         """Compute attention of one text to itself: [tokens, 3 * hidden] -> [tokens, hidden]."""

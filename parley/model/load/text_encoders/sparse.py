@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 
 from parley.model.checkpoint.files import Checkpoint, LoadError
 from parley.model.load.text_encoders.classifier import HeadWeights
+from parley.model.networks.activations import ACTIVATION_FUNCTIONS, find_activation
 from parley.model.networks.classifier import PlainLinear
 from parley.model.networks.encoder import LayerNorm
 from parley.model.networks.pooling import SparsePooling
 from parley.model.networks.sparse_head import SparseHead
 
-ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "gelu": F.gelu,
-    "gelu_new": lambda x: F.gelu(x, approximate="tanh"),
-    "gelu_pytorch_tanh": lambda x: F.gelu(x, approximate="tanh"),
-    "relu": F.relu,
-    "silu": F.silu,
-    "tanh": torch.tanh,
-}
 EMBEDDINGS = ("embeddings.word_embeddings.weight", "embeddings.tok_embeddings.weight")
 
 
@@ -100,15 +92,16 @@ def load_sparse_head(
     names = MASKED_HEADS.get(kind)
     if names is None:
         raise LoadError(f"Sparse vectors of {kind} models are not supported; only those of {', '.join(MASKED_HEADS)}.")
-    activation = str(config.get(names.activation_member) or "gelu")
-    if activation not in ACTIVATIONS:
-        raise LoadError(f"A masked language model with the activation {activation[:100]} is not supported.")
+    name = config.get(names.activation_member) or "gelu"
+    activation = find_activation(name, ACTIVATION_FUNCTIONS)
+    if activation is None:
+        raise LoadError(f"A masked language model with the activation {str(name)[:100]} is not supported.")
     weights = HeadWeights(checkpoint, device)
     has_bias = not names.bias_member or bool(config.get(names.bias_member))
     has_norm_bias = not names.bias_member or bool(config.get("norm_bias"))
     return SparseHead(
         hidden_layer=weights.read_linear(names.hidden, hidden, hidden, has_bias=has_bias),
-        activate=ACTIVATIONS[activation],
+        activate=ACTIVATION_FUNCTIONS[activation],
         norm=_read_norm(weights, checkpoint, names.norm, hidden, has_bias=has_norm_bias),
         eps=_read_eps(config, names),
         output_layer=_read_output(weights, checkpoint, config, names, hidden),
