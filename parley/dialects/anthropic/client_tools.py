@@ -37,22 +37,24 @@ def _command_schema(*names: str) -> JsonSchema:
     return {"type": "string", "enum": list(names), "description": "What to do."}
 
 
-VIEW_RANGE: JsonSchema = {
-    "type": "array",
-    "items": {"type": "integer"},
-    "minItems": 2,
-    "maxItems": 2,
-    "description": "view: the first and the last line, counted from 1; -1 as the last line is the end of the file.",
+EDIT_PROPERTIES: dict[str, JsonSchema] = {  # of commands that show and change a file
+    "view_range": {
+        "type": "array",
+        "items": {"type": "integer"},
+        "minItems": 2,
+        "maxItems": 2,
+        "description": "view: the first and the last line, counted from 1; -1 as the last line is the end of the file.",
+    },
+    "file_text": _text_schema("create: the whole text of the file."),
+    "old_str": _text_schema("str_replace: the text to replace, exactly as in the file, where it must occur once."),
+    "new_str": _text_schema("str_replace: the text in its place."),
+    "insert_line": {
+        "type": "integer",
+        "minimum": 0,
+        "description": "insert: the line after which the text is inserted; 0 is the beginning of the file.",
+    },
+    "insert_text": _text_schema("insert: the text to insert."),
 }
-INSERT_LINE: JsonSchema = {
-    "type": "integer",
-    "minimum": 0,
-    "description": "insert: the line after which the text is inserted; 0 is the beginning of the file.",
-}
-OLD_TEXT = _text_schema("str_replace: the text to replace, exactly as in the file, where it must occur once.")
-NEW_TEXT = _text_schema("str_replace: the text in its place.")
-INSERTED_TEXT = _text_schema("insert: the text to insert.")
-FILE_TEXT = _text_schema("create: the whole text of the file.")
 
 BASH = ClientTool(
     "bash",
@@ -72,12 +74,7 @@ def _editor_tool(name: str, *, can_undo: bool = False, has_max_characters: bool 
     commands = ["view", "create", "str_replace", "insert"]
     properties = {
         "path": _text_schema("The absolute path of the file; for view also of a folder."),
-        "view_range": VIEW_RANGE,
-        "file_text": FILE_TEXT,
-        "old_str": OLD_TEXT,
-        "new_str": NEW_TEXT,
-        "insert_line": INSERT_LINE,
-        "insert_text": INSERTED_TEXT,
+        **EDIT_PROPERTIES,
     }
     if can_undo:
         commands.append("undo_edit")
@@ -99,12 +96,7 @@ MEMORY = ClientTool(
         {
             "command": _command_schema("view", "create", "str_replace", "insert", "delete", "rename"),
             "path": _text_schema("The path of the file, below /memories; for view and delete also of a folder."),
-            "view_range": VIEW_RANGE,
-            "file_text": FILE_TEXT,
-            "old_str": OLD_TEXT,
-            "new_str": NEW_TEXT,
-            "insert_line": INSERT_LINE,
-            "insert_text": INSERTED_TEXT,
+            **EDIT_PROPERTIES,
             "old_path": _text_schema("rename: the present path."),
             "new_path": _text_schema("rename: the path from then on."),
         },
