@@ -319,6 +319,7 @@ def test_unsupported_nomic_bert_and_gte_configs_are_refused(kind, members, sente
     "members",
     [
         {"conv_kernel_size": 3, "conv_act": "gelu", "position_buckets": 32, "hidden_act": "gelu_new"},
+        {"conv_kernel_size": 3, "conv_act": "gelu_new"},
         {"conv_kernel_size": 5, "conv_groups": 4, "share_att_key": False, "type_vocab_size": 2},
         {"share_att_key": False, "pos_att_type": "c2p", "norm_rel_ebd": "none", "position_biased_input": True},
         {"pos_att_type": "p2c", "position_buckets": -1, "max_relative_positions": 20},

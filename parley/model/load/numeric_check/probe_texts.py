@@ -1,4 +1,4 @@
-"""The texts that the numeric check of an encoder compares, and the error that all numeric checks measure."""
+"""The numeric check of encoders: the texts that it compares, and the largest error; and how all checks measure it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ from collections.abc import Sequence
 
 import torch
 
+from parley.model.checkpoint.files import LoadError
+
 PROBE_LENGTHS = (17, 5)  # tokens of the two texts
+ENCODER_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.06}  # relative error (L2) of the hidden states
 
 
 def probe_texts(vocab_size: int, max_length: int, lengths: Sequence[int] = PROBE_LENGTHS) -> list[list[int]]:
@@ -18,3 +21,9 @@ def probe_texts(vocab_size: int, max_length: int, lengths: Sequence[int] = PROBE
 def relative_error(actual: torch.Tensor, expected: torch.Tensor) -> float:
     """Return the norm (L2) of the difference of two tensors of one shape, relative to that of ``expected``."""
     return float((actual - expected).norm() / expected.norm().clamp_min(1e-30))
+
+
+def refuse_large_error(error: float, dtype: torch.dtype = torch.float32) -> None:
+    """Raise LoadError if the relative error of an encoder of ``dtype`` is too large, or no number."""
+    if not error <= ENCODER_TOLERANCE[dtype]:
+        raise LoadError(f"The encoder failed its numeric check (off by {error:.2g}) and is not used.")

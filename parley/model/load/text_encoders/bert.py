@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 
 from parley.model.checkpoint.files import Checkpoint, LoadError
-from parley.model.load.numeric_check.probe_texts import probe_texts, relative_error
+from parley.model.load.numeric_check.probe_texts import probe_texts, refuse_large_error, relative_error
 from parley.model.networks.activations import GELU, GELU_TANH, RELU, find_activation
 from parley.model.networks.encoder import (
     Encoder,
@@ -36,7 +36,6 @@ ELECTRA = "electra"
 MAX_DISTANCE = 128  # relative distances from here on share the last bucket
 
 MAX_POSITIONS = 1 << 20  # a config may claim any number, and no tensor need have that many rows
-ENCODER_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.06}  # relative error (L2) of the hidden states
 
 
 @dataclass(frozen=True)
@@ -268,9 +267,7 @@ def load_encoder(
         weights.second_type(),
         weights.read_projection(),
     )
-    error = encoder_deviation(encoder, checkpoint, weights.names)
-    if not error <= ENCODER_TOLERANCE[dtype]:
-        raise LoadError(f"The encoder failed its numeric check (off by {error:.2g}) and is not used.")
+    refuse_large_error(encoder_deviation(encoder, checkpoint, weights.names), dtype)
     return encoder
 
 

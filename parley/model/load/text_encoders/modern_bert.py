@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from parley.model.checkpoint.files import Checkpoint, LoadError
-from parley.model.load.numeric_check.probe_texts import probe_texts, relative_error
+from parley.model.load.numeric_check.probe_texts import probe_texts, refuse_large_error, relative_error
 from parley.model.load.text_encoders.bert import MAX_POSITIONS
 from parley.model.load.text_encoders.rotary_tensors import RotaryEncoderTensors
 from parley.model.networks.activations import ACTIVATION_FUNCTIONS, GELU, GELU_TANH, find_activation
@@ -38,7 +38,6 @@ CONFIG_DEFAULTS: dict[str, Any] = {
     "hidden_activation": "gelu",
 }
 PROBE_EXCESS, SHORT_PROBE = 20, 5  # tokens of the long probe beyond the reach of local layers, and of the short probe
-TOLERANCE = 1e-3  # relative error (L2) of the hidden states
 
 
 def read_config(config: dict[str, Any]) -> RotaryEncoderConfig:
@@ -149,9 +148,7 @@ def load_modern_bert(
         layers,
         weights.read_norm("final_norm"),
     )
-    error = _encoder_deviation(encoder, ModernBertWeights(checkpoint, config, torch.device("cpu")))
-    if not error <= TOLERANCE:
-        raise LoadError(f"The encoder failed its numeric check (off by {error:.2g}) and is not used.")
+    refuse_large_error(_encoder_deviation(encoder, ModernBertWeights(checkpoint, config, torch.device("cpu"))))
     return encoder
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from parley.model.checkpoint.files import Checkpoint, LoadError
-from parley.model.load.numeric_check.probe_texts import probe_texts, relative_error
+from parley.model.load.numeric_check.probe_texts import probe_texts, refuse_large_error, relative_error
 from parley.model.load.text_encoders.bert import MAX_POSITIONS
 from parley.model.load.text_encoders.modern_bert import MAX_LAYERS, rotate_plainly
 from parley.model.load.text_encoders.rotary_tensors import RotaryEncoderTensors
@@ -30,7 +30,6 @@ NOMIC, GTE, PUBLISHED_GTE, JINA = "nomic_bert", "gte", "new", "jina_embeddings_v
 ROTARY_BERT_TYPES = (NOMIC, GTE, PUBLISHED_GTE, JINA)
 WORD_EMBEDDINGS, TYPE_EMBEDDINGS = (f"embeddings.{kind}_embeddings.weight" for kind in ("word", "token_type"))
 GATED_ACTIVATIONS = {"swiglu": "silu", "geglu": "gelu"}  # NomicBERT's names of gated layers, to their activations
-TOLERANCE = 1e-3  # relative error (L2) of the hidden states
 
 # NomicBERT's first configs have GPT-2's names
 CONFIG_SYNONYMS = {"n_embd": "hidden_size", "n_inner": "intermediate_size", "n_head": "num_attention_heads",
@@ -331,9 +330,7 @@ def load_rotary_bert(
     words, second_type = weights.read_embeddings()
     norm = weights.read_norm(weights.names.embedding_norm)
     encoder = RotaryEncoder(weights.config, words, norm, layers, None, second_type)
-    error = _encoder_deviation(encoder, RotaryBertWeights(checkpoint, config, torch.device("cpu")))
-    if not error <= TOLERANCE:
-        raise LoadError(f"The encoder failed its numeric check (off by {error:.2g}) and is not used.")
+    refuse_large_error(_encoder_deviation(encoder, RotaryBertWeights(checkpoint, config, torch.device("cpu"))))
     return encoder
 
 
