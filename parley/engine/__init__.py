@@ -1,1 +1,1 @@
-"""Engines turn requests of token ids into output tokens. ``protocol`` has the base class; other files, the kinds."""
+"""Engines turn requests of token ids into output tokens. Start with ``protocol``, which has the base class."""

@@ -1,7 +1,8 @@
 """A process that runs an engine, and the socket to it.
 
-It can be started before its settings are known. It then imports its libraries, which takes as long as the start of a
-small model, while the server reads options and imports its own. It needs few imports itself for that reason.
+The process can be started before its settings are known. It then imports its libraries, which takes as long as loading
+a small model, while the server reads its options and imports its own libraries. So that the start is early, this module
+imports little.
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ class EngineProcess:
 
 
 def start_engine_process(command: Sequence[str], *, owns_group: bool = False) -> EngineProcess:
-    """Start a process. ``command``: the descriptor of its end of the socket is added as the last argument.
+    """Start a process, connected by a socket. The descriptor of its end is added to ``command`` as the last argument.
 
-    ``owns_group``: it leads a process group. Raises OSError.
+    ``owns_group``: the process leads a process group of its own. Raises OSError.
     """
     own_end, engine_end = socket.socketpair()
     try:

@@ -1,6 +1,6 @@
-"""An optional capability of engines: their KV pages are exchanged with other instances.
+"""An optional capability of engines: to exchange KV pages with other instances.
 
-The pages themselves travel elsewhere (``disagg/kv``); the engine reserves, publishes, pins and frees them.
+``disagg/kv`` transfers the bytes of the pages; the engine reserves, publishes, pins and frees them.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class PageTransferEngine(Protocol):
 
 
 def find_page_transfer(engine: Engine) -> PageTransferEngine | None:
-    """Return the engine as one that exchanges pages; None if it is not ready or does not exchange pages."""
+    """Return ``engine`` if it is ready and exchanges pages, else None."""
     if engine.info is None or "page_transfer" not in engine.info.features:
         return None
     return engine if isinstance(engine, PageTransferEngine) else None

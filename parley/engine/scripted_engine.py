@@ -1,9 +1,9 @@
 """A scripted engine without a model, for testing the whole server; its cost per token is nearly zero.
 
-Clients cannot tell it from a real one: requests wait for one of ``max_batch`` slots, each step generates one token for
-every running choice, cancelled requests generate nothing more. The tokens are a function of the request. KV pages are
-mere numbers: leases and reservations hold some of them, and there are never prefix hits. For the prefill share, a token
-counts as a millisecond.
+To clients it behaves like a real one: choices wait for one of ``max_batch`` slots, each step generates one token for
+every running choice, and cancelled requests generate nothing more. The tokens are a function of the request. KV pages
+have numbers but no content: leases and reservations hold them, and there are never prefix hits. For the prefill share,
+each token counts as a millisecond.
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ class FakeEngine(MessagePageTransfer):
         self._deliver_outputs(StepOutputs(outputs, self._update_stats()))
 
     def _send_to_engine(self, message: ToEngine) -> None:
-        """Act on a message as an engine process would, at once. Pages received from others have no effect."""
+        """Handle a message at once, as an engine process would. Pages received from other instances have no effect."""
         if self._hangs:
             return
         if isinstance(message, SubmitRequest):
@@ -316,8 +316,8 @@ class FakeEngine(MessagePageTransfer):
         )
 
     def _make_vector(self, request: EngineRequest) -> bytes:
-        """Return made-up numbers that depend on the prompt: the frequency of its tokens by residue, or of each one. The
-        weight of a token in a sparse vector is how often it is in the prompt."""
+        """Return a vector that depends on the prompt: the counts of its tokens by their id modulo the length of the
+        vector, or a vector for each token. In a sparse vector, the weight of a token is its count."""
         assert request.pooling is not None
         if request.pooling.task == "embed_sparse":
             counted = sorted(Counter(request.token_ids).items())
@@ -342,7 +342,7 @@ class FakeEngine(MessagePageTransfer):
         return TokenCost(rows, choice.last_token_at - previous, 0.0)
 
     def _token_score(self, token: int, top: int, token_ids: list[int] | None = None) -> TokenScore:
-        """Return plausible made-up logprobs: the token itself is the most probable one, its successors follow."""
+        """Return invented log-probabilities: the token itself is the most probable, then the ids after it."""
         ids = token_ids or [(token + k) % self._model_info.vocab_size for k in range(top)]
         return TokenScore(-0.5, 1, ids, [-0.5 - k for k in range(len(ids))])
 

@@ -1,6 +1,6 @@
 """Output streams of requests in the API process. A group reads one stream, or several together, step by step.
 
-Of the engine this module needs only its methods to cancel a request and to finish a beam search.
+This module needs only two methods of the engine: to cancel a request, and to finish a beam search (``StreamSource``).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Starts decode steps of a ``DecoderRunner`` on a GPU without waiting for their results (see ``core.run_ahead``).
 
-The tokens that a step draws stay on the device, where the next step reads them, and are copied to the host meanwhile.
-On the CPU, for tests, a step is computed when it is started.
+The sampled tokens of a step stay on the device, where the next step reads them; at the same time they are copied to the
+host. On the CPU, in tests, a step is computed when it is started.
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ if TYPE_CHECKING:
 
 
 class StartedDecodes:
-    """``core.sequence.StartedStep``. ``drawn`` int64 [rows]: tokens on the device; ``peaks``: the largest logits."""
+    """``core.sequence.StartedStep``. ``drawn``: the sampled tokens on the device, int64 [rows]. ``peaks``: the largest
+    logit of each row, float32 [rows]. ``row_indices``: the row of each sequence."""
 
     def __init__(self, rows: list[StepRow], drawn: torch.Tensor, peaks: torch.Tensor):
-        self.places = {row.sequence: place for place, row in enumerate(rows)}
+        self.row_indices = {row.sequence: index for index, row in enumerate(rows)}
         self.drawn = drawn
         self._tokens, self._peaks, self._copied = drawn, peaks, None
         if drawn.device.type != "cpu":
@@ -37,7 +38,7 @@ class StartedDecodes:
             self._copied.record()
 
     def wait(self) -> list[RowResult]:
-        """Return the drawn tokens; a row whose logits are not finite has ``error``."""
+        """Wait for the device, and return the sampled tokens. A row whose logits are not finite gets ``error``."""
         if self._copied is not None:
             self._copied.synchronize()
         return [
@@ -47,7 +48,7 @@ class StartedDecodes:
 
 
 def _copy_to_host(numbers: torch.Tensor) -> torch.Tensor:
-    """Return a pinned tensor that the device fills with these numbers after its work so far."""
+    """Return a pinned tensor, into which the device copies these numbers when it has done its work so far."""
     return torch.empty_like(numbers, device="cpu", pin_memory=True).copy_(numbers, non_blocking=True)
 
 
@@ -58,7 +59,8 @@ class DecodeStarter:
         self._runner = runner
 
     def can_follow(self, row: StepRow) -> bool:
-        """Whether the row's token is drawn on the device alone, and its position needs no items of media."""
+        """Whether the row's token is sampled on the device alone, and its request has no media, which decide
+        positions."""
         return not row.sequence.request.media and self._runner.sampler.draws_on_device(row.sequence.slot)
 
     @torch.inference_mode()
@@ -77,21 +79,21 @@ class DecodeStarter:
         return StartedDecodes(rows, runner.sampler.start_draw(logits, argmax_ids, slots, positions), peaks)
 
     def _insert_drawn(self, batch: PackedBatch, rows: list[StepRow], previous: StartedDecodes) -> None:
-        """Put tokens that the host does not know yet into a batch: those that ``previous`` draws."""
-        places = [
-            (place, previous.places[row.sequence])
-            for place, row in enumerate(rows)
+        """Write the tokens that ``previous`` samples, and that the host does not know yet, into a batch."""
+        index_pairs = [
+            (index, previous.row_indices[row.sequence])
+            for index, row in enumerate(rows)
             if row.start == len(row.sequence.tokens)
         ]
-        if places:
-            columns = copy_to_device(np.array(places, np.int64), batch.token_ids.device)
+        if index_pairs:
+            columns = copy_to_device(np.array(index_pairs, np.int64), batch.token_ids.device)
             batch.token_ids.index_copy_(0, columns[:, 0], previous.drawn.index_select(0, columns[:, 1]))
 
 
 def start_on_gpu(runner: DecoderRunner) -> None:
-    """Let a runner on a GPU start decode steps ahead, as graphs where its network allows that.
+    """Make a runner on a GPU start decode steps ahead, and run them as CUDA graphs if its network allows that.
 
-    Without graphs if the variable PARLEY_CUDA_GRAPHS is "off".
+    The environment variable PARLEY_CUDA_GRAPHS turns graphs off if it is "off".
     """
     runner.starter = DecodeStarter(runner)
     if os.environ.get("PARLEY_CUDA_GRAPHS", "") != "off" and can_record(runner.network, runner.pages):

@@ -1,11 +1,12 @@
 """The draft model: proposes draft tokens with a small network and KV pages of its own.
 
-It extends each sequence greedily by its own most probable tokens, all sequences of a call in one batch. A call reads a
-bounded number of tokens that are new to the model; until it has caught up with a sequence, it proposes nothing for it.
-It manages its pages itself: the least recently requested sequence loses its pages and is read again later. It has no
-LoRA adapters: it drafts for sequences with an adapter as if they had none, so fewer of their drafts are accepted.
+It continues each sequence greedily with its own most probable tokens, all sequences of a call in one batch. A call
+computes a bounded number of tokens that are new to the model. A sequence with more of them gets no drafts until all are
+computed. The model manages its pages itself: the least recently requested sequence loses its pages and is recomputed
+later. It has no LoRA adapters: it drafts for sequences with an adapter as if they had none, so fewer drafts of these
+are accepted.
 
-It is not told which drafts were accepted. It notices a rejected one because the sequence continues differently.
+It is not told which drafts were accepted. It finds rejected ones by comparing its tokens with those of the sequence.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from parley.core.sequence import BLOCK_SIZE, Sequence
 from parley.model.networks.network import DecoderNetwork, PackedBatch
 from parley.model.networks.paged_kv import PagedKV
 
-CATCH_UP_TOKENS = 512  # tokens read per call, besides the new ones since the last call
+CATCH_UP_TOKENS = 512  # tokens computed per call, in addition to the newest token of each sequence
 
 
 @dataclass(eq=False, slots=True)
@@ -39,11 +40,11 @@ class DraftState:
 
 
 @dataclass(slots=True)
-class _PartToRead:
-    """Tokens of a sequence that the network reads next, from position ``start`` on.
+class _Chunk:
+    """Tokens of a sequence that the network computes next, from position ``start`` on.
 
-    ``number``: of the sequence in the call, which gets the token predicted after them as a draft; None: more tokens of
-    the sequence must be read first.
+    ``number``: index of the sequence in the call, which gets the token predicted after them as a draft; None: more
+    tokens of the sequence must be computed before it gets drafts.
     """
 
     number: int | None
@@ -67,11 +68,11 @@ class DraftModel:
         """Run one forward pass over page 0, before any page is in use, to trigger one-time setup in libraries."""
         self.kv.clear_pages([0])
         tokens = [0] * min(BLOCK_SIZE, self.max_model_len)
-        self._predict_next([_PartToRead(None, tokens, 0, DraftState(block_table=[0]))])
+        self._predict_next([_Chunk(None, tokens, 0, DraftState(block_table=[0]))])
 
     @torch.inference_mode()
     def propose_drafts(self, draft_limits: list[tuple[Sequence, int]]) -> list[list[int]]:
-        """Return at most the requested number of draft tokens for each (sequence, count)."""
+        """Return at most ``limit`` draft tokens for each (sequence, limit)."""
         for sequence, _ in draft_limits:
             self._states.setdefault(sequence, DraftState())
             self._states.move_to_end(sequence)
@@ -80,7 +81,7 @@ class DraftModel:
         lengths: list[int] = []
         budget = CATCH_UP_TOKENS
         new_pages: list[int] = []
-        parts: list[_PartToRead] = []
+        chunks: list[_Chunk] = []
         for number, (sequence, limit) in enumerate(draft_limits):
             state = self._states[sequence]
             start = self._trim_to_confirmed(sequence, state)
@@ -97,18 +98,18 @@ class DraftModel:
             token_ids = [token_id if token_id < vocab_size else 0 for token_id in sequence.tokens[start:end]]
             state.tokens += sequence.tokens[start:end]
             has_caught_up = end == len(sequence.tokens)
-            parts.append(_PartToRead(number if has_caught_up else None, token_ids, start, state))
+            chunks.append(_Chunk(number if has_caught_up else None, token_ids, start, state))
         self.kv.clear_pages(new_pages)
-        while parts:
-            continued: list[_PartToRead] = []
-            for part, token in zip(parts, self._predict_next(parts), strict=True):
-                if part.number is None:
+        while chunks:
+            continued: list[_Chunk] = []
+            for chunk, token in zip(chunks, self._predict_next(chunks), strict=True):
+                if chunk.number is None:
                     continue
-                drafts[part.number].append(token)
-                if len(drafts[part.number]) < lengths[part.number]:
-                    continued.append(_PartToRead(part.number, [token], len(part.state.tokens), part.state))
-                    part.state.tokens.append(token)
-            parts = continued
+                drafts[chunk.number].append(token)
+                if len(drafts[chunk.number]) < lengths[chunk.number]:
+                    continued.append(_Chunk(chunk.number, [token], len(chunk.state.tokens), chunk.state))
+                    chunk.state.tokens.append(token)
+            chunks = continued
         return drafts
 
     def forget_sequence(self, sequence: Sequence) -> None:
@@ -118,10 +119,11 @@ class DraftModel:
             self.pool.release_pages(state.block_table)
 
     def _trim_to_confirmed(self, sequence: Sequence, state: DraftState) -> int:
-        """Drop tokens that differ from the sequence's, and its last one, which must be read again. Return the rest."""
+        """Drop the computed tokens that differ from the sequence's, and its last one, which must be computed again for
+        its logits. Return the number of tokens that are left."""
         tokens, drafted = sequence.tokens, state.tokens
         if (is_long := len(tokens) > self.network.long_rope_after) != state.uses_long_rope:
-            drafted.clear()  # their keys have the other rotary factors
+            drafted.clear()  # their keys have other rotary factors
             state.confirmed, state.uses_long_rope = 0, is_long
         count = min(len(drafted), len(tokens) - 1)
         agreed = min(count, state.confirmed)
@@ -149,11 +151,11 @@ class DraftModel:
             new_pages.append(state.block_table[-1])
         return True
 
-    def _predict_next(self, parts: list[_PartToRead]) -> list[int]:
-        """Read the parts, and return the most probable next token of each."""
-        tables = ((part.token_ids, part.start, part.state.block_table) for part in parts)
+    def _predict_next(self, chunks: list[_Chunk]) -> list[int]:
+        """Compute the chunks, and return the most probable next token after each."""
+        tables = ((chunk.token_ids, chunk.start, chunk.state.block_table) for chunk in chunks)
         batch = PackedBatch.pack_parts(tables, self.kv.device)
-        batch.mark_long_rope([part.state.uses_long_rope for part in parts])
+        batch.mark_long_rope([chunk.state.uses_long_rope for chunk in chunks])
         hidden = self.network.compute_hidden(batch, self.kv)
-        last = torch.tensor([span.first + span.count - 1 for span in batch.spans], device=self.kv.device)
-        return native.argmax(self.network.compute_logits(hidden.index_select(0, last)))[1].tolist()
+        last_rows = torch.tensor([span.first + span.count - 1 for span in batch.spans], device=self.kv.device)
+        return native.argmax(self.network.compute_logits(hidden.index_select(0, last_rows)))[1].tolist()

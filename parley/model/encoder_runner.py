@@ -1,8 +1,8 @@
-"""The encoder runner: computes one vector for each text of a step, or for each of its tokens, or scores of classes, or
-weights of the vocabulary's tokens.
+"""The encoder runner: computes for each text of a step a vector, a vector of each token, the scores of classes, or the
+weights of the vocabulary's tokens (sparse embedding).
 
-It keeps nothing between steps, neither pages nor a sampler. Texts of the same length are packed next to each other, so
-that they attend in one call.
+It keeps nothing between steps, and has neither pages nor a sampler. Texts of the same length are packed next to each
+other, so that one call computes their attention.
 """
 
 from __future__ import annotations

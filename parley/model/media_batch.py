@@ -1,6 +1,6 @@
-"""Puts the data of media tokens into a packed batch: embeddings, rotary positions, and the range that they see.
+"""Adds the data of media tokens to a packed batch: embeddings, rotary positions, and the positions that they attend to.
 
-A chunk may cut an item anywhere. Nothing here is called for steps without media.
+A chunk may begin and end within an item. Steps without media call nothing in this module.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from parley.model.networks.network import MediaRows, PackedBatch
 
 
 class _RunInRow(NamedTuple):
-    """Embeddings ``first .. first + length`` of an item, which belong to tokens ``token ..`` of the batch.
+    """Embeddings ``first .. first + length`` of an item, which replace the batch's tokens ``token .. token + length``.
 
     ``sees_until``: how far its tokens see, as a position of the sequence; None: each up to itself.
     """
@@ -30,7 +30,7 @@ class _RunInRow(NamedTuple):
 
 
 def has_media(rows: list[StepRow]) -> bool:
-    """Whether any row belongs to a request with media. Then ``add_media`` must see the batch."""
+    """Whether any row belongs to a request with media. Then ``add_media`` must be called for the batch."""
     return any(row.sequence.request.media for row in rows)
 
 
@@ -44,7 +44,7 @@ def add_media(batch: PackedBatch, rows: list[StepRow]) -> None:
 
 
 def placeholder_positions(sequence: Sequence, start: int, end: int) -> set[int]:
-    """Return the positions among ``start .. end`` whose tokens only stand for embeddings."""
+    """Return the positions in ``start .. end`` whose tokens are placeholders of embeddings."""
     return {
         position
         for item in sequence.request.media
@@ -91,13 +91,14 @@ def _gather_rows(runs: list[_RunInRow], device: torch.device) -> MediaRows:
 
 
 def _find_whole_prompts(rows: list[StepRow]) -> list[bool] | None:
-    """Return ``PackedBatch.whole_prompts``; None if there is no such span. The scheduler ends their rows with them."""
+    """Return ``PackedBatch.whole_prompts``; None if there is no such span. The scheduler never divides such a
+    prompt."""
     is_whole = [row.start < row.sequence.prompt_len and row.sequence.prompt_sees_both_ways for row in rows]
     return is_whole if any(is_whole) else None
 
 
 def _visible_ends(batch: PackedBatch, rows: list[StepRow], runs: list[_RunInRow]) -> torch.Tensor | None:
-    """Return ``PackedBatch.visible_ends``; None if no token sees later ones."""
+    """Return ``PackedBatch.visible_ends``; None if no token attends to later ones."""
     if batch.whole_prompts is None and all(run.sees_until is None for run in runs):
         return None
     ends = batch.positions + 1

@@ -1,8 +1,7 @@
 """Runs a decoder network: the rows of one step in, one result per row out.
 
 Rows are packed into one batch without padding, new pages are cleared first, and logits are computed only for positions
-that sample or score. This module does not know why a row is in the step, nor how its token is used: that is the
-scheduler's job.
+that sample or score. This module does not know why a row is in the step, or how its token is used: the scheduler does.
 """
 
 from __future__ import annotations
@@ -191,7 +190,7 @@ class DecoderRunner:
     def _sample_rows(
         self, rows: list[StepRow], batch: PackedBatch, hidden: torch.Tensor, results: list[RowResult]
     ) -> None:
-        """Draw tokens for all rows that sample, except those of beam searches."""
+        """Sample a token for each row that samples, except those of beam searches, and verify drafts."""
         indices = [
             i for i, row in enumerate(rows) if row.sample and results[i].error is None and not row.sequence.request.beam
         ]
@@ -212,13 +211,13 @@ class DecoderRunner:
         if len(logit_tokens) == len(indices):  # without drafts
             self._draw_rows(sampled_rows, logits, argmax_ids, finite)
             return
-        trials, first = [], 0
+        trials, first_logits = [], 0
         for row, result in sampled_rows:
-            trials.append(DraftTrial(row, result, first))
-            first += 1 + len(row.drafts)
+            trials.append(DraftTrial(row, result, first_logits))
+            first_logits += 1 + len(row.drafts)
         verify_drafts(self.sampler, logits, argmax_ids, finite, trials)
         broken_tokens = [token for token, is_finite in zip(logit_tokens, finite, strict=True) if not is_finite]
-        if broken_tokens:  # or later rows would multiply their NaNs, even by zero
+        if broken_tokens:  # NaNs in the pages would reach later tokens: attention multiplies them by 0, which gives NaN
             self.pages.clear_tokens(batch.slot_mapping[torch.tensor(broken_tokens, device=self.device)])
 
     def _draw_rows(
@@ -297,19 +296,20 @@ class DecoderRunner:
 
     def _last_hidden(self, spans: list[Span], indices: list[int], hidden: torch.Tensor) -> torch.Tensor:
         """Return the hidden states of the last token of each span in ``indices``, [len(indices), hidden]."""
-        last = torch.tensor([spans[i].first + spans[i].count - 1 for i in indices], device=self.device)
-        return hidden.index_select(0, last)
+        last_tokens = torch.tensor([spans[i].first + spans[i].count - 1 for i in indices], device=self.device)
+        return hidden.index_select(0, last_tokens)
 
     def _score_prompt(self, row: StepRow, hidden: torch.Tensor, result: RowResult) -> None:
-        """Compute logprobs of the prompt tokens that this row predicts, from number ``score_from``; None for media."""
+        """Compute the log-probabilities of the prompt tokens that this row predicts, from token ``score_from`` on; None
+        for placeholders of media."""
         assert row.score_from is not None
         sequence = row.sequence
-        first = row.score_from - 1  # position p predicts token p + 1
+        start = row.score_from - 1  # position p predicts token p + 1
         end = min(row.start + row.count, sequence.prompt_len - 1)  # the last prompt token predicts an output token
         top_count = max(0, sequence.request.prompt_logprobs)
-        placeholders = placeholder_positions(sequence, first + 1, end + 1)
+        placeholders = placeholder_positions(sequence, start + 1, end + 1)
         scores: list[TokenScore | None] = []
-        for part_start in range(first, end, SCORE_ROWS):
+        for part_start in range(start, end, SCORE_ROWS):
             part_end = min(part_start + SCORE_ROWS, end)
             logits = self.network.compute_logits(hidden[part_start - row.start : part_end - row.start])
             if not torch.isfinite(logits.amax(-1)).all():
@@ -331,13 +331,13 @@ def _row_tokens(row: StepRow) -> list[int]:
 
 
 def _logit_tokens(row: StepRow, span: Span) -> range:
-    """Return the tokens of the batch whose logits a row that samples needs: its last token, and its drafts."""
+    """Return the batch indices whose logits a sampling row needs: those of its last token and of its drafts."""
     end = span.first + span.count
     return range(end - 1 - len(row.drafts), end)
 
 
 def _count_results(row: StepRow) -> int:
-    """Return the number of last tokens of a row whose hidden states are read."""
+    """Return how many of a row's last tokens have hidden states that are read."""
     if row.score_from is not None:
         return row.count + len(row.drafts)
     return 1 + len(row.drafts) if row.sample or row.make_vector else 0

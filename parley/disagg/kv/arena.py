@@ -1,8 +1,8 @@
 """A KV arena of this host, mapped: the bytes of its pages as views, without copies.
 
-The mapping is shared with the engine process: each side sees the writes of the other. A page consists of pieces, one in
-each region of its kind; consecutive pages are adjacent within a region only. So several pages are processed region by
-region, and in a region adjacent pages are one view. Knows nothing of their use.
+The mapping is shared with the engine process: each side sees the writes of the other. A page has one piece in each
+region of its kind, and consecutive pages are adjacent only within a region. So several pages are processed region by
+region, and adjacent pages of a region are one view. This module does not know what pages are used for.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class BadArena(Exception):
 
 
 class PageKind(NamedTuple):
-    """``page_count`` pages, numbered from ``first``, that have parts in the same regions."""
+    """``page_count`` pages, numbered from ``first``, with one piece in each of the same ``regions``."""
 
     first: int
     page_count: int
@@ -33,8 +33,8 @@ class PageKind(NamedTuple):
         """The bytes of one of these pages."""
         return sum(region.size for region in self.regions)
 
-    def places_of(self, pages: Sequence[int]) -> list[int]:
-        """Return the positions in the regions of those of ``pages`` that are of this kind."""
+    def region_indices(self, pages: Sequence[int]) -> list[int]:
+        """Return the indices within the regions of those ``pages`` that are of this kind."""
         end = self.first + self.page_count
         return [page - self.first for page in pages if self.first <= page < end]
 
@@ -85,10 +85,10 @@ class MappedArena:
 
     def count_bytes(self, pages: Sequence[int]) -> int:
         """Return the bytes of these pages."""
-        return sum(kind.page_bytes * len(kind.places_of(pages)) for kind in self.kinds)
+        return sum(kind.page_bytes * len(kind.region_indices(pages)) for kind in self.kinds)
 
     def divide_pages(self, pages: Sequence[int], most_bytes: int) -> Iterator[list[int]]:
-        """Yield these pages in lists of at most ``most_bytes``, or of one page."""
+        """Yield these pages in lists of at most ``most_bytes`` bytes each; a larger page gets a list of its own."""
         batch: list[int] = []
         bytes_left = most_bytes
         for page in pages:
@@ -105,14 +105,14 @@ class MappedArena:
         """Return the bytes of these pages, region by region, in order."""
         views: list[memoryview] = []
         for kind in self.kinds:
-            places = kind.places_of(pages)
-            cuts: dict[tuple[int, int], list[slice]] = {}  # by stride and size, shared by regions
-            for region in kind.regions if places else ():
+            indices = kind.region_indices(pages)
+            slices: dict[tuple[int, int], list[slice]] = {}  # by stride and size: regions with the same share them
+            for region in kind.regions if indices else ():
                 stride, size = shape = region.stride, region.size
-                if shape not in cuts:
-                    pieces = consecutive_runs(places) if stride == size else ((place, 1) for place in zip(places))
-                    cuts[shape] = [slice(at := first * stride, at + count * size) for (first,), count in pieces]
-                views += map(self.view[region.offset :].__getitem__, cuts[shape])
+                if shape not in slices:
+                    runs = consecutive_runs(indices) if stride == size else ((index, 1) for index in zip(indices))
+                    slices[shape] = [slice(at := first * stride, at + count * size) for (first,), count in runs]
+                views += map(self.view[region.offset :].__getitem__, slices[shape])
         return views
 
     def page_checksum(self, pages: Sequence[int]) -> int:
@@ -141,7 +141,7 @@ def page_kinds(arena: Arena) -> list[PageKind]:
 
 
 def remaining_views(views: list[memoryview], count: int) -> list[memoryview]:
-    """Return the rest of these views after their first ``count`` bytes."""
+    """Return these views without their first ``count`` bytes."""
     for i, view in enumerate(views):
         if count < len(view):
             return [view[count:], *views[i + 1 :]]
@@ -150,15 +150,16 @@ def remaining_views(views: list[memoryview], count: int) -> list[memoryview]:
 
 
 def consecutive_runs(*sides: Sequence[int]) -> Iterator[tuple[tuple[int, ...], int]]:
-    """Yield the first numbers (one for each side) and the length of each run that is consecutive on all sides."""
-    first: tuple[int, ...] = ()
+    """Divide parallel lists of numbers into runs whose numbers are consecutive in every list. Yield the first numbers
+    of each run, one for each list, and its length."""
+    run_start: tuple[int, ...] = ()
     count = 0
     for numbers in zip(*sides, strict=True):
-        if count and all(number == start + count for number, start in zip(numbers, first, strict=True)):
+        if count and all(number == start + count for number, start in zip(numbers, run_start, strict=True)):
             count += 1
             continue
         if count:
-            yield first, count
-        first, count = numbers, 1
+            yield run_start, count
+        run_start, count = numbers, 1
     if count:
-        yield first, count
+        yield run_start, count

@@ -1,9 +1,9 @@
 """Passes open files to other processes of this host and user, over a Unix socket (SCM_RIGHTS).
 
-The sender keeps a file ready under a random token. A receiver that shows the token gets the file, once. Both sides ask
-the kernel for the user of the other one (SO_PEERCRED). No number of a process or descriptor is ever exchanged, so a
-receiver can only get a file that the other process has opened itself. Socket names are random and belong to the network
-namespace, so a receiver on another host or in another container finds nothing. Knows nothing of the files' content.
+The sender keeps a file ready under a random token. A receiver that sends the token gets the file, once. Each side asks
+the kernel for the user of the other (SO_PEERCRED). No number of a process or descriptor is exchanged, so a receiver can
+only get a file that the other process has opened itself. Socket names are random and belong to the network namespace,
+so a receiver on another host or in another container finds no socket. This module knows nothing of the files' content.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from contextlib import suppress
 from parley.disagg.kv.transport import OfferUnusable
 
 NAME_BYTES, TOKEN_BYTES = 16, 32
-PASSING_TIMEOUT_S = 2.0  # seconds that one file may take: both sides are on the same host
+PASSING_TIMEOUT_S = 2.0  # most seconds for passing one file: both sides are on the same host
 WAITING_CONNECTIONS = 128
 CREDENTIALS = struct.Struct("3i")  # struct ucred: process, user, group
 FILE_READY = b"f"

@@ -1,7 +1,7 @@
 """Messages on a link: msgspec structs in the frames of ``parley.wire``, each with its tag.
 
-A sender has computed a prompt and holds its pages; a receiver requests them. Transports are unknown here. Decoding
-checks the type of every field and the length of every list; the code that uses a number checks its value.
+The sender has computed a prompt and holds its pages; the receiver requests them. This module knows no transports.
+Decoding checks the type of every field and the length of every list; the code that uses a number checks its range.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ class KVFrame(msgspec.Struct, array_like=True):
 
 
 class HeartbeatFrame(KVFrame, tag="beat"):
-    """HeartbeatFrame number ``sent``; ``heard`` is the last number read from the other side."""
+    """Heartbeat number ``sent``. ``heard``: the number of the last heartbeat from the other side."""
 
     sent: FrameCount
     heard: FrameCount
 
 
 class RefuseFrame(KVFrame, tag="refuse"):
-    """The receiver refuses the link (in answer to the hello message) or the handover (in answer to begin)."""
+    """The receiver refuses the link (in answer to HelloFrame) or the handover (in answer to BeginFrame)."""
 
     reason: FrameReason
 
@@ -62,14 +62,15 @@ class BeginFrame(KVFrame, tag="begin"):
 
 
 class PagesFrame(KVFrame, tag="pages"):
-    """The next pages of a prompt that the receiver wants, in order; the transport has them or will get them next."""
+    """The next pages of a prompt that the receiver wants, in order. The transport sends their bytes in the same
+    order."""
 
     part: FrameCount
     pages: Annotated[list[FrameCount], msgspec.Meta(min_length=1, max_length=1 << 20)]
 
 
 class HeldFrame(KVFrame, tag="held"):
-    """Answer to read: the sender still held these pages when it got that message."""
+    """Answer to ReadFrame: the sender still held the pages when it got that message, so what was read is valid."""
 
 
 class OutputsFrame(KVFrame, tag="give"):
@@ -86,7 +87,7 @@ class EndFrame(KVFrame, tag="end"):
 
 
 class WelcomeFrame(KVFrame, tag="welcome"):
-    """Answer to hello: the chosen transport and the agreed settings. ``checksum``: read messages carry one."""
+    """Answer to HelloFrame: the chosen transport and the agreed settings. ``checksum``: each ReadFrame has one."""
 
     transport: FrameName
     lease: LeaseSeconds
@@ -100,17 +101,17 @@ class AcceptFrame(KVFrame, tag="accept"):
 
 
 class ReadFrame(KVFrame, tag="read"):
-    """All pages of one pages message have been read; ``checksum`` of them if the link has checksums."""
+    """All pages of one PagesFrame have been read. ``checksum``: of their bytes, if the link has checksums."""
 
     checksum: FrameCount | None = None
 
 
 class GotOutputsFrame(KVFrame, tag="got"):
-    """Answer to give: the outputs have arrived."""
+    """Answer to OutputsFrame: the outputs have arrived."""
 
 
 class SettledFrame(KVFrame, tag="settled"):
-    """Answer to end: the receiver has finished the handover, and the link is free for the next one."""
+    """Answer to EndFrame: the receiver has finished the handover, and the link is free for the next one."""
 
 
 SenderFrame = HelloFrame | BeginFrame | PagesFrame | HeldFrame | OutputsFrame | EndFrame | HeartbeatFrame

@@ -1,8 +1,8 @@
 """Handshake: both sides prove that they know the cluster's secret, without revealing it. Knows no sockets.
 
 Each side sends 32 random bytes, then an HMAC-SHA256, keyed with the secret, of its role and the random bytes of both
-sides. The role prevents reflecting a proof to its author, the other side's bytes prevent replay. The connecting side
-proves first, so an unauthenticated connection gets no data for guessing the secret offline.
+sides. The role prevents an attacker from reflecting a proof to its author; the other side's bytes prevent replay. The
+connecting side sends its proof first, so an unauthenticated client gets no data for guessing the secret offline.
 
 The steps are generators: they yield bytes to send, or the number of bytes to receive next.
 """

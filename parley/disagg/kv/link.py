@@ -1,9 +1,9 @@
 """The link between a sender and a receiver: messages in both directions, heartbeats, one thread for blocking transfers.
 
-Heartbeats are the only messages it understands. A side that is silent for a lease counts as dead, and so does one that
-sends heartbeats but has not read for that long; end of file says so at once. A handover holds the link while it lasts
-(``hold_link``, ``release_link``) and gets the messages and the end of the link, in the event loop's thread. Between
-handovers the link is idle. ``wait_closed`` waits until nothing of the link runs any more.
+The link itself handles only heartbeats. The other side counts as dead if it is silent for a lease, if it sends
+heartbeats but has not read ours for that long, or at end of file. A handover holds the link while it lasts
+(``hold_link``, ``release_link``). It gets the other messages and the end of the link, in the event loop's thread.
+Between handovers the link is idle. ``wait_closed`` waits until all tasks and the thread of the link have ended.
 """
 
 from __future__ import annotations
@@ -201,7 +201,8 @@ class KVLink:
 
 
 def _call_catching(action: Callable[..., Any], arguments: tuple[Any, ...]) -> tuple[Any, Exception | None]:
-    """Return the result, or the exception without its traceback: stack frames hold views that keep the pages mapped."""
+    """Return the action's result and None, or None and its exception. The exception has no traceback, whose stack
+    frames would hold views that keep the pages mapped."""
     try:
         return action(*arguments), None
     except (LinkLost, OSError, OfferUnusable) as error:

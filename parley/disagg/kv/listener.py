@@ -1,9 +1,10 @@
-"""Listener and connect: set up authenticated connections between peers (sockets, TLS, shared secret).
+"""Authenticated connections between peers (sockets, TLS, shared secret): accepts them, and opens them.
 
 A connection begins with 16 bytes that state its purpose: a link, or a page channel of a link. Then comes TLS if it is
 configured. A link continues with the handshake that proves the secret (``handshake``), a page channel with the ticket
-that this handshake gave to both sides of the link. An unauthenticated connection gets no thread before one is needed,
-no buffer beyond these few bytes, and little time, and learns nothing. The messages of a link are unknown here.
+that this handshake gave to both sides of the link. An unauthenticated connection gets a thread only for TLS or a
+ticket, no buffer beyond these few bytes, little time, and no information. This module does not know the messages of a
+link.
 """
 
 from __future__ import annotations

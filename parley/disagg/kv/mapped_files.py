@@ -1,8 +1,8 @@
-"""Files of other processes, mapped for reading, each once for all links that use it. Knows nothing of their content.
+"""Files of other processes, mapped for reading. All links that use a file share one mapping.
 
-A mapping costs time for each 4 KiB touched through it, on first access and again on unmapping: about 40 ms for a
-gigabyte, during which Python keeps the interpreter lock. So links share mappings, and a thread unmaps them in small
-steps.
+A mapping costs time for each 4 KiB accessed through it, on first access and again on unmapping: about 40 ms for a
+gigabyte, during which Python holds the interpreter lock. So links share mappings, and a thread unmaps them in small
+steps. This module knows nothing of the files' content.
 """
 
 from __future__ import annotations

@@ -80,7 +80,7 @@ class KVPeer:
         self._link_pool = LinkPool()
         self._tickets: dict[bytes, TCPTransport] = {}  # transports of links that wait for their page channel, by ticket
         self._tasks: set[asyncio.Task[None]] = set()  # run incoming handovers
-        self._endings: set[asyncio.Task[None]] = set()  # wait until links have closed
+        self._closing_tasks: set[asyncio.Task[None]] = set()  # each waits until a link has closed
         self._closed = False
 
     @property
@@ -112,7 +112,7 @@ class KVPeer:
         links = [link for link, arena in self._links.items() if arena == name]
         for link in links:
             link.fail_link(f"The engine of {name} has ended.")
-        _start_tracked(self._endings, _close_unlinked_arena(mapped_arena, links))
+        _start_tracked(self._closing_tasks, _close_unlinked_arena(mapped_arena, links))
 
     async def listen(self, host: str, port: int, accept_handover: Callable[[KVReceiver], Awaitable[None]]) -> None:
         """Accept links; ``accept_handover`` is called for each handover, in a task of its own. Raises OSError.
@@ -161,8 +161,8 @@ class KVPeer:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        while self._endings:
-            await asyncio.gather(*self._endings, return_exceptions=True)
+        while self._closing_tasks:
+            await asyncio.gather(*self._closing_tasks, return_exceptions=True)
         await asyncio.to_thread(self._file_sender.close_sender)
         await asyncio.to_thread(self._mapped_files.finish_unmapping)
 
@@ -188,7 +188,7 @@ class KVPeer:
             raise
         finally:
             if link.end_reason:
-                _start_tracked(self._endings, link.wait_closed())
+                _start_tracked(self._closing_tasks, link.wait_closed())
         self._register_link(link, hello.name, partial(self._start_receiver, link, mapped_arena, hello.name))
         link.send_frame(welcome)
 
@@ -311,7 +311,7 @@ class KVPeer:
             link.checksum, link.lease = answer.checksum, min(answer.lease, self._lease)
         except BaseException as error:
             link.fail_link(str(error) or "The connection ended too soon.")
-            _start_tracked(self._endings, link.wait_closed())
+            _start_tracked(self._closing_tasks, link.wait_closed())
             raise
         finally:
             for transport in transports:
@@ -337,7 +337,7 @@ class KVPeer:
         """Forget a link that has ended."""
         del self._links[link]
         self._link_pool.remove_link(link)
-        _start_tracked(self._endings, link.wait_closed())
+        _start_tracked(self._closing_tasks, link.wait_closed())
 
 
 def split_address(address: str) -> tuple[str, int]:

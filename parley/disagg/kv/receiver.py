@@ -1,9 +1,9 @@
 """Receiver side of a handover: pages arrive in its own arena while the sender still computes others.
 
-The order is accept or refuse; then outputs and end may be awaited in any order. Pages of a part arrive in order;
-``on_pages_received`` reports each page count as soon as the sender has confirmed that it still held the pages that were
-read. Pages that do not arrive are recomputed by the receiving engine, so a handover that is lost half-way does no
-damage.
+First accept or refuse the handover; then await the outputs and the end, in any order. A *part* is one prompt of the
+handover. Its pages arrive in order; ``on_pages_received`` reports their number whenever the sender has confirmed that
+it still held the pages that were read. The receiving engine recomputes pages that do not arrive, so a handover that
+breaks off does no damage.
 
 Own pages may be written until ``wait_settled`` has returned, also after ``close_handover``: do not reuse them before.
 """
@@ -71,7 +71,8 @@ class KVReceiver:
         wants: list[tuple[int, list[int]]],
         on_pages_received: Callable[[int, int], None] = lambda part, count: None,
     ) -> None:
-        """Accept the handover. For each part: how many leading full pages to skip, and own pages for those after them.
+        """Accept the handover. ``wants``: for each part, the number of leading full pages to skip, and the own pages to
+        fill with those after them.
 
         ``on_pages_received`` is called with a part number and how many of its own pages are complete.
         Returns at once; pages are read from now on. Raises LinkLost, and ValueError for invalid wants.
@@ -108,8 +109,8 @@ class KVReceiver:
         await self._settled_event.wait()
 
     def close_handover(self) -> None:
-        """Give the handover up at any time; no effect when it is complete. ``wait_settled`` says when own pages are
-        free."""
+        """Abort the handover, at any time; no effect if it is complete. Own pages may be reused when ``wait_settled``
+        has returned."""
         if self._state == "offered":
             self._end_handover("The handover was closed on this side.")
             self._link.send_frame(RefuseFrame("The other side gave up the handover."))

@@ -1,9 +1,9 @@
 """Sender side of a handover: the instance that computed the prompt announces, sends and finally frees its pages.
 
-The order is begin, add pages as they are computed, send outputs, finish. The sender knows the progress of pages only
-from the receiver, and it must not free any before ``finish_handover`` has returned: it answers every read message with
-a held message, and the receiver counts a page only then. So it is also safe to free pages at any time without asking,
-for example when the receiver is silent: close the link first, and later reads will never be confirmed.
+Begin the handover, add pages as they are computed, send the outputs, finish. Pages must not be freed before
+``finish_handover`` has returned, because only the receiver knows which it has read. It reports them (ReadFrame), the
+sender confirms that it still held them (HeldFrame), and only then does the receiver count them. So pages may be freed
+early after all if the link is closed first, for example when the receiver is silent: later reads are never confirmed.
 """
 
 from __future__ import annotations

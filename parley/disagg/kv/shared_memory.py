@@ -1,8 +1,8 @@
 """Shared memory transport between processes of one host: the receiver reads the sender's arena itself.
 
 The sender passes the open file of its arena over a Unix socket (``file_passing``), for reading only. The receiver
-believes nothing that the offer says of it: it takes a memfd that can neither shrink nor grow, whose seals are final,
-that is long enough for the pages of the offer, and that is not its own arena.
+trusts nothing that the offer says about the file. It only accepts a memfd that can neither shrink nor grow, whose seals
+are final, that is long enough for the pages of the offer, and that is not its own arena.
 
 It maps that file, and copies all pieces of a page, or of adjacent pages, in one call that releases the interpreter
 lock. Access to a mapping of a truncated file kills the process; the seals prevent that.
@@ -47,7 +47,7 @@ class SharedMemoryOffer(msgspec.Struct, array_like=True, frozen=True):
 
 
 class KindPair(NamedTuple):
-    """A kind of pages in the sender's arena and in this one, and their bytes there: pairs of arrays."""
+    """A kind of pages in the sender's arena and in this one. ``grids``: pairs of arrays with their bytes."""
 
     sender_kind: PageKind
     own_kind: PageKind
@@ -139,17 +139,18 @@ class SharedMemoryTransport(KVTransport):
         pairs = self._kind_pairs  # stay mapped while they are in use
         if not pairs:
             raise LinkLost("The sender's memory is not open.")
-        places = [
-            (pair.sender_kind.places_of(sender_pages), pair.own_kind.places_of(own_pages), pair.grids) for pair in pairs
+        copies = [
+            (pair.sender_kind.region_indices(sender_pages), pair.own_kind.region_indices(own_pages), pair.grids)
+            for pair in pairs
         ]
-        if sum(len(source_places) for source_places, _, _ in places) < len(sender_pages):
+        if sum(len(sender_indices) for sender_indices, _, _ in copies) < len(sender_pages):
             raise LinkLost("The sender named pages outside its arena.")
-        if any(len(source_places) != len(own_places) for source_places, own_places, _ in places):
+        if any(len(sender_indices) != len(own_indices) for sender_indices, own_indices, _ in copies):
             raise LinkLost("The sender named pages of another kind.")
-        for source_places, own_places, grids in places:
-            for (first, own), count in consecutive_runs(source_places, own_places):
+        for sender_indices, own_indices, grids in copies:
+            for (source_start, target_start), count in consecutive_runs(sender_indices, own_indices):
                 for source, target in grids:
-                    target[:, own : own + count] = source[:, first : first + count]
+                    target[:, target_start : target_start + count] = source[:, source_start : source_start + count]
 
     def close_transport(self) -> None:
         """Withdraw the offered file, and unmap the sender's arena when no copy uses it any more."""

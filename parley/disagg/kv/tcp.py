@@ -17,7 +17,7 @@ from queue import Empty, SimpleQueue
 from parley.disagg.kv.arena import MappedArena, remaining_views
 from parley.disagg.kv.transport import KVTransport, LinkLost, ProgressMonitor
 
-MAX_VIEWS = 256  # views in one call: the kernel takes about one socket buffer, and the rest must be listed again
+MAX_VIEWS = 256  # views in one call: the kernel copies about one socket buffer, and the rest must be passed again
 
 
 class PageChannel:
@@ -40,7 +40,7 @@ class PageChannel:
                     raise LinkLost("The link was closed.")
                 yield
         finally:
-            if self._closed:  # closed before or meanwhile; meanwhile, the descriptor could not be released
+            if self._closed:  # another thread closed it, and could not release the descriptor while it was in use
                 self.close_channel()
 
     def close_channel(self) -> None:

@@ -5,10 +5,10 @@ offers that it can use. From then on both sides get the same lists of pages in t
 ``send_pages`` for each and the receiver ``fetch_pages``. One of the two may do nothing (if the receiver reads the
 sender's memory, or the sender writes the receiver's).
 
-Both methods block and are called in the link's own thread: there the kernel copies without the interpreter lock while
-the event loop serves others. Transports of an event loop would copy in its thread, through one more buffer. A page only
-counts when the sender confirms, after the fetch, that it still held it (``sender``), so a transport need not know when
-pages are freed.
+Both methods block and are called in the link's own thread: there the kernel copies without the interpreter lock, while
+the event loop continues. asyncio's transports would copy in the event loop's thread, through one more buffer. A page
+only counts as received when the sender confirms, after the fetch, that it still held the page (``sender``). So a
+transport need not know when pages are freed.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ class KVTransport(ABC):
 
     @abstractmethod
     def make_offer(self) -> bytes:
-        """Return the data that a receiver needs to use it. Sender side. Raises OSError if this machine lacks it."""
+        """Return the data that a receiver needs to use the transport. Sender side. Raises OSError if this machine does
+        not support it."""
 
     @abstractmethod
     def use_offer(self, offer: bytes) -> None:
@@ -62,7 +63,7 @@ class KVTransport(ABC):
 
 
 class ProgressMonitor:
-    """Detects a side that moves bytes, but too few: it would hold memory for ever."""
+    """Detects another side that transfers bytes, but too slowly: it would hold memory for ever."""
 
     def __init__(self, lease: float):
         self._lease = lease
@@ -76,4 +77,4 @@ class ProgressMonitor:
         if self._moved_bytes >= MIN_LEASE_BYTES:
             self._moved_bytes, self._since = 0, now
         elif now - self._since > self._lease:
-            raise LinkLost("The other side takes or gives pages too slowly.")
+            raise LinkLost("The other side sends or reads pages too slowly.")

@@ -33,8 +33,8 @@ class HandoverMessage(msgspec.Struct, kw_only=True):
     ``limits_counted``: a coordinator counts its limits and its usage. ``prior_outputs``: outputs of earlier attempts.
     ``prompt_ids``: the prompt's token ids, if the body does not contain it. ``adapter_digest``: of the LoRA adapter's
     content, if the request uses an adapter. ``media``: the request's media as the prefill instance processed them,
-    without their features: this instance reads pages, and opens no picture. ``features``: by digest, the content of the
-    feature files of those items that reach beyond the pages, because this instance computes the tokens after them.
+    without their features: this instance receives pages, and decodes no media. ``features``: by digest, the content of
+    the feature files of items that continue after the last full page, because this instance computes the tokens there.
     """
 
     version: int

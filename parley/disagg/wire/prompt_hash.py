@@ -4,8 +4,8 @@ The coordinator routes by them, and instances report the hashes of prompts that 
 so both compute the same hashes. Bodies are not parsed beyond the members that hold the prompt, which each dialect
 declares (``PromptMembers``). The hash covers the JSON text of tools and prompt as the client wrote it, or the prompt in
 a gRPC message, salted with the model, the cache salt and, where tenants share no prefixes, the tenant. Hashes are taken
-at marks whose distance grows with the position, so that a megabyte has about sixty. A picture's base64 counts as a
-thousand characters, which are those of its digest: it is no text, and its size says little about its tokens.
+at marks whose distance grows with the position, so that a megabyte has about sixty. The base64 text of a medium is
+replaced by MEDIA_SIZE characters made of its digest, because its length says little about its number of tokens.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from collections import deque
 from typing import NamedTuple
 
 REPLAY_SECONDS = 30.0  # seconds that sent frames are kept
-REPLAY_BYTES = 32 << 20  # bytes that are kept: more than a connection's buffers hold, hence more than a break can lose
+REPLAY_BYTES = 32 << 20  # bytes that are kept: more than a broken connection can lose, which is what its buffers hold
 
 
 class SentFrames(NamedTuple):

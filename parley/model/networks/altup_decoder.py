@@ -1,7 +1,6 @@
 """The fused decoder of models with several residual streams for each token (Gemma 3n). ``AltUpShape`` defines it.
 
-Streams are [N, T, hidden]. They are mixed by additions and multiplications of single numbers, which round a row's
-numbers in the same way wherever the row is.
+Streams are [N, T, hidden]. They are mixed elementwise, so the bits of a row do not depend on its index in the batch.
 """
 
 from __future__ import annotations
@@ -87,9 +86,9 @@ class AltUpDecoder(FusedDecoder):
         return corrected
 
     def _modalities(self, layer: int, rows: torch.Tensor, altup: AltUpWeights) -> torch.Tensor:
-        """Return the numbers that coefficients depend on, for rows [T, hidden]: float32 [N, T, 1].
+        """Return the router's outputs, which the coefficients depend on, for rows [T, hidden]: float32 [N, T, 1].
 
-        Through float64: the bits of float32's tanh depend on a number's place.
+        tanh is computed in float64, because in float32 its bits depend on a number's index in the tensor.
         """
         normed = native.norm_rows(rows, self.layer_weights[layer].altup_norm)
         logits = native.lm_head_logits(normed, altup.router).double() / self.config.hidden

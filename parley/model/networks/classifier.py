@@ -1,6 +1,6 @@
-"""The head of a classifier: from a text's hidden states to one logit for each class, and to scores.
+"""The head of a classifier: computes a logit for each class from a text's hidden states, and scores from the logits.
 
-Knows no checkpoints: ``load/text_encoders/classifier.py`` reads the weights and chooses the function that makes scores.
+Knows no checkpoints: ``load/text_encoders/classifier.py`` reads the weights and chooses the function of the scores.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ class ClassifierHead:
         elif self.reads == "mean":
             x = self._apply_hidden_layer(_text_means(states.float(), lengths))
         else:
-            places = _last_places(texts, self.padding_id) if self.reads == "last" else _first_places(texts)
-            x = self._apply_hidden_layer(states.index_select(0, places).float())
+            rows = _last_rows(texts, self.padding_id) if self.reads == "last" else _first_rows(texts)
+            x = self._apply_hidden_layer(states.index_select(0, rows).float())
         if self.norm is not None:
             x = F.layer_norm(x, x.shape[-1:], self.norm.weight, self.norm.bias, self.eps)
         return self.output_layer(x)
@@ -78,19 +78,19 @@ class ClassifierHead:
         return SCORE_FUNCTIONS[self.score_function](logits)
 
 
-def _first_places(texts: PackedTexts) -> torch.Tensor:
+def _first_rows(texts: PackedTexts) -> torch.Tensor:
     """Return the row of each text's first token: int64 [texts]."""
     lengths = torch.tensor(texts.lengths, device=texts.token_ids.device)
     return lengths.cumsum(0) - lengths
 
 
-def _last_places(texts: PackedTexts, padding_id: int | None) -> torch.Tensor:
+def _last_rows(texts: PackedTexts, padding_id: int | None) -> torch.Tensor:
     """Return the row of each text's last token that is not padding, or of its first token: int64 [texts]."""
     lengths = torch.tensor(texts.lengths, device=texts.token_ids.device)
     if padding_id is None:
         return lengths.cumsum(0) - 1
     positions = texts.positions * (texts.token_ids != padding_id)
-    return _first_places(texts) + torch.stack([part.amax() for part in positions.split(texts.lengths)])
+    return _first_rows(texts) + torch.stack([part.amax() for part in positions.split(texts.lengths)])
 
 
 def _text_means(rows: torch.Tensor, lengths: list[int]) -> torch.Tensor:

@@ -1,7 +1,7 @@
 """Reads the config of a fused decoder from config.json, without importing Transformers (which takes seconds).
 
-A config that asks for anything unknown here is declared unfusable, never guessed at: such a model runs through
-Transformers. ``families/`` lists the config fields of each model type.
+A config with an unknown option is never guessed at: the model is *unfusable* and runs through Transformers.
+``families/`` lists the config fields of each model type.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Decode steps as graphs: a GPU then starts all kernels of a step at once, instead of one after the other by the host.
+"""Decode steps as CUDA graphs: one call starts all kernels of a step, instead of one call of the host for each kernel.
 
-A graph repeats the kernels that were recorded, with the same addresses and sizes. So it reads its batch from tensors
-that stay, and exists for some numbers of rows and some lengths; a batch is filled up to the next of them. Rows that
-only fill it see nothing and store nothing. Each row depends on itself alone, so a graph gives the bits of the step
-without it.
+A graph repeats the kernels that were recorded, with the same addresses and sizes. So it reads its batch from tensors at
+fixed addresses, and there are graphs for certain numbers of rows and certain context lengths. A batch is padded to the
+next number of rows; padding rows attend to nothing and store nothing. The result of a row depends on that row alone, so
+a step has the same bits with and without a graph.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from parley.native.layout import Span
 
 log = logging.getLogger("parley.engine")
 
-MOST_ROWS = 256  # of a graph
-FIRST_LENGTH = 4096  # tokens that the shortest graphs can see; further ones see four times as many
+MOST_ROWS = 256  # most rows of a graph
+FIRST_LENGTH = 4096  # context length in tokens of the shortest graphs; each next length is four times as long
 NOT_STORED = -BLOCK_SIZE  # the slot of a token whose key and value are not stored
 
 
@@ -36,14 +36,14 @@ class StepGraph(Protocol):
 
 
 class CudaGraphRecorder:
-    """Records CUDA graphs that share the memory of their temporary tensors: only one of them runs at a time."""
+    """Records CUDA graphs that share the memory of their temporary tensors, so only one of them may run at a time."""
 
     def __init__(self) -> None:
         self._memory_pool = torch.cuda.graph_pool_handle()
 
     def __call__(self, launch: Callable[[], None]) -> StepGraph:
-        """Record the kernels that a function starts. It runs once before, because kernels are compiled when they first
-        run. Raises RuntimeError if it waits for the GPU."""
+        """Record the kernels that ``launch`` starts. ``launch`` is first called once without recording, because kernels
+        are compiled when they first run. Raises RuntimeError if it waits for the GPU."""
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
@@ -71,7 +71,7 @@ def can_record(network: DecoderNetwork, pages: PagedKV) -> TypeGuard[FusedDecode
     """Whether a decode step of this network starts only kernels that read its batch from the device."""
     if not isinstance(network, FusedDecoder) or network.stack is not None or network.state_sizes:
         return False
-    if network.config.indexer is not None:  # the lengths of contexts decide on the host which rows choose tokens
+    if network.config.indexer is not None:  # the host decides by context lengths which rows choose tokens
         return False
     plain_layers = all(
         shape.chunk is None
@@ -90,8 +90,8 @@ def can_record(network: DecoderNetwork, pages: PagedKV) -> TypeGuard[FusedDecode
 class DecodeGraphs:
     """Graphs of the decode steps of a network that ``can_record``, for at most ``most_rows`` rows.
 
-    They are recorded when they are first needed, by ``record``: it gets a function that starts the kernels of a step,
-    and may call it several times.
+    Each is recorded when it is first needed, by ``record(launch)``. ``launch`` starts the kernels of a step, and may be
+    called several times.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class DecodeGraphs:
         self._tables = torch.zeros(rows, -(-max_model_len // BLOCK_SIZE), dtype=torch.int32, device=device)
         self._hidden = torch.zeros(rows, network.config.hidden, dtype=network.dtype, device=device)
         self._graphs: dict[tuple[int, int], StepGraph] = {}
-        self._kept_tables: list[native.BatchTables] = []  # graphs read them
+        self._kept_tables: list[native.BatchTables] = []  # graphs read their memory, so they must not be freed
         self._failed = False
         self.replays = 0
 
@@ -165,7 +165,7 @@ class DecodeGraphs:
         """Record a step of ``size`` rows that see at most ``length`` tokens."""
         spans = [Span(row, 1, length, []) for row in range(size)]
         ends, positions, pages = (buffer[:size] for buffer in (self._ends, self._positions, self._tables))
-        # Copies from the host must not be recorded: the first launch makes the tiles, and the others use them again.
+        # Copies from the host must not be recorded: the first launch makes the tiles, and later ones reuse them.
         tables = native.BatchTables(spans, pages, positions, ends, length, 1)
         self._kept_tables.append(tables)
 
@@ -178,7 +178,7 @@ class DecodeGraphs:
 
 
 def _is_plain_decode(batch: PackedBatch) -> bool:
-    """Whether each row is one token of a sequence, which sees itself and earlier ones, without adapters or media."""
+    """Whether each row is one token of a sequence, with causal attention and without adapters or media."""
     extras: Sequence[object | None] = (
         batch.lora_rows, batch.long_rope, batch.media, batch.rope_positions, batch.visible_ends, batch.states
     )  # fmt: skip

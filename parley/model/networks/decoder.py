@@ -4,10 +4,10 @@ This module has the order of the kernels. The parts between norms are in ``layer
 ``layer_mlps``; the tables of tokens and positions in ``token_embeddings`` and ``position_tables``. Query, key and value
 are one linear layer, as are gate and up, and each residual addition is fused into the following norm.
 
-If the compiled kernels offer all layers as a single call (a *stack*), that call is used; it only saves Python's time.
-Steps with tokens that see later ones, or with embeddings for several layers, run kernel by kernel.
+If the compiled kernels can compute all layers in a single call (a *stack*), that call is used; it only saves Python's
+time. Steps with tokens that attend to later ones, or with embeddings for several layers, run kernel by kernel.
 
-Knows neither files nor configs of checkpoints; it receives packed weights.
+This module knows neither files nor configs of checkpoints; it receives packed weights.
 """
 
 from __future__ import annotations
@@ -40,9 +40,10 @@ from parley.native.layer import DecoderLayer
 
 
 class _NormOfRows(NamedTuple):
-    """A norm, and the linear layer that reads its result, which may want it in int8; None: several readers, or none.
+    """A norm, and the only linear layer that reads its result; None: several layers read it, or none does. The norm
+    quantizes its result if that layer computes with int8 rows.
 
-    A LoRA adapter reads rows unquantized; the linear layer then quantizes them itself, with the same result.
+    A LoRA adapter reads unquantized rows; then the linear layer quantizes them itself, with the same result.
     """
 
     norm: native.Norm | None
@@ -96,7 +97,7 @@ class FusedDecoder:
         self._attention, self._state_scans = LayerAttention(*layer_parts), StateScans(*layer_parts)
         self._mlps = LayerMLPs(*layer_parts)
         self._norm = norm
-        self._head: native.PackedWeight | None = head  # None: given up
+        self._head: native.PackedWeight | None = head  # None after ``release_head``
         self.position_tables = PositionTables(
             config, rope_table, make_query_scales(config, rope_table.shape[1], rope_table.device)
         )
@@ -104,19 +105,20 @@ class FusedDecoder:
         self.stack = self._build_stack()  # all layers as one call; None: run kernel by kernel
 
     def set_context_length(self, length: int) -> None:
-        """Make the tables of positions as long as the longest context."""
+        """Extend the tables of positions to contexts of ``length`` tokens."""
         rope_table = make_rope_table(self.config, length, self.device)
         query_scales = make_query_scales(self.config, length, self.device)
         self.position_tables = PositionTables(self.config, rope_table, query_scales)
         self.stack = self._build_stack()
 
     def release_head(self) -> native.PackedWeight | None:
-        """Give up the head, so that no logits can be computed. Return it; None if it is the embedding as well."""
+        """Remove the head from the decoder and return it; None if it is also the embedding. No logits can be computed
+        afterwards."""
         head, self._head = self._head, None
         return None if head is None or head.weight is self.embeddings.table else head
 
     def position_bytes(self, length: int) -> int:
-        """Return the bytes that each position of a context of ``length`` tokens takes in tables."""
+        """Return the bytes of the tables of positions for each position of a context of ``length`` tokens."""
         return position_table_bytes(self.config, length)
 
     def select_layers(self, layers: list[int], config: DecoderConfig | None = None) -> FusedDecoder:
@@ -145,7 +147,7 @@ class FusedDecoder:
 
     def _build_stack(self) -> native.Stack | None:
         """Build the single call for all layers, or return None if the kernels have none for them."""
-        if self.config.indexer is not None:  # they have none that stores index keys
+        if self.config.indexer is not None:  # no stack stores index keys
             return None
         table = self.embeddings.table
         if not isinstance(table, torch.Tensor):
@@ -228,10 +230,11 @@ class FusedDecoder:
         step: _DecoderStep,
         next_norm: _NormOfRows,
     ) -> tuple[Any, torch.Tensor]:
-        """Compute layer ``i``, as ``LayerShape`` defines it. Return the new residual after ``next_norm``, and as it is.
+        """Compute layer ``i``, as ``LayerShape`` defines it. Return (the result of ``next_norm`` for the new residual,
+        the new residual).
 
-        ``x``: the residual [T, hidden] after the layer's first norm; a tensor, or ``QuantizedRows`` if the only linear
-        layer that reads it takes int8. The first result is alike.
+        ``x``: the residual [T, hidden] after the layer's first norm: a tensor, or ``QuantizedRows`` if the only linear
+        layer that reads it computes with int8 rows. The first result likewise.
         """
         shape, weights, linears = self.config.layers[i], self.layer_weights[i], self._layer_linears
         batch = step.batch
@@ -273,7 +276,7 @@ class FusedDecoder:
         return x, residual
 
     def _first_norm(self, layer: int, has_adapters: bool) -> _NormOfRows:
-        """Return the norm of a layer's input, with the only linear layer that reads its result, if there is one."""
+        """Return the norm of a layer's input, with its only reader, if there is a single one."""
         shape, weights = self.config.layers[layer], self.layer_weights[layer]
         norm, consumer = (weights.attention_norm, weights.qkv)
         if not shape.has_mixer:

@@ -65,10 +65,11 @@ class MixtureShape:
 
 @dataclass(frozen=True)
 class LayerInputShape:
-    """The inputs that single layers have of each token, beside the residual stream.
+    """The per-layer inputs: embeddings of each token that layers get besides the residual stream (Gemma 3n).
 
-    ``width``: numbers of a token's input of one layer. ``count``: layers that have one; 0: none has. ``vocab``: tokens
-    that have inputs; any others have those of token 0. ``padding``: the token whose inputs placeholders of media have.
+    ``width``: of a token's input of one layer. ``count``: number of layers with per-layer inputs; 0: none has any.
+    ``vocab``: number of tokens that have per-layer inputs; others have those of token 0. ``padding``: placeholders of
+    media have the inputs of this token.
     """
 
     width: int = 0
@@ -92,8 +93,7 @@ class QueryScaling:
 
 @dataclass(frozen=True)
 class MediaVocabulary:
-    """Tokens from ``first`` on that a projector of media embeds: ``size`` rows of ``width`` numbers, its own norm of
-    ``eps``. ``module``: the prefix of its tensors."""
+    """Tokens from ``first`` on that a media projector embeds: ``size`` rows of ``width``, and a norm with ``eps``. ``module``: the prefix of its tensors."""
 
     module: str
     first: int
@@ -104,7 +104,7 @@ class MediaVocabulary:
 
 @dataclass(frozen=True)
 class DecoderConfig:
-    """The sizes of a decoder, and its computation, with that of each of its ``layers``."""
+    """The sizes of a decoder and the options of its computation. ``layers``: the computation of each layer."""
 
     vocab: int
     hidden: int
@@ -141,15 +141,15 @@ class DecoderConfig:
     altup: AltUpShape | None = None  # the residual streams, for models that have several
 
     def head_sizes(self, layer: int) -> HeadSizes:
-        """Return the heads of a layer's keys and values."""
+        """Return the sizes of the heads of a layer's keys and values."""
         return self.layers[layer].head_sizes or HeadSizes(self.kv_heads, self.head_dim)
 
     def query_heads(self, layer: int) -> int:
-        """Return the heads of a layer's queries."""
+        """Return the number of query heads of a layer."""
         return self.layers[layer].heads or self.heads
 
     def value_dim(self, layer: int) -> int:
-        """Return the numbers of a head's value."""
+        """Return the dimension of a head's value."""
         if self.latent is not None:
             return self.latent.value_dim
         return self.layers[layer].value_dim or self.head_sizes(layer).dim
@@ -184,7 +184,7 @@ class DecoderConfig:
 
     @property
     def state_sizes(self) -> list[int]:
-        """The numbers in the state of each layer that keeps one."""
+        """The size of a sequence's state in each layer that keeps one, in numbers."""
         return [shape.state.size for shape in self.layers if shape.state is not None]
 
     @property

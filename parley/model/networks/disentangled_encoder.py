@@ -1,4 +1,4 @@
-"""Fused encoders of DeBERTa's second and third version, whose attention compares contents with distances.
+"""Fused encoders of DeBERTa's second and third version, whose attention also scores the distances between tokens.
 
 The score of a query and a key is the sum of three products: of their contents, of the query with the distance between
 them as a key, and of the key with that distance as a query (arXiv 2006.03654, section 3.1). Distances have embeddings
@@ -22,8 +22,9 @@ MAX_SCORES = 1 << 19  # scores of one head that are computed at once; bounds the
 
 @dataclass(frozen=True)
 class DisentangledEncoderConfig(EncoderConfig):
-    """Sizes of an encoder. ``span``: half the rows of the distances' embeddings. ``distance_buckets``: distances from
-    half of it on share rows up to ``max_distance``; 0: none do. ``score_terms``: products that make a score."""
+    """Sizes of an encoder. ``span``: half the number of rows of the distances' embeddings. ``distance_buckets``: from
+    half of this distance on, ranges of distances up to ``max_distance`` share a row; 0: each has its own.
+    ``score_terms``: the products that are added to a score."""
 
     span: int = 0
     distance_buckets: int = 0
@@ -34,7 +35,7 @@ class DisentangledEncoderConfig(EncoderConfig):
 @dataclass(frozen=True)
 class DistanceProjections:
     """The distances' embeddings as one layer's keys and as its queries, [heads, 2 * span, width] each; None if scores
-    lack that product."""
+    do not contain that product."""
 
     keys: torch.Tensor | None
     queries: torch.Tensor | None

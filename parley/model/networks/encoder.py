@@ -23,8 +23,8 @@ from parley.native.torch_forms.torch_kernels import HAS_ONEDNN
 
 @dataclass(frozen=True)
 class EncoderConfig:
-    """Sizes of an encoder. ``first_position``: of a text's first token. ``buckets``: number of relative positions.
-    ``embedding``: numbers of an embedding if a linear layer makes the first hidden state of it, else 0."""
+    """Sizes of an encoder. ``first_position``: the position of a text's first token. ``buckets``: number of relative
+    positions. ``embedding``: width of an embedding, if a linear layer projects embeddings to hidden states, else 0."""
 
     vocab: int
     hidden: int
@@ -45,7 +45,7 @@ class EncoderConfig:
 
     @property
     def embedding_width(self) -> int:
-        """Numbers of an embedding."""
+        """Width of an embedding."""
         return self.embedding or self.hidden
 
 
@@ -58,7 +58,7 @@ class EncoderSizes(Protocol):
 
     @property
     def hidden(self) -> int:
-        """Numbers in the state of a token."""
+        """Width of a token's hidden state."""
 
     @property
     def max_length(self) -> int:
@@ -99,11 +99,11 @@ class PackedTexts:
 
 
 class EncoderLinear:
-    """A linear layer with an optional fused follow-up: an activation, or the addition of the residual stream."""
+    """A linear layer, optionally fused with an activation or with the addition of the residual stream."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor):
-        # oneDNN's layout for float32 takes another copy of the weights, saves an eighth to a third of the time, and
-        # computes the follow-up in the same pass.
+        # oneDNN's layout for float32 needs a second copy of the weights, saves an eighth to a third of the time, and
+        # computes the fused operation in the same pass.
         self.fused = weight.device.type == "cpu" and weight.dtype == torch.float32 and HAS_ONEDNN
         self.bias = bias
         if self.fused:
@@ -160,8 +160,8 @@ class Encoder:
     """A BERT-like encoder. ``position_embeddings`` [max_length, hidden] include that of the first token type.
 
     ``bias`` [heads, max_length, max_length] is added to the attention scores, in models with relative positions.
-    ``second_type`` [hidden] is added to the embeddings of a pair's second text, in models that tell the two apart.
-    With ``projection``, these have ``embedding_width`` numbers instead of hidden ones, and it follows their norm.
+    ``second_type`` [hidden] is added to the embeddings of a pair's second text, in models with two token types. With
+    ``projection``, embeddings have ``embedding_width`` numbers, and the projection to [hidden] follows their norm.
     """
 
     def __init__(

@@ -1,8 +1,9 @@
 """Attention to the tokens that an indexer chooses (``IndexerShape``), in one step of the decoder.
 
-Each row takes one of two ways, by its own position alone. If it sees no more tokens than are chosen, it attends to all
-by the path of other models, and the indexer only stores its key. Else the indexer chooses, and the row attends to pages
-with only the chosen tokens; ``native/indexer.py`` says why both ways give the same bits where they meet.
+A row's position alone decides how it is computed. If it can attend to no more tokens than an indexer chooses, it
+attends to all of them, as in other models, and the indexer only stores its key. Otherwise the indexer chooses, and the
+row attends to copied pages that have only the chosen tokens. ``native/indexer.py`` says why both computations give the
+same bits for a row with exactly as many tokens as are chosen.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from parley.native.layout import Span
 from parley.native.pool import PagePool
 from parley.native.torch_forms.torch_attention import TileGroup
 
-COPIED_BYTES = 1 << 25  # of the pages with chosen tokens that exist at once, if one row does not take more
+COPIED_BYTES = 1 << 25  # most bytes of copied pages at once, or those of one row if it needs more
 
 
 class IndexedStep:
@@ -84,18 +85,20 @@ class IndexedStep:
         assert self._chosen_slots is not None, "no layer has chosen tokens"
         queries = queries.index_select(0, self._rows)
         row_bytes = -(-self._shape.chosen // BLOCK_SIZE) * pool.page_format.page_bytes
-        step, parts = max(1, COPIED_BYTES // row_bytes), []
-        for first in range(0, len(queries), step):
-            part = queries[first : first + step]
-            copies = indexer.gather_pages(pool, self._chosen_slots[first : first + step])
-            parts.append(native.attend(part, copies, self._plan_rows(part, copies), scale=scale))
-        attended.index_copy_(0, self._rows, torch.cat(parts))
+        batch_rows, results = max(1, COPIED_BYTES // row_bytes), []
+        for start in range(0, len(queries), batch_rows):
+            batch_queries = queries[start : start + batch_rows]
+            copies = indexer.gather_pages(pool, self._chosen_slots[start : start + batch_rows])
+            plan = self._plan_rows(batch_queries, copies)
+            results.append(native.attend(batch_queries, copies, plan, scale=scale))
+        attended.index_copy_(0, self._rows, torch.cat(results))
 
     def _rotate(self, rows: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
         return indexer.rotate_first(rows, cos, sin, is_interleaved=self._shape.is_interleaved)
 
     def _page_tables(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the pages of each sequence, int64 [spans, any], and the number of each row's span, [rows, 1]."""
+        """Return the pages of each sequence, int64 [spans, most pages of a span], and the span of each row, [rows,
+        1]."""
         if self._tables is None:
             tables = np.zeros((len(self._spans), max(len(span.table) for span in self._spans)), np.int64)
             for row, span in zip(tables, self._spans, strict=True):

@@ -101,7 +101,7 @@ class LayerAttention:
         return native.gate_rows(attended.flatten(1), gates, has_softplus=shape.has_softplus_gates)
 
     def _widen_values(self, rows: torch.Tensor, layer: int, value_dim: int) -> torch.Tensor:
-        """Return the outputs of qkv with zeros after each value, which is as long as a key then."""
+        """Return the outputs of qkv with each value padded with zeros to the length of a key."""
         sizes = self._config.head_sizes(layer)
         others, values = rows.split([rows.shape[1] - sizes.kv_heads * value_dim, sizes.kv_heads * value_dim], 1)
         wide = F.pad(values.unflatten(1, (-1, value_dim)), (0, sizes.dim - value_dim))

@@ -1,4 +1,4 @@
-"""The linear layers within the layers of a decoder, with the share of LoRA adapters, and their numbers for adapters."""
+"""The linear layers within the layers of a decoder: applies them with LoRA adapters, and numbers them for adapters."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class LayerLinears:
     def apply_linear(
         self, x: torch.Tensor | native.QuantizedRows, batch: PackedBatch, layer: int, name: str
     ) -> torch.Tensor:
-        """Apply one linear layer and add the LoRA adapters' share."""
+        """Apply one linear layer, and add the products of LoRA adapters."""
         y = native.linear(x, getattr(self._layer_weights[layer], name))
         site = linear_site(name, layer, len(self._layer_weights))
         if batch.lora_rows is not None and site is not None:

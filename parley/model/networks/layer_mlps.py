@@ -1,4 +1,4 @@
-"""The MLPs and mixtures of experts of a decoder's layers, and what layers make of their own inputs."""
+"""The MLPs and mixtures of experts of a decoder's layers, and the contribution of per-layer inputs."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class LayerMLPs:
     def apply_layer_input(
         self, layer: int, residual: torch.Tensor, inputs: torch.Tensor, batch: PackedBatch
     ) -> torch.Tensor:
-        """Return what a layer makes of its own inputs [T, width]: [T, hidden]."""
+        """Return the contribution of a layer's per-layer inputs [T, width] to the residual: [T, hidden]."""
         consumer = None if batch.lora_rows is not None else self._layer_weights[layer].input_up
         gates = self._linears.apply_linear(residual, batch, layer, "input_gate")
         active = native.activate(

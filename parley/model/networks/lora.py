@@ -1,7 +1,7 @@
 """Reads a LoRA adapter (arXiv 2106.09685) from a folder in PEFT's format: adapter_config.json and safetensors.
 
-A config option that is not computed here is refused by name, as is a tensor that fits no layer: an adapter applied in
-part would produce answers that were never trained. Pickle files are never read.
+An unsupported config option is refused by name, and so is a tensor that belongs to no layer: an adapter that is applied
+only in part would give untrained results. Pickle files are never read.
 """
 
 from __future__ import annotations

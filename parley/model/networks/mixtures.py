@@ -1,4 +1,4 @@
-"""The mixtures of experts of the model types on the fused decoder: one row each says how its router chooses."""
+"""The mixtures of experts (MoE) of the model types on the fused decoder: tensor names, and how each router chooses."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ SIZE_UNIT = 8  # the kernels compute experts whose sizes are multiples of it
 class MixtureNames:
     """The names of a mixture's tensors in a layer. ``{}`` stands for the number of an expert.
 
-    ``gate_up`` and ``down`` without it name tensors, not linear layers: each holds the weights of all experts
-    [experts, out, in], or [experts, in, out] if they are ``transposed``; None: if the shape is not the former.
+    ``gate_up`` and ``down`` without ``{}`` name tensors, not linear layers: each holds the weights of all experts.
+    ``transposed``: such a tensor is [experts, in, out]; False: it is [experts, out, in]; None: the shape decides, and
+    [experts, out, in] has precedence.
     ``gate_up`` lists the layers to be merged, as does ``shared_gate_up``; its outputs are those of gate and then of up,
     or of both in turn if ``interleaved``.
     ``choice_bias``, which is added to scores to choose experts, and ``shared_gate``, the logit of the shared expert's

@@ -1,7 +1,7 @@
 """The interface between runner and network: the network's methods, and its input of a packed batch and the KV pages.
 
-All rows of a step are packed into one list of T tokens, sequences one after another and without padding. Positions
-count each token within its own sequence. A network never sees a sequence, a slot or a request.
+All rows of a step are packed into one list of T tokens, sequences one after another and without padding. The position
+of a token is its index in its own sequence. A network knows no sequences, slots or requests.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class MediaRows(NamedTuple):
 class PackedBatch:
     """The tokens of one step. ``token_ids``, ``positions`` and ``slot_mapping`` are int64 [T].
 
-    * ``slot_mapping``: where the key and value of each token go: page * BLOCK_SIZE + offset in the page.
+    * ``slot_mapping``: where the key and value of each token are stored: page * BLOCK_SIZE + offset in the page.
     * ``spans``: the tokens of each sequence, with its pages.
     * ``lora_rows``: the tokens that have LoRA adapters; None if there are none.
     * ``long_rope``: whether each token uses the long rotary factors (``DecoderNetwork.long_rope_after``), bool [T];
@@ -46,15 +46,14 @@ class PackedBatch:
     * ``media``: embeddings from encoders; None if there are none.
     * ``rope_positions``: rotary positions on the three axes of M-RoPE, int64 [3, T], or on four; None if they all
       equal ``positions``.
-    * ``visible_ends``: how far each token sees, the last visible position + 1, int64 [T]; None if each token sees only
-      itself and earlier ones.
-    * ``has_window_ahead``: in layers with a window of w tokens, a token sees the next w - 1 at most.
-    * ``whole_prompts``: for each span, whether all of its tokens see all of a prompt, whatever the window; None if
-      there is no such span.
+    * ``visible_ends``: the last position that each token attends to, plus 1, int64 [T]; None: attention is causal.
+    * ``has_window_ahead``: in layers with a window of w tokens, a token attends to at most the next w - 1 tokens.
+    * ``whole_prompts``: for each span, whether all of its tokens attend to all of a prompt, even in layers with a
+      window; None if there is no such span.
     * ``states``: of the sequences, for layers that keep one; None if all sequences begin here and do not continue.
     * ``tables``: the same sequences as tensors for kernels on a GPU, made when the first kernel needs them.
-    * ``result_counts``: the number of last tokens of each span whose result is read; None: all are. A network may skip
-      the other tokens; their rows in its result are undefined.
+    * ``result_counts``: for each span, how many of its last tokens have results that are read; None: all. In the last
+      layer a network may skip the other tokens; their rows in its result are undefined.
     """
 
     token_ids: torch.Tensor
@@ -150,14 +149,15 @@ class KVPages(Protocol):
         sees_later: bool = True,
         most_seen: int | None = None,
     ) -> torch.Tensor:
-        """Compute attention of queries [T, heads, dim] over the pages: [T, heads, value_dim], same dtype. A token sees
-        itself, earlier tokens, and, if ``sees_later``, later ones up to ``batch.visible_ends``.
+        """Compute attention of queries [T, heads, dim] over the pages: [T, heads, value_dim], same dtype. A token
+        attends to itself, to earlier tokens, and, if ``sees_later``, to later ones up to ``batch.visible_ends``.
 
-        ``window`` w: of the earlier tokens, it sees the last w - 1. ``chunk`` c: it sees none before the last multiple
-        of c that is not beyond its position. ``slopes`` [heads] are added to scores, times the negative distance of a
-        key. ``softcap`` c: scores become c * tanh(score / c).
-        ``sinks`` [heads]: one extra logit per head that takes probability but contributes no value. ``most_seen``:
-        the result of rows that see more tokens is undefined.
+        * ``window`` w: of the earlier tokens, it attends only to the last w - 1.
+        * ``chunk`` c: it attends only to tokens of its own chunk of c tokens: from position p // c * c on.
+        * ``softcap`` c: scores become c * tanh(score / c).
+        * ``slopes`` [heads]: minus slope times the distance of a key is added to its score (ALiBi, arXiv 2108.12409).
+        * ``sinks`` [heads]: one extra logit per head that gets probability but contributes no value.
+        * ``most_seen``: the results of rows that attend to more tokens than this are undefined.
         """
 
 
@@ -165,18 +165,19 @@ class DecoderNetwork(Protocol):
     """A decoder-only language model over pages."""
 
     vocab_size: int
-    parameters: int  # elements in all weights, shared ones counted once
-    weights_bytes: int  # memory that the weights take
+    parameters: int  # number of elements in all weights, shared ones counted once
+    weights_bytes: int  # memory of the weights in bytes
     kv_layers: list[LayerKV]  # the KV cache of each layer that has one, in order
-    state_sizes: list[int]  # the numbers of a sequence's state in each layer that keeps one
+    state_sizes: list[int]  # the size of a sequence's state in each layer that keeps one, in numbers
     long_rope_after: float  # tokens; longer sequences use the long rotary factors; inf: there is one set
     linears: Mapping[str, LinearSite]  # the layers that LoRA adapters may change, by their names in the checkpoint
 
     def set_context_length(self, length: int) -> None:
-        """Prepare for contexts of ``length`` tokens. Before, only those of the first steps can be computed."""
+        """Prepare for contexts of ``length`` tokens. Before this call, only contexts of a single step can be
+        computed."""
 
     def position_bytes(self, length: int) -> int:
-        """Return the bytes that each position of a context of ``length`` tokens takes besides the KV cache."""
+        """Return the bytes that each position of a context of ``length`` tokens needs in addition to the KV cache."""
 
     def compute_hidden(self, batch: PackedBatch, pages: KVPages) -> torch.Tensor:
         """Return final (normed) hidden states [T, hidden]; write keys and values of all T tokens to the pages.

@@ -1,7 +1,7 @@
 """The KV cache of one model: its pages, and the attention plans for a batch's rows.
 
-This module must not know who owns a page: the block pool in ``core`` allocates pages, the runner clears them, kernels
-use them.
+This module does not know which sequences own a page: the block pool in ``core`` allocates pages, and the runner clears
+and copies them.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ FormatLayers = dict[native.PageFormat, list[int]]  # indices of the layers that 
 class PagedKV:
     """Keys and values of all layers in ``page_count`` pages, for a model of ``dtype``.
 
-    ``int8``: store them as int8 with one scale per key and per value, which takes about half the space of bfloat16.
-    Memory is only reserved: a page takes physical memory when it is first cleared. One extra page always stays zero.
+    ``int8``: store them as int8 with one scale per key and per value, in about half the space of bfloat16.
+    Memory is only reserved: a page uses physical memory once it is first cleared. One extra page always stays zero.
     ``shared``, on the CPU only: use the memory of descriptor ``file``, with each layer's pages in one of ``regions``.
     That file has ``spare_bytes`` more, which ``spare`` holds, from ``spare_offset`` on.
     ``one_layer_at_once``: layers of one format share their pages, which hold what the last of them wrote.
@@ -210,8 +210,8 @@ class PagedKV:
         return native.attend(queries, pool, plan, scale=scale, softcap=softcap, sinks=sinks, slopes=slopes)
 
     def _split_batch(self, batch: PackedBatch) -> dict[bool, tuple[torch.Tensor, PackedBatch]]:
-        """Return, by whether windows do not limit them, the rows of prompts whose tokens all see each other and the
-        other rows, each with a batch of its own."""
+        """Divide a batch into rows of prompts whose tokens all attend to each other, which windows do not limit (True),
+        and other rows (False). Return the row indices and a batch of each; an empty one is left out."""
         if not self._parts:
             for is_whole in (True, False):
                 numbers = [number for number, flag in enumerate(batch.whole_prompts or ()) if flag == is_whole]
@@ -220,23 +220,24 @@ class PagedKV:
         return self._parts
 
     def _enter_batch(self, batch: PackedBatch) -> None:
-        """Drop the plans of the previous batch. A batch object belongs to one step and is never changed."""
+        """Drop the plans of the previous batch. A batch object belongs to one step and does not change."""
         if batch is not self._batch:
             self._batch, self._plans, self._indices_by_format, self._parts = batch, {}, {}, {}
 
 
 def limit_spans(spans: list[Span], most_seen: int) -> list[Span]:
-    """Return spans of the same rows for attention of those that see at most so many tokens. Each other row is a span of
-    its own, in which it sees one token. The list itself, if there are no others."""
+    """Return spans of the same rows where only rows that attend to at most ``most_seen`` tokens keep their attention.
+    Each other row becomes a span of its own that attends to one token, since its result is not used. Returns ``spans``
+    itself if there are no other rows."""
     if all(span.length <= most_seen for span in spans):
         return spans
     limited: list[Span] = []
     for span in spans:
-        beyond = min(span.count, max(0, span.length - most_seen))
-        if span.count > beyond:
-            limited.append(Span(span.first, span.count - beyond, span.length - beyond, span.table))
-        ends = range(span.first + span.count - beyond, span.first + span.count)
-        limited += [Span(row, 1, 1, span.table[:1]) for row in ends]
+        excess = min(span.count, max(0, span.length - most_seen))  # rows that attend to more tokens
+        if span.count > excess:
+            limited.append(Span(span.first, span.count - excess, span.length - excess, span.table))
+        excess_rows = range(span.first + span.count - excess, span.first + span.count)
+        limited += [Span(row, 1, 1, span.table[:1]) for row in excess_rows]
     return limited
 
 
@@ -247,10 +248,10 @@ def _select_spans(batch: PackedBatch, numbers: list[int]) -> tuple[torch.Tensor,
     for span in map(batch.spans.__getitem__, numbers):
         spans.append(replace(span, first=len(rows)))
         rows += range(span.first, span.first + span.count)
-    places = torch.tensor(rows, device=batch.positions.device)
-    ends = None if batch.visible_ends is None else batch.visible_ends[places]
-    positions = batch.positions[places]
-    return places, replace(batch, positions=positions, visible_ends=ends, spans=spans, whole_prompts=None, tables=None)
+    index = torch.tensor(rows, device=batch.positions.device)
+    ends = None if batch.visible_ends is None else batch.visible_ends[index]
+    positions = batch.positions[index]
+    return index, replace(batch, positions=positions, visible_ends=ends, spans=spans, whole_prompts=None, tables=None)
 
 
 def carve_arenas(
@@ -259,8 +260,8 @@ def carve_arenas(
     """Split shared memory by ``page_regions`` into tensors [layers of one format, pages, ...], by ``format_layers``."""
     arenas: list[torch.Tensor] = []
     for kv_format, numbers in format_layers.items():
-        first, size = page_regions[numbers[0]].offset, len(numbers) * pages * kv_format.page_bytes
-        arenas.append(buffer[first : first + size].view(kv_format.dtype).view(len(numbers), pages, *kv_format.shape))
+        start, size = page_regions[numbers[0]].offset, len(numbers) * pages * kv_format.page_bytes
+        arenas.append(buffer[start : start + size].view(kv_format.dtype).view(len(numbers), pages, *kv_format.shape))
     return arenas
 
 

@@ -1,9 +1,9 @@
 """Pools a text's hidden states into one vector, as a model folder in sentence-transformers format specifies.
 
 The folder's modules.json lists the stages after the network: a pooling with its own config.json, then linear layers
-with their own config.json and weights, and an optional normalization. Without that file the kind of network decides.
-Sums cover one text's rows only, so a vector does not depend on the rest of the step. The pooling of a sparse embedding
-model is only read here; its head (``sparse_head.py``) applies it.
+with their own config.json and weights, and an optional normalization. Without that file, encoders and decoders have a
+default each. A vector is computed from one text's rows only, so it does not depend on the rest of the step. The pooling
+of a sparse embedding model is only read here; its head (``sparse_head.py``) applies it.
 """
 
 from __future__ import annotations
@@ -107,18 +107,18 @@ class PoolingRecipe:
         return self.modes == ("lasttoken",)
 
     def vector_size(self, hidden: int) -> int:
-        """Return the numbers of a vector, for a network with ``hidden`` numbers for each token; 0 if texts have
-        none."""
+        """Return the length of a text's vector, for a network with hidden states of ``hidden`` numbers; 0 if texts have
+        no vector."""
         if self.dense_layers:
             return self.dense_layers[-1].weight.shape[0]
         return self.token_vector_size(hidden) * len(self.modes)
 
     def token_vector_size(self, hidden: int) -> int:
-        """Return the numbers in the vector of a token, for a network with ``hidden`` numbers for each."""
+        """Return the length of a token's vector, for a network with hidden states of ``hidden`` numbers."""
         return self.token_layers[-1].weight.shape[0] if self.token_layers else hidden
 
     def check_width(self, hidden: int) -> None:
-        """Raise LoadError if the linear layers do not take the network's vectors."""
+        """Raise LoadError if the linear layers do not fit hidden states of ``hidden`` numbers."""
         for layers, width in (
             (self.token_layers, hidden),
             (self.dense_layers, self.token_vector_size(hidden) * len(self.modes)),

@@ -1,4 +1,4 @@
-"""Tables of a decoder for each position: the angles of its rotary embeddings, and the factors of queries."""
+"""Tables of a decoder with a row for each position: the rotary angles, and the factors of queries."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ ROPE_TABLE_PIECE = 1 << 14
 def make_rope_table(config: DecoderConfig, max_len: int, device: torch.device) -> torch.Tensor:
     """Return cosines and sines of each rotary embedding's angles, float32 [ropes, max_len, 2, rotary / 2].
 
-    Only of rotated pairs; in rows of embeddings with fewer of these, the last numbers have no meaning. A table, because
-    the cosine of an angle must not depend on its place in a vector. If sequences of this length may use the long
-    factors, ``max_len`` more rows follow, with these.
+    The table has rotated pairs only; rotary embeddings with fewer of them leave the end of their rows unused. There is
+    a table because torch's cosine may have other bits at another index of a vector. If sequences of this length may use
+    the long factors, ``max_len`` more rows follow, with these.
     """
     sets = _frequency_sets(config, max_len)
     table = torch.empty(len(config.ropes), sets, max_len, 2, _table_pairs(config), device=device)
@@ -84,8 +84,8 @@ class PositionTables:
     def rope_angles(self, batch: PackedBatch, rope: int = 0) -> torch.Tensor:
         """Return cosines and sines of one rotary embedding for each token, float32 [T, 2, rotary / 2].
 
-        With M-RoPE each frequency has those of the position on its axis. They come from the same table, so a token with
-        the same position on all axes has the same bits with and without.
+        With M-RoPE, each frequency has the angle of the token's position on its axis. The angles come from the same
+        table, so a token with the same position on all axes has the same bits as without M-RoPE.
         """
         table = self.rope_table[rope]
         if batch.rope_positions is None:

@@ -15,7 +15,7 @@ class Unfusable(Exception):
 
 
 def wrong_value(name: str, value: object) -> Unfusable:
-    """Return the error for a field of a config whose value is none that is read. A long value is cut."""
+    """Return the error for a config field with an unsupported value. A long value is cut."""
     return Unfusable(f"its config gives {name} as {reprlib.repr(value)}")
 
 
@@ -27,7 +27,7 @@ class RopeConfig:
 
     * default,
     * linear: all frequencies are divided by ``factor``,
-    * llama3: only the slow ones are, see ``inverse_frequencies``,
+    * llama3: only low frequencies are divided, see ``inverse_frequencies``,
     * yarn: likewise, by ``ramp``: the last pair of dimensions whose frequency is kept, and the first whose frequency is
       divided by ``factor``; those between are blended,
     * longrope: each frequency is divided by a factor of its own, by ``long_factors`` in sequences of more than

@@ -1,6 +1,6 @@
 """Fused encoders with rotary positions: ModernBERT, NomicBERT, GTE and jina-embeddings-v3.
 
-ModernBERT (arXiv 2412.13663, section 2.1) normalizes the input of a sublayer and has layers that attend nearby;
+ModernBERT (arXiv 2412.13663, section 2.1) normalizes the input of a sublayer and has layers with local attention;
 NomicBERT (arXiv 2402.01613, section 3) and GTE (arXiv 2407.19669, section 2) normalize the sum after a sublayer, as
 BERT does. Texts are packed without padding, as in ``encoder.py``, whose layers of weights it shares. This module must
 not know files or configs.
@@ -87,7 +87,7 @@ class RotaryEncoder:
     """An encoder with rotary positions. ``word_embeddings`` include the embedding of the first token type.
 
     ``final_norm`` is None if norms follow the sublayers. ``second_type`` [hidden] is added to the embeddings of a
-    pair's second text, in models that tell the two apart.
+    pair's second text, in models with two token types.
     """
 
     def __init__(
@@ -138,7 +138,7 @@ class RotaryEncoder:
         return self._normalize(x, self._final_norm)
 
     def _normalize(self, x: torch.Tensor, norm: LayerNorm | None, is_here: bool = True) -> torch.Tensor:
-        """Return ``x`` normalized, or as it is where the layer has no norm at this place."""
+        """Return ``x`` normalized, or unchanged if ``norm`` is None or not ``is_here``."""
         if norm is None or not is_here:
             return x
         return F.layer_norm(x, (self.config.hidden,), norm.weight, norm.bias, self.config.eps)
@@ -176,7 +176,8 @@ class RotaryEncoder:
         return attended
 
     def _attend_nearby(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        """Compute attention to the tokens within reach: three times [texts, heads, length, width] -> the same."""
+        """Compute local attention: each token attends to those at most ``reach`` tokens away. Three times [texts,
+        heads, length, width] -> the same."""
         length, reach, results = q.shape[2], self.config.reach, []
         positions = torch.arange(length, device=q.device)
         for start in range(0, length, QUERY_BLOCK):

@@ -14,15 +14,15 @@ LONGEST_PERIOD = 10000.0  # of a sine, over 2 pi
 class Sinusoids:
     """Embeddings of ``hidden`` numbers: the sines of a row's number times each rate, then the cosines.
 
-    Rates fall from 1 to 1 / LONGEST_PERIOD. ``padding``: the row that is zeros, as it belongs to the token that pads.
+    Rates fall from 1 to 1 / LONGEST_PERIOD. ``padding``: the row of the padding token, which is zeros.
     """
 
     hidden: int
     padding: int | None
 
     def table_work_bytes(self, rows: int) -> int:
-        """Return the bytes that ``make_table`` takes while it computes: angles, their sines and cosines, and both
-        together are half, half, half, one and one table."""
+        """Return the largest memory of ``make_table`` while it computes, in bytes: the angles, sines and cosines have
+        half the size of the table each, their concatenation and the result its full size."""
         return 4 * rows * self.hidden * 7 // 2
 
     def make_table(self, rows: int) -> torch.Tensor:

@@ -1,7 +1,8 @@
 """The head of a sparse embedding model (SPLADE, arXiv 2109.10086, section 3): a weight of each token of the vocabulary.
 
-A masked language model's head makes logits of each token's hidden state. What is above 0 counts, damped by a logarithm,
-and a text's weight is the largest, or the sum, over its tokens. Knows no checkpoints.
+The head of a masked language model computes the logits of each token's hidden state. Negative logits become 0, others
+are damped by log(1 + x). The weight of a vocabulary token is the largest of these values over the text's tokens, or
+their sum. Knows no checkpoints.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The states of sequences, for models with layers that keep a state (``native/state_shape.py``).
 
-A state lies in a slot, a row of the tensor of each such layer. The first slots belong to running sequences, the others
-hold snapshots and the states after drafts (``core/pages/state_slots.py``).
+A slot holds a sequence's state: one row in the tensor of each such layer. The first slots belong to running sequences;
+the others hold snapshots and the states after drafts (``core/pages/state_slots.py``).
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ class BatchStates(NamedTuple):
 
 
 class StateArena:
-    """``slots`` slots for states of layers with ``sizes`` numbers. Memory is only reserved: a slot takes physical
-    memory when it is first used. ``memory``: bytes to use, as many as ``slots`` times ``state_slot_bytes``."""
+    """``slots`` slots for states. ``sizes``: the size of a state in each layer that keeps one, in numbers. Memory is
+    only reserved: a slot uses physical memory once it is first written. ``memory``: uint8, ``slots`` times
+    ``state_slot_bytes``, to use instead of new memory."""
 
     def __init__(
         self,

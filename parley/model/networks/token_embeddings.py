@@ -1,4 +1,4 @@
-"""The embeddings of tokens that a decoder begins with, and the inputs of single layers that are made of them."""
+"""The embeddings of tokens, which are a decoder's input, and the per-layer inputs that are computed from them."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from parley.model.networks.network import PackedBatch
 
 @dataclass(frozen=True)
 class LayerInputs:
-    """Makes a row of numbers for each token and layer: the sum of one of the token's embedding, which ``projection``
-    makes and ``norm`` norms, and of one from ``table`` [vocab, layers * width], times the square root of their width;
-    or the former alone, without a table.
+    """Computes the per-layer inputs, a row of ``width`` numbers for each token and layer (Gemma 3n). A row is the norm
+    of ``projection`` of the token's embedding; with a ``table`` [vocab, layers * width], the token's row of it, times
+    the square root of ``width``, is added.
     """
 
     table: native.EmbeddingRows | None
@@ -34,9 +34,9 @@ class StreamProjections:
 
 @dataclass(frozen=True)
 class EmbeddingParts:
-    """Changes to the embeddings of tokens: those of positions [max_len, hidden] are added, and the sum is normed.
-    ``layer_inputs`` makes inputs of layers of the result, ``streams`` the other residual streams.
-    ``media_rows`` [count, hidden]: the embeddings of the last tokens, in place of those of the table."""
+    """What follows the lookup of a token's embedding: position embeddings [max_len, hidden] are added, and the sum is
+    normed. ``layer_inputs`` computes the per-layer inputs from the result, ``streams`` the other residual streams.
+    ``media_rows`` [count, hidden]: the embeddings of the last ``count`` token ids, which replace those of the table."""
 
     positions: torch.Tensor | None = None
     norm: native.Norm | None = None
@@ -46,8 +46,8 @@ class EmbeddingParts:
 
 
 class TokenEmbeddings:
-    """Embeds the tokens of one decoder. ``table`` [vocab, hidden]; ``is_computed``: an embedding is more than a row of
-    it times ``scale``."""
+    """Embeds the tokens of one decoder. ``table``: [vocab, hidden]. ``is_computed``: an embedding is not just a row of
+    the table times ``scale``."""
 
     def __init__(self, config: DecoderConfig, table: native.EmbeddingRows, parts: EmbeddingParts):
         self._config, self.table, self.parts = config, table, parts
@@ -76,8 +76,8 @@ class TokenEmbeddings:
         return embeddings.index_copy_(0, media.tokens, media_embeddings)
 
     def compute_inputs(self, batch: PackedBatch, embeddings: torch.Tensor) -> torch.Tensor | None:
-        """Return the inputs of layers for all tokens, [T, layers, width]; None without any. Placeholders of media have
-        the table's row of the padding token."""
+        """Return the per-layer inputs of all tokens, [T, layers, width]; None for models without them. Placeholders of
+        media have the padding token's row of the table."""
         parts, sizes = self.parts.layer_inputs, self._config.layer_inputs
         if parts is None:
             return None

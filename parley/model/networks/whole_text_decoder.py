@@ -1,7 +1,8 @@
-"""A decoder that reads whole texts at once, as encoders do: for vectors of all tokens, and for classes of texts.
+"""A decoder that computes each text in a single step, as encoders do: for vectors of all tokens, and for classifiers.
 
-The pages of a step's texts are scratch memory. In models that read in both directions, a token also sees the later ones
-of its text; the kernels are those of pictures, whose tokens see each other. Texts depend on their own rows only.
+The KV pages are scratch memory of one step. In models with bidirectional attention, a token also attends to later ones
+of its text; the kernels do the same for pictures, whose tokens attend to each other. The result of a text does not
+depend on other texts.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ class WholeTextSizes:
 class WholeTextDecoder:
     """``encoder.EncoderNetwork`` over a decoder whose tables reach ``max_length`` tokens.
 
-    ``reads_both_ways``: a token sees its whole text, and in layers with a window as many later tokens as earlier ones.
+    ``reads_both_ways``: a token attends to its whole text, and in layers with a window to as many later tokens as
+    earlier ones.
     """
 
     def __init__(self, decoder: FusedDecoder, max_length: int, *, reads_both_ways: bool):

@@ -1,6 +1,6 @@
-"""Bad words: tokens that the preceding tokens rule out, because they would end a banned phrase or repeat an n-gram.
+"""Banned next tokens: those that would complete a banned phrase (bad words) or repeat an n-gram.
 
-Both classes look at a sequence's tokens and know nothing of logits.
+Both classes read a sequence's tokens and know nothing of logits.
 """
 
 from __future__ import annotations

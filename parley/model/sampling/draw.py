@@ -1,19 +1,24 @@
 """From logits to a token: the arithmetic of sampling, row by row. Knows no slots, sequences or requests.
 
-There is one definition for every code path. With x = (logit - largest logit) / temperature, a token weighs
-floor(2^40 * exp(x)), an integer. Tokens are dropped by cut-off values, in this order: min_p by weight relative to the
-largest, top_k by the k-th largest x, top_p by the mass of all strictly larger x (a token stays while that mass is
-below top_p of the mass left by min_p and top_k), typical_p by the mass of all strictly nearer x. Ties therefore stay
-or go as a group. The drawn token is the first, in order of ids, whose running sum of weights exceeds u times the
-total.
+All code paths implement one definition. With x = (logit - largest logit) / temperature, the weight of a token is the
+integer floor(2^40 * exp(x)). Tokens are dropped by cut-off values, in this order:
 
-Typical sampling (Meister et al. 2022) prefers tokens whose surprise is near the distribution's entropy. With Z the
-total of exp(x), surprise is log Z - x and the entropy is log Z less the mean of x: near means near that mean.
+* min_p: tokens whose weight is less than min_p times the largest weight;
+* top_k: tokens whose x is below the k-th largest x;
+* top_p: tokens for which the weights of all strictly larger x have reached top_p of the weights left so far;
+* typical_p: likewise, with "nearer to the mean x" in place of "larger x".
+
+So tokens with equal logits are kept or dropped together. The sampled token is the first, in order of ids, whose running
+sum of weights exceeds u times the total.
+
+Typical sampling (Meister et al. 2022) keeps tokens whose surprise is near the distribution's entropy. With Z the sum of
+exp(x), the surprise of a token is log Z - x, and the entropy is log Z minus the mean of x. So their distance is that of
+x from its mean.
 
 Weights are integers because integer sums are exact in any order. A row yields the same token alone and in a batch, from
 256 candidates and from the whole vocabulary, with one thread and with many. A token of weight zero has less than 2^-40
-of the largest probability. One condition remains: exp(x) must not depend on the place of x in a tensor; a test checks
-that.
+of the largest probability. One condition remains: exp(x) must not depend on the index of x in a tensor; a test checks
+it.
 """
 
 from __future__ import annotations
@@ -39,8 +44,8 @@ def splitmix64(z: int) -> int:
 def uniform_number(seed: int, position: int) -> float:
     """Return the uniform number that draws output token ``position`` (from 0): in [0, 1), a multiple of 2^-53.
 
-    It is element ``position`` of the SplitMix64 stream that starts at mix(seed). Neighbouring seeds, as the choices of
-    one request have, therefore start at unrelated places.
+    It is element ``position`` of the SplitMix64 stream that starts at splitmix64(seed). So consecutive seeds, such as
+    those of the choices of one request, start at unrelated positions of the stream.
     """
     state = splitmix64((seed + GOLDEN_GAMMA) & UINT64_MASK) + (position + 1) * GOLDEN_GAMMA
     return (splitmix64(state & UINT64_MASK) >> 11) * 2.0**-53
@@ -79,16 +84,16 @@ def draw_truncated(
     kth = x.gather(1, (top_k[:, None] - 1).clamp(0, width - 1))
     weights.masked_fill_(((top_k > 0) & (top_k <= width))[:, None] & (x < kth), 0)
 
-    # The candidates are complete if the last of them weighs nothing: no other token weighs more.
+    # The candidates are complete if the weight of the last one is 0: no other token has a larger weight.
     complete = (weights[:, -1] == 0) | (width == logits.shape[1])
     total = weights.sum(-1)
     unlimited = ((top_k == 0) & ~complete).nonzero()[:, 0]
     for portion in row_portions(logits[: len(unlimited)]):
         rows = unlimited[portion]
         total[rows] = _weigh_vocabulary(logits[rows], temperature[rows], min_p[rows])[1].sum(-1)
-    last = torch.searchsorted(weights.cumsum(-1), _mass_limit(total, top_p)[:, None])
-    weights.masked_fill_(x < x.gather(1, last.clamp(max=width - 1)), 0)
-    complete |= (top_k == 0) & (last[:, 0] < width) & (weights[:, -1] == 0)
+    last_kept = torch.searchsorted(weights.cumsum(-1), _mass_limit(total, top_p)[:, None])
+    weights.masked_fill_(x < x.gather(1, last_kept.clamp(max=width - 1)), 0)
+    complete |= (top_k == 0) & (last_kept[:, 0] < width) & (weights[:, -1] == 0)
 
     order = ids.argsort(-1)
     index = _pick_index(weights.gather(1, order), u)
@@ -150,15 +155,17 @@ def _truncate_vocabulary(
 
 
 def _mass_limit(total: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
-    """Return the mass that the kept tokens must reach, int64 [R]. The minimum guards against float64 rounding."""
+    """Return the sum of weights that the kept tokens must reach, int64 [R]. The minimum guards against float64
+    rounding."""
     return torch.minimum((total * top_p).ceil().long(), total)
 
 
 def _cutoff_value(x: torch.Tensor, mass: torch.Tensor, limit: torch.Tensor) -> torch.Tensor:
-    """Return the largest v such that the mass of all x >= v reaches limit: x <= 0 float32 [V], int64 [V], [1] -> [1].
+    """Return the largest v such that the ``mass`` of all x >= v reaches ``limit``: x <= 0 float32 [V], int64 [V], [1]
+    -> [1]. ``mass``: the weights.
 
-    The bits of a positive float sort like the number. So the upper halves are counted first, and only the values that
-    share theirs with v are sorted.
+    The bits of a positive float sort like the number. So the upper halves of the bits are counted first, and only the
+    values with the same upper half as v are sorted.
     """
     key = x.abs().view(torch.int32) >> 16
     sums = mass.new_zeros(1 << 15).scatter_add_(0, key.long(), mass).cumsum(0)

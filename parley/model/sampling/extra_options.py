@@ -1,4 +1,4 @@
-"""Options of sampling that engines other than parley's do not have."""
+"""Sampling options that other engines' samplers lack."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from parley.types import ReasoningLimit, Sampling
 class ExtraOptions(msgspec.Struct, frozen=True, omit_defaults=True):
     """The options with their neutral values; as in ``Sampling`` and ``EngineRequest``.
 
-    ``temperature``, ``min_p``, ``top_k``, ``top_p``: the cuts before ``typical_p``, if the request has that one: the
-    engine itself does not cut then. ``penalties``: those of a request whose penalties have a window, which the engine
-    itself does not apply then. ``forced``: the tokens that the output begins with.
+    ``temperature``, ``min_p``, ``top_k``, ``top_p``: set only with ``typical_p``, which they precede; then the engine
+    itself does not apply them. ``penalties``: those of a request whose penalties have a window; then the engine itself
+    applies none. ``forced``: the tokens that the output begins with.
     """
 
     watermark: bool = False

@@ -2,13 +2,13 @@
 
 A ``GrammarState`` is one sequence's position in its grammar. It advances as soon as a token is drawn. Once all states
 of a step have advanced, threads begin the next masks, which are not needed until the network has run a whole step.
-llguidance does the work, in Rust and without the GIL. With few cores, such background work slows the network down: a
-*lazy* state can be asked about single tokens, at a microsecond each, and computes a mask only on request. A mask of
-few tokens takes less time than the start of a thread; a mask of free text takes up to a hundred times as long. Two
-letters tell which of the two comes next (``allows_letters``). The API process has already checked the grammar
+llguidance computes masks, in Rust and without the GIL. With few cores, such background work slows the network down. So
+a *lazy* state checks single tokens, in a microsecond each, and computes a mask only on request. A mask of few tokens
+takes less time than the start of a thread; a mask of free text takes up to a hundred times as long. Whether two letters
+are allowed tells which of the two comes next (``allows_letters``). The API process has already checked the grammar
 (``text/grammar/compiler.py``) and its size, so an error here fails only one choice.
 
-This module knows sequences and the bytes of tokens; of logits it knows only which to mask.
+This module knows sequences and the bytes of tokens. It masks logits, and does nothing else with them.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ class TokenBytes:
         self._longest = max(map(len, self._ids), default=0)
 
     def __call__(self, text: str | bytes) -> list[int]:
-        """Tokenize a text that the grammar forces, taking the longest matching token at each place."""
+        """Tokenize a text that the grammar forces, with the longest matching token at each position."""
         data, ids, at = text.encode() if isinstance(text, str) else text, [], 0
         while at < len(data):
             ends = range(min(len(data), at + self._longest), at, -1)
@@ -232,8 +232,8 @@ class GrammarState:
         return self._matcher is not None and self._matcher.validate_tokens([token]) == 1
 
     def allows_letters(self) -> bool:
-        """Whether the next token may be one of ``LETTERS``: then many others may come as well, and the mask takes long.
-        True if the vocabulary has no such token."""
+        """Whether the grammar allows one of ``LETTERS`` next: then it allows many other tokens too, and the mask takes
+        long. True if the vocabulary has no such token."""
         letter_ids = self._grammars.letter_ids
         return not letter_ids or any(map(self.allows_token, letter_ids))
 
@@ -270,7 +270,8 @@ class GrammarState:
         return native.masked_argmax(row, self._bits)
 
     def correct_token(self, token: int) -> int:
-        """Return the drawn token if it is allowed, otherwise the first allowed one (the model excludes all of them)."""
+        """Return the sampled token if it is allowed, otherwise the first allowed one (all allowed ones have logits of
+        -inf)."""
         if self._bits is None or int(self._bits[token // 8]) >> token % 8 & 1:
             return token
         first = int(np.flatnonzero(self._bits)[0])

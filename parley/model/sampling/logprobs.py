@@ -1,4 +1,4 @@
-"""Logprobs of tokens from raw logits, for drawn tokens and for prompts. Knows no sequences and no requests."""
+"""Log-probabilities of tokens from raw logits, for sampled tokens and for prompts. Knows no sequences or requests."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Options that other engines' samplers lack, for one choice: typical_p, no_repeat_ngram, a window of penalties,
-watermark, thinking budget, and tokens that are known already.
+"""Sampling options that other engines lack, applied to the logits of one choice: typical_p, no_repeat_ngram, a window
+of penalties, watermark, thinking budget, and forced tokens at the start of the output.
 
-``worker/vllm/logits_plugin.py`` applies it in vLLM's workers. The rules are those of parley's own engine. They cost
-Python's time for each choice that uses them, and nothing for others.
+``worker/vllm/logits_plugin.py`` applies them in vLLM's workers, with the results of parley's own engine. Each choice
+that uses them costs time in Python; other choices cost nothing.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class RowEdits:
         return self._output_count
 
     def add_tokens(self, output: list[int]) -> None:
-        """Take new output tokens."""
+        """Append new output tokens."""
         self.tokens += output
         self._output_count += len(output)
         if self._budget is not None:
@@ -69,7 +69,7 @@ class RowEdits:
     def cut_logits(self, row: torch.Tensor, temperature: float) -> None:
         """Exclude the tokens (float [V], in place) that typical_p and the cuts before it drop.
 
-        ``temperature``: that the logits have not been divided by yet; 1 if they have.
+        ``temperature``: 1 if the logits have been divided by it already.
         """
         if self.options.typical_p < 1 and temperature > 0 and self._output_count >= len(self.options.forced):
             row[~typical_tokens(row.float() / temperature, self.options)] = float("-inf")

@@ -1,13 +1,13 @@
-"""The sampler: draws one token per row of logits, with the sampling parameters of the row's slot.
+"""The sampler: samples (*draws*) one token per row of logits, with the sampling parameters of the row's slot.
 
 Parameters are written into tables when a sequence gets its slot, and each step gathers them by slot, so that a row
 without special options costs no Python time of its own. The order of operations is vLLM's, which clients rely on: raw
 logprobs first; then grammar, bias, watermark, banned tokens, penalties, temperature, min_p, top_k, top_p, typical_p,
 draw.
 
-There is no generator state: each token has one uniform random number, a function of seed and position. A row's draw
-depends on that row alone. The arithmetic is in ``draw``, ``logit_edits`` and ``logprobs``. This module does not know
-how a model runs.
+There is no generator state: each token is drawn with one uniform random number, a function of seed and position. The
+draw of a row depends on that row alone. The arithmetic is in ``draw``, ``logit_edits`` and ``logprobs``. This module
+does not know how a model runs.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ GREEDY_BELOW = 1e-6  # temperatures below this count as 0. vLLM's bound is 1e-5;
 
 @dataclass(frozen=True, slots=True)
 class SamplingPlan:
-    """How tokens of a slot are drawn, besides the numbers in the sampler's tables.
+    """How tokens of a slot are drawn, apart from the numbers in the sampler's tables.
 
     ``method``: "greedy", or by chance from the "full" vocabulary, "truncated" by top_k or top_p, or "typical": with
     typical_p and any of the others.
@@ -202,8 +202,8 @@ class Sampler:
     ) -> torch.Tensor:
         """Draw a token for each row, int64 [R], on the device and without waiting for it.
 
-        The slots are such that ``draws_on_device``; the other arguments are those of ``draw_tokens``. The tokens are
-        those that it would draw. In rows whose logits are not finite, they may be any of the vocabulary.
+        ``draws_on_device`` must be true of all slots; the arguments are those of ``draw_tokens``, and so are the
+        tokens. In rows whose logits are not finite, the token is arbitrary.
         """
         plans = [self._slot_plan(slot) for slot in slots]
         tokens = self._choose_tokens(logits, range(len(plans)), plans, slots, positions, argmax_ids)
