@@ -50,7 +50,7 @@ from parley.serving.api_processes.messages import (
     UseOptions,
     UsePlan,
 )
-from parley.serving.api_processes.passing import MainHttpClient, OriginKeeper, pass_request
+from parley.serving.api_processes.passing import MainHttpClient, ScopeKeeper, pass_request
 from parley.serving.api_processes.plan import ApiProcessPlan, ModelFacts, PlannedModel, decode_server_options, use_facts
 from parley.serving.api_processes.relayed_engine import RelayedEngine, RelayedModel
 from parley.serving.app import App
@@ -112,7 +112,7 @@ class ApiProcess:
             if place.tls is not None:
                 context = server_tls_context(place.tls, http2=options.http2)
                 self._loaded_tls.append(LoadedTls(context, place.tls))
-            config = uvicorn_config(options, CorsByPath(OriginKeeper(app), options.cors, app.web_origins), context)
+            config = uvicorn_config(options, CorsByPath(ScopeKeeper(app), options.cors, app.web_origins), context)
             self._servers.append(HttpServer(config, self._counts))
 
     def _make_model(self, planned: PlannedModel, id_prefix: str, options: ServerOptions) -> RelayedModel:

@@ -36,8 +36,8 @@ NO_ROLE = "none", "unknown", ""
 class RoleController:
     """Runs the control loop. ``roles_changed``: the number of roles assigned so far."""
 
-    def __init__(self, table: InstanceTable, scheduler: InstanceScheduler, ask: AskInstance):
-        self.table, self._scheduler, self._ask = table, scheduler, ask
+    def __init__(self, table: InstanceTable, scheduler: InstanceScheduler, ask_instance: AskInstance):
+        self.table, self._scheduler, self._ask_instance = table, scheduler, ask_instance
         self.ratio = RoleRatio(table.options.ratio_period)
         self.shares = FlexShares(SHARE_PERIOD, SHARE_PERIOD)
         self.roles_changed = 0
@@ -227,7 +227,7 @@ class RoleController:
             percent = instance.p_percentage if share is None else share
             local: dict[str, Any] = {**role_request_entry(instance), "p_percentage": percent}
             body = msgspec.json.encode({"local": local, "peers": [role_request_entry(peer) for peer in peers]})
-            status, answer = await self._ask(f"{instance.management}/v1/role/{quote(role)}", "POST", body)
+            status, answer = await self._ask_instance(f"{instance.management}/v1/role/{quote(role)}", "POST", body)
         except (Unanswered, ValueError) as error:
             log.warning("Cannot give instance %d the role %s: %s", instance.id, role, error)
             return False

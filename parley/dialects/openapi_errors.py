@@ -97,19 +97,19 @@ def _schema_of_value(value: Any) -> Json:
     return {}
 
 
-def merge_schemas(one: Json, other: Json) -> Json:
+def merge_schemas(first: Json, second: Json) -> Json:
     """Return a schema of the values of two schemas of examples."""
-    if one == other:
-        return one
-    if not (one.get("type") == other.get("type") == "object"):
+    if first == second:
+        return first
+    if not (first.get("type") == second.get("type") == "object"):
         return {}
-    members, more = one["properties"], other["properties"]
+    defaults = second["properties"] | first["properties"]
     merged = {
-        name: merge_schemas(members.get(name, more.get(name)), more.get(name, members.get(name)))
-        for name in members | more
+        name: merge_schemas(first["properties"].get(name, default), second["properties"].get(name, default))
+        for name, default in defaults.items()
     }
     return {
         "type": "object",
         "properties": merged,
-        "required": [name for name in one["required"] if name in other["required"]],
+        "required": [name for name in first["required"] if name in second["required"]],
     }

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from parley.errors import ParleyError
 
-SILENT_SECONDS = 90.0  # without a sign of life: then the server that ran a request in the background has ended
+SILENT_SECONDS = 90.0  # seconds without a touch until the server that ran a background request counts as ended
 RecordChange = Callable[[bytes], tuple[bytes, Sequence[str]]]  # a record's data -> new data and parts
 
 
@@ -42,7 +42,7 @@ class TenantRecords(Protocol):
         """Return the record of this name, None if there is none."""
 
     def list_names(self, prefix: str) -> list[str]:
-        """Return the names of the records that begin so, in alphabetical order."""
+        """Return the names of the records that begin with ``prefix``, in alphabetical order."""
 
     def find_part(self, part: str) -> bytes | None:
         """Return the record that has this part, None if there is none."""
@@ -119,10 +119,10 @@ class InlinedRequest:
         self.body = body
 
     def watch_stream(self, data: bytes) -> None:
-        """See a part of the stream."""
+        """Record the state of the answer from a part of its stream."""
 
     def watch_body(self, data: bytes) -> None:
-        """See a successful answer in one piece."""
+        """Record a successful answer in one piece."""
 
     def render_accepted(self) -> bytes:
         """Return the answer to a request that runs in the background, once its stream has begun."""

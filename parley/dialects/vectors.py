@@ -69,20 +69,20 @@ def shortest_float32(value: float | None) -> float | None:
     return float(f"{exact:.9g}")
 
 
-def clamped_cosine(one: list[float], other: list[float]) -> float:
+def clamped_cosine(first: list[float], second: list[float]) -> float:
     """Return the cosine of two vectors of length 1, clamped against rounding errors."""
-    result: float = max(-1.0, min(1.0, sum(map(mul, one, other))))
+    result: float = max(-1.0, min(1.0, sum(map(mul, first, second))))
     return result
 
 
-def max_similarity(one: PromptVector, other: PromptVector) -> float:
-    """Return the sum, over the vectors of one text's tokens, of the largest product with one of the other text's."""
+def max_similarity(first: PromptVector, second: PromptVector) -> float:
+    """Return the sum, over the tokens of the first text, of the largest product with a token of the second."""
     import numpy as np  # nothing else in this process needs it, and it takes 0.1 s
 
-    first, second = (np.frombuffer(each.values, "<f4").reshape(each.rows, -1) for each in (one, other))
+    first_rows, second_rows = (np.frombuffer(text.values, "<f4").reshape(text.rows, -1) for text in (first, second))
     # Parts bound the memory of the products. The threads of a BLAS would wait for the cores on which engines compute.
-    parts = (first[start : start + TOKENS_AT_ONCE] for start in range(0, len(first), TOKENS_AT_ONCE))
-    return float(sum(np.einsum("ik,jk->ij", part, second).max(1).sum() for part in parts))
+    parts = (first_rows[start : start + TOKENS_AT_ONCE] for start in range(0, len(first_rows), TOKENS_AT_ONCE))
+    return float(sum(np.einsum("ik,jk->ij", part, second_rows).max(1).sum() for part in parts))
 
 
 def vector_base64(values: bytes) -> str:

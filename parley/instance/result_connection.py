@@ -50,7 +50,7 @@ class ResultConnection:
         self.can_send = False  # more can be sent at once
         self.has_ended = False
         self._client, self._sink = client, sink
-        self._farewell = b""
+        self._last_data = b""
         self._last_sent = time.monotonic()  # when data was last sent
         self._wake_event = asyncio.Event()
 
@@ -77,15 +77,15 @@ class ResultConnection:
                 self._wake_event.clear()
                 if not self.can_send and not self.has_ended:
                     await self._send_waiting(b"")
-            await self._sink.write_stream(self._farewell)
+            await self._sink.write_stream(self._last_data)
         finally:
             self.has_ended = True
             self._client.detach_connection(self)
 
-    def end_connection(self, farewell: bytes = b"") -> None:
-        """End the connection; only ``farewell`` is still sent."""
+    def end_connection(self, last_data: bytes = b"") -> None:
+        """End the connection after sending ``last_data``, but no other waiting data."""
         is_reading = self.can_send
-        self.has_ended, self.can_send, self._farewell = True, False, farewell
+        self.has_ended, self.can_send, self._last_data = True, False, last_data
         self._wake_event.set()
         if not is_reading:  # the peer does not read, so waiting could take forever
             self._sink.abort_connection()

@@ -167,11 +167,11 @@ async def run_in_background(registry: ModelRegistry, exchange: Exchange, reply: 
         await exchange.send_response(accepted, content_type=reply.content_type)
 
 
-async def follow_events(exchange: Exchange, kept: KeptEvents, first_event: int, media_type: str) -> None:
+async def follow_events(exchange: Exchange, kept_events: KeptEvents, first_event: int, media_type: str) -> None:
     """Write the events of a run from this one on, until it ends. Raises ClientGone."""
 
     async def write(data: bytes) -> None:
         await exchange.write_stream(data, media_type)
 
-    await exchange.while_connected(kept.write_events(first_event, write))
+    await exchange.while_connected(kept_events.write_events(first_event, write))
     await exchange.write_stream(b"", media_type, last=True)

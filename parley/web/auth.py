@@ -27,7 +27,7 @@ KEY_HEADERS = (b"api-key", b"x-api-key")
 # Scope key of a request that the server itself sends for a client: the client's ``TenantReference``.
 TENANT_REFERENCE_KEY = "parley.tenant_reference"
 BATCH_KEY_REFUSED = "The API key of this batch is not accepted any more."
-TENANT_ID_LENGTH = 32  # hexadecimal digits
+TENANT_ID_LENGTH = 32  # hexadecimal digits of an id
 NO_ADMIN_KEYS = (
     "API keys may not change the server. Start it with --admin-key-file FILE; the keys in that file may change it, and "
     "those with `admin = true` in a key file in TOML."
@@ -51,13 +51,14 @@ PortReach = Literal["local", "certified", "public"]
 
 
 def port_reach(host: str, *, certified: bool = False) -> PortReach:
-    """Return who reaches a port: this machine only, only holders of a certificate (``certified``), or every host."""
+    """Return which clients reach a port: those on this machine, holders of a certificate (``certified``), or all."""
     return "certified" if certified else "local" if is_loopback(host) else "public"
 
 
 class TenantReference(NamedTuple):
-    """Finds a client's tenant again without the client's key, so it can be stored. ``tenant_id``: "" if the server had
-    no keys. ``key_id``: of a key that is known by its hash, else ""."""
+    """A reference to a client's tenant that can be stored, because it does not contain the client's key. ``tenant_id``:
+    "" if the server had no keys. ``key_id``: the id of a hashed key, else "".
+    """
 
     tenant_id: str
     key_id: str
@@ -66,11 +67,12 @@ class TenantReference(NamedTuple):
 class ApiKeys:
     """The accepted API keys. Without any, every client is accepted.
 
-    ``admin_keys``: keys that may also change the server. They work as ordinary keys, too. Without any, no client
-    may change a server that has API keys, and every client one that has none. ``priority_keys``: keys whose requests
-    compete by priority with those of all tenants, besides the admin keys. ``cluster_secret``: see ``tenant_id``.
-    ``owners``: who has a key, by key. ``hashed_keys``: further keys, known only by their hashes; None: there is no
-    file for them. With a file that has no key, no client is accepted. ``clock`` returns seconds since the epoch.
+    ``admin_keys``: keys that may also change the server. They work as ordinary keys, too. Without admin keys, no client
+    may change a server that has API keys, and every client may change a server that has none. ``priority_keys``: keys
+    whose requests compete by priority with those of all tenants, besides the admin keys. ``cluster_secret``: see
+    ``tenant_id``. ``owners``: the owner of each key. ``hashed_keys``: further keys, known only by their hashes; None:
+    no file with hashes is used. If that file is empty, no client is accepted. ``clock`` returns seconds since the
+    epoch.
     """
 
     def __init__(
@@ -133,7 +135,7 @@ class ApiKeys:
     def check_key(self, headers: dict[bytes, bytes]) -> Tenant:
         """Return the tenant whose key the headers carry, NO_TENANT if no keys are configured.
 
-        One of several keys is enough: clients that have a key for another server as well send both. Raises Unauthorized
+        One accepted key is enough, because a client may also send its key for another server. Raises Unauthorized
         if the headers carry no accepted key.
         """
         if not self._has_keys:
@@ -156,7 +158,9 @@ class ApiKeys:
         raise Unauthorized(f"Incorrect API key provided: {mask_key(keys[0])}.")
 
     def _find_plain_key(self, key: bytes) -> Tenant | None:
-        """Return the tenant of a key that is known as it is. All are compared, whether or not one is equal."""
+        """Return the tenant of a key that is known in plain text. All keys are compared, so that the time tells
+        nothing.
+        """
         if not self._key_digests:
             return None
         digest, number = _key_digest(key), 0
@@ -165,7 +169,7 @@ class ApiKeys:
         return self._tenants[number - 1] if number else None
 
     def _find_hashed_key(self, key: bytes) -> HashedKey | None:
-        """Return a key that is known by its hash. One hash is computed, also if no key has the id."""
+        """Return a hashed key. One hash is computed even if no key has the id, so that the time tells nothing."""
         if not self._hashed_keys:
             return None
         key_id, secret = split_key(key.decode("utf-8", "surrogateescape"))
@@ -173,8 +177,9 @@ class ApiKeys:
         return hashed_key if hashed_key.matches(secret) and hashed_key is not NO_KEY else None
 
     def _cached_tenant(self, hashed_key: HashedKey, own_id: str) -> Tenant:
-        """Return the tenant of a key that is known by its hash and was sent. ``own_id``: of the tenant, which only the
-        key itself shows."""
+        """Return the tenant of a hashed key that a client sent. ``own_id``: the tenant's id, which is derived from the
+        key itself.
+        """
         tenant = self._hashed_tenants.get(hashed_key.id)
         if tenant is None:
             tenant = self._hashed_tenants[hashed_key.id] = hashed_tenant(hashed_key, own_id)
@@ -194,7 +199,7 @@ class ApiKeys:
         if hashed_key is not None:
             if self._has_expired(hashed_key):
                 return None
-            # Not cached: the id comes from a file, and only the key itself shows the one that counts for its requests
+            # Not cached: this id comes from a file; the id of the tenant's requests is derived from the key itself
             self._key_names.setdefault(reference.tenant_id, hashed_key.name)
             return hashed_tenant(hashed_key, reference.tenant_id)
         return next((tenant for tenant in self._tenants if tenant.id == reference.tenant_id), None)
@@ -210,8 +215,7 @@ class ApiKeys:
     def check_admin_key(self, headers: dict[bytes, bytes]) -> None:
         """Check that one of the keys in the headers is an admin key.
 
-        Raises Unauthorized without a key, Forbidden if none of the keys may change the server or those that may have
-        expired.
+        Raises Unauthorized without a key, and Forbidden if no key may change the server or those that may have expired.
         """
         if not self._has_admin_keys:
             if self._has_keys:
@@ -233,7 +237,7 @@ class ApiKeys:
 
 
 def hashed_tenant(hashed_key: HashedKey, own_id: str) -> Tenant:
-    """Return the tenant of a key that is known by its hash. ``own_id``: of the tenant."""
+    """Return the tenant of a hashed key. ``own_id``: the tenant's id."""
     return Tenant(
         own_id,
         hashed_key.admin or hashed_key.chooses_priority,
@@ -252,7 +256,7 @@ def hashed_tenant(hashed_key: HashedKey, own_id: str) -> Tenant:
 
 
 def owner_of(hashed_key: HashedKey) -> KeyOwner:
-    """Return who has a key that is known by its hash."""
+    """Return the owner of a hashed key."""
     return KeyOwner(hashed_key.name, hashed_key.groups)
 
 

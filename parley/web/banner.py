@@ -16,14 +16,14 @@ from parley.types import ModelInfo
 
 log = logging.getLogger("parley.server")
 
-LINE_SECONDS = 10.0  # between two lines about the progress where no bar can be drawn
+LINE_SECONDS = 10.0  # seconds between two progress lines where no bar can be drawn
 CLEAR_LINE = "\r\x1b[K"
 
 
 def print_line(text: str) -> None:
     """Print a line and flush it, in place of a progress bar if one is drawn. Errors of a closed pipe are ignored.
 
-    If log lines are JSON, the text becomes log lines too: who collects them wants all that the server says.
+    If log lines are JSON, the text becomes log lines too, so that a log collector gets everything that is printed.
     """
     if logs_json():
         for line in filter(None, map(str.strip, text.splitlines())):

@@ -121,8 +121,8 @@ def divide_descriptors(
 ) -> ConnectionShares:
     """Raise the descriptor limit and divide it, at ``descriptors_each`` per connection.
 
-    Clients over HTTP and over gRPC have halves of their own, so that neither can take the other's. ``set_aside``:
-    descriptors for connections that are limited otherwise. ``wanted``: fewer connections than the descriptors allow.
+    Clients over HTTP and over gRPC get one half each. ``set_aside``: descriptors for connections that are limited
+    otherwise. ``wanted``: the largest number of client connections, if the descriptors allow more.
     """
     soft_limit, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft_limit != hard_limit:
@@ -143,5 +143,5 @@ def divide_descriptors(
 
 
 def admin_limit() -> ConnectionLimit:
-    """Return the limit of a port of a management plane: a share of its own, which clients cannot take."""
+    """Return the connection limit of a management port. Its connections do not count among those of clients."""
     return ConnectionLimit(ADMIN_CONNECTIONS, ADMIN_CONNECTIONS)

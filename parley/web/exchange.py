@@ -48,7 +48,9 @@ class AnswerRecorder(Protocol):
         """Add a piece of the body that is sent."""
 
     def finish(self, status: int, seconds: float) -> None:
-        """Note that the request has ended. ``status``: 0 without an answer."""
+        """Record the end of the request. ``status``: the HTTP status, 0 without an answer; ``seconds``: its
+        duration.
+        """
 
 
 class StageErrors(Protocol):
@@ -61,7 +63,7 @@ class StageErrors(Protocol):
         """Return headers that say to a coordinator how to proceed; ``None``: the dialect has worded a refusal."""
 
 
-@dataclass(slots=True)  # one for each open request: a dictionary of so many attributes takes 1.5 KB
+@dataclass(slots=True)  # a dictionary of all these attributes would take 1.5 KB for each open request
 class Exchange:
     """One request and its response.
 
@@ -71,8 +73,8 @@ class Exchange:
     response shows, in seconds since the epoch; None: now. ``preface_size``: number of bytes before the client's body;
     they are stored in ``preface_bytes``. ``body_limit``: in bytes; None: as in the options. ``limit_states``: returns
     the limits of the client's key that the answer reports; None: there are none. ``limits_counted``: a coordinator has
-    checked the client's key, and counts its limits and its usage. ``counts_tokens``: it asks how many tokens the
-    request would reserve, and does not want it to run. ``is_passed``: another process answers and records it.
+    checked the client's key, and counts its limits and its usage. ``counts_tokens``: the coordinator only asks how many
+    tokens the request would reserve; the request does not run. ``is_passed``: another process answers and records it.
     """
 
     scope: Scope

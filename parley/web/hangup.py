@@ -1,4 +1,4 @@
-"""SIGHUP: a process reads its configuration again, or ends if it has lost its terminal."""
+"""Handles SIGHUP: the process reads its configuration again, or ends if it has lost its terminal."""
 
 from __future__ import annotations
 

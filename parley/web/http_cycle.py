@@ -145,7 +145,9 @@ class HttpCycle:
         return self.flow.write_paused and not self.disconnected
 
     def abort_connection(self) -> None:
-        """Close the connection at once and drop unsent data. Once it is lost to this request, it is not touched."""
+        """Close the connection at once and drop unsent data. Do nothing if this request has lost the connection
+        already.
+        """
         if not self.disconnected:
             self.transport.abort()
 

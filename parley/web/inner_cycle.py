@@ -41,7 +41,8 @@ class NoConnection:
 
 class InnerCycle(HttpCycle):
     """A request with this body. ``status``, ``headers`` and ``answer_body``: its answer, once the application has run.
-    ``response_complete``: it is whole."""
+    ``response_complete``: whether the answer is complete.
+    """
 
     def __init__(self, scope: Scope, body: bytes):
         connection = NoConnection()

@@ -1,6 +1,6 @@
 """Logging: one line per request, and all other messages in the same format, as text or JSON.
 
-A line contains no prompt but for the excerpt of a wrong value in an error, no answer and no key. Values chosen by a
+Lines contain no prompts, answers or keys; only an error may quote an excerpt of an invalid value. Values chosen by a
 client (path, model, id) are escaped. A thread writes the lines: a terminal or pipe that is not read may block that
 thread, but never the server.
 """
@@ -104,7 +104,9 @@ class QueueingHandler(logging.Handler):
         self._lost_lines = self._write_bytes(lines).count(b"\n")
 
     def _write_bytes(self, data: bytes) -> bytes:
-        """Write whole lines, and return what could not be written: the pipe is closed, or the disk full."""
+        """Write whole lines. Return the bytes that could not be written because the pipe is closed or the disk is
+        full.
+        """
         try:
             if self._is_within_line:
                 os.write(2, b"\n")

@@ -172,8 +172,9 @@ class HttpServer(uvicorn.Server):
 
 
 class CorsByPath:
-    """An application whose answers pages of other origins may read: those of ``origins``, and those that match the
-    regular expression that ``web_origins`` returns for the path, "" for no others."""
+    """Adds CORS headers to an application's answers, so that pages of some other origins may read them: of ``origins``,
+    and of origins that match the regular expression that ``web_origins`` returns for the path ("": none).
+    """
 
     def __init__(self, app: ASGIApp, origins: Sequence[str], web_origins: Callable[[str], str]):
         self._app, self._origins, self._web_origins = app, origins, web_origins

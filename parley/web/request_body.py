@@ -103,7 +103,7 @@ class HeldBody:
             self._budget.make_room(self)
 
     def evict(self) -> None:
-        """Make room for another body."""
+        """End the reading of this body, because another one needs its memory."""
         self.evicted = True
         self.release()
         self._end_arrival()

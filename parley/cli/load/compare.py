@@ -28,14 +28,14 @@ MEASURES = {  # the columns' names: member, member in it, whether less is better
     "requests/s": ("requests_per_second", "", False),
     "goodput, requests/s": ("goodput", "", False),
 }
-ENOUGH = 3  # values whose spread is worth something
+MIN_VALUES = 3  # fewer values say too little about their spread
 # Quantiles of Student's t for 99 %, two-sided, from 2 degrees of freedom on; the last one serves for all above.
 STUDENT_99 = (9.925, 5.841, 4.604, 4.032, 3.707, 3.499, 3.355, 3.250, 3.169, 3.106, 3.055, 3.012, 2.977, 2.947)
 WITHIN, UNKNOWN = "within the noise", "noise unknown"
 
 FEW_RUNS = (
-    f"The noise is that within a run where a file has fewer than {ENOUGH} runs of a load. What changes from one run\n"
-    "to the next shows only in more runs: repeat `parley bench --json >> FILE`."
+    f"Where a file has fewer than {MIN_VALUES} runs of a load, the noise is the spread within one run. The spread\n"
+    "between runs needs more runs: repeat `parley bench --json >> FILE`."
 )
 
 Results = list[dict[str, Any]]
@@ -160,14 +160,14 @@ def _run_values(results: Results, measure: str) -> list[float]:
 
 def _spread_values(results: Results, measure: str) -> list[float]:
     runs = _run_values(results, measure)
-    if len(runs) >= ENOUGH:
+    if len(runs) >= MIN_VALUES:
         return runs
     return [value for result in results for value in _run_values(result["parts"], measure)]
 
 
 def noise_limit(a: Sequence[float], b: Sequence[float]) -> float | None:
     """Return the largest difference of two means that chance explains, or None if there are too few values to say."""
-    if min(len(a), len(b)) < ENOUGH:
+    if min(len(a), len(b)) < MIN_VALUES:
         return None
     freedom = min(len(a), len(b)) - 1
     quantile = STUDENT_99[min(freedom - 2, len(STUDENT_99) - 1)]
@@ -185,6 +185,6 @@ def format_comparison(first: str, second: str, loads: Sequence[LoadComparison]) 
             lines.append(
                 f"{difference.measure:<20} {difference.a:>10.2f} {difference.b:>10.2f} {ratio:>6}  {difference.verdict}"
             )
-    if any(min(comparison.runs) < ENOUGH for comparison in loads):
+    if any(min(comparison.runs) < MIN_VALUES for comparison in loads):
         lines += ["", FEW_RUNS]
     return "\n".join(lines)

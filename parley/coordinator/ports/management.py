@@ -44,8 +44,10 @@ class ManagementPort:
     """The routes of the management port, served by ``app``. ``master``: this coordinator takes the requests, rather
     than a standby."""
 
-    def __init__(self, table: InstanceTable, scheduler: InstanceScheduler, ask: AskInstance, host: str = "127.0.0.1"):
-        self.table, self.scheduler, self._ask = table, scheduler, ask
+    def __init__(
+        self, table: InstanceTable, scheduler: InstanceScheduler, ask_instance: AskInstance, host: str = "127.0.0.1"
+    ):
+        self.table, self.scheduler, self._ask_instance = table, scheduler, ask_instance
         self.master = True
         self.alarms: deque[dict[str, Any]] = deque(maxlen=MAX_ALARMS)
         table.watchers.append(self._instance_changed)
@@ -219,7 +221,7 @@ class ManagementPort:
         if instance is None:
             return FAILED_REPLY
         try:
-            status, _ = await self._ask(f"{instance.management}/stopService?mode=Force")
+            status, _ = await self._ask_instance(f"{instance.management}/stopService?mode=Force")
         except Unanswered:
             status = 0
         log.warning("Instance %d was ordered to shut down (status %d).", instance.id, status)

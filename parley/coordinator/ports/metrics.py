@@ -51,8 +51,10 @@ INSTANCE_SERIES: tuple[tuple[str, str, str, InstanceValue], ...] = (
 class MetricsPort:
     """The metrics port, served by ``app``."""
 
-    def __init__(self, table: InstanceTable, scheduler: InstanceScheduler, ask: AskInstance, host: str = "127.0.0.1"):
-        self._table, self._scheduler, self._ask = table, scheduler, ask
+    def __init__(
+        self, table: InstanceTable, scheduler: InstanceScheduler, ask_instance: AskInstance, host: str = "127.0.0.1"
+    ):
+        self._table, self._scheduler, self._ask_instance = table, scheduler, ask_instance
         self._merged_text, self._merged_at = "", float("-inf")
         self._scrape_lock = asyncio.Lock()
         self.app = AdminPort({("GET", "/metrics"): self.metrics_page}, host, reading_access(table.options, host))
@@ -75,7 +77,7 @@ class MetricsPort:
 
     async def _scrape_instance(self, instance: ClusterInstance) -> tuple[str, float] | None:
         try:
-            status, body = await self._ask(f"{instance.metrics}/metrics", timeout=2.0)
+            status, body = await self._ask_instance(f"{instance.metrics}/metrics", timeout=2.0)
         except Unanswered:
             return None
         return (body.decode("utf-8", "replace"), float(instance.blocks)) if status == 200 else None

@@ -1,4 +1,4 @@
-"""Which tenant a client is, and the check of its API key by an instance where the coordinator knows no keys."""
+"""Finds the tenant of a client, and has an instance check the client's API key if the coordinator knows no keys."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from parley.web.auth import presented_key, tenant_id
 
 
 class ClientIdentity:
-    """Finds out who a client is. ``client_keys``: the clients' keys; None: instances check them."""
+    """Finds the tenants of clients. ``client_keys``: the clients' keys; None: instances check them."""
 
     def __init__(self, table: InstanceTable, connections: InstanceConnections, client_keys: ClientKeys | None):
         self._table, self._connections, self._client_keys = table, connections, client_keys
@@ -37,7 +37,7 @@ class ClientIdentity:
     async def check_with_instance(self, path: ApiPath, client: DownstreamClient) -> None:
         """Ask an instance to check a request that the coordinator answers: its key, and the object that its path names.
         Without usable instances nothing is checked. Raises ClientRefused, ParleyError."""
-        names_object = path.route.reader is not None  # an endpoint, which there may not be
+        names_object = path.route.reader is not None  # the path names an endpoint, which may not exist
         usable = self._table.usable_instances()
         if usable and (names_object or self._client_keys is None):
             refusing = (*forward.KEY_REFUSALS, 404) if names_object else forward.KEY_REFUSALS

@@ -51,7 +51,7 @@ FOR_ALL_INSTANCES: frozenset[RouteKind] = frozenset({"adapter", "reset", "reset_
 # Answered here, for clients whose key an instance accepts.
 GUARDED_KINDS: frozenset[RouteKind] = frozenset({"metrics", "load"})
 PROBE_KINDS: frozenset[RouteKind] = frozenset({"live", "ready", "probe", "health", "metrics", "load"})
-READY_SECONDS = 1.0  # between two looks at whether requests can be served
+READY_SECONDS = 1.0  # seconds between two checks whether requests can be served
 ACCEPT_ALL_CLIENTS, REFUSE_ALL_KEYS = ApiKeys(()), ApiKeys((), hashed_keys=())
 
 
@@ -125,7 +125,7 @@ class InferenceFront:
 
     @property
     def keys(self) -> ApiKeys:
-        """The keys that this port itself accepts. Those that only instances know are none of them."""
+        """The keys that this port itself accepts, without those that only instances know."""
         if self._client_keys is not None:
             return self._client_keys.keys
         return REFUSE_ALL_KEYS if self._record_keeper.only_instances_check_keys else ACCEPT_ALL_CLIENTS

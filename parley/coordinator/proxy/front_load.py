@@ -22,7 +22,7 @@ class FrontLoad:
 
     @contextlib.contextmanager
     def set_aside(self) -> Iterator[None]:
-        """Do not count a request meanwhile: it waits for others, which are counted themselves."""
+        """Within this context, do not count a request: it waits for other requests, which are counted themselves."""
         self.open_requests -= 1
         try:
             yield
@@ -43,8 +43,8 @@ class FrontLoad:
     def check_room(self, announced: int, body_limit: int, *, always_ask_ready: bool) -> None:
         """Raise ParleyError if no further generating request is accepted.
 
-        ``announced``: the bytes of its body, ``body_limit``: those that a body may have. ``always_ask_ready``: refuse
-        it here if no request can be served, and not only if there is another reason as well.
+        ``announced``: the announced bytes of its body; ``body_limit``: the most that a body may have.
+        ``always_ask_ready``: also refuse the request if the only reason is that no request can be served.
         """
         # A body above its own limit gets 413 instead.
         memory_full = self.body_bytes + announced > self.memory_limit and announced <= body_limit

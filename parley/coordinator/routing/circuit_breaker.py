@@ -1,6 +1,6 @@
-"""A circuit breaker keeps requests from an instance that has failed the last ones.
+"""A circuit breaker keeps requests away from an instance whose last requests failed.
 
-Its status may be fine all the same: status checks prove that a server answers, not that it can compute.
+Status checks do not reveal such an instance: they prove that a server answers, not that it can compute.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class CircuitBreaker:
     __slots__ = ("_failures", "_is_probed", "_paused_until")
 
     def __init__(self) -> None:
-        self._failures = 0  # consecutive ones
+        self._failures = 0  # consecutive failures
         self._paused_until = 0.0
         self._is_probed = False
 
@@ -29,7 +29,7 @@ class CircuitBreaker:
 
     def record_failure(self, now: float) -> float:
         """Record that a request failed. Return the pause that begins now, 0 if none does."""
-        if now < self._paused_until:  # it was sent before the pause, and says nothing new
+        if now < self._paused_until:  # the request was sent before the pause
             return 0.0
         self._failures += 1
         if self._failures < FAILURE_LIMIT:

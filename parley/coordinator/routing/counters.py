@@ -33,7 +33,7 @@ class RequestCounters:
         self.retries += attempt > 0
 
     def count_failure(self) -> None:
-        """Count a request that was placed, and whose client gets an error of the cluster after all attempts."""
+        """Count a placed request whose client gets an error of the cluster after all attempts."""
         self.failures += 1
 
     def count_placement(self, separate: bool) -> None:
@@ -53,17 +53,22 @@ class RequestCounters:
         self.transfer.observe(seconds)
 
     def record_end(
-        self, how: AttemptEnd, ttft: float | None, token_seconds: float | None, input_tokens: int, output_tokens: int
+        self,
+        outcome: AttemptEnd,
+        ttft: float | None,
+        token_seconds: float | None,
+        input_tokens: int,
+        output_tokens: int,
     ) -> None:
         """Record the end of an attempt.
 
-        ``ttft``: time to first token, ``token_seconds``: mean seconds per token after the second; both None if unknown.
-        ``input_tokens``, ``output_tokens``: lengths.
+        ``ttft``: seconds to the first token; ``token_seconds``: mean seconds per token after the second; None if
+        unknown. ``input_tokens``, ``output_tokens``: the lengths of prompt and answer in tokens.
         """
-        self.ended.add_count(value=how)
+        self.ended.add_count(value=outcome)
         if token_seconds is not None:
             self.tpot.observe(token_seconds)
-        if how != "ok":
+        if outcome != "ok":
             return
         self.mean_input, self.mean_output = (
             moving_average(self.mean_input, input_tokens),

@@ -42,10 +42,10 @@ class HealthChecker:
     def __init__(
         self,
         table: InstanceTable,
-        ask: AskInstance,
+        ask_instance: AskInstance,
         last_heard: Callable[[ClusterInstance], float] = lambda instance: 0.0,
     ):
-        self._table, self._ask, self._last_heard = table, ask, last_heard
+        self._table, self._ask_instance, self._last_heard = table, ask_instance, last_heard
         self._tasks: dict[int, tuple[ClusterInstance, asyncio.Task[None]]] = {}
         self._logged_problems: dict[int, str] = {}  # the problem last logged for each instance; empty: none
         self._logged_lack = ""  # the problem last logged for the cluster as a whole
@@ -74,7 +74,7 @@ class HealthChecker:
         period = max(self._table.options.heartbeat, 0.5)
         problem, began = "", time.monotonic()
         try:
-            status, body = await self._ask(f"{instance.management}/v1/status", timeout=period)
+            status, body = await self._ask_instance(f"{instance.management}/v1/status", timeout=period)
             status_body = tolerant_json.parse_object(body) if status == 200 else None
             if status_body is not None:
                 self._table.record_status(instance, status_body)

@@ -159,8 +159,8 @@ class Placement:
             side.token_model.add_observation(decode_tasks, token_seconds)
             side.stay_seconds = moving_average(side.stay_seconds, self._last - self._began)
         first = self._first - self._began if self._first else None
-        how: AttemptEnd = "ok" if ok else "cancelled" if cancelled else "failed"
-        self._scheduler.counters.record_end(how, first, token_seconds, self.prompt_tokens, self.tokens)
+        outcome: AttemptEnd = "ok" if ok else "cancelled" if cancelled else "failed"
+        self._scheduler.counters.record_end(outcome, first, token_seconds, self.prompt_tokens, self.tokens)
         self._scheduler.queue.record_service(self.tenant, self.tokens)
         self._scheduler.wake_queue()
 

@@ -1,9 +1,9 @@
 """The requests that wait for an instance, and the turns that tenants take.
 
-Each tenant has a line, in the configured order; the next request is the first of the tenant that has received the least
-service. Service is counted in tokens: those of a prompt when it is placed, those of the answer at its end. A tenant
-gets no credit for time without waiting requests: its count is raised to that of the last tenant whose turn it was (as
-in ``core.wait_queue``). With one tenant that is the configured order.
+Each tenant has a line of its own, in the configured order. The next request is the first one of the tenant that has
+received the least service. Service is counted in tokens: those of a prompt when it is placed, those of the answer at
+its end. A tenant gets no credit for time without waiting requests: its count is raised to that of the last tenant whose
+turn it was (as in ``core.wait_queue``). With one tenant that is the configured order.
 
 A key becomes a tenant of its own once an instance has answered a request with it. Until then its requests share one
 line with those of all other unknown keys: where only instances check keys, any client can make them up.
@@ -29,8 +29,9 @@ QUEUE_ORDERS: dict[int, Callable[[SchedulingRequest], int]] = {
 
 
 class QueuedRequest(Generic[P]):
-    """A queued request. ``tenant``: whose line it stands in; ``place``: its place there, which later arrivals follow if
-    they are equal otherwise; ``future``: its placement."""
+    """A queued request. ``tenant``: the owner of its line; ``place``: its sort key there, ordered by arrival among
+    equal requests; ``future``: its placement.
+    """
 
     __slots__ = ("future", "place", "request", "tenant")
 

@@ -130,13 +130,13 @@ class DatabricksErrorWording(error_wording.ErrorWording):
         allowed_names = ", ".join(f'"{name}"' for name in allowed)
         return self.invalid_error(path, f"must be one of {allowed_names}, but got {excerpt(value)}")
 
-    def empty_error(self, path: str, what: str) -> BadRequest:
+    def empty_error(self, path: str, container: str) -> BadRequest:
         """Return the error for an empty string or array."""
         return self.invalid_error(path, "must not be empty")
 
-    def too_long_error(self, path: str, what: str, size: int, cap: int) -> BadRequest:
+    def too_long_error(self, path: str, container: str, size: int, cap: int) -> BadRequest:
         """Return the error for a string, array or object that is too long."""
-        unit = "characters" if what == "string" else "members"
+        unit = "characters" if container == "string" else "members"
         return self.invalid_error(path, f"must have at most {cap} {unit}, but has {size}")
 
     def invalid_error(self, path: str, reason: str) -> BadRequest:

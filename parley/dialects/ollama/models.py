@@ -164,7 +164,7 @@ def _find_card(fields: Fields, facts: ServerFacts, member: str = "model") -> tup
     """Return the name in a body and its card. Raises BadRequest, UnknownModel."""
     name = _read_name(fields, member)
     cards = {card.name: card for card in facts.cards}
-    known_name = shared.names_one_of(name, cards)
+    known_name = shared.match_known_name(name, cards)
     if known_name is None:
         raise UnknownModel(f"model '{name}' not found", name=name, served=list(cards), field=member)
     return name, cards[known_name]

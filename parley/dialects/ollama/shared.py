@@ -140,7 +140,7 @@ def tagged_name(name: str) -> str:
     return name if ":" in name.rpartition("/")[2] else name + DEFAULT_TAG
 
 
-def names_one_of(name: str, known_names: Collection[str]) -> str | None:
+def match_known_name(name: str, known_names: Collection[str]) -> str | None:
     """Return the known name that a client means by ``name``, which may have or lack the default tag, and may have a
     prefix or other capital letters."""
     if name in known_names:
@@ -166,7 +166,7 @@ def read_model_name(body: Fields, member: str = "model") -> str:
 def check_served(name: str, context: RequestContext) -> None:
     """Check that the server has a model of this name, for requests that it answers at once. Raises UnknownModel."""
     known_names = [*context.model_names, *context.adapters]
-    if names_one_of(name, known_names) is None:
+    if match_known_name(name, known_names) is None:
         raise UnknownModel(f"model '{name}' not found", name=name, served=known_names, field="model")
 
 

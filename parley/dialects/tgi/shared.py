@@ -138,12 +138,12 @@ class TgiErrorWording(error_wording.ErrorWording):
         allowed_names = ", ".join(f"`{name}`" for name in allowed)
         return WrongType(f"{path}: unknown variant `{str(value)[:60]}`, expected one of {allowed_names}", field=path)
 
-    def empty_error(self, path: str, what: str) -> BadRequest:
+    def empty_error(self, path: str, container: str) -> BadRequest:
         """Return the error for an empty string or array."""
         name = "inputs" if path == "messages" else path  # the prompt that no messages make
         return Invalid(f"`{name}` cannot be empty", field=path)
 
-    def too_long_error(self, path: str, what: str, size: int, cap: int) -> BadRequest:
+    def too_long_error(self, path: str, container: str, size: int, cap: int) -> BadRequest:
         """Return the error for a string, array or object that is too long."""
         return Invalid(f"`{path}` is too long: {size}, where at most {cap} are allowed", field=path)
 

@@ -162,8 +162,8 @@ def _adapter_routes(strict: bool) -> tuple[Route, ...]:
 
 def _unsupported_routes() -> tuple[Route, ...]:
     return tuple(
-        Route("POST", path, "info", reader=partial(control.refuse_unsupported, what))
-        for path, what in UNSUPPORTED_PATHS.items()
+        Route("POST", path, "info", reader=partial(control.refuse_unsupported, subject))
+        for path, subject in UNSUPPORTED_PATHS.items()
     )
 
 

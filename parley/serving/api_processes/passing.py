@@ -155,8 +155,8 @@ async def pass_request(client: MainHttpClient, place: int, exchange: Exchange, b
         raise NotReady("The server's main process does not answer.", retry_after=2) from None
 
 
-class OriginKeeper:
-    """Keeps the path, query and client of a request to ``app``, in case it is passed on."""
+class ScopeKeeper:
+    """Middleware that stores the original ASGI scope of each request to ``app``, in case the request is passed on."""
 
     def __init__(self, app: ASGIApp):
         self._app = app
@@ -189,7 +189,7 @@ def accept_passed(pass_socket: socket.socket) -> socket.socket | None:
     """Return the end of a connection that an API process has sent; None at the end of file. Raises BlockingIOError if
     there is none.
 
-    An end that was lost, because this process has too many open files, is passed over; the other end sees it closed.
+    An end that was lost because this process has too many open files is skipped; the other end sees it closed.
     """
     while True:
         try:

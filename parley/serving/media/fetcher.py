@@ -222,8 +222,8 @@ class ItemFetch:
         allowed = [str(rule) for rule in self._fetcher.options.hosts if not rule.internal]
         self._fail("forbidden_address", f"is not allowed: {why}", allowed=str(allowed))
 
-    def _fail(self, reason: MediaFault, what: str, **detail: int | float | str) -> NoReturn:
+    def _fail(self, reason: MediaFault, predicate: str, **detail: int | float | str) -> NoReturn:
         """Raise BadMedia with a sentence about the item from the client's URL."""
         host = self._named_host
-        message = f"The {KIND_NAMES[self._kind]} from {excerpt(host)} {what}."
+        message = f"The {KIND_NAMES[self._kind]} from {excerpt(host)} {predicate}."
         raise BadMedia(message, reason=reason, kind=self._kind, field=self._field, host=host, **detail) from None

@@ -30,7 +30,7 @@ EVENT_END = b"\n\n"
 
 
 class KeptEvents:
-    """The events of a stream that may outlive its client. ``has_ended``: no more will come."""
+    """The events of a stream that may outlive its client. ``has_ended``: no more events follow."""
 
     def __init__(self) -> None:
         self.events: list[bytes] = []
@@ -78,23 +78,23 @@ class BackgroundRun:
     task: asyncio.Task[None]
 
 
-async def generate_events(reply: Reply, generation: Generation, kept: KeptEvents) -> None:
+async def generate_events(reply: Reply, generation: Generation, kept_events: KeptEvents) -> None:
     """Generate the answer to a request that was submitted; the reply keeps its record. Closes the generation."""
 
     def take_steps(steps: list[list[Event]]) -> bool:
         for events in steps:
-            kept.add_bytes(reply.render_chunk(events))
+            kept_events.add_bytes(reply.render_chunk(events))
         return True
 
     try:
         while generation.expects_events:
             await generation.feed_events(take_steps)
         reply.timings = generation.request_timings
-        kept.add_bytes(reply.finish_stream(generation.usage))
+        kept_events.add_bytes(reply.finish_stream(generation.usage))
     except ParleyError as error:
-        kept.add_bytes(reply.fail_stream(error))
+        kept_events.add_bytes(reply.fail_stream(error))
     except Exception:
-        kept.add_bytes(reply.fail_stream(EngineError("The server had an error while it answered.")))
+        kept_events.add_bytes(reply.fail_stream(EngineError("The server had an error while it answered.")))
         raise
     finally:
         generation.close()
@@ -114,18 +114,20 @@ class BackgroundRuns:
         self,
         tenant: str,
         name: str,
-        kept: KeptEvents,
+        kept_events: KeptEvents,
         work: Coroutine[Any, Any, None],
         *,
         is_stream: bool,
         touched_prefixes: Sequence[str] = (),
     ) -> BackgroundRun:
-        """Let ``work`` add its events to ``kept``. ``name``: of the record that it keeps. ``touched_prefixes``: the
-        records whose names begin so are touched with it."""
+        """Start ``work``, which adds its events to ``kept_events``, and return the run. ``name``: the name of the
+        record that it keeps. Records whose names begin with one of ``touched_prefixes`` are touched together with
+        it.
+        """
         key = tenant, name
         self._forget(key)  # an ended run of this name, whose time would end the new one's
-        task = asyncio.get_running_loop().create_task(self._run_to_end(key, kept, work, touched_prefixes))
-        run = self._runs[key] = BackgroundRun(kept, is_stream, task)
+        task = asyncio.get_running_loop().create_task(self._run_to_end(key, kept_events, work, touched_prefixes))
+        run = self._runs[key] = BackgroundRun(kept_events, is_stream, task)
         return run
 
     def find_run(self, tenant: str, name: str) -> BackgroundRun | None:
@@ -155,15 +157,15 @@ class BackgroundRuns:
         task.get_loop().call_soon_threadsafe(task.cancel)
 
     async def _run_to_end(
-        self, key: RunKey, kept: KeptEvents, work: Coroutine[Any, Any, None], touched_prefixes: Sequence[str]
+        self, key: RunKey, kept_events: KeptEvents, work: Coroutine[Any, Any, None], touched_prefixes: Sequence[str]
     ) -> None:
         touching = asyncio.get_running_loop().create_task(self._touch_records(key, touched_prefixes))
         try:
             await work
         finally:
-            kept.end_events()
+            kept_events.end_events()
             touching.cancel()
-            self._keep_for_a_while(key, kept.size + RUN_BYTES)
+            self._keep_for_a_while(key, kept_events.size + RUN_BYTES)
 
     async def _touch_records(self, key: RunKey, prefixes: Sequence[str]) -> None:
         while True:
@@ -219,7 +221,7 @@ class RecordsOfTenant:
         return self._store.size // LARGEST_SHARE
 
     def list_names(self, prefix: str) -> list[str]:
-        """Return the names of the records that begin so, in alphabetical order."""
+        """Return the names of the records that begin with ``prefix``, in alphabetical order."""
         return self._store.list_names(self._tenant, prefix)
 
     def find_part(self, part: str) -> bytes | None:

@@ -21,7 +21,7 @@ from parley.web.auth import ApiKeys, TenantReference
 
 log = logging.getLogger("parley.server")
 
-RESUME_SECONDS = 20.0  # between two looks for orphaned batches
+RESUME_SECONDS = 20.0  # seconds between two searches for orphaned batches
 
 
 class RoutedEndpoint(Protocol):

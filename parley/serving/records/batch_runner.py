@@ -30,13 +30,13 @@ T = TypeVar("T")
 
 log = logging.getLogger("parley.server")
 
-OPEN_BATCHES = 100  # of a tenant, that wait or run
-RUNNING_BATCHES = 4  # of all tenants; the input and the results of each are in memory
-REQUESTS_AT_ONCE = 16  # of all batches
-TURN_SECONDS = 60.0  # that a batch runs while others wait
-PROGRESS_SECONDS = 1.0  # between two looks at whether the progress has to be recorded
-PROGRESS_SHARE = 0.01  # of the time that a batch has run, if that is longer: so that few records have all answers
-RETRY_STATUSES = (408, 429, 503, 529)  # of refusals that say when to retry
+OPEN_BATCHES = 100  # batches of a tenant that may wait or run
+RUNNING_BATCHES = 4  # batches of all tenants; the input and the results of each are in memory
+REQUESTS_AT_ONCE = 16  # requests of all batches that run at a time
+TURN_SECONDS = 60.0  # seconds that a batch runs while others wait
+PROGRESS_SECONDS = 1.0  # seconds between two checks whether the progress has to be recorded
+PROGRESS_SHARE = 0.01  # or this share of the batch's run time, if longer: so that few records have all answers
+RETRY_STATUSES = (408, 429, 503, 529)  # statuses of refusals that say when to retry
 MIN_RETRY_SECONDS, MAX_RETRY_SECONDS = 1, 60
 
 
@@ -177,7 +177,7 @@ class BatchRunner:
         return "completed"
 
     def _begin_batch(self, batch: BatchRun) -> Sequence[BatchRequest]:
-        """Return the requests of a batch. One that was paused gets its answers again. Raises NotReady, BatchTaken."""
+        """Return the requests of a batch, and reload the answers of a paused one. Raises NotReady, BatchTaken."""
         self.batch_log.check_owner(batch.tenant, batch.job.record_name)
         requests = batch.job.begin(int(self._clock()))
         if batch.is_paused:
@@ -191,7 +191,7 @@ class BatchRunner:
         return requests
 
     def _save_answers(self, batch: BatchRun, answers: Answers) -> None:
-        """Keep answers in the store. Raises NotReady, after which they are new again, and BatchTaken."""
+        """Store answers. Raises BatchTaken, and NotReady, after which the answers count as not stored."""
         try:
             if answers:
                 self.batch_log.save_answers(batch.tenant, batch.job.record_name, answers)
@@ -200,7 +200,7 @@ class BatchRunner:
             raise
 
     def _pause_batch(self, batch: BatchRun) -> None:
-        """Keep the answers in the store, and free the memory; if the store cannot be used, they stay there."""
+        """Move the answers from memory to the store; if the store cannot be used, they stay in memory."""
         try:
             self._save_answers(batch, batch.take_new_answers())
         except NotReady:  # the store has logged it
@@ -210,7 +210,7 @@ class BatchRunner:
 
     def _finish_batch(self, batch: BatchRun, end: BatchEnd) -> None:
         self.batch_log.check_owner(batch.tenant, batch.job.record_name)
-        if not (batch.survives_server and batch.job.has_ended()):  # else another server has resumed and ended it
+        if not (batch.survives_server and batch.job.has_ended()):  # otherwise another server has resumed and ended it
             if batch.is_paused:
                 self._begin_batch(batch)
             batch.job.finish(end, int(self._clock()))
@@ -255,7 +255,9 @@ class BatchRunner:
         return self._waiting_batches > 0 and asyncio.get_running_loop().time() >= batch.turn_end
 
     async def _send_request(self, batch: BatchRun, request: BatchRequest) -> BatchAnswer | None:
-        """Send a request until it is not put off any more, and return the answer. None: the turn of its batch ended."""
+        """Send a request, again after each refusal that allows a retry, and return the answer; None if the turn of its
+        batch ended before that.
+        """
         while True:
             async with self._request_places:
                 cycle = await batch.sender.send_request(request)

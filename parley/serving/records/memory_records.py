@@ -1,4 +1,4 @@
-"""The records of all tenants in the memory of one process: dictionaries, which find and keep a record in microseconds.
+"""The records of all tenants in the memory of one process: dictionaries, which find and store a record in microseconds.
 
 Keeps the same records as ``RecordStore``, which is for a file that outlives the process.
 """
@@ -58,7 +58,7 @@ class MemoryRecordStore:
             return self._find(tenant, name)
 
     def list_names(self, tenant: str, prefix: str) -> list[str]:
-        """Return the names of a tenant's records that begin so, in alphabetical order."""
+        """Return the names of a tenant's records that begin with ``prefix``, in alphabetical order."""
         with self._lock:
             names = self._names.get(tenant, ())
             return sorted(name for name in names if name.startswith(prefix) and self._find(tenant, name) is not None)
@@ -75,7 +75,7 @@ class MemoryRecordStore:
             self._touch(tenant, name)
 
     def touch_records(self, tenant: str, prefix: str) -> None:
-        """Let the records of a tenant whose names begin so count as new."""
+        """Let the records of a tenant whose names begin with ``prefix`` count as new."""
         with self._lock:
             for name in self._names.get(tenant, ()):
                 if name.startswith(prefix):

@@ -42,7 +42,7 @@ END;
 BY_NAME = "WHERE tenant = ? AND name = ?"
 BY_PART = "WHERE number = (SELECT number FROM parts WHERE tenant = ? AND part = ?)"
 RECORD_OVERHEAD, PART_OVERHEAD = 500, 300  # approximate bytes in addition to the data
-EXPIRY_SECONDS = 1.0  # between two looks for expired records
+EXPIRY_SECONDS = 1.0  # seconds between two removals of expired records
 # How long to wait for another process that writes: the first time, and for some seconds after that failed. Servers
 # write for milliseconds. A process that locks the file for longer, as VACUUM does, must not delay the event loop for
 # each request.
@@ -95,7 +95,7 @@ class RecordStore:
             return self._select(BY_NAME, tenant, name)
 
     def list_names(self, tenant: str, prefix: str) -> list[str]:
-        """Return the names of a tenant's records that begin so, in alphabetical order."""
+        """Return the names of a tenant's records that begin with ``prefix``, in alphabetical order."""
         query = "SELECT name FROM records WHERE tenant = ? AND name >= ? AND name < ? AND kept_at >= ? ORDER BY name"
         values = (tenant, prefix, _prefix_end(prefix), self._clock() - self.lifetime)
         with self._use_database() as database:
@@ -103,7 +103,7 @@ class RecordStore:
         return [name for (name,) in rows]
 
     def list_all(self, prefix: str) -> list[tuple[str, str]]:
-        """Return tenant and name of all records whose names begin so, in the order of their names."""
+        """Return tenant and name of all records whose names begin with ``prefix``, in the order of their names."""
         query = "SELECT tenant, name FROM records WHERE name >= ? AND name < ? AND kept_at >= ? ORDER BY name"
         with self._use_database() as database:
             rows = database.execute(query, (prefix, _prefix_end(prefix), self._clock() - self.lifetime)).fetchall()
@@ -121,19 +121,20 @@ class RecordStore:
             database.execute("UPDATE records SET kept_at = ? WHERE tenant = ? AND name = ?", values)
 
     def touch_records(self, tenant: str, prefix: str) -> None:
-        """Let the records of a tenant whose names begin so count as new."""
+        """Let the records of a tenant whose names begin with ``prefix`` count as new."""
         query = "UPDATE records SET kept_at = ? WHERE tenant = ? AND name >= ? AND name < ?"
         with self._use_database() as database:
             database.execute(query, (self._clock(), tenant, prefix, _prefix_end(prefix)))
 
     def age_record(self, tenant: str, name: str, seconds: float) -> None:
-        """Let a record count as if it had been touched these seconds ago."""
+        """Let a record count as touched this many seconds ago."""
         with self._use_database() as database:
             database.execute(f"UPDATE records SET kept_at = ? {BY_NAME}", (self._clock() - seconds, tenant, name))
 
     def claim_record(self, tenant: str, name: str, seconds: float) -> bool:
-        """Touch a record that was not touched for these seconds. Return False if it was: of several processes that
-        claim it at a time, one gets True."""
+        """Touch a record unless it was touched within the last ``seconds``. Return whether this call touched it: of
+        several processes that claim a record at a time, only one gets True.
+        """
         now = self._clock()
         values = (now, tenant, name, now - seconds)
         with self._use_database() as database:
@@ -175,7 +176,7 @@ class RecordStore:
                 self._wait_for_locks(LOCK_SECONDS)
 
     def _wait_for_locks(self, seconds: float) -> None:
-        """Wait at most so long for other processes from now on."""
+        """From now on, wait at most this many seconds for the locks of other processes."""
         if seconds != self._lock_seconds:
             self._lock_seconds = seconds
             with suppress(sqlite3.ProgrammingError):  # the database has been closed
@@ -218,7 +219,7 @@ class RecordStore:
 
 
 def _prefix_end(prefix: str) -> str:
-    """Return the next text of this length: all texts with the prefix come before it."""
+    """Return the smallest text that comes after all texts with the prefix."""
     return prefix[:-1] + chr(ord(prefix[-1]) + 1)
 
 

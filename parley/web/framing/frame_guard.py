@@ -1,8 +1,8 @@
 """Reads the frames of an HTTP/2 connection before they are parsed, and ends connections that flood the server.
 
-A frame costs its sender next to nothing, so each connection has an allowance of frames that carry no body, and another
-of streams that end before their response does (CVE-2023-44487, CVE-2025-8671). Both refill with time and with data
-that the server sends. The layout of frames is that of RFC 9113, section 4.1.
+A frame costs its sender almost nothing, so each connection has an allowance of frames that carry no body, and another
+of streams that end before their response does (CVE-2023-44487, CVE-2025-8671). Both refill with time and with data that
+the server sends. The layout of frames is that of RFC 9113, section 4.1.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class FrameGuard:
             yield ReceivedFrame(kind, frame)
 
     def count_fields(self, count: int, size: int) -> None:
-        """Count the decoded fields of a request and their bytes, which may be many more than came.
+        """Count the decoded fields of a request and their bytes, which may be far more than the received ones.
 
         Raises HostileFrames.
         """
@@ -115,11 +115,11 @@ class FrameGuard:
             raise HostileFrames(ENHANCE_YOUR_CALM, "Too many streams were reset.")
 
     def note_response(self) -> None:
-        """A response has been sent to its end."""
+        """Refill allowances: a response has been sent completely."""
         self._resets.earn(1)
 
     def note_sent_data(self) -> None:
-        """A frame of data has been sent."""
+        """Refill allowances: a frame of data has been sent."""
         self._frames.earn(FRAMES_PER_DATA)
 
     def _skip_preface(self) -> bool:

@@ -37,8 +37,8 @@ from parley.web.framing.reusable_timer import ReusableTimer
 from parley.web.logs import log_refused_connection
 from parley.web.options import HttpOptions
 
-MAX_STREAMS = 128  # requests at once on a connection, as announced
-MAX_TASKS = 2 * MAX_STREAMS  # requests whose tasks run, also of streams that were reset a moment ago
+MAX_STREAMS = 128  # concurrent requests on a connection, as announced to clients
+MAX_TASKS = 2 * MAX_STREAMS  # running tasks of requests, including those of streams that were just reset
 STREAM_WINDOW = 256 << 10  # bytes of a body that a client may send before the application has read some
 CONNECTION_WINDOW = 1 << 20  # the same for all bodies of a connection
 MIN_HEADER_LIST = 16 << 10  # bytes
@@ -76,7 +76,7 @@ class Http2Protocol(asyncio.Protocol):
         self._timer = ReusableTimer(opened.loop)  # for request heads and idle connections
         self._write_timer = ReusableTimer(opened.loop)
         self._times_block = False  # True: the timer runs for a header block
-        header_list = max(2 * self.options.header_limit, MIN_HEADER_LIST)  # a little too much gets an error of its API
+        header_list = max(2 * self.options.header_limit, MIN_HEADER_LIST)  # a slightly larger one gets its API's error
         self._guard = FrameGuard(header_list)
         self._h2 = _make_connection(header_list)
         self._streams: dict[int, Http2Stream] = {}
@@ -86,7 +86,7 @@ class Http2Protocol(asyncio.Protocol):
         self._write_scheduled = False
         self._client_leaves = False  # True: it has sent GOAWAY
         self._is_leaving = False  # True: the connection is closed after the last stream
-        self._is_closed = False  # True: nothing that comes is read any more
+        self._is_closed = False  # True: received data is dropped
 
     @property
     def options(self) -> HttpOptions:
@@ -103,7 +103,7 @@ class Http2Protocol(asyncio.Protocol):
         self._client = get_remote_addr(transport)
         self._scheme = "https" if is_ssl(transport) else "http"
         self._h2.initiate_connection()
-        self._h2.receive_data(PREFACE)  # the guard takes the client's
+        self._h2.receive_data(PREFACE)  # h2 expects a preface; the client's is removed by the guard
         self._h2.increment_flow_control_window(CONNECTION_WINDOW - self._h2.inbound_flow_control_window)
         self._write_output()
         self._timer.schedule_action(self.options.header_timeout, self._on_head_timeout)
@@ -125,7 +125,7 @@ class Http2Protocol(asyncio.Protocol):
                     return
                 if frame.kind == GOAWAY:  # it says nothing about the client's own streams, also of those to come
                     if not self._client_leaves and not self._streams:
-                        self._timer.schedule_action(LINGER_SECONDS, self._say_goodbye)
+                        self._timer.schedule_action(LINGER_SECONDS, self._close_idle_connection)
                     self._client_leaves = True
                     continue
                 for event in self._h2.receive_data(frame.data):
@@ -238,7 +238,7 @@ class Http2Protocol(asyncio.Protocol):
         elif isinstance(event, RemoteSettingsChanged):
             for code in event.changed_settings:
                 if code not in KNOWN_SETTINGS:
-                    del self._h2.remote_settings[code]  # h2 would keep up to 65,536 of them
+                    del self._h2.remote_settings[code]  # h2 would store up to 65,536 of them
             # The client may allow a table without bounds, which the server would have to keep and search.
             if self._h2.encoder.header_table_size > ENCODER_TABLE:
                 self._h2.encoder.header_table_size = ENCODER_TABLE
@@ -407,7 +407,7 @@ class Http2Protocol(asyncio.Protocol):
             self._become_idle()
 
     def _end_streams(self) -> None:
-        """The connection has ended, and so have all streams."""
+        """End all streams, because the connection has ended."""
         streams, self._streams = tuple(self._streams.values()), {}
         self._sendable.clear()
         for stream in streams:
@@ -416,15 +416,15 @@ class Http2Protocol(asyncio.Protocol):
     # -- the end of the connection
 
     def _become_idle(self) -> None:
-        """No stream is left."""
+        """Wait for the next request, or close the connection: no stream is left."""
         if self._is_closed:
             return
         self.options.connection_limit.mark_idle(self)
         if self._is_leaving:
-            self._say_goodbye()
+            self._close_idle_connection()
         elif not self._times_block:
             seconds = LINGER_SECONDS if self._client_leaves else self.options.keep_alive
-            self._timer.schedule_action(seconds, self._say_goodbye)
+            self._timer.schedule_action(seconds, self._close_idle_connection)
 
     def _leave(self) -> None:
         """Accept no more streams, and close the connection after the last one."""
@@ -433,10 +433,10 @@ class Http2Protocol(asyncio.Protocol):
         self._is_leaving = True
         self._write_goaway(self._h2.highest_inbound_stream_id, NO_ERROR)
         if not self._streams:
-            self._say_goodbye()
+            self._close_idle_connection()
 
-    def _say_goodbye(self) -> None:
-        """Close an idle connection. The client closes it first if it can, so that it loses no request."""
+    def _close_idle_connection(self) -> None:
+        """Send GOAWAY on an idle connection, and close it later: a client that closes it first loses no request."""
         if not self._is_leaving:
             self._is_leaving = True
             self._write_goaway(self._h2.highest_inbound_stream_id, NO_ERROR)

@@ -123,7 +123,9 @@ class Http2Stream:
             self.write(data)
 
     def acknowledge(self, size: int) -> None:
-        """The application has read ``size`` bytes of the request's body."""
+        """Tell the client that it may send ``size`` bytes more: the application has read as many of the request's
+        body.
+        """
         self._owner.acknowledge_data(self, size)
 
     def close_connection_when_idle(self) -> None:
@@ -163,7 +165,7 @@ class Http2Stream:
         self.parts.clear()
         self._queued_bytes = 0
         self.update_write_pause()
-        cycle, self.cycle = self.cycle, None  # the two refer to each other; without the cycle, memory is freed at once
+        cycle, self.cycle = self.cycle, None  # breaks a reference cycle, so that memory is freed at once
         if cycle is None:
             return 0
         cycle.mark_disconnected()
@@ -173,7 +175,7 @@ class Http2Stream:
         return cycle.drop_unread_body()
 
     def watch_progress(self) -> None:
-        """Something is not sent: from now on, reset the stream if the client takes too little of the response."""
+        """From now on, reset the stream if the client takes too little of the response: some of it is not sent yet."""
         if self._read_deadline is None and self.parts:
             self._start_read_deadline()
 

@@ -19,7 +19,7 @@ INVALID_HOST = "The Host header is not a host name or address with an optional p
 
 
 class TooManyConnections(Overloaded):
-    """There are more connections than are served."""
+    """The connection is above the limit of connections."""
 
 
 def raise_head_error(scope: Scope, *, is_probe: bool) -> None:

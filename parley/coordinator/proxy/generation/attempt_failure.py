@@ -1,4 +1,4 @@
-"""Why an attempt to run a request on the cluster failed, and what that says of the instances."""
+"""The failure of an attempt to run a request on the cluster, and its consequences for the instances."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from parley.web.http_client import InstanceAnswer
 class AttemptFailed(Exception):
     """An attempt failed because of an instance.
 
-    ``answer``: P's answer, if there is one; ``final``: no other instance would do better; ``equally_unfit``: ids of
-    instances that would not do better either; ``refused``: the request is at fault. ``status`` and ``text``: the
+    ``answer``: P's answer, if there is one; ``final``: no other instance could answer either; ``equally_unfit``: ids of
+    instances that would fail in the same way; ``refused``: the request is at fault. ``status`` and ``text``: the
     client's error if no other attempt is made.
     """
 

@@ -211,7 +211,7 @@ class RequestRunner:
         attempt_span = self._begin_span(started_at)
         try:
             used_ids = (placement.p.id, placement.d.id)
-            if self.attempts and not self._failed_instances.isdisjoint(used_ids):  # no others are left
+            if self.attempts and not self._failed_instances.isdisjoint(used_ids):  # none is left that did not fail
                 if self._last_refusal is not None and not self._merge.sent and placement.p.id in self._failed_instances:
                     self.client.send_complete(*self._last_refusal)
                     return True
@@ -241,7 +241,7 @@ class RequestRunner:
                 attempt_span.finish(placement)
 
     def _prepare_recompute(self, body: bytes) -> None:
-        """Send another body from now on, which D has asked for. Raises ParleyError if D gets nowhere."""
+        """Send the body that D has asked for from now on. Raises ParleyError if D makes no progress."""
         self._recomputes += 1
         # An answer in one piece arrives at its end, but the body contains the tokens so far
         has_outputs = self._merge.part_count > 0 or len(body) > self._recompute_size

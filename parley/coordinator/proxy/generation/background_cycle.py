@@ -21,13 +21,13 @@ CUT_OFF = "The answer was cut off."
 class BackgroundCycle:
     """The connection of one request, with the interface that a ``DownstreamClient`` expects.
 
-    ``kept``: the events of its stream. ``status``, ``headers`` and ``body``: its answer, if that is no stream.
+    ``kept_events``: the events of its stream. ``status``, ``headers`` and ``body``: its answer if it is not a stream.
     """
 
     body_complete, write_blocked = True, False
 
     def __init__(self, inlined: InlinedRequest):
-        self.kept = KeptEvents()
+        self.kept_events = KeptEvents()
         self.status = 0
         self.headers: HeaderList = ()
         self.body = b""
@@ -59,14 +59,14 @@ class BackgroundCycle:
     def end_with_error(self, error: ParleyError) -> None:
         """End the answer with this error, as its stream does once it has begun."""
         if self._begun.is_set():
-            if not self.kept.has_ended:
+            if not self.kept_events.has_ended:
                 self.write_part(self._inlined.fail_stream(error) or b"", last=True)
             return
         self._error = error
         self._begun.set()
 
     def close(self) -> None:
-        """End an answer that nothing will be added to."""
+        """End the answer: nothing is added to it any more."""
         self.end_with_error(Stopping("The server is shutting down.") if not self.status else EngineError(CUT_OFF))
 
     # -- the interface that the front expects of a connection
@@ -82,16 +82,16 @@ class BackgroundCycle:
 
     def write_part(self, data: bytes, *, last: bool = False) -> bool:
         """Keep a part of the answer. Parts after its end are dropped."""
-        if self.kept.has_ended:
+        if self.kept_events.has_ended:
             return True
         if self.status == 200:
             self._inlined.watch_stream(data)
-            self.kept.add_bytes(data)
+            self.kept_events.add_bytes(data)
         else:
             self.body += data
         if last:
-            self.kept.end_events()
-        if last or self.kept.events:
+            self.kept_events.end_events()
+        if last or self.kept_events.events:
             self._begun.set()
         return True
 

@@ -185,7 +185,7 @@ class GenerationFront:
         detached = cycle.detach_client(client)
         work = self._run_detached(path, detached, cycle, inlined)
         runs = self._record_keeper.runs
-        runs.start_run(tenant, name, cycle.kept, work, is_stream=inlined.is_stream)
+        runs.start_run(tenant, name, cycle.kept_events, work, is_stream=inlined.is_stream)
         try:
             await self._record_keeper.answer_accepted(client, inlined, cycle)
         except BaseException:

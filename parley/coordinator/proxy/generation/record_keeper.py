@@ -108,7 +108,7 @@ class RecordKeeper:
         if cycle.status != 200:
             client.send_complete(cycle.status, list(cycle.headers), cycle.body)
         elif inlined.is_stream:
-            await follow_events(client, cycle.kept, 0, Reply.media_type)
+            await follow_events(client, cycle.kept_events, 0, Reply.media_type)
         else:
             await client.send_response(inlined.render_accepted())
 

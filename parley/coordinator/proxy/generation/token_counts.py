@@ -87,7 +87,7 @@ async def reserve_tokens(
     ParleyError, ClientGone."""
     native = [instance for instance in instances if instance.native]
     if len(native) < len(instances):
-        check_key_models(client.tenant, (scheduling_request.model,))  # servers of another make do not know the key
+        check_key_models(client.tenant, (scheduling_request.model,))  # servers other than parley do not know the key
     limits = client.tenant.limits
     if client.account is None or limits.tokens_per_minute is limits.tokens_per_day is None:
         return None
@@ -110,7 +110,7 @@ async def _ask_token_counts(
 ) -> ReservedTokens | InstanceAnswer:
     """Return the tokens that a request reserves, or an instance's refusal of the request. Raises ParleyError if no
     instance can say it."""
-    longest = max((instance.context_length for instance in instances), default=0)  # the context that fits most requests
+    longest = max((instance.context_length for instance in instances), default=0)  # fits most requests
     for instance in instances:
         headers = [*forward.forwarded_headers(connections, client, instance), (COUNT_HEADER, b"1")]
         try:
@@ -129,7 +129,7 @@ async def _ask_token_counts(
 async def _estimate_token_counts(
     client: DownstreamClient, route: Route, body: bytes, prompt_tokens: int
 ) -> ReservedTokens:
-    """Return the tokens that a request to servers of another make reserves. ``prompt_tokens``: estimated."""
+    """Return the tokens that a request to servers other than parley reserves. ``prompt_tokens``: an estimate."""
     context = RequestContext(client.request_uuid, 0, "", path_parts=client.path_params, headers=client.headers)
     try:
         assert route.reader is not None

@@ -139,22 +139,24 @@ def _response_id(response: Fields, context: RequestContext) -> str:
 
 
 def _read_prompt(body: Fields, response: Fields) -> list[int]:
-    """Return the prompt's tokens, of which the text of the first generated one depends."""
+    """Return the prompt's tokens: the text of the first generated token depends on them."""
     holder = body if body.has_value("prompt_token_ids") else response
     return holder.integers("prompt_token_ids", cap=MAX_LISTED_IDS, low=0, high=MAX_TOKEN_ID) or NO_PROMPT
 
 
 def _read_prompts(body: Fields, responses: Sequence[Fields]) -> list[list[int]]:
-    """Return the tokens of each prompt: those in ``body`` before those in its own answer. Raises BadRequest."""
+    """Return the tokens of each prompt, from ``body`` if it has them, otherwise from the answer. Raises BadRequest."""
     lists = body.array("prompt_token_ids", cap=MAX_RESPONSES)
     if not body.has_value("prompt_token_ids"):
         return [_read_prompt(response, response) for response in responses]
     if len(lists) != len(responses):
         sentence = f"prompt_token_ids length ({len(lists)}) must equal generate_responses length ({len(responses)})"
         raise Invalid(sentence, field="prompt_token_ids")
-    pairs = zip(lists, responses, strict=True)
-    named = [each if ids is None else each.with_members({"prompt_token_ids": ids}) for ids, each in pairs]
-    return [_read_prompt(each, each) for each in named]
+    completed = [
+        response if ids is None else response.with_members({"prompt_token_ids": ids})
+        for ids, response in zip(lists, responses, strict=True)
+    ]
+    return [_read_prompt(response, response) for response in completed]
 
 
 def _read_outputs(response: Fields, context: RequestContext) -> list[EngineOutput]:
