@@ -10,7 +10,7 @@ from parley.dialects.mounts import API_MOUNTS, ApiMount
 
 
 def bench_apis(mounts: Iterable[ApiMount]) -> dict[str, BenchApi]:
-    """Each API by name, at the first mount that has it."""
+    """Return the bench entries of all APIs by name, each from the first mount that has it."""
     apis: dict[str, BenchApi] = {}
     for mount in mounts:
         for name, api in mount.dialect.bench_apis.items():

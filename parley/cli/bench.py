@@ -69,7 +69,7 @@ OPTIONS = [
         integer_kind(1),
         "Requests per concurrency.",
         section="load",
-        unset_text="4 for each at once, 16 or more",
+        unset_text="4 per concurrent request, at least 16",
     ),
     Option(
         "request-rate",
@@ -101,7 +101,7 @@ OPTIONS = [
         integer_kind(0),
         "Requests before the measurement.",
         section="load",
-        unset_text="one for each at once",
+        unset_text="one per concurrent request",
     ),
     Option("images", integer_kind(0), "Pictures per request, all different; needs --api chat.", 0, section="load"),
     Option("image-size", integer_kind(1, 8192), "Width and height of a picture in pixels.", 448, section="load"),

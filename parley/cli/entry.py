@@ -1,7 +1,8 @@
 """The entry point of the ``parley`` command: Ctrl-C ends it without a traceback before ``main`` can catch it.
 
-The modules of the command line take a tenth of a second to import, and Ctrl-C would print where. This module imports
-none of them first. The time in which Python itself starts is not ours.
+Importing the modules of the command line takes a tenth of a second, and Ctrl-C during that time would print a
+traceback. So this module catches Ctrl-C before it imports any of them. It has no influence on the start of Python
+itself.
 """
 
 import os

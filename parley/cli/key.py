@@ -29,7 +29,7 @@ only when it is made: the file has its hash."""
 LIMITS = "limits"
 OPTIONS = [
     Option("action", text_kind("add|list|remove"), "Action to take.", positional=True),
-    Option("name", text_kind("NAME"), "Name of the key, by which logs and limits know it.", positional=True),
+    Option("name", text_kind("NAME"), "Name of the key in logs, metrics and errors.", positional=True),
     Option("file", text_kind("FILE"), "The key file, in TOML.", "keys.toml"),
     Option("models", text_kind("NAME"), "Models and adapters that it may use.", section=LIMITS, repeatable=True),
     Option(
@@ -41,14 +41,14 @@ OPTIONS = [
     ),
     Option("groups", text_kind("NAME"), "Groups that endpoints grant permissions to.", section=LIMITS, repeatable=True),
     Option("admin", switch_kind(), "It may change the server.", False, section=LIMITS),
-    Option("requests-per-minute", integer_kind(1), "Requests that it may begin.", section=LIMITS),
+    Option("requests-per-minute", integer_kind(1), "Requests that it may begin per minute.", section=LIMITS),
     Option("tokens-per-minute", integer_kind(1), "Tokens of its prompts and answers.", section=LIMITS),
     Option("tokens-per-day", integer_kind(1), "The same for each day, in UTC.", section=LIMITS),
     Option("concurrent-requests", integer_kind(1), "Requests that may be open at a time.", section=LIMITS),
     Option(
         "priority",
         integer_kind(-MAX_PRIORITY, MAX_PRIORITY),
-        "Its requests' among those of all keys; a lower one runs sooner.",
+        "Priority of its requests among those of all keys; lower numbers run sooner.",
         0,
         section=LIMITS,
     ),

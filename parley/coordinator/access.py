@@ -1,4 +1,4 @@
-"""Access to the ports of a coordinator that are not for clients: who may change the cluster, and who may see it."""
+"""Access to the admin ports of a coordinator, which are not for clients: to change the cluster, or to see it."""
 
 from __future__ import annotations
 
@@ -40,17 +40,17 @@ class AdminAccess:
 
 
 def coordinator_reach(options: CoordinatorOptions, host: str) -> PortReach:
-    """Return who reaches a port of the coordinator at this host."""
+    """Return which clients reach a port of the coordinator at this host."""
     return port_reach(host, certified=options.tls.clients is not None)
 
 
 def management_access(options: CoordinatorOptions) -> AdminAccess:
-    """Return who may use the management port. Client certificates are accepted in place of the secret."""
+    """Return the access rules of the management port. Client certificates are accepted in place of the secret."""
     return AdminAccess() if options.tls.clients else AdminAccess(options.secret, options.cluster_network)
 
 
 def reading_access(options: CoordinatorOptions, host: str) -> AdminAccess:
-    """Return who may use a port that only shows the cluster: on this machine, everyone."""
+    """Return the access rules of a port that only shows the cluster: on this machine, everyone may use it."""
     public = coordinator_reach(options, host) == "public"
     return AdminAccess(options.secret, options.cluster_network) if public else AdminAccess()
 

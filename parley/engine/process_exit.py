@@ -1,4 +1,4 @@
-"""Describes how a process that parley has started ended, in words for the log and for clients."""
+"""Describes how a child process of parley ended, for the log and for clients."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from pathlib import Path
 
 from parley import control_groups
 
-# By root: how many of the kernel's kills for lack of memory have been given as the reason of a process's end.
-_explained_kills: dict[Path, int] = {}
+_explained_kills: dict[Path, int] = {}  # kills by the kernel that were already reported, by root
 
 
 def describe_exit(exit_code: int | None, memory_kills: int | None, root: Path = control_groups.ROOT) -> str:

@@ -1,4 +1,4 @@
-"""Recognizes a process that hangs: it exists, but will never do anything again.
+"""Detects a process that hangs: it exists, but makes no progress any more.
 
 Time alone is no evidence, because one step may take a minute on a slow machine. A process shows that it lives by its
 messages (the results of a step, and heartbeats while it is idle and between the layers of a step) and by the processor
@@ -14,7 +14,7 @@ import time
 
 TICK_SECONDS = 0.5
 BUSY_FACTOR = 20  # a process that computes, or loads its model, may be silent this many times longer
-COMPUTING_SECONDS = 0.005  # processor time that shows work; waiting threads use less
+COMPUTING_SECONDS = 0.005  # seconds of processor time per tick that show work; waiting threads use less
 
 
 class Watchdog:

@@ -1,4 +1,4 @@
-"""Access to an instance: who may command it, which clients may call it, and where it may hand requests over.
+"""Access to an instance: which coordinators may command it, which clients call it, and where it may hand requests over.
 
 A member of the cluster knows the secret, or has a certificate that its port requires, or calls from a network that the
 operator trusts. Without all of these only this machine reaches the ports (``boot.listening_places`` refuses the start

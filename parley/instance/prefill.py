@@ -172,7 +172,7 @@ class PrefillStage(RequestStage):
     def fail_over(self) -> None:
         """Continue the request on another instance, because this one is stopping or its engine died."""
         if not self._command.continues_here or not self.response_writer.command_answered:
-            return  # the answer to the coordinator's command says it
+            return  # the answer to the coordinator's command reports the retry
         if self.response_writer.native:
             self.response_writer.send_loss()
         else:

@@ -171,7 +171,9 @@ class PrefillResponseWriter(RemoteResponseWriter):
         super().abort_connection()
 
     def send_retry(self, path: str, origin: OriginalRequest, first_request: EngineRequest) -> None:
-        """End the answer with a retry only if the command is answered; otherwise the answer to the command says it."""
+        """End the answer with a retry if the command is answered; otherwise the answer to the command reports the
+        retry.
+        """
         if self.command_answered:
             super().send_retry(path, origin, first_request)
 

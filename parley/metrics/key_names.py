@@ -1,4 +1,6 @@
-"""Which API keys have series of their own: operators replace keys for years, and series must not grow with that."""
+"""Limits the API keys that have metric series of their own: operators replace keys for years, but the number of series
+must not grow.
+"""
 
 from __future__ import annotations
 

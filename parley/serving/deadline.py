@@ -70,4 +70,4 @@ class RequestDeadline:
 
 
 def _ignore_expiry(error: Expired) -> None:
-    """Takes the place of ``on_expired`` once the timer is cancelled."""
+    """Do nothing: replaces ``on_expired`` once the timer is cancelled."""

@@ -1,4 +1,4 @@
-"""Explains to operators why a file cannot be used: the cause, and the remedy."""
+"""Explains to operators why a file cannot be used, and names the remedy."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 LITTLE_SPACE = 256 << 10  # bytes; SQLite needs about 190 KB for a new database, its log and the log's index
 FULL_DISK = "the disk is full"
-# The codes of SQLite for a write that the system refused: it does not tell why.
+# SQLite's codes for a write that the system refused; they do not tell the reason.
 REFUSED_WRITES = ("SQLITE_IOERR_WRITE", "SQLITE_IOERR_SHMSIZE", "SQLITE_IOERR_FSYNC", "SQLITE_IOERR_TRUNCATE")
 REMEDIES = {
     FULL_DISK: "Make room there, or name a file on another disk",

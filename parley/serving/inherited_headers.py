@@ -1,4 +1,4 @@
-"""The headers of a request that other requests on its client's behalf have as well."""
+"""The headers that a request passes on to other requests that are made on its client's behalf."""
 
 from __future__ import annotations
 
@@ -12,6 +12,6 @@ OWN_PREFIXES = (b"sec-websocket-", b"content-", NATIVE_PREFIX)
 
 
 def inherited_headers(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-    """Return those of a request's headers that a request with a JSON body, made on its client's behalf, has as well."""
+    """Return the headers that a request passes on to a request with a JSON body on its client's behalf."""
     kept = [header for header in headers if header[0] not in OWN_HEADERS and not header[0].startswith(OWN_PREFIXES)]
     return [*kept, (b"content-type", b"application/json")]

@@ -36,8 +36,8 @@ from parley.types import (
 class PromptStream:
     """Prompt ``prompt_number`` of the request, submitted as ``engine_request``, whose stream ``stream_group`` reads.
 
-    ``on_choice_done`` is called with the last event of each delivered choice; ``deadline`` hears of every output. If
-    scores of the prompt were requested, outputs are held until the scores arrive, because their event comes first.
+    ``on_choice_done`` is called with the last event of each delivered choice; ``deadline`` is notified of every output.
+    If scores of the prompt were requested, outputs are held until the scores arrive, because their event comes first.
     """
 
     def __init__(
@@ -187,4 +187,4 @@ class PromptStream:
 
 
 def _ignore_finish(prompt_stream: PromptStream, done: ChoiceDone) -> None:
-    """Takes the place of ``on_choice_done`` once the request is closed."""
+    """Do nothing: replaces ``on_choice_done`` once the request is closed."""

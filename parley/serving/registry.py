@@ -55,8 +55,8 @@ class ModelObserver(Protocol):
 class ModelRegistry:
     """The served models and their shared state. ``drain_models``, ``close_models`` and ``close_stores`` end them all.
 
-    ``observers`` hear of every model, including the first ones. ``stop_server`` ends the server. ``span_exporter``
-    sends the spans of requests elsewhere; None: requests are not traced.
+    ``observers`` are notified of every model, including the first ones. ``stop_server`` ends the server.
+    ``span_exporter`` sends the spans of requests elsewhere; None: requests are not traced.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Requests between texts and tokens that need no engine: prompts as tokens, as the engine would get them, and answers
+"""Requests that need no engine: prompts, answered with the tokens that the engine would get, and answers
 that another engine gave as tokens.
 """
 

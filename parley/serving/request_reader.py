@@ -1,6 +1,6 @@
 """Reads a generating request: finds the model that it is for, and lets the route's dialect read its body.
 
-Knows neither the field names of an API nor what happens to the request afterwards.
+Knows neither the field names of an API nor the later steps of a request.
 """
 
 from __future__ import annotations

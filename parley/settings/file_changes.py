@@ -1,4 +1,4 @@
-"""Notices that files were replaced or written, by looking at them again and again."""
+"""Detects by polling that files were replaced or written."""
 
 from __future__ import annotations
 

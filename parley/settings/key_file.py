@@ -67,7 +67,7 @@ class HashedKey:
     expires: datetime | None = None
 
     def matches(self, secret: str) -> bool:
-        """Whether this is its secret. The time that it takes says nothing about the secret."""
+        """Whether this is the key's secret. The comparison takes the same time for any secret."""
         return hmac.compare_digest(hash_secret(self.salt, secret), self.hash)
 
 

@@ -29,7 +29,7 @@ def read_keys(file: Path, option: str) -> list[str]:
 class ApiKeyLine(NamedTuple):
     """A line of a key file: a key, and words after it.
 
-    ``priority``: its priorities count among those of all keys. ``name=NAME`` and ``groups=NAME,NAME``: who has it.
+    ``priority``: its priorities count among those of all keys. ``name=NAME`` and ``groups=NAME,NAME``: its owner.
     """
 
     key: str

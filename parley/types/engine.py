@@ -303,7 +303,7 @@ class ModelInfo(msgspec.Struct, kw_only=True):
     kernels: str = ""  # the kernels in use: a level of the compiled ones, "triton" or "torch"; "": unknown
     generates: bool = True
     dimensions: int = 0
-    pooling: str = ""  # how a text's vector is made of its tokens' states, in sentence-transformers' words
+    pooling: str = ""  # the pooling of token states to a vector, as sentence-transformers names it
     token_vectors: bool = False
     token_dimensions: int = 0  # numbers in the vector of a token; 0: ``dimensions``
     labels: list[str] = []
@@ -317,7 +317,7 @@ class ModelInfo(msgspec.Struct, kw_only=True):
 
     @property
     def pooling_tasks(self) -> frozenset[PoolingTask]:
-        """The tasks that it computes instead of text."""
+        """The tasks that the model performs instead of generating text."""
         offered: dict[PoolingTask, bool] = {
             "embed": self.dimensions > 0,
             "token_embed": self.token_vectors,
@@ -424,7 +424,7 @@ class Settings(EngineSettings, kw_only=True):
 class VLLMSettings(EngineSettings, kw_only=True):
     """The settings of vLLM as an engine. ``device`` has no effect: vLLM finds its devices itself."""
 
-    python: str = ""  # the interpreter that vLLM is installed for; empty: this one
+    python: str = ""  # path of the Python that vLLM is installed for; empty: this one
     arguments: list[str] = []  # flags for vLLM's own parser
     loads_adapters: bool = False  # requests may use LoRA adapters; ``max_rank`` 0: the highest rank in ``adapters``
     exact: bool = False  # the bits of an answer do not depend on other requests
@@ -436,12 +436,12 @@ class VLLMSettings(EngineSettings, kw_only=True):
 class AttachedSettings(EngineSettings, kw_only=True):
     """The settings of a vLLM server that runs already. ``model``: a folder with its tokenizer and config.json.
 
-    ``max_batch``: choices that the server is given at once.
+    ``max_batch``: the most choices that are sent to the server at once.
     """
 
     url: str  # http:// or https://, host, port and perhaps a path before those of its routes
     key: str = ""  # its API key
-    exchanges_pages: bool = False  # its KV pages go to other servers, and theirs come to it, by its connector
+    exchanges_pages: bool = False  # it exchanges KV pages with other servers through its connector
 
     @property
     def weight_folders(self) -> tuple[str, ...]:

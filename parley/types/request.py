@@ -29,8 +29,8 @@ class Text(msgspec.Struct, frozen=True):
 class Tokens(msgspec.Struct, frozen=True):
     """A prompt that the client has already tokenized.
 
-    ``reasoning_ended``: True: a plain text, whose answer has no reasoning. Otherwise a conversation: False: its answer
-    starts inside reasoning; None: its last tokens say whether the answer starts in reasoning or may begin with it.
+    ``reasoning_ended``: True for plain text, whose answer has no reasoning. For a conversation: False if the answer
+    starts inside reasoning, None if the last tokens decide whether it starts inside reasoning or may begin with it.
     """
 
     ids: list[int]
@@ -236,20 +236,20 @@ class Request(msgspec.Struct, kw_only=True):
     stream: bool = False
     cache_salt: str = ""  # requests with different salts never share cached prefixes
     adapter: str | None = None  # LoRA adapter by name; None: derived from ``model``, which may name an adapter
-    max_prompt_tokens: int | None = None  # cut longer prompts to this number of tokens
-    kept_side: KeptSide = "tail"  # the end of a cut prompt that stays
+    max_prompt_tokens: int | None = None  # truncate longer prompts to this number of tokens
+    kept_side: KeptSide = "tail"  # the end of a truncated prompt that is kept
     pooling: PoolingOptions | None = None
     timeout: float | None = None  # time limit for the whole request, in seconds
     return_partial: bool = False  # at the time limit, return the partial answer instead of an error
     priority: int = 0  # lower numbers are served sooner, among requests of one tenant or of all
-    in_batch: bool = False  # it waits for the requests of all tenants that are in no batch
+    in_batch: bool = False  # it runs after the requests of all tenants that belong to no batch
     # The treatment of a prompt that is too long for the model. "head" or "tail": that part of it is kept.
     # "oldest_turns": a conversation loses its oldest turns, but not its first system message and its last turn.
     on_overflow: Literal["refuse", "oldest_turns"] | KeptSide = "refuse"
     context_limit: int | None = None  # most tokens of a prompt and its output together; None: the model's context
     # A prompt that is too long is still tokenized up to this number of tokens, so that the refusal can name its length.
     counted_tokens: int = 0
-    cancel_ids: tuple[str, ...] = ()  # further ids that clients can cancel the request by
+    cancel_ids: tuple[str, ...] = ()  # further ids by which clients can cancel the request
     prediction: str = ""  # the text that the client expects; affects speed only
     exclusive_id: str = ""  # one of ``cancel_ids`` that no other open request to the model may have
 

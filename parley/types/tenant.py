@@ -8,15 +8,16 @@ import msgspec
 
 
 class KeyOwner(NamedTuple):
-    """Who has an API key: a name, which several keys may share, and groups. Permissions are granted to these."""
+    """The owner of an API key: a name, which several keys may share, and groups. Names and groups get permissions."""
 
     name: str = ""
     groups: tuple[str, ...] = ()
 
 
 class KeyLimits(NamedTuple):
-    """How much the requests of an API key may use; None: no limit. Tokens are those of prompts and answers together,
-    ``tokens_per_day`` those of a day in UTC. ``concurrent_requests``: that are open at a time."""
+    """The most that the requests of an API key may use; None: no limit. Token limits count prompts and answers
+    together; a day is one in UTC. ``concurrent_requests``: the requests that are open at a time.
+    """
 
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
@@ -28,7 +29,7 @@ NO_LIMITS = KeyLimits()
 
 
 class LimitState(NamedTuple):
-    """A limit, how much of it is left, and the seconds until all of it is there again."""
+    """A limit, the part of it that is left, and the seconds until the whole limit is available again."""
 
     limit: int
     remaining: int
@@ -36,7 +37,7 @@ class LimitState(NamedTuple):
 
 
 class KeyLimitStates(NamedTuple):
-    """The limits of a key that answers report; None: there is none of this kind."""
+    """The limits of a key that answers report; None: the key has no limit of this kind."""
 
     requests: LimitState | None = None
     tokens: LimitState | None = None
@@ -46,9 +47,10 @@ class Tenant(msgspec.Struct, frozen=True):
     """The clients with one API key. A server without keys has one tenant, ``NO_TENANT``.
 
     ``id``: a digest of the key, the same on every server of a cluster; "" without keys. ``has_global_priority``:
-    priorities of its requests count among those of all tenants; otherwise only among its own. ``owner``: who has the
-    key. ``is_admin``: the key may change the server. ``models``, ``apis``: those that the key may use; none: all.
-    ``priority``: of its requests among those of all tenants, unless they have their own; a lower number runs sooner.
+    priorities of its requests count among those of all tenants; otherwise only among its own. ``owner``: the owner of
+    the key. ``is_admin``: the key may change the server. ``models``, ``apis``: the models and APIs that the key may
+    use; empty: all. ``priority``: the default priority of its requests among those of all tenants; lower numbers run
+    sooner.
     """
 
     id: str = ""

@@ -166,7 +166,7 @@ def _spread_values(results: Results, measure: str) -> list[float]:
 
 
 def noise_limit(a: Sequence[float], b: Sequence[float]) -> float | None:
-    """Return the largest difference of two means that chance explains, or None if there are too few values to say."""
+    """Return the largest difference of two means that chance explains, or None for too few values."""
     if min(len(a), len(b)) < MIN_VALUES:
         return None
     freedom = min(len(a), len(b)) - 1

@@ -81,7 +81,7 @@ def shared_options(options: ServerOptions, count: int) -> ServerOptions:
     has the shared state: slots, the usage of keys, records and endpoints.
     """
     connections, body_memory = options.connection_limit, options.body_budget.limit
-    if options.max_connections is None:  # descriptors belong to one process; some are for what it passes
+    if options.max_connections is None:  # each process has its own; some are for requests that it passes on
         clients = connections.served_limit - passed_limit(options, count)
     else:
         clients = -(-connections.served_limit // count)

@@ -20,7 +20,7 @@ from parley.serving.options import MediaOptions
 from parley.types.media import KIND_NAMES, MediaKind
 
 MAX_PATH_LENGTH = 4096
-LOOK_AT = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC  # refers to a file without opening it
+LOOK_AT = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC  # such a descriptor refers to a file without opening it
 
 
 class LocalMediaFolder:

@@ -25,7 +25,7 @@ def find_media_adapters(folder: Path) -> dict[MediaKind, Path]:
         model_type = json.loads((folder / "config.json").read_bytes())["model_type"]
         places = ADAPTER_FOLDERS.get(model_type, {})
     except (OSError, ValueError, KeyError, TypeError):
-        return {}  # the load of the model says what is wrong
+        return {}  # loading the model reports the error
     return {kind: folder / name for kind, name in places.items() if (folder / name / CONFIG_FILE).is_file()}
 
 
@@ -34,5 +34,5 @@ def adapter_rank(folder: Path) -> int:
     try:
         rank = json.loads((folder / CONFIG_FILE).read_bytes())["r"]
     except (OSError, ValueError, KeyError, TypeError):
-        return 0  # the load of the adapter says what is wrong
+        return 0  # loading the adapter reports the error
     return min(rank, LARGEST_RANK) if type(rank) is int else 0

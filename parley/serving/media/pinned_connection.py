@@ -20,7 +20,7 @@ from parley.serving.media.addresses import FetchAddress, IpAddress
 CONNECT_SECONDS = 5.0
 MIN_RATE = 1000  # bytes per second of a body, measured over RATE_SECONDS
 RATE_SECONDS = 5.0
-MAX_TRIED = 4  # addresses of a host that are tried
+MAX_TRIED = 4  # addresses of a host to try
 MAX_OVERHEAD = 64 << 10  # bytes of headers and of chunk framing
 OVERHEAD_SHARE = 1 / 64  # a further overhead that is allowed, as a share of the body
 HEADERS = (
@@ -131,7 +131,8 @@ class FetchedAnswer:
         return int(length) if length.isdigit() and b"transfer-encoding" not in self.headers else None
 
     async def read_body(self, count_bytes: Callable[[int], None]) -> bytes:
-        """Return the body; ``count_bytes`` gets the size of each part before it is kept, and may raise.
+        """Return the body. ``count_bytes`` is called with the size of each part before the part is stored, and may
+        raise.
 
         Raises TimeoutError if too few bytes come.
         """
