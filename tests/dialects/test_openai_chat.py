@@ -283,6 +283,8 @@ def test_openai_chat_error_names_wrong_field(members, field, code):
 UNSUPPORTED: list[tuple[dict[str, Any], str]] = [
     ({"logits_processors": ["x"]}, "logits_processors"),
     ({"web_search_options": {"search_context_size": "low"}}, "web_search_options"),
+    ({"web_search_options": {}}, "web_search_options"),  # the search with its defaults
+    ({"moderation": {"model": "omni-moderation-latest"}}, "moderation"),
     ({"audio": {"voice": "v", "format": "mp3"}}, "audio"),
     ({"modalities": ["text", "audio"]}, "modalities"),
     ({"chat_template": "{{ messages }}"}, "chat_template"),
@@ -300,6 +302,33 @@ def test_openai_chat_refuses_unavailable_members(members, field):
 def test_openai_chat_accepts_unavailable_members_set_to_off():
     read_chat(best_of=1, use_beam_search=False, guided_json=None, bad_words=[], response_format={"type": "text"},
          modalities=["text"], truncate_prompt_tokens=-1, logits_processors=[])  # fmt: skip
+
+
+STRICT_LABELS: list[tuple[str, Any, str]] = [
+    ("service_tier", "zzz", "'auto', 'default', 'flex', 'scale', 'priority'"),
+    ("service_tier", {}, "string"),
+    ("verbosity", "huge", "'low', 'medium'"),
+    ("prompt_cache_retention", "2h", "'24h'"),
+    ("prompt_cache_options", "30m", "object"),
+    ("prompt_cache_key", 5, "string"),
+    ("safety_identifier", "x" * 513, "512"),
+    ("user", ["me"], "string"),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "allowed"), STRICT_LABELS, ids=lambda value: str(value)[:30])
+def test_openai_chat_checks_members_without_effect_when_strict(name, value, allowed):
+    body = {"model": "m", "messages": MESSAGES, name: value}
+    with pytest.raises(BadRequest) as caught:
+        chat.read_strict_chat_request(json.dumps(body).encode(), HEAD)
+    assert caught.value.field == name and name in caught.value.message and allowed in caught.value.message
+    assert read_chat(**{name: value}).request == read_chat().request
+
+
+def test_openai_chat_accepts_members_without_effect_when_strict():
+    labels = {"service_tier": "flex", "verbosity": "low", "prompt_cache_options": {"ttl": "30m"}, "user": "me"}
+    body = {"model": "m", "messages": MESSAGES, "prompt_cache_retention": "24h", "safety_identifier": "s"} | labels
+    assert chat.read_strict_chat_request(json.dumps(body).encode(), HEAD).request == read_chat().request
 
 
 def test_openai_chat_reads_prediction_and_counts_its_tokens():

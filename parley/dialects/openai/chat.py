@@ -16,6 +16,7 @@ from parley.dialects.fields import Fields, decode_fields
 from parley.dialects.json_answer import encode_json
 from parley.dialects.openai import extras, shared, tools
 from parley.dialects.openai.custom_tools import CustomCallReader
+from parley.dialects.openai.labels import VERBOSITIES, read_labels
 from parley.dialects.openai.messages import read_conversation, read_prediction
 from parley.dialects.openai.mistral_members import with_openai_members
 from parley.dialects.openai.shared import OPENAI_RULES, STRICT_RULES, ReadingRules
@@ -78,6 +79,8 @@ class ChatReply(Reply):
             body, context, max_tokens=max_tokens, options=options, rules=self.reading_rules
         )
         _refuse_media(body)
+        if self.reading_rules in (OPENAI_RULES, STRICT_RULES) and body.has_value("moderation"):
+            raise shared.unsupported_member(body, "moderation", "Moderation is")
         stream = body.boolean("stream", False)
         usage, self._usage_per_chunk = shared.read_usage_options(body, stream, options)
         self._wants_ids = body.boolean("return_token_ids", False)
@@ -359,6 +362,8 @@ class StrictChatReply(ChatReply):
 
     def __init__(self, body: Fields, context: RequestContext):
         super().__init__(body, context)
+        read_labels(body)
+        body.string("verbosity", None, allowed=VERBOSITIES)
         if body.has_value("metadata") and not body.boolean("store", False):
             raise Invalid("The 'metadata' parameter is only allowed when 'store' is true.", field="metadata")
         chat_prompt = self.request.prompts[0]

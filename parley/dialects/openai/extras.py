@@ -48,6 +48,11 @@ def _read_raw(body: Fields, name: str) -> Any:
     return body.raw_value(name)
 
 
+def _read_presence(body: Fields, name: str) -> bool:
+    """Whether the member is there: an empty object asks for the feature with its defaults."""
+    return body.has_value(name)
+
+
 # Of a server whose connector moves KV blocks or embeddings of media. Without a connector, vLLM computes all itself.
 TRANSFER_MEMBERS = ("kv_transfer_params", "ec_transfer_params")
 # Members that have no effect here, or only together with others.
@@ -71,7 +76,7 @@ UNSUPPORTED_MEMBERS: dict[str, tuple[str, MemberReader]] = {
     "stop_regex": ("Stopping at a regular expression is", _read_raw),
     "logits_processors": ("Custom logits processors are", lambda body, name: body.array(name, cap=MAX_BAD_WORDS)),
     "prompt_embeds": ("Embeddings as a prompt are", _read_raw),
-    "web_search_options": ("Web search is", _read_raw),
+    "web_search_options": ("Web search is", _read_presence),
     "mm_processor_kwargs": ("Media are", _read_free),  # this and the next are those of ``MEDIA_MEMBERS``
     "media_io_kwargs": ("Media are", _read_free),
 }

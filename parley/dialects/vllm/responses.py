@@ -14,10 +14,11 @@ import msgspec
 from parley.dialects.dialect import Answer, RequestContext
 from parley.dialects.fields import Fields
 from parley.dialects.openai import shared as openai_shared
+from parley.dialects.openai.labels import MAX_LABEL
 from parley.dialects.openai.responses import stored, stored_routes
 from parley.dialects.openai.responses.events import EventStream
 from parley.dialects.openai.responses.items import MAX_ITEMS
-from parley.dialects.openai.responses.members import LOGPROBS_INCLUDED, MAX_LABEL
+from parley.dialects.openai.responses.members import LOGPROBS_INCLUDED
 from parley.dialects.openai.responses.reply import ResponsesReply
 from parley.dialects.openai.responses.response_object import ResponseObject, ResponseStatus, usage_object
 from parley.dialects.openai.responses.rules import ResponsesRules

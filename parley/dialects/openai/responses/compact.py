@@ -13,6 +13,7 @@ import msgspec
 from parley.dialects.dialect import RequestContext, UnstreamedReply
 from parley.dialects.fields import Fields, decode_fields
 from parley.dialects.json_answer import encode_json
+from parley.dialects.openai.labels import MAX_LABEL
 from parley.dialects.openai.responses import members
 from parley.dialects.openai.responses.reply import read_response_input
 from parley.dialects.openai.responses.response_object import usage_object
@@ -39,7 +40,7 @@ class CompactReply(UnstreamedReply):
     def __init__(self, body: Fields, context: RequestContext, rules: ResponsesRules):
         if not body.has_value("model"):
             raise body.missing_member("model")
-        body.string("prompt_cache_key", None, cap=members.MAX_LABEL)
+        body.string("prompt_cache_key", None, cap=MAX_LABEL)
         storage = members.read_storage(body, context)
         response_input = read_response_input(body, context, rules, storage)
         messages = [*response_input.chat.messages, Message("user", SUMMARY_REQUEST)]

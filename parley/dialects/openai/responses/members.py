@@ -9,6 +9,7 @@ import msgspec
 from parley.dialects.dialect import RequestContext
 from parley.dialects.fields import Fields
 from parley.dialects.openai import shared, strict
+from parley.dialects.openai.labels import MAX_LABEL, VERBOSITIES, read_labels
 from parley.dialects.openai.messages import EFFORTS
 from parley.dialects.openai.responses.rules import ResponsesRules, refuse_member, unserved_error
 from parley.dialects.output_constraints import ANY_OBJECT_SCHEMA
@@ -17,7 +18,6 @@ from parley.errors import Invalid, Unsupported
 from parley.types import Grammar
 
 SUMMARIES = ("auto", "concise", "detailed")
-VERBOSITIES = ("low", "medium", "high")
 LOGPROBS_INCLUDED, SEALED_INCLUDED = "message.output_text.logprobs", "reasoning.encrypted_content"
 INCLUDABLE = frozenset(
     (SEALED_INCLUDED, LOGPROBS_INCLUDED, "message.input_image.image_url", "file_search_call.results",
@@ -25,8 +25,6 @@ INCLUDABLE = frozenset(
      "computer_call_output.output.image_url")
 )  # fmt: skip
 MAX_INCLUDED = 64
-MAX_LABEL = 512  # characters of a label that is only shown again
-SERVICE_TIERS = ("auto", "default", "flex", "scale", "priority", "fast", "ultrafast")
 SERVED_MEMBERS = frozenset(
     ("model", "input", "instructions", "previous_response_id", "conversation", "store", "background", "stream",
      "stream_options", "include", "max_output_tokens", "max_tool_calls", "temperature", "top_p", "top_logprobs",
@@ -206,20 +204,10 @@ def _read_conversation_id(body: Fields) -> str | None:
     return conversation_id
 
 
-def read_labels(body: Fields) -> dict[str, Any]:
+def read_shown_labels(body: Fields) -> dict[str, Any]:
     """Return the members that have no effect here and come back in the answer. Raises BadRequest."""
     body.object("client_metadata")
-    body.object("prompt_cache_options")
     stream_options = body.object("stream_options")
     if stream_options is not None:
         stream_options.boolean("include_obfuscation", True)
-    return {
-        "max_tool_calls": body.integer("max_tool_calls", None, 1),
-        "prompt_cache_key": body.string("prompt_cache_key", None, cap=MAX_LABEL),
-        "prompt_cache_retention": body.string(
-            "prompt_cache_retention", None, allowed=("in_memory", "in-memory", "24h")
-        ),
-        "safety_identifier": body.string("safety_identifier", None, cap=MAX_LABEL),
-        "service_tier": body.string("service_tier", "auto", allowed=SERVICE_TIERS),
-        "user": body.string("user", None, cap=MAX_LABEL),
-    }
+    return {"max_tool_calls": body.integer("max_tool_calls", None, 1), **read_labels(body)}

@@ -193,7 +193,7 @@ class ResponsesReply(Reply):
             "tools": tool_members.shown,
             "top_p": sampling.top_p,
             "metadata": read_metadata(body),
-            **members.read_labels(body),
+            **members.read_shown_labels(body),
         }
 
     def read_logprobs(self, body: Fields, included: set[str], context: RequestContext) -> tuple[int, int | None]:

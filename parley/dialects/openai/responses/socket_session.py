@@ -16,8 +16,8 @@ import msgspec
 
 from parley.dialects.fields import Fields, decode_fields
 from parley.dialects.json_answer import encode_json
+from parley.dialects.openai.labels import MAX_LABEL
 from parley.dialects.openai.responses.items import referred_name
-from parley.dialects.openai.responses.members import MAX_LABEL
 from parley.dialects.openai.responses.stored import HISTORY_HEADER
 from parley.dialects.openai.shared import openai_error_object
 from parley.dialects.socket_session import ConnectionRecords, SocketAnswer, SocketRequest, SocketSession
