@@ -93,7 +93,10 @@ class QueryScaling:
 
 @dataclass(frozen=True)
 class MediaVocabulary:
-    """Tokens from ``first`` on that a media projector embeds: ``size`` rows of ``width``, and a norm with ``eps``. ``module``: the prefix of its tensors."""
+    """Tokens from ``first`` on that a media projector embeds: ``size`` rows of ``width``, and a norm with ``eps``.
+
+    ``module``: the prefix of its tensors.
+    """
 
     module: str
     first: int
