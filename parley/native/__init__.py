@@ -1,7 +1,8 @@
 """The kernel table: one function per kernel. The bits of a row never depend on the other rows.
 
-The model calls ``native.linear``, ``native.attend`` and so on, which are in ``kernel_table``. ``kernel_choice`` says
-which implementation a call runs: the compiled one, the one in Triton or torch's, whose docstrings define each kernel.
+The model calls ``native.linear``, ``native.attend`` and so on, which are in ``kernel_table``. ``kernel_choice`` decides
+which implementation a call runs: compiled C++, Triton, or torch operators. The docstrings of the latter define each
+kernel.
 """
 
 from parley.native.batch_tables import BatchTables, TablePlan

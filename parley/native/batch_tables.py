@@ -1,4 +1,4 @@
-"""The sequences of a batch as tensors on the device, for kernels that find pages and positions themselves."""
+"""The sequences of a batch as tensors on the device, for kernels that look up pages and positions on the device."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ import torch
 from parley.native.device_copy import copy_to_device
 from parley.native.layout import Span
 
-CHUNK_KEYS = 512  # positions whose keys make one partial result of ``triton_attention``
-TILE_ROWS = 32  # rows of a tile, at most: from 64 on, other instructions multiply
-FEW_ROWS = 16  # rows of a tile if no sequence has more: the fewest that the instruction takes
+CHUNK_KEYS = 512  # keys that ``triton_attention`` reduces to one partial result
+TILE_ROWS = 32  # most rows of a tile: from 64 on, Triton uses other multiplication instructions
+FEW_ROWS = 16  # rows of a tile if no sequence has more: the fewest that the instruction multiplies
 
 
 @dataclass
 class BatchTables:
-    """``pages`` int32 [sequences, any]: page numbers; row i is that of ``spans[i]``. ``longest``: tokens of a sequence,
-    and ``most_rows``: of them in the batch, at most.
+    """``pages`` int32 [sequences, most pages of a sequence]: row i has the page table of ``spans[i]``. ``longest``:
+    tokens of the longest sequence. ``most_rows``: the most tokens of one sequence in the batch.
 
-    ``positions`` int32 [T]: of each token. ``ends`` int32 [T]: the position after the last one that it sees, 0 for rows
-    that only fill the batch.
+    ``positions`` int32 [T]: of each token. ``ends`` int32 [T]: the position after the last one that it attends to, 0
+    for padding rows.
     """
 
     spans: list[Span]
@@ -34,7 +34,7 @@ class BatchTables:
 
     @classmethod
     def of_spans(cls, spans: list[Span], ends: torch.Tensor | None, device: torch.device) -> BatchTables:
-        """Make the tables of a batch. ``ends`` int64 [T], or None if a token sees itself and earlier ones."""
+        """Make the tables of a batch. ``ends`` int64 [T]; None: attention is causal."""
         pages = np.zeros((len(spans), max(len(span.table) for span in spans)), np.int32)
         for row, span in zip(pages, spans, strict=True):
             row[: len(span.table)] = span.table
@@ -49,10 +49,11 @@ class BatchTables:
         return cls(spans, copy_to_device(pages, device), columns, row_ends, longest, most_rows)
 
     def tiles(self, fold: int, rows: int) -> torch.Tensor:
-        """Return tiles of ``rows`` rows, int32 [tiles, 4]; a row is one of ``fold`` heads of a token.
+        """Return tiles of ``rows`` rows, int32 [tiles, 4]. A row is one of the ``fold`` query heads of a token that
+        share a KV head.
 
-        The columns: the first token of the sequence in the batch, the number of the tile's first row among the rows of
-        the sequence, how many rows the sequence has, and its number.
+        The columns: the batch index of the sequence's first token, the index of the tile's first row among the rows of
+        the sequence, the number of rows of the sequence, and the index of the sequence.
         """
         if (fold, rows) not in self._tiles:
             tiles = [
@@ -74,13 +75,14 @@ class TablePlan:
     is_ahead: bool = False
 
     def choose_tiles(self, fold: int, *, is_wide: bool = False) -> tuple[torch.Tensor, int]:
-        """Return the tiles, as ``BatchTables.tiles`` does, and the rows of each: few if they are ``is_wide``."""
+        """Return the tiles, as ``BatchTables.tiles`` does, and the rows of each. ``is_wide``: use few rows, because
+        each needs many registers."""
         rows = FEW_ROWS if is_wide or self.tables.most_rows * fold <= FEW_ROWS else TILE_ROWS
         return self.tables.tiles(fold, rows), rows
 
     @property
     def chunks(self) -> int:
-        """The most chunks that a tile sees."""
+        """The largest number of chunks that a tile attends to."""
         chunks = -(-self.tables.longest // CHUNK_KEYS)
         if self.window:  # it may begin anywhere within a chunk, and at another position for each row
             width = self.window * (1 + self.is_ahead)

@@ -41,8 +41,9 @@ LEVELS = {
     "generic": (),
 }
 X86 = ("x86_64", "AMD64")
-# A shell that runs its arguments, and kills its process group at the end of its standard input. The input gets another
-# number first, because that of a command in the background is the null device. All its commands are builtins.
+# A shell script that runs its arguments as a command, and kills its process group at the end of its standard input. The
+# input is duplicated as descriptor 3 first, because a background command has the null device as its standard input. All
+# commands of the script itself are builtins.
 KILLED_AT_END_OF_INPUT = 'exec 3<&0; { read -r _ <&3; kill -9 0; } >/dev/null 2>&1 & exec "$@" 3<&- </dev/null'
 COMPILE_TIMEOUT = 1800  # seconds for one library: half a minute on an idle machine, and minutes on a busy one
 

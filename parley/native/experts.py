@@ -18,7 +18,8 @@ from parley.native.triton_forms.triton_packed import TritonGroupedPacked
 
 @dataclass(frozen=True)
 class Experts:
-    """The MLPs of a mixture, ``count`` of them. Tensors of a weight have a first dimension of experts.
+    """The MLPs of a mixture of ``count`` experts. Each tensor of a packed weight has the experts as its first
+    dimension.
 
     ``is_gated``: as in ``LayerShape``; else ``gate_up`` has the outputs of up alone.
     """
@@ -31,11 +32,11 @@ class Experts:
 
 @dataclass(frozen=True)
 class Mixture:
-    """A router with its experts. ``router``: a logit of each, and of a shared expert if its weight needs one.
+    """A router with its experts. ``router``: computes a logit of each expert, and one for the weight of a shared expert
+    if there is a learned one.
 
-    ``bias`` float32 [experts] is added to scores, but only to choose. ``router_norm``: of the rows that the router
-    reads, where it does not read those of the experts. ``scales`` float32 [experts] multiply the weights of those that
-    are chosen.
+    ``bias`` float32 [experts] is added to scores for the choice only. ``router_norm``: the norm of the router's input,
+    if that is not the input of the experts. ``scales`` float32 [experts] multiply the weights of chosen experts.
     """
 
     router: PackedWeight
@@ -46,11 +47,11 @@ class Mixture:
 
 
 class Unstackable(ValueError):
-    """The weights of experts cannot be joined as they are packed. As plain numbers they can."""
+    """The experts' weights cannot be stacked in their packed form, only as plain numbers."""
 
 
 def stack_experts(packed: Iterator[PackedWeight], count: int) -> PackedWeight:
-    """Join one packed weight of each of ``count`` experts. Only one of them is in memory besides the result.
+    """Stack the packed weights of ``count`` experts, one from each. Only one of them is in memory besides the result.
 
     Raises Unstackable if a weight needs a permutation of its rows' numbers, as each expert would have its own, or if
     experts have weights of different forms.

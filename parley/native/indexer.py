@@ -1,17 +1,17 @@
-"""Indexers (``IndexerShape``): the scores of tokens, the choice of the best, and pages with only these.
+"""Indexers (``IndexerShape``): score tokens, choose the best, and copy these to pages of their own.
 
-All of it runs in torch's operators, on every device. On a CPU a row's choice depends on its own query and on the keys
-that it sees, bit for bit, not on the batch or on how a prompt was cut into steps. On GPUs the same holds if their
-products of float32 do not round by the number of rows, which no test has shown.
+All of it runs in torch's operators, on every device. On a CPU the choice of a row depends bit for bit on its own query
+and the keys before it alone, not on the batch or on how a prompt was cut into steps. On GPUs this also requires that
+the rounding of float32 products does not depend on the number of rows, which no test has shown.
 
 * A product of a query and a key is one sum over a head's numbers, in float32, in tiles as in ``torch_attention``.
 * The sum over heads adds one head after another, and each factor and each sum is rounded on its own.
-* The choice knows no order among equal scores but that of positions.
+* Of equal scores, those of earlier positions are chosen.
 
 Attention over chosen tokens copies them to pages of their own, in the order of their positions, and runs the kernels of
-plain attention over these. A copied token has the bits that it had, so if all tokens were chosen, the result would be
-that of plain attention over the original pages, bit for bit: there is no seam where contexts become longer than the
-number of chosen tokens.
+plain attention over these. Copies have the same bits, so if all tokens are chosen, the result is that of plain
+attention over the original pages, bit for bit. So nothing changes abruptly where contexts become longer than the number
+of chosen tokens.
 """
 
 from __future__ import annotations
@@ -93,18 +93,18 @@ def _score_tiles(queries: torch.Tensor, weights: torch.Tensor, pool: PagePool, g
 
 
 def _choose_best(scores: torch.Tensor, count: int) -> torch.Tensor:
-    """Return the places of the ``count`` largest of each row of scores [N, L], ascending: int64 [N, count].
+    """Return the indices of the ``count`` largest of each row of scores [N, L], ascending: int64 [N, count].
 
-    Of equal scores, the first are taken. The value of the least one that is taken does not depend on the order in which
-    ``topk`` finds equal ones, its index does.
+    Of equal scores, the first are chosen. ``topk`` returns equal scores in any order, so only the value of the smallest
+    one is used, not its index.
     """
-    least = scores.topk(count, -1, sorted=False).values.amin(-1, keepdim=True)
-    above, level = scores > least, scores == least
-    missing = count - above.sum(-1, keepdim=True)
-    taken = above | (level & (level.cumsum(-1) <= missing))
-    places = torch.where(taken, taken.cumsum(-1) - 1, count)  # all that are not taken go to one more column
-    numbers = torch.arange(scores.shape[-1], device=scores.device).expand_as(places)
-    return places.new_empty(len(scores), count + 1).scatter_(1, places, numbers)[:, :count]
+    smallest = scores.topk(count, -1, sorted=False).values.amin(-1, keepdim=True)
+    is_larger, is_equal = scores > smallest, scores == smallest
+    equal_count = count - is_larger.sum(-1, keepdim=True)  # how many of the equal ones are chosen
+    is_chosen = is_larger | (is_equal & (is_equal.cumsum(-1) <= equal_count))
+    columns = torch.where(is_chosen, is_chosen.cumsum(-1) - 1, count)  # others are written to an extra last column
+    indices = torch.arange(scores.shape[-1], device=scores.device).expand_as(columns)
+    return columns.new_empty(len(scores), count + 1).scatter_(1, columns, indices)[:, :count]
 
 
 def gather_pages(pool: PagePool, slots: torch.Tensor) -> PagePool:
@@ -121,10 +121,10 @@ def gather_pages(pool: PagePool, slots: torch.Tensor) -> PagePool:
 
 
 def _view_tokens(pool: PagePool) -> torch.Tensor:
-    """Return pages of latents as [pages, BLOCK_SIZE, any]: all that is stored of each token.
+    """Return pages of latents as [pages, BLOCK_SIZE, stored numbers of a token].
 
-    A tiled page (``pages.h``) has groups of four bytes of each token, one token after another: pairs of bfloat16 or
-    fours of int8, and lastly the scale of int8.
+    A tiled page (``pages.h``) consists of 32-bit words, each two bfloat16 or four int8 of one token: the first word of
+    all 16 tokens, then the second, and so on; in int8 pages the scales of the tokens come last.
     """
     if pool.page_format.tiled:
         return pool.data.view(torch.int32).view(len(pool.data), -1, BLOCK_SIZE).transpose(1, 2)

@@ -48,7 +48,7 @@ TORCH_FORMS: dict[str, ModuleType] = {
     )
     for name in names
 }
-# The compiled kernels take bfloat16, but for these, which take the float32 of logits.
+# The compiled kernels read bfloat16 rows, except for these, which read float32 logits.
 LOGIT_OPERATORS = frozenset(
     ("apply_mask", "argmax", "masked_argmax", "route", "scale_logits", "softmax_totals", "top_k")
 )
@@ -99,8 +99,8 @@ def find_form(operator: str, device: torch.device, dtype: torch.dtype) -> Any:
 
 
 def packing_form(operator: str, device: torch.device, dtype: torch.dtype) -> Any:
-    """Return the implementation of an operator that packs weights. Those on the meta device are packed without data, as
-    the CPU's would be."""
+    """Return the implementation of an operator that packs weights. Weights on the meta device are packed as on the CPU,
+    but without data."""
     return find_form(operator, memory.CPU if device.type == "meta" else device, dtype)
 
 
@@ -146,13 +146,13 @@ def has_quantized_kernels(dtype: torch.dtype, device: torch.device) -> bool:
 
 
 def kernels_of_parts(dtype: torch.dtype, device: torch.device) -> CompiledKernels | None:
-    """Return the kernels that pack several weights as one where they lie, for rows of ``dtype``; None if there are
-    none. Without them, parts are merged first, and weights in groups are dequantized."""
+    """Return the kernels that pack several weights as one without copying them first, for rows of ``dtype``; None if
+    there are none: then parts are merged first, and weights in groups are dequantized."""
     return compiled_kernels() if dtype == torch.bfloat16 and device.type in ("cpu", "meta") else None
 
 
 def tiled_kernels(pool: PagePool) -> CompiledKernels | None:
-    """Return the compiled kernels if they own the pages, else None."""
+    """Return the compiled kernels if the pages have their layout, else None."""
     return compiled_kernels() if pool.page_format.tiled else None
 
 

@@ -13,7 +13,7 @@ from parley.native.packed import PackedWeight
 
 @dataclass(frozen=True)
 class StateWeights:
-    """The weights of a layer with a state, besides its linear layers; all in float32, for a model of any dtype.
+    """The weights of a layer with a state, apart from its linear layers; all in float32, for a model of any dtype.
 
     ``convolution`` [kernel, channels], the current token's last, and its bias [channels]. ``decay`` [heads]: the
     negative rate of a state's decay, and ``step_bias`` [heads], added to its step. ``norm``: of each head's
@@ -59,7 +59,7 @@ class AltUpWeights:
 
 @dataclass(frozen=True)
 class DecoderLayer:
-    """The weights of one layer. Those of parts that the layer does not have, by its ``LayerShape``, are None.
+    """The weights of one layer. Weights that the layer does not have, according to its ``LayerShape``, are None.
 
     * Attention: ``qkv`` computes queries, keys and values in one product. ``head_norm``: the RMS norm of queries and
       keys, [heads + kv_heads, dim], or of queries alone in a layer that reads the keys of another. ``sinks`` and

@@ -1,6 +1,7 @@
 """The computation of a decoder layer as data. ``layer.py`` has its weights.
 
-The config reader, the reference, the torch form and ``layers.cpp`` read this description, so a variation is a field.
+The config reader writes this description; the numeric check's reference, the torch form and ``layers.cpp`` read it.
+Each variation between model families is a field.
 """
 
 from __future__ import annotations
@@ -143,9 +144,9 @@ class LayerShape:
         residual += residual_scale * attention_after_norm(attention(attention_norm(residual)))
         residual += residual_scale * mlp_after_norm(mlp(mlp_norm(residual)))
 
-    A norm that is None in the layer's weights (``DecoderLayer``) changes nothing. Before each sum, the residual is
-    multiplied by ``attention_carry`` or ``mlp_carry``. With ``has_normed_residual``, the sums
-    add to attention_norm(residual) and mlp_norm(residual) instead of the residual.
+    A norm that is None in the layer's weights (``DecoderLayer``) is skipped. Before each sum, the residual is
+    multiplied by ``attention_carry`` or ``mlp_carry``. With ``has_normed_residual``, the sums add to
+    attention_norm(residual) and mlp_norm(residual) instead of the residual.
 
     The MLP is down(activation(gate(x)) * up(x)). With ``has_parallel_dense_mlp`` there are a dense MLP and a mixture of
     experts, each with norms of its own:
@@ -159,16 +160,16 @@ class LayerShape:
 
     In a hybrid layer, attention and the kernel of its state read the same rows; the outputs of the state, times
     ``state_scale``, are added to the residual first. If the weights have sinks, each head has one more score, which
-    takes its share of the softmax and has no value.
+    gets its share of the softmax but has no value.
     """
 
     # Attention
     score_scale: float  # multiplies scores
-    window: int | None = None  # tokens that a token sees, itself included; None: all
+    window: int | None = None  # number of tokens that a token attends to, itself included; None: all
     rope: int | None = 0  # number of the rotary embedding of queries and keys (``DecoderConfig.ropes``); None: none
     softcap: float | None = None  # c: scores become c * tanh(score / c)
-    chunk: int | None = None  # positions of a chunk: a token sees none before its own chunk
-    # One for each head: times the distance to a key, it is subtracted from scores (ALiBi, arXiv 2108.12409)
+    chunk: int | None = None  # positions of a chunk: a token attends only to tokens of its own chunk
+    # One for each head: the slope times the distance to a key is subtracted from its score (ALiBi, arXiv 2108.12409)
     slopes: tuple[float, ...] = ()
     has_whole_qk_norm: bool = False  # the norms of queries and keys are over all heads of a token, not over each head
     is_qk_norm_late: bool = False  # these norms follow the rotation
@@ -176,23 +177,23 @@ class LayerShape:
     heads: int | None = None  # of queries, if they are not those of the model
     head_sizes: HeadSizes | None = None  # if they are not those of the model
     kv_layer: int | None = None  # the layer whose keys and values this one reads; None: it has its own
-    has_sinks: bool = True  # where the weights of the model hold sinks
-    # Numbers of a head's value, if they are fewer than those of a key. Pages hold zeros after them.
+    has_sinks: bool = True  # whether the layer uses sinks, in models with sinks
+    # Dimension of a head's value, if it is less than that of a key. Pages have zeros after it.
     value_dim: int | None = None
     value_scale: float = 1.0  # multiplies values
     has_normed_values: bool = False  # each head's value gets an RMS norm without weights
-    has_keys_as_values: bool = False  # values are the keys as they are before their norm
-    # An indexer of its own chooses the tokens that the layer attends to. In models with indexers, other layers attend
-    # to those that the last layer before them chose.
+    has_keys_as_values: bool = False  # values are the keys before their norm
+    # The layer has an indexer, which chooses the tokens that it attends to. In models with indexers, a layer without
+    # one attends to the tokens that the last indexer before it chose.
     has_indexer: bool = False
-    sees_later_media: bool = True  # tokens of pictures that may see later ones of the same picture do so here
+    sees_later_media: bool = True  # tokens of pictures attend to later ones of the same picture, if the model does that
 
     # The MLP
-    # One of ACTIVATIONS. clamped_swiglu (GPT-OSS) limits the gate g to at most SWIGLU_LIMIT and up to at most that in
-    # size: g * sigmoid(SWIGLU_ALPHA * g) * (up + 1)
+    # One of ACTIVATIONS. clamped_swiglu (GPT-OSS) limits the gate g to at most SWIGLU_LIMIT, and up to -SWIGLU_LIMIT ..
+    # SWIGLU_LIMIT: g * sigmoid(SWIGLU_ALPHA * g) * (up + 1)
     activation: str = "silu"
     is_gated: bool = True  # False: the MLP is down(activation(up(x)))
-    is_parallel: bool = False  # attention and the MLP both read the residual as it is before the layer
+    is_parallel: bool = False  # attention and the MLP both read the residual before the layer
     residual_scale: float = 1.0
     attention_carry: float = 1.0
     mlp_carry: float = 1.0
@@ -200,21 +201,22 @@ class LayerShape:
     routing: Routing | None = None  # the MLP is a mixture of such MLPs
     has_parallel_dense_mlp: bool = False  # a dense MLP is added to the mixture of experts
     mlp_width: int | None = None  # its inner size, if that is not the model's
-    layer_input: int | None = None  # the number of the layer's part among the inputs of layers; None: it has none
+    layer_input: int | None = None  # the index of the layer's part of the per-layer inputs; None: it has none
 
     # An output gate, states
-    has_output_gate: bool = False  # the sigmoid of a gate, which ``qkv`` gives after the queries, multiplies attention
+    # Attention is multiplied by the sigmoid of a gate, which follows the queries in the outputs of ``qkv``
+    has_output_gate: bool = False
     has_head_gates: bool = False  # the gate has one number for each head
-    has_softplus_gates: bool = False  # gates pass softplus in place of the sigmoid
-    state: StateShape | None = None  # a kernel of this kind is in place of attention: no keys and values
+    has_softplus_gates: bool = False  # the softplus of the gate is used instead of its sigmoid
+    state: StateShape | None = None  # a layer with a state of this kind replaces attention: no keys and values
     has_mixer: bool = True  # False: neither attention nor a state
     has_mlp: bool = True
     is_hybrid: bool = False  # attention and a state
     state_scale: float = 1.0
     mlp_scale: float | None = None  # replaces ``residual_scale`` for the MLP
     gate_scale: float = 1.0  # multiplies the gates before their activation
-    # The mean of a token's gates plus this multiple of their standard deviation is subtracted from each, and those
-    # below 0 become 0; None: gates stay as they are
+    # The mean of a token's gates plus this multiple of their standard deviation is subtracted from each gate, and
+    # negative results become 0; None: gates are not changed
     gate_deviations: float | None = None
 
     @property

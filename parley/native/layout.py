@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class LayerKV:
-    """The KV cache of one layer per token: ``heads`` keys of ``dim`` numbers and values of ``value_dim``.
+    """What the KV cache of one layer stores for a token: ``heads`` keys of ``dim`` numbers and values of ``value_dim``.
 
     ``has_latents``: a value is the first ``value_dim`` numbers of its key, and is not stored again. A ``value_dim`` of
     0 means the keys of an indexer (``IndexerShape``), which no attention reads.

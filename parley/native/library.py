@@ -1,8 +1,8 @@
 """Loads the compiled kernels for this CPU. Compiles them if they are missing, and logs a warning if that fails.
 
 ``PARLEY_NATIVE`` selects a level of ``build.LEVELS``, or ``off`` for the torch kernels. The default is the best level
-that the CPU supports and that is there or can be compiled. Libraries are searched in the package folder, then in the
-user's cache folder.
+that the CPU supports and whose library exists or can be compiled. Libraries are searched for in the package folder,
+then in the user's cache folder.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from parley.native import build
 log = logging.getLogger("parley.engine")
 
 ELF_HEADER_BYTES = 64
-# Linux saves the registers of AMX only for processes that ask for it: arch_prctl(2), numbers of <asm/prctl.h>
+# Linux lets a process use the registers of AMX only after a request: arch_prctl(2), numbers of <asm/prctl.h>
 SYS_ARCH_PRCTL = 158
 ARCH_REQ_XCOMP_PERM = 0x1023
 XFEATURE_XTILEDATA = 18
@@ -58,7 +58,7 @@ def open_requested_level() -> ctypes.CDLL | None:
 
 
 def _open_best_level(levels: list[str]) -> ctypes.CDLL:
-    """Return the first of these levels that can be opened, with a warning if it is not the first of all.
+    """Return the first of these levels that can be opened, and log a warning if it is not the best one.
 
     Raises BuildError or OSError: the reason why the first cannot be opened.
     """
@@ -120,14 +120,14 @@ def _remove_unfinished_builds(folder: Path) -> None:
 
 
 def _replace_damaged(path: Path, level: str) -> None:
-    """Compile the library of a level in place of one that is not whole. Raises BuildError or OSError."""
+    """Compile the library of a level again if its file is incomplete. Raises BuildError or OSError."""
     with tempfile.TemporaryDirectory(prefix=".build-", dir=path.parent) as scratch:
         os.replace(build.compile_level(level, Path(scratch)), path)
 
 
 def is_whole(path: Path) -> bool:
-    """Whether there is a library that was written to its end. One that a full disk or a power failure cut short would
-    end the process that opens it, by a signal. The table of sections is the last part of an ELF file."""
+    """Whether a library exists and is complete. A file that was cut off, by a full disk or a power failure, would kill
+    the process that opens it by a signal. The table of sections is the last part of an ELF file."""
     try:
         with path.open("rb") as file:
             head, size = file.read(ELF_HEADER_BYTES), os.fstat(file.fileno()).st_size

@@ -1,11 +1,11 @@
 """Memory for weights and KV pages: separate mappings instead of the heap.
 
-Loading copies and packs weights piece by piece, so large pieces that stay lie between large ones that are freed; in the
-heap this would leave holes of a quarter of the model. Mappings also ask for huge pages, because every step reads all
-weights from end to end, and each page costs an address lookup.
+Loading copies and packs weights piece by piece, so memory that is kept alternates with memory that is freed. In the
+heap that would leave unused gaps of a quarter of the model's size. Mappings also request huge pages, because every step
+reads all weights, and each page costs an address translation.
 
-Pages that other processes read and write lie in an anonymous file, which lives as long as a process has it open. The
-file is sealed: its size cannot change, so no part of a mapping can disappear.
+KV pages that other processes read and write are in an anonymous file, which exists as long as a process has it open.
+The file is sealed: its size cannot change, so no part of a mapping can disappear.
 """
 
 from __future__ import annotations

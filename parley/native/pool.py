@@ -1,6 +1,7 @@
 """One layer's KV pages in memory, laid out by the compiled kernels or by the torch kernels.
 
-Only the kernels look inside a page. All other code sees a tensor [pages, ...]; an empty page is all zero bytes.
+Only the kernels know the layout inside a page. To all other code it is a tensor [pages, ...]; an empty page is all
+zeros.
 """
 
 from __future__ import annotations

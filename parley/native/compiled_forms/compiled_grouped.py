@@ -66,10 +66,11 @@ class GroupedPacked:
 def pack_grouped_weight(library: ctypes.CDLL, weight: GroupedWeight, bias: torch.Tensor | None) -> GroupedPacked:
     """Pack a weight for ``multiply_grouped``.
 
-    Scales of integers of 4 bits or less keep 20 of 24 bits, those of 8 bits 16: more than bfloat16 and float16 have.
-    Integers of less than 4 bits take 4 if groups do not fill words.
-    Raises ValueError if the group size is neither a multiple of 8 nor the whole row, or if the scales of a
-    code in SCALE_DTYPES, or scales or zeros of one in FLOAT_ZERO_DTYPES, are not numbers of its dtype.
+    Scales of integers of 4 bits or less are rounded to 20 bits of mantissa, those of 8 bits to 16: more than bfloat16
+    and float16 have. Integers of less than 4 bits are packed as 4 bits if groups do not fill whole words.
+
+    Raises ValueError if the group size is neither a multiple of 8 nor the whole row, or if a scale or zero point is not
+    exact in the dtype that the code stores (SCALE_DTYPES, FLOAT_ZERO_DTYPES).
     """
     out, into = weight.values.shape
     part = _GroupedPart(weight)
@@ -95,8 +96,8 @@ def pack_grouped_parts(
     sizes = [_packed_words(library, part) for part in parts]
     header = SEVERAL_HEADER if len(parts) > 1 else 0
     packed = memory.map_tensor(header + sum(sizes), torch.int32, parts[0].device)
-    for part, place in zip(parts, packed[header:].split(sizes), strict=True):
-        part.pack_into(library, place)
+    for part, part_words in zip(parts, packed[header:].split(sizes), strict=True):
+        part.pack_into(library, part_words)
     code, group = parts[0].code, parts[0].group
     if header:
         code, group = SEVERAL, GROUPED_UNIT
@@ -171,24 +172,24 @@ class _PiecewisePart:
     def __init__(self, weight: GroupedPieces):
         self.out = weight.out
         self._pieces: Iterator[GroupedWeight | BlockedWeight] = iter(weight.pieces)
-        self._first = _GroupedPart(next(self._pieces))
-        self.code, self.group, self.into = self._first.code, self._first.group, self._first.into
-        self.device = self._first.device
+        self._first_piece = _GroupedPart(next(self._pieces))
+        self.code, self.group, self.into = self._first_piece.code, self._first_piece.group, self._first_piece.into
+        self.device = self._first_piece.device
 
     def pack_into(self, library: ctypes.CDLL, packed: torch.Tensor) -> None:
         """Pack into int32 [words]."""
         if packed.is_meta:
             return
-        done = done_words = 0
-        for part in chain([self._first], map(_GroupedPart, self._pieces)):
-            assert done % library.grouped_panel() == 0, "a piece begins within a panel"
-            part.pack_into(library, packed[done_words:])
-            done += part.out
-            done_words += _packed_words(library, part)
+        packed_outputs = packed_words = 0
+        for piece in chain([self._first_piece], map(_GroupedPart, self._pieces)):
+            assert packed_outputs % library.grouped_panel() == 0, "a piece begins within a panel"
+            piece.pack_into(library, packed[packed_words:])
+            packed_outputs += piece.out
+            packed_words += _packed_words(library, piece)
 
 
 def _convert_exactly(weight: GroupedWeight, numbers: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return scales or zeros of a weight in another dtype. Raises ValueError if it does not have all of them."""
+    """Return scales or zeros of a weight in another dtype. Raises ValueError if one of them is not exact in it."""
     result = numbers.to(dtype)
     if not torch.equal(result.float(), numbers.float()):
         raise ValueError(f"scales of {weight.code} that {str(dtype).removeprefix('torch.')} does not have")

@@ -1,7 +1,7 @@
 """The compiled kernels: bfloat16 on the CPU.
 
-Each method does the same as the function of that name in ``torch_kernels``, and keeps its promise without limits: the
-bits of a row depend neither on other rows nor on the number of threads. The caller loads the library.
+Each method does the same as the function of that name in ``torch_forms``. The bits of a row depend neither on other
+rows nor on the number of threads, for all sizes. The caller loads the library.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def join_to_panels(parts: Sequence[torch.Tensor], panel: int) -> list[tuple[int,
     """Return the rows of ``parts`` [rows, n] in contiguous pieces, each with the number of its first row.
 
     Each piece begins at a multiple of ``panel`` rows, so it can be packed alone. A part is copied only if it is not
-    contiguous, or if it or the part before it ends elsewhere.
+    contiguous, or if it does not begin and end at such a multiple.
     """
     pieces: list[tuple[int, torch.Tensor]] = []
     waiting: list[torch.Tensor] = []
@@ -99,8 +99,8 @@ class CompiledKernels:
         self._library = library
         self.library_name = Path(library._name).name
         self.level = Path(library._name).stem.rpartition("-")[2]
-        self._panel_outputs = library.packed_size(1, 2) // 2  # outputs that are packed together
-        self.grouped_panel_outputs = library.grouped_panel()  # the same of weights in groups
+        self._panel_outputs = library.packed_size(1, 2) // 2  # outputs of a panel, which are packed together
+        self.grouped_panel_outputs = library.grouped_panel()  # outputs of a panel of weights in groups
 
     def pack_weight(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Bf16Packed:
         """Pack a weight [out, in] of bfloat16 in the layout that ``linear.cpp`` describes."""

@@ -1,4 +1,5 @@
-"""Calls ``layers.cpp``: all layers of a decoder in one call. Python between kernels costs more than some kernels do.
+"""Calls ``layers.cpp``: all layers of a decoder in one call, because Python between two kernels takes longer than some
+kernels.
 
 ``model/networks/decoder.py`` defines the computation kernel by kernel; this gives the same bits.
 """

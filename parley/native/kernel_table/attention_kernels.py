@@ -130,10 +130,10 @@ def plan_attention(
 ) -> AttentionPlan:
     """Plan the attention of a batch. One plan serves all layers of the same page format, head count, window and chunk.
 
-    ``ends``: how far each row sees, the last visible position + 1, int64 [T]: its own position or a later one of its
-    span. None: its own. ``dtype``: of the queries. ``has_slopes``: ``attend`` gets slopes. ``is_window_ahead``:
-    with a window, rows see as many later positions as earlier ones. ``tables``: of the batch, if a plan of it with the
-    same ends has made them before.
+    ``ends`` int64 [T]: the last position that each row attends to, plus 1; it is its own position or a later one of its
+    span. None: its own (causal attention). ``dtype``: of the queries. ``has_slopes``: ``attend`` gets slopes.
+    ``is_window_ahead``: with a window, rows attend to as many later positions as earlier ones. ``tables``: those of the
+    batch, if an earlier plan with the same ends has made them.
     """
     if page_format.tiled:
         return plan_spans(spans, window, ends, chunk=chunk)

@@ -15,17 +15,18 @@ from parley.native.torch_forms import torch_kernels, torch_states
 from parley.native.triton_forms.triton_packed import TritonInt8Packed
 
 
-def _takes_int8(consumer: PackedWeight | None) -> bool:
-    """Whether this layer takes int8 rows, so that the kernel before it can quantize them in the same pass."""
+def _reads_int8(consumer: PackedWeight | None) -> bool:
+    """Whether this layer multiplies int8 rows, so that the kernel before it can quantize them in the same pass."""
     return isinstance(consumer, Int8Packed | TritonInt8Packed | torch_kernels.TorchInt8Packed)
 
 
 def norm_rows(x: torch.Tensor, norm: Norm | None, *, consumer: PackedWeight | None = None) -> Any:
     """Return the norm of rows x [..., hidden], or x itself without a norm.
 
-    If ``consumer``, the only layer that reads the result, takes int8, the result is quantized: ``QuantizedRows``.
+    ``consumer``: the only linear layer that reads the result. If it multiplies int8 rows, the result is quantized:
+    ``QuantizedRows``.
     """
-    return form_for_rows("norm_rows", x).norm_rows(x, norm, int8=_takes_int8(consumer))
+    return form_for_rows("norm_rows", x).norm_rows(x, norm, int8=_reads_int8(consumer))
 
 
 def add_norm(
@@ -43,7 +44,7 @@ def add_norm(
     All are [T, hidden]. ``consumer`` is that of ``norm_rows``.
     """
     result: tuple[Any, torch.Tensor] = form_for_rows("add_norm", x).add_norm(
-        x, residual, norm, after=after, scale=scale, total_scale=total_scale, int8=_takes_int8(consumer)
+        x, residual, norm, after=after, scale=scale, total_scale=total_scale, int8=_reads_int8(consumer)
     )
     return result
 
@@ -59,7 +60,7 @@ def activate(
     """Return activation(gate) * up for rows [T, 2 * width]. ``factors``: ``activation_factors`` of the layer.
     ``consumer`` is that of ``norm_rows``."""
     return form_for_rows("activate", rows).activate(
-        rows, activation, is_gated=is_gated, factors=factors, int8=_takes_int8(consumer)
+        rows, activation, is_gated=is_gated, factors=factors, int8=_reads_int8(consumer)
     )
 
 

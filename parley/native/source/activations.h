@@ -5,7 +5,7 @@
 // Numbered as ACTIVATIONS in native/layer_shape.py.
 enum Activation : int64_t { SILU, GELU_TANH, GELU, RELU, RELU2, CLAMPED_SWIGLU, XIELU };
 
-// In terms of e^x, which saturates as it must: at the far left a finite number is divided by infinity.
+// In terms of e^-x, so that it saturates correctly: for very negative x, a finite number is divided by infinity.
 static inline Vec silu(Vec x) { return x / (1.f + exp(-x)); }
 
 // x * (1 + tanh(u)) / 2 = x / (1 + e^-2u), u = sqrt(2 / pi) * (x + 0.044715 x^3)

@@ -10,7 +10,7 @@
 //   fused     up to FUSED_MAX_ROWS rows: weights are dequantized in registers, again for each tile of rows
 //   unpacked  more rows: a run of a group is dequantized into a buffer that stays in the L1 cache for all tiles
 //
-// On AMX, whose chains are of another order, all numbers of rows take the second path.
+// On AMX, whose chains have another order, the second path computes any number of rows.
 //
 // Where 16-bit integers are multiplied at twice the rate of floats (INT16_PRODUCTS), the chains of integer codes are
 // sums of integers, which are exact. INT16_RUN adjacent pairs of x, or those of a smaller group, are rounded to

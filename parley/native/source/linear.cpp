@@ -39,8 +39,8 @@ void run_gated_gemm(const Pair* x, const Pair* w, const bf16* bias, bf16* y, Sli
 
 }  // namespace
 
-// It is no faster where the registers do not suffice for other work within a gemm; nor with few rows: their gemm
-// waits for memory, which delivers one panel after another faster than panels of two halves.
+// The fused activation is no faster where a gemm leaves no registers for it, nor with few rows: their gemm waits for
+// memory, and reads one sequence of panels faster than panels from two halves of the weight in turn.
 bool is_gate_fused(const Linear& gate_up, int64_t activation, int64_t gated, long rows) {
   return LANES == 16 && gated && is_fused(activation) && gate_up.form != GROUPED && !gate_up.order &&
          gate_up.out % (2 * PANEL) == 0 && rows > TILE_ROWS;

@@ -1,4 +1,4 @@
-// The router of a mixture of experts: which experts compute a row, and how much each counts.
+// The router of a mixture of experts: chooses the experts of each row, and computes their weights.
 //
 // A row's scores are the softmax or the sigmoids of its logits. The experts with the largest scores are chosen, of
 // equal ones those with the lowest numbers; a bias may be added for the choice only. If experts are in groups, the

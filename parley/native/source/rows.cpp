@@ -1,5 +1,5 @@
-// The work on each row between linear layers, in one pass: norms, activations, rotation, and writing to the pages. One
-// thread computes a row in one order, so it depends only on itself.
+// The operators on single rows between linear layers: norms, activations, rotation, and writing to the pages. One
+// thread computes a row in a fixed order, so the bits of a row depend on that row alone.
 #include <algorithm>
 #include <cmath>
 #include <memory>

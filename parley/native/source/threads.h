@@ -17,8 +17,8 @@ template <class F> void run_parallel(long threads, F f) {
 }
 
 // Each thread of a team has a range of consecutive tasks, because they are adjacent in memory. A thread that has
-// finished its range helps with the others. Cores do not run equally fast, least of all while other programs use one of
-// them.
+// finished its range takes tasks of other ranges. Cores do not run equally fast, especially while other programs use
+// one of them.
 class WorkStealing {
   struct alignas(64) ThreadRange {  // aligned, or their counters would share a cache line
     std::atomic<long> next;

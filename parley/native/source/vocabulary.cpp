@@ -1,5 +1,5 @@
-// The largest logits of rows and their ids: one pass over the vocabulary, then a closer look at the few candidates.
-// Also the softmax totals, and masks of tokens that are not allowed.
+// The largest logits of rows and their ids: one pass over the vocabulary finds blocks with candidates, which are then
+// searched. Also softmax totals, and masks of forbidden tokens.
 //
 // NaN counts as the largest number, as in torch. One thread searches a row.
 #include <algorithm>

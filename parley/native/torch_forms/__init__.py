@@ -1,1 +1,1 @@
-"""The kernels in torch: the definition of each one, and the code that runs where no compiled kernel does."""
+"""The kernels in torch operators: they define each kernel, and run where there is no compiled or Triton form."""

@@ -1,21 +1,21 @@
 """Attention over KV pages in torch operators. It runs everywhere, and a row has the same bits in every batch.
 
-This module knows neither sequences nor layers: it sees packed rows, the spans they form, and the pages of one layer.
+This module knows neither sequences nor layers, only packed rows, their spans, and the pages of one layer.
 
-How a row keeps its bits: queries are cut into tiles of one sequence, and tiles of similar size are computed together.
-Nothing that depends on the other rows of a group touches a row's own arithmetic:
+How the bits of a row are independent of the batch: queries are cut into tiles of one sequence, and tiles of similar
+size are computed together. The other rows of such a group do not change the arithmetic of a row:
 
 * A score is one sum over the head dimension, in float32 (scores of real models exceed the resolution of bfloat16).
-* A matrix product always has a multiple of ROW_MULTIPLE rows, because one or two rows, even at the end of many, would
-  run on other kernels.
-* Keys that a row does not see are masked to -inf: exp gives 0, and adding 0 changes no sum. Key ranges start at
-  multiples of VALUE_CHUNK and are padded to multiples of KEY_MULTIPLE, so each key always meets the same vector lane.
+* A matrix product always has a multiple of ROW_MULTIPLE rows, because torch computes one or two rows, even at the end
+  of many, with other kernels.
+* Keys that a row does not attend to are masked to -inf: exp gives 0, and adding 0 changes no sum. Key ranges start at
+  multiples of VALUE_CHUNK and are padded to multiples of KEY_MULTIPLE, so each key is always in the same vector lane.
 * Values are summed in chunks of VALUE_CHUNK absolute positions, chunk after chunk, in float32.
 
 Pages are [pages, 2, kv_heads, BLOCK_SIZE, width], keys before values, or [pages, 1, ...] where values are parts of keys
 (``LayerKV.has_latents``). The last page is never allocated and stays zero.
-It pads page tables, so that another sequence's numbers are never multiplied, not even by zero (0 * NaN is NaN). In int8
-pages the last four bytes of each row are a float32, the scale of its numbers.
+It pads page tables, so that another sequence's keys and values are never multiplied, not even by zero (0 * NaN is NaN).
+In int8 pages the last four bytes of each row are a float32, the scale of its numbers.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from parley.native.layout import LayerKV, Span
 from parley.native.pool import PageFormat, PagePool
 
 TILE_ROWS = 64  # query rows of a tile
-FOLDED_ROWS = 1024  # rows of a tile's products at most, one for each query row and head that shares keys
+FOLDED_ROWS = 1024  # most rows of a tile's products, which have a row for each query row and head that shares keys
 KEY_MULTIPLE = 64  # key ranges are padded to a multiple of this
 VALUE_CHUNK = 512  # keys whose values are summed in one matrix product
 ROW_MULTIPLE = 16  # rows of a matrix product are padded to a multiple of this
@@ -51,7 +51,7 @@ class TileGroup:
     # int64 [sides * S * kv_heads * L / BLOCK_SIZE], rows of the pages as [pages * sides * kv_heads, ...]
     pages: torch.Tensor
     positions: torch.Tensor  # float32 [S, 1, 1, R, 1], of rows, counted from the first key
-    unmasked_keys: int  # number of keys at the beginning that all rows see
+    unmasked_keys: int  # number of keys at the beginning that all rows attend to
     mask: torch.Tensor | None  # float32 [S, 1, 1, R, L - unmasked_keys], 0 or -inf; None if all keys are unmasked
 
 
@@ -63,9 +63,9 @@ class QueryTile:
     count: int
     position: int  # of that row in its sequence
     start: int  # first key position, a multiple of VALUE_CHUNK
-    length: int  # number of keys, up to the last that any of its rows sees
+    length: int  # number of keys, up to the last that any of its rows attends to
     table: list[int]
-    ends: list[int]  # of its rows, as in ``plan_tiles``; empty: each sees itself and earlier ones
+    ends: list[int]  # of its rows, as in ``plan_tiles``; empty: attention is causal
 
 
 def page_format(layer: LayerKV, dtype: torch.dtype) -> PageFormat:
@@ -89,7 +89,7 @@ def plan_tiles(
 ) -> list[TileGroup]:
     """Group a batch's rows into tiles. One plan serves all layers of one shape; ``page_shape`` is that of a page.
 
-    ``ends`` int64 [T]: the position after the last one that a row sees; None: its own.
+    ``ends`` int64 [T]: the last position that a row attends to, plus 1; None: its own position (causal attention).
     """
     sides, kv_heads, _, dim = page_shape
     fold = heads // kv_heads
@@ -251,7 +251,7 @@ def _attend_tiles(
     if sinks is None:
         weights = torch.softmax(scores, -1)
     else:
-        # Sinks go first, in a vector of their own: after the keys, their lane would depend on the padding.
+        # Sinks are summed first, in a vector of their own: after the keys, their lane would depend on the padding.
         sink = scores.new_full((size, kv_heads, fold, rows, KEY_MULTIPLE), float("-inf"))
         sink[..., 0] = sinks.float().view(1, kv_heads, fold, 1)
         weights = torch.softmax(torch.cat((sink, scores), -1), -1)[..., KEY_MULTIPLE:]

@@ -16,8 +16,8 @@ from parley.native.torch_forms.torch_int8 import TorchInt8Packed, TorchRows, qua
 def route(logits: torch.Tensor, bias: torch.Tensor | None, routing: Routing) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the chosen experts of each row, best first, int64 [T, chosen], and their weights float32 [T, chosen].
 
-    ``logits`` float32 [T, experts]; ``bias`` float32 [experts] is added to scores, but only to choose. Of equal scores
-    the one of the lowest number is better. A shared expert's weight comes last, and the logit of it.
+    ``logits`` float32 [T, experts]; ``bias`` float32 [experts] is added to scores for the choice only. Of equal scores,
+    the expert with the lower number is chosen first. The weight of a shared expert comes last, and so does its logit.
     """
     own_logits = logits[:, : routing.experts]
     ids, weights = (_mix_sparsely if routing.margin >= 0 else _choose_best)(own_logits, bias, routing)
@@ -58,7 +58,7 @@ def _mix_sparsely(
 
 
 def _sigmoid(x: torch.Tensor) -> torch.Tensor:
-    """Return sigmoids. torch's own differ in the last bit by an element's place in the tensor."""
+    """Return sigmoids. The last bit of torch's own depends on an element's index in the tensor."""
     return torch.stack((x, torch.zeros_like(x)), -1).softmax(-1)[..., 0]
 
 

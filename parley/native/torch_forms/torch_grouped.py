@@ -45,14 +45,18 @@ ROUNDING_PORTION = 1 << 18  # numbers rounded at a time, so that intermediate te
 class GroupedWeight(NamedTuple):
     """A weight [out, in] as scale * (value - zero), with one scale and zero per output and group of columns.
 
-    ``values`` uint8 [out, in] are bits. Their ``code`` is "int2", "int3", "int4" or "int8", integers of so many bits
-    with ``zeros`` uint8 [out, groups] of the same range; or without zeros "e4m3", float8_e4m3fn, "q4_0" or "q8_0",
-    integers less their CODE_MIDDLES, or "e2m1", "iq4_nl", "nf4" or "fp4", which number the CODE_NUMBERS. The
-    FLOAT_ZERO_DTYPES are codes of integers with zeros that are floats [out, groups] of that dtype; SHIFTED_CODES add
-    these: scale * (value - 8) + zero, or scale * value + zero. ``scales`` [out, groups] are floats; ``out_scales``
-    [out], if any, are multiplied by them.
-    Group g has columns g * group to (g + 1) * group; the last may have fewer. ``order`` int64 [in]: column i belongs
-    to number ``order[i]`` of a row; None means the same order.
+    ``values`` uint8 [out, in] are the bits of a ``code``:
+
+    * "int2", "int3", "int4" and "int8": unsigned integers, with ``zeros`` uint8 [out, groups] of the same range;
+    * "q4_0" and "q8_0": integers minus their CODE_MIDDLES, without zeros;
+    * "e4m3": float8_e4m3fn, without zeros;
+    * "e2m1", "iq4_nl", "nf4" and "fp4": indices into CODE_NUMBERS, without zeros;
+    * those of FLOAT_ZERO_DTYPES: integers, with ``zeros`` [out, groups] that are floats of that dtype. SHIFTED_CODES
+      add the zero: scale * (value - 8) + zero, or scale * value + zero.
+
+    ``scales`` [out, groups] are floats; ``out_scales`` [out], if any, multiply them. Group g has columns g * group to
+    (g + 1) * group; the last may have fewer. ``order`` int64 [in]: column i is multiplied by number ``order[i]`` of a
+    row; None: by number i.
     """
 
     values: torch.Tensor

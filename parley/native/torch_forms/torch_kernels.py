@@ -1,8 +1,9 @@
 """Linear layers, norms and element-wise kernels in torch operators.
 
-Each has the signature of the compiled kernel of the same name, and the same promise: in bfloat16, a row's result has
-the same bits in every batch. The oneDNN linear keeps it up to an inner dimension of 1024; beyond that, oneDNN splits
-the sum depending on the number of rows. With AMX it does so for smaller ones, too, and gets blocks of equal size.
+Each has the signature of the compiled kernel of the same name, and the same guarantee: in bfloat16, a row's result has
+the same bits in every batch. For oneDNN's linear layers this is true up to an inner dimension of 1024; beyond that,
+oneDNN splits the sum depending on the number of rows. With AMX it does so for smaller ones too, so there it gets blocks
+with an equal number of rows.
 """
 
 from __future__ import annotations
@@ -216,8 +217,8 @@ def _clamped_gate(gate: torch.Tensor) -> torch.Tensor:
 
 
 def _xielu(x: torch.Tensor, factors: Sequence[float]) -> torch.Tensor:
-    """Return positive * x² above 0 and negative * (e^x - 1 - x) below, plus linear * x, with these ``factors``. Through
-    float64: the bits of float32's exponential function depend on a number's place."""
+    """Return positive * x² above 0 and negative * (e^x - 1 - x) below, plus linear * x, with these ``factors``.
+    Computed in float64, because the bits of float32's exponential function depend on a number's index in the tensor."""
     positive, negative, linear = factors
     wide = x.double()
     curve = torch.where(wide > 0, positive * wide.square(), negative * (wide.clamp_max(0).expm1() - wide))

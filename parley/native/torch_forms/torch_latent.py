@@ -1,8 +1,9 @@
-"""Multi-head latent attention (MLA, arXiv 2405.04434) in torch operators: all but the attention over pages.
+"""Multi-head latent attention (MLA, arXiv 2405.04434) in torch operators: everything but the attention over pages.
 
-Keys and values of a head are never computed (the absorbed form). A query is made into one that is multiplied by
-latents, and attention gives a sum of latents for each head, which is then made into a value. In long prompts, computing
-keys and values would be faster, but it rounds differently: a token's bits would depend on the step that computed it.
+Keys and values of a head are never computed (the absorbed form). Queries are projected so that they can be multiplied
+by latents; attention gives a sum of latents for each head, which is then projected to a value. In long prompts,
+computing keys and values would be faster, but it rounds differently: a token's bits would depend on the step that
+computed it.
 """
 
 from __future__ import annotations

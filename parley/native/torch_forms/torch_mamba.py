@@ -1,6 +1,6 @@
 """Mamba 2 (arXiv 2405.21060) in torch operators: the definition of the kernel, and its implementation without it.
 
-``spans`` and ``states`` are those of ``torch_states``, and bits depend on as little.
+``spans`` and ``states`` are those of ``torch_states``, and bits are as independent of batches and steps.
 """
 
 from __future__ import annotations

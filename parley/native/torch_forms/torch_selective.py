@@ -1,7 +1,7 @@
 """Mamba 1 (arXiv 2312.00752) in torch operators: the definition of the kernels, and their implementation without them.
 
-Between the two functions, a layer's own linear layers make steps, B and C of each token from its convolved channels.
-``spans`` are those of ``torch_states``, and bits depend on as little.
+Between the two functions, linear layers compute the steps, B and C of each token from its convolved channels. ``spans``
+are those of ``torch_states``, and bits are as independent of batches and steps.
 """
 
 from __future__ import annotations

@@ -52,8 +52,8 @@ def convolve_rows(rows: torch.Tensor, tail: torch.Tensor, weights: StateWeights)
 
 
 def silu(x: torch.Tensor) -> torch.Tensor:
-    """Return x * sigmoid(x) of float32 numbers. Through float64: torch's exponential function in float32 has other bits
-    at the end of a vector."""
+    """Return x * sigmoid(x) of float32 numbers. Computed in float64, because the bits of torch's exponential function
+    in float32 differ at the end of a vector."""
     wide = x.double()
     return (wide * wide.sigmoid()).float()
 
@@ -108,18 +108,23 @@ def scale_to_unit(heads: torch.Tensor) -> torch.Tensor:
 
 
 def apply_delta_rule(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, kept: torch.Tensor, strength: torch.Tensor, state: torch.Tensor
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    decay_factors: torch.Tensor,
+    strength: torch.Tensor,
+    state: torch.Tensor,
 ) -> torch.Tensor:
     """Return the outputs of tokens with these queries and keys [T, heads, key_dim] and values [T, heads, value_dim]:
     float32 [T, heads, value_dim]; advance the ``state`` [heads, key_dim, value_dim].
 
-    ``kept``: the share of the state that each token keeps, [T, heads, 1 or key_dim, 1]. ``strength`` [T, heads, 1]: of
-    its change.
+    ``decay_factors`` [T, heads, 1 or key_dim, 1]: the factor of the state before each token's change. ``strength`` [T,
+    heads, 1]: the factor of that change.
     """
     q, k = q[..., None], k[..., None]
     outputs = torch.empty_like(v)
     for t in range(len(v)):
-        state *= kept[t]
+        state *= decay_factors[t]
         change = (v[t] - (state * k[t]).sum(1)) * strength[t]
         state += k[t] * change[:, None]
         outputs[t] = (state * q[t]).sum(1)
@@ -135,12 +140,12 @@ def scan_kimi_delta(
     and the gates z of the outputs. Queries, keys and values pass the convolution and SiLU. With q and k divided by
     their L2 norms, and q by sqrt(dim), a head's state S [dim, dim] and output o become
 
-        kept = exp(decay * softplus(f + step_bias))
-        S = kept S, each row by its own number
+        a = exp(decay * softplus(f + step_bias))
+        S = a S, each row of S times its own number
         S = S + k (sigmoid(b) * (v - k S))
         o = norm(q S) * sigmoid(z)
 
-    With a ``lower_bound``, kept = exp(lower_bound * sigmoid(-decay * (f + step_bias))).
+    With a ``lower_bound``, a = exp(lower_bound * sigmoid(-decay * (f + step_bias))).
     """
     assert weights.norm is not None
     out = rows.new_empty(len(rows), shape.inner)
@@ -149,17 +154,17 @@ def scan_kimi_delta(
         inputs, b, f, z = rows[span.rows].float().split(shape.row_sizes, 1)
         active = silu(convolve_rows(inputs, tail.view(-1, shape.channels), weights))
         q, k, v = (part.unflatten(1, (shape.heads, -1)) for part in active.chunk(3, 1))
-        kept = _kept_shares(f, weights, shape)[..., None]
+        decay_factors = _decay_factors(f, weights, shape)[..., None]
         strength = b.double().sigmoid().float()[..., None]
         q, k, state = scale_to_unit(q) / shape.dim**0.5, scale_to_unit(k), state.view(shape.heads, shape.dim, -1)
-        heads_out = apply_delta_rule(q, k, v, kept, strength, state)
+        heads_out = apply_delta_rule(q, k, v, decay_factors, strength, state)
         normed = F.rms_norm(heads_out, (shape.dim,), None, weights.norm.eps).flatten(1) * weights.norm.weight
         out[span.rows] = (normed * z.double().sigmoid().float()).to(rows.dtype)
     return out
 
 
-def _kept_shares(numbers: torch.Tensor, weights: StateWeights, shape: KimiDeltaShape) -> torch.Tensor:
-    """Return the share of each row of each head's state that a token keeps: float32 [T, heads, dim]."""
+def _decay_factors(numbers: torch.Tensor, weights: StateWeights, shape: KimiDeltaShape) -> torch.Tensor:
+    """Return the factor of each row of each head's state before a token's change: float32 [T, heads, dim]."""
     assert weights.decay is not None and weights.step_bias is not None
     steps = (numbers.double() + weights.step_bias.double()).unflatten(1, (shape.heads, -1))
     decay = weights.decay.double()[:, None]

@@ -15,8 +15,8 @@ import torch
 ARGMAX_BLOCK = 32  # tokens per block; the maxima of blocks show where the best tokens are
 
 WEIGHT_SCALE = 2.0**40  # a vocabulary of up to 2^22 tokens sums without overflow
-ZERO_WEIGHT_BELOW = -64.0  # anything below weighs 0; exp(-inf) takes several times longer
-PORTION_CELLS = 1 << 18  # logits weighed at once: bounds memory, and fits in the CPU cache
+ZERO_WEIGHT_BELOW = -64.0  # lower numbers have weight 0, and are raised to this, as exp(-inf) is several times slower
+PORTION_CELLS = 1 << 18  # logits whose weights are computed at once: bounds memory, and fits in the CPU cache
 
 
 def argmax(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,4 +1,4 @@
-"""Attention over KV pages on a GPU: one computation for prompts, chunks of prompts and single tokens.
+"""Attention over KV pages on a GPU: one computation for prefill, chunked prefill and decode.
 
 Keys are cut at multiples of CHUNK *absolute* positions. A chunk is reduced to a partial result: the largest score of
 each row, the sum of its weights, and its weighted sum of values. Partial results are merged in the order of positions
@@ -7,11 +7,11 @@ chunk gets a program of its own, and a second kernel merges them, so that the wh
 
 How the bits of a row are independent of the rest of the batch:
 
-* Within a chunk, keys come in pages of 16, in order. A page or chunk that is hidden from a row multiplies its sums by 1
-  and adds 0, so it does not matter which of them the other rows of the tile need.
-* Tiles have 16 or 32 rows, so that products run on the same instruction of the tensor cores for both (``mma.sync``),
-  and each element is the same chain of these. Sums of weights are a product with ones, because the order of a plain sum
-  would depend on the layout of the tile. Maxima are exact in any order.
+* Within a chunk, keys are read in pages of 16, in order. A page or chunk that is masked for a row multiplies its sums
+  by 1 and adds 0, so it does not matter which of them the other rows of the tile need.
+* Tiles have 16 or 32 rows; for both, products use the same instruction of the tensor cores (``mma.sync``), and each
+  element is the same chain of such instructions. Sums of weights are computed as a product with ones, because the order
+  of a plain sum would depend on the layout of the tile. Maxima are exact in any order.
 * ``enable_fp_fusion`` is off: a multiplication that is fused with an addition in one kernel and not in the other would
   be rounded differently.
 
@@ -101,7 +101,7 @@ def _score_keys(
     cap: tl.tensor,
     shape: tl.constexpr,
 ) -> tl.tensor:
-    """Return the scores of products [rows, 16] in powers of two, -inf where a row does not see the key."""
+    """Return the scores of products [rows, 16] in units of log2, -inf where a row does not attend to the key."""
     scores = products * scale
     if shape.is_int8:
         scores *= key_scales[None, :]

@@ -6,9 +6,9 @@ device and in order, and cut into tiles of one expert each. A tile multiplies as
 the weight's format, and stores the results of a pair at the pair's number. Finally each row adds up its experts'
 results in the order in which they were chosen. So a row's bits do not depend on the tiles of its pairs.
 
-The host never learns how many pairs an expert has, so all of this can be recorded in a graph. The grid has room for the
-most tiles that there may be: expert e, whose pairs begin at place s, has the tiles from s // rows + e on. Up to
-FEW_PAIRS pairs are not sorted: each is a tile of its own.
+The host never reads how many pairs an expert has, so all of this can be recorded in a CUDA graph. The grid has the
+largest number of tiles that may be needed: expert e, whose sorted pairs begin at index s, has the tiles from s // rows
++ e on. Up to FEW_PAIRS pairs are not sorted: each is a tile of its own.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ FEW_PAIRS = 16
 TILE_ROWS = (16, 32, 64)  # pairs of a tile; each format of weights has tiles of these sizes
 SORT_BLOCK = 1024  # pairs that a program of the sorting kernel reads at once
 SUM_BLOCK = 1024  # columns of a program that adds up the experts of a row
-TILE_FIELDS = tl.constexpr(3)  # expert, first place, the place after the last
+TILE_FIELDS = tl.constexpr(3)  # expert, index of the first pair, index after the last
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,8 @@ def _multiply_outputs(
     outs: tl.tensor,
     shape: tl.constexpr,
 ) -> tl.tensor:
-    """Return what a linear layer with the expert's weight gives for these rows and outputs: float32 [outs, rows]."""
+    """Return the results of a linear layer with the expert's weight for these rows and outputs: float32 [outs,
+    rows]."""
     if shape.format == "plain":
         total = multiply_tile(columns, is_pair, weight, outs, shape.product)
     elif shape.format == "int8":

@@ -1,9 +1,9 @@
 """Linear layers on a GPU: the product of rows and a weight, with inner dimensions added up in order.
 
-The weight's rows are the rows of the product (out^T = W x^T), so that a few tokens fill a tile of the tensor cores.
-A program computes a tile of outputs and tokens over the whole inner dimension, in blocks and in order: never a part of
-it (split-K), which is why cuBLAS may give a row other bits in another batch. So an element is one chain of the
-instruction ``mma.sync`` for all sizes of the tile.
+The weight's rows are the rows of the product (out^T = W x^T), so that a few tokens fill a tile of the tensor cores. A
+program computes a tile of outputs and tokens over the whole inner dimension, in blocks and in order. It never divides
+the inner dimension among programs (split-K), as cuBLAS may do, which then gives a row other bits in another batch. So
+an element is one chain of the instruction ``mma.sync`` for all sizes of the tile.
 
 ``Tile.outs`` is below 64 for this reason: from there on Triton uses the instructions for groups of warps (wgmma on 9.0,
 tcgen05 on 10.0), and only a GPU can show whether they round alike.

@@ -103,7 +103,7 @@ def _launch(
     scale: float,
     total_scale: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the norm and the sum, both [T, width]; where there is none, a tensor without meaning."""
+    """Return the norm and the sum, both [T, width]; an arbitrary tensor in place of one that is not computed."""
     rows, width = x.shape
     shape = NormShape(
         width=width,
@@ -130,7 +130,7 @@ def _launch(
 
 
 def _norm_inputs(norm: Norm | None, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, float]:
-    """Return weight, bias and eps of a norm; where there is none, any tensor, which is not read."""
+    """Return weight, bias and eps of a norm; without one, arbitrary tensors, which are not read."""
     if norm is None:
         return x, x, 1.0
     return norm.weight, x if norm.bias is None else norm.bias, norm.eps

@@ -1,5 +1,5 @@
-// Causal attention of query rows over pages of keys and values: decode, prefill chunks, and mixtures of both. Rows may
-// also see later tokens of their sequence, such as those of the same picture.
+// Causal attention of query rows over pages of keys and values: decodes, prefill chunks, and both in one batch. Rows
+// may also attend to later tokens of their sequence, such as those of the same picture.
 //
 // Work is divided into units: up to UNIT_ROWS query rows (token and head) of one sequence that share a KV head. A unit
 // reads its keys in blocks of absolute positions with an online softmax (flash_attention.h). If one unit would delay
@@ -42,7 +42,7 @@ void merge(PartialResult whole, PartialResult part) {
   }
 }
 
-// Writes the result of rows that have seen all of their keys.
+// Writes the result of rows whose keys have all been processed.
 void write_result(const Problem& problem, const Task& task, PartialResult whole) {
   long left = problem.layout.value_dim;
   for (long r = 0; r < task.all_rows(); r++) {
@@ -118,7 +118,7 @@ struct TaskPlan {
              unit.begin / SEGMENT_KEYS != (unit.end - 1) / SEGMENT_KEYS;
     };
     auto segments = [](const Task& unit) { return (unit.end - 1) / SEGMENT_KEYS - unit.begin / SEGMENT_KEYS + 1; };
-    // The number of KV heads of a task: as many as fit the workspace, but each thread shall get two tasks or more.
+    // The number of KV heads of a task: as many as fit the workspace, but few enough for two tasks per thread or more.
     auto count_heads = [&](const Task& unit) {
       long cost_of_head = cost(unit) / (split(unit) ? segments(unit) : 1);
       long count = std::min(heads, UNIT_ROWS / unit.rows);

@@ -4,7 +4,7 @@
 //
 //   compute_scores  scores [rows][KEY_BLOCK] = queries * keys
 //   adjust_scores   scales, caps and masks them, if that is needed
-//   rescale         raises the running maximum of each row, and multiplies what was summed before by 2^(old - new)
+//   rescale         raises the running maximum of each row, and multiplies its sums so far by 2^(old - new)
 //   SoftmaxStage    weights = 2^(score - maximum), in bf16, while the scores of the next tile are computed (softmax.h)
 //   sum_values      out [rows][value_dim] += weights * values
 //
@@ -42,13 +42,13 @@ struct Problem {
   long heads, window, chunk;
   float scale, softcap;
 
-  // The first position that a token at this one sees.
+  // The first position that a token at `position` attends to.
   long start(long position) const {
     long first = chunk > 0 ? position / chunk * chunk : 0;
     return window > 0 ? std::max(first, position + 1 - window) : first;
   }
 
-  // The number of tokens that a token of the span sees.
+  // The position after the last one that a token of the span attends to.
   long end(const Span& span, long token) const {
     long after = span.length - span.count + token + 1;  // of the token itself
     return ends ? std::clamp(ends[span.first + token], after, span.length) : after;
