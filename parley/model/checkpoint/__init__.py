@@ -1,1 +1,1 @@
-"""Reads checkpoint files: safetensors, quantization formats and how each weight is stored."""
+"""Reads checkpoint files: safetensors and GGUF, and the storage format of each weight."""

@@ -1,8 +1,8 @@
 """Reads checkpoints of BitNet b1.58 (arXiv 2402.17764) as Transformers packs them: linear weights of -1, 0 and 1.
 
-``weight`` uint8 [out / 4, in] has four numbers in a byte, each plus one: those of output r in the lowest bits, then of
-r + out / 4 and so on. ``weight_scale``, one number, divides them, or multiplies them if the config's ``linear_class``
-is autobitlinear. Only weights count: activations keep the dtype of the model.
+``weight`` uint8 [out / 4, in] has four numbers in a byte, each plus one: that of output r in the lowest bits, then
+those of r + out / 4 and so on. ``weight_scale``, one number, divides them, or multiplies them if the config's
+``linear_class`` is autobitlinear. Only weights are quantized: activations keep the dtype of the model.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from parley.model.checkpoint.files import Checkpoint, LoadError
 from parley.model.checkpoint.weights import GroupedLinearWeight, LinearSpec, LinearWeight
 from parley.native import GroupedWeight
 
-IN_BYTE = 4  # numbers
-# The values of fields; an absent field has the first
+IN_BYTE = 4  # numbers in a byte
+# The supported values of config fields; an absent field has the first
 FIELDS: dict[str, tuple[Any, ...]] = {
     "linear_class": ("bitlinear", "autobitlinear"),
     "quantization_mode": ("offline",),

@@ -1,4 +1,4 @@
-"""Reads checkpoints of bitsandbytes: 4 bits that number a table (nf4, fp4), or int8 with a scale for each output.
+"""Reads checkpoints of bitsandbytes: 4-bit indices into a table (nf4, fp4), or int8 with a scale for each output.
 
 nf4 and fp4: ``weight`` uint8 [numbers / 2, 1] has two numbers in a byte, the first in the high bits, of a weight
 [out, in] read row by row; ``weight.absmax`` has the scale of each ``blocksize`` of them. Scales may be quantized as
@@ -41,7 +41,7 @@ class QuantState:
 
 
 class BitsAndBytesFormat:
-    """The format of a quantised linear layer, which its tensors tell: nf4, fp4 or int8."""
+    """The format of a quantized linear layer: nf4, fp4 or int8, depending on which tensors it has."""
 
     def tensor_names(self, checkpoint: Checkpoint, linear: LinearSpec) -> list[str]:
         """Return the names of the weight and of all that describes it."""

@@ -4,9 +4,9 @@ The config's groups select layers by name, pattern or class; ``ignore`` lists th
 int-quantized: ``weight`` int8 [out, in]. float-quantized and mxfp8: ``fp8.py``. nvfp4 and mxfp4: ``fp4.py``.
 pack-quantized: ``weight_packed`` int32, numbers of 2 to 8 bits along the inputs, first in the lowest bits. All have
 ``weight_scale``: one scale, [out, 1] or [out, groups]; asymmetric ones ``weight_zero_point``, of the same shape or
-packed along the outputs; reordered ones ``weight_g_idx`` [in], the group of each input. int8 weights with dynamic int8
-activations (W8A8) are computed with these; of all others only the weights count, and activations keep the dtype of the
-model. Other schemes of the format are refused with the name of the differing field.
+packed along the outputs; reordered ones ``weight_g_idx`` [in], the group of each input. Only in the scheme of int8
+weights with dynamic int8 activations (W8A8) are activations quantized; in all others they keep the dtype of the model.
+Other schemes of the format are refused with the name of the differing field.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ class IntegerFormat:
         return unpack_rows(stored.t().contiguous(), len(scales), self.bits).t().contiguous()
 
     def _scale_shape(self, checkpoint: Checkpoint, linear: LinearSpec, name: str) -> tuple[int, ...]:
-        """Return the shape that the scales must have; of those that mean the same, the one in the file."""
+        """Return the shape that the scales must have; if several shapes mean the same, the one in the file."""
         rows, groups = 1 if self.one_scale else linear.out_features, count_groups(self.group, linear.in_features)
         shapes: list[tuple[int, ...]] = [(rows, groups)]
         if groups == 1:

@@ -1,8 +1,8 @@
 """Reads a model folder in Hugging Face format: config.json and safetensors or GGUF, nothing else and never pickle.
 
-Files are mapped unless the caller asks for reads: a tensor is a view of the file until it is copied, or a copy if it
-begins within a number, as in files of MLX. This module must not know the meaning of a tensor. Every error message names
-the faulty file or tensor.
+Files are mapped unless the caller wants them read: a tensor is a view of the file until it is copied. If its data are
+not aligned to its dtype, as in files of MLX, it is a copy. This module does not know the meaning of a tensor. Every
+error message names the faulty file or tensor.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ SAFETENSORS_DTYPES = {
     "I32": torch.int32,
     "U32": torch.uint32,
 }
-# A weight of one of these means nothing without the scales that a config names.
+# A weight of one of these dtypes cannot be used without the scales that the config's format defines.
 SCALED_DTYPES = (torch.float8_e4m3fn, torch.float8_e5m2)
 MAX_HEADER_BYTES = 100_000_000  # bytes; the format's own limit
-# Members of config.json that say how many parts a model has, with any prefix or suffix, and the most of them
+# Members of config.json with numbers of parts of a model, with any prefix or suffix; and the largest allowed number
 PART_COUNT = re.compile(r"(?:^|_)(?:n|num|decoder|encoder)_(?:\w+_)?(?:layers?|heads?|experts?|blocks?)(?:_|$)")
 MAX_PARTS = 1 << 16
-MAX_COUNT_NAME = 100  # characters of such a member's name; to search longer ones could take hours
+MAX_COUNT_NAME = 100  # most characters of such a member's name; a search in much longer names could take hours
 LAYER_COUNTS = ("num_hidden_layers", "num_layers", "n_layers", "n_layer")
 
 
@@ -92,8 +92,8 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def _check_part_counts(config: dict[str, Any]) -> None:
-    """Raise LoadError if a config claims more parts than any model has, because work is planned for each of them, or
-    a number of layers below 0."""
+    """Raise LoadError if a config claims more parts than any model has, because the loader iterates over them, or a
+    negative number of layers."""
     pending = [config]
     while pending:
         for name, value in pending.pop().items():
@@ -272,9 +272,9 @@ class Checkpoint:
     def _check_entry(self, name: str, entry: TensorEntry, shape: tuple[int, ...], dtype: torch.dtype | None) -> None:
         """Raise LoadError unless an entry has this shape and dtype; None: any plain floating-point dtype."""
         if entry.dtype != dtype and (dtype or not self.has_plain_numbers(name)):
-            held = entry.blocks.name if entry.blocks else str(entry.dtype).removeprefix("torch.")
-            wanted = str(dtype or "floating numbers").removeprefix("torch.")
-            raise LoadError(f"Tensor {name} holds {held}; the config asks for {wanted}.")
+            stored = entry.blocks.name if entry.blocks else str(entry.dtype).removeprefix("torch.")
+            expected = str(dtype or "floating numbers").removeprefix("torch.")
+            raise LoadError(f"Tensor {name} holds {stored}; the config asks for {expected}.")
         if entry.shape != shape:
             raise LoadError(f"Tensor {name} has shape {list(entry.shape)}; the config asks for {list(shape)}.")
         if not math.prod(shape):

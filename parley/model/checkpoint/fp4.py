@@ -2,8 +2,7 @@
 
 Two numbers are in a byte along the inputs, the first in the low bits: uint8 [out, in / 2]. Each 16 inputs of an output
 (NVFP4) share a scale of float8_e4m3fn [out, in / 16], and the whole weight is divided by one of float32; each 32
-(MXFP4) share a scale of two to the power of byte - 127, [out, in / 32]. Only weights count: activations keep the dtype
-of the model.
+(MXFP4) share a scale of two to the power of byte - 127, [out, in / 32]. Activations keep the dtype of the model.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ class Fp4Format:
 
     @property
     def has_global_scale(self) -> bool:
-        """Whether the weight is divided by a scale of its own besides."""
+        """Whether the whole weight is also divided by a single scale."""
         return self.group == NVFP4_GROUP
 
     def tensor_names(self, checkpoint: Checkpoint, linear: LinearSpec) -> list[str]:

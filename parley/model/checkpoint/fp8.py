@@ -3,8 +3,8 @@
 A quantized layer has ``weight`` float8_e4m3fn [out, in] and scales that the weight is multiplied by: one, one for each
 output, or one for each block, [ceil(out / block_out), ceil(in / block_in)]. Their tensor is ``weight_scale``, or
 ``weight_scale_inv`` in the format of DeepSeek. Scales of uint8 (MXFP8: blocks of 1 x 32) are exponents: a byte means 2
-to the power of byte - 127. Only weights count: activations stay in the dtype of the model, so
-``input_scale`` and the like are not read, and results are closer to the original model than with 8-bit activations.
+to the power of byte - 127. Activations stay in the dtype of the model, so ``input_scale`` and the like are not read,
+and results are closer to the original model than with 8-bit activations.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Fp8Format:
         return read_fp8(values, scales, self.block, f"{linear.name}.weight")
 
     def _scale_shape(self, checkpoint: Checkpoint, linear: LinearSpec, name: str) -> tuple[int, ...]:
-        """Return the shape that the scales must have; of those that mean the same, the one in the file."""
+        """Return the shape that the scales must have; if several shapes mean the same, the one in the file."""
         if self.block is not None:
             return -(-linear.out_features // self.block[0]), -(-linear.in_features // self.block[1])
         shapes = ((), (1,), (1, 1), (linear.out_features,), (linear.out_features, 1))

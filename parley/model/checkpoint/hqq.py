@@ -37,7 +37,7 @@ class HqqSizes(NamedTuple):
 
 
 class HqqFormat:
-    """The format of a quantised linear layer of HQQ."""
+    """The format of a quantized linear layer of HQQ."""
 
     def tensor_names(self, checkpoint: Checkpoint, linear: LinearSpec) -> list[str]:
         """Return the names of the weight and of all that describes it."""
@@ -53,8 +53,8 @@ class HqqFormat:
         rows, dtype = -(-groups // NUMBERS_IN_WORD[sizes.bits]), torch.int32 if sizes.bits == 3 else torch.uint8
         scales = checkpoint.view_tensor(names[1], groups, 1)
         if scales.dtype not in ZERO_CODES:
-            held = str(scales.dtype).removeprefix("torch.")
-            raise LoadError(f"Tensor {names[1]} holds {held}; only float16 and bfloat16 are supported.")
+            dtype_name = str(scales.dtype).removeprefix("torch.")
+            raise LoadError(f"Tensor {names[1]} holds {dtype_name}; only float16 and bfloat16 are supported.")
         return [
             checkpoint.view_tensor(names[0], rows, sizes.group, dtype=dtype),
             scales,

@@ -1,8 +1,8 @@
 """Reads folders that converters for MLX, Apple's framework, write (mlx-lm, mlx-vlm).
 
 A quantized weight [out, in] has ``weight`` uint32 [out, in * bits / 32]: numbers along the inputs as one stream of
-bits, first in the lowest. What they mean follows from the other tensors. The config names the bits and groups of all
-layers, and lists those that have others; a weight with none of them is damaged.
+bits, the first number in the lowest bits. The other tensors of the weight decide what the bits mean. The config gives
+bits and group size for all layers, and lists layers with other values; a weight with different values is damaged.
 
 * affine: ``scales`` and ``biases`` [out, in / group], float16 or bfloat16; a number is scale * integer + bias.
   Integers have 1 to 8 bits.
@@ -38,7 +38,7 @@ MODES = ("affine", "mxfp4", "mxfp8", "nvfp4")
 MOST_BITS = 8
 Pairs = frozenset[tuple[int, int]]  # bits and group
 FLOAT_MODES = {(4, MXFP4_GROUP), (8, MXFP8_BLOCK[1]), (4, NVFP4_GROUP)}
-UNPACKED_AT_ONCE = 1 << 22  # numbers; bounds the intermediates
+UNPACKED_AT_ONCE = 1 << 22  # numbers unpacked at a time; bounds the memory of intermediates
 HEAD_PARTS = ("embed_q", "unembed_out")
 MLX_FIELDS = "bits", "group_size"
 
@@ -78,9 +78,9 @@ class MlxRows:
 
     def decode_into(self, target: torch.Tensor) -> torch.Tensor:
         """Write the numbers to ``target`` [out, into], rounded to its dtype, and return it."""
-        for first in range(0, len(self.words), step := max(1, UNPACKED_AT_ONCE // self.in_features)):
-            some = torch.arange(first, min(first + step, len(self.words)), device=self.words.device)
-            target[first : first + step] = self.select_outputs(some).to_weight().to_float()
+        for start in range(0, len(self.words), step := max(1, UNPACKED_AT_ONCE // self.in_features)):
+            outputs = torch.arange(start, min(start + step, len(self.words)), device=self.words.device)
+            target[start : start + step] = self.select_outputs(outputs).to_weight().to_float()
         return target
 
     def to_weight(self) -> GroupedLinearWeight:
@@ -104,13 +104,13 @@ class MlxRows:
         """Return the integers, uint8 [out, into]."""
         if 8 % self.bits == 0:
             return unpack_rows(self.words, self.in_features, self.bits)
-        rows = self.words.split(max(1, UNPACKED_AT_ONCE // self.in_features))
-        return torch.cat([unpack_crossing(some, self.in_features, self.bits) for some in rows])
+        batches = self.words.split(max(1, UNPACKED_AT_ONCE // self.in_features))
+        return torch.cat([unpack_crossing(words, self.in_features, self.bits) for words in batches])
 
 
 @dataclass(frozen=True)
 class MlxFormat:
-    """The format of a quantized linear layer or embedding. ``pairs``: bits and groups that the config names."""
+    """The format of a quantized linear layer or embedding. ``pairs``: bits and group sizes in the config."""
 
     pairs: Pairs
 
@@ -262,8 +262,8 @@ def _view_parts(
         return [viewed_words, view(scales, groups[0], torch.uint8)]
     viewed_scales = view(scales, groups[0])
     if viewed_scales.dtype not in ZERO_CODES:
-        held = str(viewed_scales.dtype).removeprefix("torch.")
-        raise LoadError(f"Tensor {scales} holds {held}; only float16 and bfloat16 are supported.")
+        dtype_name = str(viewed_scales.dtype).removeprefix("torch.")
+        raise LoadError(f"Tensor {scales} holds {dtype_name}; only float16 and bfloat16 are supported.")
     return [viewed_words, viewed_scales, view(biases[0], groups[0], viewed_scales.dtype)]
 
 
@@ -308,9 +308,9 @@ def read_mlx_config(section: dict[str, Any]) -> Callable[[str], MlxFormat]:
 
 
 def has_mlx_layout(checkpoint: Checkpoint) -> bool:
-    """Whether tensors are laid out as MLX does it: convolutions are [channels, size, 1], and not [channels, 1, size].
+    """Whether tensors have MLX's layout: convolutions are [channels, size, 1] instead of [channels, 1, size].
 
-    The header says it of checkpoints without such convolutions.
+    For checkpoints without such convolutions, the header of the file decides.
     """
     for name in checkpoint.tensor_names:
         if name.endswith("conv1d.weight") and len(shape := checkpoint.tensor_shape(name)) == 3:

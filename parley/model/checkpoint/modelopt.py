@@ -25,7 +25,7 @@ ALGORITHMS = ("FP8", "FP8_PER_CHANNEL_PER_TOKEN", "MXFP8", "NVFP4", "W4A16_NVFP4
 
 
 class ModelOptFormat(Fp8Format):
-    """The format of a linear layer, which its tensors tell: FP8, MXFP8 or NVFP4."""
+    """The format of a linear layer: FP8, MXFP8 or NVFP4, depending on which tensors it has."""
 
     def tensor_names(self, checkpoint: Checkpoint, linear: LinearSpec) -> list[str]:
         """Return the names of the weight, its scales, and of the scales of activations that the file has."""

@@ -1,11 +1,12 @@
 """Regular expressions in the quantization configs of checkpoints, matched against the names of layers.
 
-Python's ``re`` tries one way after another, which for some patterns takes longer than anybody waits, such as those that
-repeat repetitions. For these, all ways are followed at once: for each part of the pattern and place in
-the name it is computed once where the part can end. That tells whether a name matches, and is all that configs need.
-There, parts that depend on what others matched (references to groups, possessive repetitions) and flags are not read.
+Python's ``re`` backtracks: it tries one match after another, which takes exponential time for some patterns, such as
+nested repetitions. For these, this module follows all possible matches at once: for each part of the pattern and each
+index in the name, it computes once where the part can end. That decides whether a name matches, which is all that
+configs need. Such patterns must not have parts that depend on what others matched (references to groups, possessive
+repetitions) or flags.
 
-Configs may name each layer of a model, so what is a name and no pattern is looked up instead of tried.
+Configs may list every layer of a model, so an entry that is a plain name is looked up in a dictionary.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from typing import Any, Generic, TypeVar
 MAX_PATTERN = 4096  # characters
 MAX_DEPTH = 40  # groups within groups
 USUAL_NAME = 64  # characters
-QUICK_TIMES = 8  # repetitions of what has several ways, at most
-MOST_WAYS = 1e6  # patterns with at most so many ways to match such a name are left to ``re``
+QUICK_TIMES = 8  # most repetitions of a part with several possible matches
+MOST_WAYS = 1e6  # patterns with at most this many ways to match a name of USUAL_NAME characters are left to ``re``
 REPEATS = (codes.MAX_REPEAT, codes.MIN_REPEAT)
 CHARACTER_CLASSES = {
     codes.CATEGORY_DIGIT: r"\d", codes.CATEGORY_NOT_DIGIT: r"\D", codes.CATEGORY_SPACE: r"\s",
@@ -96,12 +97,13 @@ class NameRules(Generic[Value]):
 class PatternRules(Generic[Value]):
     """Values for patterns that match from the first character on, in order: the first that matches a name counts.
 
-    Patterns of plain characters are looked up together if they have their letters at the same places. Raises
+    Patterns of plain characters are looked up together if they have their letters at the same indices. Raises
     BadPattern, with the pattern.
     """
 
     def __init__(self, rules: Iterable[tuple[str, Value]]):
-        self._shapes: dict[tuple[int, tuple[int, ...]], dict[str, tuple[int, Value]]] = {}  # length, places of letters
+        # By length and indices of the letters
+        self._shapes: dict[tuple[int, tuple[int, ...]], dict[str, tuple[int, Value]]] = {}
         self._tests: list[tuple[int, NameTest, Value]] = []
         for place, (text, value) in enumerate(rules):
             characters = PLAIN_CHARACTER.findall(text)
@@ -134,9 +136,9 @@ class PatternRules(Generic[Value]):
 
 
 def _count_ways(parts: Iterable[Part], depth: int) -> float:
-    """Return a bound of the ways in which a sequence can match a usual name, before any is found not to.
+    """Return an upper bound of the ways that ``re`` may try to match a sequence with a name of USUAL_NAME characters.
 
-    Raises BadPattern if groups lie in too many others.
+    Raises BadPattern if groups are nested too deeply.
     """
     if not depth:
         raise BadPattern
@@ -153,7 +155,7 @@ def _count_ways(parts: Iterable[Part], depth: int) -> float:
 
 
 def _are_read(parts: Iterable[Part]) -> bool:
-    """Whether all parts are read without ``re``."""
+    """Whether this module can match all parts itself, without ``re``."""
     return all(
         code in PARTS
         and not (code is codes.SUBPATTERN and (argument[1] or argument[2]))
@@ -198,12 +200,12 @@ class _Match:
         return self._known[key]
 
     def character(self, part: Part, start: int) -> frozenset[int]:
-        """One character."""
+        """Match one character."""
         fits = start < len(self.name) and _allows_character(part, self.name[start])
         return frozenset((start + 1,)) if fits else frozenset()
 
     def place(self, part: Part, start: int) -> frozenset[int]:
-        """Nothing, but only at some places."""
+        """Match the empty string, at certain positions only."""
         before, after = (bool(re.fullmatch(r"\w", self.name[at : at + 1])) if at >= 0 else False
                          for at in (start - 1, start))  # fmt: skip
         fits = {
@@ -217,15 +219,15 @@ class _Match:
         return frozenset((start,)) if fits else frozenset()
 
     def branch(self, part: Part, start: int) -> frozenset[int]:
-        """One of several sequences."""
+        """Match one of several sequences."""
         return frozenset().union(*(self.ends_of(branch, start) for branch in part[1][1]))
 
     def group(self, part: Part, start: int) -> frozenset[int]:
-        """One sequence."""
+        """Match one sequence."""
         return self.ends_of(part[1][-1], start)
 
     def repeat(self, part: Part, start: int) -> frozenset[int]:
-        """A sequence some times. Once the ends no longer change, more times do not change them."""
+        """Match a sequence a number of times. Once the set of ends no longer changes, more times do not change it."""
         least, most, inner = part[1]
         ends, reached_ends = frozenset((start,)), frozenset((start,) if least == 0 else ())
         for count in range(1, least + len(self.name) + 2):
@@ -241,7 +243,7 @@ class _Match:
         return reached_ends
 
     def look(self, part: Part, start: int) -> frozenset[int]:
-        """Nothing, but only where a sequence follows, or lies before, or does not."""
+        """Match the empty string where a sequence follows or precedes, or where it does not."""
         direction, inner = part[1]
         if direction > 0:
             fits = bool(self.ends_of(inner, start))

@@ -8,16 +8,16 @@ import torch.nn.functional as F
 from parley.model.checkpoint.files import LoadError
 
 GROUP_MULTIPLE = 8  # sizes of groups must be multiples of this
-KERNEL_BITS = (2, 3, 4, 8)  # of integers with integers as zero points
+KERNEL_BITS = (2, 3, 4, 8)  # bits of integers with integer zero points that kernels support
 
 
 def integer_bits(bits: int) -> int:
-    """Return the fewest bits that kernels have for integers of at most 8 bits."""
+    """Return the fewest bits, supported by kernels, that hold integers of ``bits`` bits."""
     return next(kernel_bits for kernel_bits in KERNEL_BITS if kernel_bits >= bits)
 
 
 def packed_size(numbers: int, bits: int) -> int:
-    """Return how many words hold this many numbers, each word as many as fit whole."""
+    """Return how many words hold this many numbers, if no number crosses two words."""
     return -(-numbers // (32 // bits))
 
 

@@ -40,10 +40,10 @@ from parley.model.checkpoint.weights import (
 )
 
 QUANTIZATION_SETTINGS = ("none", "int8", "int4")  # values of the setting
-MLX_METHOD = "mlx"  # configs of MLX name no method
+MLX_METHOD = "mlx"  # MLX's configs have no name of a method
 MAX_RULES = 1 << 14  # entries of a list or object of a config; each may be tried for each layer
 MAX_ALL_RULES = 2 * MAX_RULES  # names and patterns in all of them
-GGUF_METHOD = "gguf"  # each tensor of a GGUF file states its own format, so the config has no more to say
+GGUF_METHOD = "gguf"  # each tensor of a GGUF file has its own format, which the file states
 LEAST_WEIGHT_BYTES = {"int8": 1.0, "int4": 0.53}  # the least bytes of a weight that is quantized while loading
 
 
@@ -116,11 +116,11 @@ PLAIN_FORMAT = PlainFormat()
 class Quantization:
     """The format of each linear layer, and whether plain layers are quantized while loading.
 
-    ``stacked_format``: of tensors that hold the weights of all experts, unless the file has plain ones; None: it has.
-    ``split_heads``: of the layer that makes keys and values of latents, if it is stored as two.
+    ``stacked_format``: of tensors that hold the weights of all experts; None: they are plain. ``split_heads``: of the
+    layer that projects latents to keys and values, if it is stored as two.
     """
 
-    method: str | None  # the checkpoint's
+    method: str | None  # quant_method of the checkpoint's config
     setting: str  # one of QUANTIZATION_SETTINGS
     find_format: Callable[[str], WeightFormat | None]
     stacked_format: StackedFormat | None = None
@@ -132,8 +132,8 @@ class Quantization:
     def _stored_format(self, checkpoint: Checkpoint, linear: LinearSpec) -> WeightFormat | None:
         """Return the format of a linear layer, None if its weight is plain.
 
-        Configs list the layers that are not quantized by names that are not always those in the file: with parts
-        merged, or with another prefix. So a weight of plain numbers is plain whatever the config says.
+        Configs list unquantized layers by names that may differ from those in the file, for example because of another
+        prefix. So a weight of plain numbers is plain whatever the config says.
         """
         if checkpoint.has_plain_numbers(linear.name + ".weight"):
             return None
@@ -164,7 +164,8 @@ class Quantization:
     def quantize_plain(self, weight: LinearWeight, *, head: bool) -> LinearWeight:
         """Quantize a plain weight if requested. In a quantized checkpoint, that is the head alone.
 
-        The head is never quantized to 4 bits, because it alone decides between tokens of nearly equal probability.
+        The head is never quantized to 4 bits, because its errors change directly which of several likely tokens is
+        best.
         """
         if not isinstance(weight, PlainWeight) or self.setting == "none" or (self.method is not None and not head):
             return weight
@@ -180,7 +181,7 @@ class Quantization:
 
         The check quantizes activations as the decoder does, but if a number lies near the middle between two steps,
         the last bit of bfloat16 decides the rounding. This caused errors of 0.02 to 0.07 on models of 2 to 24 layers
-        with random weights and 0.01 on a trained one; a layer that is read wrongly causes 0.5 and more.
+        with random weights and of 0.01 on a trained one; a wrongly read layer causes errors of 0.5 and more.
         """
         return 0.15 if self else 0.0
 
@@ -190,7 +191,7 @@ class Quantization:
         return "The weights of a GGUF file" if self.method == GGUF_METHOD else "Quantized weights"
 
     def least_bytes(self, checkpoint: Checkpoint, dtype: torch.dtype) -> int:
-        """Return the least bytes that the weights can take."""
+        """Return a lower bound of the memory of the packed weights, in bytes."""
         if self.method == GGUF_METHOD:
             return sum(_least_tensor_bytes(checkpoint, name, dtype) for name in checkpoint.tensor_names)
         if self.method is not None:
@@ -223,7 +224,7 @@ def read_quantization(config: dict[str, Any], setting: str) -> Quantization:
             f"{', '.join(METHOD_READERS)}."
         )
     _check_rule_counts(section)
-    find_format = functools.cache(METHOD_READERS[method](section))  # asked for each layer more than once
+    find_format = functools.cache(METHOD_READERS[method](section))  # called several times for each layer
     stacked_format = STACKED_FORMATS[method](section) if method in STACKED_FORMATS else None
     split_heads = mlx.SplitHeadsFormat(mlx.read_mlx_pairs(section) if method == MLX_METHOD else frozenset())
     return Quantization(method, setting, find_format, stacked_format, split_heads)

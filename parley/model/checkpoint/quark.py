@@ -1,7 +1,7 @@
-"""Reads checkpoints of AMD's Quark: which weights have which numbers, each in a layout that other formats have, too.
+"""Reads checkpoints of AMD's Quark. Its number formats have the same layouts as in other methods.
 
-``layer_quant_config`` describes layers by name or glob, ``global_quant_config`` all others. Of both only ``weight``
-counts: activations and the KV cache keep the dtype of the model. Layers of plain weights need no entry.
+``layer_quant_config`` describes layers by name or glob, ``global_quant_config`` all others. Only their ``weight`` is
+used: activations and the KV cache keep the dtype of the model. Plain layers need no entry.
 
 FP8 and MXFP8: ``weight`` float8_e4m3fn with ``weight_scale``, as in ``fp8.py``. int8: ``weight`` int8 with
 ``weight_scale``: one, or one for each output. MXFP4: ``weight`` uint8 [out, in / 2] with ``weight_scale`` uint8 [out,

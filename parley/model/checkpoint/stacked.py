@@ -1,4 +1,4 @@
-"""Reads the weights of experts from tensors that hold those of all experts of a layer.
+"""Reads the weights of experts from stacked tensors, which hold the weights of all experts of a layer.
 
 Plain ones are [experts, out, in], or [experts, in, out]; those of GGUF files have blocks, [experts, out, in]. MXFP4, as
 GPT-OSS is published: ``NAME_blocks`` uint8 [experts, out, in / 32, 16] has two 4-bit numbers (e2m1) in a byte along the

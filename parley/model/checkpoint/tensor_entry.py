@@ -1,4 +1,4 @@
-"""Where a tensor of a checkpoint lies, and how its numbers in the file become those of Hugging Face format."""
+"""The location of a checkpoint's tensor in its file, and the conversion of its numbers to Hugging Face format."""
 
 from __future__ import annotations
 
@@ -14,12 +14,14 @@ from parley.gguf.header import BlockType
 class TensorEntry:
     """The location of a tensor: bytes ``start`` to ``end`` of file number ``file``.
 
-    ``blocks``: it has blocks of this type, and ``dtype`` is uint8. ``heads``: the number of heads
-    whose rows alternate between the first and the second half of the head, as in llama.cpp; 0 if they do not.
-    ``rows``: where each row of Hugging Face format lies in the file, int64 [out]; None: in order. ``columns``: likewise
-    of runs of inputs, int64 [runs], each of some whole blocks. ``restore``: makes the numbers of Hugging Face format of
-    those in the file. ``parts``: the tensors in the file that this one consists of, and ``join`` makes it of their
-    numbers in float32; then ``file`` and ``start`` say nothing. Without parts, ``join`` knows the numbers.
+    * ``blocks``: the tensor has blocks of this type, and ``dtype`` is uint8.
+    * ``heads``: the number of heads whose rows alternate between the first and the second half of the head, as in
+      llama.cpp; 0 if they do not.
+    * ``rows``: the index in the file of each row of Hugging Face format, int64 [out]; None: the same order.
+    * ``columns``: the same for runs of inputs, int64 [runs], each of some whole blocks.
+    * ``restore``: converts the numbers in the file to those of Hugging Face format.
+    * ``parts``: the tensors in the file that this one consists of. ``join`` computes it from their numbers in float32,
+      or without parts from none; then ``file`` and ``start`` are unused.
     """
 
     file: int
@@ -36,7 +38,7 @@ class TensorEntry:
     join: Callable[..., torch.Tensor] | None = None
 
     def order_rows(self, rows: torch.Tensor) -> torch.Tensor:
-        """Return rows as stored [out, ...] in the order of Hugging Face format; a copy if that is another one.
+        """Return stored rows [out, ...] in the order of Hugging Face format; a copy if the order differs.
 
         Inputs are ordered as well, of numbers or of the bytes of blocks.
         """

@@ -83,8 +83,8 @@ class TorchaoWeight:
         if stored.kind == NIBBLES:
             values, scales = view(qdata, out, into // 2, dtype=torch.int8), view(scale, groups, out)
             if scales.dtype not in ZERO_CODES:
-                held = str(scales.dtype).removeprefix("torch.")
-                raise LoadError(f"Tensor {scale} holds {held}; only float16 and bfloat16 are supported.")
+                dtype_name = str(scales.dtype).removeprefix("torch.")
+                raise LoadError(f"Tensor {scale} holds {dtype_name}; only float16 and bfloat16 are supported.")
             return [values, scales, view(zero, groups, out, dtype=scales.dtype)]
         rows = out // stored.outputs, groups
         views = [view(qdata, out, into, dtype=torch.int8), view(scale, *rows)]
@@ -171,7 +171,7 @@ class TorchaoWeight:
 
 
 class TorchaoFormat:
-    """The format of a linear layer, which the header of its file tells."""
+    """The format of a linear layer, described by JSON in the header of its file."""
 
     def tensor_names(self, checkpoint: Checkpoint, linear: LinearSpec) -> list[str]:
         """Return the names of the tensors that hold the weight."""

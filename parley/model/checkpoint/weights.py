@@ -1,7 +1,7 @@
-"""The kinds of linear weights once read: plain, int8 with a scale per output, groups of 1 to 8 bits, blocks of GGUF.
+"""The kinds of linear weights in memory: plain, int8 with a scale per output, groups of 1 to 8 bits, blocks of GGUF.
 
-Each kind defines its product (for the numeric check) and how several merged parts become one packed weight for the
-kernels. It knows nothing of files. A new kind needs a class here and a native kernel.
+Each kind defines its product (for the numeric check), and how several parts are merged into one packed weight for the
+kernels. This module knows no files. A new kind needs a class here and a native kernel.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from parley.gguf.header import BlockType
 from parley.model.checkpoint.gguf_blocks import decode_blocks, group_blocks
 from parley.native import GroupedPieces, GroupedWeight, memory
 
-INT4_GROUP = 128  # weights of an output that share a scale when they are rounded to 4 bits
-REGROUPED_AT_ONCE = 1 << 20  # numbers of blocks that are rearranged at a time
+INT4_GROUP = 128  # adjacent weights of an output that share a scale when plain weights are quantized to 4 bits
+REGROUPED_AT_ONCE = 1 << 20  # numbers of GGUF blocks that are rearranged at a time
 QUANTIZED_AT_ONCE = 1 << 22  # numbers quantized at a time; bounds the float32 intermediates
 
 
@@ -130,7 +130,7 @@ class PlainWeight:
         dtype: torch.dtype,
         device: torch.device,
     ) -> native.PackedWeight:
-        """Pack the parts where they lie if the kernels can, else a copy of all of them in ``dtype``."""
+        """Pack the parts without copying them first if the kernels can, else a copy of all of them in ``dtype``."""
         kernels = native.kernels_of_parts(dtype, device)
         if kernels is not None:
             return kernels.pack_weight_parts([_numbers_of(part, dtype) for part in parts], bias)
@@ -193,8 +193,8 @@ class BlockWeight:
             yield decode_blocks(rows.reshape(-1, self.blocks.size), self.blocks.name).view(len(rows), -1)
 
     def regroup(self, panel: int) -> GroupedPieces:
-        """Return the same weight in a form that kernels read, in pieces of so many times ``panel`` outputs that their
-        intermediates fit in the CPU cache."""
+        """Return the same weight in a form that kernels read, in pieces of a multiple of ``panel`` outputs whose
+        intermediates fit into the CPU cache."""
         pieces = self.rows.split(max(1, REGROUPED_AT_ONCE // (self.in_features * panel)) * panel)
         return GroupedPieces(
             self.out_features,
@@ -257,7 +257,7 @@ class StoredRows(Protocol):
 
 @dataclass(frozen=True)
 class StoredEmbedding:
-    """An embedding table of few bits. Rows are decoded when a step needs them, because few ever are.
+    """An embedding table of few bits per number. Rows are decoded when a step needs them, because most are never used.
 
     ``device``: where the rows are."""
 
@@ -312,7 +312,7 @@ class Int8Weight:
     def pack_merged(
         cls, parts: Sequence[Int8Weight], bias: torch.Tensor | None, dtype: torch.dtype, device: torch.device
     ) -> native.PackedWeight:
-        """Pack the parts where they lie if the kernels can, else a copy of all of them."""
+        """Pack the parts without copying them first if the kernels can, else a copy of all of them."""
         scales = torch.cat([part.scales for part in parts])
         values = [part.values for part in parts]
         kernels = native.kernels_of_parts(dtype, device)
@@ -323,7 +323,7 @@ class Int8Weight:
 
 @dataclass(frozen=True)
 class GroupedLinearWeight:
-    """Weights of 1 to 8 bits with a scale, and perhaps a zero point, for each group of an output's weights.
+    """Weights of 1 to 8 bits with a scale, and for some codes a zero point, for each group of an output's weights.
 
     Rows are not quantized.
     """

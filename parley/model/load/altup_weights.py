@@ -77,8 +77,8 @@ class LayerAltUpWeights:
         )
 
     def stream_linears(self) -> tuple[list[LinearSpec], list[LinearSpec]]:
-        """Return the linear layers that make streams of embeddings, and those that read the streams of the last layer;
-        none for models with one stream."""
+        """Return the linear layers that compute the streams from embeddings, and those that read the streams after the
+        last layer; none for models with one stream."""
         if self._config.altup is None:
             return [], []
         hidden, others = self._config.hidden, range(self._config.altup.streams - 1)

@@ -1,6 +1,6 @@
-"""Which device a model runs on, and whether a GPU that is there can be used.
+"""Chooses the device that a model runs on, and finds out whether a GPU of this machine can be used.
 
-torch is asked only where it matters: a build for CPUs answers without CUDA, and CUDA takes seconds to start.
+torch is asked about CUDA only if necessary, because CUDA takes seconds to start.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from parley.model.checkpoint.files import LoadError
 log = logging.getLogger("parley.engine")
 
 LEAST_CAPABILITY = (8, 0)  # of a GPU: its tensor cores multiply bfloat16
-GPU_FILE = Path("/dev/nvidia0")  # there if NVIDIA's driver has a GPU, even if torch cannot use it
+GPU_FILE = Path("/dev/nvidia0")  # exists if NVIDIA's driver has a GPU, even if torch cannot use it
 CPU_BUILD = "this torch is a build for CPUs"
 # Read by cuBLAS when it starts: with so little memory it does not split the inner dimension of a product (split-K),
 # which would give a row other bits in another batch.
@@ -27,7 +27,7 @@ CUBLAS_SETTINGS = {"CUBLAS_WORKSPACE_CONFIG": ":16:8", "CUBLASLT_WORKSPACE_SIZE"
 def resolve_device(name: str) -> torch.device:
     """Return the device that the settings name; ``auto``: a GPU if one can be used, else the CPU.
 
-    A GPU that is there and not used is logged. Raises LoadError if the device cannot be used.
+    If a GPU exists and is not used, the reason is logged. Raises LoadError if the device cannot be used.
     """
     if name == "auto" and not (reason := _unusable_reason()):
         return _prepare_gpu(torch.device("cuda"))

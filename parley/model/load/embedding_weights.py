@@ -1,4 +1,5 @@
-"""Reads the embedding of a decoder from the mapped files, and what changes the embeddings of tokens."""
+"""Reads the token embedding of a decoder from the mapped files, and the tensors that are added to or computed from
+it."""
 
 from __future__ import annotations
 
@@ -38,7 +39,8 @@ class EmbeddingWeights:
         return tensors + media_vocabulary_tensors(self._weights)
 
     def input_linears(self) -> tuple[LinearSpec | None, LinearSpec]:
-        """Return the table of inputs of layers, if there is one, and the linear layer that makes them of embeddings."""
+        """Return the table of per-layer inputs, if there is one, and the linear layer that computes them from
+        embeddings."""
         config, sizes = self._config, self._config.layer_inputs
         width = sizes.count * sizes.width
         name = config.tensors.layer_inputs
@@ -46,9 +48,9 @@ class EmbeddingWeights:
         return table, LinearSpec(config.tensors.input_projection, width, config.hidden)
 
     def layer_inputs(self) -> LayerInputs | None:
-        """Read what computes the inputs of layers; None without these. Raises LoadError.
+        """Read the tensors that compute per-layer inputs; None for models without them. Raises LoadError.
 
-        The norm follows a factor of 1 / sqrt(hidden), which its eps has instead.
+        The model multiplies by 1 / sqrt(hidden) before the norm; here eps is scaled instead, with the same result.
         """
         config = self._config
         if not config.layer_inputs.count:

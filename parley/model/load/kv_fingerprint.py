@@ -1,4 +1,5 @@
-"""Fingerprint of everything that decides the bytes of a KV page, as one line: equal lines, equal bytes per token.
+"""The fingerprint of everything that decides the bytes of a KV page, as one line: instances with equal lines compute
+equal pages.
 
 Instances that exchange pages compare these lines and report which part differs. The line covers the content of the
 weights, how weights and pages are stored, and the software that computes, because bits may differ between kernels.

@@ -1,4 +1,5 @@
-"""Measures the memory of a GPU that the largest step takes besides weights and KV cache, before the cache is sized."""
+"""Measures the GPU memory that the largest step needs in addition to weights and KV cache, before the cache is
+sized."""
 
 from __future__ import annotations
 

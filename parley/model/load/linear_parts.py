@@ -1,6 +1,6 @@
 """The linear layers of each layer of a decoder, by their names in Hugging Face checkpoints.
 
-A linear layer of the fused decoder consists of one or more of the checkpoint, its parts.
+A linear layer of the fused decoder consists of one or more linear layers of the checkpoint, its parts.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from parley.model.networks.network import LinearSite
 
 
 class LayerLinearParts:
-    """The linear layers of one checkpoint, but for routers and experts."""
+    """The linear layers of one checkpoint, except routers and experts."""
 
     def __init__(self, weights: LinearReader, states: LayerStateWeights, mixtures: MixtureWeights):
         self._weights, self._config = weights, weights.config

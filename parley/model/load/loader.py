@@ -1,6 +1,6 @@
-"""From settings to a runner: loads the model as ``load/plan.py`` decides, and sizes the KV cache.
+"""Loads a model as its settings say and ``load/plan.py`` decides, sizes the KV cache, and returns the runner.
 
-This module knows no kernels. LoadError messages are sentences for the person who started the server.
+This module knows no kernels. LoadError messages are sentences for the operator of the server.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The factor of logits that the code of Transformers for two multimodal models forgets.
+"""The factor of logits that Transformers' code for two multimodal models omits.
 
 Aya Vision and Command A Vision are encoders for Cohere's language models, whose logits have a factor (``logit_scale``
 of the text config). Until version 4.52 the whole model had that language model with its head, which applies the factor.

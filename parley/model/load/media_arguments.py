@@ -1,4 +1,4 @@
-"""What decoders of Transformers are told about media in a batch, beside the embeddings that replace placeholders."""
+"""Arguments of Transformers' decoders about the media of a batch, in addition to the embeddings of placeholders."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def granite4_layers(config: Any) -> list[int]:
 
 
 class MediaArguments:
-    """Writes the further arguments of a model's decoder.
+    """Computes these arguments for one model's decoder.
 
     ERNIE 4.5 VL has experts of its own for the placeholders and the marks around them. Granite 4 Vision adds embeddings
     to the input of some layers, Qwen3-VL and others to the output of the first ones.

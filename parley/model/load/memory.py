@@ -1,6 +1,6 @@
-"""How much memory is free, how much of it the KV cache gets, and the errors if that is not enough.
+"""Measures free memory, divides it between KV cache, states and staging, and words the errors if it is not enough.
 
-Knows no models.
+This module knows no models.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Runs code on tensors without data, on torch's meta device, that also asks for their numbers."""
+"""Runs code on tensors of torch's meta device, which have no data, even if the code reads values of them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SCALAR_OPERATORS = {
 
 
 class MetaValues(TorchDispatchMode):
-    """Answers 0 where code asks for a number of a tensor without data, and that such tensors are equal.
+    """Returns 0 if code reads a value of a tensor without data, and True if it compares such tensors.
 
     The result of an operation has no data if one of its tensors has none. An operation that would write such numbers
     into a tensor with data raises TypeError.

@@ -146,8 +146,8 @@ class MixtureWeights:
         return weights, bias
 
     def read_choice_bias(self, layer: int) -> torch.Tensor | None:
-        """Return the numbers that are added to the scores for the choice alone, float32 [experts]; None without any.
-        Raises LoadError."""
+        """Return the bias that is added to scores for the choice only, float32 [experts]; None without one. Raises
+        LoadError."""
         routing, name = self._config.layers[layer].routing, self.names.choice_bias
         if routing is None or name is None:
             return None

@@ -1,9 +1,9 @@
 """The packed-weight cache: packed weights on disk next to the model, so that the next start skips packing.
 
-The file name is a hash of everything the weights depend on: checkpoint content, config, kernels and settings. A file is
-trusted only if this user wrote it, because kernels trust the sizes that it states. So the name also depends on a secret
-in the user's cache folder, and a model cannot be distributed with a forged file. A faulty file only costs the start
-some time: checksums find bytes that a disk has damaged. This module must not know the purpose of a layer.
+The file name is a hash of everything that the weights depend on: checkpoint content, config, kernels and settings.
+Kernels trust the sizes in a file, so only files that this user wrote may be read. Therefore the name also depends on a
+secret in the user's cache folder, and nobody can distribute a model with a forged file. Checksums detect bytes that a
+disk has damaged; such weights are packed again. This module does not know the purpose of a layer.
 """
 
 from __future__ import annotations

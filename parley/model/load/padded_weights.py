@@ -1,8 +1,8 @@
-"""Weights that the code of a Transformers model multiplies itself, such as those of experts and their routers.
+"""Pads the products of weights that the code of a Transformers model multiplies itself, such as those of experts and
+routers.
 
-torch chooses the kernel of a product by its number of rows, and kernels add in different orders. So the bits of a row
-depend on the number of rows in its product. They do not if rows are padded to a multiple of 16, as in
-``torch_attention``.
+torch chooses the kernel of a product by its number of rows, and kernels add in different orders, so the bits of a row
+would depend on the number of rows. If rows are padded to a multiple of 16, as in ``torch_attention``, they do not.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ PRODUCTS: set[Callable[..., Any]] = {
 class PaddedWeight(torch.Tensor):
     """A weight [..., in, out], or [out, in] for ``F.linear``, whose products with rows [..., R, in] pad these.
 
-    Parts and casts of it are such weights too. Results of other operations are plain tensors.
+    Slices and casts of such a weight are padded weights too. Results of other operations are plain tensors.
     """
 
     @classmethod

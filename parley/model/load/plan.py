@@ -1,7 +1,7 @@
 """Decides how a model runs, from its settings, config and file headers, before any weight is read.
 
-``load/loader.py`` then loads it, and ``load/check.py`` only checks it. LoadError messages are sentences for the person
-who started the server.
+``load/loader.py`` then loads it, and ``load/check.py`` only checks it. LoadError messages are sentences for the
+operator of the server.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ ENCODER_DTYPE = torch.float32
 # The names of the context length in config.json, most common first.
 LENGTH_FIELDS = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length", "n_ctx")
 FALLBACK_LENGTH = 2048
-MAX_LENGTH = 1 << 24  # tokens; the angles of later positions would be computed from rounded numbers
+MAX_LENGTH = 1 << 24  # tokens; float32 does not have all larger positions exactly, so their angles would be wrong
 FOLDED_BY_MLX = "falcon_h1"  # factors of its config are multiplied into the weights
 DRAFT_KEEPS_STATES = "{} cannot guess tokens: it has layers that keep a state of each sequence."
 # The embeddings of checkpoints of a body without its head, as embedding models and GPT-2 are, and the missing prefix.

@@ -1,4 +1,4 @@
-"""The bytes of all tensors in packed weights, whatever structures hold them."""
+"""Counts the bytes of all tensors in packed weights, in any nested structure."""
 
 from __future__ import annotations
 

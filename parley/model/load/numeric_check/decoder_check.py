@@ -65,9 +65,8 @@ def decoder_deviation(decoder: FusedDecoder, checkpoint: Checkpoint, quantizatio
 def _choose_everything(config: DecoderConfig) -> DecoderConfig:
     """Return a config whose mixtures compute all experts for each token, and whose indexers choose all tokens.
 
-    Otherwise, rounding alone would send single tokens to other experts than the reference does. A margin would leave
-    single experts out of a weight's share in the same way, so there is none. Likewise, indexers choose all tokens, so
-    that attention has no choice and theirs is not checked.
+    Otherwise, rounding alone could route single tokens to other experts than in the reference. For the same reason
+    there is no margin, which could exclude single experts. Indexers choose all tokens, so their choice is not checked.
     """
 
     def choose_all(shape: LayerShape) -> LayerShape:

@@ -1,4 +1,4 @@
-"""How a router divides rows among experts, by definition, for the numeric check."""
+"""The router of a mixture of experts by its definition, for the numeric check."""
 
 from __future__ import annotations
 

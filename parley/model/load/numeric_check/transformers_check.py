@@ -1,8 +1,9 @@
 """The numeric check of the Transformers backend: logits over KV pages against those of unmodified Transformers.
 
-Two sequences are run over pages in uneven pieces packed together, and each one at once in Transformers' plainest form,
-with its own masks. State other than keys and values, a mask that the attention call does not report, ignored positions:
-each makes most positions differ. Sliding windows are narrowed during the check, or none would take effect.
+Two sequences are run over pages, in chunks of different sizes that are packed into batches, and also each as a whole by
+unmodified Transformers, with its own masks. If the model has state other than keys and values, or a mask that the
+attention call does not report, or if it ignores positions, then most positions differ. Sliding windows are narrowed
+during the check, because the sequences are shorter than usual windows.
 
 For models that take media, the same is done with a random picture in each sequence: embeddings in place of tokens, with
 positions on three axes, embeddings for further layers, and tokens that see later ones, where the model has them.
