@@ -1,7 +1,7 @@
 """An API process (``python -m parley.boot.api_process LINK PASSES``): reads requests and writes answers for a server.
 
 LINK and PASSES are inherited descriptors: of the socket for messages to the main process, and of the one for
-connections to it (``serving/api_processes/``). It ends with the main process, and never restarts or decides anything.
+connections to it (``serving/api_processes/``). The process ends with the main process; all decisions are made there.
 """
 
 from __future__ import annotations
@@ -67,9 +67,9 @@ from parley.web.tls.files import TlsFileError
 
 log = logging.getLogger("parley.server")
 
-REPORT_SECONDS = 1.0  # between two reports of metrics
-COUNTS_PER_REPORT = 10  # counts of connections
-LAST_WRITES_SECONDS = 3.0  # for the last bytes of answers
+REPORT_SECONDS = 1.0  # seconds between two reports of metrics
+COUNTS_PER_REPORT = 10  # reports of the number of connections, for each report of metrics
+LAST_WRITES_SECONDS = 3.0  # most seconds for writing the last bytes of answers
 
 
 class ApiProcess:

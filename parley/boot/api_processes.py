@@ -1,8 +1,8 @@
-"""The API processes of a server, as its main process starts, restarts and ends them (``--api-processes``).
+"""Starts, restarts and ends the API processes of a server (``--api-processes``), in its main process.
 
-They accept on the same listening sockets, so a connection that one of them has not accepted yet goes to another. The
-main process accepts until the first of them serves, and whenever none does. It answers the requests that they pass to
-it, over connections that they send.
+They accept connections on the same listening sockets, so any of them may accept a new one. The main process accepts
+until the first of them serves, and whenever none does. It answers the requests that they pass to it, over connections
+that they send.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ from parley.web.shared_listener import COUNT, ConnectionCounts
 log = logging.getLogger("parley.server")
 
 API_PROCESS_COMMAND = python_command("-m", "parley.boot.api_process")
-END_SECONDS = 6.0  # that a process has to finish its answers
+END_SECONDS = 6.0  # most seconds in which a process may finish its answers
 LISTEN_RETRY_SECONDS = 1.0
 EXIT_SECONDS = 2.0  # from the end of its socket to the end of a process
 

@@ -1,4 +1,5 @@
-"""Where a server listens: each address with its APIs and its certificates. Refuses ports that are open to strangers."""
+"""The addresses where a server listens, each with its APIs and certificates. Refuses ports that strangers could
+abuse."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ RELOADED_OPTIONS = frozenset(
 
 
 class OptionReloader:
-    """Reads a server's options again, and has its ports and models use those that may change.
+    """Reads a server's options again, and applies those that may change to its ports and models.
 
     ``options``: as they are now. ``read_options`` reads them; raises ConfigError.
     """

@@ -1,4 +1,4 @@
-"""The form in which an architecture of GGUF files is described, and the names of tensors that most of them have.
+"""The description of an architecture of GGUF files as data, and the tensor names that most architectures share.
 
 llama.cpp rotates neighbouring dimensions of the heads of some architectures, so its converter reorders the rows of
 their queries and keys; ``interleaved`` says so.
@@ -56,27 +56,37 @@ LARGEST_FLOAT32 = (2 - 2**-23) * 2.0**127
 
 @dataclass(frozen=True)
 class Architecture:
-    """``model_type`` and ``class_name``: as in config.json. ``layer_names``: tensors that differ from the usual; a name
-    with a suffix stands for that tensor alone.
+    """How one architecture's files differ from the usual ones.
 
-    ``interleaved``: the rows of queries and keys are in llama.cpp's order. ``norm_offset``: the number that its
-    converter adds to the weights of norms. ``fields``: constant members of the config. ``mixture``: the row for files
-    with experts, if they are read. ``keys``: further metadata fields, and their names in the config.
-    ``bias_layer``: the layer whose bias says that attention has biases. ``rope``: constant members of a scaled rotary
-    embedding. ``rope_keys``: its members that are in the metadata, and their names there. ``gating``: how scores of
-    experts are made. ``variant``: returns the row for a file, if it is another one. ``complete``: changes the config by
-    what else the metadata says of it. ``has_axes``: positions may have several axes, which are alike for texts.
-    ``has_tiled_values``: layers of gated delta nets list the first value head of each key head, then the second, and so
-    on. ``refused``: metadata fields that say how something is computed that is not here. ``lists``: metadata fields
-    with a number for each layer, which ``complete`` reads. ``has_proportional_rope``: in layers without a window, only
-    the first pairs of dimensions turn; the factors of the others are huge. ``model_names``: as
-    ``layer_names``, of tensors outside of layers. ``layer_prefix``: begins the names of layers. ``state_type``: the
-    type of layers without heads of keys and values. ``is_encoder``: it reads whole texts, in float32.
-    ``has_attention``: otherwise all layers are Mamba, whose files give 0 heads and an MLP of width 0.
-    ``layer_numbers``: metadata fields with a number for each layer that is a tensor in Hugging Face's format, and its
-    name in the layer. ``has_packed_heads``: one tensor may have queries, then keys, then values, where Hugging Face's
-    format has three. ``has_parted_pairs``: of the numbers of a head that turn, the first of all pairs come first, then
-    the second, where Hugging Face's format has pairs.
+    * ``model_type``, ``class_name``: as in config.json.
+    * ``layer_names``: names of tensors in layers that differ from the usual ones; a name with a suffix stands for that
+      tensor alone. ``model_names``: the same for tensors outside of layers. ``layer_prefix``: begins the names of
+      layers.
+    * ``interleaved``: the rows of queries and keys are in llama.cpp's order.
+    * ``norm_offset``: the number that llama.cpp's converter adds to the weights of norms.
+    * ``fields``: constant members of the config. ``keys``: further metadata fields, and their names in the config.
+    * ``mixture``: the row for files with experts, if they are supported. ``gating``: how scores of experts are
+      computed.
+    * ``bias_layer``: the layer whose bias shows that attention has biases.
+    * ``rope``: constant members of a scaled rotary embedding. ``rope_keys``: members of it that are in the metadata,
+      and their names there.
+    * ``variant(model)``: returns another row for a file, or None.
+    * ``complete(model, config)``: adds members to the config that follow from other metadata.
+    * ``has_axes``: positions may have several axes, which are equal for text.
+    * ``has_tiled_values``: in layers of gated delta nets, the first value head of each key head comes first, then the
+      second of each, and so on.
+    * ``refused``: metadata fields of computations that are not supported.
+    * ``lists``: metadata fields with a number for each layer, which ``complete`` reads.
+    * ``has_proportional_rope``: in layers without a window, only the first pairs of dimensions are rotated; the factors
+      of the others are huge.
+    * ``state_type``: the type of layers without heads of keys and values.
+    * ``is_encoder``: the model reads whole texts, in float32.
+    * ``has_attention``: False: all layers are Mamba, whose files give 0 heads and an MLP of width 0.
+    * ``layer_numbers``: metadata fields with a number for each layer that is a tensor in Hugging Face format, and the
+      tensor's name in the layer.
+    * ``has_packed_heads``: one tensor may have queries, then keys, then values; Hugging Face format has three tensors.
+    * ``has_parted_pairs``: of the rotated numbers of a head, the first ones of all pairs come first, then the second
+      ones; Hugging Face format has pairs.
     """
 
     model_type: str
@@ -108,9 +118,9 @@ class Architecture:
     layer_numbers: dict[str, str] = field(default_factory=dict)
 
 
-# The norm before the MLP is called by its place after attention
+# The norm before the MLP is named after its position, after attention
 NORM_AFTER_ATTENTION = {"post_attention_norm": "post_attention_layernorm"}
-# DeepSeek's mixtures, which others have as well
+# The tensors of DeepSeek's mixtures, which other architectures have as well
 DEEPSEEK_MIXTURE_NAMES = {
     "exp_probs_b.bias": "mlp.gate.e_score_correction_bias",
     "ffn_gate_shexp": "mlp.shared_experts.gate_proj",

@@ -1,7 +1,7 @@
 """Encoders and embedding models in GGUF files: the names of their tensors, and what Hugging Face's configs call them.
 
-llama.cpp reads BERT, RoBERTa and XLM-RoBERTa as one architecture; their tokenizers tell them apart. The numbers of
-encoders become plain, because they compute in float32.
+For llama.cpp, BERT, RoBERTa and XLM-RoBERTa are one architecture; the tokenizer shows which one a file has. Encoders
+compute in float32, so their weights are dequantized.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Makes the tokenizers of encoders, as parts of tokenizer.json: BERT's WordPiece, and Unigram as in XLM-RoBERTa.
 
-llama.cpp's converter marks the tokens that begin a word, where BERT marks the others with ``##``. It leaves out how
-texts are normalized, unless the file is recent; the vocabulary shows it.
+llama.cpp's converter marks the tokens that begin a word, whereas BERT marks the others with ``##``. Only recent files
+say how texts are normalized; for others, the vocabulary shows it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from parley.gguf.vocabulary import BLANK, CONTROL, UNKNOWN, UNUSED, USER_DEFINED
 ENCODER_ARCHITECTURES = ("bert", "nomic-bert", "nomic-bert-moe", "jina-bert-v3", "modern-bert")
 INNER_MARK = "##"  # begins the tokens that continue a word
 MAX_WORD = 100  # characters of a word that WordPiece splits; a longer one is unknown
-RARE_SHARE = 0.01  # of a vocabulary: words with capitals, or with accents, that say nothing of how texts are normalized
+RARE_SHARE = 0.01  # a smaller share of words with capitals, or with accents, does not show that texts keep these
 SPECIAL_FIELDS = (
     "bos",
     "eos",

@@ -1,8 +1,8 @@
 """Turns a GGUF file into a model folder: config, tokenizer and chat template as files, and a link to the weights.
 
-So all else that reads models knows folders only. With the file of an encoder, it is that of the whole model.
-The folder is in the user's cache, under a name that depends on the real path, size and time of the files and on
-``CONTENT_VERSION``; it is written once and never changed.
+So all other code that reads models knows only folders. With the file of an encoder, the folder is that of the whole
+multimodal model. It is in the user's cache, under a name that depends on the real path, size and time of the files and
+on ``CONTENT_VERSION``; it is written once and never changed.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from parley.gguf.projectors.whole_model import (
 )
 from parley.gguf.tokenizer import tokenizer_files
 
-CONTENT_VERSION = 6  # rises when this package writes other files for the same metadata
+CONTENT_VERSION = 6  # is increased when this package writes other files for the same metadata
 GGUF_SUFFIX = ".gguf"
-# Within the model folder. Holds links to the file or its parts, and in a folder of its own one to the encoder's file.
+# Within the model folder: has links to the file or its parts, and in a subfolder one to the encoder's file.
 LINK_FOLDER = "gguf"
 PROJECTOR_FOLDER = "mmproj"
 LINK_PATTERN = LINK_FOLDER + "/**/*" + GGUF_SUFFIX

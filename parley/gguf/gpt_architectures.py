@@ -1,4 +1,4 @@
-"""GPT-2 and the decoders of its kind in GGUF files, whose layers have LayerNorms and plain MLPs.
+"""GPT-2 and similar decoders in GGUF files, whose layers have LayerNorms and plain MLPs.
 
 llama.cpp's converter stores all weights [out, in], and queries, keys and values one after the other
 (``networks/config_reader.py``).

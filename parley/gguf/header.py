@@ -1,4 +1,4 @@
-"""Reads the header of GGUF files: metadata and the place of each tensor. Knows no architectures and no arithmetic.
+"""Reads the header of GGUF files: metadata and the location of each tensor. Knows no architectures and no arithmetic.
 
 The format is described in ggml's docs/gguf.md. A model may be split into files named ``-00001-of-00003.gguf`` and so
 on; the first one has the metadata. Sizes that a file states are compared with its length before they are used, so that
@@ -165,11 +165,12 @@ class _HeaderReader:
         self.at += size
         return value
 
-    def count(self, least_size: int, what: str) -> int:
-        """Return the next number, of things that take at least ``least_size`` bytes each."""
+    def count(self, least_size: int, items: str) -> int:
+        """Return the next number: a count of ``items``, of at least ``least_size`` bytes each. Raises GgufError if the
+        file is too short for them."""
         count: int = self.number("Q")
         if count > (self.size - self.at) // least_size:
-            raise GgufError(f"{self.name} is cut off or damaged: it states {count} {what} in {self.size} bytes")
+            raise GgufError(f"{self.name} is cut off or damaged: it states {count} {items} in {self.size} bytes")
         return count
 
     def text(self) -> str:
@@ -211,7 +212,7 @@ class _HeaderReader:
     def place_tensors(
         self, entries: list[tuple[str, tuple[int, ...], int, int]], data_start: int, alignment: int, file: int
     ) -> dict[str, GgufTensor]:
-        """Return the tensors with their places in the file, which must not overlap."""
+        """Return the tensors with their locations in the file, which must not overlap. Raises GgufError."""
         tensors: dict[str, GgufTensor] = {}
         for name, shape, type_number, offset in entries:
             if name in tensors:

@@ -1,4 +1,4 @@
-"""DeepSeek V2 to V3.2, their relatives and MiniCPM3 in GGUF files, whose keys and values are made of latents."""
+"""DeepSeek V2 to V3.2, similar models and MiniCPM3 in GGUF files, with multi-head latent attention (MLA)."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def check_rotary(model: GgufModel, rotary: int, keys: int) -> None:
 
 
 def complete_latents(model: GgufModel, config: dict[str, Any]) -> None:
-    """Add the sizes of latents, and the numbers of routers that files leave out where they change nothing.
+    """Add the sizes of latents, and options of routers that files leave out if they have no effect.
 
     Raises GgufError if the sizes are impossible.
     """
@@ -142,10 +142,10 @@ def complete_deepseek_32(model: GgufModel, config: dict[str, Any]) -> None:
 
 
 def _own_indexers(model: GgufModel, count: int) -> list[bool]:
-    """Return whether each of ``count`` layers of a GLM-5 chooses tokens itself. Raises GgufError.
+    """Return whether each of ``count`` layers of a GLM-5 model has an indexer of its own. Raises GgufError.
 
-    Files say it, or their layers that do not lack the tensors. Of GLM-5.2 and 5.3 there are files that say nothing
-    and have the tensors in all layers; they get what is published, as in llama.cpp.
+    The metadata says it, or else the tensors of the layers. Some files of GLM-5.2 and 5.3 have the tensors in all
+    layers and no metadata; they get the published pattern, as in llama.cpp.
     """
     listed = fields_of(model).get(INDEXER_TYPES)
     if listed is not None:
@@ -162,7 +162,7 @@ def _own_indexers(model: GgufModel, count: int) -> list[bool]:
 
 
 def complete_glm_dsa(model: GgufModel, config: dict[str, Any]) -> None:
-    """Add the fields of GLM-5, of whose layers some use the tokens that an earlier one has chosen. Raises GgufError."""
+    """Add the fields of GLM-5, some of whose layers use the tokens that an earlier layer chose. Raises GgufError."""
     complete_latents(model, config)
     check_indexers(model, config)
     config["indexer_types"] = [

@@ -1,6 +1,6 @@
-"""Dense decoders in GGUF files that compute what a type of Transformers computes, though they were published as others.
+"""Dense decoders in GGUF files that compute the same as a model type of Transformers with another name.
 
-Most are Llama by another name. Their configs are those of the type that computes the same.
+Most are Llama under another name. Their configs are those of the type that computes the same.
 """
 
 from __future__ import annotations

@@ -41,12 +41,13 @@ def mamba_variant(model: GgufModel) -> Architecture | None:
     return FALCON_MAMBA if fields_of(model).get("ssm.dt_b_c_rms") else None
 
 
-def _read_period(file: str, places: list[int], count: int, what: str) -> tuple[int, int]:
-    """Return period and offset of the layers at ``places``, among ``count``. Raises GgufError if they have none."""
-    offset = places[0] if places else count
-    period = places[1] - offset if len(places) > 1 else count + 1
-    if places != list(range(offset, count, period)):
-        raise GgufError(f"{file} has {what} in layers that its architecture does not have them in")
+def _read_period(file: str, layers: list[int], count: int, part: str) -> tuple[int, int]:
+    """Return period and offset of the numbers of ``layers``, among ``count``. Raises GgufError if they have none.
+    ``part``: what these layers have, for the message."""
+    offset = layers[0] if layers else count
+    period = layers[1] - offset if len(layers) > 1 else count + 1
+    if layers != list(range(offset, count, period)):
+        raise GgufError(f"{file} has {part} in layers that its architecture does not have them in")
     return period, offset
 
 

@@ -1,7 +1,7 @@
-"""Makes the files that say how an embedding model pools, in the format of sentence-transformers.
+"""Makes the files that describe an embedding model's pooling, in the format of sentence-transformers.
 
-llama.cpp's files name the pooling. They do not say that vectors have length 1, because llama.cpp always makes them so;
-Ollama's say if they have not.
+GGUF files name the pooling. They do not say that vectors are normalized, because llama.cpp always does that; Ollama's
+files say it if vectors are not.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Makes tokenizer.json, tokenizer_config.json and generation_config.json of a GGUF file's metadata.
+"""Makes tokenizer.json, tokenizer_config.json and generation_config.json from a GGUF file's metadata.
 
 ``tokenizer.ggml.model`` names the kind: ``gpt2`` is byte-level BPE with merges, ``llama`` is SentencePiece's BPE, whose
 merges follow from the scores as in Transformers' converter, and ``gemma4`` is the latter with merges. ``bert`` is

@@ -1,4 +1,4 @@
-"""Makes tokenizer.json of ``vocab.json`` and ``merges.txt``, as GPT-2, OPT, RoBERTa, BART and Qwen 2 have them.
+"""Makes tokenizer.json from ``vocab.json`` and ``merges.txt``, as GPT-2, OPT, RoBERTa, BART and Qwen 2 have them.
 
 Both files are those of byte-level BPE (github.com/openai/gpt-2, encoder.py): the id of each token, and the merges in
 order, one pair in a line. The tokenizer's class decides how texts are split and which tokens are added, as in

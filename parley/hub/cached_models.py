@@ -1,4 +1,4 @@
-"""The models in the Hugging Face cache: which there are, how large, when they were used, and how to remove one."""
+"""Lists the models in the Hugging Face cache, with their sizes and times of use, and removes models from it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Makes a model folder with another config, tokenizer or chat template: links to the old files, and new files.
+"""Makes a model folder with another config, tokenizer or chat template, from links to the old files and new files.
 
-So all code that reads models sees one folder, and knows no overrides. A tokenizer in its maker's own format becomes a
-tokenizer.json. The folder is in the user's cache, under a name that depends on the files and on the overrides; it is
+So all other code that reads models reads one folder, and knows no overrides. A tokenizer in another format is converted
+to tokenizer.json. The folder is in the user's cache, under a name that depends on the files and on the overrides; it is
 written once and never changed.
 """
 
@@ -23,7 +23,7 @@ from parley.hub.sentence_piece import BadTokenizerModel, convert_sentence_piece
 from parley.hub.tekken import convert_tekken
 from parley.types import ModelOverrides
 
-CONTENT_VERSION = 2  # rises when this module writes other files for the same folder and overrides
+CONTENT_VERSION = 2  # is increased when this module writes other files for the same folder and overrides
 TEMPLATE_FILES = ("chat_template.jinja", "chat_template.json", "additional_chat_templates")
 TOKENIZER_FILES = frozenset(
     ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "tokenizer.model",

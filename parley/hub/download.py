@@ -15,9 +15,9 @@ from parley.hub.transfer import TransferMeter
 
 WEIGHT_PATTERN = "*.safetensors"
 DOWNLOAD_PATTERNS = [WEIGHT_PATTERN, "*.json", "*.jinja", "tokenizer.model", "merges.txt", "vocab.txt"]
-# Sub-folders hold other formats of the same weights; but those of sentence-transformers, such as 1_Pooling and 2_Dense,
-# say how an encoder pools its vectors, and additional_chat_templates has templates. Patterns have no words that must
-# not be there, only letters.
+# Most sub-folders have other formats of the same weights. But those of sentence-transformers, such as 1_Pooling and
+# 2_Dense, define the pooling of an encoder, and additional_chat_templates has templates. Patterns cannot exclude words,
+# only characters.
 IGNORED_FOLDERS = ["[!1-9a]*/*", "[1-9][!_]*/*", "[1-9]_[!A-Z]*/*", "a[!d]*/*", "ad[!d]*/*"]
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 # The hub's name of a GGUF file: ``owner/name:QUANT`` or ``owner/name/FILE.gguf``, which may be in a folder

@@ -1,4 +1,4 @@
-"""The license that lies in a model's folder."""
+"""Reads the license in a model's folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The chat templates of Mistral's models, for folders that have none: Mistral writes conversations by code.
+"""The chat templates of Mistral's models, for folders without one: Mistral formats conversations in code.
 
 ``version`` is that of tekken.json. github.com/mistralai/mistral-common (``InstructTokenizerV3`` and later) has them.
 """

@@ -1,4 +1,4 @@
-"""Find a model's folder, and say which files it lacks.
+"""Finds a model's folder, and reports missing files.
 
 A GGUF file may be named as a path, as ``owner/name:QUANT`` or as ``owner/name/FILE.gguf``; its folder is one that
 ``gguf/folder.py`` writes. A folder with a different config, tokenizer or chat template is one of

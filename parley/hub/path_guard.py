@@ -1,7 +1,7 @@
-"""Refuses names from a hub that would lead out of the cache.
+"""Refuses names from a hub that point outside of the cache.
 
-huggingface_hub names files of its cache after entity tags, sums of files and commits, as the hub reports them, and does
-not check them: a hub could write anywhere.
+huggingface_hub names files of its cache after entity tags, checksums and commits as the hub reports them, and does not
+check them: a malicious hub could write anywhere.
 """
 
 from __future__ import annotations

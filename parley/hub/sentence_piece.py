@@ -1,7 +1,7 @@
-"""Makes tokenizer.json of a SentencePiece model, ``tokenizer.model``, as Llama, Mistral and Gemma have it.
+"""Makes tokenizer.json from a SentencePiece model, ``tokenizer.model``, as Llama, Mistral and Gemma have it.
 
-The file is a message in Protocol Buffers' format (github.com/google/sentencepiece, sentencepiece_model.proto); only the
-fields that decide about ids are read. Merges follow from the scores, as for GGUF files. Unigram models and rules that
+The file is a Protocol Buffers message (github.com/google/sentencepiece, sentencepiece_model.proto); only the fields
+that affect token ids are read. Merges follow from the scores, as for GGUF files. Unigram models and rules that
 normalize characters are refused, because the ``tokenizers`` library computes other ids in rare cases.
 """
 

@@ -1,4 +1,4 @@
-"""Makes tokenizer.json of Mistral's ``tekken.json``, and a chat template if the folder has none.
+"""Makes tokenizer.json from Mistral's ``tekken.json``, and a chat template if the folder has none.
 
 The file lists the bytes of each token in the order of its rank, as tiktoken's do; ids are ranks after those of the
 special tokens. github.com/mistralai/mistral-common has the format, and how each version writes a conversation.

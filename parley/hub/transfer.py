@@ -1,4 +1,4 @@
-"""How far a download is, over all of its files together: bytes, speed and the time that is left."""
+"""Measures the progress of a download over all of its files: bytes, speed and remaining time."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class TransferMeter:
         self._reported = 0.0  # time of the last report
 
     def set_done(self, count: float) -> None:
-        """Set how many bytes one counter has seen."""
+        """Set the number of bytes that one counter has counted."""
         if count <= self._done:
             return
         self._done = min(count, self.total) if self.total else count
@@ -54,7 +54,7 @@ class TransferMeter:
 
     @property
     def fraction(self) -> float:
-        """Return the share of the bytes that are there, 0 to 1; 0 while the total is unknown."""
+        """Return the share of the bytes that have arrived, 0 to 1; 0 while the total is unknown."""
         return min(1.0, self._done / self.total) if self.total else 0.0
 
     def describe(self) -> str:

@@ -1,4 +1,4 @@
-"""Spans as bytes of OTLP's messages. Its time is taken from requests, and objects of messages take much longer.
+"""Encodes spans as OTLP messages, without objects of messages: those take much longer, and requests wait meanwhile.
 
 Format: https://github.com/open-telemetry/opentelemetry-proto, and
 https://protobuf.dev/programming-guides/encoding for its bytes. A field is a tag, which is the field's number and the
@@ -23,7 +23,7 @@ NO_ATTRIBUTES: Attributes = {}
 VARINT, LENGTH = 0, 2  # kinds of values
 KINDS = {"internal": b"\x30\x01", "server": b"\x30\x02", "client": b"\x30\x03"}  # field 6
 STATUS_ERROR = 2
-CACHED_CHARACTERS = 32  # of a value; ids of requests, which do not come again, are longer
+CACHED_CHARACTERS = 32  # most characters of a cached value; ids of requests, which do not repeat, are longer
 TRACE_ID, SPAN_ID, PARENT_ID = b"\x0a\x10", b"\x12\x08", b"\x22\x08"  # tags and lengths of fields 1, 2 and 4
 START_TIME, END_TIME = 0x39, 0x41  # tags of fields 7 and 8, of the kind FIXED_64
 FLAGS = b"\x85\x01" + struct.pack("<I", 1)  # field 16: sampled

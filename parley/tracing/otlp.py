@@ -1,6 +1,6 @@
-"""Where spans are sent: an endpoint of OpenTelemetry's protocol (OTLP) over gRPC or HTTP.
+"""Finds the endpoint that spans are sent to, by OpenTelemetry's protocol (OTLP) over gRPC or HTTP.
 
-The option names it, or OpenTelemetry's own environment variables do. Without either nothing is imported. Variables:
+The option or OpenTelemetry's own environment variables name it. Without either, nothing is imported. Variables:
 https://opentelemetry.io/docs/specs/otel/protocol/exporter/
 """
 

@@ -1,7 +1,7 @@
-"""The spans of one request in one process. They are made when it has ended, from times that are known by then.
+"""The spans of one request in one process. They are created when it has ended, from times that were recorded anyway.
 
-So a request costs nothing more while it runs. The exporter encodes those of several requests together, which takes less
-time, because code and data are in the processor's caches then. Times are from ``time.perf_counter``, in seconds.
+So tracing costs nothing while a request runs. The exporter encodes the spans of several requests together, which is
+faster because code and data stay in the processor's caches. Times are from ``time.perf_counter``, in seconds.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Checks whether an engine would load a model: ``python -m parley.worker.check`` with Settings as JSON on its input.
 
-Prints a ModelCheck as JSON. It reads no weights. A process of its own, because torch takes seconds to import and a
-broken one may kill its process.
+Prints a ModelCheck as JSON, and reads no weights. It runs in a process of its own, because torch takes seconds to
+import and a broken installation of it may kill the process.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A grammar worker: compiles grammars in a process of its own (``python -m parley.worker.grammar_process FD``).
 
-It answers questions over a stream socket, inherited as file descriptor FD, one at a time. The kernel ends it if one
-question takes too much processor time, also inside of a library's call; the parent then refuses the grammar and starts
-another worker. End of file means that the parent is gone.
+It compiles one grammar at a time, on request over a stream socket that is inherited as file descriptor FD. The kernel
+kills it if a grammar takes too much processor time, even within a library's call; the parent then refuses the grammar
+and starts another worker. End of file means that the parent is gone.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 """Publishes the events of the prefix cache over ZeroMQ, in the format of vLLM's ``vllm/distributed/kv_events.py``.
 
-Routers read it to find the instance that has the longest part of a prompt. A message has three frames: topic, number (8
-bytes, big-endian), and a batch in MessagePack: an array of the time in seconds, the events, and the rank, always 0. An
-event is a map with its name as ``type``; older versions of vLLM had arrays (``CacheEventSettings.form``). Like vLLM's,
-hashes are integers: the last 64 bits of the digest.
+Routers subscribe to it to find the instance that has cached the longest prefix of a prompt. A message has three frames:
+topic, sequence number (8 bytes, big-endian), and a batch in MessagePack: an array of the time in seconds, the events,
+and the rank, always 0. An event is a map with its name as ``type``; older versions of vLLM used arrays
+(``CacheEventSettings.form``). Like vLLM's, hashes are integers: the last 64 bits of the digest.
 
-A subscriber that has missed numbers sends the first one it needs to the replay address (frames: empty, 8 bytes). It
-gets those of the batches that are still kept, then number -1 with an empty batch. The numbers begin at 0 when the
-engine starts, with a batch that says that the cache is empty.
+A subscriber that has missed messages sends the first number that it needs to the replay address (frames: empty, 8
+bytes). It gets the batches from there on that are still kept, and then number -1 with an empty batch. Numbers begin at
+0 when the engine starts, with a batch that says that the cache is empty.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """A media process: decodes media and runs the model's processor (``python -m parley.worker.media_process FOLDER FD``).
 
-It does one job after the other from a stream socket, inherited as file descriptor FD, with the processor of the model
-in FOLDER. Data and results do not pass through the socket, but are files in the parent's memory. The data comes from
-clients, and decoders have had errors that let a file run code or take all memory. So this process gets no keys with its
-environment, and has limits of memory, of the size of files, and of processor time for each job. The kernel ends it if a
-job takes more; the parent then refuses the item and starts another process. End of file means that the parent is gone.
+It does one job after another for a stream socket, inherited as file descriptor FD, with the processor of the model in
+FOLDER. Data and results do not pass through the socket, but are files in the parent's memory. The data comes from
+clients, and decoders have had bugs that let a file run code or use all memory. So the environment of this process has
+no keys, and memory, file sizes and the processor time of each job are limited. The kernel kills the process if a job
+exceeds a limit; the parent then refuses the item and starts another process. End of file means that the parent is gone.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("parley.engine")
 
-JOB_SECONDS = 60  # seconds of processor time of a job
-JOB_MEMORY = 4 << 30  # bytes of address space, besides that of the libraries
-LARGEST_FILE = 1 << 30  # bytes of a result
+JOB_SECONDS = 60  # most seconds of processor time of a job
+JOB_MEMORY = 4 << 30  # most bytes of address space of a job, in addition to that of the libraries
+LARGEST_FILE = 1 << 30  # most bytes of a result
 NICENESS = 10  # above the server's: the engine's steps come first
 
 _decoder = msgspec.msgpack.Decoder(ProcessMedia)

@@ -1,6 +1,6 @@
-"""Applies the messages for an engine to its loop, between the steps.
+"""Applies the messages for an engine to its loop, between steps.
 
-This module maps each message to a call of the loop; the transport of messages is elsewhere.
+This module maps each message to a call of the loop, and knows nothing of how messages are transported.
 """
 
 from __future__ import annotations

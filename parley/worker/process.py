@@ -52,9 +52,9 @@ if TYPE_CHECKING:
 log = logging.getLogger("parley.engine")
 
 # Environment variables that are read when torch is imported. oneDNN and torch cache compiled code for every shape, by
-# default 1,024 each: half a gigabyte after an hour of mixed load. An evicted shape costs a fraction of a millisecond
-# when it is needed again. An idle OpenMP thread spins for milliseconds by default, on a core that the API process
-# needs; this number of spins bridges the gap between two kernels, some 30 microseconds.
+# default for 1,024 shapes each: half a gigabyte after an hour of mixed load. Compiling an evicted shape again takes a
+# fraction of a millisecond. By default, an idle OpenMP thread spins for milliseconds on a core that the API process
+# needs; this number of spins covers the gap between two kernels, about 30 microseconds.
 LIBRARY_SETTINGS = {
     "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "128",
     "LRU_CACHE_CAPACITY": "128",
@@ -190,8 +190,8 @@ def serve_engine_socket(fd: int, *, is_early: bool = False) -> None:
     threading.excepthook = _exit_at_thread_death
     sock = socket.socket(fileno=fd)
     if is_early:
-        gc.disable()  # the objects of libraries stay, and scanning them takes a tenth of a second
-        with suppress(Exception):  # fails again below, where it is reported
+        gc.disable()  # the objects of libraries are never freed, and each scan of them takes a tenth of a second
+        with suppress(Exception):  # the import fails again below, where the error is reported
             import parley.core.loop
             import parley.model.load.loader  # noqa: F401
         gc.freeze()

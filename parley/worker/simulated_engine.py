@@ -1,9 +1,9 @@
-"""A simulated engine for measuring the code around engines: its steps last as long as a model's but compute nothing.
+"""A simulated engine for measuring the code around engines: its steps take as long as a model's, but compute nothing.
 
-All but the model runner is real: queue, chunked prefill, pages, prefix cache, leases, reservations, and the process.
-The runner waits for the time that a cost model gives for the step, and generates the prompt's own tokens in order.
-Pages have no content, so pages from other instances arrive when a link of a given bandwidth would have delivered them.
-This module uses no tensors. Requests for other features than ``SIMULATED_FEATURES`` are refused by name.
+Only the model runner is simulated. Queue, chunked prefill, pages, prefix cache, leases, reservations and the process
+are real. The runner waits for the time that a cost model gives for the step, and generates the prompt's own tokens in
+order. Pages have no content, so pages from other instances arrive when a link of a given bandwidth would have delivered
+them. This module uses no tensors. Requests for other features than ``SIMULATED_FEATURES`` are refused by name.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from parley.heartbeat import BEAT_SECONDS, beat
 from parley.types import Arena, EngineFeature, EngineRequest, ModelInfo, PoolingTask, Settings
 from parley.worker.messages_loop import EngineInbox, SendMessage, serve_messages
 
-# Seconds between two steps that still count as back to back, since a busy machine adds delays.
+# Two steps with at most this many seconds between them count as back to back, since a busy machine adds delays.
 BACK_TO_BACK_SECONDS = 0.005
 
 

@@ -1,8 +1,8 @@
-"""The form in which a kind of projector file is described.
+"""The description of a kind of projector file as data.
 
 A row gives the config.json of the whole model, that of its processor, and the names of the encoder's tensors in Hugging
-Face format. Metadata and tensors are those of llama.cpp's converter (its class MmprojModel and those of families). What
-they leave out has the values of the published models.
+Face format. Metadata and tensors are those of llama.cpp's converter (its class MmprojModel and those of families).
+Values that files leave out are those of the published models.
 """
 
 from __future__ import annotations
@@ -47,21 +47,28 @@ class TensorLayout(NamedTuple):
 
 @dataclass(frozen=True)
 class Projector:
-    """A kind of projector file. ``wholes``: the models that it completes, by the language model's type.
+    """A kind of projector file.
 
-    ``names``: of tensors, without their endings or whole; ``blocks`` and ``block_names``: of those in the encoder's
-    blocks. ``marks``: the texts of special tokens, by the attribute of Transformers' tokenizer. ``ids``: the members of
-    config.json with their ids. ``read_encoder``: returns further members of config.json. ``read_processor``: returns
-    the processor_config.json. ``norms``: tensors that llama.cpp's converter adds 1 to. ``medium``: what it encodes, as
-    keys of the metadata say it. ``variant``: returns the row for a file, if it is another one. ``layouts``: of tensors
-    whose numbers lie otherwise in files, by their names, those in blocks without their number. ``has_turned_heads``:
-    the rows of queries and keys are in llama.cpp's order. ``unread``: beginnings of the names of tensors that are not
-    needed. ``stand_ins``: attributes of marks that a vocabulary may lack, and those whose marks they have then.
-    ``complete_text``: returns further members of the language model's config. ``has_parted_axes``: of the numbers of a
-    head, the pairs that rotate by column come first, then those by row; Hugging Face's format alternates them.
-    ``unused``: tensors of Hugging Face's format that files leave out, as nothing needs them, and how their shapes are
-    read. ``sound``: the row of the encoder of sound that a file has besides that of pictures; only its tensors count.
-    ``last_tensor``: the weight that makes the embeddings, in files whose metadata do not say how wide these are.
+    * ``wholes``: the models that it completes, by the language model's type.
+    * ``names``: Hugging Face names of tensors, by their names in the file, without their endings or whole. ``blocks``,
+      ``block_names``: those of tensors in the encoder's blocks.
+    * ``marks``: the texts of special tokens, by the attribute of Transformers' tokenizer. ``ids``: the members of
+      config.json with their ids. ``stand_ins``: attributes of marks that a vocabulary may lack, and the attributes
+      whose marks replace them.
+    * ``read_encoder(file)``: returns further members of config.json. ``read_processor(file)``: returns the
+      processor_config.json. ``complete_text(config)``: returns further members of the language model's config.
+    * ``norms``: tensors that llama.cpp's converter adds 1 to.
+    * ``medium``: what the encoder reads, as in keys of the metadata.
+    * ``variant(file)``: returns another row for a file, or None.
+    * ``layouts``: of tensors whose layout differs in files, by their names; those in blocks without their number.
+    * ``has_turned_heads``: the rows of queries and keys are in llama.cpp's order.
+    * ``has_parted_axes``: of the numbers of a head, the pairs that rotate by column come first, then those by row;
+      Hugging Face format alternates them.
+    * ``unread``: beginnings of the names of tensors that are not needed.
+    * ``unused``: tensors of Hugging Face format that files leave out because nothing reads them, and how their shapes
+      are found.
+    * ``sound``: the row of the encoder of sound, in files that also have one of pictures; only its tensors are used.
+    * ``last_tensor``: the weight that computes the embeddings, in files whose metadata do not give their width.
     """
 
     wholes: dict[str, WholeModel]

@@ -11,7 +11,7 @@ from parley.gguf.header import GgufError
 from parley.gguf.projectors.projector import Projector, WholeModel
 from parley.gguf.projectors.projector_file import ProjectorFile
 
-FRAMES = 2  # that a patch has: those of a picture are the same
+FRAMES = 2  # frames of a patch; both are the same for a picture
 WINDOW_SIZE = 112  # pixels in rows and columns, in Qwen2.5-VL
 MERGE_SIZE = 2  # patches per embedding in rows and columns
 HEAD_PARTS = 4  # of heads: pairs of numbers that rotate by row, and by column

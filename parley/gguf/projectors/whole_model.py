@@ -1,4 +1,4 @@
-"""The config.json, processor and marks of a language model together with the encoder in a projector file."""
+"""Combines a language model with the encoder in a projector file: config.json, processor, and the marks of media."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ BYTE = 6  # the kind of tokens that stand for bytes
 
 
 def check_pair(model: GgufModel, config: dict[str, Any]) -> WholeModel:
-    """Return what a projector file and a language model with this config.json are together.
+    """Return the multimodal model that a projector file and a language model with this config.json make.
 
     Raises GgufError if they do not belong together.
     """

@@ -1,4 +1,4 @@
-"""vLLM servers that run already, as an engine: tokens go there and come back over ``/inference/v1/generate``.
+"""A running vLLM server as an engine: requests are sent as token ids to its ``/inference/v1/generate``.
 
 ``attached_engine.py`` connects to a server and watches it, ``server_facts.py`` asks it for its version, model and
 limits, ``token_client.py`` sends requests for choices, and ``token_answers.py`` translates them and their answers.

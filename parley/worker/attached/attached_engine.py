@@ -1,9 +1,9 @@
-"""A vLLM server that runs already, as the engine of a model.
+"""A running vLLM server as the engine of a model.
 
-The engine lives in the API process: there is nothing to compute here. The server is asked for its facts when it first
-answers and whenever it comes back; until then the model is not ready. While it serves, it is asked every
-``POLL_SECONDS`` whether it is healthy and serves the same model, and for its metrics. A server that does not answer for
-the time of ``--engine-timeout`` counts as away.
+This engine runs in the API process, because it computes nothing. It asks the server for its version, model and limits
+when the server first answers and whenever it comes back; until then the model is not ready. While the server serves, it
+is asked every ``POLL_SECONDS`` whether it is healthy and serves the same model, and for its metrics. A server that does
+not answer for the time of ``--engine-timeout`` counts as away.
 """
 
 from __future__ import annotations
@@ -64,7 +64,8 @@ class AttachedEngine(MessagePageTransfer):
         self._calls = ServerCalls(settings)
         self._supervisor: asyncio.Task[None] | None = None
         self._poll_now = asyncio.Event()
-        self._lost_choices: dict[str, str] = {}  # why answers broke off, until the next poll shows whether it is away
+        # By choice: why its answer broke off, until the next poll shows whether the server is away
+        self._lost_choices: dict[str, str] = {}
         self._away_reason = ""
         self._facts: AttachedServerFacts
         self._client: TokenClient

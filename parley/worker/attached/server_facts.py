@@ -1,8 +1,7 @@
 """Asks a vLLM server for its version, its model, its limits, and the features that its options exclude.
 
-This happens before the server is used. Nothing is assumed that can be asked. A request for more log-probabilities than
-any server lists is refused with a sentence that names the limit. A request for one token shows whether the server
-accepts a feature, such as grammars.
+This happens before the server is used. The limit of log-probabilities is in the server's error for a request for too
+many of them. A request for one token shows whether the server accepts a feature, such as grammars.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from parley.worker.vllm.requests.sampling_fields import scores_prompt, translate
 
 
 class ScoredToken(ListedToken, gc=False):
-    """A drawn token. ``top_logprobs`` lists it again, and then the alternatives."""
+    """A sampled token. ``top_logprobs`` lists it again, and then the alternatives."""
 
     top_logprobs: list[ListedToken] = msgspec.field(default_factory=list)
 
@@ -105,7 +105,7 @@ def write_choice(
     fields = translate_choice(request, index, continuation)
     params: dict[str, Any] = fields.sampling | {"detokenize": False}
     if request.logprob_ids:
-        # The drawn token takes one of the places in the list. Naming an id twice makes room for it.
+        # The sampled token is one entry of the list. An id that is named twice makes room for it.
         params["logprob_token_ids"] = [*request.logprob_ids, request.logprob_ids[0]]
         params["logprobs"] = len(request.logprob_ids) + 1
     elif request.logprobs > 0:

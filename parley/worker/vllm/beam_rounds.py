@@ -1,7 +1,7 @@
 """Beam search over vLLM, which has none: each beam is a request for one token with its most probable alternatives.
 
-``core.search`` chooses the beams, as for parley's own engine. vLLM's prefix cache carries the keys and values of a beam
-from one round to the next.
+``core.search`` chooses the beams, as for parley's own engine. In each round, vLLM finds the keys and values of a beam
+in its prefix cache.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ GREEDY = Sampling(temperature=0.0)
 NO_CANDIDATES = "vLLM returned no candidates for a beam."
 
 
-class BeamPlaces:
-    """Stands in for the scheduler, the model runner and the counters of a search: vLLM has pages and slots."""
+class BeamStandIns:
+    """Replaces the scheduler, the model runner and the counters of a search, because vLLM manages pages and slots."""
 
     def __init__(self) -> None:
         self.cost = TokenCost(1, 0.0, 0.0)  # the cost of the current round
@@ -58,10 +58,10 @@ class BeamRounds:
     outputs: list[EngineOutput] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._places = BeamPlaces()
-        places = cast(Any, self._places)
-        self._searches = BeamSearches(places, places, self._add_outputs, self.on_end)
-        self._searches.attach_scheduler(places)
+        self._stand_ins = BeamStandIns()
+        stand_ins = cast(Any, self._stand_ins)
+        self._searches = BeamSearches(stand_ins, stand_ins, self._add_outputs, self.on_end)
+        self._searches.attach_scheduler(stand_ins)
 
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._searches
@@ -87,7 +87,7 @@ class BeamRounds:
             self._searches.fail_search(request_id, NO_CANDIDATES)
             return
         beam.computed = len(beam.tokens)
-        self._places.cost = cost
+        self._stand_ins.cost = cost
         self._searches.report_beam(beam, candidates)
         if not self._searches[request_id].all_reported:
             return

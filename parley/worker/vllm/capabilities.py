@@ -1,6 +1,6 @@
-"""The features of requests that vLLM has, and bounds where it accepts less than the APIs allow.
+"""The features of requests that vLLM supports, and its bounds where it accepts less than the APIs allow.
 
-The bounds are those of vLLM 0.32. It has two samplers, with different limits; these are the stricter ones.
+The bounds are those of vLLM 0.32. It has two samplers with different limits; these are the stricter ones.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ PLUGIN_FEATURES: frozenset[EngineFeature] = frozenset(
 MISSING_FEATURES: frozenset[EngineFeature] = frozenset(
     {
         "beam_edits",
-        "limited_grammar",  # where no token is left, vLLM draws one that the grammar forbids, and fails
+        "limited_grammar",  # if no token is allowed, vLLM samples one that the grammar forbids, and fails
     }
 )
 # vLLM's speculative decoding excludes these.

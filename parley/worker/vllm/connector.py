@@ -1,4 +1,4 @@
-"""vLLM's KV connector: which one is used, where it listens, and which facts must be equal on both sides.
+"""Configures vLLM's KV connector: which one, where it listens, and which properties must be equal on both sides.
 
 By default it is NIXL's, which works on GPUs and CPUs, over shared memory, InfiniBand or TCP. It moves the pages; parley
 passes messages from one vLLM to the other (``page_moves.py``).

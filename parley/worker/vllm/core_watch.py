@@ -1,9 +1,9 @@
-"""Notices that vLLM's processes hang while the host lives: an engine core that is stopped sends no steps.
+"""Detects that vLLM's processes hang although the host runs: an engine core that is stopped sends no steps.
 
-The API process sees the host alone, which continues to send heartbeats. So the host watches the processes below it in
-the same way (``engine/watchdog.py``): by vLLM's steps, and by the processor time of all these processes. A worker may
-compile for many seconds, with compilers below it, while everything else waits for it. A process that waits for another
-one uses processor time for a second. So while one of them is stopped, processor time shows nothing.
+The API process watches only the host, which continues to send heartbeats. So the host watches its descendants in the
+same way (``engine/watchdog.py``): by vLLM's steps, and by the processor time of all these processes. A worker may
+compile for many seconds, with compilers as child processes, while everything else waits for it. A process that waits
+for a stopped one may spin for a second; so while one of them is stopped, processor time is no sign of life.
 """
 
 from __future__ import annotations

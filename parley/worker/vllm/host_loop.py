@@ -1,11 +1,11 @@
-"""The requests that are open in the host of vLLM: which of their choices vLLM computes, and which still wait.
+"""The open requests in the host of vLLM: which of their choices vLLM computes, and which still wait.
 
 vLLM gets only as many choices as it computes at once. The others wait here, so that tenants get equal shares
-(``core/wait_queue.py``), which vLLM does not know. A request with n choices is n requests for vLLM, whose seeds count
-up, so choice k equals a single request with that seed.
+(``core/wait_queue.py``); vLLM knows no tenants. A request with n choices becomes n requests of vLLM with consecutive
+seeds, so choice k equals a single request with that seed.
 
-If another instance has the KV pages of the prompt, choice 0 fetches them, at once, because they are kept for a time
-only. The other choices wait until the pages have arrived.
+If another instance has the KV pages of the prompt, choice 0 fetches them at once, because they are kept for a limited
+time. The other choices wait until the pages have arrived.
 """
 
 from __future__ import annotations

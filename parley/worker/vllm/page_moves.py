@@ -1,10 +1,10 @@
 """Describes how vLLM's connector moves KV pages to another instance, as data in ``EngineOutput.transfer``.
 
-The instance that computes a prompt asks vLLM to keep the pages for another one. vLLM's last output then has a
-dictionary, ``kv_transfer_params``; the other vLLM fetches the pages by it. The pages are kept for a lease, which the
-other vLLM prolongs from the moment when it has the request. Pages whose lease has ended must not be read: they may
-belong to another prompt by then, without a trace. So the time of its end travels along, and is compared with some
-margin for clocks that differ.
+The instance that computes a prompt asks its vLLM to keep the pages for another one. vLLM's last output then has a
+dictionary, ``kv_transfer_params``, with which the other vLLM fetches the pages. The pages are kept for a lease, which
+the other vLLM prolongs once it has the request. Pages whose lease has ended must not be read: they may belong to
+another prompt by then, and nothing would show it. So the transfer includes the time when the lease ends, which is
+compared with a margin for clock differences.
 """
 
 from __future__ import annotations

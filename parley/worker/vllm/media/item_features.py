@@ -1,6 +1,7 @@
-"""One picture, video or clip for vLLM: its features, which a media process writes and the host reads, and its place.
+"""One picture, video or clip for vLLM: its features, which a media process writes and the host reads, and its
+placeholder.
 
-The content is vLLM's own, and bytes here, so that all of this is plain data and tested without vLLM.
+The tensors are bytes in vLLM's encoding here, so this module is plain data and can be tested without vLLM.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Outputs of choices with the attributes of those of vLLM's engine core, made from outputs of its outer interfaces.
+"""Outputs of choices with the attributes of vLLM's ``EngineCoreOutput``, made from outputs of its public interfaces.
 
-``HostLoop`` reads steps of the engine core. Where parley sees no steps, but whole answers and streams, the same loop
-gets these stand-ins: from ``AsyncLLM.generate`` (``generate_client.py``) and from servers (``worker/attached/``).
+``HostLoop`` reads steps of the engine core. Where parley gets no steps but whole answers and streams, the same loop
+reads these stand-ins: from ``AsyncLLM.generate`` (``generate_client.py``) and from servers (``worker/attached/``).
 """
 
 from __future__ import annotations

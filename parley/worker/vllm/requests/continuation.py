@@ -1,12 +1,12 @@
 """Ways to continue a choice that another instance began, and to use the KV pages of that instance.
 
-vLLM has no member for tokens that were drawn elsewhere. Given as part of the prompt, they do not count as output: the
-penalties miss them, a grammar begins anew after them, and so do the random numbers. So vLLM draws them again where that
-matters. They come out the same, because a choice depends on its seed; at worst rounding decides between two tokens,
-and then the next way is tried.
+vLLM's requests have no field for tokens that were sampled elsewhere. Given as part of the prompt, they do not count as
+output: penalties ignore them, and a grammar and the random numbers start again after them. So where that matters, vLLM
+samples them again. It samples the same tokens, because a choice depends on its seed; rarely, rounding decides between
+two tokens, and then the next way is tried.
 
-The pages of another instance, which choice 0 fetches, are those of a prompt: without the last token of choice 0, which
-that instance drew. So this token is drawn again as well; vLLM computes the last token of a prompt in any case.
+The pages of another instance, which choice 0 fetches, do not include the last token of choice 0, which that instance
+sampled. So this token is sampled again as well; vLLM computes the last token of a prompt in any case.
 """
 
 from __future__ import annotations
