@@ -23,7 +23,7 @@ FILES = ["secret.yaml", "coordinator.yaml", "prefill.yaml", "decode.yaml"]
 
 
 def manifests(kind=None):
-    loaded = [each for name in FILES for each in yaml.safe_load_all((DEPLOY / "k8s" / name).read_text("utf-8"))]
+    loaded = [manifest for name in FILES for manifest in yaml.safe_load_all((DEPLOY / "k8s" / name).read_text("utf-8"))]
     return [each for each in loaded if kind in (None, each["kind"])]
 
 
@@ -33,7 +33,7 @@ def only_container(document):
 
 
 def test_services_select_pods_and_probes_use_existing_ports():
-    pods = [each for each in manifests() if each["kind"] in ("Deployment", "StatefulSet")]
+    pods = [manifest for manifest in manifests() if manifest["kind"] in ("Deployment", "StatefulSet")]
     assert len(pods) == 3
     for service in manifests("Service"):
         (selected_pod,) = [
@@ -82,7 +82,7 @@ def test_manifests_start_instances_with_existing_flags():
         flag_values = {name: raw for name, (raw, _) in read_flags(SERVE_OPTIONS, flags).items()}
         assert pod["metadata"]["name"] == f"parley-{flag_values['role']}"
         known = {option.variable_name for option in SERVE_OPTIONS if option.configurable}
-        assert {each["name"] for each in only_container(pod)["env"]} - {"POD_IP"} <= known
+        assert {variable["name"] for variable in only_container(pod)["env"]} - {"POD_IP"} <= known
 
 
 def test_pod_grace_period_outlasts_drain():
@@ -117,14 +117,14 @@ def test_container_memory_suffices_for_the_bodies_that_are_accepted():
 
 def test_coordinator_manifest_lists_every_replica():
     options = coordinator_options()
-    sets = {each["metadata"]["name"]: each["spec"] for each in manifests("StatefulSet")}
+    sets = {manifest["metadata"]["name"]: manifest["spec"] for manifest in manifests("StatefulSet")}
     urls = {
         f"http://{name}-{number}.{spec['serviceName']}:8000"
         for name, spec in sets.items()
         for number in range(spec["replicas"])
     }
     assert {place.url for place in options.instances} == urls
-    (service,) = [each for each in manifests("Service") if each["metadata"]["name"] == "parley"]
+    (service,) = [manifest for manifest in manifests("Service") if manifest["metadata"]["name"] == "parley"]
     assert service["spec"]["selector"]["app.kubernetes.io/component"] == "coordinator"
 
 
@@ -172,7 +172,7 @@ def render_chart(*values):
     settings = [word for value in values for word in ("--set", value)]
     helm = [find_helm(), "template", "release", str(DEPLOY / "helm/parley"), *settings]
     done = subprocess.run(helm, capture_output=True, text=True, check=True)
-    return [each for each in yaml.safe_load_all(done.stdout) if each]
+    return [manifest for manifest in yaml.safe_load_all(done.stdout) if manifest]
 
 
 @pytest.mark.parametrize("values", CHARTS.values(), ids=CHARTS)
@@ -181,7 +181,7 @@ def test_chart_renders_servers_with_existing_flags(values):
     settings = [word for value in values for word in ("--set", value)]
     subprocess.run([find_helm(), "lint", str(DEPLOY / "helm/parley"), *settings], capture_output=True, check=True)
     documents = render_chart(*values)
-    pods = [each for each in documents if each["kind"] in ("Deployment", "StatefulSet")]
+    pods = [manifest for manifest in documents if manifest["kind"] in ("Deployment", "StatefulSet")]
     for pod in pods:
         assert pod["spec"]["selector"]["matchLabels"].items() <= pod["spec"]["template"]["metadata"]["labels"].items()
         command, *flags = only_container(pod)["args"]
@@ -189,11 +189,11 @@ def test_chart_renders_servers_with_existing_flags(values):
             read_flags(SERVE_OPTIONS, flags)
         volumes = {volume["name"] for volume in pod["spec"]["template"]["spec"]["volumes"]}
         assert {mount["name"] for mount in only_container(pod)["volumeMounts"]} <= volumes
-    for group in [each for each in documents if each["kind"] == "LeaderWorkerSet"]:
+    for group in [manifest for manifest in documents if manifest["kind"] == "LeaderWorkerSet"]:
         (leader,) = group["spec"]["leaderWorkerTemplate"]["leaderTemplate"]["spec"]["containers"]
         _, _, *flags = leader["args"][: leader["args"].index("--")]
         read_flags(SERVE_OPTIONS, flags)
-    for document in [each for each in documents if each["kind"] != "LeaderWorkerSet"]:
+    for document in [manifest for manifest in documents if manifest["kind"] != "LeaderWorkerSet"]:
         validate_manifest(document)
 
 
@@ -201,7 +201,7 @@ def test_chart_renders_servers_with_existing_flags(values):
 @pytest.mark.skipif(find_helm() is None, reason="helm renders the chart: make deploy-tools")
 def test_chart_configures_a_coordinator_that_accepts_its_files(tmp_path, own_secret):
     documents = render_chart("mode=cluster", "keysSecret=keys", f"clusterSecret={own_secret}")
-    (config,) = (each["data"]["coordinator.toml"] for each in documents if each["kind"] == "ConfigMap")
+    (config,) = (document["data"]["coordinator.toml"] for document in documents if document["kind"] == "ConfigMap")
     (tmp_path / "secret").mkdir()
     (tmp_path / "secret/secret").write_text("the cluster's secret")
     (tmp_path / "keys").mkdir()
@@ -209,18 +209,20 @@ def test_chart_configures_a_coordinator_that_accepts_its_files(tmp_path, own_sec
     (tmp_path / "coordinator.toml").write_text(config.replace("/etc/parley", str(tmp_path)))
     flags = ["--config", str(tmp_path / "coordinator.toml")]
     options = coordinator.coordinator_options(resolve_options(coordinator.OPTIONS, flags, {}))
-    assert [each.name for each in options.hashed_keys] == ["alice"] and options.secret == "the cluster's secret"
+    assert [hashed_key.name for hashed_key in options.hashed_keys] == [
+        "alice"
+    ] and options.secret == "the cluster's secret"
 
-    secrets = {each["metadata"]["name"] for each in documents if each["kind"] == "Secret"}
+    secrets = {document["metadata"]["name"] for document in documents if document["kind"] == "Secret"}
     assert secrets == (set() if own_secret else {"release-parley-cluster"})
     used = set()
-    for pod in (each for each in documents if each["kind"] in ("Deployment", "StatefulSet")):
+    for pod in (document for document in documents if document["kind"] in ("Deployment", "StatefulSet")):
         volumes = pod["spec"]["template"]["spec"]["volumes"]
-        used |= {each["secret"]["secretName"] for each in volumes if "secret" in each}
+        used |= {volume["secret"]["secretName"] for volume in volumes if "secret" in volume}
         used |= {
-            each["valueFrom"]["secretKeyRef"]["name"]
-            for each in only_container(pod).get("env", ())
-            if "secretKeyRef" in each.get("valueFrom", {})
+            variable["valueFrom"]["secretKeyRef"]["name"]
+            for variable in only_container(pod).get("env", ())
+            if "secretKeyRef" in variable.get("valueFrom", {})
         }
     assert used == {"keys", own_secret or "release-parley-cluster"}
 

@@ -92,18 +92,18 @@ SPECS: dict[tuple[str, str], dict[str, Any]] = {
 
 @cache
 def all_manifests() -> list[dict[str, Any]]:
-    return [each for file in FILES for each in yaml.safe_load_all(file.read_text("utf-8"))]
+    return [manifest for file in FILES for manifest in yaml.safe_load_all(file.read_text("utf-8"))]
 
 
 def manifests(*kinds: str) -> list[dict[str, Any]]:
-    return [each for each in all_manifests() if each["kind"] in kinds or not kinds]
+    return [manifest for manifest in all_manifests() if manifest["kind"] in kinds or not kinds]
 
 
 def parley_pods() -> list[dict[str, Any]]:
     """The parts of the manifests that have parley's containers."""
-    pods = [each["spec"]["template"]["spec"] for each in manifests("Deployment")]
-    pods += [each["spec"] for each in manifests("ClusterServingRuntime")]
-    pods += [each["spec"]["template"] for each in manifests("LLMInferenceService")]
+    pods = [manifest["spec"]["template"]["spec"] for manifest in manifests("Deployment")]
+    pods += [manifest["spec"] for manifest in manifests("ClusterServingRuntime")]
+    pods += [manifest["spec"]["template"] for manifest in manifests("LLMInferenceService")]
     return [pod for pod in pods if pod["containers"][0]["image"] == "parley"]
 
 
@@ -124,7 +124,7 @@ def test_other_gateway_manifests_match_kubernetes_schemas():
 
 def test_pool_route_and_picker_refer_to_each_other():
     (pool,), (route,), (gateway,) = manifests("InferencePool"), manifests("HTTPRoute"), manifests("Gateway")
-    deployments = {each["metadata"]["name"]: each["spec"]["template"] for each in manifests("Deployment")}
+    deployments = {manifest["metadata"]["name"]: manifest["spec"]["template"] for manifest in manifests("Deployment")}
     labels = deployments["parley"]["metadata"]["labels"]
     assert pool["spec"]["selector"]["matchLabels"].items() <= labels.items()
     ports = [port["containerPort"] for port in deployments["parley"]["spec"]["containers"][0]["ports"]]
@@ -139,8 +139,8 @@ def test_pool_route_and_picker_refer_to_each_other():
     assert f"--pool-name={pool['metadata']['name']}" in arguments
     (config,) = manifests("ConfigMap")
     plugins = yaml.safe_load(config["data"]["config.yaml"])
-    named = {each["pluginRef"] for profile in plugins["schedulingProfiles"] for each in profile["plugins"]}
-    assert named == {each["type"] for each in plugins["plugins"]}
+    named = {plugin["pluginRef"] for profile in plugins["schedulingProfiles"] for plugin in profile["plugins"]}
+    assert named == {plugin["type"] for plugin in plugins["plugins"]}
     (rule,) = route["spec"]["rules"]
     assert rule["backendRefs"][0]["name"] == pool["metadata"]["name"]
     assert route["spec"]["parentRefs"][0]["name"] == gateway["metadata"]["name"]

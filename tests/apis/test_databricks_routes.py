@@ -255,8 +255,8 @@ async def test_databricks_endpoint_routes_to_the_model_with_all_traffic(three_mo
     by_body = await three_models.post("/serving-endpoints/chat/completions", TALK | {"model": "org/alias"})
     assert by_body.json["model"] == "org/alias"
     listed = (await three_models.get(ROOT)).json["endpoints"]
-    assert [each["name"] for each in listed] == ["ab", "small", "org/alias", "large", "vectors"]
-    assert [each["task"] for each in listed] == ["llm/v1/chat"] * 4 + ["llm/v1/embeddings"]
+    assert [entry["name"] for entry in listed] == ["ab", "small", "org/alias", "large", "vectors"]
+    assert [entry["task"] for entry in listed] == ["llm/v1/chat"] * 4 + ["llm/v1/embeddings"]
 
 
 async def test_rejects_an_endpoint_that_mixes_chat_and_embedding_models(three_models):

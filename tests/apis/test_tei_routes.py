@@ -27,7 +27,7 @@ async def test_an_encoder_has_teis_routes_and_a_generator_tgis(serve):
         tokens = (await encoder.post(prefix + "/tokenize", {"inputs": TEXTS})).json
         assert int(vectors.headers["x-compute-tokens"]) == sum(map(len, tokens))
         rows = (await encoder.post(prefix + "/embed_all", {"inputs": TEXTS})).json
-        assert [len(each) for each in rows] == [len(each) for each in tokens]
+        assert [len(row) for row in rows] == [len(each) for each in tokens]
         for text, each in zip(TEXTS, tokens, strict=True):
             assert "".join(token["text"] for token in each) == text
             assert each[-1]["stop"] == len(text.encode()) and each[0]["special"] is False
@@ -115,7 +115,7 @@ async def test_requests_without_a_model_go_to_the_first_that_suits_their_path(se
     for prefix in ("", "/tei"):
         assert len((await server.post(prefix + "/rerank", {"query": "a", "texts": TEXTS})).json) == 2
         classes = (await server.post(prefix + "/predict", {"inputs": "a"})).json
-        assert {each["label"] for each in classes} == {"bad", "good"}
+        assert {class_["label"] for class_ in classes} == {"bad", "good"}
         assert len((await server.post(prefix + "/embed", {"inputs": "a"})).json[0]) == 8
         assert (await server.post(prefix + "/embed_sparse", {"inputs": "a"})).json[0][0]["value"] == 1
     named = await server.post("/rerank", {"model": "classes", "query": "a", "texts": TEXTS})

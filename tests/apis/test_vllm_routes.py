@@ -308,8 +308,8 @@ async def test_chat_batch_answers_each_conversation_like_a_single_request(server
     alone = [(await server.post(prefix + "/v1/chat/completions", {"messages": messages})).json for messages in several]
     batch = (await server.post(prefix + "/v1/chat/completions/batch", {"messages": several})).json
     contents = [choice["message"]["content"] for choice in batch["choices"]]
-    assert contents == [each["choices"][0]["message"]["content"] for each in alone]
-    assert batch["usage"]["total_tokens"] == sum(each["usage"]["total_tokens"] for each in alone)
+    assert contents == [single_answer["choices"][0]["message"]["content"] for single_answer in alone]
+    assert batch["usage"]["total_tokens"] == sum(single_answer["usage"]["total_tokens"] for single_answer in alone)
     long = {"messages": [several[0], [{"role": "user", "content": "b " * 9000}]]}
     refused = await server.post(prefix + "/v1/chat/completions/batch", long)
     assert refused.status == 400 and "maximum context length" in refused.error["message"]

@@ -155,8 +155,8 @@ def test_usage_of_requests_that_are_cut_off_is_kept(server: EncryptedServer):
         client.get("/v1/usage").raise_for_status()  # everything before it is in the file
     before, started = count_requests(), threading.Semaphore(0)
     clients = [threading.Thread(target=use) for _ in range(8)]
-    for each in clients:
-        each.start()
+    for open_client in clients:
+        open_client.start()
     for _ in range(30 * len(clients)):  # several tokens of each
         assert started.acquire(timeout=20)
     processes = server.api_processes
@@ -169,6 +169,6 @@ def test_usage_of_requests_that_are_cut_off_is_kept(server: EncryptedServer):
     for process in processes:
         os.kill(process, signal.SIGCONT)
     server.wait_for_end()
-    for each in clients:
-        each.join()
+    for open_client in clients:
+        open_client.join()
     assert count_requests() == before + len(clients)

@@ -47,7 +47,7 @@ async def test_a_request_ends_although_it_was_granted_just_before():
     link.end_early(CancelOpen(7, "unknown"))
     await asyncio.gather(*tasks)
     await asyncio.sleep(0)
-    assert [each.ends for each in listed] == [["cmpl-1"], ["The server shuts down."]]
+    assert [request.ends for request in listed] == [["cmpl-1"], ["The server shuts down."]]
 
 
 async def test_a_main_process_that_hangs_is_asked_nothing_until_it_goes_on():

@@ -185,11 +185,15 @@ def test_comparison_tells_differences_from_noise(tmp_path, capsys):
     slower = write_lines(tmp_path / "c.json", make_result(3, step=0.02))
     (comparison,) = compare_files(same, again)
     assert (comparison.load, comparison.runs) == ("1 at once, prompt 4, output 5", (1, 1))
-    assert {each.verdict for each in comparison.differences} == {WITHIN}
-    verdicts = {each.measure: each.verdict for each in compare_files(same, slower)[0].differences}
+    assert {difference.verdict for difference in comparison.differences} == {WITHIN}
+    verdicts = {difference.measure: difference.verdict for difference in compare_files(same, slower)[0].differences}
     assert set(verdicts.values()) == {"worse"} and {"TTFT p99, ms", "output tokens/s"} <= verdicts.keys()
-    assert {each.verdict for each in compare_files(slower, same)[0].differences} == {"better"}
-    (ratio,) = [each.ratio for each in compare_files(same, slower)[0].differences if each.measure == "TPOT p50, ms"]
+    assert {difference.verdict for difference in compare_files(slower, same)[0].differences} == {"better"}
+    (ratio,) = [
+        difference.ratio
+        for difference in compare_files(same, slower)[0].differences
+        if difference.measure == "TPOT p50, ms"
+    ]
     assert ratio == pytest.approx(2, rel=0.05)
     assert main(["bench", "--compare", same, slower]) == 0
     table = capsys.readouterr().out.splitlines()
@@ -203,10 +207,10 @@ def test_comparison_prefers_the_spread_of_three_runs(tmp_path):
     steady = [make_result(seed) for seed in (1, 2, 3)]
     varying = [make_result(seed, step) for seed, step in ((4, 0.008), (5, 0.02), (6, 0.013))]
     files = [write_lines(tmp_path / name, *runs) for name, runs in (("a", steady), ("b", varying), ("c", varying[2:]))]
-    assert {each.verdict for each in compare_files(files[0], files[1])[0].differences} == {WITHIN}
-    assert "worse" in {each.verdict for each in compare_files(files[0], files[2])[0].differences}
+    assert {difference.verdict for difference in compare_files(files[0], files[1])[0].differences} == {WITHIN}
+    assert "worse" in {difference.verdict for difference in compare_files(files[0], files[2])[0].differences}
     few = write_lines(tmp_path / "d", make_result(7, count=PARTS))
-    assert {each.verdict for each in compare_files(files[0], few)[0].differences} == {UNKNOWN}
+    assert {difference.verdict for difference in compare_files(files[0], few)[0].differences} == {UNKNOWN}
 
 
 def test_noise_limit_follows_welch():

@@ -198,7 +198,9 @@ def test_mindie_config_of_a_cluster_instance(tmp_path):
 
 def test_empty_mindie_config_has_mindies_defaults(tmp_path):
     plan = read_config(tmp_path, {})
-    assert [(each.host, each.port) for each in plan.listen] == [("127.0.0.1", port) for port in (1025, 1026, 1027)]
+    assert [(listener.host, listener.port) for listener in plan.listen] == [
+        ("127.0.0.1", port) for port in (1025, 1026, 1027)
+    ]
     assert plan.listen[0].tls == plan.listen[2].tls  # one address, one certificate
     assert (plan.max_prompt, plan.max_output, plan.token_timeout, plan.timeout) == (2048, 512, 600, 600)
     assert plan.options["max-queue"] == 2800 and plan.unused_members == []
@@ -252,7 +254,7 @@ def test_mindie_truncation_values_decide_about_overlong_prompts(tmp_path, value,
 
 def test_mindie_environment_variables_take_effect(tmp_path):
     plan = read_config(tmp_path, FULL_CONFIG, MIES_CONTAINER_IP="10.0.0.1", MIES_CONTAINER_MANAGEMENT_IP="::1")
-    assert [each.host for each in plan.listen] == ["10.0.0.1", "::1", "::1"]
+    assert [listener.host for listener in plan.listen] == ["10.0.0.1", "::1", "::1"]
     assert "MIES_CONTAINER_IP: 'x' is not an IPv4 or IPv6 address" in config_error(
         tmp_path, FULL_CONFIG, MIES_CONTAINER_IP="x"
     )
@@ -313,7 +315,9 @@ def test_mindie_config_loads_lora_modules(tmp_path):
     modules = [{"name": "a-1", "path": "adapters/a", "baseModelName": "llama_65b"}, {"name": "b", "path": "/x/b"}]
     deploy |= {"maxLoras": 3, "maxLoraRank": 64, "LoraModules": modules}
     plan = read_config(tmp_path, content)
-    assert not {"maxLoras", "maxLoraRank", "LoraModules"} & {each.rpartition(".")[2] for each in plan.unused_members}
+    assert not {"maxLoras", "maxLoraRank", "LoraModules"} & {
+        unused_member.rpartition(".")[2] for unused_member in plan.unused_members
+    }
     (offer,) = offered_models(resolve_options(SERVE_OPTIONS, [], {}).with_unset_from(plan.options, "there"))
     engine = offer.settings
     assert engine.adapters == {"a-1": str(tmp_path / "adapters/a"), "b": "/x/b"}
@@ -325,7 +329,10 @@ def test_mindie_config_loads_lora_modules(tmp_path):
 
 def test_default_mindie_password_and_crl_files_are_optional(tmp_path):
     content = {"ServerConfig": {"managementIpAddress": "127.0.0.3"}}
-    assert all(each.tls is not None and each.tls[2:5:2] == (None, ()) for each in read_config(tmp_path, content).listen)
+    assert all(
+        listener.tls is not None and listener.tls[2:5:2] == (None, ())
+        for listener in read_config(tmp_path, content).listen
+    )
     for name in ("pass/key_pwd.txt", "certs/server_crl.pem", "pass/management/key_pwd.txt"):
         (tmp_path / "security" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "security" / name).touch()
@@ -341,7 +348,7 @@ def test_named_crl_files_that_do_not_exist_are_a_warning_until_one_does(tmp_path
     default_options = server_options(resolve_options(SERVE_OPTIONS, [], {}))
     content = changed_config("ServerConfig.tlsCrlFiles", ["one.pem", "two.pem"])
     plan = read_config(tmp_path, content)
-    assert all(each.tls is not None and not each.tls.revocation_lists for each in plan.listen)
+    assert all(listener.tls is not None and not listener.tls.revocation_lists for listener in plan.listen)
     (note,) = (each for each in plan.apply_to_options(default_options, "strict").notes if "revocation" in each)
     assert note.endswith("certs/one.pem, " + str(tmp_path / "security/certs/two.pem") + " does not exist.")
     (tmp_path / "security/certs").mkdir(parents=True)

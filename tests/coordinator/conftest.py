@@ -30,8 +30,8 @@ async def cluster() -> AsyncIterator[StartCluster]:
                 await each.start_serving()
             scripted.append(each)
             instance_configs.append(InstanceConfig(id=number, url=each.url, role=each.role, peer=each.target))
-        for each in instances:
-            each.peers = {other.target: other for other in instances}
+        for instance in instances:
+            instance.peers = {other.target: other for other in instances}
         placement = {"separate": "always", "heartbeat": 0.05, "predict_port": 0} | keys
         options = CoordinatorOptions(instances=tuple(instance_configs), **placement)
         sock = open_listener("127.0.0.1", 0)
@@ -42,7 +42,7 @@ async def cluster() -> AsyncIterator[StartCluster]:
         running.append(started)
         if ready:
             await started.wait_until(
-                lambda: all(each.is_usable(coordinator.table.clock()) for each in coordinator.table)
+                lambda: all(instance.is_usable(coordinator.table.clock()) for instance in coordinator.table)
             )
         return started
 

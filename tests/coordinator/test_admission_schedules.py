@@ -45,12 +45,14 @@ async def test_random_schedules_release_everything_once(roles, steps, keys):
     clock = ManualClock()
     table, scheduler = simulated_cluster(*roles, clock=clock, **keys)
     instances: list[ClusterInstance] = list(table)
-    for each in instances:
-        each.slots, each.blocks = 4, 200
+    for placed_instance in instances:
+        placed_instance.slots, placed_instance.blocks = 4, 200
     placement_tasks: list[asyncio.Task] = []
     for action, number in steps:
         placements = [
-            each.result() for each in placement_tasks if each.done() and not each.cancelled() and not each.exception()
+            placement_task.result()
+            for placement_task in placement_tasks
+            if placement_task.done() and not placement_task.cancelled() and not placement_task.exception()
         ]
         instance = instances[number % len(instances)]
         match action:
@@ -84,23 +86,25 @@ async def test_random_schedules_release_everything_once(roles, steps, keys):
                 clock.now += number
         if number % 3:
             await asyncio.sleep(0)
-        for each in instances:
-            assert each.tasks >= 0 and each.prefill.slots >= 0 and each.decode.blocks >= 0
+        for placed_instance in instances:
+            assert (
+                placed_instance.tasks >= 0 and placed_instance.prefill.slots >= 0 and placed_instance.decode.blocks >= 0
+            )
     await asyncio.sleep(0)
     tenants = scheduler.queue.tenant_count  # a tenant below its share is accepted by a full queue
     assert scheduler.queued_requests <= scheduler.options.max_schedule_count * max(1, tenants)
-    for each in placement_tasks:
-        each.cancel()
+    for placement_task in placement_tasks:
+        placement_task.cancel()
     results = await asyncio.gather(*placement_tasks, return_exceptions=True)
-    for each in results:
-        if isinstance(each, BaseException):
-            assert isinstance(each, RequestRefused | asyncio.CancelledError)
+    for result in results:
+        if isinstance(result, BaseException):
+            assert isinstance(result, RequestRefused | asyncio.CancelledError)
         else:
-            each.close_placement(False)
+            result.close_placement(False)
     assert scheduler.open_requests == scheduler.queued_requests == 0
-    for each in instances:
-        assert each.tasks == 0
-        for side in (each.prefill, each.decode):
+    for placed_instance in instances:
+        assert placed_instance.tasks == 0
+        for side in (placed_instance.prefill, placed_instance.decode):
             assert (side.slots, side.blocks, side.tokens, side.lengths) == (0, 0, 0, [])
 
 
@@ -130,7 +134,9 @@ async def test_refuses_requests_that_wait_too_long_or_meet_a_full_queue():
         for request in (SchedulingRequest(5), SchedulingRequest(5, deadline=0.01), SchedulingRequest(5))
     ]
     results = await asyncio.gather(*tasks, return_exceptions=True)
-    refusals = [(each.status, each.text, each.retry_after) for each in results if isinstance(each, RequestRefused)]
+    refusals = [
+        (result.status, result.text, result.retry_after) for result in results if isinstance(result, RequestRefused)
+    ]
     assert refusals == [(408, "Request schedule timeout", 1)] + 2 * [(429, "Too many requests", 1)]
     assert scheduler.queued_requests == 0
 
@@ -165,16 +171,16 @@ async def test_load_is_spread_evenly_and_prefill_is_freed_at_first_token():
         "prefill", "prefill", "decode", "decode", "decode", algorithm_type="load_balance"
     )
     placements = [await scheduler.place_request(SchedulingRequest(100)) for _ in range(12)]
-    assert Counter(each.p.id for each in placements) == {1: 6, 2: 6}
-    assert Counter(each.d.id for each in placements) == {3: 4, 4: 4, 5: 4}
-    for each in placements:
-        each.report_first_token()
-        each.report_first_token()
-    assert [each.tasks for each in table] == [0, 0, 4, 4, 4]
-    for each in placements:
-        with each:
-            each.report_tokens()
-    assert [each.tasks for each in table] == [0] * 5
+    assert Counter(placement.p.id for placement in placements) == {1: 6, 2: 6}
+    assert Counter(placement.d.id for placement in placements) == {3: 4, 4: 4, 5: 4}
+    for placement in placements:
+        placement.report_first_token()
+        placement.report_first_token()
+    assert [instance.tasks for instance in table] == [0, 0, 4, 4, 4]
+    for placement in placements:
+        with placement:
+            placement.report_tokens()
+    assert [instance.tasks for instance in table] == [0] * 5
     assert scheduler.counters.ended.by_label == {"ok": 12, "failed": 0, "cancelled": 0}
 
 

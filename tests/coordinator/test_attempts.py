@@ -387,7 +387,7 @@ async def test_result_connection_sends_run_and_seat_of_the_coordinator(cluster):
     d = ScriptedInstance("decode")
     ports = [(await cluster(ScriptedInstance("prefill"), d)).port for _ in range(2)]
     queries = [dict(parse_qsl(request.target.partition("?")[2])) for request in d.result_requests]
-    assert len({each["client"] for each in queries}) == 2
+    assert len({query["client"] for query in queries}) == 2
     for each, port in zip(queries, ports, strict=True):
         with socket.create_server(("127.0.0.1", 0)) as other:
             assert each["seat"] != coordinator_id("127.0.0.1", other)
@@ -424,7 +424,7 @@ async def test_begun_stream_resumes_only_with_the_same_weights(cluster, prefill_
         if stream_begun:
             d.send_part(request_id, parts, first_part)
         p.layout, d.layout = f"model={prefill_weights}", "model=other"
-        await running.wait_until(lambda: {each.layout for each in table} == {p.layout, d.layout})
+        await running.wait_until(lambda: {instance.layout for instance in table} == {p.layout, d.layout})
         d.decode_hook, d.epoch = None, "later"
         d.sent_frames.clear()
         d.break_result_connection()
@@ -448,7 +448,7 @@ async def test_removed_decode_instance_leaves_no_request_hanging(cluster, other_
     async def remove(d: ScriptedInstance, request_id: str, parts: list[bytes], first_part: int) -> None:
         d.send_part(request_id, parts, first_part)
         await asyncio.sleep(0.02)
-        table.remove_instance(next(each.id for each in table if each.url == d.url))
+        table.remove_instance(next(instance.id for instance in table if instance.url == d.url))
 
     removed.decode_hook = remove
     answer = await running.post(body=CHAT_BODY)

@@ -55,13 +55,13 @@ async def test_one_request_at_a_time_probes_a_failing_instance():
     assert {(await scheduler.place_request(REQUEST)).p.id for _ in range(4)} == {2}
     clock.now += PAUSE_BOUNDS[0]
     placements = [await scheduler.place_request(REQUEST) for _ in range(6)]
-    (probe,) = [each for each in placements if each.p is failing]
+    (probe,) = [placement for placement in placements if placement.p is failing]
     probe.report_failure(failing, "again")
     probe.close_placement(False)
     assert {(await scheduler.place_request(REQUEST)).p.id for _ in range(4)} == {2}
     clock.now += 2 * PAUSE_BOUNDS[0]
     placements = [await scheduler.place_request(REQUEST) for _ in range(6)]
-    (probe,) = [each for each in placements if each.p is failing]
+    (probe,) = [placement for placement in placements if placement.p is failing]
     probe.close_placement()
     assert {(await scheduler.place_request(REQUEST)).p.id for _ in range(4)} == {1, 2}
 
@@ -71,7 +71,7 @@ async def test_cancelled_probe_is_followed_by_another():
     clock.now += PAUSE_BOUNDS[0]
     for _ in range(2):
         placements = [await scheduler.place_request(REQUEST) for _ in range(4)]
-        (probe,) = [each for each in placements if each.p is failing]
+        (probe,) = [placement for placement in placements if placement.p is failing]
         probe.close_placement(False)
 
 
@@ -145,5 +145,5 @@ async def test_client_errors_do_not_count_as_failures_of_an_instance(live_cluste
     statuses = {(await cluster.front.post(path, body)).status for _ in range(FAILURE_LIMIT)}
     assert statuses == {500}
     now = cluster.coordinator.table.clock()
-    assert not any(each.breaker.is_open(now) for each in cluster.coordinator.table)
+    assert not any(instance.breaker.is_open(now) for instance in cluster.coordinator.table)
     assert cluster.coordinator.scheduler.counters.failures == 0

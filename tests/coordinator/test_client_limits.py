@@ -39,8 +39,8 @@ async def test_client_disconnect_cancels_the_request_on_every_instance(cluster, 
         reached.set()
 
     if stage == "queued":
-        for each in running.coordinator.table:
-            running.coordinator.table.set_result_stream(each, False)
+        for instance in running.coordinator.table:
+            running.coordinator.table.set_result_stream(instance, False)
         running.coordinator.options.__dict__["deploy_mode"] = "auto"
     p.before_prefill = wait if stage == "asked" else None
     d.decode_hook = decode_part

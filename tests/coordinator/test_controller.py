@@ -26,7 +26,7 @@ class SimulatedInstances(FakeHttp):
         instance = next(each for each in self.table if url.startswith(each.management))
         if method == "POST":
             role, role_body = url.rsplit("/", 1)[1], json.loads(body)
-            self.role_requests.append((instance.id, role, instance.tasks, [each["id"] for each in role_body["peers"]]))
+            self.role_requests.append((instance.id, role, instance.tasks, [peer["id"] for peer in role_body["peers"]]))
             self.shares.append(role_body["local"]["p_percentage"])
             new_status = status_body(role)
             new_status["service"]["p_percentage"] = role_body["local"]["p_percentage"]
@@ -61,15 +61,15 @@ async def test_controller_gives_roleless_instances_the_scarcer_role():
         net,
         _c,
     ):
-        for each in table:
-            each.role = "none"
+        for instance in table:
+            instance.role = "none"
         table.set_instance_offline(table.instances[2], True)
         for _ in range(3):
             before = len(net.role_requests)
             controller.control_step()
             await wait_until(lambda before=before: len(net.role_requests) > before and not controller.is_changing)
-        assert sorted(each.role for each in table) == ["decode", "decode", "prefill"]
-        assert [each.offline for each in table] == [False, True, False]
+        assert sorted(instance.role for instance in table) == ["decode", "decode", "prefill"]
+        assert [instance.offline for instance in table] == [False, True, False]
         table.set_instance_offline(table.instances[2], False)
         assert table.is_cluster_ready()
         controller.control_step()
@@ -86,24 +86,24 @@ async def test_controller_changes_a_role_after_its_running_requests_ended():
         clock,
     ):
         placements = [await scheduler.place_request(SchedulingRequest(10)) for _ in range(4)]
-        for each in placements:
-            each.report_first_token()
+        for placement in placements:
+            placement.report_first_token()
         controller.measured_load = lambda *roles: RoleLoad(3, 0.5)
         for _ in range(7):
             clock.now += 1
             controller.control_step()
         await asyncio.sleep(0)
-        (changing,) = [each for each in table if each.changing]
+        (changing,) = [instance for instance in table if instance.changing]
         await asyncio.sleep(0.1)
         assert net.role_requests == []
         later_placements = [await scheduler.place_request(SchedulingRequest(10)) for _ in range(6)]
-        assert changing not in [each.d for each in later_placements]
+        assert changing not in [later_placement.d for later_placement in later_placements]
         table.set_instance_offline(changing, True)  # the end of the role change must not undo this
         for each in placements + later_placements:
             each.close_placement()
         await wait_until(lambda: controller.roles_changed)
         assert net.role_requests[0][:3] == (changing.id, "prefill", 0)
-        others = [each.id for each in table if each.role == "decode"]
+        others = [instance.id for instance in table if instance.role == "decode"]
         assert net.role_requests[0][3] == others and changing.id not in others
         assert sorted(instance_id for instance_id, *_ in net.role_requests[1:]) == others  # its peers get the new list
         assert all(changing.id in peers for *_, peers in net.role_requests[1:])
@@ -122,7 +122,7 @@ async def test_refused_role_change_keeps_the_instance_in_service():
         net.__class__ = FakeHttp
         controller.control_step()
         await wait_until(lambda: not controller.is_changing)
-        assert controller.roles_changed == 0 and not any(each.changing for each in table)
+        assert controller.roles_changed == 0 and not any(instance.changing for instance in table)
         assert table.is_cluster_ready()
 
 
@@ -150,8 +150,8 @@ async def test_controller_measures_work_from_request_times():
             placements.append(await scheduler.place_request(SchedulingRequest(500)))
         work = controller.measured_load("prefill", "decode")
         assert work.prefill == pytest.approx(0.5, abs=0.01) and work.decode >= 1.0
-        for each in placements:
-            each.close_placement()
+        for placement in placements:
+            placement.close_placement()
 
 
 async def test_flex_share_follows_the_work_without_a_role_change():
@@ -183,8 +183,8 @@ async def test_flex_share_follows_the_work_without_a_role_change():
 async def test_flex_share_stays_without_auto_ratio_or_at_0_and_100(share):
     for keys, initial_share in (({"auto_ratio": True}, share), ({}, 50)):
         async with start_controller("flex", "flex", **keys) as (controller, table, _, net, clock):
-            for each in table:
-                each.p_percentage = initial_share
+            for instance in table:
+                instance.p_percentage = initial_share
             controller.measured_load = lambda *roles: RoleLoad(3, 0.5)
             for _ in range(100):
                 clock.now += 1

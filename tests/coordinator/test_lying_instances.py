@@ -47,10 +47,10 @@ async def test_a_prefill_instance_with_an_impossible_head_is_replaced_by_another
 
         liar.before_prefill = answer_falsely
         liar.requests.clear()
-        for breaker in (each.breaker for each in running.coordinator.table):
+        for breaker in (instance.breaker for instance in running.coordinator.table):
             breaker.close_breaker()
         answers = [await running.post(body=CHAT_BODY) for _ in range(2)]
-        assert liar.requests and {each.body for each in answers} == {b"".join(CHAT_SCRIPT.parts)}, (status, headers)
+        assert liar.requests and {answer.body for answer in answers} == {b"".join(CHAT_SCRIPT.parts)}, (status, headers)
 
 
 async def test_a_decode_instance_with_an_impossible_head_fails_its_own_request_only(cluster) -> None:

@@ -47,7 +47,7 @@ def list_item(instance_id=1, role=80, **static):
 
 
 def list_body(*items, ids=None):
-    return json.dumps({"ids": [each["id"] for each in items] if ids is None else ids, "instances": list(items)})
+    return json.dumps({"ids": [item["id"] for item in items] if ids is None else ids, "instances": list(items)})
 
 
 @asynccontextmanager
@@ -132,10 +132,10 @@ async def test_instance_list_adds_keeps_changes_and_removes_instances():
             b"",
             False,
         )
-        assert [each.id for each in table] == [1, 2] and table.get_instance(1) is one  # 3 is not among the ids
+        assert [instance.id for instance in table] == [1, 2] and table.get_instance(1) is one  # 3 is not among the ids
         assert (one.role, one.p_percentage) == ("flex", 30)
         await say("POST", "/v1/instances/refresh", list_body(list_item(2, 68)))
-        assert [each.id for each in table] == [2] and not table.is_cluster_ready()
+        assert [instance.id for instance in table] == [2] and not table.is_cluster_ready()
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,7 @@ async def test_management_rejects_a_malformed_instance_list(content):
     async with serve_app(management.app) as say:
         assert await say("POST", "/v1/instances/refresh", list_body(list_item(5))) == (200, b"", False)
         assert await say("POST", "/v1/instances/refresh", content) == (400, b"", False)
-    assert [each.id for each in table] == [5]
+    assert [instance.id for instance in table] == [5]
 
 
 @pytest.mark.parametrize(
@@ -194,7 +194,7 @@ async def test_instance_list_skips_invalid_instances(wrong):
         (invalid_item if name in invalid_item else invalid_item["static_info"])[name] = value
     async with serve_app(management.app) as say:
         assert await say("POST", "/v1/instances/refresh", list_body(invalid_item, list_item(2))) == (200, b"", False)
-    assert [each.id for each in table] == [2]
+    assert [instance.id for instance in table] == [2]
 
 
 async def test_instances_go_offline_and_online():
@@ -268,7 +268,7 @@ async def test_alarm_list_keeps_the_newest_own_and_received_alarms():
             status, body, _ = await say("GET", path)
             assert (status, json.loads(body)) == (200, {"message": "", "status": "0"})
         alarms = json.loads((await say("GET", "/v1/alarms"))[1])["alarms"]
-        assert [each["id"] for each in alarms] == ["instance-2-lost", "instance-1-faulty", "x"]
+        assert [alarm["id"] for alarm in alarms] == ["instance-2-lost", "instance-1-faulty", "x"]
         assert "no connection" in alarms[1]["detail"]
         for _ in range(150):
             await say("POST", "/v1/alarm/llm_engine", "{}")
@@ -382,8 +382,8 @@ async def test_status_page_is_self_contained_and_its_data_complete():
         assert (await say("GET", "/ui/nothing.js"))[0] == 404
         script = (await say("GET", "/ui/cluster.js"))[1]
         data = json.loads((await say("GET", "/data"))[1])
-    assert data["open"] == 1 and [each["role"] for each in data["instances"]] == ["prefill", "decode", "flex"]
-    assert [each["paused"] for each in data["instances"]] == [False, True, False]
+    assert data["open"] == 1 and [instance["role"] for instance in data["instances"]] == ["prefill", "decode", "flex"]
+    assert [instance["paused"] for instance in data["instances"]] == [False, True, False]
     assert set(re.findall(r"\bdata\.([a-z_]+)", script.decode())) <= set(data)
     members = re.findall(r"\binstance\.([a-z_]+)", script.decode())
     assert len(members) > 10 and set(members) <= set(data["instances"][0])

@@ -66,7 +66,7 @@ async def send(app, path: str, content: bytes) -> tuple[int, bytes]:
 
 
 def state_of(management: ManagementPort) -> object:
-    instances = [{**vars(each), "seen": 0} for each in management.table]
+    instances = [{**vars(instance), "seen": 0} for instance in management.table]
     return management.master, repr(instances), len(management.alarms)
 
 

@@ -226,7 +226,9 @@ async def test_plain_decode_instance_can_request_recompute(cluster):
     answer = await running.post("/generate_stream", CHAT_BODY)
     assert answer.body == b"".join(LONG_SCRIPT.parts)
     first_request, *later_requests = p.requests
-    assert {each.body for each in later_requests} == {b'{"messages":"3,1,2,3"}'} and len(later_requests) == 2
+    assert {later_request.body for later_request in later_requests} == {b'{"messages":"3,1,2,3"}'} and len(
+        later_requests
+    ) == 2
     assert {each.headers["req-id"] for each in p.requests} == {first_request.headers["req-id"]}
 
 

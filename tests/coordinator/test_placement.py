@@ -197,9 +197,9 @@ async def test_cached_prefix_attracts_requests_unless_its_queue_is_longer():
     clock = ManualClock()
     table, scheduler = simulated_cluster("mixed", "mixed", clock=clock)
     _, two = table
-    for each in table:
+    for instance in table:
         for tokens in (100, 1000):
-            each.prefill.time_model.add_observation(tokens, tokens / 1000)
+            instance.prefill.time_model.add_observation(tokens, tokens / 1000)
     marks = [PrefixMark(500, 1), PrefixMark(900, 2)]
     report_status(table, two, prefix_hash=[1, 2])
     placement = await scheduler.place_request(SchedulingRequest(1000, marks))
@@ -259,8 +259,8 @@ async def test_refuses_requests_that_would_miss_the_ttft_limit():
         await scheduler.place_request(SchedulingRequest(900))  # 0.9 s by itself, after a queue of 1.8 s
     assert (refused.value.status, refused.value.text) == (429, "Too many requests")
     assert refused.value.retry_after is not None and refused.value.retry_after >= 1
-    for each in placements:
-        each.close_placement()
+    for placement in placements:
+        placement.close_placement()
     long_request = await scheduler.place_request(SchedulingRequest(4000))  # takes longer than that even without a queue
     assert long_request.p is one
     with pytest.raises(RequestRefused):

@@ -20,12 +20,12 @@ async def test_plain_servers_get_requests_and_return_answers_unchanged(cluster):
 
     one.before_prefill = two.before_prefill = slow
     answers = await asyncio.gather(*(running.post(body=CHAT_BODY) for _ in range(6)))
-    assert {(each.status, each.body) for each in answers} == {(200, b"data: 1\n\n")}
+    assert {(answer.status, answer.body) for answer in answers} == {(200, b"data: 1\n\n")}
     assert len(one.requests) == len(two.requests) == 3
     (request, *_) = one.requests
     assert request.body == CHAT_BODY and not {"req-id", "d-target", "req-type", "parley-id"} & set(request.headers)
     await running.wait_until(lambda: running.coordinator.scheduler.open_requests == 0)
-    assert [each.tasks for each in running.coordinator.table] == [0, 0]
+    assert [instance.tasks for instance in running.coordinator.table] == [0, 0]
 
 
 async def test_refusals_of_plain_servers_reach_the_client(cluster):

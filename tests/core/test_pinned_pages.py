@@ -234,7 +234,7 @@ class HandoverScenario:
         if work.beam is not None or self.random.random() < 0.5:
             return work
         tokens = [self.expected_outputs[work.id, k].token_ids for k in range(work.n)]
-        cuts = [self.random.randint(0, max(0, len(each) - 1)) for each in tokens]
+        cuts = [self.random.randint(0, max(0, len(token) - 1)) for token in tokens]
         return msgspec.structs.replace(work, prior_tokens=[each[:cut] for each, cut in zip(tokens, cuts, strict=True)])
 
     def run_actions(self) -> None:
@@ -449,13 +449,13 @@ def test_the_state_at_the_end_of_a_prompt_travels_as_its_last_page() -> None:
         receiver.receive_pages(work, 5)
         assert receiver.reserve_pages(msgspec.structs.replace(work, id="x")) == ReserveResult(skip=4, pages=[])
         tokens = [sender.merged_output("w", k).token_ids for k in range(2)]
-        prior = [each[:1] for each in tokens]
+        prior = [token[:1] for token in tokens]
         receiver.add_work(msgspec.structs.replace(work, prior_tokens=prior, lease=False))
         for key in ("w", "x"):
             receiver.free_reservation(key)
         receiver.drain()
         assert receiver.runner.computed_tokens == 2 * (length - 64 + 3)
-        assert [receiver.merged_output("w", k).token_ids for k in range(2)] == [each[1:] for each in tokens]
+        assert [receiver.merged_output("w", k).token_ids for k in range(2)] == [token[1:] for token in tokens]
 
 
 def test_a_full_pool_of_states_refuses_reservations_and_leases_no_page() -> None:

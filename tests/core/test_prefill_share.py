@@ -104,20 +104,20 @@ def test_loop_keeps_prefill_share(part: float, prompts: list[tuple[int, int]], b
     bench.step()
     bench.step()
     works = [make_work(100 + number, *each) for number, each in enumerate(prompts)]
-    for each in works:
-        bench.loop.add_request(each)
+    for work in works:
+        bench.loop.add_request(work)
     share = bench.prefill_share
     share.prompt_seconds = share.mixed_seconds = 0.0
-    while any((each.id, 0) not in bench.outputs for each in works):
+    while any((work.id, 0) not in bench.outputs for work in works):
         bench.step()
         assert share.prompt_seconds <= part * share.mixed_seconds + share.longest_step + 1e-9
-        if len(works) - sum((each.id, 0) in bench.outputs for each in works) > 3:  # enough prompts left to fill steps
+        if len(works) - sum((work.id, 0) in bench.outputs for work in works) > 3:  # enough prompts left to fill steps
             assert share.prompt_seconds >= part * share.mixed_seconds - 2 * share.longest_step
     for number in range(streams):
         bench.loop.cancel_request(f"w{number}")
     bench.drain()
-    for each in works:
-        assert bench.merged_output(each.id).token_ids == run_alone(each).token_ids
+    for work in works:
+        assert bench.merged_output(work.id).token_ids == run_alone(work).token_ids
 
 
 def test_zero_share_delays_prefill_until_decodes_end() -> None:

@@ -201,7 +201,7 @@ def check_costs(bench: LoopHarness, works: list[EngineRequest]) -> None:
                 continue
             assert output.token_costs is not None
             assert len(output.token_costs) == len(output.token_ids) and all(
-                each == output.token_costs[0] for each in output.token_costs
+                token_cost == output.token_costs[0] for token_cost in output.token_costs
             )
             cost = output.token_costs[0]
             assert cost.batch_rows == len(rows) and choice in rows

@@ -30,7 +30,9 @@ def harness_with_drafts(guess, **settings) -> LoopHarness:
     """Return a harness whose drafts come from ``guess(sequence, length)``."""
     bench = LoopHarness(guesses=0, **settings)
     assert bench.loop.speculation is not None
-    bench.loop.speculation.proposer.propose_drafts = lambda draft_limits: [guess(*each) for each in draft_limits]  # type: ignore[method-assign]
+    bench.loop.speculation.proposer.propose_drafts = lambda draft_limits: [
+        guess(*draft_limit) for draft_limit in draft_limits
+    ]  # type: ignore[method-assign]
     return bench
 
 
@@ -95,7 +97,7 @@ def test_prediction_precedes_other_proposer() -> None:
     work = EngineRequest("w", [1, 2, 3], max_tokens=60)
     bench = LoopHarness(guesses=0)
     bench.runner.proposer.propose_drafts = lambda draft_limits: [
-        next(correct_drafts(*each) for each in draft_limits if not each[0].request.prediction)
+        next(correct_drafts(*draft_limit) for draft_limit in draft_limits if not draft_limit[0].request.prediction)
     ]
     bench.loop.add_request(msgspec.structs.replace(work, prediction=run_alone(work).token_ids))
     bench.loop.add_request(EngineRequest("other", [3, 2], max_tokens=60))

@@ -125,7 +125,7 @@ def test_clients_see_only_endpoints_that_they_may_view():
     world.put(grant("CAN_VIEW", user_name="ann"))
 
     def names(client: Tenant) -> list[str]:
-        return [each["name"] for each in world.call(endpoints.list_endpoints, client=client)["endpoints"]]
+        return [endpoint["name"] for endpoint in world.call(endpoints.list_endpoints, client=client)["endpoints"]]
 
     assert names(ANN) == names(ADMIN) == ["e", "m"] and names(BOB) == ["m"]
     assert world.call(endpoints.get_endpoint, client=ANN, endpoint="e")["permission_level"] == "CAN_VIEW"

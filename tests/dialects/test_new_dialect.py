@@ -53,7 +53,7 @@ async def test_new_api_can_be_benchmarked(serve, registered_dialect):
     api = bench_apis(registered_dialect)["parrot"]
     load = LoadGenerator(ServerAddress("http", "127.0.0.1", server.port, ""), None, LoadShape("tiny", 3, 10.0), api)
     samples, _ = await load.run_load(["Hello", "Hello again"], 2)
-    assert [(each.error, each.tokens) for each in samples] == [("", 3)] * 2
+    assert [(sample.error, sample.tokens) for sample in samples] == [("", 3)] * 2
 
 
 def test_new_api_is_routed_by_prefix(registered_dialect):
@@ -150,9 +150,9 @@ def test_no_other_file_knows_an_api_by_name():
 def imports(tree: ast.Module) -> Iterator[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            yield from (each.name for each in node.names)
+            yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            yield from (f"{node.module}.{each.name}" for each in node.names)
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
 def test_no_other_file_imports_an_api():

@@ -85,7 +85,9 @@ def test_documents_are_valid(port):
                 target = target[part]
         for path, ways in document["paths"].items():
             for operation in ways.values():
-                named = [each["name"] for each in operation.get("parameters", ()) if each["in"] == "path"]
+                named = [
+                    parameter["name"] for parameter in operation.get("parameters", ()) if parameter["in"] == "path"
+                ]
                 assert named == re.findall(r"\{(\w+)\}", path), path
 
 
@@ -256,7 +258,7 @@ async def test_server_accepts_bodies_of_its_documents(serve):
         ]
         for path, way, operation in operations[:: 1 if NIGHTLY else 3]:
             schema = with_components(document, operation["requestBody"]["content"]["application/json"]["schema"])
-            required = [each for each in operation.get("parameters", ()) if each["in"] == "header"]
+            required = [parameter for parameter in operation.get("parameters", ()) if parameter["in"] == "header"]
             headers = {each["name"]: each["schema"]["enum"][0] for each in required if each.get("required")}
             for _ in range(10 if NIGHTLY else 1):
                 body = load_generator()["draw_value"](schema, source)

@@ -174,7 +174,9 @@ def test_cross_encoder_reads_both_texts_of_a_pair():
     ranked = vector_reply(scores.read_rerank_request, context, scores_of_pairs, **members)
     assert ranked.request.prompts == [TextPair(Text("a"), Text(text, max_tokens=7)) for text in "bc"]
     assert ranked.request.pooling == PoolingOptions(task="classify")
-    assert [(each["index"], each["relevance_score"]) for each in json.loads(ranked.render_body(USAGE))["results"]] == [
+    assert [
+        (result["index"], result["relevance_score"]) for result in json.loads(ranked.render_body(USAGE))["results"]
+    ] == [
         (1, 0.5),
         (0, 0.25),
     ]
@@ -182,7 +184,7 @@ def test_cross_encoder_reads_both_texts_of_a_pair():
     scored = vector_reply(scores.read_score_request, context, scores_of_pairs, **members)
     assert scored.request.prompts == [TextPair(Text(one), Text(other)) for one, other in ("ac", "bd")]
     assert scored.request.pooling.normalize is False
-    assert [each["score"] for each in json.loads(scored.render_body(USAGE))["data"]] == [0.25, 0.5]
+    assert [entry["score"] for entry in json.loads(scored.render_body(USAGE))["data"]] == [0.25, 0.5]
     with pytest.raises(Incapable, match="3 classes"):
         scores.read_score_request(b'{"text_1":"a","text_2":"b"}', replace(HEAD, labels=["a", "b", "c"]))
 

@@ -253,10 +253,10 @@ async def test_leased_prompt_announces_its_pages_before_its_first_output():
     events: list[int | EngineOutput] = []
     engine.observe_pages("a", events.extend)
     stream = engine.submit_request(work)
-    while len([each for each in events if isinstance(each, EngineOutput)]) < 2:
+    while len([event for event in events if isinstance(event, EngineOutput)]) < 2:
         events += await stream.next_outputs()
     stream.cancel_choice()
-    assert [type(each) for each in events[:3]] == [int, int, EngineOutput]
+    assert [type(event) for event in events[:3]] == [int, int, EngineOutput]
     assert engine.stats.pinned_pages == 2
 
     reserved = await engine.reserve_pages("key", KVPrefix(work.token_ids))

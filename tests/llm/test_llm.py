@@ -48,7 +48,9 @@ def test_prediction_changes_only_usage(llm):
     assert plain.usage.accepted_tokens == plain.usage.rejected_tokens == 0
     for content in (plain.text, [{"type": "text", "text": plain.text}], "the lazy dog", ""):
         predicted_answer = llm.chat(MESSAGES, prediction={"type": "content", "content": content}, **options)
-        assert [each.text for each in predicted_answer.completions] == [each.text for each in plain.completions]
+        assert [completion.text for completion in predicted_answer.completions] == [
+            completion.text for completion in plain.completions
+        ]
         usage = predicted_answer.usage
         predicted = llm.model.text_pipeline.tokenizer.encode(content if isinstance(content, str) else plain.text, False)
         assert usage.accepted_tokens + usage.rejected_tokens == 2 * len(predicted)
@@ -71,8 +73,8 @@ def test_logprob_token_ids_return_logprobs_of_named_tokens(llm):
     assert named.completions[0].text == every.text
     for token, whole in zip(named.completions[0].tokens, every.tokens, strict=True):
         ids = list(dict.fromkeys([token.id, 300, 5, every.tokens[1].id]))
-        known = {each.id: each.logprob for each in whole.top_tokens} | {token.id: whole.logprob}
-        assert [(each.id, each.logprob) for each in token.top_tokens] == [
+        known = {top_token.id: top_token.logprob for top_token in whole.top_tokens} | {token.id: whole.logprob}
+        assert [(top_token.id, top_token.logprob) for top_token in token.top_tokens] == [
             (token_id, known[token_id]) for token_id in ids
         ]
         assert (token.id, token.logprob, token.rank) == (whole.id, whole.logprob, whole.rank)

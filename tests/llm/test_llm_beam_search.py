@@ -74,11 +74,14 @@ def test_beam_search_results_follow_response_format(llm):
     completions = llm.generate(
         PROMPT, **BEAM_OPTIONS | json_format | {"max_tokens": 60, "n": 3, "best_of": 5}
     ).completions
-    for each in completions:
-        assert each.finish == "stop" and json.loads(each.text)["a"] in (1, 22, 333)
-    assert len({each.text for each in completions}) == 3
+    for completion in completions:
+        assert completion.finish == "stop" and json.loads(completion.text)["a"] in (1, 22, 333)
+    assert len({completion.text for completion in completions}) == 3
     choice_format = {"guided_choice": ["fox"], "max_tokens": 20}
-    assert [each.text for each in llm.generate(PROMPT, **BEAM_OPTIONS | choice_format).completions] == ["fox", "fox"]
+    assert [completion.text for completion in llm.generate(PROMPT, **BEAM_OPTIONS | choice_format).completions] == [
+        "fox",
+        "fox",
+    ]
 
 
 @pytest.mark.parametrize(

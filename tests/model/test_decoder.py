@@ -512,7 +512,9 @@ def test_nan_logits_fail_only_their_own_row():
         request = EngineRequest(str(i), prompt, 1, Sampling(temperature=0.0), logprobs=0)
         sequences.append(Sequence(str(i), 0, request, list(prompt), len(prompt), 0, i, block_table=[i], slot=i))
         runner.admit_sequence(sequences[-1])
-    first, second, third = runner.run_step(Step([StepRow(each, 0, len(each), True) for each in sequences], [0, 1, 2]))
+    first, second, third = runner.run_step(
+        Step([StepRow(sequence, 0, len(sequence), True) for sequence in sequences], [0, 1, 2])
+    )
     assert not second.tokens and "not numbers" in second.error
     assert [(*each.tokens, each.scores[0].logprob) for each in (first, third)] == [
         healthy_results[0],

@@ -317,7 +317,7 @@ def test_refuses_layers_that_differ_from_the_config_as_the_engine_does(tmp_path)
 def test_refuses_a_scale_that_is_no_number(tmp_path):
     path = write_gguf(tmp_path / "x.gguf", write_folder(tmp_path / "folder", "llama"), "Q8_0")
     content = bytearray(path.read_bytes())
-    (down,) = [each for each in gguf.GGUFReader(path).tensors if each.name == "blk.0.ffn_down.weight"]
+    (down,) = [tensor for tensor in gguf.GGUFReader(path).tensors if tensor.name == "blk.0.ffn_down.weight"]
     content[down.data_offset : down.data_offset + 2] = b"\x00\x7e"  # of the first block, a float16
     path.write_bytes(content)
     with pytest.raises(
@@ -331,7 +331,7 @@ def test_refuses_rotary_factors_that_are_not_positive(factor, tmp_path):
     folder = write_folder(tmp_path / "folder", "llama", rope_parameters=LLAMA_3_ROPE, rope_theta=500000.0)
     path = write_gguf(tmp_path / "x.gguf", folder)
     content = bytearray(path.read_bytes())
-    (factors,) = [each for each in gguf.GGUFReader(path).tensors if each.name == "rope_freqs.weight"]
+    (factors,) = [tensor for tensor in gguf.GGUFReader(path).tensors if tensor.name == "rope_freqs.weight"]
     content[factors.data_offset : factors.data_offset + factors.n_bytes] = (
         struct.pack("<f", factor) * factors.n_elements
     )

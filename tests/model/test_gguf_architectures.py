@@ -144,7 +144,7 @@ def test_answers_of_families_are_the_folders(name, fields, tmp_path):
     actual, expected = answers(unpacked), answers(folder)
     if name == "hunyuan":  # the base is stored in float32
         assert actual.token_ids == expected.token_ids
-        assert [each.logprob for each in actual.scores] == pytest.approx([each.logprob for each in expected.scores])
+        assert [score.logprob for score in actual.scores] == pytest.approx([score.logprob for score in expected.scores])
     else:
         assert actual == expected
 
@@ -443,8 +443,8 @@ def test_answers_of_gated_delta_nets_equal_those_of_the_folder(architecture, fie
     unpacked = unpack_gguf(convert_folder(tmp_path / "model.gguf", folder, extra_layers=1))
     actual, expected = answers(unpacked), answers(folder)
     assert actual.token_ids == expected.token_ids
-    assert [each.logprob for each in actual.scores] == pytest.approx(
-        [each.logprob for each in expected.scores], abs=1e-4
+    assert [score.logprob for score in actual.scores] == pytest.approx(
+        [score.logprob for score in expected.scores], abs=1e-4
     )
 
 

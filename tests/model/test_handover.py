@@ -101,7 +101,7 @@ async def read_outputs(stream: OutputStream, outputs_per_choice: int = 1 << 20) 
     count = len(stream.open_choices)
     while new_outputs := await stream.next_outputs():
         outputs += new_outputs
-        if all(sum(each.index == k for each in outputs) >= outputs_per_choice for k in range(count)):
+        if all(sum(output.index == k for output in outputs) >= outputs_per_choice for k in range(count)):
             break
     return outputs
 

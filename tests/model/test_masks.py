@@ -184,7 +184,9 @@ def test_grammar_rows_are_batch_invariant(options):
 
 def test_draws_from_listed_tokens_equal_draws_with_a_mask(monkeypatch):
     """Drawing from a short list of allowed tokens gives the same token as masking all the others."""
-    requests = [replace(each, sampling=replace(each.sampling, repetition_penalty=1.0)) for each in mixed_requests()]
+    requests = [
+        replace(request, sampling=replace(request.sampling, repetition_penalty=1.0)) for request in mixed_requests()
+    ]
     sampling_options = ({"top_k": 40}, {"top_k": 2}, {"min_p": 0.1}, {"typical_p": 0.8}, {"temperature": 0.0})
     requests += [
         make_request(
@@ -203,9 +205,9 @@ def test_draws_from_listed_tokens_equal_draws_with_a_mask(monkeypatch):
 
 def greedy_requests() -> list[EngineRequest]:
     return [
-        replace(each, sampling=Sampling(temperature=0.0), n=1)
-        for each in mixed_requests()
-        if each.grammar and not each.min_tokens
+        replace(request, sampling=Sampling(temperature=0.0), n=1)
+        for request in mixed_requests()
+        if request.grammar and not request.min_tokens
     ]
 
 
@@ -370,8 +372,8 @@ def test_reset_at_every_step_does_not_change_grammar_outputs():
             answer.finish = output.finish_reason
 
     loop = EngineLoop(runner_and_language()[0], Settings(model="m", max_batch=16), collect_outputs, FixedBudget(500))
-    for each in mixed_requests():
-        loop.add_request(each)
+    for request in mixed_requests():
+        loop.add_request(request)
     while loop.step():
         loop.reset_prefix_cache(running=True)
     assert answers == answers_alone()

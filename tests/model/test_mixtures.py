@@ -113,7 +113,9 @@ def test_published_mxfp4_is_read_directly(tmp_path):
     if kernel_choice.compiled_kernels() is not None:
         experts = mixture.experts.gate_up, mixture.experts.down
         numbers = 6 * 3 * 64 * 160
-        assert sum(each.weight.nbytes for each in experts) < numbers * 0.6 + 6 * 64 * (160 + 64)  # panels are padded
+        assert sum(expert.weight.nbytes for expert in experts) < numbers * 0.6 + 6 * 64 * (
+            160 + 64
+        )  # panels are padded
 
 
 @pytest.mark.parametrize(

@@ -64,7 +64,7 @@ def test_experts_of_a_gguf_file_may_be_blocks(tmp_path):
     expected = original.view_tensor(name, 5 * INNER, 48)
     assert 0 < (stored.view_tensor(name, 5 * INNER, 48) - expected).norm() / expected.norm() < 0.01
     assert set(read_gguf_entries(read_model(file))) == {
-        each for each in original.tensor_names if not each.endswith("experts.bias")
+        tensor_name for tensor_name in original.tensor_names if not tensor_name.endswith("experts.bias")
     }
 
 

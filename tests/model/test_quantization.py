@@ -94,7 +94,7 @@ def prompt_logprobs(runner, prompt: list[int]) -> torch.Tensor:
     runner.admit_sequence(sequence)
     (sampled,) = runner.run_step(Step([StepRow(sequence, 0, len(prompt), False, score_from=1)], blocks))
     runner.release_slot(sequence)
-    return torch.tensor([each.logprob for each in sampled.prompt_scores])
+    return torch.tensor([prompt_score.logprob for prompt_score in sampled.prompt_scores])
 
 
 PROMPT = torch.randint(3, tiny_models.VOCAB, (100,), generator=torch.Generator().manual_seed(1)).tolist()

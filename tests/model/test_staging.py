@@ -44,7 +44,7 @@ def test_staged_kv_pages_arrive_unchanged(device: str, int8: bool, batch: int, m
     torch.manual_seed(random.randrange(99))
     source, target = noisy_cache(30, device, int8), noisy_cache(20, device, int8)
     source_buffer, target_buffer = StagingBuffer(source, 12), StagingBuffer(target, 15)
-    assert [each.size for each in source_buffer.regions] == [each.size for each in source.regions]
+    assert [region.size for region in source_buffer.regions] == [region.size for region in source.regions]
     source_before, expected = page_bytes(source), page_bytes(target)
     for count in (1, 5, 12):
         pages, source_slots = random.sample(range(30), count), sorted(random.sample(range(12), count))

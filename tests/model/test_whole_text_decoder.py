@@ -96,7 +96,7 @@ def test_texts_of_a_multimodal_embedding_model(tmp_path):
     save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
     assert check_model(Settings(model=str(tmp_path))).load_caveat == ""
     rows = hidden_states(model.language_model)
-    runner, info = check_vectors(tmp_path, [normalized(each.mean(0)) for each in rows])
+    runner, info = check_vectors(tmp_path, [normalized(row.mean(0)) for row in rows])
     assert info.token_dimensions == 40
     pooling = PoolingOptions(task="token_embed", normalize=False)
     actual = unpack_vectors(serve_requests(runner, embedding_requests(pooling))[0])
@@ -257,7 +257,7 @@ def test_llamas_of_both_directions_pool_as_their_config_says(tmp_path, pooling):
     model = write_decoder(tmp_path, "llama", is_causal=False)
     edit_config(tmp_path, model_type="llama_bidirec", is_causal=None, pooling=pooling)
     rows, pool = hidden_states(model), POOLINGS[pooling]
-    check_vectors(tmp_path, [normalized(pool(each)) for each in rows])
+    check_vectors(tmp_path, [normalized(pool(row)) for row in rows])
     tensors = {f"model.{name}": tensor for name, tensor in load_file(tmp_path / "model.safetensors").items()}
     score = torch.randn(1, 64)
     save_file(tensors | {"score.weight": score}, tmp_path / "model.safetensors", {"format": "pt"})

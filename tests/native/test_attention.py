@@ -107,7 +107,7 @@ class AttentionCase:
                 batch_parts, attended.split([count for _, _, count in batch_parts]), strict=True
             ):
                 outputs[i].append(part)
-        return [torch.cat(each) for each in outputs]
+        return [torch.cat(output) for output in outputs]
 
     def attend_alone(self, **options):
         return self.attend_in_batches(lambda rows_left: rows_left, lambda active: active[:1], **options)
@@ -307,7 +307,7 @@ def test_attention_split_over_threads_keeps_its_bits(kv_heads, window, sink):
             lambda rows_left, last=last_rows: rows_left - last or last, lambda active: active, **options
         )
     torch.set_num_threads(old_threads)
-    assert all(torch.equal(each, results[0]) for each in results[1:])
+    assert all(torch.equal(result, results[0]) for result in results[1:])
     exact = attention_in_float64(*stage.data[0], **options)
     assert (results[0].double() - exact).abs().max() < max_error(stage.data[0])
 

@@ -403,7 +403,7 @@ def test_parts_are_packed_as_their_concatenation(kernels, outs, into):
     merged = kernels.pack_weight(torch.cat(parts), bias)
     assert torch.equal(kernels.pack_weight_parts(parts, bias).weight, merged.weight)
     rows = [native.quantize_rows(part) for part in parts]
-    values, scales = [each.values[:, :into] for each in rows], torch.cat([each.scales for each in rows])
+    values, scales = [row.values[:, :into] for row in rows], torch.cat([row.scales for row in rows])
     merged_int8 = kernels.pack_int8(torch.cat(values), scales, bias)
     assert torch.equal(kernels.pack_int8_parts(values, scales, bias).weight, merged_int8.weight)
 

@@ -111,7 +111,7 @@ def test_rope_write_is_accurate_and_batch_invariant(rotary, norm, interleaved):
         rotated_heads = rms_norm(rotated_heads - rotated_heads.mean(-1, keepdim=True)) + bias.double()
     elif norm == "whole":
         sizes = rotated_heads[:, :heads], rotated_heads[:, heads:]
-        wholes = [each / (each.pow(2).mean((1, 2), keepdim=True) + 1e-6).sqrt() for each in sizes]
+        wholes = [size / (size.pow(2).mean((1, 2), keepdim=True) + 1e-6).sqrt() for size in sizes]
         rotated_heads = torch.cat(wholes, 1) * weight.double()
     turning = rotated_heads[..., :rotary].unflatten(-1, (-1, 2) if interleaved else (2, -1))
     pairs = torch.complex(*turning.unbind(-1 if interleaved else -2))

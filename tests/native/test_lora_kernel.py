@@ -121,7 +121,7 @@ def test_lora_kernel_does_not_depend_on_thread_count(kernels, counts, wide):
             kernels.group_lora_rows(groups).add_lora(x, results[-1], 0)
     finally:
         torch.set_num_threads(old_threads)
-    assert not torch.equal(results[0], y) and all(torch.equal(each, results[0]) for each in results)
+    assert not torch.equal(results[0], y) and all(torch.equal(result, results[0]) for result in results)
 
 
 def test_torch_lora_matches_the_compiled_kernel(kernels):

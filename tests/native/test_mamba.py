@@ -78,7 +78,7 @@ def test_kernels_agree_with_their_definition(shape, has_bias, has_norm):
 def test_bits_depend_neither_on_the_batch_nor_on_chunks(shape, counts, cuts, threads):
     weights, rows = random_weights(shape), random_rows(shape, sum(counts))
     sequences = rows.split(counts)
-    alone = [scan_whole(each, weights, shape) for each in sequences]
+    alone = [scan_whole(sequence, weights, shape) for sequence in sequences]
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     states, outputs = used_states(shape, len(counts)), [[] for _ in counts]

@@ -56,7 +56,7 @@ def test_kernels_agree_with_their_definition(shape, has_bias):
     states = expected_states.clone()
     actual = run_layer(native, shape, weights, tensors, states, spans)
     # The kernel's own linear layers read channels as bfloat16, so the definition gets them rounded as well.
-    rows, steps, keys = (each.float() for each in tensors)
+    rows, steps, keys = (tensor.float() for tensor in tensors)
     active = torch_selective.convolve_channels(rows, weights, shape, expected_states, torch.tensor(spans)).bfloat16()
     expected = torch_selective.scan_channels(
         rows, active.float(), steps, keys, weights, shape, expected_states, torch.tensor(spans)
@@ -77,7 +77,7 @@ def test_bits_depend_neither_on_the_batch_nor_on_chunks(shape, threads):
         others, parts, start = used_states(shape, 4), [], 0
         for count in pieces:
             # The sequence lies between two others that have the same tokens, in other slots.
-            some = [torch.cat([each[start : start + count]] * 3) for each in tensors]
+            some = [torch.cat([tensor[start : start + count]] * 3) for tensor in tensors]
             slots = [3, 0, 2]
             spans = [[i * count, count, slot if start else -1, slot, 0] for i, slot in enumerate(slots)]
             parts.append(run_layer(native, shape, weights, some, others, spans)[count : 2 * count])
@@ -94,7 +94,7 @@ def test_spans_that_continue_a_sequence_leave_a_state_each():
     halves = used_states(shape, 3)
     actual = run_layer(native, shape, weights, tensors, halves, [[0, 5, -1, 1, 0], [5, 3, 1, 2, 1]])
     assert torch.equal(actual, whole) and torch.equal(halves[2], states[0])
-    rest = run_layer(native, shape, weights, [each[5:] for each in tensors], halves, [[0, 3, 1, 0, 0]])
+    rest = run_layer(native, shape, weights, [tensor[5:] for tensor in tensors], halves, [[0, 3, 1, 0, 0]])
     assert torch.equal(rest, whole[5:]) and torch.equal(halves[0], states[0])
 
 
@@ -102,7 +102,7 @@ def test_undefined_numbers_reach_later_tokens_of_their_sequence_only():
     shape, spans = SHAPES[0], [[0, 4, -1, 0, 0], [4, 4, -1, 1, 0]]
     weights, tensors = random_weights(shape), random_batch(shape, 8)
     expected = run_layer(native, shape, weights, tensors, used_states(shape, 2), spans)
-    broken = [each.clone() for each in tensors]
+    broken = [tensor.clone() for tensor in tensors]
     broken[1][2] = torch.nan
     actual = run_layer(native, shape, weights, broken, used_states(shape, 2), spans)
     assert actual[2:4].isnan().all()

@@ -68,8 +68,8 @@ def run_layer(form, shape: StateShape, pieces: tuple[int, ...], *, sequences: in
     for count in pieces:
         slots = [sequences - i for i in range(sequences)]
         spans = torch.tensor([[i * count, count, slot if start else -1, slot, 0] for i, slot in enumerate(slots)])
-        batch = torch.cat([each[start : start + count] for each in rows])
-        batch_gates = torch.cat([each[start : start + count] for each in gates])
+        batch = torch.cat([row[start : start + count] for row in rows])
+        batch_gates = torch.cat([gate[start : start + count] for gate in gates])
         if isinstance(shape, ShortConvolutionShape):
             outputs.append(form.convolve_gated(batch, weights, shape, states, spans)[:count])
         elif isinstance(shape, KimiDeltaShape):

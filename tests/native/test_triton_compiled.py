@@ -24,12 +24,12 @@ def test_kernels_compile_without_spills_and_within_shared_memory(capability):
         [sys.executable, PROGRAM, *sizes, str(capability)], env=environment, capture_output=True, text=True, check=True
     )
     kernels = [json.loads(line) for line in process.stdout.splitlines()]
-    assert {each["kernel"].rpartition(" ")[2] for each in kernels} >= {
+    assert {kernel["kernel"].rpartition(" ")[2] for kernel in kernels} >= {
         *("_linear_kernel", "_attend_kernel", "_merge_kernel", "_expert_kernel", "_write_latents_kernel")
     }
-    for each in kernels:
-        most_spills = 64 if "dim 256, int8=True" in each["kernel"] else 0  # bytes; 40 were seen, for 8.0
-        assert each["spills"] <= most_spills and each["shared"] <= SHARED_BYTES[capability], each
-        is_linear = "linear" in each["kernel"] and "_quantize" not in each["kernel"]
-        if (is_linear or "_expert_kernel" in each["kernel"]) and not each["kernel"].startswith("int8"):
-            assert each["matrix"] == "mma.sync", each  # one instruction for all tiles, so that bits agree
+    for kernel in kernels:
+        most_spills = 64 if "dim 256, int8=True" in kernel["kernel"] else 0  # bytes; 40 were seen, for 8.0
+        assert kernel["spills"] <= most_spills and kernel["shared"] <= SHARED_BYTES[capability], kernel
+        is_linear = "linear" in kernel["kernel"] and "_quantize" not in kernel["kernel"]
+        if (is_linear or "_expert_kernel" in kernel["kernel"]) and not kernel["kernel"].startswith("int8"):
+            assert kernel["matrix"] == "mma.sync", kernel  # one instruction for all tiles, so that bits agree

@@ -46,10 +46,10 @@ async def test_adapter_syncer_reconciles_a_server(server):
     """The syncer's requests, in its order: health, models, load, models, unload."""
     assert (await server.get("/health")).status == 200
     listed = (await server.get("/v1/models")).json["data"]
-    assert [each["id"] for each in listed] == ["tiny"]
+    assert [entry["id"] for entry in listed] == ["tiny"]
     body = {"lora_name": "french", "lora_path": "one", "base_model_name": "tiny"}
     assert (await server.post("/v1/load_lora_adapter", body)).status == 200
-    assert "french" in [each["id"] for each in (await server.get("/v1/models")).json["data"]]
+    assert "french" in [entry["id"] for entry in (await server.get("/v1/models")).json["data"]]
     params = {"max_tokens": 3000, "ignore_eos": True}
     request = {"model": "french", "token_ids": [5], "request_id": "a", "sampling_params": params}
     answer = asyncio.create_task(server.post("/inference/v1/generate", request))
@@ -60,4 +60,4 @@ async def test_adapter_syncer_reconciles_a_server(server):
     assert (await answer).json["model"] == "french"
     await server.wait_until_idle()
     assert (await server.post("/v1/unload_lora_adapter", {"lora_name": "french"})).status == 200
-    assert [each["id"] for each in (await server.get("/v1/models")).json["data"]] == ["tiny"]
+    assert [entry["id"] for entry in (await server.get("/v1/models")).json["data"]] == ["tiny"]

@@ -121,7 +121,7 @@ async def test_concurrent_creations_of_one_endpoint_succeed_once(serve):
     statuses = Counter(answer.status for answer in await asyncio.gather(*creations))
     assert statuses == {200: 10, 409: 20}
     listed = (await running_server.get(ROOT + "/")).json["endpoints"]
-    assert sorted(each["name"] for each in listed) == [*(f"e{number}" for number in range(10)), "tiny"]
+    assert sorted(entry["name"] for entry in listed) == [*(f"e{number}" for number in range(10)), "tiny"]
 
 
 async def test_endpoint_of_a_missing_model_is_not_ready(serve, tmp_path):
@@ -272,7 +272,7 @@ def test_killed_server_restores_its_endpoints(tmp_path):
             server.wait()
             server.stdout.close()
     endpoints_on_disk = msgspec.json.decode(file.read_bytes(), type=EndpointFile).endpoints
-    assert [each.name for each in endpoints_on_disk] == ["e0", "e1"]
+    assert [endpoint.name for endpoint in endpoints_on_disk] == ["e0", "e1"]
 
 
 async def create_endpoint(port: int, name: str, expected: int) -> int:

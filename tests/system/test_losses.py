@@ -56,8 +56,8 @@ def begin(tmp_path: Path) -> Iterator[Callable[..., Cluster]]:
         return clusters[0]
 
     yield start
-    for each in clusters:
-        each.close()
+    for cluster in clusters:
+        cluster.close()
 
 
 async def answers_during(cluster: Cluster, harm: Callable[[], Any], pause: float = 0.0) -> list[Answer]:

@@ -96,7 +96,7 @@ async def test_cluster_recovers_from_a_killed_ray_node(nodes, tmp_path):
     assert whole.whole and whole.count > 100, whole
 
     lost = processes["decode-2"].node
-    lost_pids = [each.pid for each in processes.values() if each.node == lost]
+    lost_pids = [process.pid for process in processes.values() if process.node == lost]
     answer = Answer()
     running = asyncio.create_task(send_request(url, *REQUEST, answer))
     while not answer.count:
@@ -142,7 +142,7 @@ async def test_scaled_down_instance_finishes_its_requests(nodes, tmp_path):
     assert answer.whole and b'"error"' not in answer.body, answer.body[-500:]
 
     await asyncio.to_thread(
-        wait_for, lambda: "decode-2" not in [each.name for each in ray_client.cluster_processes(supervisor)[0]]
+        wait_for, lambda: "decode-2" not in [process.name for process in ray_client.cluster_processes(supervisor)[0]]
     )
     await asyncio.to_thread(wait_for, lambda: ray_client.cluster_ready(supervisor) and placed_processes(supervisor))
     again = await send_request(url, *REQUEST)

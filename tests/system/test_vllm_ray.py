@@ -127,7 +127,7 @@ async def test_model_on_two_nodes_answers_and_comes_back_when_a_node_is_lost(
     running = asyncio.create_task(send_request(url, "/v1/completions", STREAM, stream))
     assert await wait_until(lambda: stream.count > 10, 60)
     processes, _ = ray_client.cluster_processes(supervisor)
-    (instance_node,) = (each.node for each in processes if each.name == "mixed-1")
+    (instance_node,) = (process.node for process in processes if process.name == "mixed-1")
     lost = next(node for node in nodes.list_all_nodes() if node.node_id in group["bundles_to_node_id"].values()
                 and node.node_id != instance_node)  # fmt: skip
     await asyncio.to_thread(nodes.remove_node, lost, allow_graceful=False)

@@ -124,7 +124,7 @@ def round_numbers(parts: Any) -> Any:
         return round(parts, 3)
     if isinstance(parts, dict):
         return {name: round_numbers(each) for name, each in parts.items()}
-    return [round_numbers(each) for each in parts] if isinstance(parts, list | tuple) else parts
+    return [round_numbers(part) for part in parts] if isinstance(parts, list | tuple) else parts
 
 
 async def ask_alone_and_together(url: str) -> list[tuple[tuple[str, ...], Any, Any]]:

@@ -98,7 +98,7 @@ def cluster(expected_answers: list[AnswerContents], tmp_path_factory: pytest.Tem
 
 def requests_ended(cluster: Cluster, role: str) -> int:
     """Returns how many requests the instances of a role have ended."""
-    logs = [each.log.read_text() for each in cluster.instances if each.role == role]
+    logs = [instance.log.read_text() for instance in cluster.instances if instance.role == role]
     return sum(text.count(" POST /") for text in logs)
 
 
@@ -112,7 +112,7 @@ async def test_separated_answers_are_those_of_one_server(
     url = cluster.coordinator.url
     together = await asyncio.gather(*(send_request(url, path, body) for path, body in MIXTURE))
     assert judge_answers(together, expected_answers) == ["exact"] * len(MIXTURE), together
-    log = "".join(each.log.read_text() for each in cluster.instances)
+    log = "".join(instance.log.read_text() for instance in cluster.instances)
     assert "KV pages of another instance are not used" not in log and "transfer failure" not in log, log
 
 
@@ -166,7 +166,9 @@ async def test_answers_survive_the_death_of_a_process_in_both_roles(
         ]
         for role in rng.sample(("prefill", "decode"), 2):
             await wait_for_moment(when, answers, rng)
-            instance = rng.choice([each for each in cluster.instances if each.role == role])
+            instance = rng.choice(
+                [cluster_instance for cluster_instance in cluster.instances if cluster_instance.role == role]
+            )
             os.kill(find_process(instance, victim), signal.SIGKILL)
             if victim == "API process":
                 await asyncio.to_thread(instance.restart)

@@ -161,10 +161,10 @@ def test_question_covers_every_request_part(language):
         (chat_with_tools(*tools), form),
         (chat_with_tools(*tools), Grammar("regex", "[a-z]+", field="another")),
     ]
-    assert not any(may_be_any_text(*each) for each in variants) and may_be_any_text(chat_with_tools(*tools), None)
-    assert len({encode_question(*each) for each in variants}) == len(variants)
-    compiled = [language.compile_answer_grammar(*each) for each in variants]
-    asked = [language.compile_answer_grammar(*decode_question(encode_question(*each))) for each in variants]
+    assert not any(may_be_any_text(*variant) for variant in variants) and may_be_any_text(chat_with_tools(*tools), None)
+    assert len({encode_question(*variant) for variant in variants}) == len(variants)
+    compiled = [language.compile_answer_grammar(*variant) for variant in variants]
+    asked = [language.compile_answer_grammar(*decode_question(encode_question(*variant))) for variant in variants]
     assert asked == compiled and len(set(compiled)) == 6
 
 

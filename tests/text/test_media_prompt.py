@@ -58,7 +58,9 @@ def placed(position: int, kind: MediaKind = "image") -> PlacedMedia:
 
 
 def chat_of(text: str, positions: list[int]) -> Chat:
-    return Chat([Message("system", "Be brief."), Message("user", text, media=[placed(each) for each in positions])])
+    return Chat(
+        [Message("system", "Be brief."), Message("user", text, media=[placed(position) for position in positions])]
+    )
 
 
 def expected_ids(family: str, chat: Chat, sizes: list[str]) -> list[int]:

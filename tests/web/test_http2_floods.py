@@ -114,7 +114,7 @@ async def test_frames_earned_by_responses_are_not_a_flood(serve, monkeypatch):
 async def test_header_block_that_does_not_end_has_the_time_of_heads(serve):
     server = await serve(header_timeout=15)
     goaway = asyncio.create_task(goaway_code(server, OPENING + make_frame(1, 0, 1, BLOCK)))
-    await server.until(lambda: any(each._times_block for each in server.server.server_state.connections))
+    await server.until(lambda: any(connection._times_block for connection in server.server.server_state.connections))
     await pass_time(15)
     assert await goaway == ENHANCE_YOUR_CALM
 

@@ -138,7 +138,7 @@ async def test_adapters_are_compared_by_where_the_servers_have_them_from(serve, 
         engines.append((await serve(attached=back.url + "/vllm")).engine)
     first = engines[0]
     digest = (await first.reserve_pages("k", KVPrefix([], adapter="same"))).digest
-    answers = [await each.reserve_pages("k", KVPrefix([], "", "same", digest)) for each in engines]
+    answers = [await engine.reserve_pages("k", KVPrefix([], "", "same", digest)) for engine in engines]
     assert digest and [answer.error for answer in answers] == ["", ADAPTER_DIFFERS]
     assert answers[0].digest == digest != answers[1].digest
     assert (await first.reserve_pages("k", KVPrefix([], adapter="gone"))).error == UNKNOWN_ADAPTER
@@ -178,7 +178,7 @@ async def test_vectors_are_those_of_the_server(serve):
         assert (front.model.model_info.generates, front.model.model_info.dimensions) == (info.generates, 8)
         body = {"input": ["One text", "and another"], "dimensions": 4}
         answers = [await server.post("/v1/embeddings", body) for server in (back, front)]
-        vectors = [[each["embedding"] for each in answer.json["data"]] for answer in answers]
+        vectors = [[entry["embedding"] for entry in answer.json["data"]] for answer in answers]
         assert vectors[0] == vectors[1] and len(vectors[1][1]) == 4
         refused = await front.post("/v1/completions", {"prompt": "a"})
         assert (refused.status == 200) == info.generates

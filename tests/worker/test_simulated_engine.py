@@ -42,7 +42,7 @@ def test_chunked_prefill_costs_as_many_attention_pairs_as_one_chunk(start, count
     whole = COSTS.step_seconds([make_row(start, count)]) - COSTS.batch_seconds(count)
     chunks = [make_row(start, cut), make_row(start + cut, count - cut)]
     if min(cut, count - cut) > 1:
-        parts = sum(COSTS.step_seconds([each]) - COSTS.batch_seconds(each.count) for each in chunks)
+        parts = sum(COSTS.step_seconds([chunk]) - COSTS.batch_seconds(chunk.count) for chunk in chunks)
         assert parts == pytest.approx(whole)
     decode = COSTS.step_seconds([make_row(start, 1)]) - COSTS.batch_seconds(1)
     assert decode == pytest.approx(1e-6 * (start + 1))

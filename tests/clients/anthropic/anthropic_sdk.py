@@ -90,7 +90,7 @@ assert usages[0].cache_creation_input_tokens > 0 and usages[1].cache_read_input_
 stopped = client.messages.create(model=model, max_tokens=50, messages=HELLO, stop_sequences=["!"])
 assert (stopped.stop_reason, stopped.stop_sequence) == ("stop_sequence", "!") and "!" not in stopped.content[0].text
 
-assert model in [each.id for each in client.models.list()]
+assert model in [model_card.id for model_card in client.models.list()]
 assert client.models.retrieve(model).max_input_tokens == 4096
 for expected, members in (
     (anthropic.NotFoundError, {"model": "x"}),

@@ -7,8 +7,8 @@ from huggingface_hub import InferenceClient
 address = sys.argv[1]
 TEXT = "Paris is a city."
 classes = InferenceClient(model=f"http://{address}").text_classification(TEXT)
-assert {each.label for each in classes} == {"bad", "fair", "good"}
-assert abs(sum(each.score for each in classes) - 1) < 1e-5
+assert {class_.label for class_ in classes} == {"bad", "fair", "good"}
+assert abs(sum(class_.score for class_ in classes) - 1) < 1e-5
 for path in ("/predict", "/tei", "/tei/predict"):  # the client takes the first class of TEI's own form
     assert InferenceClient(model=f"http://{address}{path}").text_classification(TEXT) == classes[0]
 print("good")
