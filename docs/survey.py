@@ -199,6 +199,12 @@ CALLING_TURNS: list[dict[str, Any]] = [
 THINKING_TURN = {"role": "assistant", "content": [
     {"type": "thinking", "thinking": "a"}, {"type": "redacted_thinking", "data": "a"}, {"type": "text", "text": "a"},
 ]}  # fmt: skip
+COHERE_TURNS: list[dict[str, Any]] = [
+    {"role": "user", "content": "a"},
+    {"role": "assistant", "tool_plan": "a", "tool_calls": [CALL]},
+    {"role": "tool", "tool_call_id": "c", "content": [{"type": "document", "document": {"id": "d", "data": "a"}}]},
+    {"role": "assistant", "content": [{"type": "thinking", "thinking": "a"}]},
+]
 TOOL_CHANGES: list[dict[str, Any]] = [
     {"type": "tool_addition", "tool": {"type": "tool_definition", "definition": {"name": "f"}}},
     {"type": "tool_removal", "tool": {"type": "tool_reference", "name": "f"}},
@@ -232,6 +238,7 @@ SHAPES: dict[str, list[Any]] = {  # values that lead to members inside members
         [TURN, THINKING_TURN, TURN],
         [{"role": "user", "content": "a"}, {"role": "assistant", "content": "a"}, {"role": "user", "content": "a"}],
         [TURN, {"role": "system", "content": TOOL_CHANGES, "clear_at": "never"}],
+        COHERE_TURNS,
     ],
     "system": [[{"type": "text", "text": "a", "cache_control": {"type": "ephemeral", "ttl": "5m"}}]],
     "output_config": [{"effort": "low", "format": {"type": "json_schema", "schema": {}}}],
@@ -274,7 +281,7 @@ SHAPES: dict[str, list[Any]] = {  # values that lead to members inside members
     "value": [{"schema": {"properties": {}}}],
     "prediction": [{"type": "content", "content": "a"}, {"content": [{"type": "text", "text": "a"}]}],
     "stream_options": [{"include_usage": True}],
-    "documents": [[{"title": "t"}], "b"],
+    "documents": [[{"title": "t"}], "b", ["b"]],
     "parameters": [{}, {"max_new_tokens": 1}],
     "stop": ["a", ["a"]],
     "images": [["aGk="]],

@@ -39,7 +39,7 @@ TakePrompts = Callable[[int, str], Sequence[Any]]  # a count and a seed: that ma
 Measurement = tuple[dict[str, Any], "MeasuredLoad"]
 
 # Named here because --help must not import the dialects; a test compares this with the APIs that declare a bench.
-BENCH_APIS = ("openai", "chat", "tgi", "triton", "vllm", "mindie", "ollama", "messages", "responses")
+BENCH_APIS = ("openai", "chat", "tgi", "triton", "vllm", "mindie", "ollama", "messages", "responses", "cohere")
 
 DEFAULT_OUTPUT = 64  # tokens
 WARM_OUTPUT = 8  # tokens: enough to run every kind of step once

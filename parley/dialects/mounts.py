@@ -12,7 +12,7 @@ from typing import Literal
 
 import msgspec
 
-from parley.dialects import anthropic, databricks, mindie, ollama, openai, tei, tgi, triton, vllm
+from parley.dialects import anthropic, cohere, databricks, mindie, ollama, openai, tei, tgi, triton, vllm
 from parley.dialects.dialect import Dialect, Route, RouteKind
 from parley.dialects.json_body import check_json_size
 from parley.dialects.openapi_document import OpenApiDocument
@@ -117,6 +117,8 @@ API_MOUNTS = (
     ApiMount("", tei.DIALECT),
     ApiMount("/tei", tei.STRICT),
     ApiMount("/anthropic", anthropic.STRICT),
+    ApiMount("", cohere.DIALECT),
+    ApiMount("/cohere", cohere.STRICT),
 )
 
 API_NAMES = tuple(dict.fromkeys(mount.dialect.name for mount in API_MOUNTS))  # as API keys may be limited to them

@@ -304,6 +304,10 @@ class TextPipeline:
             abilities.add("thinking")
         if self.fill_layout is not None:
             abilities.add("insert")
+        if "documents" in self.template.variables:
+            abilities.add("documents")
+        if "safety_mode" in self.template.variables:
+            abilities.add("safety_mode")
         return frozenset(abilities)
 
     @cached_property

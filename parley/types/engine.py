@@ -253,8 +253,9 @@ EngineFeature = Literal[
     "page_transfer",
 ]
 ALL_ENGINE_FEATURES: frozenset[EngineFeature] = frozenset(get_args(EngineFeature))
-# Abilities by a model's chat template and tokenizer: conversations, tool calls, reasoning, filling in the middle.
-ModelAbility = Literal["chat", "tools", "thinking", "insert"]
+# Abilities by a model's chat template and tokenizer: conversations, tool calls, reasoning, filling in the middle,
+# documents next to a conversation, safety modes.
+ModelAbility = Literal["chat", "tools", "thinking", "insert", "documents", "safety_mode"]
 ALL_MODEL_ABILITIES: frozenset[ModelAbility] = frozenset(get_args(ModelAbility))
 EngineBound = Literal[
     "temperature",

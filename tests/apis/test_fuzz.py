@@ -12,6 +12,7 @@ from support.json_bombs import write_bomb
 from support.member_strategies import json_values, scalars
 from support.odd_bodies import (
     anthropic_bodies,
+    cohere_bodies,
     mindie_bodies,
     odd_members,
     odd_stop_ids,
@@ -272,6 +273,24 @@ async def test_anthropic_routes_never_answer_odd_bodies_with_500(serve):
     @given(prefix=st.sampled_from(["", "/anthropic"]), path=paths, body=anthropic_bodies.map(encode) | raw_bytes)
     async def fuzz(prefix, path, body):
         await check_anthropic(server, prefix + path, body)
+
+    await run_undisturbed(server, fuzz)
+
+
+async def test_cohere_chat_never_answers_odd_bodies_with_500(serve):
+    server = await serve(reply=lambda work, index: [70] * min(work.max_tokens, 3))
+
+    @fuzz_settings(8)
+    @given(prefix=st.sampled_from(["", "/cohere"]), body=cohere_bodies.map(encode) | raw_bytes)
+    async def fuzz(prefix, body):
+        answer = await server.post(f"{prefix}/v2/chat", body)
+        assert answer.status < 500, (prefix, body, answer.body)
+        if answer.status >= 400:
+            assert list(answer.json) == ["id", "message"] and 0 < len(answer.json["message"]) < 2000
+        elif answer.headers["content-type"].startswith("text/event-stream"):
+            assert answer.body.endswith(b"data: [DONE]\n\n") and b"event: message-end" in answer.body
+        else:
+            assert answer.json["message"]["role"] == "assistant"
 
     await run_undisturbed(server, fuzz)
 

@@ -108,6 +108,12 @@ KNOWING = {  # files that know an API by its name, and why
     "serving/endpoints/inference_tables.py": "a column of these tables has this name",
     "text/parsing/call_families.py": "a family of models has this name",
     "text/parsing/reasoning_families.py": "the same",
+    "text/media_family.py": "the same",
+    "gguf/architectures.py": "the same",
+    "model/load/logit_scale.py": "the same",
+    "model/networks/mixtures.py": "the same",
+    "model/networks/families/layer_norm_decoders.py": "the same",
+    "model/networks/families/table.py": "the same",
 }
 IMPORTING = {
     "cli/serve_config/mindie_config.py",

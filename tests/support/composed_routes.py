@@ -182,6 +182,49 @@ def join_ollama_lines(lines: list[str]) -> Members:
     return pieces[-1] | {"message": message, "logprobs": scores}
 
 
+# -- Cohere
+
+
+def cohere_parts(answer: Members) -> Members:
+    message, tokens = answer["message"], answer["usage"]["tokens"]
+    blocks = message.get("content") or []
+    functions = [call["function"] for call in message.get("tool_calls") or []]
+    return answer_parts(
+        "".join(block["text"] for block in blocks if block["type"] == "text"),
+        "".join(block["thinking"] for block in blocks if block["type"] == "thinking"),
+        [(function["name"], read_arguments(function["arguments"] or "{}")) for function in functions],
+        (tokens["input_tokens"], tokens["output_tokens"]),
+        [score for item in answer.get("logprobs") or [] for score in item["logprobs"]] or None,
+    )
+
+
+def join_cohere_events(lines: list[str]) -> Members:
+    content: list[Members] = []
+    calls: list[Members] = []
+    scores: list[Members] = []
+    end: Members = {}
+    for line in lines:
+        event = json.loads(line[6:]) if line.startswith("data: {") else {"type": "", "delta": {}}
+        message = event.get("delta", {}).get("message") or {}
+        match event["type"]:
+            case "content-start":
+                assert event["index"] == len(content)
+                content.append(message["content"])
+            case "content-delta":
+                for name, text in message["content"].items():
+                    content[event["index"]][name] += text
+                scores += [event["logprobs"]] if "logprobs" in event else []
+            case "tool-call-start":
+                assert event["index"] == len(calls)
+                calls.append(message["tool_calls"])
+            case "tool-call-delta":
+                calls[event["index"]]["function"]["arguments"] += message["tool_calls"]["function"]["arguments"]
+            case "message-end":
+                end = event["delta"]
+    assert "error" not in end, end
+    return {"message": {"content": content, "tool_calls": calls}, "usage": end["usage"], "logprobs": scores}
+
+
 SAMPLING: Members = {"temperature": 0.9, "seed": BASE["seed"]}
 STREAMED: Members = {"stream": True}
 AS_CHAT = {name: FEATURES[name].members for name in DRAWING}
@@ -244,5 +287,21 @@ COMPOSED_ROUTES = (
         },
         ollama_parts,
         join_ollama_lines,
+    ),
+    ComposedRoute(
+        "Cohere",
+        "/v2/chat",
+        {"messages": BASE["messages"], "max_tokens": BASE["max_tokens"], "p": 1, **SAMPLING},
+        AS_CHAT
+        | {name: FEATURES[name].members for name in ("tools", "priority")}
+        | {
+            "stop": {"stop_sequences": FEATURES["stop"].members["stop"]},
+            "logprobs": {"logprobs": True},
+            "schema": {"response_format": {"type": "json_object", "json_schema": SCHEMA}},
+            "reasoning": {"thinking": {"type": "enabled"}},
+            "streaming": STREAMED,
+        },
+        cohere_parts,
+        join_cohere_events,
     ),
 )  # fmt: skip

@@ -306,6 +306,50 @@ anthropic_blocks = st.fixed_dictionaries(
         "cache_control": json_values | st.just({"type": "ephemeral"}),
     },
 )
+cohere_parts = st.fixed_dictionaries(
+    {"type": st.sampled_from(["text", "thinking", "image_url", "document"]) | scalars},
+    optional={
+        "text": client_texts | scalars,
+        "thinking": client_texts | scalars,
+        "image_url": json_values,
+        "document": json_values | st.just({"id": "a", "data": {"b": [1]}}),
+    },
+)
+cohere_turns = st.fixed_dictionaries(
+    {"role": st.sampled_from(["user", "assistant", "system", "tool"]) | scalars},
+    optional={
+        "content": client_texts | cohere_parts | st.lists(cohere_parts | scalars, max_size=3) | json_values,
+        "tool_call_id": st.just("c") | scalars,
+        "tool_plan": client_texts | scalars,
+        "tool_calls": json_values | st.just([{"id": "c", "type": "function", "function": {"name": "f"}}]),
+    },
+)
+cohere_bodies = st.builds(
+    lambda base, body: base | body,
+    st.sampled_from([{}, {"model": "tiny", "max_tokens": 3, "messages": HELLO_CHAT["messages"]}]),
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "messages": st.lists(cohere_turns, max_size=3),
+            "documents": st.lists(client_texts | json_values | st.just({"data": {}}), max_size=2) | json_values,
+            "tools": json_values | st.just([{"type": "function", "function": {"name": "f", "parameters": {}}}]),
+            "tool_choice": st.sampled_from(["REQUIRED", "NONE"]) | scalars,
+            "strict_tools": scalars,
+            "thinking": json_values | st.just({"type": "enabled", "token_budget": 2}),
+            "response_format": json_values
+            | st.builds(lambda schema: {"type": "json_object", "json_schema": schema}, schemas),
+            "safety_mode": st.sampled_from(["OFF", "STRICT", "CONTEXTUAL"]) | scalars,
+            "citation_options": json_values,
+            "logprobs": scalars,
+            "p": st.floats(0, 1) | scalars,
+            "k": st.integers(-2, 501) | scalars,
+            "priority": st.integers(-1, 1000) | scalars,
+            "stop_sequences": json_values,
+            "stream": scalars,
+            "max_tokens": scalars,
+        },
+    ),
+)
 anthropic_turns = st.fixed_dictionaries(
     {"role": st.sampled_from(["user", "assistant", "system"]) | scalars},
     optional={"content": client_texts | st.lists(anthropic_blocks | scalars, max_size=3) | json_values},

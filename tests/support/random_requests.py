@@ -57,6 +57,12 @@ ANTHROPIC: list[Members] = [
     {"stop_sequences": ["a", " b", "he"]}, {"temperature": 0}, {"top_k": 7}, {"seed": 5},
     {"output_config": {"format": {"type": "json_schema", "schema": {"type": "object"}}}},
 ]  # fmt: skip
+COHERE: list[Members] = [
+    {"temperature": 0}, {"temperature": 0.7}, {"p": 0.5}, {"k": 7}, {"seed": 5}, {"frequency_penalty": 0.3},
+    {"stop_sequences": ["a", " b", "he"]}, {"logprobs": True}, {"documents": ["Be kind."]}, {"priority": 2},
+    {"thinking": {"type": "disabled"}}, {"citation_options": {"mode": "OFF"}},
+    {"tools": [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]},
+]  # fmt: skip
 RESPONSES: list[Members] = [
     {"instructions": "Be kind."}, {"temperature": 0}, {"top_p": 0.7}, {"truncation": "auto"},
     {"include": ["message.output_text.logprobs"], "top_logprobs": 2}, {"metadata": {"a": "b"}},
@@ -194,6 +200,9 @@ def random_body(path: str, rng: random.Random) -> bytes:
     if path.endswith("/messages"):
         turn = {"role": "user", "content": text}
         return json.dumps(request | {"messages": [turn]} | pick_options(ANTHROPIC) | stream).encode()
+    if path.endswith("/v2/chat"):
+        turn = {"role": "user", "content": text}
+        return json.dumps(request | {"messages": [turn]} | pick_options(COHERE) | stream).encode()
     if path.endswith("/batch"):
         turns = [[{"role": "user", "content": content}] for content in (text, "Hello!", text + "?")]
         return json.dumps(request | {"messages": turns} | pick_options(SAMPLING)).encode()

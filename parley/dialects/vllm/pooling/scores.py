@@ -10,7 +10,7 @@ that it has with one of the second (ColBERT, arXiv 2004.12832, section 3.3).
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from parley.dialects import vectors
 from parley.dialects.dialect import Answer, RequestContext, UnstreamedReply
@@ -165,26 +165,30 @@ class RerankReply(_TextPairReply):
         super().__init__(body, context, _read_side(body, "query"), _read_side(body, "documents"))
         self._top_n = body.integer("top_n", 0, 0)
 
+    @property
+    def document_count(self) -> int:
+        """The number of documents."""
+        return len(self._second_texts)
+
+    def ranking(self) -> list[tuple[int, float]]:
+        """Return the places of the documents with their scores, the highest first; at most ``top_n`` if positive."""
+        ranked = sorted(enumerate(self.pair_scores()), key=lambda place: place[1], reverse=True)
+        return ranked[: self._top_n if self._top_n > 0 else None]
+
     def render_body(self, usage: Usage) -> bytes:
-        """Return the documents as JSON, those with the highest scores first; at most ``top_n`` if that is positive."""
-        results = [
-            {"index": index, "document": {"text": text, "multi_modal": None}, "relevance_score": score}
-            for index, (text, score) in enumerate(zip(self._second_texts, self.pair_scores(), strict=True))
-        ]
-        results.sort(key=_relevance_score, reverse=True)
+        """Return the documents as JSON, those with the highest scores first."""
+        texts = self._second_texts
         return encode_json(
             {
                 "id": f"score-{self._answer_id}",
                 "model": self.request.model,
                 "usage": {"prompt_tokens": usage.prompt_tokens, "total_tokens": usage.prompt_tokens},
-                "results": results[: self._top_n if self._top_n > 0 else None],
+                "results": [
+                    {"index": index, "document": {"text": texts[index], "multi_modal": None}, "relevance_score": score}
+                    for index, score in self.ranking()
+                ],
             }
         )
-
-
-def _relevance_score(result: dict[str, Any]) -> float:
-    relevance: float = result["relevance_score"]
-    return relevance
 
 
 def _read_token_limit(body: Fields, name: str, context: RequestContext) -> int | None:

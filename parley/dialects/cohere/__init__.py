@@ -1,0 +1,45 @@
+"""Cohere's API, version 2: its table of routes.
+
+``STRICT`` has the original's limits and refusals, its lists of models, and its rerank and embed. ``DIALECT`` is its
+part of the universal server: chat, without refusals that only get in a client's way. There rerank and embed are vLLM's,
+which has them on the same paths.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from parley.dialects.cohere import bench, chat, models, rerank, shared
+from parley.dialects.cohere.shared import CohereRules
+from parley.dialects.dialect import Dialect, PromptMembers, Route, model_in_body
+from parley.dialects.vllm import COHERE_ROUTE
+
+PROMPT_MEMBERS = PromptMembers(conversations=("messages",), preceding=("tools", "documents"))
+STRICT_ROUTES = (
+    COHERE_ROUTE,
+    Route("POST", "/v2/rerank", "embed", reader=rerank.read_rerank, model_reader=model_in_body),
+    Route("GET", "/v1/models", "info", reader=models.answer_models, query=models.PAGE_QUERY),
+    Route("GET", "/v1/models/{model:path}", "info", reader=models.answer_model),
+)
+
+
+def _cohere_dialect(rules: CohereRules) -> Dialect:
+    return Dialect(
+        name="cohere",
+        body_schemas="cohere-strict" if rules.strict else "cohere",
+        title="Cohere",
+        base_path="",
+        other_bases=("/v2/chat",),
+        render_error=shared.cohere_error,
+        prompt_members=PROMPT_MEMBERS,
+        bench_apis=bench.BENCH_APIS,
+        no_memory_body=shared.NO_MEMORY_BODY,
+        routes=(
+            Route("POST", "/v2/chat", "generate", reader=partial(chat.read_chat, rules), model_reader=model_in_body),
+            *(STRICT_ROUTES if rules.strict else ()),
+        ),
+    )
+
+
+DIALECT = _cohere_dialect(shared.LENIENT_RULES)
+STRICT = _cohere_dialect(shared.STRICT_RULES)

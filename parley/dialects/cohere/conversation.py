@@ -1,0 +1,246 @@
+"""The conversation of a request: messages, results of tools, pictures, and documents that the model may quote.
+
+Documents go to the model's chat template where that has a place for them; otherwise the last turn of the user begins
+with them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import msgspec
+
+from parley.dialects.cohere.shared import CohereRules, check_members
+from parley.dialects.dialect import RequestContext
+from parley.dialects.fields import Fields
+from parley.dialects.json_answer import encode_json
+from parley.dialects.media import check_media_counts, interleave_parts
+from parley.dialects.openai.media_parts import MediaReader
+from parley.errors import Invalid
+from parley.types import Media, Message, ToolCall
+
+MAX_MESSAGES = 10_000
+MAX_PARTS = 1024
+MAX_CALLS = 128
+MAX_DOCUMENTS = 4096
+MAX_ID_CHARACTERS = 256
+ROLES = ("user", "assistant", "system", "tool")
+JOINT = "\n"  # between two texts of one message
+USER_MEMBERS = {"role", "content"}
+MESSAGE_MEMBERS = {
+    "user": USER_MEMBERS,
+    "system": USER_MEMBERS,
+    "assistant": USER_MEMBERS | {"tool_calls", "tool_plan", "citations"},
+    "tool": USER_MEMBERS | {"tool_call_id"},
+}
+TEXT_MEMBERS = {"type", "text"}
+THINKING_MEMBERS = {"type", "thinking"}
+IMAGE_MEMBERS = {"type", "image_url"}
+DOCUMENT_PART_MEMBERS = {"type", "document"}
+DOCUMENT_MEMBERS = {"data", "id"}
+CALL_MEMBERS = {"id", "type", "function"}
+FUNCTION_MEMBERS = {"name", "arguments"}
+PART_TYPES = {  # that a message may have, by its role
+    "user": ("text", "image_url"),
+    "system": ("text",),
+    "assistant": ("text", "thinking"),
+    "tool": ("text", "document"),
+}
+NO_CALL_ID = "tool call id must be provided with tool message"
+UNKNOWN_CALL_ID = "tool call id not found in previous tool calls"
+REPEATED_CALL_ID = "cannot have duplicate tool ids"
+
+Document = dict[str, Any]
+
+
+class _PictureReader(MediaReader):
+    part_types = ("image_url",)
+
+
+class ConversationReader:
+    """Reads the messages of one request."""
+
+    def __init__(self, rules: CohereRules, context: RequestContext):
+        self._rules = rules
+        self._limits = context.media_limits
+        self._pictures = _PictureReader(context.media_limits, plain_urls=not rules.strict)
+        self._call_ids: set[str] = set()
+
+    def read_messages(self, body: Fields) -> list[Message]:
+        """Return the messages, at least one. Raises BadRequest."""
+        if body.raw_value("messages") == []:
+            raise body.empty_member("messages", "array")
+        messages = [self._read_message(item) for item in body.objects("messages", cap=MAX_MESSAGES)]
+        if not messages:
+            raise body.missing_member("messages")
+        check_media_counts((placed.media for message in messages for placed in message.media), self._limits)
+        return messages
+
+    def _read_message(self, item: Fields) -> Message:
+        role = item.string("role", None, allowed=ROLES)
+        if role is None:
+            raise item.missing_member("role")
+        check_members(item, MESSAGE_MEMBERS[role], self._rules)
+        if role == "assistant":
+            return self._read_assistant_message(item)
+        if not item.has_value("content"):
+            raise item.missing_member("content")
+        content = interleave_parts(self._read_parts(item, role), JOINT)
+        if role == "tool":
+            return Message("tool", content.text, tool_call_id=self._read_answered_call(item))
+        return Message(role, content.text, media=content.media)
+
+    def _read_answered_call(self, item: Fields) -> str:
+        """Return the id of the call that a message of a tool answers. Raises BadRequest."""
+        call_id = item.string("tool_call_id", None, cap=MAX_ID_CHARACTERS)
+        path = item.member_path("tool_call_id")
+        if not call_id:
+            raise Invalid(f"{NO_CALL_ID}: '{path}'", field=path)
+        if self._rules.strict and call_id not in self._call_ids:
+            raise Invalid(f"{UNKNOWN_CALL_ID}: '{path}' is {call_id[:60]!r}", field=path)
+        return call_id
+
+    def _read_assistant_message(self, item: Fields) -> Message:
+        item.array("citations", cap=MAX_DOCUMENTS)  # of an earlier answer; they are no part of its text
+        texts: list[str] = []
+        thoughts = [item.string("tool_plan", "")]
+        for part in self._part_objects(item):
+            if isinstance(part, str):
+                texts.append(part)
+            elif self._read_part_type(part, "assistant") == "thinking":
+                thoughts.append(self._read_text(part, "thinking", THINKING_MEMBERS))
+            else:
+                texts.append(self._read_text(part, "text", TEXT_MEMBERS))
+        calls = [self._read_call(call) for call in item.objects("tool_calls", cap=MAX_CALLS)]
+        texts, thoughts = list(filter(None, texts)), list(filter(None, thoughts))
+        if not (texts or thoughts or calls or item.has_value("content")):
+            raise item.missing_member("content")
+        content = JOINT.join(texts) if texts or not calls else None
+        return Message("assistant", content, None, JOINT.join(thoughts) or None, calls)
+
+    def _read_call(self, call: Fields) -> ToolCall:
+        check_members(call, CALL_MEMBERS, self._rules)
+        call.string("type", "function", allowed=("function",))
+        call_id = call.string("id", None, cap=MAX_ID_CHARACTERS)
+        if not call_id:
+            raise call.missing_member("id")
+        if self._rules.strict and call_id in self._call_ids:
+            path = call.member_path("id")
+            raise Invalid(f"{REPEATED_CALL_ID}: '{path}' is {call_id[:60]!r}", field=path)
+        self._call_ids.add(call_id)
+        function = call.object("function")
+        if function is None:
+            raise call.missing_member("function")
+        check_members(function, FUNCTION_MEMBERS, self._rules)
+        name = function.string("name", None, cap=MAX_ID_CHARACTERS)
+        if not name:
+            raise function.missing_member("name")
+        return ToolCall(call_id, name, function.string("arguments", "{}") or "{}")
+
+    # -- parts of a content
+
+    def _part_objects(self, item: Fields) -> Iterator[str | Fields]:
+        """Yield the content: a text as such, else its parts. The original takes a single part in place of a list."""
+        content = item.raw_value("content")
+        if isinstance(content, str):
+            yield item.string("content", "")
+        elif isinstance(content, dict) and not self._rules.strict:
+            yield from item.with_members({"content": [content]}).objects("content", cap=MAX_PARTS)
+        else:
+            yield from item.objects("content", cap=MAX_PARTS)
+
+    def _read_parts(self, item: Fields, role: str) -> Iterator[str | Media]:
+        for part in self._part_objects(item):
+            if isinstance(part, str):
+                yield part
+                continue
+            match self._read_part_type(part, role):
+                case "image_url":
+                    check_members(part, IMAGE_MEMBERS, self._rules)
+                    yield self._pictures.read_item(part, "image_url", plain_urls=not self._rules.strict)
+                case "document":
+                    check_members(part, DOCUMENT_PART_MEMBERS, self._rules)
+                    document = part.object("document")
+                    if document is None:
+                        raise part.missing_member("document")
+                    yield _result_text(read_document(document, self._rules))
+                case _:
+                    yield self._read_text(part, "text", TEXT_MEMBERS)
+
+    def _read_part_type(self, part: Fields, role: str) -> str:
+        part_type = part.string("type", None, allowed=PART_TYPES[role])
+        if part_type is None:
+            raise part.missing_member("type")
+        return part_type
+
+    def _read_text(self, part: Fields, member: str, allowed: set[str]) -> str:
+        check_members(part, allowed, self._rules)
+        text = part.string(member, None)
+        if text is None:
+            raise part.missing_member(member)
+        return text
+
+
+# -- documents
+
+
+def read_documents(body: Fields, rules: CohereRules) -> list[Document]:
+    """Return the documents: each the members that the model reads, with its id where the client gave it one.
+
+    Raises BadRequest.
+    """
+    values = body.array("documents", cap=MAX_DOCUMENTS)
+    as_objects = [{"data": value} if isinstance(value, str) else value for value in values]
+    documents: list[Document] = []
+    places: dict[str, int] = {}
+    for place, item in enumerate(body.with_members({"documents": as_objects}).objects("documents", cap=MAX_DOCUMENTS)):
+        document = read_document(item, rules)
+        if not any(value not in ("", None) for name, value in document.items() if name != "id"):
+            path = item.member_path("data")
+            raise Invalid(f"invalid request: document at index {place} cannot be empty: '{path}'", field=path)
+        document_id = document.get("id")
+        if document_id is not None and places.setdefault(document_id, place) != place:
+            path, where = item.member_path("id"), f"at index {place} and {places[document_id]}"
+            raise Invalid(f"invalid request: duplicate document ID {document_id[:60]} {where}: '{path}'", field=path)
+        documents.append(document)
+    return documents
+
+
+def read_document(item: Fields, rules: CohereRules) -> Document:
+    """Return the members of a document: its ``id`` first, then its data. Raises BadRequest."""
+    check_members(item, DOCUMENT_MEMBERS, rules)
+    document_id = item.string("id", None, cap=MAX_ID_CHARACTERS)
+    if not item.has_value("data"):
+        raise item.missing_member("data")
+    is_text = isinstance(item.raw_value("data"), str)
+    data: Document = {"text": item.string("data", "")} if is_text else item.free_object("data")
+    return data if document_id is None else {"id": document_id} | data
+
+
+def _result_text(document: Document) -> str:
+    """Return a document in a tool's result as the model reads it: its text alone, or an object."""
+    data = {name: value for name, value in document.items() if name != "id"}
+    text = data.get("text")
+    return text if isinstance(text, str) and len(data) == 1 else encode_json(data).decode()
+
+
+def with_documents(messages: Sequence[Message], documents: Sequence[Document]) -> list[Message]:
+    """Return the messages with the documents at the start of the user's last turn, or after all if there is none."""
+    text = "\n\n".join(_document_text(number, document) for number, document in enumerate(documents))
+    place = max((place for place, message in enumerate(messages) if message.role == "user"), default=None)
+    if place is None:
+        return [*messages, Message("user", text)]
+    turn, start = messages[place], f"{text}\n\n"
+    media = [msgspec.structs.replace(placed, position=placed.position + len(start)) for placed in turn.media]
+    changed_turn = msgspec.structs.replace(turn, content=start + (turn.content or ""), media=media)
+    return [*messages[:place], changed_turn, *messages[place + 1 :]]
+
+
+def _document_text(number: int, document: Document) -> str:
+    """Return a document as text: its id or number, and a line for each member."""
+    lines = [f"Document {document.get('id', number)}:"]
+    for name, value in document.items():
+        if name != "id":
+            lines.append(f"{name}: {value if isinstance(value, str) else encode_json(value).decode()}")
+    return "\n".join(lines)

@@ -1,0 +1,77 @@
+"""Cohere's chat through a running server: whole and streamed answers, tools, documents, models and errors."""
+
+import json
+
+import pytest
+from support.http_client import HELLO_CHAT
+
+HELLO = HELLO_CHAT["messages"]
+PLAIN = {"model": "tiny", "messages": HELLO, "temperature": 0, "max_tokens": 8}
+
+
+@pytest.fixture
+async def server(serve):
+    return await serve()
+
+
+def read_events(answer):
+    """Return the events of a stream, and check their names and the mark at its end."""
+    assert answer.headers["content-type"] == "text/event-stream"
+    *events, done = answer.body.decode().removesuffix("\n\n").split("\n\n")
+    assert done == "data: [DONE]"
+    parsed = []
+    for event in events:
+        name, data = event.split("\n")
+        parsed.append(json.loads(data.removeprefix("data: ")))
+        assert name == f"event: {parsed[-1]['type']}"
+    return parsed
+
+
+async def test_cohere_stream_and_whole_answer_have_the_same_content(server):
+    for prefix in ("", "/cohere"):
+        path = f"{prefix}/v2/chat"
+        whole = (await server.post(path, PLAIN | {"logprobs": True})).json
+        first, start, *deltas, block_end, last = read_events(await server.post(path, PLAIN | {"stream": True}))
+        assert list(whole) == ["id", "message", "finish_reason", "usage", "logprobs"]
+        assert (first["type"], start["type"], block_end["type"]) == ("message-start", "content-start", "content-end")
+        text = "".join(delta["delta"]["message"]["content"]["text"] for delta in deltas)
+        assert whole["message"]["content"] == [{"type": "text", "text": text}] and text
+        assert whole["finish_reason"] == last["delta"]["finish_reason"] == "MAX_TOKENS"
+        assert whole["usage"]["tokens"] == last["delta"]["usage"]["tokens"]
+        assert whole["usage"]["billed_units"]["output_tokens"] == 8
+        assert sum(len(item["logprobs"]) for item in whole["logprobs"]) == 8
+        assert "".join(item["text"] for item in whole["logprobs"]) == text
+
+
+async def test_cohere_stream_sends_a_logprob_for_each_token(server):
+    events = read_events(await server.post("/v2/chat", PLAIN | {"stream": True, "logprobs": True}))
+    items = [event["logprobs"] for event in events if event["type"] == "content-delta"]
+    assert sum(len(item["token_ids"]) for item in items) == sum(len(item["logprobs"]) for item in items) == 8
+
+
+async def test_cohere_errors_have_an_id_and_a_message(server):
+    for prefix in ("", "/cohere"):
+        for body, status, part in (
+            (PLAIN | {"model": "none"}, 404, "model 'none' not found, make sure the correct model ID was used"),
+            (PLAIN | {"messages": [{"role": "user", "content": "word " * 5000}]}, 400, "too many tokens: "),
+            (PLAIN | {"temperature": "hot"}, 422, "invalid type: parameter 'temperature' is of type string"),
+            (PLAIN | {"documents": [{}]}, 400, "required 'documents[0].data' param"),
+            (b"{", 400, "invalid json syntax: "),
+        ):
+            answer = await server.post(f"{prefix}/v2/chat", body)
+            assert (answer.status, list(answer.json)) == (status, ["id", "message"])
+            assert part in answer.json["message"]
+
+
+async def test_cohere_refuses_a_schema_that_no_answer_can_follow_by_its_member(server):
+    form = {"type": "object", "properties": {"a": {"$ref": "https://example.com"}}, "required": ["a"]}
+    answer = await server.post("/v2/chat", PLAIN | {"response_format": {"type": "json_object", "json_schema": form}})
+    assert answer.status == 400 and "response_format.json_schema" in answer.json["message"]
+
+
+async def test_cohere_lists_models(server):
+    models = (await server.get("/cohere/v1/models")).json["models"]
+    assert [(model["name"], model["endpoints"]) for model in models] == [("tiny", ["chat"])]
+    assert (await server.get("/cohere/v1/models/tiny")).json == models[0]
+    answer = await server.get("/cohere/v1/models/none")
+    assert (answer.status, list(answer.json)) == (404, ["id", "message"])
