@@ -14,6 +14,7 @@ export const DOCUMENTS = [
   ["mindie", "MindIE"],
   ["mindie-old", "MindIE as of 2025"],
   ["databricks", "Databricks"],
+  ["cohere", "Cohere"],
 ];
 
 export const documentPath = (prefix) => `${prefix ? `${prefix}/` : ""}openapi.json`;
