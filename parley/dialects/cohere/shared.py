@@ -127,10 +127,14 @@ def check_members(fields: Fields, allowed: Collection[str], rules: CohereRules) 
         return
     for name in fields.member_names:
         if name not in allowed:
-            path = fields.member_path(name[:60])
-            error = Invalid(f"unknown field: parameter '{path}' is not a valid field. {REFERENCE}", field=path)
-            error.status = UNREADABLE_STATUS
-            raise error
+            raise unknown_member_error(fields.member_path(name[:60]))
+
+
+def unknown_member_error(path: str) -> Invalid:
+    """Return the error for a member that the original does not have."""
+    error = Invalid(f"unknown field: parameter '{path}' is not a valid field. {REFERENCE}", field=path)
+    error.status = UNREADABLE_STATUS
+    return error
 
 
 def unsupported_value(fields: Fields, name: str, sentence: str) -> Unsupported:
