@@ -18,7 +18,7 @@ from typing import Any
 
 from parley.cli.chat_media import read_media_file, split_pasted_files
 from parley.cli.client import ClientError, OpenAIClient, client_from_options
-from parley.cli.spawn import spawn_server
+from parley.cli.temporary_server import spawn_server
 from parley.cli.terminal.messages import edited_lines, read_message
 from parley.settings.config import CLIENT_OPTIONS
 from parley.settings.kinds import choice_kind, integer_kind, number_kind, text_kind

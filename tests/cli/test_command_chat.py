@@ -19,7 +19,7 @@ import pytest
 from support.cli_process import clean_environment, send_answer, send_events
 from support.terminal import Terminal
 
-from parley.cli import spawn
+from parley.cli import temporary_server
 from parley.cli.chat import Conversation
 from parley.cli.client import ClientError, OpenAIClient, ServerAddress
 from parley.cli.terminal.messages import read_message
@@ -170,7 +170,7 @@ def test_chat_clears_the_progress_of_a_server_that_does_not_start(monkeypatch):
     monkeypatch.setattr(sys, "stderr", screen)
     loading: Any = LoadingProcess()
     with pytest.raises(ClientError, match="did not start: no weights"):
-        spawn.wait_for_server(loading, loading, io.BytesIO(b"no weights"))
+        temporary_server.wait_for_server(loading, loading, io.BytesIO(b"no weights"))
     assert "still loading" in screen.getvalue() and screen.getvalue().endswith("\r\x1b[K")
 
 

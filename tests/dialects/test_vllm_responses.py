@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from parley.dialects.dialect import ApiOptions, RequestContext
-from parley.dialects.openai.responses.inlined import inline_response
+from parley.dialects.openai.responses.inlined_request import inline_response
 from parley.dialects.records import NO_RECORDS
 from parley.dialects.vllm import responses, shared
 from parley.errors import EngineError, ParleyError

@@ -9,7 +9,7 @@ import msgspec
 
 from parley.dialects import output_constraints
 from parley.dialects.fields import Fields
-from parley.dialects.openai import shared, strict
+from parley.dialects.openai import shared, strict_mode
 from parley.dialects.output_constraints import MAX_GRAMMAR_CHARACTERS, ConstraintKind
 from parley.types import Grammar
 
@@ -90,7 +90,7 @@ def read_response_format(body: Fields, strict_schemas: bool) -> Grammar | None:
     if not schema_object.has_value("schema"):
         raise schema_object.missing_member("schema")
     if schema_object.boolean("strict", False) and strict_schemas:
-        strict.check_strict_schema(schema, f"response_format '{name}'", "response_format")
+        strict_mode.check_strict_schema(schema, f"response_format '{name}'", "response_format")
     return Grammar("json", schema)
 
 

@@ -9,7 +9,7 @@ import msgspec
 from parley.dialects.dialect import Answer, QuerySchemas, RequestContext, Route
 from parley.dialects.fields import Fields, decode_fields
 from parley.dialects.json_answer import encode_json, json_answer
-from parley.dialects.openai import lists
+from parley.dialects.openai import object_lists
 from parley.dialects.openai.metadata import MAX_KEY, MAX_VALUE, read_metadata
 from parley.dialects.openai.stored_chats import COMPLETIONS, StoredCompletion
 from parley.errors import Invalid, UnknownRecord, excerpt
@@ -52,15 +52,15 @@ def list_messages(body: bytes, context: RequestContext) -> Answer:
     record = _load_completion(context)
     completion_id = record.completion["id"]
     messages = [_listed_message(message, f"{completion_id}-{number}") for number, message in enumerate(record.messages)]
-    list_query = lists.read_list_query(lists.read_query(context), default_order="asc")
-    return json_answer(lists.slice_items(messages, list_query))
+    list_query = object_lists.read_list_query(object_lists.read_query(context), default_order="asc")
+    return json_answer(object_lists.slice_items(messages, list_query))
 
 
 def list_completions(body: bytes, context: RequestContext) -> Answer:
     """List stored completions, of one model or with some metadata if the query says so. Raises BadRequest."""
-    query = lists.read_query(context)
-    model, wanted = query.string("model", None, cap=lists.MAX_ID), _wanted_metadata(query)
-    list_query = lists.read_list_query(query, default_order="asc")
+    query = object_lists.read_query(context)
+    model, wanted = query.string("model", None, cap=object_lists.MAX_ID), _wanted_metadata(query)
+    list_query = object_lists.read_list_query(query, default_order="asc")
 
     def read_listed(data: bytes) -> dict[str, Any] | None:
         completion = msgspec.json.decode(data, type=StoredCompletion).completion
@@ -77,7 +77,7 @@ def list_completions(body: bytes, context: RequestContext) -> Answer:
     page, has_more = COMPLETIONS.list_page(
         context.records, read_listed, limit=list_query.limit, after=after, newest_first=list_query.newest_first
     )
-    return json_answer(lists.list_object(page, has_more=has_more))
+    return json_answer(object_lists.list_object(page, has_more=has_more))
 
 
 def _wanted_metadata(query: Fields) -> dict[str, str]:
@@ -117,9 +117,9 @@ def _unknown_completion(context: RequestContext) -> UnknownRecord:
 
 
 LIST_QUERY: QuerySchemas = {
-    "limit": {"type": "integer", "minimum": 1, "maximum": lists.MAX_LISTED},
+    "limit": {"type": "integer", "minimum": 1, "maximum": object_lists.MAX_LISTED},
     "order": {"type": "string", "enum": ["asc", "desc"]},
-    "after": {"type": "string", "minLength": 1, "maxLength": lists.MAX_ID},
+    "after": {"type": "string", "minLength": 1, "maxLength": object_lists.MAX_ID},
 }
 COMPLETIONS_PATH = "/v1/chat/completions"
 ROUTES = (
@@ -129,7 +129,7 @@ ROUTES = (
         "stored",
         reader=list_completions,
         reads_many=True,
-        query={**LIST_QUERY, "model": {"type": "string", "minLength": 1, "maxLength": lists.MAX_ID}},
+        query={**LIST_QUERY, "model": {"type": "string", "minLength": 1, "maxLength": object_lists.MAX_ID}},
     ),
     Route("GET", COMPLETIONS_PATH + "/{id}", "stored", reader=read_completion),
     Route("POST", COMPLETIONS_PATH + "/{id}", "stored", reader=update_completion),

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import msgspec
 
 from parley.dialects.fields import Fields
-from parley.dialects.openai import shared, strict
+from parley.dialects.openai import shared, strict_mode
 from parley.dialects.openai.custom_tools import CUSTOM_INPUT, CustomCallDelta, custom_parameters
 from parley.dialects.openai.shared import ReadingRules
 from parley.errors import Unsupported, excerpt
@@ -162,7 +162,9 @@ def _read_function(function: Fields, rules: ReadingRules) -> DeclaredTool:
         signature["strict"] = True
         if rules.strict_schemas and function.has_value("parameters"):
             schema_path = function.member_path("parameters")
-            strict.check_strict_schema(parameters, f"function '{name}'", schema_path, "invalid_function_parameters")
+            strict_mode.check_strict_schema(
+                parameters, f"function '{name}'", schema_path, "invalid_function_parameters"
+            )
     return DeclaredTool(function, "function", signature)
 
 

@@ -17,7 +17,7 @@ from parley.dialects.dialect import Dialect, PromptMembers, Route, model_in_body
 from parley.dialects.json_answer import encode_json
 from parley.dialects.openai import speech_route, tokens
 from parley.dialects.openai.responses import REPLAY_QUERY, stored_routes
-from parley.dialects.openai.responses.inlined import inline_response
+from parley.dialects.openai.responses.inlined_request import inline_response
 from parley.dialects.vllm import (
     batch,
     bench,

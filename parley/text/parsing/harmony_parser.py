@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable
 
 from parley.text.parsing.calls import RequestTools
-from parley.text.parsing.marks import compile_marks
+from parley.text.parsing.mark_search import compile_marks
 from parley.text.parsing.markup import Markup
 from parley.text.parsing.output_parser import AnswerPart, OutputParser
 from parley.types import DeltaPart, ToolCallDelta

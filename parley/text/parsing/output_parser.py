@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from parley.text.parsing.calls import CallForm, CallReader, RequestTools
-from parley.text.parsing.marks import MarkFinder, compile_marks
+from parley.text.parsing.mark_search import MarkFinder, compile_marks
 from parley.text.parsing.markup import Markup
 from parley.text.parsing.tentative_calls import BLANK_CHARACTERS, TentativeCalls
 from parley.types import DeltaPart, ToolCallDelta

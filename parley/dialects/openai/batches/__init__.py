@@ -7,18 +7,18 @@ files, one for those that succeeded.
 from __future__ import annotations
 
 from parley.dialects.dialect import QuerySchemas, Route
-from parley.dialects.openai import lists
+from parley.dialects.openai import object_lists
 from parley.dialects.openai.batches import batch, batch_routes, files
 
-ID_SCHEMA = {"type": "string", "minLength": 1, "maxLength": lists.MAX_ID}
+ID_SCHEMA = {"type": "string", "minLength": 1, "maxLength": object_lists.MAX_ID}
 FILES_QUERY: QuerySchemas = {
     "limit": {"type": "integer", "minimum": 1, "maximum": files.MAX_LISTED},
     "order": {"type": "string", "enum": ["asc", "desc"]},
     "after": ID_SCHEMA,
-    "purpose": {"type": "string", "minLength": 1, "maxLength": lists.MAX_ID},
+    "purpose": {"type": "string", "minLength": 1, "maxLength": object_lists.MAX_ID},
 }
 BATCHES_QUERY: QuerySchemas = {
-    "limit": {"type": "integer", "minimum": 1, "maximum": lists.MAX_LISTED},
+    "limit": {"type": "integer", "minimum": 1, "maximum": object_lists.MAX_LISTED},
     "after": ID_SCHEMA,
 }
 ROUTES = (

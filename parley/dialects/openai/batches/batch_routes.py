@@ -8,7 +8,7 @@ from parley.dialects.batch_job import has_lost_server, waits_for_server
 from parley.dialects.dialect import Answer, RequestContext
 from parley.dialects.fields import decode_fields
 from parley.dialects.json_answer import encode_json, json_answer
-from parley.dialects.openai import lists
+from parley.dialects.openai import object_lists
 from parley.dialects.openai.batches.batch import (
     BATCHES,
     BATCHES_PATH,
@@ -38,7 +38,7 @@ def create_batch(body: bytes, context: RequestContext) -> OpenAIBatch:
     for name in ("input_file_id", "endpoint", "completion_window"):
         if not fields.has_value(name):
             raise fields.missing_member(name)
-    file_id = fields.string("input_file_id", "", cap=lists.MAX_ID)
+    file_id = fields.string("input_file_id", "", cap=object_lists.MAX_ID)
     endpoint = fields.string("endpoint", "", allowed=ENDPOINTS)
     window = fields.string("completion_window", "", allowed=WINDOWS)
     expiry = read_expiry(fields, "output_expires_after")
@@ -99,7 +99,7 @@ def _check_running(batch: BatchObject) -> None:
 
 def list_batches(body: bytes, context: RequestContext) -> Answer:
     """List batches, the newest first. Raises BadRequest."""
-    list_query = lists.read_list_query(lists.read_query(context))
+    list_query = object_lists.read_list_query(object_lists.read_query(context))
     after = None
     if list_query.after is not None:
         data = BATCHES.find(context.records, list_query.after)
@@ -110,7 +110,7 @@ def list_batches(body: bytes, context: RequestContext) -> Answer:
     page, has_more = BATCHES.list_page(
         context.records, lambda data: _settled_batch(context, data), limit=list_query.limit, after=after
     )
-    return json_answer(lists.list_object(page, has_more=has_more))
+    return json_answer(object_lists.list_object(page, has_more=has_more))
 
 
 def _load_batch(context: RequestContext) -> BatchObject:

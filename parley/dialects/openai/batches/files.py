@@ -10,7 +10,7 @@ from parley.dialects.dialect import Answer, RequestContext
 from parley.dialects.fields import Fields
 from parley.dialects.form_data import UploadedFile, decode_form
 from parley.dialects.json_answer import encode_json, json_answer
-from parley.dialects.openai import lists
+from parley.dialects.openai import object_lists
 from parley.dialects.records import TenantRecords
 from parley.dialects.stored_files import delete_content, find_content, save_content
 from parley.dialects.stored_objects import ObjectKind
@@ -126,9 +126,9 @@ def delete_file(body: bytes, context: RequestContext) -> Answer:
 
 def list_files(body: bytes, context: RequestContext) -> Answer:
     """List files, those of a purpose if the query names one. Raises BadRequest."""
-    query = lists.read_query(context)
-    purpose = query.string("purpose", None, cap=lists.MAX_ID)
-    list_query = lists.read_list_query(query, default_limit=MAX_LISTED, max_limit=MAX_LISTED)
+    query = object_lists.read_query(context)
+    purpose = query.string("purpose", None, cap=object_lists.MAX_ID)
+    list_query = object_lists.read_list_query(query, default_limit=MAX_LISTED, max_limit=MAX_LISTED)
     after = None
     if list_query.after is not None:
         before = find_file(context.records, list_query.after, context.created)
@@ -143,7 +143,7 @@ def list_files(body: bytes, context: RequestContext) -> Answer:
     page, has_more = FILES.list_page(
         context.records, read_listed, limit=list_query.limit, after=after, newest_first=list_query.newest_first
     )
-    return json_answer(lists.list_object(page, has_more=has_more))
+    return json_answer(object_lists.list_object(page, has_more=has_more))
 
 
 def _load_file(context: RequestContext) -> FileObject:

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from functools import partial
 
 from parley.dialects.dialect import QuerySchemas, Route, model_in_body
-from parley.dialects.openai import lists
-from parley.dialects.openai.responses import compact, inlined, reply, stored_routes
+from parley.dialects.openai import object_lists
+from parley.dialects.openai.responses import compact, inlined_request, reply, stored_routes
 from parley.dialects.openai.responses.rules import LENIENT, STRICT, ResponsesRules
 from parley.dialects.openai.responses.socket_session import ResponsesSession
 
@@ -21,7 +21,7 @@ def generating_routes(rules: ResponsesRules) -> Sequence[Route]:
             "generate",
             reader=partial(reply.read_response_request, rules=rules),
             model_reader=model_in_body,
-            inliner=inlined.inline_response,
+            inliner=inlined_request.inline_response,
         ),
         Route(
             "POST",
@@ -29,7 +29,7 @@ def generating_routes(rules: ResponsesRules) -> Sequence[Route]:
             "generate",
             reader=partial(compact.read_compact_request, rules=rules),
             model_reader=model_in_body,
-            inliner=inlined.inline_records,
+            inliner=inlined_request.inline_records,
         ),
         Route(
             "POST",
@@ -37,7 +37,7 @@ def generating_routes(rules: ResponsesRules) -> Sequence[Route]:
             "tokenize",
             reader=partial(reply.read_token_count, rules=rules),
             writer=reply.write_token_count,
-            inliner=inlined.inline_records,
+            inliner=inlined_request.inline_records,
         ),
     )
 
@@ -47,9 +47,9 @@ REPLAY_QUERY: QuerySchemas = {
     "starting_after": {"type": "integer", "minimum": 0, "maximum": 10**9},
 }
 LIST_QUERY: QuerySchemas = {
-    "limit": {"type": "integer", "minimum": 1, "maximum": lists.MAX_LISTED},
+    "limit": {"type": "integer", "minimum": 1, "maximum": object_lists.MAX_LISTED},
     "order": {"type": "string", "enum": ["asc", "desc"]},
-    "after": {"type": "string", "minLength": 1, "maxLength": lists.MAX_ID},
+    "after": {"type": "string", "minLength": 1, "maxLength": object_lists.MAX_ID},
 }
 STORED_ROUTES = (
     Route("GET", "/v1/responses", "socket", reader=ResponsesSession),

@@ -8,7 +8,7 @@ import msgspec
 
 from parley.dialects.dialect import RequestContext
 from parley.dialects.fields import Fields
-from parley.dialects.openai import shared, strict
+from parley.dialects.openai import shared, strict_mode
 from parley.dialects.openai.labels import MAX_LABEL, VERBOSITIES, read_labels
 from parley.dialects.openai.messages import EFFORTS
 from parley.dialects.openai.responses.rules import ResponsesRules, refuse_member, unserved_error
@@ -118,7 +118,7 @@ def _read_format(form: Fields, rules: ResponsesRules) -> tuple[Grammar | None, d
     if not form.has_value("schema"):
         raise form.missing_member("schema")
     if is_strict and rules.reading.strict_schemas:
-        strict.check_strict_schema(schema, f"text.format '{name}'", path)
+        strict_mode.check_strict_schema(schema, f"text.format '{name}'", path)
     shown = {"type": kind, "description": description, "name": name, "schema": schema, "strict": bool(is_strict)}
     return Grammar("json", schema, field="text.format"), shown
 

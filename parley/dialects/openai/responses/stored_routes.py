@@ -7,7 +7,7 @@ from collections.abc import Callable
 from parley.dialects.dialect import Answer, RequestContext
 from parley.dialects.fields import Fields, decode_fields
 from parley.dialects.json_answer import json_answer
-from parley.dialects.openai import lists
+from parley.dialects.openai import object_lists
 from parley.dialects.openai.metadata import read_metadata
 from parley.dialects.openai.responses import stored
 from parley.dialects.openai.responses.items import read_item_type
@@ -21,7 +21,7 @@ MAX_ADDED_ITEMS = 20
 
 def read_response(body: bytes, context: RequestContext) -> Answer | StreamReplay:
     """Return a stored response, or a StreamReplay to stream it again. Raises UnknownRecord, BadRequest."""
-    query = lists.read_query(context)
+    query = object_lists.read_query(context)
     record = stored.load_response(context, context.path_parts["id"])
     if query.string("stream", "false", allowed=("true", "false")) == "false":
         return json_answer(record.response)
@@ -117,7 +117,7 @@ def add_items(body: bytes, context: RequestContext) -> Answer:
         raise fields.missing_member("items")
     added = _read_added_items(fields, context)
     _change(context, lambda record: record.items.extend(added))
-    return json_answer(lists.list_object(added, has_more=False))
+    return json_answer(object_lists.list_object(added, has_more=False))
 
 
 def list_items(body: bytes, context: RequestContext) -> Answer:
@@ -160,4 +160,4 @@ def _read_added_items(fields: Fields, context: RequestContext) -> list[Item]:
 
 def _list_items(items: list[Item], context: RequestContext) -> Answer:
     """List items as the query asks: ``limit``, ``order``, ``after``."""
-    return json_answer(lists.slice_items(items, lists.read_list_query(lists.read_query(context))))
+    return json_answer(object_lists.slice_items(items, object_lists.read_list_query(object_lists.read_query(context))))

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from parley.dialects.fields import Fields
-from parley.dialects.openai import shared, strict
+from parley.dialects.openai import shared, strict_mode
 from parley.dialects.openai.custom_tools import custom_parameters
 from parley.dialects.openai.responses.rules import ResponsesRules, unserved_error
 from parley.dialects.openai.tools import MAX_TOOLS, ToolObject
@@ -120,7 +120,7 @@ def _read_strict(function: Fields, name: str, parameters: dict[str, Any], rules:
     if wanted is False or not function.has_value("parameters") or (wanted and not rules.reading.strict_schemas):
         return bool(wanted)
     try:
-        strict.check_strict_schema(
+        strict_mode.check_strict_schema(
             parameters, f"function '{name}'", function.member_path("parameters"), "invalid_function_parameters"
         )
     except Invalid:

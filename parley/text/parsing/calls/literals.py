@@ -13,7 +13,7 @@ from functools import cache
 from parley.text.parsing.calls.form import CallForm
 from parley.text.parsing.calls.scanner import CallScanner, MalformedCall, ReadSteps
 from parley.text.parsing.calls.tools import RequestTools
-from parley.text.parsing.marks import compile_marks
+from parley.text.parsing.mark_search import compile_marks
 
 MAX_NESTING = 64  # levels of nesting
 MAX_WORD_CHARACTERS = 1024  # characters of a number or word

@@ -13,7 +13,7 @@ from parley.text.parsing.calls.literals import MAX_WORD_CHARACTERS, json_escape,
 from parley.text.parsing.calls.objects import ARGUMENT_MEMBERS, read_call_name
 from parley.text.parsing.calls.scanner import CallScanner, MalformedCall, ReadSteps
 from parley.text.parsing.calls.tools import json_type
-from parley.text.parsing.marks import compile_marks
+from parley.text.parsing.mark_search import compile_marks
 
 LINE_BREAK = "\n"
 # Names that models give the object of all arguments if they write it.
