@@ -1,6 +1,6 @@
 """Adds the data of media tokens to a packed batch: embeddings, rotary positions, and the positions that they attend to.
 
-A chunk may begin and end within an item. Steps without media call nothing in this module.
+A chunk may begin and end within an item. For steps without media ``add_media`` is not called.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def placeholder_positions(sequence: Sequence, start: int, end: int) -> set[int]:
 
 
 def _runs_in_batch(batch: PackedBatch, rows: list[StepRow]) -> Iterator[_RunInRow]:
-    """Yield the parts of all runs of embeddings that the rows compute."""
+    """Yield the parts of runs of embeddings that this step computes."""
     for row, span in zip(rows, batch.spans, strict=True):
         end = row.start + row.count
         for item in row.sequence.request.media:

@@ -1,6 +1,6 @@
-"""Measures free memory, divides it between KV cache, states and staging, and words the errors if it is not enough.
+"""Measures free memory, divides it between KV cache, states and staging, and raises the errors if it is too small.
 
-This module knows no models.
+Nothing here depends on the type of model.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from parley.model.checkpoint.files import LoadError
 from parley.types import Settings
 
 # KV cache's share of the memory that is free after the weights are loaded. On a GPU, the memory of the largest step is
-# taken off before; the rest is for the graphs of steps, images and fragments.
+# subtracted first; the rest is for the graphs of steps, images and fragments.
 KV_MEMORY_SHARE = {"cpu": 0.4, "cuda": 0.9}
 SNAPSHOTS_PER_SEQUENCE = 4  # states that are kept at most, for each sequence that may run at once
 STAGING_DIVISOR = 8  # the staging buffer of an accelerator's cache takes at most 1/8 of the host's free memory
@@ -35,8 +35,8 @@ def guard_allocation(purpose: str) -> Iterator[None]:
 
 
 def refuse_large_tensors(subject: str, size: int, device: torch.device, advice: str) -> None:
-    """Raise LoadError if tensors of ``size`` bytes do not fit into the memory that is free. ``subject``: what they are.
-    ``advice``: what to do besides ending other programs."""
+    """Raise LoadError if tensors of ``size`` bytes do not fit into free memory. ``subject``: their name in the message.
+    ``advice``: what the operator can do besides ending other programs."""
     free_bytes = free_memory(device)
     if size > free_bytes:
         raise LoadError(
@@ -46,7 +46,7 @@ def refuse_large_tensors(subject: str, size: int, device: torch.device, advice: 
 
 
 def refuse_large_weights(size: int, device: torch.device) -> None:
-    """Raise LoadError if a decoder's weights of ``size`` bytes do not fit into the memory that is free."""
+    """Raise LoadError if a decoder's weights of ``size`` bytes do not fit into free memory."""
     advice = "serve a smaller model or one with fewer bits (--quantization)"
     refuse_large_tensors("The weights", size, device, advice)
 
@@ -71,9 +71,9 @@ def plan_cache(
     """Return how many pages of ``page_bytes`` bytes fit in memory, at most those of a full batch of full contexts.
 
     ``state_bytes``: the states of one sequence, for models with layers that keep them. All states together take at most
-    half of the memory, unless all useful pages fit as well; ``settings.state_cache`` is taken from it before.
-    ``position_bytes``: what each position of the longest context takes besides, of memory that no setting has given to
-    the cache. Raises LoadError.
+    half of the memory, unless all useful pages fit as well; ``settings.state_cache`` is subtracted first.
+    ``position_bytes``: the further bytes for each position of the longest context, counted if no setting fixes the
+    memory of the cache. Raises LoadError.
     """
     useful = settings.max_batch * -(-length // BLOCK_SIZE)
     free_bytes = max(0, free_memory(device) - settings.set_aside)

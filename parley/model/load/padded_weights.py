@@ -1,8 +1,8 @@
 """Pads the products of weights that the code of a Transformers model multiplies itself, such as those of experts and
 routers.
 
-torch chooses the kernel of a product by its number of rows, and kernels add in different orders, so the bits of a row
-would depend on the number of rows. If rows are padded to a multiple of 16, as in ``torch_attention``, they do not.
+torch chooses the kernel of a matrix product by its number of rows, and kernels add in different orders, so the bits of
+a row would depend on the number of rows. They do not if rows are padded to a multiple of 16, as in ``torch_attention``.
 """
 
 from __future__ import annotations

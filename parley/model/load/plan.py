@@ -172,7 +172,7 @@ def _adapt_to_mlx(decoder_config: DecoderConfig, model_type: str) -> DecoderConf
 def repeats_embedding(checkpoint: Checkpoint, config: DecoderConfig) -> bool:
     """Whether the config ties the head, and the file has it with the same numbers as the embedding.
 
-    It reads both, so that a GPU does not hold them twice; a CPU leaves the embedding in the file anyway.
+    The comparison reads both, so that a GPU does not hold them twice; on a CPU the embedding stays in the file anyway.
     """
     names = [f"{name}.weight" for name in (config.tensors.head, config.tensors.embedding)]
     shape = config.vocab, config.hidden
@@ -201,7 +201,7 @@ def check_state_settings(settings: Settings, architecture: str) -> None:
 
 
 def check_draft_tokenizer(folder: Path, draft_folder: Path) -> None:
-    """Raise LoadError unless the draft model makes tokens, and the same as the decoder in ``folder``."""
+    """Raise LoadError unless the draft model generates tokens, with the tokenizer of the decoder in ``folder``."""
     if is_encoder(read_config(draft_folder)):
         raise LoadError(f"{draft_folder} cannot guess tokens: it only makes vectors.")
     from parley.text.tokens.json_files import BadTokenizer

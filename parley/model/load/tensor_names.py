@@ -49,11 +49,11 @@ def check_tensor_names(decoder_weights: DecoderWeights) -> None:
 
 
 def _unread_keys(decoder_weights: DecoderWeights) -> tuple[str, ...]:
-    """Return how the names of tensors begin that make keys and values of layers which read those of others, of norms
-    after the MLPs of layers without a mixture where only mixtures have them, and of indexers of layers which attend to
-    the tokens that an earlier layer has chosen.
+    """Return the prefixes of tensor names that published files have although no code reads them.
 
-    Published files have some, though no code reads them.
+    They are: key and value projections of layers that read the keys and values of others; norms after the MLPs of
+    layers without a mixture, where only mixtures have such norms; and indexers of layers that attend to the tokens that
+    an earlier layer has chosen.
     """
     names = *decoder_weights.config.tensors.qkv[1:], decoder_weights.config.tensors.key_norm
     readers = [i for i, shape in enumerate(decoder_weights.config.layers) if shape.kv_layer is not None]

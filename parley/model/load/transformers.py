@@ -1,6 +1,6 @@
 """Loads models with the Transformers backend: any causal language model of Transformers.
 
-``transformers_network`` makes a network of the loaded model, and the numeric check compares the two.
+``transformers_network`` turns the loaded model into a network, and the numeric check compares the two.
 Weights come from safetensors, and code shipped in a model folder is never run.
 """
 
@@ -35,8 +35,9 @@ from parley.model.load.transformers_network import TransformersNetwork, build_ne
 from parley.text.media_family import read_media_family
 
 PAGED_LAYER_TYPES = {"full_attention", "sliding_attention"}  # the layer_types that KV pages support
-STATELESS_LAYER_TYPES = {"chunked_attention"}  # those that keep no more, but which no kernel computes
-# A model's first one counts. The last one has decoders too: those of the Flamingo models for sound.
+STATELESS_LAYER_TYPES = {"chunked_attention"}  # these keep only keys and values too, but no kernel computes them
+# Transformers' tables of models that generate text. The first table that has a model's type is used. The last also has
+# decoders: those of the Flamingo models for sound.
 WRITER_MAPPINGS = (
     MODEL_FOR_MULTIMODAL_LM_MAPPING,
     MODEL_FOR_CAUSAL_LM_MAPPING,
@@ -48,7 +49,7 @@ def load_transformers(
     folder: Path, dtype: torch.dtype, device: torch.device, progress: Callable[[float], None], max_len: int
 ) -> TransformersNetwork:
     """Load a model folder for contexts of at most ``max_len`` tokens and check it numerically. Raises LoadError."""
-    checkpoint = Checkpoint(folder)  # reports faulty files in clearer words than Transformers
+    checkpoint = Checkpoint(folder)  # its errors for faulty files are clearer than Transformers'
     config = read_supported_config(folder)
 
     def load_weights(model_class: Any, **options: Any) -> tuple[PreTrainedModel, dict[str, Any]]:
@@ -104,7 +105,7 @@ def read_model(
             raise
         except Exception as error:
             reason = one_line(error)
-            if "ignore_mismatched_sizes" in reason:  # it means a table that it has written to its log
+            if "ignore_mismatched_sizes" in reason:  # the message refers to a table in Transformers' log
                 reason = "its tensors do not have the sizes that config.json gives."
             raise LoadError(f"Transformers cannot load this {config.model_type} model: {reason}") from error
     if info["missing_keys"]:

@@ -195,7 +195,7 @@ class TransformersNetwork:
 
 
 class _BodyOutput(BaseModelOutputWithPast):
-    """A body's return value, for heads that also read attributes which only training sets."""
+    """A body's return value, for heads that also read attributes that are set only in training."""
 
     def __getattr__(self, name: str) -> None:
         if name.startswith("__"):
@@ -216,7 +216,7 @@ def build_network(model: PreTrainedModel, max_len: int) -> TransformersNetwork:
 
 
 def _refuse_uncounted_tokens(model: PreTrainedModel) -> None:
-    """Raise LoadError for embeddings as RoBERTa's: the position of a token depends on how many before it pad."""
+    """Raise LoadError for embeddings like RoBERTa's, where a token's position depends on the padding before it."""
     if any(hasattr(module, "create_position_ids_from_input_ids") for module in model.modules()):
         raise LoadError(
             f"A {model.config.model_type} model gives positions only to tokens that do not pad, which is not supported."
@@ -267,8 +267,8 @@ def _pack_modules(model: PreTrainedModel) -> dict[str, LinearSite]:
     """Move the linear layers to the native kernels; afterwards the modules hold no weights of their own.
 
     Matrices of other modules become ``PaddedWeight``. Returns the layers that LoRA adapters may change: those that
-    every token of a batch passes in place. Experts are left out, as they see only some tokens, and so is the head,
-    which runs for few. Encoders of pictures and sound stay as they are (``media/encoder.py``).
+    every token of a batch passes in place. Experts are left out because they see only some tokens, and
+    so is the head, which runs for few. Encoders of pictures and sound stay as they are (``media/encoder.py``).
     """
     sites: dict[str, LinearSite] = {}
     encoders = {id(module) for part in encoder_parts(model) for module in part.modules()}
@@ -299,7 +299,8 @@ def _pack_modules(model: PreTrainedModel) -> dict[str, LinearSite]:
 
 
 def _is_weight_read(model: PreTrainedModel, name: str) -> bool:
-    """Whether the code of the module that holds a linear layer reads the layer's weight itself, as LongCat's router."""
+    """Whether the code of the module that holds a linear layer reads the layer's weight itself, as LongCat's router
+    does."""
     parent, _, own = name.rpartition(".")
     module_class: Any = type(model.get_submodule(parent))
     return f"self.{own}.weight" in _read_source(module_class)

@@ -1,7 +1,7 @@
-"""How much memory the weights of a decoder will take, from the headers of its files.
+"""Computes the memory that a decoder's weights will take, from the headers of its files.
 
-The weights are read, merged and packed by the code that loads them, but without numbers, so the forms that it chooses
-are those of loading: what is kept in few bits and what becomes plain numbers.
+The loading code reads, merges and packs the weights on torch's meta device, without numbers. So it chooses the same
+forms as in loading: which weights stay quantized and which become plain numbers.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from parley.model.load.memory import free_memory, refuse_large_weights
 from parley.model.load.meta_values import META, MetaValues
 from parley.model.load.tensor_bytes import tensor_bytes
 
-# How many times the bytes of their tensors weights take in memory, at most
+# The largest ratio of the bytes of weights in memory to those of their tensors in the file
 MOST_GROWTH = 24  # 1 bit and scales as float32
 MOST_PLAIN_GROWTH = 2  # bfloat16 as float32
 
@@ -60,7 +60,7 @@ def measure_weights(weights: DecoderWeights, *, keeps_head: bool = True) -> int:
 
 
 def _layer_form(weights: DecoderWeights, layer: int) -> object:
-    """Return all that decides how many bytes a layer takes."""
+    """Return everything that a layer's size in bytes depends on."""
     first = len(weights.layer_name(layer, ""))
     names = [name for name in weights.layer_tensors(layer) if name in weights.checkpoint]
     tensors = frozenset((name[first:], weights.checkpoint.tensor_form(name)) for name in names)

@@ -1,6 +1,6 @@
 """Builds a Transformers model without its weights, on torch's meta device: only names, shapes and layers.
 
-That shows nearly every reason why ``load/transformers.py`` may refuse a model, but no wrong numbers.
+Building it finds nearly every reason why ``load/transformers.py`` may refuse a model, except wrong numbers.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def build_weightless(folder: Path, checkpoint: Checkpoint, dtype: torch.dtype, m
     config = read_supported_config(folder)
 
     def load_shapes(model_class: Any, **options: Any) -> tuple[PreTrainedModel, dict[str, Any]]:
-        """Do as ``from_pretrained``, which needs another library for the meta device."""
+        """Do the work of ``from_pretrained``, which needs another library for the meta device."""
         with META:
             model: PreTrainedModel = model_class.from_config(config, dtype=dtype, **options)
         load_config = LoadStateDictConfig(

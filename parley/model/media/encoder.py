@@ -1,7 +1,7 @@
 """Computes the embeddings of media items with the encoders of a multimodal model of Transformers.
 
-Each call computes one item alone, so that an item's bits depend on nothing but its features. The model may be loaded
-when the first item comes: until then it takes neither time nor memory.
+Each call computes one item alone, so that an item's bits depend on nothing but its features. The model can be
+loaded when the first item arrives, so that text-only use costs neither time nor memory.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from parley.model.media.feature_file import EncoderError, read_features
 from parley.model.media_embeddings import EncodedItem
 from parley.types import MediaItem, MediaKind
 
-LOADING_POLL = 0.02  # seconds between looks whether the model is loaded
+LOADING_POLL = 0.02  # seconds between checks whether the model is loaded
 
 Features = dict[str, torch.Tensor]
 FeatureFunction = Callable[..., Any]
 
 
 class _Pauses:
-    """Calls ``between_blocks``, and remembers whether it has raised."""
+    """Calls ``between_blocks``, and records whether it has raised."""
 
     def __init__(self, between_blocks: Callable[[], None]):
         self.is_interrupted = False
@@ -201,7 +201,8 @@ def find_feature_function(model: Any, kind: MediaKind) -> FeatureFunction:
 
 
 def _encode_qwen2_audio(body: Any, input_features: torch.Tensor, feature_attention_mask: torch.Tensor) -> Any:
-    """Do the work of ``get_audio_features`` of other models. Transformers has these lines within a forward pass.
+    """Compute what other models' ``get_audio_features`` does; for Qwen2-Audio, Transformers does it in the forward
+    pass.
 
     ``input_features``: [1, mel bins, frames]; ``feature_attention_mask``: [1, frames].
     """
@@ -223,7 +224,7 @@ def _encode_qwen2_audio(body: Any, input_features: torch.Tensor, feature_attenti
 def _encode_gemma3n_audio(body: Any, input_features: torch.Tensor, input_features_mask: torch.Tensor) -> Any:
     """Fill up the embeddings of a clip to as many as its text has placeholders, with the projector's last token.
 
-    Transformers has these lines within a forward pass. ``input_features``: [1, frames, mel bins];
+    Transformers does this within a forward pass. ``input_features``: [1, frames, mel bins];
     ``input_features_mask``: [1, frames].
     """
     from transformers.modeling_outputs import BaseModelOutputWithPooling
@@ -249,7 +250,7 @@ def _encode_music_flamingo(
 
 
 def _phi4_function(body: Any, kind: MediaKind) -> FeatureFunction:
-    """Return the function that runs an encoder of Phi-4-multimodal, which puts its rows in place of tokens' embeddings.
+    """Return the function that runs an encoder of Phi-4-multimodal, which overwrites the embeddings of placeholders.
 
     In a prompt with pictures, sound would have another projection; such prompts are refused (``text/prompt.py``).
     """

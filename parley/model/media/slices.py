@@ -1,9 +1,9 @@
-"""Kernels for encoders that pause between parts of their work, however large the picture is.
+"""Linear layers and attention of encoders in slices, with a pause between slices, however large the picture is.
 
 The engine's steps wait while an encoder computes. One block of an encoder would take minutes for a large picture, most
 of it in one attention layer, and a server that waits for a step that long counts as hung. So linear layers and
-attention compute a slice of their rows at a time, and call ``pause`` before each one. A slice depends on shapes only,
-never on time, so an item has the same bits at each call.
+attention compute a slice of their rows at a time, and call ``pause`` before each one. The size of a slice depends on
+shapes only, never on time, so an item has the same bits at each call.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from parley.model.media.encoder import encoder_blocks, encoder_parts, pause_enco
 
 ATTENTION_NAME = "parley_encoder"  # Transformers' name for ``sliced_attention``
 SLICE_PRODUCTS = 1 << 33  # multiplications in a slice: a tenth of a second on two slow cores
-LEAST_ROWS = 256  # of a slice; fewer would leave the kernels idle
+LEAST_ROWS = 256  # of a slice; with fewer the kernels would be inefficient
 
 ComputeRows = Callable[[torch.Tensor], torch.Tensor]
 

@@ -1,4 +1,4 @@
-"""Decodes sound: to one channel, at the rate of the model's processor."""
+"""Decodes sound to one channel, at the sample rate of the model's processor."""
 
 from __future__ import annotations
 

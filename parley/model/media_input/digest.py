@@ -35,7 +35,7 @@ def hash_parts(parts: Iterable[bytes]) -> bytes:
 
 
 def processor_fingerprint(folder: Path) -> bytes:
-    """Return a hash of the processor's files, and of the versions of the libraries that it and the decoders are."""
+    """Return a hash of the processor's files and of the versions of its libraries and of the decoders'."""
     files = [(folder / name).read_bytes() if (folder / name).is_file() else b"" for name in PROCESSOR_FILES]
     versions = [f"{name} {_package_version(name)}" for name in PACKAGES]
     versions += [f"{name} {number}" for name, number in sorted(_decoder_versions().items())]

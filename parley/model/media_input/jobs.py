@@ -1,4 +1,4 @@
-"""The jobs of a media process: from a client's data to the engine's input."""
+"""The jobs of a media process: they turn a client's data into the engine's input."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class MediaProcessor(Protocol[ProcessedT]):
 
     @property
     def audio_rate(self) -> int:
-        """Samples per second of the sound that it reads."""
+        """Samples per second of the sound that the processor reads."""
 
     def process_image(self, image: Image.Image, options: dict[str, Any]) -> ProcessedT:
         """Process a picture."""
@@ -60,7 +60,8 @@ class MediaProcessor(Protocol[ProcessedT]):
 
 
 class MediaJobs(Generic[ProcessedT]):
-    """Does jobs with a model's processor. ``fingerprint``: of all that decides its results, besides the item."""
+    """Does jobs with a model's processor. ``fingerprint``: hash of everything but the item that its results depend
+    on."""
 
     def __init__(self, processor: MediaProcessor[ProcessedT], fingerprint: bytes):
         torch.set_num_threads(1)  # the cores belong to the engine

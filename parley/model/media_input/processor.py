@@ -159,8 +159,8 @@ class ItemProcessor:
         return self.process_video(DecodedVideo(frames, [0, 1], VideoClock([0.0, 1.0], 1.0)), {})
 
     def choose_frames(self, clock: VideoClock, width: int, height: int, options: dict[str, Any]) -> list[int]:
-        """Return the numbers of the frames to read: as the request says, else as the processor samples, else
-        DEFAULT_FRAMES of them at equal distances. Raises UnusableMedia."""
+        """Return the numbers of the frames to read: chosen by the request's options, else by the processor's sampling,
+        else DEFAULT_FRAMES of them at equal distances. Raises UnusableMedia."""
         from transformers.video_utils import VideoMetadata
 
         total = len(clock.times)
@@ -238,7 +238,7 @@ class ItemProcessor:
         features = [tensor for tensor in processed.tensors.values() if tensor.is_floating_point()]
         frames = max((len(tensor) * max(tensor.shape[1:]) for tensor in features), default=0)
         extractor = self._sound_extractor
-        # Gemma 3n fills up nothing: where fewer samples are left than a frame has, there is no frame
+        # Gemma 3n does not pad: if fewer samples are left than a frame has, there is no frame
         is_unfilled = self._family.model_type == "gemma3n"
         seconds = (frames * hop + (extractor.frame_length if is_unfilled else 0)) / self.audio_rate
         # Samples beyond these, of which the last ones fill no frame
@@ -301,9 +301,9 @@ class ItemProcessor:
         return ProcessedTensors(tensors, replacement, seconds)
 
     def _replacement_in(self, output: Any) -> str:
-        """Return the text that a processor has put in place of the mark.
+        """Return the text that a processor has written for the mark.
 
-        Idefics2's does not tell where it is; all of its tokens are marks.
+        Idefics2's does not return its position; all of its tokens are marks.
         """
         if "text_replacement_offsets" in output:
             (replaced,) = output["text_replacement_offsets"][0]

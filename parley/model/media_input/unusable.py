@@ -1,4 +1,4 @@
-"""The error of decoding. It never has a decoder's own words, which may name paths and addresses in memory."""
+"""The error of decoding. It never quotes a decoder's message, which may contain paths and memory addresses."""
 
 from __future__ import annotations
 

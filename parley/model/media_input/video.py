@@ -1,7 +1,7 @@
-"""Decodes videos: the frames that a model wants, chosen by their times.
+"""Decodes videos: only the frames that the model's processor chooses by their times.
 
-The number of frames is counted by reading all packets, because the header of many files says nothing or something
-wrong. Then only as much is decoded as the wanted frames need: from the keyframe before each.
+The number of frames is counted by reading all packets, because the header of many files lacks it or is
+wrong. Then only what the chosen frames need is decoded: from the keyframe before each.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ FrameChooser = Callable[[VideoClock, int, int], Sequence[int]]  # from clock, wi
 
 
 def decode_video(data: bytes, choose_frames: FrameChooser, limits: DecodingLimits) -> DecodedVideo:
-    """Return the frames of a video that ``choose_frames`` wants. Raises UnusableMedia, MemoryError."""
+    """Return the frames of a video that ``choose_frames`` selects. Raises UnusableMedia, MemoryError."""
     with open_container(data, "video") as container:
         clock = _read_clock(container, _first_video(container))
     with open_container(data, "video") as container:
@@ -149,7 +149,7 @@ def _check_frame_count(count: int, limits: DecodingLimits) -> None:
 
 
 class _FrameDecoder:
-    """Decodes single frames of a video. ``width`` and ``height``: as its header says."""
+    """Decodes single frames of a video. ``width`` and ``height``: from its header."""
 
     def __init__(self, container: av.container.InputContainer, clock: VideoClock, limits: DecodingLimits):
         self._container, self._clock, self._limits = container, clock, limits
@@ -207,5 +207,5 @@ class _FrameDecoder:
 
 
 def _turn_upright(picture: NDArray[np.uint8], degrees: int) -> NDArray[np.uint8]:
-    """Turn a frame as the camera said that it was held. ``degrees``: counter-clockwise."""
+    """Turn a frame by the rotation that the file gives. ``degrees``: counter-clockwise."""
     return np.ascontiguousarray(np.rot90(picture, round(degrees / 90) % 4))

@@ -15,14 +15,14 @@ class TensorNames:
     ``embedding_norm``: the norm of the sum.
     ``query_up`` and ``latent_up`` are the linear layers that make queries, and keys and values, of their latents in
     models with multi-head latent attention.
-    ``mixture_after_norm`` is ``mlp_after_norm`` of layers with a mixture; files may have those of others, which nothing
-    reads.
-    ``published`` are names of modules in published files, to those here, which Transformers gives them.
-    ``activation_factors`` is the module whose tensors make the factors of an activation xielu.
-    ``layer_inputs`` are the embeddings of tokens for single layers, beside those that ``input_projection`` makes of
-    their embeddings, whose norm is ``input_norm``; empty: there are the latter only. The next three belong to each
-    layer. ``output_scale`` is the tensor
-    with the scale of a layer's output. ``altup_norm`` and ``laurel_norm`` are norms of ``AltUpShape``.
+    ``mixture_after_norm`` is ``mlp_after_norm`` of layers with a mixture; files may also have it for other layers,
+    where it is unused.
+    ``published`` maps names of modules in published files to Transformers' names, which are used here.
+    ``activation_factors`` is the module with the parameters of the xIELU activation.
+    ``layer_inputs`` is the table of per-layer embeddings of tokens, used besides those that ``input_projection``
+    computes from the tokens' usual embeddings (their norm: ``input_norm``); empty: there are only the latter. The next
+    three belong to each layer. ``output_scale`` is the tensor with the scale of a layer's output. ``altup_norm`` and
+    ``laurel_norm`` are norms of ``AltUpShape``.
     """
 
     embedding: str = "model.embed_tokens"

@@ -32,7 +32,7 @@ DEBERTA_NAMES = bert.BertTensorNames(
     query="attention.self.query_proj", key="attention.self.key_proj", value="attention.self.value_proj"
 )
 DISTANCE_EMBEDDINGS, DISTANCE_NORM, CONVOLUTION = "encoder.rel_embeddings.weight", "encoder.LayerNorm", "encoder.conv"
-KEY_TERM, QUERY_TERM = "c2p", "p2c"  # as configs name the products with a distance as key and as query
+KEY_TERM, QUERY_TERM = "c2p", "p2c"  # configs' names of the score terms with a distance as key and as query
 
 
 def read_config(config: dict[str, Any]) -> DisentangledEncoderConfig:

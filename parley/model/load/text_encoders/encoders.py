@@ -1,4 +1,4 @@
-"""Encoders of all families: which configs are theirs, and how they are loaded and checked."""
+"""The table of encoder families: recognizes a config's family, and loads and checks its encoders."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ ENCODER_LOADERS: dict[str, EncoderLoader] = {
 
 
 def is_encoder(config: dict[str, Any]) -> bool:
-    """True if the config names one of these encoders, not a model that generates."""
+    """True if the config is of one of these encoders, not of a model that generates text."""
     return config["model_type"] in ENCODER_LOADERS and not config.get("is_decoder")
 
 

@@ -88,7 +88,7 @@ def _read_thetas(config: dict[str, Any], values: dict[str, Any]) -> dict[str, fl
 
 
 def _read_layer_kinds(config: dict[str, Any], values: dict[str, Any]) -> tuple[bool, ...]:
-    """Return for each layer whether it attends nearby only. Raises LoadError."""
+    """Return for each layer whether it attends within a local window only. Raises LoadError."""
     kinds = config.get("layer_types")
     if kinds is None:
         every, count = values["global_attn_every_n_layers"], min(values["num_hidden_layers"], MAX_LAYERS)

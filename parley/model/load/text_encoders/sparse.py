@@ -24,9 +24,9 @@ class MaskedHeadNames:
     """A family's tensor names. ``bias``: of the logits, where it is not ``output``'s own. Without weights of
     ``output``, the embeddings of tokens stand in.
 
-    ``activation_member``: of the config, that names the activation; "": it is GELU. ``eps_member``: of the config,
-    that has the norm's epsilon; ``eps``: without it. ``bias_member``: of the config; layer and norm have a bias only if
-    it and ``norm_bias`` say so.
+    ``activation_member``: the member of the config that names the activation; "": it is GELU. ``eps_member``: the
+    member with the norm's epsilon; ``eps``: the epsilon if there is none. The layer has a bias only if the config's
+    ``bias_member`` is true, and the norm only if its ``norm_bias`` is.
     """
 
     hidden: str

@@ -61,7 +61,7 @@ HEAD_TENSORS = ("score.", "dense.", "classifier.", "2_Dense.", "3_Dense.", PROJE
 
 
 class WholeTextPlan(NamedTuple):
-    """How such a decoder runs. ``reads_both_ways``: as in ``WholeTextDecoder``."""
+    """How a decoder of whole texts runs. ``reads_both_ways``: as in ``WholeTextDecoder``."""
 
     decoder: DecoderPlan
     recipe: PoolingRecipe
@@ -84,8 +84,8 @@ def is_whole_text_model(folder: Path, config: dict[str, Any]) -> bool:
 
 
 def _text_config(config: dict[str, Any]) -> dict[str, Any]:
-    """Return the part of a config that is about texts, with what only the whole config says of it. Of EmbeddingGemma 2,
-    the encoders of media are not read."""
+    """Return the text part of a config, with the fields about it that only the whole config has. EmbeddingGemma 2's
+    encoders of media are not loaded."""
     text_config = config.get("text_config")
     if isinstance(text_config, dict) and text_config.get("model_type") == EMBEDDING_GEMMA2:
         return text_config | {name: config[name] for name in SHARED_FIELDS if config.get(name) is not None}
@@ -108,7 +108,7 @@ def _reads_both_ways(config: dict[str, Any]) -> bool:
 
 
 def _forward_config(config: dict[str, Any]) -> dict[str, Any]:
-    """Return the config of the decoder with the same weights that reads forward.
+    """Return the config of the causal decoder with the same weights.
 
     Its window is that of earlier tokens and the token itself. Of Gemma's, Transformers takes half; other types see as
     many earlier and later tokens as the window has.
@@ -124,7 +124,7 @@ def _forward_config(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def plan_whole_text(settings: Settings, folder: Path, config: dict[str, Any]) -> WholeTextPlan:
-    """Return how a decoder runs that reads whole texts. Raises LoadError if it cannot."""
+    """Return how a decoder of whole texts runs. Raises LoadError if it cannot."""
     is_part = _text_config(config) is not config
     config = _text_config(config)
     both_ways = _reads_both_ways(config)
@@ -166,7 +166,7 @@ def open_whole_text_weights(folder: Path, plan: WholeTextPlan) -> DecoderWeights
         checkpoint.remove_tensors(prefix)
     decoder_plan = plan.decoder
     try:
-        # Without a head of its own, because nothing reads it but the numeric check
+        # Without a head of its own, because only the numeric check reads it
         decoder_config: DecoderConfig = replace(read_decoder_config(decoder_plan.config), tied=True)
         if decoder_config.state_sizes:
             raise Unfusable("it has layers that keep a state")

@@ -1,7 +1,7 @@
-"""How the decoder of one model type differs from Llama: the row that ``config_reader.py`` reads its config by.
+"""``DecoderFamily``: how the decoder of one model type differs from Llama. ``config_reader.py`` reads configs with it.
 
-Fields are named as in Llama's config. A row knows the fields that Transformers reads for its type, with Transformers'
-defaults; all others are ignored, as Transformers does.
+Fields are named as in Llama's config. A family lists the fields that Transformers reads for its type, with
+Transformers' defaults; all other fields of a config are ignored, as in Transformers.
 """
 
 from __future__ import annotations
@@ -111,14 +111,14 @@ def alibi_slopes(heads: int, largest: float = 8.0) -> tuple[float, ...]:
 class DecoderFamily:
     """How the decoders of one model type differ from Llama.
 
-    Fields without a comment are those of ``LayerShape`` or ``DecoderConfig`` with the same name. Where a field may be a
-    text, it names the field of the config that says so.
+    Fields without a comment are those of ``LayerShape`` or ``DecoderConfig`` with the same name. A string
+    where a flag is expected names the config's field with the flag.
     """
 
     # the config
-    fields: Mapping[str, Any]  # those that the type knows, with their defaults
-    renamed: Mapping[str, str] = field(default_factory=dict)  # its own names of fields, to Llama's
-    required: Mapping[str, Any] = field(default_factory=dict)  # with other values the model has no fused decoder
+    fields: Mapping[str, Any]  # those that Transformers reads for the type, with their defaults
+    renamed: Mapping[str, str] = field(default_factory=dict)  # from the type's own names of fields to Llama's
+    required: Mapping[str, Any] = field(default_factory=dict)  # other values are not supported
     biases: Mapping[str, str | bool] = field(default_factory=dict)  # of qkv, output, gate_up, down, head
     tensors: TensorNames = LLAMA_TENSORS
     layer_types: Callable[[dict[str, Any], int], list[str]] = all_full  # of layers, if the config does not list them
@@ -153,7 +153,8 @@ class DecoderFamily:
     is_hybrid: bool = False
     # Reads factors of ``LayerShape`` from a config; that of scores multiplies ``score_scale``.
     layer_factors: Callable[[dict[str, Any]], dict[str, float]] | None = None
-    # Returns for each layer the fields of ``LayerShape`` by which it differs from the others; it gets their types.
+    # Returns for each layer the fields of ``LayerShape`` in which it differs from the others, given the types of
+    # layers.
     layer_variations: Callable[[dict[str, Any], list[str]], list[dict[str, Any]]] | None = None
     activation: str | None = None  # of all layers, if not that of hidden_act
     mixture: MixtureFamily | None = None  # how the layers with a mixture of experts choose them

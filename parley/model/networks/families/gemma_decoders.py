@@ -32,7 +32,7 @@ GEMMA_TENSORS = TensorNames(
 
 
 def gemma_variant(config: Mapping[str, Any]) -> DecoderFamily:
-    """Return the row for a config of the first Gemma. Its files say gelu, and mean the approximation by tanh."""
+    """Return the row for a config of the first Gemma. Its files name gelu, but mean the tanh approximation."""
     return replace(GEMMA, activation="gelu_tanh") if config.get("hidden_act") == "gelu" else GEMMA
 
 

@@ -25,7 +25,7 @@ def kimi_layers(fields: dict[str, Any], count: int) -> list[str]:
 
 
 def still_ropes(fields: dict[str, Any]) -> dict[str, RopeConfig]:
-    """Return a rotary embedding that turns nothing, for latents without positions. Raises Unfusable."""
+    """Return a rotary embedding that rotates nothing, for latents without positions. Raises Unfusable."""
     return {FULL: RopeConfig(1e4, read_size(fields, "qk_rope_head_dim"), "proportional", rotated_pairs=0)}
 
 

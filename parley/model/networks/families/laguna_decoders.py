@@ -1,4 +1,4 @@
-"""Laguna: layers with other numbers of heads and other rotary embeddings, and gates that pass softplus."""
+"""Laguna: numbers of heads and rotary embeddings that differ by layer, and gates with softplus."""
 
 from __future__ import annotations
 

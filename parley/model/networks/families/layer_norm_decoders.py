@@ -64,8 +64,8 @@ COHERE2 = replace(
 
 
 def cohere2_mixture_layers(fields: dict[str, Any], count: int) -> list[str]:
-    """Return the types of ``count`` layers: in the dense ones at the start, and in the others, the last of each pattern
-    sees the whole context."""
+    """Return the types of ``count`` layers: the last of each pattern sees the whole context. The dense layers at the
+    start have a pattern of their own."""
     dense = min(fields["first_k_dense_replace"], count)
     parts = [("prefix_dense_sliding_window_pattern", dense), ("sliding_window_pattern", count - dense)]
     return [SLIDING if (i + 1) % read_size(fields, name) else FULL for name, number in parts for i in range(number)]

@@ -39,7 +39,7 @@ from parley.model.networks.rope import resolve_mscale
 
 
 def chunked_where_rotated(fields: dict[str, Any], count: int) -> list[str]:
-    """Return the types of ``count`` layers: those with a rotary embedding see their chunk only (Llama 4)."""
+    """Return the types of ``count`` layers: those with a rotary embedding attend within their chunk only (Llama 4)."""
     return [CHUNKED if rotated else FULL for rotated in listed_rotated(fields, [FULL] * count)]
 
 

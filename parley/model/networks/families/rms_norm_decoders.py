@@ -41,7 +41,7 @@ MINISTRAL = replace(MISTRAL, fields={**MISTRAL.fields, "layer_types": None})
 
 
 def ministral3_scaling(fields: dict[str, Any]) -> QueryScaling | None:
-    """Return how Ministral 3 scales queries: as its rotary embedding says. Raises Unfusable."""
+    """Return how Ministral 3 scales queries: by fields of its rotary embedding. Raises Unfusable."""
     parameters = rope_parameters(fields)
     if not parameters.get("llama_4_scaling_beta") or not parameters.get("original_max_position_embeddings"):
         return None

@@ -119,8 +119,8 @@ def minimax_layers(fields: dict[str, Any], count: int) -> list[str]:
 
 
 def minimax_variations(fields: dict[str, Any], layer_types: list[str]) -> list[dict[str, Any]]:
-    """Return the factors of each layer's sums, and what its heads' rates are multiplied by, which falls with the layer.
-    Raises Unfusable."""
+    """Return the factors of each layer's sums, and the factor of its heads' decay rates, which falls with the layer's
+    index. Raises Unfusable."""
     shape, last = LIGHTNING_STATES.read_shape(fields), len(layer_types) - 1
     assert isinstance(shape, Mamba2Shape)
     factors = {name: read_number(fields, f"{name}_factor") for name in MINIMAX_FACTORS}
@@ -183,7 +183,7 @@ LFM2_FIELDS: dict[str, Any] = COMMON_FIELDS | {
 
 
 def lfm2_variant(config: Mapping[str, Any]) -> DecoderFamily:
-    """Return the row for a config of LFM2, which may give a size that its MLPs have two thirds of, rounded."""
+    """Return the row for a config of LFM2, whose MLPs may have two thirds of the config's size, rounded."""
     values = {**LFM2.fields, **config}
     width, unit = values.get("block_ff_dim", values["intermediate_size"]), values["block_multiple_of"]
     factor = values["block_ffn_dim_multiplier"]
