@@ -84,7 +84,7 @@ async def test_cancelled_and_expired_batches_say_so_for_each_request(serve, monk
     assert await results(server, expired) == {"late": {"type": "expired"}}
 
 
-async def test_batch_goes_on_at_the_next_server_with_the_results_that_it_has(serve, tmp_path, monkeypatch):
+async def test_batch_continues_on_the_next_server_and_keeps_its_results(serve, tmp_path, monkeypatch):
     monkeypatch.setattr(batch_runner, "PROGRESS_SECONDS", 0.01)
     first = await serve(tick=0.01, response_store_file=str(tmp_path / "responses.db"))
     batch = await create(first, batch_request("quick"), batch_request("slow", max_tokens=3000), prefix="/anthropic")

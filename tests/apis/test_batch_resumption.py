@@ -1,4 +1,4 @@
-"""Batches go on after the end of their server, and let each other run."""
+"""Batches continue after the end of their server, and take turns."""
 
 import asyncio
 import threading
@@ -28,7 +28,7 @@ EXPIRY = {"anchor": "created_at", "seconds": 5000}
 
 
 @pytest.mark.parametrize("keys", ["no keys", "plain keys", "hashed keys"])
-async def test_batch_goes_on_at_the_next_server_with_the_answers_that_it_has(serve, tmp_path, monkeypatch, keys):
+async def test_batch_continues_on_the_next_server_and_keeps_its_answers(serve, tmp_path, monkeypatch, keys):
     monkeypatch.setattr(batch_runner, "PROGRESS_SECONDS", 0.01)
     key, hashed_key = make_key("ann")
     options: dict[str, Any] = {"response_store_file": str(tmp_path / "responses.db")}
@@ -103,7 +103,7 @@ async def test_server_takes_no_batch_that_it_runs(serve, tmp_path):
     assert len(seen) == 1
 
 
-async def test_server_that_was_silent_leaves_its_batch_to_the_one_that_took_it(serve, tmp_path):
+async def test_server_that_was_silent_leaves_its_batch_to_the_server_that_claimed_it(serve, tmp_path):
     options = {"response_store_file": str(tmp_path / "responses.db")}
     first = await serve(lambda request, index: [5], **options)
     second = await serve(lambda request, index: [6] * 3, **options)

@@ -77,7 +77,7 @@ async def test_streams_are_stored_as_the_completion_in_one_piece(serve, live_clu
     assert (failed.status, failed.error["param"]) == (400, "store")
 
 
-async def test_stored_completions_have_ids_of_their_own_whatever_the_client_calls_the_request(serve):
+async def test_stored_completions_have_ids_independent_of_the_clients_request_id(serve):
     server = await serve()
     ids = [(await create(server, request_id="a/b"))["id"] for _ in range(2)]
     assert len({*ids, "chatcmpl-a/b"}) == 3

@@ -1,4 +1,4 @@
-"""What an API process hears from the main process, in the order in which it may arrive."""
+"""The messages of the main process to an API process, in every order in which they may arrive."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ async def test_a_request_ends_although_it_was_granted_just_before():
     assert [request.ends for request in listed] == [["cmpl-1"], ["The server shuts down."]]
 
 
-async def test_a_main_process_that_hangs_is_asked_nothing_until_it_goes_on():
+async def test_hung_main_process_gets_no_requests_until_it_continues():
     sent: list[Any] = []
     link = MainLink(sent.append)
     questions = [AdmitRequest(number, NO_TENANT, "", "m", "m", None, 1, "", (), "vllm", 0.0) for number in range(3)]

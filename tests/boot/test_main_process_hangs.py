@@ -1,4 +1,4 @@
-"""API processes whose main process hangs: their clients get an error in time, and are served again when it goes on."""
+"""API processes whose main process hangs: their clients get an error in time, and are served once it continues."""
 
 from __future__ import annotations
 

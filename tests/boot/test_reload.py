@@ -73,7 +73,7 @@ def test_hang_up_reloads_keys_and_limits_of_a_server(start_server, tmp_path: Pat
 
 
 @pytest.mark.skipif(not os.environ.get("PARLEY_NIGHTLY"), reason="it waits for three polls; nightly")
-def test_a_changed_key_file_is_read_without_a_signal_and_a_broken_one_is_not(start_server, tmp_path: Path) -> None:
+def test_changed_key_file_is_read_without_a_signal_and_a_broken_file_is_ignored(start_server, tmp_path: Path) -> None:
     file = tmp_path / "keys.toml"
     keys = {}
     for name in ("first", "second"):

@@ -250,7 +250,7 @@ def test_leaves_out_the_encoder_of_pictures_if_another_is_meant(tmp_path, runnin
     assert [path.name for path in folder.rglob("*.gguf")] == ["m-Q8_0.gguf"]
 
 
-def test_lists_the_gguf_files_of_a_repository_that_lacks_the_one_asked_for(tmp_path, running_server):
+def test_missing_gguf_file_error_lists_the_gguf_files_of_the_repository(tmp_path, running_server):
     answer, _ = resolve_in_process("owner/ggufs:Q2_K", tmp_path, running_server.server_port)
     assert answer.startswith(
         "missing: owner/ggufs:Q2_K cannot be served: owner/ggufs has no such GGUF file; it has m-Q8_0"

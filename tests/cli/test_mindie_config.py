@@ -1,4 +1,4 @@
-"""MindIE's config.json: which members take effect, which are only listed, and the errors for invalid values."""
+"""MindIE's config.json: members with an effect, members that are only listed, and errors for invalid values."""
 
 import copy
 import json

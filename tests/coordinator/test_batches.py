@@ -25,7 +25,7 @@ async def stop_coordinator(cluster: Any) -> None:
 
 
 @pytest.mark.parametrize("keys", ["no keys", "hashed keys", "keys of instances"])
-async def test_batch_goes_on_at_the_next_coordinator_that_can_send_its_requests(
+async def test_batch_continues_on_the_next_coordinator_that_can_send_its_requests(
     live_cluster, tmp_path, monkeypatch, keys
 ):
     monkeypatch.setattr(batch_runner, "PROGRESS_SECONDS", 0.01)

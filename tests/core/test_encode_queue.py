@@ -310,7 +310,7 @@ def test_chunks_do_not_end_within_an_item_that_sees_both_ways(budget: int, steps
     assert [(start, count) for rows in bench.runner.steps for _, _, start, count in rows] == steps
 
 
-def test_prompt_whose_tokens_all_see_each_other_is_one_chunk_and_no_part_of_longer_ones() -> None:
+def test_prompt_with_full_attention_is_one_chunk_and_shares_pages_with_equal_prompts_only() -> None:
     """Its keys and values depend on all of it: only the same prompt finds its pages."""
     bench = LoopHarness(budgets=(16,))
     item = make_item("cat", 10, 30, prompt_sees_both_ways=True)

@@ -349,7 +349,7 @@ SEPARATION_REFUSALS: list[tuple[str, dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("interfaces", "members", "text"), SEPARATION_REFUSALS)
-def test_mindie_strict_refuses_what_its_separated_instances_cannot_do(
+def test_mindie_strict_refuses_features_that_separated_instances_lack(
     interfaces: str, members: dict[str, Any], text: str
 ) -> None:
     for interface in interfaces:

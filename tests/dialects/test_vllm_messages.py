@@ -91,7 +91,7 @@ def test_vllm_message_has_its_own_bytes():
     assert answer_body(text("The sky is blue."), done("length")) == start + WHOLE_END % (b"max_tokens", b"")
 
 
-def test_vllm_message_does_not_read_what_the_original_does_not_know():
+def test_vllm_message_ignores_members_that_the_original_does_not_know():
     members: dict[str, Any] = {
         "container": "c", "mcp_servers": [{"type": "url", "url": "http://a", "name": "a"}], "service_tier": "x",
         "thread": {"id": "t"}, "context_management": {"edits": [{"type": "clear_thinking_20251015"}]}, "speed": 5,

@@ -116,7 +116,7 @@ async def test_killed_or_stopped_engine_ends_its_streams_and_is_replaced(folder)
         assert await prompt_waits_for_answer(e)  # the restarted engine keeps the prefill share
 
 
-async def test_process_that_was_started_early_is_the_first_one_and_is_replaced_when_it_dies(folder):
+async def test_early_process_is_used_first_and_replaced_when_it_dies(folder):
     early = start_early_process()
     assert early is not None
     engine = RemoteEngine(Settings(model=str(folder), kv_memory=8 << 20, threads=1), early_process=early)

@@ -137,7 +137,7 @@ def test_attention_over_copies_has_the_bits_of_attention_over_pages(dtype, int8)
     assert not torch.equal(attend_rows(queries, copies, [[0], [1]], 4), whole)
 
 
-def test_rows_beyond_a_limit_see_one_token_and_others_what_they_saw():
+def test_rows_beyond_a_limit_see_one_token_and_other_rows_are_unchanged():
     within, over, crossing = Span(0, 3, 10, [5]), Span(3, 1, 40, [1, 2, 3]), Span(4, 4, 22, [7, 8])
     assert limit_spans([within, crossing], 30) == [within, crossing]
     limited = limit_spans([within, over, crossing], 20)

@@ -161,7 +161,7 @@ def test_grammar_that_ends_its_worker_is_refused_and_the_next_one_compiled(pipel
     worker.end()
 
 
-async def test_grammar_whose_worker_was_killed_from_outside_may_be_asked_again(pipeline, tmp_path, start_workers):
+async def test_grammar_whose_worker_was_killed_from_outside_can_be_requested_again(pipeline, tmp_path, start_workers):
     """The system kills processes when memory is short; a grammar must not be refused for ever because of that."""
     grammar, began = Grammar("choice", ["sleep once"]), tmp_path / "began"
     worker_code = OBEDIENT_WORKER.replace('"sleep" in', f'not os.path.exists({str(began)!r}) and "sleep" in').replace(

@@ -90,7 +90,7 @@ def test_tokens_are_reserved_and_settled_exactly(per_minute, requests):
         assert remaining == max(0, int(left // 1))
 
 
-def test_tokens_of_a_day_end_with_it_and_concurrent_requests_with_them():
+def test_daily_tokens_reset_with_the_day_and_ended_requests_free_their_places():
     clock = Clock()
     limiter, key = clock.limiter(), tenant(tokens_per_day=100, concurrent_requests=2)
     clock.nanoseconds = (DAY_SECONDS - 10) * SECOND

@@ -104,7 +104,7 @@ def test_pages_load_nothing_but_their_own_files():
             assert "/".join(path) in page_files(), (name, imported)
 
 
-async def test_what_the_client_accepts_decides_who_answers_at_shared_paths(serve):
+async def test_accept_header_selects_the_api_at_shared_paths(serve):
     server, plain = await serve(), await serve(ui=False)
     for path in ("/", "/docs"):
         page = await server.call("GET", path, headers=HTML)

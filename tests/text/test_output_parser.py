@@ -118,7 +118,7 @@ def test_output_parser_result_ignores_cuts(text: str, sizes: list[int], markup: 
     st.booleans(),
 )
 @settings(max_examples=200, deadline=None)
-def test_plain_pieces_are_what_the_parser_reads_and_leave_it_as_it_is(
+def test_plain_pieces_equal_the_parsers_output_and_do_not_change_its_state(
     text: str, sizes: list[int], markup: Markup, thinking: bool
 ) -> None:
     thinking = thinking and markup.reasoning_marks is not None

@@ -1,4 +1,4 @@
-"""HTTP/2 frames that cost their sender little: each flood ends its own connection, and the server goes on."""
+"""HTTP/2 frames that cost their sender little: each flood ends its own connection, and the server continues."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ async def test_table_that_compresses_response_headers_stays_small(serve):
     client.close()
 
 
-async def test_client_that_takes_nothing_is_not_read_and_then_disconnected(serve):
+async def test_client_that_reads_nothing_is_no_longer_read_and_then_disconnected(serve):
     server = await serve(write_timeout=0.2)
     client = await Http2Client.connect(server)
     assert (await client.call("/health")).status == 200

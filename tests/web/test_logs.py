@@ -59,7 +59,7 @@ write("sixth")
 """
 
 
-def test_lines_that_a_full_disk_does_not_take_are_counted_and_later_ones_are_whole(tmp_path: Path) -> None:
+def test_lines_lost_to_a_full_disk_are_counted_and_later_lines_are_complete(tmp_path: Path) -> None:
     with (tmp_path / "log").open("ab") as file:
         subprocess.run(python_command("-c", FULL_DISK), env=os.environ, stderr=file, check=True)
     first, cut, warning, fifth, sixth = (tmp_path / "log").read_text().splitlines()

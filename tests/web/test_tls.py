@@ -220,7 +220,7 @@ def test_tls_errors_name_the_unusable_file(tls_files, changed, text):
         server_tls_context(tls_options(tls_files, **{name: in_folder(value) for name, value in changed.items()}))
 
 
-def test_certificates_are_loaded_as_they_were_tried_if_a_file_is_replaced_meanwhile(tls_files, tmp_path):
+def test_certificates_are_loaded_from_the_bytes_that_were_checked_even_if_a_file_is_replaced(tls_files, tmp_path):
     key = tmp_path / "server.key"
     key.write_bytes((tls_files / "server.key").read_bytes())
 

@@ -1,4 +1,4 @@
-"""What is asked of an attached server and what is read from its answers, without a server."""
+"""The requests to an attached server and the reading of its answers, without a server."""
 
 from __future__ import annotations
 

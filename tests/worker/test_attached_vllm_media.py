@@ -1,4 +1,4 @@
-"""Pictures for vLLM: what a media process tells of an item, what the host reads of it, and where it stands in a prompt.
+"""Pictures for vLLM: a media process's description of an item, the host's reading of it, and its place in a prompt.
 
 vLLM's own part of an item is bytes here. ``tests/system/test_vllm_reads_media.py`` has it with vLLM.
 """
@@ -74,7 +74,7 @@ def test_placeholder_is_what_vllm_made_it():
     assert locate_placeholder(item, TILES, token_ids) == Placeholder(6, 6, TILES.are_embedded)
 
 
-def test_placeholder_with_other_neighbours_is_what_lies_between_its_embeddings():
+def test_placeholder_with_other_neighbours_is_the_text_between_its_embeddings():
     item = item_at(1, 4, [EmbeddingRun(0, 2), EmbeddingRun(3, 1)])
     assert locate_placeholder(item, TILES, [77, PAD, PAD, ROW, PAD, 78]) == Placeholder(1, 4, [True, True, False, True])
     beginning = item_at(0, 4, item.runs)

@@ -105,7 +105,7 @@ async def test_simulated_engine_repeats_prompts_and_refuses_logprobs(tmp_path):
     await engine.close()
 
 
-async def test_simulated_engine_declares_what_it_does_and_refuses_the_rest_by_name(tmp_path):
+async def test_simulated_engine_declares_its_features_and_refuses_others_by_name(tmp_path):
     file = tmp_path / "costs.toml"
     file.write_text("rows = [[1, 0.0], [64, 0.001]]\nblocks = 64\nlength = 1024\n")
     engine = ThreadEngine(Settings(model="m", costs=str(file)))

@@ -62,7 +62,7 @@ def test_penalties_with_a_window_do_not_tell_prompt_from_output():
     assert plan_continuations(request(prior_tokens=[[7, 8]], sampling=penalized), 0) == [Continuation(2)]
 
 
-def test_fetched_pages_end_before_the_token_that_their_instance_drew():
+def test_fetched_pages_exclude_the_token_that_their_instance_drew():
     begun = request(prior_tokens=[[7, 8]], transfer=TRANSFER)
     way, other = plan_continuations(begun, 0)
     fields = translate_choice(begun, 0, way)
@@ -123,7 +123,7 @@ def test_known_tokens_that_are_drawn_again_are_no_news():
     assert output.token_ids == [4] and output.finish_reason == "length" and harness.loop.is_idle
 
 
-def test_other_tokens_than_the_known_ones_make_the_host_try_another_way():
+def test_host_tries_the_next_way_if_vllm_draws_other_tokens_than_the_prior_ones():
     harness = Harness(can_force=True)
     harness.add("a", prior_tokens=[[8]], transfer=TRANSFER, sampling=Sampling(temperature=1.0))
     for way in (FETCHING, Continuation(is_forced=True)):

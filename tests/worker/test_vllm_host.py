@@ -1,4 +1,4 @@
-"""The host of vLLM: what it gives to vLLM and when, with a stand-in for vLLM; and what it makes of vLLM's log."""
+"""The host of vLLM, with a stand-in for vLLM: the calls that it makes and when, and how it rewrites vLLM's log."""
 
 from __future__ import annotations
 

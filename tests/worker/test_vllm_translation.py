@@ -1,4 +1,4 @@
-"""What the host of vLLM makes of requests, and of vLLM's outputs, which stand-ins play here."""
+"""The host translates requests for vLLM, and vLLM's outputs back. Stand-ins take the place of vLLM."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ import { byId, make } from "./dom.js";
 import { plot } from "./plot.js";
 import { getJson, showKeyState } from "./server.js";
 
-const EVERY = 2000; // milliseconds between two looks; nothing is asked while the page is hidden
+const EVERY = 2000; // milliseconds between two requests for the state; none is sent while the page is hidden
 const MINUTE_MEAN = 60; // seconds
 const history = new Map(); // label of a model -> {times, samples}
 let state = null;

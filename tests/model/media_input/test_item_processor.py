@@ -307,7 +307,7 @@ def test_clips_of_gemma_3n_may_have_30_seconds():
 
 
 @pytest.mark.parametrize("kind", ["image", "video"])
-def test_refuses_what_has_more_patches_in_a_row_than_the_encoder_has_positions(tmp_path: Path, kind: str):
+def test_refuses_pictures_with_more_patches_in_a_row_than_the_encoder_has_positions(tmp_path: Path, kind: str):
     folder = write_multimodal_model(tmp_path / "gemma4", "gemma4", vision={"position_embedding_size": 64})
     jobs = load_jobs(folder)
     narrow, wide = {
