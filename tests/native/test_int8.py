@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -102,6 +104,25 @@ def test_int8_sums_are_exact_at_their_limits(kernels, inner):
     assert torch.allclose(actual.double(), expected, rtol=2**-22)
     with pytest.raises(ValueError, match="32 bits"):
         kernels.pack_int8(torch.zeros(1, 131073, dtype=torch.int8), torch.ones(1), None)
+
+
+def test_int8_pairs_are_exact_where_16_bits_would_overflow(kernels):
+    """Guards against saturation where an instruction adds two products in 16 bits."""
+    edges = [-127, -126, -65, -64, -63, -2, -1, 0, 1, 2, 63, 64, 65, 126, 127]
+    pairs = torch.tensor(list(itertools.product(edges, edges)))
+    scale_is_1 = torch.tensor([[127, 0, 0, 0, 0, 0]]).expand(len(pairs), -1)  # 6 numbers: pairs at each place of a word
+    rolled_pairs = [pairs.roll(place, 0) for place in range(0, len(pairs), 3)]
+    x = torch.cat([scale_is_1, *rolled_pairs], 1).to(torch.bfloat16)
+    generator = torch.Generator().manual_seed(1)
+    extremes = torch.tensor([-128, -127, 127], dtype=torch.int8)
+    values = extremes[torch.randint(0, 3, (40, x.shape[1]), generator=generator)]
+    values[0], values[1], values[2], values[3, ::2] = 127, -128, 0, 0
+    packed = kernels.pack_int8(values, torch.ones(40), None)
+    rows = torch_int8.quantize_rows(x)
+    assert torch.equal(rows.values, x.to(torch.int8))
+    check_exact(kernels.lm_head_logits(x, packed), rows, values, torch.ones(40), None)
+    for count in range(1, 14):  # tiles of each size
+        assert torch.equal(kernels.lm_head_logits(x[:count], packed), kernels.lm_head_logits(x, packed)[:count]), count
 
 
 @pytest.mark.parametrize("inner", [64, 65, 4864])

@@ -29,7 +29,8 @@ constexpr long SERIAL_WORDS = 1 << 14;  // words that one thread expands sooner 
 // Rows of x, expanded as the micro-kernel reads them. One that does not need that reads them where they are.
 template <class T> class ExpandedRows {
   static constexpr long WORDS = Operands<T>::WORDS;
-  const Pair* rows;
+  static constexpr bool IN_PLACE = WORDS == 1 && !HAS_REMAINDERS<T>;
+  InputRows<T> rows;
   long first = 0, steps;
 
  public:
@@ -38,21 +39,35 @@ template <class T> class ExpandedRows {
   // The first of this number of rows that fit the L2 cache. Rows that are not expanded may come from the L3 cache,
   // which is too slow only for AMX.
   long rows_in_l2(long count) const {
-    if (WORDS == 1 && !HAS_AMX) return count;
+    if (IN_PLACE && !HAS_AMX) return count;
     constexpr long ROWS = HAS_AMX ? 2 * MATRIX_ROWS : TILE_ROWS;
     return std::clamp(L2_WORDS / std::max(1l, WORDS * steps) / ROWS * ROWS, 4 * ROWS, count);
   }
 
-  const Pair* row(long m) const { return rows + WORDS * (m - first) * steps; }
+  InputRows<T> from(long m) const { return rows.from(m - first, steps); }
 
   // Spreads `count` rows of x from `from` on.
   void fill(const Pair* x, long from, long count, int threads) {
-    if constexpr (WORDS > 1) {
-      static thread_local std::vector<uint32_t> memory;
-      if ((long)memory.size() < WORDS * count * steps) memory.resize(WORDS * count * steps);
-      Pair* to = memory.data();
-      rows = to, first = from;
-#pragma omp parallel for num_threads(count* steps < SERIAL_WORDS ? 1 : threads)
+    if constexpr (IN_PLACE) return;
+    static thread_local std::vector<uint32_t> words, counts;
+    static thread_local std::vector<Remainder> remainders;
+    auto grow = [](auto& memory, long size) {
+      if ((long)memory.size() < size) memory.resize(size);
+      return memory.data();
+    };
+    Pair* to = grow(words, WORDS * count * steps);
+    first = from;
+    int team = count * steps < SERIAL_WORDS ? 1 : threads;
+    if constexpr (HAS_REMAINDERS<T>) {
+      Remainder* rest = grow(remainders, count * steps);
+      uint32_t* rest_counts = grow(counts, count);
+      rows = {to, x + from * steps, rest, rest_counts};
+#pragma omp parallel for num_threads(team)
+      for (long m = 0; m < count; m++)
+        rest_counts[m] = split_remainders(x + (from + m) * steps, steps, to + m * steps, rest + m * steps);
+    } else {
+      rows = InputRows<T>(to);
+#pragma omp parallel for num_threads(team)
       for (long m = 0; m < count; m++) expand<T>(x + (from + m) * steps, steps, to + WORDS * m * steps);
     }
   }
@@ -83,7 +98,7 @@ void for_each_panel(const Pair* x, Slices slices, long panels, long steps, int t
         for (long i = begin * panels + some.first, past = begin * panels + some.end; i < past; i++) {
           long next = some.last && i + 1 == past ? i : i + 1;
           PanelTask task{pieces[i / panels], i % panels};
-          compute(expanded.row(task.slice.first), task, PanelTask{pieces[next / panels], next % panels}, registers);
+          compute(expanded.from(task.slice.first), task, PanelTask{pieces[next / panels], next % panels}, registers);
         }
     });
   }
@@ -97,7 +112,7 @@ void gemm(const Pair* x, const Pair* w, Slices slices, long N, long steps, int t
   long panels = (N + PANEL - 1) / PANEL;
   auto panel_of = [=](const PanelTask& task) { return w + (task.slice.weight * panels + task.panel) * steps * PANEL; };
   for_each_panel<T>(x, slices, panels, steps, threads,
-                    [=](const Pair* rows, const PanelTask& task, const PanelTask& next, MatrixRegisters& registers) {
+                    [=](InputRows<T> rows, const PanelTask& task, const PanelTask& next, MatrixRegisters& registers) {
                       alignas(64) T sums[ROW_BLOCK * PANEL];
                       multiply_panel(rows, panel_of(task), task.slice.rows, steps, panel_of(next), sums, registers,
                                      writer(task.slice, task.panel * PANEL));
@@ -113,7 +128,7 @@ void gated_gemm(const Pair* x, const Pair* w, Slices slices, long N, long steps,
     return w + (task.slice.weight * 2 * panels + task.panel) * steps * PANEL;
   };
   for_each_panel<T>(x, slices, panels, steps, threads,
-                    [=](const Pair* rows, const PanelTask& task, const PanelTask& next, MatrixRegisters& registers) {
+                    [=](InputRows<T> rows, const PanelTask& task, const PanelTask& next, MatrixRegisters& registers) {
                       alignas(64) T gates[ROW_BLOCK * PANEL], sums[ROW_BLOCK * PANEL];
                       const Pair *panel = gates_of(task), *ups = panel + panels * steps * PANEL;
                       auto write = writer(task.slice, task.panel * PANEL, (const T*)gates);

@@ -5,6 +5,10 @@
 // row is expanded to two before the product, since every panel of the weight and every page would have to do so again:
 // to two floats, or to four int16. A word of weights or pages is split in registers, once for all rows of a tile.
 //
+// AVX2 has an instruction that multiplies four int8, but it adds each two products in 16 bits, with saturation. With
+// unsigned weights up to 255, no pair of a row whose sum is between -128 and 128 can saturate. So the second number of
+// any other pair is a remainder, which is multiplied alone.
+//
 // AVX2 has 16 registers, and a tile needs each of them. The compiler spills sums there, because it reads ahead; so the
 // work on a row is one statement in assembly.
 #pragma once
@@ -12,8 +16,16 @@
 
 #if defined(__AVX2__) && !defined(__AVX512F__)
 #define SIXTEEN_REGISTERS
-alignas(32) constexpr uint32_t LOW_BYTES[LANES] = {0x00ff00ff, 0x00ff00ff, 0x00ff00ff, 0x00ff00ff,
-                                                   0x00ff00ff, 0x00ff00ff, 0x00ff00ff, 0x00ff00ff};
+alignas(32) constexpr uint32_t ONES[LANES] = {0x00010001, 0x00010001, 0x00010001, 0x00010001,
+                                              0x00010001, 0x00010001, 0x00010001, 0x00010001};
+
+// sums += the products of int16 pairs: the word at x times each lane
+static inline void multiply_add_int16(Ints (&sums)[2], const Pair* x, Bits left, Bits right) {
+  Bits each, products;
+  asm("vpbroadcastd %4, %2\n\tvpmaddwd %5, %2, %3\n\tvpaddd %3, %0, %0\n\tvpmaddwd %6, %2, %2\n\tvpaddd %2, %1, %1"
+      : "+x"(sums[0]), "+x"(sums[1]), "=&x"(each), "=&x"(products)
+      : "m"(*x), "x"(left), "x"(right));
+}
 #endif
 
 template <class T> struct Operands;
@@ -62,23 +74,20 @@ template <> struct Operands<int32_t> {
     Bits each = broadcast(*x);
     sums[0] = dot(sums[0], each, left), sums[1] = dot(sums[1], each, right);
   }
+#elif defined(SIXTEEN_REGISTERS)
+  static constexpr long WORDS = 1;
+  static Bits part(const Four* weights, int) { return load<Bits>(weights); }
+  static void multiply_add(Ints (&sums)[2], const Four* x, Bits left, Bits right) {
+    Bits each, products;
+    asm("vpbroadcastd %4, %2\n\t"
+        "vpmaddubsw %2, %5, %3\n\tvpmaddwd %7, %3, %3\n\tvpaddd %3, %0, %0\n\t"
+        "vpmaddubsw %2, %6, %2\n\tvpmaddwd %7, %2, %2\n\tvpaddd %2, %1, %1"
+        : "+x"(sums[0]), "+x"(sums[1]), "=&x"(each), "=&x"(products)
+        : "m"(*x), "x"(left), "x"(right), "m"(ONES));
+  }
 #else
   static constexpr long WORDS = 2;
   static Bits expand(Bits x, int i) { return (Bits)((i ? (Shorts)x : (Shorts)(x << 8)) >> 8); }
-#if defined(SIXTEEN_REGISTERS)
-  static Bits part(const Four* weights, int i) {
-    Bits half;
-    if (i) asm("vmovdqu %1, %0\n\tvpsrlw $8, %0, %0" : "=x"(half) : "m"(*(const Bits*)weights));
-    else asm("vmovdqu %1, %0\n\tvpand %2, %0, %0" : "=x"(half) : "m"(*(const Bits*)weights), "m"(LOW_BYTES));
-    return half;
-  }
-  static void multiply_add(Ints (&sums)[2], const Four* x, Bits left, Bits right) {
-    Bits each, products;
-    asm("vpbroadcastd %4, %2\n\tvpmaddwd %5, %2, %3\n\tvpaddd %3, %0, %0\n\tvpmaddwd %6, %2, %2\n\tvpaddd %2, %1, %1"
-        : "+x"(sums[0]), "+x"(sums[1]), "=&x"(each), "=&x"(products)
-        : "m"(*x), "x"(left), "x"(right));
-  }
-#else
   static Bits part(const Four* weights, int i) {
     Bits words = load<Bits>(weights);
     return (i ? words >> 8 : words) & 0x00ff00ff;
@@ -89,8 +98,20 @@ template <> struct Operands<int32_t> {
     sums[1] = (Ints)((Bits)sums[1] + multiply(each, (Shorts)right));
   }
 #endif
-#endif
 };
+
+// Operands of a single row, which waits for memory and leaves registers free. It is multiplied as it is on AVX2 too:
+// remainders would cost more.
+template <class T> struct SingleRowOperands : Operands<T> {};
+
+#if defined(SIXTEEN_REGISTERS)
+template <> struct SingleRowOperands<int32_t> : Operands<int32_t> {
+  static void multiply_add(Ints (&sums)[2], const Four* x, Bits left, Bits right) {
+    Bits each = broadcast(*x);
+    sums[0] = dot(sums[0], each, left), sums[1] = dot(sums[1], each, right);
+  }
+};
+#endif
 
 // to [WORDS * count] = the words of x [count], ready for `multiply_add`
 template <class T> void expand(const Pair* x, long count, Pair* to) {

@@ -9,6 +9,7 @@
 #include <algorithm>
 
 #include "amx.h"
+#include "input_rows.h"
 #include "tile.h"
 
 constexpr long PANEL_VECTORS = PANEL / LANES;  // of a row in a panel
@@ -126,7 +127,7 @@ void multiply_row_blocks(RowBlocks<T> rows, const Pair* panel, long steps, const
 // `next_panel`: the panel that is needed next. If `writes`, sums are written, those of a block while the next one
 // computes. The rows beyond whole blocks come last, since the registers have to be set for them.
 template <class T, class Write>
-void multiply_panel(const Pair* x, const Pair* panel, long rows, long steps, const Pair* next_panel, T* sums,
+void multiply_panel(InputRows<T> x, const Pair* panel, long rows, long steps, const Pair* next_panel, T* sums,
                     MatrixRegisters& registers, Write write, bool writes = true) {
   WriteEpilogue<T, Write> epilogue{write, sums};
   long blocks = rows / BLOCK_ROWS, whole = blocks * BLOCK_ROWS;
@@ -135,9 +136,9 @@ void multiply_panel(const Pair* x, const Pair* panel, long rows, long steps, con
     epilogue.count = writes ? rows * PANEL_VECTORS : 0;
   }
   if (blocks)
-    multiply_row_blocks<T>({x, sums, BLOCK_ROWS, blocks}, panel, steps, next_panel, registers, epilogue, writes);
+    multiply_row_blocks<T>({x.words, sums, BLOCK_ROWS, blocks}, panel, steps, next_panel, registers, epilogue, writes);
   if (rows > whole)
-    multiply_row_blocks<T>({x + whole * steps, sums + whole * PANEL, rows - whole, 1}, panel, steps, next_panel,
+    multiply_row_blocks<T>({x.words + whole * steps, sums + whole * PANEL, rows - whole, 1}, panel, steps, next_panel,
                            registers, epilogue, writes);
   epilogue.write_all();
 }
@@ -151,7 +152,7 @@ constexpr long PANEL_PREFETCH_DISTANCE = 8192;         // prefetch distance of a
 // `next_panel`: the panel that is needed next. If `writes`, sums are written, those of a tile while the next one
 // computes.
 template <class T, class Write>
-void multiply_panel(const Pair* x, const Pair* panel, long rows, long steps, const Pair* next_panel, T* sums,
+void multiply_panel(InputRows<T> x, const Pair* panel, long rows, long steps, const Pair* next_panel, T* sums,
                     MatrixRegisters&, Write write, bool writes = true) {
   // AVX2 has no registers left for it
   using Overlapped = std::conditional_t<LANES == 16, WriteEpilogue<T, Write>, NoEpilogue>;
@@ -162,8 +163,9 @@ void multiply_panel(const Pair* x, const Pair* panel, long rows, long steps, con
     auto micro_kernel = rows <= MEMORY_BOUND_ROWS
                             ? choose_micro_kernel<T, OWN_WEIGHTS, NoEpilogue, 1, MEMORY_BOUND_ROWS>(rows)
                             : choose_micro_kernel<T, LATER_DATA, NoEpilogue, MEMORY_BOUND_ROWS + 1, TILE_ROWS>(rows);
-    micro_kernel(x, WORDS * steps, panel, steps, sums, true, {(const char*)panel + PANEL_PREFETCH_DISTANCE, STEP_BYTES},
-                 none);
+    micro_kernel(rows == 1 ? x.unsplit : x.words, WORDS * steps, panel, steps, sums, true,
+                 {(const char*)panel + PANEL_PREFETCH_DISTANCE, STEP_BYTES}, none);
+    if (rows > 1) x.add_remainders(0, rows, steps, panel, sums);
     epilogue.count = writes ? rows * PANEL_VECTORS : 0;
     return epilogue.write_all();
   }
@@ -182,10 +184,12 @@ void multiply_panel(const Pair* x, const Pair* panel, long rows, long steps, con
       auto micro_kernel = t < prefetching
                               ? choose_micro_kernel<T, LATER_DATA, Overlapped, LEAST, TILE_ROWS>(end - first)
                               : choose_micro_kernel<T, NO_PREFETCH, Overlapped, LEAST, TILE_ROWS>(end - first);
-      micro_kernel(x + WORDS * (first * steps + k), WORDS * steps, here, count, sums + first * PANEL, k == 0,
+      micro_kernel(x.words + WORDS * (first * steps + k), WORDS * steps, here, count, sums + first * PANEL, k == 0,
                    {next + count * STEP_BYTES * t / prefetching, (STEP_BYTES + prefetching - 1) / prefetching},
                    *overlapped);
-      if (!last || !writes) continue;
+      if (!last) continue;
+      x.add_remainders(first, end, steps, panel, sums);
+      if (!writes) continue;
       epilogue.write_all();
       epilogue.count = end * PANEL_VECTORS;
     }

@@ -37,12 +37,12 @@ struct NoEpilogue {
   void continue_from(const NoEpilogue&) {}
 };
 
-// sums [ROWS][PANEL] = or += x [ROWS][steps] * w [steps][PANEL]; rows of x, expanded as Operands says, are `stride`
-// words apart. Each step does a part of the epilogue, if any is left.
+// sums [ROWS][PANEL] = or += x [ROWS][steps] * w [steps][PANEL]; rows of x, expanded as Operands says (a single one as
+// SingleRowOperands), are `stride` words apart. Each step does a part of the epilogue, if any is left.
 template <class T, int ROWS, Prefetch PREFETCH, class Epilogue>
 void micro_kernel(const Pair* x, long stride, const Pair* w, long steps, T* sums, bool fresh, PrefetchStream prefetch,
                   Epilogue& epilogue) {
-  using O = Operands<T>;
+  using O = std::conditional_t<ROWS == 1, SingleRowOperands<T>, Operands<T>>;
   Epilogue local = epilogue;  // a copy, so that it may be in registers
   using Sum = typename O::Sum;
   Sum acc[ROWS][2];

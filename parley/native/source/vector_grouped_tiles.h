@@ -46,7 +46,7 @@ __attribute__((always_inline)) inline void multiply_tile(const Pair* x, long str
         const Pair* from = rows[r / 3] + r % 3 * stride + k + j;
 #if defined(SIXTEEN_REGISTERS)
         if constexpr (USES_INT16<Code> && WIDTH == 2) {
-          Operands<int32_t>::multiply_add(acc[r], from, weight[0], weight[1]);
+          multiply_add_int16(acc[r], from, weight[0], weight[1]);
           continue;
         }
 #endif
