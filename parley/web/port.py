@@ -107,7 +107,7 @@ class HttpServer(uvicorn.Server):
     ``counts``: the connections of the processes that share these sockets; None: no others do.
     """
 
-    servers: list[asyncio.Server | ConnectionListener]  # type: ignore[assignment]
+    servers: list[ConnectionListener]  # type: ignore[assignment]
 
     def __init__(self, config: uvicorn.Config, counts: ConnectionCounts | None = None):
         super().__init__(config)
@@ -116,19 +116,15 @@ class HttpServer(uvicorn.Server):
         self._sockets: list[socket.socket] = []
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen as uvicorn does, except for the limits on TLS handshakes."""
-        loop = asyncio.get_running_loop()
+        """Listen as uvicorn does, except for the limits on TLS handshakes and the number accepted at once."""
         self._sockets = list(sockets or ())
         for sock in self._sockets:
             if self._counts is not None:
                 self.servers.append(SharedListener(sock, self.config.ssl, self._create_protocol, self._counts))
-            elif self.config.ssl is not None:
-                if HAS_HTTP2:
+            else:
+                if self.config.ssl is not None and HAS_HTTP2:
                     import parley.web.framing.http2_protocol  # noqa: F401  # now, and not while the first client waits
                 self.servers.append(ConnectionListener(sock, self.config.ssl, self._create_protocol))
-            else:
-                create = loop.create_unix_server if sock.family == socket.AF_UNIX else loop.create_server
-                self.servers.append(await create(self._create_protocol, sock=sock, backlog=LISTEN_BACKLOG))
         self.started = True
 
     async def listen(self, sockets: Sequence[socket.socket]) -> None:

@@ -7,7 +7,6 @@ a moment, because the other process may be busy or stopped.
 
 from __future__ import annotations
 
-import asyncio
 import mmap
 import socket
 import struct
@@ -68,31 +67,17 @@ class SharedListener(ConnectionListener):
         counts: ConnectionCounts,
     ):
         self._counts = counts
+        self._pauses = 0  # since the last connection
         super().__init__(sock, context, create_protocol)
 
-    async def _accept_connection(self) -> socket.socket:
-        """Return the next connection. Raises OSError."""
-        loop = asyncio.get_running_loop()
-        while True:
-            readable = loop.create_future()
-            loop.add_reader(self._sock, _resolve_future, readable)
-            try:
-                await readable
-            finally:
-                loop.remove_reader(self._sock)
-            for _ in range(MAX_YIELDS):
-                if not self._counts.is_ahead:
-                    break
-                await asyncio.sleep(YIELD_SECONDS)
-            try:
-                connection, _ = self._sock.accept()
-            except BlockingIOError:  # another process has it
-                continue
-            connection.setblocking(False)
-            self._counts.add_own()
-            return connection
+    def _next_pause(self) -> float:
+        """Return how many seconds other processes, which have fewer connections, may accept first."""
+        if self._pauses == MAX_YIELDS or not self._counts.is_ahead:
+            self._pauses = 0
+            return 0.0
+        self._pauses += 1
+        return YIELD_SECONDS
 
-
-def _resolve_future(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)
+    def _count_connection(self) -> None:
+        """Note that a connection was accepted."""
+        self._counts.add_own()

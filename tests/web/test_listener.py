@@ -1,0 +1,88 @@
+"""How connections are accepted: many at a time, and without an end because of an error."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+
+import pytest
+import uvloop
+
+from parley.web import listener as listener_module
+from parley.web.options import HttpOptions
+from parley.web.port import HttpServer, open_listener, uvicorn_config
+
+CLIENTS = 60
+
+
+async def app(scope, receive, send) -> None:
+    raise AssertionError("no client sends a request")
+
+
+async def listen_on(sock: socket.socket) -> HttpServer:
+    server = HttpServer(uvicorn_config(HttpOptions(), app))
+    server.config.load()
+    server.lifespan = server.config.lifespan_class(server.config)
+    await server.listen([sock])
+    return server
+
+
+async def end_connections(server: HttpServer) -> int:
+    """End all connections of a server, and return how many it had."""
+    server.stop_listening()
+    connections = tuple(server.server_state.connections)
+    for connection in connections:
+        connection.transport.abort()  # type: ignore[union-attr]
+    while server.server_state.connections:
+        await asyncio.sleep(0)
+    return len(connections)
+
+
+@pytest.fixture(params=["TCP", "Unix"])
+def waiting_clients(request: pytest.FixtureRequest, tmp_path) -> Iterator[socket.socket]:
+    """A listening socket whose queue has clients."""
+    unix_host = f"unix:{tmp_path}/s"
+    with ExitStack() as stack:
+        listener = stack.enter_context(open_listener(unix_host if request.param == "Unix" else "127.0.0.1", 0))
+        for _ in range(CLIENTS):
+            client = stack.enter_context(socket.socket(listener.family))
+            client.connect(listener.getsockname())
+        yield listener
+
+
+@pytest.mark.parametrize("new_loop", [uvloop.new_event_loop, asyncio.new_event_loop], ids=["uvloop", "asyncio"])
+def test_clients_that_wait_are_accepted_together(waiting_clients, new_loop: Callable[[], asyncio.AbstractEventLoop]):
+    """An iteration of the loop may last long, if many clients send requests. One that connects needs few of them."""
+
+    async def count_connections() -> int:
+        server = await listen_on(waiting_clients)
+        for _ in range(8):
+            await asyncio.sleep(0)
+        return await end_connections(server)
+
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        assert runner.run(count_connections()) == CLIENTS
+
+
+def test_accepting_goes_on_after_an_error(waiting_clients, monkeypatch, caplog):
+    monkeypatch.setattr(listener_module, "ACCEPT_RETRY_SECONDS", 0.0)
+    errors = [OSError(24, "Too many open files"), ConnectionAbortedError(103, "aborted")]
+    accept = socket.socket.accept
+
+    def fail_first(sock: socket.socket):
+        if errors:
+            raise errors.pop()
+        return accept(sock)
+
+    monkeypatch.setattr(socket.socket, "accept", fail_first)
+
+    async def accept_all() -> None:
+        server = await listen_on(waiting_clients)
+        while len(server.server_state.connections) < CLIENTS:
+            await asyncio.sleep(0)
+        await end_connections(server)
+
+    asyncio.run(accept_all())
+    assert caplog.text.count("A connection could not be accepted") == 2
