@@ -25,7 +25,8 @@ from pathlib import Path
 from typing import Any
 
 from parley.errors import failure_reason
-from parley.settings.keys import RESERVED_GROUPS
+from parley.settings.bounded_files import read_bounded_file
+from parley.settings.keys import MAX_KEY_FILE, RESERVED_GROUPS
 from parley.settings.options import ConfigError
 
 KEY_PREFIX = "parley-"
@@ -35,7 +36,6 @@ KEY_NAME = re.compile(r"[A-Za-z0-9._@-]{1,64}")
 HEX_DIGITS = re.compile(r"[0-9a-f]+")
 MAX_LIMIT = 10**15
 MAX_PRIORITY = 1_000_000
-MAX_FILE_BYTES = 64 << 20
 COUNT_MEMBERS = ("requests_per_minute", "tokens_per_minute", "tokens_per_day", "concurrent_requests")
 LIST_MEMBERS = ("models", "apis", "groups")
 SWITCH_MEMBERS = ("admin", "chooses_priority")
@@ -224,9 +224,7 @@ def _format_value(value: Any) -> str:
 
 def _read_text(file: Path, option: str) -> str:
     try:
-        if file.stat().st_size > MAX_FILE_BYTES:
-            raise ConfigError(f"{option}: {file} has more than {MAX_FILE_BYTES} bytes.")
-        return file.read_text("utf-8")
+        return read_bounded_file(file, MAX_KEY_FILE).decode()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{option}: {file} cannot be read: {failure_reason(error)}.") from None
 

@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from parley.errors import failure_reason
+from parley.settings.bounded_files import read_bounded_file
 from parley.settings.options import ConfigError
 
+MAX_KEY_FILE = 64 << 20  # bytes
 RESERVED_GROUPS = frozenset(("users", "admins"))  # all keys, and those that may change the server
 
 
@@ -17,7 +19,7 @@ def read_keys(file: Path, option: str) -> list[str]:
     ``option``: the option that names the file, for errors. Raises ConfigError, also if the file holds no key.
     """
     try:
-        lines = [line.strip() for line in file.read_text("utf-8").splitlines()]
+        lines = [line.strip() for line in read_bounded_file(file, MAX_KEY_FILE).decode().splitlines()]
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{option}: {file} cannot be read: {failure_reason(error)}.") from None
     keys = [line for line in lines if line and not line.startswith("#")]

@@ -14,9 +14,10 @@ import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any
 
+from parley.errors import failure_reason
+from parley.settings.bounded_files import read_bounded_file
 from parley.settings.kinds import OptionKind
 
 VARIABLE_PREFIX = "PARLEY_"
@@ -26,6 +27,7 @@ SERVICE_VARIABLE = re.compile(
 )
 SERVICE_ADDRESS = re.compile(r"(tcp|udp|sctp)://.*")
 HELP_WIDTH = 100
+MAX_OPTIONS_FILE = 16 << 20  # bytes
 
 
 class ConfigError(Exception):
@@ -202,9 +204,9 @@ def read_flags(table: Sequence[Option], arguments: Sequence[str]) -> dict[str, t
 def read_toml(path: str) -> dict[str, Any]:
     """Return the content of a TOML file. Raises ConfigError."""
     try:
-        return tomllib.loads(Path(path).read_text("utf-8"))
+        return tomllib.loads(read_bounded_file(path, MAX_OPTIONS_FILE).decode())
     except OSError as error:
-        raise ConfigError(f"The file {path} cannot be read: {error.strerror}.") from None
+        raise ConfigError(f"The file {path} cannot be read: {failure_reason(error)}.") from None
     except (ValueError, RecursionError) as error:  # ValueError also for bad UTF-8 and very long numbers
         raise ConfigError(f"The file {path} is not valid TOML: {error}.") from None
 

@@ -106,6 +106,10 @@ BROKEN_FILES = [  # the configuration, the file of keys, and what the log says
 ]
 
 
+def link_endless_file(path: Path) -> None:
+    path.symlink_to("/dev/zero")
+
+
 def test_a_broken_file_keeps_the_old_configuration(start_server, tmp_path) -> None:
     keys, config = tmp_path / "keys", tmp_path / "parley.toml"
     keys.write_text("first-key\n")
@@ -116,6 +120,15 @@ def test_a_broken_file_keeps_the_old_configuration(start_server, tmp_path) -> No
         keys.unlink() if key_content is None else keys.write_text(key_content)
         assert reason in hang_up(server, KEPT)
         assert completion_status(server, "first-key", 5000) == 200
+    config.write_text("body-limit = 100000\n")
+    for file in (keys, config):
+        for put_file, reason in ((os.mkfifo, "it is no regular file"), (link_endless_file, "it has more than")):
+            file.unlink(missing_ok=True)
+            put_file(file)
+            assert reason in hang_up(server, KEPT)
+            assert completion_status(server, "first-key", 5000) == 200
+        file.unlink()
+        file.write_text("first-key\n")
 
 
 def presented_name(port: int, authority: Path) -> str:

@@ -6,14 +6,15 @@ import codecs
 import ipaddress
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from parley.errors import failure_reason
+from parley.settings.bounded_files import read_bounded_file
 from parley.settings.options import ConfigError
 
-MAX_FILE = 10 << 20
+MAX_FILE = 10 << 20  # bytes
 
 MemberCheck = Callable[[Any], Any]  # returns the value, or raises ValueError with a description of valid values
 
@@ -160,13 +161,10 @@ def show_value(value: Any) -> str:
 def load_json_object(file: str) -> dict[str, Any]:
     """Return the JSON object in a file. Raises ConfigError."""
     try:
-        with Path(file).open("rb") as opened:
-            data = opened.read(MAX_FILE + 1)
-        if len(data) > MAX_FILE:
-            raise ConfigError(f"{file} has more than {MAX_FILE >> 20} MB.")
+        data = read_bounded_file(file, MAX_FILE)
         content = msgspec.json.decode(data.removeprefix(codecs.BOM_UTF8))
     except OSError as error:
-        raise ConfigError(f"{file} cannot be read: {error.strerror}.") from None
+        raise ConfigError(f"{file} cannot be read: {failure_reason(error)}.") from None
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{file} is not valid JSON: {error}.") from None
     if not isinstance(content, dict):
