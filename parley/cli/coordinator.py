@@ -6,7 +6,7 @@ from dataclasses import replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from parley.cli.serve_config.server_options import appendable_file, hashed_keys_of
+from parley.cli.serve_config.server_options import absolute_path, check_appendable_file, hashed_keys_of
 from parley.settings.kinds import choice_kind, integer_kind, switch_kind, text_kind
 from parley.settings.options import ConfigError, Option, ResolvedOptions
 
@@ -74,6 +74,7 @@ def run_command(config: ResolvedOptions) -> int:
         raise ConfigError(MISSING_PACKAGES)
     if options.grpc_port is not None and not all(map(find_spec, ("grpc", "google", "google.protobuf"))):
         raise ConfigError("Packages for gRPC are missing; install them with: pip install 'parley-llm[grpc]'.")
+    check_appendable_file(options.audit_log, "audit-log")
     return coordinator.run_coordinator(
         options,
         config["log-format"],
@@ -106,4 +107,4 @@ def with_client_keys(options: CoordinatorOptions) -> CoordinatorOptions:
     for option, file in (("usage-db", options.usage_db), ("audit-log", options.audit_log)):
         if hashed_keys is None and file is not None:
             raise ConfigError(f"--{option} needs --api-key-file: without it, instances check the keys.")
-    return replace(options, hashed_keys=hashed_keys, audit_log=appendable_file(options.audit_log, "audit-log"))
+    return replace(options, hashed_keys=hashed_keys, audit_log=absolute_path(options.audit_log))

@@ -23,6 +23,7 @@ from parley import control_groups, hub
 from parley.child_process import python_command
 from parley.cli.doctor_engines import Finding, Level, check_server, check_vllm, lacks_video_decoder
 from parley.cli.serve import offered_models, plan_models, planned_server_options
+from parley.cli.serve_config.server_options import check_written_files
 from parley.gguf.folder import LINK_PATTERN
 from parley.settings.config import SERVE_OPTIONS
 from parley.settings.options import ConfigError, ResolvedOptions
@@ -308,6 +309,7 @@ def check_network(config: ResolvedOptions) -> Iterator[Finding]:
     """Check that the server's options fit together, that its ports are free, and that keys protect public ones."""
     try:
         options = planned_server_options(*plan_models(config))
+        check_written_files(options)
     except ConfigError as error:
         yield Finding("fail", "options", str(error))
         return

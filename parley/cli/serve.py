@@ -46,8 +46,10 @@ def run_command(config: ResolvedOptions) -> int:
     try:
         (first, *other_models), server_options = offered_models(config), planned_server_options(plan, config)
         from parley.boot import server  # HTTP libraries are loaded only to serve
+        from parley.cli.serve_config.server_options import check_written_files
         from parley.serving.workers.daemon_thread import exit_process
 
+        check_written_files(server_options)
         offers = [first._replace(early_process=process), *other_models]
         code = server.run_server(offers, server_options, read_options_again)
     finally:

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from parley.cli.serve_config.server_options import writable_folder
+from parley.cli.serve_config.server_options import check_writable_folder, check_written_files, server_options
 from parley.serving.file_faults import fault_reason
 from parley.serving.keys.usage_store import BadUsageFile, UsageStore
 from parley.serving.records.record_store import BadRecordFile, RecordStore
-from parley.settings.options import ConfigError
+from parley.settings.config import SERVE_OPTIONS
+from parley.settings.options import ConfigError, resolve_options
 
 
 @pytest.fixture
@@ -64,7 +65,16 @@ def test_a_disk_that_does_not_tell_its_space_is_not_called_full(tmp_path):
 def test_a_folder_for_tables_on_a_full_or_read_only_disk_is_refused(small_disk):
     fill_disk(small_disk, 0)
     with pytest.raises(ConfigError, match=f"--tables: {small_disk} cannot be written: the disk is full"):
-        writable_folder(str(small_disk), "tables")
+        check_writable_folder(str(small_disk), "tables")
     subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)
     with pytest.raises(ConfigError, match=f"--tables: {small_disk} cannot be written: Read-only file system"):
-        writable_folder(str(small_disk), "tables")
+        check_writable_folder(str(small_disk), "tables")
+
+
+def test_options_are_read_again_although_a_disk_is_full(small_disk):
+    """A key that was removed must not stay valid because tables or the audit log cannot be written."""
+    files = ["--inference-tables", str(small_disk / "tables"), "--audit-log", str(small_disk / "audit.jsonl")]
+    fill_disk(small_disk, 0)
+    options = server_options(resolve_options(SERVE_OPTIONS, files, {}))
+    with pytest.raises(ConfigError, match=r"--inference-tables: .* the disk is full"):
+        check_written_files(options)

@@ -111,7 +111,7 @@ def with_key_options(options: ServerOptions, config: ResolvedOptions) -> ServerO
         hashed_keys=hashed_keys,
         key_files=tuple(Path(config[name]) for name in ("api-key-file", "admin-key-file") if config[name]),
         usage_db=config["usage-db"],
-        audit_log=appendable_file(config["audit-log"], "audit-log"),
+        audit_log=absolute_path(config["audit-log"]),
         share_prefixes=config["share-prefixes"],
     )
 
@@ -125,7 +125,7 @@ def with_api_options(options: ServerOptions, config: ResolvedOptions) -> ServerO
         strict=config["strict"],
         tgi_compat=config["tgi-compat"],
         endpoints=config["endpoints"],
-        inference_tables=writable_folder(config["inference-tables"], "inference-tables"),
+        inference_tables=absolute_path(config["inference-tables"]),
         response_store=config["response-store"],
         response_store_file=config["response-store-file"],
         response_lifetime=config["response-lifetime"],
@@ -268,10 +268,24 @@ def peer_tls_files(config: ResolvedOptions) -> TlsFiles | None:
     return TlsFiles(certificate, key, client_authorities=(authority,))
 
 
-def writable_folder(folder: str | None, option: str) -> str | None:
+def absolute_path(path: str | None) -> str | None:
+    """Return the absolute path of an option, if it is set."""
+    return None if path is None else str(Path(path).absolute())
+
+
+def check_written_files(options: ServerOptions) -> None:
+    """Raise ConfigError if the server could not write what it keeps in files.
+
+    Only before the start: a full disk must not keep a running server from reading its keys again.
+    """
+    check_writable_folder(options.inference_tables, "inference-tables")
+    check_appendable_file(options.audit_log, "audit-log")
+
+
+def check_writable_folder(folder: str | None, option: str) -> None:
     """Make the folder of an option, if it is set. Raises ConfigError if it cannot be written."""
     if folder is None:
-        return None
+        return
     from parley.serving.file_faults import describe_fault
 
     try:
@@ -283,13 +297,12 @@ def writable_folder(folder: str | None, option: str) -> str | None:
             file.write(b"\n")
     except OSError as error:
         raise ConfigError(f"--{option}: {folder} cannot be written: {describe_fault(folder, error)}") from None
-    return str(Path(folder).absolute())
 
 
-def appendable_file(file: str | None, option: str) -> str | None:
+def check_appendable_file(file: str | None, option: str) -> None:
     """Make the file of an option, if it is set. Raises ConfigError if nothing can be appended to it."""
     if file is None:
-        return None
+        return
     from parley.serving.file_faults import describe_fault
     from parley.serving.keys.audit_log import append_line
 
@@ -297,7 +310,6 @@ def appendable_file(file: str | None, option: str) -> str | None:
         append_line(file)
     except OSError as error:
         raise ConfigError(f"--{option}: {file} cannot be written: {describe_fault(file, error)}") from None
-    return str(Path(file).absolute())
 
 
 def read_key_file(file: str | None, option: str) -> list[ApiKeyLine]:
