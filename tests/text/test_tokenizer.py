@@ -8,13 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.tiny_tokenizers import TOKENIZERS, TRAINING_TEXTS, byte_fallback, byte_level, word_piece
 from tokenizers import processors
 
+from parley.errors import Invalid
 from parley.text.prompt import TextPipeline
 from parley.text.tokens.json_files import BadTokenizer
+from parley.text.tokens.text_encoder import TextEncoder
 from parley.text.tokens.tokenizer import Tokenizer
 
 
@@ -178,6 +181,17 @@ def test_lone_surrogate_is_encoded_as_replacement() -> None:
     tokenizer = byte_level()
     assert tokenizer.decode(tokenizer.encode("a\ud83cb")) == "a\ufffdb"
     assert tokenizer.decode(tokenizer.encode("\ud83c\udf89")) == "🎉"
+
+
+def test_text_whose_pieces_take_a_regular_expression_too_long_is_refused() -> None:
+    """Otherwise the library panics, which no handler of errors expects."""
+    backend = tokenizers.Tokenizer.from_str(byte_level().backend.to_str())
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.Split(tokenizers.Regex("(a+)+$"), "isolated")
+    encoder, text = TextEncoder(backend), "a" * 40 + "b"
+    assert encoder.encode("b")
+    for encode in (encoder.encode, encoder.encode_with_offsets, encoder._encode_piece):
+        with pytest.raises(Invalid, match="The tokenizer of the model cannot encode this text"):
+            encode(text)
 
 
 def test_tokenizer_works_from_many_threads() -> None:

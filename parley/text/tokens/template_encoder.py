@@ -18,7 +18,7 @@ import tokenizers
 from tokenizers import AddedToken
 
 from parley.text.tokens.special_token_search import SpecialTokenSearch
-from parley.text.tokens.text_encoder import Spans, TextEncoder, replace_surrogates
+from parley.text.tokens.text_encoder import Spans, TextEncoder, refuse_panic, replace_surrogates
 
 # Noncharacters of Unicode, which are for use inside of programs. An alias is one opener and as many digits as make it
 # as long as its token: spans are the same with aliases, and neighbouring aliases cannot be taken for another one.
@@ -101,6 +101,8 @@ class TemplateEncoder(TextEncoder):
             normalized: str = self._source.normalizer.normalize_str(text)
         except TypeError:
             return self._normalize_text(replace_surrogates(text))
+        except BaseException as error:
+            raise refuse_panic(error) from None
         return normalized
 
     @cached_property

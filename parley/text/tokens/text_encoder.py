@@ -6,6 +6,7 @@ from functools import cached_property
 
 import tokenizers
 
+from parley.errors import Invalid
 from parley.text.tokens import long_text
 
 Spans = list[tuple[int, int]]
@@ -22,14 +23,17 @@ class TextEncoder:
 
         Takes some seconds per million characters. Other threads run meanwhile, and a long text is abandoned if no
         caller waits for the result. With ``stop_after``, a long text may be encoded only until there are more tokens
-        than that. Raises Invalid for a long text without any place to divide it.
+        than that. Raises Invalid for a long text without any place to divide it, and for a text that the tokenizer
+        cannot encode.
         """
         if len(text) > long_text.PIECE_SIZE:
             return self._encode_long(text, special, stop_after, with_spans=False)[0]
         try:
             return self._encode_batch(text, special)
         except TypeError:  # half of a surrogate pair: JSON can carry one, text cannot
-            return self._encode_batch(replace_surrogates(text), special)
+            return TextEncoder.encode(self, replace_surrogates(text), special)
+        except BaseException as error:
+            raise refuse_panic(error) from None
 
     def _encode_batch(self, text: str, special: bool) -> list[int]:
         # Only the library's batch calls release the GIL.
@@ -55,6 +59,8 @@ class TextEncoder:
             (encoding,) = self.backend.encode_batch([text], add_special_tokens=False)
         except TypeError:
             return self._encode_piece(replace_surrogates(text))
+        except BaseException as error:
+            raise refuse_panic(error) from None
         return encoding
 
     @cached_property
@@ -77,7 +83,19 @@ class TextEncoder:
             (encoding,) = self.backend.encode_batch([text], add_special_tokens=special)
         except TypeError:
             return self.encode_with_offsets(replace_surrogates(text), special)
+        except BaseException as error:
+            raise refuse_panic(error) from None
         return encoding.ids, encoding.offsets
+
+
+def refuse_panic(error: BaseException) -> BaseException:
+    """Return Invalid for a panic of the library, which is no Exception; return other errors as they are.
+
+    The library panics where a regular expression of the tokenizer would need too many attempts for a text.
+    """
+    if type(error).__name__ != "PanicException":
+        return error
+    return Invalid("The tokenizer of the model cannot encode this text.", field="prompt")
 
 
 def replace_surrogates(text: str) -> str:
