@@ -37,7 +37,7 @@ process.serve_engine_socket(int(sys.argv[1]))
 """
 BROKEN_LINK = """
 import sys
-from parley.worker import process, simulated
+from parley.worker import process, simulated_engine
 
 simulated_engine.SimulatedLink.delivery_time = None
 process.serve_engine_socket(int(sys.argv[1]))
@@ -47,7 +47,7 @@ process.serve_engine_socket(int(sys.argv[1]))
 OTHER_VOCABULARY = """
 import sys
 from pathlib import Path
-from parley.worker import process, simulated
+from parley.worker import process, simulated_engine
 
 simulated_engine.SimulatedRunner.vocab_size = int(Path(sys.argv[1]).read_text())
 process.serve_engine_socket(int(sys.argv[2]))
