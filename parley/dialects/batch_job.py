@@ -11,7 +11,7 @@ from typing import ClassVar, Literal, NamedTuple
 
 from parley.dialects.records import SILENT_SECONDS, TenantRecords
 
-# On each request of a batch, which waits for all that lack it. A client that sends it itself waits as well.
+# Marks each request of a batch, which runs after all requests without it. A client may set it for its own requests.
 BATCH_HEADER = b"x-parley-batch"
 RUN_PREFIX = "batch-run/"  # of the records by which another server resumes a batch
 # "completed": every request was answered, or no more results fit. "expired": the deadline has passed. "stopped": the
@@ -40,15 +40,15 @@ class BatchAnswer(NamedTuple):
 class BatchJob(ABC):
     """One batch.
 
-    ``creation_path``: the route that created it, without a prefix. ``kept_headers``: those of the request that created
-    it that its requests need as well, besides the key, also on another server. ``record_name``: of its record, and
-    ``input_name``: of that with its requests; both are touched while it waits and runs. ``deadline``: in seconds since
-    the epoch, as every ``now``. ``result_expiry``: seconds after which its results expire; None: as everything that is
-    kept. ``is_cancelled``: its client cancelled it before it was restored. ``begin`` and ``finish`` may be called in
-    threads, one call at a time.
+    ``creation_path``: the path of the route that created it, without a prefix. ``kept_headers``: headers of the
+    creating request that its requests need besides the key, also on another server. ``record_name``: the name of its
+    record; ``input_name``: the name of the record with its requests. Both records are touched while it waits and runs.
+    ``deadline``: in seconds since the epoch, as every ``now``. ``result_expiry``: seconds after which its results
+    expire; None: as other records. ``is_cancelled``: its client cancelled it before it was restored. ``begin`` and
+    ``finish`` may be called in threads, one call at a time.
 
-    A batch that lets others run begins again later: ``forget_answers``, ``begin``, and every answer so far. It reads
-    its input once.
+    To let other batches run, a batch is paused with ``forget_answers``, and resumed with ``begin`` and ``add_answer``
+    for every answer so far. It reads its input once.
     """
 
     creation_path: ClassVar[str]

@@ -65,7 +65,7 @@ DEFAULT_API_OPTIONS = ApiOptions()
 
 @dataclass(slots=True)  # never changed, but a frozen one takes nine times as long to make
 class RequestContext:
-    """Everything that a dialect needs to read a request and write its answer, except the body."""
+    """The facts that a dialect needs, besides the body, to read a request and write its answer."""
 
     # the answer
     unique_id: str  # without a prefix
@@ -114,7 +114,7 @@ class RequestContext:
 
 
 class RequestTimings(msgspec.Struct, frozen=True):
-    """Where the time of an answered request went, in seconds: validation, the engine's queue, inference, in total.
+    """The seconds of each phase of an answered request: validation, the engine's queue, inference, in total.
 
     ``prefill``: the part of inference up to the first token. ``decode``: from the first token to the last. Both are
     None if there are no tokens, and ``prefill`` is None if another instance computed it.
@@ -332,29 +332,29 @@ class Route:
     kind: RouteKind
     reader: Callable[..., Any] | None = None
     writer: Callable[[Any], Any] | None = None
-    model_reader: Callable[[bytes], str] | None = None  # returns the model's name in a body; without it: the main model
+    model_reader: Callable[[bytes], str] | None = None  # returns the model's name in a body; None: the main model
     # Whether a loaded model suits a request that names none; the first such model answers it.
     suits_model: Callable[[ModelInfo], bool] | None = None
     resolve_model_first: bool = False  # the model is resolved before the rest of the body is read
     names_endpoint: bool = False  # the name in the body or the path is an endpoint's
     claiming_members: tuple[str, ...] = ()  # a body with one of these members belongs to this route
-    claiming_header: bytes = b""  # so does a request with this header
-    claiming_media_type: bytes = b""  # so does one whose Accept header names this media type
-    yields_unclaimed: bool = False  # a body that no route claims belongs to another route, if there is one
-    for_encoders: bool = False  # it comes first if the main model is an encoder, and gets no request otherwise
+    claiming_header: bytes = b""  # so does any request with this header
+    claiming_media_type: bytes = b""  # so does any whose Accept header names this media type
+    yields_unclaimed: bool = False  # this route gets no unclaimed body if another route of the path can take it
+    for_encoders: bool = False  # precedes others if the main model is an encoder; else gets no request
     # Returns the answer to a tokenizing request whose headers are refused, else None; the readers of generating routes
     # see the headers themselves.
     refuse_headers: Callable[[Mapping[bytes, bytes]], Answer | None] | None = None
     reads_form: bool = False  # the body is multipart/form-data rather than JSON
     # Where bodies refer to records, returns the request with these records for a coordinator, which keeps them.
     inliner: Callable[[bytes, RequestContext], InlinedRequest] | None = None
-    inliner_pattern: re.Pattern[bytes] | None = None  # only bodies with a match are given to ``inliner``; None: all
+    inliner_pattern: re.Pattern[bytes] | None = None  # ``inliner`` reads only matching bodies; None: all
     # Of a route that creates batches: returns one that has not ended, by its record's name and its ``result_expiry``.
     batch_restorer: Callable[[TenantRecords, str, int | None], BatchJob | None] | None = None
     reads_many: bool = False  # a route of kind "stored" that may read many records, and so runs in a thread
     query: QuerySchemas = field(default_factory=dict, hash=False)  # schemas of the query's parameters
-    body_paths: tuple[str, ...] = ()  # of other routes of its API, if it reads all that they read
-    content_types: tuple[str, ...] = ("application/json",)  # of its answers, besides those of a ``Reply``
+    body_paths: tuple[str, ...] = ()  # other routes of its API whose bodies it reads as well
+    content_types: tuple[str, ...] = ("application/json",)  # of answers without a ``Reply``
     render_error: Callable[[ParleyError], Answer] | None = None  # for errors in another form than those of its API
 
     @property

@@ -63,7 +63,7 @@ class ServerFacts:
     status: ServerStatus = ServerStatus()
     cache_events: CacheEventSettings | None = None  # where the main model's engine publishes events of its prefix cache
     key_owners: Sequence[KeyOwner] | None = None  # of its API keys; None if it has no keys
-    keeps_tables: bool = False  # whether the operator lets endpoints record their requests
+    keeps_tables: bool = False  # the operator allows endpoints to record their requests
     root_path: str = ""  # the path below which a proxy shows the server
 
 

@@ -98,7 +98,7 @@ def _schema_of_value(value: Any) -> Json:
 
 
 def merge_schemas(first: Json, second: Json) -> Json:
-    """Return a schema of the values of two schemas of examples."""
+    """Return a schema that the values of both schemas of examples satisfy."""
     if first == second:
         return first
     if not (first.get("type") == second.get("type") == "object"):

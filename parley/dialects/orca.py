@@ -1,4 +1,4 @@
-"""The load of a model for load balancers: an ORCA report in a response header. Knows no metric's name."""
+"""The load of a model for load balancers: an ORCA report in a response header. Defines no metric names."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Turns the messages of a WebSocket's client into requests, and their answers into messages.
 
-Requests are POST requests of the WebSocket's own path. Those of one *lane* are answered one after the other, and lanes
-are answered side by side.
+Requests are POST requests of the WebSocket's own path. Requests of one *lane* are answered one after another, and
+different lanes concurrently.
 """
 
 from __future__ import annotations

@@ -40,7 +40,9 @@ class AnswerBlock:
 
 
 class ThinkingDisplay(msgspec.Struct, frozen=True):
-    """How thinking is shown. ``hidden``: not at all; ``omitted``: by its signature alone, which ``seal`` makes."""
+    """The form of thinking in an answer. ``hidden``: no block; ``omitted``: a block with only the signature that
+    ``seal`` returns.
+    """
 
     hidden: bool
     omitted: bool

@@ -147,7 +147,7 @@ class MessageBatch(BatchJob):
     def finish(self, end: BatchEnd, now: int) -> None:
         """Keep the results, and record the end."""
         is_cancelled = self._find_status() == "canceling"
-        for number, request in enumerate(self.begin(now)):  # it may have ended while it waited
+        for number, request in enumerate(self.begin(now)):  # the batch may have ended while this call waited
             if number not in self._results:
                 self._add_unanswered(number, request.custom_id, end, is_cancelled=is_cancelled)
         results_url = None
@@ -155,14 +155,14 @@ class MessageBatch(BatchJob):
             content = b"".join(line for _, line in sorted(self._results.items()))
             save_content(self._records, self._id + RESULTS_SUFFIX, content)
             results_url = f"{BATCHES_PATH}/{self._id}/results"
-        # The requests that are not stored any more
+        # Requests that are no longer stored
         self._counts |= {"errored": self._counts["errored"] + self._counts["processing"], "processing": 0}
         delete_content(self._records, self._id)
         ended = {"processing_status": "ended", "ended_at": iso_time(now), "results_url": results_url}
         self._change({"request_counts": self._counts, **ended})
 
     def has_ended(self) -> bool:
-        """Whether the record says so."""
+        """Whether the batch has ended, according to its record."""
         return self._find_status() == "ended"
 
     def _find_status(self) -> str:
@@ -283,7 +283,7 @@ def cancel_batch(body: bytes, context: RequestContext) -> Answer:
     stored = _load_batch(context)
     if stored.batch["processing_status"] != "in_progress":
         return json_answer(stored.batch)
-    is_left = waits_for_server(context.records, stored.record_name)  # the next server will end it
+    is_left = waits_for_server(context.records, stored.record_name)  # the server that resumes the batch will end it
 
     def change(data: bytes) -> bytes:
         nonlocal stored

@@ -141,8 +141,9 @@ def tagged_name(name: str) -> str:
 
 
 def match_known_name(name: str, known_names: Collection[str]) -> str | None:
-    """Return the known name that a client means by ``name``, which may have or lack the default tag, and may have a
-    prefix or other capital letters."""
+    """Return the known name that matches ``name`` except for the default tag, a prefix and capital letters; None if no
+    known name does.
+    """
     if name in known_names:
         return name
     sought_name = _comparable_name(name)

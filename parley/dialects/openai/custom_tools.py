@@ -112,7 +112,7 @@ class OpenCustomCall:
         self._input = CustomInput()
 
     def add_piece(self, call: ToolCallDelta) -> CustomCallDelta | None:
-        """Return the piece with text for arguments; None if it says nothing."""
+        """Return the piece of the call with text in place of arguments; None if it has nothing new."""
         text = self._input.add_arguments(call.arguments)
         return CustomCallDelta(call.index, call.id, call.name, text) if text or call.name is not None else None
 

@@ -1,4 +1,6 @@
-"""The member ``metrics`` of an answer: where its time went, in the form of vLLM's ``--enable-per-request-metrics``."""
+"""The member ``metrics`` of an answer: the times of its phases, in the form of vLLM's
+``--enable-per-request-metrics``.
+"""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def describe_parse_fault(body: bytes, reason: str) -> str:
     try:
         check_json_size(body)
         json.loads(body.decode())
-        lone = LONE_SURROGATE.search(body)  # Python takes these, and infinite numbers
+        lone = LONE_SURROGATE.search(body)  # Python accepts these, and infinite numbers
         if lone is not None:
             fault, position = SURROGATE_FAULT, lone.start("escape")
         elif (place := _find_infinite_number(body)) is not None:

@@ -12,7 +12,7 @@ from parley.dialects import orca
 from parley.dialects.dialect import Answer, ApiOptions, HeaderList, Reply, RequestContext, RequestTimings
 from parley.dialects.json_answer import encode_json
 from parley.dialects.openai.timings import metrics_member
-from parley.dialects.vllm.media_words import media_error_members
+from parley.dialects.vllm.media_wording import media_error_members
 from parley.dialects.vllm.refusal_wording import unknown_ids_sentence, unknown_token_sentence
 from parley.errors import (
     BadMedia,

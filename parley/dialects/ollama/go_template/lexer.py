@@ -1,4 +1,4 @@
-"""Divides a template into text and the words of its actions."""
+"""Divides a template into text and the tokens of its actions."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ WORD = re.compile(
 SPACE = re.compile(r"[ \t\r\n]+")
 
 
-class Word(NamedTuple):
-    """A piece of a template. ``spaced``: blanks stand before it."""
+class TemplateToken(NamedTuple):
+    """A token of a template's syntax. ``spaced``: blanks precede it."""
 
     kind: WordKind
     text: str
@@ -49,8 +49,8 @@ def template_error(line: int, message: str) -> Invalid:
     return Invalid(f"template: :{line}: {message}", field="template")
 
 
-def split_words(source: str) -> Iterator[Word]:
-    """Yield the text and the words of the actions of a template. Raises Invalid."""
+def split_tokens(source: str) -> Iterator[TemplateToken]:
+    """Yield the text and the tokens of the actions of a template. Raises Invalid."""
     if len(source) > MAX_TEMPLATE_CHARACTERS:
         raise Invalid(f"template: it may have at most {MAX_TEMPLATE_CHARACTERS} characters", field="template")
     position, line, trims = 0, 1, False
@@ -62,14 +62,14 @@ def split_words(source: str) -> Iterator[Word]:
         text = text.lstrip(BLANKS) if trims else text
         trims = source.startswith("-", end + 2) and source[end + 3 : end + 4] in (*BLANKS,)
         if text := text.rstrip(BLANKS) if trims else text:
-            yield Word("text", text, line)
+            yield TemplateToken("text", text, line)
         if start < 0:
             return
         body = start + (4 if trims else 2)
         if source.startswith("/*", body):
             position = _skip_comment(source, body, line)
         else:
-            yield Word("open", OPENING, line)
+            yield TemplateToken("open", OPENING, line)
             position = yield from _split_action(source, body, line)
         line += source.count("\n", start, position)
         trims = source.endswith("-}}", start, position)
@@ -84,8 +84,8 @@ def _skip_comment(source: str, position: int, line: int) -> int:
     return match.end()
 
 
-def _split_action(source: str, position: int, line: int) -> Generator[Word, None, int]:
-    """Yield the words of an action up to its end, and return the position after it. Raises Invalid."""
+def _split_action(source: str, position: int, line: int) -> Generator[TemplateToken, None, int]:
+    """Yield the tokens of an action up to its end, and return the position after it. Raises Invalid."""
     while (closing := CLOSING_WORD.match(source, position)) is None:
         space = SPACE.match(source, position)
         start = space.end() if space else position
@@ -93,15 +93,15 @@ def _split_action(source: str, position: int, line: int) -> Generator[Word, None
         match = WORD.match(source, start)
         if match is None:
             raise template_error(line, _unreadable(source, start))
-        yield Word(match.lastgroup, match[0], line, space is not None)  # type: ignore[arg-type]  # kinds are groups
+        yield TemplateToken(match.lastgroup, match[0], line, space is not None)  # type: ignore[arg-type]  # kinds are groups
         line += match[0].count("\n")
         position = match.end()
-    yield Word("close", CLOSING, line)
+    yield TemplateToken("close", CLOSING, line)
     return closing.end()
 
 
 def _unreadable(source: str, position: int) -> str:
-    """Return the reason why no word begins at a position."""
+    """Return the reason why no token begins at a position."""
     match source[position : position + 1]:
         case "" | "{":
             return "unclosed action"

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from typing import NoReturn
 
 from parley.dialects.ollama.go_template import constants
-from parley.dialects.ollama.go_template.lexer import Word, split_words, template_error
+from parley.dialects.ollama.go_template.lexer import TemplateToken, split_tokens, template_error
 from parley.dialects.ollama.go_template.nodes import (
     Action,
     Branch,
@@ -32,7 +32,7 @@ MAX_VARIABLES = 100
 NAMED_CONSTANTS = {"true": True, "false": False, "nil": None}
 BRANCHES: dict[str, BranchKeyword] = {"if": "if", "with": "with", "range": "range"}
 KEYWORDS = frozenset((*BRANCHES, "else", "end", "define", "block", "template", "break", "continue"))
-NO_WORD = Word("close", "EOF", 0)
+END_TOKEN = TemplateToken("close", "EOF", 0)
 
 
 def parse_template(source: str, functions: Collection[str]) -> GoTemplate:
@@ -43,10 +43,10 @@ def parse_template(source: str, functions: Collection[str]) -> GoTemplate:
 
 
 class _Parser:
-    """Reads the words of a template. ``variables``: the names in scope."""
+    """Reads the tokens of a template. ``variables``: the names in scope."""
 
     def __init__(self, source: str, functions: Collection[str]):
-        self._words = list(split_words(source))
+        self._tokens = list(split_tokens(source))
         self._position = 0
         self._line = 1
         self._functions = functions
@@ -55,25 +55,25 @@ class _Parser:
         self._loops = 0
         self.definitions: dict[str, tuple[Node, ...]] = {}
 
-    # -- words
+    # -- tokens
 
-    def _peek(self) -> Word:
-        return self._words[self._position] if self._position < len(self._words) else NO_WORD
+    def _peek(self) -> TemplateToken:
+        return self._tokens[self._position] if self._position < len(self._tokens) else END_TOKEN
 
-    def _next(self) -> Word:
-        word = self._peek()
+    def _next(self) -> TemplateToken:
+        token = self._peek()
         self._position += 1
-        self._line = word.line or self._line
-        return word
+        self._line = token.line or self._line
+        return token
 
     def _fail(self, message: str) -> NoReturn:
         raise template_error(self._line, message)
 
-    def _expect(self, kind: str, context: str) -> Word:
-        word = self._next()
-        if word.kind != kind:
-            self._fail(f"unexpected {_quoted(word)} in {context}")
-        return word
+    def _expect(self, kind: str, context: str) -> TemplateToken:
+        token = self._next()
+        if token.kind != kind:
+            self._fail(f"unexpected {_quoted(token)} in {context}")
+        return token
 
     def _enter(self) -> None:
         self._nesting += 1
@@ -85,10 +85,10 @@ class _Parser:
     def read_nodes(self, ends: tuple[str, ...]) -> tuple[tuple[Node, ...], str]:
         """Return the nodes up to an action of one of these keywords, and that keyword; without: up to the end."""
         nodes: list[Node] = []
-        while self._position < len(self._words):
-            word = self._next()
-            if word.kind == "text":
-                nodes.append(TextNode(word.text))
+        while self._position < len(self._tokens):
+            token = self._next()
+            if token.kind == "text":
+                nodes.append(TextNode(token.text))
                 continue
             keyword = self._peek().text if self._peek().kind == "name" else ""
             if keyword in ends:
@@ -143,8 +143,8 @@ class _Parser:
 
     def _read_else(self, keyword: BranchKeyword) -> tuple[Node, ...]:
         """Read the rest of a branch after ``else``: nodes, or another branch of the same keyword."""
-        word = self._peek()
-        if word.kind == "name" and word.text == keyword and keyword != "range":
+        token = self._peek()
+        if token.kind == "name" and token.text == keyword and keyword != "range":
             self._next()
             return (self._read_branch(keyword),)
         self._expect("close", "else")
@@ -229,12 +229,12 @@ class _Parser:
         """Return the operands of a command."""
         operands: list[Operand] = []
         while True:
-            word = self._peek()
-            if word.text == "|" or word.kind == end or (word.kind == "sign" and word.text == end):
+            token = self._peek()
+            if token.text == "|" or token.kind == end or (token.kind == "sign" and token.text == end):
                 break
-            if operands and not word.spaced:
+            if operands and not token.spaced:
                 self._next()
-                self._fail(f"unexpected {_quoted(word)} in operand")
+                self._fail(f"unexpected {_quoted(token)} in operand")
             operands.append(self._read_operand(context))
         if not operands:
             self._next()
@@ -243,8 +243,8 @@ class _Parser:
 
     def _read_operand(self, context: str) -> Operand:
         """Return one operand with the members that are read from it."""
-        word = self._next()
-        operand = self._read_term(word, context)
+        token = self._next()
+        operand = self._read_term(token, context)
         names = []
         while self._peek().kind == "field" and not self._peek().spaced:
             names.append(self._next().text[1:])
@@ -257,26 +257,26 @@ class _Parser:
                 return Variable(name, tuple(names))
             case Pipeline():
                 return Chain(operand, tuple(names))
-        self._fail(f"unexpected . after term {_quoted(word)}")
+        self._fail(f"unexpected . after term {_quoted(token)}")
 
-    def _read_term(self, word: Word, context: str) -> Operand:
-        match word.kind:
+    def _read_term(self, token: TemplateToken, context: str) -> Operand:
+        match token.kind:
             case "dot":
                 return Dot()
             case "field":
-                return FieldPath((word.text[1:],))
+                return FieldPath((token.text[1:],))
             case "variable":
-                if word.text not in self._variables:
-                    self._fail(f'undefined variable "{word.text}"')
-                return Variable(word.text)
+                if token.text not in self._variables:
+                    self._fail(f'undefined variable "{token.text}"')
+                return Variable(token.text)
             case "name":
-                return self._read_named_term(word.text, context)
-            case "sign" if word.text == "(":
+                return self._read_named_term(token.text, context)
+            case "sign" if token.text == "(":
                 self._enter()
                 pipeline = self._read_pipeline("parenthesized pipeline", end=")")
                 self._nesting -= 1
                 return pipeline
-        return Constant(self._read_constant(word))
+        return Constant(self._read_constant(token))
 
     def _read_named_term(self, name: str, context: str) -> Operand:
         if name in NAMED_CONSTANTS:
@@ -287,21 +287,21 @@ class _Parser:
             self._fail(f'function "{name}" not defined')
         return FunctionName(name)
 
-    def _read_constant(self, word: Word) -> str | int | float:
+    def _read_constant(self, token: TemplateToken) -> str | int | float:
         try:
-            match word.kind:
+            match token.kind:
                 case "string":
-                    return constants.read_string(word.text)
+                    return constants.read_string(token.text)
                 case "raw":
-                    return word.text[1:-1]
+                    return token.text[1:-1]
                 case "character":
-                    return constants.read_character(word.text)
+                    return constants.read_character(token.text)
                 case "number":
-                    return constants.read_number(word.text)
+                    return constants.read_number(token.text)
         except (ValueError, OverflowError):
-            self._fail(f"bad constant {word.text[:40]}")
-        self._fail(f"unexpected {_quoted(word)} in operand")
+            self._fail(f"bad constant {token.text[:40]}")
+        self._fail(f"unexpected {_quoted(token)} in operand")
 
 
-def _quoted(word: Word) -> str:
-    return "EOF" if word is NO_WORD else f'"{word.text[:40]}"'
+def _quoted(token: TemplateToken) -> str:
+    return "EOF" if token is END_TOKEN else f'"{token.text[:40]}"'

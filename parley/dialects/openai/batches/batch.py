@@ -134,7 +134,7 @@ class OpenAIBatch(BatchJob):
         self._change_end(changes, end, now)
 
     def has_ended(self) -> bool:
-        """Whether the record says so."""
+        """Whether the batch has ended, according to its record."""
         data = self._records.find_record(self.record_name)
         return data is not None and msgspec.json.decode(data, type=BatchObject)["status"] not in RUNNING
 

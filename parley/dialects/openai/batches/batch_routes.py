@@ -76,7 +76,7 @@ def cancel_batch(body: bytes, context: RequestContext) -> Answer:
         return json_answer(batch)
     _check_running(batch)
     name = BATCHES.record_name(batch["id"], batch["created_at"])
-    is_left = waits_for_server(context.records, name)  # the next server will end it
+    is_left = waits_for_server(context.records, name)  # the server that resumes the batch will end it
 
     def change(data: bytes) -> bytes:
         nonlocal batch

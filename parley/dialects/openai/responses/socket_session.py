@@ -232,7 +232,7 @@ class ResponsesAnswer(SocketAnswer):
         self._session.drop_response(self._request.previous)
         try:
             error = msgspec.json.decode(body, type=_ErrorAnswer).error
-        except msgspec.MsgspecError:  # a refusal of another server, or none
+        except msgspec.MsgspecError:  # a refusal by another server, or no body
             message = body.decode("utf-8", "replace") or "The answer ended early."
             error = {"message": message, "type": STATUS_TYPES.get(status, "server_error"), "param": None, "code": None}
         if self._earlier_count:

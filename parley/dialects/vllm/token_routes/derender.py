@@ -128,7 +128,7 @@ def _original_request(body: Fields, name: str, default: dict[str, Any], members:
 
 
 def _mark_stop_tokens(outputs: Sequence[EngineOutput], request: Request) -> None:
-    """Say which outputs end with a stop token of their request, which its answer names and does not show."""
+    """Set the stop token of the outputs that end with one: the answer names it and does not show it."""
     for output in outputs:
         if output.finish_reason == "stop" and output.token_ids[-1] in request.stop_conditions.ids:
             output.stop_id = output.token_ids[-1]

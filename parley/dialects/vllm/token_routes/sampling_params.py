@@ -22,7 +22,7 @@ from parley.dialects.vllm.refusal_wording import parameter_error
 from parley.errors import BadRequest, Invalid
 from parley.types import OutputOptions, Request, Sampling, StopConditions
 
-DEFAULTS: dict[str, Any] = {  # of the members that are left out if they have them
+DEFAULTS: dict[str, Any] = {  # defaults of members, which are left out if they have these values
     "n": 1,
     "presence_penalty": 0.0,
     "frequency_penalty": 0.0,
