@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import stat
 import subprocess
 from pathlib import Path
 
+import pytest
 from support.http_client import HELLO_CHAT
 
 from parley.child_process import python_command
+from parley.serving.keys.audit_log import append_line
 from parley.settings.key_file import make_key
 
 
@@ -64,3 +67,17 @@ def test_no_part_of_a_line_stays_in_the_file_when_the_disk_becomes_full(tmp_path
     run = subprocess.run(command, env=os.environ, check=True, capture_output=True, text=True)
     assert run.stdout == "No space left on device\n"
     assert file.read_text() == "first\nthird\n"
+
+
+def test_a_pipe_that_nobody_reads_stops_nothing(tmp_path: Path):
+    pipe = tmp_path / "audit"
+    os.mkfifo(pipe)
+    with pytest.raises(OSError, match=os.strerror(errno.ENXIO)):
+        append_line(str(pipe), "nobody has opened it")
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    append_line(str(pipe), "line")
+    assert os.read(reader, 100) == b"line\n"
+    with pytest.raises(BlockingIOError):
+        for _ in range(1000):
+            append_line(str(pipe), "nobody reads it" * 200)
+    os.close(reader)

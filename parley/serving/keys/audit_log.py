@@ -55,7 +55,8 @@ class AuditLog:
 
 def append_line(file: str, line: str = "") -> None:
     """Append a line to a file, which is made readable by its owner only; "" makes the file. Raises OSError."""
-    descriptor = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    # Without O_NONBLOCK, a pipe that nobody reads would stop the server.
+    descriptor = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK, 0o600)
     try:
         data = line.encode() + b"\n" if line else b""
         written = os.write(descriptor, data) if data else 0  # one call, so that lines of several servers do not mix
