@@ -38,6 +38,8 @@ class ConnectionListener:
 
     def close(self) -> None:
         """Close the socket, and end connections whose handshake is not complete."""
+        if self._sock.fileno() < 0:
+            return
         if self._pause_timer is not None:
             self._pause_timer.cancel()
         self._loop.remove_reader(self._sock)

@@ -66,6 +66,14 @@ def test_clients_that_wait_are_accepted_together(waiting_clients, new_loop: Call
         assert runner.run(count_connections()) == CLIENTS
 
 
+async def test_a_listener_may_be_closed_twice(waiting_clients):
+    server = await listen_on(waiting_clients)
+    (listener,) = server.servers
+    for _ in range(2):
+        listener.close()
+        await listener.wait_closed()
+
+
 def test_accepting_goes_on_after_an_error(waiting_clients, monkeypatch, caplog):
     monkeypatch.setattr(listener_module, "ACCEPT_RETRY_SECONDS", 0.0)
     errors = [OSError(24, "Too many open files"), ConnectionAbortedError(103, "aborted")]
