@@ -32,13 +32,14 @@ ROOT = HERE.parent.parent
 FOLDER = Path(os.environ.get("PARLEY_CLIENTS", ROOT / ".clients"))
 MEDIA_CASES = FOLDER / "media" / "cases.json"
 
+NODE_22 = "node@22.23.3"  # the runtime of packages that need a newer one than the system may have
 # Packages that cannot be installed together have separate environments; those called "node" are npm's.
 ENVIRONMENTS = {
-    "text": ("openai==3.51.0", "text-generation==0.7.0", "tritonclient[http,grpc]==2.73.0"),
-    "hub": ("huggingface_hub==1.33.0",),
-    "embeddings": ("huggingface_hub==1.33.0", "langchain-huggingface==1.2.3", "numpy==2.4.6"),
-    "langchain": ("langchain-openai==1.7.3", "langchain-huggingface==1.2.3"),
-    "litellm": ("litellm==1.106.2",),
+    "text": ("openai==3.57.0", "text-generation==0.7.0", "tritonclient[http,grpc]==2.73.0"),
+    "hub": ("huggingface_hub==2.4.0", "numpy==2.4.6"),
+    "embeddings": ("langchain-huggingface==1.2.3", "huggingface_hub==1.33.0", "numpy==2.4.6"),
+    "langchain": ("langchain-openai==1.7.4", "langchain-huggingface==1.2.3"),
+    "litellm": ("litellm==1.110.2",),
     "mistral": ("mistralai==3.7.0",),
     "instructor": ("instructor==1.17.0",),
     "guidance": ("guidance==0.3.1", "openai==3.57.0"),
@@ -47,6 +48,11 @@ ENVIRONMENTS = {
     "haystack": ("haystack-ai==3.4.1",),
     "autogen": ("autogen-agentchat==0.7.5", "autogen-ext[openai]==0.7.5"),
     "semantic-kernel": ("semantic-kernel==1.45.0",),
+    "strands": ("strands-agents[anthropic,litellm,ollama,openai]==1.62.0",),
+    "agno": ("agno==3.1.10", "openai==3.57.0", "anthropic==2.14.0", "ollama==0.6.3"),
+    "outlines": ("outlines[ollama,openai,tgi]==1.3.3", "huggingface_hub==2.4.0"),
+    "claude-agent-sdk": ("claude-agent-sdk==0.2.189",),
+    "cohere": ("cohere==7.3.1", "numpy==2.4.6"),
     "smolagents": ("smolagents[openai]==1.26.0",),
     "langgraph": ("langgraph==1.2.24", "langchain==1.5.2", "langchain-openai==1.7.4", "langchain-ollama==1.1.0"),
     "crewai": ("crewai==1.15.30",),
@@ -56,32 +62,56 @@ ENVIRONMENTS = {
     "llamaindex-ollama": ("llama-index-llms-ollama==0.11.0", "llama-index-embeddings-ollama==0.10.0"),
     "llamaindex": ("llama-index-llms-openai-like==0.8.1",),
     "databricks": (
-        "databricks-sdk==0.156.0",
+        "databricks-sdk==0.162.0",
         "mlflow-skinny==3.17.2",
         "databricks-openai==0.18.0",
         "databricks-langchain==0.22.0",
     ),
     "anthropic": ("anthropic==2.14.0",),
     "anthropic-older": ("anthropic==0.121.0",),  # it speaks the first version of the API
-    "langchain-anthropic": ("langchain-anthropic==1.7.3",),
+    "langchain-anthropic": ("langchain-anthropic==1.7.10",),
     "node-anthropic": (
-        "@anthropic-ai/sdk@1.12.0",
-        "@anthropic-ai/claude-code@2.1.330",
-        "ai@5.0.277",
-        "@ai-sdk/anthropic@2.0.112",
+        NODE_22,
+        "@anthropic-ai/sdk@1.14.0",
+        "@anthropic-ai/claude-code@2.1.332",
+        "ai@7.0.173",
+        "@ai-sdk/anthropic@4.0.105",
     ),
     "cohere": ("cohere==7.3.1",),
     "ollama": ("ollama==0.6.3", "langchain-ollama==1.1.0"),
-    "node-ollama": ("ollama@0.6.4", "ai@5.0.277", "ollama-ai-provider-v2@1.5.5"),
-    "node-agents": ("@qwen-code/qwen-code@0.15.10", "opencode-ai@1.18.33", "cline@3.0.65", "@continuedev/cli@1.5.47"),
+    "node-ollama": (NODE_22, "ollama@0.6.4", "ai@7.0.173", "ollama-ai-provider-v2@4.0.1"),
+    "node-agents": ("opencode-ai@1.18.33", "cline@3.0.65", "@continuedev/cli@1.5.47"),
+    "node-agents-22": (
+        NODE_22,
+        "@qwen-code/qwen-code@0.24.4",
+        "@github/copilot@1.0.102",
+        "@mariozechner/pi-coding-agent@0.73.1",
+        "@nanocollective/nanocoder@1.30.0",
+    ),
     "node-promptfoo": ("promptfoo@0.123.1",),
     "agents": ("openai-agents==0.24.0",),
     "pydantic-ai": ("pydantic-ai-slim[anthropic,openai]==2.68.0",),
-    "litellm-responses": ("litellm==1.106.2", "mcp==2.3.0"),
-    "node-responses": ("openai@6.49.0", "ai@5.0.277", "@ai-sdk/openai@2.0.131", "@openai/codex@0.169.0"),
+    "litellm-responses": ("litellm==1.110.2", "mcp==2.3.0"),
+    "node-responses": (NODE_22, "openai@7.59.0", "ai@7.0.173", "@ai-sdk/openai@4.0.118", "@openai/codex@0.171.0"),
+    "node-openai-agents": (NODE_22, "@openai/agents@0.20.0", "openai@7.59.0", "zod@4.6.7"),
+    "node-langchain": (
+        NODE_22,
+        "@langchain/openai@1.6.0",
+        "@langchain/anthropic@1.5.11",
+        "@langchain/ollama@1.3.0",
+        "@langchain/core@1.4.0",
+        "zod@4.6.7",
+    ),
     "openapi": ("openapi-python-client==0.29.1", "ruff==0.17.6"),
     "node-browser": ("playwright-core@1.65.1", "axe-core@4.14.1"),  # they need Chromium: CHROMIUM, or /usr/bin/chromium
-    "node": ("openai@6.49.0", "ai@5.0.277", "@ai-sdk/openai-compatible@1.0.61", "@huggingface/inference@4.13.30"),
+    "node": (
+        NODE_22,
+        "openai@7.59.0",
+        "ai@7.0.173",
+        "@ai-sdk/openai-compatible@3.0.92",
+        "@huggingface/inference@4.13.30",
+    ),
+    "node-older": ("openai@6.49.0", "ai@5.0.277", "@ai-sdk/openai-compatible@1.0.61"),  # the last for Node.js 20
 }
 RESOLVED_BY_UV = ("databricks", "crewai", "browser-use")  # resolved by uv, because pip would take minutes
 SCRIPTS = {
@@ -101,6 +131,9 @@ SCRIPTS = {
     "autogen_client.py": "autogen",
     "semantic_kernel_client.py": "semantic-kernel",
     "smolagents_client.py": "smolagents",
+    "strands_client.py": "strands",
+    "agno_client.py": "agno",
+    "outlines_client.py": "outlines",
     "langgraph_client.py": "langgraph",
     "crewai_client.py": "crewai",
     "aider_client.py": "aider",
@@ -140,17 +173,24 @@ SCRIPTS = {
     "responses/ai_sdk.mjs": "node-responses",
     "responses/codex.mjs": "node-responses",
     "responses/codex_tool.mjs": "node-responses",
-    "agents/qwen_code.mjs": "node-agents",
+    "responses/openai_agents.mjs": "node-openai-agents",
+    "agents/agent_sdk_client.py": "claude-agent-sdk",
+    "agents/qwen_code.mjs": "node-agents-22",
+    "agents/copilot.mjs": "node-agents-22",
+    "agents/pi.mjs": "node-agents-22",
+    "agents/nanocoder.mjs": "node-agents-22",
     "agents/opencode.mjs": "node-agents",
     "agents/cline.mjs": "node-agents",
     "agents/continue_cli.mjs": "node-agents",
     "openapi_client.py": "openapi",
     "openai_sdk.mjs": "node",
     "ai_sdk.mjs": "node",
+    "langchain.mjs": "node-langchain",
     "huggingface_inference.mjs": "node",
-    "encoder/hub_client.py": "embeddings",
+    "encoder/hub_client.py": "hub",
     "encoder/langchain_client.py": "embeddings",
-    "classifier/hub_client.py": "embeddings",
+    "encoder/cohere_client.py": "cohere",
+    "classifier/hub_client.py": "hub",
     "media/openai_sdk.py": "text",
     "media/text_generation_client.py": "text",
     "media/triton_http.py": "text",
@@ -161,8 +201,8 @@ SCRIPTS = {
     "media/llama_index_client.py": "llamaindex",
     "media/databricks_clients.py": "databricks",
     "media/ollama_client.py": "ollama",
-    "media/openai_sdk.mjs": "node",
-    "media/ai_sdk.mjs": "node",
+    "media/openai_sdk.mjs": "node-older",
+    "media/ai_sdk.mjs": "node-older",
     "media/huggingface_inference.mjs": "node",
     "browser/pages.mjs": "node-browser",
     "browser_media/pictures.mjs": "node-browser",
@@ -236,6 +276,8 @@ def run_client(script: str, place: Place) -> str:
         "SERVER_PYTHON": sys.executable,  # for clients with a server of their own
         "CLIENTS_SOURCE": str(HERE),
     }
+    folder = FOLDER / SCRIPTS[script]
+    environment["PATH"] = os.pathsep.join((str(folder / "node_modules" / "node" / "bin"), os.environ["PATH"]))
     address = place.grpc if script.endswith("_grpc.py") else place.http
     try:
         done = subprocess.run(

@@ -1,5 +1,6 @@
 """Writes small encoders and classifiers with random weights. Arguments: the folder for them."""
 
+import json
 import sys
 from pathlib import Path
 
@@ -26,6 +27,8 @@ MODELS = {  # by name: model type, class, members of the config
     "classifier": ("roberta", AutoModelForSequenceClassification, SIZES | {"id2label": LABELS}),
     "reranker": ("bert", AutoModelForSequenceClassification, SIZES | {"id2label": {0: "LABEL_0"}}),
 }
+# The encoder's, as sentence-transformers writes them; Cohere's kinds of input name them.
+PROMPTS = {"search_query": "query: ", "search_document": "document: "}
 OPENING, CLOSING = "<|im_start|>", "<|im_end|>"
 
 
@@ -49,6 +52,7 @@ def main() -> None:
         model = model_class.from_config(AutoConfig.for_model(kind, **members), dtype=torch.float32)
         tiny_models.write_random_model(home / name, model, seed=5, dtype="float32")
         write_pair_tokenizer(home / name)
+    (home / "encoder" / "config_sentence_transformers.json").write_text(json.dumps({"prompts": PROMPTS}))
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ const common = { model: provider(name), temperature: 0, maxRetries: 0 };
 const prompt = "What is the capital of France?";
 const ANSWER = "The capital of France is Paris.";
 
-const whole = await generateText({ ...common, prompt });
+const whole = await generateText({ ...common, prompt, include: { responseBody: true } });
 assert.equal(whole.text, ANSWER);
 let said = "";
 for await (const part of streamText({ ...common, prompt }).textStream) said += part;
