@@ -3,6 +3,7 @@
 import json
 from typing import Any
 
+import msgspec
 import pytest
 
 from parley.dialects.admin_requests import TokenizeResult
@@ -11,6 +12,7 @@ from parley.dialects.anthropic.shared import LENIENT_RULES, STRICT_RULES, Anthro
 from parley.dialects.dialect import RequestContext
 from parley.dialects.facts import ModelCard, ServerFacts
 from parley.dialects.reasoning_seal import ReasoningSeal
+from parley.engine.fake import FAKE_MODEL
 from parley.errors import (
     BadRequest,
     ContextLength,
@@ -383,7 +385,8 @@ def test_anthropic_lists_models_by_pages():
     page = list_models()
     assert page["data"][0] == {
         "type": "model", "id": "a", "display_name": "a", "created_at": "2026-02-02T02:40:00Z",
-        "max_input_tokens": 4096, "max_tokens": 4096, "lifecycle": "active",
+        "max_input_tokens": 4096, "max_tokens": 4096, "capabilities": None, "lifecycle": "active", "line": None,
+        "deprecated_at": None, "retires_at": None,
     }  # fmt: skip
     assert (page["has_more"], page["first_id"], page["last_id"]) == (False, "a", "c")
     shown = {query: [model["id"] for model in list_models(query)["data"]] for query in (
@@ -391,6 +394,28 @@ def test_anthropic_lists_models_by_pages():
     )}  # fmt: skip
     assert list(shown.values()) == [["a", "b"], ["c"], ["b"], []]
     assert list_models(b"limit=2")["has_more"] and list_models(b"limit=1&before_id=c")["has_more"]
+
+
+def test_anthropic_lists_capabilities_of_loaded_models():
+    info = msgspec.structs.replace(FAKE_MODEL, media_kinds=frozenset(("image",)))
+    thinker = ModelCard("a", 1, 64, info=info, abilities=frozenset(("chat", "thinking")))
+    others = [ModelCard("b", 1, 64, info=FAKE_MODEL), ModelCard("c", 1, 64, info=FAKE_MODEL, purpose="vectors")]
+    facts = ServerFacts("1", [thinker, *others], True)
+    page = json.loads(models.answer_models(b"", RequestContext("0f", 1, "fp"), facts).body)["data"]
+    first, second, third = (model["capabilities"] for model in page)
+    flat = {name: support["supported"] for name, support in first.items()}
+    assert [name for name, supported in flat.items() if supported] == [
+        "batch", "effort", "image_input", "structured_outputs", "thinking",
+    ]  # fmt: skip
+    assert {level for level, support in first["effort"].items() if support == {"supported": True}} == {
+        "low", "medium", "high", "xhigh", "max",
+    }  # fmt: skip
+    assert all(support == {"supported": True} for support in first["thinking"]["types"].values())
+    assert [name for name, support in second.items() if support["supported"]] == ["batch", "structured_outputs"]
+    types = second["thinking"]["types"]
+    assert {name for name, support in types.items() if support["supported"]} == {"disabled", "between_tools"}
+    assert not any(support["supported"] for support in third.values())
+    assert first.keys() == second.keys() == third.keys()
 
 
 @pytest.mark.parametrize("query", [b"limit=0", b"limit=1001", b"limit=x", b"after_id=zz", b"before_id=zz"])

@@ -7,13 +7,16 @@ from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import parse_qs
 
+from parley.dialects.anthropic.options import CLEAR_THINKING, EFFORTS, THINKING_TYPES
 from parley.dialects.anthropic.shared import WORDING
 from parley.dialects.dialect import Answer, QuerySchemas, RequestContext
 from parley.dialects.facts import ModelCard, ServerFacts
 from parley.dialects.json_answer import json_answer
 from parley.dialects.openapi_bodies import MODEL_REFERENCE
 from parley.errors import UnknownModel, excerpt
+from parley.types import ModelInfo
 
+CONTEXT_STRATEGIES = (CLEAR_THINKING, "clear_tool_uses_20250919", "compact_20260112")
 DEFAULT_PAGE, MAX_PAGE = 20, 1000  # items in a page
 PAGE_QUERY: QuerySchemas = {
     "limit": {"type": "integer", "minimum": 1, "maximum": MAX_PAGE},
@@ -56,11 +59,47 @@ def answer_model(body: bytes, context: RequestContext, facts: ServerFacts) -> An
 
 
 def _model_object(card: ModelCard) -> dict[str, Any]:
-    creation_time = datetime.fromtimestamp(card.created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    model: dict[str, Any] = {"type": "model", "id": card.name, "display_name": card.name, "created_at": creation_time}
-    if card.max_model_len is None:
-        return model | {"lifecycle": "active"}
-    return model | {"max_input_tokens": card.max_model_len, "max_tokens": card.max_model_len, "lifecycle": "active"}
+    """Return one model. Its context length and capabilities are null until it is loaded."""
+    return {
+        "type": "model",
+        "id": card.name,
+        "display_name": card.name,
+        "created_at": datetime.fromtimestamp(card.created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "max_input_tokens": card.max_model_len,
+        "max_tokens": card.max_model_len,
+        "capabilities": None if card.info is None else _capabilities(card, card.info),
+        "lifecycle": "active",
+        "line": None,
+        "deprecated_at": None,
+        "retires_at": None,
+    }
+
+
+def _capabilities(card: ModelCard, info: ModelInfo) -> dict[str, Any]:
+    """Return what the model supports. Clients such as Home Assistant offer only the options that are listed here."""
+    writes, thinks = card.purpose != "vectors", "thinking" in card.abilities
+    return {
+        "batch": _support(writes),
+        "citations": _support(False),
+        "code_execution": _support(False),
+        "context_management": _support(False) | {name: _support(False) for name in CONTEXT_STRATEGIES},
+        "effort": _support(thinks) | {level: _support(thinks) for level in EFFORTS},
+        "image_input": _support("image" in info.media_kinds),
+        "pdf_input": _support(False),
+        "server_tools": _support(False) | {name: _support(False) for name in ("code_execution", "web_search")},
+        "structured_outputs": _support(writes),
+        "thinking": _support(thinks)
+        | {"types": {name: _support(_takes_thinking(name, thinks)) for name in THINKING_TYPES}},
+    }
+
+
+def _takes_thinking(name: str, thinks: bool) -> bool:
+    """Whether the type asks for something that the model does: two types only turn thinking off."""
+    return thinks or name in ("disabled", "between_tools")
+
+
+def _support(supported: bool) -> dict[str, Any]:
+    return {"supported": supported}
 
 
 def read_page_limit(text: str | None) -> int:
