@@ -187,3 +187,22 @@ def test_bfloat16_vectors_round_to_nearest():
     assert vectors.encode_vector(struct.pack("<2f", 1e9, -1e9), "float16") == struct.pack(
         "<2e", float("inf"), -float("inf")
     )
+
+
+def test_openai_embeddings_read_several_conversations():
+    """In ``messages`` as well as in ``input``, where a list of conversations is neither texts nor token ids."""
+    turns = [[{"role": "user", "content": text}] for text in "ab"]
+    for members in ({"input_value": None, "messages": turns}, {"input_value": turns}):
+        request = read(**members).request
+        assert [prompt.messages[0].content for prompt in request.prompts] == ["a", "b"]
+        assert not any(prompt.add_generation_prompt for prompt in request.prompts)
+    (prompt,) = read(turns[0]).request.prompts
+    assert isinstance(prompt, Chat) and prompt.messages[0].content == "a"
+    for members, path in (
+        ({"messages": [turns[0], []]}, r"messages\[1\]"),
+        ({"messages": [turns[0], "a"]}, r"messages\[1\]"),
+        ({"messages": [turns[0], [{"content": "a"}]]}, "role"),
+        ({"input_value": [[1], turns[0]]}, "input"),
+    ):
+        with pytest.raises(BadRequest, match=path):
+            read(**{"input_value": None} | members)

@@ -12,7 +12,7 @@ from parley.dialects.dialect import RequestContext
 from parley.dialects.vllm import control
 from parley.dialects.vllm.pooling import classify, embeddings, scores
 from parley.errors import BadRequest, Incapable, Unsupported
-from parley.types import PoolingOptions, PromptVector, Text, TextPair, Usage
+from parley.types import EncodedMedia, Media, PlacedMedia, PoolingOptions, PromptVector, Text, TextPair, Usage
 
 CROSS_ENCODER = {"generates": False, "labels": ["LABEL_0"], "pooling_tasks": frozenset({"classify"})}
 HEAD = RequestContext("0f", 1700000000, "fp_1", context_length=100, headers={b"content-type": b"application/json"})
@@ -249,3 +249,49 @@ def test_late_interaction_compares_each_token_with_all_of_the_other_text(rows, o
     score = vectors.max_similarity(*(PromptVector(0, each.tobytes(), len(each)) for each in (first, second)))
     expected = sum(max(float(one.astype(float) @ other) for other in second) for one in first)
     assert score == pytest.approx(expected, rel=1e-5)
+
+
+PICTURE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+SIGHTED = replace(HEAD, media_limits={"image": 1})
+
+
+def test_vllm_rerank_reads_content_parts():
+    documents = ["b", {"content": [{"type": "text", "text": "c"}, PICTURE, {"type": "text", "text": "d"}]}]
+    body = {"query": {"content": [{"type": "text", "text": "a"}]}, "documents": documents}
+    reply = scores.read_rerank_request(json.dumps(body).encode(), SIGHTED)
+    picture = Media("image", EncodedMedia("AAAA", "image/png"), "documents[1].content[1].image_url")
+    assert reply.request.prompts == [Text("a"), Text("b"), Text("cd", media=[PlacedMedia(1, picture)])]
+    for place in range(3):
+        reply.add_events([PromptVector(place, struct.pack("<2f", *VECTORS[place]))])
+    results = json.loads(reply.render_body(USAGE))["results"]
+    assert [result["document"] for result in sorted(results, key=lambda result: result["index"])] == [
+        {"text": "b", "multi_modal": None},
+        {"text": None, "multi_modal": documents[1]["content"]},
+    ]
+
+
+def test_vllm_score_reads_content_parts_for_a_cross_encoder():
+    parts = {"content": [{"type": "text", "text": "b"}, {"type": "text", "text": "c"}]}
+    context = replace(HEAD, **CROSS_ENCODER)
+    reply = scores.read_score_request(json.dumps({"text_1": "a", "text_2": [parts, "d"]}).encode(), context)
+    assert reply.request.prompts == [TextPair(Text("a"), Text("b\nc")), TextPair(Text("a"), Text("d"))]
+
+
+@pytest.mark.parametrize(
+    ("documents", "context", "sentence"),
+    [
+        ([{"content": [PICTURE]}], HEAD, "this model reads text only"),
+        ([{"content": [PICTURE]}], replace(SIGHTED, **CROSS_ENCODER), "a cross-encoder"),
+        ([{"content": [PICTURE, PICTURE]}], SIGHTED, "at most 1 image"),
+        ([{"content": []}], SIGHTED, "cannot be empty"),
+        ([{}], SIGHTED, "content"),
+        ([{"content": [{"type": "text"}]}], SIGHTED, "text"),
+        (["a", 5, {"content": [{"type": "text", "text": "a"}]}], SIGHTED, "documents"),
+    ],
+)
+def test_vllm_score_refuses_wrong_content_parts(documents, context, sentence):
+    with pytest.raises(BadRequest, match=sentence):
+        scores.read_rerank_request(json.dumps({"query": "a", "documents": documents}).encode(), context)
+    body = {"query": "a", "documents": [{"content": [PICTURE]}], "max_tokens_per_doc": 5}
+    with pytest.raises(Unsupported, match="limit of tokens"):
+        scores.read_rerank_request(json.dumps(body).encode(), SIGHTED)

@@ -25,6 +25,7 @@ from parley.types import (
     TokenInfo,
     Tokens,
     TokenScore,
+    ToolCallDelta,
     Usage,
 )
 
@@ -390,6 +391,63 @@ def test_vllm_derendering_reads_tokens_with_their_request():
     for prompts, wanted in (([[1, 2], None], [[1, 2], [4]]), ([[1], [3]], [[1], [3]]), (None, [[0], [4]])):
         reply = derender.read_completion_derendering(json.dumps(body | {"prompt_token_ids": prompts}).encode(), HEAD)
         assert reply.request.prompts == list(map(Tokens, wanted))
+
+
+METRICS = {
+    "time_to_first_token_ms": 1.5, "generation_time_ms": 2.0, "queue_time_ms": None, "mean_itl_ms": 0.5,
+    "tokens_per_second": 9.0, "speculative_decoding": None,
+}  # fmt: skip
+
+
+def test_vllm_derendering_passes_on_what_the_generated_answer_has():
+    passed = {
+        "prompt_logprobs": [None, {"5": {"logprob": -0.5, "rank": 1, "decoded_token": "a"}}],
+        "kv_transfer_params": {"remote_host": "h", "ids": [[1]]},
+        "metrics": METRICS,
+    }
+    reply = derender.read_chat_derendering(json.dumps({"generate_response": GENERATED | passed}).encode(), HEAD)
+    reply.add_events([ChoiceDelta(0, "ab", "content"), ChoiceDone(0, "length", USAGE)])
+    answer = json.loads(reply.render_body(Usage()))
+    assert {name: answer[name] for name in passed} == passed
+    other = GENERATED | {"kv_transfer_params": {"remote_host": "i"}}
+    for responses, transfer, metrics in (
+        ([GENERATED | passed], passed["kv_transfer_params"], METRICS),
+        ([GENERATED | passed, GENERATED | passed], passed["kv_transfer_params"], None),
+        ([GENERATED | passed, other], None, None),
+    ):
+        body = json.dumps({"generate_responses": responses}).encode()
+        reply = derender.read_completion_derendering(body, HEAD)
+        reply.add_events([ChoiceDone(index, "length", USAGE) for index in range(len(responses))])
+        answer = json.loads(reply.render_body(Usage()))
+        assert (answer["kv_transfer_params"], answer["metrics"]) == (transfer, metrics)
+
+
+@pytest.mark.parametrize(
+    ("members", "sentence"),
+    [
+        ({"kv_transfer_params": []}, "kv_transfer_params"),
+        ({"metrics": {"queue_time_ms": "soon"}}, "queue_time_ms"),
+        ({"prompt_logprobs": [{"5": {"logprob": None}}]}, "prompt_logprobs"),
+        ({"prompt_logprobs": [5]}, "prompt_logprobs"),
+    ],
+)
+def test_vllm_derendering_refuses_wrong_members_to_pass_on(members, sentence):
+    body = {"generate_response": GENERATED | members}
+    with pytest.raises(BadRequest, match=sentence):
+        derender.read_chat_derendering(json.dumps(body).encode(), HEAD)
+
+
+@pytest.mark.parametrize("reason", ["stop", "length"])
+def test_vllm_derendered_calls_end_with_tool_calls_unless_they_are_cut_off(reason):
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+    request = {"messages": [{"role": "user", "content": "a"}], "tools": [tool]}
+    response = {"choices": [{"index": 0, "token_ids": [7], "finish_reason": reason}]}
+    body = json.dumps({"generate_response": response, "chat_request": request}).encode()
+    reply = derender.read_chat_derendering(body, HEAD)
+    call = ChoiceDelta(0, "", "tool", tool_call=ToolCallDelta(0, "call_1", "f", "{}"))
+    reply.add_events([call, ChoiceDone(0, "tool" if reason == "stop" else "length", USAGE)])
+    (choice,) = json.loads(reply.render_body(Usage()))["choices"]
+    assert choice["finish_reason"] == {"stop": "tool_calls", "length": "length"}[reason]
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """``POST /v1/embeddings``: texts or token ids in, one vector for each out, in the order of the input.
 
-vLLM's additions are read too: a conversation in place of texts, truncation of long texts, and other vector encodings.
+vLLM's additions are read too: conversations in place of texts, truncation of long texts, and other vector encodings.
 ``prompt_name`` is sentence-transformers': the name of the model's own prompt to put before each text.
 """
 
@@ -64,7 +64,9 @@ class EmbeddingReply(UnstreamedReply):
             self.content_type = OCTET_STREAM
 
     def _read_inputs(self, body: Fields) -> list[Prompt]:
-        return read_inputs(body, self.reading_rules)
+        return [
+            prompt for conversation in split_inputs(body) for prompt in read_inputs(conversation, self.reading_rules)
+        ]
 
     def add_events(self, events: Sequence[Event]) -> None:
         """Keep the vectors of these events by input."""
@@ -124,6 +126,34 @@ class EmbeddingReply(UnstreamedReply):
             vectors.encode_vector(self._vectors[index], self._dtype, big_endian=big)
             for index in range(len(self._vectors))
         ]
+
+
+def split_inputs(body: Fields) -> list[Fields]:
+    """Return a body for each conversation of a request with several, or the only body. Raises BadRequest.
+
+    ``messages`` may be a list of conversations, and ``input`` may be what ``messages`` may be.
+    """
+    name = "input" if body.has_value("input") else "messages"
+    values = body.raw_value(name)
+    if name == "input" and _is_conversation(values):
+        body, values = body.with_members({"input": None, "messages": values}), None
+    if not (isinstance(values, list) and values and isinstance(values[0], list)):
+        return [body]
+    if name == "input" and not all(map(_is_conversation, values)):
+        return [body]  # token ids
+    rest = body.with_members({"input": None})
+    for index, messages in enumerate(body.array(name, cap=MAX_EMBEDDING_INPUTS)):
+        place = f"{name}[{index}]"
+        if not isinstance(messages, list):
+            raise body.with_members({place: messages}).mistyped_member(place, "an array")
+        if not messages:
+            raise body.empty_member(place, "array")
+    return [rest.with_members({"messages": messages}) for messages in values]
+
+
+def _is_conversation(value: Any) -> bool:
+    """Whether a value is a list of messages, and neither texts nor token ids."""
+    return isinstance(value, list) and bool(value) and all(isinstance(item, dict) and "role" in item for item in value)
 
 
 def read_inputs(body: Fields, rules: ReadingRules) -> list[Prompt]:

@@ -196,7 +196,12 @@ class VllmChatReply(shared.VllmStreamMixin, chat.ChatReply):
                 "metrics": None,
             }
             | metrics_member(self, self._options, usage)
+            | self.passed_members()
         )
+
+    def passed_members(self) -> dict[str, Any]:
+        """Return the members of the whole answer that another answer already has; none by default."""
+        return {}
 
     def _choice_object(self, index: int, choice: chat.ChatChoice) -> dict[str, Any]:
         assert choice.done is not None

@@ -139,7 +139,12 @@ class VllmCompletionReply(shared.VllmStreamMixin, completions.CompletionReply):
                 "metrics": None,
             }
             | metrics_member(self, self._options, usage)
+            | self.passed_members()
         )
+
+    def passed_members(self) -> dict[str, Any]:
+        """Return the members of the whole answer that another answer already has; none by default."""
+        return {}
 
     def _choice_answer(self, index: int, state: completions.CompletionChoice) -> dict[str, Any]:
         assert state.done is not None

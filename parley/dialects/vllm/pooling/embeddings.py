@@ -11,7 +11,7 @@ from parley.dialects.openai.shared import MAX_TOKENS, ReadingRules, unsupported_
 from parley.dialects.vllm import requests, shared
 from parley.dialects.vllm.refusal_wording import parameter_error
 from parley.errors import Invalid, Unsupported
-from parley.types import PoolingTask, Usage
+from parley.types import PoolingTask, Prompt, Usage
 
 TRUNCATION_TOO_LONG = (
     "truncate_prompt_tokens value is greater than max_model_len. Please request a smaller truncation size."
@@ -104,6 +104,9 @@ class PoolingReply(VllmEmbeddingReply):
         if task == "token_embed":  # the original's vectors of tokens have length 1, even if the model's settings differ
             body = body.with_defaults({"use_activation": True})
         super().__init__(body, context, task)
+
+    def _read_inputs(self, body: Fields) -> list[Prompt]:
+        return embeddings.read_inputs(body, self.reading_rules)  # at most one conversation
 
     def embedding_envelope(self, data: list[dict[str, Any]], usage: Usage) -> dict[str, Any]:
         """Return the answer with each vector in the member ``data`` of a pooling object."""

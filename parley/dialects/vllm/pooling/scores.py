@@ -10,24 +10,36 @@ that it has with one of the second (ColBERT, arXiv 2004.12832, section 3.3).
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from parley.dialects import vectors
 from parley.dialects.dialect import Answer, RequestContext, UnstreamedReply
 from parley.dialects.fields import Fields
 from parley.dialects.json_answer import encode_json
+from parley.dialects.media import check_media_counts, interleave_parts
 from parley.dialects.openai import extras
 from parley.dialects.openai.embeddings import MAX_EMBEDDING_INPUTS
+from parley.dialects.openai.media_parts import MediaReader, media_reader
+from parley.dialects.openai.messages import MAX_CONTENT_PARTS
 from parley.dialects.openai.prompts import MAX_PROMPT_SIZE
 from parley.dialects.openai.shared import MAX_TOKENS, unsupported_member
 from parley.dialects.vllm import requests, shared
 from parley.dialects.vllm.pooling import embeddings
 from parley.errors import Incapable, Invalid
-from parley.types import Event, PoolingOptions, Prompt, PromptVector, Request, Text, TextPair, Usage
+from parley.types import Event, Media, PlacedMedia, PoolingOptions, Prompt, PromptVector, Request, Text, TextPair, Usage
 
 MEMBER_PAIRS = (("queries", "documents"), ("queries", "items"), ("data_1", "data_2"), ("text_1", "text_2"))
 SCORE_MEMBERS = dict.fromkeys(name for pair in MEMBER_PAIRS for name in pair)
+TOKEN_LIMITS = ("max_tokens_per_query", "max_tokens_per_doc")
 UNEVEN_SENTENCE = "Input lengths must be either 1:1, 1:N or N:N"
+
+
+class ScoreInput(NamedTuple):
+    """One text to compare, and the items within it. ``parts``: as the client sent them; None for a plain text."""
+
+    text: str
+    media: list[PlacedMedia]
+    parts: list[Any] | None = None
 
 
 def read_score_request(body: bytes, context: RequestContext) -> ScoreReply | Answer:
@@ -66,21 +78,25 @@ def pair_texts(first_side: list[Text], second_side: list[Text], context: Request
 
 
 class _TextPairReply(UnstreamedReply):
-    """A request that compares ``first_texts``, or the only one of them, with ``second_texts``, pair by pair."""
+    """A request that compares ``first_side``, or the only input of it, with ``second_side``, pair by pair."""
 
     field_names: ClassVar[Mapping[str, str]] = {"prompt": "documents"}
 
-    def __init__(self, body: Fields, context: RequestContext, first_texts: list[str], second_texts: list[str]):
+    def __init__(
+        self, body: Fields, context: RequestContext, first_side: list[ScoreInput], second_side: list[ScoreInput]
+    ):
         _check_score_options(body)
-        first_limit = _read_token_limit(body, "max_tokens_per_query", context)
-        second_limit = _read_token_limit(body, "max_tokens_per_doc", context)
+        first_limit = _read_token_limit(body, TOKEN_LIMITS[0], context)
+        second_limit = _read_token_limit(body, TOKEN_LIMITS[1], context)
         embeddings.check_pooling(body, context)
         extra_members = extras.read_pooling_extras(body, context)
-        if len(first_texts) not in (1, len(second_texts)):
+        if len(first_side) not in (1, len(second_side)):
             raise Invalid(UNEVEN_SENTENCE)
         special, use_activation = body.boolean("add_special_tokens", True), body.boolean("use_activation", None)
-        first_prompts = [Text(text, special, max_tokens=first_limit) for text in first_texts]
-        second_prompts = [Text(text, special, max_tokens=second_limit) for text in second_texts]
+        first_prompts, second_prompts = (
+            [Text(each.text, special, max_tokens=limit, media=each.media) for each in side]
+            for side, limit in ((first_side, first_limit), (second_side, second_limit))
+        )
         self._reads_pairs = bool(context.labels)
         self._compares_tokens = "token_embed" in context.pooling_tasks and "embed" not in context.pooling_tasks
         prompts: list[Prompt] = [*first_prompts, *second_prompts]
@@ -96,7 +112,7 @@ class _TextPairReply(UnstreamedReply):
             # a cosine has no activation
             else PoolingOptions(normalize=True, task="token_embed" if self._compares_tokens else "embed"),
         )
-        self._first_count, self._second_texts = len(first_texts), second_texts
+        self._first_count, self._second_side = len(first_side), second_side
         self._answer_id = requests.choose_answer_id(context, extra_members.client_id or context.unique_id)
         self._context = context
         self._vectors: dict[int, PromptVector] = {}  # as lists of Python floats they would take eight times the memory
@@ -116,7 +132,7 @@ class _TextPairReply(UnstreamedReply):
                 for index, first in enumerate(self._first_vectors())
             ]
         scores, first_vector = [], vectors.vector_numbers(self._vectors[0].values)
-        for index in range(len(self._second_texts)):
+        for index in range(len(self._second_side)):
             if 0 < index < self._first_count:
                 first_vector = vectors.vector_numbers(self._vectors[index].values)
             second_vector = vectors.vector_numbers(self._vectors[self._first_count + index].values)
@@ -125,7 +141,7 @@ class _TextPairReply(UnstreamedReply):
 
     def _first_vectors(self) -> list[PromptVector]:
         """Return the numbers of the first text of each pair."""
-        count = len(self._second_texts)
+        count = len(self._second_side)
         return [self._vectors[0]] * count if self._first_count == 1 else [self._vectors[i] for i in range(count)]
 
 
@@ -133,11 +149,11 @@ class ScoreReply(_TextPairReply):
     """A score request, which has one of several pairs of member names."""
 
     def __init__(self, body: Fields, context: RequestContext):
-        texts = {name: _read_side(body, name) for name in body.present_names(SCORE_MEMBERS)}
-        pair = _member_pair(texts)
+        sides = {name: _read_side(body, name, context) for name in body.present_names(SCORE_MEMBERS)}
+        pair = _member_pair(sides)
         if pair is None:
-            raise body.missing_member(next((other for one, other in MEMBER_PAIRS if one in texts), MEMBER_PAIRS[0][0]))
-        super().__init__(body, context, texts[pair[0]], texts[pair[1]])
+            raise body.missing_member(next((other for one, other in MEMBER_PAIRS if one in sides), MEMBER_PAIRS[0][0]))
+        super().__init__(body, context, sides[pair[0]], sides[pair[1]])
 
     def render_body(self, usage: Usage) -> bytes:
         """Return the scores as JSON, in the order of the second side's texts."""
@@ -158,17 +174,19 @@ class RerankReply(_TextPairReply):
     """A rerank request: a query and documents."""
 
     def __init__(self, body: Fields, context: RequestContext):
-        if body.string("query", None) is None:  # a single text, not a list
+        if not body.has_value("query"):
             raise body.missing_member("query")
+        if not isinstance(body.raw_value("query"), dict):
+            body.string("query", None)  # a single text, not a list
         if not body.has_value("documents"):
             raise body.missing_member("documents")
-        super().__init__(body, context, _read_side(body, "query"), _read_side(body, "documents"))
+        super().__init__(body, context, _read_side(body, "query", context), _read_side(body, "documents", context))
         self._top_n = body.integer("top_n", 0, 0)
 
     @property
     def document_count(self) -> int:
         """The number of documents."""
-        return len(self._second_texts)
+        return len(self._second_side)
 
     def ranking(self) -> list[tuple[int, float]]:
         """Return the places of the documents with their scores, the highest first; at most ``top_n`` if positive."""
@@ -177,14 +195,16 @@ class RerankReply(_TextPairReply):
 
     def render_body(self, usage: Usage) -> bytes:
         """Return the documents as JSON, those with the highest scores first."""
-        texts = self._second_texts
+        documents = [
+            {"text": each.text if each.parts is None else None, "multi_modal": each.parts} for each in self._second_side
+        ]
         return encode_json(
             {
                 "id": f"score-{self._answer_id}",
                 "model": self.request.model,
                 "usage": {"prompt_tokens": usage.prompt_tokens, "total_tokens": usage.prompt_tokens},
                 "results": [
-                    {"index": index, "document": {"text": texts[index], "multi_modal": None}, "relevance_score": score}
+                    {"index": index, "document": documents[index], "relevance_score": score}
                     for index, score in self.ranking()
                 ],
             }
@@ -205,7 +225,11 @@ def _check_score_options(body: Fields) -> None:
         raise unsupported_member(body, "instruction", "A model that takes an instruction is")
 
 
-def _read_side(body: Fields, member: str) -> list[str]:
+def _read_side(body: Fields, member: str, context: RequestContext) -> list[ScoreInput]:
+    """Return the inputs of a side: texts, or objects with parts of a content. Raises BadRequest."""
+    value = body.raw_value(member)
+    if any(isinstance(item, dict) for item in (value if isinstance(value, list) else [value])):
+        return _read_parts_side(body, member, context)
     try:
         texts = body.strings(member, cap=MAX_EMBEDDING_INPUTS, total=MAX_PROMPT_SIZE)
     except Invalid as error:
@@ -213,4 +237,40 @@ def _read_side(body: Fields, member: str) -> list[str]:
         raise
     if not texts:
         raise body.empty_member(member, "array")
-    return texts
+    return [ScoreInput(text, []) for text in texts]
+
+
+def _read_parts_side(body: Fields, member: str, context: RequestContext) -> list[ScoreInput]:
+    """Return the inputs of a side with objects, which have their parts in ``content``. Raises BadRequest."""
+    value = body.raw_value(member)
+    items = value if isinstance(value, list) else [value]
+    as_objects = [{"content": [{"type": "text", "text": item}]} if isinstance(item, str) else item for item in items]
+    reader = media_reader(body, requests.VLLM_RULES, context)
+    inputs = []
+    fields = body.with_members({member: as_objects}).objects(member, cap=MAX_EMBEDDING_INPUTS)
+    for item, each in zip(items, fields, strict=True):
+        if not each.has_value("content"):
+            raise each.missing_member("content")
+        content = interleave_parts(
+            (_read_part(part, reader) for part in each.objects("content", cap=MAX_CONTENT_PARTS)), "\n"
+        )
+        if not content.text and not content.media:
+            raise each.empty_member("content", "array")
+        check_media_counts((placed.media for placed in content.media), context.media_limits)
+        if content.media and context.labels:
+            raise unsupported_member(body, member, "Media in pairs that a cross-encoder reads are")
+        if content.media and any(body.raw_value(name) for name in TOKEN_LIMITS):
+            raise unsupported_member(body, member, "Media with a limit of tokens are")
+        inputs.append(ScoreInput(content.text, content.media, item["content"] if isinstance(item, dict) else None))
+    return inputs
+
+
+def _read_part(part: Fields, reader: MediaReader) -> str | Media:
+    """Return the text or the item of a part. Raises BadRequest."""
+    item = reader.read_part(part, "user", ("text",))
+    if item is not None:
+        return item
+    text = part.string("text", None)
+    if text is None:
+        raise part.missing_member("text")
+    return text

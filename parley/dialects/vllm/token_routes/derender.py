@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from parley.dialects.dialect import AnswerRenderer, RequestContext
-from parley.dialects.fields import Fields
+from parley.dialects.fields import Fields, is_shallow
 from parley.dialects.openai.shared import MAX_TOKENS, unsupported_member
 from parley.dialects.parameters import MAX_CHOICES_PER_PROMPT, MAX_LISTED_IDS, MAX_TOKEN_ID
 from parley.dialects.vllm import requests, shared
@@ -24,6 +24,7 @@ from parley.types import EngineFinishReason, EngineOutput, Request, Tokens, Toke
 
 MAX_RESPONSES = 1024
 MAX_ALTERNATIVES = 20  # listed for one token
+METRIC_NAMES = ("time_to_first_token_ms", "generation_time_ms", "queue_time_ms", "mean_itl_ms", "tokens_per_second")
 LARGEST_RANK = 2**31 - 1
 NO_PROMPT = [0]  # stands for a prompt that the client does not send
 NO_CONVERSATION = {"messages": [{"role": "user", "content": "-"}]}  # likewise
@@ -68,6 +69,15 @@ class ChatDerendering(VllmChatReply, AnswerRenderer):
         self.outputs, self.prompt_tokens = outputs, body.integer("prompt_tokens", 0, 0, MAX_TOKENS)
         _mark_stop_tokens(outputs, self.request)
         self._response_id = _response_id(response, context)
+        self._passed_members = {
+            "prompt_logprobs": _read_prompt_logprobs(response),
+            "kv_transfer_params": _read_transfer(response),
+            "metrics": _read_metrics(response),
+        }
+
+    def passed_members(self) -> dict[str, Any]:
+        """Return the members that the generated answer has for the whole one."""
+        return self._passed_members
 
     @property
     def answer_name(self) -> str:
@@ -106,6 +116,15 @@ class CompletionDerendering(VllmCompletionReply, AnswerRenderer):
             )
         self.prompt_tokens = sum(counts)
         self._response_id = _response_id(responses[0], context)
+        transfers, metrics = list(map(_read_transfer, responses)), list(map(_read_metrics, responses))
+        self._passed_members = {
+            "kv_transfer_params": transfers[0] if all(each == transfers[0] for each in transfers) else None,
+            "metrics": metrics[0] if len(metrics) == 1 else None,
+        }
+
+    def passed_members(self) -> dict[str, Any]:
+        """Return the members that the generated answers have for the whole one: those of all, metrics of one only."""
+        return self._passed_members
 
     @property
     def answer_name(self) -> str:
@@ -136,6 +155,35 @@ def _mark_stop_tokens(outputs: Sequence[EngineOutput], request: Request) -> None
 
 def _response_id(response: Fields, context: RequestContext) -> str:
     return response.string("request_id", "", cap=256) or context.unique_id[:16]
+
+
+def _read_transfer(response: Fields) -> dict[str, Any] | None:
+    """Return what another server needs to fetch the pages of the prompt, as it is."""
+    return response.free_object("kv_transfer_params") if response.has_value("kv_transfer_params") else None
+
+
+def _read_metrics(response: Fields) -> dict[str, Any] | None:
+    """Return where the time of a generated answer went, in the form of ``--enable-per-request-metrics``."""
+    metrics = response.object("metrics")
+    if metrics is None:
+        return None
+    times = {name: metrics.number(name, None) for name in METRIC_NAMES}
+    return times | {"speculative_decoding": metrics.free_object("speculative_decoding") or None}
+
+
+def _read_prompt_logprobs(response: Fields) -> list[Any] | None:
+    """Return, for each token of the prompt, log-probabilities by the ids of tokens. Raises BadRequest."""
+    entries = response.array("prompt_logprobs", cap=MAX_LISTED_IDS)
+    for place, entry in enumerate(entries):
+        if entry is None or (isinstance(entry, dict) and all(map(_is_scored, entry.values()))):
+            continue
+        reason = f"element {place} must be null or an object of tokens with their log-probabilities."
+        raise response.member_error("prompt_logprobs", reason)
+    return entries if response.has_value("prompt_logprobs") else None
+
+
+def _is_scored(entry: Any) -> bool:
+    return isinstance(entry, dict) and type(entry.get("logprob")) in (int, float) and is_shallow(entry, 1)
 
 
 def _read_prompt(body: Fields, response: Fields) -> list[int]:
