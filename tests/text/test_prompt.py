@@ -101,6 +101,15 @@ def test_prompt_shows_tools_with_any_template() -> None:
     assert '"name": "f"' in without_tools.render_chat(Chat(QUESTION, [TOOL], "required")).text
 
 
+def test_documents_and_safety_modes_are_abilities_of_a_template_that_reads_them() -> None:
+    source = "{% for d in documents %}[{{ d.text }}]{% endfor %}{{ safety_mode }}:{{ messages[0].content }}"
+    pipeline, chat = template_pipeline(source), Chat(QUESTION, options={"documents": [{"text": "<s>"}]})
+    assert {"documents", "safety_mode"} <= pipeline.abilities
+    assert not {"documents", "safety_mode"} & template_pipeline().abilities
+    ids = pipeline.prepare_prompt(chat).token_ids
+    assert byte_level().decode(ids) == "[<s>]:Why?"  # a client's text is no mark
+
+
 def test_text_prompt_may_become_user_turn() -> None:
     pipeline = template_pipeline()
     turn = pipeline.prepare_prompt(Text("Why?", turn=True))
