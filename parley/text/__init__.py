@@ -1,4 +1,5 @@
 """Text to tokens and back: tokenizer, chat template, output parser, detokenizer, stop strings. Never imports torch.
 
-It names none of its modules here: the engine's process needs a few of them, and starts faster without the others.
+This file imports none of the package's modules: the engine process needs few of them and starts faster without the
+others.
 """

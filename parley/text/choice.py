@@ -283,8 +283,8 @@ def describe_token(
         described.logprob, described.rank = score.logprob, score.rank
         others = score.top_ids if alternatives < 0 else score.top_ids[:alternatives]
         described.top_tokens = [
-            _bare_token(tokenizer, other, logprob, place)
-            for place, (other, logprob) in enumerate(zip(others, score.top_logprobs, strict=False), start=1)
+            _bare_token(tokenizer, other, logprob, rank)
+            for rank, (other, logprob) in enumerate(zip(others, score.top_logprobs, strict=False), start=1)
         ]
     return described
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-BEFORE, AFTER = "before", "after"  # the places of the two texts
+BEFORE, AFTER = "before", "after"  # the positions of the two texts
 FILL_LAYOUTS: tuple[tuple[str, ...], ...] = (
     ("<|fim_prefix|>", BEFORE, "<|fim_suffix|>", AFTER, "<|fim_middle|>"),  # Qwen Coder, CodeGemma
     ("<fim_prefix>", BEFORE, "<fim_suffix>", AFTER, "<fim_middle>"),  # StarCoder, Granite

@@ -19,7 +19,7 @@ ENCODER_CONFIGS = ("vision_config", "audio_config")  # fields with the config of
 
 
 class MediaMarks(NamedTuple):
-    """``prompt_mark``: the text that a chat template writes for an item; the item's replacement takes its place.
+    """``prompt_mark``: the text that a chat template writes for an item; the item's replacement is put there instead.
     ``placeholder``: the token in the replacement that each embedding replaces. ``opening``, ``closing``: the texts that
     the template writes around the mark; in a plain text, an item needs them as well."""
 

@@ -1,9 +1,9 @@
-"""Pictures, videos and sound in the text of a prompt: where they stand, before and after their replacement.
+"""Pictures, videos and sound in the text of a prompt: their positions, before and after their replacement.
 
 A chat template writes one mark for each item of a turn's content, such as ``<|image_pad|>``. The processor's
-replacement, with one placeholder token for each embedding, takes the place of the mark, and then the whole
-text is tokenized at once: other tokens would come out at its edges otherwise. Marks that clients write are text: they
-are hidden while the marks are counted (``parsing/client_special_tokens.py``), and refused where that is off.
+replacement, with one placeholder token for each embedding, replaces the mark, and then the whole text is tokenized at
+once: other tokens would come out at its edges otherwise. Marks that clients write are text: they are hidden while the
+marks are counted (``parsing/client_special_tokens.py``), and refused where that is off.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def insert_replacements(
 ) -> tuple[str, list[ProcessedMedia]]:
     """Return a plain text with the replacements of its items, and the items in the order of the text.
 
-    A client may write the model's marks itself. If the text has one for each item, the items take their places; if it
+    A client may write the model's marks itself. If the text has one for each item, the items replace them; if it
     has none, each stands where the client put it, between the tokens that a template would write.
     """
     counts = Counter(item.kind for item in items)
@@ -110,18 +110,18 @@ def find_media_items(
     """
     placeholder_ids = {mark: find_token(mark) for item in items for mark in _placeholders(item)}
     known_ids = {token_id for token_id in placeholder_ids.values() if token_id is not None}
-    places = [(place, token_id) for place, token_id in enumerate(token_ids) if token_id in known_ids]
+    placeholders = [(position, token_id) for position, token_id in enumerate(token_ids) if token_id in known_ids]
     placed_items: list[MediaItem] = []
     first = 0
     for item in items:
         last = first + item.embedding_count
-        own_places = places[first:last]
+        own = placeholders[first:last]
         own_ids = {placeholder_ids[mark] for mark in _placeholders(item)}
-        if len(own_places) < item.embedding_count or any(token_id not in own_ids for _, token_id in own_places):
+        if len(own) < item.embedding_count or any(token_id not in own_ids for _, token_id in own):
             raise _missing_mark_error(item.placeholder, item.kind)
-        placed_items.append(_place_item(item, [place for place, _ in own_places]))
+        placed_items.append(_place_item(item, [position for position, _ in own]))
         first = last
-    if first < len(places):
+    if first < len(placeholders):
         raise _surplus_error(items[-1].placeholder)
     return placed_items
 
@@ -131,14 +131,14 @@ def _placeholders(item: ProcessedMedia) -> list[str]:
     return [item.placeholder, *item.other_placeholders]
 
 
-def _place_item(item: ProcessedMedia, places: list[int]) -> MediaItem:
-    """Return an item whose embeddings belong at ``places``."""
-    runs = list(_embedding_runs(item, places))
-    count = places[-1] + 1 - places[0]
+def _place_item(item: ProcessedMedia, positions: list[int]) -> MediaItem:
+    """Return an item whose embeddings belong at ``positions``."""
+    runs = list(_embedding_runs(item, positions))
+    count = positions[-1] + 1 - positions[0]
     return MediaItem(
         item.kind,
         item.digest,
-        places[0],
+        positions[0],
         count,
         runs,
         item.sees_both_ways,
@@ -147,8 +147,8 @@ def _place_item(item: ProcessedMedia, places: list[int]) -> MediaItem:
     )
 
 
-def _embedding_runs(item: ProcessedMedia, places: list[int]) -> Iterator[EmbeddingRun]:
-    """Divide an item's places into runs: one for each of its grids, or wherever other tokens stand between them."""
+def _embedding_runs(item: ProcessedMedia, positions: list[int]) -> Iterator[EmbeddingRun]:
+    """Divide an item's positions into runs: one for each of its grids, or wherever other tokens stand between them."""
     if item.has_numbered_grid:
         size = prod(item.grids[0])
         yield EmbeddingRun(0, 1)
@@ -159,13 +159,13 @@ def _embedding_runs(item: ProcessedMedia, places: list[int]) -> Iterator[Embeddi
         first = 0
         steps = item.frame_steps or [1.0] * len(item.grids)
         for grid, step in zip(item.grids, steps, strict=True):
-            yield EmbeddingRun(places[first] - places[0], prod(grid), grid, step, item.text_follows_time)
+            yield EmbeddingRun(positions[first] - positions[0], prod(grid), grid, step, item.text_follows_time)
             first += prod(grid)
         return
     start = 0
-    for index in range(1, len(places) + 1):
-        if index == len(places) or places[index] != places[index - 1] + 1:
-            yield EmbeddingRun(places[start] - places[0], index - start)
+    for index in range(1, len(positions) + 1):
+        if index == len(positions) or positions[index] != positions[index - 1] + 1:
+            yield EmbeddingRun(positions[start] - positions[0], index - start)
             start = index
 
 

@@ -17,7 +17,7 @@ log = logging.getLogger("parley.server")
 
 
 def shorter_chats(chat: Chat) -> list[Chat]:
-    """Return the conversation, and it without its oldest turns, longest first.
+    """Return the conversation and its versions without the oldest turns, longest first.
 
     A turn begins with a message of the user. The last turn stays, and so do system messages before the first.
     """

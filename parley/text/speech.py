@@ -1,6 +1,6 @@
-"""How speech models are asked for a transcript, and the form of their answers: one row for each family.
+"""The form of transcription requests to speech models and of their answers: one row for each family.
 
-A family without a row that reads audio is asked in words, like any model that follows instructions.
+A family that reads audio but has no row is prompted in words, like any model that follows instructions.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ QWEN3_ASR_CODES = (
 
 @dataclass(frozen=True)
 class SpeechFamily:
-    """``languages``: the names of the languages that can be asked for, by their codes.
+    """``languages``: the names of the languages that a request can name, by their codes.
 
     ``header_start`` and ``header_end``: the marks around the language at the start of the model's answer;
-    such a model is trained for transcription and takes no instructions. Empty: it is asked in words.
+    such a model is trained for transcription and takes no instructions. Empty: it is prompted in words.
     """
 
     languages: Mapping[str, str]
@@ -44,7 +44,7 @@ class SpeechFamily:
 
     @property
     def follows_instructions(self) -> bool:
-        """Whether the task is asked for in words, so that it may be a translation too."""
+        """Whether the prompt describes the task in words, so that it can also be a translation."""
         return not self.header_end
 
 
@@ -56,7 +56,7 @@ INSTRUCTED = SpeechFamily(LANGUAGES)
 
 
 def speech_family(model_type: str) -> SpeechFamily:
-    """Return how models of this type are asked."""
+    """Return the form of transcription requests to models of this type."""
     return FAMILIES.get(model_type, INSTRUCTED)
 
 

@@ -86,9 +86,9 @@ class _LexemeWriter:
         self._shapes.check_deadline()
         shape = self._shapes.shape_of(node)
         if shape is not None and shape not in self._split_shapes:
-            place = len(self.lexeme_shapes)
+            index = len(self.lexeme_shapes)
             self.lexeme_shapes.append(shape)
-            return _WrittenNode(self._write_lexeme(node), self._shapes.can_be_empty(node), {place}, {place})
+            return _WrittenNode(self._write_lexeme(node), self._shapes.can_be_empty(node), {index}, {index})
         match node:
             case TextNode(text):
                 return self._write_sequence([TextNode(letter) for letter in text])
@@ -169,14 +169,14 @@ def _overreaching_shapes(writer: _LexemeWriter, shapes: RegularParts) -> set[int
     follow: list[set[int]] = [set() for _ in lexemes]
     for before, after in writer.links:
         shapes.check_deadline()
-        places = _as_lexemes(after, first_lexemes)
-        for place in _as_lexemes(before, last_lexemes):
+        next_lexemes = _as_lexemes(after, first_lexemes)
+        for lexeme in _as_lexemes(before, last_lexemes):
             shapes.check_deadline()
-            follow[place] |= places
-    followers = [frozenset(places) for places in follow]
+            follow[lexeme] |= next_lexemes
+    followers = [frozenset(next_lexemes) for next_lexemes in follow]
     starts = {
-        places: union_sets(*map(shapes.first_characters, {lexemes[follower] for follower in places}))
-        for places in set(followers)
+        next_lexemes: union_sets(*map(shapes.first_characters, {lexemes[follower] for follower in next_lexemes}))
+        for next_lexemes in set(followers)
     }
     overreaching: set[int] = set()
     first = frozenset(first_lexemes[START_RULE])

@@ -65,7 +65,7 @@ class PositionAutomaton:
 
     def positions_after(self, positions: Iterable[int]) -> set[int]:
         """Return the positions that may follow any of ``positions``."""
-        return set[int]().union(*(self.followers[place] for place in positions))
+        return set[int]().union(*(self.followers[position] for position in positions))
 
     def _add_node(self, node: GrammarNode) -> tuple[bool, set[int], set[int]]:
         """Add a node's positions; return whether it can be empty, and where it can begin and end."""
@@ -96,8 +96,8 @@ class PositionAutomaton:
         empty, first, last = True, set[int](), set[int]()
         for node in nodes:
             blank, begin, end = self._add_node(node)
-            for place in last:
-                self.followers[place] |= begin
+            for position in last:
+                self.followers[position] |= begin
             first = first | begin if empty else first
             last = last | end if blank else end
             empty = empty and blank
@@ -109,46 +109,48 @@ class PositionAutomaton:
             return self._add_sequence([*[inner] * least, *rest])
         empty, first, last = self._add_node(inner)
         if most != 1:
-            for place in last:
-                self.followers[place] |= first
+            for position in last:
+                self.followers[position] |= first
         return empty or least == 0, first, last
 
 
-def find_overlap(one: PositionAutomaton, other: PositionAutomaton, check: Callable[[], None]) -> Overlap:
+def find_overlap(first_part: PositionAutomaton, second_part: PositionAutomaton, check: Callable[[], None]) -> Overlap:
     """Compare the non-empty texts of two automata. ``check`` is called in every step, and may raise."""
     meet, first, second = False, set[int](), set[int]()
-    unvisited = [(one.first_positions, other.first_positions)]
+    unvisited = [(first_part.first_positions, second_part.first_positions)]
     seen = set[tuple[frozenset[int], frozenset[int]]]()
     while unvisited:
         check()
-        for here, there in _joint_steps(one, other, *unvisited.pop()):
+        for here, there in _joint_steps(first_part, second_part, *unvisited.pop()):
             if (here, there) in seen:
                 continue
             if len(seen) == MAX_PAIR_STATES:
                 return FULL_OVERLAP
             seen.add((here, there))
-            on, on_there = one.positions_after(here), other.positions_after(there)
-            ends, ends_there = not one.last_positions.isdisjoint(here), not other.last_positions.isdisjoint(there)
+            on, on_there = first_part.positions_after(here), second_part.positions_after(there)
+            ends = not first_part.last_positions.isdisjoint(here)
+            ends_there = not second_part.last_positions.isdisjoint(there)
             meet = meet or (ends and ends_there)
             first |= on if ends_there else set()
             second |= on_there if ends else set()
             unvisited.append((on, on_there))
-    letters, others = (one.characters[place] for place in first), (other.characters[place] for place in second)
-    return Overlap(meet, union_sets(*letters), union_sets(*others))
+    first_continues = union_sets(*(first_part.characters[position] for position in first))
+    second_continues = union_sets(*(second_part.characters[position] for position in second))
+    return Overlap(meet, first_continues, second_continues)
 
 
 def _joint_steps(
-    one: PositionAutomaton, other: PositionAutomaton, first: set[int], second: set[int]
+    first_part: PositionAutomaton, second_part: PositionAutomaton, first: set[int], second: set[int]
 ) -> Iterator[tuple[frozenset[int], frozenset[int]]]:
     """Yield the pairs of position sets that one more character leads to, for each group of characters both accept."""
-    sides = [[(low, high + 1, place) for place in places for low, high in part.characters[place]]
-             for part, places in ((one, first), (other, second))]  # fmt: skip
+    sides = [[(low, high + 1, position) for position in positions for low, high in part.characters[position]]
+             for part, positions in ((first_part, first), (second_part, second))]  # fmt: skip
     edges = sorted({edge for side in sides for low, high, _ in side for edge in (low, high)})
     reached: list[list[set[int]]] = [[set() for _ in edges] for _ in sides]
     for side, side_positions in zip(sides, reached, strict=True):
-        for low, high, place in side:
+        for low, high, position in side:
             for at in range(bisect_left(edges, low), bisect_left(edges, high)):
-                side_positions[at].add(place)
+                side_positions[at].add(position)
     for here, there in zip(*reached, strict=True):
         if here and there:
             yield frozenset(here), frozenset(there)

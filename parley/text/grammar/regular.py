@@ -116,7 +116,9 @@ class RegularParts:
         """Return the characters a shape can begin with, and all others whose UTF-8 starts with the same byte."""
         automaton = self._shape_automaton(shape)
         return (
-            _widen_to_first_bytes(union_sets(*(automaton.characters[place] for place in automaton.first_positions)))
+            _widen_to_first_bytes(
+                union_sets(*(automaton.characters[position] for position in automaton.first_positions))
+            )
             if automaton
             else ANY_CHARACTER
         )

@@ -29,7 +29,7 @@ ONE_CALL_PER_TURN = "single tool-calls at once"  # Llama's templates refuse turn
 RESULTS_IN_CALLER = re.compile(r"""[.'"]tool_responses\b""")
 READS_TOOL_TURNS = "tool_call_id"  # occurs in templates that read turns of tools
 CALLS_MEMBER = "tool_calls"  # templates without it see calls only as part of the content
-LATER_SYSTEM = "<system>\n{}\n</system>"  # a system message in the place of a user's turn
+LATER_SYSTEM = "<system>\n{}\n</system>"  # a system message, written as a user's turn
 CONTENT_OR_THINKING = "content and message.thinking"  # gpt-oss's template refuses turns with calls that have both
 
 
@@ -99,8 +99,8 @@ def later_system_as_user(messages: Sequence[Message]) -> list[Message]:
     """
     turns: list[Message] = []
     joins = False  # the last turn was a system message
-    for place, message in enumerate(messages):
-        is_later = place > 0 and message.role == "system"
+    for index, message in enumerate(messages):
+        is_later = index > 0 and message.role == "system"
         if is_later:
             message = Message("user", LATER_SYSTEM.format(message.content or ""))
         if turns and turns[-1].role == message.role == "user" and (joins or is_later):

@@ -117,7 +117,7 @@ class _DecodingWindow:
         return self._advance_window(self._tokenizer.decode(self._ids, False)) if self._unreturned else ""
 
     def _advance_window(self, text: str) -> str:
-        new = text[_common_prefix(text, self._text) :]  # the decoder may have rewritten text that was returned
+        new_text = text[_common_prefix(text, self._text) :]  # the decoder may have rewritten text that was returned
         kept = self._ids[-max(CONTEXT_TOKENS, self._unreturned) :]
         kept_text = self._tokenizer.decode(kept, False)
         if kept_text or len(self._ids) > MAX_WINDOW_TOKENS:
@@ -125,7 +125,7 @@ class _DecodingWindow:
         else:  # the token before these decides how the next one is written
             self._text = text
         self._unreturned = 0
-        return new
+        return new_text
 
 
 def _common_prefix(first: str, second: str) -> int:

@@ -1,8 +1,9 @@
 """Encodes a long text in pieces, so that it takes little memory at a time and can be abandoned between pieces.
 
-Tokenizers know no pieces. But a token depends on little of the text around it, so two pieces that overlap agree from
-some token on, and are joined there: where many tokens in a row are the same at the same characters. The result is that
-of the whole text. A text whose pieces do not agree, such as one word of a million letters, is encoded in larger ones.
+Tokenizers encode only whole texts. But a token depends on little of the text around it, so two pieces that overlap
+agree from some token on, and are joined there: where many tokens in a row are the same at the same characters. The
+result is that of the whole text. If the pieces of a text do not agree, as in one word of a million letters, larger
+pieces are encoded.
 """
 
 from __future__ import annotations

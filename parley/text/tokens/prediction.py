@@ -1,7 +1,7 @@
 """Counts how much of a client's predicted output occurs in the answer, for OpenAI's usage.
 
 Each token of the prediction counts once: as accepted if the answer contains it, else as rejected. The answer contains
-tokens while it follows the prediction, from its beginning or from any place where a run of a few tokens matches. The
+tokens while it follows the prediction, from its beginning or from any position where a run of a few tokens matches. The
 count thus depends on the two texts alone and not on how many draft tokens the engine tried.
 """
 
@@ -25,12 +25,12 @@ class PredictedTokens:
             self._ends.setdefault(tuple(self.token_ids[end - self.run : end]), []).append(end)
 
     def find_run_end(self, run: tuple[int, ...], after: int) -> int | None:
-        """Return where this run ends: the first place at or after ``after``, else the first of all; None if nowhere."""
+        """Return the first end of this run at or after ``after``, else its first end; None if it does not occur."""
         ends = self._ends.get(run)
         if ends is None:
             return None
-        place = bisect_left(ends, after)
-        return ends[place] if place < len(ends) else ends[0]
+        index = bisect_left(ends, after)
+        return ends[index] if index < len(ends) else ends[0]
 
 
 class PredictionFollower:
@@ -41,7 +41,7 @@ class PredictionFollower:
         self._predicted = predicted
         self._accepted_flags = bytearray(len(predicted.token_ids))
         self._last_tokens: deque[int] = deque(maxlen=predicted.run)
-        self._place = 0  # position in the prediction that the answer has reached
+        self._position = 0  # in the prediction, reached by the answer
         self._follows = True
         self._unaccepted = 0  # tokens since the last accepted one
 
@@ -52,13 +52,13 @@ class PredictionFollower:
 
     def follow_token(self, token_id: int) -> None:
         """Add one token of the answer."""
-        ids, place = self._predicted.token_ids, self._place
+        ids, position = self._predicted.token_ids, self._position
         self._last_tokens.append(token_id)
         self._unaccepted += 1
-        if self._follows and place < len(ids) and ids[place] == token_id:
-            self._accept_range(place, place + 1)
+        if self._follows and position < len(ids) and ids[position] == token_id:
+            self._accept_range(position, position + 1)
             return
-        end = self._predicted.find_run_end(tuple(self._last_tokens), place)
+        end = self._predicted.find_run_end(tuple(self._last_tokens), position)
         self._follows = end is not None
         if end is not None:
             self._accept_range(end - min(self._predicted.run, self._unaccepted), end)
@@ -66,5 +66,5 @@ class PredictionFollower:
     def _accept_range(self, begin: int, end: int) -> None:
         self.accepted_count += self._accepted_flags.count(0, begin, end)
         self._accepted_flags[begin:end] = b"\1" * (end - begin)
-        self._place = end
+        self._position = end
         self._unaccepted = 0

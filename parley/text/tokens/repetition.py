@@ -24,7 +24,7 @@ class RepetitionDetector:
         positions, position = self._positions[token_id], self._count
         while positions and position - positions[0] > self._limits.max_pattern_size:
             positions.popleft()
-        sizes = (position - place for place in positions)
+        sizes = (position - earlier for earlier in positions)
         self._runs = {size: self._runs.get(size, 0) + 1 for size in sizes if size >= self._limits.min_pattern_size}
         positions.append(position)
         self._count += 1

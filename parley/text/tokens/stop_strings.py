@@ -62,27 +62,27 @@ class StopScanner:
         self._stops = stops
         self._include = include
         self._node = 0
-        self._held = ""  # text held back at the current node
+        self._held_text = ""  # text held back at the current node
 
     def scan_piece(self, piece: str, armed: bool = True) -> str:
         """Return the text that is certain now. Stop strings that end in this piece are ignored unless ``armed``."""
         stops, node = self._stops, self._node
         if not node and stops.children[0].keys().isdisjoint(piece):
             return piece
-        text = self._held + piece
+        text = self._held_text + piece
         for index, char in enumerate(piece):
             node = stops.next_node(node, char)
             stop = stops.matches[node]
             if stop is not None and armed:
-                self.matched, self._held = stop, ""
+                self.matched, self._held_text = stop, ""
                 end = len(text) - len(piece) + index + 1
                 return text[: end if self._include else end - len(stop)]
         self._node = node
         keep = len(text) - (0 if self._include else stops.depths[node])
-        self._held = text[keep:]
+        self._held_text = text[keep:]
         return text[:keep]
 
     def release_held(self) -> str:
         """Return the text held back, when the text ends without a stop string."""
-        text, self._held, self._node = self._held, "", 0
+        text, self._held_text, self._node = self._held_text, "", 0
         return text

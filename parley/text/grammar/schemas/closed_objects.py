@@ -101,9 +101,9 @@ def _joined_parts(node: Schema, root: Schema) -> Iterator[Any]:
 def _find_combined(schema: Schema) -> set[str]:
     """Return the JSON pointers of parts that describe their objects only together with other parts."""
     counts = Counter(
-        (key, place if key == "properties" else None)
+        (key, inner_key if key == "properties" else None)
         for part in all_subschemas(schema)
-        for key, place, _ in direct_subschemas(part)
+        for key, inner_key, _ in direct_subschemas(part)
     )
     combined = set[str]()
     unvisited: list[tuple[str, Schema, bool]] = [("#", schema, True)]
@@ -114,15 +114,15 @@ def _find_combined(schema: Schema) -> set[str]:
                 continue
             combined.add(pointer)
         joined = not alone or _combines_schemas(node)
-        for key, place, inner in direct_subschemas(node):
-            unique = counts[key, place if key == "properties" else None] == 1
+        for key, inner_key, inner in direct_subschemas(node):
+            unique = counts[key, inner_key if key == "properties" else None] == 1
             inner_alone = (
                 key in DEFINITIONS
                 or (key in JOINING_KEYWORDS and not joined)
                 or (key not in JOINING_KEYWORDS and (unique or not joined) and not _overlaps_patterns(node, key))
             )
             if alone or not inner_alone:
-                unvisited.append((extend_pointer(pointer, key, place), inner, inner_alone))
+                unvisited.append((extend_pointer(pointer, key, inner_key), inner, inner_alone))
         if joined and isinstance(reference := node.get("$ref"), str):
             target = resolve_pointer(reference, schema)
             if isinstance(target, dict):

@@ -73,14 +73,14 @@ def prepare_for_llguidance(schema: Schema) -> Schema:
         rewritten = rewrite_keywords(node, schema)
         if isinstance(rewritten, bool):
             return rewritten
-        for key, place, subschema in direct_subschemas(rewritten):
-            value = copy_subschema(subschema, extend_pointer(pointer, key, place))
-            if place is None:
+        for key, inner_key, subschema in direct_subschemas(rewritten):
+            value = copy_subschema(subschema, extend_pointer(pointer, key, inner_key))
+            if inner_key is None:
                 rewritten[key] = value
             else:
                 if rewritten[key] is node.get(key):
                     rewritten[key] = rewritten[key].copy()
-                rewritten[key][place] = value
+                rewritten[key][inner_key] = value
         return rewritten
 
     prepared = copy_subschema(schema, "#")

@@ -286,10 +286,10 @@ def _distinct_strings(value: Any) -> list[str]:
 def _group_keywords(schema: Schema) -> Schema:
     """Reorder a schema so that llguidance sees all keywords about the value itself as one group, at ``properties``."""
     own = {key: value for key, value in schema.items() if key not in GROUP_SEPARATORS}
-    place = "properties" if "properties" in schema else next(iter(own), None)
+    group_key = "properties" if "properties" in schema else next(iter(own), None)
     ordered: Schema = {}
     for key, value in schema.items():
-        if key == place:
+        if key == group_key:
             ordered |= own
         elif key in GROUP_SEPARATORS:
             ordered[key] = value

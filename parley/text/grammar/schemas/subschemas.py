@@ -50,8 +50,8 @@ def all_subschemas(schema: Schema) -> Iterator[Schema]:
         unvisited += (inner for _, _, inner in direct_subschemas(node))
 
 
-def extend_pointer(pointer: str, key: str, place: str | int | None) -> str:
-    """Return the JSON pointer of a direct subschema."""
-    if place is None:
+def extend_pointer(pointer: str, key: str, inner_key: str | int | None) -> str:
+    """Return the JSON pointer of a direct subschema; ``inner_key``: the key or index under the keyword, or None."""
+    if inner_key is None:
         return f"{pointer}/{key}"
-    return f"{pointer}/{key}/{str(place).replace('~', '~0').replace('/', '~1')}"
+    return f"{pointer}/{key}/{str(inner_key).replace('~', '~0').replace('/', '~1')}"

@@ -10,7 +10,7 @@ from parley.text.parsing.calls.scanner import CallScanner, MalformedCall, ReadSt
 
 
 def read_python_call(scan: CallScanner) -> ReadSteps:
-    """Read ``name(key=value, …)``. A value without a name belongs to the parameter at its place in the schema."""
+    """Read ``name(key=value, …)``. A value without a name belongs to the parameter at its position in the schema."""
     name, _ = yield from read_call_name(scan)
     if scan.form.after_name:
         yield from scan.expect_mark(scan.form.after_name[0])
