@@ -143,7 +143,7 @@ void multiply_panel(InputRows<T> x, const Pair* panel, long rows, long steps, co
   epilogue.write_all();
 }
 #else
-constexpr long K_BLOCK = 32 * LANES;   // steps: a panel's part of K and the next one fit in the L2 cache
+constexpr long K_BLOCK = LANES == 4 ? 128 : 512;  // steps: a panel's part of K and the next one fit in the L2 cache
 constexpr long PREFETCHING_TILES = 4;  // tiles that prefetch the next K block; with more there is time to spare
 constexpr int MEMORY_BOUND_ROWS = TILE_ROWS * 5 / 12;  // so few rows wait for memory more than they compute
 constexpr long PANEL_PREFETCH_DISTANCE = 8192;         // prefetch distance of a single tile with more rows, in bytes
