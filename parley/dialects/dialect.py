@@ -24,6 +24,7 @@ from parley.metrics.model_metrics import ModelMetrics, ModelSnapshot
 from parley.types import (
     ALL_ENGINE_FEATURES,
     ALL_MODEL_ABILITIES,
+    ALL_MODEL_TASKS,
     NO_TENANT,
     EngineFeature,
     EngineOutput,
@@ -31,7 +32,7 @@ from parley.types import (
     KeyLimitStates,
     MediaKind,
     ModelAbility,
-    ModelInfo,
+    ModelTask,
     PoolingTask,
     Request,
     Tenant,
@@ -303,6 +304,13 @@ RouteKind = Literal[
 ]
 
 
+KIND_TASKS: dict[RouteKind, frozenset[ModelTask]] = {  # of which a model needs one; any model suits other kinds
+    "generate": frozenset({"generate"}),
+    "render": frozenset({"generate"}),
+    "embed": ALL_MODEL_TASKS - {"generate", "transcribe"},
+}
+
+
 class _ModelMember(msgspec.Struct):
     model: str = ""
 
@@ -316,6 +324,16 @@ def model_in_body(body: bytes) -> str:
         return _MODEL_DECODER.decode(body).model
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return ""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelList:
+    """How a coordinator makes one list of its instances' lists of models. ``whole_query``: the query that asks for a
+    whole list, where a query asks for pages; ``read_page`` then returns the page of the whole list that the client's
+    query asks for."""
+
+    whole_query: bytes = b""
+    read_page: Callable[[bytes, RequestContext], bytes] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,8 +351,9 @@ class Route:
     reader: Callable[..., Any] | None = None
     writer: Callable[[Any], Any] | None = None
     model_reader: Callable[[bytes], str] | None = None  # returns the model's name in a body; None: the main model
-    # Whether a loaded model suits a request that names none; the first such model answers it.
-    suits_model: Callable[[ModelInfo], bool] | None = None
+    # Tasks of which a model needs one to suit the route; None: those of its kind. The first model that suits answers a
+    # request that names none.
+    tasks: frozenset[ModelTask] | None = None
     resolve_model_first: bool = False  # the model is resolved before the rest of the body is read
     names_endpoint: bool = False  # the name in the body or the path is an endpoint's
     claiming_members: tuple[str, ...] = ()  # a body with one of these members belongs to this route
@@ -351,11 +370,22 @@ class Route:
     inliner_pattern: re.Pattern[bytes] | None = None  # ``inliner`` reads only matching bodies; None: all
     # Of a route that creates batches: returns one that has not ended, by its record's name and its ``result_expiry``.
     batch_restorer: Callable[[TenantRecords, str, int | None], BatchJob | None] | None = None
+    model_list: ModelList | None = None  # of a route whose answer has an entry for each model, but for "models"
     reads_many: bool = False  # a route of kind "stored" that may read many records, and so runs in a thread
     query: QuerySchemas = field(default_factory=dict, hash=False)  # schemas of the query's parameters
     body_paths: tuple[str, ...] = ()  # other routes of its API whose bodies it reads as well
     content_types: tuple[str, ...] = ("application/json",)  # of answers without a ``Reply``
     render_error: Callable[[ParleyError], Answer] | None = None  # for errors in another form than those of its API
+
+    @property
+    def suitable_tasks(self) -> frozenset[ModelTask] | None:
+        """The tasks of which a model needs one to answer the route's requests; None: any model can."""
+        return KIND_TASKS.get(self.kind) if self.tasks is None else self.tasks
+
+    def suits_model(self, model_tasks: Set[ModelTask]) -> bool:
+        """Whether a model with these tasks can answer the route's requests."""
+        tasks = self.suitable_tasks
+        return tasks is None or not tasks.isdisjoint(model_tasks)
 
     @property
     def claims(self) -> bool:

@@ -6,6 +6,7 @@ module knows routes and no handlers.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -174,6 +175,15 @@ def model_spellings(name: str) -> tuple[str, ...]:
     names = [name, *(name.removeprefix(prefix) for prefix in NAME_PREFIXES if name.startswith(prefix))]
     bare_names = [name.removesuffix(tag) for name in names for tag in DEFAULT_TAGS if name.endswith(tag)]
     return (*names, *bare_names, *(name + tag for name in names for tag in DEFAULT_TAGS))
+
+
+ANY_MODEL_NAME = re.compile("|".join(filter(None, (mount.dialect.any_model for mount in API_MOUNTS))), re.DOTALL)
+
+
+def names_any_model(name: str, known_names: Collection[str]) -> bool:
+    """Whether a request that names its model so leaves the choice to the server: it names none, or a placeholder, and
+    no model has that name."""
+    return (not name or bool(ANY_MODEL_NAME.fullmatch(name))) and known_spelling(name, known_names) is None
 
 
 def known_spelling(name: str, known_names: Collection[str]) -> str | None:

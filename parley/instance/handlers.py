@@ -12,7 +12,7 @@ import msgspec
 from parley.dialects.dialect import Route, RouteKind
 from parley.dialects.mounts import INSTANCE_PLANE
 from parley.disagg.wire import headers, role_request
-from parley.errors import CommandRefused, Invalid, Malformed
+from parley.errors import CommandRefused, Forbidden, Invalid, Malformed
 from parley.instance.instance_state import InstanceState
 from parley.instance.request_intake import RequestIntake
 from parley.instance.status import instance_status
@@ -141,8 +141,11 @@ async def handle_role(instance_state: InstanceState, registry: ModelRegistry, ro
 async def handle_instance_status(
     instance_state: InstanceState, registry: ModelRegistry, route: Route, exchange: Exchange
 ) -> None:
-    """Answer with the instance's status. Raises Unauthorized."""
+    """Answer with the instance's status. Raises Unauthorized; Forbidden to a client whose key is limited to some
+    models."""
     instance_state.access.require_member(exchange)
+    if exchange.tenant.models:
+        raise Forbidden("A key that is limited to some models may not read the status of an instance.")
     if registry.shutting_down:
         stopping = INSTANCE_PLANE.stopping_answer
         await exchange.send_answer(stopping)

@@ -58,7 +58,7 @@ async def handle_generate(
     try:
         if path_model := exchange.path_params.get("model"):
             exchange.log_entry.note_model(path_model)
-            model = registry.find_model(path_model)
+            model = registry.find_model(path_model, exchange.tenant)
             model.require_ready()
         body = await exchange.read_body()
         model, reply = await exchange.to_thread_if_large(

@@ -11,12 +11,16 @@ from parley.dialects.facts import ModelCard, ServerStatus
 from parley.dialects.reasoning_seal import RANDOM_SEAL, ReasoningSeal
 from parley.dialects.records import NO_RECORDS, TenantRecords
 from parley.serving.served_model import ServedModel
-from parley.types import ALL_ENGINE_FEATURES, MediaKind, ModelAbility
+from parley.types import ALL_ENGINE_FEATURES, NO_TENANT, MediaKind, ModelAbility, Tenant
 
 
-def model_cards(model: ServedModel) -> list[ModelCard]:
-    """Return one card for each name of a model, adapters last."""
-    return [describe_name(model, name) for name in (*model.names, *model.adapters)]
+def model_cards(model: ServedModel, tenant: Tenant = NO_TENANT) -> list[ModelCard]:
+    """Return one card for each name of a model that the client's key may use, adapters last."""
+    names, adapters = model.names, tuple(model.adapters)
+    if tenant.models:
+        names = names if any(name in tenant.models for name in names) else ()
+        adapters = tuple(name for name in adapters if name in tenant.models)
+    return [describe_name(model, name) for name in (*names, *adapters)]
 
 
 def describe_name(model: ServedModel, name: str) -> ModelCard:

@@ -6,13 +6,13 @@ Knows no HTTP. Models may be added and removed while the server runs; the first 
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Protocol
 
+from parley.dialects.dialect import Route
 from parley.dialects.facts import ServerFacts
-from parley.dialects.mounts import API_MOUNTS, known_spelling
+from parley.dialects.mounts import known_spelling, names_any_model
 from parley.dialects.reasoning_seal import ReasoningSeal
 from parley.dialects.records import TenantRecords
 from parley.errors import NotReady, Stopping, UnknownModel, excerpt
@@ -22,6 +22,7 @@ from parley.serving.endpoints.inference_tables import InferenceTables
 from parley.serving.endpoints.rate_limits import EndpointUsage
 from parley.serving.endpoints.traffic_split import EndpointStore
 from parley.serving.keys.accounts import KeyLedger
+from parley.serving.keys.scopes import check_key_name, may_use_model
 from parley.serving.keys.usage_store import UsageStore
 from parley.serving.model_facts import model_cards, server_status
 from parley.serving.open_requests import OpenRequest
@@ -33,11 +34,10 @@ from parley.serving.records.connection_records import make_connection_store
 from parley.serving.records.open_store import open_record_store
 from parley.serving.served_model import ServedModel
 from parley.tracing.request_trace import SpanExporter
-from parley.types import KeyOwner, ModelInfo, Tenant
+from parley.types import NO_TENANT, KeyOwner, Tenant
 from parley.version import __version__
 from parley.web.auth import owner_of
 
-ANY_MODEL_NAME = re.compile("|".join(filter(None, (mount.dialect.any_model for mount in API_MOUNTS))), re.DOTALL)
 CLOSE_GRACE_SECONDS = 0.5  # seconds for the last events of requests after their engine was closed
 SHUTDOWN_MESSAGE = "The server is shutting down."
 
@@ -133,34 +133,47 @@ class ModelRegistry:
         """All names of models and adapters that clients may send."""
         return [name for model in self.models for name in (*model.names, *model.adapters)]
 
-    def get_model(self, name: str) -> ServedModel | None:
-        """Return the model or the adapter's model of this name, None if unknown. An empty name means the main model,
-        as do the placeholders that stand for any model. The default tag is optional."""
+    def get_model(self, name: str, implied_model: ServedModel | None = None) -> ServedModel | None:
+        """Return the model or the adapter's model of this name, None if unknown. An empty name means the implied model,
+        by default the main one, as do the placeholders that stand for any model. The default tag is optional."""
         for model in self.models:
             if name in model.names or name in model.adapters:
                 return model
-        if not name or ANY_MODEL_NAME.fullmatch(name):
-            return self.main_model
-        spelling = known_spelling(name, self.served_names)
+        known_names = self.served_names
+        if names_any_model(name, known_names):
+            return implied_model or self.main_model
+        spelling = known_spelling(name, known_names)
         return self.get_model(spelling) if spelling is not None else None
 
-    def first_suitable_model(self, suits: Callable[[ModelInfo], bool]) -> ServedModel | None:
-        """Return the first loaded model that suits, None if there is none."""
-        infos = ((model, model.engine.info) for model in self.models)
-        return next((model for model, info in infos if info is not None and suits(info)), None)
+    def implied_model(self, route: Route, tenant: Tenant = NO_TENANT) -> ServedModel:
+        """Return the model that requests for a route are for if they name none: the first that suits it, or else the
+        first. One that has not been loaded counts as suitable, so that the choice does not depend on when each is
+        loaded. Models that the client's key may not use do not count, as long as it may use another."""
+        usable = [model for model in self.models if may_use_model(tenant, model)] or self.models
+        infos = ((model, model.engine.info) for model in usable)
+        return next((model for model, info in infos if info is None or route.suits_model(info.tasks)), usable[0])
 
-    def find_model(self, name: str) -> ServedModel:
-        """Return the model of this name, as ``get_model`` does. Raises UnknownModel."""
-        model = self.get_model(name)
+    def find_model(
+        self, name: str, tenant: Tenant = NO_TENANT, implied_model: ServedModel | None = None
+    ) -> ServedModel:
+        """Return the model of this name, as ``get_model`` does. Raises UnknownModel; Forbidden if the client's key may
+        use neither the model nor an adapter of it."""
+        model = self.get_model(name, implied_model)
         if model is not None:
+            if not may_use_model(tenant, model):
+                check_key_name(tenant, model, name)
             return model
-        known_names = self.served_names
+        known_names = self.visible_names(tenant)
         raise UnknownModel(
             f"The model {excerpt(name)} does not exist. Served here: {', '.join(known_names)}.",
             name=name,
             served=known_names,
             field="model",
         )
+
+    def visible_names(self, tenant: Tenant) -> list[str]:
+        """The served names that a client's key may use."""
+        return [card.name for model in self.models for card in model_cards(model, tenant)]
 
     def tenant_records(self, tenant: Tenant) -> TenantRecords:
         """Return the records of a tenant."""
@@ -206,10 +219,12 @@ class ModelRegistry:
         model = self.first_unready_model()
         return model.model_phase if model is not None else "ready"
 
-    def server_facts(self) -> ServerFacts:
-        """Return the facts about the server that dialects report."""
-        cards = [card for model in self.models for card in model_cards(model)]
-        main = self.main_model
+    def server_facts(self, tenant: Tenant = NO_TENANT, main: ServedModel | None = None) -> ServerFacts:
+        """Return the facts about the server that dialects report. ``main``: the model whose facts come first;
+        None: the main one. A client whose key is limited to some models hears of no others."""
+        main = main or self.main_model
+        ordered = [main, *(model for model in self.models if model is not main)]
+        cards = [card for model in ordered for card in model_cards(model, tenant)]
         ready = self.first_unready_model() is None
         keys = (*self.options.api_keys, *self.options.admin_keys) if self.options.has_keys else None
         owners = None if keys is None else [self.options.key_owners.get(key, KeyOwner()) for key in keys]

@@ -8,6 +8,7 @@ from functools import partial
 
 from parley.dialects.dialect import Answer, AnswerRenderer, PromptRenderer, RenderedPrompt, Route
 from parley.errors import Invalid
+from parley.serving.keys.scopes import check_key_models
 from parley.serving.media.request_media import prompt_media
 from parley.serving.prepare import check_request, prepare_engine_requests, resolve_model_name
 from parley.serving.registry import ModelRegistry
@@ -37,6 +38,7 @@ async def handle_render(registry: ModelRegistry, route: Route, exchange: Exchang
     model.require_ready()
     request = reply.request
     resolve_model_name(model, request)
+    check_key_models(exchange.tenant, model.names if request.adapter is None else (request.adapter,))
     check_request(model, request)
     prepared_prompts = await exchange.while_connected(prepare_engine_requests(model, request, exchange.tenant))
     size = 8 * sum(len(prepared.token_ids) for prepared, _ in prepared_prompts)

@@ -12,6 +12,7 @@ from parley.dialects.records import INLINED_RECORDS, NO_RECORDS, TenantRecords
 from parley.disagg.wire.headers import FORWARDED_HEADER, RECORDS_HEADER
 from parley.errors import UnknownModel, excerpt
 from parley.serving import model_facts
+from parley.serving.keys.scopes import check_key_name, may_use_model
 from parley.serving.registry import ModelRegistry
 from parley.serving.request_stage import request_stage
 from parley.serving.served_model import ServedModel
@@ -28,20 +29,20 @@ def read_generation_body(
     assert route.reader is not None
     if route.names_endpoint:
         return _read_endpoint_body(registry, route, exchange, body)
-    model_name = _requested_name(route, exchange, "model", body)
-    suitable = None
-    if not model_name and route.suits_model is not None:
-        suitable = registry.first_suitable_model(route.suits_model)
-    exchange.log_entry.note_model(model_name or (suitable or registry.main_model).name)
+    tenant = exchange.tenant
+    model_name, implied = _requested_name(route, exchange, "model", body), registry.implied_model(route, tenant)
+    exchange.log_entry.note_model(model_name or implied.name)
     if route.resolve_model_first:
-        registry.find_model(model_name).require_ready()
-    model = suitable or registry.get_model(model_name)  # None: unknown
-    reply = route.reader(body, request_context(registry, model or registry.main_model, exchange))
+        registry.find_model(model_name, tenant, implied).require_ready()
+    model = registry.get_model(model_name, implied)  # None: unknown
+    if model is not None and not may_use_model(tenant, model):
+        check_key_name(tenant, model, model_name)
+    reply = route.reader(body, request_context(registry, model or implied, exchange))
     if isinstance(reply, Answer):
-        return model or registry.main_model, reply
+        return model or implied, reply
     exchange.adopt_reply(reply)  # so that this API words an unknown-model error
     if model is None or reply.request.model != model_name:  # the API may ignore the name in the body
-        model = registry.find_model(reply.request.model)
+        model = registry.find_model(reply.request.model, tenant, implied)
     return model, reply
 
 
@@ -57,8 +58,9 @@ def _read_endpoint_body(
 ) -> tuple[ServedModel, Reply | Answer]:
     """Read a body for an endpoint whose models share the requests, and choose the model. Raises NotFound."""
     assert route.reader is not None
-    endpoint_name = _requested_name(route, exchange, "endpoint", body) or registry.main_model.name
-    registry.endpoint_store.check_query(endpoint_name, exchange.tenant)
+    tenant = exchange.tenant
+    endpoint_name = _requested_name(route, exchange, "endpoint", body) or registry.implied_model(route, tenant).name
+    registry.endpoint_store.check_query(endpoint_name, tenant)
     # Derived from the request's id: every instance draws the same.
     random_fraction = int(exchange.request_uuid[:13], 16) / 16**13
     share = registry.endpoint_store.choose_share(
@@ -66,10 +68,10 @@ def _read_endpoint_body(
     )
     if share.model not in registry.served_names:  # names that stand for any model are not valid here
         raise UnknownModel(
-            f"There is no model {excerpt(share.model)}.", name=endpoint_name, served=registry.served_names
+            f"There is no model {excerpt(share.model)}.", name=endpoint_name, served=registry.visible_names(tenant)
         )
     _begin_table_row(registry, exchange, endpoint_name, share.name, body)
-    model = registry.find_model(share.model)
+    model = registry.find_model(share.model, tenant)
     reply = route.reader(body, request_context(registry, model, exchange))
     if isinstance(reply, Reply):
         reply.request.model, reply.served_model, reply.endpoint_name = share.model, share.name, endpoint_name

@@ -257,6 +257,10 @@ ALL_ENGINE_FEATURES: frozenset[EngineFeature] = frozenset(get_args(EngineFeature
 # documents next to a conversation, safety modes.
 ModelAbility = Literal["chat", "tools", "thinking", "insert", "documents", "safety_mode"]
 ALL_MODEL_ABILITIES: frozenset[ModelAbility] = frozenset(get_args(ModelAbility))
+# What a model can do for clients: write text, write down speech, make vectors of texts (dense or sparse) or of their
+# tokens, score pairs of texts, tell classes of texts.
+ModelTask = Literal["generate", "transcribe", "embed", "embed_sparse", "token_embed", "score", "classify"]
+ALL_MODEL_TASKS: frozenset[ModelTask] = frozenset(get_args(ModelTask))
 EngineBound = Literal[
     "temperature",
     "top_k",
@@ -324,6 +328,21 @@ class ModelInfo(msgspec.Struct, kw_only=True):
             "token_embed": self.token_vectors,
             "embed_sparse": self.pooling == "splade",
             "classify": bool(self.labels),
+        }
+        return frozenset(task for task, is_offered in offered.items() if is_offered)
+
+    @property
+    def tasks(self) -> frozenset[ModelTask]:
+        """What it can do for clients. Its vectors of texts are either dense or sparse."""
+        is_sparse = self.pooling == "splade"
+        offered: dict[ModelTask, bool] = {
+            "generate": self.generates,
+            "transcribe": self.generates and "audio" in self.media_kinds,
+            "embed": self.dimensions > 0 and not is_sparse,
+            "embed_sparse": is_sparse,
+            "token_embed": self.token_vectors,
+            "score": len(self.labels) == 1,
+            "classify": len(self.labels) > 1,
         }
         return frozenset(task for task, is_offered in offered.items() if is_offered)
 

@@ -77,7 +77,6 @@ ENVIRONMENTS = {
         "ai@7.0.173",
         "@ai-sdk/anthropic@4.0.105",
     ),
-    "cohere": ("cohere==7.3.1",),
     "ollama": ("ollama==0.6.3", "langchain-ollama==1.1.0"),
     "node-ollama": (NODE_22, "ollama@0.6.4", "ai@7.0.173", "ollama-ai-provider-v2@4.0.1"),
     "node-agents": ("opencode-ai@1.18.33", "cline@3.0.65", "@continuedev/cli@1.5.47"),

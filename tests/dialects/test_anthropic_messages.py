@@ -5,6 +5,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from parley.engine.fake import FAKE_MODEL
 
 from parley.dialects.admin_requests import TokenizeResult
 from parley.dialects.anthropic import DIALECT, STRICT, messages, models, shared
@@ -12,7 +13,6 @@ from parley.dialects.anthropic.shared import LENIENT_RULES, STRICT_RULES, Anthro
 from parley.dialects.dialect import RequestContext
 from parley.dialects.facts import ModelCard, ServerFacts
 from parley.dialects.reasoning_seal import ReasoningSeal
-from parley.engine.fake import FAKE_MODEL
 from parley.errors import (
     BadRequest,
     ContextLength,

@@ -620,8 +620,11 @@ def test_ollama_show_describes_a_model(member, name):
     assert read_ollama_generate(template=answer["template"], system="S").request.prompts[0].messages[0].content == "SHi"
 
 
-@pytest.mark.parametrize(("members", "names"), [({}, ["embedding"]), ({"dimensions": 0, "labels": ["a"]}, None)])
-def test_ollama_lists_encoders_but_not_classifiers_as_embedding_models(members, names):
+@pytest.mark.parametrize(
+    ("members", "names"),
+    [({}, ["embedding"]), ({"dimensions": 0, "labels": ["a"]}, None), ({"dimensions": 0, "token_vectors": True}, None)],
+)
+def test_ollama_lists_encoders_of_texts_as_embedding_models(members, names):
     info = msgspec.structs.replace(INFO, generates=False, **members)
     card = dataclasses.replace(CARD, info=info, purpose="vectors", abilities=frozenset())
     (listed,) = json.loads(models.write_tags([card]))["models"]

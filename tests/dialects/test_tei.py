@@ -326,3 +326,23 @@ def test_single_texts_have_the_forms_of_hugging_faces_clients_at_the_shared_root
     assert finish(reply, (1, (0.0, 0.0))) == b'[[{"score":0.5,"label":"good"},{"score":0.5,"label":"bad"}]]'
     reply = read(tei.read_main_task, {"inputs": "a"}, ENCODER, EXTENDED_RULES)
     assert finish(reply, (1, (0.5,))) == b"[0.5]"
+
+
+@pytest.mark.parametrize(
+    ("members", "name"),
+    [
+        ({"generates": False, "pooling": "mean"}, "mean"),
+        ({"generates": False, "pooling": "splade"}, "splade"),
+        ({"generates": False, "token_vectors": True}, "cls"),  # ColBERT
+        ({"generates": False, "pooling": "lasttoken"}, "last_token"),
+        ({"generates": True, "dimensions": 8}, "last_token"),
+    ],
+)
+def test_tei_info_names_the_pooling_as_the_original(members, name):
+    sizes = dict.fromkeys(
+        ("parameters", "vocab_size", "max_model_len", "weights_bytes", "kv_bytes", "kv_blocks", "block_size"), 0
+    )
+    model = ModelInfo(architecture="a", dtype="float32", device="cpu", fused=True, **sizes, **members)
+    facts = ServerFacts("1", [ModelCard("m", 0, 100)], True, status=ServerStatus(info=model))
+    answer = info.answer_info(STRICT_RULES, b"", ENCODER, facts)
+    assert json.loads(answer.body)["model_type"] == {"embedding": {"pooling": name}}

@@ -64,6 +64,7 @@ def _anthropic_dialect(rules: AnthropicRules) -> Dialect:
                 reader=models.answer_models,
                 claiming_header=shared.VERSION_HEADER,
                 query=models.PAGE_QUERY,
+                model_list=models.MODEL_LIST,
             ),
             Route(
                 "GET",

@@ -7,11 +7,13 @@ from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import parse_qs
 
+import msgspec
+
 from parley.dialects.anthropic.options import CLEAR_THINKING, EFFORTS, THINKING_TYPES
 from parley.dialects.anthropic.shared import WORDING
-from parley.dialects.dialect import Answer, QuerySchemas, RequestContext
+from parley.dialects.dialect import Answer, ModelList, QuerySchemas, RequestContext
 from parley.dialects.facts import ModelCard, ServerFacts
-from parley.dialects.json_answer import json_answer
+from parley.dialects.json_answer import encode_json, json_answer
 from parley.dialects.openapi_bodies import MODEL_REFERENCE
 from parley.errors import UnknownModel, excerpt
 from parley.types import ModelInfo
@@ -27,25 +29,38 @@ PAGE_QUERY: QuerySchemas = {
 
 def answer_models(body: bytes, context: RequestContext, facts: ServerFacts) -> Answer:
     """Return a page of the models, as ``limit``, ``after_id`` and ``before_id`` of the query ask. Raises Invalid."""
+    return json_answer(_page_of([_model_object(card) for card in facts.cards], context))
+
+
+def read_model_page(whole_list: bytes, context: RequestContext) -> bytes:
+    """Return the same page of a list that has all models. Raises Invalid, msgspec.MsgspecError."""
+    return encode_json(_page_of(msgspec.json.decode(whole_list, type=_WholeList).data, context))
+
+
+class _WholeList(msgspec.Struct):
+    data: list[dict[str, Any]]
+
+
+MODEL_LIST = ModelList(b"limit=%d" % MAX_PAGE, read_model_page)
+
+
+def _page_of(models: Sequence[dict[str, Any]], context: RequestContext) -> dict[str, Any]:
     query = {name: values[-1] for name, values in parse_qs(context.query_string.decode("latin-1")).items()}
     limit = read_page_limit(query.get("limit"))
-    cards = list(facts.cards)
     if (after := query.get("after_id")) is not None:
-        cards = cards[_place_of(cards, "after_id", after) + 1 :]
-        page, has_more = cards[:limit], len(cards) > limit
+        models = models[_place_of(models, "after_id", after) + 1 :]
+        page, has_more = models[:limit], len(models) > limit
     elif (before := query.get("before_id")) is not None:
-        cards = cards[: _place_of(cards, "before_id", before)]
-        page, has_more = cards[-limit:], len(cards) > limit
+        models = models[: _place_of(models, "before_id", before)]
+        page, has_more = models[-limit:], len(models) > limit
     else:
-        page, has_more = cards[:limit], len(cards) > limit
-    return json_answer(
-        {
-            "data": [_model_object(card) for card in page],
-            "has_more": has_more,
-            "first_id": page[0].name if page else None,
-            "last_id": page[-1].name if page else None,
-        }
-    )
+        page, has_more = models[:limit], len(models) > limit
+    return {
+        "data": list(page),
+        "has_more": has_more,
+        "first_id": page[0]["id"] if page else None,
+        "last_id": page[-1]["id"] if page else None,
+    }
 
 
 def answer_model(body: bytes, context: RequestContext, facts: ServerFacts) -> Answer:
@@ -112,9 +127,9 @@ def read_page_limit(text: str | None) -> int:
     return int(text)
 
 
-def _place_of(cards: Sequence[ModelCard], parameter: str, name: str) -> int:
+def _place_of(models: Sequence[dict[str, Any]], parameter: str, name: str) -> int:
     """Return the place in the list of the model that a parameter of the query names. Raises Invalid."""
-    for place, card in enumerate(cards):
-        if card.name == name:
+    for place, model in enumerate(models):
+        if model.get("id") == name:
             return place
     raise WORDING.invalid_error(parameter, f"there is no model {excerpt(name)}")

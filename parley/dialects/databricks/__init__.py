@@ -11,8 +11,18 @@ from typing import Any
 
 from parley.dialects.databricks import chat, completions, embeddings, endpoints, permissions, responses, shared
 from parley.dialects.databricks.shared import DatabricksRules
-from parley.dialects.dialect import Dialect, PromptMembers, Reply, RequestContext, Route, RouteKind, model_in_body
+from parley.dialects.dialect import (
+    Dialect,
+    ModelList,
+    PromptMembers,
+    Reply,
+    RequestContext,
+    Route,
+    RouteKind,
+    model_in_body,
+)
 from parley.dialects.fields import decode_fields
+from parley.types import ALL_MODEL_TASKS
 
 OTHER_BASES = ("/api/2.0", "/ai-gateway")
 QUERY_BASES = ("/serving-endpoints", "/serving-endpoints/v1", "/ai-gateway/mlflow/v1", "/ai-gateway/openai/v1")
@@ -71,15 +81,12 @@ def _query_routes(rules: DatabricksRules) -> tuple[Route, ...]:
             for base in QUERY_BASES
             for path, (kind, reader) in paths.items()
         ),
-        Route("POST", endpoint_path + "/invocations", "generate", reader=read_body, names_endpoint=True),
-        Route(
-            "POST",
-            endpoint_path + "/served-models/{served}/invocations",
-            "generate",
-            reader=read_body,
-            names_endpoint=True,
+        *(
+            Route(
+                "POST", endpoint_path + path, "generate", reader=read_body, names_endpoint=True, tasks=ALL_MODEL_TASKS
+            )
+            for path in ("/invocations", "/served-models/{served}/invocations", "/served-models/{served}")
         ),
-        Route("POST", endpoint_path + "/served-models/{served}", "generate", reader=read_body, names_endpoint=True),
     )
 
 
@@ -107,7 +114,16 @@ def _management_routes() -> tuple[Route, ...]:
         ("GET", PERMISSIONS_PATH + "/permissionLevels"): permissions.list_permission_levels,
     }
     return (
-        *(Route(method, path, "endpoint", reader=handler) for (method, path), handler in calls.items()),
+        *(
+            Route(
+                method,
+                path,
+                "endpoint",
+                reader=handler,
+                model_list=ModelList() if handler is endpoints.list_endpoints else None,
+            )
+            for (method, path), handler in calls.items()
+        ),
         Route("GET", ENDPOINT_PATH + "/metrics", "metrics", reader=endpoints.get_endpoint),
         Route("GET", HOST_METADATA_PATH, "probe", reader=endpoints.host_metadata),  # read without an API key
         *(

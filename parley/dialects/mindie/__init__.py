@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
-from parley.dialects.dialect import Dialect, PromptMembers, Route, model_in_body
+from parley.dialects.dialect import KIND_TASKS, Dialect, PromptMembers, Route, model_in_body
 from parley.dialects.mindie import bench, control, management_ports, metrics, shared
 from parley.dialects.mindie.interfaces import chat, completions, native, openai, tensors, tgi, triton, vllm
 from parley.dialects.mindie.pd import coordinator, instance
@@ -100,6 +100,7 @@ def unique_routes(rules: MindieRules) -> tuple[Route, ...]:
             "tokenize",
             reader=partial(control.read_mindie_tokenize, rules),
             writer=control.write_mindie_tokens,
+            tasks=KIND_TASKS["generate"],
         ),
         Route("POST", MODEL_PATH + "/stopInfer", "abort", reader=triton.read_stop_infer),
         Route("GET", MODEL_PATH + "/getSlotCount", "info", reader=partial(management_ports.count_slots, rules)),

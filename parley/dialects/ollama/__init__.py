@@ -46,7 +46,13 @@ def _api_routes(rules: OllamaRules) -> tuple[Route, ...]:
         ),
         Route("GET", "/api/tags", "models", writer=models.write_tags, content_types=CHARSET_TYPES),
         Route("GET", "/api/ps", "models", writer=models.write_running, content_types=CHARSET_TYPES),
-        Route("POST", "/api/show", "info", reader=partial(models.answer_show, rules)),
+        Route(
+            "POST",
+            "/api/show",
+            "info",
+            reader=partial(models.answer_show, rules),
+            model_reader=models.read_shown_name,
+        ),
         Route("GET", "/api/version", "version", writer=models.write_version, content_types=CHARSET_TYPES),
         Route(
             "POST",

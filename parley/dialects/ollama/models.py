@@ -9,6 +9,8 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from parley.dialects.admin_requests import PullRequest
 from parley.dialects.dialect import Answer, RequestContext
 from parley.dialects.facts import ModelCard, ServerFacts
@@ -88,6 +90,20 @@ def answer_show(rules: OllamaRules, body: bytes, context: RequestContext, facts:
     answer["details"] = _details(card)
     answer["model_info"] = _model_info(card, _shown_name(name, card, context.headers))
     return shared.go_answer(answer | _capabilities(card) | {"modified_at": shared.go_time(card.created)})
+
+
+class _ShownName(msgspec.Struct):
+    model: str = ""
+    name: str = ""
+
+
+def read_shown_name(body: bytes) -> str:
+    """Return the name of the model that a body asks about, "" if it has none or is malformed."""
+    try:
+        members = msgspec.json.decode(body, type=_ShownName)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return ""
+    return members.model or members.name
 
 
 def read_pull(body: bytes, context: RequestContext, facts: ServerFacts) -> PullRequest | Answer:
@@ -245,7 +261,7 @@ def _capabilities(card: ModelCard) -> dict[str, list[str]]:
         names.append("vision")
     if card.info is not None and "audio" in card.info.media_kinds:
         names.append("audio")
-    if card.purpose == "vectors" and not (card.info is not None and card.info.labels):
+    if card.purpose == "vectors" and (card.info is None or "embed" in card.info.pooling_tasks):
         names.append("embedding")
     return {"capabilities": names} if names else {}
 

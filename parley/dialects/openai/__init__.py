@@ -46,6 +46,7 @@ def speech_route(path: str, reader: Callable[[bytes, RequestContext], Reply]) ->
         "generate",
         reader=reader,
         model_reader=model_in_form,
+        tasks=frozenset({"transcribe"}),
         resolve_model_first=True,
         reads_form=True,
     )
@@ -64,7 +65,12 @@ COMPLETION_ROUTE = Route(
     "POST", "/v1/completions", "generate", reader=completions.read_completion_request, model_reader=model_in_body
 )
 EMBEDDING_ROUTE = Route(
-    "POST", "/v1/embeddings", "embed", reader=mistral.read_embedding_request, model_reader=model_in_body
+    "POST",
+    "/v1/embeddings",
+    "embed",
+    reader=mistral.read_embedding_request,
+    model_reader=model_in_body,
+    tasks=frozenset({"embed"}),
 )
 MODEL_ROUTES = (
     Route("GET", "/v1/models", "models", writer=mistral.write_models),

@@ -11,13 +11,23 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-from parley.dialects.dialect import Answer, Dialect, PromptMembers, Reply, RequestContext, Route, model_in_body
+from parley.dialects.dialect import (
+    KIND_TASKS,
+    Answer,
+    Dialect,
+    PromptMembers,
+    Reply,
+    RequestContext,
+    Route,
+    model_in_body,
+)
 from parley.dialects.fields import decode_fields
 from parley.dialects.tei import embed, info, metrics, predict, shared, tokens
 from parley.dialects.tei.shared import EXTENDED_RULES, STRICT_RULES, TeiRules
-from parley.types import ModelInfo
+from parley.types import ModelTask
 
 TEI_PROMPT_MEMBERS = PromptMembers(prompts=("inputs", "input", "query", "texts"))
+TEI_TASKS = KIND_TASKS["embed"]  # those of the original's models
 BodyReader = Callable[[TeiRules, bytes, RequestContext], Reply | Answer]
 
 
@@ -35,8 +45,8 @@ def _embed_route(
     path: str,
     read_body: BodyReader,
     rules: TeiRules,
+    *tasks: ModelTask,
     claims: tuple[str, ...] = (),
-    suits_model: Callable[[ModelInfo], bool] | None = None,
 ) -> Route:
     """Return a route that answers with numbers. Like the original, it checks the content type before anything else.
 
@@ -54,37 +64,13 @@ def _embed_route(
         reader=read_json_body,
         model_reader=model_reader,
         claiming_members=claims,
-        suits_model=suits_model,
+        tasks=frozenset(tasks) or None,
     )
-
-
-def _makes_vectors(info: ModelInfo) -> bool:
-    return "embed" in info.pooling_tasks
-
-
-def _makes_token_vectors(info: ModelInfo) -> bool:
-    return "token_embed" in info.pooling_tasks
-
-
-def _makes_sparse_vectors(info: ModelInfo) -> bool:
-    return "embed_sparse" in info.pooling_tasks
-
-
-def _makes_dense_vectors(info: ModelInfo) -> bool:
-    return _makes_vectors(info) and not _makes_sparse_vectors(info)
-
-
-def _has_one_class(info: ModelInfo) -> bool:
-    return len(info.labels) == 1
-
-
-def _has_classes(info: ModelInfo) -> bool:
-    return len(info.labels) > 1
 
 
 def _encoder_route(path: str, read_body: BodyReader, rules: TeiRules) -> Route:
     """Return such a route for a path that another API has for models that generate."""
-    return replace(_embed_route(path, read_body, rules, ("inputs", "texts")), for_encoders=True)
+    return replace(_embed_route(path, read_body, rules, claims=("inputs", "texts")), for_encoders=True)
 
 
 def _tei_dialect(rules: TeiRules) -> Dialect:
@@ -99,12 +85,12 @@ def _tei_dialect(rules: TeiRules) -> Dialect:
         retry_hints=not rules.strict,
         no_memory_body=shared.NO_MEMORY,
         routes=(
-            _embed_route("/embed", embed.read_embed, rules, suits_model=_makes_dense_vectors),
-            _embed_route("/embed_all", embed.read_embed_all, rules, suits_model=_makes_token_vectors),
-            _embed_route("/embed_sparse", embed.read_embed_sparse, rules, suits_model=_makes_sparse_vectors),
-            _embed_route("/similarity", embed.read_similarity, rules, suits_model=_makes_vectors),
-            _embed_route("/predict", predict.read_predict, rules, suits_model=_has_classes),
-            _embed_route("/rerank", predict.read_rerank, rules, ("texts",), _has_one_class),
+            _embed_route("/embed", embed.read_embed, rules, "embed"),
+            _embed_route("/embed_all", embed.read_embed_all, rules, "token_embed"),
+            _embed_route("/embed_sparse", embed.read_embed_sparse, rules, "embed_sparse"),
+            _embed_route("/similarity", embed.read_similarity, rules, "embed", "embed_sparse"),
+            _embed_route("/predict", predict.read_predict, rules, "classify"),
+            _embed_route("/rerank", predict.read_rerank, rules, "score", claims=("texts",)),
             _encoder_route("/", read_main_task, rules),
             _encoder_route("/invocations", read_main_task, rules),
             *_openai_routes(rules),
@@ -118,6 +104,7 @@ def _tei_dialect(rules: TeiRules) -> Dialect:
                 yields_unclaimed=True,
                 for_encoders=True,
                 refuse_headers=partial(shared.refuse_content, rules),
+                tasks=TEI_TASKS,
             ),
             Route(
                 "POST",
@@ -125,8 +112,9 @@ def _tei_dialect(rules: TeiRules) -> Dialect:
                 "detokenize",
                 reader=partial(tokens.read_decode, rules),
                 writer=tokens.write_texts,
+                tasks=TEI_TASKS,
             ),
-            Route("GET", "/info", "info", reader=partial(info.answer_info, rules), for_encoders=True),
+            Route("GET", "/info", "info", reader=partial(info.answer_info, rules), for_encoders=True, tasks=TEI_TASKS),
             Route("GET", "/", "health"),
             Route("GET", "/health", "health"),
             Route("GET", "/ping", "health"),
@@ -139,7 +127,9 @@ def _tei_dialect(rules: TeiRules) -> Dialect:
 
 
 def _openai_routes(rules: TeiRules) -> tuple[Route, ...]:
-    return tuple(_embed_route(path, embed.read_openai_embedding, rules) for path in ("/v1/embeddings", "/embeddings"))
+    return tuple(
+        _embed_route(path, embed.read_openai_embedding, rules, "embed") for path in ("/v1/embeddings", "/embeddings")
+    )
 
 
 DIALECT = _tei_dialect(EXTENDED_RULES)

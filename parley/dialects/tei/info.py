@@ -44,10 +44,18 @@ def _describe_kind(info: ModelInfo | None) -> dict[str, Any]:
     """Return the original's tagged description of a model: a re-ranker is a classifier with one class."""
     labels = info.labels if info is not None else []
     if not labels:
-        pooling = info.pooling if info is not None else ""
-        return {"embedding": {"pooling": POOLING_NAMES.get(pooling, pooling)}}
+        return {"embedding": {"pooling": _pooling_name(info)}}
     classes = {
         "id2label": {str(number): label for number, label in enumerate(labels)},
         "label2id": {label: number for number, label in enumerate(labels)},
     }
     return {"classifier" if len(labels) > 1 else "reranker": classes}
+
+
+def _pooling_name(info: ModelInfo | None) -> str:
+    """Return the original's name of a model's pooling. Where its files name none, as those of ColBERT models, the
+    original takes the first token; a decoder's vector is that of the last."""
+    pooling = info.pooling if info is not None else ""
+    if info is not None and not pooling:
+        pooling = "lasttoken" if info.generates else "cls"
+    return POOLING_NAMES.get(pooling, pooling)

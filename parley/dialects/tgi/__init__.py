@@ -11,7 +11,16 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-from parley.dialects.dialect import Answer, Dialect, PromptMembers, Reply, RequestContext, Route, model_in_body
+from parley.dialects.dialect import (
+    KIND_TASKS,
+    Answer,
+    Dialect,
+    PromptMembers,
+    Reply,
+    RequestContext,
+    Route,
+    model_in_body,
+)
 from parley.dialects.openapi_document import OpenApiDocument
 from parley.dialects.tgi import bench, chat, completions, document, generate, metrics, shared, tokens, vertex
 from parley.dialects.tgi.shared import EXTENDED, TgiRules
@@ -27,6 +36,7 @@ BodyReader = Callable[[TgiRules, bytes, RequestContext], Reply | Answer]
 ModelNameReader = Callable[[bytes], str]
 
 # Clients of Hugging Face's servers, which serve one model each, send these where a model's name is required.
+TGI_TASKS = KIND_TASKS["generate"]  # those of the original's models
 ANY_MODEL_NAMES = r"tgi|dummy|https?://.*"
 
 
@@ -52,6 +62,7 @@ def _tgi_dialect(rules: TgiRules) -> Dialect:
                 writer=tokens.write_tgi_tokens,
                 claiming_members=INPUTS_MEMBER,
                 refuse_headers=shared.refuse_other_content if rules.strict else None,
+                tasks=TGI_TASKS,
             ),
             Route(
                 "POST",
@@ -60,6 +71,7 @@ def _tgi_dialect(rules: TgiRules) -> Dialect:
                 reader=tokens.read_chat_tokenize,
                 writer=tokens.write_chat_tokens,
                 refuse_headers=shared.refuse_other_content if rules.strict else None,
+                tasks=TGI_TASKS,
             ),
             _generate_route("/v1/chat/completions", chat.read_tgi_chat, rules, model=model_in_body),
             _generate_route("/v1/completions", completions.read_tgi_completion, rules, model=model_in_body),
@@ -123,7 +135,7 @@ def _routes_of_every_version(rules: TgiRules) -> tuple[Route, ...]:
         _generate_route("/generate", generate.read_generate, rules, INPUTS_MEMBER),
         _generate_route("/generate_stream", generate.read_generate_stream, rules, INPUTS_MEMBER),
         _generate_route("/invocations", generate.read_sagemaker, rules, INPUTS_MEMBER, model_in_body),
-        Route("GET", "/info", "server_info", writer=partial(tokens.write_tgi_info, rules)),
+        Route("GET", "/info", "server_info", writer=partial(tokens.write_tgi_info, rules), tasks=TGI_TASKS),
         Route("GET", "/", "health"),
         Route("GET", "/health", "health"),
         Route("GET", "/ping", "health"),

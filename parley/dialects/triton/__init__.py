@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from parley.dialects.dialect import Answer, Dialect, PromptMembers, Route
+from parley.dialects.dialect import Answer, Dialect, ModelList, PromptMembers, Route
 from parley.dialects.triton import bench, control, errors, generate, infer, metrics
 from parley.dialects.triton.images import IMAGE_INPUTS
+from parley.types import ALL_MODEL_TASKS
 
 MODEL_PATH = "/v2/models/{model}"
 MODEL_PATHS = (MODEL_PATH, MODEL_PATH + "/versions/{version}")
@@ -32,7 +33,7 @@ def _shared_memory_routes(path: str) -> tuple[Route, ...]:
 
 def _repository_routes(path: str, strict: bool) -> tuple[Route, ...]:
     return (
-        Route("POST", f"{path}/index", "info", reader=control.repository_index),
+        Route("POST", f"{path}/index", "info", reader=control.repository_index, model_list=ModelList()),
         Route(
             "POST",
             path + "/models/{model}/load",
@@ -55,7 +56,13 @@ def _model_routes(path: str, strict: bool) -> tuple[Route, ...]:
             Route("POST", path + verb, "generate", reader=partial(read_generate, stream=stream), render_error=render)
             for verb, stream in (("/generate", False), ("/generate_stream", True))
         ),
-        Route("POST", f"{path}/infer", "generate", reader=partial(infer.read_triton_infer, strict=strict)),
+        Route(
+            "POST",
+            f"{path}/infer",
+            "generate",
+            reader=partial(infer.read_triton_infer, strict=strict),
+            tasks=ALL_MODEL_TASKS,
+        ),
     )
 
 
@@ -74,7 +81,11 @@ def _metadata_paths(strict: bool) -> tuple[str, ...]:
 
 def _list_routes(strict: bool) -> tuple[Route, ...]:
     """Return the route with the names of all models, which KServe's own servers have and Triton lacks."""
-    return () if strict else (Route("GET", "/v2/models", "info", reader=control.model_names_answer),)
+    return (
+        ()
+        if strict
+        else (Route("GET", "/v2/models", "info", reader=control.model_names_answer, model_list=ModelList()),)
+    )
 
 
 def _triton_dialect(strict: bool) -> Dialect:

@@ -13,6 +13,7 @@ from parley.dialects.dialect import Answer, PromptMembers, Reply, RequestContext
 from parley.dialects.facts import ServerFacts
 from parley.dialects.triton import DIALECT, errors, message_peek
 from parley.errors import Unsupported
+from parley.types import ALL_MODEL_TASKS
 
 SERVICE_PATH = "/inference.GRPCInferenceService"
 INFER_PATH, STREAM_PATH = f"{SERVICE_PATH}/ModelInfer", f"{SERVICE_PATH}/ModelStreamInfer"
@@ -67,6 +68,7 @@ GRPC_CALLS = replace(
             reader=_read_infer_call,
             model_reader=message_peek.peek_model,
             resolve_model_first=True,
+            tasks=ALL_MODEL_TASKS,
         ),
         Route(
             "POST",
@@ -75,6 +77,7 @@ GRPC_CALLS = replace(
             reader=_read_stream_call,
             model_reader=message_peek.peek_model,
             resolve_model_first=True,
+            tasks=ALL_MODEL_TASKS,
         ),
         Route("POST", SERVICE_PATH + "/{method}", "info", reader=_answer_call),
     ),

@@ -13,7 +13,7 @@ from functools import partial
 
 from parley.dialects import anthropic
 from parley.dialects.anthropic.messages import write_managed_count
-from parley.dialects.dialect import Dialect, PromptMembers, Route, model_in_body
+from parley.dialects.dialect import Dialect, ModelList, PromptMembers, Route, model_in_body
 from parley.dialects.json_answer import encode_json
 from parley.dialects.openai import speech_route, tokens
 from parley.dialects.openai.responses import REPLAY_QUERY, stored_routes
@@ -33,6 +33,7 @@ from parley.dialects.vllm import (
 )
 from parley.dialects.vllm.pooling import classify, cohere, embeddings, scores
 from parley.dialects.vllm.token_routes import derender, render, token_generation
+from parley.types import ALL_MODEL_TASKS, ModelTask
 
 UNSUPPORTED_PATHS = {
     "/generative_scoring": "Scoring of labels is",
@@ -50,16 +51,33 @@ STRICT_PROMPT_MEMBERS = replace(
 BATCH_ROUTE = Route(
     "POST", "/v1/chat/completions/batch", "generate", reader=batch.read_batch_request, model_reader=model_in_body
 )
-COHERE_ROUTE = Route("POST", "/v2/embed", "embed", reader=cohere.read_cohere_request, model_reader=model_in_body)
+COHERE_ROUTE = Route(
+    "POST",
+    "/v2/embed",
+    "embed",
+    reader=cohere.read_cohere_request,
+    model_reader=model_in_body,
+    tasks=frozenset({"embed"}),
+)
 POOLING_ROUTE = Route("POST", "/pooling", "embed", reader=embeddings.read_pooling_request, model_reader=model_in_body)
-CLASSIFY_ROUTE = Route("POST", "/classify", "embed", reader=classify.read_classification, model_reader=model_in_body)
+CLASSIFY_ROUTE = Route(
+    "POST",
+    "/classify",
+    "embed",
+    reader=classify.read_classification,
+    model_reader=model_in_body,
+    tasks=frozenset({"classify", "score"}),
+)
+SCORE_TASKS: frozenset[ModelTask] = frozenset(
+    {"score"}
+)  # of the models made for it; those that make vectors do it, too
 SCORE_ROUTES = (
     *(
-        Route("POST", path, "embed", reader=scores.read_score_request, model_reader=model_in_body)
+        Route("POST", path, "embed", reader=scores.read_score_request, model_reader=model_in_body, tasks=SCORE_TASKS)
         for path in ("/score", "/v1/score")
     ),
     *(
-        Route("POST", path, "embed", reader=scores.read_rerank_request, model_reader=model_in_body)
+        Route("POST", path, "embed", reader=scores.read_rerank_request, model_reader=model_in_body, tasks=SCORE_TASKS)
         for path in ("/rerank", "/v1/rerank", "/v2/rerank")
     ),
 )
@@ -210,7 +228,14 @@ STRICT_DIALECT = Dialect(
         ),
         *RESPONSES_ROUTES,
         *MESSAGES_ROUTES,
-        Route("POST", "/v1/embeddings", "embed", reader=embeddings.read_vllm_embedding, model_reader=model_in_body),
+        Route(
+            "POST",
+            "/v1/embeddings",
+            "embed",
+            reader=embeddings.read_vllm_embedding,
+            model_reader=model_in_body,
+            tasks=frozenset({"embed"}),
+        ),
         POOLING_ROUTE,
         CLASSIFY_ROUTE,
         *SCORE_ROUTES,
@@ -223,11 +248,12 @@ STRICT_DIALECT = Dialect(
             "generate",
             reader=control.read_invocation,
             model_reader=model_in_body,
+            tasks=ALL_MODEL_TASKS,
             body_paths=("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/score", "/rerank"),
         ),
         speech_route("/v1/audio/transcriptions", transcriptions.read_vllm_transcription),
         speech_route("/v1/audio/translations", transcriptions.read_vllm_translation),
-        Route("GET", "/v1/models", "info", reader=control.answer_models),
+        Route("GET", "/v1/models", "info", reader=control.answer_models, model_list=ModelList()),
         Route("POST", "/tokenize", "tokenize", reader=control.read_vllm_tokenize, writer=tokens.write_tokens),
         Route("POST", "/detokenize", "detokenize", reader=control.read_vllm_detokenize, writer=tokens.write_token_text),
         Route("GET", "/tokenizer_info", "tokenizer", writer=encode_json),

@@ -14,6 +14,7 @@ from parley import hub
 from parley.dialects.admin_requests import PullRequest
 from parley.dialects.dialect import Answer, Route
 from parley.errors import NotFound
+from parley.serving.keys.scopes import check_key_name
 from parley.serving.registry import ModelRegistry
 from parley.serving.request_reader import request_context
 from parley.serving.workers.daemon_thread import run_in_daemon_thread
@@ -27,7 +28,10 @@ async def handle_pull(registry: ModelRegistry, route: Route, exchange: Exchange)
     assert route.reader is not None
     body = await exchange.read_body()
     context = request_context(registry, registry.main_model, exchange)
-    pull = await exchange.to_thread_if_large(len(body), partial(route.reader, body, context, registry.server_facts()))
+    facts = registry.server_facts(exchange.tenant)
+    pull = await exchange.to_thread_if_large(len(body), partial(route.reader, body, context, facts))
+    if not isinstance(pull, Answer) and (served_model := registry.get_model(pull.model)) is not None:
+        check_key_name(exchange.tenant, served_model, pull.model)
     answer = pull if isinstance(pull, Answer) else None if registry.options.pull else pull.refusal
     if answer is not None:
         await exchange.send_answer(answer)

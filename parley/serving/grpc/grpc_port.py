@@ -148,7 +148,8 @@ class TritonGrpcPort:
     ) -> bytes:
         """Answer a question about the server or its models."""
         message = await _parse_message(message_type, data)
-        work = partial(ask, message, call.request_context(self._registry.main_model, {}), self._registry.server_facts())
+        context_of_call = call.request_context(self._registry.main_model, {})
+        work = partial(ask, message, context_of_call, self._registry.server_facts(call.tenant))
         result: bytes = (await to_thread_if_large(len(data), work)).SerializeToString()
         return result
 
@@ -230,7 +231,7 @@ class TritonGrpcPort:
         if not message.model_name:
             raise UnknownModel("Request for unknown model: '' is not found")
         call.log_entry.note_model(message.model_name)
-        model = self._registry.find_model(message.model_name)
+        model = self._registry.find_model(message.model_name, call.tenant)
         model.require_ready()
         account = self._registry.key_ledger.open_account(call.tenant, call.log_entry.key)
         if call.tenant.limits != NO_LIMITS:

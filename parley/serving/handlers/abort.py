@@ -18,7 +18,7 @@ async def handle_abort(
     """Cancel an open request of the client. ``drop_results`` discards waiting results of a finished request; True if
     there were any. Its ids are known to coordinators only."""
     assert route.reader is not None
-    model = registry.find_model(exchange.path_params.get("model", ""))
+    model = registry.find_model(exchange.path_params.get("model", ""), exchange.tenant)
     body = await exchange.read_body()
     abort_request: AbortRequest = await exchange.to_thread_if_large(
         len(body), partial(route.reader, body, request_context(registry, model, exchange))

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 
-from parley.dialects.dialect import Route
+from parley.dialects.admin_requests import EndpointChange
+from parley.dialects.dialect import Answer, Route
+from parley.dialects.facts import Endpoint
+from parley.serving.handlers.visible_models import visible_endpoints
 from parley.serving.registry import ModelRegistry
 from parley.serving.request_reader import request_context
+from parley.types import NO_TENANT
 from parley.web.exchange import Exchange
 
 
@@ -16,7 +20,13 @@ async def handle_endpoint(registry: ModelRegistry, route: Route, exchange: Excha
     assert route.reader is not None
     body = await exchange.read_body()
     context = replace(request_context(registry, registry.main_model, exchange), client=exchange.tenant)
-    answer = await registry.endpoint_store.change_endpoints(
-        partial(route.reader, body, context, registry.server_facts()), len(body)
-    )
-    await exchange.send_answer(answer)
+    reads = route.method == "GET"
+    facts = registry.server_facts(exchange.tenant if reads else NO_TENANT)
+
+    def read_body(endpoints: Mapping[str, Endpoint]) -> Answer | EndpointChange:
+        assert route.reader is not None
+        shown = visible_endpoints(registry, exchange.tenant, endpoints) if reads else endpoints
+        result: Answer | EndpointChange = route.reader(body, context, facts, shown)
+        return result
+
+    await exchange.send_answer(await registry.endpoint_store.change_endpoints(read_body, len(body)))

@@ -6,6 +6,8 @@ from dataclasses import replace
 
 from parley.dialects.dialect import Route
 from parley.metrics.model_metrics import ModelSnapshot
+from parley.serving.handlers.visible_models import allowed_model, visible_endpoints
+from parley.serving.keys.scopes import may_use_model
 from parley.serving.pages import metrics_page
 from parley.serving.registry import ModelRegistry
 from parley.serving.request_reader import request_context
@@ -13,10 +15,12 @@ from parley.web.exchange import Exchange
 
 
 async def handle_metrics(registry: ModelRegistry, route: Route, exchange: Exchange) -> None:
-    """Render the metrics page."""
+    """Render the metrics page. Raises Forbidden if the client's key may use none of the models."""
+    allowed_model(registry, route, exchange.tenant)
     if route.reader is not None:
         context = replace(request_context(registry, registry.main_model, exchange), client=exchange.tenant)
-        route.reader(b"", context, registry.server_facts(), registry.endpoint_store.by_name)
+        endpoints = visible_endpoints(registry, exchange.tenant, registry.endpoint_store.by_name)
+        route.reader(b"", context, registry.server_facts(exchange.tenant), endpoints)
     views = [
         ModelSnapshot(
             model=model.name,
@@ -36,6 +40,7 @@ async def handle_metrics(registry: ModelRegistry, route: Route, exchange: Exchan
             engine_restarts=model.engine.restarts,
         )
         for model in registry.models
+        if may_use_model(exchange.tenant, model)
     ]
     responses = {"http": registry.http_responses, "grpc": registry.grpc_responses}
     page = metrics_page.render_metrics_page(views, responses, registry.http_requests, exchange.dialect)

@@ -14,6 +14,8 @@ import msgspec
 from parley.dialects.admin_requests import DetokenizeRequest, TokenizeRequest, TokenizeResult
 from parley.dialects.dialect import Route, model_in_body
 from parley.errors import Invalid, NotFound
+from parley.serving.handlers.visible_models import allowed_model
+from parley.serving.keys.scopes import check_key_name
 from parley.serving.media.request_media import prompt_media
 from parley.serving.registry import ModelRegistry
 from parley.serving.request_reader import request_context
@@ -39,7 +41,9 @@ async def handle_tokenize(registry: ModelRegistry, route: Route, exchange: Excha
     )
     writer = tokenize_request.writer or route.writer
     assert writer is not None
-    model = registry.find_model(tokenize_request.model)
+    tenant = exchange.tenant
+    model = registry.find_model(tokenize_request.model, tenant, registry.implied_model(route, tenant))
+    check_key_name(tenant, model, tokenize_request.model)
     model.require_ready()
     prompt = tokenize_request.prompt
     processed: Sequence[ProcessedMedia] = ()
@@ -64,7 +68,10 @@ async def handle_tokenize(registry: ModelRegistry, route: Route, exchange: Excha
 def _read_tokenize_request(registry: ModelRegistry, route: Route, exchange: Exchange, body: bytes) -> TokenizeRequest:
     """Read a body with the facts about the model that it names; an unknown name is reported after other mistakes."""
     assert route.reader is not None
-    model = registry.get_model(model_in_body(body)) or registry.main_model
+    tenant = exchange.tenant
+    implied_model, name = registry.implied_model(route, tenant), model_in_body(body)
+    model = registry.get_model(name, implied_model) or implied_model
+    check_key_name(tenant, model, name)
     tokenize_request: TokenizeRequest = route.reader(body, request_context(registry, model, exchange))
     return tokenize_request
 
@@ -111,7 +118,9 @@ async def handle_detokenize(registry: ModelRegistry, route: Route, exchange: Exc
     body = await exchange.read_body()
     assert route.reader is not None and route.writer is not None
     detokenize_request: DetokenizeRequest = await exchange.to_thread_if_large(len(body), partial(route.reader, body))
-    model = registry.find_model(detokenize_request.model)
+    tenant = exchange.tenant
+    model = registry.find_model(detokenize_request.model, tenant, registry.implied_model(route, tenant))
+    check_key_name(tenant, model, detokenize_request.model)
     model.require_ready()
     decode = partial(_decode_texts, model.text_pipeline.tokenizer, detokenize_request)
     size = 4 * sum(map(len, (detokenize_request.token_ids, *detokenize_request.further_ids)))
@@ -136,9 +145,10 @@ async def handle_tokenizer(registry: ModelRegistry, route: Route, exchange: Exch
     if not registry.options.tokenizer_info:
         raise NotFound("The tokenizer configuration is not served. Start the server with --tokenizer-info to serve it.")
     config: dict[str, Any] = {}
-    path = Path(registry.main_model.settings.model) / "tokenizer_config.json"
+    model = allowed_model(registry, route, exchange.tenant)
+    path = Path(model.settings.model) / "tokenizer_config.json"
     if path.is_file():
         config = msgspec.json.decode(path.read_bytes())
     await exchange.send_response(
-        route.writer(config | {"chat_template": registry.main_model.text_pipeline.template.all_sources or None})
+        route.writer(config | {"chat_template": model.text_pipeline.template.all_sources or None})
     )

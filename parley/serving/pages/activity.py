@@ -13,6 +13,7 @@ import msgspec
 
 from parley.dialects.dialect import Route
 from parley.errors import Invalid, excerpt
+from parley.serving.keys.scopes import may_use_model
 from parley.serving.pages.activity_history import SAMPLE_FIELDS, SAMPLE_SECONDS
 from parley.serving.registry import ModelRegistry
 from parley.serving.served_model import ServedModel
@@ -28,6 +29,7 @@ async def handle_activity(registry: ModelRegistry, route: Route, exchange: Excha
     start = _read_start(exchange.scope["query_string"])
     history = registry.activity_history.samples_since(start)
     requests = _list_requests(registry, exchange.tenant)
+    models = [model for model in registry.models if may_use_model(exchange.tenant, model)]
     state = {
         "time": time.time(),
         "version": __version__,
@@ -35,7 +37,7 @@ async def handle_activity(registry: ModelRegistry, route: Route, exchange: Excha
         "role": registry.options.role,
         "interval": SAMPLE_SECONDS,
         "fields": SAMPLE_FIELDS,
-        "models": [_describe_model(model, history.get(model.name, ([], []))) for model in registry.models],
+        "models": [_describe_model(model, history.get(model.name, ([], []))) for model in models],
         "sees_all": _sees_all(exchange.tenant),
         "request_count": len(requests),
         "requests": requests[:MAX_LISTED_REQUESTS],
