@@ -10,6 +10,7 @@ from typing import Any
 from parley.disagg.wire.role import InstanceAddress
 from parley.instance.instance_state import InstanceState
 from parley.serving.registry import ModelRegistry
+from parley.serving.served_model import ServedModel
 
 
 def instance_status(
@@ -74,6 +75,7 @@ def parley_members(registry: ModelRegistry, instance_state: InstanceState, addre
         "role": instance_state.role.name,
         "peer": str(address),
         "models": registry.served_names,
+        "model_tasks": [model_tasks(model) for model in registry.models],
         "ready": registry.unready_error() is None,
         "layout": ",".join(layouts),
         "slots": sum(model.settings.max_batch for model in registry.models),
@@ -90,4 +92,14 @@ def parley_members(registry: ModelRegistry, instance_state: InstanceState, addre
         "api_keys": registry.options.has_keys,
         "private_prefixes": registry.options.has_private_prefixes,
         "prefix_hash": instance_state.recent_prefixes.newest_hashes(),
+    }
+
+
+def model_tasks(model: ServedModel) -> dict[str, Any]:
+    """Return the names of a model and of its adapters, and its tasks and media; None until it is loaded."""
+    info = model.engine.info
+    return {
+        "names": [*model.names, *model.adapters],
+        "tasks": None if info is None else sorted(info.tasks),
+        "media": None if info is None else sorted(info.media_kinds),
     }

@@ -176,9 +176,9 @@ async def alike(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[
 async def live_cluster(serve, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Callable[..., Any]]:
     """Start a cluster with these roles, whose answers have the same id and creation time as those of single servers.
 
-    ``settings`` returns the settings of an instance that loads a real model; ``separate``, ``strict``,
-    ``memory_limit``, ``max_running`` and ``client_keys`` are options of the coordinator; the rest are options of
-    ``serve``.
+    ``settings`` returns the settings of an instance that loads a real model; ``each`` has further options of each
+    instance, where they differ; ``separate``, ``strict``, ``memory_limit``, ``max_running`` and ``client_keys`` are
+    options of the coordinator; the rest are options of ``serve``.
     """
     running: list[tuple[Cluster, asyncio.Task[int]]] = []
 
@@ -190,9 +190,14 @@ async def live_cluster(serve, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[
         settings: Callable[[], Settings | None] = lambda: None,
         client_keys: Mapping[str, Any] = NO_CLIENT_KEYS,
         max_running: int = CoordinatorOptions.single_node_max_requests,
+        each: Sequence[Mapping[str, Any]] = (),
         **options: Any,
     ) -> Cluster:
-        instances = [await serve(role=role, settings=settings(), **options) for role in roles]
+        own_options = each or [{}] * len(roles)
+        instances = [
+            await serve(role=role, settings=settings(), **options, **own)
+            for role, own in zip(roles, own_options, strict=True)
+        ]
         members = [await join_cluster(running_server) for running_server in instances]
         static_instances = [
             InstanceConfig(id=number, url=f"http://127.0.0.1:{running_server.port}", role=role)

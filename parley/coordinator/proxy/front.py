@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -22,7 +22,7 @@ from parley.coordinator.proxy.downstream.client_keys import ClientKeys
 from parley.coordinator.proxy.front_load import FrontLoad
 from parley.coordinator.proxy.generation.generation_front import GenerationFront
 from parley.coordinator.proxy.generation.record_keeper import RecordKeeper
-from parley.coordinator.proxy.generation.request_stops import RequestStops
+from parley.coordinator.proxy.generation.request_stops import RequestStops, parsing_context
 from parley.coordinator.proxy.generation.scheduling_facts import SchedulingFacts
 from parley.coordinator.proxy.local_answers import LocalAnswers
 from parley.coordinator.proxy.paths import ApiPath, PathTable
@@ -30,7 +30,7 @@ from parley.coordinator.proxy.upstream import forward, merge_answers
 from parley.coordinator.proxy.upstream.connections import InstanceConnections
 from parley.coordinator.routing.instance import ClusterInstance, least_loaded
 from parley.coordinator.routing.instance_scheduler import InstanceScheduler
-from parley.dialects.dialect import RouteKind
+from parley.dialects.dialect import ModelList, RequestContext, Route, RouteKind
 from parley.dialects.mounts import ApiMount
 from parley.errors import SERVER_ERROR, NotAllowed, NotFound, ParleyError
 from parley.serving.options import ServerOptions
@@ -255,7 +255,7 @@ class InferenceFront:
             client.log_entry.is_probe = True
             await send_page_file(page, client)
             return
-        body, kind = None, path.kind
+        body, kind, route = None, path.kind, path.route
         if kind is None:  # the path belongs to two APIs
             body = await client.read_body()
             route, client.dialect = await client.to_thread_if_large(
@@ -292,7 +292,7 @@ class InferenceFront:
             return
         if (inlined := await self._record_keeper.inline_records(path, client, body)) is not None:
             body = inlined.body
-        work = await self._choose_forwarding(kind, path, client, usable, body)
+        work = await self._choose_forwarding(route, path, client, usable, body)
         timeout = self._scheduler.options.tokenizer_timeout if kind == "tokenize" else None
         try:
             async with asyncio.timeout(timeout):
@@ -303,14 +303,17 @@ class InferenceFront:
             raise refusals.coordinator_error(408, refusals.TEXTS.tokenizer_timeout) from None
 
     async def _choose_forwarding(
-        self, kind: RouteKind, path: ApiPath, client: DownstreamClient, instances: list[ClusterInstance], body: bytes
+        self, route: Route, path: ApiPath, client: DownstreamClient, instances: list[ClusterInstance], body: bytes
     ) -> Coroutine[Any, Any, None]:
         """Return the forwarding of a request: to one instance, to all, or to all with one answer made of theirs."""
-        connections, method = self._connections, client.scope["method"]
+        connections, method, kind = self._connections, client.scope["method"], route.kind
         if kind == "summed_info" and method != "HEAD":
             return forward.forward_and_merge(connections, client, instances, body, merge_answers.sum_pages)
-        if kind == "models" and method != "HEAD" and len({instance.models for instance in instances}) > 1:
-            return forward.forward_and_merge(connections, client, instances, body, merge_answers.unite_lists)
+        model_list = ModelList() if kind == "models" else route.model_list
+        if model_list is not None and method != "HEAD" and len({instance.models for instance in instances}) > 1:
+            query = model_list.whole_query or None
+            merge = partial(_unite_model_lists, model_list, parsing_context(client))
+            return forward.forward_and_merge(connections, client, instances, body, merge, query)
         if kind == "activity" and method != "HEAD":
             return forward.forward_and_merge(connections, client, instances, body, merge_answers.merge_activity)
         if kind in FOR_ALL_INSTANCES or (kind == "endpoint" and method not in ("GET", "HEAD")):
@@ -324,6 +327,11 @@ class InferenceFront:
         if not usable:
             raise refusals.coordinator_error(503, refusals.TEXTS.cluster_not_ready)
         return usable
+
+
+def _unite_model_lists(model_list: ModelList, context: RequestContext, pages: Iterable[bytes]) -> bytes:
+    whole_list = merge_answers.unite_lists(pages)
+    return whole_list if model_list.read_page is None else model_list.read_page(whole_list, context)
 
 
 def wrap_cors(front: InferenceFront, options: ServerOptions) -> ASGIApp:

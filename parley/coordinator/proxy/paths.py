@@ -27,13 +27,16 @@ INTERNAL_KINDS: frozenset[RouteKind] = frozenset({"results", "results_flow", "ro
 class ApiPath:
     """A method and path with the routes of all its APIs; the first route answers unless another claims the body.
 
-    ``is_open``: every client may call all of them.
+    ``is_open``: every client may call all of them. ``depends_on_main_model``: an instance's main model decides which of
+    them answers.
     """
 
     def __init__(self, routes: Sequence[tuple[Route, ApiMount]]):
         self._page = next((route for route, _ in routes if route.kind == "page"), None)
         routes = [mounted for mounted in routes if mounted[0].kind != "page"] or routes
-        routes = [mounted for mounted in routes if not mounted[0].for_encoders] or routes  # an instance knows its model
+        others = [mounted for mounted in routes if not mounted[0].for_encoders]  # an instance knows its main model
+        self.depends_on_main_model = 0 < len(others) < len(routes)
+        routes = others or routes
         self._routes = routes
         self._default_route = next((mounted for mounted in routes if not mounted[0].yields_unclaimed), routes[0])
         self.route, self.dialect = self._default_route[0], self._default_route[1].dialect
@@ -41,6 +44,7 @@ class ApiPath:
         self.kind: RouteKind | None = self.route.kind if len(kinds) == 1 else None  # None: depends on the body
         self.is_open = all(route_scope(route) == "open" for route, _ in routes)
         self.names_endpoint = any(route.names_endpoint for route, _ in routes)
+        self._needs_one_task = len({route.suitable_tasks for route, _ in routes}) == 1
 
     def find_page(self, headers: Mapping[bytes, bytes]) -> Route | None:
         """Return the page that a request is for, None if it is for an API."""
@@ -51,6 +55,22 @@ class ApiPath:
     def has_one_route(self) -> bool:
         """Whether the path belongs to one API only."""
         return len(self._routes) == 1
+
+    def route_for_model(self, body: bytes, headers: Mapping[bytes, bytes]) -> Route:
+        """Return a route that needs the same model as the one that a request belongs to."""
+        return self.route if self._needs_one_task else self.pick_route(body, headers)[0]
+
+    def named_model(self, route: Route, body: bytes, path_params: Mapping[str, str]) -> str | None:
+        """Return the model or endpoint that a request names in its path, or in its body where only the route knows;
+        None if its body has to be searched."""
+        if self.names_endpoint:
+            endpoint = path_params.get("endpoint")
+            return endpoint or (route.model_reader(body) if route.model_reader is not None else "")
+        return (
+            path_params.get("model")
+            or path_params.get("endpoint")
+            or (route.model_reader(body) if route.kind == "info" and route.model_reader is not None else None)
+        )
 
     def pick_route(self, body: bytes, headers: Mapping[bytes, bytes]) -> tuple[Route, Dialect]:
         """Return the route and API that a request belongs to."""

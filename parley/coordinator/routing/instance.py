@@ -8,16 +8,25 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from parley.coordinator.routing.circuit_breaker import CircuitBreaker
 from parley.coordinator.routing.load import JobSide
 from parley.disagg.wire.prompt_hash import MAX_REPORTED_HASHES, PrefixMark
+from parley.types import ModelTask
 
 InstancePhase = Literal["joining", "ready", "switching", "offline", "faulty", "lost"]
 MAX_REFUSALS = 3  # refusals in a row until handovers between two instances pause
 PAUSE_BOUNDS = 0.5, 30.0  # seconds of that pause: the first, and the longest
 REPORT_DELAY = 10.0  # seconds until a prompt sent to an instance must appear in its report
+
+
+class OfferedModel(NamedTuple):
+    """A model of an instance: its names with those of its adapters, the main one first, and its tasks; None if the
+    instance does not tell them."""
+
+    names: tuple[str, ...]
+    tasks: frozenset[ModelTask] | None
 
 
 @dataclass(eq=False)
@@ -47,7 +56,8 @@ class ClusterInstance:
     block_size: int = 16
     context_length: int = 0  # in tokens; 0 if not reported
     p_percentage: int = 50
-    models: frozenset[str] = frozenset()
+    models: frozenset[str] = frozenset()  # all names
+    offered: tuple[OfferedModel, ...] = ()  # the main model first
     layout: str = ""
     epoch: str = ""
     peers: frozenset[int] = frozenset()

@@ -19,6 +19,7 @@ from parley.coordinator.routing.counters import AttemptEnd, RequestCounters
 from parley.coordinator.routing.instance import ClusterInstance, least_loaded
 from parley.coordinator.routing.instance_table import InstanceEvent, InstanceTable
 from parley.coordinator.routing.load import HeldDemand
+from parley.coordinator.routing.model_choice import ModelQuestion
 from parley.coordinator.routing.policies import (
     CacheAffinityPolicy,
     InstancePair,
@@ -231,8 +232,8 @@ class InstanceScheduler:
         """
         self.counters.count_request(request.earlier_attempts)
         usable = self.table.usable_instances()
-        if not request.earlier_attempts and not self._can_serve_with(usable):
-            raise self._refuse_request(503, refusals.TEXTS.cluster_not_ready)
+        if not request.earlier_attempts and not self._can_serve_with(self._instances_with_model(request, usable)):
+            raise self._refuse_request(503, refusals.TEXTS.cluster_not_ready, 1.0)
         placement = None if self.queue else self._try_placement(request, usable)
         if placement is not None:
             return placement
@@ -296,7 +297,7 @@ class InstanceScheduler:
             view = RequestView(request, candidates, now)
             pair = self._policy.pick_pair(view)
         if pair is None:
-            if not preferred and self._can_serve_with(usable):
+            if not candidates and request.layout and self._instances_with_model(request, usable, in_any_layout=True):
                 raise self._refuse_request(500, refusals.TEXTS.schedule_failed)
             return None
         if request.earlier_attempts == 0:
@@ -320,16 +321,16 @@ class InstanceScheduler:
                 raise self._refuse_request(429, refusals.TEXTS.too_many_requests, retry_after)
 
     def _instances_with_model(
-        self, request: SchedulingRequest, usable: Sequence[ClusterInstance]
+        self, request: SchedulingRequest, usable: Sequence[ClusterInstance], *, in_any_layout: bool = False
     ) -> Sequence[ClusterInstance]:
-        """Return the usable instances that have the model. If no instance has it, return all: any may report that.
+        """Return the usable instances that have the model of a request. If no instance has the model that it names,
+        return all: any may report that.
 
-        An answer that has begun can only continue on the same weights; their name does not matter.
+        An answer that has begun can only continue on the same weights, so in the same layout.
         """
-        if request.layout:
+        if request.layout and not in_any_layout:
             usable = [instance for instance in usable if instance.layout in ("", request.layout)]
-        candidates = [instance for instance in usable if request.model in instance.models] if request.model else usable
-        return candidates if candidates or any(request.model in instance.models for instance in self.table) else usable
+        return self.table.model_holders(request.model, request.question, usable)
 
     def _refuse_request(self, status: int, text: str, retry_after: float | None = None) -> RequestRefused:
         self.counters.count_refusal(status)
@@ -347,9 +348,11 @@ class InstanceScheduler:
     def _serve_queue(self) -> None:
         self._wake_scheduled = False
         usable = self.table.usable_instances()
-        full_models: set[str] = set()  # models whose first queued request finds no room: later ones may not overtake it
+        # Models whose first queued request finds no room: later ones may not overtake it.
+        full_models: set[tuple[str, ModelQuestion | None]] = set()
         for queued in self.queue.take_turns():
-            if queued.future.done() or queued.request.model in full_models:
+            model = queued.request.model, queued.request.question
+            if queued.future.done() or model in full_models:
                 continue
             try:
                 placement = self._try_placement(queued.request, usable)
@@ -358,7 +361,7 @@ class InstanceScheduler:
                 self.queue.remove_request(queued)
                 continue
             if placement is None:
-                full_models.add(queued.request.model)
+                full_models.add(model)
             else:
                 queued.future.set_result(placement)
                 self.queue.remove_request(queued)

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from parley.coordinator.config import CoordinatorOptions, InstanceConfig
 from parley.coordinator.routing.instance import ClusterInstance
+from parley.coordinator.routing.model_choice import ModelChoices, ModelQuestion
 from parley.coordinator.routing.status_report import apply_status
 from parley.dialects.mounts import known_spelling
 from parley.disagg.kv.layout import layout_difference
@@ -31,6 +32,7 @@ class InstanceTable:
         self.clock = clock
         self.instances: dict[int, ClusterInstance] = {}
         self.watchers: list[TableWatcher] = []
+        self.choices = ModelChoices(lambda: self.instances.values())
         self.list_received = False  # a controller's list has been received
         for static in options.instances:
             self.add_instance(configured_instance(static))
@@ -68,6 +70,7 @@ class InstanceTable:
         """Add an instance. It replaces one with the same id, whose requests are lost."""
         self.remove_instance(instance.id)
         self.instances[instance.id] = instance
+        self.choices.forget_choices()
         self.notify_watchers(instance, "joined")
         return instance
 
@@ -75,6 +78,7 @@ class InstanceTable:
         """Remove an instance, if it is present."""
         instance = self.instances.pop(instance_id, None)
         if instance is not None:
+            self.choices.forget_choices()
             self.notify_watchers(instance, "left")
 
     def notify_watchers(self, instance: ClusterInstance, event: InstanceEvent) -> None:
@@ -153,8 +157,11 @@ class InstanceTable:
 
     def record_status(self, instance: ClusterInstance, status_body: Mapping[str, Any]) -> None:
         """Apply the body of a /v1/status answer."""
-        role, was_usable = instance.role, instance.is_usable(self.clock())
-        self.record_answer(instance, apply_status(instance, status_body), was_usable)
+        role, offered, was_usable = instance.role, instance.offered, instance.is_usable(self.clock())
+        epoch = apply_status(instance, status_body)
+        if instance.offered != offered:
+            self.choices.forget_choices()
+        self.record_answer(instance, epoch, was_usable)
         if instance.role != role:
             self.notify_watchers(instance, "changed")
 
@@ -170,6 +177,17 @@ class InstanceTable:
     def served_name(self, model: str) -> str:
         """Return a model's name as instances report it, which may have or lack a default tag; itself if none does."""
         return known_spelling(model, self.model_names()) or model
+
+    def model_holders(
+        self, model: str, question: ModelQuestion | None, instances: Sequence[ClusterInstance]
+    ) -> list[ClusterInstance]:
+        """Return those of some instances that have the model of a request; all if no instance of the cluster has the
+        model that it names, as any of them may report that. ``question``: set if it names none."""
+        if not model and question is None:
+            return list(instances)
+        holders = [instance for instance in instances if self.choices.holds_model(instance, model, question)]
+        is_known = holders or any(self.choices.holds_model(instance, model, question) for instance in self)
+        return holders if is_known else list(instances)
 
     def is_cluster_ready(self, model: str = "") -> bool:
         """Whether the usable instances form a complete cluster, optionally counting only those with ``model``."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from parley.coordinator.routing.instance import ClusterInstance
+from parley.coordinator.routing.instance import ClusterInstance, OfferedModel
+from parley.coordinator.routing.model_choice import read_offered_models
 from parley.coordinator.tolerant_json import is_amount, is_count
 from parley.disagg.wire.prompt_hash import MAX_REPORTED_HASHES
 
@@ -50,6 +51,8 @@ def apply_status(instance: ClusterInstance, status: Mapping[str, Any]) -> str:
         instance.peer = peer
     if isinstance(models := own_members.get("models"), list):
         instance.models = frozenset(name for name in models if isinstance(name, str))
+    if (offered := read_offered_models(own_members)) is not None:
+        instance.offered = _keep_known_tasks(instance.offered, offered)
     instance.checks_keys = own_members.get("api_keys") is True
     instance.has_private_prefixes = own_members.get("private_prefixes") is True
     if isinstance(hashes := own_members.get("prefix_hash"), list):
@@ -60,6 +63,14 @@ def apply_status(instance: ClusterInstance, status: Mapping[str, Any]) -> str:
     instance.transfers = {name: value for name, value in transfers.items() if is_amount(value)}
     epoch = own_members.get("epoch")
     return epoch if isinstance(epoch, str) else ""
+
+
+def _keep_known_tasks(known: tuple[OfferedModel, ...], offered: tuple[OfferedModel, ...]) -> tuple[OfferedModel, ...]:
+    """Return the models that an instance offers now. While it loads one, the tasks that it had before are kept."""
+    known_tasks = {name: model.tasks for model in known for name in model.names}
+    return tuple(
+        model if model.tasks is not None else model._replace(tasks=known_tasks.get(model.names[0])) for model in offered
+    )
 
 
 def _subtable(status: Mapping[str, Any], name: str) -> Mapping[str, Any]:

@@ -130,7 +130,7 @@ class GenerationFront:
         self._client_keys.admit_request(client)
         left = False
         try:
-            scheduling_request = await self._scheduling_facts.scheduling_request(path, client, body)
+            scheduling_request, _ = await self._scheduling_facts.scheduling_request(path, client, body)
             if await self._reserve_tokens(path, client, body, scheduling_request):
                 holders = await self._scheduling_facts.instances_holding_model(path, client, body, usable)
                 work = forward.forward_to_one(self._connections, client, least_loaded(holders), body)
@@ -146,10 +146,9 @@ class GenerationFront:
     ) -> bool:
         """Reserve the tokens that a request may use, if its client's key has limits of tokens. False if an instance has
         refused the request, and the client has that answer. Raises ParleyError, ClientGone."""
-        usable = self._scheduler.table.usable_instances()
-        holders = least_loaded(
-            [instance for instance in usable if scheduling_request.model in instance.models] or usable
-        )
+        table = self._scheduler.table
+        usable = table.usable_instances()
+        holders = least_loaded(table.model_holders(scheduling_request.model, scheduling_request.question, usable))
         rate = self._scheduler.options.string_token_rate
         if not all(instance.native for instance in usable):
             client.meter = AnswerMeter(scheduling_request.model, scheduling_request.prompt_tokens, rate)
@@ -162,7 +161,10 @@ class GenerationFront:
         self, path: ApiPath, client: DownstreamClient, body: bytes, inlined: InlinedRequest | None = None
     ) -> None:
         """Have instances answer the client. Raises ParleyError before anything was sent, and ClientGone."""
-        scheduling_request = await self._scheduling_facts.scheduling_request(path, client, body)
+        scheduling_request, requested = await self._scheduling_facts.scheduling_request(path, client, body)
+        if holders := self._scheduling_facts.misfit_holders(requested):
+            await forward.forward_to_one(self._connections, client, least_loaded(holders), body)
+            return
         if client.account is not None and not await self._reserve_tokens(path, client, body, scheduling_request):
             return
         closing = partial(self._error_ending, path, client, body, inlined)

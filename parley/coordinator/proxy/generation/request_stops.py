@@ -53,7 +53,13 @@ def parsing_context(client: DownstreamClient) -> RequestContext:
     """Return what is known here of the context in which instances read a client's request."""
     records: TenantRecords = INLINED_RECORDS if client.records_inlined else NO_RECORDS
     return RequestContext(
-        client.request_uuid, 0, "", path_parts=client.path_params, headers=client.headers, records=records
+        client.request_uuid,
+        0,
+        "",
+        path_parts=client.path_params,
+        headers=client.headers,
+        query_string=client.scope.get("query_string", b""),
+        records=records,
     )
 
 

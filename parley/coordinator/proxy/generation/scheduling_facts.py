@@ -3,14 +3,30 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import NamedTuple
 
+from parley.coordinator import refusals
 from parley.coordinator.proxy.client_identity import ClientIdentity
 from parley.coordinator.proxy.downstream.client import DownstreamClient
 from parley.coordinator.proxy.paths import ApiPath
 from parley.coordinator.routing.instance import ClusterInstance
 from parley.coordinator.routing.instance_table import InstanceTable
+from parley.coordinator.routing.model_choice import ModelQuestion
 from parley.coordinator.routing.policies import SchedulingRequest
+from parley.dialects.dialect import Route, RouteKind
+from parley.dialects.mounts import names_any_model
 from parley.disagg.wire.prompt_hash import PromptHashes, hash_prompt
+
+# Answered from a model's files, whichever model it is; answers of other kinds for any model are about the server.
+MODEL_KINDS: frozenset[RouteKind] = frozenset({"tokenize", "detokenize", "tokenizer", "server_info"})
+
+
+class RequestedModel(NamedTuple):
+    """The model of a request: its name, or the question of which one it is. ``route``: one that needs the same."""
+
+    name: str
+    question: ModelQuestion | None
+    route: Route
 
 
 class SchedulingFacts:
@@ -19,25 +35,73 @@ class SchedulingFacts:
     def __init__(self, table: InstanceTable, identity: ClientIdentity):
         self._table, self._identity = table, identity
 
-    async def scheduling_request(self, path: ApiPath, client: DownstreamClient, body: bytes) -> SchedulingRequest:
+    async def scheduling_request(
+        self, path: ApiPath, client: DownstreamClient, body: bytes
+    ) -> tuple[SchedulingRequest, RequestedModel]:
         """Return the facts about a request that decide on its instances. Raises ParleyError."""
         table = self._table
         options, tenant = table.options, self._identity.tenant_of(client)
         prompt_info = await self._hash_prompt(client, body, tenant if table.has_private_prefixes else "")
-        model = client.path_params.get("model", "") or ("" if path.names_endpoint else prompt_info.model)
-        model = client.log_entry.model = table.served_name(model)
+        requested = await self._find_model(path, client, body, prompt_info.model)
         turns = prompt_info.conversation_hashes() if options.algorithm_type == "cache_affinity" else None
-        return SchedulingRequest(
-            prompt_info.token_count, prompt_info.marks, client.client_timeout(), model, turns, tenant=tenant
+        scheduling_request = SchedulingRequest(
+            prompt_info.token_count,
+            prompt_info.marks,
+            client.client_timeout(),
+            requested.name,
+            turns,
+            tenant=tenant,
+            question=requested.question,
         )
+        return scheduling_request, requested
 
     async def instances_holding_model(
         self, path: ApiPath, client: DownstreamClient, body: bytes, usable: list[ClusterInstance]
     ) -> list[ClusterInstance]:
-        """Return the instances that have the requested model, or all if none has it."""
-        model = client.path_params.get("model", "") or (await self._hash_prompt(client, body)).model
-        model = self._table.served_name(model)
-        return [instance for instance in usable if model in instance.models] or usable
+        """Return those of some instances that have the requested model, or all if no instance of the cluster has it, or
+        if any model will do. Raises ParleyError if none of these has it."""
+        requested = await self._find_model(path, client, body, (await self._hash_prompt(client, body)).model)
+        holders = self._table.model_holders(requested.name, requested.question, usable)
+        if holders:
+            return holders
+        question = requested.question
+        if question is not None and question.tasks is None and requested.route.kind not in MODEL_KINDS:
+            return usable
+        raise refusals.coordinator_error(503, refusals.TEXTS.cluster_not_ready)
+
+    def misfit_holders(self, requested: RequestedModel) -> list[ClusterInstance]:
+        """Return the usable instances of a model that cannot do what a request asks of it, so that one of them says so;
+        none if it can, or if that is not known."""
+        choices, usable = self._table.choices, self._table.usable_instances()
+        name = requested.name
+        if requested.question is not None:
+            model = choices.choose_model(requested.question).model
+            name = "" if model is None else model.names[0]
+        if not name or not choices.lacks_task(name, requested.route):
+            return []
+        holders = self._table.model_holders(requested.name, requested.question, usable)
+        return [instance for instance in holders if instance.role == "mixed"]  # others take no whole requests
+
+    async def _find_model(
+        self, path: ApiPath, client: DownstreamClient, body: bytes, name_in_body: str
+    ) -> RequestedModel:
+        """Return the model of a request. Raises ParleyError."""
+        route = await client.run_work(len(body), partial(path.route_for_model, body, client.headers))
+        known_names = self._table.model_names()
+        named = path.named_model(route, body, client.path_params)
+        name = self._table.served_name(name_in_body if named is None else named)
+        if path.names_endpoint and name not in known_names:  # an endpoint, whose models only instances know
+            client.log_entry.model = name
+            return RequestedModel("", None, route)
+        question = None
+        if names_any_model(name, known_names):
+            key_models = client.tenant.models
+            question = ModelQuestion(route.suitable_tasks, key_models, path.depends_on_main_model)
+            model = self._table.choices.choose_model(question).model
+            name, client.log_entry.model = "", name if model is None else model.names[0]
+        else:
+            client.log_entry.model = name
+        return RequestedModel(name, question, route)
 
     async def _hash_prompt(self, client: DownstreamClient, body: bytes, owner: str = "") -> PromptHashes:
         rate = self._table.options.string_token_rate

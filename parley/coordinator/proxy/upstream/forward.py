@@ -21,9 +21,14 @@ from parley.web.http_client import (
 
 
 class AnswerPipe:
-    """Streams an answer from an instance to the client, at the client's pace."""
+    """Streams an answer from an instance to the client, at the client's pace.
 
-    def __init__(self, client: DownstreamClient, connection: HttpClientConnection):
+    ``may_be_refused``: an answer that the instance takes no requests now is dropped; ``is_refused`` tells so.
+    """
+
+    def __init__(self, client: DownstreamClient, connection: HttpClientConnection, *, may_be_refused: bool = False):
+        self.is_refused = False
+        self._may_be_refused = may_be_refused
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._client, self._connection = client, connection
         self._client_task: asyncio.Task[None] | None = None
@@ -31,6 +36,9 @@ class AnswerPipe:
 
     def receive_head(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
         """Start the client's answer."""
+        self.is_refused = self._may_be_refused and status == UNREADY_STATUS
+        if self.is_refused:
+            return
         client_headers, received = returned_headers(headers), dict(headers)
         if USED_HEADER in received:
             self._client.used_tokens = read_used_tokens(received[USED_HEADER])
@@ -41,6 +49,8 @@ class AnswerPipe:
 
     def receive_data(self, data: bytes) -> None:
         """Pass a part on; pause the instance's connection while the client does not read."""
+        if self.is_refused:
+            return
         self._client.note_refusal(self._client.status, data)
         if self._client.meter is not None:
             self._client.meter.add_bytes(data)
@@ -55,6 +65,8 @@ class AnswerPipe:
         if error is not None:
             self.done.set_exception(error)
             self.done.exception()
+        elif self.is_refused:
+            self.done.set_result(None)
         elif self._client_task is not None:
             self._is_complete = True
         else:
@@ -70,6 +82,7 @@ class AnswerPipe:
             self.done.set_result(None)
 
 
+UNREADY_STATUS = 503  # of an instance that is loading or about to stop
 KEY_REFUSALS = (401, 403)  # statuses
 
 
@@ -104,20 +117,25 @@ async def check_client(
 async def forward_to_one(
     connections: InstanceConnections, client: DownstreamClient, instances: Sequence[ClusterInstance], body: bytes
 ) -> None:
-    """Send the client the answer of the first of these instances that gives one.
+    """Send the client the answer of the first of these instances that gives one, and takes requests.
 
     Raises ParleyError before anything was sent; after that the client's connection is closed.
     """
-    for instance in instances:
-        if await _forward_once(connections, client, instance, body):
+    for place, instance in enumerate(instances, 1):
+        if await _forward_once(connections, client, instance, body, may_be_refused=place < len(instances)):
             return
     raise refusals.coordinator_error(500, refusals.TEXTS.send_failed)
 
 
 async def _forward_once(
-    connections: InstanceConnections, client: DownstreamClient, instance: ClusterInstance, body: bytes
+    connections: InstanceConnections,
+    client: DownstreamClient,
+    instance: ClusterInstance,
+    body: bytes,
+    *,
+    may_be_refused: bool,
 ) -> bool:
-    """Send the client an instance's answer; False if none came."""
+    """Send the client an instance's answer; False if none came, or the instance takes no requests now."""
     http_client = connections.http_client(instance)
     method, headers = client.scope["method"].encode(), forwarded_headers(connections, client, instance)
     parts = http_client.format_request(method, client.request_target, headers, (body,) if body else ())
@@ -127,11 +145,11 @@ async def _forward_once(
             connection = idle_connection or await http_client.open_connection()
         except InstanceUnreachable:
             return False
-        pipe = AnswerPipe(client, connection)
+        pipe = AnswerPipe(client, connection, may_be_refused=may_be_refused)
         connection.send_request(parts, pipe, bodiless=method == b"HEAD")
         try:
             await pipe.done
-            return True
+            return not pipe.is_refused
         except ConnectionBroken:
             if client.status:
                 client.abort_connection()
@@ -171,9 +189,11 @@ async def forward_and_merge(
     instances: list[ClusterInstance],
     body: bytes,
     merge: Callable[[Iterable[bytes]], bytes],
+    query: bytes | None = None,
 ) -> None:
-    """Send the client the merged answers of all instances, or the first error if none succeeds. Raises ParleyError."""
-    answers = await collect_answers(connections, client, instances, body)
+    """Send the client the merged answers of all instances, or the first error if none succeeds. ``query``: asks
+    instances for more than the client's own. Raises ParleyError, and what ``merge`` raises."""
+    answers = await collect_answers(connections, client, instances, body, query)
     pages = [answer for answer in answers if answer.status == 200]
     try:
         client.send_complete(*(pages[0]._replace(body=merge(page.body for page in pages)) if pages else answers[0]))
@@ -182,13 +202,19 @@ async def forward_and_merge(
 
 
 async def collect_answers(
-    connections: InstanceConnections, client: DownstreamClient, instances: list[ClusterInstance], body: bytes
+    connections: InstanceConnections,
+    client: DownstreamClient,
+    instances: list[ClusterInstance],
+    body: bytes,
+    query: bytes | None = None,
 ) -> list[InstanceAnswer]:
-    """Return the answers of the instances that can be reached, at least one. Raises ParleyError."""
+    """Return the answers of the instances that can be reached, at least one. ``query``: in place of the client's.
+    Raises ParleyError."""
     method, parts = client.scope["method"].encode(), (body,) if body else ()
+    target = client.request_target if query is None else client.request_target.partition(b"?")[0] + b"?" + query
     requests = (
         connections.http_client(instance).request_answer(
-            method, client.request_target, forwarded_headers(connections, client, instance), parts
+            method, target, forwarded_headers(connections, client, instance), parts
         )
         for instance in instances
     )

@@ -31,11 +31,18 @@ def sum_pages(pages: Iterable[bytes]) -> bytes:
 
 
 def unite_lists(pages: Iterable[bytes]) -> bytes:
-    """Return the first JSON page, its lists extended by the entries of other pages with new ids.
+    """Return the first JSON page, a list or an object with lists, extended by the entries of other pages with new ids.
 
     Raises msgspec.MsgspecError or UnicodeDecodeError for pages that are not JSON.
     """
     first, *other_answers = map(msgspec.json.decode, pages)
+    if isinstance(first, list):
+        lists = {"": first}, *({"": other} for other in other_answers)
+        return msgspec.json.encode(_extend_lists(*lists)[""])
+    return msgspec.json.encode(_extend_lists(first, *other_answers))
+
+
+def _extend_lists(first: Any, *other_answers: Any) -> Any:
     for name, entries in first.items() if isinstance(first, dict) else ():
         for other in other_answers if isinstance(entries, list) else ():
             known_ids = set(map(_entry_id, entries))
@@ -45,7 +52,7 @@ def unite_lists(pages: Iterable[bytes]) -> bytes:
                 if isinstance(more_entries, list)
                 else []
             )
-    return msgspec.json.encode(first)
+    return first
 
 
 def merge_activity(pages: Iterable[bytes]) -> bytes:

@@ -1,0 +1,127 @@
+"""Which model of a cluster a request is for, and which instances can answer it.
+
+A request that names a model is for the instances that have it. One that names none is for the model that a single
+server with all models of the cluster would choose: the first that suits its route, in the order of the instances' ids
+and of the models there. It goes to the instances that would choose that model themselves. Instances that do not answer
+count as well, so that their restart does not change the choice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from parley.coordinator.routing.instance import ClusterInstance, OfferedModel
+from parley.dialects.dialect import Route
+from parley.types import ALL_MODEL_TASKS, ModelTask
+
+MAX_KEPT_CHOICES = 1024  # one for each kind of route and limited key
+
+
+class ModelQuestion(NamedTuple):
+    """A request that names no model. ``tasks``: of which the model needs one, None: any model suits. ``key_models``:
+    the models that its client's key may use, none: all. ``main_only``: it is for the main model, whichever that is."""
+
+    tasks: frozenset[ModelTask] | None
+    key_models: tuple[str, ...] = ()
+    main_only: bool = False
+
+
+class ModelChoice(NamedTuple):
+    """The model of a request that names none; None if no instance tells its models. ``instances``: the ids of those
+    that would choose it."""
+
+    model: OfferedModel | None
+    instances: frozenset[int]
+
+
+def read_offered_models(members: Mapping[str, Any]) -> tuple[OfferedModel, ...] | None:
+    """Return the models of an instance from its status, the main one first; None if it does not tell them. One of an
+    older version tells names, but no tasks."""
+    reports, names = members.get("model_tasks"), _read_texts(members.get("models"))
+    if isinstance(reports, list):
+        offered = [_read_offered_model(report) for report in reports if isinstance(report, dict)]
+        return tuple(model for model in offered if model.names)
+    return (OfferedModel(names[:1], None),) if names else None
+
+
+def _read_offered_model(report: Mapping[str, Any]) -> OfferedModel:
+    tasks = report.get("tasks")
+    known_tasks = None if tasks is None else frozenset(ALL_MODEL_TASKS.intersection(_read_texts(tasks)))
+    return OfferedModel(_read_texts(report.get("names")), known_tasks)
+
+
+def _read_texts(value: Any) -> tuple[str, ...]:
+    return tuple(text for text in value if isinstance(text, str)) if isinstance(value, list) else ()
+
+
+class ModelChoices:
+    """The choices among the models of some instances, each made once. ``list_instances`` returns them all."""
+
+    def __init__(self, list_instances: Callable[[], Iterable[ClusterInstance]]):
+        self._list_instances = list_instances
+        self._choices: dict[ModelQuestion, ModelChoice] = {}
+
+    def forget_choices(self) -> None:
+        """Choose anew from now on: the instances or their models have changed."""
+        self._choices.clear()
+
+    def choose_model(self, question: ModelQuestion) -> ModelChoice:
+        """Return the choice for a request that names no model."""
+        choice = self._choices.get(question)
+        if choice is None:
+            if len(self._choices) >= MAX_KEPT_CHOICES:
+                self._choices.clear()
+            choice = self._choices[question] = _choose_model(question, self._list_instances())
+        return choice
+
+    def holds_model(self, instance: ClusterInstance, model: str, question: ModelQuestion | None) -> bool:
+        """Whether a request is for an instance. ``model``: the one that it names; ``question``: set if it names
+        none."""
+        if question is None:
+            return model in instance.models
+        choice = self.choose_model(question)
+        return choice.model is None or instance.id in choice.instances
+
+    def lacks_task(self, model: str, route: Route) -> bool:
+        """Whether all instances that have a model say that it does not suit a route."""
+        offers = [offer for instance in self._list_instances() for offer in instance.offered if model in offer.names]
+        return bool(offers) and all(offer.tasks is not None and not route.suits_model(offer.tasks) for offer in offers)
+
+
+def _choose_model(question: ModelQuestion, instances: Iterable[ClusterInstance]) -> ModelChoice:
+    ordered = sorted(instances, key=lambda instance: instance.id)
+    own_choices = [(instance, _choose_offer(question, instance.offered)) for instance in ordered if instance.offered]
+    if not own_choices:
+        return ModelChoice(None, frozenset())
+    usable = [offer for _, offer in own_choices if _is_open_to_key(question, offer)] or [own_choices[0][1]]
+    suitable = [offer for offer in usable if offer.tasks is not None and _suits(question, offer)]
+    untold = [offer for offer in usable if offer.tasks is None]
+    expects_text = question.tasks is None or "generate" in question.tasks
+    if question.main_only:
+        chosen = own_choices[0][1]
+    elif expects_text:  # a model of untold tasks most likely writes text
+        chosen = next((offer for offer in usable if _suits(question, offer)), usable[0])
+    else:
+        chosen = (*suitable, *untold, usable[0])[0]
+    names = set(chosen.names)
+    holders = {instance.id for instance, offer in own_choices if not names.isdisjoint(offer.names)}
+    # A server that tells no models gets what any server may be asked.
+    holders |= {instance.id for instance in ordered if not instance.offered and expects_text}
+    return ModelChoice(chosen, frozenset(holders))
+
+
+def _choose_offer(question: ModelQuestion, offered: Sequence[OfferedModel]) -> OfferedModel:
+    """Return the model that an instance chooses itself (``ModelRegistry.implied_model``)."""
+    usable = [offer for offer in offered if _is_open_to_key(question, offer)] or offered
+    if question.main_only:
+        return offered[0]
+    return next((offer for offer in usable if _suits(question, offer)), usable[0])
+
+
+def _suits(question: ModelQuestion, offer: OfferedModel) -> bool:
+    return offer.tasks is None or question.tasks is None or not question.tasks.isdisjoint(offer.tasks)
+
+
+def _is_open_to_key(question: ModelQuestion, offer: OfferedModel) -> bool:
+    return not question.key_models or any(name in question.key_models for name in offer.names)

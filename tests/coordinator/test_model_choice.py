@@ -1,0 +1,325 @@
+"""Requests to a cluster whose instances have different models: which model they are for, and what each model can do."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import msgspec
+import pytest
+from support.api_keys import make_keys
+from support.cluster_of_servers import Cluster
+from support.http_client import MODEL_INFO
+from support.simulated_cluster import lose_instance, report_status, simulated_cluster
+
+from parley.coordinator.routing.instance_scheduler import RequestRefused
+from parley.coordinator.routing.model_choice import ModelQuestion
+from parley.coordinator.routing.policies import SchedulingRequest
+from parley.types import ModelInfo
+
+WRITER = {"names": ["writer"], "tasks": ["embed", "generate"]}
+EMBEDDER = {"names": ["vectors"], "tasks": ["embed", "token_embed"]}
+RERANKER = {"names": ["reranker"], "tasks": ["score"]}
+UNTOLD = {"names": ["loading"], "tasks": None}
+GENERATE, EMBED, SCORE, SPARSE = (
+    ModelQuestion(frozenset({task})) for task in ("generate", "embed", "score", "embed_sparse")
+)
+ANY, MAIN = ModelQuestion(None), ModelQuestion(frozenset({"generate"}), main_only=True)
+
+
+def cluster_of(*models_of_instances: Any, **keys: Any) -> Any:
+    """Return the table and the scheduler of mixed instances with these models; a list of names: an old instance."""
+    table, scheduler = simulated_cluster(*["mixed"] * len(models_of_instances), **keys)
+    for instance, models in zip(table, models_of_instances, strict=True):
+        report_models(table, instance, models)
+    return table, scheduler
+
+
+def report_models(table: Any, instance: Any, models: Any) -> None:
+    is_old = any(isinstance(model, str) for model in models)
+    names = models if is_old else [name for model in models for name in model["names"]]
+    report_status(table, instance, models=names, **({} if is_old else {"model_tasks": models}))
+
+
+def answer(table: Any, question: ModelQuestion) -> tuple[str, set[int]]:
+    choice = table.choices.choose_model(question)
+    return choice.model.names[0] if choice.model else "", set(choice.instances)
+
+
+@pytest.mark.parametrize(
+    ("instances", "question", "expected"),
+    [
+        ([[EMBEDDER], [WRITER]], GENERATE, ("writer", {2})),
+        ([[EMBEDDER], [WRITER]], EMBED, ("vectors", {1})),
+        ([[WRITER], [EMBEDDER], [RERANKER]], EMBED, ("writer", {1})),  # as the first of a single server's models
+        ([[WRITER], [EMBEDDER], [RERANKER]], SCORE, ("reranker", {3})),
+        ([[WRITER], [EMBEDDER]], SPARSE, ("writer", {1})),  # which refuses it
+        ([[WRITER, EMBEDDER], [EMBEDDER, WRITER]], GENERATE, ("writer", {1, 2})),
+        ([[WRITER, EMBEDDER], [EMBEDDER, WRITER]], EMBED, ("writer", {1})),  # instance 2 would answer by "vectors"
+        ([[WRITER, EMBEDDER], [EMBEDDER, WRITER]], ANY, ("writer", {1})),
+        ([[EMBEDDER], [WRITER], [EMBEDDER]], MAIN, ("vectors", {1, 3})),
+        # instances that do not tell tasks, or no models
+        ([["old"], [EMBEDDER]], GENERATE, ("old", {1})),
+        ([["old"], [EMBEDDER]], EMBED, ("vectors", {2})),
+        ([["old"], [WRITER]], SCORE, ("old", {1})),
+        ([["writer", "alias"], [WRITER]], GENERATE, ("writer", {1, 2})),
+        ([[], [WRITER]], GENERATE, ("writer", {1, 2})),
+        ([[], [WRITER]], EMBED, ("writer", {2})),
+        ([[], []], GENERATE, ("", set())),
+        ([[UNTOLD], [EMBEDDER]], EMBED, ("vectors", {2})),
+        # keys that are limited to some models
+        ([[WRITER], [EMBEDDER]], EMBED._replace(key_models=("vectors",)), ("vectors", {2})),
+        ([[WRITER, EMBEDDER]], EMBED._replace(key_models=("vectors",)), ("vectors", {1})),
+        ([[WRITER], [EMBEDDER]], EMBED._replace(key_models=("none",)), ("writer", {1})),
+    ],
+)
+def test_a_request_without_a_model_is_for_the_first_that_suits(instances, question, expected):
+    table, _ = cluster_of(*instances)
+    assert answer(table, question) == expected
+
+
+def test_the_choice_stays_while_its_instance_is_away_and_changes_with_the_models():
+    table, _ = cluster_of([EMBEDDER], [WRITER])
+    one, two = table
+    assert answer(table, EMBED) == ("vectors", {1})
+    lose_instance(table, one)
+    assert answer(table, EMBED) == ("vectors", {1})
+    report_models(table, one, [EMBEDDER | {"tasks": None}])  # restarted, and loading
+    assert answer(table, EMBED) == ("vectors", {1})
+    report_models(table, two, [WRITER, RERANKER])
+    assert answer(table, SCORE) == ("reranker", {2})
+    table.remove_instance(one.id)
+    assert answer(table, EMBED) == ("writer", {2})
+
+
+async def test_placement_follows_the_choice_and_refuses_only_while_no_instance_has_the_model():
+    table, scheduler = cluster_of([EMBEDDER], [WRITER], [WRITER])
+    one, two, three = table
+    for request in (SchedulingRequest(10, question=GENERATE), SchedulingRequest(10, model="writer")):
+        assert {(await scheduler.place_request(request)).p.id for _ in range(4)} <= {2, 3}
+        table.set_instance_offline(two, True)
+        assert (await scheduler.place_request(request)).p.id == 3
+        table.set_instance_offline(three, True)
+        with pytest.raises(RequestRefused) as refused:
+            await scheduler.place_request(request)
+        assert (refused.value.status, refused.value.retry_after) == (503, 1)
+        table.set_instance_offline(two, False)
+        table.set_instance_offline(three, False)
+    assert (await scheduler.place_request(SchedulingRequest(10, model="unknown"))).p in (one, two, three)
+
+
+async def test_a_retry_waits_for_the_only_instance_with_its_model():
+    table, scheduler = cluster_of([EMBEDDER], [WRITER])
+    _, two = table
+    table.set_instance_offline(two, True)
+    request = SchedulingRequest(10, model="writer", earlier_attempts=1)
+    placing = asyncio.create_task(scheduler.place_request(request))
+    await asyncio.sleep(0)
+    assert not placing.done() and scheduler.queued_requests == 1
+    table.set_instance_offline(two, False)
+    assert (await placing).p is two
+
+
+# -- servers
+
+
+def writer(**members: Any) -> ModelInfo:
+    return msgspec.structs.replace(MODEL_INFO, dimensions=0, **members)
+
+
+def encoder(**members: Any) -> ModelInfo:
+    return msgspec.structs.replace(MODEL_INFO, generates=False, **members)
+
+
+WRITER_SERVER = {"names": ("writer",), "info": writer()}
+EMBEDDER_SERVER = {"names": ("vectors",), "info": encoder(dimensions=8, token_vectors=True, pooling="mean")}
+RERANKER_SERVER = {"names": ("reranker",), "info": encoder(dimensions=0, labels=["score"])}
+CLASSIFIER_SERVER = {"names": ("classifier",), "info": encoder(dimensions=0, labels=["good", "bad"])}
+SPARSE_SERVER = {"names": ("sparse",), "info": encoder(dimensions=640, pooling="splade")}
+FLEET = (CLASSIFIER_SERVER, WRITER_SERVER, EMBEDDER_SERVER, RERANKER_SERVER, SPARSE_SERVER)
+CHAT = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 2}
+
+
+@pytest.fixture
+async def fleet(live_cluster) -> Cluster:
+    """A cluster whose instances have one model each, the classifier first."""
+    cluster = await live_cluster(*["mixed"] * len(FLEET), each=FLEET)
+    await cluster.front.until(lambda: all(instance.offered for instance in cluster.coordinator.table))
+    return cluster
+
+
+def count_requests(cluster: Cluster) -> dict[str, int]:
+    return {server.model.name: server.model.metrics.totals.succeeded for server in cluster.instances}
+
+
+async def test_requests_without_a_model_reach_the_instance_that_can_answer(fleet):
+    for path, body, model in (
+        ("/tei/embed", {"inputs": "a"}, "vectors"),
+        ("/embed", {"inputs": "a"}, "vectors"),
+        ("/tei/embed_all", {"inputs": "a"}, "vectors"),
+        ("/tei/embed_sparse", {"inputs": "a"}, "sparse"),
+        ("/tei/rerank", {"query": "a", "texts": ["a"]}, "reranker"),
+        ("/rerank", {"query": "a", "texts": ["a"]}, "reranker"),
+        ("/rerank", {"query": "a", "documents": ["a"]}, "reranker"),
+        ("/tei/predict", {"inputs": "a"}, "classifier"),
+        ("/tei/similarity", {"inputs": {"source_sentence": "a", "sentences": ["a"]}}, "vectors"),
+        ("/tgi/generate", {"inputs": "a", "parameters": {"max_new_tokens": 2}}, "writer"),
+        ("/generate", {"prompt": "a", "max_tokens": 2}, "writer"),
+        ("/infer", {"inputs": "a", "parameters": {"max_new_tokens": 2}}, "writer"),
+        ("/tgi/v1/chat/completions", CHAT | {"model": "tgi"}, "writer"),
+        ("/vllm/v1/chat/completions", CHAT, "writer"),
+        ("/", {"inputs": "a"}, "classifier"),  # TEI's, because the main model of the cluster is an encoder
+    ):
+        before = count_requests(fleet)
+        answered = await fleet.front.post(path, body)
+        assert answered.status == 200, (path, answered.body)
+        after = count_requests(fleet)
+        assert {name for name in after if after[name] > before[name]} == {model}, path
+    assert (await fleet.front.get("/tei/info")).json["model_id"] == "classifier"
+    assert (await fleet.front.get("/tgi/info")).json["model_id"] == "writer"
+    assert (await fleet.front.get("/info")).json["model_type"]["classifier"]
+    await fleet.wait_until_idle()
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "sentence"),
+    [
+        ("/v1/chat/completions", CHAT | {"model": "vectors"}, "The model 'vectors' makes embeddings only"),
+        ("/v1/messages", CHAT | {"model": "reranker"}, "The model 'reranker' is a classifier"),
+        ("/api/chat", CHAT | {"model": "vectors"}, '"vectors" does not support chat'),
+        ("/v2/models/vectors/generate", {"text_input": "a"}, "The model 'vectors' makes embeddings only"),
+        ("/v1/embeddings", {"model": "writer", "input": "a"}, "The model 'writer' does not make embeddings"),
+        ("/rerank", {"model": "classifier", "query": "a", "texts": ["a"]}, "model is not a re-ranker model"),
+    ],
+)
+async def test_a_model_that_cannot_do_what_is_asked_is_refused_before_anything_is_queued(fleet, path, body, sentence):
+    scheduler = fleet.coordinator.scheduler
+    holder = next(each for each in scheduler.table if body.get("model", "vectors") in each.models)
+    placed, holder.slots = scheduler.counters.requests, 0  # no room: whoever waited for it would get nothing
+    refused = await fleet.front.post(path, body, **{"anthropic-version": "2023-06-01"})
+    alone = fleet.instances[[each.id for each in scheduler.table].index(holder.id)]
+    expected = await alone.post(path, body, **{"anthropic-version": "2023-06-01"})
+    assert (refused.status, refused.body) == (expected.status, expected.body)
+    assert 400 <= refused.status < 500 and sentence in refused.body.decode().replace('\\"', '"')
+    assert scheduler.counters.requests == placed and not scheduler.queued_requests
+
+
+async def test_lists_and_descriptions_of_models_are_those_of_the_whole_cluster(fleet):
+    names = ["classifier", "writer", "vectors", "reranker", "sparse"]
+    get, version = fleet.front.get, {"anthropic-version": "2023-06-01"}
+    for path in ("/v1/models", "/vllm/v1/models", "/openai/v1/models"):
+        assert [model["id"] for model in (await get(path)).json["data"]] == names, path
+    assert [model["name"].removesuffix(":latest") for model in (await get("/api/tags")).json["models"]] == names
+    assert (await get("/v2/models")).json["models"] == names
+    index = (await fleet.front.post("/v2/repository/index", {})).json
+    assert [model["name"] for model in index] == names
+    listed = [model["name"] for model in (await get("/api/2.0/serving-endpoints")).json["endpoints"]]
+    assert sorted(listed) == sorted(names)
+    pages = await get("/v1/models?limit=2&after_id=writer", **version)
+    assert [model["id"] for model in pages.json["data"]] == ["vectors", "reranker"]
+    assert pages.json["has_more"] and (pages.json["first_id"], pages.json["last_id"]) == ("vectors", "reranker")
+    assert (await get("/v1/models?after_id=none", **version)).status == 400
+    for name in names:
+        assert (await get(f"/v1/models/{name}", **version)).json["id"] == name
+        assert (await get(f"/v2/models/{name}")).json["name"] == name
+        assert (await get(f"/api/2.0/serving-endpoints/{name}")).json["name"] == name
+        for member in ("model", "name"):
+            shown = await fleet.front.post("/api/show", {member: name})
+            assert shown.status == 200, shown.body
+        assert ("completion" in shown.json.get("capabilities", [])) == (name == "writer")
+        assert ("embedding" in shown.json.get("capabilities", [])) == (name in ("vectors", "sparse"))
+    for path, body in (
+        ("/serving-endpoints/writer/invocations", CHAT),
+        ("/serving-endpoints/chat/completions", CHAT | {"model": "writer"}),
+        ("/serving-endpoints/vectors/invocations", {"input": "a"}),
+    ):
+        answered = await fleet.front.post(path, body)
+        assert answered.status == 200, (path, answered.body)
+    await fleet.wait_until_idle()
+
+
+async def test_a_limited_key_gets_the_models_that_it_may_use(live_cluster):
+    headers, keys = make_keys(vectors={"models": ["vectors"]})
+    each = [{"names": ("first",), "info": encoder(dimensions=4)}, EMBEDDER_SERVER]
+    cluster = await live_cluster("mixed", "mixed", each=each, client_keys={"hashed_keys": keys})
+    key = headers["vectors"]
+    assert len((await cluster.front.post("/tei/embed", {"inputs": "a"}, **key)).json[0]) == 8
+    assert (await cluster.front.get("/tei/info", **key)).json["model_id"] == "vectors"
+    assert [model["id"] for model in (await cluster.front.get("/v1/models", **key)).json["data"]] == ["vectors"]
+    for path, body in (
+        ("/tokenize", {"model": "first", "prompt": "a"}),
+        ("/detokenize", {"model": "first", "tokens": [70]}),
+        ("/v1/embeddings", {"model": "first", "input": "a"}),
+        ("/api/show", {"model": "first"}),
+    ):
+        assert (await cluster.front.post(path, body, **key)).status == 403, path
+
+
+# -- instances that come and go
+
+
+async def test_updates_of_instances_with_two_models_lose_no_request(live_cluster):
+    each = [WRITER_SERVER, WRITER_SERVER, EMBEDDER_SERVER, EMBEDDER_SERVER]
+    cluster = await live_cluster("mixed", "mixed", "mixed", "mixed", each=each, tick=0.002)
+    ended, statuses = False, []
+
+    async def send_requests(path: str, body: Any) -> None:
+        while not ended:
+            statuses.append((path, (await cluster.front.post(path, body)).status))
+
+    requests = {
+        "/v1/completions": {"model": "writer", "prompt": "a", "max_tokens": 5, "ignore_eos": True},
+        "/tgi/generate": {"inputs": "a", "parameters": {"max_new_tokens": 5}},
+        "/v1/embeddings": {"model": "vectors", "input": "a"},
+        "/tei/embed": {"inputs": "a"},
+    }
+    senders = [asyncio.create_task(send_requests(*request)) for request in requests.items() for _ in range(2)]
+
+    async def let_requests_pass() -> None:
+        count = len(statuses)
+        await cluster.front.until(lambda: len(statuses) >= count + 24)
+
+    await let_requests_pass()
+    for server in cluster.instances:
+        model = server.model
+        await model.drain_requests("It is being updated.", 30)  # as at a server that is asked to stop
+        await let_requests_pass()
+        model.ending_reason = ""
+        await cluster.front.until(lambda: len(cluster.coordinator.table.usable_instances()) == 4)
+    ended = True
+    await asyncio.gather(*senders)
+    assert {status for _, status in statuses} == {200}
+    assert {path for path, _ in statuses} == requests.keys()
+
+
+async def test_only_requests_for_an_absent_model_get_503(live_cluster):
+    cluster = await live_cluster("mixed", "mixed", each=[WRITER_SERVER, EMBEDDER_SERVER])
+    embedder = cluster.instances[1].model
+    vectors = [("/v1/embeddings", {"model": "vectors", "input": "a"}), ("/embed", {"inputs": "a"})]
+    texts = [("/v1/completions", {"model": "writer", "prompt": "a"}), ("/tgi/generate", {"inputs": "a"})]
+    vectors += [
+        ("/v1/chat/completions", CHAT | {"model": "vectors"}),
+        ("/tokenize", {"model": "vectors", "prompt": "a"}),
+    ]
+    embedder.ending_reason = "It is being updated."
+    for _ in range(2):  # before the coordinator has noticed, and after
+        for path, body in vectors:
+            refused = await cluster.front.post(path, body)
+            assert refused.status == 503 and int(refused.headers["retry-after"]) >= 1, (path, refused.body)
+        for path, body in texts:
+            assert (await cluster.front.post(path, body)).status == 200, path
+        await cluster.front.until(lambda: len(cluster.coordinator.table.usable_instances()) == 1)
+    embedder.ending_reason = ""
+    await cluster.front.until(lambda: len(cluster.coordinator.table.usable_instances()) == 2)
+    for path, body in vectors[:2]:
+        assert (await cluster.front.post(path, body)).status == 200
+
+
+def test_a_status_with_odd_models_is_read(tmp_path):
+    table, _ = simulated_cluster("mixed")
+    (instance,) = table
+    for odd in (None, 7, "a", [1], [{}], [{"names": 5}], [{"names": ["a", 2], "tasks": ["fly", 3]}]):
+        report_status(table, instance, models=["a"], model_tasks=odd)
+        json.dumps([sorted(model.names) for model in instance.offered])
+    assert instance.offered[0].names == ("a",) and instance.offered[0].tasks == frozenset()
