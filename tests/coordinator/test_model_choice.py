@@ -11,6 +11,7 @@ import pytest
 from support.api_keys import make_keys
 from support.cluster_of_servers import Cluster
 from support.http_client import MODEL_INFO
+from support.scripted_instance import ScriptedInstance
 from support.simulated_cluster import lose_instance, report_status, simulated_cluster
 
 from parley.coordinator.routing.instance_scheduler import RequestRefused
@@ -220,6 +221,10 @@ async def test_lists_and_descriptions_of_models_are_those_of_the_whole_cluster(f
     assert [model["id"] for model in pages.json["data"]] == ["vectors", "reranker"]
     assert pages.json["has_more"] and (pages.json["first_id"], pages.json["last_id"]) == ("vectors", "reranker")
     assert (await get("/v1/models?after_id=none", **version)).status == 400
+    listed = (await get("/v1/models", **version)).json["data"]
+    assert {model["id"]: model["capabilities"]["batch"]["supported"] for model in listed} == {
+        name: name == "writer" for name in names
+    }
     for name in names:
         assert (await get(f"/v1/models/{name}", **version)).json["id"] == name
         assert (await get(f"/v2/models/{name}")).json["name"] == name
@@ -323,3 +328,11 @@ def test_a_status_with_odd_models_is_read(tmp_path):
         report_status(table, instance, models=["a"], model_tasks=odd)
         json.dumps([sorted(model.names) for model in instance.offered])
     assert instance.offered[0].names == ("a",) and instance.offered[0].tasks == frozenset()
+
+
+async def test_an_instance_that_was_killed_is_absent_from_the_first_moment(cluster):
+    only = ScriptedInstance()
+    running = await cluster(only, heartbeat=60)
+    await only.kill_instance()
+    refused = await running.post("/tokenize", b'{"model":"m","prompt":"a"}')
+    assert refused.status == 503 and int(refused.headers["retry-after"]) >= 1

@@ -13,6 +13,7 @@ from parley.dialects.anthropic.shared import LENIENT_RULES, STRICT_RULES, Anthro
 from parley.dialects.dialect import RequestContext
 from parley.dialects.facts import ModelCard, ServerFacts
 from parley.dialects.reasoning_seal import ReasoningSeal
+from parley.engine.fake import FAKE_MODEL
 from parley.errors import (
     BadRequest,
     ContextLength,
@@ -379,6 +380,28 @@ FACTS = ServerFacts("1", [ModelCard(name, 1770000000, 4096 if name == "a" else N
 def list_models(query: bytes = b"") -> dict[str, Any]:
     context = RequestContext("0f", 1, "fp", query_string=query)
     return json.loads(models.answer_models(b"", context, FACTS).body)
+
+
+@pytest.mark.parametrize(
+    ("members", "abilities", "supported"),
+    [
+        ({}, {"chat"}, {"batch", "structured_outputs"}),
+        (
+            {"media_kinds": {"image"}},
+            {"chat", "thinking"},
+            {"batch", "structured_outputs", "image_input", "thinking", "effort"},
+        ),
+        ({"features": frozenset()}, {"chat"}, {"batch"}),
+        ({}, set(), set()),
+        ({"generates": False}, {"chat"}, set()),
+    ],
+)
+def test_anthropic_models_tell_what_they_can_do(members, abilities, supported):
+    info = msgspec.structs.replace(FAKE_MODEL, **members)
+    facts = ServerFacts("1", [ModelCard("m", 0, 64, info=info, abilities=frozenset(abilities))], True)
+    (model,) = json.loads(models.answer_models(b"", HEAD, facts).body)["data"]
+    assert {name for name, group in model["capabilities"].items() if group["supported"]} == supported
+    assert model["capabilities"]["thinking"]["types"]["adaptive"]["supported"] is ("thinking" in supported)
 
 
 def test_anthropic_lists_models_by_pages():

@@ -91,20 +91,22 @@ def _model_object(card: ModelCard) -> dict[str, Any]:
 
 
 def _capabilities(card: ModelCard, info: ModelInfo) -> dict[str, Any]:
-    """Return what the model supports. Clients such as Home Assistant offer only the options that are listed here."""
-    writes, thinks = card.purpose != "vectors", "thinking" in card.abilities
+    """Return what the model supports, with every member of the original's list. No context is edited here, documents
+    are texts, and the server runs no tools. Clients such as Home Assistant offer only the options that are listed."""
+    writes = info.generates and "chat" in card.abilities
+    thinks = writes and "thinking" in card.abilities
+    thinking_types = {name: _support(_takes_thinking(name, thinks)) for name in THINKING_TYPES}
     return {
         "batch": _support(writes),
         "citations": _support(False),
         "code_execution": _support(False),
-        "context_management": _support(False) | {name: _support(False) for name in CONTEXT_STRATEGIES},
-        "effort": _support(thinks) | {level: _support(thinks) for level in EFFORTS},
-        "image_input": _support("image" in info.media_kinds),
+        "context_management": _support(False, *CONTEXT_STRATEGIES),
+        "effort": _support(thinks, *EFFORTS),
+        "image_input": _support(writes and "image" in info.media_kinds),
         "pdf_input": _support(False),
-        "server_tools": _support(False) | {name: _support(False) for name in ("code_execution", "web_search")},
-        "structured_outputs": _support(writes),
-        "thinking": _support(thinks)
-        | {"types": {name: _support(_takes_thinking(name, thinks)) for name in THINKING_TYPES}},
+        "server_tools": _support(False, "code_execution", "web_search"),
+        "structured_outputs": _support(writes and "grammar" in info.features),
+        "thinking": _support(thinks) | {"types": thinking_types},
     }
 
 
@@ -113,8 +115,9 @@ def _takes_thinking(name: str, thinks: bool) -> bool:
     return thinks or name in ("disabled", "between_tools")
 
 
-def _support(supported: bool) -> dict[str, Any]:
-    return {"supported": supported}
+def _support(supported: bool, *parts: str) -> dict[str, Any]:
+    """Return whether something is supported, and with it each of its parts."""
+    return {"supported": supported} | {part: {"supported": supported} for part in parts}
 
 
 def read_page_limit(text: str | None) -> int:

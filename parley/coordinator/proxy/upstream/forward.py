@@ -121,10 +121,18 @@ async def forward_to_one(
 
     Raises ParleyError before anything was sent; after that the client's connection is closed.
     """
+    broke = False
     for place, instance in enumerate(instances, 1):
-        if await _forward_once(connections, client, instance, body, may_be_refused=place < len(instances)):
-            return
-    raise refusals.coordinator_error(500, refusals.TEXTS.send_failed)
+        try:
+            if await _forward_once(connections, client, instance, body, may_be_refused=place < len(instances)):
+                return
+        except InstanceUnreachable:
+            continue
+        except ConnectionBroken:
+            broke = True
+    if broke:
+        raise refusals.coordinator_error(500, refusals.TEXTS.send_failed)
+    raise refusals.coordinator_error(503, refusals.TEXTS.cluster_not_ready)
 
 
 async def _forward_once(
@@ -135,16 +143,14 @@ async def _forward_once(
     *,
     may_be_refused: bool,
 ) -> bool:
-    """Send the client an instance's answer; False if none came, or the instance takes no requests now."""
+    """Send the client an instance's answer; False if the instance takes no requests now. Raises InstanceUnreachable,
+    ConnectionBroken if no answer came."""
     http_client = connections.http_client(instance)
     method, headers = client.scope["method"].encode(), forwarded_headers(connections, client, instance)
     parts = http_client.format_request(method, client.request_target, headers, (body,) if body else ())
     while True:
         idle_connection = http_client.take_idle()
-        try:
-            connection = idle_connection or await http_client.open_connection()
-        except InstanceUnreachable:
-            return False
+        connection = idle_connection or await http_client.open_connection()
         pipe = AnswerPipe(client, connection, may_be_refused=may_be_refused)
         connection.send_request(parts, pipe, bodiless=method == b"HEAD")
         try:
@@ -155,7 +161,7 @@ async def _forward_once(
                 client.abort_connection()
                 return True
             if idle_connection is None:
-                return False
+                raise
         finally:
             if not pipe.done.done() or pipe.done.cancelled():
                 connection.abort_silently()
