@@ -5,7 +5,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from parley.engine.fake import FAKE_MODEL
 
 from parley.dialects.admin_requests import TokenizeResult
 from parley.dialects.anthropic import DIALECT, STRICT, messages, models, shared
@@ -13,7 +12,7 @@ from parley.dialects.anthropic.shared import LENIENT_RULES, STRICT_RULES, Anthro
 from parley.dialects.dialect import RequestContext
 from parley.dialects.facts import ModelCard, ServerFacts
 from parley.dialects.reasoning_seal import ReasoningSeal
-from parley.engine.fake import FAKE_MODEL
+from parley.engine.scripted_engine import FAKE_MODEL
 from parley.errors import (
     BadRequest,
     ContextLength,
@@ -422,7 +421,10 @@ def test_anthropic_lists_models_by_pages():
 def test_anthropic_lists_capabilities_of_loaded_models():
     info = msgspec.structs.replace(FAKE_MODEL, media_kinds=frozenset(("image",)))
     thinker = ModelCard("a", 1, 64, info=info, abilities=frozenset(("chat", "thinking")))
-    others = [ModelCard("b", 1, 64, info=FAKE_MODEL), ModelCard("c", 1, 64, info=FAKE_MODEL, purpose="vectors")]
+    others = [
+        ModelCard("b", 1, 64, info=FAKE_MODEL, abilities=frozenset(("chat",))),
+        ModelCard("c", 1, 64, info=FAKE_MODEL, purpose="vectors"),
+    ]
     facts = ServerFacts("1", [thinker, *others], True)
     page = json.loads(models.answer_models(b"", RequestContext("0f", 1, "fp"), facts).body)["data"]
     first, second, third = (model["capabilities"] for model in page)

@@ -11,7 +11,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from parley.engine.fake import FakeEngine
 from support import server_fixtures
 from support.api_keys import make_keys
 from support.http_client import MODEL_INFO, Answer, RunningServer, fill_path
@@ -20,6 +19,7 @@ from support.random_requests import build_grpc_request
 from parley.dialects.dialect import Route, RouteKind
 from parley.dialects.mounts import mount_table, route_scope, universal_mounts
 from parley.dialects.triton.calls import INFER_PATH, SERVICE_PATH, STREAM_PATH
+from parley.engine.scripted_engine import FakeEngine
 from parley.serving.options import ServerOptions
 from parley.serving.served_model import ServedModel
 from parley.text.prompt import TextPipeline

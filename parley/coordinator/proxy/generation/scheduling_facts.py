@@ -86,7 +86,7 @@ class SchedulingFacts:
         self, path: ApiPath, client: DownstreamClient, body: bytes, name_in_body: str
     ) -> RequestedModel:
         """Return the model of a request. Raises ParleyError."""
-        route = await client.run_work(len(body), partial(path.route_for_model, body, client.headers))
+        route = await client.to_thread_if_large(len(body), partial(path.route_for_model, body, client.headers))
         known_names = self._table.model_names()
         named = path.named_model(route, body, client.path_params)
         name = self._table.served_name(name_in_body if named is None else named)
