@@ -34,6 +34,10 @@ SENTENCES = {
     TEXTS.tokenizer_timeout: "The text was not tokenized in time.",
 }
 
+# The documented statuses of texts; those of all others are the errors' own. Other APIs get 503 if no instance can be
+# reached, because the request may be sent again.
+DOCUMENTED_STATUSES = {TEXTS.send_failed: 500}
+
 ERROR_CLASSES: dict[int, type[ParleyError]] = {
     400: BadRequest,
     408: TimedOut,
@@ -62,7 +66,8 @@ def documented_answer(error: ParleyError, dialect: Dialect, strict: bool) -> Ans
         return None
     if error.documented == TEXTS.memory_exceeded:
         return Answer(429, dialect.no_memory_body or NO_MEMORY)
-    return Answer(error.status, plain_body(error.documented), PLAIN_TEXT_TYPE)
+    status = DOCUMENTED_STATUSES.get(error.documented, error.status)
+    return Answer(status, plain_body(error.documented), PLAIN_TEXT_TYPE)
 
 
 def plain_body(text: str) -> bytes:

@@ -116,7 +116,7 @@ def test_bad_words_are_not_written_and_a_watermark_is_detected(client, tmp_path)
 
 def test_readme_shows_the_true_answer_of_each_api(server):
     requests = read_requests()
-    assert len(requests) == 11
+    assert len(requests) == 12
     for script, shown in requests:
         done = subprocess.run(["bash", "-c", script.replace(ADDRESS, server.url)], capture_output=True, text=True)
         assert shown.fullmatch(done.stdout.strip()), (script, done.stdout)

@@ -130,9 +130,7 @@ async def forward_to_one(
             continue
         except ConnectionBroken:
             broke = True
-    if broke:
-        raise refusals.coordinator_error(500, refusals.TEXTS.send_failed)
-    raise refusals.coordinator_error(503, refusals.TEXTS.cluster_not_ready)
+    raise refusals.coordinator_error(500 if broke else 503, refusals.TEXTS.send_failed)
 
 
 async def _forward_once(
