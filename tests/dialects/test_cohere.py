@@ -162,6 +162,32 @@ def test_cohere_stream_gives_every_token_of_the_text_its_logprob():
     ]
 
 
+def test_cohere_stream_gives_each_block_the_logprobs_of_its_own_tokens():
+    events = stream(
+        read_chat(logprobs=True),
+        ChoiceDelta(0, "Hm", "reasoning", [token(4, -1.0)]),
+        ChoiceDelta(0, "", "reasoning", [token(5, -1.0)]),
+        ChoiceDelta(0, "", tokens=[token(6, -1.0)]),
+        ChoiceDelta(0, "é", tokens=[token(7, -1.0)]),
+    )
+    items = [json.loads(event.partition(b"data: ")[2]) for event in events[1:-1]]
+    assert [(item["index"], item["logprobs"]["token_ids"]) for item in items if "logprobs" in item] == [
+        (0, [4]),
+        (0, [5]),
+        (1, [6, 7]),
+    ]
+
+
+def test_cohere_stream_gives_tokens_of_an_empty_block_to_the_next_one():
+    events = stream(
+        read_chat(logprobs=True),
+        ChoiceDelta(0, "", "reasoning", [token(4, -1.0)]),
+        ChoiceDelta(0, "So", tokens=[token(5, -1.0)]),
+        *CALLS,
+    )
+    assert b'"text":"So","token_ids":[4,5]' in events[2] and b'"tool-call-start"' in events[4]
+
+
 def test_cohere_stream_without_output_has_an_empty_text():
     events = stream(read_chat(), done="length")
     assert events[1:4] == [
@@ -313,6 +339,25 @@ def test_cohere_pictures_stand_in_their_place():
 
 def test_single_cohere_part_may_stand_for_a_list():
     assert chat_of(messages=[{"role": "user", "content": {"type": "text", "text": "a"}}]).messages[0].content == "a"
+
+
+def test_cohere_documents_may_have_ids_among_their_data():
+    documents = [{"data": {"id": 5, "name": "a"}}, {"data": {"id": 5}}, {"id": "b", "data": {"id": [1]}}]
+    assert chat_of(documents=documents).options == {"documents": [{"id": 5, "name": "a"}, {"id": 5}, {"id": [1]}]}
+    text = "Document 0:\nid: 5\nname: a\n\nDocument 1:\nid: 5\n\nDocument b:\nid: [1]\n\nHello"
+    assert chat_of(context=PLAIN, documents=documents).messages == [Message("user", text)]
+    part = {"type": "document", "document": documents[0]}
+    (result,) = chat_of(messages=[{"role": "tool", "tool_call_id": "f", "content": [part]}]).messages
+    assert result.content == '{"id":5,"name":"a"}'
+
+
+def test_cohere_takes_the_longest_call_id_that_it_gives():
+    name = "f" * 256
+    reply = read_chat(tools=[TOOL])
+    message = json.loads(answer_body(reply, call_delta(0, "call_0123456789abcdef", name)))["message"]
+    messages = [message, {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": "a"}]
+    for rules in (LENIENT_RULES, STRICT_RULES):
+        assert chat_of(rules=rules, messages=messages).messages[1].tool_call_id == f"{name}_0123456789ab"
 
 
 def test_cohere_documents_go_to_the_template_where_it_has_a_place_for_them():

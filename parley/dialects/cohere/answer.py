@@ -56,6 +56,7 @@ class MessageStream:
         self._open: BlockType | Literal["call"] | None = None
         self._blocks = self._calls = 0  # so far
         self._tokens: list[TokenInfo] = []  # without text so far
+        self._token_type: BlockType = "text"  # of the block to which they belong
 
     def write_delta(self, delta: ChoiceDelta) -> bytes:
         """Return the events of a delta."""
@@ -64,11 +65,10 @@ class MessageStream:
         block_type = block_type_of(delta)
         if block_type is None:
             return b""
-        if self._logprobs:
-            self._tokens += delta.tokens
+        rest = self._hold_tokens(delta.tokens, block_type) if self._logprobs else b""
         if not delta.text:
-            return b""
-        opening = self._open_block(block_type) if self._open != block_type else b""
+            return rest
+        opening = rest + (self._open_block(block_type) if self._open != block_type else b"")
         if block_type == "text" and not self._logprobs:  # as nearly all events are
             return opening + TEXT_DELTA % (self._blocks - 1, encode_json(delta.text))
         return opening + self._content_delta(delta.text)
@@ -78,8 +78,18 @@ class MessageStream:
         opening = self._open_block("text") if not self._blocks and not self._calls else b""
         return opening + self._close()
 
+    def _hold_tokens(self, tokens: list[TokenInfo], block_type: BlockType) -> bytes:
+        """Keep the tokens until their text. Return the event of those that the other block still has."""
+        rest = b""
+        if self._token_type != block_type:
+            if self._tokens and self._open == self._token_type:
+                rest = self._content_delta("")
+            self._token_type = block_type
+        self._tokens += tokens
+        return rest
+
     def _open_block(self, block_type: BlockType) -> bytes:
-        start = self._close()
+        start = self._close(block_type)
         self._open, self._blocks = block_type, self._blocks + 1
         return start + self._event("content-start", self._blocks - 1, {"content": {"type": block_type, block_type: ""}})
 
@@ -104,14 +114,18 @@ class MessageStream:
         piece = {"tool_calls": {"function": {"arguments": call.arguments}}}
         return opening + self._event("tool-call-delta", self._calls - 1, piece)
 
-    def _close(self) -> bytes:
+    def _close(self, next_type: BlockType | None = None) -> bytes:
+        """Return the end of what is open, with the tokens that are left unless they belong to the block that follows.
+
+        ``next_type``: of that block, None for a call or the end of the message.
+        """
         opened, rest = self._open, b""
         if opened is None:
             return rest
         if opened == "call":
             self._open = None
             return sse_event({"type": "tool-call-end", "index": self._calls - 1})
-        if self._tokens:
+        if self._tokens and self._token_type != next_type:
             rest = self._content_delta("")
         self._open = None
         return rest + sse_event({"type": "content-end", "index": self._blocks - 1})

@@ -67,7 +67,7 @@ class CohereChatReply(Reply):
         options.check_citations(body, rules)
         template_options = options.read_safety_mode(body, context)
         if documents and "documents" in context.abilities:
-            template_options["documents"] = documents
+            template_options["documents"] = [document.template_object() for document in documents]
         elif documents:
             messages = conversation.with_documents(messages, documents)
         tools = options.read_tools(body, rules)

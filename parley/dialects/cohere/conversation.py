@@ -7,7 +7,7 @@ with them.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -24,7 +24,8 @@ MAX_MESSAGES = 10_000
 MAX_PARTS = 1024
 MAX_CALLS = 128
 MAX_DOCUMENTS = 4096
-MAX_ID_CHARACTERS = 256
+MAX_ID_CHARACTERS = 512  # of calls and documents; the id of a call contains the name of its tool
+MAX_NAME_CHARACTERS = 256
 ROLES = ("user", "assistant", "system", "tool")
 JOINT = "\n"  # between two texts of one message
 USER_MEMBERS = {"role", "content"}
@@ -51,7 +52,17 @@ NO_CALL_ID = "tool call id must be provided with tool message"
 UNKNOWN_CALL_ID = "tool call id not found in previous tool calls"
 REPEATED_CALL_ID = "cannot have duplicate tool ids"
 
-Document = dict[str, Any]
+
+class Document(NamedTuple):
+    """A document that the model may quote. ``id``: as the client named it, None if it did not. ``data``: the members
+    that the model reads, which may have an ``id`` of their own."""
+
+    id: str | None
+    data: dict[str, Any]
+
+    def template_object(self) -> dict[str, Any]:
+        """Return the document as chat templates read it."""
+        return self.data if self.id is None else {"id": self.id} | self.data
 
 
 class _PictureReader(MediaReader):
@@ -133,7 +144,7 @@ class ConversationReader:
         if function is None:
             raise call.missing_member("function")
         check_members(function, FUNCTION_MEMBERS, self._rules)
-        name = function.string("name", None, cap=MAX_ID_CHARACTERS)
+        name = function.string("name", None, cap=MAX_NAME_CHARACTERS)
         if not name:
             raise function.missing_member("name")
         return ToolCall(call_id, name, function.string("arguments", "{}") or "{}")
@@ -186,43 +197,37 @@ class ConversationReader:
 
 
 def read_documents(body: Fields, rules: CohereRules) -> list[Document]:
-    """Return the documents: each the members that the model reads, with its id where the client gave it one.
-
-    Raises BadRequest.
-    """
+    """Return the documents, whose ids differ and whose data are not empty. Raises BadRequest."""
     values = body.array("documents", cap=MAX_DOCUMENTS)
     as_objects = [{"data": value} if isinstance(value, str) else value for value in values]
     documents: list[Document] = []
     places: dict[str, int] = {}
     for place, item in enumerate(body.with_members({"documents": as_objects}).objects("documents", cap=MAX_DOCUMENTS)):
         document = read_document(item, rules)
-        if not any(value not in ("", None) for name, value in document.items() if name != "id"):
+        if all(value in ("", None) for value in document.data.values()):
             path = item.member_path("data")
             raise Invalid(f"invalid request: document at index {place} cannot be empty: '{path}'", field=path)
-        document_id = document.get("id")
-        if document_id is not None and places.setdefault(document_id, place) != place:
-            path, where = item.member_path("id"), f"at index {place} and {places[document_id]}"
-            raise Invalid(f"invalid request: duplicate document ID {document_id[:60]} {where}: '{path}'", field=path)
+        if document.id is not None and places.setdefault(document.id, place) != place:
+            path, where = item.member_path("id"), f"at index {place} and {places[document.id]}"
+            raise Invalid(f"invalid request: duplicate document ID {document.id[:60]} {where}: '{path}'", field=path)
         documents.append(document)
     return documents
 
 
 def read_document(item: Fields, rules: CohereRules) -> Document:
-    """Return the members of a document: its ``id`` first, then its data. Raises BadRequest."""
+    """Return a document, whose data may be one text. Raises BadRequest."""
     check_members(item, DOCUMENT_MEMBERS, rules)
     document_id = item.string("id", None, cap=MAX_ID_CHARACTERS)
     if not item.has_value("data"):
         raise item.missing_member("data")
     is_text = isinstance(item.raw_value("data"), str)
-    data: Document = {"text": item.string("data", "")} if is_text else item.free_object("data")
-    return data if document_id is None else {"id": document_id} | data
+    return Document(document_id, {"text": item.string("data", "")} if is_text else item.free_object("data"))
 
 
 def _result_text(document: Document) -> str:
     """Return a document in a tool's result as the model reads it: its text alone, or an object."""
-    data = {name: value for name, value in document.items() if name != "id"}
-    text = data.get("text")
-    return text if isinstance(text, str) and len(data) == 1 else encode_json(data).decode()
+    text = document.data.get("text")
+    return text if isinstance(text, str) and len(document.data) == 1 else encode_json(document.data).decode()
 
 
 def with_documents(messages: Sequence[Message], documents: Sequence[Document]) -> list[Message]:
@@ -239,8 +244,7 @@ def with_documents(messages: Sequence[Message], documents: Sequence[Document]) -
 
 def _document_text(number: int, document: Document) -> str:
     """Return a document as text: its id or number, and a line for each member."""
-    lines = [f"Document {document.get('id', number)}:"]
-    for name, value in document.items():
-        if name != "id":
-            lines.append(f"{name}: {value if isinstance(value, str) else encode_json(value).decode()}")
+    lines = [f"Document {number if document.id is None else document.id}:"]
+    for name, value in document.data.items():
+        lines.append(f"{name}: {value if isinstance(value, str) else encode_json(value).decode()}")
     return "\n".join(lines)
