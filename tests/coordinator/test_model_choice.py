@@ -221,6 +221,15 @@ async def test_lists_and_descriptions_of_models_are_those_of_the_whole_cluster(f
     assert [model["id"] for model in pages.json["data"]] == ["vectors", "reranker"]
     assert pages.json["has_more"] and (pages.json["first_id"], pages.json["last_id"]) == ("vectors", "reranker")
     assert (await get("/v1/models?after_id=none", **version)).status == 400
+    cohere_models = (await get("/cohere/v1/models?page_size=2&page_token=1")).json
+    assert [model["name"] for model in cohere_models["models"]] == names[1:3]
+    assert cohere_models["next_page_token"] == "3"
+    defaults = {
+        name: (await get(f"/cohere/v1/models?endpoint={name}&default_only=true")).json["models"][0]["name"]
+        for name in ("chat", "embed", "rerank")
+    }
+    assert defaults == {"chat": "writer", "embed": "vectors", "rerank": "reranker"}
+    assert (await get("/cohere/v1/models?page_size=0")).status == 400
     listed = (await get("/v1/models", **version)).json["data"]
     assert {model["id"]: model["capabilities"]["batch"]["supported"] for model in listed} == {
         name: name == "writer" for name in names

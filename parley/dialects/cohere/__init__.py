@@ -7,18 +7,26 @@ which has them on the same paths.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
-from parley.dialects.cohere import bench, chat, models, rerank, shared
+from parley.dialects.cohere import bench, chat, embed, models, rerank, shared
 from parley.dialects.cohere.shared import CohereRules
 from parley.dialects.dialect import Dialect, PromptMembers, Route, model_in_body
-from parley.dialects.vllm import COHERE_ROUTE
+from parley.dialects.vllm import COHERE_ROUTE, SCORE_TASKS
 
 PROMPT_MEMBERS = PromptMembers(conversations=("messages",), preceding=("tools", "documents"))
 STRICT_ROUTES = (
-    COHERE_ROUTE,
-    Route("POST", "/v2/rerank", "embed", reader=rerank.read_rerank, model_reader=model_in_body),
-    Route("GET", "/v1/models", "info", reader=models.answer_models, query=models.PAGE_QUERY),
+    replace(COHERE_ROUTE, reader=embed.read_embed),
+    Route("POST", "/v2/rerank", "embed", reader=rerank.read_rerank, model_reader=model_in_body, tasks=SCORE_TASKS),
+    Route(
+        "GET",
+        "/v1/models",
+        "info",
+        reader=models.answer_models,
+        query=models.PAGE_QUERY,
+        model_list=models.MODEL_LIST,
+    ),
     Route("GET", "/v1/models/{model:path}", "info", reader=models.answer_model),
 )
 

@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 from urllib.parse import parse_qs
 
+import msgspec
+
+from parley.dialects.cohere.options import DEFAULT_TEMPERATURE, DEFAULT_TOP_P
 from parley.dialects.cohere.shared import WORDING
-from parley.dialects.dialect import Answer, QuerySchemas, RequestContext
+from parley.dialects.dialect import Answer, ModelList, QuerySchemas, RequestContext
 from parley.dialects.facts import ModelCard, ServerFacts
-from parley.dialects.json_answer import json_answer
+from parley.dialects.json_answer import encode_json, json_answer
 from parley.errors import UnknownModel, excerpt
+from parley.types import ModelTask
 
 ENDPOINTS = ("chat", "embed", "classify", "summarize", "generate", "rerank", "rate")
 DEFAULT_PAGE, MAX_PAGE = 20, 1000  # items in a page
+RANKING_TASKS: frozenset[ModelTask] = frozenset({"score", "embed", "token_embed"})
+SAMPLING_DEFAULTS = {
+    "temperature": DEFAULT_TEMPERATURE,
+    "k": 0,
+    "p": DEFAULT_TOP_P,
+    "frequency_penalty": 0.0,
+    "presence_penalty": 0.0,
+}
 PAGE_QUERY: QuerySchemas = {
     "page_size": {"type": "integer", "minimum": 1, "maximum": MAX_PAGE},
     "page_token": {"type": "string", "pattern": "^[0-9]{1,8}$"},
@@ -22,44 +35,91 @@ PAGE_QUERY: QuerySchemas = {
 
 
 def answer_models(body: bytes, context: RequestContext, facts: ServerFacts) -> Answer:
-    """Return a page of the models, with ``page_size`` and ``page_token`` as the query has them. Raises Invalid."""
-    query = {name: values[-1] for name, values in parse_qs(context.query_string.decode("latin-1")).items()}
-    size = _read_count(query, "page_size", DEFAULT_PAGE, 1, MAX_PAGE)
-    start = _read_count(query, "page_token", 0, 0, 10**8 - 1)
-    endpoint = query.get("endpoint")
-    if endpoint is not None and endpoint not in ENDPOINTS:
-        raise WORDING.unlisted_error("endpoint", endpoint, ENDPOINTS)
-    cards = [card for card in facts.cards if endpoint is None or endpoint in _endpoints(card)]
-    answer: dict[str, Any] = {"models": [_model_object(card) for card in cards[start : start + size]]}
-    if start + size < len(cards):
-        answer["next_page_token"] = str(start + size)
-    return json_answer(answer)
+    """Return a page of the models, as ``page_size``, ``page_token``, ``endpoint`` and ``default_only`` of the query
+    ask. Raises Invalid."""
+    return json_answer(_page_of(list(map(_model_object, facts.cards)), context))
+
+
+def read_model_page(whole_list: bytes, context: RequestContext) -> bytes:
+    """Return the same page of a list that has all models. Raises Invalid, msgspec.MsgspecError."""
+    return encode_json(_page_of(msgspec.json.decode(whole_list, type=_WholeList).models, context))
+
+
+class _WholeList(msgspec.Struct):
+    models: list[dict[str, Any]]
+
+
+MODEL_LIST = ModelList(b"page_size=%d" % MAX_PAGE, read_model_page)
 
 
 def answer_model(body: bytes, context: RequestContext, facts: ServerFacts) -> Answer:
     """Return one model. Raises UnknownModel."""
     name = context.path_parts["model"]
-    for card in facts.cards:
-        if card.name == name:
-            return json_answer(_model_object(card))
+    for model in _with_defaults(list(map(_model_object, facts.cards))):
+        if model["name"] == name:
+            return json_answer(model)
     served = [card.name for card in facts.cards]
     raise UnknownModel(f"There is no model {excerpt(name)}.", name=name, served=served)
 
 
+def _page_of(models: Sequence[dict[str, Any]], context: RequestContext) -> dict[str, Any]:
+    query = {name: values[-1] for name, values in parse_qs(context.query_string.decode("latin-1")).items()}
+    size = _read_count(query, "page_size", DEFAULT_PAGE, 1, MAX_PAGE)
+    start = _read_count(query, "page_token", 0, 0, 10**8 - 1)
+    endpoint, default_only = query.get("endpoint"), query.get("default_only", "false")
+    if endpoint is not None and endpoint not in ENDPOINTS:
+        raise WORDING.unlisted_error("endpoint", endpoint, ENDPOINTS)
+    if default_only not in ("true", "false"):
+        raise WORDING.unlisted_error("default_only", default_only, ("true", "false"))
+    models = _with_defaults(models)
+    if default_only == "true":
+        if endpoint is None:
+            raise WORDING.invalid_error("default_only", "only allowed with an endpoint.")
+        models = [model for model in models if endpoint in model["default_endpoints"]]
+    elif endpoint is not None:
+        models = [model for model in models if endpoint in model["endpoints"]]
+    page: dict[str, Any] = {"models": models[start : start + size]}
+    return page | ({"next_page_token": str(start + size)} if start + size < len(models) else {})
+
+
+def _with_defaults(models: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the models with their ``default_endpoints``. The default of an endpoint is the first model that has it, or
+    the first of those with the fewest others: a model made to rerank comes before one that embeds as well."""
+    defaults: dict[str, str] = {}
+    for model in sorted(models, key=lambda model: len(model["endpoints"])):
+        for endpoint in model["endpoints"]:
+            defaults.setdefault(endpoint, model["name"])
+    return [
+        model | {"default_endpoints": [name for name in model["endpoints"] if defaults[name] == model["name"]]}
+        for model in models
+    ]
+
+
 def _endpoints(card: ModelCard) -> list[str]:
-    return {"chat": ["chat"], "text": [], "vectors": ["embed", "rerank"]}[card.purpose]
+    """Return the endpoints that a model can answer, as far as it is known before the model is loaded."""
+    if card.info is None:
+        return {"chat": ["chat"], "text": [], "vectors": ["embed", "rerank"]}[card.purpose]
+    tasks = card.info.tasks
+    answered = {
+        "chat": card.purpose == "chat" and "generate" in tasks,
+        "embed": "embed" in tasks,
+        "rerank": not tasks.isdisjoint(RANKING_TASKS),
+    }
+    return [name for name, can_answer in answered.items() if can_answer]
 
 
 def _model_object(card: ModelCard) -> dict[str, Any]:
+    endpoints = _endpoints(card)
     return {
         "name": card.name,
         "is_deprecated": False,
-        "endpoints": _endpoints(card),
+        "endpoints": endpoints,
         "finetuned": bool(card.adapter_folder),
-        "context_length": card.max_model_len or 0,
+        "context_length": card.max_model_len,
         "tokenizer_url": None,
         "default_endpoints": [],
         "features": sorted(card.abilities & {"tools", "thinking"}),
+        "sampling_defaults": SAMPLING_DEFAULTS if "chat" in endpoints else None,
     }
 
 

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-from parley.dialects.cohere.shared import uuid_text
-from parley.dialects.dialect import Answer, RequestContext
+from parley.dialects.cohere.shared import WORDING, uuid_text
+from parley.dialects.dialect import RequestContext
+from parley.dialects.fields import Fields, decode_fields
 from parley.dialects.json_answer import encode_json
-from parley.dialects.vllm import requests
 from parley.dialects.vllm.pooling.scores import RerankReply
 from parley.types import Usage
 
 UNIT_DOCUMENTS = 100  # documents of one search unit
 
 
-def read_rerank(body: bytes, context: RequestContext) -> CohereRerankReply | Answer:
+def read_rerank(body: bytes, context: RequestContext) -> CohereRerankReply:
     """Read a query and documents. Raises BadRequest."""
-    return requests.read_vllm_request(CohereRerankReply, body, context)
+    return CohereRerankReply(decode_fields(body, WORDING), context)
 
 
 class CohereRerankReply(RerankReply):
     """A reply to a query and documents."""
+
+    def __init__(self, body: Fields, context: RequestContext):
+        if not body.string("model", ""):
+            raise body.missing_member("model")
+        super().__init__(body, context)
 
     def render_body(self, usage: Usage) -> bytes:
         """Return the places of the documents with their scores, the highest first."""

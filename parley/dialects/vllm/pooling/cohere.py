@@ -55,6 +55,11 @@ class CohereReply(UnstreamedReply):
         self._answer_id = requests.choose_answer_id(context, extra_members.client_id or context.unique_id)
         self._vectors: dict[int, bytes] = {}
 
+    @property
+    def shown_id(self) -> str:
+        """The id of the answer."""
+        return f"embd-{self._answer_id}"
+
     def render_refusal(self, error: ParleyError) -> Answer | None:
         """Return the original's refusal of an unknown ``input_type``; None for other errors."""
         if not isinstance(error, UnknownPromptName):
@@ -75,7 +80,7 @@ class CohereReply(UnstreamedReply):
         billed = {"input_tokens": usage.prompt_tokens, "image_tokens": 0}
         return encode_json(
             {
-                "id": f"embd-{self._answer_id}",
+                "id": self.shown_id,
                 "embeddings": {
                     form: [_typed_vector(values, form) for values in ordered_vectors] for form in self._types
                 },

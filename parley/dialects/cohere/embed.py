@@ -1,0 +1,38 @@
+"""``POST /v2/embed`` in Cohere's form of refusals. vLLM reads the same members, and so they are read there."""
+
+from __future__ import annotations
+
+from parley.dialects.cohere.shared import WORDING, uuid_text
+from parley.dialects.dialect import Answer, RequestContext
+from parley.dialects.fields import Fields, decode_fields
+from parley.dialects.vllm.pooling.cohere import CohereReply
+from parley.errors import Invalid, ParleyError
+
+INPUT_MEMBERS = ("texts", "images", "inputs")
+NO_INPUT = "invalid request: exactly one of 'texts', 'images' and 'inputs' must be given, and it must not be empty."
+
+
+def read_embed(body: bytes, context: RequestContext) -> CohereEmbedReply:
+    """Read texts to embed. Raises BadRequest."""
+    return CohereEmbedReply(decode_fields(body, WORDING), context)
+
+
+class CohereEmbedReply(CohereReply):
+    """A reply to texts to embed."""
+
+    def __init__(self, body: Fields, context: RequestContext):
+        if not body.string("model", ""):
+            raise body.missing_member("model")
+        given_names = [name for name in INPUT_MEMBERS if body.has_value(name)]
+        if len(given_names) != 1 or not body.raw_value(given_names[0]):
+            raise Invalid(NO_INPUT, field="texts")
+        super().__init__(body, context)
+
+    @property
+    def shown_id(self) -> str:
+        """The id of the answer."""
+        return uuid_text(self.request.id)
+
+    def render_refusal(self, error: ParleyError) -> Answer | None:
+        """Return None: every refusal has the form of the API's errors."""
+        return None
