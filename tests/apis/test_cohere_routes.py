@@ -71,7 +71,9 @@ async def test_cohere_refuses_a_schema_that_no_answer_can_follow_by_its_member(s
 
 async def test_cohere_lists_models(server):
     models = (await server.get("/cohere/v1/models")).json["models"]
-    assert [(model["name"], model["endpoints"]) for model in models] == [("tiny", ["chat"])]
+    assert [(model["name"], model["endpoints"]) for model in models] == [("tiny", ["chat", "embed", "rerank"])]
+    for path, member in (("embed", {"texts": ["a"]}), ("rerank", {"query": "a", "documents": ["b"]})):
+        assert (await server.post(f"/cohere/v2/{path}", {"model": "tiny"} | member)).status == 200
     assert (await server.get("/cohere/v1/models/tiny")).json == models[0]
     answer = await server.get("/cohere/v1/models/none")
     assert (answer.status, list(answer.json)) == (404, ["id", "message"])
