@@ -20,7 +20,7 @@ def read_bounded_file(path: str | Path, max_bytes: int) -> bytes:
     # Opening a pipe would wait for its writer.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     try:
-        is_regular = stat.S_ISREG(os.fstat(descriptor).st_mode)
+        is_pipe = stat.S_ISFIFO(os.fstat(descriptor).st_mode)
         content, deadline = bytearray(), time.monotonic() + PIPE_SECONDS
         while chunk := _read_chunk(descriptor, deadline):
             content += chunk
@@ -28,8 +28,8 @@ def read_bounded_file(path: str | Path, max_bytes: int) -> bytes:
                 raise OSError(f"it has more than {max_bytes >> 20} MB")
     finally:
         os.close(descriptor)
-    if not content and not is_regular:
-        raise OSError("it is no regular file, and nothing can be read from it")
+    if not content and is_pipe:  # perhaps its writer has not come yet
+        raise OSError("it is a pipe, and nothing can be read from it")
     return bytes(content)
 
 
@@ -39,6 +39,8 @@ def _read_chunk(descriptor: int, deadline: float) -> bytes:
         try:
             return os.read(descriptor, CHUNK_BYTES)
         except BlockingIOError:
-            seconds = deadline - time.monotonic()
-            if seconds <= 0 or not select.select([descriptor], [], [], seconds)[0]:
+            waiting = select.poll()  # unlike select, of any descriptor
+            waiting.register(descriptor, select.POLLIN)
+            milliseconds = 1000 * (deadline - time.monotonic())
+            if milliseconds <= 0 or not waiting.poll(milliseconds):
                 raise OSError(f"its writer did not end within {PIPE_SECONDS:g} s") from None

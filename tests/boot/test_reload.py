@@ -122,7 +122,7 @@ def test_a_broken_file_keeps_the_old_configuration(start_server, tmp_path) -> No
         assert completion_status(server, "first-key", 5000) == 200
     config.write_text("body-limit = 100000\n")
     for file in (keys, config):
-        for put_file, reason in ((os.mkfifo, "it is no regular file"), (link_endless_file, "it has more than")):
+        for put_file, reason in ((os.mkfifo, "it is a pipe"), (link_endless_file, "it has more than")):
             file.unlink(missing_ok=True)
             put_file(file)
             assert reason in hang_up(server, KEPT)
