@@ -124,12 +124,6 @@ def named_path(path: str, model: str) -> str:
     return fill_path(path.replace("{method}", "ModelConfig")).replace("tiny", model)
 
 
-async def call_with_key(
-    server: RunningServer, method: str, path: str, body: bytes, key: dict[str, str], header: dict[str, str]
-) -> Answer:
-    return await server.call(method, path, body, {"content-type": "application/json"} | header | key)
-
-
 @pytest.fixture
 async def two_models(serve, folder, monkeypatch):
     """Return a function that starts a server with the models "hidden", which is the main one and watched, and
