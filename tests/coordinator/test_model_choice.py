@@ -270,6 +270,19 @@ async def test_a_limited_key_gets_the_models_that_it_may_use(live_cluster):
         assert (await cluster.front.post(path, body, **key)).status == 403, path
 
 
+async def test_vectors_at_paths_shared_with_text_generation_are_charged(live_cluster, tmp_path):
+    headers, keys = make_keys(alice={"tokens_per_minute": 1000})
+    client_keys = {"hashed_keys": keys, "usage_db": str(tmp_path / "usage.db")}
+    cluster = await live_cluster("mixed", "mixed", each=[EMBEDDER_SERVER, WRITER_SERVER], client_keys=client_keys)
+    await cluster.front.until(lambda: all(instance.offered for instance in cluster.coordinator.table))
+    for path in ("/", "/invocations"):
+        assert (await cluster.front.post(path, {"inputs": "a b c"}, **headers["alice"])).status == 200
+    await cluster.wait_until_idle()
+    usage_store = cluster.coordinator.client_keys.ledger.usage_store
+    rows = usage_store.list_usage("0000-01-01", "9999-12-31", "alice", "", 10)
+    assert [(row.model, row.requests, row.prompt_tokens > 0) for row in rows] == [("vectors", 2, True)]
+
+
 # -- instances that come and go
 
 

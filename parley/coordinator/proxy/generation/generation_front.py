@@ -163,7 +163,7 @@ class GenerationFront:
         """Have instances answer the client. Raises ParleyError before anything was sent, and ClientGone."""
         scheduling_request, requested = await self._scheduling_facts.scheduling_request(path, client, body)
         if holders := self._scheduling_facts.misfit_holders(requested):
-            await forward.forward_to_one(self._connections, client, least_loaded(holders), body)
+            await self._forward_misfit(path, client, body, scheduling_request, holders)
             return
         if client.account is not None and not await self._reserve_tokens(path, client, body, scheduling_request):
             return
@@ -180,6 +180,27 @@ class GenerationFront:
             self._stops.remove_run(runner)
             if client.account is not None and self._client_keys is not None:
                 self._client_keys.settle_request(client, runner.used_tokens, left=left)
+
+    async def _forward_misfit(
+        self,
+        path: ApiPath,
+        client: DownstreamClient,
+        body: bytes,
+        scheduling_request: SchedulingRequest,
+        holders: list[ClusterInstance],
+    ) -> None:
+        """Have one instance refuse a request that its model cannot do; or answer it with vectors, which the client's
+        key pays for, where the main model decides the API. Raises ParleyError, ClientGone."""
+        is_charged, left = client.account is not None and path.depends_on_main_model, False
+        try:
+            if not is_charged or await self._reserve_tokens(path, client, body, scheduling_request):
+                await forward.forward_to_one(self._connections, client, least_loaded(holders), body)
+        except (ClientGone, asyncio.CancelledError):
+            left = True
+            raise
+        finally:
+            if is_charged and self._client_keys is not None:
+                self._client_keys.settle_request(client, client.forwarded_use(), left=left)
 
     async def _run_in_background(self, path: ApiPath, client: DownstreamClient, inlined: InlinedRequest) -> None:
         """Run a request without its client. Raises ParleyError if it is refused, and ClientGone."""
