@@ -1,7 +1,8 @@
 """``parley chat``: a conversation in the terminal, with a running server or with one that it starts.
 
 In a terminal it edits lines and keeps a history. Given a pipe it answers each line; ``-q`` asks one question. Ctrl-C
-stops only the current answer. It uses the OpenAI API, so any such server will do. ``spawn`` starts servers.
+stops only the current answer. It uses the OpenAI API, so any such server will do. ``temporary_server``
+starts servers.
 """
 
 from __future__ import annotations
