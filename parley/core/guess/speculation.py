@@ -111,7 +111,7 @@ class Speculation:
 
     def draft_decodes(self, decodes: list[Sequence], *, has_prefill: bool) -> dict[Sequence, tuple[int, ...]]:
         """Return drafts for some of the sequences, which have one uncomputed token each. ``has_prefill``: the step also
-        computes prompts, so additional rows are not nearly free, and there are no drafts."""
+        computes prompts; additional rows would prolong it, so there are no drafts."""
         self._propose_seconds = 0.0
         if has_prefill or self._is_off or not decodes:
             return {}
