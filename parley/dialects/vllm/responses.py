@@ -179,6 +179,8 @@ class VllmEventStream(EventStream):
             members["part"] = _vllm_part(members["part"], None if not is_opening else [])
         if event_type == "response.output_text.done":
             members["logprobs"] = []
+        if event_type == "response.output_text.delta":
+            members["logprobs"] = list(map(_without_bytes, members["logprobs"]))
         name = {"name": members.pop("name")} if "name" in members else {}  # of a call, which comes last
         return dict(sorted(members.items())) | name
 
@@ -341,15 +343,14 @@ def _vllm_part(part: dict[str, Any], no_logprobs: list[Any] | None) -> dict[str,
     """Return a part of an item in vLLM's form. ``no_logprobs``: stands for log-probabilities that are absent."""
     if part["type"] != "output_text":
         return {"text": part["text"], "type": part["type"]}
-    logprobs = list(map(_vllm_scores, part["logprobs"])) or no_logprobs
+    logprobs = part["logprobs"] or no_logprobs
     return {"annotations": [], "text": part["text"], "type": "output_text", "logprobs": logprobs}
 
 
-def _vllm_scores(token: dict[str, Any]) -> dict[str, Any]:
-    alternatives = [
-        {name: alternative[name] for name in ("token", "bytes", "logprob")} for alternative in token["top_logprobs"]
-    ]
-    return token | {"top_logprobs": alternatives}
+def _without_bytes(token: dict[str, Any]) -> dict[str, Any]:
+    """Return a token's log-probability as events have it."""
+    alternatives = [{"token": top["token"], "logprob": top["logprob"]} for top in token["top_logprobs"]]
+    return {"token": token["token"], "logprob": token["logprob"], "top_logprobs": alternatives}
 
 
 def _shown_members(value: Any, names: Sequence[str]) -> dict[str, Any] | None:

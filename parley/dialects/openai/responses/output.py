@@ -84,7 +84,7 @@ class MessageItem(OpenItem):
             self._write_scored(text)
 
     def _write_scored(self, text: str) -> None:
-        logprobs, self._unsent_tokens = [_scored_delta(token) for token in self._unsent_tokens], []
+        logprobs, self._unsent_tokens = [_scored_token(token) for token in self._unsent_tokens], []
         self._events.write("response.output_text.delta", **self._place, delta=text, logprobs=logprobs)
 
     def snapshot(self, status: ItemStatus) -> Item:
@@ -97,7 +97,7 @@ class MessageItem(OpenItem):
         return {"type": "output_text", "annotations": [], "logprobs": logprobs, "text": "".join(self._texts)}
 
     def _close_parts(self) -> None:
-        part, logprobs = self._part(), [_scored_delta(token) for token in self._tokens]
+        part, logprobs = self._part(), [_scored_token(token) for token in self._tokens]
         self._events.write("response.output_text.done", **self._place, logprobs=logprobs, text=part["text"])
         self._events.write("response.content_part.done", **self._place, part=part)
 
@@ -316,20 +316,10 @@ class OutputItems:
 
 
 def _scored_token(token: TokenInfo) -> Item:
-    """Return a token's log-probability in the final part."""
-    alternatives = [_alternative(top) | {"bytes": list(top.raw_bytes)} for top in token.top_tokens]
-    return {
-        "token": token.text,
-        "bytes": list(token.raw_bytes),
-        "logprob": shared.finite_logprob(token.logprob),
-        "top_logprobs": alternatives,
-    }
-
-
-def _scored_delta(token: TokenInfo) -> Item:
-    """Return a token's log-probability in an event."""
+    """Return a token's log-probability, in the form of the final part and of events."""
     return _alternative(token) | {"top_logprobs": list(map(_alternative, token.top_tokens))}
 
 
 def _alternative(token: TokenInfo) -> Item:
-    return {"token": token.text, "logprob": shared.finite_logprob(token.logprob)}
+    # Open Responses requires `bytes` in events too; OpenAI's events have none, and its clients accept them.
+    return {"token": token.text, "bytes": list(token.raw_bytes), "logprob": shared.finite_logprob(token.logprob)}
