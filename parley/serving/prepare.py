@@ -38,6 +38,7 @@ from parley.serving.served_model import ServedModel
 from parley.serving.workers.grammar_workers import GRAMMAR_WORKERS
 from parley.text.oldest_turns import fit_chat
 from parley.text.prepared_prompt import PreparedPrompt
+from parley.text.prompt_size import exceeds_size, text_characters
 from parley.text.tokens.prediction import PredictedTokens
 from parley.types import (
     BATCH_PRIORITY,
@@ -48,11 +49,9 @@ from parley.types import (
     Prompt,
     Request,
     Tenant,
-    Text,
-    TextPair,
     Tokens,
 )
-from parley.web.offload import to_thread_if_large
+from parley.web.offload import OFFLOAD_SIZE, run_in_thread
 
 MAX_PRIORITY = (1 << 63) - 1
 # Keep engine ids unique: a retried request may arrive while the engine still runs its first attempt.
@@ -89,10 +88,12 @@ async def prepare_engine_requests(
 
     ``media``: the processed media of all prompts, in order. Banned words are replaced in ``request`` by their tokens.
     """
-    size = sum(map(_prompt_characters, request.prompts)) + 64 * len(request.banned_words) + len(request.prediction)
+    size = 64 * len(request.banned_words) + len(request.prediction)
     size += sum(len(item.replacement) for item in media)
+    is_large = size > OFFLOAD_SIZE or exceeds_size(request.prompts, OFFLOAD_SIZE - size)
     grammars = await _compile_grammars(model, request, tenant)
-    prompts = await to_thread_if_large(size, partial(_prepare_prompts, model, request, media))
+    prepare = partial(_prepare_prompts, model, request, media)
+    prompts = await run_in_thread(prepare) if is_large else prepare()
     return [
         (prepared, _build_engine_request(model, request, number, prepared, max_tokens, grammars[number], tenant))
         for number, (prepared, max_tokens) in enumerate(prompts)
@@ -370,24 +371,8 @@ def _check_token_vectors(request: Request, info: ModelInfo, prompts: list[tuple[
         )
 
 
-def _prompt_characters(prompt: Prompt) -> int:
-    """Return roughly how many characters the text of a rendered prompt has; 0 for token ids."""
-    return _text_characters(prompt) + (64 * len(prompt.messages) if isinstance(prompt, Chat) else 0)
-
-
-def _text_characters(prompt: Prompt) -> int:
-    """Return how many characters of text a prompt has; 0 for token ids."""
-    if isinstance(prompt, Text):
-        return len(prompt.text)
-    if isinstance(prompt, TextPair):
-        return len(prompt.first.text) + len(prompt.second.text)
-    if isinstance(prompt, Chat):
-        return sum(len(message.content or "") for message in prompt.messages)
-    return 0
-
-
 def _check_text_size(request: Request, limit: int) -> None:
     """Raise TooLarge if a body that may be larger for its media has more text than other bodies may have."""
-    size = sum(map(_text_characters, request.prompts))
+    size = sum(map(text_characters, request.prompts))
     if size > limit:
         raise TooLarge(f"The text of the request has {size} characters; {limit} are allowed.", size=size, limit=limit)

@@ -20,8 +20,12 @@ async def to_thread_if_large(size: int, work: Callable[[], T]) -> T:
 
     If the caller is cancelled, work in a thread ends at its next ``stop_if_abandoned``.
     """
-    if size <= OFFLOAD_SIZE:
-        return work()
+    return work() if size <= OFFLOAD_SIZE else await run_in_thread(work)
+
+
+async def run_in_thread(work: Callable[[], T]) -> T:
+    """Call ``work`` in a thread and return its result. If the caller is cancelled, it ends as in
+    ``to_thread_if_large``."""
     abandoned = threading.Event()
     try:
         return await asyncio.to_thread(run_until_abandoned, work, abandoned)

@@ -1,0 +1,65 @@
+"""Estimates how long a prompt takes to render and to encode, from the sizes of all that its template may write."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from parley.types import Chat, Message, Prompt, Text, TextPair
+
+MESSAGE_CHARACTERS = 64  # that a message counts besides its texts
+VALUE_CHARACTERS = 8  # that a value counts within an array or object
+
+
+def exceeds_size(prompts: Iterable[Prompt], limit: int) -> bool:
+    """Whether prompts have more than roughly ``limit`` characters of text, with tools, calls and template options.
+
+    Token ids have no text. Takes no longer than ``limit`` allows, however large the prompts are.
+    """
+    left = limit
+    for prompt in prompts:
+        left -= text_characters(prompt)
+        if isinstance(prompt, Chat):
+            left -= MESSAGE_CHARACTERS * len(prompt.messages)
+            if left >= 0:
+                left -= _characters_within([prompt.tools, prompt.options, *map(_further_values, prompt.messages)], left)
+        if left < 0:
+            return True
+    return False
+
+
+def text_characters(prompt: Prompt) -> int:
+    """Return how many characters of text a prompt has; 0 for token ids."""
+    if isinstance(prompt, Text):
+        return len(prompt.text) + len(prompt.suffix)
+    if isinstance(prompt, TextPair):
+        return text_characters(prompt.first) + text_characters(prompt.second)
+    if isinstance(prompt, Chat):
+        return sum(len(message.content or "") for message in prompt.messages)
+    return 0
+
+
+def _further_values(message: Message) -> list[str | None]:
+    """Return the texts of a message besides its content."""
+    calls = message.tool_calls
+    texts = [text for call in calls for text in (call.name, call.arguments)] if calls else []
+    return [message.name, message.reasoning, *texts]
+
+
+def _characters_within(values: list[Any], limit: int) -> int:
+    """Return the characters of values of any depth, names of members included, or any number above ``limit``."""
+    size = 0
+    waiting = [values]
+    while waiting and size <= limit:
+        value = waiting.pop()
+        if isinstance(value, str):
+            size += len(value)
+        elif isinstance(value, dict):
+            size += VALUE_CHARACTERS * len(value)
+            if size <= limit:
+                waiting += [*value.keys(), *value.values()]
+        elif isinstance(value, list | tuple):
+            size += VALUE_CHARACTERS * len(value)
+            if size <= limit:
+                waiting += value
+    return size
