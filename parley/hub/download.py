@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from parley.gguf.folder import GGUF_SUFFIX, choose_gguf, choose_projector
+from parley.hub.answer_limits import HubLimitExceeded
 from parley.hub.path_guard import PathInsteadOfName, guard_cache
 from parley.hub.transfer import TransferMeter
 
@@ -104,7 +105,7 @@ def download_model(
         return Path(folder, *chosen_names[:1])
     except ModelMissing:
         raise
-    except PathInsteadOfName as error:
+    except (PathInsteadOfName, HubLimitExceeded) as error:
         raise ModelMissing(str(error)) from None
     except GatedRepoError:
         reason = "it is open only to users who accepted its terms; accept them on the hub and set HF_TOKEN"

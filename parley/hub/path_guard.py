@@ -1,4 +1,4 @@
-"""Refuses names from a hub that point outside of the cache.
+"""Refuses names from a hub that point outside of the cache, and answers beyond the limits of ``answer_limits``.
 
 huggingface_hub names files of its cache after entity tags, checksums and commits as the hub reports them, and does not
 check them: a malicious hub could write anywhere.
@@ -11,6 +11,8 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+from parley.hub import answer_limits
+
 
 class PathInsteadOfName(Exception):
     """A hub reports a path where the name of a file of the cache is expected. The message says where."""
@@ -18,19 +20,27 @@ class PathInsteadOfName(Exception):
 
 @functools.cache
 def guard_cache() -> None:
-    """Check all answers that huggingface_hub gets from now on. The client's methods then raise PathInsteadOfName."""
+    """Check all answers that huggingface_hub gets from now on. The client's methods then raise PathInsteadOfName and
+    HubLimitExceeded."""
     from huggingface_hub import set_client_factory
     from huggingface_hub.utils._http import default_client_factory
 
     def make_client() -> Any:
         client: Any = default_client_factory()
-        send_unchecked = client.send
+        client.event_hooks["response"].append(answer_limits.limit_redirect)
+        send_unchecked, page_limit = client.send, answer_limits.PageLimit()
 
         def send_request(request: Any, *, stream: bool = False, **options: Any) -> Any:
-            response = send_unchecked(request, stream=stream, **options)
-            if not stream:  # a download, whose name is known by then
-                check_names(response)
-            return response
+            answer_limits.limit_timeouts(request)
+            response = send_unchecked(request, stream=True, **options)
+            answer_limits.limit_waiting(response)
+            if stream:  # a download, whose name is known by then
+                answer_limits.limit_rate(response)
+                return response
+            answer = answer_limits.read_answer(response)
+            page_limit.count_page(answer)
+            check_names(answer)
+            return answer
 
         client.send = send_request
         return client
