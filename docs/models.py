@@ -132,6 +132,7 @@ types, as in Q4_K_M. Rows of the embedding are decoded when they are needed.
 * `starcoder2` has the window of 4,096 tokens of the published models, which files do not say; llama.cpp has none.
 * `stablelm` with norms of queries, or without a norm before its MLPs (StableLM 2 12B), is refused, and so are `olmo`
   and `olmoe` whose queries, keys and values are clamped.
+* `deepseek` is DeepSeekMoE (DeepSeek's first mixture of experts).
 * `deepseek2` is DeepSeek-V2, V3 and R1, Kimi K2, GLM-4.7-Flash and Youtu. A file of V3 or R1 may lack the number of
   groups of experts; it gets the 8 groups of the published models, where llama.cpp uses none. DeepSeek-V2 ranks its
   groups by their best expert, as its own code does; llama.cpp ranks them by the best two.
@@ -256,7 +257,8 @@ def models_page() -> str:
     for kind in sorted(FUSABLE_TYPES):
         forms = _join(folder.files for folder in served if folder.model_type == kind and folder.is_quantized)
         name = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(kind)
-        origin = "published with code of its own, which is not run" if kind == "kimi_k2" else "in a multimodal model"
+        has_own_code = kind in ("kimi_k2", "deepseek")
+        origin = "published with code of its own, which is not run" if has_own_code else "in a multimodal model"
         lines.append(f"| `{kind}` | {f'`{name}`' if name else origin} | {forms} |")
     lines += [MLX.rstrip(), GGUF.format(gguf=gguf_architectures(), projectors=gguf_projectors()).rstrip()]
     lines += [OTHERS, "| `model_type` | Architecture |", "|---|---|"]

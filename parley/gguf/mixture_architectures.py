@@ -1,4 +1,5 @@
-"""Further mixtures of experts in GGUF files: AFMoE (Trinity), EXAONE MoE, Ling, Ling 2, MiMo-V2-Flash and PhiMoE."""
+"""Further mixtures of experts in GGUF files: AFMoE (Trinity), DeepSeekMoE, EXAONE MoE, Ling, Ling 2, MiMo-V2 and
+PhiMoE."""
 
 from __future__ import annotations
 
@@ -86,6 +87,7 @@ AFMOE = Architecture(
     fields={"mup_enabled": True},  # of all published models; llama.cpp computes nothing else
     gating=SIGMOID,
 )
+DEEPSEEK = Architecture("deepseek", "DeepseekForCausalLM", DEEPSEEK_MIXTURE_NAMES, interleaved=True)
 EXAONE_MOE = Architecture(
     "exaone_moe", "ExaoneMoeForCausalLM", DEEPSEEK_MIXTURE_NAMES, gating=SIGMOID, complete=complete_windows
 )
@@ -121,6 +123,7 @@ MIXTURE_ARCHITECTURES = {
     "afmoe": replace(AFMOE, mixture=AFMOE),
     "bailingmoe": replace(LING, mixture=LING),
     "bailingmoe2": replace(LING_2, mixture=LING_2),
+    "deepseek": replace(DEEPSEEK, mixture=DEEPSEEK),
     "exaone-moe": replace(EXAONE_MOE, mixture=EXAONE_MOE),
     "mimo2": replace(MIMO_2, mixture=MIMO_2),
     "phimoe": replace(PHIMOE, mixture=PHIMOE),

@@ -298,6 +298,7 @@ DEEPSEEK_V2_MIXTURE = MixtureFamily(
     normalized=False,
     shared=1,
 )
+DEEPSEEK_V1_MIXTURE = replace(DEEPSEEK_V2_MIXTURE, normalized=None)
 COHERE2_MIXTURE = replace(DEEPSEEK_V2_MIXTURE, has_mixture=exaone_layers, normalized=True)
 MISTRAL4_MIXTURE = replace(DEEPSEEK_V2_MIXTURE, normalized=None, group_best=2)
 ERNIE_MIXTURE = MixtureFamily(

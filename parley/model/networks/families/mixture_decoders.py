@@ -15,6 +15,7 @@ from parley.model.networks.families.decoder_family import (
 )
 from parley.model.networks.families.rms_norm_decoders import ERNIE, GRANITE, MISTRAL, OLMO2
 from parley.model.networks.mixtures import (
+    DEEPSEEK_V1_MIXTURE,
     ERNIE_MIXTURE,
     GLM4_MIXTURE,
     GPT_OSS_MIXTURE,
@@ -254,6 +255,27 @@ DOTS1 = DecoderFamily(
     tensors=NORMED_HEADS,
     layer_types=sliding_after_full,
     mixture=GLM4_MIXTURE,
+)
+# DeepSeekMoE, whose publishers' code Transformers does not have (arXiv 2401.06066)
+DEEPSEEK = DecoderFamily(
+    COMMON_FIELDS
+    | {
+        "vocab_size": 102400,
+        "num_hidden_layers": 30,
+        "attention_bias": False,
+        "num_experts": None,
+        "num_experts_per_tok": None,
+        "moe_intermediate_size": 1407,
+        "moe_layer_freq": 1,
+        "n_shared_experts": None,
+        "first_k_dense_replace": 0,
+        "norm_topk_prob": False,
+        "scoring_func": "softmax",
+    },
+    renamed={"n_routed_experts": "num_experts"},
+    required={"moe_layer_freq": 1, "scoring_func": "softmax"},
+    biases=ATTENTION_BIASES,
+    mixture=DEEPSEEK_V1_MIXTURE,
 )
 ERNIE_MOE = replace(
     ERNIE,

@@ -47,6 +47,7 @@ from parley.model.networks.families.mamba1_decoders import FALCON_MAMBA, JAMBA, 
 from parley.model.networks.families.mamba_decoders import BAMBA, FALCON_H1, GRANITE_HYBRID, MAMBA2, NEMOTRON_HYBRID
 from parley.model.networks.families.mimo_decoders import MIMO_V2_FLASH
 from parley.model.networks.families.mixture_decoders import (
+    DEEPSEEK,
     DOTS1,
     ERNIE_MOE,
     GLM4_MOE,
@@ -180,6 +181,7 @@ FAMILIES: dict[str, DecoderFamily] = {
     "arcee": ARCEE,
     "seed_oss": SEED_OSS,
     "ministral": MINISTRAL,
+    "deepseek": DEEPSEEK,
     "deepseek_v2": DEEPSEEK_V2,
     "deepseek_v3": DEEPSEEK_V3,
     "kimi_k2": DEEPSEEK_V3,
