@@ -160,8 +160,9 @@ ENCODERS = """\
 Encoders make vectors, and score texts if they have a head for that. They run on plain weights in float32. `gte` and
 `nomic_bert` are also read in their publishers' form (`new`, and GPT-2's names of sizes), without the publishers' code.
 A `nomic_bert` may have mixtures of experts, as nomic-embed-text-v2-moe.
-`jina_embeddings_v3` is read as Transformers writes it, without its adapters for tasks. `eurobert` runs on parley's own
-decoder, as do the decoders of the next section.
+`jina_embeddings_v3` is read as Transformers writes it, without its adapters for tasks. A `bert` with positions of the
+kind `alibi` is jina-embeddings-v2, in both published forms, without the publishers' code. `eurobert` runs on parley's
+own decoder, as do the decoders of the next section.
 """
 SPARSE_MODELS = """\
 

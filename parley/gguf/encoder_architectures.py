@@ -62,6 +62,18 @@ JINA_LAYER_NAMES = NOMIC_LAYER_NAMES | {
     "attn_output": "mixer.out_proj",
     "ffn_up": "mlp.fc1",
 }
+# Of jina-embeddings-v2. In early files, both halves of gated layers are apart
+JINA_V2_LAYER_NAMES = BERT_LAYER_NAMES | {
+    "attn_q_norm": "attention.self.layer_norm_q",
+    "attn_k_norm": "attention.self.layer_norm_k",
+    "attn_norm_2": "layer_norm_1",
+    "ffn_up": "mlp.gated_layers",
+    "ffn_down": "mlp.wo",
+    "layer_output_norm": "mlp.layernorm",
+}
+JINA_V2_SPLIT_NAMES = {"ffn_gate": "mlp.gated_layers_w", "ffn_up": "mlp.gated_layers_v"}
+# Of jina-embeddings-v2-base-code, whose layers have one norm more and activate the second half
+JINA_CODE_NAMES = {"ffn_up": "mlp.up_gated_layer", "ffn_down": "mlp.down_layer", "layer_output_norm": "layer_norm_2"}
 MODERN_LAYER_NAMES = {
     "attn_norm": "attn_norm",
     "attn_qkv": "attn.Wqkv",
@@ -154,6 +166,27 @@ def bert_variant(model: GgufModel) -> Architecture | None:
     return {"gpt2": ROBERTA, "t5": XLM_ROBERTA}.get(tokenizer) if isinstance(tokenizer, str) else None
 
 
+JINA_V2 = replace(
+    BERT,
+    class_name="JinaBertModel",
+    layer_names=JINA_V2_LAYER_NAMES,
+    complete=_complete_encoder,
+    fields={"hidden_act": "gelu", "position_embedding_type": "alibi", "feed_forward_type": "geglu"},
+)
+
+
+def jina_variant(model: GgufModel) -> Architecture:
+    """Return the row for the form of a file's layers. Raises GgufError for classifiers."""
+    if any(name.startswith("cls.") for name in model.tensors):
+        raise GgufError(f"{model.paths[0].name} is a classifier of the kind JinaBERT, which is not read from GGUF")
+    names = JINA_V2_LAYER_NAMES
+    if "blk.0.attn_norm_2.weight" in model.tensors:
+        names = names | JINA_CODE_NAMES
+    if "blk.0.ffn_gate.weight" in model.tensors:
+        names = names | JINA_V2_SPLIT_NAMES
+    return replace(JINA_V2, layer_names=names)
+
+
 NOMIC_BERT = Architecture(
     "nomic_bert",
     "NomicBertModel",
@@ -174,6 +207,7 @@ ENCODERS = {
     "bert": replace(BERT, variant=bert_variant),
     "nomic-bert": NOMIC_BERT,
     "nomic-bert-moe": replace(NOMIC_BERT_MOE, mixture=NOMIC_BERT_MOE),
+    "jina-bert-v2": replace(JINA_V2, variant=jina_variant),
     "jina-bert-v3": replace(
         NOMIC_BERT,
         model_type="jina_embeddings_v3",

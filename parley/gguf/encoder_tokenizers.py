@@ -18,7 +18,7 @@ from typing import Any
 from parley.gguf.header import GgufError
 from parley.gguf.vocabulary import BLANK, CONTROL, UNKNOWN, UNUSED, USER_DEFINED, Vocabulary
 
-ENCODER_ARCHITECTURES = ("bert", "nomic-bert", "nomic-bert-moe", "jina-bert-v3", "modern-bert")
+ENCODER_ARCHITECTURES = ("bert", "nomic-bert", "nomic-bert-moe", "jina-bert-v2", "jina-bert-v3", "modern-bert")
 INNER_MARK = "##"  # begins the tokens that continue a word
 MAX_WORD = 100  # characters of a word that WordPiece splits; a longer one is unknown
 RARE_SHARE = 0.01  # a smaller share of words with capitals, or with accents, does not show that texts keep these

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from parley.model.checkpoint.files import Checkpoint, LoadError
-from parley.model.load.text_encoders import bert, deberta, modern_bert, rotary_bert
+from parley.model.load.text_encoders import bert, deberta, jina_bert, modern_bert, rotary_bert
 from parley.model.networks.encoder import EncoderNetwork, EncoderSizes
 from parley.model.networks.pooling import (
     SPLADE_MODE,
@@ -48,12 +48,17 @@ BERT_LOADER = EncoderLoader(bert.read_encoder_config, _load_bert, bert.check_enc
 MODERN_LOADER = EncoderLoader(modern_bert.read_config, modern_bert.load_modern_bert, modern_bert.check_modern_bert)
 ROTARY_LOADER = EncoderLoader(rotary_bert.read_config, rotary_bert.load_rotary_bert, rotary_bert.check_rotary_bert)
 DEBERTA_LOADER = EncoderLoader(deberta.read_config, deberta.load_deberta, deberta.check_deberta)
+JINA_LOADER = EncoderLoader(jina_bert.read_config, jina_bert.load_jina_bert, jina_bert.check_jina_bert)
 ENCODER_LOADERS: dict[str, EncoderLoader] = {
     **dict.fromkeys(bert.ENCODER_FAMILIES, BERT_LOADER),
     modern_bert.MODEL_TYPE: MODERN_LOADER,
     **dict.fromkeys(rotary_bert.ROTARY_BERT_TYPES, ROTARY_LOADER),
     deberta.MODEL_TYPE: DEBERTA_LOADER,
 }
+
+
+def _find_loader(config: dict[str, Any]) -> EncoderLoader:
+    return JINA_LOADER if jina_bert.is_jina_bert(config) else ENCODER_LOADERS[config["model_type"]]
 
 
 def is_encoder(config: dict[str, Any]) -> bool:
@@ -68,7 +73,7 @@ def read_encoder_config(config: dict[str, Any]) -> EncoderSizes:
         names = [str(name) for name in config.get("architectures") or ()]
         if task_heads := [name for name in names if name.endswith(UNSUPPORTED_HEADS)]:
             raise LoadError(f"A {task_heads[0]} is not an embedding model, and no classifier of whole texts.")
-        return ENCODER_LOADERS[kind].read_config(config)
+        return _find_loader(config).read_config(config)
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         # The families check the fields that decide whether a model is supported, not the type of each field
         raise LoadError(f"config.json has a field of a wrong type or value for a {kind} model ({error}).") from error
@@ -100,9 +105,9 @@ def load_encoder(
     checkpoint: Checkpoint, config: dict[str, Any], device: torch.device, progress: Callable[[float], None]
 ) -> EncoderNetwork:
     """Load the encoder in float32 and check it numerically. Raises LoadError."""
-    return ENCODER_LOADERS[config["model_type"]].load(checkpoint, config, device, progress)
+    return _find_loader(config).load(checkpoint, config, device, progress)
 
 
 def check_encoder_tensors(checkpoint: Checkpoint, config: dict[str, Any]) -> EncoderSizes:
     """Check names, shapes and types of all tensors without reading any, and return the sizes. Raises LoadError."""
-    return ENCODER_LOADERS[config["model_type"]].check(checkpoint, config)
+    return _find_loader(config).check(checkpoint, config)
