@@ -139,8 +139,9 @@ types, as in Q4_K_M. Rows of the embedding are decoded when they are needed.
 * `deepseek32` (DeepSeek-V3.2) and `glm-dsa` (GLM-5) choose the tokens that attention reads, as their own code does.
   Layers of GLM-5 use the tokens of an earlier layer where the file says so (`attention.indexer.types`) or lacks the
   tensors of their indexer. Files of GLM-5.2 and later that do neither get the published choice, as in llama.cpp.
-* `mimo2` is MiMo-V2-Flash. Values are scaled as published in files that do not say it. Its window has one token more
-  than in llama.cpp, as in Transformers.
+* `mistral4` is Mistral 4.
+* `mimo2` is MiMo-V2-Flash; queries, keys and values may be one tensor, as in MiMo-V2.5. Values are scaled as published
+  in files that do not say it. Its window has one token more than in llama.cpp, as in Transformers.
 * `kimi-linear` is Kimi Linear, with keys and values of latents in one layer or two.
 * `qwen35` and `qwen35moe` have the value heads of gated delta nets in another order than folders; reading restores it.
   Where there are more value heads than key heads, `ssm_out` in a type whose blocks hold numbers of several heads (K

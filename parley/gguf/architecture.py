@@ -40,6 +40,7 @@ LAYER_TENSOR_NAMES = {
     "ffn_gate_inp": "mlp.gate",
     "ffn_gate_exps": "mlp.experts.gate_exps",
     "ffn_up_exps": "mlp.experts.up_exps",
+    "ffn_gate_up_exps": "mlp.experts.gate_up_exps",
     "ffn_down_exps": "mlp.experts.down_exps",
     "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
     "ffn_gate_shexp": "mlp.shared_expert.gate_proj",

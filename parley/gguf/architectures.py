@@ -29,6 +29,7 @@ from parley.gguf.latent_architectures import LATENT_ARCHITECTURES
 from parley.gguf.llama_architectures import LLAMA_ARCHITECTURES
 from parley.gguf.mamba_architectures import MAMBA_ARCHITECTURES
 from parley.gguf.mixture_architectures import MIXTURE_ARCHITECTURES
+from parley.gguf.recent_architectures import RECENT_ARCHITECTURES
 from parley.gguf.state_architectures import (
     FALCON_H1,
     GRANITE_HYBRID,
@@ -223,6 +224,7 @@ ARCHITECTURES = {
     "nemotron_h_moe": replace(NEMOTRON_HYBRID, mixture=NEMOTRON_HYBRID),
     **LLAMA_ARCHITECTURES,
     **MIXTURE_ARCHITECTURES,
+    **RECENT_ARCHITECTURES,
     **AXES_ARCHITECTURES,
     **MAMBA_ARCHITECTURES,
     **GPT_ARCHITECTURES,

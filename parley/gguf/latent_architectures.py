@@ -1,4 +1,4 @@
-"""DeepSeek V2 to V3.2, similar models and MiniCPM3 in GGUF files, with multi-head latent attention (MLA)."""
+"""DeepSeek V2 to V3.2, Mistral 4, similar models and MiniCPM3 in GGUF files, with multi-head latent attention (MLA)."""
 
 from __future__ import annotations
 
@@ -189,6 +189,12 @@ def complete_kimi_linear(model: GgufModel, config: dict[str, Any]) -> None:
     config |= {"n_group": 1, "topk_group": 1} | config
 
 
+def complete_mistral_4(model: GgufModel, config: dict[str, Any]) -> None:
+    """Add the fields of Mistral 4. Raises GgufError."""
+    complete_latents(model, config)
+    config |= {"n_group": 1, "topk_group": 1} | config
+
+
 def deepseek_variant(model: GgufModel) -> Architecture | None:
     """Return the row of DeepSeek-V3 for files whose scores of experts are sigmoids.
 
@@ -215,6 +221,15 @@ DEEPSEEK_2 = replace(
     gating=SOFTMAX,
     variant=deepseek_variant,
     complete=complete_deepseek_2,
+)
+MISTRAL_4 = replace(
+    DEEPSEEK_3,
+    model_type="mistral4",
+    class_name="Mistral4ForCausalLM",
+    gating=SOFTMAX,
+    rope_keys=DEEPSEEK_3.rope_keys | {"llama_4_scaling_beta": "attention.temperature_scale"},
+    complete=complete_mistral_4,
+    refused=(),
 )
 DEEPSEEK_32 = replace(
     DEEPSEEK_3,
@@ -256,4 +271,5 @@ LATENT_ARCHITECTURES = {
     "glm-dsa": replace(GLM_DSA, mixture=GLM_DSA),
     "kimi-linear": replace(KIMI_LINEAR, mixture=KIMI_LINEAR),
     "minicpm3": MINICPM_3,
+    "mistral4": replace(MISTRAL_4, mixture=MISTRAL_4),
 }

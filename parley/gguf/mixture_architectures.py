@@ -117,6 +117,7 @@ MIMO_2 = Architecture(
     lists=("attention.head_count_kv",),
     gating=SIGMOID,
     complete=complete_mimo_2,
+    has_packed_heads=True,
 )
 PHIMOE = Architecture("phimoe", "PhimoeForCausalLM", complete=complete_phimoe)
 MIXTURE_ARCHITECTURES = {

@@ -12,7 +12,7 @@ from support import tiny_models
 from support.decoder_families import FAMILIES
 from support.gguf_conversion import convert_folder
 from support.run_model import load_test_runner, serve_requests
-from support.tiny_models import STATE_DECODERS, models_home
+from support.tiny_models import LATENT_DECODERS, STATE_DECODERS, models_home
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from parley.gguf.folder import unpack_gguf
@@ -47,20 +47,37 @@ OTHER_NAMES = {
     "bailingmoe2": ("glm4_moe", {"attention_bias": False, "use_qk_norm": True}, {"packs_heads": True}),
 }
 OTHER_NAMES |= dict.fromkeys(("xverse", "baichuan"), OTHER_NAMES["internlm2"])
+MISTRAL_ROPE = {
+    "rope_type": "yarn", "rope_theta": 1e4, "factor": 16.0, "original_max_position_embeddings": 32,
+    "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.25,
+}  # fmt: skip
 OWN_TYPES = {
     "afmoe": {},
     "apertus": {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}},
     "exaone_moe": {"n_group": 1, "topk_group": 1},
+    "hy3": {},
     "jais2": {},
     "kimi_linear": {},
+    "mellum": {"mlp_layer_types": ["sparse"] * 3},
     "mimo_v2_flash": {"n_group": 1, "topk_group": 1},
+    "mistral4": {"rope_parameters": MISTRAL_ROPE, "n_group": 1, "topk_group": 1},
     "minicpm3": {"scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 256},
     "phimoe": {"router_jitter_noise": 0.01},
 }
 TRIED = (
     [*OTHER_NAMES, *OWN_TYPES]
     if IS_NIGHT
-    else ["internlm2", "bailingmoe2", "kimi_linear", "mimo_v2_flash", "afmoe", "apertus", "minicpm3"]
+    else [
+        "internlm2",
+        "bailingmoe2",
+        "kimi_linear",
+        "mimo_v2_flash",
+        "afmoe",
+        "apertus",
+        "minicpm3",
+        "mistral4",
+        "mellum",
+    ]
 )
 
 
@@ -71,7 +88,7 @@ def _own_cache(tmp_path, monkeypatch):
 
 def write_family(folder, name, fields):
     """Write a random model of a family in float32."""
-    if name in STATE_DECODERS:
+    if name in STATE_DECODERS or name in LATENT_DECODERS:
         return tiny_models.write_model(folder, name, dtype="float32", **fields)
     model_type, usual = FAMILIES.get(name, (name, {}))
     config = AutoConfig.for_model(model_type, **(tiny_models.BASE_CONFIG | usual | fields))
@@ -89,7 +106,9 @@ def family_paths(name):
     home.mkdir()
     source = write_family(home / "source", family, fields)
     arch = name if name in OTHER_NAMES else None
-    return source, convert_folder(home / "x.gguf", source, arch=arch, splits_latents=name == "kimi_linear", **options)
+    return source, convert_folder(
+        home / "x.gguf", source, arch=arch, splits_latents=name in ("kimi_linear", "mistral4"), **options
+    )
 
 
 def read_header(name):
@@ -109,6 +128,15 @@ def answers(folder):
 @pytest.mark.parametrize("name", TRIED)
 def test_answers_are_those_of_the_folder(name):
     folder, file = family_paths(name)
+    assert answers(unpack_gguf(file)) == answers(folder)
+
+
+def test_packed_heads_and_joined_experts_of_mimo_are_read(tmp_path):
+    """As in files of MiMo-V2.5, whose values are shorter than keys; layers with a window have more heads of keys."""
+    folder, _ = family_paths("mimo_v2_flash")
+    file = convert_folder(tmp_path / "x.gguf", folder, packs_heads=True, joins_experts=True)
+    names = set(read_model(file).tensors)
+    assert {"blk.1.attn_qkv.weight", "blk.1.ffn_gate_up_exps.weight"} <= names
     assert answers(unpack_gguf(file)) == answers(folder)
 
 

@@ -26,6 +26,7 @@ from support.gguf_latents import (
     convert_kimi,
     split_latent_up,
 )
+from support.gguf_recent import STAND_INS, add_recent, join_experts, recent_name
 from support.gguf_windows import add_ling, add_mimo
 
 ARCHITECTURES = {
@@ -116,6 +117,7 @@ YARN_NUMBERS = {
 }
 SIGMOID = ("glm4_moe", "glm4v_moe_text", "minimax_m2", *LATENT_SIGMOID, "mimo_v2_flash", "dots1", "lfm2_moe")
 BARE_NAMES = ("layer_scalar", "experts.gate_up_proj", "experts.down_proj")  # of Gemma 4
+BARE_EXPERTS = {"mistral4": ("experts.gate_up_proj", "experts.down_proj")}
 EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(\w+)\.weight")
 # Names of Transformers that the package does not know, and others of the same tensors
 OTHER_NAMES = {"e_score_correction_bias": "e_score_correction.bias", "mlp.gate_up_proj": "mlp.up_proj"}
@@ -133,12 +135,13 @@ def convert_folder(
     arch: str | None = None,
     turns_heads: bool = False,
     packs_heads: bool = False,
+    joins_experts: bool = False,
 ) -> Path:
     """Write a folder's model as one file of float32. ``extra_layers``: that predict further tokens, made up.
     ``experts``, ``latents`` and ``outputs`` of gated delta nets: the types of their weights. ``splits_latents``: keys
     and values of latents are made apart; old files have one layer for both. ``arch``: the architecture, if it is not
     that of the folder's type. ``turns_heads``: Llama's code reorders queries and keys, as of the types in PERMUTED.
-    ``packs_heads``: queries, keys and values are one tensor."""
+    ``packs_heads``: queries, keys and values are one tensor. ``joins_experts``: gates and ups of experts are one."""
     config = json.loads((folder / "config.json").read_text())
     kind = config["model_type"]
     arch = arch or ARCHITECTURES.get(kind, kind)
@@ -161,6 +164,7 @@ def convert_folder(
         shape |= add_ling(writer, config)
     if kind == "mimo_v2_flash":
         shape |= add_mimo(writer, config)
+    shape |= add_recent(writer, config)
     if arch == "gemma3n":
         shape |= add_gemma_3n(writer, config)
     if arch == "gemma4":
@@ -182,11 +186,11 @@ def convert_folder(
         shape["sliding_window"] = None
     gguf_files.add_shape(writer, shape)
     gguf_files.add_tokenizer(writer, folder)
-    if kind == "mimo_v2_flash":
+    if kind in ("mimo_v2_flash", "mellum"):
         config |= {"rope_parameters": shape["rope_parameters"]}
     add_numbers(writer, config | {"num_nextn_predict_layers": extra_layers})
     numbers = {name: number for number, name in gguf.MODEL_ARCH_NAMES.items()}
-    names = gguf.get_tensor_name_map(numbers[arch.replace("deepseek32", "glm-dsa")], layers)  # alike
+    names = gguf.get_tensor_name_map(numbers[STAND_INS.get(arch, arch)], layers)
     stored = load_file(folder / "model.safetensors")
     if kind == "qwen3_vl_moe_text":
         stored = {
@@ -221,11 +225,14 @@ def convert_folder(
             for layer in range(layers):
                 if (tensor := stored.pop(f"model.layers.{layer}.{scale}", None)) is not None:
                     writer.add_tensor(f"blk.{layer}.{written}.scale", tensor.float().numpy())
+    converted: dict[str, torch.Tensor] = {}
     for name, tensor in convert_tensors(kind, config, stored):
         for known, other in OTHER_NAMES.items():
             name = name.replace(known, other)
-        written = names.get_name(name, (".weight", ".bias"))
+        written = names.get_name(name, (".weight", ".bias")) or recent_name(name)
         assert written is not None, name
+        converted[written] = tensor
+    for written, tensor in (join_experts(converted) if joins_experts else converted).items():
         kind_here = experts if written.endswith("_exps.weight") else "F32"
         kind_here = outputs if written.endswith("ssm_out.weight") else kind_here
         kind_here = latents if written.endswith(("k_b.weight", "v_b.weight")) else kind_here
@@ -443,7 +450,7 @@ def convert_tensors(
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield tensors in the layouts of files, by names that the gguf package knows."""
     for name, tensor in stack_experts(tensors).items():
-        if name.endswith(("self_attn.sinks", "attention_sink_bias")):
+        if name.endswith(("self_attn.sinks", "attention_sink_bias", *BARE_EXPERTS.get(kind, ()))):
             yield name + ".weight", tensor
         elif ".experts." in name and kind == "gpt_oss":
             yield from split_gpt_oss(name, tensor)

@@ -197,7 +197,7 @@ def add_shape(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     if head_dim := config.get("head_dim"):
         writer.add_key_length(head_dim)
         writer.add_value_length(head_dim)
-    if "rms_norm_eps" in config:
+    if config.get("rms_norm_eps") is not None:
         writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     rope = config.get("rope_parameters") or {}
     writer.add_rope_freq_base(rope.get("rope_theta") or config.get("rope_theta") or 10000.0)

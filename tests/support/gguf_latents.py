@@ -16,8 +16,9 @@ LATENT_TYPES = {
     "glm4_moe_lite": "deepseek2",
     "youtu": "deepseek2",
     "kimi_linear": "kimi-linear",
+    "mistral4": "mistral4",
 }
-LATENT_ARCHITECTURES = ("deepseek2", "deepseek32", "glm-dsa", "kimi-linear")
+LATENT_ARCHITECTURES = ("deepseek2", "deepseek32", "glm-dsa", "kimi-linear", "mistral4")
 LATENT_SIGMOID = ("deepseek_v3", "deepseek_v32", "glm_moe_dsa", "kimi_linear")
 DENSE_LAYER = re.compile(r"\.block_sparse_moe\.(gate|up|down)_proj\.")  # as Transformers writes it
 INDEXER_COUNTS = {

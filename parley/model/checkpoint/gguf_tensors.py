@@ -10,7 +10,15 @@ from typing import Any
 
 import torch
 
-from parley.gguf.architecture import LAYER_TENSOR, Architecture, read_layer_numbers, tensor_name, tensor_shape
+from parley.gguf.architecture import (
+    LAYER_NUMBER,
+    LAYER_TENSOR,
+    Architecture,
+    fields_of,
+    read_layer_numbers,
+    tensor_name,
+    tensor_shape,
+)
 from parley.gguf.architectures import find_architecture
 from parley.gguf.encoder_architectures import DENSE_FOLDERS, POSITIONS
 from parley.gguf.gemma_architectures import STACKED_NAMES
@@ -42,7 +50,7 @@ def read_gguf_entries(model: GgufModel) -> dict[str, TensorEntry]:
                 entries[tensor_name(architecture, whole)] = _join_latent_up(model, split[1])
             continue
         if architecture.has_packed_heads and (packed := PACKED_HEADS.fullmatch(tensor.name)):
-            parts = _divide_heads(tensor, _make_entry(tensor, architecture, config), config)
+            parts = _divide_heads(model, tensor, _make_entry(tensor, architecture, config), config)
             names = (tensor_name(architecture, f"{packed[1]}{letter}{packed[2]}") for letter in "qkv")
             entries |= zip(names, parts, strict=True)
             continue
@@ -63,12 +71,14 @@ def _layer_number_entries(model: GgufModel, architecture: Architecture, count: i
     }
 
 
-def _divide_heads(tensor: GgufTensor, entry: TensorEntry, config: dict[str, Any]) -> list[TensorEntry]:
+def _divide_heads(
+    model: GgufModel, tensor: GgufTensor, entry: TensorEntry, config: dict[str, Any]
+) -> list[TensorEntry]:
     """Return queries, keys and values, which a tensor has one after the other. Raises GgufError."""
     heads = config["num_attention_heads"]
     head_dim = config.get("head_dim") or config["hidden_size"] // heads
-    shared = (config.get("num_key_value_heads") or heads) * head_dim
-    counts = [heads * head_dim, shared, shared]
+    shared = _key_heads(model, tensor) or config.get("num_key_value_heads") or heads
+    counts = [heads * head_dim, shared * head_dim, shared * (config.get("v_head_dim") or head_dim)]
     if sum(counts) != entry.shape[0]:
         raise GgufError(f"a tensor {tensor.name} has {entry.shape[0]} rows, but the heads have {sum(counts)}")
     size, start = (entry.end - entry.start) // entry.shape[0], entry.start
@@ -77,6 +87,15 @@ def _divide_heads(tensor: GgufTensor, entry: TensorEntry, config: dict[str, Any]
         replace(entry, shape=(count, *entry.shape[1:]), start=start + first * size, end=start + (first + count) * size)
         for first, count in zip(firsts, counts, strict=False)
     ]
+
+
+def _key_heads(model: GgufModel, tensor: GgufTensor) -> int:
+    """Return the number of heads of keys in the layer of a tensor, 0 if the file does not list it by layer."""
+    match, listed = LAYER_NUMBER.match(tensor.name), fields_of(model).get("attention.head_count_kv")
+    if match is None or not isinstance(listed, list) or int(match[1]) >= len(listed):
+        return 0
+    count = listed[int(match[1])]
+    return count if type(count) is int else 0
 
 
 def _divide_stack(name: str, entry: TensorEntry) -> dict[str, TensorEntry]:

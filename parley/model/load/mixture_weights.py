@@ -13,7 +13,7 @@ from parley.model.checkpoint.files import refuse_unpackable
 from parley.model.checkpoint.stacked import StackedFormat, StackedPlainFormat
 from parley.model.checkpoint.weights import LinearSpec, LinearWeight, PlainWeight
 from parley.model.load.linear_reader import LinearReader
-from parley.model.networks.mixtures import MixtureNames, mlx_layouts
+from parley.model.networks.mixtures import MixtureNames, joined_layouts, mlx_layouts
 
 log = logging.getLogger("parley.engine")
 
@@ -33,7 +33,12 @@ class MixtureWeights:
         first = next((i for i, shape in enumerate(shapes) if shape.routing is not None), None)
         if first is None or not layouts:
             return MixtureNames()
-        layouts = (*layouts, *mlx_layouts(layouts, is_gated=shapes[first].is_gated))
+        joined = [
+            layout
+            for layout in joined_layouts(layouts)
+            if self._weights.layer_name(first, layout.gate_up[0]) in self._checkpoint
+        ]
+        layouts = (*joined, *layouts, *mlx_layouts(layouts, is_gated=shapes[first].is_gated))
         return next((layout for layout in layouts if self._has_experts(first, layout)), layouts[0])
 
     def _has_experts(self, layer: int, layout: MixtureNames) -> bool:

@@ -197,6 +197,13 @@ def _gguf_layout(names: MixtureNames) -> MixtureNames:
     return replace(names, router="mlp.gate", gate_up=gate_up, down=down, transposed=False, interleaved=False)
 
 
+def joined_layouts(layouts: tuple[MixtureNames, ...]) -> list[MixtureNames]:
+    """Return the names of tensors of GGUF files that have the gates and ups of all experts as one tensor."""
+    stem, ends = "mlp.experts.", ("gate_exps.weight", "up_exps.weight")
+    parts = tuple(stem + end for end in ends)
+    return [replace(names, gate_up=(stem + "gate_up_exps.weight",)) for names in layouts if names.gate_up == parts]
+
+
 def mlx_layouts(layouts: tuple[MixtureNames, ...], *, is_gated: bool) -> list[MixtureNames]:
     """Return the names of tensors in folders of MLX, which hold all experts, for a family with these layouts."""
     parts, last = (("gate_proj", "up_proj"), "down_proj") if is_gated else (("fc1",), "fc2")
@@ -402,6 +409,7 @@ HY3_MIXTURE = MixtureFamily(
             **SHARED_MLP,
         ),
         replace(_both_layouts(DEEPSEEK_NAMES)[1], choice_bias="mlp.e_score_correction_bias"),
+        _gguf_layout(DEEPSEEK_NAMES),
     ),
     has_mixture=sparse_mlp_types,
     normalized=True,

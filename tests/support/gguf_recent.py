@@ -1,0 +1,55 @@
+"""What llama.cpp's converter writes of Hy3, Mellum 2, Mistral 4 and MiMo-V2.5.
+
+The gguf package does not know all of them; it names the tensors of others that are alike.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import gguf
+import torch
+
+STAND_INS = {
+    "deepseek32": "glm-dsa",
+    "hy_v3": "dots1",
+    "mellum": "dots1",
+}
+
+
+def add_recent(writer: gguf.GGUFWriter, config: dict[str, Any]) -> dict[str, Any]:
+    """Add what an architecture has of its own. Return fields of the config as the file has them."""
+    if writer.arch == "mistral4":
+        writer.add_attn_temperature_scale(config["rope_parameters"]["llama_4_scaling_beta"])
+        return {}
+    if writer.arch == "hy_v3":
+        writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+        writer.add_expert_weights_norm(True)
+        writer.add_expert_weights_scale(config["router_scaling_factor"])
+        writer.add_expert_shared_feed_forward_length(config["moe_intermediate_size"] * config["num_shared_experts"])
+        return {}
+    if writer.arch != "mellum":
+        return {}
+    ropes = config["rope_parameters"]
+    writer.add_sliding_window_pattern([each == "sliding_attention" for each in config["layer_types"]])
+    writer.add_rope_freq_base_swa(ropes["sliding_attention"]["rope_theta"])
+    return {"rope_parameters": ropes["full_attention"]}
+
+
+def recent_name(name: str) -> str | None:
+    """Return a file's name of a tensor that the package does not know in its architecture."""
+    packed = re.fullmatch(r"model\.layers\.(\d+)\.self_attn\.qkv_proj\.(weight|bias)", name)
+    return f"blk.{packed[1]}.attn_qkv.{packed[2]}" if packed else None
+
+
+def join_experts(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return tensors with the gates and ups of all experts as one, under the name of the file."""
+    joined: dict[str, torch.Tensor] = {}
+    for name, tensor in tensors.items():
+        if name.endswith("_gate_exps.weight"):
+            ups = tensors[name.replace("_gate_exps", "_up_exps")]
+            joined[name.replace("_gate_exps", "_gate_up_exps")] = torch.cat((tensor, ups), 1)
+        elif not name.endswith("_up_exps.weight"):
+            joined[name] = tensor
+    return joined
