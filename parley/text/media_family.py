@@ -65,6 +65,16 @@ class _FamilyRow(NamedTuple):
     numbers_grids: bool = False
 
 
+# Names that files published before the type was in Transformers have for some fields, by model type.
+_EARLIER_FIELDS = {
+    "nemotron_h_omni": {
+        "llm_config": "text_config",
+        "sound_config": "audio_config",
+        "img_context_token_id": "image_token_id",
+        "video_context_token_id": "video_token_id",
+        "sound_context_token_id": "audio_token_id",
+    }
+}
 # Fields that only the whole model's config has, though they are about its parts as well.
 SHARED_FIELDS = ("architectures", "dtype", "torch_dtype", "quantization_config", "quantization")
 _IMAGE = _KindMarks(("image_token_id", "image_token_index"))
@@ -164,6 +174,7 @@ _FAMILIES: dict[str, _FamilyRow] = {
     "glmasr": _FamilyRow({"audio": _AUDIO._replace(edges=("<|begin_of_audio|>", "<|end_of_audio|>"))}),
     "audioflamingo3": _FamilyRow({"audio": _AUDIO}),
     "musicflamingo": _FamilyRow({"audio": _AUDIO}),
+    "nemotron_h_omni": _FamilyRow({"image": _IMAGE, "audio": _AUDIO._replace(encoder_config="audio_config")}),
     "phi4_multimodal": _FamilyRow(
         {"image": _KindMarks(("vision_config.image_token_id",)), "audio": _KindMarks(("audio_config.audio_token_id",))},
         keeps_kinds_apart=True,
@@ -273,11 +284,13 @@ def read_media_family(config: Mapping[str, Any]) -> MediaFamily | None:
 def writer_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the part of a config.json about the model that writes text; of most models that is all of it.
 
-    Qwen-Omni keeps it in ``thinker_config``, next to that of a model that speaks, which is not served.
+    Qwen-Omni keeps it in ``thinker_config``, next to that of a model that speaks, which is not served. Fields have the
+    names that Transformers gives them now.
     """
     thinker = config.get("thinker_config")
     if not isinstance(thinker, dict):
-        return config
+        earlier_fields = _EARLIER_FIELDS.get(str(config.get("model_type")), {})
+        return {earlier_fields.get(name, name): value for name, value in config.items()} if earlier_fields else config
     return {name: config[name] for name in SHARED_FIELDS if name in config} | thinker
 
 

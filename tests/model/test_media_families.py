@@ -39,7 +39,7 @@ PICTURE_FAMILIES = [
     "idefics3", "smolvlm", "internvl", "mistral3", "gemma3", "qwen2_5_omni_thinker", "qwen3_omni_moe_thinker", "glm4v",
     "glm46v", "glm4v_moe", "glm_ocr", "exaone4_5", "video_llama_3", "paddleocr_vl", "gemma4", "gemma4_31b",
     "gemma4_unified", *PICTURE_MODELS, "lfm3_vl", "minicpmv4_6",
-    "paligemma2",
+    "paligemma2", "nemotron_h_omni",
 ]  # fmt: skip
 VIDEO_FAMILIES = [
     "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5", "smolvlm", "internvl", "llava_onevision", "llava_next_video",
@@ -50,7 +50,7 @@ VIDEO_FAMILIES = [
 ONE_KIND_FAMILIES = ["smolvlm", "glm4v", "glm46v", "glm4v_moe", "glm_ocr", "glmga"]
 AUDIO_FAMILIES = [
     "qwen2_audio", "qwen3_asr", "qwen2_5_omni_thinker", "qwen3_omni_moe_thinker", "glmasr", "audioflamingo3", "voxtral",
-    "gemma4", "gemma4_unified", "phi4_multimodal",
+    "gemma4", "gemma4_unified", "phi4_multimodal", "nemotron_h_omni",
 ]  # fmt: skip
 # One without axes, three with M-RoPE, of which one has embeddings for several layers and one turns neighbouring
 # dimensions, one that sees both ways, one with inputs of layers, and one that sees both ways in some layers. LFM2-VL

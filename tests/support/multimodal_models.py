@@ -13,6 +13,7 @@ from typing import Any
 
 from support.gemma_media_models import GEMMA_MODELS
 from support.media_family_shape import Family
+from support.nemotron_models import NEMOTRON_MODELS
 from support.ocr_models import OCR_MODELS
 from support.picture_models import PICTURE_MODELS
 from support.recent_media_models import RECENT_MODELS
@@ -31,6 +32,7 @@ FAMILIES: dict[str, Family] = {
     **RECENT_MODELS,
     **OCR_MODELS,
     **VISION_CHAT_MODELS,
+    **NEMOTRON_MODELS,
 }
 # Those with mechanisms that other families have as well are tested by night only.
 BY_NIGHT = ["paligemma", "aria", "step3p7", "ernie4_5_vl_moe", "granite4_vision", *OCR_MODELS, *VISION_CHAT_MODELS]

@@ -77,6 +77,18 @@ def test_the_quantization_of_a_whole_omni_model_is_that_of_the_part_that_writes(
     assert writer_config(config) == {"model_type": "qwen2_5_omni_thinker", name: {"bits": 4}}
 
 
+def test_reads_the_names_that_fields_of_nemotron_had_earlier():
+    config = {"model_type": "nemotron_h_omni", "llm_config": {"vocab_size": 9}, "sound_config": {}}
+    config |= {"img_context_token_id": 18, "sound_context_token_id": 27}
+    assert writer_config(config)["text_config"] == {"vocab_size": 9}
+    media_family = read_media_family(config)
+    assert media_family is not None
+    assert media_family.placeholder_ids == {"image": 18, "audio": 27}
+    without_sound = read_media_family(config | {"sound_config": None})
+    assert without_sound is not None
+    assert without_sound.placeholder_ids == {"image": 18}
+
+
 GEMMA4_IDS = {"image_token_id": 7, "video_token_id": 8, "audio_token_id": 9}
 
 

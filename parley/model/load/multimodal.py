@@ -7,6 +7,7 @@ and has written in earlier versions.
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from parley.model.checkpoint.files import Checkpoint
@@ -31,7 +32,8 @@ ENCODERS_IN_BODY = (
     "model.projector.",
     "model.view_seperator",
 )
-EMBEDDING_SUFFIX = "embed_tokens.weight"
+BODY_EMBEDDING = re.compile(r"(.*)(?:embed_tokens|(?<=backbone\.)embeddings)\.weight")
+BACKBONE_PREFIX = "backbone."  # of Nemotron-H in place of BODY_PREFIX
 THINKER_PREFIX = "thinker."  # of the tensors of Qwen-Omni's part that writes text
 # Language models whose last tokens the projectors of media embed, and the modules of these
 MEDIA_TOKEN_TYPES, TOKEN_PROJECTORS = {"gemma3n_text"}, ("embed_vision", "embed_audio")
@@ -60,13 +62,15 @@ def keep_language_model(checkpoint: Checkpoint) -> None:
     """Give the language model's tensors the names of a plain decoder's, and leave out all others.
 
     Its layers are next to its embedding, below ``model.language_model.``, ``language_model.model.``,
-    ``model.text_model.`` or ``model.``. Projectors of media that embed tokens as well are kept.
+    ``language_model.backbone.``, ``model.text_model.`` or ``model.``. Projectors of media that embed tokens as well
+    are kept.
     """
     _keep_thinker(checkpoint)
     body_prefix = _find_body_prefix(checkpoint)
     _drop_tensors(checkpoint, *ENCODERS_IN_BODY)
     if body_prefix is not None:
-        prefixes = {body_prefix: "model.", **dict.fromkeys(HEAD_PREFIXES, "lm_head.")}
+        own_prefix = BACKBONE_PREFIX if body_prefix.endswith(BACKBONE_PREFIX) else BODY_PREFIX
+        prefixes = {body_prefix: own_prefix, **dict.fromkeys(HEAD_PREFIXES, "lm_head.")}
         for module in TOKEN_PROJECTORS:
             suffix = f"{module}.embedding.weight"
             for name in checkpoint.tensor_names:
@@ -101,8 +105,8 @@ def _keep_thinker(checkpoint: Checkpoint) -> None:
 
 def _find_body_prefix(checkpoint: Checkpoint) -> str | None:
     """Return the prefix of the names of the language model's layers and embedding; None if it is not clear."""
-    embeddings = [name for name in checkpoint.tensor_names if name.endswith(EMBEDDING_SUFFIX)]
-    return embeddings[0].removesuffix(EMBEDDING_SUFFIX) if len(embeddings) == 1 else None
+    embeddings = [match[1] for name in checkpoint.tensor_names if (match := BODY_EMBEDDING.fullmatch(name))]
+    return embeddings[0] if len(embeddings) == 1 else None
 
 
 def has_own_head(checkpoint: Checkpoint) -> bool:

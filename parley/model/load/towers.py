@@ -24,8 +24,9 @@ from parley.types import Settings
 
 log = logging.getLogger("parley.engine")
 
-# Names of tensors in the numbered blocks of encoders: (list of blocks, number, tensor within the block).
-BLOCK_TENSOR = re.compile(r"(.*?\b(?:layers?|blocks)\.)(\d+)\.(.+)")
+# Names of tensors in the numbered blocks of encoders: (list of blocks, number, tensor within the block). The layers in
+# which Parakeet shortens sound are not alike.
+BLOCK_TENSOR = re.compile(r"(?!.*\bsubsampling\.)(.*?\b(?:layers?|blocks)\.)(\d+)\.(.+)")
 PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json")
 QUANTIZED_SUFFIXES = (".qweight", ".weight_packed", ".weight_scale", ".absmax", ".SCB")
 
@@ -187,7 +188,10 @@ def _build_model(towers: MediaTowers, tensors: dict[str, torch.Tensor]) -> Any:
             ) from error
     for name, shape, expected in sorted(report["mismatched_keys"]):
         raise LoadError(f"Tensor {name} has shape {list(shape)}; the config asks for {list(expected)}.")
-    parts = (model.get_decoder(), model.get_output_embeddings())
+    head = model.get_output_embeddings()
+    if head is None:  # it belongs to the language model alone, as that of Nemotron-H Omni
+        head = model.language_model.get_output_embeddings()
+    parts = (model.get_decoder(), head)
     encoders = {id(parameter) for part in encoder_parts(model) for parameter in part.parameters()}
     language_model = {id(parameter) for part in parts for parameter in part.parameters()} - encoders
     needed = {name for name, parameter in model.named_parameters() if id(parameter) not in language_model}
@@ -217,6 +221,6 @@ def _empty_language_model(config: Any) -> None:
     if hasattr(text_config, "altup_num_inputs"):
         text_config.altup_num_inputs, text_config.altup_active_idx, text_config.num_kv_shared_layers = 1, 0, 0
     if getattr(text_config, "layer_types", None):
-        text_config.layer_types = []
+        text_config.layer_types = []  # its length is the number of layers of Nemotron-H
     if hasattr(config, "quantization_config"):
         del config.quantization_config

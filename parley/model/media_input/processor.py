@@ -36,6 +36,16 @@ from parley.types import MediaKind, ProcessedMedia
 FRAME_SECONDS = ("second_per_grid_ts", "video_second_per_grid")  # processors' names for the time between frames
 PATCH_POSITIONS = ("image_position_ids", "video_position_ids")  # [items, patches, 2], -1: no patch
 POSITION_COUNTS = ("position_embedding_size", "mm_posemb_size")  # configs' names for the positions on each axis
+# Attributes of processors that write marks only: those for embeddings, and those around and between items
+MARK_NAMES = (
+    "fake_image_token",
+    "image_token",
+    "image_start_token",
+    "image_end_token",
+    "audio_token",
+    "audio_start_token",
+    "audio_end_token",
+)
 TEXT_TENSORS = {"token_type_ids", "mm_token_type_ids", "moe_mm_token_type_ids", "labels"}  # one number for each token
 DEFAULT_RATE = 16_000  # samples per second, for a processor that does not say
 
@@ -303,12 +313,12 @@ class ItemProcessor:
     def _replacement_in(self, output: Any) -> str:
         """Return the text that a processor has written for the mark.
 
-        Idefics2's does not return its position; all of its tokens are marks.
+        Those of Idefics2 and Nemotron-H Omni do not return its position; all of its tokens are marks.
         """
         if "text_replacement_offsets" in output:
             (replaced,) = output["text_replacement_offsets"][0]
             return str(replaced["replacement"])
-        marks = (self._processor.fake_image_token, self._processor.image_token)
+        marks = {getattr(self._processor, name, None) for name in MARK_NAMES}
         tokens = self._processor.tokenizer.convert_ids_to_tokens(output["input_ids"][0])
         return "".join(token for token in tokens if token in marks)
 

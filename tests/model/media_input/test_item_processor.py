@@ -72,7 +72,7 @@ def expected_tensors(family: str, arguments: dict[str, Any], text: str) -> tuple
     """Return what the processor itself returns, and the text in which it has put the item."""
     processor = load_processor(multimodal_folder(family))
     output = processor(text=[text], return_tensors="pt", return_text_replacement_offsets=True, **arguments)
-    if family == "idefics2":  # whose processor does not tell
+    if family in ("idefics2", "nemotron_h_omni"):  # whose processors do not tell
         replaced = {"replacement": processor.tokenizer.decode(output["input_ids"][0])}
     else:
         (replaced,) = output["text_replacement_offsets"][0]
