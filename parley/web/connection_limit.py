@@ -47,6 +47,11 @@ class ConnectionLimit:
         self._opening: dict[LimitedConnection, float] = {}  # the oldest comes first; with the time of its start
         self._warned_at = -inf
 
+    @property
+    def free_count(self) -> int:
+        """The number of further connections that would be served; negative if there are too many."""
+        return self.served_limit - len(self._connections)
+
     def add_connection(self, connection: LimitedConnection) -> bool:
         """Register an opening connection. Return True if it is served; if not, its request has to be refused."""
         self._connections.add(connection)

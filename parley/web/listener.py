@@ -12,12 +12,13 @@ import socket
 from collections.abc import Callable
 from ssl import SSLContext
 
+from parley.web.connection_limit import ConnectionLimit
 from parley.web.http_protocol import LimitedHttpProtocol
 
 log = logging.getLogger("parley.server")
 
 ACCEPT_RETRY_SECONDS = 0.2  # after a connection could not be accepted: there may be too many open files
-MAX_ACCEPTS = 128  # connections that are accepted in one iteration of the loop
+MAX_ACCEPTS = 128  # connections that are accepted in one iteration of the loop, if there is room for them
 
 
 class ConnectionListener:
@@ -27,9 +28,14 @@ class ConnectionListener:
     """
 
     def __init__(
-        self, sock: socket.socket, context: SSLContext | None, create_protocol: Callable[[], LimitedHttpProtocol]
+        self,
+        sock: socket.socket,
+        context: SSLContext | None,
+        create_protocol: Callable[[], LimitedHttpProtocol],
+        connection_limit: ConnectionLimit,
     ):
         self._sock, self._context, self._create_protocol = sock, context, create_protocol
+        self._connection_limit = connection_limit
         self._loop = asyncio.get_running_loop()
         self._opening: set[asyncio.Task[None]] = set()
         self._pause_timer: asyncio.TimerHandle | None = None
@@ -53,9 +59,16 @@ class ConnectionListener:
         await asyncio.gather(*self._opening, return_exceptions=True)
 
     def _accept_connections(self) -> None:
-        """Accept the clients that wait. A loop's own server may accept one in each iteration only, and an iteration
-        lasts as long as the work for all clients that are connected already."""
-        for _ in range(MAX_ACCEPTS):
+        """Accept the clients that wait.
+
+        A loop's own server may accept one in each iteration only, and an iteration lasts as long as the work for all
+        clients that are connected already.
+
+        Above the limit, each new connection closes another one. So only one is accepted in an iteration, and a client
+        has time to send its request.
+        """
+        room = self._connection_limit.free_count - len(self._opening)
+        for _ in range(max(1, min(room, MAX_ACCEPTS))):
             if (pause := self._next_pause()) > 0:
                 self._pause_accepting(pause)
                 return

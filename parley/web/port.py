@@ -20,6 +20,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from parley.settings.kinds import UNIX_PREFIX
+from parley.web.connection_limit import ConnectionLimit
 from parley.web.framing import HAS_HTTP2
 from parley.web.http_protocol import LimitedHttpProtocol
 from parley.web.listener import ConnectionListener
@@ -118,13 +119,15 @@ class HttpServer(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen as uvicorn does, except for the limits on TLS handshakes and the number accepted at once."""
         self._sockets = list(sockets or ())
+        protocol_class: Any = self.config.http
+        limit: ConnectionLimit = protocol_class.options.connection_limit
         for sock in self._sockets:
             if self._counts is not None:
-                self.servers.append(SharedListener(sock, self.config.ssl, self._create_protocol, self._counts))
+                self.servers.append(SharedListener(sock, self.config.ssl, self._create_protocol, limit, self._counts))
             else:
                 if self.config.ssl is not None and HAS_HTTP2:
                     import parley.web.framing.http2_protocol  # noqa: F401  # now, and not while the first client waits
-                self.servers.append(ConnectionListener(sock, self.config.ssl, self._create_protocol))
+                self.servers.append(ConnectionListener(sock, self.config.ssl, self._create_protocol, limit))
         self.started = True
 
     async def listen(self, sockets: Sequence[socket.socket]) -> None:

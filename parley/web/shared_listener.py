@@ -13,6 +13,7 @@ import struct
 from collections.abc import Callable
 from ssl import SSLContext
 
+from parley.web.connection_limit import ConnectionLimit
 from parley.web.http_protocol import LimitedHttpProtocol
 from parley.web.listener import ConnectionListener
 
@@ -64,11 +65,12 @@ class SharedListener(ConnectionListener):
         sock: socket.socket,
         context: SSLContext | None,
         create_protocol: Callable[[], LimitedHttpProtocol],
+        connection_limit: ConnectionLimit,
         counts: ConnectionCounts,
     ):
         self._counts = counts
         self._pauses = 0  # since the last connection
-        super().__init__(sock, context, create_protocol)
+        super().__init__(sock, context, create_protocol, connection_limit)
 
     def _next_pause(self) -> float:
         """Return how many seconds other processes, which have fewer connections, may accept first."""

@@ -11,6 +11,7 @@ import pytest
 import uvloop
 
 from parley.web import listener as listener_module
+from parley.web.connection_limit import ConnectionLimit
 from parley.web.options import HttpOptions
 from parley.web.port import HttpServer, open_listener, uvicorn_config
 
@@ -21,8 +22,8 @@ async def app(scope, receive, send) -> None:
     raise AssertionError("no client sends a request")
 
 
-async def listen_on(sock: socket.socket) -> HttpServer:
-    server = HttpServer(uvicorn_config(HttpOptions(), app))
+async def listen_on(sock: socket.socket, options: HttpOptions | None = None) -> HttpServer:
+    server = HttpServer(uvicorn_config(options or HttpOptions(), app))
     server.config.load()
     server.lifespan = server.config.lifespan_class(server.config)
     await server.listen([sock])
@@ -64,6 +65,18 @@ def test_clients_that_wait_are_accepted_together(waiting_clients, new_loop: Call
 
     with asyncio.Runner(loop_factory=new_loop) as runner:
         assert runner.run(count_connections()) == CLIENTS
+
+
+async def test_clients_above_the_limit_are_accepted_one_by_one(waiting_clients):
+    """Each of them closes a connection, so those of one iteration would close each other unread."""
+    iterations, served_limit = 8, 10
+    server = await listen_on(waiting_clients, HttpOptions(connection_limit=ConnectionLimit(served_limit)))
+    (listener,) = server.servers
+    for _ in range(iterations):
+        await asyncio.sleep(0)
+    listener.close()
+    await listener.wait_closed()
+    assert await end_connections(server) <= served_limit + iterations < CLIENTS
 
 
 async def test_a_listener_may_be_closed_twice(waiting_clients):
