@@ -43,14 +43,14 @@ class OptionReloader:
         ports: ServerPorts,
     ):
         self.options = options
-        self._read_options, self._registry, self._ports = read_options, registry, ports
+        self.read_options, self._registry, self._ports = read_options, registry, ports
 
-    def reload_options(self) -> ReloadedNames:
-        """Read the options and all certificates again; keys and limits apply at once.
+    def reload_options(self, new_options: ServerOptions) -> ReloadedNames:
+        """Use options that were read again, and read all certificates again; keys and limits apply at once.
 
         Raises ConfigError, TlsFileError before anything has changed.
         """
-        options, names = take_over_fields(self.options, self._read_options(), RELOADED_OPTIONS)
+        options, names = take_over_fields(self.options, new_options, RELOADED_OPTIONS)
         self._refuse_unprotected_port(options)
         self._ports.reload_certificates()
         self._use_options(options)
@@ -60,7 +60,7 @@ class OptionReloader:
         """Accept the keys of changed files, until this task is cancelled. Keys that cannot be read change nothing."""
         async for _ in file_changes(files):
             try:
-                new_options = await asyncio.to_thread(self._read_options)
+                new_options = await asyncio.to_thread(self.read_options)
                 options, names = take_over_fields(self.options, new_options, KEY_OPTIONS)
                 self._refuse_unprotected_port(options)
             except ConfigError as error:

@@ -171,7 +171,9 @@ class ServerProcess:
         loop = asyncio.get_running_loop()
         for signal_number in STOP_SIGNALS:
             loop.add_signal_handler(signal_number, self._on_signal, signal_number)
-        loop.add_signal_handler(signal.SIGHUP, hang_up_handler(self._reloader.reload_options, self.request_stop))
+        reloader = self._reloader
+        hang_up = hang_up_handler(reloader.read_options, reloader.reload_options, self.request_stop)
+        loop.add_signal_handler(signal.SIGHUP, hang_up)
         self._print_opening(grpc_addresses)
         serving = asyncio.create_task(self._ports.serve_http())
         self._ports.start_api_processes()

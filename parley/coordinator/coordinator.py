@@ -171,7 +171,8 @@ class Coordinator:
         for signal_number in STOP_SIGNALS if signals else ():
             loop.add_signal_handler(signal_number, self._handle_signal, signal_number)
         if signals:
-            loop.add_signal_handler(signal.SIGHUP, hang_up_handler(self.reload_options, self.request_stop))
+            hang_up = hang_up_handler(self._read_options, self.reload_options, self.request_stop)
+            loop.add_signal_handler(signal.SIGHUP, hang_up)
         try:
             grpc_lines = await self._listen_grpc()
         except OSError as error:
@@ -213,12 +214,12 @@ class Coordinator:
         """Shut down as after a signal; called a second time, at once."""
         (self._force_event if self._stop_event.is_set() else self._stop_event).set()
 
-    def reload_options(self) -> ReloadedNames:
-        """Read the options and all certificates again; limits apply at once.
+    def reload_options(self, new_options: CoordinatorOptions) -> ReloadedNames:
+        """Use options that were read again, and read all certificates again; limits apply at once.
 
         Raises ConfigError, TlsFileError before anything has changed.
         """
-        options, names = take_over_fields(self.options, self._read_options(), RELOADED_KEYS)
+        options, names = take_over_fields(self.options, new_options, RELOADED_KEYS)
         self._reload_certificates()
         self.options = self.table.options = options
         for port, server in zip(self._ports, self._servers, strict=True):

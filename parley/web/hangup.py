@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 from collections.abc import Callable
+from typing import TypeVar
 
 from parley.settings.options import ConfigError
 from parley.settings.reload import ReloadedNames
@@ -13,19 +15,33 @@ from parley.web.tls.files import TlsFileError
 log = logging.getLogger("parley.server")
 
 
-def hang_up_handler(reload: Callable[[], ReloadedNames], stop: Callable[[], None]) -> Callable[[], None]:
-    """Return a handler for the signal. ``reload`` raises ConfigError or TlsFileError before it changes anything.
+Options = TypeVar("Options")
 
-    A terminal that closes sends the same signal. Then the process ends, because no terminal is left to end it from.
+
+def hang_up_handler(
+    read_options: Callable[[], Options], use_options: Callable[[Options], ReloadedNames], stop: Callable[[], None]
+) -> Callable[[], None]:
+    """Return a handler for the signal, for the running loop.
+
+    ``read_options`` runs in a thread, because files may be slow. Both raise ConfigError or TlsFileError before they
+    change anything. A terminal that closes sends the same signal. Then the process ends, because no terminal is left to
+    end it from.
     """
-    had_terminal = _has_terminal()
+    had_terminal, loop, lock = _has_terminal(), asyncio.get_running_loop(), asyncio.Lock()
+    tasks: set[asyncio.Task[None]] = set()
 
     def handle_hang_up() -> None:
         if had_terminal and not _has_terminal():
             stop()
             return
+        task = loop.create_task(reload())
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+
+    async def reload() -> None:
         try:
-            outcome = reload()
+            async with lock:  # the last signal decides
+                outcome = use_options(await asyncio.to_thread(read_options))
         except (ConfigError, TlsFileError) as error:
             log.error("The configuration was not reloaded, and the old one stays: %s", error)
         except Exception:

@@ -129,6 +129,17 @@ def test_a_broken_file_keeps_the_old_configuration(start_server, tmp_path) -> No
             assert completion_status(server, "first-key", 5000) == 200
         file.unlink()
         file.write_text("first-key\n")
+    config.unlink()
+    os.mkfifo(config)
+    writer, earlier_lines = os.open(config, os.O_RDWR), len(server.lines)
+    server.process.send_signal(signal.SIGHUP)
+    open_files = Path(f"/proc/{server.process.pid}/fd")
+    wait_until(lambda: any(os.path.realpath(file) == str(config) for file in open_files.iterdir()))
+    assert completion_status(server, "first-key", 5000) == 200  # while the server waits for the pipe's end
+    os.write(writer, b"body-limit = 2000\n")
+    os.close(writer)
+    server.wait_for_line(RELOADED, after=earlier_lines)
+    assert completion_status(server, "first-key", 5000) == 413
 
 
 def presented_name(port: int, authority: Path) -> str:
