@@ -36,7 +36,7 @@ from random_model import SHAPES, Shape, write_model
 from parley import native
 from parley.cli.apis import BENCHED_APIS
 from parley.cli.load.generator import LoadGenerator
-from parley.core.sequence import BLOCK_SIZE
+from parley.core.sequence import PAGE_SIZE
 from parley.dialects.bench import LoadShape
 from parley.model.load.loader import load_runner
 from parley.model.networks.network import PackedBatch
@@ -117,20 +117,20 @@ def attend_once(layer: LayerKV, contexts: Sequence[int]) -> tuple[Callable[[], t
     page_format = native.choose_page_format(layer, torch.bfloat16, DEVICE)
     table, spans = 0, []
     for row, length in enumerate(contexts):
-        pages = -(-length // BLOCK_SIZE)
+        pages = -(-length // PAGE_SIZE)
         spans.append(Span(row, 1, length, list(range(table, table + pages))))
         table += pages
     pool = native.PagePool(
         torch.zeros((table + 1, *page_format.shape), dtype=page_format.dtype, device=DEVICE), page_format
     )
-    keys, values = (random_rows(table * BLOCK_SIZE, layer.heads, layer.dim) for _ in range(2))
+    keys, values = (random_rows(table * PAGE_SIZE, layer.heads, layer.dim) for _ in range(2))
     native.write_kv(
-        keys, values, pool, native.write_indices(torch.arange(table * BLOCK_SIZE, device=DEVICE), page_format)
+        keys, values, pool, native.write_indices(torch.arange(table * PAGE_SIZE, device=DEVICE), page_format)
     )
     queries, scale = random_rows(len(contexts), 4 * layer.heads, layer.dim), layer.dim**-0.5
     expected = []
     for row, span in enumerate(spans):
-        seen = slice(span.table[0] * BLOCK_SIZE, span.table[0] * BLOCK_SIZE + span.length)
+        seen = slice(span.table[0] * PAGE_SIZE, span.table[0] * PAGE_SIZE + span.length)
         k, v = (heads[seen].double().repeat_interleave(4, 1).transpose(0, 1) for heads in (keys, values))
         weights = (k @ queries[row].double()[:, :, None] * scale).softmax(1)
         expected.append((weights * v).sum(1))
@@ -204,7 +204,7 @@ def compare_latents(bandwidth: float) -> str:
     page_format = native.choose_page_format(layer, torch.bfloat16, DEVICE)
     for count in (1, 8):
         for context in CONTEXTS:
-            pages = -(-context // BLOCK_SIZE)
+            pages = -(-context // PAGE_SIZE)
             numbers = random_rows(count * pages + 1, *page_format.shape)
             pool = native.PagePool(numbers, page_format)
             spans = [Span(i, 1, context, list(range(i * pages, (i + 1) * pages))) for i in range(count)]
@@ -226,7 +226,7 @@ def compare_latents(bandwidth: float) -> str:
 
 def decode_batch(rows: int) -> PackedBatch:
     """Return one token for each of so many sequences."""
-    pages = -(-STEP_CONTEXT // BLOCK_SIZE)
+    pages = -(-STEP_CONTEXT // PAGE_SIZE)
     parts = [([5 + row], STEP_CONTEXT - 1, list(range(row * pages, (row + 1) * pages))) for row in range(rows)]
     return PackedBatch.pack_parts(parts, DEVICE)
 
@@ -297,7 +297,7 @@ def measure_loaded_steps(folder: Path, shape: Shape, bandwidth: float) -> str:
     settings = Settings(model=str(folder), device="cuda", dtype="bfloat16", max_model_len=2 * STEP_CONTEXT)
     runner, _ = load_runner(settings, lambda stage, fraction: None)
     assert isinstance(runner, DecoderRunner)
-    runner.pages.clear_pages(list(range(max(STEP_ROWS) * -(-STEP_CONTEXT // BLOCK_SIZE))))
+    runner.pages.clear_pages(list(range(max(STEP_ROWS) * -(-STEP_CONTEXT // PAGE_SIZE))))
     return measure_steps(runner, shape, bandwidth)
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from parley.core.media.placeholders import end_outside_items
 from parley.core.prefill_share import PrefillShare
-from parley.core.sequence import BLOCK_SIZE, Sequence
+from parley.core.sequence import PAGE_SIZE, Sequence
 from parley.core.step_budget import StepBudget
 
 
@@ -50,12 +50,12 @@ class ChunkPlanner:
         """
         if not self.may_compute(sequence):
             return 0
-        start, total = sequence.computed + cached_count * BLOCK_SIZE, len(sequence.tokens)
+        start, total = sequence.computed + cached_count * PAGE_SIZE, len(sequence.tokens)
         budget = self._step_budget.tokens_left(start)
-        if self._has_chunk and budget < min(BLOCK_SIZE, total - start):
+        if self._has_chunk and budget < min(PAGE_SIZE, total - start):
             return 0
         end = min(total, start + budget)
-        boundary = end // BLOCK_SIZE * BLOCK_SIZE
+        boundary = end // PAGE_SIZE * PAGE_SIZE
         end = boundary if start < boundary and end < total else end
         end = end_outside_items(sequence.request.media, sequence.prompt_len, start, end)
         return 0 if self._has_chunk and end - start > budget else end - start

@@ -31,8 +31,8 @@ from parley.core.guess.speculation import DraftCounts, Speculation
 from parley.core.media.encode_queue import EncodeQueue
 from parley.core.media.encoder_thread import BlockingEncoder, EncoderThread, PostCall
 from parley.core.open_choices import OpenChoices
-from parley.core.pages.block_pool import BlockPool, count_lent_pages
 from parley.core.pages.cache_events import CacheEvent, CacheEventLog
+from parley.core.pages.page_pool import PagePool, count_lent_pages
 from parley.core.pages.state_slots import StateSlots
 from parley.core.prefill_share import PrefillShare
 from parley.core.run_ahead import RunAhead
@@ -40,7 +40,7 @@ from parley.core.scheduler import Scheduler
 from parley.core.search.beam import BeamSearch
 from parley.core.search.beam_searches import BeamSearches
 from parley.core.sequence import (
-    BLOCK_SIZE,
+    PAGE_SIZE,
     LoadedAdapter,
     ModelRunner,
     RowResult,
@@ -95,7 +95,7 @@ class EngineLoop:
         self._counters = StepCounters()
         self._prefix_caching = settings.prefix_cache and runner.page_count > 0 and restores_states(runner)
         self.prefill_share = prefill_share or PrefillShare()
-        self.pool = BlockPool(runner.page_count, None if publish_events is None else CacheEventLog())
+        self.pool = PagePool(runner.page_count, None if publish_events is None else CacheEventLog())
         self.adapter_cache = AdapterCache(
             settings.max_adapters, fetch_adapter or blocking_fetch(runner), settings.adapters
         )
@@ -439,7 +439,7 @@ class EngineLoop:
 
 def usable_context(runner: ModelRunner) -> int:
     """Return how many tokens a sequence may have: no more than fit into the pool, so that a single one always ends."""
-    return min(runner.max_model_len, runner.page_count * BLOCK_SIZE) if runner.page_count else runner.max_model_len
+    return min(runner.max_model_len, runner.page_count * PAGE_SIZE) if runner.page_count else runner.max_model_len
 
 
 def default_step_budget(settings: Settings) -> StepBudget:

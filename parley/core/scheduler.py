@@ -54,12 +54,12 @@ from math import inf
 from parley.core.chunk_planner import ChunkPlanner
 from parley.core.guess.speculation import Speculation
 from parley.core.media.encode_queue import EncodeQueue
-from parley.core.pages.block_pool import BlockPool, count_pages
 from parley.core.pages.block_tables import BlockTables
+from parley.core.pages.page_pool import PagePool, count_pages
 from parley.core.pages.state_slots import StateSlots
 from parley.core.prefill_share import PrefillShare
 from parley.core.running_sequences import RunningSequences
-from parley.core.sequence import BLOCK_SIZE, Sequence, SequenceStatus, Step, StepRow
+from parley.core.sequence import PAGE_SIZE, Sequence, SequenceStatus, Step, StepRow
 from parley.core.step_budget import StepBudget
 from parley.core.wait_queue import WaitQueue
 
@@ -86,7 +86,7 @@ class Scheduler:
 
     def __init__(
         self,
-        pool: BlockPool,
+        pool: PagePool,
         step_budget: StepBudget,
         max_slots: int,
         on_admit: Callable[[Sequence], bool],
@@ -171,7 +171,7 @@ class Scheduler:
         unfinished = [sequence for sequence in sequences if sequence.output_length + 1 < sequence.output_limit]
         if any(len(sequence) + 1 > self._long_rope_after and not sequence.uses_long_rope for sequence in unfinished):
             return None
-        needing_page = [sequence for sequence in unfinished if len(sequence) == len(sequence.block_table) * BLOCK_SIZE]
+        needing_page = [sequence for sequence in unfinished if len(sequence) == len(sequence.block_table) * PAGE_SIZE]
         if not unfinished or len(needing_page) > self.pool.free_count:
             return None
         next_step = Step([StepRow(sequence, len(sequence), 1, True) for sequence in unfinished])
@@ -295,7 +295,7 @@ class Scheduler:
 
     def _add_decode(self, step: Step, sequence: Sequence, drafts: dict[Sequence, tuple[int, ...]]) -> None:
         """Add the row of a sequence with one uncomputed token, and its drafts. If it gets no page, it is preempted."""
-        if sequence.computed < len(sequence.block_table) * BLOCK_SIZE or self._allocate_pages(step, sequence, 1):
+        if sequence.computed < len(sequence.block_table) * PAGE_SIZE or self._allocate_pages(step, sequence, 1):
             row_drafts = self._allocate_drafts(step, sequence, drafts.get(sequence, ())) if drafts else ()
             self._add_row(step, sequence, 1, row_drafts)
 
@@ -345,7 +345,7 @@ class Scheduler:
         if not sequence.request.media:
             return True
         assert self._encode_queue is not None
-        start = sequence.computed + len(cached_pages) * BLOCK_SIZE
+        start = sequence.computed + len(cached_pages) * PAGE_SIZE
         return self._encode_queue.claim_embeddings(sequence, start)
 
     def _awaits_embeddings(self, sequence: Sequence) -> bool:
@@ -384,7 +384,7 @@ class Scheduler:
     def _make_room(self, step: Step, sequence: Sequence, cached_pages: list[int], count: int) -> bool:
         """Make a slot and enough pages free for a waiting sequence, by preemption if necessary: pages for ``count``
         tokens after its ``cached_pages``. Return False if that is not possible."""
-        page_need = count_pages(len(cached_pages) * BLOCK_SIZE + count) - len(cached_pages)
+        page_need = count_pages(len(cached_pages) * PAGE_SIZE + count) - len(cached_pages)
         while (
             not self._running_sequences.has_free_slot
             or page_need + self.pool.count_free(cached_pages) + len(self.running) > self.pool.free_count
@@ -444,7 +444,7 @@ class Scheduler:
         if not sequence.uses_long_rope:  # tokens after ``long_rope_after`` need keys with the long factors
             drafts = drafts[: int(min(len(drafts), self._long_rope_after - len(sequence)))]
         usable_pages = len(sequence.block_table) + max(0, self.pool.free_count - len(self.running))
-        drafts = self._block_tables.cut_drafts(drafts)[: usable_pages * BLOCK_SIZE - sequence.computed - 1]
+        drafts = self._block_tables.cut_drafts(drafts)[: usable_pages * PAGE_SIZE - sequence.computed - 1]
         page_need = count_pages(sequence.computed + 1 + len(drafts)) - len(sequence.block_table)
         self._block_tables.append_pages(step, sequence, page_need)
         return drafts

@@ -18,7 +18,7 @@ from typing import Literal, NamedTuple, Protocol
 from parley.core.rope_positions import RopePositions, hashed_items
 from parley.types import EngineRequest, MediaItem, PoolingTask, PrefillChunk, TokenScore
 
-BLOCK_SIZE = 16  # tokens in a page of the KV cache, and the span of one prefix hash
+PAGE_SIZE = 16  # tokens in a page of the KV cache, and the span of one prefix hash
 
 
 class LoadedAdapter(Protocol):
@@ -64,7 +64,7 @@ class SequenceStatus(Enum):
 class Sequence:
     """One choice of one request. ``tokens`` = prompt + output; the first ``computed`` of them are in the KV cache.
 
-    ``block_table[i]`` is the number of the page that holds tokens ``i * BLOCK_SIZE ..``. ``slot`` is its row in the
+    ``block_table[i]`` is the number of the page that holds tokens ``i * PAGE_SIZE ..``. ``slot`` is its row in the
     sampler's tables while it runs, else -1. ``hashes[i]`` is the chained hash of its i-th page (only full pages have
     one), ``hash_root`` the start of the chain; ``long_rope_root`` derives another start for sequences that use the long
     rotary factors. ``computed`` advances when a step is scheduled, so a model runner must use its row, not the

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from parley.core.finish import output_limit
-from parley.core.pages.block_pool import extend_hashes, hash_chain_root, long_rope_root
+from parley.core.pages.page_pool import extend_hashes, hash_chain_root, long_rope_root
 from parley.core.rope_positions import hashed_items
 from parley.core.search.beam import beam_capacity
-from parley.core.sequence import BLOCK_SIZE, LoadedAdapter, Sequence
+from parley.core.sequence import PAGE_SIZE, LoadedAdapter, Sequence
 from parley.types import EngineRequest, MediaItem
 
 
@@ -80,5 +80,5 @@ class SequenceFactory:
         hashes = list(prompt_hashes)
         if len(tokens) > self._long_rope_after:
             hashes, hash_root = [], long_rope_root(hash_root)
-        extend_hashes(hashes, hash_root, tokens, len(tokens) // BLOCK_SIZE, media)
+        extend_hashes(hashes, hash_root, tokens, len(tokens) // PAGE_SIZE, media)
         return hashes

@@ -15,12 +15,12 @@ from math import sqrt
 from statistics import median, median_low
 from typing import Protocol
 
-from parley.core.sequence import BLOCK_SIZE
+from parley.core.sequence import PAGE_SIZE
 
 SOLO_FACTOR = 4  # a step with a single prompt and no decodes may take this many times longer
-MIN_CHUNK = 2 * BLOCK_SIZE  # tokens of a chunk on any machine, so that prompts make progress
+MIN_CHUNK = 2 * PAGE_SIZE  # tokens of a chunk on any machine, so that prompts make progress
 MAX_CHUNK = 8192  # tokens of prompts in a step
-INITIAL_CHUNK = 2 * BLOCK_SIZE  # tokens, before any step was measured
+INITIAL_CHUNK = 2 * PAGE_SIZE  # tokens, before any step was measured
 MAX_OBSERVATIONS = 15  # newest steps that the costs are fitted to; medians over them ignore single slow steps
 INITIAL_DEPTH = 1024  # initial estimate: a token this far into a prompt costs twice as much as the first one
 MIN_DEPTH = 128  # lower bound of that distance
@@ -132,7 +132,7 @@ class TimedBudget:
 
     def observe_step(self, seconds: float) -> None:
         """Learn from the step, if it had enough prompt tokens."""
-        if self._chunk_tokens >= BLOCK_SIZE:  # the fixed cost hides smaller chunks
+        if self._chunk_tokens >= PAGE_SIZE:  # the fixed cost hides smaller chunks
             rows = self._decodes + self._chunk_tokens
             self._measure_slowdown(seconds, self._row_seconds * (rows + self._slope * self._position_sum))
             self._observations.append((self._position_sum / rows, max(seconds, 1e-9) / rows, self._chunk_tokens))
@@ -170,4 +170,4 @@ class TimedBudget:
 
 def floor_to_pages(tokens: int) -> int:
     """Round down to whole pages, so that chunks end at page boundaries."""
-    return tokens // BLOCK_SIZE * BLOCK_SIZE
+    return tokens // PAGE_SIZE * PAGE_SIZE

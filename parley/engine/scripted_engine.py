@@ -55,7 +55,7 @@ FAKE_MODEL = ModelInfo(
     max_model_len=4096,
     weights_bytes=0,
     kv_bytes=0,
-    kv_blocks=4096,
+    kv_pages=4096,
     block_size=16,
     fused=False,
     dimensions=8,
@@ -110,8 +110,8 @@ class FakeEngine(MessagePageTransfer):
         self._waiting: list[_ScriptedChoice] = []
         self._running: list[_ScriptedChoice] = []
         self._prefill_share = PrefillShare()
-        self._engine_stats = EngineStats(blocks_total=info.kv_blocks)
-        self._free_pages = list(range(info.kv_blocks))
+        self._engine_stats = EngineStats(blocks_total=info.kv_pages)
+        self._free_pages = list(range(info.kv_pages))
         self._leases: dict[str, list[int]] = {}
         self._reservations: dict[str, list[int]] = {}
         self._hangs = False
@@ -144,7 +144,7 @@ class FakeEngine(MessagePageTransfer):
     def crash_engine(self, reason: str = "The engine process was killed.") -> None:
         """Lose all requests, as if an engine process had died and was not restarted."""
         self._waiting, self._running = [], []
-        self._leases, self._reservations, self._free_pages = {}, {}, list(range(self._model_info.kv_blocks))
+        self._leases, self._reservations, self._free_pages = {}, {}, list(range(self._model_info.kv_pages))
         self._fail_for_good(reason)
 
     def hang_engine(self) -> None:

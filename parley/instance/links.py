@@ -54,7 +54,7 @@ class PeerLinks:
             return
         arena = info.arena
         if arena is None and model.engine.scripted:
-            arena = Arena(0, -1, info.kv_blocks, [], "scripted")  # pages without content
+            arena = Arena(0, -1, info.kv_pages, [], "scripted")  # pages without content
         try:
             if arena is not None:
                 self.peer.add_arena(model.name, arena)

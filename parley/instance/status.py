@@ -45,7 +45,7 @@ def instance_resources(registry: ModelRegistry) -> dict[str, Any]:
     """Return the resources of all models together. Blocks are KV cache pages; there is no second memory to swap to."""
     stats = [model.engine.stats for model in registry.models]
     infos = [model.engine.info for model in registry.models]  # stats.blocks_total may still be 0
-    total = sum(info.kv_blocks for info in infos if info is not None)
+    total = sum(info.kv_pages for info in infos if info is not None)
     used_blocks = sum(engine_stats.blocks_used for engine_stats in stats)
     places = sum(model.settings.max_batch for model in registry.models)
     running, waiting = (

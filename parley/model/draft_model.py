@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 import torch
 
 from parley import native
-from parley.core.pages.block_pool import BlockPool, count_pages
-from parley.core.sequence import BLOCK_SIZE, Sequence
+from parley.core.pages.page_pool import PagePool, count_pages
+from parley.core.sequence import PAGE_SIZE, Sequence
 from parley.model.networks.network import DecoderNetwork, PackedBatch
 from parley.model.networks.paged_kv import PagedKV
 
@@ -60,14 +60,14 @@ class DraftModel:
         self.network = network
         self.kv = kv
         self.max_model_len = max_model_len
-        self.pool = BlockPool(kv.page_count)
+        self.pool = PagePool(kv.page_count)
         self._states: OrderedDict[Sequence, DraftState] = OrderedDict()  # the most recently requested sequence is last
 
     @torch.inference_mode()
     def warm_up(self) -> None:
         """Run one forward pass over page 0, before any page is in use, to trigger one-time setup in libraries."""
         self.kv.clear_pages([0])
-        tokens = [0] * min(BLOCK_SIZE, self.max_model_len)
+        tokens = [0] * min(PAGE_SIZE, self.max_model_len)
         self._predict_next([_Chunk(None, tokens, 0, DraftState(block_table=[0]))])
 
     @torch.inference_mode()

@@ -15,7 +15,7 @@ import torch
 
 from parley import native
 from parley.core.sequence import (
-    BLOCK_SIZE,
+    PAGE_SIZE,
     DraftProposer,
     MediaEncoder,
     RowResult,
@@ -102,7 +102,7 @@ class DecoderRunner:
     def warm_up(self) -> None:
         """Run one forward pass over page 0, before any page is in use, to trigger one-time setup in libraries."""
         self.pages.clear_pages([0])
-        batch = PackedBatch.pack_parts([([0] * min(BLOCK_SIZE, self.max_model_len), 0, [0])], self.device)
+        batch = PackedBatch.pack_parts([([0] * min(PAGE_SIZE, self.max_model_len), 0, [0])], self.device)
         hidden = self.network.compute_hidden(batch, self.pages)
         self.network.compute_logits(hidden[-1:])
         self.dimensions = hidden.shape[-1] if self.recipe else 0

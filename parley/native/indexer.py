@@ -19,7 +19,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from parley.core.sequence import BLOCK_SIZE
+from parley.core.sequence import PAGE_SIZE
 from parley.native.layout import Span
 from parley.native.pool import PagePool
 from parley.native.torch_forms.torch_attention import TileGroup, pad_rows, plan_tiles
@@ -76,7 +76,7 @@ def _score_tiles(queries: torch.Tensor, weights: torch.Tensor, pool: PagePool, g
     heads, dim = queries.shape[1:]
     query = queries.float().view(size, rows, heads, dim).transpose(1, 2).reshape(size, heads * rows, dim)
     query = pad_rows(query)
-    keys = pool.data.view(-1, BLOCK_SIZE * dim).index_select(0, group.pages).view(size, length, dim)
+    keys = pool.data.view(-1, PAGE_SIZE * dim).index_select(0, group.pages).view(size, length, dim)
     factors = weights.view(size, rows, heads, 1)
     scores = torch.zeros(size, rows, length, device=queries.device)
     key_range = KEY_RANGE if queries.device.type == "cpu" else DEVICE_KEY_RANGE
@@ -108,24 +108,24 @@ def _choose_best(scores: torch.Tensor, count: int) -> torch.Tensor:
 
 
 def gather_pages(pool: PagePool, slots: torch.Tensor) -> PagePool:
-    """Return new pages with only the tokens at ``slots`` (page * BLOCK_SIZE + offset, int64 [N, count]).
+    """Return new pages with only the tokens at ``slots`` (page * PAGE_SIZE + offset, int64 [N, count]).
 
-    The tokens of row i fill whole pages, those from i * ceil(count / BLOCK_SIZE) on. The last page is zero.
+    The tokens of row i fill whole pages, those from i * ceil(count / PAGE_SIZE) on. The last page is zero.
     """
     count = slots.shape[1]
-    tokens = _view_tokens(pool)[slots // BLOCK_SIZE, slots % BLOCK_SIZE]
-    tokens = F.pad(tokens, (0, 0, 0, -count % BLOCK_SIZE)).view(-1, BLOCK_SIZE, tokens.shape[-1])
+    tokens = _view_tokens(pool)[slots // PAGE_SIZE, slots % PAGE_SIZE]
+    tokens = F.pad(tokens, (0, 0, 0, -count % PAGE_SIZE)).view(-1, PAGE_SIZE, tokens.shape[-1])
     copy = PagePool(pool.data.new_zeros(len(tokens) + 1, *pool.data.shape[1:]), pool.page_format)
     _view_tokens(copy)[:-1].copy_(tokens)
     return copy
 
 
 def _view_tokens(pool: PagePool) -> torch.Tensor:
-    """Return pages of latents as [pages, BLOCK_SIZE, stored numbers of a token].
+    """Return pages of latents as [pages, PAGE_SIZE, stored numbers of a token].
 
     A tiled page (``pages.h``) consists of 32-bit words, each two bfloat16 or four int8 of one token: the first word of
     all 16 tokens, then the second, and so on; in int8 pages the scales of the tokens come last.
     """
     if pool.page_format.tiled:
-        return pool.data.view(torch.int32).view(len(pool.data), -1, BLOCK_SIZE).transpose(1, 2)
-    return pool.data.view(len(pool.data), BLOCK_SIZE, -1)
+        return pool.data.view(torch.int32).view(len(pool.data), -1, PAGE_SIZE).transpose(1, 2)
+    return pool.data.view(len(pool.data), PAGE_SIZE, -1)

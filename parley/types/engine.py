@@ -298,7 +298,7 @@ class ModelInfo(msgspec.Struct, kw_only=True):
     max_model_len: int
     weights_bytes: int
     kv_bytes: int
-    kv_blocks: int
+    kv_pages: int
     block_size: int
     fused: bool  # runs on the fused decoder rather than through Transformers
     state_bytes: int = 0  # of all states, for models with layers that keep one

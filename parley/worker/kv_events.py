@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from parley.core.pages.cache_events import CacheCleared, CacheEvent, PageRemoved, PagesStored
-from parley.core.sequence import BLOCK_SIZE
+from parley.core.sequence import PAGE_SIZE
 from parley.types import CacheEventSettings, MediaItem
 
 if TYPE_CHECKING:
@@ -182,7 +182,7 @@ class KVEventPublisher:
                     list(map(_short_hash, event.hashes)),
                     None if event.parent_hash is None else _short_hash(event.parent_hash),
                     event.token_ids,
-                    BLOCK_SIZE,
+                    PAGE_SIZE,
                     None
                     if adapter is None
                     else self._adapter_numbers.setdefault(adapter, 1 + len(self._adapter_numbers)),
@@ -203,7 +203,7 @@ def _short_hash(digest: bytes) -> int:
 
 def _extra_keys(event: PagesStored) -> list[list[Any] | None] | None:
     """Return the inputs of each page's hash besides tokens: the adapter, media, and a prompt's salt at its start."""
-    keys = [_page_keys(event, event.start + place * BLOCK_SIZE) or None for place in range(len(event.hashes))]
+    keys = [_page_keys(event, event.start + place * PAGE_SIZE) or None for place in range(len(event.hashes))]
     return keys if any(keys) else None
 
 
@@ -214,7 +214,7 @@ def _page_keys(event: PagesStored, page_start: int) -> list[Any]:
 
 
 def _items_in_page(media: Sequence[MediaItem], page_start: int) -> list[MediaItem]:
-    return [item for item in media if item.start < page_start + BLOCK_SIZE and item.end > page_start]
+    return [item for item in media if item.start < page_start + PAGE_SIZE and item.end > page_start]
 
 
 def _is_own_address(endpoint: str) -> bool:

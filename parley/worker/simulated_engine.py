@@ -22,7 +22,7 @@ import msgspec
 
 from parley.core.loop import EngineLoop
 from parley.core.sequence import (
-    BLOCK_SIZE,
+    PAGE_SIZE,
     DraftProposer,
     LoadedAdapter,
     MediaEncoder,
@@ -104,7 +104,7 @@ class SimulatedCosts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def transfer_seconds(self, pages: int) -> float:
         """Return the seconds that these pages occupy a link."""
-        return pages * BLOCK_SIZE * self.token_bytes / self.bandwidth if self.bandwidth else 0.0
+        return pages * PAGE_SIZE * self.token_bytes / self.bandwidth if self.bandwidth else 0.0
 
 
 def read_costs(file: str) -> SimulatedCosts:
@@ -250,8 +250,8 @@ def _simulated_info(costs: SimulatedCosts, loop: EngineLoop) -> ModelInfo:
         max_model_len=loop.max_context,
         weights_bytes=0,
         kv_bytes=0,
-        kv_blocks=costs.blocks,
-        block_size=BLOCK_SIZE,
+        kv_pages=costs.blocks,
+        block_size=PAGE_SIZE,
         fused=False,
         arena=Arena(0, -1, costs.blocks, [], "simulated"),
         engine="simulated",

@@ -302,7 +302,7 @@ async def test_stop_service_rejects_requests_from_web_pages(serve_planes):
 
 def test_mindie_info_names_the_real_device_only_in_extended_profile():
     info = ModelInfo(architecture="a", dtype="bfloat16", device="cuda", parameters=1, vocab_size=1, max_model_len=1,
-                     weights_bytes=1, kv_bytes=1, kv_blocks=1, block_size=1, fused=True)  # fmt: skip
+                     weights_bytes=1, kv_bytes=1, kv_pages=1, block_size=1, fused=True)  # fmt: skip
     facts = ServerFacts("1", [ModelCard("m", 1, 1)], True, ServerStatus(info=info, stats=EngineStats()))
     for profile, device in (("strict", "npu"), ("extended", "cuda")):
         body = json.loads(

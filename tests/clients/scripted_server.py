@@ -32,7 +32,7 @@ async def serve(folder: Path, script: list[tuple[str, str]]) -> None:
         prompt = tokenizer.decode(request.token_ids)
         return tokenizer.encode(next(reply for text, reply in script if text in prompt)).ids
 
-    info = msgspec.structs.replace(FAKE_MODEL, vocab_size=640, max_model_len=400_000, kv_blocks=50_000)
+    info = msgspec.structs.replace(FAKE_MODEL, vocab_size=640, max_model_len=400_000, kv_pages=50_000)
     options = ServerOptions(port=0, access_log=False)
     engine = FakeEngine(answer, info=info)
     model = ServedModel(("scripted",), Settings(model=str(folder), tool_parser="hermes"), engine, options)

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from support.invariant_ledger import COMMON_TOKENS, VOCAB, LoopHarness, kv_history, require, run_alone
 from support.placed_items import place_items
 
-from parley.core.pages.block_pool import count_lent_pages
+from parley.core.pages.page_pool import count_lent_pages
 from parley.core.search.beam import beam_capacity
-from parley.core.sequence import BLOCK_SIZE
+from parley.core.sequence import PAGE_SIZE
 from parley.core.shared_pages.pinned import PinnedPages
 from parley.core.shared_pages.reservations import ReserveResult
 from parley.core.shared_pages.staging import PageStaging
@@ -97,12 +97,12 @@ class HandoverHarness(LoopHarness):
         pages = self.leased_pages[work_id]
         if pages and pages[-1] >= self.runner.page_count:
             pages = pages[:-1]
-            require(len(pages) == (len(tokens) - 1) // BLOCK_SIZE, "a state after fewer pages than the prompt's")
+            require(len(pages) == (len(tokens) - 1) // PAGE_SIZE, "a state after fewer pages than the prompt's")
             state = self.runner.states[self.slot_of(self.leased_pages[work_id][-1])]
-            require(state == kv_states[len(pages) * BLOCK_SIZE - 1], "a state that is read is not that of the pages")
-        require(len(pages) <= len(tokens) // BLOCK_SIZE, "a lease of more than whole pages")
+            require(state == kv_states[len(pages) * PAGE_SIZE - 1], "a state that is read is not that of the pages")
+        require(len(pages) <= len(tokens) // PAGE_SIZE, "a lease of more than whole pages")
         for number, page in enumerate(pages):
-            span = slice(number * BLOCK_SIZE, (number + 1) * BLOCK_SIZE)
+            span = slice(number * PAGE_SIZE, (number + 1) * PAGE_SIZE)
             require(self.memory[page] == kv_states[span], "a page that is read does not hold what it is read for")
 
     def slot_of(self, number: int) -> int:
@@ -139,11 +139,11 @@ class HandoverHarness(LoopHarness):
         reservation = self.reservations[key]
         kv_states = kv_history(work.cache_salt, tokens, len(tokens) > self.runner.long_rope_after, work.media)
         for number in range(self.received_counts[key], min(count, len(reservation.pages))):
-            first = (reservation.skip + number) * BLOCK_SIZE
+            first = (reservation.skip + number) * PAGE_SIZE
             if reservation.pages[number] >= self.runner.page_count:
                 self.runner.states[self.slot_of(reservation.pages[number])] = kv_states[first - 1]
                 continue
-            self.memory[reservation.pages[number]] = list(kv_states[first : first + BLOCK_SIZE])
+            self.memory[reservation.pages[number]] = list(kv_states[first : first + PAGE_SIZE])
         self.received_counts[key] = max(self.received_counts[key], min(count, len(reservation.pages)))
         self.pinned_pages.mark_received(key, count)
 
@@ -203,7 +203,7 @@ class HandoverScenario:
             (number * 11 + i) % VOCAB for i in range(self.random.randint(0 if shared_length else 1, 40))
         ]
         n = pick([1, 1, 2])
-        tokens = tokens[: self.blocks * BLOCK_SIZE]
+        tokens = tokens[: self.blocks * PAGE_SIZE]
         work = EngineRequest(
             id=f"w{number}",
             token_ids=tokens,
@@ -226,7 +226,7 @@ class HandoverScenario:
         return work
 
     def expected_output(self, work: EngineRequest, index: int) -> EngineOutput:
-        room = self.blocks * BLOCK_SIZE if work.beam is None else beam_capacity(self.blocks, work.beam.width)
+        room = self.blocks * PAGE_SIZE if work.beam is None else beam_capacity(self.blocks, work.beam.width)
         return run_alone(work, index, room, self.harness.runner.long_rope_after)
 
     def add_prior_tokens(self, work: EngineRequest) -> EngineRequest:

@@ -13,7 +13,7 @@ from support import tiny_models
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from parley import native
-from parley.core.sequence import BLOCK_SIZE, Sequence, Step, StepRow
+from parley.core.sequence import PAGE_SIZE, Sequence, Step, StepRow
 from parley.model.checkpoint import quantization
 from parley.model.checkpoint.files import Checkpoint, LoadError, read_config
 from parley.model.load import fuse, memory, plan, weight_size
@@ -69,7 +69,7 @@ def generate_greedy(runner, prompts: list[list[int]], count: int) -> list[list[t
         request = EngineRequest(str(i), prompt, count, Sampling(temperature=0.0), logprobs=0)
         sequence = Sequence(str(i), 0, request, list(prompt), len(prompt), 0, i)
         sequence.slot = i
-        block_count = -(-(len(prompt) + count) // BLOCK_SIZE)
+        block_count = -(-(len(prompt) + count) // PAGE_SIZE)
         first_block = sum(len(row_sequence.block_table) for row_sequence in sequences)
         sequence.block_table = list(range(first_block, first_block + block_count))
         sequences.append(sequence)
@@ -175,7 +175,7 @@ def test_fused_layer_runs_few_torch_operators(architecture, most):
         assert info.fused
         positions = torch.arange(3)
         spans = [Span(i, 1, 1, [i]) for i in range(3)]
-        batch = PackedBatch(positions, torch.zeros(3, dtype=torch.int64), positions * BLOCK_SIZE, spans)
+        batch = PackedBatch(positions, torch.zeros(3, dtype=torch.int64), positions * PAGE_SIZE, spans)
         with torch.inference_mode(), OperatorCounter() as counter:
             runner.network.compute_hidden(batch, runner.pages)
         return counter.names
@@ -307,7 +307,7 @@ def test_load_reports_progress_and_model_info():
     runner, info = load_runner(settings, lambda stage, fraction: fractions.append(fraction))
     assert fractions == sorted(fractions) and fractions[0] == 0.0 and fractions[-1] == 1.0 and len(fractions) > 5
     assert (info.architecture, info.dtype, info.device, info.fused) == ("Qwen3ForCausalLM", "float32", "cpu", True)
-    assert info.kv_blocks == runner.page_count == runner.pages.page_count
+    assert info.kv_pages == runner.page_count == runner.pages.page_count
     assert info.kv_bytes <= 1 << 20
     assert 0 <= info.weights_bytes - 4 * info.parameters < 4000  # the fused decoder repeats head norm weights
     assert info.vocab_size == tiny_models.VOCAB
@@ -317,7 +317,7 @@ def test_context_length_is_limited_by_the_kv_cache(caplog):
     folder = tiny_models.model_folder("llama")
     with caplog.at_level("INFO"):
         runner, info = load_float32_runner(folder, kv_memory=100_000)
-    assert info.max_model_len == runner.page_count * BLOCK_SIZE < 2048
+    assert info.max_model_len == runner.page_count * PAGE_SIZE < 2048
     assert "reduced" in caplog.text
     for length in (1, 2, 16, 17, 50):
         assert load_float32_runner(folder, max_model_len=length)[1].max_model_len == length
@@ -344,11 +344,9 @@ def test_int8_kv_cache_is_smaller_and_close_to_plain(dtype, lowering):
     int8_runner, int8_info = load_float32_runner(
         folder, kv_memory=100_000, max_batch=64, dtype=dtype, lowering=lowering, kv_dtype="int8"
     )
-    assert (
-        int8_info.kv_bytes <= 100_000 and int8_info.kv_blocks >= 1.5 * info.kv_blocks and int8_info.kv_dtype == "int8"
-    )
+    assert int8_info.kv_bytes <= 100_000 and int8_info.kv_pages >= 1.5 * info.kv_pages and int8_info.kv_dtype == "int8"
     page_bytes = sum(int8_runner.pages.layer_pool(i).data[0].nbytes for i in range(len(int8_runner.pages.kv_layers)))
-    assert int8_info.kv_bytes == int8_info.kv_blocks * page_bytes
+    assert int8_info.kv_bytes == int8_info.kv_pages * page_bytes
     prompts = [list(range(5, 25)), [7]]
     for plain_tokens, int8_tokens in zip(
         generate_greedy(plain_runner, prompts, 4), generate_greedy(int8_runner, prompts, 4), strict=True

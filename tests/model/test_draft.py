@@ -72,7 +72,7 @@ def test_draft_model_has_its_own_kv_memory_and_context():
     )
     _, info_without_draft = load_test_runner(folder)
     runner, info = load_test_runner(folder, speculate=f"draft={draft_folder}")
-    assert info.kv_blocks == runner.proposer.pool.page_count < info_without_draft.kv_blocks
+    assert info.kv_pages == runner.proposer.pool.page_count < info_without_draft.kv_pages
     assert info.kv_bytes <= 64 << 20 and info.weights_bytes > info_without_draft.weights_bytes
     assert runner.proposer.max_model_len == 64 < info.max_model_len
     request = EngineRequest("a", list(range(3, 53)), 40, Sampling(temperature=0.0))

@@ -17,7 +17,7 @@ from support.lora_adapters import write_adapter
 from support.run_model import load_test_runner, long_logprobs
 from transformers import AutoConfig, Mistral3Config, Mistral3ForConditionalGeneration
 
-from parley.core.sequence import BLOCK_SIZE
+from parley.core.sequence import PAGE_SIZE
 from parley.model.checkpoint.files import LoadError
 from parley.model.load.check import check_model
 from parley.model.networks.config_reader import read_decoder_config
@@ -117,9 +117,9 @@ def test_pages_hold_one_latent_for_each_token(kv_dtype, size):
     runner, info = load_test_runner(
         tiny_models.model_folder("deepseek_v2_lite"), dtype="bfloat16", kv_dtype=kv_dtype, kv_memory=1 << 20
     )
-    page_bytes = BLOCK_SIZE * size * len(runner.network.kv_layers)
-    assert info.fused and info.kv_bytes == info.kv_blocks * page_bytes
-    assert info.kv_blocks == (1 << 20) // page_bytes
+    page_bytes = PAGE_SIZE * size * len(runner.network.kv_layers)
+    assert info.fused and info.kv_bytes == info.kv_pages * page_bytes
+    assert info.kv_pages == (1 << 20) // page_bytes
 
 
 @pytest.mark.parametrize(("kv_dtype", "latent"), [("auto", 2 * (32 + 16)), ("int8", 32 + 16 + 4)])
@@ -127,9 +127,9 @@ def test_pages_hold_the_keys_of_indexers_in_the_dtype_of_the_model(kv_dtype, lat
     _, info = load_test_runner(
         tiny_models.model_folder("glm_moe_dsa"), dtype="bfloat16", kv_dtype=kv_dtype, kv_memory=1 << 20
     )
-    page_bytes = BLOCK_SIZE * (3 * latent + 2 * 2 * 32)  # two of three layers have indexers
-    assert info.fused and info.kv_bytes == info.kv_blocks * page_bytes
-    assert info.kv_blocks == (1 << 20) // page_bytes
+    page_bytes = PAGE_SIZE * (3 * latent + 2 * 2 * 32)  # two of three layers have indexers
+    assert info.fused and info.kv_bytes == info.kv_pages * page_bytes
+    assert info.kv_pages == (1 << 20) // page_bytes
 
 
 @pytest.mark.parametrize(

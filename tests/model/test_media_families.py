@@ -25,7 +25,7 @@ from support.multimodal_models import BY_NIGHT, FAMILIES, IS_NIGHT, multimodal_f
 from support.picture_models import PICTURE_MODELS
 from support.run_model import load_test_runner, serve_requests
 
-from parley.core.sequence import BLOCK_SIZE, Sequence, Step, StepRow
+from parley.core.sequence import PAGE_SIZE, Sequence, Step, StepRow
 from parley.model.media_embeddings import EncodedItem
 from parley.model.networks.paged_kv import PagedKV
 from parley.model.runner import DecoderRunner
@@ -90,7 +90,7 @@ class PagedRun:
     """Sequences over one set of pages, whose rows are computed step by step."""
 
     def __init__(self, runner: DecoderRunner, prompts: list[MediaPrompt], **request: Any):
-        counts = [-(-len(prompt.token_ids) // BLOCK_SIZE) + 1 for prompt in prompts]
+        counts = [-(-len(prompt.token_ids) // PAGE_SIZE) + 1 for prompt in prompts]
         runner.pages = PagedKV(runner.pages.kv_layers, sum(counts), runner.pages.dtype)
         runner.pages.clear_pages(list(range(sum(counts))))
         self.runner = runner
@@ -270,9 +270,9 @@ def test_every_boundary_gives_the_same_bits(family):
     run = PagedRun(loaded_runner(family, "bfloat16"), [prompt, prompt])
     run.compute_hidden([(0, 0, length)])
     first, second = run.sequences
-    for page in range(1, length // BLOCK_SIZE + 1):
+    for page in range(1, length // PAGE_SIZE + 1):
         second.block_table = first.block_table[:page] + second.block_table[page:]
-        start = min(page * BLOCK_SIZE, length - 1)
+        start = min(page * PAGE_SIZE, length - 1)
         assert torch.equal(run.compute_hidden([(1, start, length)])[0], expected[start:])
 
 
@@ -280,7 +280,7 @@ def test_every_boundary_gives_the_same_bits(family):
 def test_preemption_and_prefix_hits_keep_outputs_bit_for_bit(family):
     """Requests with a common picture run through the loop, with the encoder and too few pages."""
     prompts = [two_pictures(family), two_pictures(family, 5), two_pictures(family)]
-    pages = max(len(prompt.token_ids) for prompt in prompts) // BLOCK_SIZE + 4
+    pages = max(len(prompt.token_ids) for prompt in prompts) // PAGE_SIZE + 4
     runner = loaded_runner(family, "bfloat16")
     with ExitStack() as files:
         requests = [

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from support import tiny_models
 
-from parley.core.sequence import BLOCK_SIZE, Sequence, Step, StepRow
+from parley.core.sequence import PAGE_SIZE, Sequence, Step, StepRow
 from parley.model.checkpoint.files import Checkpoint, LoadError, read_config
 from parley.model.checkpoint.quantization import read_quantization
 from parley.model.checkpoint.weights import Int8Weight
@@ -89,7 +89,7 @@ def load_small_runner(folder, **settings):
 def prompt_logprobs(runner, prompt: list[int]) -> torch.Tensor:
     """Log-probabilities of all tokens of a prompt but the first."""
     request = EngineRequest("a", prompt, 1, Sampling(temperature=0.0), prompt_logprobs=0)
-    blocks = list(range(-(-len(prompt) // BLOCK_SIZE)))
+    blocks = list(range(-(-len(prompt) // PAGE_SIZE)))
     sequence = Sequence("a", 0, request, list(prompt), len(prompt), 0, 0, block_table=blocks, slot=0)
     runner.admit_sequence(sequence)
     (sampled,) = runner.run_step(Step([StepRow(sequence, 0, len(prompt), False, score_from=1)], blocks))

@@ -8,7 +8,7 @@ import pytest
 import torch
 from support import tiny_models
 
-from parley.core.sequence import BLOCK_SIZE
+from parley.core.sequence import PAGE_SIZE
 from parley.model.checkpoint.files import read_config
 from parley.model.load.check import check_model
 from parley.model.load.loader import load_runner
@@ -30,7 +30,7 @@ def load_long(**settings):
 
 def test_rope_table_is_as_long_as_the_context_that_the_cache_holds():
     runner, info = load_long(kv_memory=1 << 20)
-    assert info.max_model_len == runner.page_count * BLOCK_SIZE < 100_000
+    assert info.max_model_len == runner.page_count * PAGE_SIZE < 100_000
     assert runner.network.position_tables.rope_table.shape[1] == info.max_model_len
 
 
@@ -72,6 +72,6 @@ def test_kv_cache_leaves_memory_for_the_rope_table(monkeypatch):
     budget = plan_cache(1000, CPU, 1 << 20, settings).pages * 1000  # bytes
     for length in (1 << 20, 800):
         pages = plan_cache(1000, CPU, length, settings, 0, 100).pages
-        needed = pages * 1000 + min(length, pages * BLOCK_SIZE) * 100
-        assert budget - 1000 - BLOCK_SIZE * 100 < needed <= budget or pages == 2 * length // BLOCK_SIZE
+        needed = pages * 1000 + min(length, pages * PAGE_SIZE) * 100
+        assert budget - 1000 - PAGE_SIZE * 100 < needed <= budget or pages == 2 * length // PAGE_SIZE
     assert plan_cache(1000, CPU, 1 << 20, Settings(model="m", kv_memory=50_000), 0, 100).pages == 50

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from parley import native
-from parley.core.sequence import BLOCK_SIZE
+from parley.core.sequence import PAGE_SIZE
 from parley.model.networks.decoder import FusedDecoder
 from parley.model.networks.decoder_config import DecoderConfig
 from parley.model.networks.network import PackedBatch
@@ -82,7 +82,7 @@ def test_row_of_real_width_layers_is_batch_invariant(size, layers, kind):
     pages = PagedKV(model.kv_layers, ROWS * PAGES, torch.bfloat16)
     tables = torch.arange(ROWS * PAGES).view(ROWS, PAGES)
     past_positions = torch.arange(PAST)
-    past_slots = (tables[:, past_positions // BLOCK_SIZE] * BLOCK_SIZE + past_positions % BLOCK_SIZE).flatten()
+    past_slots = (tables[:, past_positions // PAGE_SIZE] * PAGE_SIZE + past_positions % PAGE_SIZE).flatten()
     pages.clear_pages(list(range(ROWS * PAGES)))
     for i, layer in enumerate(model.kv_layers):
         keys, values = torch.randn(2, len(past_slots), layer.heads, layer.dim, generator=generator).bfloat16()
@@ -94,7 +94,7 @@ def test_row_of_real_width_layers_is_batch_invariant(size, layers, kind):
     def next_logits(first: int, count: int) -> torch.Tensor:
         """Logits of the next token for each of ``count`` sequences."""
         spans = [Span(i, 1, PAST + 1, tables[first + i].tolist()) for i in range(count)]
-        slots = tables[first : first + count, PAST // BLOCK_SIZE] * BLOCK_SIZE + PAST % BLOCK_SIZE
+        slots = tables[first : first + count, PAST // PAGE_SIZE] * PAGE_SIZE + PAST % PAGE_SIZE
         batch = PackedBatch(tokens[first : first + count], torch.full((count,), PAST), slots, spans)
         return model.compute_logits(model.compute_hidden(batch, pages))
 

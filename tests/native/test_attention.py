@@ -13,7 +13,7 @@ from support.random_tensors import random_tensor
 from support.unpack_int4 import fill_with_nan, unpack_pages
 
 from parley import native
-from parley.core.sequence import BLOCK_SIZE
+from parley.core.sequence import PAGE_SIZE
 from parley.model.networks.network import PackedBatch
 from parley.model.networks.paged_kv import PagedKV
 from parley.native.layout import LayerKV, Span
@@ -72,7 +72,7 @@ class AttentionCase:
 
     def attend_in_batches(self, chunk_rows, select_active, **options) -> list[torch.Tensor]:
         """Feed all sequences, ``chunk(left)`` rows at a time; ``together(active)`` selects the sequences of a batch."""
-        page_counts = [-(-length // BLOCK_SIZE) for length in self.lengths]
+        page_counts = [-(-length // PAGE_SIZE) for length in self.lengths]
         pages = PagedKV([self.layer], sum(page_counts) + 2, self.dtype, int8=self.int8)
         fill_with_nan(pages.layer_pool(0))
         free = list(range(pages.page_count))
@@ -88,9 +88,9 @@ class AttentionCase:
                     count = max(self.ends[i][computed[i] : computed[i] + count]) - computed[i]
                 past, computed[i] = computed[i], computed[i] + count
                 # A page is cleared when it is allocated, not earlier.
-                pages.clear_pages(tables[i][-(-past // BLOCK_SIZE) : -(-computed[i] // BLOCK_SIZE)])
-                spans.append(Span(rows, count, computed[i], tables[i][: -(-computed[i] // BLOCK_SIZE)]))
-                slots += [tables[i][p // BLOCK_SIZE] * BLOCK_SIZE + p % BLOCK_SIZE for p in range(past, computed[i])]
+                pages.clear_pages(tables[i][-(-past // PAGE_SIZE) : -(-computed[i] // PAGE_SIZE)])
+                spans.append(Span(rows, count, computed[i], tables[i][: -(-computed[i] // PAGE_SIZE)]))
+                slots += [tables[i][p // PAGE_SIZE] * PAGE_SIZE + p % PAGE_SIZE for p in range(past, computed[i])]
                 batch_parts.append((i, past, count))
                 rows += count
             batch = PackedBatch(torch.zeros(rows, dtype=torch.int64), torch.zeros(rows), torch.tensor(slots), spans)
@@ -238,7 +238,7 @@ def test_latents_and_their_queries_are_accurate_and_batch_invariant(rank, rotary
     angles = torch.rand(count, 1, rotary // 2, generator=torch.Generator().manual_seed(3)) * 6
     cos, sin = torch.stack((angles.cos(), angles.cos())), torch.stack((-angles.sin(), angles.sin()))
     cos, sin = (each.movedim(0, -1 if interleaved else -2).flatten(-2) for each in (cos, sin))
-    slots = torch.randperm(pages * BLOCK_SIZE, generator=torch.Generator().manual_seed(5))[:count]
+    slots = torch.randperm(pages * PAGE_SIZE, generator=torch.Generator().manual_seed(5))[:count]
     packed = native.pack_heads(key_up)
 
     def kernel(rows, queries, cos, sin, slots):
@@ -247,7 +247,7 @@ def test_latents_and_their_queries_are_accurate_and_batch_invariant(rank, rotary
         native.write_latents(rows, native.Norm(weight, 1e-6), cos, sin, pool, places, is_interleaved=interleaved)
         assert pool.data.count_nonzero() <= len(rows) * (rank + rotary)
         absorbed = native.absorb_queries(queries, packed, cos, sin, is_interleaved=interleaved)
-        return torch.cat((absorbed, unpack_pages(pool)[0][slots // BLOCK_SIZE, slots % BLOCK_SIZE]), 1)
+        return torch.cat((absorbed, unpack_pages(pool)[0][slots // PAGE_SIZE, slots % PAGE_SIZE]), 1)
 
     actual = check_batch_invariant(kernel, rows, queries, cos, sin, slots).double()
 
@@ -353,7 +353,7 @@ def test_kv_write_stores_keys_and_values(dim, value_dim, int8):
     keys[1], values[2, 1], keys[3] = 0, 0, keys[3] * 1e-20
     native.write_kv(keys, values, pool, native.write_indices(slots, pool.page_format))
     for actual, rows in zip(unpack_pages(pool), (keys, values), strict=True):
-        actual = actual[slots // BLOCK_SIZE, slots % BLOCK_SIZE]
+        actual = actual[slots // PAGE_SIZE, slots % PAGE_SIZE]
         if int8:
             step = rows.float().abs().amax(-1, keepdim=True) / 127
             assert ((actual - rows).abs() <= step * 0.51).all()
@@ -388,7 +388,7 @@ def test_torch_attention_plan_bounds_group_size():
     groups = torch_attention.plan_tiles(
         spans,
         heads=4,
-        page_shape=(2, 2, BLOCK_SIZE, 64),
+        page_shape=(2, 2, PAGE_SIZE, 64),
         window=None,
         ends=None,
         zero_page=64,
@@ -403,14 +403,14 @@ def test_torch_attention_plan_reads_only_window_pages():
     (group,) = torch_attention.plan_tiles(
         spans,
         heads=1,
-        page_shape=(2, 1, BLOCK_SIZE, 8),
+        page_shape=(2, 1, PAGE_SIZE, 8),
         window=100,
         ends=None,
         zero_page=400,
         device=torch.device("cpu"),
     )
     assert group.keys <= 1024
-    assert int(group.pages[0]) // 2 * BLOCK_SIZE <= 4900
+    assert int(group.pages[0]) // 2 * PAGE_SIZE <= 4900
 
 
 def test_torch_attention_masks_stay_small_for_long_contexts():
@@ -418,7 +418,7 @@ def test_torch_attention_masks_stay_small_for_long_contexts():
     groups = torch_attention.plan_tiles(
         spans,
         heads=2,
-        page_shape=(2, 1, BLOCK_SIZE, 64),
+        page_shape=(2, 1, PAGE_SIZE, 64),
         window=None,
         ends=None,
         zero_page=2048,

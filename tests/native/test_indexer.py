@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from parley import native
-from parley.core.sequence import BLOCK_SIZE
+from parley.core.sequence import PAGE_SIZE
 from parley.model.networks.paged_kv import limit_spans
 from parley.native import indexer
 from parley.native.layout import LayerKV, Span
@@ -60,9 +60,9 @@ def test_choice_is_that_of_its_definition_in_every_batch(dtype):
     assert not pool.page_format.tiled and pool.page_format.dtype == dtype
     spans, queries, weights, expected = [], [], [], []
     for number, (length, own_rows) in enumerate(zip(lengths, rows, strict=True)):
-        table = list(range(50 * number, 50 * number + -(-length // BLOCK_SIZE)))
+        table = list(range(50 * number, 50 * number + -(-length // PAGE_SIZE)))
         keys = random_tensor(length, 1, DIM, seed=number).round()
-        store_keys(keys.to(dtype), pool, torch.arange(length) + table[0] * BLOCK_SIZE)
+        store_keys(keys.to(dtype), pool, torch.arange(length) + table[0] * PAGE_SIZE)
         query = random_tensor(own_rows, HEADS, DIM, seed=2 + number).round()
         weight = random_tensor(own_rows, HEADS, seed=4 + number).round()
         scores = (torch.einsum("rhd,kd->rhk", query, keys[:, 0]).relu() * weight[..., None]).sum(1)
@@ -87,7 +87,7 @@ def test_equal_keys_have_equal_scores_wherever_they_lie():
     pool = empty_pool(70, LayerKV(1, DIM, 0, has_latents=True), torch.float32)
     order = torch.randint(30, (length,), generator=torch.Generator().manual_seed(6))
     different = random_tensor(30, 1, DIM, seed=7)
-    table = list(range(-(-length // BLOCK_SIZE)))
+    table = list(range(-(-length // PAGE_SIZE)))
     store_keys(different[order], pool, torch.arange(length))
     query, weight = random_tensor(rows, HEADS, DIM, seed=8), random_tensor(rows, HEADS, seed=9)
     scores = (torch.einsum("rhd,kd->rhk", query, different[:, 0]).relu() * weight[..., None]).sum(1)[:, order]
@@ -115,10 +115,8 @@ def test_attention_over_copies_has_the_bits_of_attention_over_pages(dtype, int8)
     """In the compiled kernels' pages as in torch's; also where some tokens are copied that fill no page."""
     layer, count = LayerKV(1, 48, 40, has_latents=True), 70
     pool = empty_pool(12, layer, dtype, int8=int8)
-    tables, pages = [[3, 1, 7, 0, 9], [2, 4, 6, 8, 10]], torch.arange(count) // BLOCK_SIZE
-    slots = torch.stack(
-        [torch.tensor(table)[pages] * BLOCK_SIZE + torch.arange(count) % BLOCK_SIZE for table in tables]
-    )
+    tables, pages = [[3, 1, 7, 0, 9], [2, 4, 6, 8, 10]], torch.arange(count) // PAGE_SIZE
+    slots = torch.stack([torch.tensor(table)[pages] * PAGE_SIZE + torch.arange(count) % PAGE_SIZE for table in tables])
     keys = [random_tensor(count, 1, 48, seed=number, dtype=dtype) for number in range(2)]
     for own_keys, own_slots in zip(keys, slots, strict=True):
         store_keys(own_keys, pool, own_slots)
@@ -131,7 +129,7 @@ def test_attention_over_copies_has_the_bits_of_attention_over_pages(dtype, int8)
     some = torch.tensor([0, 3, 17, 69])
     fresh = empty_pool(2, layer, dtype, int8=int8)
     for number, own_keys in enumerate(keys):
-        store_keys(own_keys[some], fresh, torch.arange(4) + number * BLOCK_SIZE)
+        store_keys(own_keys[some], fresh, torch.arange(4) + number * PAGE_SIZE)
     copies = indexer.gather_pages(pool, slots[:, some])
     assert torch.equal(copies.data, fresh.data)
     assert not torch.equal(attend_rows(queries, copies, [[0], [1]], 4), whole)

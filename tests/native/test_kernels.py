@@ -12,7 +12,7 @@ from support.random_tensors import random_tensor
 from support.unpack_int4 import unpack_pages
 
 from parley import native
-from parley.core.sequence import BLOCK_SIZE
+from parley.core.sequence import PAGE_SIZE
 from parley.native.layout import LayerKV
 
 pytestmark = pytest.mark.usefixtures("kernel_level")
@@ -87,14 +87,14 @@ def test_rope_write_is_accurate_and_batch_invariant(rotary, norm, interleaved):
         "has_normed_values": norm == "values",
     }
     pages = 20
-    slots = torch.randperm(pages * BLOCK_SIZE, generator=torch.Generator().manual_seed(5))[:count]
+    slots = torch.randperm(pages * PAGE_SIZE, generator=torch.Generator().manual_seed(5))[:count]
 
     def kernel(rows, cos, sin, slots, *scales):
         pool = empty_pool(pages, LayerKV(kv_heads, dim, dim))
         places = native.write_indices(slots, pool.page_format)
         scale = scales[0].contiguous() if scales else None
         queries = native.rope_write(rows.clone(), cos, sin, pool, places, query_scales=scale, **options)
-        stored = [part[slots // BLOCK_SIZE, slots % BLOCK_SIZE] for part in unpack_pages(pool)]
+        stored = [part[slots // PAGE_SIZE, slots % PAGE_SIZE] for part in unpack_pages(pool)]
         assert pool.data.count_nonzero() <= 2 * len(rows) * kv_heads * dim
         return torch.cat((queries, *stored), 1)
 

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from parley import native
-from parley.core.sequence import BLOCK_SIZE
+from parley.core.sequence import PAGE_SIZE
 from parley.model.networks.decoder import FusedDecoder
 from parley.model.networks.decoder_config import BIASED_LAYER_NORMS, DecoderConfig, MixtureShape, NormForm, QueryScaling
 from parley.model.networks.decoder_tensors import LLAMA_TENSORS, TensorNames
@@ -171,12 +171,12 @@ class RandomModel:
         spans, positions, slots, pages = [], [], [], 0
         for count in counts:
             length = int(self.random_integers(count, CONTEXT + 1, 1))
-            table = [pages + i for i in range(-(-length // BLOCK_SIZE))]
+            table = [pages + i for i in range(-(-length // PAGE_SIZE))]
             pages += len(table)
             spans.append(Span(len(positions), count, length, table[::-1]))
             for position in range(length - count, length):
                 positions.append(position)
-                slots.append(spans[-1].table[position // BLOCK_SIZE] * BLOCK_SIZE + position % BLOCK_SIZE)
+                slots.append(spans[-1].table[position // PAGE_SIZE] * PAGE_SIZE + position % PAGE_SIZE)
         ids = self.random_integers(0, VOCAB, len(positions))
         return PackedBatch(ids, *(torch.tensor(each, dtype=torch.int64) for each in (positions, slots)), spans)
 
@@ -313,8 +313,8 @@ def pages_with_past(decoder: FusedDecoder, batch: PackedBatch, int8: bool = Fals
     pages = PagedKV(decoder.kv_layers, used, torch.bfloat16, int8=int8)
     pages.clear_pages(list(range(used)))
     for i, layer in enumerate(decoder.kv_layers):
-        keys, values = (past.random_bf16(BLOCK_SIZE * used, layer.heads, dim) for dim in (layer.dim, layer.value_dim))
-        places = native.write_indices(torch.arange(BLOCK_SIZE * used), pages.layer_pool(i).page_format)
+        keys, values = (past.random_bf16(PAGE_SIZE * used, layer.heads, dim) for dim in (layer.dim, layer.value_dim))
+        places = native.write_indices(torch.arange(PAGE_SIZE * used), pages.layer_pool(i).page_format)
         native.write_kv(keys, values, pages.layer_pool(i), places)
     return pages
 

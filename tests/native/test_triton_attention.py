@@ -9,7 +9,7 @@ import torch
 from support.triton_device import DEVICE, DTYPE, IS_NIGHT, random_rows
 
 from parley import native
-from parley.core.sequence import BLOCK_SIZE
+from parley.core.sequence import PAGE_SIZE
 from parley.native import batch_tables
 from parley.native.layout import LayerKV, Span
 from parley.native.pool import PagePool
@@ -48,7 +48,7 @@ class Cache:
     def __init__(self, case: Case, lengths: list[int]):
         layer = LayerKV(case.kv_heads, case.dim, case.dim)
         page_format = torch_attention.page_format(layer, torch.int8 if case.int8 else DTYPE)
-        counts = [-(-length // BLOCK_SIZE) for length in lengths]
+        counts = [-(-length // PAGE_SIZE) for length in lengths]
         pages = torch.zeros(sum(counts) + 1, *page_format.shape, dtype=page_format.dtype, device=DEVICE)
         self.pool = PagePool(pages, page_format)
         numbers = iter(torch.randperm(sum(counts), generator=torch.Generator().manual_seed(1)).tolist())
@@ -56,7 +56,7 @@ class Cache:
         self.keys = [random_rows(n, case.kv_heads, case.dim, seed=i) for i, n in enumerate(lengths)]
         self.values = [random_rows(n, case.kv_heads, case.dim, seed=50 + i) for i, n in enumerate(lengths)]
         for table, keys, values in zip(self.tables, self.keys, self.values, strict=True):
-            slots = torch.tensor([table[i // BLOCK_SIZE] * BLOCK_SIZE + i % BLOCK_SIZE for i in range(len(keys))])
+            slots = torch.tensor([table[i // PAGE_SIZE] * PAGE_SIZE + i % PAGE_SIZE for i in range(len(keys))])
             indices = torch_attention.write_indices(slots.to(DEVICE), page_format.shape)
             torch_attention.write_kv(keys, values, self.pool, indices)
         self.sinks = random_rows(case.heads, seed=99).float() if case.has_sinks else None
@@ -68,7 +68,7 @@ class Cache:
         """Attend with queries [T, heads, dim] of ``parts``: sequence, number of rows, and position after them."""
         spans, first = [], 0
         for sequence, count, end in parts:
-            spans.append(Span(first, count, end, self.tables[sequence][: -(-end // BLOCK_SIZE)]))
+            spans.append(Span(first, count, end, self.tables[sequence][: -(-end // PAGE_SIZE)]))
             first += count
         tables = batch_tables.BatchTables.of_spans(spans, None, DEVICE)
         return triton_attention.attend(

@@ -9,7 +9,7 @@ from support.host_waits import refuse_host_waits
 from support.run_model import load_test_runner
 from support.triton_device import DEVICE, DTYPE, HAS_GPU, IS_NIGHT, use_triton
 
-from parley.core.sequence import BLOCK_SIZE
+from parley.core.sequence import PAGE_SIZE
 from parley.model.load import plan
 from parley.model.networks import decode_graphs
 from parley.model.networks.network import PackedBatch
@@ -52,7 +52,7 @@ def compute_logits(network, counts: list[int]) -> torch.Tensor:
         batch = PackedBatch.pack_parts([(PROMPT[start : start + count], start, [1, 0])], DEVICE)
         hidden = network.compute_hidden(batch, pages)
         start += count
-    assert start == len(PROMPT) <= 2 * BLOCK_SIZE
+    assert start == len(PROMPT) <= 2 * PAGE_SIZE
     return network.compute_logits(hidden[-1:]).float()
 
 

@@ -7,7 +7,7 @@ import torch
 from support.triton_device import DEVICE, DTYPE, random_rows, use_triton
 
 from parley import native
-from parley.core.sequence import BLOCK_SIZE
+from parley.core.sequence import PAGE_SIZE
 from parley.native import batch_tables, kernel_choice
 from parley.native.experts import stack_experts
 from parley.native.layer_shape import Norm
@@ -63,11 +63,11 @@ def test_attention_over_latents():
     lengths, heads = (700, 30), 20
     pool, latents, spans, page = empty_pool(60), [], [], 0
     for row, length in enumerate(lengths):
-        pages = -(-length // BLOCK_SIZE)
+        pages = -(-length // PAGE_SIZE)
         table = list(range(page, page + pages))
         page += pages
         latents.append(random_rows(length, 1, RANK + ROTARY, seed=row))
-        slots = torch.arange(length, device=DEVICE) + table[0] * BLOCK_SIZE
+        slots = torch.arange(length, device=DEVICE) + table[0] * PAGE_SIZE
         torch_attention.store_rows(latents[-1], pool, native.write_indices(slots, pool.page_format))
         spans.append(Span(row, 1, length, table))
     queries, scale = random_rows(2, heads, RANK + ROTARY, seed=9), 0.15

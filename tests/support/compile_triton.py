@@ -23,7 +23,7 @@ from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
 from parley import native
-from parley.core.sequence import BLOCK_SIZE
+from parley.core.sequence import PAGE_SIZE
 from parley.native.batch_tables import BatchTables
 from parley.native.experts import Experts, stack_experts
 from parley.native.layer_shape import Norm
@@ -240,7 +240,7 @@ def make_pool(is_int8: bool, dim: int = DIM) -> PagePool:
 
 def attention_calls():
     for count in (1, 64):
-        span = Span(0, count, 1000, list(range(-(-1000 // BLOCK_SIZE))))
+        span = Span(0, count, 1000, list(range(-(-1000 // PAGE_SIZE))))
         tables = BatchTables.of_spans([span], None, torch.device("cpu"))
         for dim in (64, 128, 256):
             queries = torch.zeros(count, HEADS, dim, dtype=DTYPE)
@@ -265,7 +265,7 @@ def latent_calls():
     pool = PagePool(torch.zeros(64, *page_format.shape, dtype=DTYPE), page_format)
     norm, key_up = Norm(torch.ones(rank), 1e-6), TritonPacked(torch.zeros(HEADS, rank, DIM, dtype=DTYPE), None)
     for count in (1, 64):
-        span = Span(0, count, 1000, list(range(-(-1000 // BLOCK_SIZE))))
+        span = Span(0, count, 1000, list(range(-(-1000 // PAGE_SIZE))))
         plan = native.TablePlan(BatchTables.of_spans([span], None, torch.device("cpu")), 0)
         queries = torch.zeros(count, HEADS, rank + rotary, dtype=DTYPE)
         for is_split in (False, True):

@@ -22,7 +22,7 @@ from parley.core.loop import EngineLoop
 from parley.core.pages.cache_events import CacheEvent, PageRemoved, PagesStored
 from parley.core.prefill_share import PrefillShare
 from parley.core.sequence import (
-    BLOCK_SIZE,
+    PAGE_SIZE,
     BeamCandidate,
     RowResult,
     Sequence,
@@ -136,7 +136,7 @@ class LedgerRunner:
         self.generates, self.dimensions = True, 2
         self.proposer: SeededProposer | None = None
         self.media_encoder: LedgerEncoder | None = None
-        self.pages: list[list[int | None]] = [[-1] * BLOCK_SIZE for _ in range(blocks)]  # dirty from the start
+        self.pages: list[list[int | None]] = [[-1] * PAGE_SIZE for _ in range(blocks)]  # dirty from the start
         self.slots: list[Sequence | None] = [None] * slots
         self.computed_tokens = 0  # tokens that the model computed
         self.largest_step = 0  # tokens of the largest step
@@ -203,7 +203,7 @@ class LedgerRunner:
         require(len(set(step.fresh_pages)) == len(step.fresh_pages), "a page was handed out twice in a step")
         require(len({id(row.sequence) for row in step.rows}) == len(step.rows), "a sequence has two rows")
         for block in step.fresh_pages:
-            self.pages[block] = [None] * BLOCK_SIZE
+            self.pages[block] = [None] * PAGE_SIZE
         rows = step.rows[: len(step.rows) // 2] if failure == "midway" else step.rows
         kv_states = {id(row): self._history_of(row) for row in rows}
         for row in rows:
@@ -230,7 +230,7 @@ class LedgerRunner:
         require(row.count > 0 and end - len(row.drafts) <= len(sequence.tokens), "a row beyond its sequence")
         require(row.sample or not row.drafts, "a row that samples nothing has drafts")
         require(all(0 <= token < VOCAB for token in row.drafts), "a draft that is no token")
-        require(len(sequence.block_table) == -(-end // BLOCK_SIZE), "more or fewer pages than tokens need")
+        require(len(sequence.block_table) == -(-end // PAGE_SIZE), "more or fewer pages than tokens need")
         for item in sequence.request.media:
             if item.start < end and item.end > row.start:
                 embeddings = sequence.item_embeddings.get(item.digest)
@@ -240,14 +240,14 @@ class LedgerRunner:
         is_whole = row.start >= sequence.prompt_len or end == sequence.prompt_len
         require(is_whole or not sequence.prompt_sees_both_ways, "a row ends elsewhere than its prompt, which must not")
         for position in range(row.start, end):
-            page = self.pages[sequence.block_table[position // BLOCK_SIZE]]
-            require(page[position % BLOCK_SIZE] is None, "wrote over a page, or into one that was not cleared")
-            page[position % BLOCK_SIZE] = kv_states[position]
+            page = self.pages[sequence.block_table[position // PAGE_SIZE]]
+            require(page[position % PAGE_SIZE] is None, "wrote over a page, or into one that was not cleared")
+            page[position % PAGE_SIZE] = kv_states[position]
 
     def _check_and_sample(self, row: StepRow, kv_states: list[int]) -> RowResult:
         sequence, end = row.sequence, row.start + row.count
         for position in range(end):
-            stored_state = self.pages[sequence.block_table[position // BLOCK_SIZE]][position % BLOCK_SIZE]
+            stored_state = self.pages[sequence.block_table[position // PAGE_SIZE]][position % PAGE_SIZE]
             require(stored_state == kv_states[position], "a page does not hold its sequence's history")
         result = RowResult()
         if row.score_from is not None:
@@ -286,7 +286,7 @@ class LedgerRunner:
             if ahead == len(row.drafts) or token != row.drafts[ahead]:
                 break
         for position in range(last + len(result.tokens), last + 1 + len(row.drafts)):
-            self.pages[sequence.block_table[position // BLOCK_SIZE]][position % BLOCK_SIZE] = None
+            self.pages[sequence.block_table[position // PAGE_SIZE]][position % PAGE_SIZE] = None
 
 
 def draw_token(sequence: Sequence, state: int, ahead: int = 0) -> int:
@@ -426,18 +426,18 @@ class CacheIndex:
                 self.pages.clear()
 
     def _store_pages(self, event: PagesStored) -> None:
-        assert len(event.token_ids) == BLOCK_SIZE * len(event.hashes) and (event.parent_hash is None) == (
+        assert len(event.token_ids) == PAGE_SIZE * len(event.hashes) and (event.parent_hash is None) == (
             event.start == 0
         )
         parent, start = event.parent_hash, event.start
         for place, digest in enumerate(event.hashes):
-            tokens = event.token_ids[place * BLOCK_SIZE : (place + 1) * BLOCK_SIZE]
+            tokens = event.token_ids[place * PAGE_SIZE : (place + 1) * PAGE_SIZE]
             assert digest not in self.pages, "a page was stored twice"
             if parent is not None and not event.media:
                 data = b"".join(token.to_bytes(4, "little") for token in tokens)
                 assert sha256(parent + data).digest()[:16] == digest, "the tokens are not those of the page"
             self.pages[digest] = start, tokens
-            parent, start = digest, start + BLOCK_SIZE
+            parent, start = digest, start + PAGE_SIZE
 
 
 class LoopHarness:

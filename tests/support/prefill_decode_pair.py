@@ -75,7 +75,7 @@ async def join_cluster(server: RunningServer, surfaces: Sequence[ApiMount] = ())
     info = server.engine.info
     assert info is not None
     if info.arena is None:
-        member.peer.add_arena(server.model.name, Arena(0, -1, info.kv_blocks, [], "fake"))
+        member.peer.add_arena(server.model.name, Arena(0, -1, info.kv_pages, [], "fake"))
     await server.parts.listen_for_handovers(
         "127.0.0.1", 0, [server.parts.make_port_app(surfaces or universal_mounts(), "127.0.0.1")]
     )

@@ -16,7 +16,7 @@ class RecordedClient:
 
     def __init__(self, max_choices: int = 2, *, can_force: bool = False):
         self.max_choices = max_choices
-        self.kv_blocks = 10
+        self.kv_pages = 10
         self.end_ids = frozenset({2})
         self.can_force = can_force
         self.lease_seconds = 30.0

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from parley.core.loop import EngineLoop
-from parley.core.sequence import BLOCK_SIZE, DraftProposer
+from parley.core.sequence import PAGE_SIZE, DraftProposer
 from parley.core.step_budget import FixedBudget
 from parley.model.decode_starter import start_on_gpu
 from parley.model.load.loader import load_runner
@@ -40,7 +40,7 @@ def long_logprobs(folder: Path, dtype: str, **settings) -> torch.Tensor:
     """Log-probabilities of all tokens at 200 positions of one sequence."""
     runner, _ = load_test_runner(folder, dtype=dtype, **settings)
     tokens = torch.randint(3, runner.vocab_size, (200,), generator=torch.Generator().manual_seed(0)).tolist()
-    table = list(range(-(-len(tokens) // BLOCK_SIZE)))
+    table = list(range(-(-len(tokens) // PAGE_SIZE)))
     runner.pages.clear_pages(table)
     batch = PackedBatch.pack_parts([(tokens, 0, table)], runner.device)
     return runner.network.compute_logits(runner.network.compute_hidden(batch, runner.pages)).log_softmax(-1)

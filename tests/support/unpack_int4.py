@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from parley.core.sequence import BLOCK_SIZE
+from parley.core.sequence import PAGE_SIZE
 from parley.native.pool import PagePool
 
 NAN = 0xFF  # a byte that makes every float and every scale NaN
@@ -27,22 +27,22 @@ def unpack_pages(pool: PagePool) -> tuple[torch.Tensor, torch.Tensor]:
             parts.append((rows[..., :size].float() * scale).transpose(1, 2))
         return parts[0], parts[-1][..., : layer.value_dim]
     side = 4 if int8 else 2
-    pages, key_groups, value_columns = len(data), -(-layer.dim // side), -(-layer.value_dim // BLOCK_SIZE) * BLOCK_SIZE
+    pages, key_groups, value_columns = len(data), -(-layer.dim // side), -(-layer.value_dim // PAGE_SIZE) * PAGE_SIZE
     heads = data.view(pages, layer.heads, -1)
     keys, values, scales = heads.split(
         [
-            key_groups * BLOCK_SIZE * side,
-            0 if layer.has_latents else BLOCK_SIZE * value_columns,
-            len(sizes) * BLOCK_SIZE * 4 if int8 else 0,
+            key_groups * PAGE_SIZE * side,
+            0 if layer.has_latents else PAGE_SIZE * value_columns,
+            len(sizes) * PAGE_SIZE * 4 if int8 else 0,
         ],
         -1,
     )
-    keys = keys.reshape(pages, layer.heads, key_groups, BLOCK_SIZE, side).permute(0, 3, 1, 2, 4).flatten(3)
+    keys = keys.reshape(pages, layer.heads, key_groups, PAGE_SIZE, side).permute(0, 3, 1, 2, 4).flatten(3)
     parts = [keys.float()]
     if not layer.has_latents:
         values = values.reshape(pages, layer.heads, -1, value_columns, side).permute(0, 2, 4, 1, 3).flatten(1, 2)
         parts.append(values.float())
     if int8:
-        factors = scales.contiguous().view(torch.float32).view(pages, layer.heads, len(sizes), BLOCK_SIZE)
+        factors = scales.contiguous().view(torch.float32).view(pages, layer.heads, len(sizes), PAGE_SIZE)
         parts = [part * factor[..., None] for part, factor in zip(parts, factors.permute(2, 0, 3, 1), strict=True)]
     return parts[0][..., : layer.dim], parts[-1][..., : layer.value_dim]

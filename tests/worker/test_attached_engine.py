@@ -88,7 +88,7 @@ async def test_a_client_that_leaves_ends_its_choices_on_the_server_and_here(serv
 
 async def test_reports_the_use_of_the_servers_kv_cache(serve, quick_polls):
     back, front = await attach(serve, tick=0.001)
-    assert front.model.model_info.kv_blocks == MODEL_INFO.kv_blocks
+    assert front.model.model_info.kv_pages == MODEL_INFO.kv_pages
     connection = await back.connect()  # another client of that server
     await connection.send(build_request("POST", "/v1/completions", LONG))
     await front.until(lambda: front.engine.stats.blocks_used > 0)

@@ -155,8 +155,8 @@ vllm:cache_config_info{block_size="16",engine="1",num_gpu_blocks="10"} 1.0
     metrics = read_metrics(page)
     assert (metrics.num_waiting_reqs, metrics.kv_cache_usage, metrics.preemptions) == (5, 0.75, 0)
     assert metrics.prefix_cache_stats == CacheTotals(100, 40)
-    assert (metrics.kv_blocks, metrics.block_size) == (20, 16)
-    assert read_metrics(b"").kv_blocks == 0
+    assert (metrics.kv_pages, metrics.block_size) == (20, 16)
+    assert read_metrics(b"").kv_pages == 0
 
 
 def test_counters_grow_by_what_the_server_has_counted_since():

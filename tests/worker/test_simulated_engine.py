@@ -91,7 +91,7 @@ async def test_simulated_engine_repeats_prompts_and_refuses_logprobs(tmp_path):
     engine = ThreadEngine(Settings(model="m", costs=str(file)))
     await engine.start()
     info = await engine.wait_until_ready()
-    assert info.kv_blocks == 64 and info.arena is not None and not info.arena.regions
+    assert info.kv_pages == 64 and info.arena is not None and not info.arena.regions
     prompt = list(range(5, 45))
     for cached in (0, 32):
         stream, tokens = engine.submit_request(EngineRequest(id=f"w{cached}", token_ids=prompt, max_tokens=50)), []

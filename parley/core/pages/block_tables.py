@@ -23,9 +23,9 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from parley.core.pages.block_pool import BlockPool, count_pages, extend_hashes, long_rope_root
+from parley.core.pages.page_pool import PagePool, count_pages, extend_hashes, long_rope_root
 from parley.core.pages.state_slots import StateSlots
-from parley.core.sequence import BLOCK_SIZE, Sequence, Step, StepRow
+from parley.core.sequence import PAGE_SIZE, Sequence, Step, StepRow
 
 
 class BlockTables:
@@ -36,7 +36,7 @@ class BlockTables:
     ``running_count`` is the number of running sequences, which decides how many snapshots are kept.
     """
 
-    def __init__(self, pool: BlockPool, prefix_cache: bool, states: StateSlots | None = None):
+    def __init__(self, pool: PagePool, prefix_cache: bool, states: StateSlots | None = None):
         self.pool = pool
         self.prefix_cache = prefix_cache
         self._states = states
@@ -78,18 +78,18 @@ class BlockTables:
         whose logits are needed, nor prompt tokens whose logits are still needed for scores (position p scores token
         p + 1).
         """
-        if not self.prefix_cache or sequence.computed % BLOCK_SIZE:
+        if not self.prefix_cache or sequence.computed % PAGE_SIZE:
             return []
         scored_count = len(sequence.prompt_scores)
         last_usable = (scored_count if 0 < scored_count < sequence.prompt_len else len(sequence.tokens)) - 1
         cached_pages: list[int] = []
-        for index in range(sequence.computed // BLOCK_SIZE, min(last_usable // BLOCK_SIZE, len(sequence.hashes))):
+        for index in range(sequence.computed // PAGE_SIZE, min(last_usable // PAGE_SIZE, len(sequence.hashes))):
             page = self.pool.find_cached(sequence.hashes[index])
             if page is None:
                 break
             cached_pages.append(page)
         if self._states is not None and cached_pages:
-            first_page = sequence.computed // BLOCK_SIZE
+            first_page = sequence.computed // PAGE_SIZE
             hashes = sequence.hashes[first_page : first_page + len(cached_pages)]
             usable_count = self._states.count_usable(sequence, hashes)
             return None if usable_count is None else cached_pages[:usable_count]
@@ -98,15 +98,15 @@ class BlockTables:
     def attach_pages(self, sequence: Sequence, cached_pages: list[int]) -> None:
         """Append cached pages to the table and count their tokens as computed."""
         if self._states is not None and cached_pages:
-            last_page = sequence.computed // BLOCK_SIZE + len(cached_pages) - 1
+            last_page = sequence.computed // PAGE_SIZE + len(cached_pages) - 1
             self._states.attach_snapshot(sequence, sequence.hashes[last_page])
         for page in cached_pages:
             self.pool.add_reference(page)
         sequence.block_table += cached_pages
-        sequence.computed += len(cached_pages) * BLOCK_SIZE
+        sequence.computed += len(cached_pages) * PAGE_SIZE
         if not sequence.preemptions:
-            sequence.cached_tokens = min(sequence.cached_tokens + len(cached_pages) * BLOCK_SIZE, sequence.prompt_len)
-            self.pool.prefix_hits += 0 if sequence.request.resumed else len(cached_pages) * BLOCK_SIZE
+            sequence.cached_tokens = min(sequence.cached_tokens + len(cached_pages) * PAGE_SIZE, sequence.prompt_len)
+            self.pool.prefix_hits += 0 if sequence.request.resumed else len(cached_pages) * PAGE_SIZE
 
     def append_pages(self, step: Step, sequence: Sequence, count: int) -> None:
         """Append ``count`` fresh pages, which must be free."""
@@ -117,7 +117,7 @@ class BlockTables:
 
     def publish_pages(self, sequence: Sequence, start: int) -> list[int]:
         """Publish the pages that the computed tokens from ``start`` on fill. Returns those that were not cached yet."""
-        first_page, end_page = start // BLOCK_SIZE, sequence.computed // BLOCK_SIZE
+        first_page, end_page = start // PAGE_SIZE, sequence.computed // PAGE_SIZE
         if not self.prefix_cache or first_page == end_page:
             return []
         self._extend_chain(sequence, end_page)
@@ -136,7 +136,7 @@ class BlockTables:
         """Publish the pages that a row fills, and choose the slots of its states. ``sequence.computed`` must include
         the row's tokens."""
         sequence = row.sequence
-        if sequence.computed // BLOCK_SIZE > row.start // BLOCK_SIZE:
+        if sequence.computed // PAGE_SIZE > row.start // PAGE_SIZE:
             step.published_pages += self.publish_pages(sequence, row.start)
         if self._states is not None:
             self._states.plan_row(row, running_count)
@@ -165,12 +165,12 @@ class BlockTables:
     def _share_pages(self, sequence: Sequence, parent: Sequence) -> None:
         """Release a sequence's pages, share the full ones of ``parent``, and copy its last one if a page is free."""
         self.pool.release_pages(sequence.block_table)
-        full_pages, partial_tokens = divmod(parent.computed, BLOCK_SIZE)
+        full_pages, partial_tokens = divmod(parent.computed, PAGE_SIZE)
         sequence.block_table = parent.block_table[:full_pages]
         for page in sequence.block_table:
             self.pool.add_reference(page)
         sequence.hashes, sequence.uses_long_rope = list(parent.hashes), parent.uses_long_rope
-        sequence.computed = full_pages * BLOCK_SIZE
+        sequence.computed = full_pages * PAGE_SIZE
         if partial_tokens and self.pool.free_count:
             sequence.block_table.append(self.pool.allocate())
             self._release_copies()
@@ -206,7 +206,7 @@ class BlockTables:
         sequence.uses_long_rope = True
         sequence.hashes.clear()
         if self.prefix_cache:
-            self._extend_chain(sequence, len(sequence) // BLOCK_SIZE)
+            self._extend_chain(sequence, len(sequence) // PAGE_SIZE)
 
     def _extend_chain(self, sequence: Sequence, page_count: int) -> None:
         """Extend the hashes of a sequence to its first ``page_count`` pages."""

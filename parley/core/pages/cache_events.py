@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from parley.core.sequence import BLOCK_SIZE
+from parley.core.sequence import PAGE_SIZE
 from parley.types import MediaItem
 
 
@@ -67,8 +67,8 @@ class CacheEventLog:
                 PagesStored(
                     list(hashes[start:end]),
                     hashes[start - 1] if start else None,
-                    list(tokens[start * BLOCK_SIZE : end * BLOCK_SIZE]),
-                    start * BLOCK_SIZE,
+                    list(tokens[start * PAGE_SIZE : end * PAGE_SIZE]),
+                    start * PAGE_SIZE,
                     adapter,
                     cache_salt,
                     media,

@@ -1,7 +1,7 @@
 """Slots for states besides those of running sequences: snapshots at page ends, and the states after drafts.
 
 A slot is like a page of the KV cache: it has references, its content is found by a hash, and the slot that was freed
-longest ago is overwritten first (``BlockPool``). A snapshot has the hash of the page that ends with it. So it is the
+longest ago is overwritten first (``PagePool``). A snapshot has the hash of the page that ends with it. So it is the
 state after all tokens that this hash covers, and it is evicted together with that page.
 
 No snapshot is copied. A row reads the state before its tokens from one slot, and writes the state after some of them to
@@ -27,8 +27,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from parley.core.pages.block_pool import BlockPool
-from parley.core.sequence import BLOCK_SIZE, Sequence, StateWrite, StepRow, StepStates
+from parley.core.pages.page_pool import PagePool
+from parley.core.sequence import PAGE_SIZE, Sequence, StateWrite, StepRow, StepStates
 
 LEAST_DISTANCE = 1024  # tokens between the states that are kept within a long prompt, at least
 LONG_PROMPT_SHARE = 8  # those of one prompt use at most 1/8 of the slots
@@ -47,7 +47,7 @@ class StateSlots:
         copy_state: Callable[[Sequence, Sequence], None],
         keeps_snapshots: bool = True,
     ):
-        self.pool = BlockPool(count)
+        self.pool = PagePool(count)
         self.keeps_snapshots = keeps_snapshots and count > 0
         self._first_slot = first_slot
         self._copy_state = copy_state
@@ -97,7 +97,7 @@ class StateSlots:
             is_computed_now = hashes[-1] in self._page_rows and self._keep_end_of_page(hashes[-1])
             if is_computed_now or not self._fresh_hashes.isdisjoint(hashes[usable:]):
                 return None
-        sequence.branch_point = sequence.computed + len(hashes) * BLOCK_SIZE
+        sequence.branch_point = sequence.computed + len(hashes) * PAGE_SIZE
         return usable
 
     def attach_snapshot(self, sequence: Sequence, digest: bytes) -> None:
@@ -132,7 +132,7 @@ class StateSlots:
         row.states = StepStates(source_slot, [])
         at = row.start
         for boundary in self._boundaries_to_keep(row, running_count):
-            slot = self._take_snapshot(sequence.hashes[boundary // BLOCK_SIZE - 1])
+            slot = self._take_snapshot(sequence.hashes[boundary // PAGE_SIZE - 1])
             if slot is not None:
                 row.states.writes.append(StateWrite(boundary - at, self._first_slot + slot))
                 at = boundary
@@ -143,8 +143,8 @@ class StateSlots:
         else:
             self._move_state(sequence, row.states.writes[-1].slot - self._first_slot)
         if self.keeps_snapshots and not row.drafts:
-            pages = range(row.start // BLOCK_SIZE, end // BLOCK_SIZE)
-            self._page_rows.update({sequence.hashes[page]: (row, (page + 1) * BLOCK_SIZE) for page in pages})
+            pages = range(row.start // PAGE_SIZE, end // PAGE_SIZE)
+            self._page_rows.update({sequence.hashes[page]: (row, (page + 1) * PAGE_SIZE) for page in pages})
 
     def commit_drafts(self, row: StepRow, running_count: int) -> None:
         """Let the sequence continue from the state after the last accepted draft of a row, and keep the state at a page
@@ -159,7 +159,7 @@ class StateSlots:
             at += tokens
             if at > sequence.computed or slot == sequence.slot:
                 break
-            if at % BLOCK_SIZE == 0 and at > row.start + row.count and self._keeps_outputs(running_count):
+            if at % PAGE_SIZE == 0 and at > row.start + row.count and self._keeps_outputs(running_count):
                 self._replace_output_snapshot(sequence, at)
                 self.pool.cache_page(slot - self._first_slot, sequence.output_snapshot)
             if at == sequence.computed:
@@ -180,7 +180,7 @@ class StateSlots:
     def _boundaries_to_keep(self, row: StepRow, running_count: int) -> list[int]:
         """Return the page ends among the tokens of a row whose states are kept, in order."""
         sequence, end = row.sequence, row.start + row.count
-        if not self.keeps_snapshots or row.start // BLOCK_SIZE == end // BLOCK_SIZE:
+        if not self.keeps_snapshots or row.start // PAGE_SIZE == end // PAGE_SIZE:
             return []
         if row.count == 1 and sequence.output_length and row.start >= sequence.leased_length:
             if not self._keeps_outputs(running_count):
@@ -192,11 +192,11 @@ class StateSlots:
         while total // distance > max(1, self.pool.page_count // LONG_PROMPT_SHARE):
             distance *= 2
         stored_positions = {
-            (total - 1) // BLOCK_SIZE * BLOCK_SIZE,
+            (total - 1) // PAGE_SIZE * PAGE_SIZE,
             sequence.branch_point,
             *range(distance, end + 1, distance),
         }
-        stored_positions.add(min(end // BLOCK_SIZE * BLOCK_SIZE, sequence.leased_length))
+        stored_positions.add(min(end // PAGE_SIZE * PAGE_SIZE, sequence.leased_length))
         return sorted(boundary for boundary in stored_positions if row.start < boundary <= end)
 
     def _keeps_outputs(self, running_count: int) -> bool:
@@ -206,7 +206,7 @@ class StateSlots:
     def _replace_output_snapshot(self, sequence: Sequence, end: int) -> None:
         """Forget the last state that was kept while a sequence decoded; the one after ``end`` tokens replaces it."""
         self.forget_snapshots([sequence.output_snapshot])
-        sequence.output_snapshot = sequence.hashes[end // BLOCK_SIZE - 1]
+        sequence.output_snapshot = sequence.hashes[end // PAGE_SIZE - 1]
 
     def _keep_end_of_page(self, digest: bytes) -> bool:
         """Let the row of this step that computes the end of a page keep its state. False: there is no slot for it."""

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from heapq import merge
 from itertools import groupby
 
-from parley.core.sequence import BLOCK_SIZE, BeamCandidate, Sequence, SequenceStatus
+from parley.core.sequence import PAGE_SIZE, BeamCandidate, Sequence, SequenceStatus
 from parley.types import EngineFinishReason, EngineOutput, EngineRequest, TokenCost, TokenScore
 
 
@@ -31,7 +31,7 @@ def beam_capacity(page_count: int, width: int) -> int:
     Assumes that beams share no page, and subtracts the spare page that the scheduler keeps for each running sequence.
     Within this limit no beam is preempted for another.
     """
-    return max(0, page_count // width - 1) * BLOCK_SIZE
+    return max(0, page_count // width - 1) * PAGE_SIZE
 
 
 @dataclass(eq=False, slots=True)

@@ -22,8 +22,8 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 from math import inf
 
-from parley.core.pages.block_pool import BlockPool, count_pages
-from parley.core.sequence import BLOCK_SIZE, Sequence
+from parley.core.pages.page_pool import PagePool, count_pages
+from parley.core.sequence import PAGE_SIZE, Sequence
 
 URGENT_PRIORITY = -inf  # priority of the choices of a group that has started, until their first result
 
@@ -55,7 +55,7 @@ class Lease:
             return 0
         pairs = zip(self.hashes, sequence.hashes, strict=False)
         equal_count = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
-        shared_count = min(equal_count, (len(sequence) - 1) // BLOCK_SIZE)
+        shared_count = min(equal_count, (len(sequence) - 1) // PAGE_SIZE)
         return 0 if self.has_states and shared_count < len(self.hashes) else shared_count
 
 
@@ -99,10 +99,10 @@ class Leases:
 
     def __init__(
         self,
-        pool: BlockPool,
+        pool: PagePool,
         on_pages_leased: Callable[[str, list[int]], None],
         set_priority: Callable[[Sequence, float], None],
-        states: BlockPool | None = None,
+        states: PagePool | None = None,
     ) -> None:
         self._pool = pool
         self._on_pages_leased = on_pages_leased
@@ -161,7 +161,7 @@ class Leases:
             while group.pages_required > room and len(group_lease.hashes) > len(group_lease.pages):
                 group_lease.hashes.pop()
             for sequence in group_lease.pending_choices:
-                sequence.leased_length = len(group_lease.hashes) * BLOCK_SIZE
+                sequence.leased_length = len(group_lease.hashes) * PAGE_SIZE
         if group.has_started:
             self._started_groups.append(group)
 
@@ -186,7 +186,7 @@ class Leases:
         if lease is None:
             return
         cached_pages = [
-            self._pool.find_cached(page_hash) for page_hash in lease.hashes[len(lease.pages) : computed // BLOCK_SIZE]
+            self._pool.find_cached(page_hash) for page_hash in lease.hashes[len(lease.pages) : computed // PAGE_SIZE]
         ]
         # None: no page with this hash is cached, because this choice has other tokens or the page was evicted.
         new_pages = [page for page in takewhile(lambda page: page is not None, cached_pages) if page is not None]
@@ -201,7 +201,7 @@ class Leases:
             states = [self._pool.page_count + lease.state_slot] if is_complete else []
             self._on_pages_leased(sequence.request_id, new_pages + states)
 
-    def _move_state(self, lease: Lease, new_pages: list[int], states: BlockPool) -> list[int]:
+    def _move_state(self, lease: Lease, new_pages: list[int], states: PagePool) -> list[int]:
         """Make a lease hold the last state that is kept at the end of one of its new pages, instead of its previous
         one. Return the new pages up to that state."""
         for count in range(len(new_pages), 0, -1):

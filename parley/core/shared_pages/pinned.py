@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from parley.core.adapter_cache import AdapterCache
-from parley.core.pages.block_pool import BlockPool, count_pages
+from parley.core.pages.page_pool import PagePool, count_pages
 from parley.core.scheduler import Scheduler
 from parley.core.sequence import Sequence
 from parley.core.shared_pages.leases import Leases
@@ -35,13 +35,13 @@ class PinnedPages:
 
     def __init__(
         self,
-        pool: BlockPool,
+        pool: PagePool,
         adapter_cache: AdapterCache,
         root_name: str | None,
         vocab_size: int,
         long_rope_after: float,
         on_pages_leased: Callable[[str, list[int]], None],
-        states: BlockPool | None = None,
+        states: PagePool | None = None,
     ):
         self.has_changes = False
         self._pool = pool

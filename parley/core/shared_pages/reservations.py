@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from parley.core.adapter_cache import AdapterCache, AdapterEntry
 from parley.core.media.placeholders import are_known_tokens, placement_fault
-from parley.core.pages.block_pool import BlockPool, count_lent_pages, extend_hashes, hash_chain_root, long_rope_root
+from parley.core.pages.page_pool import PagePool, count_lent_pages, extend_hashes, hash_chain_root, long_rope_root
 from parley.types import KVPrefix
 
 NO_PREFIX_CACHE = "The prefix cache is off: the engine keeps no prefixes, so it cannot receive pages."
@@ -77,13 +77,13 @@ class Reservations:
 
     def __init__(
         self,
-        pool: BlockPool,
+        pool: PagePool,
         adapter_cache: AdapterCache,
         root_name: str | None,
         vocab_size: int,
         long_rope_after: float,
         reservable_pages: Callable[[], int],
-        states: BlockPool | None = None,
+        states: PagePool | None = None,
     ):
         self._pool = pool
         self._states = states
@@ -227,7 +227,7 @@ class Reservations:
         assert self._states is not None
         return self._states.free_count > 0 or self._states.find_cached(digest) is not None
 
-    def _reserve_state(self, reservation: Reservation, states: BlockPool) -> None:
+    def _reserve_state(self, reservation: Reservation, states: PagePool) -> None:
         """Hold the state at the end of a reservation's pages, or a slot for it."""
         slot = states.find_cached(reservation.hashes[-1])
         if slot is None and states.free_count:
@@ -253,7 +253,7 @@ class Reservations:
         self._awaiting_adapter.pop(key)(ReserveResult(error=reason))
 
 
-def _cache_received(pool: BlockPool, page: int, digest: bytes) -> int:
+def _cache_received(pool: PagePool, page: int, digest: bytes) -> int:
     """Add a page whose content has arrived to a prefix cache. Return the page; if another one has this content already,
     return that one."""
     if pool.cache_page(page, digest):

@@ -58,7 +58,7 @@ def _cache_config(view: ModelSnapshot) -> list[tuple[str, float]]:
     """Return the properties of the cache as labels; nothing before the model is loaded."""
     if view.info is None:
         return []
-    tokens = view.info.kv_blocks * view.info.block_size
+    tokens = view.info.kv_pages * view.info.block_size
     properties = {
         "block_size": str(view.info.block_size),
         "cache_dtype": view.info.kv_dtype,
@@ -66,7 +66,7 @@ def _cache_config(view: ModelSnapshot) -> list[tuple[str, float]]:
         "kv_cache_max_concurrency": f"{tokens / view.info.max_model_len:.2f}",
         "kv_cache_size_tokens": str(tokens),
         "num_cpu_blocks": "0",
-        "num_gpu_blocks": str(view.info.kv_blocks),
+        "num_gpu_blocks": str(view.info.kv_pages),
     }
     return [(format_labels(properties), 1)]
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import msgspec
 import torch
 
-from parley.core.sequence import BLOCK_SIZE
+from parley.core.sequence import PAGE_SIZE
 from parley.model.checkpoint.files import Checkpoint, LoadError, read_config
 from parley.model.load import plan, towers
 from parley.model.load.decoder_weights import DecoderWeights
@@ -83,7 +83,7 @@ def check_model(settings: Settings) -> CheckedModel:
     sizes = plan_cache(
         page_bytes, decoder_plan.device, decoder_plan.length, loaded, parts[0].state_bytes, position_bytes
     )
-    table_bytes = min(decoder_plan.length, sizes.pages * BLOCK_SIZE) * position_bytes
+    table_bytes = min(decoder_plan.length, sizes.pages * PAGE_SIZE) * position_bytes
     load_caveat = unchecked_clause(decoder_plan.device, settings, is_fused=all(part.fused for part in parts))
     return CheckedModel(load_caveat, loaded_bytes, table_bytes)
 

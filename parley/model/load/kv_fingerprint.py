@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 from parley import native
-from parley.core.sequence import BLOCK_SIZE
+from parley.core.sequence import PAGE_SIZE
 from parley.model.load import packed_cache
 from parley.model.networks.paged_kv import PagedKV
 from parley.native import library
@@ -39,7 +39,7 @@ def kv_fingerprint(
     parts = {
         "model": _short_hash(*packed_cache.file_digests(_digest_folder(folder), [folder / "config.json", *files])),
         "weights": f"{quantization or 'none'} {str(pages.dtype).removeprefix('torch.')}",
-        "pages": f"{BLOCK_SIZE} {'int8' if pages.int8 else 'plain'} {_short_hash(*map(repr, pages.formats))}",
+        "pages": f"{PAGE_SIZE} {'int8' if pages.int8 else 'plain'} {_short_hash(*map(repr, pages.formats))}",
         "runs": "fused" if is_fused else f"transformers {length}",
         "kernels": native.packed_layout_id() or "torch" if pages.device.type == "cpu" else pages.device.type,
         "torch": torch.__version__,

@@ -8,7 +8,7 @@ import logging
 import torch
 
 from parley import native
-from parley.core.sequence import BLOCK_SIZE
+from parley.core.sequence import PAGE_SIZE
 from parley.model.load.memory import guard_allocation
 from parley.model.networks.network import DecoderNetwork, PackedBatch
 from parley.model.networks.paged_kv import PagedKV
@@ -54,7 +54,7 @@ def pack_largest_step(tokens: int, length: int) -> tuple[list[SequencePart], int
     pages = 0
     for first in range(0, tokens, length):
         count = min(length, tokens - first)
-        end = pages - (-count // BLOCK_SIZE)
+        end = pages - (-count // PAGE_SIZE)
         parts.append(([0] * count, 0, list(range(pages, end))))
         pages = end
     return parts, pages

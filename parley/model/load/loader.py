@@ -17,7 +17,7 @@ import torch
 
 from parley import native
 from parley.control_groups import core_count
-from parley.core.sequence import BLOCK_SIZE
+from parley.core.sequence import PAGE_SIZE
 from parley.model.checkpoint.files import Checkpoint, LoadError, read_config
 from parley.model.decode_starter import start_on_gpu
 from parley.model.draft_model import DraftModel
@@ -159,8 +159,8 @@ def _describe_encoder(config: dict[str, Any], reader: EncoderRunner, dtype: torc
         max_model_len=reader.max_model_len,
         weights_bytes=0,
         kv_bytes=0,
-        kv_blocks=0,
-        block_size=BLOCK_SIZE,
+        kv_pages=0,
+        block_size=PAGE_SIZE,
         fused=True,
         generates=False,
         dimensions=reader.dimensions,
@@ -196,8 +196,8 @@ def _load_decoder(
     networks = _load_networks(settings, folder, config, plan, progress)
     progress("reserving the KV cache", 0.92)
     sizes = _plan_decoder_cache(settings, plan, networks)
-    if sizes.pages * BLOCK_SIZE < plan.length:
-        plan = plan._replace(length=sizes.pages * BLOCK_SIZE)
+    if sizes.pages * PAGE_SIZE < plan.length:
+        plan = plan._replace(length=sizes.pages * PAGE_SIZE)
         log.info("The context is reduced to %d tokens, the size of the KV cache.", plan.length)
     with guard_allocation("a KV cache of this size"):
         networks.decoder.set_context_length(plan.length)
@@ -332,9 +332,9 @@ def _describe_decoder(
         max_model_len=plan.length,
         weights_bytes=network.weights_bytes + draft_bytes,
         kv_bytes=runner.page_count * _page_bytes(plan, networks),
-        kv_blocks=runner.page_count,
+        kv_pages=runner.page_count,
         state_bytes=state_count * state_slot_bytes(network.state_sizes),
-        block_size=BLOCK_SIZE,
+        block_size=PAGE_SIZE,
         fused=networks.is_fused,
         quantization=method,
         kv_dtype=settings.kv_dtype,

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 
 from parley import control_groups
-from parley.core.sequence import BLOCK_SIZE
+from parley.core.sequence import PAGE_SIZE
 from parley.model.checkpoint.files import LoadError
 from parley.types import Settings
 
@@ -75,7 +75,7 @@ def plan_cache(
     ``position_bytes``: the further bytes for each position of the longest context, counted if no setting fixes the
     memory of the cache. Raises LoadError.
     """
-    useful = settings.max_batch * -(-length // BLOCK_SIZE)
+    useful = settings.max_batch * -(-length // PAGE_SIZE)
     free_bytes = max(0, free_memory(device) - settings.set_aside)
     budget = settings.kv_memory
     if budget is None:
@@ -90,7 +90,7 @@ def plan_cache(
         position_bytes = 0
     # Fewer pages than a full context needs make it shorter
     enough = (budget - length * position_bytes) // page_bytes
-    fewer = min(length // BLOCK_SIZE, budget // (page_bytes + BLOCK_SIZE * position_bytes))
+    fewer = min(length // PAGE_SIZE, budget // (page_bytes + PAGE_SIZE * position_bytes))
     page_count = min(useful, max(enough, fewer))
     if page_count < 1 and settings.kv_memory is not None:
         raise LoadError(f"kv_memory is {settings.kv_memory} bytes, but one page of the KV cache takes {page_bytes}.")

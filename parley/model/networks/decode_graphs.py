@@ -15,7 +15,7 @@ from typing import Protocol, TypeGuard
 import torch
 
 from parley import native
-from parley.core.sequence import BLOCK_SIZE
+from parley.core.sequence import PAGE_SIZE
 from parley.model.networks.decoder import FusedDecoder
 from parley.model.networks.network import DecoderNetwork, PackedBatch
 from parley.model.networks.paged_kv import PagedKV
@@ -25,7 +25,7 @@ log = logging.getLogger("parley.engine")
 
 MOST_ROWS = 256  # most rows of a graph
 FIRST_LENGTH = 4096  # context length in tokens of the shortest graphs; each next length is four times as long
-NOT_STORED = -BLOCK_SIZE  # the slot of a token whose key and value are not stored
+NOT_STORED = -PAGE_SIZE  # the slot of a token whose key and value are not stored
 
 
 class StepGraph(Protocol):
@@ -114,7 +114,7 @@ class DecodeGraphs:
         self._columns = torch.zeros(3, rows, dtype=torch.int64, device=device)  # token ids, positions, slot mapping
         self._ends = torch.zeros(rows, dtype=torch.int32, device=device)
         self._positions = torch.zeros(rows, dtype=torch.int32, device=device)
-        self._tables = torch.zeros(rows, -(-max_model_len // BLOCK_SIZE), dtype=torch.int32, device=device)
+        self._tables = torch.zeros(rows, -(-max_model_len // PAGE_SIZE), dtype=torch.int32, device=device)
         self._hidden = torch.zeros(rows, network.config.hidden, dtype=network.dtype, device=device)
         self._graphs: dict[tuple[int, int], StepGraph] = {}
         self._kept_tables: list[native.BatchTables] = []  # graphs read their memory, so they must not be freed

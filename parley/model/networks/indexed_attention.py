@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from parley import native
-from parley.core.sequence import BLOCK_SIZE
+from parley.core.sequence import PAGE_SIZE
 from parley.model.networks.network import KVPages, PackedBatch
 from parley.native import indexer
 from parley.native.device_copy import copy_to_device
@@ -77,14 +77,14 @@ class IndexedStep:
         head_weights = native.lm_head_logits(x, weights.head_weights)
         positions = indexer.choose_tokens(queries, head_weights, pool, self._groups, shape.chosen)
         tables, spans = self._page_tables()
-        self._chosen_slots = tables[spans, positions // BLOCK_SIZE] * BLOCK_SIZE + positions % BLOCK_SIZE
+        self._chosen_slots = tables[spans, positions // PAGE_SIZE] * PAGE_SIZE + positions % PAGE_SIZE
 
     def attend(self, queries: torch.Tensor, attended: torch.Tensor, pool: PagePool, *, scale: float) -> None:
         """Attend to the tokens that were chosen last, with queries [T, heads, dim] over the latents in ``pool``; write
         the results to ``attended`` [T, heads, value_dim]. Rows without a choice stay as they are."""
         assert self._chosen_slots is not None, "no layer has chosen tokens"
         queries = queries.index_select(0, self._rows)
-        row_bytes = -(-self._shape.chosen // BLOCK_SIZE) * pool.page_format.page_bytes
+        row_bytes = -(-self._shape.chosen // PAGE_SIZE) * pool.page_format.page_bytes
         batch_rows, results = max(1, COPIED_BYTES // row_bytes), []
         for start in range(0, len(queries), batch_rows):
             batch_queries = queries[start : start + batch_rows]
@@ -112,7 +112,7 @@ class IndexedStep:
         """Return the plan of attention over ``copies``, where each row is a sequence of its own."""
         count = len(queries)
         if count not in self._plans:
-            chosen, size = self._shape.chosen, -(-self._shape.chosen // BLOCK_SIZE)
+            chosen, size = self._shape.chosen, -(-self._shape.chosen // PAGE_SIZE)
             spans = [Span(row, 1, chosen, list(range(row * size, (row + 1) * size))) for row in range(count)]
             self._plans[count] = native.plan_attention(
                 spans,

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from parley import native
-from parley.core.sequence import BLOCK_SIZE
+from parley.core.sequence import PAGE_SIZE
 from parley.model.networks.state_arena import BatchStates
 from parley.native.device_copy import copy_to_device
 from parley.native.layout import LayerKV, Span
@@ -38,7 +38,7 @@ class MediaRows(NamedTuple):
 class PackedBatch:
     """The tokens of one step. ``token_ids``, ``positions`` and ``slot_mapping`` are int64 [T].
 
-    * ``slot_mapping``: where the key and value of each token are stored: page * BLOCK_SIZE + offset in the page.
+    * ``slot_mapping``: where the key and value of each token are stored: page * PAGE_SIZE + offset in the page.
     * ``spans``: the tokens of each sequence, with its pages.
     * ``lora_rows``: the tokens that have LoRA adapters; None if there are none.
     * ``long_rope``: whether each token uses the long rotary factors (``DecoderNetwork.long_rope_after``), bool [T];
@@ -84,13 +84,13 @@ class PackedBatch:
             token_ids += tokens
             if end - start == 1:
                 positions.append(start)
-                slot_mapping.append(table[start // BLOCK_SIZE] * BLOCK_SIZE + start % BLOCK_SIZE)
+                slot_mapping.append(table[start // PAGE_SIZE] * PAGE_SIZE + start % PAGE_SIZE)
                 continue
             positions += range(start, end)
-            for page in range(start // BLOCK_SIZE, (end - 1) // BLOCK_SIZE + 1):
-                first = page * BLOCK_SIZE
-                shift = table[page] * BLOCK_SIZE - first
-                slot_mapping += range(max(start, first) + shift, min(end, first + BLOCK_SIZE) + shift)
+            for page in range(start // PAGE_SIZE, (end - 1) // PAGE_SIZE + 1):
+                first = page * PAGE_SIZE
+                shift = table[page] * PAGE_SIZE - first
+                slot_mapping += range(max(start, first) + shift, min(end, first + PAGE_SIZE) + shift)
         columns = copy_to_device(np.array((token_ids, positions, slot_mapping), np.int64), device)
         return cls(columns[0], columns[1], columns[2], spans)
 
@@ -120,7 +120,7 @@ class LinearSite(NamedTuple):
 
 
 class KVPages(Protocol):
-    """The KV cache of one model, in pages of BLOCK_SIZE tokens. The layout inside a page is private to the kernels.
+    """The KV cache of one model, in pages of PAGE_SIZE tokens. The layout inside a page is private to the kernels.
 
     ``layer`` is an index in ``DecoderNetwork.kv_layers``.
     """

@@ -114,7 +114,7 @@ class PagedKV:
                 arena[:, target].copy_(arena[:, source])
 
     def clear_tokens(self, slot_mapping: torch.Tensor) -> None:
-        """Zero single tokens at ``slot_mapping`` (page * BLOCK_SIZE + offset, int64 [T])."""
+        """Zero single tokens at ``slot_mapping`` (page * PAGE_SIZE + offset, int64 [T])."""
         for layer, pool in zip(self.kv_layers, self._pools, strict=True):
             keys, values = (
                 torch.zeros(len(slot_mapping), layer.heads, dim, dtype=self.dtype, device=self.device)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from parley.core.sequence import BLOCK_SIZE
+from parley.core.sequence import PAGE_SIZE
 from parley.model.networks.decoder import FusedDecoder
 from parley.model.networks.encoder import PackedTexts
 from parley.model.networks.network import PackedBatch
@@ -46,14 +46,14 @@ class WholeTextDecoder:
 
     def encode_packed(self, texts: PackedTexts) -> torch.Tensor:
         """Return the hidden states after the last norm: [T, hidden]."""
-        page_counts = [-(-length // BLOCK_SIZE) for length in texts.lengths]
+        page_counts = [-(-length // PAGE_SIZE) for length in texts.lengths]
         page_total = sum(page_counts)
         if page_total > self._pages.page_count:
             self._pages = self._make_pages(page_total)
         self._pages.clear_pages(list(range(page_total)))
         lengths = np.array(texts.lengths)
         last_pages = np.cumsum(page_counts)
-        shifts = copy_to_device(np.repeat((last_pages - page_counts) * BLOCK_SIZE, lengths), self.device)
+        shifts = copy_to_device(np.repeat((last_pages - page_counts) * PAGE_SIZE, lengths), self.device)
         tables = [list(range(end - count, end)) for end, count in zip(last_pages.tolist(), page_counts, strict=True)]
         first_rows = (np.cumsum(lengths) - lengths).tolist()
         spans = [

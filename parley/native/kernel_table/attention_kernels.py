@@ -33,7 +33,7 @@ def choose_page_format(layer: LayerKV, dtype: torch.dtype, device: torch.device,
 
 
 def write_indices(slot_mapping: torch.Tensor, page_format: PageFormat) -> torch.Tensor:
-    """Convert a slot mapping (page * BLOCK_SIZE + offset, int64 [T]) into the indices that ``write_kv`` takes."""
+    """Convert a slot mapping (page * PAGE_SIZE + offset, int64 [T]) into the indices that ``write_kv`` takes."""
     return slot_mapping if page_format.tiled else torch_attention.write_indices(slot_mapping, page_format.shape)
 
 

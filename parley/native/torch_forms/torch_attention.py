@@ -12,7 +12,7 @@ size are computed together. The other rows of such a group do not change the ari
   multiples of VALUE_CHUNK and are padded to multiples of KEY_MULTIPLE, so each key is always in the same vector lane.
 * Values are summed in chunks of VALUE_CHUNK absolute positions, chunk after chunk, in float32.
 
-Pages are [pages, 2, kv_heads, BLOCK_SIZE, width], keys before values, or [pages, 1, ...] where values are parts of keys
+Pages are [pages, 2, kv_heads, PAGE_SIZE, width], keys before values, or [pages, 1, ...] where values are parts of keys
 (``LayerKV.has_latents``). The last page is never allocated and stays zero.
 It pads page tables, so that another sequence's keys and values are never multiplied, not even by zero (0 * NaN is NaN).
 In int8 pages the last four bytes of each row are a float32, the scale of its numbers.
@@ -26,7 +26,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from parley.core.sequence import BLOCK_SIZE
+from parley.core.sequence import PAGE_SIZE
 from parley.native.layout import LayerKV, Span
 from parley.native.pool import PageFormat, PagePool
 
@@ -48,7 +48,7 @@ class TileGroup:
     keys: int
     gather_index: torch.Tensor | None  # int64 [S * R], the batch row of each tile row (padding repeats a real one)
     scatter_index: torch.Tensor | None  # int64 [S * R], the output row of each tile row (padding goes to row T)
-    # int64 [sides * S * kv_heads * L / BLOCK_SIZE], rows of the pages as [pages * sides * kv_heads, ...]
+    # int64 [sides * S * kv_heads * L / PAGE_SIZE], rows of the pages as [pages * sides * kv_heads, ...]
     pages: torch.Tensor
     positions: torch.Tensor  # float32 [S, 1, 1, R, 1], of rows, counted from the first key
     unmasked_keys: int  # number of keys at the beginning that all rows attend to
@@ -73,7 +73,7 @@ def page_format(layer: LayerKV, dtype: torch.dtype) -> PageFormat:
     width = max(layer.dim, layer.value_dim)
     if dtype == torch.int8:
         width = -(-width // SCALE_BYTES) * SCALE_BYTES + SCALE_BYTES
-    return PageFormat(layer, (1 if layer.has_latents else 2, layer.heads, BLOCK_SIZE, width), dtype, False)
+    return PageFormat(layer, (1 if layer.has_latents else 2, layer.heads, PAGE_SIZE, width), dtype, False)
 
 
 def plan_tiles(
@@ -138,9 +138,9 @@ def _group_tiles(
     """
     keys = -(-max(tile.length for tile in tiles) // KEY_MULTIPLE) * KEY_MULTIPLE
     size = len(tiles)
-    table = np.full((size, keys // BLOCK_SIZE), zero_page, dtype=np.int64)
+    table = np.full((size, keys // PAGE_SIZE), zero_page, dtype=np.int64)
     for i, tile in enumerate(tiles):
-        pages = tile.table[tile.start // BLOCK_SIZE : -(-(tile.start + tile.length) // BLOCK_SIZE)]
+        pages = tile.table[tile.start // PAGE_SIZE : -(-(tile.start + tile.length) // PAGE_SIZE)]
         table[i, : len(pages)] = pages
     sides, kv_heads = page_sides
     inside = np.arange(sides * kv_heads).reshape(sides, 1, kv_heads, 1)
@@ -223,7 +223,7 @@ def _attend_tiles(
 ) -> torch.Tensor:
     """Compute the attention of a group's tile rows: queries [S * R, heads, dim] -> [S * R, heads, value_dim].
 
-    ``pages`` [pages, sides, kv_heads, BLOCK_SIZE, width]: all pages of a layer.
+    ``pages`` [pages, sides, kv_heads, PAGE_SIZE, width]: all pages of a layer.
     """
     kv_heads, width = pages.shape[2], pages.shape[-1]
     heads, dim = queries.shape[1:]
@@ -234,7 +234,7 @@ def _attend_tiles(
     query = (queries.float() * scale).view(size, rows, kv_heads, fold, dim).permute(0, 2, 3, 1, 4)
     query = query.reshape(products, folded, dim)
     query = pad_rows(query)
-    sides = pages.view(-1, BLOCK_SIZE * width).index_select(0, group.pages).view(-1, products, length, width)
+    sides = pages.view(-1, PAGE_SIZE * width).index_select(0, group.pages).view(-1, products, length, width)
     key, value = sides[0], sides[-1]
     is_int8 = pages.dtype == torch.int8
     scores = torch.bmm(query, key[..., :dim].float().transpose(1, 2))[:, :folded]
@@ -282,11 +282,11 @@ def _row_scales(rows: torch.Tensor) -> torch.Tensor:
 def write_indices(slot_mapping: torch.Tensor, page_shape: tuple[int, ...]) -> torch.Tensor:
     """Return the row numbers of keys, then values, of tokens in the pages: int64 [T, sides * kv_heads].
 
-    ``slot_mapping``: page * BLOCK_SIZE + offset of each token, int64 [T].
+    ``slot_mapping``: page * PAGE_SIZE + offset of each token, int64 [T].
     """
-    size = page_shape[0] * page_shape[1] * BLOCK_SIZE
-    first = (slot_mapping // BLOCK_SIZE) * size + slot_mapping % BLOCK_SIZE
-    return first[:, None] + torch.arange(0, size, BLOCK_SIZE, device=slot_mapping.device)
+    size = page_shape[0] * page_shape[1] * PAGE_SIZE
+    first = (slot_mapping // PAGE_SIZE) * size + slot_mapping % PAGE_SIZE
+    return first[:, None] + torch.arange(0, size, PAGE_SIZE, device=slot_mapping.device)
 
 
 def write_kv(keys: torch.Tensor, values: torch.Tensor, pool: PagePool, indices: torch.Tensor) -> None:

@@ -26,12 +26,12 @@ import torch
 import triton
 import triton.language as tl
 
-from parley.core.sequence import BLOCK_SIZE
+from parley.core.sequence import PAGE_SIZE
 from parley.native.batch_tables import CHUNK_KEYS, TablePlan
 from parley.native.pool import PagePool
 from parley.native.triton_forms.launch import INTERPRETED, NO_FUSION, unused
 
-PAGE = tl.constexpr(BLOCK_SIZE)
+PAGE = tl.constexpr(PAGE_SIZE)
 CHUNK = tl.constexpr(CHUNK_KEYS)  # positions of a partial result
 LOG2_E = tl.constexpr(1.4426950408889634)
 SCALE_BYTES = tl.constexpr(4)  # of a row in int8 pages

@@ -127,7 +127,7 @@ class AttachedEngine(MessagePageTransfer):
     def _attach(self, facts: AttachedServerFacts) -> None:
         """Serve with the server."""
         self._facts = facts
-        self._totals = ServerTotals(facts.kv_blocks)
+        self._totals = ServerTotals(facts.kv_pages)
         self._client = TokenClient(
             self._calls,
             facts,

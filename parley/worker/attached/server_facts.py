@@ -92,7 +92,7 @@ class AttachedServerFacts:
     reports_cache: bool
     has_connector: bool
     dimensions: int
-    kv_blocks: int
+    kv_pages: int
     block_size: int
     end_ids: frozenset[int]
     vocab_size: int
@@ -129,7 +129,7 @@ async def read_facts(calls: ServerCalls, settings: AttachedSettings, name: str) 
         reports_cache=plain.usage is not None and plain.usage.prompt_tokens_details is not None,
         has_connector=bool(plain.kv_transfer_params),
         dimensions=dimensions,
-        kv_blocks=metrics.kv_blocks,
+        kv_pages=metrics.kv_pages,
         block_size=metrics.block_size or DEFAULT_BLOCK_SIZE,
         end_ids=tokenizer.eos_ids,
         vocab_size=_vocabulary_size(config) or tokenizer.vocab_size,
@@ -194,7 +194,7 @@ def describe_model(facts: AttachedServerFacts, settings: AttachedSettings) -> Mo
         max_model_len=facts.max_model_len,
         weights_bytes=0,
         kv_bytes=0,
-        kv_blocks=facts.kv_blocks,
+        kv_pages=facts.kv_pages,
         block_size=facts.block_size,
         fused=False,
         generates=facts.generates,
@@ -218,7 +218,7 @@ def _server_arena(facts: AttachedServerFacts, settings: AttachedSettings) -> Are
     config = (Path(settings.model) / "config.json").read_bytes()
     digest = hashlib.sha256(config).hexdigest()[:16]
     layout = f"engine=vllm {facts.version} server;model={digest};pages={facts.block_size}"
-    return Arena(0, -1, facts.kv_blocks, [], f"{layout};trust-marks={'on' if settings.trust_marks else 'off'}")
+    return Arena(0, -1, facts.kv_pages, [], f"{layout};trust-marks={'on' if settings.trust_marks else 'off'}")
 
 
 def attached_bounds(max_logprobs: int, vocab_size: int, end_tokens: int) -> dict[EngineBound, tuple[float, float]]:

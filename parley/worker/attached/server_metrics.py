@@ -27,7 +27,7 @@ class ServerMetrics(NamedTuple):
     kv_cache_usage: float = 0.0
     prefix_cache_stats: CacheTotals = CacheTotals()
     preemptions: int = 0
-    kv_blocks: int = 0
+    kv_pages: int = 0
     block_size: int = 0
     spec_decoding_stats: None = None
 
@@ -50,7 +50,7 @@ def read_metrics(page: bytes) -> ServerMetrics:
             _sum_samples(values, "prefix_cache_queries_total"), _sum_samples(values, "prefix_cache_hits_total")
         ),
         preemptions=_sum_samples(values, "num_preemptions_total"),
-        kv_blocks=sum(blocks for blocks, _ in sizes),
+        kv_pages=sum(blocks for blocks, _ in sizes),
         block_size=max((size for _, size in sizes), default=0),
     )
 

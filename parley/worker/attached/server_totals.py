@@ -12,8 +12,8 @@ from parley.worker.vllm.outputs.step_totals import StepTotals
 class ServerTotals(StepTotals):
     """Counters since the server was first reached, and its gauges of the last poll, which count all of its clients."""
 
-    def __init__(self, kv_blocks: int):
-        super().__init__(kv_blocks)
+    def __init__(self, kv_pages: int):
+        super().__init__(kv_pages)
         self._earlier: ServerMetrics | None = None
 
     def record_server(self, metrics: ServerMetrics) -> None:

@@ -55,7 +55,7 @@ class TokenClient:
         on_loss: Callable[[str, str], None],
     ):
         self.max_choices = max_choices
-        self.kv_blocks, self.end_ids = facts.kv_blocks, facts.end_ids
+        self.kv_pages, self.end_ids = facts.kv_pages, facts.end_ids
         self.calls, self.facts = calls, facts
         self.on_loss = on_loss
         self.can_force, self.lease_seconds = False, DEFAULT_LEASE_SECONDS

@@ -40,7 +40,7 @@ class ChoiceClient(Protocol):
     be forced to draw tokens. ``lease_seconds``: how long it keeps pages for another instance."""
 
     max_choices: int
-    kv_blocks: int
+    kv_pages: int
     end_ids: frozenset[int]
     can_force: bool
     lease_seconds: float
@@ -108,7 +108,7 @@ class HostLoop:
         self._open_requests: dict[str, dict[int, Sequence]] = {}  # unfinished choices, by request and index
         self._choice_numbers = count()
         self._arrival_numbers = count()
-        self._counters = counters or StepTotals(client.kv_blocks)
+        self._counters = counters or StepTotals(client.kv_pages)
         self._beam_rounds = BeamRounds(self._waiting.enqueue, self._end_search)
 
     @property

@@ -106,7 +106,7 @@ class VLLMClient:
         self._preparing: set[str] = set()
         self._running_tasks: set[asyncio.Task[None]] = set()
         self.max_choices: int = config.scheduler_config.max_num_seqs * config.parallel_config.data_parallel_size
-        self.kv_blocks: int = config.cache_config.num_gpu_blocks or 0
+        self.kv_pages: int = config.cache_config.num_gpu_blocks or 0
         self.can_force = bool(plugin_names(config))
         self.lease_seconds = lease_seconds(config)
         end_id = llm.renderer.get_eos_token_id()
@@ -260,7 +260,7 @@ class VLLMClient:
             max_model_len=model.max_model_len,
             weights_bytes=weights_bytes,
             kv_bytes=0,
-            kv_blocks=self.kv_blocks,
+            kv_pages=self.kv_pages,
             block_size=cache.block_size,
             fused=False,
             quantization=model.quantization or "none",

@@ -10,7 +10,7 @@ from dataclasses import replace
 import torch
 
 from parley.core.rope_positions import RopePositions
-from parley.core.sequence import BLOCK_SIZE
+from parley.core.sequence import PAGE_SIZE
 from parley.model.checkpoint.files import Checkpoint
 from parley.model.checkpoint.quantization import Quantization
 from parley.model.load.numeric_check.probe_texts import relative_error
@@ -49,7 +49,7 @@ def decoder_deviation(decoder: FusedDecoder, checkpoint: Checkpoint, quantizatio
 
     selected = decoder.select_layers(layers, config)
     device = decoder.device
-    count = -(-PROBE_TOKENS // BLOCK_SIZE)
+    count = -(-PROBE_TOKENS // PAGE_SIZE)
     pages = PagedKV(selected.kv_layers, count, decoder.dtype, device)
     pages.clear_pages(list(range(count)))
     positions = torch.arange(PROBE_TOKENS, device=device)

@@ -21,7 +21,7 @@ import torch
 from transformers import PreTrainedModel
 
 from parley.core.rope_positions import RopePositions
-from parley.core.sequence import BLOCK_SIZE
+from parley.core.sequence import PAGE_SIZE
 from parley.model.load.media_arguments import granite4_layers
 from parley.model.networks.network import DecoderNetwork, MediaRows, PackedBatch
 from parley.model.networks.paged_kv import PagedKV
@@ -195,7 +195,7 @@ def _paged_logits(network: DecoderNetwork, sequences: list[ProbeSequence], dtype
             ids.append(sequences[number].ids[start:end])
             positions.append(torch.arange(start, end, device=device))
             computed[number] = end
-        slots = [at + tables[number][0] * BLOCK_SIZE for at, (number, _) in zip(positions, step, strict=True)]
+        slots = [at + tables[number][0] * PAGE_SIZE for at, (number, _) in zip(positions, step, strict=True)]
         batch = PackedBatch(torch.cat(ids), torch.cat(positions), torch.cat(slots), spans)
         pictures = [sequences[number].picture for number, _ in step]
         _add_pictures(

@@ -14,15 +14,15 @@ from parley.types import EngineStats
 
 
 class StepTotals:
-    """Counters since the start, and the size and time of the last step. ``kv_blocks``: pages in vLLM's KV cache.
+    """Counters since the start, and the size and time of the last step. ``kv_pages``: pages in vLLM's KV cache.
 
     vLLM may have several engine cores (data parallel), each with its steps and its part of the requests.
     """
 
-    def __init__(self, kv_blocks: int):
+    def __init__(self, kv_pages: int):
         self.prompt_tokens = 0
         self.generated_tokens = 0
-        self._stats = EngineStats(blocks_total=kv_blocks)
+        self._stats = EngineStats(blocks_total=kv_pages)
         self._cores: dict[int, Any] = {}  # the last statistics of each engine core's scheduler
         self._step_ended_at = 0.0
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from parley.core.pages.block_pool import HASH_BYTES, BlockPool, count_pages, extend_hashes, hash_chain_root
+from parley.core.pages.page_pool import HASH_BYTES, PagePool, count_pages, extend_hashes, hash_chain_root
 from parley.types import EmbeddingRun, MediaItem
 
 
@@ -23,7 +23,7 @@ def picture(name: str, start: int, count: int) -> MediaItem:
 
 
 def test_pool_reuses_blank_pages_first_then_oldest_tail_first() -> None:
-    pool = BlockPool(6)
+    pool = PagePool(6)
     old, new, plain = [pool.allocate(), pool.allocate()], [pool.allocate(), pool.allocate()], [pool.allocate()]
     for block, digest in zip([*old, *new], page_hashes(list(range(64))), strict=True):
         pool.cache_page(block, digest)
@@ -36,7 +36,7 @@ def test_pool_reuses_blank_pages_first_then_oldest_tail_first() -> None:
 
 
 def test_shared_page_leaves_free_list_and_is_not_evicted() -> None:
-    pool = BlockPool(3)
+    pool = PagePool(3)
     table = [pool.allocate(), pool.allocate(), pool.allocate()]
     hashes = page_hashes(list(range(48)))
     for block, digest in zip(table, hashes, strict=True):
@@ -52,7 +52,7 @@ def test_shared_page_leaves_free_list_and_is_not_evicted() -> None:
 
 
 def test_first_published_page_keeps_its_hash() -> None:
-    pool = BlockPool(2)
+    pool = PagePool(2)
     first, second = pool.allocate(), pool.allocate()
     (digest,) = page_hashes(list(range(16)))
     assert pool.cache_page(first, digest)
@@ -148,9 +148,9 @@ def test_page_count_rounds_up() -> None:
     st.lists(st.tuples(st.sampled_from(["take", "share", "drop", "publish", "forget"]), st.integers(0, 99))),
 )
 @settings(deadline=None, max_examples=200)
-def test_block_pool_agrees_with_reference_model(size: int, actions: list[tuple[str, int]]) -> None:
+def test_page_pool_agrees_with_reference_model(size: int, actions: list[tuple[str, int]]) -> None:
     """Random actions against a simple reference model: tables, and a dictionary of contents."""
-    pool = BlockPool(size)
+    pool = PagePool(size)
     tables: list[list[int]] = []
     hashes = page_hashes([token % 7 for token in range(16 * 20)])
     contents: dict[bytes, int] = {}

@@ -1,6 +1,6 @@
 """KV pages as numbers: reference counts, the list of free pages, and the prefix cache (pages found by their content).
 
-A page (*block*) holds keys and values of BLOCK_SIZE consecutive tokens. Several sequences may hold the same page, so a
+A page (*block*) holds keys and values of PAGE_SIZE consecutive tokens. Several sequences may hold the same page, so a
 page counts its references; it is *free* when the count is 0. Freeing a page does not erase it: if the page was filled
 completely, its content is known by a hash, and until the page is reused a later request with the same prefix can pick
 it up again. Free pages therefore wait in one list, and their position in the list is the whole eviction policy:
@@ -34,12 +34,12 @@ from hashlib import sha256
 from operator import attrgetter
 
 from parley.core.pages.cache_events import CacheEventLog
-from parley.core.sequence import BLOCK_SIZE
+from parley.core.sequence import PAGE_SIZE
 from parley.types import MediaItem
 
 HASH_BYTES = 16
 
-_token_struct = struct.Struct(f"<{BLOCK_SIZE}I")
+_token_struct = struct.Struct(f"<{PAGE_SIZE}I")
 _item_start_struct = struct.Struct("<i")
 _by_item_end = attrgetter("end")
 
@@ -66,9 +66,9 @@ def extend_hashes(
     ``chain_root``. ``media``: the items among the tokens, in order."""
     for page in range(len(hashes), page_count):
         parent = hashes[-1] if hashes else chain_root
-        data = _token_struct.pack(*tokens[page * BLOCK_SIZE : (page + 1) * BLOCK_SIZE])
+        data = _token_struct.pack(*tokens[page * PAGE_SIZE : (page + 1) * PAGE_SIZE])
         if media:
-            data += _describe_media(media, page * BLOCK_SIZE)
+            data += _describe_media(media, page * PAGE_SIZE)
         hashes.append(sha256(parent + data).digest()[:HASH_BYTES])
 
 
@@ -76,7 +76,7 @@ def _describe_media(media: Sequence[MediaItem], page_start: int) -> bytes:
     """Return the digest and relative start of each item that the page overlaps."""
     description = b""
     for item in media[bisect_right(media, page_start, key=_by_item_end) :]:
-        if item.start >= page_start + BLOCK_SIZE:
+        if item.start >= page_start + PAGE_SIZE:
             break
         description += item.digest + _item_start_struct.pack(item.start - page_start)
     return description
@@ -84,16 +84,16 @@ def _describe_media(media: Sequence[MediaItem], page_start: int) -> bytes:
 
 def count_pages(tokens: int) -> int:
     """Return the number of pages that ``tokens`` tokens need."""
-    return -(-tokens // BLOCK_SIZE)
+    return -(-tokens // PAGE_SIZE)
 
 
 def count_lent_pages(tokens: int, *, has_states: bool) -> int:
     """Return how many pages of a prefix of ``tokens`` tokens are transferred between instances: all full ones. If
     layers keep a state, never the page of the last token: the receiver computes that token from the state before it."""
-    return (tokens - 1 if has_states else tokens) // BLOCK_SIZE
+    return (tokens - 1 if has_states else tokens) // PAGE_SIZE
 
 
-class BlockPool:
+class PagePool:
     """A pool of ``page_count`` pages, numbered from 0. ``free_count`` of them have no holder.
 
     ``event_log`` records the removal of pages from the prefix cache. The code that caches a page records that, because
