@@ -34,7 +34,7 @@ from parley.engine.protocol import Engine
 from parley.engine.remote import RemoteEngine
 from parley.engine.scripted_engine import FAKE_MODEL
 from parley.engine.stream import StreamGroup
-from parley.serving import app, generate, handlers
+from parley.serving import app, generate
 from parley.serving.generation import Generation
 from parley.serving.options import ServerOptions
 from parley.serving.request_metrics import RequestMetrics
@@ -115,7 +115,6 @@ def instrument_api(meter: Meter, parts: ServerParts) -> None:
         meter.wrap_attribute(HttpCycle, name, "HTTP: write")
     meter.wrap_attribute(HttpCycle, "receive_message", "HTTP: receive")
     meter.wrap_attribute(app.App, "__call__", "app: route, key, limits")
-    meter.wrap_attribute(handlers, "handle_generate", "life of a request")
     meter.wrap_attribute(generate, "handle_generate", "life of a request")
     parts.handlers["generate"] = generate.handle_generate
     for name in ("__post_init__", "read_body", "while_connected", "send_response", "write_stream", "write_part"):
