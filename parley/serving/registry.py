@@ -150,6 +150,8 @@ class ModelRegistry:
         first. One that has not been loaded counts as suitable, so that the choice does not depend on when each is
         loaded. Models that the client's key may not use do not count, as long as it may use another."""
         usable = [model for model in self.models if may_use_model(tenant, model)] or self.models
+        if len(usable) == 1:
+            return usable[0]
         infos = ((model, model.engine.info) for model in usable)
         return next((model for model, info in infos if info is None or route.suits_model(info.tasks)), usable[0])
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from parley.types import Chat, Message, Prompt, Text, TextPair
+from parley.types import Chat, Prompt, Text, TextPair
 
 MESSAGE_CHARACTERS = 64  # that a message counts besides its texts
 VALUE_CHARACTERS = 8  # that a value counts within an array or object
@@ -21,8 +21,8 @@ def exceeds_size(prompts: Iterable[Prompt], limit: int) -> bool:
         left -= text_characters(prompt)
         if isinstance(prompt, Chat):
             left -= MESSAGE_CHARACTERS * len(prompt.messages)
-            if left >= 0:
-                left -= _characters_within([prompt.tools, prompt.options, *map(_further_values, prompt.messages)], left)
+            if left >= 0 and (values := _further_values(prompt)):
+                left -= _characters_within(values, left)
         if left < 0:
             return True
     return False
@@ -39,11 +39,14 @@ def text_characters(prompt: Prompt) -> int:
     return 0
 
 
-def _further_values(message: Message) -> list[str | None]:
-    """Return the texts of a message besides its content."""
-    calls = message.tool_calls
-    texts = [text for call in calls for text in (call.name, call.arguments)] if calls else []
-    return [message.name, message.reasoning, *texts]
+def _further_values(chat: Chat) -> list[Any]:
+    """Return what a template may write besides the contents of messages."""
+    values: list[Any] = [value for value in (chat.tools, chat.options) if value]
+    for message in chat.messages:
+        if message.name or message.reasoning or message.tool_calls:
+            values += (message.name, message.reasoning)
+            values += (text for call in message.tool_calls for text in (call.name, call.arguments))
+    return values
 
 
 def _characters_within(values: list[Any], limit: int) -> int:
