@@ -16,10 +16,10 @@ import torch
 
 from parley.model.checkpoint.files import Checkpoint, LoadError
 from parley.model.load.numeric_check.probe_texts import probe_texts, refuse_large_error, relative_error
-from parley.model.load.text_encoders.bert import MAX_POSITIONS, TYPE_EMBEDDINGS, WORD_EMBEDDINGS
+from parley.model.load.text_encoders.bert import MAX_POSITIONS
+from parley.model.load.text_encoders.encoder_tensors import TypedEncoderTensors
 from parley.model.load.text_encoders.modern_bert import MAX_LAYERS
-from parley.model.load.text_encoders.rotary_tensors import RotaryEncoderTensors
-from parley.model.networks.encoder import EncoderLinear, LayerNorm, PackedTexts
+from parley.model.networks.encoder import EncoderLinear, PackedTexts
 from parley.model.networks.families.decoder_family import alibi_slopes
 from parley.model.networks.sloped_encoder import SlopedEncoder, SlopedEncoderConfig, SlopedEncoderLayer
 
@@ -78,14 +78,14 @@ def read_config(config: dict[str, Any]) -> SlopedEncoderConfig:
     )
 
 
-class JinaBertWeights(RotaryEncoderTensors):
+class JinaBertWeights(TypedEncoderTensors):
     """Reads the parts of an encoder from a checkpoint, in either form. Raises LoadError."""
 
     def __init__(self, checkpoint: Checkpoint, config: dict[str, Any], device: torch.device):
         self.config = read_config(config)
-        super().__init__(checkpoint, device, WORD_EMBEDDINGS)
         types = config.get("type_vocab_size")
-        self.types = CONFIG_DEFAULTS["type_vocab_size"] if types is None else types
+        types = CONFIG_DEFAULTS["type_vocab_size"] if types is None else types
+        super().__init__(checkpoint, device, self.config.vocab, self.config.hidden, types)
         first = self.prefix + LAYER.format(0)
         self.is_later = f"{first}{LATER_DOWN}.weight" in checkpoint
         self.is_split = f"{first}{SPLIT_HALVES[0]}.weight" in checkpoint
@@ -93,20 +93,6 @@ class JinaBertWeights(RotaryEncoderTensors):
         self.has_second_norm = f"{first}{SECOND_NORM}.weight" in checkpoint
         self.down, self.norm = (LATER_DOWN, LATER_NORM) if self.is_later else (DOWN, NORM)
         self.require_last_layer(f"{LAYER.format(self.config.layers - 1)}{OUTPUT}.weight", self.config.layers)
-
-    def read_norm(self, name: str) -> LayerNorm:
-        """Return one LayerNorm."""
-        hidden = self.config.hidden
-        return LayerNorm(self.read_tensor(f"{name}.weight", hidden), self.read_tensor(f"{name}.bias", hidden))
-
-    def read_embeddings(self) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Return the embeddings of words with the first token type added, [vocab, hidden], and the difference of the
-        second token type from the first, [hidden]; None if there is no second."""
-        words = self.read_tensor(WORD_EMBEDDINGS, self.config.vocab, self.config.hidden)
-        if not self.types:
-            return words, None
-        types = self.read_tensor(TYPE_EMBEDDINGS, self.types, self.config.hidden)
-        return words.add_(types[0]), types[1] - types[0] if self.types > 1 else None
 
     def read_square(self, name: str) -> tuple[torch.Tensor, torch.Tensor]:
         """Return weight [hidden, hidden] and bias [hidden] of a layer of attention."""

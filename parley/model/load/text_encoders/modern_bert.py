@@ -15,7 +15,7 @@ import torch
 from parley.model.checkpoint.files import Checkpoint, LoadError
 from parley.model.load.numeric_check.probe_texts import probe_texts, refuse_large_error, relative_error
 from parley.model.load.text_encoders.bert import MAX_POSITIONS
-from parley.model.load.text_encoders.rotary_tensors import RotaryEncoderTensors
+from parley.model.load.text_encoders.encoder_tensors import EncoderTensors
 from parley.model.networks.activations import ACTIVATION_FUNCTIONS, GELU, GELU_TANH, find_activation
 from parley.model.networks.encoder import EncoderLinear, LayerNorm, PackedTexts
 from parley.model.networks.rotary_encoder import RotaryEncoder, RotaryEncoderConfig, RotaryEncoderLayer
@@ -98,7 +98,7 @@ def _read_layer_kinds(config: dict[str, Any], values: dict[str, Any]) -> tuple[b
     return tuple(LAYER_KINDS[kind] for kind in kinds)
 
 
-class ModernBertWeights(RotaryEncoderTensors):
+class ModernBertWeights(EncoderTensors):
     """Reads the parts of a ModernBERT from a checkpoint. Raises LoadError."""
 
     def __init__(self, checkpoint: Checkpoint, config: dict[str, Any], device: torch.device):

@@ -19,16 +19,15 @@ import torch
 from parley.model.checkpoint.files import Checkpoint, LoadError
 from parley.model.load.numeric_check.probe_texts import probe_texts, refuse_large_error, relative_error
 from parley.model.load.text_encoders.bert import MAX_POSITIONS
+from parley.model.load.text_encoders.encoder_tensors import TypedEncoderTensors
 from parley.model.load.text_encoders.modern_bert import MAX_LAYERS, rotate_plainly
-from parley.model.load.text_encoders.rotary_tensors import RotaryEncoderTensors
 from parley.model.networks.activations import ACTIVATION_FUNCTIONS, GELU, GELU_TANH, SILU, find_activation
-from parley.model.networks.encoder import EncoderLinear, LayerNorm, PackedTexts
+from parley.model.networks.encoder import EncoderLinear, PackedTexts
 from parley.model.networks.encoder_mixtures import EncoderMixture
 from parley.model.networks.rotary_encoder import RotaryEncoder, RotaryEncoderConfig, RotaryEncoderLayer
 
 NOMIC, GTE, PUBLISHED_GTE, JINA = "nomic_bert", "gte", "new", "jina_embeddings_v3"
 ROTARY_BERT_TYPES = (NOMIC, GTE, PUBLISHED_GTE, JINA)
-WORD_EMBEDDINGS, TYPE_EMBEDDINGS = (f"embeddings.{kind}_embeddings.weight" for kind in ("word", "token_type"))
 GATED_ACTIVATIONS = {"swiglu": "silu", "geglu": "gelu"}  # NomicBERT's names of gated layers, to their activations
 
 # NomicBERT's first configs have GPT-2's names
@@ -216,19 +215,19 @@ def _read_angles(fields: dict[str, Any], kind: str, values: dict[str, Any]) -> t
     return float(theta * factor), float(factor ** (2 / width))
 
 
-class RotaryBertWeights(RotaryEncoderTensors):
+class RotaryBertWeights(TypedEncoderTensors):
     """Reads the parts of an encoder from a checkpoint, by any of the families' names. Raises LoadError."""
 
     def __init__(self, checkpoint: Checkpoint, config: dict[str, Any], device: torch.device):
         self.config = read_config(config)
-        super().__init__(checkpoint, device, WORD_EMBEDDINGS)
+        default_types = (CONFIG_DEFAULTS | FAMILY_DEFAULTS[config["model_type"]])["type_vocab_size"]
+        types = default_types if config.get("type_vocab_size") is None else config["type_vocab_size"]
+        super().__init__(checkpoint, device, self.config.vocab, self.config.hidden, types)
         is_nomic = config["model_type"] == NOMIC
         self.attention_bias, self.up_bias, self.down_bias = (
             bool(config.get(name, not is_nomic and (name != "mlp_fc1_bias" or not self.config.is_gated)))
             for name in ("qkv_proj_bias", "mlp_fc1_bias", "mlp_fc2_bias")
         )
-        default_types = (CONFIG_DEFAULTS | FAMILY_DEFAULTS[config["model_type"]])["type_vocab_size"]
-        self.types = default_types if config.get("type_vocab_size") is None else config["type_vocab_size"]
         candidates = [
             names
             for names in (NOMIC_NAMES, GTE_NAMES, JINA_NAMES)
@@ -239,20 +238,6 @@ class RotaryBertWeights(RotaryEncoderTensors):
             self.names = NOMIC_MIXTURE_NAMES
         last_layer = self.names.layer.format(self.config.layers - 1)
         self.require_last_layer(f"{last_layer}{self.names.output}.weight", self.config.layers)
-
-    def read_norm(self, name: str) -> LayerNorm:
-        """Return one LayerNorm."""
-        hidden = self.config.hidden
-        return LayerNorm(self.read_tensor(f"{name}.weight", hidden), self.read_tensor(f"{name}.bias", hidden))
-
-    def read_embeddings(self) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Return the embeddings of words with the first token type added, [vocab, hidden], and the difference of the
-        second token type from the first, [hidden]; None if there is no second."""
-        words = self.read_tensor(WORD_EMBEDDINGS, self.config.vocab, self.config.hidden)
-        if not self.types:
-            return words, None
-        types = self.read_tensor(TYPE_EMBEDDINGS, self.types, self.config.hidden)
-        return words.add_(types[0]), types[1] - types[0] if self.types > 1 else None
 
     def read_qkv(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return weight [3 * hidden, hidden] and bias [3 * hidden] of query, key and value."""

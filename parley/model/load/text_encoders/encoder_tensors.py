@@ -1,13 +1,15 @@
-"""Reads the tensors of encoders with rotary positions (ModernBERT, NomicBERT, GTE) in float32."""
+"""Reads the tensors of encoders without position embeddings (ModernBERT, NomicBERT, GTE, JinaBERT) in float32."""
 
 from __future__ import annotations
 
 import torch
 
 from parley.model.checkpoint.files import Checkpoint, LoadError
+from parley.model.load.text_encoders.bert import TYPE_EMBEDDINGS, WORD_EMBEDDINGS
+from parley.model.networks.encoder import LayerNorm
 
 
-class RotaryEncoderTensors:
+class EncoderTensors:
     """Reads a checkpoint's tensors by names without their prefix. Raises LoadError.
 
     ``embeddings``: the name of the word embeddings; in the checkpoint, the prefix of all names may precede it.
@@ -34,3 +36,25 @@ class RotaryEncoderTensors:
         """Return weight [out, width] and bias [out] of one linear layer; zeros if it has no bias."""
         weight = self.read_tensor(f"{name}.weight", out, width)
         return weight, self.read_tensor(f"{name}.bias", out) if has_bias else weight.new_zeros(out)
+
+
+class TypedEncoderTensors(EncoderTensors):
+    """Reads an encoder with embeddings of token types, by BERT's names. ``vocab`` and ``hidden`` are its sizes."""
+
+    def __init__(self, checkpoint: Checkpoint, device: torch.device, vocab: int, hidden: int, types: int):
+        super().__init__(checkpoint, device, WORD_EMBEDDINGS)
+        self._vocab, self._hidden, self._types = vocab, hidden, types
+
+    def read_norm(self, name: str) -> LayerNorm:
+        """Return one LayerNorm."""
+        weight = self.read_tensor(f"{name}.weight", self._hidden)
+        return LayerNorm(weight, self.read_tensor(f"{name}.bias", self._hidden))
+
+    def read_embeddings(self) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return the embeddings of words with the first token type added, [vocab, hidden], and the difference of the
+        second token type from the first, [hidden]; None if there is no second."""
+        words = self.read_tensor(WORD_EMBEDDINGS, self._vocab, self._hidden)
+        if not self._types:
+            return words, None
+        types = self.read_tensor(TYPE_EMBEDDINGS, self._types, self._hidden)
+        return words.add_(types[0]), types[1] - types[0] if self._types > 1 else None
