@@ -4,14 +4,11 @@ import dataclasses
 import json
 from typing import Any
 
-import msgspec
 import pytest
 
-from parley.dialects.cohere import DIALECT, STRICT, chat, models, rerank
+from parley.dialects.cohere import DIALECT, STRICT, chat
 from parley.dialects.cohere.shared import LENIENT_RULES, STRICT_RULES, CohereRules
 from parley.dialects.dialect import RequestContext
-from parley.dialects.facts import ModelCard, ServerFacts
-from parley.engine.scripted_engine import FAKE_MODEL
 from parley.errors import (
     ContextLength,
     EngineDied,
@@ -20,7 +17,6 @@ from parley.errors import (
     Overloaded,
     ParleyError,
     UnknownModel,
-    UnknownPromptName,
 )
 from parley.types import (
     Chat,
@@ -32,7 +28,6 @@ from parley.types import (
     Message,
     PlacedMedia,
     PromptAccepted,
-    PromptVector,
     Sampling,
     StopConditions,
     TokenInfo,
@@ -508,133 +503,3 @@ def test_cohere_body_that_is_no_json_object_is_refused():
     for body in (b"", b"{", b"[]", b"\xff"):
         with pytest.raises(ParleyError, match=r"^invalid json syntax: "):
             chat.read_chat(LENIENT_RULES, body, HEAD)
-
-
-# -- other routes
-
-
-def test_cohere_rerank_has_places_and_scores():
-    body = {"model": "m", "query": "a", "documents": ["b", "c", "d"], "top_n": 2}
-    context = dataclasses.replace(HEAD, labels=["x"], headers={b"content-type": b"application/json"})
-    reply = rerank.read_rerank(json.dumps(body).encode(), context)
-    scores = [b"\x00\x00\x00\x3e", b"\x00\x00\x00\x3f", b"\x00\x00\x80\x3e"]
-    reply.add_events([PromptVector(number, score) for number, score in enumerate(scores)])
-    assert reply.render_body(USAGE) == (
-        b'{"id":"%b","results":[{"index":1,"relevance_score":0.5},{"index":2,"relevance_score":0.25}],'
-        b'"meta":{"api_version":{"version":"2"},"billed_units":{"search_units":1}}}' % ID
-    )
-
-
-JSON_HEAD = dataclasses.replace(HEAD, headers={b"content-type": b"application/json"})
-EMBED_ROUTE, RERANK_ROUTE = STRICT.routes[1:3]
-
-
-def test_cohere_embed_has_vectors_by_type():
-    members = {"input_type": None, "embedding_types": ["float"], "truncate": "NONE", "output_dimension": 2}
-    body = json.dumps({"model": "m", "texts": ["a"]} | members).encode()
-    reply = EMBED_ROUTE.reader(body, JSON_HEAD)
-    reply.add_events([PromptVector(0, b"\x00\x00\x00\x3f" * 2)])
-    answer = json.loads(reply.render_body(USAGE))
-    assert (answer["embeddings"], answer["texts"]) == ({"float": [[0.5, 0.5]]}, ["a"])
-    assert (answer["id"], answer["response_type"]) == (ID.decode(), "embeddings_by_type")
-
-
-@pytest.mark.parametrize(
-    ("route", "members", "part"),
-    [
-        (EMBED_ROUTE, {"model": None}, "a model parameter is required for this endpoint."),
-        (RERANK_ROUTE, {"model": ""}, "a model parameter is required for this endpoint."),
-        (EMBED_ROUTE, {"texts": []}, "invalid request: exactly one of 'texts', 'images' and 'inputs' must be given"),
-        (EMBED_ROUTE, {"images": ["a"]}, "invalid request: exactly one of 'texts', 'images' and 'inputs' must be"),
-        (RERANK_ROUTE, {"documents": []}, "invalid request: documents must not be empty."),
-        (RERANK_ROUTE, {"query": None}, "invalid request: required 'query' param is missing or empty."),
-        (EMBED_ROUTE, {"images": ["a"], "texts": None}, "images"),
-        (EMBED_ROUTE, {"inputs": ["a"], "texts": None}, "inputs"),
-        (RERANK_ROUTE, {"instruction": "Rank."}, "instruction"),
-        (RERANK_ROUTE, {"max_tokens_per_query": 100}, "max_tokens_per_query (100)"),
-        (RERANK_ROUTE, {"max_tokens_per_doc": 100}, "max_tokens_per_doc (100)"),
-    ],
-)
-def test_cohere_embed_and_rerank_refuse_in_its_form(route, members, part):
-    body = {"texts": ["a"], "query": "a", "documents": ["b"], "model": "m"} | members
-    with pytest.raises(ParleyError) as caught:
-        route.reader(json.dumps(body).encode(), HEAD)
-    answer = STRICT.render_error(caught.value)
-    assert answer.status == 400 and part in json.loads(answer.body)["message"]
-
-
-def test_cohere_embed_and_rerank_refuse_wrong_types_with_422():
-    for route, members, path in ((EMBED_ROUTE, {"texts": 5}, "texts"), (RERANK_ROUTE, {"query": 5}, "query")):
-        body = {"texts": ["a"], "query": "a", "documents": ["b"], "model": "m"} | members
-        with pytest.raises(ParleyError, match=f"^invalid type: parameter '{path}' is of type number") as caught:
-            route.reader(json.dumps(body).encode(), HEAD)
-        assert STRICT.render_error(caught.value).status == 422
-
-
-def test_cohere_embed_refuses_an_unknown_input_type_in_its_form():
-    body = json.dumps({"model": "m", "texts": ["a"], "input_type": "clustering"}).encode()
-    error = UnknownPromptName("No such prompt.", name="clustering", known=["search_query"])
-    assert EMBED_ROUTE.reader(body, HEAD).render_refusal(error) is None  # so the dialect renders it
-    assert list(json.loads(STRICT.render_error(error).body)) == ["message"]
-
-
-def test_cohere_models_come_in_pages():
-    cards = [ModelCard("a", 1, 100, abilities=frozenset({"tools", "chat"})), ModelCard("b", 1, None, purpose="vectors")]
-    facts = ServerFacts("1", cards, True)
-
-    def ask(query: bytes) -> Any:
-        context = dataclasses.replace(HEAD, query_string=query, path_parts={"model": "b"})
-        return json.loads(models.answer_models(b"", context, facts).body)
-
-    first = ask(b"page_size=1")
-    assert first["models"] == [
-        {
-            "name": "a",
-            "is_deprecated": False,
-            "endpoints": ["chat"],
-            "finetuned": False,
-            "context_length": 100,
-            "tokenizer_url": None,
-            "default_endpoints": ["chat"],
-            "features": ["tools"],
-            "sampling_defaults": {
-                "temperature": 0.3,
-                "k": 0,
-                "p": 0.75,
-                "frequency_penalty": 0.0,
-                "presence_penalty": 0.0,
-            },
-        }
-    ]
-    assert first["next_page_token"] == "1" and [model["name"] for model in ask(b"page_token=1")["models"]] == ["b"]
-    assert [model["name"] for model in ask(b"endpoint=embed")["models"]] == ["b"]
-    for query in (b"page_size=0", b"page_token=x", b"endpoint=chats", b"default_only=true", b"default_only=x"):
-        with pytest.raises(ParleyError, match="invalid request"):
-            ask(query)
-    with pytest.raises(UnknownModel):
-        models.answer_model(b"", dataclasses.replace(HEAD, path_parts={"model": "c"}), facts)
-
-
-def test_the_first_cohere_model_of_an_endpoint_is_its_default():
-    cards = [ModelCard(name, 1, None, purpose="vectors" if name == "v" else "chat") for name in ("a", "b", "v")]
-    context = dataclasses.replace(HEAD, query_string=b"default_only=true&endpoint=chat", path_parts={"model": "v"})
-    facts = ServerFacts("1", cards, True)
-    listed = json.loads(models.answer_models(b"", context, facts).body)["models"]
-    assert [(model["name"], model["default_endpoints"], model["context_length"]) for model in listed] == [
-        ("a", ["chat"], None)
-    ]
-    shown = json.loads(models.answer_model(b"", context, facts).body)
-    assert (shown["default_endpoints"], shown["sampling_defaults"]) == (["embed", "rerank"], None)
-
-
-def test_cohere_endpoints_of_a_loaded_model_are_those_that_it_can_answer():
-    none = msgspec.structs.replace(FAKE_MODEL, generates=False, dimensions=0)
-    infos = {
-        "vectors": msgspec.structs.replace(none, dimensions=4),
-        "classifier": msgspec.structs.replace(none, labels=["a", "b"]),
-        "reranker": msgspec.structs.replace(none, labels=["a"]),
-    }
-    cards = [ModelCard(name, 1, 10, purpose="vectors", info=info) for name, info in infos.items()]
-    listed = json.loads(models.answer_models(b"", HEAD, ServerFacts("1", cards, True)).body)["models"]
-    assert [model["endpoints"] for model in listed] == [["embed", "rerank"], [], ["rerank"]]
-    assert [model["default_endpoints"] for model in listed] == [["embed"], [], ["rerank"]]
