@@ -26,7 +26,7 @@ import uvloop
 from parley import hub
 from parley.boot.parts import ServerParts
 from parley.disagg.kv.peer import KVPeer
-from parley.engine.scripted_engine import FAKE_MODEL, FakeEngine
+from parley.engine.scripted_engine import SCRIPTED_MODEL, ScriptedEngine
 from parley.serving.options import ServerOptions
 from parley.serving.served_model import ServedModel
 from parley.types import EngineRequest, Settings
@@ -107,7 +107,7 @@ class ServerThread(threading.Thread):
 
     def __init__(self, folder: str):
         super().__init__(daemon=True)
-        engine = FakeEngine(scripted_tokens, info=msgspec.structs.replace(FAKE_MODEL, vocab_size=1 << 20))
+        engine = ScriptedEngine(scripted_tokens, info=msgspec.structs.replace(SCRIPTED_MODEL, vocab_size=1 << 20))
         options = ServerOptions(port=0, access_log=False)
         parts = ServerParts(options, [ServedModel(("model",), Settings(model=folder), engine, options)], KVPeer())
         self.service = parts.registry

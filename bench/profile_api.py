@@ -32,7 +32,7 @@ from parley.disagg.kv.peer import KVPeer
 from parley.engine.messages import CancelRequest, EngineReady, StepOutputs, SubmitRequest, ToEngine
 from parley.engine.protocol import Engine
 from parley.engine.remote import RemoteEngine
-from parley.engine.scripted_engine import FAKE_MODEL
+from parley.engine.scripted_engine import SCRIPTED_MODEL
 from parley.engine.stream import StreamGroup
 from parley.serving import app, generate
 from parley.serving.generation import Generation
@@ -48,7 +48,7 @@ from parley.web.http_cycle import HttpCycle
 from parley.web.http_protocol import LimitedHttpProtocol
 from parley.web.port import HttpServer, freeze_objects, uvicorn_config
 
-INFO = msgspec.structs.replace(FAKE_MODEL, vocab_size=1 << 24)
+INFO = msgspec.structs.replace(SCRIPTED_MODEL, vocab_size=1 << 24)
 PROMPT = 8
 REST = "event loop, sockets, tasks"
 LOADS = (("a request of one token", 1, False), ("a streamed token", 0, True))  # output 0: --output

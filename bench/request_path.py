@@ -28,7 +28,7 @@ from parley.dialects.bench import LoadShape
 from parley.disagg.kv.peer import KVPeer
 from parley.engine.messages import EngineReady, StepOutputs, SubmitRequest, ToEngine
 from parley.engine.remote import RemoteEngine
-from parley.engine.scripted_engine import FAKE_MODEL
+from parley.engine.scripted_engine import SCRIPTED_MODEL
 from parley.serving.options import ServerOptions
 from parley.serving.served_model import ServedModel
 from parley.types import EngineOutput, EngineRequest, EngineStats, Settings
@@ -38,7 +38,7 @@ CLIENTS = 16
 REQUESTS = 4  # of each client in a round
 TOKENS = 58  # that count, in the middle of a stream of more
 WORDS = 20  # of a question
-INFO = msgspec.structs.replace(FAKE_MODEL, vocab_size=1 << 24)
+INFO = msgspec.structs.replace(SCRIPTED_MODEL, vocab_size=1 << 24)
 NAMES = (
     "time", "year", "people", "way", "day", "man", "thing", "woman", "life", "child", "world", "school", "state",
     "family", "student", "group", "country", "problem",

@@ -9,7 +9,7 @@ import msgspec
 
 from parley.engine.protocol import Engine
 from parley.engine.remote import RemoteEngine
-from parley.engine.scripted_engine import FAKE_MODEL, FakeEngine
+from parley.engine.scripted_engine import SCRIPTED_MODEL, ScriptedEngine
 from parley.engine.vllm import VLLMEngine
 from parley.serving.options import EngineKind, OfferedModel
 from parley.types import AttachedSettings, EngineSettings, Settings, VLLMSettings
@@ -32,7 +32,7 @@ def thread_engine(settings: Settings, name: str) -> Engine:
 
 def scripted_engine(settings: EngineSettings, name: str) -> Engine:
     """Return an engine without a model, for the token ids of any tokenizer."""
-    return FakeEngine(info=msgspec.structs.replace(FAKE_MODEL, vocab_size=1 << 24))
+    return ScriptedEngine(info=msgspec.structs.replace(SCRIPTED_MODEL, vocab_size=1 << 24))
 
 
 def vllm_engine(settings: VLLMSettings, name: str) -> Engine:

@@ -46,7 +46,7 @@ class ScriptedFailure(Exception):
     """Raised by a reply: all choices of the request end with this error."""
 
 
-FAKE_MODEL = ModelInfo(
+SCRIPTED_MODEL = ModelInfo(
     architecture="fake",
     dtype="none",
     device="none",
@@ -77,7 +77,7 @@ class _ScriptedChoice:
     last_token_at: float = field(default_factory=perf_counter)
 
 
-class FakeEngine(MessagePageTransfer):
+class ScriptedEngine(MessagePageTransfer):
     """``reply(request, index)`` returns the tokens of a choice, or raises ScriptedFailure.
 
     A choice finishes early at a stop id, or with "stop" where the list ends. ``step_seconds``: time
@@ -92,7 +92,7 @@ class FakeEngine(MessagePageTransfer):
         self,
         reply: ScriptedReply = echo_prompt,
         *,
-        info: ModelInfo = FAKE_MODEL,
+        info: ModelInfo = SCRIPTED_MODEL,
         max_batch: int = 256,
         step_seconds: float = 0.0,
         load_seconds: float = 0.0,

@@ -5,7 +5,7 @@ from collections import Counter
 import msgspec
 from support.http_client import MODEL_INFO
 
-from parley.engine.scripted_engine import FakeEngine
+from parley.engine.scripted_engine import ScriptedEngine
 from parley.serving.options import ServerOptions
 from parley.serving.served_model import ServedModel
 from parley.types import Settings
@@ -103,7 +103,7 @@ async def test_requests_without_a_model_go_to_the_first_that_suits_their_path(se
     """Clients of the original name no model, since it serves one."""
 
     def make_model(name: str, **changes) -> ServedModel:
-        engine = FakeEngine(info=model_info(**changes))
+        engine = ScriptedEngine(info=model_info(**changes))
         return ServedModel((name,), Settings(model=str(folder)), engine, ServerOptions())
 
     beside = [

@@ -20,7 +20,7 @@ from support.server_process import ScriptedServer
 
 from parley.dialects.triton.rpc import infer
 from parley.dialects.triton.rpc.messages import HEALTH_SCHEMA, INFERENCE_SCHEMA
-from parley.engine.scripted_engine import FakeEngine
+from parley.engine.scripted_engine import ScriptedEngine
 from parley.serving.grpc.grpc_port import TritonGrpcPort
 from parley.serving.options import ServerOptions
 from parley.serving.served_model import ServedModel
@@ -588,7 +588,7 @@ async def test_cancelled_grpc_streams_leave_later_answers_unchanged(serve_grpc):
 async def test_grpc_reaches_each_of_several_models(serve_grpc, folder):
     options = ServerOptions()
     engines = [
-        FakeEngine(lambda work, index: [301] * work.max_tokens, info=MODEL_INFO, load_seconds=load)
+        ScriptedEngine(lambda work, index: [301] * work.max_tokens, info=MODEL_INFO, load_seconds=load)
         for load in (0.0, 0.4)
     ]
     other, late = (

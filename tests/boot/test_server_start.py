@@ -29,7 +29,7 @@ from parley.boot.listening_places import listening_places
 from parley.boot.start_banner import opening_lines
 from parley.disagg.kv.peer import KVPeer
 from parley.disagg.kv.transport import LinkError
-from parley.engine.scripted_engine import FakeEngine
+from parley.engine.scripted_engine import ScriptedEngine
 from parley.serving.options import ListenAddress, OfferedModel, ServerOptions
 from parley.types import Arena, ModelInfo, Settings
 from parley.web.banner import loaded_line, local_url
@@ -110,7 +110,7 @@ class InProcessServer:
     """The server inside this process, with an engine that takes time for each step."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, load: float = 0.0, **options: Any):
-        self.engine = FakeEngine(info=MODEL_INFO, step_seconds=0.005, load_seconds=load)
+        self.engine = ScriptedEngine(info=MODEL_INFO, step_seconds=0.005, load_seconds=load)
         monkeypatch.setitem(engines.ENGINE_FACTORIES, "scripted", lambda settings, name: self.engine)
         server_options = ServerOptions(port=0, **options)
         sockets = [open_listener(place.host, place.port) for place in listening_places(server_options)]

@@ -1,4 +1,4 @@
-"""Servers for the commands to talk to: parley itself with the fake engine, and one that misbehaves on demand."""
+"""Servers for the commands to talk to: parley itself with the scripted engine, and one that misbehaves on demand."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def tiny(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def serve(tiny) -> Iterator[Callable[..., str]]:
-    """Starts ``parley serve`` with the fake engine and returns its URL once it is ready; stops all at session end."""
+    """Start ``parley serve`` with the scripted engine, return its URL once it is ready, and stop all at session end."""
     running: list[subprocess.Popen[bytes]] = []
 
     def start(*flags: str) -> str:

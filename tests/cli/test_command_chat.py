@@ -1,4 +1,4 @@
-"""A conversation in the terminal, with a real server whose fake engine repeats the prompt."""
+"""A conversation in the terminal, with a real server whose scripted engine repeats the prompt."""
 
 from __future__ import annotations
 

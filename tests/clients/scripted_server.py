@@ -18,7 +18,7 @@ from tokenizers import Tokenizer
 
 from parley.boot.parts import ServerParts
 from parley.disagg.kv.peer import KVPeer
-from parley.engine.scripted_engine import FAKE_MODEL, FakeEngine
+from parley.engine.scripted_engine import SCRIPTED_MODEL, ScriptedEngine
 from parley.serving.options import ServerOptions
 from parley.serving.served_model import ServedModel
 from parley.types import EngineRequest, Settings
@@ -32,9 +32,9 @@ async def serve(folder: Path, script: list[tuple[str, str]]) -> None:
         prompt = tokenizer.decode(request.token_ids)
         return tokenizer.encode(next(reply for text, reply in script if text in prompt)).ids
 
-    info = msgspec.structs.replace(FAKE_MODEL, vocab_size=640, max_model_len=400_000, kv_pages=50_000)
+    info = msgspec.structs.replace(SCRIPTED_MODEL, vocab_size=640, max_model_len=400_000, kv_pages=50_000)
     options = ServerOptions(port=0, access_log=False)
-    engine = FakeEngine(answer, info=info)
+    engine = ScriptedEngine(answer, info=info)
     model = ServedModel(("scripted",), Settings(model=str(folder), tool_parser="hermes"), engine, options)
     parts = ServerParts(options, [model], KVPeer(secret=b"s"))
     listener = http_port.open_listener(options.host, 0)

@@ -12,7 +12,7 @@ from parley.dialects.anthropic.shared import LENIENT_RULES, STRICT_RULES, Anthro
 from parley.dialects.dialect import RequestContext
 from parley.dialects.facts import ModelCard, ServerFacts
 from parley.dialects.reasoning_seal import ReasoningSeal
-from parley.engine.scripted_engine import FAKE_MODEL
+from parley.engine.scripted_engine import SCRIPTED_MODEL
 from parley.errors import (
     BadRequest,
     ContextLength,
@@ -396,7 +396,7 @@ def list_models(query: bytes = b"") -> dict[str, Any]:
     ],
 )
 def test_anthropic_models_tell_what_they_can_do(members, abilities, supported):
-    info = msgspec.structs.replace(FAKE_MODEL, **members)
+    info = msgspec.structs.replace(SCRIPTED_MODEL, **members)
     facts = ServerFacts("1", [ModelCard("m", 0, 64, info=info, abilities=frozenset(abilities))], True)
     (model,) = json.loads(models.answer_models(b"", HEAD, facts).body)["data"]
     assert {name for name, group in model["capabilities"].items() if group["supported"]} == supported
@@ -419,11 +419,11 @@ def test_anthropic_lists_models_by_pages():
 
 
 def test_anthropic_lists_capabilities_of_loaded_models():
-    info = msgspec.structs.replace(FAKE_MODEL, media_kinds=frozenset(("image",)))
+    info = msgspec.structs.replace(SCRIPTED_MODEL, media_kinds=frozenset(("image",)))
     thinker = ModelCard("a", 1, 64, info=info, abilities=frozenset(("chat", "thinking")))
     others = [
-        ModelCard("b", 1, 64, info=FAKE_MODEL, abilities=frozenset(("chat",))),
-        ModelCard("c", 1, 64, info=FAKE_MODEL, purpose="vectors"),
+        ModelCard("b", 1, 64, info=SCRIPTED_MODEL, abilities=frozenset(("chat",))),
+        ModelCard("c", 1, 64, info=SCRIPTED_MODEL, purpose="vectors"),
     ]
     facts = ServerFacts("1", [thinker, *others], True)
     page = json.loads(models.answer_models(b"", RequestContext("0f", 1, "fp"), facts).body)["data"]

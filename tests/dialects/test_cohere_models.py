@@ -10,7 +10,7 @@ import pytest
 from parley.dialects.cohere import models
 from parley.dialects.dialect import RequestContext
 from parley.dialects.facts import ModelCard, ServerFacts
-from parley.engine.scripted_engine import FAKE_MODEL
+from parley.engine.scripted_engine import SCRIPTED_MODEL
 from parley.errors import ParleyError, UnknownModel
 
 HEAD = RequestContext("0f", 1795331521, "fp")
@@ -66,7 +66,7 @@ def test_the_first_cohere_model_of_an_endpoint_is_its_default():
 
 
 def test_cohere_endpoints_of_a_loaded_model_are_those_that_it_can_answer():
-    none = msgspec.structs.replace(FAKE_MODEL, generates=False, dimensions=0)
+    none = msgspec.structs.replace(SCRIPTED_MODEL, generates=False, dimensions=0)
     infos = {
         "vectors": msgspec.structs.replace(none, dimensions=4),
         "classifier": msgspec.structs.replace(none, labels=["a", "b"]),

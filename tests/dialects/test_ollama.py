@@ -12,7 +12,7 @@ from parley.dialects.dialect import Acknowledgement, Answer, RequestContext, Req
 from parley.dialects.facts import ModelCard, ServerFacts
 from parley.dialects.ollama import DIALECT, STRICT, chat, embeddings, generate, models, shared
 from parley.dialects.ollama.shared import LENIENT, STRICT_RULES
-from parley.engine.scripted_engine import FAKE_MODEL
+from parley.engine.scripted_engine import SCRIPTED_MODEL
 from parley.errors import (
     ContextLength,
     EngineDied,
@@ -467,7 +467,7 @@ def test_ollama_embeddings_answers_one_vector_as_it_is():
 
 CONFIG = {"model_type": "qwen3", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
 INFO = msgspec.structs.replace(
-    FAKE_MODEL, parameters=7_615_616_512, vocab_size=640, weights_bytes=15_000, dtype="bfloat16", device="cpu"
+    SCRIPTED_MODEL, parameters=7_615_616_512, vocab_size=640, weights_bytes=15_000, dtype="bfloat16", device="cpu"
 )
 CARD = ModelCard(
     "org/m", 1795331521, 4096, "org/m", info=INFO, abilities=frozenset({"chat", "tools", "thinking"}), config=CONFIG,

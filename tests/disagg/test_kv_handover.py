@@ -115,7 +115,7 @@ def announce_pages(sender: KVSender, parts: Any) -> None:
 
 
 async def test_hands_over_pages_without_bytes() -> None:
-    """The fake engine's pages have no bytes; a handover must work nonetheless."""
+    """The scripted engine's pages have no bytes; a handover must work nonetheless."""
     with PageMemory(8, ()) as source, PageMemory(8, ()) as target:
         async with connected_peers("shared", source, target) as (p, d, receivers):
             sender, receiver, acceptance = await start_handover(p, d, receivers)

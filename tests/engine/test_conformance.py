@@ -23,7 +23,7 @@ from support.tiny_models import write_model
 
 from parley.engine.protocol import Engine, EngineFailed
 from parley.engine.remote import RemoteEngine
-from parley.engine.scripted_engine import FAKE_MODEL, FakeEngine, ScriptedFailure, echo_prompt
+from parley.engine.scripted_engine import SCRIPTED_MODEL, ScriptedEngine, ScriptedFailure, echo_prompt
 from parley.engine.stream import OutputStream
 from parley.engine.vllm import VLLMEngine
 from parley.types import (
@@ -72,8 +72,8 @@ def simulated_settings(folder: Path) -> Settings:
 
 
 SCRIPTED_BOUNDS: dict[EngineBound, tuple[float, float]] = {"logprobs": (0, 3), "n": (1, 6), "stop_ids": (-math.inf, 2)}
-SCRIPTED_MODEL = msgspec.structs.replace(
-    FAKE_MODEL, features=ALL_ENGINE_FEATURES - {"watermark", "beam_search", "beam_edits"}, bounds=SCRIPTED_BOUNDS
+CONFORMING_MODEL = msgspec.structs.replace(
+    SCRIPTED_MODEL, features=ALL_ENGINE_FEATURES - {"watermark", "beam_search", "beam_edits"}, bounds=SCRIPTED_BOUNDS
 )
 
 
@@ -86,7 +86,7 @@ def reply_or_fail(request: EngineRequest, index: int) -> list[int]:
 
 
 def make_scripted(folder: Path) -> Engine:
-    return FakeEngine(reply_or_fail, info=SCRIPTED_MODEL, max_batch=SLOTS, step_seconds=0.001, load_seconds=0.01)
+    return ScriptedEngine(reply_or_fail, info=CONFORMING_MODEL, max_batch=SLOTS, step_seconds=0.001, load_seconds=0.01)
 
 
 def make_simulated(folder: Path) -> Engine:
@@ -425,7 +425,7 @@ async def test_death_ends_all_streams_and_is_reported(folder: Path):
 
 async def test_load_failure_is_reported(tmp_path: Path):
     for failing_engine in (
-        FakeEngine(load_failure="There is no model here."),
+        ScriptedEngine(load_failure="There is no model here."),
         ThreadEngine(Settings(model="", costs=str(tmp_path / "missing.toml"))),
         RemoteEngine(Settings(model="", costs=str(tmp_path / "missing.toml"))),
         RemoteEngine(Settings(model=""), command=(sys.executable, "-c", "import sys; sys.exit(3)")),

@@ -1,4 +1,4 @@
-"""The engine contract, tested on the fake engine: every choice ends exactly once, and nothing follows a cancel."""
+"""The engine contract, tested on the scripted engine: every choice ends exactly once, and nothing follows a cancel."""
 
 import asyncio
 
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from parley.engine.messages import ToEngine
 from parley.engine.page_transfer import find_page_transfer
 from parley.engine.protocol import Engine, EngineFailed
-from parley.engine.scripted_engine import FAKE_MODEL, FakeEngine
+from parley.engine.scripted_engine import SCRIPTED_MODEL, ScriptedEngine
 from parley.engine.stream import OutputStream, StepArrivals, StreamGroup, split_steps
 from parley.types import EngineOutput, EngineRequest, KVPrefix
 
@@ -22,8 +22,8 @@ async def read_outputs(stream: OutputStream) -> list[EngineOutput]:
     return collected
 
 
-async def start_engine(**options) -> FakeEngine:
-    engine = FakeEngine(**options)
+async def start_engine(**options) -> ScriptedEngine:
+    engine = ScriptedEngine(**options)
     await engine.start()
     await engine.wait_until_ready()
     return engine
@@ -103,7 +103,7 @@ async def test_engine_crash_ends_every_open_choice_with_the_reason():
 
 
 async def test_requests_before_ready_and_failed_starts_raise_errors():
-    engine = FakeEngine(load_seconds=0.01, load_failure="There is no model here.")
+    engine = ScriptedEngine(load_seconds=0.01, load_failure="There is no model here.")
     await engine.start()
     early = await read_outputs(engine.submit_request(EngineRequest(id="a", token_ids=[1], max_tokens=1)))
     assert early[-1].finish_reason == "error"
@@ -297,7 +297,7 @@ async def test_prefill_share_applies_also_when_set_before_loading():
         stream.cancel_choice()
         return len(answer_outputs)
 
-    engine = FakeEngine()
+    engine = ScriptedEngine()
     engine.set_prefill_share(0)
     await engine.start()
     await engine.wait_until_ready()
@@ -311,10 +311,10 @@ async def test_engine_without_page_transfer_is_not_taken_for_one_with_it():
     engine = await start_engine()
     assert find_page_transfer(engine) is engine
     await engine.close()
-    lacking = await start_engine(info=msgspec.structs.replace(FAKE_MODEL, features=frozenset({"grammar"})))
+    lacking = await start_engine(info=msgspec.structs.replace(SCRIPTED_MODEL, features=frozenset({"grammar"})))
     assert find_page_transfer(lacking) is None
     await lacking.close()
-    assert find_page_transfer(FakeEngine()) is None  # not loaded yet
+    assert find_page_transfer(ScriptedEngine()) is None  # not loaded yet
 
     class PlainEngine(Engine):
         """An engine without any optional method."""
@@ -324,5 +324,5 @@ async def test_engine_without_page_transfer_is_not_taken_for_one_with_it():
         def _send_to_engine(self, message: ToEngine) -> None: ...
 
     plain = PlainEngine()
-    plain.info = FAKE_MODEL
+    plain.info = SCRIPTED_MODEL
     assert find_page_transfer(plain) is None

@@ -10,7 +10,7 @@ from support.http_client import RunningServer
 
 from parley.dialects.mounts import dedicated_mounts
 from parley.engine.protocol import EngineFailed
-from parley.engine.scripted_engine import FakeEngine
+from parley.engine.scripted_engine import ScriptedEngine
 from parley.serving.options import ServerOptions
 from parley.serving.registry import ModelRegistry
 from parley.serving.served_model import ServedModel
@@ -230,7 +230,7 @@ async def test_concurrent_loads_of_one_adapter_succeed_once(lora_server):
 async def test_model_start_fails_if_a_configured_adapter_fails_to_load(serve, folder, root):
     def model(**adapters: Path) -> ServedModel:
         plan = Settings(model=str(folder), adapters={name: str(path) for name, path in adapters.items()})
-        return ServedModel(("second",), plan, FakeEngine(reply_by_adapter), ServerOptions())
+        return ServedModel(("second",), plan, ScriptedEngine(reply_by_adapter), ServerOptions())
 
     server = await serve(reply_by_adapter, beside=[model(mine=root / "one")])
     answer = (await server.post("/v1/completions", PROMPT | {"model": "mine"})).json
@@ -242,5 +242,5 @@ async def test_model_start_fails_if_a_configured_adapter_fails_to_load(serve, fo
         ModelRegistry(ServerOptions(), [model(), model(mine=root / "one")])
     with pytest.raises(ValueError, match="mine"):
         await server.service.serve_model(
-            ServedModel(("mine",), Settings(model=str(folder)), FakeEngine(reply_by_adapter), ServerOptions())
+            ServedModel(("mine",), Settings(model=str(folder)), ScriptedEngine(reply_by_adapter), ServerOptions())
         )

@@ -19,7 +19,7 @@ from support.random_requests import build_grpc_request
 from parley.dialects.dialect import Route, RouteKind
 from parley.dialects.mounts import mount_table, route_scope, universal_mounts
 from parley.dialects.triton.calls import INFER_PATH, SERVICE_PATH, STREAM_PATH
-from parley.engine.scripted_engine import FakeEngine
+from parley.engine.scripted_engine import ScriptedEngine
 from parley.serving.options import ServerOptions
 from parley.serving.served_model import ServedModel
 from parley.text.prompt import TextPipeline
@@ -130,7 +130,7 @@ async def two_models(serve, folder, monkeypatch):
     "seen"."""
 
     async def start(kind: str, **options: Any) -> tuple[RunningServer, WatchedModel]:
-        engine = FakeEngine(info=model_info(kind, "seen"), max_batch=8)
+        engine = ScriptedEngine(info=model_info(kind, "seen"), max_batch=8)
         seen = ServedModel(("seen",), Settings(model=str(folder), max_batch=8), engine, ServerOptions())
         monkeypatch.setattr(server_fixtures, "ServedModel", WatchedModel)
         names = ("hidden", "hidden-alias")

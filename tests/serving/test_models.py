@@ -14,7 +14,7 @@ from support.http_client import HELLO_CHAT, MODEL_INFO, RunningServer
 
 from parley.boot.engines import make_engine
 from parley.engine.protocol import EngineFailed
-from parley.engine.scripted_engine import FakeEngine
+from parley.engine.scripted_engine import ScriptedEngine
 from parley.errors import NotReady, UnknownModel
 from parley.hub import ModelMissing
 from parley.serving.media import workers
@@ -40,7 +40,7 @@ def make_model(folder: Path) -> Callable[..., ServedModel]:
         info = msgspec.structs.replace(MODEL_INFO, max_model_len=context)
         settings = Settings(model=str(folder), max_batch=2)
         return ServedModel(
-            names or OTHER, settings, FakeEngine(repeat_token(token), info=info, max_batch=2, **engine), options
+            names or OTHER, settings, ScriptedEngine(repeat_token(token), info=info, max_batch=2, **engine), options
         )
 
     return make
@@ -357,7 +357,7 @@ def test_named_reads_the_model_of_any_body_without_failing():
 
 async def test_a_model_whose_eager_media_process_does_not_start_is_not_loaded(folder, monkeypatch):
     monkeypatch.setattr(workers, "missing_packages", lambda: ["av"])
-    engine = FakeEngine(info=msgspec.structs.replace(MODEL_INFO, media_kinds=frozenset({"image"})))
+    engine = ScriptedEngine(info=msgspec.structs.replace(MODEL_INFO, media_kinds=frozenset({"image"})))
     options = ServerOptions(media=MediaOptions(eager=True))
     model = ServedModel(("seeing",), Settings(model=str(folder)), engine, options)
     with pytest.raises(EngineFailed, match="av is not installed"):

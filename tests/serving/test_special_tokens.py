@@ -10,7 +10,7 @@ import pytest
 from support.http_client import MODEL_INFO, RunningServer
 from support.random_requests import generating_routes
 
-from parley.engine.scripted_engine import FakeEngine
+from parley.engine.scripted_engine import ScriptedEngine
 from parley.serving.options import ServerOptions
 from parley.serving.served_model import ServedModel
 from parley.types import EngineRequest, Settings
@@ -150,7 +150,7 @@ async def test_conversations_to_embed_stay_text(serve):
 async def test_operator_may_trust_special_tokens_of_clients(serve, folder):
     requests: list[EngineRequest] = []
     settings = Settings(model=str(folder), trust_marks=True)
-    engine = FakeEngine(record_requests(requests), info=MODEL_INFO)
+    engine = ScriptedEngine(record_requests(requests), info=MODEL_INFO)
     server = await serve(beside=[ServedModel(("trusting",), settings, engine, ServerOptions())])
     for text in ("Hi", ATTACK):
         answer = await server.post("/v1/chat/completions", chat_body(text, model="trusting"))

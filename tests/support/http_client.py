@@ -13,9 +13,9 @@ import msgspec
 import uvicorn
 
 from parley.boot.parts import ServerParts
-from parley.engine.scripted_engine import FAKE_MODEL, FakeEngine
+from parley.engine.scripted_engine import SCRIPTED_MODEL, ScriptedEngine
 
-MODEL_INFO = msgspec.structs.replace(FAKE_MODEL, vocab_size=640, max_model_len=4096)
+MODEL_INFO = msgspec.structs.replace(SCRIPTED_MODEL, vocab_size=640, max_model_len=4096)
 HELLO_CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 8}
 
 
@@ -109,7 +109,7 @@ def fill_path(path: str) -> str:
 class RunningServer:
     """A running server, with the parts of it that tests inspect."""
 
-    def __init__(self, parts: ServerParts, engine: FakeEngine, server: uvicorn.Server, port: int):
+    def __init__(self, parts: ServerParts, engine: ScriptedEngine, server: uvicorn.Server, port: int):
         self.parts, self.service, self.instance_state = parts, parts.registry, parts.instance_state
         self.engine, self.server, self.port = engine, server, port
         self.model = self.service.main_model

@@ -16,7 +16,7 @@ from support.http_client import Answer, RunningServer, build_request
 from parley.dialects.mounts import ApiMount, universal_mounts
 from parley.disagg.wire import handover, result_frames
 from parley.disagg.wire.role import InstanceAddress
-from parley.engine.scripted_engine import FakeEngine
+from parley.engine.scripted_engine import ScriptedEngine
 from parley.instance.member import ClusterMember
 from parley.types import Arena, EngineRequest, Settings
 
@@ -179,7 +179,7 @@ class ServerPair:
         for server, member in zip((self.prefill, self.decode), self.members, strict=True):
             await server.wait_until_idle()
             await server.until(lambda member=member: not member.task_count)
-            if isinstance(server.engine, FakeEngine):
+            if isinstance(server.engine, ScriptedEngine):
                 await server.pages_returned()
             else:
                 await server.engine.submit_request(

@@ -12,7 +12,7 @@ from support.http_client import MODEL_INFO
 
 from parley.boot import engines, server
 from parley.boot.listening_places import listening_places
-from parley.engine.scripted_engine import FakeEngine
+from parley.engine.scripted_engine import ScriptedEngine
 from parley.serving.options import OfferedModel, ServerOptions
 from parley.types import Settings
 from parley.web.port import open_listener
@@ -32,7 +32,7 @@ async def run_instance(
     ``read_options``: called by SIGHUP and when a watched file has changed. ``tick``: seconds of an engine's step.
     """
     monkeypatch.setitem(
-        engines.ENGINE_FACTORIES, "scripted", lambda settings, name: FakeEngine(info=MODEL_INFO, step_seconds=tick)
+        engines.ENGINE_FACTORIES, "scripted", lambda settings, name: ScriptedEngine(info=MODEL_INFO, step_seconds=tick)
     )
     places = listening_places(options)
     sockets = [open_listener(place.host, place.port) for place in places]

@@ -18,7 +18,7 @@ from parley.coordinator.config import CoordinatorOptions, InstanceConfig
 from parley.coordinator.coordinator import Coordinator
 from parley.dialects.reasoning_seal import ReasoningSeal
 from parley.disagg.kv.peer import KVPeer
-from parley.engine.scripted_engine import FakeEngine, echo_prompt
+from parley.engine.scripted_engine import ScriptedEngine, echo_prompt
 from parley.serving import model_facts, registry, served_model
 from parley.serving.media.workers import MediaWorkers
 from parley.serving.options import ServerOptions
@@ -103,7 +103,7 @@ async def serve(
         attached: str = "",
         **options: Any,
     ) -> RunningServer:
-        engine: Any = FakeEngine(
+        engine: Any = ScriptedEngine(
             reply, info=info, max_batch=max_batch, step_seconds=tick, load_seconds=load, load_failure=failure
         )
         engine_settings: EngineSettings = settings or Settings(model=str(folder), max_batch=max_batch)

@@ -24,7 +24,7 @@ from parley.coordinator.tls_contexts import instance_tls_context
 from parley.disagg.kv.peer import KVPeer
 from parley.disagg.kv.receiver import KVReceiver
 from parley.disagg.kv.transport import LinkError
-from parley.engine.scripted_engine import FakeEngine
+from parley.engine.scripted_engine import ScriptedEngine
 from parley.serving.options import ListenAddress, OfferedModel, ServerOptions
 from parley.types import Arena, Settings
 from parley.web import port as port_module
@@ -72,7 +72,7 @@ async def get(port: int, secure: ssl.SSLContext | None, path: str = "/health/liv
 
 
 async def test_mutual_tls_admits_only_clients_with_a_valid_certificate(tls_files, folder, monkeypatch, capsys):
-    monkeypatch.setitem(engines.ENGINE_FACTORIES, "scripted", lambda settings, name: FakeEngine(info=MODEL_INFO))
+    monkeypatch.setitem(engines.ENGINE_FACTORIES, "scripted", lambda settings, name: ScriptedEngine(info=MODEL_INFO))
     mutual_options = tls_options(
         tls_files, client_authorities=(tls_files / "ours.pem",), revocation_lists=(tls_files / "crl.pem",)
     )
