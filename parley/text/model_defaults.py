@@ -8,6 +8,7 @@ from pathlib import Path
 
 from parley.errors import UnknownPromptName, excerpt
 from parley.text.tokens.json_files import read_json_object
+from parley.types import PoolingOptions
 
 # The sampling values of generation_config.json, and the range of each that all APIs allow: requests have them in place
 # of members that they lack, so a value beyond it would refuse requests that do not even name it.
@@ -42,15 +43,24 @@ class EmbeddingPrompts:
         )
         return cls(prompts, default_name if isinstance(default_name, str) and default_name in prompts else None, lower)
 
-    def apply_prompt(self, text: str, prompt_name: str | None) -> str:
+    def apply_prompt(self, text: str, pooling: PoolingOptions) -> str:
         """Return the text with the named (or default) prompt before it. Raises UnknownPromptName."""
-        prompt_name = self.default_name if prompt_name is None else prompt_name
-        if prompt_name is not None and prompt_name not in self.prompts:
-            known_names = sorted(self.prompts)
-            message = f"The model has no prompt {excerpt(prompt_name)}; it has {', '.join(known_names) or 'none'}."
-            raise UnknownPromptName(message, name=prompt_name, known=known_names, field="prompt_name")
-        prefixed = self.prompts[prompt_name] + text if prompt_name is not None else text
+        name = self._find_prompt(pooling)
+        prefixed = self.prompts[name] + text if name is not None else text
         return prefixed.lower() if self.lowercase else prefixed
+
+    def _find_prompt(self, pooling: PoolingOptions) -> str | None:
+        """Return the name of the prompt that a request means; None: no prompt."""
+        if pooling.prompt is None:
+            return self.default_name
+        for name in (pooling.prompt, *pooling.prompt_aliases):
+            if name in self.prompts:
+                return name
+        if pooling.prompt_optional and not self.prompts:
+            return None
+        known_names = sorted(self.prompts)
+        message = f"The model has no prompt {excerpt(pooling.prompt)}; it has {', '.join(known_names) or 'none'}."
+        raise UnknownPromptName(message, name=pooling.prompt, known=known_names, field="prompt_name")
 
 
 def read_sampling_defaults(folder: Path) -> dict[str, float]:

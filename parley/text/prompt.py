@@ -249,7 +249,7 @@ class TextPipeline:
 
     def apply_embedding_prompt(self, prompt: Text, pooling: PoolingOptions) -> Text:
         """Return a text to embed with the model's own prompt before it. Raises UnknownPromptName."""
-        return msgspec.structs.replace(prompt, text=self.embedding_prompts.apply_prompt(prompt.text, pooling.prompt))
+        return msgspec.structs.replace(prompt, text=self.embedding_prompts.apply_prompt(prompt.text, pooling))
 
     def _prepare_pair(
         self, pair: TextPair, encode: Callable[[str, bool], list[int]], max_tokens: int | None, kept_side: KeptSide

@@ -205,12 +205,16 @@ class PoolingOptions(msgspec.Struct, frozen=True, omit_defaults=True):
     ``dimensions``: keep only the first numbers of a vector; None: all. ``normalize``: scale vectors to length 1, after
     that cut, and turn the scores of classes into probabilities; None: as the model's settings say. ``prompt``: the name
     of the model's own prompt that precedes a text to embed; None: its default prompt, if it has one.
+    ``prompt_aliases``: other names of that prompt, tried in this order. ``prompt_optional``: a model without any
+    prompts ignores the name.
     """
 
     dimensions: int | None = None
     normalize: bool | None = None
     prompt: str | None = None
     task: PoolingTask = "embed"
+    prompt_aliases: tuple[str, ...] = ()
+    prompt_optional: bool = False
 
 
 class Request(msgspec.Struct, kw_only=True):

@@ -238,9 +238,25 @@ async def test_cohere_embed_route_gives_the_same_vectors(serve, prefix):
     assert (await server.post(prefix + "/v2/embed", long | {"truncate": "NONE"})).status == 400
     wrong = await server.post(prefix + "/v2/embed", {"texts": TEXTS, "output_dimension": 9})
     assert (wrong.status, wrong.error["param"]) == (400, "output_dimension")
-    unknown = await server.post(prefix + "/v2/embed", {"texts": TEXTS, "input_type": "search_query"})
+    await server.wait_until_idle()
+
+
+async def test_cohere_input_types_need_no_prompts_except_at_vllms_mount(serve):
+    server = await serve()
+    body = {"model": "tiny", "texts": TEXTS}
+    for prefix in ("", "/cohere"):
+        plain = (await server.post(prefix + "/v2/embed", body)).json["embeddings"]
+        for name in ("search_query", "search_document", "classification", "clustering", "image"):
+            assert (await server.post(prefix + "/v2/embed", body | {"input_type": name})).json["embeddings"] == plain
+        unknown = await server.post(prefix + "/v2/embed", body | {"input_type": "query"})
+        sentence = (
+            "invalid request: input_type must be one of 'search_document' or 'search_query' or 'classification' or "
+            "'clustering' or 'image', but got 'query'."
+        )
+        assert (unknown.status, unknown.json["message"]) == (400, sentence)
+    strict = await server.post("/vllm/v2/embed", body | {"input_type": "search_query"})
     sentence = "Unsupported input_type 'search_query'. This model does not define any input_type task instructions."
-    assert (unknown.status, unknown.error["message"]) == (400, sentence)
+    assert (strict.status, strict.error["message"]) == (400, sentence)
     await server.wait_until_idle()
 
 

@@ -374,6 +374,11 @@ def test_embedding_prompt_precedes_the_text(tmp_path: Path) -> None:
     assert pipeline.prepare_prompt(Text("a")).token_ids == [0, 3, 1]
     with pytest.raises(Invalid, match=r"no prompt 'passage'; it has none, query"):
         pipeline.prepare_prompt(Text("a"), pooling=PoolingOptions(prompt="passage"))
+    optional = PoolingOptions(prompt="search_query", prompt_aliases=("question", "query"), prompt_optional=True)
+    assert pipeline.prepare_prompt(Text("a"), pooling=optional).token_ids == [0, 9, 3, 1]
+    assert encoder_pipeline(tmp_path).prepare_prompt(Text("a"), pooling=optional).token_ids == [0, 3, 1]
+    with pytest.raises(Invalid, match="no prompt 'clustering'"):  # a model with prompts has to have this one
+        pipeline.prepare_prompt(Text("a"), pooling=PoolingOptions(prompt="clustering", prompt_optional=True))
 
 
 def test_lowercase_embedding_model_lowercases_text(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from parley.dialects.cohere.shared import WORDING, uuid_text
 from parley.dialects.dialect import Answer, RequestContext
 from parley.dialects.fields import Fields, decode_fields
-from parley.dialects.vllm.pooling.cohere import CohereReply
+from parley.dialects.vllm.pooling.cohere import UniversalCohereReply
 from parley.errors import Invalid, ParleyError
 
 INPUT_MEMBERS = ("texts", "images", "inputs")
@@ -17,7 +17,7 @@ def read_embed(body: bytes, context: RequestContext) -> CohereEmbedReply:
     return CohereEmbedReply(decode_fields(body, WORDING), context)
 
 
-class CohereEmbedReply(CohereReply):
+class CohereEmbedReply(UniversalCohereReply):
     """A reply to texts to embed."""
 
     def __init__(self, body: Fields, context: RequestContext):

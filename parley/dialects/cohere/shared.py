@@ -16,6 +16,7 @@ from parley.dialects import error_wording
 from parley.dialects.dialect import Answer
 from parley.dialects.fields import Fields
 from parley.dialects.json_answer import encode_json
+from parley.dialects.vllm.pooling.cohere import input_type_sentence
 from parley.errors import (
     BadRequest,
     ContextLength,
@@ -24,6 +25,7 @@ from parley.errors import (
     Missing,
     ParleyError,
     UnknownModel,
+    UnknownPromptName,
     Unsupported,
     WrongType,
     excerpt,
@@ -163,6 +165,8 @@ def error_sentence(error: ParleyError) -> str:
                 f"too many tokens: total number of tokens in the prompt cannot exceed {limit - 1} - received {tokens}. "
                 "Try using a shorter prompt."
             )
+        case UnknownPromptName():
+            return input_type_sentence(error)
         case ContextLength():
             return f"too many tokens: {error.message}"
     return error.message

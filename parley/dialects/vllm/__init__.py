@@ -199,7 +199,7 @@ DIALECT = Dialect(
         POOLING_ROUTE,
         CLASSIFY_ROUTE,
         *SCORE_ROUTES,
-        COHERE_ROUTE,
+        replace(COHERE_ROUTE, reader=cohere.read_universal_request),
         BATCH_ROUTE,
         *TOKEN_ROUTES,
         RESET_ROUTE,

@@ -1,6 +1,8 @@
 """``POST /v2/embed`` of Cohere's API as vLLM answers it: texts in, their vectors in several encodings out.
 
-``input_type`` is the name of the model's own prompt to put before each text. Only texts are supported.
+``input_type`` is the name of the model's own prompt to put before each text. On the universal route a model without
+prompts takes the API's own names, which Cohere's SDK always sends, and embeds all texts alike. Only texts are
+supported.
 """
 
 from __future__ import annotations
@@ -18,17 +20,30 @@ from parley.dialects.openai.prompts import MAX_PROMPT_SIZE
 from parley.dialects.openai.shared import MAX_TOKENS, unsupported_member
 from parley.dialects.vllm import requests, shared
 from parley.dialects.vllm.refusal_wording import value_error
-from parley.errors import Invalid, ParleyError, UnknownPromptName
+from parley.errors import Invalid, ParleyError, UnknownPromptName, excerpt
 from parley.types import Event, PoolingOptions, PromptVector, Request, Text, Usage
 
 EMBEDDING_TYPES = ("float", "base64", "binary", "ubinary")
 TRUNCATED_SIDES = {"END": "right", "START": "left"}  # the side to cut of a text that is too long
+# Cohere's input types, each with the names that models give to a prompt of that purpose.
+INPUT_TYPES: dict[str, tuple[str, ...]] = {
+    "search_document": ("document", "passage"),
+    "search_query": ("query",),
+    "classification": (),
+    "clustering": (),
+    "image": (),
+}
 NO_INPUT_SENTENCE = "Exactly one of texts, images, or inputs must be provided, and it must be non-empty"
 
 
 def read_cohere_request(body: bytes, context: RequestContext) -> CohereReply | Answer:
     """Read an embedding request in Cohere's form. Raises BadRequest."""
     return requests.read_vllm_request(CohereReply, body, context)
+
+
+def read_universal_request(body: bytes, context: RequestContext) -> UniversalCohereReply | Answer:
+    """Read an embedding request in Cohere's form, also of a client that knows no vLLM. Raises BadRequest."""
+    return requests.read_vllm_request(UniversalCohereReply, body, context)
 
 
 class CohereReply(UnstreamedReply):
@@ -47,13 +62,16 @@ class CohereReply(UnstreamedReply):
             model=body.string("model", "", cap=256),
             prompts=[Text(text) for text in self._texts],
             **extra_members.request_members,
-            pooling=PoolingOptions(
+            pooling=self._pooling_options(
+                body.string("input_type", None, cap=extras.MAX_NAME_CHARACTERS),
                 body.integer("output_dimension", None, 1, MAX_DIMENSIONS),
-                prompt=body.string("input_type", None, cap=extras.MAX_NAME_CHARACTERS),
             ),
         )
         self._answer_id = requests.choose_answer_id(context, extra_members.client_id or context.unique_id)
         self._vectors: dict[int, bytes] = {}
+
+    def _pooling_options(self, input_type: str | None, dimensions: int | None) -> PoolingOptions:
+        return PoolingOptions(dimensions, prompt=input_type)
 
     @property
     def shown_id(self) -> str:
@@ -89,6 +107,26 @@ class CohereReply(UnstreamedReply):
                 "response_type": "embeddings_by_type",
             }
         )
+
+
+class UniversalCohereReply(CohereReply):
+    """An embedding request of a client that expects Cohere's API: every model takes its input types."""
+
+    def _pooling_options(self, input_type: str | None, dimensions: int | None) -> PoolingOptions:
+        aliases, is_known = INPUT_TYPES.get(input_type or "", ()), input_type in INPUT_TYPES
+        return PoolingOptions(dimensions, prompt=input_type, prompt_aliases=aliases, prompt_optional=is_known)
+
+    def render_refusal(self, error: ParleyError) -> Answer | None:
+        """Return Cohere's refusal of an unknown ``input_type``; None for other errors."""
+        if not isinstance(error, UnknownPromptName):
+            return None
+        return Answer(error.status, encode_json({"message": input_type_sentence(error)}))
+
+
+def input_type_sentence(error: UnknownPromptName) -> str:
+    """Return Cohere's refusal of an unknown ``input_type``, with the values that are possible."""
+    names = " or ".join(f"'{name}'" for name in error.known or INPUT_TYPES)
+    return f"invalid request: input_type must be one of {names}, but got {excerpt(error.name)}."
 
 
 def _read_cohere_texts(body: Fields) -> list[str]:
