@@ -39,15 +39,9 @@ from parley.dialects.dialect import (
     Route,
 )
 from parley.dialects.mindie import service_dialect
-from parley.dialects.mindie.rules import MindieRules
+from parley.dialects.mindie.api_rules import MindieRules
 from parley.dialects.mounts import API_MOUNTS
-from parley.dialects.openapi_bodies import (
-    LEARNED_CONTEXT,
-    LEARNED_MODEL,
-    LEARNED_VOCABULARY,
-    body_key,
-    output_room,
-)
+from parley.dialects.openapi_bodies import LEARNED_CONTEXT, LEARNED_MODEL, LEARNED_VOCABULARY, body_key, output_room
 from parley.dialects.openapi_errors import SAMPLE_ERRORS
 from parley.dialects.records import NoRecords
 from parley.errors import BadRequest, Invalid, Missing, ParleyError, UnknownRecord

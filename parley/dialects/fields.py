@@ -23,6 +23,8 @@ D = TypeVar("D")
 MAX_DEPTH = 64  # nesting of a free-form value, so that later recursive readers do not overflow the stack
 MAX_FLOAT = sys.float_info.max
 INT64 = (-(2**63), 2**63 - 1)
+MAX_U32, MAX_U64, MAX_I32 = 2**32 - 1, 2**64 - 1, 2**31 - 1
+MAX_F32 = 3.4028234663852886e38
 
 
 def decode_fields(body: bytes, wording: ErrorWording = DEFAULT_WORDING) -> Fields:

@@ -22,7 +22,7 @@ from support.member_paths import member_paths
 from support.multimodal_models import multimodal_folder
 
 from parley.dialects.mindie import service_dialect
-from parley.dialects.mindie.rules import MindieRules
+from parley.dialects.mindie.api_rules import MindieRules
 from parley.dialects.mounts import ApiMount, universal_mounts
 from parley.serving.options import MediaOptions
 from parley.settings.media_hosts import parse_media_host

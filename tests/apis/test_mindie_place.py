@@ -24,8 +24,8 @@ from test_examples import member_paths
 from parley import hub
 from parley.dialects import mindie
 from parley.dialects.dialect import RequestContext
+from parley.dialects.mindie.api_rules import MindieRules
 from parley.dialects.mindie.interfaces.chat import read_mindie_chat
-from parley.dialects.mindie.rules import MindieRules
 from parley.dialects.mounts import SERVER_MOUNT, ApiMount
 from parley.types import Chat, Media, MediaPath, Message, PlacedMedia
 

@@ -13,7 +13,7 @@ from parley.dialects import mindie
 from parley.dialects.dialect import RequestContext
 from parley.dialects.facts import ModelCard, ServerFacts, ServerStatus
 from parley.dialects.mindie import management_ports
-from parley.dialects.mindie.rules import MindieRules
+from parley.dialects.mindie.api_rules import MindieRules
 from parley.dialects.mounts import DEDICATED_APIS, dedicated_mounts, mount_table, universal_mounts
 from parley.types import EngineStats, ModelInfo
 

@@ -10,7 +10,7 @@ from support.http_client import Answer, RunningServer, build_request
 from support.loop_clock import pass_time
 
 from parley.dialects.mindie import service_dialect
-from parley.dialects.mindie.rules import MindieRules
+from parley.dialects.mindie.api_rules import MindieRules
 from parley.dialects.mounts import DEDICATED_APIS, ApiMount
 from parley.engine.stream import OutputStream
 from parley.types import EngineOutput

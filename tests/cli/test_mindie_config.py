@@ -12,7 +12,7 @@ from parley.cli import serve
 from parley.cli.serve import offered_models
 from parley.cli.serve_config import mindie_config
 from parley.cli.serve_config.server_options import server_options
-from parley.dialects.mindie.rules import MindieRules
+from parley.dialects.mindie.api_rules import MindieRules
 from parley.serving.options import ListenAddress
 from parley.settings.config import SERVE_OPTIONS
 from parley.settings.kinds import NamedModel

@@ -7,8 +7,9 @@ import msgspec
 import pytest
 
 from parley.dialects.admin_requests import TokenizeResult
-from parley.dialects.anthropic import DIALECT, STRICT, messages, models, shared
-from parley.dialects.anthropic.shared import LENIENT_RULES, STRICT_RULES, AnthropicRules
+from parley.dialects.anthropic import DIALECT, STRICT, messages, models
+from parley.dialects.anthropic.api_rules import LENIENT_ANTHROPIC_RULES, STRICT_ANTHROPIC_RULES, AnthropicRules
+from parley.dialects.anthropic.error_answers import anthropic_error_answer
 from parley.dialects.dialect import RequestContext
 from parley.dialects.facts import ModelCard, ServerFacts
 from parley.dialects.reasoning_seal import ReasoningSeal
@@ -46,15 +47,15 @@ PING = b'event: ping\ndata: {"type":"ping"}\n\n'
 STOP = b'event: message_stop\ndata: {"type":"message_stop"}\n\n'
 
 
-def read(rules: AnthropicRules = LENIENT_RULES, **members: Any) -> messages.MessagesReply:
+def read(rules: AnthropicRules = LENIENT_ANTHROPIC_RULES, **members: Any) -> messages.MessagesReply:
     body = {"model": "m", "max_tokens": 2000, "messages": TURNS} | members
     return messages.read_messages(rules, json.dumps(body).encode(), HEAD)
 
 
-def refusal(rules: AnthropicRules = LENIENT_RULES, **members: Any) -> str:
+def refusal(rules: AnthropicRules = LENIENT_ANTHROPIC_RULES, **members: Any) -> str:
     with pytest.raises(BadRequest) as caught:
         read(rules, **members)
-    return json.loads(shared.render_error(rules, caught.value).body)["error"]["message"]
+    return json.loads(anthropic_error_answer(rules, caught.value).body)["error"]["message"]
 
 
 def done(reason: FinishReason = "stop", stop: str | None = None) -> ChoiceDone:
@@ -167,7 +168,7 @@ def test_anthropic_omits_thinking_and_still_signs_it():
     assert text == {"type": "text", "text": "So"}
 
 
-@pytest.mark.parametrize("rules", [LENIENT_RULES, STRICT_RULES])
+@pytest.mark.parametrize("rules", [LENIENT_ANTHROPIC_RULES, STRICT_ANTHROPIC_RULES])
 def test_anthropic_shows_thinking_as_updates(rules: AnthropicRules):
     reply = read(rules, thinking={"type": "adaptive", "display": "updates"})
     reply.add_events([ACCEPTED, ChoiceDelta(0, "hm", "reasoning"), ChoiceDelta(0, "So"), done()])
@@ -361,16 +362,18 @@ def test_anthropic_counts_prompts_that_are_too_long():
 def test_anthropic_counts_tokens_of_the_same_prompt():
     members: dict[str, Any] = {"system": "s", "tools": [TOOL], "thinking": THINKING, "messages": TURNS}
     body = json.dumps({"model": "m"} | members).encode()
-    assert messages.read_count(LENIENT_RULES, body, HEAD).prompt == read(**members).request.prompts[0]
+    assert messages.read_count(LENIENT_ANTHROPIC_RULES, body, HEAD).prompt == read(**members).request.prompts[0]
     managed = messages.read_count(
-        LENIENT_RULES, json.dumps({"model": "m", "messages": TURNS, "context_management": {}}).encode(), HEAD
+        LENIENT_ANTHROPIC_RULES, json.dumps({"model": "m", "messages": TURNS, "context_management": {}}).encode(), HEAD
     )
     assert managed.writer is not None
     assert json.loads(managed.writer(TokenizeResult([1, 2, 3], None, 9))) == {
         "input_tokens": 3, "context_management": {"original_input_tokens": 3}
     }  # fmt: skip
     with pytest.raises(BadRequest, match="Extra inputs are not permitted"):
-        messages.read_count(STRICT_RULES, json.dumps({"model": "m", "messages": TURNS, "max_tokens": 5}).encode(), HEAD)
+        messages.read_count(
+            STRICT_ANTHROPIC_RULES, json.dumps({"model": "m", "messages": TURNS, "max_tokens": 5}).encode(), HEAD
+        )
 
 
 FACTS = ServerFacts("1", [ModelCard(name, 1770000000, 4096 if name == "a" else None) for name in "abc"], True)

@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
-from parley.dialects.anthropic import messages, shared
-from parley.dialects.anthropic.shared import LENIENT_RULES, STRICT_RULES, AnthropicRules
+from parley.dialects.anthropic import messages
+from parley.dialects.anthropic.api_rules import LENIENT_ANTHROPIC_RULES, STRICT_ANTHROPIC_RULES, AnthropicRules
+from parley.dialects.anthropic.error_answers import anthropic_error_sentence
 from parley.dialects.dialect import RequestContext
 from parley.dialects.reasoning_seal import ReasoningSeal
 from parley.errors import BadRequest, Unsupported
@@ -27,18 +28,20 @@ OUT_OF_RANGE = (
 )
 
 
-def read(rules: AnthropicRules = LENIENT_RULES, head: RequestContext = HEAD, **members: Any) -> Request:
+def read(rules: AnthropicRules = LENIENT_ANTHROPIC_RULES, head: RequestContext = HEAD, **members: Any) -> Request:
     body = {"model": "m", "max_tokens": 2000, "messages": TURNS} | members
     return messages.read_messages(rules, json.dumps(body).encode(), head).request
 
 
-def chat(rules: AnthropicRules = LENIENT_RULES, head: RequestContext = HEAD, **members: Any) -> Chat:
+def chat(rules: AnthropicRules = LENIENT_ANTHROPIC_RULES, head: RequestContext = HEAD, **members: Any) -> Chat:
     prompt = read(rules, head, **members).prompts[0]
     assert isinstance(prompt, Chat)
     return prompt
 
 
-def turns(*items: dict[str, Any], rules: AnthropicRules = LENIENT_RULES, head: RequestContext = HEAD) -> list[Message]:
+def turns(
+    *items: dict[str, Any], rules: AnthropicRules = LENIENT_ANTHROPIC_RULES, head: RequestContext = HEAD
+) -> list[Message]:
     return chat(rules, head, messages=list(items)).messages
 
 
@@ -68,10 +71,10 @@ def orphan_error(place: str, use_id: str) -> str:
     )
 
 
-def refusal(rules: AnthropicRules = LENIENT_RULES, head: RequestContext = HEAD, **members: Any) -> str:
+def refusal(rules: AnthropicRules = LENIENT_ANTHROPIC_RULES, head: RequestContext = HEAD, **members: Any) -> str:
     with pytest.raises(BadRequest) as caught:
         read(rules, head, **members)
-    return shared.error_sentence(caught.value)
+    return anthropic_error_sentence(caught.value)
 
 
 def test_anthropic_minimal_body_means_defaults():
@@ -135,7 +138,7 @@ def test_anthropic_replays_thinking_from_its_signature():
         (redacted, None),
     ):
         assert turns(user("a"), assistant(block, text("b")), user("c"))[1].reasoning == reasoning
-    assert refusal(STRICT_RULES, messages=[user("a"), assistant(foreign, text("b")), user("c")]) == (
+    assert refusal(STRICT_ANTHROPIC_RULES, messages=[user("a"), assistant(foreign, text("b")), user("c")]) == (
         "messages.1.content.0: Invalid `signature` in `thinking` block"
     )
 
@@ -404,21 +407,21 @@ def test_anthropic_refuses_wrong_members(members: dict[str, Any], sentence: str)
     ],
 )  # fmt: skip
 def test_anthropic_strict_refuses_what_the_original_refuses(members: dict[str, Any], sentence: str):
-    assert refusal(STRICT_RULES, **members) == sentence
+    assert refusal(STRICT_ANTHROPIC_RULES, **members) == sentence
     if "message" not in sentence and "server_tool_use" not in str(members):
-        read(LENIENT_RULES, **members)
+        read(LENIENT_ANTHROPIC_RULES, **members)
 
 
 def test_anthropic_strict_needs_a_version():
     with pytest.raises(BadRequest, match="anthropic-version: header is required"):
-        read(STRICT_RULES, RequestContext("0f", 1, "fp"))
-    read(STRICT_RULES)
+        read(STRICT_ANTHROPIC_RULES, RequestContext("0f", 1, "fp"))
+    read(STRICT_ANTHROPIC_RULES)
 
 
 # -- tools that Anthropic defines and clients run
 
 
-@pytest.mark.parametrize("rules", [LENIENT_RULES, STRICT_RULES])
+@pytest.mark.parametrize("rules", [LENIENT_ANTHROPIC_RULES, STRICT_ANTHROPIC_RULES])
 @pytest.mark.parametrize(
     ("kind", "name", "members", "required"),
     [
@@ -458,7 +461,7 @@ def test_anthropic_knows_the_commands_of_each_version_of_the_editor():
     ]
 
 
-@pytest.mark.parametrize("rules", [LENIENT_RULES, STRICT_RULES])
+@pytest.mark.parametrize("rules", [LENIENT_ANTHROPIC_RULES, STRICT_ANTHROPIC_RULES])
 def test_anthropic_describes_the_screen_and_the_actions_of_a_computer(rules: AnthropicRules):
     def computer(version: str, **members: Any) -> tuple[str, list[str], list[str]]:
         size = {"display_width_px": 1024, "display_height_px": 768}
@@ -506,4 +509,4 @@ def test_anthropic_refuses_wrong_members_of_tools_that_clients_run(tool: dict[st
 def test_anthropic_strict_refuses_a_schema_for_a_tool_that_clients_run():
     tool = {"type": "bash_20250124", "name": "bash", "input_schema": {"type": "object"}}
     sentence = "tools.0.bash_20250124.input_schema: Extra inputs are not permitted"
-    assert refusal(STRICT_RULES, tools=[tool]) == sentence
+    assert refusal(STRICT_ANTHROPIC_RULES, tools=[tool]) == sentence

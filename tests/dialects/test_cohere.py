@@ -7,17 +7,9 @@ from typing import Any
 import pytest
 
 from parley.dialects.cohere import DIALECT, STRICT, chat
-from parley.dialects.cohere.shared import LENIENT_RULES, STRICT_RULES, CohereRules
+from parley.dialects.cohere.api_rules import LENIENT_COHERE_RULES, STRICT_COHERE_RULES, CohereRules
 from parley.dialects.dialect import RequestContext
-from parley.errors import (
-    ContextLength,
-    EngineDied,
-    Expired,
-    NotReady,
-    Overloaded,
-    ParleyError,
-    UnknownModel,
-)
+from parley.errors import ContextLength, EngineDied, Expired, NotReady, Overloaded, ParleyError, UnknownModel
 from parley.types import (
     Chat,
     ChoiceDelta,
@@ -54,7 +46,7 @@ START = (
 )
 
 
-def read_chat(rules: CohereRules = LENIENT_RULES, context: RequestContext = HEAD, **members: Any) -> Any:
+def read_chat(rules: CohereRules = LENIENT_COHERE_RULES, context: RequestContext = HEAD, **members: Any) -> Any:
     return chat.read_chat(rules, json.dumps({"model": "m", "messages": HELLO} | members).encode(), context)
 
 
@@ -64,7 +56,9 @@ def chat_of(**members: Any) -> Chat:
     return prompt
 
 
-def refusal(rules: CohereRules = LENIENT_RULES, context: RequestContext = HEAD, **members: Any) -> tuple[int, str]:
+def refusal(
+    rules: CohereRules = LENIENT_COHERE_RULES, context: RequestContext = HEAD, **members: Any
+) -> tuple[int, str]:
     with pytest.raises(ParleyError) as caught:
         read_chat(rules, context, **members)
     status, data, content_type = DIALECT.render_error(caught.value)
@@ -276,7 +270,7 @@ def test_plain_cohere_request_has_the_documented_defaults():
     assert request.prompts == [Chat([Message("user", "Hello")])]
 
 
-@pytest.mark.parametrize("rules", [LENIENT_RULES, STRICT_RULES])
+@pytest.mark.parametrize("rules", [LENIENT_COHERE_RULES, STRICT_COHERE_RULES])
 def test_cohere_members_steer_the_answer(rules):
     request = read_chat(
         rules, temperature=0.5, p=0.9, k=7, seed=3, frequency_penalty=0.25, max_tokens=5, stop_sequences=["a", "b"],
@@ -315,7 +309,7 @@ def test_cohere_conversation_has_calls_results_and_thinking():
         {"role": "assistant", "content": [{"type": "thinking", "thinking": "Hm"}, {"type": "text", "text": "So."}]},
         {"role": "user", "content": "And?"},
     ]  # fmt: skip
-    for rules in (LENIENT_RULES, STRICT_RULES):
+    for rules in (LENIENT_COHERE_RULES, STRICT_COHERE_RULES):
         assert chat_of(rules=rules, messages=messages).messages == [
             Message("system", "Be\nkind."),
             Message("user", "Hello"),
@@ -362,7 +356,7 @@ def test_cohere_takes_the_longest_call_id_that_it_gives():
     reply = read_chat(tools=[TOOL])
     message = json.loads(answer_body(reply, call_delta(0, "call_0123456789abcdef", name)))["message"]
     messages = [message, {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": "a"}]
-    for rules in (LENIENT_RULES, STRICT_RULES):
+    for rules in (LENIENT_COHERE_RULES, STRICT_COHERE_RULES):
         assert chat_of(rules=rules, messages=messages).messages[1].tool_call_id == f"{name}_0123456789ab"
 
 
@@ -440,7 +434,7 @@ REFUSED: list[tuple[dict[str, Any], int, str]] = [
 
 @pytest.mark.parametrize(("members", "status", "sentence"), REFUSED)
 def test_cohere_refusals_name_member_value_and_range(members, status, sentence):
-    for rules in (LENIENT_RULES, STRICT_RULES):
+    for rules in (LENIENT_COHERE_RULES, STRICT_COHERE_RULES):
         assert refusal(rules, **members) == (status, sentence)
 
 
@@ -473,8 +467,8 @@ STRICTLY_REFUSED: list[tuple[dict[str, Any], int, str]] = [
 
 @pytest.mark.parametrize(("members", "status", "sentence"), STRICTLY_REFUSED)
 def test_strict_cohere_refuses_what_the_original_refuses(members, status, sentence):
-    assert refusal(STRICT_RULES, **members) == (status, sentence)
-    assert read_chat(LENIENT_RULES, **members).request.model == "m"
+    assert refusal(STRICT_COHERE_RULES, **members) == (status, sentence)
+    assert read_chat(LENIENT_COHERE_RULES, **members).request.model == "m"
 
 
 @pytest.mark.parametrize(
@@ -502,4 +496,4 @@ def test_cohere_errors_have_an_id_and_a_message(error, status, message):
 def test_cohere_body_that_is_no_json_object_is_refused():
     for body in (b"", b"{", b"[]", b"\xff"):
         with pytest.raises(ParleyError, match=r"^invalid json syntax: "):
-            chat.read_chat(LENIENT_RULES, body, HEAD)
+            chat.read_chat(LENIENT_COHERE_RULES, body, HEAD)

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from parley.dialects.databricks import DIALECT, STRICT, chat, completions, embeddings, read_invocation, shared
+from parley.dialects.databricks import DIALECT, STRICT, chat, completions, embeddings, read_invocation
+from parley.dialects.databricks.api_rules import LENIENT_DATABRICKS_RULES, STRICT_DATABRICKS_RULES, DatabricksRules
 from parley.dialects.dialect import RequestContext
 from parley.errors import (
     ContextLength,
@@ -58,7 +59,7 @@ READERS = {
 }
 
 
-def read_task(task: str, rules: shared.DatabricksRules = shared.STRICT_RULES, **members: Any) -> Any:
+def read_task(task: str, rules: DatabricksRules = STRICT_DATABRICKS_RULES, **members: Any) -> Any:
     read, base = READERS[task]
     reply = read(rules, json.dumps(base | members).encode(), HEAD)
     reply.request.model = "m-1"  # as the server does
@@ -186,7 +187,7 @@ WRONG_TYPES = {
 )
 def test_databricks_parameter_is_read_or_refused(task, name, look, good, bad, kind):
     assert look(read_task(task).request) == good[0][1], "absent"
-    for rules in (shared.STRICT_RULES, shared.LENIENT_RULES):
+    for rules in (STRICT_DATABRICKS_RULES, LENIENT_DATABRICKS_RULES):
         for value, effect in good:
             assert look(read_task(task, rules, **{name: value}).request) == effect, value
         for value in WRONG_TYPES[kind]:
@@ -197,7 +198,7 @@ def test_databricks_parameter_is_read_or_refused(task, name, look, good, bad, ki
 
 
 def test_databricks_accepts_prediction_only_when_lenient():
-    assert talk(shared.LENIENT_RULES, prediction={"type": "content", "content": "a"}).request.prediction == "a"
+    assert talk(LENIENT_DATABRICKS_RULES, prediction={"type": "content", "content": "a"}).request.prediction == "a"
     assert "prediction" in refusal_message(talk, prediction={"content": "a"})
 
 
@@ -209,7 +210,7 @@ def test_databricks_type_error_names_expected_and_actual_type():
         "Unable to parse json body for request, field 'messages.content' expects input with json type 'string' "
         "but got 'array'"
     )
-    assert talk(shared.LENIENT_RULES, messages=parts).request.prompts == talk().request.prompts
+    assert talk(LENIENT_DATABRICKS_RULES, messages=parts).request.prompts == talk().request.prompts
 
 
 @pytest.mark.parametrize("value", [0, 5, 20])
@@ -231,7 +232,7 @@ def test_databricks_reports_missing_required_parameter():
         assert refusal_message(read_task, task, **{name: None}) == f"Missing required {label} parameter: '{name}'"
         assert refusal_message(read_task, task, **{name: []}) == f'Bad request: parameter "{name}" must not be empty'
     assert (
-        refusal_message(read_invocation, shared.STRICT_RULES, b"{}", HEAD)
+        refusal_message(read_invocation, STRICT_DATABRICKS_RULES, b"{}", HEAD)
         == "Missing required Chat parameter: 'messages'"
     )
     assert refusal_message(talk, messages=[{"content": "a"}]) == (
@@ -241,7 +242,7 @@ def test_databricks_reports_missing_required_parameter():
         'Bad request: "content" is a required property for an object in parameter "messages"'
     )
     assert "must be one of" in refusal_message(talk, messages=[{"role": "developer", "content": "a"}])
-    assert talk(shared.LENIENT_RULES, messages=[{"role": "developer", "content": "a"}]).request
+    assert talk(LENIENT_DATABRICKS_RULES, messages=[{"role": "developer", "content": "a"}]).request
 
 
 @pytest.mark.parametrize(
@@ -271,7 +272,7 @@ def test_databricks_strict_requires_alternating_roles(roles, wrong):
         "t": {"role": "tool", "content": "t", "tool_call_id": "c"},
     }
     messages = [turns[role] for role in roles]
-    assert len(talk(shared.LENIENT_RULES, messages=messages).request.prompts[0].messages) == len(roles)
+    assert len(talk(LENIENT_DATABRICKS_RULES, messages=messages).request.prompts[0].messages) == len(roles)
     if wrong:
         assert refusal_message(talk, messages=messages).endswith(wrong)
     else:
@@ -315,7 +316,7 @@ def test_databricks_validates_tool_functions():
     assert "must have at most 15 keys in properties, but has 16" in refusal_message(
         talk, tools=[tool(parameters=schema)]
     )
-    assert talk(shared.LENIENT_RULES, tools=[tool(parameters=schema)]).request
+    assert talk(LENIENT_DATABRICKS_RULES, tools=[tool(parameters=schema)]).request
     keys.popitem()
     assert talk(tools=[tool(parameters=schema)]).request
     assert "additionalProperties" in refusal_message(talk, tools=[tool(parameters=schema, strict=True)])
@@ -327,7 +328,7 @@ def test_databricks_validates_tool_functions():
     assert refusal_message(talk, tools=MANY_TOOLS).endswith(
         'parameter "tools" must have at most 32 members, but has 33'
     )
-    assert talk(shared.LENIENT_RULES, tools=MANY_TOOLS).request
+    assert talk(LENIENT_DATABRICKS_RULES, tools=MANY_TOOLS).request
     assert 'must be one of "function"' in refusal_message(talk, tools=[TOOL | {"type": "x"}])
     assert refusal_message(talk, tools=[{"type": "function"}]).endswith('for an object in parameter "tools"')
 
@@ -376,7 +377,7 @@ def test_databricks_strict_refuses_undocumented_members(task):
     message = refusal_message(read_task, task, inputs=["a"])
     assert message == 'Bad request: json: unknown field "inputs"\n'
     undocumented = {"inputs": ["a"], "seed": 5, "frequency_penalty": 1, "logit_bias": {"5": -1}}
-    sampling = read_task(task, shared.LENIENT_RULES, **undocumented).request.sampling
+    sampling = read_task(task, LENIENT_DATABRICKS_RULES, **undocumented).request.sampling
     assert sampling == Sampling(seed=5, frequency_penalty=1.0, logit_bias={5: -1.0})
     context = {"extra_params": {"a": "b"}, "usage_context": {"a": "b"}, "client_request_id": "1", "model": "other"}
     assert read_task(task, **context).request.sampling == Sampling()
@@ -390,13 +391,13 @@ def test_databricks_strict_refuses_several_choices_in_streams(task):
     assert refusal_message(read_task, task, n=2, stream=True) == (
         'Bad request: parameter "n" must be equal to 1 for streaming mode'
     )
-    assert read_task(task, shared.LENIENT_RULES, n=2, stream=True).request.n == 2
+    assert read_task(task, LENIENT_DATABRICKS_RULES, n=2, stream=True).request.n == 2
 
 
 @pytest.mark.parametrize("task", ["chat", "completion", "embedding"])
 @pytest.mark.parametrize("body", [b"", b"x", b"[]", b"\xff", b"[" * 100_000, b'{"a": 1}}'])
 def test_databricks_refuses_body_that_is_not_a_json_object(task, body):
-    for rules in (shared.STRICT_RULES, shared.LENIENT_RULES):
+    for rules in (STRICT_DATABRICKS_RULES, LENIENT_DATABRICKS_RULES):
         assert refusal_message(READERS[task][0], rules, body, HEAD).startswith("Bad request: The ")
 
 
@@ -422,7 +423,7 @@ def test_databricks_invocations_choose_task_by_body():
         ({"input": ["Hi"]}, embeddings.DatabricksEmbeddingReply, Text("Hi")),
         ({"prompt": None, "messages": MESSAGES}, chat.DatabricksChatReply, Chat([Message("user", "Hi")])),
     ):
-        reply = read_invocation(shared.LENIENT_RULES, json.dumps(body).encode(), HEAD)
+        reply = read_invocation(LENIENT_DATABRICKS_RULES, json.dumps(body).encode(), HEAD)
         assert type(reply) is kind and reply.request.prompts == [prompt]
 
 
@@ -482,7 +483,7 @@ def test_databricks_chat_stream_reports_usage_in_every_chunk():
 
 
 def test_databricks_stream_usage_sums_tokens_of_all_choices():
-    reply = talk(shared.LENIENT_RULES, stream=True, n=2)
+    reply = talk(LENIENT_DATABRICKS_RULES, stream=True, n=2)
     chunks = stream_events(reply, [PromptAccepted(0, [1, 2, 3]), *hello_events(0), *hello_events(1)])
     assert chunks[-1]["usage"] == {"prompt_tokens": 3, "completion_tokens": 4, "total_tokens": 7}
 
@@ -517,12 +518,12 @@ def test_databricks_writes_reasoning_as_content_part_when_strict():
     message = json.loads(reply.render_body(USAGE))["choices"][0]["message"]
     assert message == {"role": "assistant", "content": [part, {"type": "text", "text": "Hello"}]}
     assert stream_events(talk(stream=True), reasoning_events)[1]["choices"][0]["delta"] == {"content": [part]}
-    reply = talk(shared.LENIENT_RULES)
+    reply = talk(LENIENT_DATABRICKS_RULES)
     reply.add_events(reasoning_events)
     choice = json.loads(reply.render_body(USAGE))["choices"][0]
     assert choice["message"] == {"role": "assistant", "content": "Hello", "reasoning_content": "Hm"}
     assert choice["finishReason"] == choice["finish_reason"] == "stop"
-    delta = stream_events(talk(shared.LENIENT_RULES, stream=True), reasoning_events)[1]["choices"][0]["delta"]
+    delta = stream_events(talk(LENIENT_DATABRICKS_RULES, stream=True), reasoning_events)[1]["choices"][0]["delta"]
     assert (delta["reasoning_content"], delta["content"]) == ("Hm", None)
 
 
@@ -557,7 +558,7 @@ def test_databricks_writes_completion_body():
         b'{"id":"cmpl_' + ID.encode() + b'","object":"text_completion","created":1700000000,"choices":['
         + choices + b'],"usage":{"prompt_tokens":2,"completion_tokens":8,"total_tokens":10}}'
     )  # fmt: skip
-    reply = complete(shared.LENIENT_RULES, n=2)
+    reply = complete(LENIENT_DATABRICKS_RULES, n=2)
     reply.add_events([*hello_events(0), *hello_events(1)])
     lenient_body = json.loads(reply.render_body(USAGE))
     assert lenient_body["model"] == "m-1"
@@ -593,13 +594,15 @@ def test_databricks_writes_embeddings_with_instruction():
 
 
 def test_databricks_lenient_embeddings_take_openai_members():
-    reply = embed(shared.LENIENT_RULES, encoding_format="base64", dimensions=2)
+    reply = embed(LENIENT_DATABRICKS_RULES, encoding_format="base64", dimensions=2)
     reply.add_events([PromptVector(0, struct.pack("<2f", 0.5, -1.0))])
     assert json.loads(reply.render_body(USAGE))["data"][0]["embedding"] == "AAAAPwAAgL8="
     assert refusal_message(embed, dimensions=2) == 'Bad request: json: unknown field "dimensions"\n'
     assert refusal_message(embed, input=[1, 2]).startswith("Unable to parse json body for request, field 'input")
-    assert embed(shared.LENIENT_RULES, input=[1, 2]).request.prompts == [Tokens([1, 2])]
-    assert "can only be used with texts" in refusal_message(embed, shared.LENIENT_RULES, input=[1, 2], instruction="a")
+    assert embed(LENIENT_DATABRICKS_RULES, input=[1, 2]).request.prompts == [Tokens([1, 2])]
+    assert "can only be used with texts" in refusal_message(
+        embed, LENIENT_DATABRICKS_RULES, input=[1, 2], instruction="a"
+    )
 
 
 # -- errors

@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
-from parley.dialects.databricks import chat, shared
-from parley.dialects.databricks.shared import LENIENT_RULES, STRICT_RULES
+from parley.dialects.databricks import chat
+from parley.dialects.databricks.api_rules import LENIENT_DATABRICKS_RULES, STRICT_DATABRICKS_RULES, DatabricksRules
+from parley.dialects.databricks.error_answers import databricks_error_answer
 from parley.dialects.dialect import RequestContext
 from parley.errors import BadMedia, BadRequest
 from parley.types import Chat, EncodedMedia, Media, MediaAddress, PlacedMedia
@@ -21,7 +22,7 @@ PARTS = [
 ]
 
 
-def read_media(rules: shared.DatabricksRules, content: Any, head: RequestContext = HEAD) -> list[PlacedMedia]:
+def read_media(rules: DatabricksRules, content: Any, head: RequestContext = HEAD) -> list[PlacedMedia]:
     body = json.dumps({"messages": [{"role": "user", "content": content}]}).encode()
     prompt = chat.read_databricks_chat(rules, body, head).request.prompts[0]
     assert isinstance(prompt, Chat)
@@ -29,15 +30,15 @@ def read_media(rules: shared.DatabricksRules, content: Any, head: RequestContext
     return prompt.messages[0].media
 
 
-def refusal(rules: shared.DatabricksRules, content: Any, head: RequestContext = HEAD) -> dict[str, str]:
+def refusal(rules: DatabricksRules, content: Any, head: RequestContext = HEAD) -> dict[str, str]:
     with pytest.raises(BadRequest) as caught:
         read_media(rules, content, head)
-    answer = shared.databricks_error_answer(caught.value)
+    answer = databricks_error_answer(caught.value)
     assert answer.status == 400
     return json.loads(answer.body)
 
 
-@pytest.mark.parametrize("rules", [STRICT_RULES, LENIENT_RULES])
+@pytest.mark.parametrize("rules", [STRICT_DATABRICKS_RULES, LENIENT_DATABRICKS_RULES])
 def test_databricks_media_parts_are_read(rules):
     assert read_media(rules, PARTS) == [
         PlacedMedia(5, Media("image", EncodedMedia("aGk=", "image/png"), "messages[0].content[1].image_url")),
@@ -47,7 +48,7 @@ def test_databricks_media_parts_are_read(rules):
 
 
 def test_databricks_media_parts_are_refused_to_text_models_as_the_original_does():
-    error = refusal(STRICT_RULES, PARTS, RequestContext("0f", 1, "fp"))
+    error = refusal(STRICT_DATABRICKS_RULES, PARTS, RequestContext("0f", 1, "fp"))
     assert error["message"].endswith(
         "field 'messages.content' expects input with json type 'string' but got 'array'"
     )  # fmt: skip
@@ -56,13 +57,13 @@ def test_databricks_media_parts_are_refused_to_text_models_as_the_original_does(
 def test_databricks_media_parts_of_undocumented_types_are_refused_when_strict():
     part = {"type": "input_audio", "input_audio": {"data": "aGk=", "format": "wav"}}
     message = 'must be one of "text", "image_url", "audio_url", "video_url", but got \'input_audio\''
-    assert message in refusal(STRICT_RULES, [part])["message"]
-    assert "type" in refusal(STRICT_RULES, [{}])["message"]
-    assert len(read_media(LENIENT_RULES, [PARTS[0], part])) == 1
+    assert message in refusal(STRICT_DATABRICKS_RULES, [part])["message"]
+    assert "type" in refusal(STRICT_DATABRICKS_RULES, [{}])["message"]
+    assert len(read_media(LENIENT_DATABRICKS_RULES, [PARTS[0], part])) == 1
 
 
 def test_databricks_media_fault_that_shows_later_is_a_bad_request():
     error = BadMedia("The image is damaged.", reason="undecodable", kind="image", field="messages[0].content[1]")
-    answer = shared.databricks_error_answer(error)
+    answer = databricks_error_answer(error)
     expected = {"error_code": "BAD_REQUEST", "message": "Bad request: The image is damaged."}
     assert (answer.status, json.loads(answer.body)) == (400, expected)

@@ -8,8 +8,8 @@ from support.mindie_errors import validation_error
 
 from parley.dialects.dialect import RequestContext
 from parley.dialects.mindie import STRICT
+from parley.dialects.mindie.api_rules import MindieRules
 from parley.dialects.mindie.interfaces import tgi
-from parley.dialects.mindie.rules import MindieRules
 from parley.errors import ContextLength, EngineDied, NotReady, Overloaded, ParleyError, Stopping, TooLarge, UnknownModel
 from parley.types import (
     ChoiceDelta,

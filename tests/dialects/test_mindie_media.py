@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from parley.dialects.dialect import RequestContext
-from parley.dialects.mindie import shared
+from parley.dialects.mindie.api_rules import MindieRules
+from parley.dialects.mindie.error_answers import mindie_error_answer, mindie_failure_text
 from parley.dialects.mindie.interfaces import chat, native, tgi, triton, vllm
-from parley.dialects.mindie.rules import MindieRules
 from parley.errors import BadMedia, BadRequest, MediaFault
 from parley.types import Chat, EncodedMedia, Media, MediaAddress, MediaPath, Message, PlacedMedia, Text
 
@@ -50,7 +50,7 @@ def read_prompt(interface: str, parts: Any) -> Text | Message:
 def refusal(parts: Any, interface: str = "tgi", head: RequestContext = HEAD) -> str:
     with pytest.raises(BadRequest) as caught:
         read_reply(interface, parts, head)
-    answer = shared.mindie_error_answer(caught.value)
+    answer = mindie_error_answer(caught.value)
     body = json.loads(answer.body)
     assert (answer.status, body["error_type"]) == (422, "Input Validation Error")
     return body["error"]
@@ -174,9 +174,9 @@ FAULTS: list[tuple[MediaFault, str, dict[str, Any], str]] = [
 @pytest.mark.parametrize(("reason", "kind", "detail", "sentence"), FAULTS)
 def test_mindie_media_fault_that_shows_later_has_the_originals_sentence(reason, kind, detail, sentence):
     error = BadMedia("It is bad.", reason=reason, kind=kind, field="inputs[0].image_url", **detail)
-    answer = shared.mindie_error_answer(error)
+    answer = mindie_error_answer(error)
     assert (answer.status, json.loads(answer.body)["error"]) == (422, PREFIX + sentence)
-    assert shared.mindie_failure_text(error) == (PREFIX + sentence).encode()
+    assert mindie_failure_text(error) == (PREFIX + sentence).encode()
 
 
 def test_mindie_media_answer_of_vllm_begins_with_the_first_text():

@@ -9,8 +9,8 @@ from support.mindie_errors import validation_error
 from parley.dialects.admin_requests import TokenizeResult
 from parley.dialects.dialect import RequestContext
 from parley.dialects.mindie import STRICT, control
+from parley.dialects.mindie.api_rules import MindieRules
 from parley.dialects.mindie.interfaces import native, vllm
-from parley.dialects.mindie.rules import MindieRules
 from parley.errors import EngineDied, Expired, InUse, NoTokens, ParleyError, UnknownToken
 from parley.types import (
     ChoiceDelta,
@@ -100,7 +100,7 @@ def test_mindie_native_refuses_wrong_input(body, text):
 
 
 def test_mindie_generate_without_prompt_prints_blanks_in_the_inner_text():
-    assert vllm.NO_PROMPT_TEXT == (
+    assert vllm.NO_PROMPT_MESSAGE == (
         '{"Error": "`inputs` or `prompt` must be necessary and data type must be string. Additionally, the request '
         'body must be valid json", "error_type": "validation"}'
     )
@@ -110,7 +110,7 @@ def test_mindie_native_refuses_body_that_is_not_a_json_object():
     for body in (b"", b"{", b"[]", b"\xff", b"[" * 100_000):
         for read, text in (
             (native.read_mindie_native, "Failed to parse request context to json"),
-            (vllm.read_mindie_vllm, vllm.NO_PROMPT_TEXT),
+            (vllm.read_mindie_vllm, vllm.NO_PROMPT_MESSAGE),
         ):
             with pytest.raises(ParleyError) as caught:
                 read(RULES, body, HEAD)

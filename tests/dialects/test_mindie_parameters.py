@@ -9,8 +9,8 @@ from support.mindie_errors import validation_error
 
 from parley.dialects.dialect import Reply, RequestContext
 from parley.dialects.mindie import OLD, STRICT
+from parley.dialects.mindie.api_rules import MindieRules
 from parley.dialects.mindie.interfaces import chat, completions, native, tensors, tgi, triton, vllm
-from parley.dialects.mindie.rules import MindieRules
 from parley.errors import ParleyError
 from parley.types import BeamOptions, Request, Text
 

@@ -10,8 +10,8 @@ from support.mindie_errors import validation_error
 from parley.dialects.dialect import RequestContext
 from parley.dialects.facts import ModelCard, ServerFacts
 from parley.dialects.mindie import STRICT, control
+from parley.dialects.mindie.api_rules import MindieRules
 from parley.dialects.mindie.interfaces import tensors, triton
-from parley.dialects.mindie.rules import MindieRules
 from parley.errors import ParleyError
 from parley.types import ChoiceDelta, ChoiceDone, PromptAccepted, Text, TokenCost, TokenInfo, Tokens, Usage
 

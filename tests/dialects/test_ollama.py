@@ -10,8 +10,9 @@ import pytest
 
 from parley.dialects.dialect import Acknowledgement, Answer, RequestContext, RequestTimings
 from parley.dialects.facts import ModelCard, ServerFacts
-from parley.dialects.ollama import DIALECT, STRICT, chat, embeddings, generate, models, shared
-from parley.dialects.ollama.shared import LENIENT, STRICT_RULES
+from parley.dialects.ollama import DIALECT, STRICT, chat, embeddings, generate, models
+from parley.dialects.ollama.api_rules import LENIENT_OLLAMA_RULES, STRICT_OLLAMA_RULES, OllamaRules
+from parley.dialects.ollama.go_encoding import JSON_TYPE
 from parley.engine.scripted_engine import SCRIPTED_MODEL
 from parley.errors import (
     ContextLength,
@@ -59,12 +60,14 @@ TOOL = {"type": "function", "function": {"name": "f", "description": "d", "param
 CALL = {"function": {"name": "f", "arguments": {"a": [1, "<"]}}}
 
 
-def read_chat(rules: shared.OllamaRules = LENIENT, context: RequestContext = HEAD, **members: Any) -> Any:
+def read_chat(rules: OllamaRules = LENIENT_OLLAMA_RULES, context: RequestContext = HEAD, **members: Any) -> Any:
     body = {"model": "m:latest", "messages": HELLO} | members
     return chat.read_chat(rules, json.dumps(body).encode(), context)
 
 
-def read_ollama_generate(rules: shared.OllamaRules = LENIENT, context: RequestContext = HEAD, **members: Any) -> Any:
+def read_ollama_generate(
+    rules: OllamaRules = LENIENT_OLLAMA_RULES, context: RequestContext = HEAD, **members: Any
+) -> Any:
     return generate.read_ollama_generate(rules, json.dumps({"model": "m", "prompt": "Hi"} | members).encode(), context)
 
 
@@ -230,7 +233,7 @@ def test_ollama_reads_each_option(name):
     assert read_chat(options={name: None, "mirostat": "gone"}).request.sampling == plain
     text = f'option "{name}" must be of type {go_type}'
     assert refusal(read_chat, options={name: "x"}) == (400, text)
-    assert refusal(read_chat, STRICT_RULES, options={name: "x"}) == (500, text)
+    assert refusal(read_chat, STRICT_OLLAMA_RULES, options={name: "x"}) == (500, text)
 
 
 def test_ollama_reads_limits_and_stops():
@@ -241,7 +244,10 @@ def test_ollama_reads_limits_and_stops():
     for none in (-1, -2, 0):
         assert read_chat(options={"num_predict": none, "num_ctx": 0}).request == read_chat().request
     assert read_chat(options={"stop": "a"}).request.stop_conditions.strings == ["a"]
-    assert refusal(read_chat, STRICT_RULES, options={"stop": "a"}) == (500, 'option "stop" must be of type array')
+    assert refusal(read_chat, STRICT_OLLAMA_RULES, options={"stop": "a"}) == (
+        500,
+        'option "stop" must be of type array',
+    )
     assert refusal(read_chat, options={"stop": [1]}) == (400, 'option "stop" must be of an array of strings')
 
 
@@ -289,12 +295,12 @@ def test_ollama_reads_think():
 
 @pytest.mark.parametrize("value", [0, -1, 1.5, "5m", "1h30m", "300ms", "-1m", "0", None])
 def test_ollama_takes_a_time_to_keep_the_model(value):
-    assert read_chat(STRICT_RULES, keep_alive=value).request == read_chat().request
+    assert read_chat(STRICT_OLLAMA_RULES, keep_alive=value).request == read_chat().request
 
 
 def test_ollama_refuses_other_times():
     assert refusal(read_chat, keep_alive="x") == (400, 'time: invalid duration "x"')
-    assert refusal(read_chat, STRICT_RULES, keep_alive="-1") == (400, 'time: missing unit in duration "-1"')
+    assert refusal(read_chat, STRICT_OLLAMA_RULES, keep_alive="-1") == (400, 'time: missing unit in duration "-1"')
     assert read_chat(keep_alive="-1").request == read_chat().request
 
 
@@ -323,7 +329,7 @@ def test_ollama_reads_arguments_in_text_unless_strict():
     in_text = [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": '{"a": 1}'}}]}]
     (prompt,) = read_chat(messages=in_text).request.prompts
     assert prompt.messages[0].tool_calls == [ToolCall("", "f", '{"a":1}')]
-    assert refusal(read_chat, STRICT_RULES, messages=in_text) == (
+    assert refusal(read_chat, STRICT_OLLAMA_RULES, messages=in_text) == (
         400,
         "json: cannot unmarshal string into Go struct field ChatRequest.messages.tool_calls.function.arguments of type "
         "map[string]interface {}",
@@ -335,7 +341,9 @@ def test_ollama_generate_reads_a_turn_or_a_raw_prompt():
     request = read_ollama_generate(system="Be brief.", context=HEAD, think=False, template="", suffix="").request
     assert request.prompts == [msgspec.structs.replace(turn, preceding_ids=[])]
     body = {"model": "m", "prompt": "Hi", "system": "Be brief.", "think": False, "context": [5, 6]}
-    assert generate.read_ollama_generate(LENIENT, json.dumps(body).encode(), HEAD).request.prompts == [turn]
+    assert generate.read_ollama_generate(LENIENT_OLLAMA_RULES, json.dumps(body).encode(), HEAD).request.prompts == [
+        turn
+    ]
     raw = read_ollama_generate(raw=True).request
     assert raw.prompts == [Text("Hi")] and not raw.output_options.ids
     assert read_ollama_generate(suffix="there").request.prompts == [Text("Hi", suffix="there")]
@@ -390,11 +398,11 @@ def test_ollama_errors_are_a_text_in_an_object():
     }
     for error, (status, text) in errors.items():
         assert DIALECT.render_error(error) == Answer(
-            status, json.dumps({"error": text}, separators=(",", ":")).encode(), shared.JSON_TYPE
+            status, json.dumps({"error": text}, separators=(",", ":")).encode(), JSON_TYPE
         )
     assert DIALECT.render_error(NotFound("x")) == Answer(404, b"404 page not found", b"text/plain")
     assert DIALECT.render_error(NotAllowed("x")) == Answer(405, b"405 method not allowed", b"text/plain")
-    assert refusal(lambda: chat.read_chat(LENIENT, b"", HEAD)) == (400, "missing request body")
+    assert refusal(lambda: chat.read_chat(LENIENT_OLLAMA_RULES, b"", HEAD)) == (400, "missing request body")
 
 
 # -- vectors
@@ -406,7 +414,7 @@ def vector_bytes(*values: float) -> bytes:
 
 def read_vectors(path: str, context: RequestContext = HEAD, **members: Any) -> Any:
     read = {"embed": embeddings.read_embed, "embeddings": embeddings.read_embeddings}[path]
-    return read(LENIENT, json.dumps({"model": "m"} | members).encode(), context)
+    return read(LENIENT_OLLAMA_RULES, json.dumps({"model": "m"} | members).encode(), context)
 
 
 def test_ollama_embed_answers_vectors_of_length_1():
@@ -482,7 +490,7 @@ DETAILS = {
 
 
 def show(context: RequestContext = HEAD, **members: Any) -> Any:
-    return json.loads(models.answer_show(LENIENT, json.dumps(members).encode(), context, FACTS).body)
+    return json.loads(models.answer_show(LENIENT_OLLAMA_RULES, json.dumps(members).encode(), context, FACTS).body)
 
 
 def test_ollama_tags_list_models_with_a_tag():
@@ -555,7 +563,7 @@ def test_ollama_does_not_find_what_it_should_delete_or_copy():
      "json: cannot unmarshal object into Go struct field ChatRequest.stream of type bool"),
 ])  # fmt: skip
 def test_ollama_words_bodies_that_cannot_be_read_as_go_does(body, sentence):
-    for rules in (LENIENT, STRICT_RULES):
+    for rules in (LENIENT_OLLAMA_RULES, STRICT_OLLAMA_RULES):
         assert refusal(chat.read_chat, rules, body, HEAD) == (400, sentence)
 
 
@@ -633,7 +641,7 @@ def test_ollama_lists_encoders_of_texts_as_embedding_models(members, names):
 
 def test_ollama_show_has_the_license_first():
     facts = ServerFacts("1", [dataclasses.replace(CARD, license="Apache <License>")], True)
-    body = models.answer_show(LENIENT, b'{"model":"org/m"}', HEAD, facts).body
+    body = models.answer_show(LENIENT_OLLAMA_RULES, b'{"model":"org/m"}', HEAD, facts).body
     assert body.startswith(rb'{"license":"Apache \u003cLicense\u003e","modelfile":')
 
 

@@ -10,10 +10,10 @@ from support.odd_bodies import go_templates
 
 from parley.dialects.dialect import RequestContext
 from parley.dialects.ollama import generate
+from parley.dialects.ollama.api_rules import LENIENT_OLLAMA_RULES, STRICT_OLLAMA_RULES, OllamaRules
 from parley.dialects.ollama.go_template.execution import execute_template
 from parley.dialects.ollama.go_template.functions import FUNCTION_NAMES
 from parley.dialects.ollama.go_template.parser import parse_template
-from parley.dialects.ollama.shared import LENIENT, STRICT_RULES, OllamaRules
 from parley.dialects.ollama.template import TemplateInput, render_prompt
 from parley.errors import Invalid, ParleyError
 from parley.types import Chat, EncodedMedia, Media, Message, PlacedMedia
@@ -206,7 +206,7 @@ def placed_at(position: int, placed: PlacedMedia) -> PlacedMedia:
     return PlacedMedia(position, placed.media)
 
 
-def read(rules: OllamaRules = LENIENT, context: RequestContext = HEAD, **members: Any) -> Any:
+def read(rules: OllamaRules = LENIENT_OLLAMA_RULES, context: RequestContext = HEAD, **members: Any) -> Any:
     body = {"model": "m", "prompt": "Hi", **members}
     return generate.read_ollama_generate(rules, json.dumps(body).encode(), context)
 
@@ -223,17 +223,22 @@ def test_ollama_generate_renders_by_the_clients_template():
 
 def test_ollama_template_follows_the_context_of_an_earlier_answer():
     body = {"model": "m", "prompt": "Hi", "template": "{{ .Prompt }}:", "context": [5, 6]}
-    (prompt,) = generate.read_ollama_generate(LENIENT, json.dumps(body).encode(), HEAD).request.prompts
+    (prompt,) = generate.read_ollama_generate(LENIENT_OLLAMA_RULES, json.dumps(body).encode(), HEAD).request.prompts
     assert prompt == Chat([Message("user", "Hi:")], thinking=True, rendered=True, preceding_ids=[5, 6])
 
 
 @pytest.mark.parametrize(
     ("rules", "members", "status", "text"),
     [
-        (LENIENT, {"template": "{{ .X"}, 400, "template: :1: unclosed action"),
-        (STRICT_RULES, {"template": "{{ .X"}, 500, "template: :1: unclosed action"),
-        (LENIENT, {"template": "x", "raw": True}, 400, "raw mode does not support template, system, or context"),
-        (LENIENT, {"template": "x", "suffix": "y"}, 400, '"m" does not support insert'),
+        (LENIENT_OLLAMA_RULES, {"template": "{{ .X"}, 400, "template: :1: unclosed action"),
+        (STRICT_OLLAMA_RULES, {"template": "{{ .X"}, 500, "template: :1: unclosed action"),
+        (
+            LENIENT_OLLAMA_RULES,
+            {"template": "x", "raw": True},
+            400,
+            "raw mode does not support template, system, or context",
+        ),
+        (LENIENT_OLLAMA_RULES, {"template": "x", "suffix": "y"}, 400, '"m" does not support insert'),
     ],
 )
 def test_ollama_refuses_templates_in_its_form(rules, members, status, text):

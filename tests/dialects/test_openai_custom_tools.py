@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from parley.dialects.databricks import chat as databricks_chat
-from parley.dialects.databricks.shared import LENIENT_RULES, STRICT_RULES
+from parley.dialects.databricks.api_rules import LENIENT_DATABRICKS_RULES, STRICT_DATABRICKS_RULES
 from parley.dialects.dialect import RequestContext
 from parley.dialects.openai import chat, tokens
 from parley.dialects.vllm import chat as vllm_chat
@@ -214,14 +214,14 @@ def test_tokens_of_a_custom_call_are_sent_even_if_its_text_is_not():
 
 
 def test_databricks_takes_custom_tools_only_when_lenient():
-    reply = databricks_chat.read_databricks_chat(LENIENT_RULES, body_of(tools=[CUSTOM], stream=True), HEAD)
+    reply = databricks_chat.read_databricks_chat(LENIENT_DATABRICKS_RULES, body_of(tools=[CUSTOM], stream=True), HEAD)
     deltas = [
         frame["choices"][0]["delta"] for frame in frames(reply.render_chunk([PromptAccepted(0, [1]), *CALLS[1:5]]))
     ]
     calls = [delta["tool_calls"][0] for delta in deltas if "tool_calls" in delta]
     assert calls == STREAMED_CALLS[:3] and deltas[1]["content"] is None
     with pytest.raises(BadRequest, match="custom"):
-        databricks_chat.read_databricks_chat(STRICT_RULES, body_of(tools=[CUSTOM]), HEAD)
+        databricks_chat.read_databricks_chat(STRICT_DATABRICKS_RULES, body_of(tools=[CUSTOM]), HEAD)
 
 
 def test_vllm_refuses_custom_tools_as_its_own_server_does():

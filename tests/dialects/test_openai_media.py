@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from parley.dialects.dialect import ApiOptions, RequestContext
-from parley.dialects.openai import chat, shared
+from parley.dialects.openai import chat
+from parley.dialects.openai.error_answers import openai_error_answer
 from parley.errors import BadMedia, BadRequest, Invalid, MediaFault
 from parley.types import (
     CachedMedia,
@@ -57,7 +58,7 @@ def read_item(part: Any, head: RequestContext = HEAD, **members: Any) -> Media:
 def refusal(content: Any, head: RequestContext = HEAD, **members: Any) -> dict[str, Any]:
     with pytest.raises(BadRequest) as caught:
         read_message(content, head, **members)
-    answer = shared.openai_error(caught.value)
+    answer = openai_error_answer(caught.value)
     assert answer.status == 400
     return json.loads(answer.body)["error"]
 
@@ -231,7 +232,7 @@ FAULTS: dict[MediaFault, str] = {
 @pytest.mark.parametrize("reason", FAULTS)
 def test_openai_media_fault_that_shows_later_has_its_code(reason):
     error = BadMedia("It is bad.", reason=reason, kind="image", field=f"{PATH}.image_url")
-    answer = shared.openai_error(error)
+    answer = openai_error_answer(error)
     assert answer.status == 400
     assert json.loads(answer.body)["error"] == {
         "message": "It is bad.",

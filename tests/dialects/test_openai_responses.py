@@ -9,7 +9,7 @@ import pytest
 
 from parley.dialects.dialect import RequestContext, RequestTimings
 from parley.dialects.openai.responses.reply import ResponsesReply, read_response_request
-from parley.dialects.openai.responses.rules import LENIENT, STRICT, ResponsesRules
+from parley.dialects.openai.responses.response_rules import LENIENT, STRICT, ResponsesRules
 from parley.errors import BadRequest, EngineError, NotFound, Overloaded, ParleyError
 from parley.types import (
     ChoiceDelta,

@@ -10,7 +10,8 @@ from parley.dialects import tei
 from parley.dialects.dialect import RequestContext, RequestTimings
 from parley.dialects.facts import ModelCard, ServerFacts, ServerStatus
 from parley.dialects.tei import embed, info, predict, tokens
-from parley.dialects.tei.shared import EXTENDED_RULES, STRICT_RULES, tei_error_answer
+from parley.dialects.tei.api_rules import EXTENDED_TEI_RULES, STRICT_TEI_RULES
+from parley.dialects.tei.error_answers import tei_error_answer
 from parley.errors import (
     BadRequest,
     ContextLength,
@@ -43,7 +44,7 @@ def finish(reply, *vectors):
     return reply.render_body(USAGE)
 
 
-def read(reader, body, context=ENCODER, rules=STRICT_RULES):
+def read(reader, body, context=ENCODER, rules=STRICT_TEI_RULES):
     return reader(rules, json.dumps(body).encode(), context)
 
 
@@ -72,10 +73,10 @@ def test_tei_cuts_texts_by_request_or_by_the_servers_default():
         request = read(embed.read_embed, {"inputs": "a"} | members, rules=rules).request
         return request.max_prompt_tokens, request.kept_side
 
-    assert cut(STRICT_RULES) == (100, "head") and cut(EXTENDED_RULES) == (None, "head")
-    assert cut(STRICT_RULES, truncate=False) == (None, "head")
-    assert cut(EXTENDED_RULES, truncate=True, truncation_direction="Left") == (100, "tail")
-    assert cut(EXTENDED_RULES, truncate=True, truncation_direction="right") == (100, "head")
+    assert cut(STRICT_TEI_RULES) == (100, "head") and cut(EXTENDED_TEI_RULES) == (None, "head")
+    assert cut(STRICT_TEI_RULES, truncate=False) == (None, "head")
+    assert cut(EXTENDED_TEI_RULES, truncate=True, truncation_direction="Left") == (100, "tail")
+    assert cut(EXTENDED_TEI_RULES, truncate=True, truncation_direction="right") == (100, "head")
 
 
 def test_tei_embeds_all_tokens_without_normalization():
@@ -256,14 +257,14 @@ def test_tei_errors_have_the_originals_types_and_statuses(error, status, body):
 
 
 def test_tei_decode_reads_one_text_or_a_batch():
-    request = tokens.read_decode(STRICT_RULES, b'{"ids":[5,6],"skip_special_tokens":false}')
+    request = tokens.read_decode(STRICT_TEI_RULES, b'{"ids":[5,6],"skip_special_tokens":false}')
     assert (request.token_ids, request.further_ids, request.skip_special) == ([5, 6], [], False)
-    request = tokens.read_decode(STRICT_RULES, b'{"ids":[[5],[6,7]]}')
+    request = tokens.read_decode(STRICT_TEI_RULES, b'{"ids":[[5],[6,7]]}')
     assert (request.token_ids, request.further_ids, request.skip_special) == ([5], [[6, 7]], True)
     assert tokens.write_texts("a", "b") == b'["a","b"]'
     for body, error in ((b'{"ids":[]}', "`input_ids` cannot be empty"), (b'{"ids":[[5],6]}', "enum InputIds")):
         with pytest.raises(BadRequest, match=error):
-            tokens.read_decode(STRICT_RULES, body)
+            tokens.read_decode(STRICT_TEI_RULES, body)
 
 
 @pytest.mark.parametrize(
@@ -281,7 +282,7 @@ def test_tei_info_describes_the_kind_of_model(members, kind):
         weights_bytes=1, kv_bytes=0, kv_pages=0, block_size=16, fused=True, generates=False, **members,
     )  # fmt: skip
     facts = ServerFacts("1.0", [ModelCard("m", 0, 100)], True, ServerStatus(slots=512, max_batch=8, info=model))
-    assert json.loads(info.answer_info(STRICT_RULES, b"", ENCODER, facts).body) == {
+    assert json.loads(info.answer_info(STRICT_TEI_RULES, b"", ENCODER, facts).body) == {
         "model_id": "m",
         "model_sha": None,
         "model_dtype": "float32",
@@ -310,7 +311,7 @@ def test_tei_info_describes_the_kind_of_model(members, kind):
     ],
 )
 def test_tei_root_does_the_task_of_the_model(context, strict_reply, extended_reply):
-    for rules, expected in ((STRICT_RULES, strict_reply), (EXTENDED_RULES, extended_reply)):
+    for rules, expected in ((STRICT_TEI_RULES, strict_reply), (EXTENDED_TEI_RULES, extended_reply)):
         if expected is BadRequest:
             with pytest.raises(BadRequest, match="missing field `query`"):
                 read(tei.read_main_task, {"inputs": "a"}, context, rules)
@@ -322,9 +323,9 @@ def test_tei_root_does_the_task_of_the_model(context, strict_reply, extended_rep
 
 
 def test_single_texts_have_the_forms_of_hugging_faces_clients_at_the_shared_root():
-    reply = read(tei.read_main_task, {"inputs": "a"}, CLASSIFIER, EXTENDED_RULES)
+    reply = read(tei.read_main_task, {"inputs": "a"}, CLASSIFIER, EXTENDED_TEI_RULES)
     assert finish(reply, (1, (0.0, 0.0))) == b'[[{"score":0.5,"label":"good"},{"score":0.5,"label":"bad"}]]'
-    reply = read(tei.read_main_task, {"inputs": "a"}, ENCODER, EXTENDED_RULES)
+    reply = read(tei.read_main_task, {"inputs": "a"}, ENCODER, EXTENDED_TEI_RULES)
     assert finish(reply, (1, (0.5,))) == b"[0.5]"
 
 
@@ -344,5 +345,5 @@ def test_tei_info_names_the_pooling_as_the_original(members, name):
     )
     model = ModelInfo(architecture="a", dtype="float32", device="cpu", fused=True, **sizes, **members)
     facts = ServerFacts("1", [ModelCard("m", 0, 100)], True, status=ServerStatus(info=model))
-    answer = info.answer_info(STRICT_RULES, b"", ENCODER, facts)
+    answer = info.answer_info(STRICT_TEI_RULES, b"", ENCODER, facts)
     assert json.loads(answer.body)["model_type"] == {"embedding": {"pooling": name}}

@@ -14,7 +14,9 @@ from parley.dialects import vectors
 from parley.dialects.admin_requests import TokenizeResult
 from parley.dialects.dialect import RequestContext, RequestTimings
 from parley.dialects.facts import ModelCard, ServerInfo
-from parley.dialects.tgi import DIALECT, OLD, STRICT, generate, parameters, shared, tokens
+from parley.dialects.fields import MAX_F32
+from parley.dialects.tgi import DIALECT, OLD, STRICT, generate, parameters, tokens
+from parley.dialects.tgi.api_rules import EXTENDED_TGI_RULES, OLD_TGI_RULES, STRICT_TGI_RULES, TgiRules
 from parley.errors import (
     ContextLength,
     EngineDied,
@@ -58,7 +60,7 @@ def body(parameters: Any = None, **members: Any) -> bytes:
 
 
 def read_generate(
-    route: Any = generate.read_generate, rules: shared.TgiRules = shared.STRICT, **parameters: Any
+    route: Any = generate.read_generate, rules: TgiRules = STRICT_TGI_RULES, **parameters: Any
 ) -> generate.TgiGenerateReply:
     return route(rules, body(parameters), HEAD)
 
@@ -72,7 +74,7 @@ def refusal_response(make: Any) -> tuple[int, str, Any]:
 
 
 def refusal(
-    parameters: Any, route: Any = generate.read_generate, rules: shared.TgiRules = shared.STRICT, **members: Any
+    parameters: Any, route: Any = generate.read_generate, rules: TgiRules = STRICT_TGI_RULES, **members: Any
 ) -> str:
     """Return the text of a validation error."""
     data = body(parameters, **members)
@@ -92,7 +94,7 @@ def refusal(
 
 
 def test_tgi_body_without_parameters_means_sampling():
-    request = generate.read_generate(shared.STRICT, body(), HEAD).request
+    request = generate.read_generate(STRICT_TGI_RULES, body(), HEAD).request
     assert request.prompts == [Text(INPUTS)]
     assert request.sampling == Sampling()
     assert request.stop_conditions == StopConditions(include_in_output=True, reserved_tokens=1024)
@@ -165,7 +167,7 @@ def test_tgi_best_of_sets_number_of_choices():
 
 
 def test_tgi_route_or_body_decides_on_streaming():
-    for rules in (shared.STRICT, shared.EXTENDED):
+    for rules in (STRICT_TGI_RULES, EXTENDED_TGI_RULES):
         assert generate.read_generate_stream(rules, body(stream=False), HEAD).request.stream
         assert not generate.read_generate(rules, body(stream=True), HEAD).request.stream
         for route in (generate.read_generate_any, generate.read_sagemaker):
@@ -191,7 +193,10 @@ def test_tgi_strict_refuses_null_parameters(name):
     assert text.startswith(
         f"Failed to deserialize the JSON body into the target type: parameters.{name}: invalid type: null, expected a "
     )
-    assert read_generate(rules=shared.EXTENDED, **{name: None}).request == read_generate(rules=shared.EXTENDED).request
+    assert (
+        read_generate(rules=EXTENDED_TGI_RULES, **{name: None}).request
+        == read_generate(rules=EXTENDED_TGI_RULES).request
+    )
 
 
 def test_tgi_strict_refuses_null_for_top_level_members():
@@ -199,11 +204,11 @@ def test_tgi_strict_refuses_null_for_top_level_members():
              "stream": {"inputs": "a", "stream": None}}  # fmt: skip
     for name, members in nulls.items():
         text = refusal_response(
-            lambda m=members: generate.read_generate_any(shared.STRICT, json.dumps(m).encode(), HEAD)
+            lambda m=members: generate.read_generate_any(STRICT_TGI_RULES, json.dumps(m).encode(), HEAD)
         )[2]
         assert f"type: {name}: invalid type: null, expected" in text
     for name in ("parameters", "stream"):
-        generate.read_generate_any(shared.EXTENDED, json.dumps(nulls[name]).encode(), HEAD)
+        generate.read_generate_any(EXTENDED_TGI_RULES, json.dumps(nulls[name]).encode(), HEAD)
 
 
 # -- the first layer: types, refused in plain text
@@ -260,7 +265,7 @@ def test_tgi_strict_refuses_null_for_top_level_members():
     ids=str,
 )
 def test_tgi_refuses_wrong_type_in_plain_text(parameters, text):
-    status, type_, message = refusal_response(lambda: generate.read_generate(shared.STRICT, body(parameters), HEAD))
+    status, type_, message = refusal_response(lambda: generate.read_generate(STRICT_TGI_RULES, body(parameters), HEAD))
     assert (status, type_) == (422, "text/plain; charset=utf-8")
     assert message == f"Failed to deserialize the JSON body into the target type: {text}"
 
@@ -276,17 +281,17 @@ def test_tgi_refuses_body_that_does_not_fit_the_route():
         (b"", 400, "Failed to parse the request body as JSON: "),
         (b'{"inputs":"\xff"}', 400, "Failed to parse the request body as JSON: "),
     ):
-        response = refusal_response(lambda d=data: generate.read_generate_any(shared.STRICT, d, HEAD))
+        response = refusal_response(lambda d=data: generate.read_generate_any(STRICT_TGI_RULES, d, HEAD))
         assert response[:2] == (status, plain)
         assert response[2] == text if status == 422 else response[2].startswith(text)
     chat = b'{"message":[]}'
-    assert refusal_response(lambda: generate.read_sagemaker(shared.STRICT, chat, HEAD))[2] == (
+    assert refusal_response(lambda: generate.read_sagemaker(STRICT_TGI_RULES, chat, HEAD))[2] == (
         start + "data did not match any variant of untagged enum SagemakerRequest"
     )
 
 
 def test_tgi_ignores_unknown_members():
-    reply = generate.read_generate(shared.STRICT, body({"frobnicate": 1}, model="x", options={}), HEAD)
+    reply = generate.read_generate(STRICT_TGI_RULES, body({"frobnicate": 1}, model="x", options={}), HEAD)
     assert reply.request == read_generate().request
 
 
@@ -340,7 +345,7 @@ def test_tgi_reports_first_of_several_wrong_values():
     assert refusal({}, inputs="") == "`inputs` cannot be empty"
 
 
-@pytest.mark.parametrize("rules", [shared.STRICT, shared.EXTENDED], ids=["strict", "extended"])
+@pytest.mark.parametrize("rules", [STRICT_TGI_RULES, EXTENDED_TGI_RULES], ids=["strict", "extended"])
 def test_tgi_refuses_best_of_and_prompt_details_in_streams(rules):
     for best_of in (0, 2):
         text = "`best_of` != 1 is not supported when streaming tokens"
@@ -359,19 +364,21 @@ def test_tgi_strict_stream_reports_errors_as_events():
         b"text/event-stream",
     )
     assert read_generate().render_refusal(Overloaded("5 answers")) is None
-    assert read_generate(generate.read_generate_stream, shared.EXTENDED).render_refusal(Overloaded("5 answers")) is None
+    assert (
+        read_generate(generate.read_generate_stream, EXTENDED_TGI_RULES).render_refusal(Overloaded("5 answers")) is None
+    )
     assert refusal_response(lambda: read_generate(generate.read_generate_stream, stop=5))[:2] == (
         422,
         "text/plain; charset=utf-8",
     )
-    assert refusal_response(lambda: generate.read_generate_stream(shared.STRICT, b"{}", HEAD))[0] == 422
+    assert refusal_response(lambda: generate.read_generate_stream(STRICT_TGI_RULES, b"{}", HEAD))[0] == 422
 
 
 @pytest.mark.parametrize(("rules", "adapters", "name", "chosen"), [
-    (shared.STRICT, ["org/lora"], "org/lora", "org/lora"), (shared.STRICT, ["org/lora"], "other", None),
-    (shared.STRICT, [], "null", None), (shared.EXTENDED, ["org/lora"], "org/lora", "org/lora"),
-    (shared.EXTENDED, ["org/lora"], "other", "other"), (shared.EXTENDED, [], "other", None),
-    *((shared.EXTENDED, ["org/lora"], name, None) for name in ("", "None", "null", "tiny")),
+    (STRICT_TGI_RULES, ["org/lora"], "org/lora", "org/lora"), (STRICT_TGI_RULES, ["org/lora"], "other", None),
+    (STRICT_TGI_RULES, [], "null", None), (EXTENDED_TGI_RULES, ["org/lora"], "org/lora", "org/lora"),
+    (EXTENDED_TGI_RULES, ["org/lora"], "other", "other"), (EXTENDED_TGI_RULES, [], "other", None),
+    *((EXTENDED_TGI_RULES, ["org/lora"], name, None) for name in ("", "None", "null", "tiny")),
 ])  # fmt: skip
 def test_tgi_takes_the_base_model_for_an_unknown_adapter(rules, adapters, name, chosen):
     head = dataclasses.replace(HEAD, model_names=("tiny",), adapters=adapters)
@@ -390,7 +397,7 @@ GRAMMARS: list[tuple[dict[str, Any], Grammar]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("rules", [shared.STRICT, shared.EXTENDED], ids=["strict", "extended"])
+@pytest.mark.parametrize("rules", [STRICT_TGI_RULES, EXTENDED_TGI_RULES], ids=["strict", "extended"])
 @pytest.mark.parametrize(("member", "grammar"), GRAMMARS, ids=str)
 def test_tgi_grammar_reaches_the_request(member, grammar, rules):
     assert read_generate(rules=rules, grammar=member).request.grammar == grammar
@@ -398,7 +405,7 @@ def test_tgi_grammar_reaches_the_request(member, grammar, rules):
 
 
 def test_tgi_only_extended_accepts_schema_without_properties():
-    request = read_generate(rules=shared.EXTENDED, grammar={"type": "json", "value": "{}"}).request
+    request = read_generate(rules=EXTENDED_TGI_RULES, grammar={"type": "json", "value": "{}"}).request
     assert request.grammar == Grammar("json", {"type": "object"}, field="grammar")
 
 
@@ -409,7 +416,7 @@ def test_tgi_refuses_json_grammar_that_is_not_json():
 
 def test_tgi_extended_accepts_wider_ranges():
     def lenient(**parameters: Any) -> generate.TgiGenerateReply:
-        return read_generate(rules=shared.EXTENDED, **parameters)
+        return read_generate(rules=EXTENDED_TGI_RULES, **parameters)
 
     assert lenient(temperature=0, do_sample=True).request.sampling == Sampling(temperature=0)
     assert lenient(top_p=1.0).request.sampling == lenient(typical_p=1).request.sampling == Sampling(temperature=0)
@@ -419,10 +426,10 @@ def test_tgi_extended_accepts_wider_ranges():
     assert lenient(stop=list("abcdefgh")).request.stop_conditions.strings == list("abcdefgh")
     assert lenient(top_n_tokens=20, details=True).request.output_options.logprobs == 20
     assert lenient(best_of=128, do_sample=True).request.n == 128
-    assert refusal({"top_n_tokens": 21}, rules=shared.EXTENDED) == "`top_n_tokens` must be >= 0 and <= 20. Given: 21"
-    assert refusal({"stop": ["a"] * 1025}, rules=shared.EXTENDED).endswith("Given: 1025")
-    assert "characters" in refusal({"stop": ["a" * 20_000]}, rules=shared.EXTENDED)
-    assert refusal({"stop": [""]}, rules=shared.EXTENDED) == "`parameters.stop[0]` cannot be empty"
+    assert refusal({"top_n_tokens": 21}, rules=EXTENDED_TGI_RULES) == "`top_n_tokens` must be >= 0 and <= 20. Given: 21"
+    assert refusal({"stop": ["a"] * 1025}, rules=EXTENDED_TGI_RULES).endswith("Given: 1025")
+    assert "characters" in refusal({"stop": ["a" * 20_000]}, rules=EXTENDED_TGI_RULES)
+    assert refusal({"stop": [""]}, rules=EXTENDED_TGI_RULES) == "`parameters.stop[0]` cannot be empty"
 
 
 # -- server errors
@@ -492,9 +499,9 @@ def test_tgi_internal_error_has_own_type_in_streams():
         b'data: {"error":"Incomplete generation stream","error_type":"incomplete_generation_stream"}\n\n'
     )
     lenient = b'data: {"error":"Incomplete generation: A fault.","error_type":"incomplete_generation"}\n\n'
-    assert read_generate(generate.read_generate_stream, shared.EXTENDED).fail_stream(fault) == lenient
+    assert read_generate(generate.read_generate_stream, EXTENDED_TGI_RULES).fail_stream(fault) == lenient
     old = b'data:{"error":"Incomplete generation","error_type":"incomplete_generation"}\n\n'
-    assert read_generate(generate.read_generate_stream, shared.OLD).fail_stream(fault) == old
+    assert read_generate(generate.read_generate_stream, OLD_TGI_RULES).fail_stream(fault) == old
 
 
 def test_tgi_extended_errors_include_the_reason():
@@ -645,7 +652,7 @@ def events(data: bytes) -> list[Any]:
 
 
 def test_tgi_last_event_has_full_text_and_null_details():
-    reply = generate.read_generate_any(shared.STRICT, body({}, stream=True), HEAD)
+    reply = generate.read_generate_any(STRICT_TGI_RULES, body({}, stream=True), HEAD)
     last = events(reply.render_chunk([ACCEPTED, *ENDED]))[-1]
     assert last["generated_text"] == INPUTS + " for" and last["details"] is None
 
@@ -703,7 +710,7 @@ def test_tgi_single_gives_shortest_float32_form(value):
     """The shortest decimal form that reads back to the same float32, as TGI writes it."""
     shortest = vectors.shortest_float32(value)
     if shortest is None:
-        assert not -shared.F32 <= value <= shared.F32
+        assert not -MAX_F32 <= value <= MAX_F32
         return
     assert struct.pack("f", shortest) == struct.pack("f", value)
     digits = len(Decimal(repr(shortest)).normalize().as_tuple().digits)
@@ -726,13 +733,13 @@ def test_tgi_single_rounds_to_float32():
 
 def test_tgi_writes_info():
     about = ServerInfo(ModelCard("org/m", 1, 4096), slots=300, version="1.2")
-    assert tokens.write_tgi_info(shared.STRICT, about) == (
+    assert tokens.write_tgi_info(STRICT_TGI_RULES, about) == (
         b'{"model_id":"org/m","model_sha":null,"model_pipeline_tag":"text-generation","max_concurrent_requests":300,'
         b'"max_best_of":2,"max_stop_sequences":4,"max_input_tokens":4095,"max_total_tokens":4096,"validation_workers":1,'
         b'"max_client_batch_size":4,"router":"text-generation-router","version":"3.3.7","sha":null,'
         b'"docker_label":"parley-1.2"}'
     )
-    loading = json.loads(tokens.write_tgi_info(shared.EXTENDED, ServerInfo(ModelCard("m", 1, None), 1, "1")))
+    loading = json.loads(tokens.write_tgi_info(EXTENDED_TGI_RULES, ServerInfo(ModelCard("m", 1, None), 1, "1")))
     assert loading["max_input_tokens"] is loading["max_total_tokens"] is None
 
 
@@ -788,7 +795,7 @@ def test_tgi_tests_name_every_parameter():
 
 
 def test_tgi_old_version_has_other_defaults():
-    old = shared.OLD
+    old = OLD_TGI_RULES
     assert generate.read_generate(old, body(), HEAD).request.sampling == Sampling(temperature=0)
     assert generate.read_generate(old, body(), HEAD).request.stop_conditions == StopConditions(
         max_tokens=20, include_in_output=True
@@ -807,7 +814,7 @@ def test_tgi_old_version_has_other_defaults():
 
 
 def test_tgi_old_version_writes_events_without_space_and_index():
-    reply = generate.read_generate_stream(shared.OLD, body({"details": True}), HEAD)
+    reply = generate.read_generate_stream(OLD_TGI_RULES, body({"details": True}), HEAD)
     assert reply.render_chunk(
         [PromptAccepted(0, [1] * 5), ChoiceDelta(0, " for", tokens=[TokenInfo(363, " for", b" for", -1.5351562)])]
     ) == (
@@ -823,18 +830,20 @@ def test_tgi_old_version_writes_events_without_space_and_index():
         b'"details":{"finish_reason":"eos_token","generated_tokens":2,"seed":null}}\n\n'
     )
     assert reply.fail_stream(EngineError("x")).startswith(b'data:{"error"')
-    assert generate.read_generate_stream(shared.OLD, body({"temperature": 0}), HEAD).body.startswith(b'data:{"error"')
+    assert generate.read_generate_stream(OLD_TGI_RULES, body({"temperature": 0}), HEAD).body.startswith(
+        b'data:{"error"'
+    )
 
 
 def test_tgi_old_version_writes_milliseconds_and_info():
-    reply = generate.read_generate(shared.OLD, body(), HEAD)
+    reply = generate.read_generate(OLD_TGI_RULES, body(), HEAD)
     reply.add_events([PromptAccepted(0, [1] * 5), ChoiceDelta(0, "a"), ChoiceDone(0, "stop", USAGE)])
     reply.render_body(USAGE)
     headers = dict(reply.answer_headers(TIMINGS))
     assert headers[b"x-compute-time"] == b"482"
     assert not {b"x-prompt-tokens", b"x-generated-tokens"} & headers.keys()
     about = ServerInfo(ModelCard("m", 5, 100), 7, "0.1", "float32", "cuda:1")
-    assert tokens.write_tgi_info(shared.OLD, about) == (
+    assert tokens.write_tgi_info(OLD_TGI_RULES, about) == (
         b'{"model_id":"m","model_sha":null,"model_dtype":"torch.float32","model_device_type":"cuda",'
         b'"model_pipeline_tag":"text-generation","max_concurrent_requests":7,"max_best_of":2,"max_stop_sequences":4,'
         b'"max_input_length":99,"max_total_tokens":100,"waiting_served_ratio":0.0,"max_batch_total_tokens":700,'

@@ -6,7 +6,9 @@ from typing import Any
 import pytest
 
 from parley.dialects.dialect import RequestContext
-from parley.dialects.tgi import chat, completions, generate, shared, vertex
+from parley.dialects.tgi import chat, completions, generate, vertex
+from parley.dialects.tgi.api_rules import OLD_TGI_RULES, STRICT_TGI_RULES, TgiRules
+from parley.dialects.tgi.error_answers import tgi_error_answer
 from parley.errors import BadMedia, BadRequest, MediaFault
 from parley.types import Chat, EncodedMedia, Media, MediaAddress, PlacedMedia, Text
 
@@ -17,13 +19,13 @@ DATA = "data:image/png;base64,iVBORw0KGgo="
 ENCODED = EncodedMedia("iVBORw0KGgo=", "image/png")
 
 
-def read_inputs(inputs: str, head: RequestContext = HEAD, rules: shared.TgiRules = shared.STRICT) -> Any:
+def read_inputs(inputs: str, head: RequestContext = HEAD, rules: TgiRules = STRICT_TGI_RULES) -> Any:
     return generate.read_generate(rules, json.dumps({"inputs": inputs}).encode(), head).request.prompts[0]
 
 
 def read_chat(content: Any, head: RequestContext = HEAD, role: str = "user") -> Chat:
     body = {"messages": [{"role": role, "content": content}], "max_tokens": 5}
-    reply = chat.read_tgi_chat(shared.STRICT, json.dumps(body).encode(), head)
+    reply = chat.read_tgi_chat(STRICT_TGI_RULES, json.dumps(body).encode(), head)
     assert isinstance(reply, chat.TgiChatReply)
     prompt = reply.request.prompts[0]
     assert isinstance(prompt, Chat)
@@ -33,7 +35,7 @@ def read_chat(content: Any, head: RequestContext = HEAD, role: str = "user") -> 
 def refusal(read: Any, *arguments: Any) -> tuple[int, str]:
     with pytest.raises(BadRequest) as caught:
         read(*arguments)
-    answer = shared.tgi_error_answer(shared.STRICT, caught.value)
+    answer = tgi_error_answer(STRICT_TGI_RULES, caught.value)
     return answer.status, answer.body.decode()
 
 
@@ -55,7 +57,7 @@ def test_tgi_other_text_is_no_link_to_an_image(text):
 
 def test_tgi_links_are_text_to_a_text_model_and_to_the_old_version():
     text = f"![]({DATA})"
-    assert read_inputs(text, BLIND) == read_inputs(text, rules=shared.OLD) == Text(text)
+    assert read_inputs(text, BLIND) == read_inputs(text, rules=OLD_TGI_RULES) == Text(text)
 
 
 @pytest.mark.parametrize(
@@ -118,10 +120,10 @@ def test_tgi_conversation_refuses_wrong_parts(part, sentence):
 
 def test_tgi_links_are_read_in_completions_and_instances():
     body = json.dumps({"prompt": f"![]({DATA})x", "max_tokens": 5}).encode()
-    reply = completions.read_tgi_completion(shared.STRICT, body, HEAD)
+    reply = completions.read_tgi_completion(STRICT_TGI_RULES, body, HEAD)
     assert reply.request.prompts[0].media[0].media.field == "prompt"  # type: ignore[union-attr]
     instances = [{"inputs": f"a![]({DATA})"}, {"messages": [{"role": "user", "content": "b"}]}]
-    read = vertex.read_vertex(shared.STRICT, json.dumps({"instances": instances}).encode(), HEAD)
+    read = vertex.read_vertex(STRICT_TGI_RULES, json.dumps({"instances": instances}).encode(), HEAD)
     placed = read.request.prompts[0].media[0]  # type: ignore[union-attr]
     assert (placed.position, placed.media.field) == (1, "instances[0].inputs")
 
@@ -140,6 +142,6 @@ FAULTS: list[tuple[MediaFault, dict[str, Any], str]] = [
 @pytest.mark.parametrize(("reason", "detail", "sentence"), FAULTS)
 def test_tgi_media_fault_that_shows_later_has_the_originals_sentence(reason, detail, sentence):
     error = BadMedia("It is bad.", reason=reason, kind="image", field="inputs", **detail)
-    answer = shared.tgi_error_answer(shared.STRICT, error)
+    answer = tgi_error_answer(STRICT_TGI_RULES, error)
     assert answer.status == 422
     assert json.loads(answer.body) == {"error": f"Input validation error: {sentence}", "error_type": "validation"}

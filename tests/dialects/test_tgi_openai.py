@@ -8,7 +8,8 @@ import pytest
 
 from parley.dialects.dialect import Answer, RequestContext, RequestTimings
 from parley.dialects.facts import ModelCard
-from parley.dialects.tgi import STRICT, chat, completions, generate, messages, openai, shared, tokens, vertex
+from parley.dialects.tgi import STRICT, chat, completions, generate, messages, openai, tokens, vertex
+from parley.dialects.tgi.api_rules import EXTENDED_TGI_RULES, STRICT_TGI_RULES, TgiRules
 from parley.errors import BadRequest, EngineError, Overloaded, ParleyError, UnknownModel
 from parley.types import (
     Chat,
@@ -35,11 +36,11 @@ TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "ob
 FINGERPRINT = openai.SYSTEM_FINGERPRINT.encode()
 
 
-def read_chat(rules: shared.TgiRules = shared.STRICT, **members: Any) -> Any:
+def read_chat(rules: TgiRules = STRICT_TGI_RULES, **members: Any) -> Any:
     return chat.read_tgi_chat(rules, json.dumps({"messages": MESSAGES} | members).encode(), HEAD)
 
 
-def read_completion(rules: shared.TgiRules = shared.STRICT, **members: Any) -> Any:
+def read_completion(rules: TgiRules = STRICT_TGI_RULES, **members: Any) -> Any:
     return completions.read_tgi_completion(rules, json.dumps({"prompt": "Hi"} | members).encode(), HEAD)
 
 
@@ -110,7 +111,7 @@ def test_tgi_chat_model_names_a_known_adapter_or_else_the_base_model():
             (chat.read_tgi_chat, {"messages": MESSAGES}),
             (completions.read_tgi_completion, {"prompt": "Hi"}),
         ):
-            reply = read(shared.STRICT, json.dumps(members | {"model": name}).encode(), head)
+            reply = read(STRICT_TGI_RULES, json.dumps(members | {"model": name}).encode(), head)
             assert reply.request.model == chosen, (name, members)
     assert read_chat().request.model == ""
     unknown = STRICT.render_error(UnknownModel("There is none.", name="lora"))
@@ -233,7 +234,7 @@ def test_tgi_chat_validation_error_is_status_or_stream_event(members, text):
     stream_body = b"data: " + error_event.replace('": ', '":').replace(', "', ',"').encode() + b"\n\ndata: [DONE]\n\n"
     assert read_chat(stream=True, **members) == Answer(200, stream_body, b"text/event-stream")
     with pytest.raises(BadRequest):
-        read_chat(shared.EXTENDED, stream=True, **{"temperature": -1})
+        read_chat(EXTENDED_TGI_RULES, stream=True, **{"temperature": -1})
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -263,7 +264,7 @@ def test_tgi_chat_stream_errors_all_have_code_422():
         assert read_chat(stream=True).fail_stream(error) == expected
         assert read_chat(stream=True).render_refusal(error) == Answer(200, expected, b"text/event-stream")
         assert read_chat().render_refusal(error) is None
-        assert read_chat(shared.EXTENDED, stream=True).render_refusal(error) is None
+        assert read_chat(EXTENDED_TGI_RULES, stream=True).render_refusal(error) is None
 
 
 # -- answers
@@ -465,7 +466,7 @@ def test_tgi_completions_writes_stream():
 
 def test_tgi_invocations_choose_task_by_body():
     def invoke(**members: Any) -> Any:
-        return generate.read_sagemaker(shared.STRICT, json.dumps(members).encode(), HEAD)
+        return generate.read_sagemaker(STRICT_TGI_RULES, json.dumps(members).encode(), HEAD)
 
     assert isinstance(invoke(inputs="a"), generate.TgiGenerateReply)
     assert isinstance(invoke(messages=MESSAGES), chat.TgiChatReply)
@@ -476,7 +477,7 @@ def test_tgi_invocations_choose_task_by_body():
     )  # fmt: skip
 
 
-def instances(*items: Any, rules: shared.TgiRules = shared.STRICT) -> Any:
+def instances(*items: Any, rules: TgiRules = STRICT_TGI_RULES) -> Any:
     return vertex.read_vertex(rules, json.dumps({"instances": items}).encode(), HEAD)
 
 
@@ -505,9 +506,9 @@ def test_tgi_vertex_refuses_wrong_instances():
     assert instances({"inputs": "a", "parameters": {"max_new_tokens": 0}}) == failed
     assert instances({"inputs": "a", "parameters": {"seed": 1}}, {"inputs": "a"}) == failed
     assert instances({"inputs": "a"}).render_refusal(EngineError("x")) == failed
-    assert instances({"inputs": "a"}, rules=shared.EXTENDED).render_refusal(EngineError("x")) is None
+    assert instances({"inputs": "a"}, rules=EXTENDED_TGI_RULES).render_refusal(EngineError("x")) is None
     for bad in (b"{}", b'{"instances":null}', b'{"instances":[5]}', b'{"instances":[{}]}'):
-        status, text = refusal(lambda b=bad: vertex.read_vertex(shared.STRICT, b, HEAD))
+        status, text = refusal(lambda b=bad: vertex.read_vertex(STRICT_TGI_RULES, b, HEAD))
         assert status == 422 and text.startswith("Failed to deserialize")
 
 

@@ -9,7 +9,8 @@ import pytest
 from parley.dialects.dialect import Answer, RequestContext, RequestTimings
 from parley.dialects.facts import ModelCard, ServerFacts
 from parley.dialects.openai import chat as plain
-from parley.dialects.vllm import chat, completions, control, requests, shared
+from parley.dialects.vllm import chat, completions, control, requests
+from parley.dialects.vllm.error_answers import BUSY_SENTENCE, UnsupportedCall, vllm_error_answer
 from parley.dialects.vllm.pooling import embeddings
 from parley.errors import (
     BadRequest,
@@ -63,13 +64,13 @@ def read(request) -> Any:
 
 
 def error_object(error: ParleyError) -> dict[str, Any]:
-    return json.loads(shared.vllm_error(error).body)["error"]
+    return json.loads(vllm_error_answer(error).body)["error"]
 
 
 def refusal(read, **members) -> dict[str, Any]:
     with pytest.raises(BadRequest) as caught:
         read(**members)
-    answer = shared.vllm_error(caught.value)
+    answer = vllm_error_answer(caught.value)
     assert answer.status == 400
     return error_object(caught.value)
 
@@ -443,11 +444,11 @@ def test_vllm_stream_reports_engine_refusal_as_event():
          {"message": "The model `nope` does not exist. Valid aliases: tiny.", "type": "NotFoundError",
           "param": "model"}),
         (TooLarge("big"), 413, {"message": "big", "type": "Request Entity Too Large", "param": None}),
-        (Overloaded("x"), 503, {"message": shared.BUSY_SENTENCE, "type": "Service Unavailable", "param": None}),
+        (Overloaded("x"), 503, {"message": BUSY_SENTENCE, "type": "Service Unavailable", "param": None}),
         (NotReady("later"), 503, {"message": "later", "type": "Service Unavailable", "param": None}),
         (EngineError("broken"), 500, {"message": "broken", "type": "InternalServerError", "param": None}),
         (ParleyError("broken"), 500, {"message": "broken", "type": "InternalServerError", "param": None}),
-        (shared.UnsupportedCall("no"), 501, {"message": "no", "type": "NotImplementedError", "param": None}),
+        (UnsupportedCall("no"), 501, {"message": "no", "type": "NotImplementedError", "param": None}),
         (ContextLength("x", limit=256, prompt=257), 400,
          {"message": "This model's maximum context length is 256 tokens. However, your prompt contains at least "
           "257 input "
@@ -462,7 +463,7 @@ def test_vllm_stream_reports_engine_refusal_as_event():
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
 )  # fmt: skip
 def test_vllm_errors_use_original_wording(error, status, body):
-    answer = shared.vllm_error(error)
+    answer = vllm_error_answer(error)
     response_body = json.loads(answer.body)
     if "message" in body:
         body = {"error": body | {"code": status}}

@@ -7,7 +7,7 @@ import pytest
 
 from parley.dialects.dialect import Answer, RequestContext
 from parley.dialects.vllm import legacy
-from parley.dialects.vllm.shared import vllm_error
+from parley.dialects.vllm.error_answers import vllm_error_answer
 from parley.errors import BadRequest, ContextLength, EngineError
 from parley.types import ChoiceDelta, ChoiceDone, Grammar, PromptAccepted, PromptScored, Text, TokenInfo, Tokens, Usage
 
@@ -101,7 +101,7 @@ def test_vllm_generate_refuses_unavailable_members(members):
     ids=str,
 )  # fmt: skip
 def test_vllm_generate_refuses_wrong_members(members):
-    answer = vllm_error(refusal(**members))
+    answer = vllm_error_answer(refusal(**members))
     assert answer.status == 400
     assert set(json.loads(answer.body)["error"]) == {"message", "type", "param", "code"}
     assert (

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from parley.dialects.dialect import ApiOptions, RequestContext
-from parley.dialects.vllm import chat, shared
+from parley.dialects.vllm import chat
+from parley.dialects.vllm.error_answers import vllm_error_answer
 from parley.errors import BadMedia, BadRequest, MediaFault
 from parley.types import (
     CachedMedia,
@@ -55,7 +56,7 @@ def read_message(content: Any, head: RequestContext = HEAD, **members: Any) -> M
 def refusal(content: Any, head: RequestContext = HEAD, **members: Any) -> tuple[int, dict[str, Any]]:
     with pytest.raises(BadRequest) as caught:
         read_message(content, head, **members)
-    answer = shared.vllm_error(caught.value)
+    answer = vllm_error_answer(caught.value)
     return answer.status, json.loads(answer.body)["error"]
 
 
@@ -154,7 +155,7 @@ FAULTS: list[tuple[MediaFault, dict[str, Any], int, str]] = [
 
 @pytest.mark.parametrize(("reason", "detail", "status", "sentence"), FAULTS)
 def test_vllm_media_fault_that_shows_later_has_the_originals_sentence(reason, detail, status, sentence):
-    answer = shared.vllm_error(BadMedia("It is bad.", reason=reason, kind="image", field=PATH, **detail))
+    answer = vllm_error_answer(BadMedia("It is bad.", reason=reason, kind="image", field=PATH, **detail))
     error = json.loads(answer.body)["error"]
     assert (answer.status, error["message"]) == (status, sentence)
     assert error["type"] == ("UnprocessableEntityError" if status == 422 else "BadRequestError")
@@ -164,7 +165,7 @@ def test_vllm_media_unknown_uuid_is_named_by_its_place_among_its_kind():
     reply = read_reply([{"audio_url": URL}, IMAGE, {"type": "image_url", "image_url": None, "uuid": "u"}])
     error = BadMedia("x", reason="unknown_uuid", kind="image", field="messages[0].content[2].image_url")
     assert reply.render_refusal(error) is None
-    assert b"Cache miss for image at index 1 but" in shared.vllm_error(error).body
+    assert b"Cache miss for image at index 1 but" in vllm_error_answer(error).body
 
 
 def test_vllm_media_usage_counts_embeddings_by_kind():

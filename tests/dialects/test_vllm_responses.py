@@ -9,7 +9,8 @@ import pytest
 from parley.dialects.dialect import ApiOptions, RequestContext
 from parley.dialects.openai.responses.inlined_request import inline_response
 from parley.dialects.records import NO_RECORDS
-from parley.dialects.vllm import responses, shared
+from parley.dialects.vllm import responses
+from parley.dialects.vllm.error_answers import vllm_error_answer
 from parley.errors import EngineError, ParleyError
 from parley.types import ChoiceDelta, ChoiceDone, Grammar, PromptAccepted, TokenInfo, ToolCallDelta, Usage
 
@@ -37,7 +38,7 @@ def read(head: RequestContext = HEAD, **members: Any) -> responses.VllmResponses
 def refusal(head: RequestContext = HEAD, **members: Any) -> tuple[int, dict[str, Any]]:
     with pytest.raises(ParleyError) as caught:
         read(head, **members)
-    answer = shared.vllm_error(caught.value)
+    answer = vllm_error_answer(caught.value)
     return answer.status, json.loads(answer.body)["error"]
 
 
@@ -398,7 +399,7 @@ def test_coordinator_keeps_vllm_responses_in_its_form():
 
     with pytest.raises(ParleyError) as caught:
         inline(prompt={"id": "x"})
-    assert json.loads(shared.vllm_error(caught.value).body)["error"]["type"] == "BadRequestError"
+    assert json.loads(vllm_error_answer(caught.value).body)["error"]["type"] == "BadRequestError"
     assert HEAD.records is NO_RECORDS
     ended = inline(stream=True).fail_stream(EngineError("broken"))
     assert b"[DONE]" not in ended and b'"type":"InternalServerError"' in ended

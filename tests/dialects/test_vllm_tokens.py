@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from parley.dialects.dialect import ApiOptions, RenderedPrompt, RequestContext
-from parley.dialects.vllm.shared import vllm_error
+from parley.dialects.vllm.error_answers import vllm_error_answer
 from parley.dialects.vllm.token_routes import derender, render, token_generation
 from parley.errors import BadRequest, EngineError, Unsupported
 from parley.types import (
@@ -44,7 +44,7 @@ def read_tokens(params: dict[str, Any] | None = None, head: RequestContext = HEA
 def refusal(params: dict[str, Any] | None = None, **members: Any) -> dict[str, Any]:
     with pytest.raises(BadRequest) as caught:
         read_tokens(params, **members)
-    answer = vllm_error(caught.value)
+    answer = vllm_error_answer(caught.value)
     assert answer.status == 400
     return json.loads(answer.body)["error"]
 
@@ -325,7 +325,7 @@ def test_vllm_rendered_response_continues_as_its_conversation():
             render.read_response_rendering(json.dumps(body | members).encode(), HEAD)
     with pytest.raises(BadRequest) as caught:
         render.read_response_rendering(json.dumps(body | {"previous_response_id": "resp_1"}).encode(), HEAD)
-    assert json.loads(vllm_error(caught.value).body) == {
+    assert json.loads(vllm_error_answer(caught.value).body) == {
         "error": {
             "message": "previous_response_id is not supported by the stateless render endpoint.",
             "type": "invalid_request_error",

@@ -7,7 +7,7 @@ from support.sound_forms import FORM_TYPE, clip_form, encode_form
 
 from parley.dialects.dialect import RequestContext
 from parley.dialects.vllm import transcriptions
-from parley.dialects.vllm.shared import vllm_error
+from parley.dialects.vllm.error_answers import vllm_error_answer
 from parley.errors import BadMedia, BadRequest
 from parley.types import ChoiceDelta, ChoiceDone, PromptAccepted, TokenInfo, Usage
 
@@ -38,7 +38,7 @@ def read(**members: str | list[str]) -> transcriptions.VllmTranscriptionReply:
 def error_of(body: bytes, context: RequestContext = HEAD) -> tuple[int, str]:
     with pytest.raises(BadRequest) as caught:
         transcriptions.read_vllm_transcription(body, context)
-    answer = vllm_error(caught.value)
+    answer = vllm_error_answer(caught.value)
     return answer.status, json.loads(answer.body)["error"]["message"]
 
 

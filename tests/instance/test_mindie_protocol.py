@@ -14,8 +14,8 @@ from support.http_client import Connection, RunningServer, build_request
 from support.prefill_decode_pair import join_cluster
 
 from parley.dialects import mindie
+from parley.dialects.mindie.api_rules import MindieRules
 from parley.dialects.mindie.pd.recompute import ORIGIN_MEMBER
-from parley.dialects.mindie.rules import MindieRules
 from parley.dialects.mounts import DEDICATED_APIS, SERVER_MOUNT, ApiMount, dedicated_mounts
 from parley.disagg.wire import role
 from parley.disagg.wire.result_frames import FrameReader, ResultFrame

@@ -30,7 +30,7 @@ from parley.cli.serve_config.json_members import (
     show_value,
 )
 from parley.dialects import mindie
-from parley.dialects.mindie.rules import MindieProfile, MindieRules
+from parley.dialects.mindie.api_rules import MindieProfile, MindieRules
 from parley.serving.options import ListenAddress, ServerOptions
 from parley.settings.kinds import NamedModel
 from parley.settings.media_hosts import MediaHost, parse_media_host

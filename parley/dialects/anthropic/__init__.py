@@ -9,8 +9,15 @@ from __future__ import annotations
 import re
 from functools import partial
 
-from parley.dialects.anthropic import batches, bench, messages, models, shared
-from parley.dialects.anthropic.shared import AnthropicRules
+from parley.dialects.anthropic import batches, bench, messages, models
+from parley.dialects.anthropic.api_headers import VERSION_HEADER, anthropic_limit_headers
+from parley.dialects.anthropic.api_rules import (
+    LENIENT_ANTHROPIC_RULES,
+    MAX_ANTHROPIC_BODY,
+    STRICT_ANTHROPIC_RULES,
+    AnthropicRules,
+)
+from parley.dialects.anthropic.error_answers import REQUEST_ID_PREFIX, anthropic_error_answer
 from parley.dialects.dialect import Answer, Dialect, PromptMembers, RequestContext, Route, model_in_body
 from parley.dialects.facts import ServerFacts
 from parley.errors import NotFound
@@ -34,14 +41,14 @@ def _anthropic_dialect(rules: AnthropicRules) -> Dialect:
         body_schemas="anthropic-strict" if rules.strict else "anthropic",
         title="Anthropic",
         base_path="",
-        render_error=partial(shared.render_error, rules),
+        render_error=partial(anthropic_error_answer, rules),
         prompt_members=PROMPT_MEMBERS,
-        body_limit=shared.MAX_BODY if rules.strict else None,
+        body_limit=MAX_ANTHROPIC_BODY if rules.strict else None,
         other_bases=("/v1/messages",),
-        limit_headers=shared.limit_headers,
+        limit_headers=anthropic_limit_headers,
         bench_apis=bench.BENCH_APIS,
         id_header=b"request-id",
-        id_prefix=shared.REQUEST_ID_PREFIX.encode(),
+        id_prefix=REQUEST_ID_PREFIX.encode(),
         routes=(
             Route(
                 "POST",
@@ -62,7 +69,7 @@ def _anthropic_dialect(rules: AnthropicRules) -> Dialect:
                 "/v1/models",
                 "info",
                 reader=models.answer_models,
-                claiming_header=shared.VERSION_HEADER,
+                claiming_header=VERSION_HEADER,
                 query=models.PAGE_QUERY,
                 model_list=models.MODEL_LIST,
             ),
@@ -71,7 +78,7 @@ def _anthropic_dialect(rules: AnthropicRules) -> Dialect:
                 "/v1/models/{model:path}",
                 "info",
                 reader=models.answer_model,
-                claiming_header=shared.VERSION_HEADER,
+                claiming_header=VERSION_HEADER,
             ),
             *((Route("GET", "/", "health"),) if rules.strict else ()),  # elsewhere it is another API's
             *batches.ROUTES,
@@ -80,5 +87,5 @@ def _anthropic_dialect(rules: AnthropicRules) -> Dialect:
     )
 
 
-DIALECT = _anthropic_dialect(shared.LENIENT_RULES)
-STRICT = _anthropic_dialect(shared.STRICT_RULES)
+DIALECT = _anthropic_dialect(LENIENT_ANTHROPIC_RULES)
+STRICT = _anthropic_dialect(STRICT_ANTHROPIC_RULES)

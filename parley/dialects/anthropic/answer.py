@@ -12,11 +12,11 @@ from typing import Any, ClassVar, Literal
 
 import msgspec
 
-from parley.dialects.anthropic.shared import sse_event
 from parley.dialects.json_answer import encode_json
+from parley.dialects.sse import named_event
 from parley.types import ChoiceDelta, FinishReason, ToolCallDelta
 
-PING_EVENT = sse_event("ping", {"type": "ping"})
+PING_EVENT = named_event("ping", {"type": "ping"})
 TEXT_DELTA = (
     b'event: content_block_delta\ndata: {"type":"content_block_delta","index":%d,"delta":{"type":"text_delta",'
     b'"text":%b}}\n\n'
@@ -126,7 +126,7 @@ class BlockStream:
         return self._block_event("content_block_delta", delta=delta)
 
     def _block_event(self, name: str, **members: Any) -> bytes:
-        return sse_event(name, self.event_object(name, self._count - 1, members))
+        return named_event(name, self.event_object(name, self._count - 1, members))
 
     def event_object(self, name: str, index: int, members: dict[str, Any]) -> dict[str, Any]:
         """Return the event of a block with its members in order."""

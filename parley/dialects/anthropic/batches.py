@@ -10,16 +10,10 @@ from urllib.parse import parse_qs
 
 import msgspec
 
+from parley.dialects.anthropic.api_headers import VERSION_HEADER
 from parley.dialects.anthropic.models import MAX_PAGE, read_page_limit
-from parley.dialects.anthropic.shared import VERSION_HEADER, WORDING
-from parley.dialects.batch_job import (
-    BatchAnswer,
-    BatchEnd,
-    BatchJob,
-    BatchRequest,
-    has_lost_server,
-    waits_for_server,
-)
+from parley.dialects.anthropic.refusal_wording import ANTHROPIC_WORDING
+from parley.dialects.batch_job import BatchAnswer, BatchEnd, BatchJob, BatchRequest, has_lost_server, waits_for_server
 from parley.dialects.dialect import Answer, QuerySchemas, RequestContext, Route
 from parley.dialects.fields import Fields, decode_fields
 from parley.dialects.json_answer import encode_json, json_answer
@@ -211,7 +205,7 @@ def iso_time(seconds: int) -> str:
 
 def create_batch(body: bytes, context: RequestContext) -> MessageBatch:
     """Create a batch. Raises BadRequest, TooLarge."""
-    fields = decode_fields(body, WORDING)
+    fields = decode_fields(body, ANTHROPIC_WORDING)
     if not context.records.are_kept:
         raise Unsupported("This server runs no message batches, because it stores nothing.")
     lines = _read_requests(fields)
@@ -322,7 +316,7 @@ def list_batches(body: bytes, context: RequestContext) -> Answer:
     if (batch_id := query.get(name)) is not None:
         data = BATCHES.find(context.records, batch_id)
         if data is None:
-            raise WORDING.invalid_error(name, f"there is no batch {excerpt(batch_id)}")
+            raise ANTHROPIC_WORDING.invalid_error(name, f"there is no batch {excerpt(batch_id)}")
         after = msgspec.json.decode(data, type=StoredBatch).record_name
     page, has_more = BATCHES.list_page(
         context.records,

@@ -10,25 +10,43 @@ from functools import partial
 from typing import Any, ClassVar
 
 from parley.dialects.admin_requests import TokenizeRequest, TokenizeResult
-from parley.dialects.anthropic import options, shared
+from parley.dialects.anthropic import options
 from parley.dialects.anthropic.answer import PING_EVENT, BlockList, BlockStream, ThinkingDisplay
+from parley.dialects.anthropic.api_headers import VERSION_HEADER
+from parley.dialects.anthropic.api_rules import AnthropicRules
 from parley.dialects.anthropic.blocks import BlockReader
+from parley.dialects.anthropic.error_answers import anthropic_error_object
 from parley.dialects.anthropic.options import CREATE_MEMBERS, MAX_TOKENS, SHARED_MEMBERS, OutputForm, Thinking
-from parley.dialects.anthropic.shared import WORDING, AnthropicRules, check_members, sse_event
+from parley.dialects.anthropic.refusal_wording import ANTHROPIC_WORDING, check_member_names
+from parley.dialects.anthropic.token_usage import input_usage, message_usage, output_usage
 from parley.dialects.anthropic.tools import read_tools
 from parley.dialects.anthropic.turns import NO_PREFILL, TurnReader
 from parley.dialects.dialect import Reply, RequestContext
 from parley.dialects.fields import Fields, decode_fields
 from parley.dialects.json_answer import encode_json
 from parley.dialects.openai.messages import read_template_options
+from parley.dialects.sse import named_event
 from parley.errors import Invalid, ParleyError
 from parley.types import Chat, ChoiceDelta, ChoiceDone, Event, Message, PromptAccepted, Request, Usage
+
+BASE58 = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
+ID_LENGTH = 22  # characters of base 58 that hold 128 bits
+
 
 COUNTED_CONTEXTS = 4  # a prompt is counted up to this many times the context, to say how much it is too long
 PING_SECONDS = 15.0
 FIELD_NAMES: Mapping[str, str] = {"prompt": "messages", "stop": "stop_sequences", "continue_final_message": "messages"}
 SAMPLING_CONFLICT = "`temperature` may only be set to 1 when thinking is enabled."
 VERSION_MISSING = "anthropic-version: header is required"
+
+
+def message_id(unique_id: str) -> str:
+    """Return the id of a message: ``msg_01`` and the request's 128 bits in base 58."""
+    number, characters = int(unique_id, 16), ""
+    for _ in range(ID_LENGTH):
+        number, digit = divmod(number, len(BASE58))
+        characters = BASE58[digit] + characters
+    return f"msg_01{characters}"
 
 
 class MessageBody:
@@ -38,9 +56,9 @@ class MessageBody:
         self, rules: AnthropicRules, body: Fields, context: RequestContext, allowed: Collection[str],
         max_tokens: int | None = None,
     ):  # fmt: skip
-        if rules.strict and shared.VERSION_HEADER not in context.headers:
+        if rules.strict and VERSION_HEADER not in context.headers:
             raise Invalid(VERSION_MISSING, field="anthropic-version")
-        check_members(body, allowed, rules)
+        check_member_names(body, allowed, rules)
         blocks = BlockReader(context, rules)
         turn_reader = TurnReader(blocks, context)
         system = turn_reader.read_system(body)
@@ -98,13 +116,13 @@ def _continues_last(turns: Sequence[Message], rules: AnthropicRules, *, thinks: 
 
 def read_messages(rules: AnthropicRules, body: bytes, context: RequestContext) -> MessagesReply:
     """Read the body of a request for a message. Raises BadRequest."""
-    return MessagesReply(rules, decode_fields(body, WORDING), context)
+    return MessagesReply(rules, decode_fields(body, ANTHROPIC_WORDING), context)
 
 
 def read_count(rules: AnthropicRules, body: bytes, context: RequestContext) -> TokenizeRequest:
     """Read the body of a request that counts tokens; it may have all members of a message's. Raises BadRequest."""
     allowed = SHARED_MEMBERS if rules.strict else CREATE_MEMBERS
-    fields = decode_fields(body, WORDING)
+    fields = decode_fields(body, ANTHROPIC_WORDING)
     message = MessageBody(rules, fields, context, allowed)
     writer = write_managed_count if fields.has_value("context_management") else None
     return TokenizeRequest(model=message.model, prompt=message.chat, writer=writer)
@@ -191,24 +209,24 @@ class MessagesReply(Reply):
         event: dict[str, Any] = {
             "type": "message_delta",
             "delta": {"stop_reason": reason, "stop_sequence": sequence},
-            "usage": shared.input_counts(usage, marked=self._cache_ttl is not None)
-            | shared.output_counts(usage, reasons=self._reasons),
+            "usage": input_usage(usage, marked=self._cache_ttl is not None)
+            | output_usage(usage, reasons=self._reasons),
             **self._context_member(),
         }
-        return sse_event("message_delta", event) + sse_event("message_stop", {"type": "message_stop"})
+        return named_event("message_delta", event) + named_event("message_stop", {"type": "message_stop"})
 
     def fail_stream(self, error: ParleyError) -> bytes:
         """Return the error event. The stream ends after it."""
-        return sse_event("error", shared.error_object(error, self._context.unique_id))
+        return named_event("error", anthropic_error_object(error, self._context.unique_id))
 
     def message_start(self, prompt_tokens: int) -> bytes:
         """Return the first event. Which tokens the cache has is not known yet; ``message_delta`` says it.
 
         Claude Code keeps a count of this event if ``message_delta`` says 0, so all tokens are in one that will not be.
         """
-        usage = shared.usage_object(Usage(prompt_tokens=prompt_tokens), self._cache_ttl, reasons=False)
+        usage = message_usage(Usage(prompt_tokens=prompt_tokens), self._cache_ttl, reasons=False)
         message = self._envelope([], None, None, usage)
-        return sse_event("message_start", {"type": "message_start", "message": message})
+        return named_event("message_start", {"type": "message_start", "message": message})
 
     # -- one answer
 
@@ -226,7 +244,7 @@ class MessagesReply(Reply):
         assert self._done is not None
         content = self._block_list.content(self._done.reason)
         called = any(block["type"] == "tool_use" for block in content)
-        counts = shared.usage_object(usage, self._cache_ttl, reasons=self._reasons)
+        counts = message_usage(usage, self._cache_ttl, reasons=self._reasons)
         envelope = self._envelope(content, *self.stop_reason(usage, called=called), counts)
         return encode_json(envelope | self._context_member())
 
@@ -237,7 +255,7 @@ class MessagesReply(Reply):
     ) -> dict[str, Any]:
         return {
             "model": self._model,
-            "id": shared.message_id(self._context.unique_id),
+            "id": message_id(self._context.unique_id),
             "type": "message",
             "role": "assistant",
             "content": content,

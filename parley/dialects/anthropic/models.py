@@ -10,7 +10,7 @@ from urllib.parse import parse_qs
 import msgspec
 
 from parley.dialects.anthropic.options import CLEAR_THINKING, EFFORTS, THINKING_TYPES
-from parley.dialects.anthropic.shared import WORDING
+from parley.dialects.anthropic.refusal_wording import ANTHROPIC_WORDING
 from parley.dialects.dialect import Answer, ModelList, QuerySchemas, RequestContext
 from parley.dialects.facts import ModelCard, ServerFacts
 from parley.dialects.json_answer import encode_json, json_answer
@@ -126,7 +126,7 @@ def read_page_limit(text: str | None) -> int:
         return DEFAULT_PAGE
     if not (text.isascii() and text.isdigit() and len(text) < 9 and 1 <= int(text) <= MAX_PAGE):
         sentence = f"Input should be an integer greater than or equal to 1 and less than or equal to {MAX_PAGE}"
-        raise WORDING.invalid_error("limit", f"{sentence}, but got {excerpt(text)}")
+        raise ANTHROPIC_WORDING.invalid_error("limit", f"{sentence}, but got {excerpt(text)}")
     return int(text)
 
 
@@ -135,4 +135,4 @@ def _place_of(models: Sequence[dict[str, Any]], parameter: str, name: str) -> in
     for place, model in enumerate(models):
         if model.get("id") == name:
             return place
-    raise WORDING.invalid_error(parameter, f"there is no model {excerpt(name)}")
+    raise ANTHROPIC_WORDING.invalid_error(parameter, f"there is no model {excerpt(name)}")

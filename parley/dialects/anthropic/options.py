@@ -8,14 +8,10 @@ from typing import Any
 import msgspec
 
 from parley.dialects import parameters
+from parley.dialects.anthropic.api_rules import AnthropicRules
 from parley.dialects.anthropic.blocks import BlockReader
-from parley.dialects.anthropic.shared import (
-    UNSUPPORTED_THREAD,
-    AnthropicRules,
-    check_members,
-    dotted_path,
-    unsupported_value,
-)
+from parley.dialects.anthropic.error_answers import UNSUPPORTED_THREAD
+from parley.dialects.anthropic.refusal_wording import check_member_names, dotted_path, unsupported_value_error
 from parley.dialects.dialect import RequestContext
 from parley.dialects.fields import Fields
 from parley.dialects.output_constraints import read_json_schema
@@ -62,7 +58,7 @@ def read_thinking(body: Fields, rules: AnthropicRules, max_tokens: int | None, *
     kind = config.string("type", None, allowed=THINKING_TYPES)
     if kind is None:
         raise config.missing_member("type")
-    check_members(config, THINKING_MEMBERS, rules, kind)
+    check_member_names(config, THINKING_MEMBERS, rules, kind)
     omitted = config.string("display", "summarized", allowed=THINKING_DISPLAYS) == "omitted"
     budget = config.integer("budget_tokens", None, LEAST_BUDGET if rules.strict else 1, MAX_TOKENS)
     if kind == "disabled":
@@ -89,7 +85,7 @@ def read_output_form(body: Fields, rules: AnthropicRules) -> OutputForm:
     config = body.object("output_config")
     if config is None:
         return OutputForm(grammar=old_format)
-    check_members(config, OUTPUT_MEMBERS, rules)
+    check_member_names(config, OUTPUT_MEMBERS, rules)
     config.free_object("task_budget")  # advice to models that know it
     return OutputForm(
         config.string("effort", None, allowed=EFFORTS), _read_format(config, "format", rules) or old_format
@@ -100,7 +96,7 @@ def _read_format(fields: Fields, name: str, rules: AnthropicRules) -> Grammar | 
     form = fields.object(name)
     if form is None:
         return None
-    check_members(form, FORMAT_MEMBERS, rules)
+    check_member_names(form, FORMAT_MEMBERS, rules)
     if form.string("type", None, allowed=("json_schema",)) is None:
         raise form.missing_member("type")
     schema = read_json_schema(form, "schema")
@@ -181,11 +177,11 @@ def check_other_members(body: Fields, blocks: BlockReader, context: RequestConte
     for name in body.present_names(OTHER_MEMBERS):
         OTHER_MEMBERS[name](body, name)
     if body.string("speed", "standard", allowed=("standard", "fast")) == "fast" and rules.strict:
-        raise unsupported_value(body, "speed", "fast")
+        raise unsupported_value_error(body, "speed", "fast")
     blocks.read_cache_control(body)
     metadata = body.object("metadata")
     if metadata is not None:
-        check_members(metadata, {"user_id"}, rules)
+        check_member_names(metadata, {"user_id"}, rules)
         metadata.string("user_id", None, cap=MAX_USER_ID if rules.strict else None)
     management = body.object("context_management")
     if management is not None:
@@ -201,7 +197,7 @@ def _check_context_management(management: Fields, rules: AnthropicRules, context
         if kind == CLEAR_THINKING and edit.raw_value("keep") == "all":
             continue
         if rules.strict or kind == CLEAR_THINKING or _trigger_of(edit, kind) < context_length:
-            raise unsupported_value(edit, "type", kind)
+            raise unsupported_value_error(edit, "type", kind)
 
 
 def _trigger_of(edit: Fields, kind: str) -> int:

@@ -8,9 +8,10 @@ from typing import Any, Literal
 
 import msgspec
 
+from parley.dialects.anthropic.api_rules import AnthropicRules
 from parley.dialects.anthropic.blocks import BlockReader
 from parley.dialects.anthropic.client_tools import CLIENT_TOOLS, ClientTool, with_zoom
-from parley.dialects.anthropic.shared import AnthropicRules, check_members, unsupported_value
+from parley.dialects.anthropic.refusal_wording import check_member_names, unsupported_value_error
 from parley.dialects.anthropic.turns import ToolChanges
 from parley.dialects.fields import Fields
 from parley.errors import Invalid, excerpt
@@ -70,8 +71,8 @@ def _read_tool(tool: Fields, blocks: BlockReader) -> ToolObject:
     if client_tool := CLIENT_TOOLS.get(kind):
         return _read_client_tool(tool, kind, client_tool, blocks)
     if kind != "custom":  # the original runs it
-        raise unsupported_value(tool, "type", kind)
-    check_members(tool, TOOL_MEMBERS, blocks.rules, "custom")
+        raise unsupported_value_error(tool, "type", kind)
+    check_member_names(tool, TOOL_MEMBERS, blocks.rules, "custom")
     blocks.read_cache_control(tool)
     name = tool.string("name", None)
     if name is None:
@@ -93,7 +94,7 @@ def _read_tool(tool: Fields, blocks: BlockReader) -> ToolObject:
 
 def _read_client_tool(tool: Fields, kind: str, client_tool: ClientTool, blocks: BlockReader) -> ToolObject:
     """Return a tool that Anthropic defines, with its schema."""
-    check_members(tool, CLIENT_TOOL_MEMBERS | _own_members(client_tool), blocks.rules, kind)
+    check_member_names(tool, CLIENT_TOOL_MEMBERS | _own_members(client_tool), blocks.rules, kind)
     blocks.read_cache_control(tool)
     if tool.string("name", None, allowed=(client_tool.name,)) is None:
         raise tool.missing_member("name")
@@ -147,7 +148,7 @@ def _read_choice(body: Fields, tools: list[ToolObject], names: list[str], rules:
     choice = body.object("tool_choice")
     if choice is None:
         return ToolMembers(tools)
-    check_members(choice, CHOICE_MEMBERS, rules)
+    check_member_names(choice, CHOICE_MEMBERS, rules)
     kind = choice.string("type", None, allowed=tuple(CHOICES))
     if kind is None:
         raise choice.missing_member("type")

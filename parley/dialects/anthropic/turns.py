@@ -12,7 +12,7 @@ from itertools import groupby
 from typing import Any
 
 from parley.dialects.anthropic.blocks import MAX_BLOCKS, SHARED_BLOCKS, BlockReader, Parts
-from parley.dialects.anthropic.shared import check_members, dotted_path, unsupported_value
+from parley.dialects.anthropic.refusal_wording import check_member_names, dotted_path, unsupported_value_error
 from parley.dialects.dialect import RequestContext
 from parley.dialects.fields import Fields
 from parley.dialects.json_answer import encode_json
@@ -103,7 +103,7 @@ class TurnReader:
         check_media_counts((placed.media for turn in turns for placed in turn.media), limits)
 
     def _read_role(self, item: Fields) -> str:
-        check_members(item, MESSAGE_MEMBERS, self._rules)
+        check_member_names(item, MESSAGE_MEMBERS, self._rules)
         role = item.string("role", None, allowed=ROLES)
         if role is None:
             raise item.missing_member("role")
@@ -143,7 +143,7 @@ class TurnReader:
 
     def _read_tool_result(self, block: Fields) -> tuple[Message, Parts]:
         """Return the result of a call, and its pictures."""
-        check_members(block, RESULT_MEMBERS, self._rules, "tool_result")
+        check_member_names(block, RESULT_MEMBERS, self._rules, "tool_result")
         self.blocks.read_cache_control(block)
         use_id = block.string("tool_use_id", None, cap=256)
         if use_id is None:
@@ -179,7 +179,7 @@ class TurnReader:
             self.tool_changes.definitions.append(definition)
             return
         if kind != "tool_reference":
-            raise tool.missing_member("type") if kind is None else unsupported_value(tool, "type", kind)
+            raise tool.missing_member("type") if kind is None else unsupported_value_error(tool, "type", kind)
         name = tool.string("name", None, cap=256)
         if name is None:
             raise tool.missing_member("name")
@@ -218,7 +218,7 @@ class TurnReader:
 
     def _read_thinking(self, block: Fields) -> str:
         """Return the thinking that the model wrote, as its signature holds it, else as the client shows it."""
-        check_members(block, THINKING_MEMBERS, self._rules, "thinking")
+        check_member_names(block, THINKING_MEMBERS, self._rules, "thinking")
         shown, signature = block.string("thinking", None), block.string("signature", "")
         if shown is None:
             raise block.missing_member("thinking")
@@ -232,7 +232,7 @@ class TurnReader:
             return shown
 
     def _read_tool_use(self, block: Fields) -> ToolCall:
-        check_members(block, USE_MEMBERS, self._rules, "tool_use")
+        check_member_names(block, USE_MEMBERS, self._rules, "tool_use")
         self.blocks.read_cache_control(block)
         use_id, name = (block.string(member, None, cap=256) for member in ("id", "name"))
         if use_id is None or name is None:

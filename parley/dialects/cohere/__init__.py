@@ -10,8 +10,9 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
-from parley.dialects.cohere import bench, chat, embed, models, rerank, shared
-from parley.dialects.cohere.shared import CohereRules
+from parley.dialects.cohere import bench, chat, embed, models, rerank
+from parley.dialects.cohere.api_rules import LENIENT_COHERE_RULES, STRICT_COHERE_RULES, CohereRules
+from parley.dialects.cohere.error_answers import NO_MEMORY_BODY, cohere_error_answer
 from parley.dialects.dialect import Dialect, PromptMembers, Route, model_in_body
 from parley.dialects.vllm import COHERE_ROUTE, SCORE_TASKS
 
@@ -38,10 +39,10 @@ def _cohere_dialect(rules: CohereRules) -> Dialect:
         title="Cohere",
         base_path="",
         other_bases=("/v2/chat",),
-        render_error=shared.cohere_error,
+        render_error=cohere_error_answer,
         prompt_members=PROMPT_MEMBERS,
         bench_apis=bench.BENCH_APIS,
-        no_memory_body=shared.NO_MEMORY_BODY,
+        no_memory_body=NO_MEMORY_BODY,
         routes=(
             Route("POST", "/v2/chat", "generate", reader=partial(chat.read_chat, rules), model_reader=model_in_body),
             *(STRICT_ROUTES if rules.strict else ()),
@@ -49,5 +50,5 @@ def _cohere_dialect(rules: CohereRules) -> Dialect:
     )
 
 
-DIALECT = _cohere_dialect(shared.LENIENT_RULES)
-STRICT = _cohere_dialect(shared.STRICT_RULES)
+DIALECT = _cohere_dialect(LENIENT_COHERE_RULES)
+STRICT = _cohere_dialect(STRICT_COHERE_RULES)

@@ -10,8 +10,8 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from parley.dialects.cohere.shared import sse_event
 from parley.dialects.json_answer import encode_json
+from parley.dialects.sse import named_event
 from parley.types import ChoiceDelta, TokenInfo, ToolCallDelta
 
 BlockType = Literal["text", "thinking"]
@@ -20,6 +20,11 @@ TEXT_DELTA = (
 )
 MAX_SUFFIX = 12  # characters of an id after the tool's name
 LEAST_LOGPROB = -9999.0  # of an impossible token, because JSON has no infinity
+
+
+def cohere_event(event: dict[str, Any]) -> bytes:
+    """Return one event of a stream, with its type as its name."""
+    return named_event(event["type"], event)
 
 
 def client_call_id(call_id: str, name: str) -> str:
@@ -98,7 +103,7 @@ class MessageStream:
         if self._logprobs:
             event["logprobs"] = logprob_item(text, self._tokens)
             self._tokens = []
-        return sse_event(event)
+        return cohere_event(event)
 
     def _write_call(self, call: ToolCallDelta) -> bytes:
         """Return the events of a piece of a call; its arguments are passed on as they arrive."""
@@ -124,14 +129,14 @@ class MessageStream:
             return rest
         if opened == "call":
             self._open = None
-            return sse_event({"type": "tool-call-end", "index": self._calls - 1})
+            return cohere_event({"type": "tool-call-end", "index": self._calls - 1})
         if self._tokens and self._token_type != next_type:
             rest = self._content_delta("")
         self._open = None
-        return rest + sse_event({"type": "content-end", "index": self._blocks - 1})
+        return rest + cohere_event({"type": "content-end", "index": self._blocks - 1})
 
     def _event(self, name: str, index: int, message: dict[str, Any]) -> bytes:
-        return sse_event(_event(name, index, message))
+        return cohere_event(_event(name, index, message))
 
 
 def _event(name: str, index: int, message: dict[str, Any]) -> dict[str, Any]:

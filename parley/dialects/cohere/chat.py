@@ -8,13 +8,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from parley.dialects.cohere import conversation, options, shared
-from parley.dialects.cohere.answer import MessageStream, WholeMessage
+from parley.dialects.cohere import conversation, options
+from parley.dialects.cohere.answer import MessageStream, WholeMessage, cohere_event
+from parley.dialects.cohere.answer_ids import id_as_uuid
+from parley.dialects.cohere.api_rules import CohereRules
 from parley.dialects.cohere.conversation import ConversationReader
-from parley.dialects.cohere.shared import WORDING, CohereRules, sse_event
+from parley.dialects.cohere.error_answers import cohere_error_sentence
+from parley.dialects.cohere.refusal_wording import COHERE_WORDING, check_member_names
+from parley.dialects.cohere.token_usage import cohere_usage
 from parley.dialects.dialect import Reply, RequestContext
 from parley.dialects.fields import Fields, decode_fields
 from parley.dialects.json_answer import encode_json
+from parley.dialects.sse import STREAM_DONE
 from parley.errors import ParleyError
 from parley.types import (
     Chat,
@@ -48,7 +53,7 @@ FINISH_REASONS: dict[FinishReason, str] = {
 
 def read_chat(rules: CohereRules, body: bytes, context: RequestContext) -> CohereChatReply:
     """Read a conversation. Raises BadRequest."""
-    return CohereChatReply(rules, decode_fields(body, WORDING), context)
+    return CohereChatReply(rules, decode_fields(body, COHERE_WORDING), context)
 
 
 class CohereChatReply(Reply):
@@ -58,7 +63,7 @@ class CohereChatReply(Reply):
     field_names: ClassVar[Mapping[str, str]] = {"prompt": "messages", "stop": "stop_sequences"}
 
     def __init__(self, rules: CohereRules, body: Fields, context: RequestContext):
-        shared.check_members(body, BODY_MEMBERS, rules)
+        check_member_names(body, BODY_MEMBERS, rules)
         model = body.string("model", None, cap=MAX_MODEL_NAME)
         if not model:
             raise body.missing_member("model")
@@ -94,7 +99,7 @@ class CohereChatReply(Reply):
             priority=body.integer("priority", 0, 0, options.MAX_PRIORITY),
             counted_tokens=COUNTED_CONTEXTS * context.context_length,
         )
-        self._answer_id = shared.uuid_text(context.unique_id)
+        self._answer_id = id_as_uuid(context.unique_id)
         self._wants_logprobs = logprobs
         self._stream = MessageStream(logprobs=logprobs)
         self._message = WholeMessage()
@@ -111,7 +116,7 @@ class CohereChatReply(Reply):
                     parts.append(self._stream.write_delta(event))
                 case PromptAccepted():
                     start = {"id": self._answer_id, "type": "message-start", "delta": {"message": EMPTY_MESSAGE}}
-                    parts.append(sse_event(start))
+                    parts.append(cohere_event(start))
                 case ChoiceDone():
                     self._done = event
                     parts.append(self._stream.finish())
@@ -119,14 +124,14 @@ class CohereChatReply(Reply):
 
     def finish_stream(self, usage: Usage) -> bytes:
         """Return the end of the message, with its usage, and the ``[DONE]`` mark."""
-        delta = {"finish_reason": self._finish_reason(self._stream.called), "usage": shared.usage_object(usage)}
-        return sse_event({"type": "message-end", "delta": delta}) + shared.STREAM_DONE
+        delta = {"finish_reason": self._finish_reason(self._stream.called), "usage": cohere_usage(usage)}
+        return cohere_event({"type": "message-end", "delta": delta}) + STREAM_DONE
 
     def fail_stream(self, error: ParleyError) -> bytes:
         """Return the end of a message that an error cuts short, and the ``[DONE]`` mark."""
         reason = "TIMEOUT" if error.status in (408, 504) else "ERROR"
-        delta = {"error": shared.error_sentence(error), "finish_reason": reason}
-        return sse_event({"type": "message-end", "delta": delta}) + shared.STREAM_DONE
+        delta = {"error": cohere_error_sentence(error), "finish_reason": reason}
+        return cohere_event({"type": "message-end", "delta": delta}) + STREAM_DONE
 
     # -- one answer
 
@@ -145,7 +150,7 @@ class CohereChatReply(Reply):
             "id": self._answer_id,
             "message": self._message.message_object(),
             "finish_reason": self._finish_reason(self._message.called),
-            "usage": shared.usage_object(usage),
+            "usage": cohere_usage(usage),
         }
         return encode_json(answer | ({"logprobs": self._message.logprobs} if self._wants_logprobs else {}))
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from parley.dialects.cohere.shared import WORDING, uuid_text
+from parley.dialects.cohere.answer_ids import id_as_uuid
+from parley.dialects.cohere.refusal_wording import COHERE_WORDING
 from parley.dialects.dialect import Answer, RequestContext
 from parley.dialects.fields import Fields, decode_fields
 from parley.dialects.vllm.pooling.cohere import UniversalCohereReply
@@ -14,7 +15,7 @@ NO_INPUT = "invalid request: exactly one of 'texts', 'images' and 'inputs' must 
 
 def read_embed(body: bytes, context: RequestContext) -> CohereEmbedReply:
     """Read texts to embed. Raises BadRequest."""
-    return CohereEmbedReply(decode_fields(body, WORDING), context)
+    return CohereEmbedReply(decode_fields(body, COHERE_WORDING), context)
 
 
 class CohereEmbedReply(UniversalCohereReply):
@@ -31,7 +32,7 @@ class CohereEmbedReply(UniversalCohereReply):
     @property
     def shown_id(self) -> str:
         """The id of the answer."""
-        return uuid_text(self.request.id)
+        return id_as_uuid(self.request.id)
 
     def render_refusal(self, error: ParleyError) -> Answer | None:
         """Return None: every refusal has the form of the API's errors."""

@@ -9,7 +9,7 @@ from urllib.parse import parse_qs
 import msgspec
 
 from parley.dialects.cohere.options import DEFAULT_TEMPERATURE, DEFAULT_TOP_P
-from parley.dialects.cohere.shared import WORDING
+from parley.dialects.cohere.refusal_wording import COHERE_WORDING
 from parley.dialects.dialect import Answer, ModelList, QuerySchemas, RequestContext
 from parley.dialects.facts import ModelCard, ServerFacts
 from parley.dialects.json_answer import encode_json, json_answer
@@ -68,13 +68,13 @@ def _page_of(models: Sequence[dict[str, Any]], context: RequestContext) -> dict[
     start = _read_count(query, "page_token", 0, 0, 10**8 - 1)
     endpoint, default_only = query.get("endpoint"), query.get("default_only", "false")
     if endpoint is not None and endpoint not in ENDPOINTS:
-        raise WORDING.unlisted_error("endpoint", endpoint, ENDPOINTS)
+        raise COHERE_WORDING.unlisted_error("endpoint", endpoint, ENDPOINTS)
     if default_only not in ("true", "false"):
-        raise WORDING.unlisted_error("default_only", default_only, ("true", "false"))
+        raise COHERE_WORDING.unlisted_error("default_only", default_only, ("true", "false"))
     models = _with_defaults(models)
     if default_only == "true":
         if endpoint is None:
-            raise WORDING.invalid_error("default_only", "only allowed with an endpoint.")
+            raise COHERE_WORDING.invalid_error("default_only", "only allowed with an endpoint.")
         models = [model for model in models if endpoint in model["default_endpoints"]]
     elif endpoint is not None:
         models = [model for model in models if endpoint in model["endpoints"]]
@@ -128,5 +128,7 @@ def _read_count(query: dict[str, str], name: str, default: int, low: int, high: 
     if text is None:
         return default
     if not (text.isascii() and text.isdigit() and len(text) < 9 and low <= int(text) <= high):
-        raise WORDING.invalid_error(name, f"must be an integer between {low} and {high}, but got {excerpt(text)}.")
+        raise COHERE_WORDING.invalid_error(
+            name, f"must be an integer between {low} and {high}, but got {excerpt(text)}."
+        )
     return int(text)

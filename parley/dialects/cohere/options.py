@@ -8,7 +8,8 @@ from typing import Any, Literal
 import msgspec
 
 from parley.dialects import parameters
-from parley.dialects.cohere.shared import CohereRules, check_members, unsupported_value
+from parley.dialects.cohere.api_rules import CohereRules
+from parley.dialects.cohere.refusal_wording import check_member_names, unsupported_value_error
 from parley.dialects.dialect import RequestContext
 from parley.dialects.fields import Fields
 from parley.dialects.output_constraints import ANY_OBJECT_SCHEMA, read_json_schema
@@ -53,7 +54,7 @@ def read_tools(body: Fields, rules: CohereRules) -> ToolMembers:
     tools: list[dict[str, Any]] = []
     schema_fields: dict[str, str] = {}
     for item in body.objects("tools", cap=MAX_TOOLS):
-        check_members(item, TOOL_MEMBERS, rules)
+        check_member_names(item, TOOL_MEMBERS, rules)
         if item.string("type", None, allowed=("function",)) is None:
             raise item.missing_member("type")
         function = item.object("function")
@@ -72,7 +73,7 @@ def read_tools(body: Fields, rules: CohereRules) -> ToolMembers:
 
 
 def _read_function(function: Fields, rules: CohereRules) -> dict[str, Any]:
-    check_members(function, FUNCTION_MEMBERS, rules)
+    check_member_names(function, FUNCTION_MEMBERS, rules)
     name = function.string("name", None)
     if name is None:
         raise function.missing_member("name")
@@ -143,7 +144,7 @@ def read_response_format(body: Fields, rules: CohereRules) -> Grammar | None:
     form = body.object("response_format")
     if form is None:
         return None
-    check_members(form, FORMAT_MEMBERS, rules)
+    check_member_names(form, FORMAT_MEMBERS, rules)
     form_type = form.string("type", None, allowed=("text", "json_object"))
     if form_type is None:
         raise form.missing_member("type")
@@ -171,7 +172,7 @@ def read_thinking(body: Fields, rules: CohereRules) -> Thinking:
     config = body.object("thinking")
     if config is None:
         return Thinking()
-    check_members(config, THINKING_MEMBERS, rules)
+    check_member_names(config, THINKING_MEMBERS, rules)
     kind = config.string("type", None, allowed=("enabled", "disabled"))
     if kind is None:
         raise config.missing_member("type")
@@ -184,9 +185,11 @@ def check_citations(body: Fields, rules: CohereRules) -> None:
     options = body.object("citation_options")
     if options is None:
         return
-    check_members(options, CITATION_MEMBERS, rules)
+    check_member_names(options, CITATION_MEMBERS, rules)
     if options.string("mode", "OFF", allowed=CITATION_MODES) not in ("OFF", "DISABLED"):
-        raise unsupported_value(options, "mode", "is not supported by this server, whose answers have no citations.")
+        raise unsupported_value_error(
+            options, "mode", "is not supported by this server, whose answers have no citations."
+        )
 
 
 def read_safety_mode(body: Fields, context: RequestContext) -> dict[str, Any]:
@@ -201,5 +204,7 @@ def read_safety_mode(body: Fields, context: RequestContext) -> dict[str, Any]:
     if "safety_mode" in context.abilities:
         return {"safety_mode": mode}
     if mode == "STRICT":
-        raise unsupported_value(body, "safety_mode", "is not supported by this model, whose template has no such mode.")
+        raise unsupported_value_error(
+            body, "safety_mode", "is not supported by this model, whose template has no such mode."
+        )
     return {}

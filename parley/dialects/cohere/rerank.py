@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from parley.dialects.cohere.shared import WORDING, uuid_text
+from parley.dialects.cohere.answer_ids import id_as_uuid
+from parley.dialects.cohere.refusal_wording import COHERE_WORDING
 from parley.dialects.dialect import RequestContext
 from parley.dialects.fields import Fields, decode_fields
 from parley.dialects.json_answer import encode_json
@@ -14,7 +15,7 @@ UNIT_DOCUMENTS = 100  # documents of one search unit
 
 def read_rerank(body: bytes, context: RequestContext) -> CohereRerankReply:
     """Read a query and documents. Raises BadRequest."""
-    return CohereRerankReply(decode_fields(body, WORDING), context)
+    return CohereRerankReply(decode_fields(body, COHERE_WORDING), context)
 
 
 class CohereRerankReply(RerankReply):
@@ -30,7 +31,7 @@ class CohereRerankReply(RerankReply):
         units = -(-self.document_count // UNIT_DOCUMENTS)
         return encode_json(
             {
-                "id": uuid_text(self.request.id),
+                "id": id_as_uuid(self.request.id),
                 "results": [{"index": index, "relevance_score": score} for index, score in self.ranking()],
                 "meta": {"api_version": {"version": "2"}, "billed_units": {"search_units": units}},
             }

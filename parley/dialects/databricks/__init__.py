@@ -9,8 +9,15 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from parley.dialects.databricks import chat, completions, embeddings, endpoints, permissions, responses, shared
-from parley.dialects.databricks.shared import DatabricksRules
+from parley.dialects.databricks import chat, completions, embeddings, endpoints, permissions, responses
+from parley.dialects.databricks.api_rules import (
+    LENIENT_DATABRICKS_RULES,
+    MAX_DATABRICKS_BODY,
+    STRICT_DATABRICKS_RULES,
+    DatabricksRules,
+)
+from parley.dialects.databricks.config import SYSTEM_CATALOGUE
+from parley.dialects.databricks.error_answers import databricks_error_answer
 from parley.dialects.dialect import (
     Dialect,
     ModelList,
@@ -62,7 +69,7 @@ def read_invocation(rules: DatabricksRules, body: bytes, context: RequestContext
 
 def _endpoint_in_body(body: bytes) -> str:
     """Return the endpoint that a body names."""
-    return model_in_body(body).removeprefix(shared.SYSTEM_CATALOGUE)
+    return model_in_body(body).removeprefix(SYSTEM_CATALOGUE)
 
 
 def _query_routes(rules: DatabricksRules) -> tuple[Route, ...]:
@@ -138,9 +145,9 @@ DIALECT = Dialect(
     body_schemas="databricks",
     title="Databricks",
     base_path="/serving-endpoints",
-    render_error=shared.databricks_error_answer,
+    render_error=databricks_error_answer,
     prompt_members=DATABRICKS_PROMPT_MEMBERS,
-    routes=(*_query_routes(shared.LENIENT_RULES), *_management_routes()),
+    routes=(*_query_routes(LENIENT_DATABRICKS_RULES), *_management_routes()),
     other_bases=OTHER_BASES,
 )
 STRICT = Dialect(
@@ -148,9 +155,9 @@ STRICT = Dialect(
     body_schemas="databricks-strict",
     title="Databricks",
     base_path="/serving-endpoints",
-    render_error=shared.databricks_error_answer,
+    render_error=databricks_error_answer,
     prompt_members=DATABRICKS_PROMPT_MEMBERS,
-    body_limit=shared.MAX_BODY,
-    routes=(*_query_routes(shared.STRICT_RULES), *_management_routes()),
+    body_limit=MAX_DATABRICKS_BODY,
+    routes=(*_query_routes(STRICT_DATABRICKS_RULES), *_management_routes()),
     other_bases=OTHER_BASES,
 )

@@ -11,13 +11,19 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from parley.dialects.databricks import members, shared
-from parley.dialects.databricks.shared import DatabricksErrorWording, DatabricksRules, TokenCount
+from parley.dialects.databricks import members
+from parley.dialects.databricks.answer_parts import RunningTokenCount, answer_uuid, served_model_header
+from parley.dialects.databricks.api_rules import DatabricksRules
+from parley.dialects.databricks.error_answers import databricks_failure_events
+from parley.dialects.databricks.members import wants_usage
+from parley.dialects.databricks.refusal_wording import DatabricksErrorWording
 from parley.dialects.dialect import HeaderList, RequestContext, RequestTimings
 from parley.dialects.fields import Fields, decode_fields
 from parley.dialects.json_answer import encode_json
 from parley.dialects.openai import chat
-from parley.dialects.openai import shared as openai
+from parley.dialects.openai.reading_rules import ReadingRules
+from parley.dialects.openai.token_usage import running_usage
+from parley.dialects.sse import STREAM_DONE
 from parley.errors import ParleyError
 from parley.types import ChoiceDelta, ChoiceDone, Event, Usage
 
@@ -34,9 +40,7 @@ class DatabricksChatReply(chat.ChatReply):
     """A reply to one conversation, as a stream of chunks or in one piece."""
 
     ping_bytes: ClassVar[bytes] = b""  # MLflow's client accepts only data lines
-    reading_rules: ClassVar[openai.ReadingRules] = openai.ReadingRules(
-        min_alternatives=0, strict_schemas=True, follows_options=False
-    )
+    reading_rules: ClassVar[ReadingRules] = ReadingRules(min_alternatives=0, strict_schemas=True, follows_options=False)
 
     def __init__(self, rules: DatabricksRules, body: Fields, context: RequestContext):
         if rules.strict:
@@ -47,8 +51,8 @@ class DatabricksChatReply(chat.ChatReply):
         if budget is not None:
             self.request.thinking_budget = budget
         self._rules = rules
-        self._token_count = TokenCount()
-        self._with_usage = shared.wants_usage(body, self.request.stream)
+        self._token_count = RunningTokenCount()
+        self._with_usage = wants_usage(body, self.request.stream)
         self.request.output_options = msgspec.structs.replace(self.request.output_options, usage=False, ids=True)
 
     # -- streaming
@@ -63,11 +67,11 @@ class DatabricksChatReply(chat.ChatReply):
 
     def finish_stream(self, usage: Usage) -> bytes:
         """Return the mark that ends a stream."""
-        return shared.DONE_FRAME
+        return STREAM_DONE
 
     def fail_stream(self, error: ParleyError) -> bytes:
         """Return the error event that ends the stream."""
-        return shared.databricks_failure_frames(error)
+        return databricks_failure_events(error)
 
     def _opening_choice(self, index: int) -> dict[str, Any]:
         return {"index": index, "delta": {"role": "assistant", "content": self._echo_text}, "finish_reason": None}
@@ -134,20 +138,20 @@ class DatabricksChatReply(chat.ChatReply):
 
     def answer_headers(self, timings: RequestTimings | None) -> HeaderList:
         """Return the header that names the served model."""
-        return shared.served_model_header(self)
+        return served_model_header(self)
 
     # -- shared by both
 
     def _chat_envelope(self, answer_object: str, choices: list[Any], usage: Usage | None = None) -> dict[str, Any]:
         envelope: dict[str, Any] = {
-            "id": f"chatcmpl_{shared.answer_uuid(self._context)}",
+            "id": f"chatcmpl_{answer_uuid(self._context)}",
             "object": answer_object,
             "created": self._context.created,
             "model": self.request.model,
             "choices": choices,
         }
         if usage is not None:
-            envelope["usage"] = openai.usage_counts(usage.prompt_tokens, usage.completion_tokens)
+            envelope["usage"] = running_usage(usage.prompt_tokens, usage.completion_tokens)
         return envelope
 
 

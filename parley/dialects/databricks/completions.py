@@ -10,14 +10,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from parley.dialects.databricks import members, shared
-from parley.dialects.databricks.shared import DatabricksErrorWording, DatabricksRules, TokenCount
+from parley.dialects.databricks import members
+from parley.dialects.databricks.answer_parts import RunningTokenCount, answer_uuid, served_model_header
+from parley.dialects.databricks.api_rules import DatabricksRules
+from parley.dialects.databricks.error_answers import databricks_failure_events
+from parley.dialects.databricks.members import wants_usage
+from parley.dialects.databricks.refusal_wording import DatabricksErrorWording
 from parley.dialects.dialect import HeaderList, Reply, RequestContext, RequestTimings
 from parley.dialects.fields import Fields, decode_fields
 from parley.dialects.json_answer import encode_json
-from parley.dialects.openai import shared as openai
-from parley.dialects.openai.shared import FINISH_REASONS, MAX_TOKENS
+from parley.dialects.openai.common_members import MAX_TOKENS, read_capped_choices, read_openai_sampling
+from parley.dialects.openai.reading_rules import ReadingRules
+from parley.dialects.openai.token_objects import FINISH_REASONS
+from parley.dialects.openai.token_usage import running_usage
 from parley.dialects.parameters import MAX_STOP_CHARACTERS, MAX_STOPS
+from parley.dialects.sse import STREAM_DONE, data_event
 from parley.errors import ParleyError
 from parley.types import (
     ChoiceDelta,
@@ -58,12 +65,12 @@ class DatabricksCompletionReply(Reply):
         max_tokens = body.integer("max_tokens", None, 1, MAX_TOKENS)
         behavior = body.string("error_behavior", "error", allowed=("error", "truncate"))
         stream = body.boolean("stream", False)
-        counts = openai.read_capped_choices(body, len(prompts), openai.ReadingRules(best_of=False))
+        counts = read_capped_choices(body, len(prompts), ReadingRules(best_of=False))
         self.request = Request(
             id=context.unique_id,
             model=body.string("model", "", cap=256),
             prompts=[Text(text, turn=not raw) for text in prompts],
-            sampling=openai.read_openai_sampling(body),
+            sampling=read_openai_sampling(body),
             stop_conditions=StopConditions(
                 strings=body.strings("stop", cap=MAX_STOPS, total=MAX_STOP_CHARACTERS),
                 max_tokens=max_tokens,
@@ -75,10 +82,10 @@ class DatabricksCompletionReply(Reply):
             return_partial=behavior == "truncate",
         )
         self._suffix = body.string("suffix", "", cap=MAX_SUFFIX)
-        self._with_usage = shared.wants_usage(body, stream)
+        self._with_usage = wants_usage(body, stream)
         self._rules = rules
         self._context = context
-        self._token_count = TokenCount()
+        self._token_count = RunningTokenCount()
         self._texts: list[list[str]] = [[] for _ in range(counts.n * len(prompts))]
         self._done_events: dict[int, ChoiceDone] = {}
 
@@ -103,15 +110,15 @@ class DatabricksCompletionReply(Reply):
 
     def finish_stream(self, usage: Usage) -> bytes:
         """Return the mark that ends a stream."""
-        return shared.DONE_FRAME
+        return STREAM_DONE
 
     def fail_stream(self, error: ParleyError) -> bytes:
         """Return the error event that ends the stream."""
-        return shared.databricks_failure_frames(error)
+        return databricks_failure_events(error)
 
     def _choice_frame(self, choice: dict[str, Any]) -> bytes:
         usage = {"usage": self._token_count.usage_so_far()} if self._with_usage else {}
-        return shared.databricks_frame(self._databricks_envelope([choice]) | usage)
+        return data_event(self._databricks_envelope([choice]) | usage)
 
     # -- in one piece
 
@@ -133,12 +140,12 @@ class DatabricksCompletionReply(Reply):
             self._databricks_choice(index, "".join(text) + self._suffix, self._done_events[index])
             for index, text in enumerate(self._texts)
         ]
-        usage_object = openai.usage_counts(usage.prompt_tokens, usage.completion_tokens)
+        usage_object = running_usage(usage.prompt_tokens, usage.completion_tokens)
         return encode_json(self._databricks_envelope(choices) | {"usage": usage_object})
 
     def answer_headers(self, timings: RequestTimings | None) -> HeaderList:
         """Return the header that names the served model."""
-        return shared.served_model_header(self)
+        return served_model_header(self)
 
     # -- shared by both
 
@@ -156,7 +163,7 @@ class DatabricksCompletionReply(Reply):
     def _databricks_envelope(self, choices: list[Any]) -> dict[str, Any]:
         model_member = {} if self._rules.strict else {"model": self.request.model}
         return {
-            "id": f"cmpl_{shared.answer_uuid(self._context)}",
+            "id": f"cmpl_{answer_uuid(self._context)}",
             "object": "text_completion",
             "created": self._context.created,
             **model_member,

@@ -10,12 +10,12 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from parley.dialects.databricks.shared import SYSTEM_CATALOGUE
 from parley.dialects.facts import EndpointShare
 from parley.dialects.fields import Fields
-from parley.dialects.openai.shared import MAX_TOKENS
+from parley.dialects.openai.common_members import MAX_TOKENS
 from parley.errors import Unsupported
 
+SYSTEM_CATALOGUE = "system.ai."  # the original's model catalogue, which its users prefix to names
 MAX_SERVED = 10
 MAX_NAME = 255
 INVALID_VALUE = "INVALID_PARAMETER_VALUE"

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from parley.dialects.databricks import members, shared
-from parley.dialects.databricks.shared import DatabricksErrorWording, DatabricksRules
+from parley.dialects.databricks import members
+from parley.dialects.databricks.answer_parts import answer_uuid, served_model_header
+from parley.dialects.databricks.api_rules import DatabricksRules
+from parley.dialects.databricks.refusal_wording import DatabricksErrorWording
 from parley.dialects.dialect import HeaderList, RequestContext, RequestTimings
 from parley.dialects.fields import Fields, decode_fields
 from parley.dialects.openai import embeddings
@@ -48,7 +50,7 @@ class DatabricksEmbeddingReply(embeddings.EmbeddingReply):
         """Return the answer's object."""
         usage_object = {"prompt_tokens": usage.prompt_tokens, "total_tokens": usage.prompt_tokens}
         return {
-            "id": shared.answer_uuid(self._context),
+            "id": answer_uuid(self._context),
             "object": "list",
             "model": self.request.model,
             "data": data,
@@ -57,4 +59,4 @@ class DatabricksEmbeddingReply(embeddings.EmbeddingReply):
 
     def answer_headers(self, timings: RequestTimings | None) -> HeaderList:
         """Return the usual headers, and the one that names the served model."""
-        return [*super().answer_headers(timings), *shared.served_model_header(self)]
+        return [*super().answer_headers(timings), *served_model_header(self)]

@@ -15,7 +15,8 @@ import msgspec
 
 from parley.dialects.admin_requests import EndpointChange
 from parley.dialects.databricks import config, limits
-from parley.dialects.databricks.shared import SYSTEM_CATALOGUE, DatabricksErrorWording
+from parley.dialects.databricks.config import SYSTEM_CATALOGUE
+from parley.dialects.databricks.refusal_wording import DatabricksErrorWording
 from parley.dialects.dialect import Answer, RequestContext
 from parley.dialects.facts import Endpoint, EndpointShare, GrantLevel, ModelCard, ServerFacts
 from parley.dialects.fields import Fields, decode_fields

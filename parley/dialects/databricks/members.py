@@ -5,10 +5,11 @@ Lenient rules allow all of it: other members, turns in any order, more functions
 
 from __future__ import annotations
 
-from parley.dialects.databricks.shared import DatabricksRules, MemberTree, refuse_unknown_members
+from parley.dialects.databricks.api_rules import DatabricksRules
+from parley.dialects.databricks.refusal_wording import MemberTree, refuse_unknown_members
 from parley.dialects.dialect import RequestContext
 from parley.dialects.fields import Fields
-from parley.dialects.openai import shared as openai
+from parley.dialects.openai.common_members import MAX_TOKENS
 from parley.dialects.openai.messages import MAX_CONTENT_PARTS
 from parley.dialects.parameters import MAX_CHOICES_PER_PROMPT, MAX_TOKEN_ID
 
@@ -102,17 +103,27 @@ def read_thinking(body: Fields) -> tuple[Fields, int | None]:
     kind = thinking_object.string("type", None, allowed=("enabled", "disabled"))
     if kind is None:
         raise thinking_object.missing_member("type")
-    budget = thinking_object.integer("budget_tokens", None, 1, openai.MAX_TOKENS)
+    budget = thinking_object.integer("budget_tokens", None, 1, MAX_TOKENS)
     if kind == "disabled":
         return body.with_defaults({"enable_thinking": False}), None
     if budget is None:
         raise thinking_object.missing_member("budget_tokens")
-    max_tokens = body.integer("max_tokens", None, 1, openai.MAX_TOKENS)
+    max_tokens = body.integer("max_tokens", None, 1, MAX_TOKENS)
     if max_tokens is not None and budget >= max_tokens:
         raise thinking_object.member_error(
             "budget_tokens", f"must be less than max_tokens, which is {max_tokens}, but got {budget}"
         )
     return body.with_defaults({"enable_thinking": True}), budget
+
+
+def wants_usage(body: Fields, stream: bool) -> bool:
+    """Return whether chunks report the usage: yes, unless the client turns it off. Raises BadRequest."""
+    options = body.object("stream_options")
+    if options is None:
+        return True
+    if not stream:
+        raise body.member_error("stream_options", "is only allowed when 'stream' is true")
+    return options.boolean("include_usage", True)
 
 
 def check_strict_chat(body: Fields, rules: DatabricksRules, context: RequestContext) -> None:

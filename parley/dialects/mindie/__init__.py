@@ -10,11 +10,12 @@ from dataclasses import replace
 from functools import partial
 
 from parley.dialects.dialect import KIND_TASKS, Dialect, PromptMembers, Route, model_in_body
-from parley.dialects.mindie import bench, control, management_ports, metrics, shared
+from parley.dialects.mindie import bench, control, management_ports, metrics
+from parley.dialects.mindie.api_rules import MindieRules
+from parley.dialects.mindie.error_answers import mindie_error_answer
 from parley.dialects.mindie.interfaces import chat, completions, native, openai, tensors, tgi, triton, vllm
 from parley.dialects.mindie.pd import coordinator, instance
 from parley.dialects.mindie.pd.refusals import MINDIE_COORDINATOR_TEXTS
-from parley.dialects.mindie.rules import MindieRules
 from parley.dialects.openai import embeddings
 
 REQUEST_ID_HEADER = b"requestuuid"
@@ -41,7 +42,7 @@ def service_dialect(rules: MindieRules) -> Dialect:
         body_schemas=f"mindie-{rules.profile}",
         title="MindIE",
         base_path="",
-        render_error=partial(shared.mindie_error_answer, rules=rules),
+        render_error=partial(mindie_error_answer, rules=rules),
         prompt_members=MINDIE_PROMPT_MEMBERS,
         id_header=REQUEST_ID_HEADER,
         whole_answer_headers=STRICT_HEADERS if rules.strict else (),
@@ -129,7 +130,7 @@ def management_dialect(rules: MindieRules) -> Dialect:
         name="mindie-management",
         title="MindIE management",
         base_path="",
-        render_error=partial(shared.mindie_error_answer, rules=rules),
+        render_error=partial(mindie_error_answer, rules=rules),
         prompt_members=MINDIE_PROMPT_MEMBERS,
         id_header=REQUEST_ID_HEADER,
         whole_answer_headers=STRICT_HEADERS if rules.strict else (),
@@ -202,7 +203,7 @@ def metrics_dialect(rules: MindieRules) -> Dialect:
         name="mindie-metrics",
         title="MindIE metrics",
         base_path="",
-        render_error=partial(shared.mindie_error_answer, rules=rules),
+        render_error=partial(mindie_error_answer, rules=rules),
         prompt_members=MINDIE_PROMPT_MEMBERS,
         id_header=REQUEST_ID_HEADER,
         whole_answer_headers=STRICT_HEADERS if rules.strict else (),

@@ -9,9 +9,10 @@ from parley.dialects.dialect import Answer, RequestContext
 from parley.dialects.facts import ServerFacts
 from parley.dialects.fields import decode_fields
 from parley.dialects.json_answer import encode_json, json_answer
+from parley.dialects.mindie.api_rules import MindieRules
 from parley.dialects.mindie.management_ports import model_of_path
-from parley.dialects.mindie.rules import MindieRules
-from parley.dialects.mindie.shared import MindieErrorWording, utf16_length
+from parley.dialects.mindie.members.text_length import utf16_length
+from parley.dialects.mindie.refusal_wording import MindieErrorWording
 from parley.types import Text
 
 SERVER_NAME = "MindIE Server"

@@ -16,8 +16,8 @@ from parley.dialects.dialect import Answer, RequestContext
 from parley.dialects.facts import ServerFacts
 from parley.dialects.json_answer import encode_json, json_answer
 from parley.dialects.json_body import decode_json
-from parley.dialects.mindie import shared
-from parley.dialects.mindie.rules import MindieRules
+from parley.dialects.mindie.api_rules import MindieRules
+from parley.dialects.mindie.error_answers import mindie_json_error_answer
 from parley.errors import Invalid, NotFound, ParleyError, UnknownModel
 
 MAX_WAIT = 600  # seconds that a timed health check may take
@@ -59,7 +59,7 @@ def _health_answer(facts: ServerFacts, busy_status: int, busy_message: str) -> A
 
 def stopped_answer() -> Answer:
     """Return the answer of routes for health and status once a stop was asked for."""
-    return shared.mindie_error_json(503, STOPPED_MESSAGE, "Service Unavailable")
+    return mindie_json_error_answer(503, STOPPED_MESSAGE, "Service Unavailable")
 
 
 def read_wait_seconds(context: RequestContext) -> float:
@@ -168,7 +168,7 @@ def mindie_statistics(rules: MindieRules, body: bytes, context: RequestContext, 
 
 def refuse_metrics(body: bytes, context: RequestContext, facts: ServerFacts) -> Answer:
     """Answer the metrics route if the original's metrics are off."""
-    return shared.mindie_error_json(500, MONITOR_OFF_MESSAGE, "Incomplete Generation")
+    return mindie_json_error_answer(500, MONITOR_OFF_MESSAGE, "Incomplete Generation")
 
 
 # -- shutdown
@@ -183,7 +183,7 @@ def write_stop_answer(first: bool) -> Answer:
     """Return the answer to a shutdown request, the first and later ones."""
     if first:
         return Answer(200, b"")
-    return shared.mindie_error_json(500, STOPPED_MESSAGE, "Incomplete Generation")
+    return mindie_json_error_answer(500, STOPPED_MESSAGE, "Incomplete Generation")
 
 
 # -- the state of the engine
@@ -210,7 +210,7 @@ def read_fault_command(rules: MindieRules, body: bytes, context: RequestContext,
         raise Invalid(WRONG_COMMAND_MESSAGE)
     if number not in ALLOWED_STATES or _engine_state(facts) not in ALLOWED_STATES[number]:
         return PauseAnswer(
-            shared.mindie_error_json(400, "Command is not consistent with current status.", "Bad Request")
+            mindie_json_error_answer(400, "Command is not consistent with current status.", "Bad Request")
         )
     device_result = {"device_id": 0, "result": True, "message": "success"}
     return PauseAnswer(
@@ -238,9 +238,9 @@ def read_adapter_change(rules: MindieRules, load: bool, body: bytes, context: Re
         pass
     name, path, model = (fields.get(member) for member in ("lora_name", "lora_path", "master_model"))
     if fields and not (isinstance(name, str) and re.fullmatch(r"[a-zA-Z0-9_-]{1,256}", name)):
-        return shared.mindie_error_json(503, "Input invalid lora name", "Service Unavailable")
+        return mindie_json_error_answer(503, "Input invalid lora name", "Service Unavailable")
     if path is not None and not (isinstance(path, str) and re.fullmatch(r"[\w./-]+", path) and ".." not in path):
-        return shared.mindie_error_json(503, "Input invalid lora path", "Service Unavailable")
+        return mindie_json_error_answer(503, "Input invalid lora path", "Service Unavailable")
     model = model if isinstance(model, str) else ""
     if not isinstance(name, str) or (load and path is None):
         return _adapter_failure(

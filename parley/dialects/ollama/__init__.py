@@ -9,9 +9,14 @@ from __future__ import annotations
 from functools import partial
 
 from parley.dialects.dialect import Dialect, PromptMembers, Route, model_in_body
-from parley.dialects.ollama import bench, chat, embeddings, generate, models, shared
-from parley.dialects.ollama.shared import LENIENT, STRICT_RULES, OllamaRules
+from parley.dialects.ollama import bench, chat, embeddings, generate, models
+from parley.dialects.ollama.api_rules import LENIENT_OLLAMA_RULES, STRICT_OLLAMA_RULES, OllamaRules
+from parley.dialects.ollama.error_answers import NO_MEMORY_BODY, ollama_error_answer
+from parley.dialects.ollama.go_encoding import JSON_TYPE
+from parley.dialects.ollama.model_names import DEFAULT_TAG, NAME_PREFIXES
 
+# Origins that may call it without being configured: pages of this machine, and programs that show their own pages.
+WEB_ORIGINS = r"https?://(localhost|127\.0\.0\.1|0\.0\.0\.0)(:\d+)?|(app|file|tauri|vscode-webview|vscode-file)://.*"
 OLLAMA_PROMPT_MEMBERS = PromptMembers(
     conversations=("messages",), prompts=("prompt",), preceding=("tools", "system"), media=("images",)
 )
@@ -22,7 +27,7 @@ REFUSED_CHANGES = {  # types of the bodies, subjects of the refusals, members wi
     ("DELETE", "/api/delete"): ("DeleteRequest", "Deleting models", ("model",), "model"),
 }
 CHANGE_ERRORS = {"/api/copy": models.copy_error}
-CHARSET_TYPES = (shared.JSON_TYPE.decode(),)
+CHARSET_TYPES = (JSON_TYPE.decode(),)
 ROOT_ROUTES = (Route("GET", "/", "probe", reader=models.answer_root, content_types=("text/plain",)),)
 
 
@@ -77,18 +82,18 @@ def _ollama_dialect(rules: OllamaRules) -> Dialect:
         title="Ollama",
         base_path="",
         other_bases=("/api",),
-        render_error=shared.ollama_error,
+        render_error=ollama_error_answer,
         prompt_members=OLLAMA_PROMPT_MEMBERS,
         retry_hints=not rules.strict,
         chunk_per_event=True,  # some clients read a chunk of HTTP as one object
         bench_apis=bench.BENCH_APIS,
-        default_tag=shared.DEFAULT_TAG,
-        web_origins=shared.WEB_ORIGINS,
-        name_prefixes=shared.NAME_PREFIXES,
-        no_memory_body=shared.NO_MEMORY_BODY,
+        default_tag=DEFAULT_TAG,
+        web_origins=WEB_ORIGINS,
+        name_prefixes=NAME_PREFIXES,
+        no_memory_body=NO_MEMORY_BODY,
         routes=(*_api_routes(rules), *(ROOT_ROUTES if rules.strict else ())),
     )
 
 
-DIALECT = _ollama_dialect(LENIENT)
-STRICT = _ollama_dialect(STRICT_RULES)
+DIALECT = _ollama_dialect(LENIENT_OLLAMA_RULES)
+STRICT = _ollama_dialect(STRICT_OLLAMA_RULES)

@@ -15,7 +15,8 @@ import msgspec
 
 from parley.dialects.dialect import Acknowledgement, Reply, RequestContext
 from parley.dialects.json_body import decode_json
-from parley.dialects.ollama import shared
+from parley.dialects.ollama.error_answers import ollama_failure_line
+from parley.dialects.ollama.go_encoding import JSON_TYPE, encode_go, go_answer, go_time, nanoseconds
 from parley.dialects.ollama.options import logprob_members
 from parley.errors import ParleyError
 from parley.types import ChoiceDelta, ChoiceDone, DeltaPart, Event, FinishReason, TokenInfo, ToolCallDelta, Usage
@@ -48,13 +49,13 @@ class AnswerEnd:
 class OllamaReply(Reply):
     """A reply in lines of JSON. ``name``: the model as the client calls it. ``shows_thinking``: reasoning is sent."""
 
-    content_type = shared.JSON_TYPE
+    content_type = JSON_TYPE
     media_type: ClassVar[str] = "application/x-ndjson"
     ping_bytes: ClassVar[bytes] = b""
 
     def __init__(self, name: str, context: RequestContext, *, shows_thinking: bool = True):
         self.name = name
-        self._created_at = shared.go_time(context.created)
+        self._created_at = go_time(context.created)
         self._shows_thinking = shows_thinking
         self._calls: list[ToolCallDelta] = []  # complete, but for the last one
         self._sent_calls = 0
@@ -80,7 +81,7 @@ class OllamaReply(Reply):
             ):
                 if event.text and (event.output_part == "content" or self._shows_thinking):
                     start, end = self._frames.get(event.output_part) or self._line_frame(event.output_part)
-                    lines.append(start + shared.encode_go(event.text) + end)
+                    lines.append(start + encode_go(event.text) + end)
             elif piece := self.read_event(event):
                 lines.append(self.render_line(piece, None))
         return b"".join(lines)
@@ -88,13 +89,13 @@ class OllamaReply(Reply):
     def _line_frame(self, part: DeltaPart) -> tuple[bytes, bytes]:
         """Return the bytes before and after the text in a usual line of a stream."""
         piece = AnswerPiece(thinking="\0") if part == "reasoning" else AnswerPiece(content="\0")
-        start, _, end = self.render_line(piece, None).partition(shared.encode_go("\0"))
+        start, _, end = self.render_line(piece, None).partition(encode_go("\0"))
         self._frames[part] = frame = (start, end)
         return frame
 
     def render_line(self, piece: AnswerPiece, end: AnswerEnd | None) -> bytes:
         """Return a line with all its members."""
-        return shared.encode_go(self.answer_record(piece, end)) + b"\n"
+        return encode_go(self.answer_record(piece, end)) + b"\n"
 
     def finish_stream(self, usage: Usage) -> bytes:
         """Return the last line."""
@@ -102,7 +103,7 @@ class OllamaReply(Reply):
 
     def fail_stream(self, error: ParleyError) -> bytes:
         """Return the line with the error."""
-        return shared.failed_line(error)
+        return ollama_failure_line(error)
 
     # -- one answer
 
@@ -118,7 +119,7 @@ class OllamaReply(Reply):
     def render_body(self, usage: Usage) -> bytes:
         """Return the whole answer."""
         self._whole.content, self._whole.thinking = "".join(self._contents), "".join(self._thoughts)
-        return shared.encode_go(self.answer_record(self._whole, self._answer_end(usage)))
+        return encode_go(self.answer_record(self._whole, self._answer_end(usage)))
 
     # -- both
 
@@ -172,12 +173,12 @@ class OllamaReply(Reply):
         if timings is not None:
             load = timings.validation + timings.queue
             metrics = {
-                "total_duration": shared.nanoseconds(timings.total),
-                "load_duration": shared.nanoseconds(load),
+                "total_duration": nanoseconds(timings.total),
+                "load_duration": nanoseconds(load),
                 "prompt_eval_count": usage.prompt_tokens,
-                "prompt_eval_duration": shared.nanoseconds(timings.prefill),
+                "prompt_eval_duration": nanoseconds(timings.prefill),
                 "eval_count": usage.completion_tokens,
-                "eval_duration": shared.nanoseconds(timings.decode),
+                "eval_duration": nanoseconds(timings.decode),
             }
         return AnswerEnd(
             DONE_REASONS.get(self._done.reason, "stop"), {name: count for name, count in metrics.items() if count}
@@ -194,9 +195,9 @@ class OllamaReply(Reply):
 
 def load_answer(name: str, context: RequestContext, members: dict[str, Any], *, stays: bool) -> Acknowledgement:
     """Return the answer to a request that asks for no text but to load or unload the model."""
-    envelope = {"model": name, "created_at": shared.go_time(context.created)}
+    envelope = {"model": name, "created_at": go_time(context.created)}
     answer = envelope | members | {"done": True, "done_reason": "load" if stays else "unload"}
-    return Acknowledgement(*shared.go_answer(answer))
+    return Acknowledgement(*go_answer(answer))
 
 
 def _call_members(call: ToolCallDelta) -> dict[str, Any] | None:

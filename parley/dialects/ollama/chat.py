@@ -6,9 +6,10 @@ from typing import Any
 
 from parley.dialects.dialect import Answer, RequestContext
 from parley.dialects.fields import Fields, decode_fields
-from parley.dialects.ollama import shared
 from parley.dialects.ollama.answers import AnswerEnd, AnswerPiece, OllamaReply, load_answer
+from parley.dialects.ollama.api_rules import OllamaRules
 from parley.dialects.ollama.messages import read_messages, read_tools
+from parley.dialects.ollama.model_names import check_served, read_model_name
 from parley.dialects.ollama.options import (
     check_keep_alive,
     read_format,
@@ -17,7 +18,7 @@ from parley.dialects.ollama.options import (
     read_think,
     refuse_unavailable,
 )
-from parley.dialects.ollama.shared import OllamaRules, OllamaWording
+from parley.dialects.ollama.refusal_wording import OllamaWording, incapable_model_error
 from parley.types import Chat, OutputOptions, Request
 
 EMPTY_MESSAGE = {"role": "assistant", "content": ""}
@@ -26,10 +27,10 @@ EMPTY_MESSAGE = {"role": "assistant", "content": ""}
 def read_chat(rules: OllamaRules, body: bytes, context: RequestContext) -> OllamaChatReply | Answer:
     """Read a conversation; one without messages asks to load the model, which needs nothing. Raises BadRequest."""
     fields = decode_fields(body, OllamaWording("ChatRequest"))
-    name = shared.read_model_name(fields)
+    name = read_model_name(fields)
     stays = check_keep_alive(fields, rules)
     if not fields.array("messages", cap=1 << 20):
-        shared.check_served(name, context)
+        check_served(name, context)
         if stays:
             _check_chats(name, context)
         return load_answer(name, context, {"message": EMPTY_MESSAGE}, stays=stays)
@@ -39,7 +40,7 @@ def read_chat(rules: OllamaRules, body: bytes, context: RequestContext) -> Ollam
 def _check_chats(name: str, context: RequestContext) -> None:
     """Check that the model has conversations. Raises Incapable."""
     if not context.generates or "chat" not in context.abilities:
-        raise shared.incapable_model(name, "chat")
+        raise incapable_model_error(name, "chat")
 
 
 class OllamaChatReply(OllamaReply):

@@ -8,9 +8,12 @@ from typing import Any
 from parley.dialects import vectors
 from parley.dialects.dialect import Acknowledgement, Answer, RequestContext, UnstreamedReply
 from parley.dialects.fields import Fields, decode_fields
-from parley.dialects.ollama import shared
+from parley.dialects.ollama.api_rules import OllamaRules
+from parley.dialects.ollama.error_answers import INPUT_TOO_LONG, NO_ROOM
+from parley.dialects.ollama.go_encoding import JSON_TYPE, encode_go, go_answer, nanoseconds
+from parley.dialects.ollama.model_names import check_served, read_model_name
 from parley.dialects.ollama.options import check_keep_alive, read_options
-from parley.dialects.ollama.shared import OllamaRules, OllamaWording, go_answer, invalid_member
+from parley.dialects.ollama.refusal_wording import OllamaWording, invalid_member_error
 from parley.errors import ContextLength, Incapable, ParleyError, UnknownModel
 from parley.types import Event, PoolingOptions, PromptVector, Request, Text, Usage
 
@@ -28,7 +31,7 @@ def read_embed(rules: OllamaRules, body: bytes, context: RequestContext) -> Olla
     dimensions = fields.integer("dimensions", None, 0, MAX_DIMENSIONS) or None
     truncate = fields.boolean("truncate", True)
     if not texts:
-        shared.check_served(name, context)
+        check_served(name, context)
         return Acknowledgement(*go_answer({"model": name, "embeddings": []}))
     return OllamaEmbedReply(name, texts, PoolingOptions(dimensions, normalize=True), context, window, truncate=truncate)
 
@@ -39,7 +42,7 @@ def read_embeddings(rules: OllamaRules, body: bytes, context: RequestContext) ->
     name, window = _read_common(fields, rules, context)
     text = fields.string("prompt", "")
     if not text:
-        shared.check_served(name, context)
+        check_served(name, context)
         return Acknowledgement(*go_answer({"embedding": []}))
     return SingleEmbeddingReply(name, [text], PoolingOptions(normalize=False), context, window, truncate=True)
 
@@ -49,11 +52,11 @@ def _read_common(fields: Fields, rules: OllamaRules, context: RequestContext) ->
 
     Raises BadRequest.
     """
-    name = shared.read_model_name(fields)
+    name = read_model_name(fields)
     check_keep_alive(fields, rules)
     window = read_options(fields, rules, context).context_limit
     if window is None and fields.free_object("options").get("num_ctx") is not None:  # 0: no room for any text
-        raise invalid_member("options.num_ctx", shared.NO_ROOM)
+        raise invalid_member_error("options.num_ctx", NO_ROOM)
     return name, window
 
 
@@ -65,14 +68,14 @@ def _read_texts(fields: Fields) -> list[str]:
     if isinstance(value, str):
         return [value]
     if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
-        raise invalid_member("input", "invalid input type")
+        raise invalid_member_error("input", "invalid input type")
     return fields.array("input", cap=MAX_TEXTS)
 
 
 class OllamaEmbedReply(UnstreamedReply):
     """A request for the vectors of texts. ``window``: tokens that a text may have, None: as many as for the model."""
 
-    content_type = shared.JSON_TYPE
+    content_type = JSON_TYPE
 
     def __init__(
         self,
@@ -110,7 +113,7 @@ class OllamaEmbedReply(UnstreamedReply):
                 return go_answer({"error": f'model "{error.name}" not found, try pulling it first'}, 404)
             case ContextLength():
                 is_cut = self.request.max_prompt_tokens is not None
-                return go_answer({"error": shared.NO_ROOM if is_cut else shared.INPUT_TOO_LONG}, 400)
+                return go_answer({"error": NO_ROOM if is_cut else INPUT_TOO_LONG}, 400)
             case Incapable():
                 return go_answer({"error": f'"{self.name}" does not support embeddings'}, 400)
         return None
@@ -122,9 +125,9 @@ class OllamaEmbedReply(UnstreamedReply):
             "embeddings": [self.vector(number) for number in range(len(self._vectors))],
         }
         if self.timings is not None:
-            answer["total_duration"] = shared.nanoseconds(self.timings.total)
-            answer["load_duration"] = shared.nanoseconds(self.timings.validation + self.timings.queue)
-        return shared.encode_go(answer | {"prompt_eval_count": usage.prompt_tokens})
+            answer["total_duration"] = nanoseconds(self.timings.total)
+            answer["load_duration"] = nanoseconds(self.timings.validation + self.timings.queue)
+        return encode_go(answer | {"prompt_eval_count": usage.prompt_tokens})
 
     def vector(self, number: int) -> list[float | None]:
         """Return the vector of a text."""
@@ -136,4 +139,4 @@ class SingleEmbeddingReply(OllamaEmbedReply):
 
     def render_body(self, usage: Usage) -> bytes:
         """Return the vector."""
-        return shared.encode_go({"embedding": vectors.vector_numbers(self._vectors[0])})
+        return encode_go({"embedding": vectors.vector_numbers(self._vectors[0])})

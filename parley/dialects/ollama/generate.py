@@ -12,9 +12,10 @@ from typing import Any
 from parley.dialects import media
 from parley.dialects.dialect import Answer, RequestContext
 from parley.dialects.fields import Fields, decode_fields
-from parley.dialects.ollama import shared
 from parley.dialects.ollama.answers import AnswerEnd, AnswerPiece, OllamaReply, load_answer
+from parley.dialects.ollama.api_rules import OllamaRules
 from parley.dialects.ollama.messages import read_images
+from parley.dialects.ollama.model_names import MAX_NAME_CHARACTERS, check_served
 from parley.dialects.ollama.options import (
     ThinkMember,
     check_keep_alive,
@@ -24,7 +25,7 @@ from parley.dialects.ollama.options import (
     read_think,
     refuse_unavailable,
 )
-from parley.dialects.ollama.shared import OllamaRules, OllamaWording
+from parley.dialects.ollama.refusal_wording import OllamaWording, incapable_model_error
 from parley.dialects.ollama.template import TemplateInput, render_prompt
 from parley.dialects.parameters import MAX_TOKEN_ID
 from parley.errors import Invalid, UnknownModel, Unsupported
@@ -48,12 +49,12 @@ IMAGE_MODEL_MEMBERS = ("width", "height", "steps")
 def read_ollama_generate(rules: OllamaRules, body: bytes, context: RequestContext) -> GenerateReply | Answer:
     """Read a prompt; an empty one asks to load the model, which needs nothing. Raises BadRequest, UnknownModel."""
     fields = decode_fields(body, OllamaWording("GenerateRequest"))
-    name = fields.string("model", "", cap=shared.MAX_NAME_CHARACTERS)
+    name = fields.string("model", "", cap=MAX_NAME_CHARACTERS)
     if not name:
         raise UnknownModel("model '' not found", field="model")
     stays = check_keep_alive(fields, rules)
     if not any(fields.raw_value(member) for member in ("prompt", "suffix", "images")):
-        shared.check_served(name, context)
+        check_served(name, context)
         if stays:
             _check_generates(name, context)
         return load_answer(name, context, {"response": ""}, stays=stays)
@@ -63,7 +64,7 @@ def read_ollama_generate(rules: OllamaRules, body: bytes, context: RequestContex
 def _check_generates(name: str, context: RequestContext) -> None:
     """Check that the model writes text. Raises Incapable."""
     if not context.generates:
-        raise shared.incapable_model(name, "generate")
+        raise incapable_model_error(name, "generate")
 
 
 class GenerateReply(OllamaReply):
@@ -120,7 +121,7 @@ class GenerateReply(OllamaReply):
 def _refuse_members(body: Fields, name: str, context: RequestContext) -> None:
     """Refuse members that this server does not support. Raises Unsupported, Incapable."""
     if body.string("suffix", "") and "insert" not in context.abilities:
-        raise shared.incapable_model(name, "insert")
+        raise incapable_model_error(name, "insert")
     for member in IMAGE_MODEL_MEMBERS:
         if body.integer(member, 0):
             raise Unsupported(f"'{member}' is not available on this server: it makes no pictures.", field=member)

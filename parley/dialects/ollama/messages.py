@@ -9,7 +9,8 @@ import msgspec
 from parley.dialects import media
 from parley.dialects.dialect import RequestContext
 from parley.dialects.fields import Fields
-from parley.dialects.ollama.shared import OllamaRules, incapable_model
+from parley.dialects.ollama.api_rules import OllamaRules
+from parley.dialects.ollama.refusal_wording import incapable_model_error
 from parley.errors import Unsupported
 from parley.types import EncodedMedia, Media, Message, PlacedMedia, ToolCall
 
@@ -78,7 +79,7 @@ def read_tools(body: Fields, name: str, context: RequestContext) -> list[dict[st
     """Return the tools in OpenAI's form. Raises BadRequest, Incapable if the model knows no tools."""
     tools = [_read_tool(tool) for tool in body.objects("tools", cap=MAX_TOOLS)]
     if tools and "tools" not in context.abilities:
-        raise incapable_model(name, "tools")
+        raise incapable_model_error(name, "tools")
     return tools
 
 

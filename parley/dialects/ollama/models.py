@@ -15,8 +15,11 @@ from parley.dialects.admin_requests import PullRequest
 from parley.dialects.dialect import Answer, RequestContext
 from parley.dialects.facts import ModelCard, ServerFacts
 from parley.dialects.fields import Fields, decode_fields
-from parley.dialects.ollama import shared
-from parley.dialects.ollama.shared import OllamaRules, OllamaWording
+from parley.dialects.ollama.api_rules import OllamaRules
+from parley.dialects.ollama.error_answers import ollama_error_answer, ollama_failure_line
+from parley.dialects.ollama.go_encoding import JSON_TYPE, encode_go, go_answer, go_time
+from parley.dialects.ollama.model_names import DEFAULT_TAG, match_known_name, read_model_name, tagged_name
+from parley.dialects.ollama.refusal_wording import OllamaWording
 from parley.errors import ParleyError, UnknownModel, Unsupported
 
 # Clients compare it with the least version that they accept, so it is Ollama's, whose API this is.
@@ -49,7 +52,7 @@ def answer_root(body: bytes, context: RequestContext, facts: ServerFacts) -> Ans
 
 def write_version(version: str) -> bytes:
     """Return the version of Ollama that this API is like."""
-    return shared.encode_go({"version": OLLAMA_VERSION})
+    return encode_go({"version": OLLAMA_VERSION})
 
 
 def write_tags(cards: Sequence[ModelCard]) -> bytes:
@@ -60,7 +63,7 @@ def write_tags(cards: Sequence[ModelCard]) -> bytes:
         entry = _list_entry(card)
         entry["details"] |= _lengths(card)
         entries.append(entry | _capabilities(card))
-    return shared.encode_go({"models": entries})
+    return encode_go({"models": entries})
 
 
 def write_running(cards: Sequence[ModelCard]) -> bytes:
@@ -73,7 +76,7 @@ def write_running(cards: Sequence[ModelCard]) -> bytes:
             size = entry["size"] if card.info is not None and card.info.device != "cpu" else 0
             more = {"expires_at": NEVER, "size_vram": size, "context_length": card.max_model_len or 0}
             entries.append(entry | more)
-    return shared.encode_go({"models": entries})
+    return encode_go({"models": entries})
 
 
 def answer_show(rules: OllamaRules, body: bytes, context: RequestContext, facts: ServerFacts) -> Answer:
@@ -89,7 +92,7 @@ def answer_show(rules: OllamaRules, body: bytes, context: RequestContext, facts:
     answer["template"] = template
     answer["details"] = _details(card)
     answer["model_info"] = _model_info(card, _shown_name(name, card, context.headers))
-    return shared.go_answer(answer | _capabilities(card) | {"modified_at": shared.go_time(card.created)})
+    return go_answer(answer | _capabilities(card) | {"modified_at": go_time(card.created)})
 
 
 class _ShownName(msgspec.Struct):
@@ -115,11 +118,11 @@ def read_pull(body: bytes, context: RequestContext, facts: ServerFacts) -> PullR
     try:
         _find_card(fields, facts)
     except UnknownModel as error:
-        refusal = shared.go_answer({"error": NOT_PULLED}, 500)
-        hub_name = error.name.removesuffix(shared.DEFAULT_TAG).removeprefix(HUB_PREFIX)
-        return PullRequest(hub_name, stream, LINES_TYPE, refusal, done, _progress_line, shared.failed_line)
+        refusal = go_answer({"error": NOT_PULLED}, 500)
+        hub_name = error.name.removesuffix(DEFAULT_TAG).removeprefix(HUB_PREFIX)
+        return PullRequest(hub_name, stream, LINES_TYPE, refusal, done, _progress_line, ollama_failure_line)
     if not stream:
-        return Answer(200, done.rstrip(), shared.JSON_TYPE)
+        return Answer(200, done.rstrip(), JSON_TYPE)
     return Answer(200, _pull_line("pulling manifest") + done, LINES_TYPE.encode())
 
 
@@ -128,7 +131,7 @@ def _progress_line(fraction: float) -> bytes:
 
 
 def _pull_line(status: str) -> bytes:
-    return shared.encode_go({"status": status}) + b"\n"
+    return encode_go({"status": status}) + b"\n"
 
 
 def refuse_change(
@@ -154,9 +157,9 @@ def refuse_change(
 
 def copy_error(error: ParleyError) -> Answer:
     """Return an error about copying a model, whose name this route quotes otherwise than the rest."""
-    answer = shared.ollama_error(error)
+    answer = ollama_error_answer(error)
     if isinstance(error, UnknownModel) and answer.status == 404:
-        return shared.go_answer({"error": f'model "{error.name}" not found'}, 404)
+        return go_answer({"error": f'model "{error.name}" not found'}, 404)
     return answer
 
 
@@ -173,14 +176,14 @@ def answer_no_blob(body: bytes, context: RequestContext, facts: ServerFacts) -> 
 def _read_name(fields: Fields, member: str) -> str:
     """Return the name in a member, or else in the older ``name``. Go's client sends the empty one as well."""
     is_older = fields.has_value("name") and fields.raw_value(member) in (None, "")
-    return shared.read_model_name(fields, "name" if is_older else member)
+    return read_model_name(fields, "name" if is_older else member)
 
 
 def _find_card(fields: Fields, facts: ServerFacts, member: str = "model") -> tuple[str, ModelCard]:
     """Return the name in a body and its card. Raises BadRequest, UnknownModel."""
     name = _read_name(fields, member)
     cards = {card.name: card for card in facts.cards}
-    known_name = shared.match_known_name(name, cards)
+    known_name = match_known_name(name, cards)
     if known_name is None:
         raise UnknownModel(f"model '{name}' not found", name=name, served=list(cards), field=member)
     return name, cards[known_name]
@@ -188,11 +191,11 @@ def _find_card(fields: Fields, facts: ServerFacts, member: str = "model") -> tup
 
 def _list_entry(card: ModelCard) -> dict[str, Any]:
     """Return the members that both lists of models have."""
-    name = shared.tagged_name(card.name)
+    name = tagged_name(card.name)
     return {
         "name": name,
         "model": name,
-        "modified_at": shared.go_time(card.created),
+        "modified_at": go_time(card.created),
         "size": card.info.weights_bytes if card.info is not None else 0,
         "digest": _digest(card),
         "details": _details(card),
@@ -276,7 +279,7 @@ def _parameter_lines(defaults: Mapping[str, float]) -> str:
 
 def _modelfile(card: ModelCard, template: str, parameters: str) -> str:
     """Return the file that would make the model anew at the original, which typed clients require."""
-    lines = [f"FROM {shared.tagged_name(card.name)}", f'TEMPLATE """{template}"""']
+    lines = [f"FROM {tagged_name(card.name)}", f'TEMPLATE """{template}"""']
     lines += (f"PARAMETER {' '.join(line.split())}" for line in parameters.splitlines())
     return "\n".join(lines) + "\n"
 

@@ -15,7 +15,8 @@ import msgspec
 
 from parley.dialects.dialect import RequestContext
 from parley.dialects.fields import Fields
-from parley.dialects.ollama.shared import OllamaRules, OptionWording, incapable_model, invalid_member
+from parley.dialects.ollama.api_rules import OllamaRules
+from parley.dialects.ollama.refusal_wording import OptionWording, incapable_model_error, invalid_member_error
 from parley.dialects.output_constraints import ANY_OBJECT_SCHEMA
 from parley.dialects.parameters import MAX_ALTERNATIVES, MAX_STOP_CHARACTERS, MAX_STOPS, MAX_TOKEN_ID
 from parley.errors import Unsupported
@@ -115,7 +116,7 @@ def read_format(body: Fields) -> Grammar | None:
         return Grammar("json", ANY_OBJECT_SCHEMA, field="format")
     if not isinstance(value, dict):
         expected = 'expected "json" or a valid JSON Schema object'
-        raise invalid_member("format", f'invalid format: "{str(value)[:40]}"; {expected}')
+        raise invalid_member_error("format", f'invalid format: "{str(value)[:40]}"; {expected}')
     return Grammar("json", body.free_object("format"), field="format")
 
 
@@ -133,11 +134,11 @@ def read_think(body: Fields, name: str, context: RequestContext) -> ThinkMember:
     value, able = body.raw_value("think"), "thinking" in context.abilities
     if value is not None and not isinstance(value, bool) and value not in THINK_LEVELS:
         allowed = 'must be "high", "medium", "low", "max", true, or false'
-        raise invalid_member("think", f'invalid think value: "{str(value)[:40]}" ({allowed})')
+        raise invalid_member_error("think", f'invalid think value: "{str(value)[:40]}" ({allowed})')
     if value is False:
         return ThinkMember(False if able else None, shown=False)
     if value is not None and not able:
-        raise incapable_model(name, "thinking")
+        raise incapable_model_error(name, "thinking")
     return ThinkMember(True if able else None, value if isinstance(value, str) else None)
 
 
@@ -151,10 +152,10 @@ def check_keep_alive(body: Fields, rules: OllamaRules) -> bool:
         return body.number("keep_alive", -1.0) != 0
     if GO_NUMBER.fullmatch(value) and float(value) != 0:
         if rules.strict:
-            raise invalid_member("keep_alive", f'time: missing unit in duration "{value[:40]}"')
+            raise invalid_member_error("keep_alive", f'time: missing unit in duration "{value[:40]}"')
         return True
     if not GO_DURATION.fullmatch(value):
-        raise invalid_member("keep_alive", f'time: invalid duration "{value[:40]}"')
+        raise invalid_member_error("keep_alive", f'time: invalid duration "{value[:40]}"')
     return any(digit in "123456789" for digit in value)
 
 
@@ -162,7 +163,7 @@ def read_logprobs(body: Fields) -> int | None:
     """Return the number of alternatives per token, None for no log-probabilities. Raises Invalid."""
     top = body.integer("top_logprobs", 0)
     if not 0 <= top <= MAX_ALTERNATIVES:
-        raise invalid_member("top_logprobs", f"top_logprobs must be between 0 and {MAX_ALTERNATIVES}")
+        raise invalid_member_error("top_logprobs", f"top_logprobs must be between 0 and {MAX_ALTERNATIVES}")
     return top if body.boolean("logprobs", False) else None
 
 

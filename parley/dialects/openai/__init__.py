@@ -22,12 +22,13 @@ from parley.dialects.openai import (
     mistral,
     moderations,
     responses,
-    shared,
     stored_chat_routes,
     stored_chats,
     tokens,
     transcriptions,
 )
+from parley.dialects.openai.answer_headers import openai_headers, openai_limit_headers
+from parley.dialects.openai.error_answers import NO_MEMORY_BODY, openai_error_answer
 
 PROMPT_MEMBERS = PromptMembers(
     conversations=("messages",),
@@ -81,12 +82,12 @@ DIALECT = Dialect(
     body_schemas="openai",
     title="OpenAI",
     base_path="/v1",
-    render_error=shared.openai_error,
+    render_error=openai_error_answer,
     prompt_members=PROMPT_MEMBERS,
-    common_headers=shared.openai_headers,
-    limit_headers=shared.limit_headers,
+    common_headers=openai_headers,
+    limit_headers=openai_limit_headers,
     bench_apis=bench.BENCH_APIS,
-    no_memory_body=shared.NO_MEMORY_BODY,
+    no_memory_body=NO_MEMORY_BODY,
     routes=(
         CHAT_ROUTE,
         COMPLETION_ROUTE,

@@ -14,14 +14,28 @@ from parley.dialects import parameters
 from parley.dialects.dialect import Reply, RequestContext
 from parley.dialects.fields import Fields, decode_fields
 from parley.dialects.json_answer import encode_json
-from parley.dialects.openai import extras, shared, tools
+from parley.dialects.openai import tools, vllm_members
+from parley.dialects.openai.common_members import (
+    MAX_TOKENS,
+    read_alternatives,
+    read_capped_choices,
+    read_openai_sampling,
+    read_stop_conditions,
+    read_stream_interval,
+    read_usage_options,
+    unsupported_member_error,
+)
 from parley.dialects.openai.custom_tools import CustomCallReader
+from parley.dialects.openai.error_answers import openai_failure_events
 from parley.dialects.openai.labels import VERBOSITIES, read_labels
 from parley.dialects.openai.messages import read_conversation, read_prediction
 from parley.dialects.openai.mistral_members import with_openai_members
-from parley.dialects.openai.shared import OPENAI_RULES, STRICT_RULES, ReadingRules
+from parley.dialects.openai.reading_rules import OPENAI_RULES, STRICT_OPENAI_RULES, ReadingRules, applied_options
 from parley.dialects.openai.stored_chats import is_stored, read_keeper
 from parley.dialects.openai.timings import metrics_member
+from parley.dialects.openai.token_objects import FINISH_REASONS, finite_logprob, prompt_logprob_maps
+from parley.dialects.openai.token_usage import openai_usage, running_usage
+from parley.dialects.sse import STREAM_DONE, data_event
 from parley.errors import Invalid, ParleyError, excerpt
 from parley.types import (
     Chat,
@@ -71,37 +85,37 @@ class ChatReply(Reply):
     reading_rules: ClassVar[ReadingRules] = OPENAI_RULES
 
     def __init__(self, body: Fields, context: RequestContext):
-        self._options = options = shared.applied_options(context, self.reading_rules)
+        self._options = options = applied_options(context, self.reading_rules)
         chat_prompt, tool_members = read_conversation(body, self.reading_rules, context)
         self._legacy, self._custom_calls = tool_members.legacy, CustomCallReader(tool_members.custom)
         max_tokens = _read_max_tokens(body)
-        extra_members = extras.read_extras(
+        extra_members = vllm_members.read_vllm_members(
             body, context, max_tokens=max_tokens, options=options, rules=self.reading_rules
         )
         _refuse_media(body)
-        if self.reading_rules in (OPENAI_RULES, STRICT_RULES) and body.has_value("moderation"):
-            raise shared.unsupported_member(body, "moderation", "Moderation is")
+        if self.reading_rules in (OPENAI_RULES, STRICT_OPENAI_RULES) and body.has_value("moderation"):
+            raise unsupported_member_error(body, "moderation", "Moderation is")
         stream = body.boolean("stream", False)
-        usage, self._usage_per_chunk = shared.read_usage_options(body, stream, options)
+        usage, self._usage_per_chunk = read_usage_options(body, stream, options)
         self._wants_ids = body.boolean("return_token_ids", False)
         logprobs = _read_logprobs(body, self.reading_rules, context)
         self.request = Request(
             id=context.unique_id,
             model=body.string("model", "", cap=256),
             prompts=[chat_prompt],
-            sampling=shared.read_openai_sampling(body),
-            stop_conditions=shared.read_stop_conditions(body, max_tokens, self.reading_rules),
+            sampling=read_openai_sampling(body),
+            stop_conditions=read_stop_conditions(body, max_tokens, self.reading_rules),
             output_options=OutputOptions(
                 logprobs=logprobs,
-                logprob_ids=extras.read_logprob_ids(body, logprobs, max_tokens),
-                prompt_logprobs=shared.read_alternatives(body, "prompt_logprobs", self.reading_rules, context),
+                logprob_ids=vllm_members.read_logprob_ids(body, logprobs, max_tokens),
+                prompt_logprobs=read_alternatives(body, "prompt_logprobs", self.reading_rules, context),
                 usage=usage,
                 skip_special=body.boolean("skip_special_tokens", True),
-                stream_interval=shared.read_stream_interval(body),
+                stream_interval=read_stream_interval(body),
                 ids=self._wants_ids or self._usage_per_chunk,
                 prompt_text=body.boolean("return_prompt_text", False),
             ),
-            **shared.read_capped_choices(body, 1, self.reading_rules)._asdict(),
+            **read_capped_choices(body, 1, self.reading_rules)._asdict(),
             stream=stream,
             banned_words=parameters.read_bad_words(body),
             grammar=extra_members.grammar,
@@ -150,17 +164,17 @@ class ChatReply(Reply):
 
     def finish_stream(self, usage: Usage) -> bytes:
         """Return the usage chunk, if requested, and the ``[DONE]`` mark."""
-        end = shared.STREAM_DONE
+        end = STREAM_DONE
         if self.request.output_options.usage:
             envelope = self._chat_envelope("chat.completion.chunk", [], usage)
-            end = shared.sse_frame(envelope | metrics_member(self, self._options, usage)) + end
+            end = data_event(envelope | metrics_member(self, self._options, usage)) + end
         if self._keeper is not None:
-            self._keeper.watch_stream(end, shared.usage_object(usage))
+            self._keeper.watch_stream(end, openai_usage(usage))
         return end
 
     def fail_stream(self, error: ParleyError) -> bytes:
         """Return the error event and the ``[DONE]`` mark."""
-        return shared.failed_stream_end(error)
+        return openai_failure_events(error)
 
     def _open_choice(self, index: int) -> bytes:
         """Return the chunk that opens a choice, or nothing if the choice is open already."""
@@ -247,7 +261,7 @@ class ChatReply(Reply):
             envelope = encode_json(self._chat_envelope("chat.completion.chunk", []))
             self._chunk_start = b"data: " + envelope.removesuffix(b"]}")
         if self._usage_per_chunk:
-            usage = shared.usage_counts(len(self._prompt_ids or ()), self._choices[index].sent_tokens)
+            usage = running_usage(len(self._prompt_ids or ()), self._choices[index].sent_tokens)
             return self._chunk_start + choice + b"]" + more + b',"usage":' + encode_json(usage) + b"}\n\n"
         return self._chunk_start + choice + b"]" + more + self._chunk_end
 
@@ -319,13 +333,13 @@ class ChatReply(Reply):
             "choices": choices,
         }
         if usage is not None:
-            envelope["usage"] = shared.usage_object(usage)
+            envelope["usage"] = openai_usage(usage)
         return envelope
 
     def _finish_reason(self, done: ChoiceDone) -> str:
         if done.reason == "tool" and self._tool_chosen:  # the client chose the call, not the model
             return "stop"
-        return "function_call" if self._legacy and done.reason == "tool" else shared.FINISH_REASONS[done.reason]
+        return "function_call" if self._legacy and done.reason == "tool" else FINISH_REASONS[done.reason]
 
     def _token_ids_member(self, tokens: list[TokenInfo]) -> dict[str, Any]:
         return {"token_ids": [token.id for token in tokens]} if self._wants_ids else {}
@@ -334,7 +348,7 @@ class ChatReply(Reply):
         alternatives = self.request.output_options.prompt_logprobs
         if self._prompt_scores is None or alternatives is None:
             return None
-        return shared.prompt_logprob_maps(self._prompt_scores, alternatives)
+        return prompt_logprob_maps(self._prompt_scores, alternatives)
 
     def _logprobs_member(self, tokens: list[TokenInfo]) -> dict[str, Any] | None:
         if self.request.output_options.logprobs is None:
@@ -350,7 +364,7 @@ class ChatReply(Reply):
     def _scored_token(self, token: TokenInfo) -> dict[str, Any]:
         return {
             "token": f"token_id:{token.id}" if self._tokens_as_ids else token.text,
-            "logprob": shared.finite_logprob(token.logprob),
+            "logprob": finite_logprob(token.logprob),
             "bytes": list(token.raw_bytes),
         }
 
@@ -358,7 +372,7 @@ class ChatReply(Reply):
 class StrictChatReply(ChatReply):
     """A chat request with the limits of OpenAI's own service."""
 
-    reading_rules = STRICT_RULES
+    reading_rules = STRICT_OPENAI_RULES
 
     def __init__(self, body: Fields, context: RequestContext):
         super().__init__(body, context)
@@ -402,13 +416,13 @@ def _unanswered_call(open_ids: set[str], field: str) -> Invalid:
 
 def _read_max_tokens(body: Fields) -> int | None:
     """Read the token limit; ``max_completion_tokens`` wins over its older name."""
-    old = body.integer("max_tokens", None, 1, shared.MAX_TOKENS)
-    return body.integer("max_completion_tokens", old, 1, shared.MAX_TOKENS)
+    old = body.integer("max_tokens", None, 1, MAX_TOKENS)
+    return body.integer("max_completion_tokens", old, 1, MAX_TOKENS)
 
 
 def _read_logprobs(body: Fields, rules: ReadingRules, context: RequestContext) -> int | None:
     requested = body.boolean("logprobs", False)
-    top = shared.read_alternatives(body, "top_logprobs", rules, context)
+    top = read_alternatives(body, "top_logprobs", rules, context)
     if top and not requested:
         raise body.member_error("top_logprobs", "needs 'logprobs' to be true.")
     return (top or 0) if requested else None
@@ -416,10 +430,10 @@ def _read_logprobs(body: Fields, rules: ReadingRules, context: RequestContext) -
 
 def _refuse_media(body: Fields) -> None:
     if body.has_value("audio"):
-        raise shared.unsupported_member(body, "audio", "Audio is")
+        raise unsupported_member_error(body, "audio", "Audio is")
     for modality in body.array("modalities", cap=16):
         if modality != "text":
-            raise shared.unsupported_member(body, "modalities", "Output other than text is")
+            raise unsupported_member_error(body, "modalities", "Output other than text is")
 
 
 def _last_answer(chat: Chat) -> str:

@@ -16,9 +16,23 @@ from parley.dialects import parameters
 from parley.dialects.dialect import Reply, RequestContext
 from parley.dialects.fields import Fields, decode_fields
 from parley.dialects.json_answer import encode_json
-from parley.dialects.openai import extras, prompts, shared
-from parley.dialects.openai.shared import OPENAI_RULES, STRICT_RULES, ReadingRules
+from parley.dialects.openai import prompts, vllm_members
+from parley.dialects.openai.common_members import (
+    MAX_TOKENS,
+    read_alternatives,
+    read_capped_choices,
+    read_openai_sampling,
+    read_stop_conditions,
+    read_stream_interval,
+    read_usage_options,
+    unsupported_member_error,
+)
+from parley.dialects.openai.error_answers import openai_failure_events
+from parley.dialects.openai.reading_rules import OPENAI_RULES, STRICT_OPENAI_RULES, ReadingRules, applied_options
 from parley.dialects.openai.timings import metrics_member
+from parley.dialects.openai.token_objects import FINISH_REASONS, finite_logprob, prompt_logprob_maps
+from parley.dialects.openai.token_usage import openai_usage, running_usage
+from parley.dialects.sse import STREAM_DONE, data_event
 from parley.errors import ParleyError
 from parley.types import (
     ChoiceDelta,
@@ -99,10 +113,10 @@ class LogprobLists:
             self._logprobs.append(None)
             self._tops.append(None)
         else:
-            self._logprobs.append(shared.finite_logprob(token.logprob))
+            self._logprobs.append(finite_logprob(token.logprob))
             # The token itself is listed first, and its score wins over that of another with the same spelling.
             scored = [token, *top, token]
-            self._tops.append({self._token_name(token): shared.finite_logprob(token.logprob) for token in scored})
+            self._tops.append({self._token_name(token): finite_logprob(token.logprob) for token in scored})
 
     def take_lists(self) -> dict[str, Any]:
         """Return the lists since the last call, and empty them."""
@@ -143,42 +157,40 @@ class CompletionReply(Reply):
     reading_rules: ClassVar[ReadingRules] = OPENAI_RULES
 
     def __init__(self, body: Fields, context: RequestContext):
-        self._options = options = shared.applied_options(context, self.reading_rules)
+        self._options = options = applied_options(context, self.reading_rules)
         prompt_list = _read_prompts(body)
-        max_tokens = body.integer("max_tokens", DEFAULT_TOKENS, 0, shared.MAX_TOKENS)
-        extra_members = extras.read_extras(body, context, max_tokens=max_tokens, rules=self.reading_rules)
+        max_tokens = body.integer("max_tokens", DEFAULT_TOKENS, 0, MAX_TOKENS)
+        extra_members = vllm_members.read_vllm_members(body, context, max_tokens=max_tokens, rules=self.reading_rules)
         prompt_list = _with_suffix(prompt_list, body, context)
         if body.boolean("return_prompt_text", False):
-            raise shared.unsupported_member(
+            raise unsupported_member_error(
                 body, "return_prompt_text", "The prompt's text in a completion, but by 'echo', is"
             )
         stream = body.boolean("stream", False)
         echo = body.boolean("echo", False)
-        logprobs = shared.read_alternatives(body, "logprobs", self.reading_rules, context)
-        counts = shared.read_capped_choices(body, len(prompt_list), self.reading_rules)
-        usage, self._usage_per_chunk = shared.read_usage_options(body, stream, options)
+        logprobs = read_alternatives(body, "logprobs", self.reading_rules, context)
+        counts = read_capped_choices(body, len(prompt_list), self.reading_rules)
+        usage, self._usage_per_chunk = read_usage_options(body, stream, options)
         self._wants_ids = body.boolean("return_token_ids", False)
         if max_tokens == 0 and not echo:
             raise body.member_error("max_tokens", "may only be 0 when 'echo' is true.")
-        self._prompt_alternatives = scores = shared.read_alternatives(
-            body, "prompt_logprobs", self.reading_rules, context
-        )
+        self._prompt_alternatives = scores = read_alternatives(body, "prompt_logprobs", self.reading_rules, context)
         if echo and logprobs is not None:
             scores = -1 if -1 in (logprobs, scores) else max(logprobs, scores or 0)
         self.request = Request(
             id=context.unique_id,
             model=body.string("model", "", cap=256),
             prompts=prompt_list,
-            sampling=shared.read_openai_sampling(body),
-            stop_conditions=shared.read_stop_conditions(body, max_tokens, self.reading_rules),
+            sampling=read_openai_sampling(body),
+            stop_conditions=read_stop_conditions(body, max_tokens, self.reading_rules),
             output_options=OutputOptions(
                 logprobs=logprobs,
-                logprob_ids=extras.read_logprob_ids(body, logprobs, max_tokens),
+                logprob_ids=vllm_members.read_logprob_ids(body, logprobs, max_tokens),
                 prompt_logprobs=scores,
                 echo=echo,
                 usage=usage,
                 skip_special=body.boolean("skip_special_tokens", True),
-                stream_interval=shared.read_stream_interval(body),
+                stream_interval=read_stream_interval(body),
                 ids=self._wants_ids or self._usage_per_chunk,
             ),
             **counts._asdict(),
@@ -228,13 +240,13 @@ class CompletionReply(Reply):
     def finish_stream(self, usage: Usage) -> bytes:
         """Return the usage chunk, if requested, and the ``[DONE]`` mark."""
         if not self.request.output_options.usage:
-            return shared.STREAM_DONE
+            return STREAM_DONE
         envelope = self._completion_envelope([], usage)
-        return shared.sse_frame(envelope | metrics_member(self, self._options, usage)) + shared.STREAM_DONE
+        return data_event(envelope | metrics_member(self, self._options, usage)) + STREAM_DONE
 
     def fail_stream(self, error: ParleyError) -> bytes:
         """Return the error event and the ``[DONE]`` mark."""
-        return shared.failed_stream_end(error)
+        return openai_failure_events(error)
 
     def _text_chunk(self, index: int, text: str, tokens: list[TokenInfo]) -> bytes:
         logprobs = self._choices[index].logprobs
@@ -251,7 +263,7 @@ class CompletionReply(Reply):
         text = prompt.text if self.request.output_options.echo else ""
         choice = self._choice_members(index, text, None, logprobs) | self._id_members(index, [])
         if self._prompt_alternatives is not None:
-            choice["prompt_logprobs"] = shared.prompt_logprob_maps(prompt.tokens, self._prompt_alternatives)
+            choice["prompt_logprobs"] = prompt_logprob_maps(prompt.tokens, self._prompt_alternatives)
         return self._completion_chunk(index, encode_json(choice))
 
     def _completion_chunk(self, index: int, choice: bytes) -> bytes:
@@ -259,7 +271,7 @@ class CompletionReply(Reply):
             self._chunk_start = b"data: " + encode_json(self._completion_envelope([])).removesuffix(b"]}")
         if self._usage_per_chunk:
             prompt = self._prompt_ids.get(index // self.request.n, ())
-            usage = encode_json(shared.usage_counts(len(prompt), self._choices[index].sent_tokens))
+            usage = encode_json(running_usage(len(prompt), self._choices[index].sent_tokens))
             return self._chunk_start + choice + b'],"usage":' + usage + b"}\n\n"
         return self._chunk_start + choice + self._chunk_end
 
@@ -299,7 +311,7 @@ class CompletionReply(Reply):
             choice = self._choice_members(index, "".join(state.text), state.done, state.logprobs)
             scores = self._prompt_scores.get(index // self.request.n)
             if self._prompt_alternatives is not None and scores is not None:
-                choice["prompt_logprobs"] = shared.prompt_logprob_maps(scores, self._prompt_alternatives)
+                choice["prompt_logprobs"] = prompt_logprob_maps(scores, self._prompt_alternatives)
             if self._wants_ids:
                 choice["token_ids"] = state.ids
                 choice["prompt_token_ids"] = self._prompt_ids.get(index // self.request.n)
@@ -316,7 +328,7 @@ class CompletionReply(Reply):
             "index": index,
             "text": text,
             "logprobs": None if logprobs is None else logprobs.take_lists(),
-            "finish_reason": None if done is None else shared.FINISH_REASONS[done.reason],
+            "finish_reason": None if done is None else FINISH_REASONS[done.reason],
         }
         if done is not None:
             choice["stop_reason"] = done.stop
@@ -343,14 +355,14 @@ class CompletionReply(Reply):
             "choices": choices,
         }
         if usage is not None:
-            envelope["usage"] = shared.usage_object(usage)
+            envelope["usage"] = openai_usage(usage)
         return envelope
 
 
 class StrictCompletionReply(CompletionReply):
     """A completion request with the limits of OpenAI's own service."""
 
-    reading_rules = STRICT_RULES
+    reading_rules = STRICT_OPENAI_RULES
 
     def __init__(self, body: Fields, context: RequestContext):
         body.integer("logprobs", None, 0, MAX_STRICT_LOGPROBS)
@@ -366,7 +378,7 @@ def _with_suffix(prompt_list: list[Prompt], body: Fields, context: RequestContex
     if not suffix:
         return prompt_list
     if "insert" not in context.abilities:
-        raise shared.unsupported_member(body, "suffix", "With this model, filling in before a suffix is")
+        raise unsupported_member_error(body, "suffix", "With this model, filling in before a suffix is")
     if body.boolean("echo", False):
         raise body.member_error("suffix", "cannot be used together with 'echo'.")
     if not all(isinstance(prompt, Text) for prompt in prompt_list):
@@ -376,5 +388,5 @@ def _with_suffix(prompt_list: list[Prompt], body: Fields, context: RequestContex
 
 def _read_prompts(body: Fields) -> list[Prompt]:
     if body.has_value("prompt_embeds") and not body.has_value("prompt"):
-        raise shared.unsupported_member(body, "prompt_embeds", "Embeddings as a prompt are")
+        raise unsupported_member_error(body, "prompt_embeds", "Embeddings as a prompt are")
     return prompts.read_prompts(body, "prompt", cap=MAX_PROMPTS)

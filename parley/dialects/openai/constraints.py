@@ -9,7 +9,8 @@ import msgspec
 
 from parley.dialects import output_constraints
 from parley.dialects.fields import Fields
-from parley.dialects.openai import shared, strict_mode
+from parley.dialects.openai import strict_mode
+from parley.dialects.openai.common_members import read_identifier
 from parley.dialects.output_constraints import MAX_GRAMMAR_CHARACTERS, ConstraintKind
 from parley.types import Grammar
 
@@ -84,7 +85,7 @@ def read_response_format(body: Fields, strict_schemas: bool) -> Grammar | None:
         if (bare_schema := output_constraints.read_json_schema(format_object, "schema")) is None:
             raise format_object.missing_member("json_schema")
         return Grammar("json", bare_schema)
-    name = shared.read_identifier(schema_object)
+    name = read_identifier(schema_object)
     schema_object.string("description", None)
     schema = schema_object.free_object("schema")
     if not schema_object.has_value("schema"):

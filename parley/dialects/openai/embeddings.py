@@ -14,9 +14,9 @@ from parley.dialects import vectors
 from parley.dialects.dialect import HeaderList, RequestContext, RequestTimings, UnstreamedReply
 from parley.dialects.fields import Fields, decode_fields
 from parley.dialects.json_answer import encode_json
-from parley.dialects.openai import extras, prompts
+from parley.dialects.openai import prompts, vllm_members
 from parley.dialects.openai.messages import read_conversation
-from parley.dialects.openai.shared import OPENAI_RULES, ReadingRules
+from parley.dialects.openai.reading_rules import OPENAI_RULES, ReadingRules
 from parley.types import Event, PoolingOptions, PoolingTask, Prompt, PromptVector, Request, Usage
 
 MAX_EMBEDDING_INPUTS = 2048
@@ -39,7 +39,7 @@ class EmbeddingReply(UnstreamedReply):
     reading_rules: ClassVar[ReadingRules] = OPENAI_RULES
 
     def __init__(self, body: Fields, context: RequestContext, task: PoolingTask = "embed"):
-        extra_members = extras.read_pooling_extras(body, context)
+        extra_members = vllm_members.read_vllm_pooling_members(body, context)
         self.request = Request(
             id=context.unique_id,
             model=body.string("model", "", cap=256),
@@ -48,14 +48,14 @@ class EmbeddingReply(UnstreamedReply):
             pooling=PoolingOptions(
                 body.integer("dimensions", None, 1, MAX_DIMENSIONS),
                 read_normalize(body),
-                body.string("prompt_name", None, cap=extras.MAX_NAME_CHARACTERS),
+                body.string("prompt_name", None, cap=vllm_members.MAX_NAME_CHARACTERS),
                 task,
             ),
         )
         self._encoding = body.string("encoding_format", "float", allowed=ENCODING_FORMATS)
         self._dtype = body.string("embed_dtype", "float32", allowed=EMBED_DTYPES)
         self._byte_order = body.string("endianness", "native", allowed=BYTE_ORDERS)
-        body.string("user", None, cap=extras.MAX_NAME_CHARACTERS)
+        body.string("user", None, cap=vllm_members.MAX_NAME_CHARACTERS)
         self._answer_id = extra_members.client_id or context.unique_id
         self._context = context
         self._vectors: dict[int, bytes] = {}

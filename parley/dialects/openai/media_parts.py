@@ -14,7 +14,8 @@ from parley.dialects import media
 from parley.dialects.dialect import RequestContext
 from parley.dialects.error_wording import json_type
 from parley.dialects.fields import Fields
-from parley.dialects.openai.shared import ReadingRules, applied_options, unsupported_member
+from parley.dialects.openai.common_members import unsupported_member_error
+from parley.dialects.openai.reading_rules import ReadingRules, applied_options
 from parley.errors import BadMedia, BadRequest, Invalid, ParleyError
 from parley.types import (
     MEDIA_KINDS,
@@ -149,7 +150,7 @@ class MediaReader:
         if file_object is None:
             raise part.missing_member("file")
         if file_object.has_value("file_id"):
-            raise unsupported_member(file_object, "file_id", "Uploaded files are")
+            raise unsupported_member_error(file_object, "file_id", "Uploaded files are")
         file_object.string("filename", None)
         url = file_object.string("file_data", None)
         if url is None:

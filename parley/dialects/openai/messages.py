@@ -9,10 +9,11 @@ import msgspec
 from parley.dialects.dialect import RequestContext
 from parley.dialects.fields import Fields
 from parley.dialects.media import InterleavedText, check_media_counts, interleave_parts
-from parley.dialects.openai import media_parts, shared, tools
+from parley.dialects.openai import media_parts, tools
+from parley.dialects.openai.common_members import unsupported_member_error
 from parley.dialects.openai.custom_tools import custom_arguments
 from parley.dialects.openai.media_parts import TEXT_ONLY, MediaReader
-from parley.dialects.openai.shared import OPENAI_RULES, ReadingRules
+from parley.dialects.openai.reading_rules import OPENAI_RULES, ReadingRules
 from parley.dialects.openai.tools import MAX_TOOLS, ToolMembers
 from parley.errors import Unsupported
 from parley.types import Chat, Media, Message, ToolCall
@@ -103,7 +104,7 @@ def read_template_options(body: Fields) -> dict[str, Any]:
         if key in RESERVED_OPTIONS or key.startswith("_"):
             raise body.member_error("chat_template_kwargs", f"'{key[:40]}' cannot be set by a request.")
     if body.has_value("chat_template"):
-        raise shared.unsupported_member(body, "chat_template", "A template of the request's own is")
+        raise unsupported_member_error(body, "chat_template", "A template of the request's own is")
     if body.has_value("documents"):
         options["documents"] = [_read_document(item) for item in body.objects("documents", cap=MAX_MESSAGES)]
     return options | client_options

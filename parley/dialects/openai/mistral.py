@@ -17,7 +17,7 @@ from parley.dialects.json_answer import encode_json
 from parley.dialects.openai.completions import CompletionReply, LogprobLists
 from parley.dialects.openai.embeddings import EmbeddingReply
 from parley.dialects.openai.mistral_members import with_openai_seed
-from parley.dialects.openai.shared import FINISH_REASONS
+from parley.dialects.openai.token_objects import FINISH_REASONS
 from parley.dialects.openai.tokens import model_object
 from parley.types import ChoiceDone, Usage
 

@@ -11,9 +11,10 @@ from typing import Any, Literal
 import msgspec
 
 from parley.dialects.fields import Fields
-from parley.dialects.openai import shared, strict_mode
+from parley.dialects.openai import strict_mode
+from parley.dialects.openai.common_members import read_identifier
 from parley.dialects.openai.custom_tools import CUSTOM_INPUT, CustomCallDelta, custom_parameters
-from parley.dialects.openai.shared import ReadingRules
+from parley.dialects.openai.reading_rules import ReadingRules
 from parley.errors import Unsupported, excerpt
 from parley.types import ToolCallDelta
 
@@ -143,13 +144,13 @@ def _signature_start(tool: Fields, name: str) -> dict[str, Any]:
 
 
 def _read_custom_tool(custom: Fields) -> DeclaredTool:
-    signature = _signature_start(custom, shared.read_identifier(custom))
+    signature = _signature_start(custom, read_identifier(custom))
     signature |= {"parameters": custom_parameters(custom.object("format"), nested=True), "strict": True}
     return DeclaredTool(custom, "custom", signature)
 
 
 def _read_function(function: Fields, rules: ReadingRules) -> DeclaredTool:
-    name = shared.read_identifier(function)
+    name = read_identifier(function)
     signature = _signature_start(function, name)
     parameters = function.free_object("parameters") or {"type": "object", "properties": {}}
     if parameters.get("type", "object") != "object":

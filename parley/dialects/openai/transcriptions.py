@@ -14,9 +14,12 @@ from parley.dialects.facts import ServerFacts
 from parley.dialects.fields import Fields
 from parley.dialects.form_data import UploadedFile, decode_form, with_arrays
 from parley.dialects.json_answer import encode_json
-from parley.dialects.openai import shared, transcripts
+from parley.dialects.openai import transcripts
+from parley.dialects.openai.common_members import MAX_TOKENS, unsupported_member_error
+from parley.dialects.openai.error_answers import openai_error_answer, openai_error_object
 from parley.dialects.openai.transcripts import SpeechTask, Transcript
 from parley.dialects.parameters import MAX_TOKEN_ID
+from parley.dialects.sse import data_event
 from parley.errors import BadMedia, Incapable, Invalid, ParleyError, TooLarge, excerpt
 from parley.text.speech import TranscriptReader, speech_family, transcription_chat, translation_chat
 from parley.types import (
@@ -96,9 +99,7 @@ class TranscriptionReply(Reply):
             model=model,
             prompts=[chat],
             sampling=read_speech_sampling(form, self.max_temperature),
-            stop_conditions=StopConditions(
-                max_tokens=form.integer("max_completion_tokens", None, 1, shared.MAX_TOKENS)
-            ),
+            stop_conditions=StopConditions(max_tokens=form.integer("max_completion_tokens", None, 1, MAX_TOKENS)),
             output_options=OutputOptions(
                 logprobs=0 if self._wants_logprobs or self._format == "verbose_json" else None,
                 usage=wants_usage,
@@ -187,7 +188,7 @@ class TranscriptionReply(Reply):
         """Return the only one of ``languages``. Raises BadRequest for several, which no model here can choose from."""
         codes = form.strings("languages", cap=MAX_LISTED, total=MAX_CONTEXT_CHARACTERS)
         if len(codes) > 1:
-            raise shared.unsupported_member(form, "languages", "A choice among several languages is")
+            raise unsupported_member_error(form, "languages", "A choice among several languages is")
         return self._find_language(codes[0], "languages[0]") if codes else ""
 
     def _read_language(self, form: Fields, name: str) -> str:
@@ -224,18 +225,18 @@ class TranscriptionReply(Reply):
         if self._wants_logprobs:
             done["logprobs"] = transcripts.token_logprobs(self._reader.tokens)
         done["usage"] = transcripts.token_usage(usage)
-        return (self._delta_event(last_text) if last_text else b"") + shared.sse_frame(done)
+        return (self._delta_event(last_text) if last_text else b"") + data_event(done)
 
     def fail_stream(self, error: ParleyError) -> bytes:
         """Return the error event."""
-        return shared.sse_frame(shared.openai_error_object(error))
+        return data_event(openai_error_object(error))
 
     def _delta_event(self, text: str) -> bytes:
         delta: dict[str, Any] = {"type": "transcript.text.delta", "delta": text}
         if self._wants_logprobs:
             delta["logprobs"] = transcripts.token_logprobs(self._reader.tokens[self._rendered_tokens :])
             self._rendered_tokens = len(self._reader.tokens)
-        return shared.sse_frame(delta)
+        return data_event(delta)
 
     # -- one answer
 
@@ -278,7 +279,7 @@ class TranscriptionReply(Reply):
     def render_refusal(self, error: ParleyError) -> Answer | None:
         """Return OpenAI's answer to a clip that is too large or of an unknown format."""
         if isinstance(error, BadMedia):
-            return shared.openai_error(_clip_error(error))
+            return openai_error_answer(_clip_error(error))
         return None
 
     def read_delta(self, event: Event) -> str:
@@ -347,13 +348,13 @@ def _read_granularities(form: Fields, response_format: str) -> None:
 def _refuse_unavailable(form: Fields) -> None:
     """Refuse members for abilities that no model here has. Raises BadRequest."""
     if form.strings("known_speaker_names", cap=MAX_SPEAKERS, total=MAX_CONTEXT_CHARACTERS):
-        raise shared.unsupported_member(form, "known_speaker_names", "Telling speakers apart is")
+        raise unsupported_member_error(form, "known_speaker_names", "Telling speakers apart is")
     if form.array("known_speaker_references", cap=MAX_SPEAKERS):
-        raise shared.unsupported_member(form, "known_speaker_references", "Telling speakers apart is")
+        raise unsupported_member_error(form, "known_speaker_references", "Telling speakers apart is")
     if form.raw_value("chunking_strategy") not in (None, "auto"):
-        raise shared.unsupported_member(form, "chunking_strategy", "Another strategy than 'auto' is")
+        raise unsupported_member_error(form, "chunking_strategy", "Another strategy than 'auto' is")
     if form.boolean("use_beam_search", False):
-        raise shared.unsupported_member(form, "use_beam_search", "Beam search for transcripts is")
+        raise unsupported_member_error(form, "use_beam_search", "Beam search for transcripts is")
     form.integer("n", 1, 1, 1)
     form.number("length_penalty", 1.0)
     form.boolean("include_stop_str_in_output", False)

@@ -12,7 +12,7 @@ from html import escape
 from typing import Any, Literal
 
 from parley.dialects.json_answer import encode_json
-from parley.dialects.openai.shared import finite_logprob
+from parley.dialects.openai.token_objects import finite_logprob
 from parley.types import TokenInfo, Usage
 
 SpeechTask = Literal["transcribe", "translate"]

@@ -22,8 +22,9 @@ from parley.dialects.dialect import (
     model_in_body,
 )
 from parley.dialects.fields import decode_fields
-from parley.dialects.tei import embed, info, metrics, predict, shared, tokens
-from parley.dialects.tei.shared import EXTENDED_RULES, STRICT_RULES, TeiRules
+from parley.dialects.tei import embed, info, metrics, predict, tokens
+from parley.dialects.tei.api_rules import EXTENDED_TEI_RULES, STRICT_TEI_RULES, TeiRules
+from parley.dialects.tei.error_answers import NO_MEMORY_BODY, refuse_other_content_if_strict, tei_error_answer
 from parley.types import ModelTask
 
 TEI_PROMPT_MEMBERS = PromptMembers(prompts=("inputs", "input", "query", "texts"))
@@ -54,7 +55,7 @@ def _embed_route(
     """
 
     def read_json_body(body: bytes, context: RequestContext) -> Reply | Answer:
-        return shared.refuse_content(rules, context.headers) or read_body(rules, body, context)
+        return refuse_other_content_if_strict(rules, context.headers) or read_body(rules, body, context)
 
     model_reader = None if rules.strict else model_in_body
     return Route(
@@ -79,11 +80,11 @@ def _tei_dialect(rules: TeiRules) -> Dialect:
         body_schemas="tei-strict" if rules.strict else "tei",
         title="TEI",
         base_path="",
-        render_error=shared.tei_error_answer,
+        render_error=tei_error_answer,
         prompt_members=TEI_PROMPT_MEMBERS,
         body_limit=rules.max_body,
         retry_hints=not rules.strict,
-        no_memory_body=shared.NO_MEMORY,
+        no_memory_body=NO_MEMORY_BODY,
         routes=(
             _embed_route("/embed", embed.read_embed, rules, "embed"),
             _embed_route("/embed_all", embed.read_embed_all, rules, "token_embed"),
@@ -103,7 +104,7 @@ def _tei_dialect(rules: TeiRules) -> Dialect:
                 claiming_members=("inputs",),
                 yields_unclaimed=True,
                 for_encoders=True,
-                refuse_headers=partial(shared.refuse_content, rules),
+                refuse_headers=partial(refuse_other_content_if_strict, rules),
                 tasks=TEI_TASKS,
             ),
             Route(
@@ -132,5 +133,5 @@ def _openai_routes(rules: TeiRules) -> tuple[Route, ...]:
     )
 
 
-DIALECT = _tei_dialect(EXTENDED_RULES)
-STRICT = _tei_dialect(STRICT_RULES)
+DIALECT = _tei_dialect(EXTENDED_TEI_RULES)
+STRICT = _tei_dialect(STRICT_TEI_RULES)

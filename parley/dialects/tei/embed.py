@@ -14,9 +14,10 @@ from parley.dialects import vectors
 from parley.dialects.dialect import Answer, RequestContext
 from parley.dialects.fields import Fields, decode_fields
 from parley.dialects.json_answer import encode_json
-from parley.dialects.tei import inputs, shared
-from parley.dialects.tei.inputs import TeiReply
-from parley.dialects.tei.shared import EmptyInput, TeiRules, UnfitModel
+from parley.dialects.tei import inputs
+from parley.dialects.tei.api_rules import TeiRules
+from parley.dialects.tei.error_answers import EmptyInput, UnfitModel, tei_openai_error_answer
+from parley.dialects.tei.inputs import TeiReply, check_batch_size
 from parley.errors import Invalid, ParleyError
 from parley.types import PoolingOptions, PromptVector, Text, Usage
 
@@ -62,7 +63,7 @@ def read_openai_embedding(rules: TeiRules, body: bytes, context: RequestContext)
     try:
         return OpenAIEmbedReply(rules, decode_fields(body, rules.wording), context)
     except ParleyError as error:
-        return shared.openai_error_answer(error)
+        return tei_openai_error_answer(error)
 
 
 def is_sparse_model(context: RequestContext) -> bool:
@@ -179,7 +180,7 @@ class SimilarityReply(EmbeddingReply):
         if source is None:
             raise sentences.missing_member("source_sentence")
         other_texts = inputs.read_texts(rules, sentences, "sentences")
-        shared.check_batch(rules, 1 + len(other_texts), "inputs.sentences")
+        check_batch_size(rules, 1 + len(other_texts), "inputs.sentences")
         if not all((source, *other_texts)):
             raise EmptyInput(inputs.EMPTY_SENTENCE, field="inputs")
         parameters = body.object("parameters")
@@ -212,7 +213,7 @@ class OpenAIEmbedReply(EmbeddingReply):
 
     def render_refusal(self, error: ParleyError) -> Answer:
         """Return the answer to an error."""
-        return shared.openai_error_answer(error)
+        return tei_openai_error_answer(error)
 
     def render_body(self, usage: Usage) -> bytes:
         """Return the vectors in OpenAI's form."""

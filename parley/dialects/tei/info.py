@@ -7,8 +7,11 @@ from typing import Any
 from parley.dialects.dialect import Answer, RequestContext
 from parley.dialects.facts import ServerFacts
 from parley.dialects.json_answer import encode_json
-from parley.dialects.tei.shared import TEI_VERSION, TeiRules
+from parley.dialects.tei.api_rules import TeiRules
 from parley.types import ModelInfo
+
+TEI_VERSION = "1.9.3"  # version of the original that this API follows
+
 
 POOLING_NAMES = {"lasttoken": "last_token"}  # names that differ from those of sentence-transformers
 

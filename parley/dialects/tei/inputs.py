@@ -8,21 +8,14 @@ from typing import Any, ClassVar
 from parley.dialects.dialect import HeaderList, RequestContext, RequestTimings, UnstreamedReply
 from parley.dialects.fields import Fields
 from parley.dialects.parameters import MAX_TOKEN_ID
-from parley.dialects.tei import shared
-from parley.dialects.tei.shared import EmptyInput, TeiRules
+from parley.dialects.tei.api_rules import TeiRules
+from parley.dialects.tei.error_answers import BatchTooLarge, EmptyInput
+from parley.dialects.tgi.answer_parts import whole_milliseconds
 from parley.errors import WrongType
-from parley.types import (
-    Event,
-    KeptSide,
-    PoolingOptions,
-    Prompt,
-    PromptVector,
-    Request,
-    Text,
-    TextPair,
-    Tokens,
-    Usage,
-)
+from parley.types import Event, KeptSide, PoolingOptions, Prompt, PromptVector, Request, Text, TextPair, Tokens, Usage
+
+TEI_FIELD_NAMES = {"prompt": "inputs"}  # neutral names of fields in the server's errors, and the names here
+
 
 MAX_PROMPT_NAME = 256  # characters
 KEPT_SIDES: dict[str, KeptSide] = {"Left": "tail", "left": "tail", "Right": "head", "right": "head"}
@@ -33,13 +26,22 @@ PAIR_FORMS = (
 )
 
 
+def check_batch_size(rules: TeiRules, size: int, name: str) -> None:
+    """Raise EmptyInput or BatchTooLarge unless a request may have this number of texts in the member ``name``."""
+    if not size:
+        raise EmptyInput(f"`{name}` cannot be empty", field=name)
+    if size > rules.max_batch:
+        message = f"batch size {size} > maximum allowed batch size {rules.max_batch}"
+        raise BatchTooLarge(message, field=name)
+
+
 def read_inputs(rules: TeiRules, body: Fields, name: str = "inputs") -> list[Prompt]:
     """Return one text or its token ids, or a batch of both. Raises BadRequest."""
     value = body.raw_value(name)
     if value is None:
         raise body.missing_member(name)
     if isinstance(value, list) and any(isinstance(item, str | list) for item in value):
-        shared.check_batch(rules, len(value), name)
+        check_batch_size(rules, len(value), name)
         return [_read_input(item, f"{name}[{index}]") for index, item in enumerate(value)]
     return [_read_input(value, name)]
 
@@ -64,7 +66,7 @@ def read_texts(rules: TeiRules, body: Fields, name: str) -> list[str]:
         raise body.missing_member(name)
     if not isinstance(value, list):
         raise body.mistyped_member(name, "an array")
-    shared.check_batch(rules, len(value), body.member_path(name))
+    check_batch_size(rules, len(value), body.member_path(name))
     return [_read_text(body, item, f"{name}[{index}]") for index, item in enumerate(value)]
 
 
@@ -80,7 +82,7 @@ def read_sequences(rules: TeiRules, body: Fields) -> tuple[list[Text | TextPair]
     if value is None:
         raise body.missing_member("inputs")
     if isinstance(value, list) and value and isinstance(value[0], list):
-        shared.check_batch(rules, len(value), "inputs")
+        check_batch_size(rules, len(value), "inputs")
         return [_read_sequence(item, f"inputs[{index}]") for index, item in enumerate(value)], True
     return [_read_sequence([value] if isinstance(value, str) else value, "inputs")], False
 
@@ -112,10 +114,27 @@ def _count_characters(prompt: Prompt) -> int:
     return len(prompt.ids) if isinstance(prompt, Tokens) else 0
 
 
+def tei_answer_headers(
+    context: RequestContext, timings: RequestTimings | None, characters: int, tokens: int
+) -> HeaderList:
+    """Return an answer's headers: how large the request was, and where its time went."""
+    assert timings is not None, "no answer is a stream"
+    return [
+        (b"x-compute-type", f"{context.device}+optimized".encode()),
+        (b"x-compute-time", whole_milliseconds(timings.total)),
+        (b"x-compute-characters", b"%d" % characters),
+        (b"x-compute-tokens", b"%d" % tokens),
+        (b"x-total-time", whole_milliseconds(timings.total)),
+        (b"x-tokenization-time", whole_milliseconds(timings.validation)),
+        (b"x-queue-time", whole_milliseconds(timings.queue)),
+        (b"x-inference-time", whole_milliseconds(timings.inference)),
+    ]
+
+
 class TeiReply(UnstreamedReply):
     """A request for numbers about each of its ``prompts``. ``parameters``: where the options of truncation are."""
 
-    field_names: ClassVar[Mapping[str, str]] = shared.FIELD_NAMES
+    field_names: ClassVar[Mapping[str, str]] = TEI_FIELD_NAMES
 
     def __init__(
         self,
@@ -163,4 +182,4 @@ class TeiReply(UnstreamedReply):
 
     def answer_headers(self, timings: RequestTimings | None) -> HeaderList:
         """Return the headers that tell how large the request was, and where its time went."""
-        return shared.timing_headers(self._context, timings, self._characters, self._tokens)
+        return tei_answer_headers(self._context, timings, self._characters, self._tokens)

@@ -14,8 +14,9 @@ from parley.dialects.dialect import RequestContext
 from parley.dialects.fields import Fields, decode_fields
 from parley.dialects.json_answer import encode_json
 from parley.dialects.tei import inputs
+from parley.dialects.tei.api_rules import TeiRules
+from parley.dialects.tei.error_answers import EmptyInput, UnfitModel
 from parley.dialects.tei.inputs import TeiReply
-from parley.dialects.tei.shared import EmptyInput, TeiRules, UnfitModel
 from parley.types import PoolingOptions, PromptVector, Text, TextPair
 
 NOT_CLASSIFIER = "Model is not a classifier model"

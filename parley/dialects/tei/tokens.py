@@ -10,8 +10,10 @@ from parley.dialects.dialect import RequestContext
 from parley.dialects.fields import Fields, decode_fields
 from parley.dialects.json_answer import encode_json
 from parley.dialects.parameters import MAX_TOKEN_ID
-from parley.dialects.tei import inputs, shared
-from parley.dialects.tei.shared import EmptyInput, TeiRules
+from parley.dialects.tei import inputs
+from parley.dialects.tei.api_rules import TeiRules
+from parley.dialects.tei.error_answers import EmptyInput
+from parley.dialects.tei.inputs import check_batch_size
 from parley.errors import WrongType
 from parley.types import PoolingOptions, Text
 
@@ -70,7 +72,7 @@ def read_decode(rules: TeiRules, body: bytes) -> DetokenizeRequest:
     if not isinstance(value, list):
         raise fields.mistyped_member("ids", "an array")
     batch = value if value and isinstance(value[0], list) else [value]
-    shared.check_batch(rules, len(batch), "ids")
+    check_batch_size(rules, len(batch), "ids")
     for ids in batch:
         _check_ids(ids)
     return DetokenizeRequest(

@@ -22,8 +22,9 @@ from parley.dialects.dialect import (
     model_in_body,
 )
 from parley.dialects.openapi_document import OpenApiDocument
-from parley.dialects.tgi import bench, chat, completions, document, generate, metrics, shared, tokens, vertex
-from parley.dialects.tgi.shared import EXTENDED, TgiRules
+from parley.dialects.tgi import bench, chat, completions, document, generate, metrics, tokens, vertex
+from parley.dialects.tgi.api_rules import EXTENDED_TGI_RULES, OLD_TGI_RULES, STRICT_TGI_RULES, TGI_VERSION, TgiRules
+from parley.dialects.tgi.error_answers import NO_MEMORY_BODY, refuse_other_content, tgi_error_answer
 
 INPUTS_MEMBER = ("inputs",)
 TGI_PROMPT_MEMBERS = PromptMembers(
@@ -46,11 +47,11 @@ def _tgi_dialect(rules: TgiRules) -> Dialect:
         body_schemas="tgi-strict" if rules.strict else "tgi",
         title="TGI",
         base_path="",
-        render_error=partial(shared.tgi_error_answer, rules),
+        render_error=partial(tgi_error_answer, rules),
         prompt_members=TGI_PROMPT_MEMBERS,
         body_limit=rules.max_body,
         retry_hints=not rules.strict,
-        no_memory_body=shared.NO_MEMORY,
+        no_memory_body=NO_MEMORY_BODY,
         routes=(
             *_routes_of_every_version(rules),
             _generate_route("/vertex", vertex.read_vertex, rules),
@@ -61,7 +62,7 @@ def _tgi_dialect(rules: TgiRules) -> Dialect:
                 reader=tokens.read_tgi_tokenize,
                 writer=tokens.write_tgi_tokens,
                 claiming_members=INPUTS_MEMBER,
-                refuse_headers=shared.refuse_other_content if rules.strict else None,
+                refuse_headers=refuse_other_content if rules.strict else None,
                 tasks=TGI_TASKS,
             ),
             Route(
@@ -70,7 +71,7 @@ def _tgi_dialect(rules: TgiRules) -> Dialect:
                 "tokenize",
                 reader=tokens.read_chat_tokenize,
                 writer=tokens.write_chat_tokens,
-                refuse_headers=shared.refuse_other_content if rules.strict else None,
+                refuse_headers=refuse_other_content if rules.strict else None,
                 tasks=TGI_TASKS,
             ),
             _generate_route("/v1/chat/completions", chat.read_tgi_chat, rules, model=model_in_body),
@@ -82,7 +83,7 @@ def _tgi_dialect(rules: TgiRules) -> Dialect:
         any_model=ANY_MODEL_NAMES,
         bench_apis=bench.APIS,
     )
-    return _with_document(dialect, shared.TGI_VERSION)
+    return _with_document(dialect, TGI_VERSION)
 
 
 def _with_document(dialect: Dialect, version: str) -> Dialect:
@@ -122,7 +123,7 @@ def _generate_route(
     """Return a route that generates. Like the original, it checks the content type before anything else."""
 
     def read_json_body(body: bytes, context: RequestContext) -> Reply | Answer:
-        refusal = shared.refuse_other_content(context.headers) if rules.strict else None
+        refusal = refuse_other_content(context.headers) if rules.strict else None
         return refusal or read_body(rules, body, context)
 
     return Route("POST", path, "generate", reader=read_json_body, model_reader=model, claiming_members=claims)
@@ -143,20 +144,20 @@ def _routes_of_every_version(rules: TgiRules) -> tuple[Route, ...]:
     )
 
 
-DIALECT = _tgi_dialect(EXTENDED)
-STRICT = _tgi_dialect(shared.STRICT)
+DIALECT = _tgi_dialect(EXTENDED_TGI_RULES)
+STRICT = _tgi_dialect(STRICT_TGI_RULES)
 OLD = _with_document(
     Dialect(
         name=f"tgi-{tokens.OLD_VERSION}",
         body_schemas=f"tgi-{tokens.OLD_VERSION}",
         title=f"TGI {tokens.OLD_VERSION}",
         base_path="",
-        render_error=partial(shared.tgi_error_answer, shared.OLD),
+        render_error=partial(tgi_error_answer, OLD_TGI_RULES),
         prompt_members=TGI_PROMPT_MEMBERS,
-        body_limit=shared.OLD.max_body,
+        body_limit=OLD_TGI_RULES.max_body,
         retry_hints=False,
-        no_memory_body=shared.NO_MEMORY,
-        routes=_routes_of_every_version(shared.OLD),
+        no_memory_body=NO_MEMORY_BODY,
+        routes=_routes_of_every_version(OLD_TGI_RULES),
     ),
     tokens.OLD_VERSION,
 )

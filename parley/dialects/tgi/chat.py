@@ -7,11 +7,13 @@ from typing import Any
 
 from parley.dialects import vectors
 from parley.dialects.dialect import Answer, RequestContext
-from parley.dialects.fields import Fields, decode_fields
+from parley.dialects.fields import MAX_F32, MAX_U32, Fields, decode_fields
 from parley.dialects.json_answer import encode_json
-from parley.dialects.tgi import messages, openai, parameters, shared
+from parley.dialects.sse import STREAM_DONE
+from parley.dialects.tgi import messages, openai, parameters
+from parley.dialects.tgi.answer_parts import tgi_event
+from parley.dialects.tgi.api_rules import TgiRules
 from parley.dialects.tgi.parameters import RESERVED_TOKENS, TgiParameters
-from parley.dialects.tgi.shared import F32, U32, TgiRules
 from parley.errors import Invalid, WrongType
 from parley.types import (
     ChoiceDelta,
@@ -46,12 +48,12 @@ def _chat_parameters(body: Fields, rules: TgiRules) -> TgiParameters:
     if body.has_value("max_tokens") and body.has_value("max_completion_tokens"):
         raise WrongType("duplicate field `max_tokens`", field="max_completion_tokens")
     limit = "max_completion_tokens" if body.has_value("max_completion_tokens") else "max_tokens"
-    presence = body.number("presence_penalty", None, -F32, F32)
+    presence = body.number("presence_penalty", None, -MAX_F32, MAX_F32)
     return TgiParameters(
         **openai.read_shared_members(body, rules),
         repetition_penalty=None if presence is None or not rules.strict else presence + 2.0,
-        max_new_tokens=body.integer(limit, None, 0, U32),
-        top_n_tokens=body.integer("top_logprobs", None, 0, U32),
+        max_new_tokens=body.integer(limit, None, 0, MAX_U32),
+        top_n_tokens=body.integer("top_logprobs", None, 0, MAX_U32),
         grammar=parameters.read_tgi_grammar(body, "response_format"),
     )
 
@@ -63,7 +65,7 @@ class TgiChatReply(openai.TgiOpenAIReply):
         stream = openai.read_stream_member(body, rules)
         params = _chat_parameters(body, rules)
         body.array("logit_bias", cap=MAX_BIAS_LIST)
-        body.integer("n", None, 0, U32)  # checked only: there is always one choice
+        body.integer("n", None, 0, MAX_U32)  # checked only: there is always one choice
         self._with_logprobs = body.boolean("logprobs", False)
         if rules.strict and body.is_null("stream_options"):
             raise body.mistyped_member("stream_options", "an object")
@@ -132,9 +134,9 @@ class TgiChatReply(openai.TgiOpenAIReply):
     def finish_stream(self, usage: Usage) -> bytes:
         """Return the usage chunk, if requested, and the ``[DONE]`` mark."""
         if not self.request.output_options.usage:
-            return openai.DONE_FRAME
+            return STREAM_DONE
         usage_chunk = self._chat_envelope("chat.completion.chunk", []) | {"usage": openai.tgi_usage_object(usage)}
-        return shared.tgi_frame(usage_chunk) + openai.DONE_FRAME
+        return tgi_event(usage_chunk) + STREAM_DONE
 
     def _text_frame(self, token: TokenInfo | None, text: str, done: ChoiceDone | None = None) -> bytes:
         if done is None and not self._with_logprobs:  # the fast path, for nearly all chunks

@@ -6,11 +6,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from parley.dialects.dialect import Answer, HeaderList, RequestContext, RequestTimings
-from parley.dialects.fields import Fields, decode_fields
+from parley.dialects.fields import MAX_F32, MAX_U32, Fields, decode_fields
 from parley.dialects.json_answer import encode_json
-from parley.dialects.tgi import images, openai, parameters, shared
+from parley.dialects.tgi import images, openai, parameters
+from parley.dialects.tgi.answer_parts import tgi_event
+from parley.dialects.tgi.api_rules import TgiRules
 from parley.dialects.tgi.parameters import TgiParameters
-from parley.dialects.tgi.shared import F32, TGI_WORDING, U32, TgiRules
+from parley.dialects.tgi.refusal_wording import TGI_WORDING
 from parley.errors import Invalid, WrongType
 from parley.types import ChoiceDelta, ChoiceDone, Event, OutputOptions, PromptAccepted, Request, Usage
 
@@ -38,8 +40,8 @@ class TgiCompletionReply(openai.TgiOpenAIReply):
         texts = _read_prompt_texts(body)
         params = TgiParameters(
             **openai.read_shared_members(body, rules),
-            repetition_penalty=body.number("repetition_penalty", None, -F32, F32),
-            max_new_tokens=body.integer("max_tokens", None, 0, U32),
+            repetition_penalty=body.number("repetition_penalty", None, -MAX_F32, MAX_F32),
+            max_new_tokens=body.integer("max_tokens", None, 0, MAX_U32),
         )
         if body.string("suffix", None) is not None:
             raise Invalid(
@@ -99,13 +101,11 @@ class TgiCompletionReply(openai.TgiOpenAIReply):
             "model": self._model_name(),
             "system_fingerprint": openai.SYSTEM_FINGERPRINT,
         }
-        return shared.tgi_frame(chunk_object)
+        return tgi_event(chunk_object)
 
     def _last_chunk(self, index: int, text: str, done: ChoiceDone) -> bytes:
         choice_usage = Usage(self._prompt_lengths[index], done.usage.completion_tokens)
-        return shared.tgi_frame(
-            self._completion_object([_choice_object(index, text, self._end_reason(done))], choice_usage)
-        )
+        return tgi_event(self._completion_object([_choice_object(index, text, self._end_reason(done))], choice_usage))
 
     # -- in one piece
 
@@ -164,7 +164,7 @@ def _read_prompt_texts(body: Fields) -> list[str]:
         return [value]
     if value == []:
         raise WrongType("prompt: Empty array detected. Do not use an empty array for the prompt.", field="prompt")
-    for number, text in enumerate(body.array("prompt", cap=U32)):
+    for number, text in enumerate(body.array("prompt", cap=MAX_U32)):
         if not isinstance(text, str):
             raise TGI_WORDING.type_error(f"prompt[{number}]", "a string", text)
     return list(value)

@@ -12,10 +12,12 @@ from typing import Any, ClassVar
 
 from parley.dialects import vectors
 from parley.dialects.dialect import Answer, HeaderList, Reply, RequestContext, RequestTimings
-from parley.dialects.fields import Fields, decode_fields
+from parley.dialects.fields import MAX_U64, Fields, decode_fields
 from parley.dialects.json_answer import encode_json
-from parley.dialects.tgi import chat, completions, images, parameters, shared
-from parley.dialects.tgi.shared import TgiRules
+from parley.dialects.tgi import chat, completions, images, parameters
+from parley.dialects.tgi.answer_parts import TGI_FIELD_NAMES, tgi_answer_headers, tgi_event, tgi_finish_reason
+from parley.dialects.tgi.api_rules import TgiRules
+from parley.dialects.tgi.error_answers import error_as_stream, tgi_failure_event
 from parley.errors import Invalid, ParleyError, Unsupported, WrongType
 from parley.types import (
     ChoiceDelta,
@@ -79,7 +81,7 @@ def _stream_reply(
         return TgiGenerateReply(rules, fields, context, stream=True, with_prompt=with_prompt)
     except (Invalid, Unsupported) as error:
         if rules.strict:
-            return shared.error_as_stream(error, rules)
+            return error_as_stream(error, rules)
         raise
 
 
@@ -115,7 +117,7 @@ class TgiGenerateReply(Reply):
     """A reply to one text, as a stream of token events or in one piece."""
 
     media_type: ClassVar[str] = "text/event-stream"
-    field_names: ClassVar[Mapping[str, str]] = shared.TGI_FIELD_NAMES
+    field_names: ClassVar[Mapping[str, str]] = TGI_FIELD_NAMES
     ping_bytes: ClassVar[bytes] = b":\n\n"
     ping_interval: ClassVar[float | None] = 15.0
 
@@ -196,11 +198,11 @@ class TgiGenerateReply(Reply):
 
     def fail_stream(self, error: ParleyError) -> bytes:
         """Return the error event that ends the stream."""
-        return shared.tgi_failure_frame(error, self._rules)
+        return tgi_failure_event(error, self._rules)
 
     def render_refusal(self, error: ParleyError) -> Answer | None:
         """Return an error before the first event; strict streams report it with status 200."""
-        return shared.error_as_stream(error, self._rules) if self._rules.strict and self.request.stream else None
+        return error_as_stream(error, self._rules) if self._rules.strict and self.request.stream else None
 
     def _token_frame(self, token: TokenInfo, done: ChoiceDone | None = None) -> bytes:
         self._event_count += 1
@@ -224,7 +226,7 @@ class TgiGenerateReply(Reply):
                 event["details"] = self._end_details(0, done)
                 if not self._rules.old:
                     event["details"]["input_length"] = self._prompt_tokens
-        return shared.tgi_frame(event, self._rules)
+        return tgi_event(event, self._rules)
 
     # -- in one piece
 
@@ -271,9 +273,7 @@ class TgiGenerateReply(Reply):
         """Return the timing and token headers."""
         done = self._choices[self._best_index].done_event
         generated = done.usage.completion_tokens if done is not None else 0
-        return shared.tgi_answer_headers(
-            self._rules, self._device, self._characters, timings, self._prompt_tokens, generated
-        )
+        return tgi_answer_headers(self._rules, self._device, self._characters, timings, self._prompt_tokens, generated)
 
     def _choice_text(self, index: int) -> str:
         return self._text_start + "".join(self._choices[index].text_parts)
@@ -297,9 +297,9 @@ class TgiGenerateReply(Reply):
     def _end_details(self, index: int, done: ChoiceDone) -> dict[str, Any]:
         generated = done.usage.completion_tokens
         return {
-            "finish_reason": shared.tgi_finish_reason(done, self._params.max_new_tokens),
+            "finish_reason": tgi_finish_reason(done, self._params.max_new_tokens),
             "generated_tokens": generated,
-            "seed": (self._seed + index) & shared.U64 if self._params.draws_tokens else None,
+            "seed": (self._seed + index) & MAX_U64 if self._params.draws_tokens else None,
         }
 
 

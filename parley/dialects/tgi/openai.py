@@ -10,31 +10,32 @@ from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
 from parley.dialects.dialect import Answer, HeaderList, Reply, RequestContext, RequestTimings
-from parley.dialects.fields import Fields
-from parley.dialects.tgi import shared
+from parley.dialects.fields import MAX_F32, MAX_U32, MAX_U64, Fields
+from parley.dialects.sse import STREAM_DONE
+from parley.dialects.tgi.answer_parts import tgi_answer_headers, tgi_event, tgi_finish_reason
+from parley.dialects.tgi.api_rules import TGI_VERSION, TgiRules
+from parley.dialects.tgi.error_answers import special_error_type, tgi_error_object
 from parley.dialects.tgi.parameters import TgiParameters
-from parley.dialects.tgi.shared import F32, TGI_VERSION, U32, U64, TgiRules
 from parley.errors import Malformed, Missing, ParleyError, WrongType
 from parley.types import ChoiceDelta, ChoiceDone, TokenInfo, Usage
 from parley.version import __version__
 
-DONE_FRAME = b"data: [DONE]\n\n"
 SYSTEM_FINGERPRINT = f"{TGI_VERSION}-parley-{__version__}"
 ANY_MODEL = "tgi"  # model name that matches any served model
 
 
 def read_shared_members(body: Fields, rules: TgiRules) -> dict[str, Any]:
     """Read the ``TgiParameters`` members that both routes share. Temperature 0 is greedy; the default samples."""
-    temperature = body.number("temperature", None, -F32, F32)
+    temperature = body.number("temperature", None, -MAX_F32, MAX_F32)
     if rules.strict and isinstance(body.raw_value("stop"), str):
         raise body.mistyped_member("stop", "an array")
     return {
         "temperature": None if temperature == 0 else temperature,
         "do_sample": temperature != 0,
-        "top_p": body.number("top_p", None, -F32, F32),
-        "frequency_penalty": body.number("frequency_penalty", None, -F32, F32),
-        "seed": body.integer("seed", None, 0, U64),
-        "stop": body.strings("stop", cap=U32, total=U32),
+        "top_p": body.number("top_p", None, -MAX_F32, MAX_F32),
+        "frequency_penalty": body.number("frequency_penalty", None, -MAX_F32, MAX_F32),
+        "seed": body.integer("seed", None, 0, MAX_U64),
+        "stop": body.strings("stop", cap=MAX_U32, total=MAX_U32),
         "details": True,
     }
 
@@ -63,7 +64,7 @@ class TgiOpenAIReply(Reply):
 
     def finish_stream(self, usage: Usage) -> bytes:
         """Return the mark that ends a stream."""
-        return DONE_FRAME
+        return STREAM_DONE
 
     def fail_stream(self, error: ParleyError) -> bytes:
         """Return the error frame that ends a stream."""
@@ -75,7 +76,7 @@ class TgiOpenAIReply(Reply):
 
     def answer_headers(self, timings: RequestTimings | None) -> HeaderList:
         """Return the timing and token headers."""
-        return shared.tgi_answer_headers(
+        return tgi_answer_headers(
             self._rules,
             self._context.device,
             self._characters,
@@ -95,7 +96,7 @@ class TgiOpenAIReply(Reply):
 
     def _end_reason(self, done: ChoiceDone) -> str:
         """Return the finish reason of a native answer."""
-        return shared.tgi_finish_reason(done, self._params.max_new_tokens)
+        return tgi_finish_reason(done, self._params.max_new_tokens)
 
 
 def split_delta(delta: ChoiceDelta) -> Iterator[tuple[TokenInfo, str]]:
@@ -123,13 +124,13 @@ def tgi_usage_object(total: Usage) -> dict[str, int]:
 
 def openai_failure_frames(error: ParleyError, rules: TgiRules) -> bytes:
     """Return the frames that end a stream after an error; the status number is the same for every error."""
-    text = shared.tgi_error_object(error, rules)["error"]
-    return shared.tgi_frame({"error": {"message": text, "http_status_code": 422}}) + DONE_FRAME
+    text = tgi_error_object(error, rules)["error"]
+    return tgi_event({"error": {"message": text, "http_status_code": 422}}) + STREAM_DONE
 
 
 def error_inside_stream(error: ParleyError, rules: TgiRules) -> Answer | None:
     """Return an error as a whole stream; None for template and tool errors, which come before the stream starts."""
-    if shared.special_error_type(error) in ("tool_error", "template_error"):
+    if special_error_type(error) in ("tool_error", "template_error"):
         return None
     return Answer(200, openai_failure_frames(error, rules), b"text/event-stream")
 

@@ -12,10 +12,11 @@ from typing import Any
 import msgspec
 
 from parley.dialects.dialect import RequestContext
-from parley.dialects.fields import MAX_DEPTH, Fields, is_shallow
+from parley.dialects.fields import MAX_DEPTH, MAX_F32, MAX_I32, MAX_U32, MAX_U64, Fields, is_shallow
 from parley.dialects.json_body import decode_json
 from parley.dialects.output_constraints import ANY_OBJECT_SCHEMA
-from parley.dialects.tgi.shared import F32, I32, TGI_WORDING, U32, U64, TgiRules
+from parley.dialects.tgi.api_rules import TgiRules
+from parley.dialects.tgi.refusal_wording import TGI_WORDING
 from parley.errors import Invalid
 from parley.types import Grammar, Sampling, StopConditions
 
@@ -116,23 +117,23 @@ def read_tgi_parameters(body: Fields, rules: TgiRules) -> TgiParameters:
         if isinstance(fields.raw_value("stop"), str):
             raise fields.mistyped_member("stop", "an array")
     return TgiParameters(
-        best_of=fields.integer("best_of", None, 0, U64),
-        temperature=fields.number("temperature", None, -F32, F32),
-        repetition_penalty=fields.number("repetition_penalty", None, -F32, F32),
-        frequency_penalty=fields.number("frequency_penalty", None, -F32, F32),
-        top_k=fields.integer("top_k", None, -I32 - 1, I32),
-        top_p=fields.number("top_p", None, -F32, F32),
-        typical_p=fields.number("typical_p", None, -F32, F32),
+        best_of=fields.integer("best_of", None, 0, MAX_U64),
+        temperature=fields.number("temperature", None, -MAX_F32, MAX_F32),
+        repetition_penalty=fields.number("repetition_penalty", None, -MAX_F32, MAX_F32),
+        frequency_penalty=fields.number("frequency_penalty", None, -MAX_F32, MAX_F32),
+        top_k=fields.integer("top_k", None, -MAX_I32 - 1, MAX_I32),
+        top_p=fields.number("top_p", None, -MAX_F32, MAX_F32),
+        typical_p=fields.number("typical_p", None, -MAX_F32, MAX_F32),
         do_sample=fields.boolean("do_sample", parameters_object is None and not rules.old),
-        max_new_tokens=fields.integer("max_new_tokens", OLD_MAX_NEW_TOKENS if rules.old else None, 0, U32),
+        max_new_tokens=fields.integer("max_new_tokens", OLD_MAX_NEW_TOKENS if rules.old else None, 0, MAX_U32),
         return_full_text=fields.boolean("return_full_text", None),
-        stop=fields.strings("stop", cap=U32, total=U32),
-        truncate=fields.integer("truncate", None, 0, U64),
+        stop=fields.strings("stop", cap=MAX_U32, total=MAX_U32),
+        truncate=fields.integer("truncate", None, 0, MAX_U64),
         watermark=fields.boolean("watermark", False),
         details=fields.boolean("details", False),
         decoder_input_details=fields.boolean("decoder_input_details", False),
-        seed=fields.integer("seed", None, 0, U64),
-        top_n_tokens=fields.integer("top_n_tokens", None, 0, U32),
+        seed=fields.integer("seed", None, 0, MAX_U64),
+        top_n_tokens=fields.integer("top_n_tokens", None, 0, MAX_U32),
         grammar=read_tgi_grammar(fields, "grammar"),
         adapter_id=fields.string("adapter_id", None, cap=256),
         reserve=None if rules.old else RESERVED_TOKENS,

@@ -8,10 +8,11 @@ from typing import Any
 from parley.dialects.admin_requests import TokenizeRequest, TokenizeResult
 from parley.dialects.dialect import RequestContext
 from parley.dialects.facts import ModelCard, ServerInfo
-from parley.dialects.fields import decode_fields
+from parley.dialects.fields import MAX_U64, decode_fields
 from parley.dialects.json_answer import encode_json
-from parley.dialects.tgi import images, messages, shared
-from parley.dialects.tgi.shared import TGI_VERSION, TGI_WORDING, TgiRules
+from parley.dialects.tgi import images, messages
+from parley.dialects.tgi.api_rules import TGI_VERSION, TgiRules
+from parley.dialects.tgi.refusal_wording import TGI_WORDING
 from parley.types import Text
 
 OLD_VERSION = "0.9.4"
@@ -72,7 +73,7 @@ def read_tgi_tokenize(body: bytes, context: RequestContext | None = None) -> Tok
             else fields.missing_member("inputs")
         )
     parameters = fields.object("parameters")
-    truncate = parameters.integer("truncate", None, 0, shared.U64) if parameters is not None else None
+    truncate = parameters.integer("truncate", None, 0, MAX_U64) if parameters is not None else None
     prompt = Text(inputs) if context is None else images.read_text_with_images(inputs, "inputs", context)
     return TokenizeRequest(model="", prompt=prompt, with_spans=True, last_tokens=truncate)
 

@@ -10,11 +10,12 @@ from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from parley.dialects.dialect import Answer, Reply, RequestContext
-from parley.dialects.fields import Fields, decode_fields
+from parley.dialects.fields import MAX_U32, MAX_U64, Fields, decode_fields
 from parley.dialects.json_answer import encode_json
-from parley.dialects.tgi import images, messages, parameters, shared
+from parley.dialects.tgi import images, messages, parameters
+from parley.dialects.tgi.answer_parts import TGI_FIELD_NAMES
+from parley.dialects.tgi.api_rules import TgiRules
 from parley.dialects.tgi.parameters import RESERVED_TOKENS, TgiParameters
-from parley.dialects.tgi.shared import U32, U64, TgiRules
 from parley.errors import BadRequest, Invalid, Malformed, Missing, ParleyError, WrongType
 from parley.types import ChoiceDelta, Event, OutputOptions, Prompt, Request, Sampling, StopConditions, Usage
 
@@ -43,7 +44,7 @@ def vertex_failure_answer() -> Answer:
 class VertexReply(Reply):
     """A reply to several instances; never a stream."""
 
-    field_names: ClassVar[Mapping[str, str]] = shared.TGI_FIELD_NAMES
+    field_names: ClassVar[Mapping[str, str]] = TGI_FIELD_NAMES
 
     def __init__(self, rules: TgiRules, body: Fields, context: RequestContext):
         if not isinstance(body.raw_value("instances"), list):
@@ -97,7 +98,7 @@ def _read_instance(item: Fields, rules: TgiRules, context: RequestContext) -> tu
     """Return the prompt, length and seed of a generation or a conversation."""
     if item.has_value("messages"):
         chat = messages.read_tgi_conversation(item, context)
-        length, seed = item.integer("max_tokens", None, 0, U32), item.integer("seed", None, 0, U64)
+        length, seed = item.integer("max_tokens", None, 0, MAX_U32), item.integer("seed", None, 0, MAX_U64)
         parameters.check_tgi_parameters(
             TgiParameters(max_new_tokens=length), rules, empty=False, stream=False, context=context.context_length
         )

@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 from parley.dialects import orca
 from parley.dialects.dialect import Answer, HeaderList, Reply, RequestContext, RequestTimings
 from parley.dialects.json_answer import encode_json
+from parley.dialects.sse import data_event
 from parley.dialects.triton import versions
 from parley.dialects.triton.document import parse_document, repeated_names
 from parley.dialects.triton.errors import (
@@ -61,7 +62,7 @@ class TritonReply(Reply):
         """Return an event with the new output, if any; the last event alone if the client wants one response."""
         has_new_output = self._outputs.collect_events(events)
         if has_new_output if self._triton_request.stream else self._outputs.all_ended:
-            return b"data: " + encode_json(self._take_response()) + b"\n\n"
+            return data_event(self._take_response())
         return b""
 
     def finish_stream(self, usage: Usage) -> bytes:

@@ -28,9 +28,9 @@ from parley.dialects.vllm import (
     messages,
     metrics,
     responses,
-    shared,
     transcriptions,
 )
+from parley.dialects.vllm.error_answers import NO_MEMORY_BODY, vllm_error_answer
 from parley.dialects.vllm.pooling import classify, cohere, embeddings, scores
 from parley.dialects.vllm.token_routes import derender, render, token_generation
 from parley.types import ALL_MODEL_TASKS, ModelTask
@@ -190,10 +190,10 @@ DIALECT = Dialect(
     body_schemas="vllm",
     title="vLLM",
     base_path="",
-    render_error=shared.vllm_error,
+    render_error=vllm_error_answer,
     chunk_per_event=True,
     prompt_members=PROMPT_MEMBERS,
-    no_memory_body=shared.NO_MEMORY_BODY,
+    no_memory_body=NO_MEMORY_BODY,
     routes=(
         _generate_route(legacy.LENIENT_VERSION),
         POOLING_ROUTE,
@@ -215,10 +215,10 @@ STRICT_DIALECT = Dialect(
     title="vLLM",
     base_path="/v1",
     bench_apis=bench.BENCH_APIS,
-    render_error=shared.vllm_error,
+    render_error=vllm_error_answer,
     chunk_per_event=True,
     prompt_members=STRICT_PROMPT_MEMBERS,
-    no_memory_body=shared.NO_MEMORY_BODY,
+    no_memory_body=NO_MEMORY_BODY,
     retry_hints=False,
     routes=(
         _generate_route(legacy.STRICT_VERSION),
@@ -275,10 +275,10 @@ DEMO_DIALECT = Dialect(
     body_schemas="vllm-0.6.3",
     title="vLLM 0.6.3's demo server",
     base_path="",
-    render_error=shared.vllm_error,
+    render_error=vllm_error_answer,
     chunk_per_event=True,
     prompt_members=PROMPT_MEMBERS,
-    no_memory_body=shared.NO_MEMORY_BODY,
+    no_memory_body=NO_MEMORY_BODY,
     retry_hints=False,
     routes=(_generate_route(legacy.OLD_VERSION), Route("GET", "/health", "health")),
 )

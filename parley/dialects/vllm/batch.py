@@ -12,10 +12,11 @@ import msgspec
 
 from parley.dialects.dialect import Answer, HeaderList, RequestContext, RequestTimings, UnstreamedReply
 from parley.dialects.fields import Fields
+from parley.dialects.openai.common_members import unsupported_member_error
 from parley.dialects.openai.completions import MAX_PROMPTS
-from parley.dialects.openai.shared import unsupported_member
-from parley.dialects.vllm import requests, shared
+from parley.dialects.vllm import requests
 from parley.dialects.vllm.chat import VllmChatReply
+from parley.dialects.vllm.token_usage import vllm_usage
 from parley.types import ChoiceDelta, ChoiceDone, Event, Usage
 
 SINGLE_ONLY_MEMBERS = {  # features that are available only for a single conversation
@@ -41,9 +42,9 @@ class BatchReply(UnstreamedReply):
     def __init__(self, body: Fields, context: RequestContext):
         for name, subject in SINGLE_ONLY_MEMBERS.items():
             if body.has_value(name) and body.raw_value(name) is not False:
-                raise unsupported_member(body, name, subject)
+                raise unsupported_member_error(body, name, subject)
         if body.integer("n", 1) != 1:
-            raise unsupported_member(body, "n", "More than one answer to each of several conversations is")
+            raise unsupported_member_error(body, "n", "More than one answer to each of several conversations is")
         self._replies = [VllmChatReply(conversation, context) for conversation in _split_conversations(body)]
         self.request = self._replies[0].request
         self.request.prompts = [reply.request.prompts[0] for reply in self._replies]
@@ -58,7 +59,7 @@ class BatchReply(UnstreamedReply):
     def render_body(self, usage: Usage) -> bytes:
         """Return one answer with the choices of all conversations, in their order."""
         return self._replies[0].answer_with(
-            [reply.first_choice(index) for index, reply in enumerate(self._replies)], shared.vllm_usage(usage), usage
+            [reply.first_choice(index) for index, reply in enumerate(self._replies)], vllm_usage(usage), usage
         )
 
     def answer_headers(self, timings: RequestTimings | None) -> HeaderList:

@@ -9,15 +9,31 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
+import msgspec
+
 from parley.dialects.dialect import Answer, RequestContext
 from parley.dialects.fields import Fields
 from parley.dialects.json_answer import encode_json
 from parley.dialects.openai import chat
-from parley.dialects.openai.shared import ReadingRules
+from parley.dialects.openai.reading_rules import ReadingRules
 from parley.dialects.openai.timings import metrics_member
-from parley.dialects.vllm import requests, shared
+from parley.dialects.sse import data_event
+from parley.dialects.vllm import requests
+from parley.dialects.vllm.answer_parts import attach_done, vllm_call_id, vllm_envelope
+from parley.dialects.vllm.stream_mixin import VllmStreamMixin
+from parley.dialects.vllm.token_usage import created_cache_tokens, vllm_running_usage, vllm_usage
 from parley.errors import BadMedia, ParleyError
-from parley.types import Chat, ChoiceDelta, ChoiceDone, Event, PromptAccepted, TokenInfo, ToolCallDelta, Usage
+from parley.types import (
+    Chat,
+    ChoiceDelta,
+    ChoiceDone,
+    Event,
+    OutputOptions,
+    PromptAccepted,
+    TokenInfo,
+    ToolCallDelta,
+    Usage,
+)
 
 PLAIN_CHUNK = b'{"index":%d,"delta":{"content":%b},"logprobs":null,"finish_reason":null,"token_ids":null}'
 
@@ -27,7 +43,7 @@ def read_vllm_chat(body: bytes, context: RequestContext) -> VllmChatReply | Answ
     return requests.read_vllm_request(VllmChatReply, body, context)
 
 
-class VllmChatReply(shared.VllmStreamMixin, chat.ChatReply):
+class VllmChatReply(VllmStreamMixin, chat.ChatReply):
     """A chat request, answered in vLLM's form."""
 
     reading_rules: ClassVar[ReadingRules] = requests.VLLM_RULES
@@ -48,7 +64,7 @@ class VllmChatReply(shared.VllmStreamMixin, chat.ChatReply):
         self._echoes = body.boolean("echo", False)
         self._wants_tokens = self._wants_ids or self.request.output_options.logprobs is not None
         if self._echoes and self.request.output_options.prompt_logprobs is None and not self.request.stream:
-            self.request.output_options = shared.with_prompt_logprobs(self.request.output_options)
+            self.request.output_options = _with_prompt_logprobs(self.request.output_options)
 
     def render_refusal(self, error: ParleyError) -> Answer | None:
         """Add to an error about an unknown item the item's number, which its sentence names."""
@@ -72,7 +88,7 @@ class VllmChatReply(shared.VllmStreamMixin, chat.ChatReply):
                 case ChoiceDelta():
                     pieces.append((event, None))
                 case ChoiceDone():
-                    shared.attach_done(pieces, event)
+                    attach_done(pieces, event)
         return b"".join(parts + [self._output_chunks(delta, done) for delta, done in pieces])
 
     def _opening_chunks(self, index: int) -> bytes:
@@ -81,9 +97,9 @@ class VllmChatReply(shared.VllmStreamMixin, chat.ChatReply):
         chunk = self._chunk_envelope([opening]) | self._chunk_usage(index)
         chunk |= {"prompt_token_ids": self._prompt_ids if self._wants_ids else None, "prompt_text": self._prompt_text}
         if not self._echo_text:
-            return shared.vllm_frame(chunk)
+            return data_event(chunk)
         opening = opening | {"delta": {"content": self._echo_text}}
-        return shared.vllm_frame(chunk) + shared.vllm_frame(self._chunk_envelope([opening]) | self._chunk_usage(index))
+        return data_event(chunk) + data_event(self._chunk_envelope([opening]) | self._chunk_usage(index))
 
     def _output_chunks(self, delta: ChoiceDelta | None, done: ChoiceDone | None) -> bytes:
         """Return the chunks for new output, for the end of a choice, or for both."""
@@ -121,7 +137,7 @@ class VllmChatReply(shared.VllmStreamMixin, chat.ChatReply):
         chunk = self._chunk_envelope([choice]) | self._chunk_usage(index)
         if done is not None and not self.request.output_options.usage:
             chunk["system_fingerprint"] = self._context.fingerprint
-        return shared.vllm_frame(chunk)
+        return data_event(chunk)
 
     def _delta_members(self, event: ChoiceDelta) -> list[dict[str, Any]]:
         if event.tool_call is not None:
@@ -137,24 +153,22 @@ class VllmChatReply(shared.VllmStreamMixin, chat.ChatReply):
         pieces: list[dict[str, Any]] = []
         if call.name is not None:
             function = {"name": call.name}
-            pieces.append(
-                {"id": shared.vllm_call_id(call.id), "type": "function", "index": call.index, "function": function}
-            )
+            pieces.append({"id": vllm_call_id(call.id), "type": "function", "index": call.index, "function": function})
         if call.arguments:
             pieces.append({"index": call.index, "function": {"arguments": call.arguments}})
         return [{"content": None, "tool_calls": [piece]} for piece in pieces]
 
     def created_tokens(self, usage: Usage) -> int:
         """Return how many tokens of the prompt are in new pages of the prefix cache."""
-        return shared.created_cache_tokens(usage, self._context)
+        return created_cache_tokens(usage, self._context)
 
     def _chunk_envelope(self, choices: list[Any]) -> dict[str, Any]:
-        return shared.vllm_envelope(self.answer_name, "chat.completion.chunk", self._context, self.request, choices)
+        return vllm_envelope(self.answer_name, "chat.completion.chunk", self._context, self.request, choices)
 
     def _chunk_usage(self, index: int) -> dict[str, Any]:
         if not self._usage_per_chunk:
             return {}
-        return {"usage": shared.vllm_running_usage(len(self._prompt_ids or ()), self._choices[index].sent_tokens)}
+        return {"usage": vllm_running_usage(len(self._prompt_ids or ()), self._choices[index].sent_tokens)}
 
     @property
     def answer_name(self) -> str:
@@ -163,7 +177,7 @@ class VllmChatReply(shared.VllmStreamMixin, chat.ChatReply):
 
     def usage_members(self, usage: Usage) -> dict[str, Any]:
         """Return the usage of the whole answer."""
-        return shared.vllm_usage(usage, self.created_tokens(usage))
+        return vllm_usage(usage, self.created_tokens(usage))
 
     # -- one answer
 
@@ -181,7 +195,7 @@ class VllmChatReply(shared.VllmStreamMixin, chat.ChatReply):
 
     def answer_with(self, choices: list[dict[str, Any]], usage_members: dict[str, Any], usage: Usage) -> bytes:
         """Return the answer with its choices."""
-        answer = shared.vllm_envelope(self.answer_name, "chat.completion", self._context, self.request, choices)
+        answer = vllm_envelope(self.answer_name, "chat.completion", self._context, self.request, choices)
         return encode_json(
             answer
             | {
@@ -218,7 +232,7 @@ class VllmChatReply(shared.VllmStreamMixin, chat.ChatReply):
             "function_call": None,
         }
         if choice.calls:
-            message["tool_calls"] = [call | {"id": shared.vllm_call_id(call["id"])} for call in choice.calls]
+            message["tool_calls"] = [call | {"id": vllm_call_id(call["id"])} for call in choice.calls]
         message["reasoning"] = reasoning
         if reasoning is not None:
             message["reasoning_content"] = reasoning  # its name in older versions
@@ -236,3 +250,8 @@ class VllmChatReply(shared.VllmStreamMixin, chat.ChatReply):
     def _logprobs_member(self, tokens: list[TokenInfo]) -> dict[str, Any] | None:
         scored = super()._logprobs_member(tokens)
         return None if scored is None else {"content": scored["content"]}
+
+
+def _with_prompt_logprobs(options: OutputOptions) -> OutputOptions:
+    """Return the options with log-probabilities of the prompt: as many alternatives as for the output."""
+    return msgspec.structs.replace(options, prompt_logprobs=options.logprobs or 0)

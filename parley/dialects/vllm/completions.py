@@ -10,9 +10,14 @@ from parley.dialects.fields import Fields
 from parley.dialects.json_answer import encode_json
 from parley.dialects.openai import completions
 from parley.dialects.openai.completions import LogprobLists
-from parley.dialects.openai.shared import FINISH_REASONS, ReadingRules, prompt_logprob_maps
+from parley.dialects.openai.reading_rules import ReadingRules
 from parley.dialects.openai.timings import metrics_member
-from parley.dialects.vllm import requests, shared
+from parley.dialects.openai.token_objects import FINISH_REASONS, prompt_logprob_maps
+from parley.dialects.sse import data_event
+from parley.dialects.vllm import requests
+from parley.dialects.vllm.answer_parts import attach_done, vllm_envelope
+from parley.dialects.vllm.stream_mixin import VllmStreamMixin
+from parley.dialects.vllm.token_usage import vllm_running_usage, vllm_usage
 from parley.types import ChoiceDelta, ChoiceDone, Event, PromptAccepted, PromptScored, TokenInfo, Usage
 
 PLAIN_CHOICE = (
@@ -26,7 +31,7 @@ def read_vllm_completion(body: bytes, context: RequestContext) -> VllmCompletion
     return requests.read_vllm_request(VllmCompletionReply, body, context)
 
 
-class VllmCompletionReply(shared.VllmStreamMixin, completions.CompletionReply):
+class VllmCompletionReply(VllmStreamMixin, completions.CompletionReply):
     """A completion request, answered in vLLM's form."""
 
     reading_rules: ClassVar[ReadingRules] = requests.VLLM_RULES
@@ -53,7 +58,7 @@ class VllmCompletionReply(shared.VllmStreamMixin, completions.CompletionReply):
                 case ChoiceDelta() if event.output_part != "tool":
                     pieces.append((event, None))
                 case ChoiceDone():
-                    shared.attach_done(pieces, event)
+                    attach_done(pieces, event)
                 case PromptAccepted():
                     self._prompt_ids[event.prompt] = event.token_ids
                 case PromptScored() if self.request.output_options.echo:
@@ -106,13 +111,13 @@ class VllmCompletionReply(shared.VllmStreamMixin, completions.CompletionReply):
         }
         chunk = self._chunk_envelope([choice])
         if self._usage_per_chunk:
-            chunk["usage"] = shared.vllm_running_usage(
+            chunk["usage"] = vllm_running_usage(
                 len(self._prompt_ids.get(index // self.request.n, ())), state.sent_tokens
             )
-        return shared.vllm_frame(chunk)
+        return data_event(chunk)
 
     def _chunk_envelope(self, choices: list[Any]) -> dict[str, Any]:
-        return shared.vllm_envelope(self.answer_name, "text_completion", self._context, self.request, choices)
+        return vllm_envelope(self.answer_name, "text_completion", self._context, self.request, choices)
 
     @property
     def answer_name(self) -> str:
@@ -121,7 +126,7 @@ class VllmCompletionReply(shared.VllmStreamMixin, completions.CompletionReply):
 
     def usage_members(self, usage: Usage) -> dict[str, Any]:
         """Return the usage of the whole answer."""
-        return shared.vllm_usage(usage)
+        return vllm_usage(usage)
 
     # -- one answer
 

@@ -13,12 +13,13 @@ from parley.dialects.facts import ModelCard, ServerFacts
 from parley.dialects.fields import decode_fields
 from parley.dialects.json_answer import encode_json, json_answer
 from parley.dialects.openai import tokens
-from parley.dialects.vllm import chat, completions, requests, shared
+from parley.dialects.vllm import chat, completions, requests
+from parley.dialects.vllm.error_answers import ADAPTER_ERROR_TYPE, UnsupportedCall, vllm_error_answer
 from parley.dialects.vllm.pooling import embeddings, scores
 from parley.dialects.vllm.refusal_wording import FALSE_TEXTS, TRUE_TEXTS, VLLM_WORDING
-from parley.dialects.vllm.shared import ADAPTER_ERROR_TYPE
 from parley.errors import Invalid, NotFound, ParleyError
 
+VLLM_VERSION = "0.33.0"  # the version of the original whose API this is; clients use it to detect features
 ADAPTER_NAME = re.compile(r"[\w.:/@-]{1,256}", re.ASCII)
 PLAIN_TEXT = b"text/plain; charset=utf-8"
 
@@ -73,7 +74,7 @@ def _adapter_refusal(strict: bool, error: ParleyError) -> Answer:
     """Return the answer to a failed adapter request, whose error types differ from other routes'. The original has no
     such path unless it may load adapters."""
     if not isinstance(error, NotFound) or (strict and error.field is None):
-        return shared.vllm_error(error)
+        return vllm_error_answer(error)
     error_object = {"message": error.message, "type": "NotFoundError", "param": error.field, "code": 404}
     return Answer(404, encode_json({"error": error_object}))
 
@@ -137,7 +138,7 @@ def read_vllm_detokenize(body: bytes) -> DetokenizeRequest:
 
 def write_vllm_version(text: str) -> bytes:
     """Return the version of the original whose API this is."""
-    return encode_json({"version": shared.VLLM_VERSION})
+    return encode_json({"version": VLLM_VERSION})
 
 
 def answer_event_sources(body: bytes, context: RequestContext, facts: ServerFacts) -> Answer:
@@ -177,5 +178,5 @@ def write_reset_done(done: bool) -> bytes:
 
 
 def refuse_unsupported(subject: str, body: bytes, context: RequestContext, facts: ServerFacts) -> NoReturn:
-    """Raise Unbuilt, for a call that is not supported."""
-    raise shared.UnsupportedCall(f"{subject} not available on this server.")
+    """Raise UnsupportedCall, for a call that is not supported."""
+    raise UnsupportedCall(f"{subject} not available on this server.")

@@ -15,15 +15,14 @@ from parley.dialects import output_constraints, parameters
 from parley.dialects.dialect import Answer, Reply, RequestContext
 from parley.dialects.fields import Fields, decode_fields
 from parley.dialects.json_answer import encode_json
-from parley.dialects.openai import extras
-from parley.dialects.openai.shared import (
+from parley.dialects.openai import vllm_members
+from parley.dialects.openai.common_members import (
     MAX_TOKENS,
-    OPENAI_RULES,
-    ReadingRules,
     read_stop_conditions,
     read_stream_interval,
-    unsupported_member,
+    unsupported_member_error,
 )
+from parley.dialects.openai.reading_rules import OPENAI_RULES, ReadingRules
 from parley.dialects.parameters import MAX_ALTERNATIVES, ChoiceCounts
 from parley.dialects.vllm.refusal_wording import VLLM_WORDING
 from parley.errors import BadRequest, ParleyError
@@ -95,7 +94,7 @@ class DemoGenerateReply(Reply):
         max_tokens = body.integer("max_tokens", DEFAULT_TOKENS, 1, MAX_TOKENS)
         counts = _read_demo_choices(body)
         _check_ignored_members(body)
-        extra_members = extras.read_extras(body, context, max_tokens=max_tokens)
+        extra_members = vllm_members.read_vllm_members(body, context, max_tokens=max_tokens)
         stream = body.raw_value("stream")
         self.request = Request(
             id=context.unique_id,
@@ -193,7 +192,7 @@ def _check_ignored_members(body: Fields) -> None:
     body.integer("logprobs", None, -1, MAX_ALTERNATIVES)
     body.integer("prompt_logprobs", None, -1, MAX_ALTERNATIVES)
     if not body.boolean("detokenize", True):
-        raise unsupported_member(body, "detokenize", "An answer without text is")
+        raise unsupported_member_error(body, "detokenize", "An answer without text is")
 
 
 def _read_guided_decoding(body: Fields) -> Grammar | None:

@@ -16,6 +16,7 @@ import msgspec
 
 from parley.dialects.admin_requests import TokenizeRequest
 from parley.dialects.anthropic.answer import AnswerBlock, BlockList, BlockStream, ThinkingDisplay
+from parley.dialects.anthropic.api_rules import LENIENT_ANTHROPIC_RULES
 from parley.dialects.anthropic.messages import (
     FIELD_NAMES,
     MessageBody,
@@ -24,15 +25,17 @@ from parley.dialects.anthropic.messages import (
     write_managed_count,
 )
 from parley.dialects.anthropic.options import CREATE_MEMBERS, OTHER_MEMBERS, Thinking
-from parley.dialects.anthropic.shared import LENIENT_RULES, sse_event
 from parley.dialects.dialect import Answer, Reply, RequestContext
 from parley.dialects.fields import Fields
 from parley.dialects.json_answer import encode_json
-from parley.dialects.openai import extras
-from parley.dialects.openai import shared as openai_shared
-from parley.dialects.openai.shared import MAX_TOKENS
-from parley.dialects.vllm import requests, shared
+from parley.dialects.openai import vllm_members
+from parley.dialects.openai.common_members import MAX_TOKENS, read_openai_sampling, read_stop_conditions
+from parley.dialects.sse import named_event
+from parley.dialects.vllm import requests
+from parley.dialects.vllm.answer_parts import vllm_call_id
+from parley.dialects.vllm.error_answers import vllm_error_answer, vllm_error_object
 from parley.dialects.vllm.refusal_wording import EMPTY_SENTENCES, VLLM_WORDING, value_error
+from parley.dialects.vllm.token_usage import created_cache_tokens
 from parley.errors import (
     Invalid,
     Malformed,
@@ -73,20 +76,20 @@ def messages_error(error: ParleyError) -> Answer:
     """Return an error as a complete answer."""
     is_routing = isinstance(error, Unauthorized | NotFound | NotAllowed) and not isinstance(error, UnknownModel)
     if is_routing or isinstance(error, SHAPE_ERRORS):
-        return shared.vllm_error(error)
-    return Answer(shared.vllm_error_object(error)["error"]["code"], encode_json(error_object(error)))
+        return vllm_error_answer(error)
+    return Answer(vllm_error_object(error)["error"]["code"], encode_json(error_object(error)))
 
 
 def error_object(error: ParleyError) -> dict[str, Any]:
     """Return an error in Anthropic's form, with vLLM's sentence."""
-    fault = shared.vllm_error_object(error)["error"]
+    fault = vllm_error_object(error)["error"]
     error_type = ERROR_TYPES.get(fault["code"], "api_error" if fault["code"] >= 500 else "invalid_request_error")
     return {"type": "error", "error": {"type": error_type, "message": fault["message"]}}
 
 
 def read_vllm_messages(body: bytes, context: RequestContext) -> VllmMessagesReply:
     """Read the body of a request for a message. Raises BadRequest."""
-    return VllmMessagesReply(LENIENT_RULES, decode_message_body(body, context), context)
+    return VllmMessagesReply(LENIENT_ANTHROPIC_RULES, decode_message_body(body, context), context)
 
 
 def decode_message_body(body: bytes, context: RequestContext) -> Fields:
@@ -109,7 +112,7 @@ def decode_message_body(body: bytes, context: RequestContext) -> Fields:
 def read_vllm_count(body: bytes, context: RequestContext) -> TokenizeRequest:
     """Read the body of a request that counts tokens. Raises BadRequest."""
     fields = _decode_body(body, context).without_members(UNREAD_MEMBERS)
-    message = MessageBody(LENIENT_RULES, fields, context, CREATE_MEMBERS)
+    message = MessageBody(LENIENT_ANTHROPIC_RULES, fields, context, CREATE_MEMBERS)
     return TokenizeRequest(model=message.model, prompt=_vllm_chat(fields, message), writer=write_managed_count)
 
 
@@ -178,7 +181,7 @@ class VllmBlockStream(BlockStream):
 
     def call_id(self, call_id: str) -> str:
         """Return a call's id as clients get it."""
-        return shared.vllm_call_id(call_id)
+        return vllm_call_id(call_id)
 
 
 class VllmMessagesReply(MessagesReply):
@@ -192,14 +195,16 @@ class VllmMessagesReply(MessagesReply):
         """Return the request with the options of chat completions. Raises BadRequest."""
         context, members = self._context, _chat_members(body)
         requests.check_generation(members, context, limit_member="max_completion_tokens", least=1)
-        extra_members = extras.read_extras(members, context, max_tokens=max_tokens, rules=requests.VLLM_RULES)
-        stop_conditions = openai_shared.read_stop_conditions(members, max_tokens, requests.VLLM_RULES)
+        extra_members = vllm_members.read_vllm_members(
+            members, context, max_tokens=max_tokens, rules=requests.VLLM_RULES
+        )
+        stop_conditions = read_stop_conditions(members, max_tokens, requests.VLLM_RULES)
         self._answer_id = requests.choose_answer_id(context, context.unique_id)
         return Request(
             id=context.unique_id,
             model=message.model,
             prompts=[_vllm_chat(body, message)],
-            sampling=openai_shared.read_openai_sampling(members),
+            sampling=read_openai_sampling(members),
             stop_conditions=requests.cap_max_tokens(stop_conditions, context),
             grammar=message.form.grammar,
             thinking_budget=message.thinking.budget,
@@ -210,7 +215,7 @@ class VllmMessagesReply(MessagesReply):
     def make_blocks(self, thinking: Thinking) -> tuple[BlockStream, BlockList]:
         """Return the writers of the answer's blocks. Thinking is always shown."""
         display = ThinkingDisplay(False, False, partial(seal_thinking, self._context))
-        return VllmBlockStream(display), BlockList(display, shared.vllm_call_id)
+        return VllmBlockStream(display), BlockList(display, vllm_call_id)
 
     # -- a stream
 
@@ -218,7 +223,7 @@ class VllmMessagesReply(MessagesReply):
         """Return the first event."""
         message = self._message([]) | {"stop_reason": None, "stop_sequence": None}
         message |= {"usage": {"input_tokens": prompt_tokens, "output_tokens": 0}}
-        return sse_event("message_start", {"type": "message_start", "message": message})
+        return named_event("message_start", {"type": "message_start", "message": message})
 
     def finish_stream(self, usage: Usage) -> bytes:
         """Return the end of the message."""
@@ -230,11 +235,11 @@ class VllmMessagesReply(MessagesReply):
             "delta": {"stop_reason": reason, "stop_sequence": sequence},
             "usage": _message_usage(usage, self._context),
         }
-        return sse_event("message_delta", event) + sse_event("message_stop", {"type": "message_stop"})
+        return named_event("message_delta", event) + named_event("message_stop", {"type": "message_stop"})
 
     def fail_stream(self, error: ParleyError) -> bytes:
         """Return the end of the open block, and the error event. The stream ends after it."""
-        return self._block_stream.close_block() + sse_event("error", error_object(error))
+        return self._block_stream.close_block() + named_event("error", error_object(error))
 
     # -- one answer
 
@@ -278,7 +283,7 @@ def _chat_members(body: Fields) -> Fields:
 
 def _message_usage(usage: Usage, context: RequestContext) -> dict[str, int]:
     """Return the counts of a message; clients add up those of the prompt."""
-    created_tokens = shared.created_cache_tokens(usage, context)
+    created_tokens = created_cache_tokens(usage, context)
     return {
         "input_tokens": usage.prompt_tokens - usage.cached_tokens - created_tokens,
         "output_tokens": usage.completion_tokens,

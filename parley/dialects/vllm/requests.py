@@ -14,11 +14,12 @@ import msgspec
 from parley.dialects import output_constraints
 from parley.dialects.dialect import Answer, Reply, RequestContext
 from parley.dialects.fields import Fields, decode_fields
-from parley.dialects.openai import constraints, extras
-from parley.dialects.openai.shared import MAX_TOKENS, ReadingRules
+from parley.dialects.openai import constraints, vllm_members
+from parley.dialects.openai.common_members import MAX_TOKENS
+from parley.dialects.openai.reading_rules import ReadingRules
 from parley.dialects.output_constraints import CONSTRAINT_KINDS
 from parley.dialects.parameters import MAX_CHOICES_PER_PROMPT
-from parley.dialects.vllm import shared
+from parley.dialects.vllm.error_answers import vllm_failure_events
 from parley.dialects.vllm.refusal_wording import (
     LOGPROB_MEMBERS,
     VLLM_WORDING,
@@ -66,7 +67,7 @@ def read_vllm_request(
         return reply_class(fields, context)
     except Invalid as error:
         if error.field in LOGPROB_MEMBERS and fields.raw_value("stream") is True and "max allowed" in error.message:
-            return Answer(200, shared.vllm_failed_stream_end(error), b"text/event-stream; charset=utf-8")
+            return Answer(200, vllm_failure_events(error), b"text/event-stream; charset=utf-8")
         raise
 
 
@@ -141,7 +142,7 @@ def _generation_faults(body: Fields, context: RequestContext, limit_member: str,
         yield Invalid("Streaming is not currently supported with beam search")
     if body.raw_value("logprob_token_ids") and body.boolean("use_beam_search", False):
         yield parameter_error("`logprob_token_ids` is not supported with beam search.", "logprob_token_ids")
-    for name in extras.MEDIA_MEMBERS:
+    for name in vllm_members.MEDIA_MEMBERS:
         if body.raw_value(name) and not context.api_options.trust_request_mm_kwargs:
             yield parameter_error(UNTRUSTED_MEDIA.format(name=name), name)
     yield from _constraint_faults(body)
@@ -154,7 +155,7 @@ def salt_faults(body: Fields) -> Iterator[BadRequest]:
         return
     if not isinstance(salt, str) or not salt:
         yield parameter_error("Parameter 'cache_salt' must be a non-empty string if provided.", "cache_salt")
-    elif len(salt) > extras.MAX_SALT_CHARACTERS:
+    elif len(salt) > vllm_members.MAX_SALT_CHARACTERS:
         yield body.member_error("cache_salt", "has too many characters.")
 
 

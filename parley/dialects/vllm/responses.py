@@ -13,7 +13,7 @@ import msgspec
 
 from parley.dialects.dialect import Answer, RequestContext
 from parley.dialects.fields import Fields
-from parley.dialects.openai import shared as openai_shared
+from parley.dialects.openai.common_members import MAX_TOKENS, read_alternatives
 from parley.dialects.openai.labels import MAX_LABEL
 from parley.dialects.openai.responses import stored, stored_routes
 from parley.dialects.openai.responses.events import EventStream
@@ -21,13 +21,15 @@ from parley.dialects.openai.responses.items import MAX_ITEMS
 from parley.dialects.openai.responses.members import LOGPROBS_INCLUDED
 from parley.dialects.openai.responses.reply import ResponsesReply
 from parley.dialects.openai.responses.response_object import ResponseObject, ResponseStatus, usage_object
-from parley.dialects.openai.responses.rules import ResponsesRules
+from parley.dialects.openai.responses.response_rules import ResponsesRules
 from parley.dialects.openai.responses.tools import ToolMembers, joined_name
-from parley.dialects.openai.shared import MAX_TOKENS
 from parley.dialects.openai.tools import MAX_TOOLS
-from parley.dialects.vllm import requests, shared
+from parley.dialects.vllm import requests
+from parley.dialects.vllm.answer_parts import vllm_call_id
+from parley.dialects.vllm.error_answers import STORE_ERROR_TYPE, vllm_error_object
 from parley.dialects.vllm.raw_messages import RawMessages
 from parley.dialects.vllm.refusal_wording import EMPTY_SENTENCES, UNKNOWN_RESPONSE_TOOL, VLLM_WORDING, parameter_error
+from parley.dialects.vllm.token_usage import created_cache_tokens
 from parley.errors import BadRequest, Invalid, ParleyError
 from parley.types import ChoiceDelta, Event, PromptAccepted, Usage
 
@@ -96,7 +98,7 @@ def cancel_vllm_response(body: bytes, context: RequestContext) -> Answer:
 
 def store_error(message: str, field: str) -> Invalid:
     """Return the error for a wrong use of stored responses."""
-    return Invalid(message, field=field, code=shared.STORE_ERROR_TYPE)
+    return Invalid(message, field=field, code=STORE_ERROR_TYPE)
 
 
 def _check_response(body: Fields, context: RequestContext) -> None:
@@ -186,7 +188,7 @@ class VllmEventStream(EventStream):
 
     def error_members(self, error: ParleyError) -> dict[str, Any]:
         """Return the type, code, message and member of an error, in vLLM's words."""
-        fault: dict[str, Any] = shared.vllm_error_object(error)["error"]
+        fault: dict[str, Any] = vllm_error_object(error)["error"]
         return fault | {"code": error.code}
 
 
@@ -271,7 +273,7 @@ class VllmResponsesReply(ResponsesReply):
 
     def read_logprobs(self, body: Fields, included: set[str], context: RequestContext) -> tuple[int, int | None]:
         """Return ``top_logprobs``, and the number of alternatives whose log-probabilities are wanted, or None."""
-        top = openai_shared.read_alternatives(body, "top_logprobs", requests.VLLM_RULES, context) or 0
+        top = read_alternatives(body, "top_logprobs", requests.VLLM_RULES, context) or 0
         return (top, top) if LOGPROBS_INCLUDED in included else (0, None)
 
     def make_response_object(self, settings: dict[str, Any]) -> ResponseObject:
@@ -318,7 +320,7 @@ def vllm_item(item: dict[str, Any], *, is_streamed: bool) -> dict[str, Any]:
         case "function_call":
             return {
                 "arguments": item["arguments"],
-                "call_id": shared.vllm_call_id(item["call_id"]),
+                "call_id": vllm_call_id(item["call_id"]),
                 "name": item["name"],
                 "type": "function_call",
                 "id": item["id"],
@@ -328,7 +330,7 @@ def vllm_item(item: dict[str, Any], *, is_streamed: bool) -> dict[str, Any]:
                 "status": status,
             }
     return {
-        "call_id": shared.vllm_call_id(item["call_id"]),
+        "call_id": vllm_call_id(item["call_id"]),
         "input": item["input"],
         "name": item["name"],
         "type": item["type"],
@@ -387,7 +389,7 @@ def _shown_tool(tool: dict[str, Any]) -> dict[str, Any]:
 def _vllm_response_usage(usage: Usage, context: RequestContext) -> dict[str, Any]:
     """Return the token counts of a finished response; there are no tools of the server, and so no turns."""
     counts = usage_object(usage)
-    created_tokens = shared.created_cache_tokens(usage, context)
+    created_tokens = created_cache_tokens(usage, context)
     counts["input_tokens_details"] |= {
         "cache_write_tokens": created_tokens,
         "input_tokens_per_turn": [],

@@ -15,7 +15,9 @@ from parley.dialects.form_data import UploadedFile, decode_form, with_arrays
 from parley.dialects.openai import transcripts
 from parley.dialects.openai.transcriptions import ARRAY_MEMBERS, FILE_MEMBERS, TranscriptionReply
 from parley.dialects.openai.transcripts import SpeechTask
-from parley.dialects.vllm import shared
+from parley.dialects.sse import STREAM_DONE, data_event
+from parley.dialects.vllm.answer_parts import vllm_envelope
+from parley.dialects.vllm.error_answers import vllm_error_answer, vllm_failure_events
 from parley.dialects.vllm.refusal_wording import VLLM_WORDING
 from parley.errors import BadMedia, Invalid, ParleyError, WrongType, excerpt
 from parley.types import ChoiceDelta, ChoiceDone, Event, Media, PromptAccepted, Usage
@@ -97,13 +99,13 @@ class VllmTranscriptionReply(TranscriptionReply):
     def finish_stream(self, usage: Usage) -> bytes:
         """Return the usage chunk, if requested, and the ``[DONE]`` mark."""
         if not self.request.output_options.usage:
-            return shared.STREAM_DONE
+            return STREAM_DONE
         totals = _usage_counts(usage.prompt_tokens, usage.completion_tokens)
-        return shared.vllm_frame(self._envelope([]) | {"usage": totals}) + shared.STREAM_DONE
+        return data_event(self._envelope([]) | {"usage": totals}) + STREAM_DONE
 
     def fail_stream(self, error: ParleyError) -> bytes:
         """Return vLLM's error event and the ``[DONE]`` mark."""
-        return shared.vllm_failed_stream_end(error)
+        return vllm_failure_events(error)
 
     def _last_choice(self, done: ChoiceDone) -> dict[str, Any]:
         reason = FINISH_REASONS.get(done.reason, done.reason)
@@ -113,12 +115,12 @@ class VllmTranscriptionReply(TranscriptionReply):
         chunk = self._envelope(choices)
         if self.usage_per_chunk:
             chunk["usage"] = _usage_counts(self._prompt_tokens, self._sent_tokens)
-        return shared.vllm_frame(chunk)
+        return data_event(chunk)
 
     def _envelope(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
         prefix, object_name = OBJECT_NAMES[self.task]
         answer_id = f"{prefix}-{self.request.id}"
-        return shared.vllm_envelope(answer_id, object_name, self.context, self.request, choices)
+        return vllm_envelope(answer_id, object_name, self.context, self.request, choices)
 
     # -- one answer
 
@@ -134,9 +136,9 @@ class VllmTranscriptionReply(TranscriptionReply):
         """Return vLLM's answer to a clip that cannot be used."""
         match error:
             case BadMedia(reason="too_large"):
-                return shared.vllm_error(Invalid("Maximum file size exceeded"))
+                return vllm_error_answer(Invalid("Maximum file size exceeded"))
             case BadMedia(reason="unknown_format" | "undecodable"):
-                return shared.vllm_error(Invalid("Invalid or unsupported audio file."))
+                return vllm_error_answer(Invalid("Invalid or unsupported audio file."))
         return None
 
 

@@ -10,11 +10,11 @@ import re
 
 import msgspec
 
+from parley.dialects.sse import STREAM_DONE
 from parley.disagg.wire.headers import NOT_A_PREFILL_INSTANCE, UNKNOWN_STATUS
 from parley.disagg.wire.vouched_client import UsedTokens
 from parley.web.http_client import InstanceAnswer
 
-SSE_DONE = b"data: [DONE]\n\n"
 SSE_HEADERS = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
 JSON_HEADERS = [(b"content-type", b"application/json")]
 BODILESS_STATUSES = (204, 205, 304)
@@ -167,6 +167,6 @@ def is_stream_opening(payload: bytes) -> bool:
 
 def append_done_mark(payload: bytes, path: str) -> bytes:
     """Return the end of a stream, with the ``[DONE]`` mark of OpenAI's streams added if it is missing."""
-    if not path.endswith("/completions") or payload.endswith(SSE_DONE):
+    if not path.endswith("/completions") or payload.endswith(STREAM_DONE):
         return payload
-    return payload + SSE_DONE
+    return payload + STREAM_DONE

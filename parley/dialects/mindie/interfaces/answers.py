@@ -11,10 +11,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 from parley.dialects.dialect import Answer, Reply, RequestContext
-from parley.dialects.mindie import shared
+from parley.dialects.mindie.api_rules import MindieRules
+from parley.dialects.mindie.error_answers import body_refusal_answer, mindie_error_answer, mindie_failure_text
+from parley.dialects.mindie.interfaces.request_names import header_request_id, request_name
 from parley.dialects.mindie.members.inputs import MAX_INPUT_IDS, PromptInput
-from parley.dialects.mindie.rules import MindieRules
-from parley.dialects.tgi.shared import tgi_finish_reason
+from parley.dialects.tgi.answer_parts import tgi_finish_reason
 from parley.errors import NoTokens, ParleyError
 from parley.types import ChoiceDelta, ChoiceDone, Event, PromptAccepted, PromptScored, TokenCost, TokenInfo, Usage
 
@@ -25,8 +26,8 @@ def shared_request_members(rules: MindieRules, context: RequestContext, label: s
         "id": context.unique_id,
         "on_overflow": rules.truncation or "refuse",
         "counted_tokens": MAX_INPUT_IDS if rules.strict else 0,
-        "cancel_ids": (shared.request_name(context), label) if label else (shared.request_name(context),),
-        "exclusive_id": shared.header_request_id(context),
+        "cancel_ids": (request_name(context), label) if label else (request_name(context),),
+        "exclusive_id": header_request_id(context),
     }
 
 
@@ -48,12 +49,12 @@ class MindieReply(Reply):
     def fail_stream(self, error: ParleyError) -> bytes:
         """Return the end of a stream after an error; like the original, strict rules send the bare text."""
         if self._rules.strict:
-            return shared.mindie_failure_text(error)
-        return b"data: " + shared.mindie_error_answer(error, self._rules).body + b"\n\n"
+            return mindie_failure_text(error)
+        return b"data: " + mindie_error_answer(error, self._rules).body + b"\n\n"
 
     def render_refusal(self, error: ParleyError) -> Answer | None:
         """Return the refusal of a prompt without tokens; None for other errors."""
-        return shared.refuse_body(self._prompt_input.no_tokens) if isinstance(error, NoTokens) else None
+        return body_refusal_answer(self._prompt_input.no_tokens) if isinstance(error, NoTokens) else None
 
 
 class StreamPiece(NamedTuple):

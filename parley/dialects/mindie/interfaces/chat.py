@@ -12,14 +12,15 @@ from typing import Any
 from parley.dialects.dialect import RequestContext
 from parley.dialects.fields import Fields, decode_fields
 from parley.dialects.json_answer import encode_json
+from parley.dialects.mindie.api_rules import MindieRules
 from parley.dialects.mindie.interfaces import openai
 from parley.dialects.mindie.interfaces.answers import shared_request_members
-from parley.dialects.mindie.interfaces.openai import MindieChoice, MindieOpenAIReply, mindie_frame
+from parley.dialects.mindie.interfaces.openai import MindieChoice, MindieOpenAIReply
 from parley.dialects.mindie.members import choices, constraints, messages, parameters
-from parley.dialects.mindie.rules import MindieRules
-from parley.dialects.mindie.shared import MINDIE_WORDING
+from parley.dialects.mindie.refusal_wording import MINDIE_WORDING
 from parley.dialects.openai import tools
-from parley.dialects.openai.shared import finite_logprob
+from parley.dialects.openai.token_objects import finite_logprob
+from parley.dialects.sse import data_event
 from parley.types import ChoiceDelta, ChoiceDone, Event, OutputOptions, Request, TokenInfo, Usage
 
 # The fast path, for nearly all events.
@@ -106,7 +107,7 @@ class MindieChatReply(MindieOpenAIReply):
             if self._rules.full_text:
                 chunk["full_text"] = "".join(choice.content)
             chunk["usage"] = self._usage_object(done.usage, choice.costs)
-        return opening + mindie_frame(chunk | {"choices": [choice_object]})
+        return opening + data_event(chunk | {"choices": [choice_object]})
 
     def _open_choice_event(self, index: int) -> bytes:
         if self._rules.old or index in self._opened_choices:
@@ -118,7 +119,7 @@ class MindieChatReply(MindieOpenAIReply):
         )
         delta = {"role": "assistant", "content": ""}
         choice_object = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
-        return mindie_frame(self._mindie_envelope("chat.completion.chunk") | {"choices": [choice_object]})
+        return data_event(self._mindie_envelope("chat.completion.chunk") | {"choices": [choice_object]})
 
     def _delta_object(self, choice: MindieChoice, event: ChoiceDelta) -> dict[str, Any]:
         full = self._rules.full_text  # only then is earlier output kept

@@ -6,16 +6,18 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from parley.dialects.dialect import RequestContext
-from parley.dialects.fields import Fields, decode_fields
+from parley.dialects.fields import MAX_I32, Fields, decode_fields
 from parley.dialects.json_answer import encode_json
+from parley.dialects.mindie.api_rules import MindieRules
 from parley.dialects.mindie.interfaces import openai
 from parley.dialects.mindie.interfaces.answers import shared_request_members
-from parley.dialects.mindie.interfaces.openai import MindieOpenAIReply, mindie_frame
+from parley.dialects.mindie.interfaces.openai import MindieOpenAIReply
 from parley.dialects.mindie.members import choices, constraints, inputs, parameters
 from parley.dialects.mindie.members.inputs import PromptInput
-from parley.dialects.mindie.rules import MindieRules
-from parley.dialects.mindie.shared import I32, MINDIE_WORDING, utf16_length
+from parley.dialects.mindie.members.text_length import utf16_length
+from parley.dialects.mindie.refusal_wording import MINDIE_WORDING
 from parley.dialects.openai.completions import LogprobLists
+from parley.dialects.sse import data_event
 from parley.errors import Unsupported
 from parley.types import (
     ChoiceDelta,
@@ -131,7 +133,7 @@ class MindieCompletionReply(MindieOpenAIReply):
             if self._rules.full_text:
                 chunk["full_text"] = text
             chunk["usage"] = self._usage_object(done.usage, choice.costs)
-        return mindie_frame(chunk)
+        return data_event(chunk)
 
     # -- in one piece
 
@@ -207,6 +209,6 @@ def _read_completion_prompt(body: Fields, value: Any, rules: MindieRules) -> Pro
         raise body.member_error("prompt", COMPLETION_INPUT.empty)
     if set(map(type, value)) != {int}:
         raise body.member_error("prompt", "All elements of the prompt array must be integers.")
-    if not 0 <= min(value) <= max(value) <= I32:
+    if not 0 <= min(value) <= max(value) <= MAX_I32:
         raise body.member_error("prompt", "All elements of the prompt array must be integers.")
     return Tokens(value)

@@ -10,10 +10,11 @@ from typing import Any
 from parley.dialects.dialect import RequestContext
 from parley.dialects.fields import Fields, decode_fields
 from parley.dialects.json_answer import encode_json
+from parley.dialects.mindie.api_rules import MindieRules
 from parley.dialects.mindie.interfaces.answers import SingleChoiceReply, StreamPiece, shared_request_members
 from parley.dialects.mindie.members import constraints, inputs, parameters
-from parley.dialects.mindie.rules import MindieRules
-from parley.dialects.mindie.shared import MINDIE_WORDING
+from parley.dialects.mindie.refusal_wording import MINDIE_WORDING
+from parley.dialects.sse import data_event
 from parley.types import OutputOptions, Prompt, Request, StopConditions, Tokens, Usage
 
 DEFAULT_TOKENS = 20  # default of max_new_tokens
@@ -61,7 +62,7 @@ class NativeReply(SingleChoiceReply):
             answer |= {"generated_text": self.whole_text, "details": self._native_details() if self._details else None}
         token_text = None if piece.is_last else piece.text
         answer["token"] = {"id": piece.token_ids, "text": token_text}
-        return b"data: " + encode_json(answer) + b"\n\n"
+        return data_event(answer)
 
     def render_body(self, usage: Usage) -> bytes:
         """Return the whole answer as JSON."""

@@ -11,15 +11,16 @@ from parley.dialects.dialect import Answer, RequestContext
 from parley.dialects.facts import ModelCard
 from parley.dialects.fields import Fields
 from parley.dialects.json_answer import encode_json
-from parley.dialects.mindie import shared
+from parley.dialects.mindie.api_rules import MindieRules
+from parley.dialects.mindie.error_answers import body_refusal_answer
 from parley.dialects.mindie.interfaces.answers import MindieReply, elapsed_milliseconds, waited_microseconds
+from parley.dialects.mindie.interfaces.request_names import request_name
 from parley.dialects.mindie.members.inputs import PromptInput
 from parley.dialects.mindie.members.parameters import ParameterValues
-from parley.dialects.mindie.rules import MindieRules
+from parley.dialects.sse import STREAM_DONE
 from parley.errors import ParleyError, UnknownModel
 from parley.types import ChoiceDone, StopConditions, TokenCost, TokenInfo, Usage
 
-DONE_FRAME = b"data: [DONE]\n\n"
 MODEL_OWNER = "MindIE Server"
 
 
@@ -55,17 +56,17 @@ class MindieOpenAIReply(MindieReply):
 
     def finish_stream(self, usage: Usage) -> bytes:
         """Return the mark that ends a stream."""
-        return DONE_FRAME
+        return STREAM_DONE
 
     def render_refusal(self, error: ParleyError) -> Answer | None:
         """Return the refusal of an unknown model, or of a prompt without tokens; None for other errors."""
         if isinstance(error, UnknownModel):
-            return shared.refuse_body(self.unknown_model_text.format(self.model_name))
+            return body_refusal_answer(self.unknown_model_text.format(self.model_name))
         return super().render_refusal(error)
 
     def _mindie_envelope(self, object_type: str) -> dict[str, Any]:
         return {
-            "id": shared.request_name(self._context),
+            "id": request_name(self._context),
             "object": object_type,
             "created": self._context.created,
             "model": self.request.model,
@@ -125,11 +126,6 @@ def mindie_stop_conditions(values: ParameterValues) -> StopConditions:
         max_tokens=values["max_tokens"],
         reserved_tokens=1,
     )
-
-
-def mindie_frame(chunk: dict[str, Any]) -> bytes:
-    """Encode one event of a stream."""
-    return b"data: " + encode_json(chunk) + b"\n\n"
 
 
 # -- models

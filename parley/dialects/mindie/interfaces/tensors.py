@@ -7,11 +7,12 @@ from typing import Any
 from parley.dialects.dialect import RequestContext
 from parley.dialects.fields import Fields, decode_fields
 from parley.dialects.json_answer import encode_json
+from parley.dialects.mindie.api_rules import MindieRules
 from parley.dialects.mindie.interfaces.answers import SingleChoiceReply, StreamPiece, shared_request_members
+from parley.dialects.mindie.interfaces.request_names import request_name
 from parley.dialects.mindie.interfaces.triton import DEFAULT_TOKENS, read_label
 from parley.dialects.mindie.members import inputs, parameters
-from parley.dialects.mindie.rules import MindieRules
-from parley.dialects.mindie.shared import MINDIE_WORDING, request_name
+from parley.dialects.mindie.refusal_wording import MINDIE_WORDING
 from parley.errors import BadRequest
 from parley.types import OutputOptions, Request, StopConditions, Tokens, Usage
 

@@ -11,14 +11,15 @@ from typing import Any
 from parley.dialects.dialect import RequestContext
 from parley.dialects.fields import Fields, decode_fields
 from parley.dialects.json_answer import encode_json
+from parley.dialects.mindie.api_rules import MindieRules
 from parley.dialects.mindie.interfaces.answers import SingleChoiceReply, StreamPiece, shared_request_members
 from parley.dialects.mindie.members import constraints, inputs, parameters
-from parley.dialects.mindie.rules import MindieRules
-from parley.dialects.mindie.shared import NO_PROMPT_TEXT, MindieErrorWording
+from parley.dialects.mindie.refusal_wording import NO_PROMPT_MESSAGE, MindieErrorWording
+from parley.dialects.sse import data_event
 from parley.types import OutputOptions, Request, StopConditions, TokenInfo, Usage
 
 ROOT_WORDING = MindieErrorWording("Failed to parse context to json body")
-GENERATE_WORDING = MindieErrorWording(NO_PROMPT_TEXT)
+GENERATE_WORDING = MindieErrorWording(NO_PROMPT_MESSAGE)
 STREAM_WORDING = MindieErrorWording("Failed to parse request context to json")
 DEFAULT_TOKENS = 20  # default of max_new_tokens
 NO_ORIGIN_INPUTS = "Failed to get parameter `origin_inputs` in json body"  # refuses a recompute body without it
@@ -36,7 +37,7 @@ def read_mindie_whole(rules: MindieRules, body: bytes, context: RequestContext) 
     """Read a request for an answer in one piece. Raises BadRequest."""
     fields = decode_fields(body, GENERATE_WORDING)
     if not fields.has_value("inputs"):
-        raise fields.member_error("inputs", NO_PROMPT_TEXT)
+        raise fields.member_error("inputs", NO_PROMPT_MESSAGE)
     return MindieTgiReply(rules, fields, context, stream=False)
 
 
@@ -104,7 +105,7 @@ class MindieTgiReply(SingleChoiceReply):
                 answer["details"] = self._text_details()
                 if self._with_prefill:
                     answer["details"]["prefill"] = self._prefill_objects()
-        return b"data: " + encode_json(answer) + b"\n\n"
+        return data_event(answer)
 
     def render_body(self, usage: Usage) -> bytes:
         """Return the whole answer as JSON."""

@@ -14,6 +14,8 @@ from parley.dialects.admin_requests import AbortRequest
 from parley.dialects.dialect import Answer, RequestContext
 from parley.dialects.fields import Fields, decode_fields
 from parley.dialects.json_answer import encode_json
+from parley.dialects.mindie.api_rules import MindieRules
+from parley.dialects.mindie.error_answers import mindie_json_error_answer
 from parley.dialects.mindie.interfaces.answers import (
     SingleChoiceReply,
     StreamPiece,
@@ -21,9 +23,9 @@ from parley.dialects.mindie.interfaces.answers import (
     shared_request_members,
     waited_microseconds,
 )
+from parley.dialects.mindie.interfaces.request_names import request_name
 from parley.dialects.mindie.members import constraints, inputs, parameters
-from parley.dialects.mindie.rules import MindieRules
-from parley.dialects.mindie.shared import MINDIE_WORDING, MindieErrorWording, mindie_error_json, request_name
+from parley.dialects.mindie.refusal_wording import MINDIE_WORDING, MindieErrorWording
 from parley.types import OutputOptions, Request, StopConditions, Usage
 
 LABEL_PATTERN = re.compile(r"[a-zA-Z0-9_-]{1,256}")
@@ -48,7 +50,7 @@ def read_stop_infer(body: bytes, context: RequestContext) -> AbortRequest:
     return AbortRequest(
         request_label,
         Answer(200, body),
-        mindie_error_json(404, f"RequestId is {request_label} not found.", "NotFoundError"),
+        mindie_json_error_answer(404, f"RequestId is {request_label} not found.", "NotFoundError"),
     )
 
 

@@ -11,13 +11,13 @@ from collections.abc import Sequence
 from parley.dialects.dialect import RequestContext
 from parley.dialects.fields import Fields, decode_fields
 from parley.dialects.json_answer import encode_json
+from parley.dialects.mindie.api_rules import MindieRules
 from parley.dialects.mindie.interfaces.answers import MindieReply, shared_request_members
 from parley.dialects.mindie.members import choices, constraints, inputs, parameters
-from parley.dialects.mindie.rules import MindieRules
-from parley.dialects.mindie.shared import NO_PROMPT_TEXT, MindieErrorWording
+from parley.dialects.mindie.refusal_wording import NO_PROMPT_MESSAGE, MindieErrorWording
 from parley.types import ChoiceDelta, ChoiceDone, Event, OutputOptions, Request, StopConditions, Usage
 
-VLLM_WORDING = MindieErrorWording(NO_PROMPT_TEXT)
+VLLM_WORDING = MindieErrorWording(NO_PROMPT_MESSAGE)
 OLD_DEFAULT_TOKENS = 16  # default of max_tokens, by the manual
 NO_ORIGIN_INPUTS = "Failed to get parameter `origin_inputs` in given json body"  # refuses a recompute body without it
 

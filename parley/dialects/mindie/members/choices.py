@@ -7,8 +7,8 @@ refusals in its own way.
 from __future__ import annotations
 
 from parley.dialects.fields import Fields
+from parley.dialects.mindie.api_rules import MindieRules
 from parley.dialects.mindie.members.parameters import ParameterTable, ParameterValues
-from parley.dialects.mindie.rules import MindieRules
 from parley.dialects.parameters import ChoiceCounts
 from parley.types import BeamOptions
 

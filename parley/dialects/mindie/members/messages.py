@@ -10,12 +10,13 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from parley.dialects.dialect import RequestContext
-from parley.dialects.fields import MAX_DEPTH, Fields, is_shallow
+from parley.dialects.fields import MAX_DEPTH, MAX_I32, Fields, is_shallow
 from parley.dialects.media import check_media_counts, interleave_parts
+from parley.dialects.mindie.api_rules import MindieRules
 from parley.dialects.mindie.members import inputs
 from parley.dialects.mindie.members.inputs import PromptInput
-from parley.dialects.mindie.rules import MindieRules
-from parley.dialects.mindie.shared import I32, MINDIE_WORDING, utf16_length, value_error
+from parley.dialects.mindie.members.text_length import utf16_length
+from parley.dialects.mindie.refusal_wording import MINDIE_WORDING, parameter_value_error
 from parley.dialects.openai.messages import RESERVED_OPTIONS
 from parley.errors import Unsupported
 from parley.types import Chat, MediaKind, Message, PlacedMedia, ToolCall
@@ -232,8 +233,8 @@ def _read_mindie_options(body: Fields) -> tuple[dict[str, Any], int | None]:
     if budget is not None:
         if type(budget) is not int:
             raise body.member_error("chat_template_kwargs", "thinking_budget must be integer type.")
-        if not 1 <= budget <= I32:
-            raise value_error("thinking_budget", budget)
+        if not 1 <= budget <= MAX_I32:
+            raise parameter_value_error("thinking_budget", budget)
     for name in template_kwargs:
         if name in RESERVED_OPTIONS or name.startswith("_"):
             raise body.member_error(

@@ -12,9 +12,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from parley.dialects.fields import Fields
-from parley.dialects.mindie.rules import MindieRules
-from parley.dialects.mindie.shared import F32, I32, U64, utf16_length, value_error
+from parley.dialects.fields import MAX_F32, MAX_I32, MAX_U64, Fields
+from parley.dialects.mindie.api_rules import MindieRules
+from parley.dialects.mindie.members.text_length import utf16_length
+from parley.dialects.mindie.refusal_wording import parameter_value_error
 from parley.types import Sampling
 
 SAMPLING_NAMES = ("temperature", "top_k", "top_p", "typical_p", "do_sample", "seed", "repetition_penalty", "watermark")
@@ -61,8 +62,8 @@ class ParameterTable:
     min_top_k: Literal[-1, 0, 1] = 1
     zero_temperature: bool = False
     full_top_p: bool = True
-    max_temperature: float = F32
-    max_penalty: float = F32
+    max_temperature: float = MAX_F32
+    max_penalty: float = MAX_F32
     long_stop_string: bool = False
     error_style: Literal["vllm", "chat", "completions"] = "vllm"
     zeros_allowed: bool = False
@@ -220,16 +221,16 @@ def _read_temperature(members: Fields, name: str, interface: ParameterTable) -> 
 
 
 def _read_top_k(members: Fields, name: str, interface: ParameterTable) -> Any:
-    value = members.integer(name, None, interface.min_top_k, I32)
+    value = members.integer(name, None, interface.min_top_k, MAX_I32)
     if value == 0 and interface.min_top_k == -1 and not interface.zeros_allowed:
-        raise value_error(name, value)
+        raise parameter_value_error(name, value)
     return value
 
 
 def _read_top_p(members: Fields, name: str, interface: ParameterTable) -> Any:
     value = members.number(name, None, 0, 1, low_excluded=True)
     if value == 1 and not interface.full_top_p:
-        raise value_error(name, members.raw_value(name))
+        raise parameter_value_error(name, members.raw_value(name))
     return value
 
 
@@ -246,7 +247,7 @@ def _read_penalty(members: Fields, name: str, interface: ParameterTable) -> Any:
 
 
 def _read_truncate(members: Fields, name: str, interface: ParameterTable) -> Any:
-    return members.integer(name, None, 0 if interface.zeros_allowed else 1, I32) or None
+    return members.integer(name, None, 0 if interface.zeros_allowed else 1, MAX_I32) or None
 
 
 def _read_adapter_id(members: Fields, name: str, interface: ParameterTable) -> Any:
@@ -300,7 +301,7 @@ def _read_stop_ids(members: Fields, name: str, interface: ParameterTable) -> lis
     integers = [item for item in value if type(item) is int]
     if len(integers) < len(value) and not interface.skips_odd_stop_ids:
         raise members.member_error(name, "Parameter stop_token_ids not list[int]")
-    return list(dict.fromkeys(integer for integer in integers if 0 <= integer <= I32))
+    return list(dict.fromkeys(integer for integer in integers if 0 <= integer <= MAX_I32))
 
 
 def _read_include_stop(members: Fields, name: str, interface: ParameterTable) -> Any:
@@ -328,14 +329,14 @@ MEMBER_READERS: dict[str, Callable[[Fields, str, ParameterTable], Any]] = {
     "top_p": _read_top_p,
     "typical_p": _read_typical_p,
     "do_sample": _read_boolean,
-    "seed": _integer_reader(0, U64),
+    "seed": _integer_reader(0, MAX_U64),
     "repetition_penalty": _read_repetition_penalty,
     "frequency_penalty": _read_penalty,
     "presence_penalty": _read_penalty,
     "watermark": _read_boolean,
-    "max_new_tokens": _integer_reader(1, I32),
-    "max_tokens": _integer_reader(1, I32),
-    "batch_size": _integer_reader(1, I32),
+    "max_new_tokens": _integer_reader(1, MAX_I32),
+    "max_tokens": _integer_reader(1, MAX_I32),
+    "batch_size": _integer_reader(1, MAX_I32),
     "priority": _integer_reader(1, PRIORITY_LEVELS),
     "timeout": _integer_reader(1, MAX_TIMEOUT),
     "truncate": _read_truncate,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from parley.dialects.dialect import Answer, Route
 from parley.dialects.instance_plane import InstancePlane
+from parley.dialects.mindie.error_answers import mindie_json_error_answer
 from parley.dialects.mindie.management_ports import stopped_answer
 from parley.dialects.mindie.pd import recompute
-from parley.dialects.mindie.shared import mindie_error_json
 from parley.errors import CommandRefused
 
 ERROR_TYPES = {401: "Unauthorized", 422: "Input Validation Error", 503: "Service Unavailable"}
@@ -14,7 +14,9 @@ ERROR_TYPES = {401: "Unauthorized", 422: "Input Validation Error", 503: "Service
 
 def instance_refusal(error: CommandRefused) -> Answer:
     """Return the answer to a command that an instance refuses."""
-    return mindie_error_json(error.status, error.message, error.kind or ERROR_TYPES.get(error.status, "Bad Request"))
+    return mindie_json_error_answer(
+        error.status, error.message, error.kind or ERROR_TYPES.get(error.status, "Bad Request")
+    )
 
 
 INSTANCE_ROUTES = InstancePlane(

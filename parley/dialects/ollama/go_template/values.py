@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any
 
-from parley.dialects.ollama.shared import encode_go
+from parley.dialects.ollama.go_encoding import encode_go
 
 NO_VALUE = "<no value>"  # nil, where an action writes it
 MAX_DEPTH = 20

@@ -11,7 +11,7 @@ from parley.dialects.batch_job import BatchAnswer, BatchEnd, BatchJob, BatchRequ
 from parley.dialects.json_answer import encode_json
 from parley.dialects.openai.batches.batch_input import InputFault, read_batch_input
 from parley.dialects.openai.batches.files import save_file
-from parley.dialects.openai.extras import PRIORITY_HEADER, SALT_HEADER
+from parley.dialects.openai.vllm_members import PRIORITY_HEADER, SALT_HEADER
 from parley.dialects.records import TenantRecords
 from parley.dialects.stored_files import content_name, find_content
 from parley.dialects.stored_objects import ObjectKind

@@ -8,7 +8,7 @@ from functools import partial
 from parley.dialects.dialect import QuerySchemas, Route, model_in_body
 from parley.dialects.openai import object_lists
 from parley.dialects.openai.responses import compact, inlined_request, reply, stored_routes
-from parley.dialects.openai.responses.rules import LENIENT, STRICT, ResponsesRules
+from parley.dialects.openai.responses.response_rules import LENIENT, STRICT, ResponsesRules
 from parley.dialects.openai.responses.socket_session import ResponsesSession
 
 

@@ -17,7 +17,7 @@ from parley.dialects.openai.labels import MAX_LABEL
 from parley.dialects.openai.responses import members
 from parley.dialects.openai.responses.reply import read_response_input
 from parley.dialects.openai.responses.response_object import usage_object
-from parley.dialects.openai.responses.rules import LENIENT, ResponsesRules
+from parley.dialects.openai.responses.response_rules import LENIENT, ResponsesRules
 from parley.types import ChoiceDelta, Event, Message, Request, StopConditions, Usage
 
 SUMMARY_REQUEST = (

@@ -10,7 +10,7 @@ from parley.dialects import media
 from parley.dialects.fields import Fields
 from parley.dialects.media import InterleavedText
 from parley.dialects.openai.media_parts import MediaReader
-from parley.dialects.openai.responses.rules import ResponsesRules, unserved_error
+from parley.dialects.openai.responses.response_rules import ResponsesRules, unserved_error
 from parley.errors import BadMedia, Unsupported
 from parley.types import EncodedMedia, Media, MediaKind
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from parley.dialects.json_answer import encode_json
-from parley.dialects.openai.shared import STREAM_DONE, openai_error_object
+from parley.dialects.openai.error_answers import openai_error_object
+from parley.dialects.sse import STREAM_DONE
 from parley.errors import ParleyError
 
 KEEPALIVE = "keepalive"

@@ -19,7 +19,7 @@ from parley.dialects.openai.custom_tools import custom_arguments
 from parley.dialects.openai.media_parts import MediaReader
 from parley.dialects.openai.responses import tools
 from parley.dialects.openai.responses.content import ContentReader
-from parley.dialects.openai.responses.rules import ResponsesRules, conversation_error, unserved_error
+from parley.dialects.openai.responses.response_rules import ResponsesRules, conversation_error, unserved_error
 from parley.dialects.openai.tools import MAX_TOOLS
 from parley.errors import BadRequest, Invalid, UnknownRecord, excerpt
 from parley.types import Message, PlacedMedia, ToolCall

@@ -8,10 +8,11 @@ import msgspec
 
 from parley.dialects.dialect import RequestContext
 from parley.dialects.fields import Fields
-from parley.dialects.openai import shared, strict_mode
+from parley.dialects.openai import strict_mode
+from parley.dialects.openai.common_members import read_identifier
 from parley.dialects.openai.labels import MAX_LABEL, VERBOSITIES, read_labels
 from parley.dialects.openai.messages import EFFORTS
-from parley.dialects.openai.responses.rules import ResponsesRules, refuse_member, unserved_error
+from parley.dialects.openai.responses.response_rules import ResponsesRules, refuse_member, unserved_error
 from parley.dialects.output_constraints import ANY_OBJECT_SCHEMA
 from parley.dialects.parameters import MAX_ALTERNATIVES
 from parley.errors import Invalid, Unsupported
@@ -112,7 +113,7 @@ def _read_format(form: Fields, rules: ResponsesRules) -> tuple[Grammar | None, d
             return None, {"type": kind}
         case "json_object":
             return Grammar("json", ANY_OBJECT_SCHEMA, field="text.format"), {"type": kind}
-    name = shared.read_identifier(form)  # names it as missing if the members are nested, as in chat completions
+    name = read_identifier(form)  # names it as missing if the members are nested, as in chat completions
     description, is_strict = form.string("description", None), form.boolean("strict", None)
     schema = form.free_object("schema")
     if not form.has_value("schema"):

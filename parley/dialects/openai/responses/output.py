@@ -9,10 +9,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
-from parley.dialects.openai import shared
 from parley.dialects.openai.custom_tools import CustomInput
 from parley.dialects.openai.responses.events import EventStream
 from parley.dialects.openai.responses.tools import DeclaredTool
+from parley.dialects.openai.token_objects import finite_logprob
 from parley.types import ChoiceDelta, TokenInfo, ToolCallDelta
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
@@ -322,4 +322,4 @@ def _scored_token(token: TokenInfo) -> Item:
 
 def _alternative(token: TokenInfo) -> Item:
     # Open Responses requires `bytes` in events too; OpenAI's events have none, and its clients accept them.
-    return {"token": token.text, "bytes": list(token.raw_bytes), "logprob": shared.finite_logprob(token.logprob)}
+    return {"token": token.text, "bytes": list(token.raw_bytes), "logprob": finite_logprob(token.logprob)}

@@ -13,7 +13,13 @@ from parley.dialects.admin_requests import TokenizeRequest, TokenizeResult
 from parley.dialects.dialect import Reply, RequestContext
 from parley.dialects.fields import Fields, decode_fields
 from parley.dialects.json_answer import encode_json
-from parley.dialects.openai import extras, shared
+from parley.dialects.openai import vllm_members
+from parley.dialects.openai.common_members import (
+    MAX_TOKENS,
+    read_openai_sampling,
+    read_stop_conditions,
+    read_stream_interval,
+)
 from parley.dialects.openai.messages import read_template_options
 from parley.dialects.openai.metadata import read_metadata
 from parley.dialects.openai.responses import items, members, stored, tools
@@ -22,18 +28,9 @@ from parley.dialects.openai.responses.items import ConversationReader
 from parley.dialects.openai.responses.members import StorageMembers
 from parley.dialects.openai.responses.output import ItemStatus, OutputItems
 from parley.dialects.openai.responses.response_object import ResponseObject, ResponseStatus
-from parley.dialects.openai.responses.rules import LENIENT, ResponsesRules
+from parley.dialects.openai.responses.response_rules import LENIENT, ResponsesRules
 from parley.errors import NotReady, ParleyError
-from parley.types import (
-    Chat,
-    ChoiceDelta,
-    ChoiceDone,
-    Event,
-    OutputOptions,
-    PromptAccepted,
-    Request,
-    Usage,
-)
+from parley.types import Chat, ChoiceDelta, ChoiceDone, Event, OutputOptions, PromptAccepted, Request, Usage
 
 KEEPALIVE_SECONDS = 15.0
 TRUNCATIONS = ("auto", "disabled")
@@ -124,9 +121,9 @@ class ResponsesReply(Reply):
         self._storage = storage = members.read_storage(body, context)
         self._input = response_input = read_response_input(body, context, rules, storage)
         tool_members = response_input.tool_members
-        max_tokens = body.integer("max_output_tokens", None, rules.min_output_tokens, shared.MAX_TOKENS)
+        max_tokens = body.integer("max_output_tokens", None, rules.min_output_tokens, MAX_TOKENS)
         self._generates = body.boolean("generate", True)  # False: compute the prompt for requests that continue it
-        extra_members = extras.read_extras(
+        extra_members = vllm_members.read_vllm_members(
             NO_MEMBERS if rules.strict else body, context, max_tokens=max_tokens, rules=rules.reading
         )
         text_form, reasoning = members.read_text_form(body, rules), members.read_reasoning(body)
@@ -137,9 +134,9 @@ class ResponsesReply(Reply):
             id=context.unique_id,
             model=body.string("model", "", cap=256),
             prompts=[response_input.chat],
-            sampling=shared.read_openai_sampling(body),
-            stop_conditions=shared.read_stop_conditions(body, max_tokens if self._generates else 0, rules.reading),
-            output_options=OutputOptions(logprobs=alternatives, stream_interval=shared.read_stream_interval(body)),
+            sampling=read_openai_sampling(body),
+            stop_conditions=read_stop_conditions(body, max_tokens if self._generates else 0, rules.reading),
+            output_options=OutputOptions(logprobs=alternatives, stream_interval=read_stream_interval(body)),
             stream=body.boolean("stream", False) or (storage.in_background and context.records.are_inlined),
             banned_words=parameters.read_bad_words(body),
             grammar=output_constraints.only_constraint(extra_members.grammar, text_form.grammar),

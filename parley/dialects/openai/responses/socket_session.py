@@ -16,10 +16,10 @@ import msgspec
 
 from parley.dialects.fields import Fields, decode_fields
 from parley.dialects.json_answer import encode_json
+from parley.dialects.openai.error_answers import openai_error_object
 from parley.dialects.openai.labels import MAX_LABEL
 from parley.dialects.openai.responses.items import referred_name
 from parley.dialects.openai.responses.stored import HISTORY_HEADER
-from parley.dialects.openai.shared import openai_error_object
 from parley.dialects.socket_session import ConnectionRecords, SocketAnswer, SocketRequest, SocketSession
 from parley.errors import BadRequest, Invalid, ParleyError, Unsupported, excerpt
 

@@ -11,7 +11,7 @@ from parley.dialects.openai import object_lists
 from parley.dialects.openai.metadata import read_metadata
 from parley.dialects.openai.responses import stored
 from parley.dialects.openai.responses.items import read_item_type
-from parley.dialects.openai.responses.rules import LENIENT
+from parley.dialects.openai.responses.response_rules import LENIENT
 from parley.dialects.openai.responses.stored import Item, StoredConversation
 from parley.dialects.records import StreamReplay
 from parley.errors import BadRequest, UnknownRecord, Unsupported, excerpt

@@ -12,9 +12,10 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from parley.dialects.fields import Fields
-from parley.dialects.openai import shared, strict_mode
+from parley.dialects.openai import strict_mode
+from parley.dialects.openai.common_members import read_identifier
 from parley.dialects.openai.custom_tools import custom_parameters
-from parley.dialects.openai.responses.rules import ResponsesRules, unserved_error
+from parley.dialects.openai.responses.response_rules import ResponsesRules, unserved_error
 from parley.dialects.openai.tools import MAX_TOOLS, ToolObject
 from parley.errors import BadRequest, Invalid, excerpt
 
@@ -93,7 +94,7 @@ def _unwrapped(tool: Fields, rules: ResponsesRules) -> Fields:
 
 
 def _read_function(function: Fields, members: ToolMembers, rules: ResponsesRules, namespace: str) -> dict[str, Any]:
-    name = shared.read_identifier(function)
+    name = read_identifier(function)
     description = function.string("description", None)
     parameters = function.free_object("parameters") or NO_PARAMETERS
     if parameters.get("type", "object") != "object":
@@ -131,7 +132,7 @@ def _read_strict(function: Fields, name: str, parameters: dict[str, Any], rules:
 
 
 def _read_custom_tool(tool: Fields, members: ToolMembers, namespace: str) -> dict[str, Any]:
-    name = shared.read_identifier(tool)
+    name = read_identifier(tool)
     description = tool.string("description", None)
     parameters = custom_parameters(tool.object("format"), nested=False)
     signature: dict[str, Any] = {"name": joined_name(namespace, name)}
@@ -143,7 +144,7 @@ def _read_custom_tool(tool: Fields, members: ToolMembers, namespace: str) -> dic
 
 
 def _read_namespace(tool: Fields, members: ToolMembers, rules: ResponsesRules) -> dict[str, Any]:
-    namespace = shared.read_identifier(tool)
+    namespace = read_identifier(tool)
     description = tool.string("description", None)
     inner = [_read_tool(inner_tool, members, rules, namespace) for inner_tool in tool.objects("tools", cap=MAX_TOOLS)]
     return {"type": "namespace", "description": description, "name": namespace, "tools": inner}

@@ -9,10 +9,11 @@ from parley.dialects import vectors
 from parley.dialects.dialect import Answer, RequestContext, UnstreamedReply
 from parley.dialects.fields import Fields
 from parley.dialects.json_answer import encode_json
-from parley.dialects.openai import extras
+from parley.dialects.openai import vllm_members
 from parley.dialects.openai.embeddings import read_inputs
-from parley.dialects.vllm import requests, shared
+from parley.dialects.vllm import requests
 from parley.dialects.vllm.pooling import embeddings
+from parley.dialects.vllm.token_usage import embedding_usage
 from parley.types import Event, PoolingOptions, PromptVector, Request, Usage
 
 
@@ -29,7 +30,7 @@ class ClassificationReply(UnstreamedReply):
     def __init__(self, body: Fields, context: RequestContext):
         embeddings.check_removed(body)
         embeddings.check_pooling(body, context)
-        extra_members = extras.read_pooling_extras(body, context)
+        extra_members = vllm_members.read_vllm_pooling_members(body, context)
         self.request = Request(
             id=context.unique_id,
             model=body.string("model", "", cap=256),
@@ -37,7 +38,7 @@ class ClassificationReply(UnstreamedReply):
             **extra_members.request_members,
             pooling=PoolingOptions(normalize=body.boolean("use_activation", None), task="classify"),
         )
-        body.string("user", None, cap=extras.MAX_NAME_CHARACTERS)
+        body.string("user", None, cap=vllm_members.MAX_NAME_CHARACTERS)
         self._answer_id = requests.choose_answer_id(context, extra_members.client_id or context.unique_id)
         self._context = context
         self._scores: dict[int, list[float]] = {}
@@ -57,7 +58,7 @@ class ClassificationReply(UnstreamedReply):
                 "created": self._context.created,
                 "model": self.request.model,
                 "data": [self._describe_classes(index) for index in range(len(self._scores))],
-                "usage": shared.embedding_usage(usage),
+                "usage": embedding_usage(usage),
             }
         )
 

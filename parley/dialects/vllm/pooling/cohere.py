@@ -14,11 +14,12 @@ from parley.dialects import vectors
 from parley.dialects.dialect import Answer, RequestContext, UnstreamedReply
 from parley.dialects.fields import Fields
 from parley.dialects.json_answer import encode_json
-from parley.dialects.openai import extras
+from parley.dialects.openai import vllm_members
+from parley.dialects.openai.common_members import MAX_TOKENS, unsupported_member_error
 from parley.dialects.openai.embeddings import MAX_DIMENSIONS, MAX_EMBEDDING_INPUTS
 from parley.dialects.openai.prompts import MAX_PROMPT_SIZE
-from parley.dialects.openai.shared import MAX_TOKENS, unsupported_member
-from parley.dialects.vllm import requests, shared
+from parley.dialects.vllm import requests
+from parley.dialects.vllm.error_answers import vllm_error_answer
 from parley.dialects.vllm.refusal_wording import value_error
 from parley.errors import Invalid, ParleyError, UnknownPromptName, excerpt
 from parley.types import Event, PoolingOptions, PromptVector, Request, Text, Usage
@@ -56,14 +57,14 @@ class CohereReply(UnstreamedReply):
     def __init__(self, body: Fields, context: RequestContext):
         self._texts = _read_cohere_texts(body)
         self._types = _read_embedding_types(body) or ["float"]
-        extra_members = extras.read_pooling_extras(_with_truncation(body, context), context)
+        extra_members = vllm_members.read_vllm_pooling_members(_with_truncation(body, context), context)
         self.request = Request(
             id=context.unique_id,
             model=body.string("model", "", cap=256),
             prompts=[Text(text) for text in self._texts],
             **extra_members.request_members,
             pooling=self._pooling_options(
-                body.string("input_type", None, cap=extras.MAX_NAME_CHARACTERS),
+                body.string("input_type", None, cap=vllm_members.MAX_NAME_CHARACTERS),
                 body.integer("output_dimension", None, 1, MAX_DIMENSIONS),
             ),
         )
@@ -84,7 +85,7 @@ class CohereReply(UnstreamedReply):
             return None
         supported = f"Supported values: {', '.join(error.known)}"
         reason = supported if error.known else "This model does not define any input_type task instructions."
-        return shared.vllm_error(Invalid(f"Unsupported input_type {error.name!r}. {reason}"))
+        return vllm_error_answer(Invalid(f"Unsupported input_type {error.name!r}. {reason}"))
 
     def add_events(self, events: Sequence[Event]) -> None:
         """Keep the vectors of these events by text."""
@@ -135,7 +136,7 @@ def _read_cohere_texts(body: Fields) -> list[str]:
     if len(given_names) != 1 or not body.raw_value(given_names[0]):
         raise value_error("", NO_INPUT_SENTENCE, dict.fromkeys(body.member_names))
     if given_names != ["texts"]:
-        raise unsupported_member(body, given_names[0], "Anything but texts is")
+        raise unsupported_member_error(body, given_names[0], "Anything but texts is")
     return texts
 
 

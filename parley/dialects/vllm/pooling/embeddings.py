@@ -7,9 +7,11 @@ from typing import Any, ClassVar
 from parley.dialects.dialect import Answer, RequestContext
 from parley.dialects.fields import Fields
 from parley.dialects.openai import embeddings
-from parley.dialects.openai.shared import MAX_TOKENS, ReadingRules, unsupported_member
-from parley.dialects.vllm import requests, shared
+from parley.dialects.openai.common_members import MAX_TOKENS, unsupported_member_error
+from parley.dialects.openai.reading_rules import ReadingRules
+from parley.dialects.vllm import requests
 from parley.dialects.vllm.refusal_wording import parameter_error
+from parley.dialects.vllm.token_usage import embedding_usage
 from parley.errors import Invalid, Unsupported
 from parley.types import PoolingTask, Prompt, Usage
 
@@ -77,7 +79,7 @@ class VllmEmbeddingReply(embeddings.EmbeddingReply):
             "created": self._context.created,
             "model": self.request.model,
             "data": data,
-            "usage": shared.embedding_usage(usage),
+            "usage": embedding_usage(usage),
         }
 
 
@@ -100,7 +102,7 @@ class PoolingReply(VllmEmbeddingReply):
         check_removed(body)
         task = _read_task(body, context)
         if body.has_value("data"):
-            raise unsupported_member(body, "data", "Input for plugins is")
+            raise unsupported_member_error(body, "data", "Input for plugins is")
         if task == "token_embed":  # the original's vectors of tokens have length 1, even if the model's settings differ
             body = body.with_defaults({"use_activation": True})
         super().__init__(body, context, task)

@@ -17,14 +17,15 @@ from parley.dialects.dialect import Answer, RequestContext, UnstreamedReply
 from parley.dialects.fields import Fields
 from parley.dialects.json_answer import encode_json
 from parley.dialects.media import check_media_counts, interleave_parts
-from parley.dialects.openai import extras
+from parley.dialects.openai import vllm_members
+from parley.dialects.openai.common_members import MAX_TOKENS, unsupported_member_error
 from parley.dialects.openai.embeddings import MAX_EMBEDDING_INPUTS
 from parley.dialects.openai.media_parts import MediaReader, media_reader
 from parley.dialects.openai.messages import MAX_CONTENT_PARTS
 from parley.dialects.openai.prompts import MAX_PROMPT_SIZE
-from parley.dialects.openai.shared import MAX_TOKENS, unsupported_member
-from parley.dialects.vllm import requests, shared
+from parley.dialects.vllm import requests
 from parley.dialects.vllm.pooling import embeddings
+from parley.dialects.vllm.token_usage import embedding_usage
 from parley.errors import Incapable, Invalid
 from parley.types import Event, Media, PlacedMedia, PoolingOptions, Prompt, PromptVector, Request, Text, TextPair, Usage
 
@@ -89,7 +90,7 @@ class _TextPairReply(UnstreamedReply):
         first_limit = _read_token_limit(body, TOKEN_LIMITS[0], context)
         second_limit = _read_token_limit(body, TOKEN_LIMITS[1], context)
         embeddings.check_pooling(body, context)
-        extra_members = extras.read_pooling_extras(body, context)
+        extra_members = vllm_members.read_vllm_pooling_members(body, context)
         if len(first_side) not in (1, len(second_side)):
             raise Invalid(UNEVEN_SENTENCE)
         special, use_activation = body.boolean("add_special_tokens", True), body.boolean("use_activation", None)
@@ -165,7 +166,7 @@ class ScoreReply(_TextPairReply):
                 "created": self._context.created,
                 "model": self.request.model,
                 "data": data,
-                "usage": shared.embedding_usage(usage),
+                "usage": embedding_usage(usage),
             }
         )
 
@@ -222,7 +223,7 @@ def _read_token_limit(body: Fields, name: str, context: RequestContext) -> int |
 def _check_score_options(body: Fields) -> None:
     """Refuse members that no model here implements; an empty one asks for nothing."""
     if body.string("instruction", ""):
-        raise unsupported_member(body, "instruction", "A model that takes an instruction is")
+        raise unsupported_member_error(body, "instruction", "A model that takes an instruction is")
 
 
 def _read_side(body: Fields, member: str, context: RequestContext) -> list[ScoreInput]:
@@ -258,9 +259,9 @@ def _read_parts_side(body: Fields, member: str, context: RequestContext) -> list
             raise each.empty_member("content", "array")
         check_media_counts((placed.media for placed in content.media), context.media_limits)
         if content.media and context.labels:
-            raise unsupported_member(body, member, "Media in pairs that a cross-encoder reads are")
+            raise unsupported_member_error(body, member, "Media in pairs that a cross-encoder reads are")
         if content.media and any(body.raw_value(name) for name in TOKEN_LIMITS):
-            raise unsupported_member(body, member, "Media with a limit of tokens are")
+            raise unsupported_member_error(body, member, "Media with a limit of tokens are")
         inputs.append(ScoreInput(content.text, content.media, item["content"] if isinstance(item, dict) else None))
     return inputs
 

@@ -14,11 +14,12 @@ import msgspec
 
 from parley.dialects.dialect import AnswerRenderer, RequestContext
 from parley.dialects.fields import Fields, is_shallow
-from parley.dialects.openai.shared import MAX_TOKENS, unsupported_member
+from parley.dialects.openai.common_members import MAX_TOKENS, unsupported_member_error
 from parley.dialects.parameters import MAX_CHOICES_PER_PROMPT, MAX_LISTED_IDS, MAX_TOKEN_ID
-from parley.dialects.vllm import requests, shared
+from parley.dialects.vllm import requests
 from parley.dialects.vllm.chat import VllmChatReply
 from parley.dialects.vllm.completions import VllmCompletionReply
+from parley.dialects.vllm.token_usage import embedding_usage
 from parley.errors import Invalid
 from parley.types import EngineFinishReason, EngineOutput, Request, Tokens, TokenScore, Usage
 
@@ -47,7 +48,7 @@ def read_completion_derendering(body: bytes, context: RequestContext) -> Complet
 def _decode_body(body: bytes, context: RequestContext) -> Fields:
     fields = requests.decode_generation_body(body, context)
     if fields.boolean("stream", False):
-        raise unsupported_member(fields, "stream", "Reading the tokens of an answer piece by piece is")
+        raise unsupported_member_error(fields, "stream", "Reading the tokens of an answer piece by piece is")
     return fields
 
 
@@ -267,4 +268,4 @@ def _listed_alternatives(outputs: Sequence[EngineOutput]) -> int | None:
 
 def _plain_usage(usage: Usage) -> dict[str, Any]:
     total = usage.prompt_tokens + usage.completion_tokens
-    return shared.embedding_usage(usage) | {"total_tokens": total, "completion_tokens": usage.completion_tokens}
+    return embedding_usage(usage) | {"total_tokens": total, "completion_tokens": usage.completion_tokens}

@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from parley.dialects.anthropic.shared import LENIENT_RULES
+from parley.dialects.anthropic.api_rules import LENIENT_ANTHROPIC_RULES
 from parley.dialects.dialect import PromptRenderer, RenderedPrompt, RequestContext
 from parley.dialects.fields import Fields
 from parley.dialects.json_answer import encode_json
-from parley.dialects.openai import extras
-from parley.dialects.openai.shared import unsupported_member
+from parley.dialects.openai import vllm_members
+from parley.dialects.openai.common_members import unsupported_member_error
 from parley.dialects.vllm import requests
 from parley.dialects.vllm.chat import VllmChatReply
 from parley.dialects.vllm.completions import VllmCompletionReply
@@ -46,7 +46,7 @@ def read_response_rendering(body: bytes, context: RequestContext) -> ResponseRen
     if fields.has_value("previous_response_id"):
         raise store_error(STATELESS_SENTENCE, "previous_response_id")
     if fields.has_value("conversation"):
-        raise unsupported_member(fields, "conversation", "A stored conversation with a rendered prompt is")
+        raise unsupported_member_error(fields, "conversation", "A stored conversation with a rendered prompt is")
     # Nothing is stored and nothing runs in the background, so servers that store no responses render these as well
     fields = decode_response_body(body, context, renders=True).without_members({"background"})
     return ResponseRendering(fields.with_members({"store": False}), context)
@@ -76,7 +76,7 @@ class MessageRendering(VllmMessagesReply, PromptRenderer):
     """A request for a message that is answered with its tokens."""
 
     def __init__(self, body: Fields, context: RequestContext):
-        super().__init__(LENIENT_RULES, body, context)
+        super().__init__(LENIENT_ANTHROPIC_RULES, body, context)
         _check_renderable(self.request, body)
 
     def render_prompts(self, prompts: Sequence[RenderedPrompt]) -> bytes:
@@ -94,7 +94,7 @@ class ResponseRendering(VllmResponsesReply, PromptRenderer):
         _check_renderable(self.request, body)
         own_id = f"resp_{context.unique_id[:16]}"
         self._answer_id = body.string("request_id", "") or own_id
-        self._forwarded_members = {name: body.free_object(name) or None for name in extras.TRANSFER_MEMBERS}
+        self._forwarded_members = {name: body.free_object(name) or None for name in vllm_members.TRANSFER_MEMBERS}
 
     def render_prompts(self, prompts: Sequence[RenderedPrompt]) -> bytes:
         """Return the request that continues the conversation."""
@@ -129,14 +129,14 @@ def _check_renderable(request: Request, body: Fields) -> None:
         raise Invalid(BEAM_SEARCH_SENTENCE)
     if request.grammar is not None and request.grammar.kind == "tags":
         member = "response_format" if body.has_value("response_format") else "structured_outputs"
-        raise unsupported_member(body, member, "A structural tag with a rendered prompt is")
+        raise unsupported_member_error(body, member, "A structural tag with a rendered prompt is")
     for prompt in request.prompts:
         if not isinstance(prompt, Chat):
             continue
         if any(message.media for message in prompt.messages):
-            raise unsupported_member(body, "messages", "Media in a rendered prompt are")
+            raise unsupported_member_error(body, "messages", "Media in a rendered prompt are")
         if prompt.tool_choice == "required":
-            raise unsupported_member(body, "tool_choice", "A forced call with a rendered prompt is")
+            raise unsupported_member_error(body, "tool_choice", "A forced call with a rendered prompt is")
 
 
 def _read_forwarded_members(body: Fields) -> dict[str, Any]:

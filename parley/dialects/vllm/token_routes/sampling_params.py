@@ -15,8 +15,14 @@ import msgspec
 from parley.dialects import output_constraints, parameters
 from parley.dialects.dialect import RequestContext
 from parley.dialects.fields import Fields
-from parley.dialects.openai import extras, shared
-from parley.dialects.openai.shared import MAX_TOKENS, unsupported_member
+from parley.dialects.openai import vllm_members
+from parley.dialects.openai.common_members import (
+    MAX_TOKENS,
+    read_alternatives,
+    read_stop_conditions,
+    read_stream_interval,
+    unsupported_member_error,
+)
 from parley.dialects.vllm import requests
 from parley.dialects.vllm.refusal_wording import parameter_error
 from parley.errors import BadRequest, Invalid
@@ -62,7 +68,7 @@ def check_sampling_params(params: Fields) -> None:
         params.integer(name, 0)
     for name, subject in UNSUPPORTED_MEMBERS.items():
         if params.array(name, cap=MAX_TOKENS):
-            raise unsupported_member(params, name, subject)
+            raise unsupported_member_error(params, name, subject)
     params.free_object("extra_args")  # for connectors and processors of the original's engine
     fault = next(_engine_faults(params), None)
     if fault is not None:
@@ -89,17 +95,17 @@ def read_sampling(params: Fields) -> Sampling:
     return msgspec.structs.replace(sampling, seed=None) if sampling.seed == -1 else sampling
 
 
-def read_stop_conditions(params: Fields, context: RequestContext) -> StopConditions:
+def read_token_stop_conditions(params: Fields, context: RequestContext) -> StopConditions:
     """Read when to stop. Without ``max_tokens``: at the end of the context. Raises BadRequest."""
     max_tokens = params.integer("max_tokens", None, 1, MAX_TOKENS)
-    stop_conditions = shared.read_stop_conditions(params, max_tokens, requests.VLLM_RULES)
+    stop_conditions = read_stop_conditions(params, max_tokens, requests.VLLM_RULES)
     return stop_conditions if max_tokens is not None else requests.cap_max_tokens(stop_conditions, context)
 
 
 def read_output_options(params: Fields, context: RequestContext, stream: bool) -> OutputOptions:
     """Read the options of reports about tokens; tokens are sent at once and not parsed. Raises BadRequest."""
-    logprobs = shared.read_alternatives(params, "logprobs", requests.VLLM_RULES, context)
-    prompt_logprobs = shared.read_alternatives(params, "prompt_logprobs", requests.VLLM_RULES, context)
+    logprobs = read_alternatives(params, "logprobs", requests.VLLM_RULES, context)
+    prompt_logprobs = read_alternatives(params, "prompt_logprobs", requests.VLLM_RULES, context)
     if stream and prompt_logprobs is not None:
         sentence = "`prompt_logprobs` are not available when `stream=True`."
         raise parameter_error(sentence, "prompt_logprobs")
@@ -111,7 +117,7 @@ def read_output_options(params: Fields, context: RequestContext, stream: bool) -
         ids=True,
         tokens_at_once=True,
         unparsed=True,
-        stream_interval=shared.read_stream_interval(params),
+        stream_interval=read_stream_interval(params),
     )
 
 
@@ -119,8 +125,8 @@ def _read_listed_ids(params: Fields, logprobs: int | None) -> list[int]:
     """Read the tokens whose log-probabilities are reported; as in the original, none without ``logprobs``."""
     if logprobs is None or not params.has_value("logprob_token_ids"):
         return []
-    ids = extras.read_logprob_ids(params, logprobs, None)
-    count = len(params.array("logprob_token_ids", cap=extras.MAX_LOGPROB_IDS))
+    ids = vllm_members.read_logprob_ids(params, logprobs, None)
+    count = len(params.array("logprob_token_ids", cap=vllm_members.MAX_LOGPROB_IDS))
     if logprobs != count:
         sentence = f"{NO_LISTED_IDS}logprobs={logprobs}, len(logprob_token_ids)={count}."
         raise parameter_error(sentence, "logprob_token_ids", count)

@@ -16,28 +16,18 @@ from parley.dialects.admin_requests import AbortList
 from parley.dialects.dialect import Answer, Reply, RequestContext
 from parley.dialects.fields import Fields
 from parley.dialects.json_answer import encode_json
-from parley.dialects.openai import extras
-from parley.dialects.openai.shared import (
-    FINISH_REASONS,
-    finite_logprob,
-    prompt_logprob_maps,
-    unsupported_member,
-)
+from parley.dialects.openai import vllm_members
+from parley.dialects.openai.common_members import unsupported_member_error
+from parley.dialects.openai.token_objects import FINISH_REASONS, finite_logprob, prompt_logprob_maps
 from parley.dialects.parameters import MAX_CHOICES_PER_PROMPT, MAX_LISTED_IDS, MAX_TOKEN_ID, read_bad_words
-from parley.dialects.vllm import requests, shared
+from parley.dialects.sse import STREAM_DONE, data_event
+from parley.dialects.vllm import requests
+from parley.dialects.vllm.answer_parts import attach_done
+from parley.dialects.vllm.error_answers import vllm_failure_events
 from parley.dialects.vllm.token_routes import sampling_params
+from parley.dialects.vllm.token_usage import vllm_final_usage, vllm_usage
 from parley.errors import Malformed, ParleyError
-from parley.types import (
-    ChoiceDelta,
-    ChoiceDone,
-    Event,
-    PromptAccepted,
-    PromptScored,
-    Request,
-    TokenInfo,
-    Tokens,
-    Usage,
-)
+from parley.types import ChoiceDelta, ChoiceDone, Event, PromptAccepted, PromptScored, Request, TokenInfo, Tokens, Usage
 
 OUTPUT_MODES = ("tokens", "text")
 ID_PREFIX = "generate-tokens-"
@@ -83,14 +73,14 @@ class TokenReply(Reply):
         options = sampling_params.read_output_options(params, context, stream)
         at_end, self._usage_per_chunk = _read_usage_options(body, stream)
         options = msgspec.structs.replace(options, usage=at_end)
-        answer_id = requests.choose_answer_id(context, extras.read_request_id(body) or context.unique_id)
+        answer_id = requests.choose_answer_id(context, vllm_members.read_request_id(body) or context.unique_id)
         self._answer_id = ID_PREFIX + answer_id
         self.request = Request(
             id=context.unique_id,
             model=body.string("model", "", cap=256),
             prompts=[Tokens(token_ids, body.boolean("reasoning_ended", None))],
             sampling=sampling_params.read_sampling(params),
-            stop_conditions=sampling_params.read_stop_conditions(params, context),
+            stop_conditions=sampling_params.read_token_stop_conditions(params, context),
             output_options=options,
             thinking_budget=sampling_params.read_thinking_budget(params),
             n=params.integer("n", 1, 1, MAX_CHOICES_PER_PROMPT),
@@ -98,8 +88,8 @@ class TokenReply(Reply):
             banned_words=read_bad_words(params),
             grammar=requests.read_structured_outputs(params),
             cancel_ids=(self._answer_id, answer_id),
-            cache_salt=extras.read_salt(body, context.headers),
-            priority=extras.read_priority(body, context.headers),
+            cache_salt=vllm_members.read_salt(body, context.headers),
+            priority=vllm_members.read_priority(body, context.headers),
         )
         self._wants_prompt_ids = body.boolean("return_token_ids", False)
         self._ids_for_texts = context.api_options.return_tokens_as_token_ids
@@ -121,7 +111,7 @@ class TokenReply(Reply):
                 case ChoiceDelta():
                     pieces.append((event, None))
                 case ChoiceDone():
-                    shared.attach_done(pieces, event)
+                    attach_done(pieces, event)
         return b"".join(self._token_chunk(delta, done) for delta, done in pieces)
 
     def _token_chunk(self, delta: ChoiceDelta | None, done: ChoiceDone | None) -> bytes:
@@ -139,18 +129,18 @@ class TokenReply(Reply):
             self._sent_prompt_ids = True
             chunk["prompt_token_ids"] = self._prompt_ids
         choices = [self._choice_object(index, tokens, text, done)]
-        return shared.vllm_frame(chunk | {"output_mode": self._output_mode, "choices": choices})
+        return data_event(chunk | {"output_mode": self._output_mode, "choices": choices})
 
     def finish_stream(self, usage: Usage) -> bytes:
         """Return the usage chunk, if requested, and the ``[DONE]`` mark."""
         if not self.request.output_options.usage:
-            return shared.STREAM_DONE
-        last = {"request_id": self._answer_id, "usage": shared.final_usage(usage)}
-        return shared.vllm_frame(last | {"output_mode": self._output_mode, "choices": []}) + shared.STREAM_DONE
+            return STREAM_DONE
+        last = {"request_id": self._answer_id, "usage": vllm_final_usage(usage)}
+        return data_event(last | {"output_mode": self._output_mode, "choices": []}) + STREAM_DONE
 
     def fail_stream(self, error: ParleyError) -> bytes:
         """Return vLLM's error event and the ``[DONE]`` mark."""
-        return shared.vllm_failed_stream_end(error)
+        return vllm_failure_events(error)
 
     # -- one answer
 
@@ -177,7 +167,7 @@ class TokenReply(Reply):
                 "request_id": self._answer_id,
                 "model": self.request.model,
                 "created": self._context.created,
-                "usage": shared.vllm_usage(usage),
+                "usage": vllm_usage(usage),
                 "prompt_logprobs": None if scores is None or top is None else prompt_logprob_maps(scores, top),
                 "prompt_token_id_logprobs": None,
                 "prompt_token_ids": self._prompt_ids if self._wants_prompt_ids else None,
@@ -260,11 +250,11 @@ def _read_token_ids(body: Fields) -> list[int]:
 def _refuse_unsupported(body: Fields) -> None:
     """Refuse members about media, and check those that have no effect. Raises BadRequest."""
     if body.free_object("features"):
-        raise unsupported_member(body, "features", UNSUPPORTED_MEMBERS["features"])
-    for name in extras.TRANSFER_MEMBERS:
+        raise unsupported_member_error(body, "features", UNSUPPORTED_MEMBERS["features"])
+    for name in vllm_members.TRANSFER_MEMBERS:
         body.free_object(name)
     if body.array("content_parts", cap=MAX_LISTED_IDS):
-        raise unsupported_member(body, "content_parts", UNSUPPORTED_MEMBERS["content_parts"])
+        raise unsupported_member_error(body, "content_parts", UNSUPPORTED_MEMBERS["content_parts"])
     body.free_object("reasoning_parser_kwargs")  # of a parser that decides where an answer's form begins
     body.array("token_offsets", cap=MAX_LISTED_IDS)  # which a rendered prompt may have
 
@@ -283,5 +273,5 @@ def read_abort_requests(body: bytes, context: RequestContext) -> AbortList:
     fields = requests.decode_vllm_body(body)
     if not fields.has_value("request_ids"):
         raise Malformed("Missing 'request_ids' in request body")
-    labels = fields.strings("request_ids", cap=MAX_ABORTED, total=MAX_ABORTED * extras.MAX_NAME_CHARACTERS)
+    labels = fields.strings("request_ids", cap=MAX_ABORTED, total=MAX_ABORTED * vllm_members.MAX_NAME_CHARACTERS)
     return AbortList(frozenset(labels), Answer(body=b"", content_type=b""))

@@ -14,8 +14,9 @@ import msgspec
 
 from parley.dialects.dialect import ApiOptions, RequestContext
 from parley.dialects.fields import INT64, Fields
-from parley.dialects.openai import constraints, shared
-from parley.dialects.openai.shared import MAX_TOKENS, OPENAI_RULES, ReadingRules
+from parley.dialects.openai import constraints
+from parley.dialects.openai.common_members import MAX_TOKENS, unsupported_member_error
+from parley.dialects.openai.reading_rules import OPENAI_RULES, ReadingRules
 from parley.dialects.parameters import MAX_BAD_WORDS, MAX_TOKEN_ID, read_truncation
 from parley.errors import Invalid
 from parley.types import Grammar, KeptSide
@@ -84,7 +85,7 @@ MEDIA_MEMBERS = ("mm_processor_kwargs", "media_io_kwargs")
 UNTRUSTED_OPTIONS = "Without --trust-request-mm-kwargs, options of media are"
 
 
-class ExtraMembers(msgspec.Struct, frozen=True):
+class VllmMembers(msgspec.Struct, frozen=True):
     """The extra members of a request. ``client_id``: the client's id for it. ``max_prompt_tokens``: the maximum prompt
     length in tokens; of a longer prompt ``kept_side`` says whether its beginning or its end is kept.
 
@@ -114,14 +115,14 @@ class ExtraMembers(msgspec.Struct, frozen=True):
         }
 
 
-def read_extras(
+def read_vllm_members(
     body: Fields,
     context: RequestContext,
     *,
     max_tokens: int | None,
     options: ApiOptions | None = None,
     rules: ReadingRules = OPENAI_RULES,
-) -> ExtraMembers:
+) -> VllmMembers:
     """Read the extra members of a request that generates. Raises BadRequest.
 
     ``options``: those of the operator for a request that may have media; None: it has none.
@@ -136,7 +137,7 @@ def read_extras(
     priority = read_priority(body, context.headers)
     seconds = body.number("max_time", None, 0, MAX_SECONDS, low_excluded=True)
     thinking_budget = None if budget < 0 else budget
-    return ExtraMembers(
+    return VllmMembers(
         read_request_id(body),
         read_salt(body, context.headers),
         truncate,
@@ -148,14 +149,14 @@ def read_extras(
     )
 
 
-def read_pooling_extras(body: Fields, context: RequestContext) -> ExtraMembers:
+def read_vllm_pooling_members(body: Fields, context: RequestContext) -> VllmMembers:
     """Read those of a request for vectors, where by default a longer text keeps its beginning. Raises BadRequest."""
     if body.string("padding", None, allowed=PADDING_NAMES) == "max_length":
-        raise shared.unsupported_member(body, "padding", "Padding to the context length is")
+        raise unsupported_member_error(body, "padding", "Padding to the context length is")
     if body.free_object("mm_processor_kwargs"):
-        raise shared.unsupported_member(body, "mm_processor_kwargs", "Media are")
+        raise unsupported_member_error(body, "mm_processor_kwargs", "Media are")
     truncate, keep = read_truncation(body, context.context_length), _read_kept_side(body, "right")
-    return ExtraMembers(
+    return VllmMembers(
         read_request_id(body), read_salt(body, context.headers), truncate, keep, read_priority(body, context.headers)
     )
 
@@ -182,7 +183,7 @@ def _check_other_members(body: Fields, options: ApiOptions | None) -> None:
                 continue
             subject = UNTRUSTED_OPTIONS
         if read_member(body, name):
-            raise shared.unsupported_member(body, name, subject)
+            raise unsupported_member_error(body, name, subject)
 
 
 def read_request_id(body: Fields) -> str | None:

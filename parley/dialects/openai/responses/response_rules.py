@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from parley.dialects.fields import Fields
-from parley.dialects.openai.shared import OPENAI_RULES, STRICT_RULES, ReadingRules
+from parley.dialects.openai.reading_rules import OPENAI_RULES, STRICT_OPENAI_RULES, ReadingRules
 from parley.errors import BadRequest, Unsupported
 
 
@@ -27,7 +27,7 @@ class ResponsesRules:
 
 
 LENIENT = ResponsesRules()
-STRICT = ResponsesRules(strict=True, reading=STRICT_RULES)
+STRICT = ResponsesRules(strict=True, reading=STRICT_OPENAI_RULES)
 
 
 def unserved_error(message: str, field: str) -> Unsupported:

@@ -1,44 +1,21 @@
-"""Common parts of Cohere's routes: its rules, the wording of refusals, errors, ids, usage and events.
+"""Refusals of members, in the words of Cohere's API.
 
-The sentences are those of Cohere's page of errors, with the value and its range after them. Every error is an object
-with the request's id and a message.
+The sentences are those of Cohere's page of errors, with the value and its range after them.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from typing import Any
-from uuid import UUID
 
 from parley.dialects import error_wording
-from parley.dialects.dialect import Answer
+from parley.dialects.cohere.api_rules import CohereRules
 from parley.dialects.fields import Fields
-from parley.dialects.json_answer import encode_json
-from parley.dialects.vllm.pooling.cohere import input_type_sentence
-from parley.errors import (
-    BadRequest,
-    ContextLength,
-    Invalid,
-    Malformed,
-    Missing,
-    ParleyError,
-    UnknownModel,
-    UnknownPromptName,
-    Unsupported,
-    WrongType,
-    excerpt,
-)
-from parley.types import Usage
+from parley.errors import BadRequest, Invalid, Malformed, Missing, Unsupported, WrongType, excerpt
 
 UNREADABLE_STATUS = 422  # of a body with a member of a wrong type, or one that the API does not have
 REFERENCE = "For proper usage, please refer to https://docs.cohere.com/v2/reference/chat"
 MISSING_MODEL = "a model parameter is required for this endpoint."
-STREAM_DONE = b"data: [DONE]\n\n"
-# The coordinator's refusal when it has no memory for a body.
-NO_MEMORY_BODY = b'{"message":"Memory limit exceeded"}'
-HEX_ID = re.compile(r"[0-9a-fA-F]{1,32}")
 TYPE_NAMES = {
     "a string": "string",
     "an integer": "int32",
@@ -48,16 +25,6 @@ TYPE_NAMES = {
     "an array": "array",
     "an object": "object",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class CohereRules:
-    """``strict``: members that the original does not have, and values beyond its ranges, are refused."""
-
-    strict: bool = False
-
-
-LENIENT_RULES, STRICT_RULES = CohereRules(), CohereRules(strict=True)
 
 
 class CohereWording(error_wording.ErrorWording):
@@ -120,10 +87,10 @@ class CohereWording(error_wording.ErrorWording):
         )
 
 
-WORDING = CohereWording()
+COHERE_WORDING = CohereWording()
 
 
-def check_members(fields: Fields, allowed: Collection[str], rules: CohereRules) -> None:
+def check_member_names(fields: Fields, allowed: Collection[str], rules: CohereRules) -> None:
     """Refuse a member that the original does not have, if the rules are strict. Raises Invalid."""
     if not rules.strict:
         return
@@ -139,56 +106,7 @@ def unknown_member_error(path: str) -> Invalid:
     return error
 
 
-def unsupported_value(fields: Fields, name: str, sentence: str) -> Unsupported:
+def unsupported_value_error(fields: Fields, name: str, sentence: str) -> Unsupported:
     """Return the error for a value that the original has and this server has not. ``sentence``: the reason."""
     path = fields.member_path(name)
     return Unsupported(f"invalid request: {path} {excerpt(fields.raw_value(name))} {sentence}", field=path)
-
-
-def uuid_text(unique_id: str) -> str:
-    """Return a request's id as the original writes ids: a UUID."""
-    return str(UUID(hex=unique_id.rjust(32, "0"))) if HEX_ID.fullmatch(unique_id) else unique_id
-
-
-def error_sentence(error: ParleyError) -> str:
-    """Return the sentence of an error."""
-    match error:
-        case UnknownModel() if error.name:
-            return (
-                f"model '{error.name[:256]}' not found, make sure the correct model ID was used and that you have "
-                "access to the model."
-            )
-        case ContextLength(limit=int() as limit) if error.prompt is not None or error.prompt_over is not None:
-            # Of a prompt that was not counted to its end, the smallest possible length.
-            tokens = error.prompt if error.prompt is not None else (error.prompt_over or 0) + 1
-            return (
-                f"too many tokens: total number of tokens in the prompt cannot exceed {limit - 1} - received {tokens}. "
-                "Try using a shorter prompt."
-            )
-        case UnknownPromptName():
-            return input_type_sentence(error)
-        case ContextLength():
-            return f"too many tokens: {error.message}"
-    return error.message
-
-
-def cohere_error(error: ParleyError) -> Answer:
-    """Return an error as a complete answer."""
-    members = {"id": uuid_text(error.request_uuid)} if error.request_uuid else {}
-    return Answer(error.status, encode_json(members | {"message": error_sentence(error)}))
-
-
-def usage_object(usage: Usage) -> dict[str, Any]:
-    """Return the tokens of a request. Those of pictures are counted apart, and billed as input."""
-    image_tokens = usage.media_tokens.get("image", 0)
-    tokens = {"input_tokens": usage.prompt_tokens - image_tokens, "output_tokens": usage.completion_tokens}
-    return {
-        "billed_units": {"input_tokens": usage.prompt_tokens, "output_tokens": usage.completion_tokens},
-        "tokens": tokens | {"image_tokens": image_tokens} if image_tokens else tokens,
-        "cached_tokens": usage.cached_tokens,
-    }
-
-
-def sse_event(event: dict[str, Any]) -> bytes:
-    """Return one event of a stream, with its type as its name."""
-    return b"event: %b\ndata: %b\n\n" % (event["type"].encode(), encode_json(event))
