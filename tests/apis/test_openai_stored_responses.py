@@ -112,6 +112,17 @@ async def test_lists_go_on_after_an_item(serve):
         assert (await server.get(f"{path}?{query}")).status == 400
 
 
+async def test_calls_and_their_outputs_are_listed_with_a_status(serve):
+    server = await serve()
+    items = [{"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
+             {"type": "function_call_output", "call_id": "c", "output": "7", "status": "incomplete"}]  # fmt: skip
+    conversation = (await server.post("/v1/conversations", {"items": items})).json["id"]
+    call, output = (await server.get(f"/v1/conversations/{conversation}/items?order=asc")).json["data"]
+    assert call == {"id": call["id"], "type": "function_call", "status": "completed", "call_id": "c", "name": "f",
+                    "arguments": "{}"}  # fmt: skip
+    assert output["status"] == "incomplete"
+
+
 async def create_conversation(server: RunningServer) -> dict[str, Any]:
     return (await server.post("/v1/conversations", {})).json
 

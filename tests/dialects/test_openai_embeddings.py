@@ -163,7 +163,7 @@ def test_vllm_pooling_returns_one_vector_per_input():
     for body in (b'{"input":"a","task":"classify"}', b'{"data":{},"task":"embed"}'):
         with pytest.raises(Unsupported):
             pooling.read_pooling_request(body, head)
-    with pytest.raises(Unsupported, match=r"^Unsupported task: 'plugin'"):
+    with pytest.raises(Unsupported, match=r"^No IOProcessor plugin installed\.$"):
         pooling.read_pooling_request(b'{"data":{},"task":"plugin"}', head)
 
 

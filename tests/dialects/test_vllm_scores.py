@@ -155,9 +155,24 @@ def test_vllm_rerank_limits_the_tokens_of_each_side():
         assert [prompt.max_tokens for prompt in reply.request.prompts] == [None] * 3
 
 
+@pytest.mark.parametrize("name", ["max_tokens_per_query", "max_tokens_per_doc"])
+def test_vllm_rerank_refuses_negative_limits_in_the_words_of_the_original(name):
+    with pytest.raises(BadRequest) as caught:
+        finished_reply(scores.read_rerank_request, query="a", documents=["b"], **{name: -5})
+    assert caught.value.message == f"{name} must be a non-negative integer"
+
+
 def test_vllm_invocations_score_and_rerank():
     assert isinstance(finished_reply(control.read_invocation, query="a", documents=["b"]), scores.RerankReply)
     assert isinstance(finished_reply(control.read_invocation, text_1="a", text_2="b"), scores.ScoreReply)
+
+
+@pytest.mark.parametrize("members", [{"input": "a"}, {"messages": [{"role": "user", "content": "a"}]}])
+def test_vllm_invocations_ask_models_without_text_for_what_they_compute(members):
+    body = json.dumps(members).encode()
+    classifier, encoder = replace(HEAD, **CROSS_ENCODER), replace(HEAD, generates=False)
+    assert isinstance(control.read_invocation(body, classifier), classify.ClassificationReply)
+    assert isinstance(control.read_invocation(body, encoder), embeddings.VllmEmbeddingReply)
 
 
 def vector_reply(read, context, vectors, **body):

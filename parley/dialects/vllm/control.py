@@ -15,7 +15,7 @@ from parley.dialects.json_answer import encode_json, json_answer
 from parley.dialects.openai import tokens
 from parley.dialects.vllm import chat, completions, requests
 from parley.dialects.vllm.error_answers import ADAPTER_ERROR_TYPE, UnsupportedCall, vllm_error_answer
-from parley.dialects.vllm.pooling import embeddings, scores
+from parley.dialects.vllm.pooling import classify, embeddings, scores
 from parley.dialects.vllm.refusal_wording import FALSE_TEXTS, TRUE_TEXTS, VLLM_WORDING
 from parley.errors import Invalid, NotFound, ParleyError
 
@@ -108,11 +108,15 @@ def _vllm_model_object(card: ModelCard, number: int, context: RequestContext) ->
 
 
 def read_invocation(body: bytes, context: RequestContext) -> Reply | Answer:
-    """Read a conversation, a plain prompt, or texts to embed or compare, depending on the body. Raises BadRequest."""
+    """Read a conversation, a plain prompt, or texts to embed, classify or compare, depending on the body and the model.
+
+    Raises BadRequest.
+    """
     requests.check_content_type(context)
     fields = decode_fields(body, VLLM_WORDING)
-    if fields.has_value("input") or fields.has_value("encoding_format"):
-        return embeddings.read_vllm_embedding(body, context)
+    computes_numbers = fields.has_value("messages") and not context.generates
+    if computes_numbers or fields.has_value("input") or fields.has_value("encoding_format"):
+        return (classify.read_classification if context.labels else embeddings.read_vllm_embedding)(body, context)
     if not fields.has_value("messages"):
         if fields.has_value("prompt") or fields.has_value("prompt_embeds"):
             return completions.read_vllm_completion(body, context)

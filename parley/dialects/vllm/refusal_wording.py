@@ -61,6 +61,7 @@ LOGPROB_PARAMETERS = {"sample": "logprobs", "prompt": "prompt_logprobs"}  # as t
 LOW_SENTENCES = {name: f"`{name}` must be a positive value or -1." for name in LOGPROB_MEMBERS} | {
     "thinking_token_budget": "`thinking_token_budget` must be a non-negative integer or -1 for unlimited.",
 }
+COUNT_MEMBERS = ("max_tokens_per_query", "max_tokens_per_doc")  # the original checks their sign itself
 
 ONE_CONSTRAINT = "You can only use one kind of constraints for structured outputs ('json', 'regex' or 'choice')."
 UNKNOWN_TOOL = "The tool specified in `tool_choice` does not match any of the specified `tools`"
@@ -195,6 +196,8 @@ class VllmWording(error_wording.ErrorWording):
             return parameter_error(sentence, LOGPROB_PARAMETERS[kind], value)
         if name in LOW_SENTENCES and not above:
             return parameter_error(LOW_SENTENCES[name], name, value)
+        if name in COUNT_MEMBERS and not above:
+            return Invalid(f"{name} must be a non-negative integer")
         if name in RANGE_SENTENCES:
             below, beyond, names_parameter = RANGE_SENTENCES[name]
             is_integer = name in ("n", "top_k", "max_tokens", "max_completion_tokens", "min_tokens")

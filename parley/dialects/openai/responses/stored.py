@@ -21,6 +21,7 @@ RUNNING = ("queued", "in_progress")
 # A client that sends the header itself deceives only itself.
 HISTORY_HEADER = b"x-parley-history"
 ITEM_PREFIXES = {"message": "msg", "function_call": "fc", "custom_tool_call": "ctc", "reasoning": "rs"}
+STATUS_KINDS = ("message", "function_call", "function_call_output")  # items that are listed with a status
 SLASH = "/"
 LOST = {"code": "server_error", "message": "The server that ran this response has ended."}
 
@@ -160,7 +161,7 @@ def find_item(context: RequestContext, item_id: str) -> Item:
 
 
 def with_ids(items: Sequence[Any], unique_id: str) -> list[Item]:
-    """Return items as they are listed: with ids, and messages with status and parts."""
+    """Return items as they are listed: with ids, messages and calls with a status, and messages with parts."""
     return [_with_id(item, unique_id, number) for number, item in enumerate(items) if isinstance(item, dict)]
 
 
@@ -170,9 +171,11 @@ def _with_id(item: Item, unique_id: str, number: int) -> Item:
     if not isinstance(item_id, str) or not item_id:
         item_id = f"{ITEM_PREFIXES.get(kind, 'item')}_{unique_id}i{number:04x}"
     listed = {"id": item_id, "type": kind}
+    if kind in STATUS_KINDS:
+        listed["status"] = item.get("status") or "completed"
     if kind == "message":
-        listed |= {"status": "completed", "content": item.get("content")}
-    listed |= {name: value for name, value in item.items() if name not in ("id", "type")}
+        listed["content"] = item.get("content")
+    listed |= {name: value for name, value in item.items() if name not in listed}
     if kind == "message" and isinstance(listed["content"], str):
         part_type = "output_text" if item.get("role") == "assistant" else "input_text"
         listed["content"] = [{"type": part_type, "text": listed["content"]}]

@@ -90,6 +90,8 @@ def _read_task(body: Fields, context: RequestContext) -> PoolingTask:
     for task in supported:
         if task == name:
             return task
+    if name == "plugin":
+        raise Unsupported("No IOProcessor plugin installed.", field="task")
     raise Unsupported(f"Unsupported task: {name!r} Supported tasks: {supported}", field="task")
 
 
