@@ -7,6 +7,7 @@ count needs no parser, and other threads run between its slices.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Set
 from typing import Any
 
@@ -23,6 +24,8 @@ LAZY_SIZE = 1 << 16  # bytes of a body above which unread members are not decode
 _MARKS = b'"\\[{:,'
 _OTHER_BYTES = bytes(set(range(256)) - set(_MARKS))
 _RAW_MEMBERS_DECODER = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_ESCAPE_SIZE = 6  # bytes of an escape such as \\ud83d
+_HALF_PAIR_IN_STRING = re.compile(rb'\\u[dD][89abAB][0-9a-fA-F]{2}[^"]*"')
 
 
 class OverfullJson(msgspec.DecodeError):
@@ -32,7 +35,10 @@ class OverfullJson(msgspec.DecodeError):
 def decode_json(text: bytes) -> Any:
     """Decode a JSON text. Raises msgspec.DecodeError (maybe OverfullJson), UnicodeDecodeError, RecursionError."""
     check_json_size(text)
-    return msgspec.json.decode(text)
+    try:
+        return msgspec.json.decode(text)
+    except msgspec.DecodeError as error:
+        raise _correct_fault(error, text) from None
 
 
 def check_json_size(text: bytes) -> None:
@@ -78,6 +84,19 @@ def _trailing_backslashes(piece: bytes) -> int:
     return len(piece) - len(piece.rstrip(b"\\"))
 
 
+def _correct_fault(error: msgspec.DecodeError, text: bytes) -> msgspec.DecodeError:
+    """Return the error of a JSON text that could not be decoded, with the true reason.
+
+    The decoder wants a whole escape behind the first half of a surrogate pair. If the text ends before that, it calls
+    the text truncated, even if the text is complete.
+    """
+    tail_start = max(0, len(text) - 2 * _ESCAPE_SIZE)
+    half = _HALF_PAIR_IN_STRING.search(text, tail_start) if "truncated" in str(error) else None
+    if half is None or _trailing_backslashes(text[: half.start() + 1]) % 2 == 0:
+        return error
+    return msgspec.DecodeError(f"JSON is malformed: half of a surrogate pair (byte {half.start()})")
+
+
 def first_bad_byte(text: bytes) -> int:
     """Return the position of the first byte that is not UTF-8, 0 if there is none. The decoder's own error counts from
     the beginning of the string that holds it."""
@@ -103,7 +122,9 @@ class LazyMembers(Mapping[str, Any]):
         if isinstance(value, msgspec.Raw):
             try:
                 value = self._members[name] = msgspec.json.decode(value)
-            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            except msgspec.DecodeError as error:
+                raise self._refuse(_correct_fault(error, bytes(value))) from None
+            except (UnicodeDecodeError, RecursionError) as error:
                 raise self._refuse(error) from None
         return value
 
@@ -129,5 +150,7 @@ def decode_members(text: bytes, refuse: Callable[[Exception], BadRequest]) -> An
         if len(text) <= LAZY_SIZE or not text.lstrip().startswith(b"{"):
             return msgspec.json.decode(text)
         return LazyMembers(_RAW_MEMBERS_DECODER.decode(text), refuse)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except msgspec.DecodeError as error:
+        raise refuse(_correct_fault(error, text)) from None
+    except (UnicodeDecodeError, RecursionError) as error:
         raise refuse(error) from None

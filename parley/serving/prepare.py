@@ -51,7 +51,7 @@ from parley.types import (
     Tenant,
     Tokens,
 )
-from parley.web.offload import OFFLOAD_SIZE, run_in_thread
+from parley.web.offload import OFFLOAD_SIZE, run_in_thread, to_thread_if_large
 
 MAX_PRIORITY = (1 << 63) - 1
 # Keep engine ids unique: a retried request may arrive while the engine still runs its first attempt.
@@ -90,10 +90,14 @@ async def prepare_engine_requests(
     """
     size = 64 * len(request.banned_words) + len(request.prediction)
     size += sum(len(item.replacement) for item in media)
-    is_large = size > OFFLOAD_SIZE or exceeds_size(request.prompts, OFFLOAD_SIZE - size)
+    needs_thread = (
+        model.text_pipeline.may_be_slow
+        or size > OFFLOAD_SIZE
+        or exceeds_size(request.prompts, OFFLOAD_SIZE - size)
+    )
     grammars = await _compile_grammars(model, request, tenant)
     prepare = partial(_prepare_prompts, model, request, media)
-    prompts = await run_in_thread(prepare) if is_large else prepare()
+    prompts = await run_in_thread(prepare) if needs_thread else await to_thread_if_large(size, prepare)
     return [
         (prepared, _build_engine_request(model, request, number, prepared, max_tokens, grammars[number], tenant))
         for number, (prepared, max_tokens) in enumerate(prompts)

@@ -18,6 +18,7 @@ from parley.text.prepared_prompt import PreparedPrompt
 from parley.text.prompt import TextPipeline
 from parley.types import Chat, EngineRequest, KeptSide, Prompt, Text, Usage
 from parley.web.exchange import Exchange
+from parley.web.offload import OFFLOAD_SIZE
 
 Spans = list[tuple[int, int]]
 
@@ -41,7 +42,8 @@ async def handle_render(registry: ModelRegistry, route: Route, exchange: Exchang
     check_key_models(exchange.tenant, model.names if request.adapter is None else (request.adapter,))
     check_request(model, request)
     prepared_prompts = await exchange.while_connected(prepare_engine_requests(model, request, exchange.tenant))
-    size = 8 * sum(len(prepared.token_ids) for prepared, _ in prepared_prompts)
+    size = OFFLOAD_SIZE if model.text_pipeline.may_be_slow else 0
+    size += 8 * sum(len(prepared.token_ids) for prepared, _ in prepared_prompts)
     if isinstance(reply, PromptRenderer):
         work = partial(_render_prompts, model.text_pipeline, reply, prepared_prompts)
     else:

@@ -118,6 +118,11 @@ class TextPipeline:
         self.grammar_compiler = self.answer_compiler.grammar_compiler
         self.answer_grammars = AnswerGrammarCache()
 
+    @property
+    def may_be_slow(self) -> bool:
+        """Whether even a short prompt may take long, so that it should be prepared in a thread."""
+        return not self.tokenizer.has_linear_time or self.template.is_slow
+
     @classmethod
     def from_folder(
         cls, folder: str | Path, tools: str = AUTO_FAMILY, reasoning: str = AUTO_FAMILY, trust_marks: bool = False

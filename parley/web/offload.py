@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 from typing import TypeVar
 
-from parley.interrupt import run_until_abandoned
+from parley.interrupt import NotBrief, run_briefly, run_until_abandoned
 
 T = TypeVar("T")
 
@@ -18,9 +18,15 @@ OFFLOAD_SIZE = 16 << 10  # bytes or characters of input above which work runs in
 async def to_thread_if_large(size: int, work: Callable[[], T]) -> T:
     """Call ``work`` and return its result; use a thread if its input is larger than OFFLOAD_SIZE.
 
-    If the caller is cancelled, work in a thread ends at its next ``stop_if_abandoned``.
+    Work that notices (``stop_if_not_brief``) that it takes long all the same is done again in a thread. If the caller
+    is cancelled, work in a thread ends at its next ``stop_if_abandoned``.
     """
-    return work() if size <= OFFLOAD_SIZE else await run_in_thread(work)
+    if size <= OFFLOAD_SIZE:
+        try:
+            return run_briefly(work)
+        except NotBrief:
+            pass
+    return await run_in_thread(work)
 
 
 async def run_in_thread(work: Callable[[], T]) -> T:

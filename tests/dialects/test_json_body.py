@@ -77,3 +77,20 @@ def test_large_body_must_be_one_json_object(end):
         decode_fields(b'{"a":1,' + FILLER + end)
     with pytest.raises(Malformed):
         decode_fields(b"[" + FILLER.partition(b":")[2] + b"]")
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        (rb'{"a":"\ud800"}', "half of a surrogate pair (byte 6)"),
+        (rb'{"a":"\\\uDBFFx"}', "half of a surrogate pair (byte 8)"),
+        (b'{"a":"' + b"x" * json_body.LAZY_SIZE + rb'\ud800"}', f"(byte {6 + json_body.LAZY_SIZE})"),
+        (b'{"b":"' + b"x" * json_body.LAZY_SIZE + rb'","a":"\ud800"}', f"(byte {13 + json_body.LAZY_SIZE})"),
+        (rb'{"a":"\ud800', "Input data was truncated"),
+        (rb'{"a":"\\ud800"', "Input data was truncated"),
+    ],
+)
+def test_says_that_half_a_surrogate_pair_is_the_fault_of_a_complete_body(body, reason):
+    with pytest.raises(Malformed) as refused:
+        decode_fields(body).string("a", "")
+    assert reason in str(refused.value)

@@ -23,7 +23,7 @@ from parley.serving.served_model import ServedModel
 from parley.text.tokens.tokenizer import Tokenizer
 from parley.types import Chat, ProcessedMedia, Prompt, Text
 from parley.web.exchange import Exchange
-from parley.web.offload import to_thread_if_large
+from parley.web.offload import OFFLOAD_SIZE, to_thread_if_large
 
 HUGE_TEXT = 1 << 20  # characters; longer texts are tokenized one at a time, so that they leave threads to others
 MAX_TOKENS_COUNTED = 1 << 20  # most tokens of a text to tokenize, or twice the model's context if that is more
@@ -55,6 +55,8 @@ async def handle_tokenize(registry: ModelRegistry, route: Route, exchange: Excha
         exchange.field_names = {"prompt": "messages"}
     is_one_text = isinstance(prompt, Text) and not tokenize_request.further_prompts
     size = len(prompt.text) if isinstance(prompt, Text) and is_one_text else len(body)
+    if model.text_pipeline.may_be_slow:
+        size = max(size, OFFLOAD_SIZE + 1)
     work = partial(_tokenize_and_encode, model, tokenize_request, writer, processed)
     if size > HUGE_TEXT:
         answer = await exchange.while_connected(

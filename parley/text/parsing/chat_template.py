@@ -29,6 +29,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
 from parley.errors import BadRequest, Invalid, excerpt
+from parley.interrupt import NotBrief, brief_end, stop_if_not_brief
 from parley.text.parsing.content_parts import PromptMarks, text_of_parts
 from parley.text.parsing.history import format_history, later_system_as_user
 from parley.text.tokens.json_files import BadTokenizer, read_json_object
@@ -71,8 +72,9 @@ class _RenderBudget(threading.local):
     deadline = float("inf")
 
     def check_render_time(self) -> None:
-        """Raise _BudgetExceeded after the deadline."""
+        """Raise _BudgetExceeded after the deadline, NotBrief after that of the event loop."""
         if time.monotonic() > self.deadline:
+            stop_if_not_brief()
             raise _BudgetExceeded(f"rendering took longer than {MAX_RENDER_SECONDS:g} seconds")
 
 
@@ -207,8 +209,11 @@ class ChatTemplate:
     """The chat templates of one model: "default", and "tool_use" if there is a separate one for tools.
 
     ``names``: the special tokens that templates refer to. ``media_marks``: the texts that stand for pictures, videos
-    and sound. ``variables``: all names that they read. Raises BadTokenizer if a template is not valid Jinja.
+    and sound. ``variables``: all names that they read. ``is_slow``: whether one took too long in the event loop once.
+    Raises BadTokenizer if a template is not valid Jinja.
     """
+
+    is_slow = False
 
     def __init__(
         self, sources: dict[str, str], names: dict[str, str] | None = None, media_marks: PromptMarks | None = None
@@ -246,8 +251,15 @@ class ChatTemplate:
         """Return the prompt's text. It includes BOS and other special tokens: encode it with ``special=False``.
 
         ``hide_tokens`` changes the texts of clients before the template sees them. Raises BadRequest if there is no
-        template or it refuses the conversation, Invalid for a reserved option.
+        template or it refuses the conversation, Invalid for a reserved option, NotBrief.
         """
+        try:
+            return self._render_turns(chat, hide_tokens)
+        except NotBrief:
+            self.is_slow = True
+            raise
+
+    def _render_turns(self, chat: Chat, hide_tokens: HideTokens | None) -> str:
         options = self._checked_options(chat)
         name = "tool_use" if chat.tools and "tool_use" in self._templates else "default"
         template = self._templates.get(name)
@@ -441,7 +453,7 @@ def _render_within_budget(template: jinja2.Template, values: dict[str, Any]) -> 
     """Render within the budget. Raises BadRequest for any error of the template."""
     parts: list[str] = []
     size = 0
-    _render_budget.deadline = time.monotonic() + MAX_RENDER_SECONDS
+    _render_budget.deadline = min(time.monotonic() + MAX_RENDER_SECONDS, brief_end())
     context = template.new_context(values)
     try:
         for part in template.root_render_func(context):

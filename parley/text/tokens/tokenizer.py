@@ -22,6 +22,7 @@ from typing import Any
 import tokenizers
 from tokenizers import AddedToken
 
+from parley.text.tokens.encoding_time import has_linear_time
 from parley.text.tokens.json_files import BadTokenizer, read_json_object
 from parley.text.tokens.segment_cache import SHORTEST_TEXT, SegmentCache, make_segment_cache
 from parley.text.tokens.template_encoder import TemplateEncoder
@@ -39,6 +40,7 @@ class Tokenizer(TextEncoder):
     templates read them. ``max_length``: the model's context length in tokens, None if the folder does not state it.
     ``vocab_size``: one more than the highest id. ``marks``: text to id of the tokens that do not count as text under a
     grammar: special ones, and added ones between angle brackets, which llguidance treats as special.
+    ``has_linear_time``: whether encoding a short text is sure to be quick.
     """
 
     def __init__(
@@ -53,7 +55,9 @@ class Tokenizer(TextEncoder):
         super().__init__(backend)
         self.names = names or {}
         self.max_length = max_length
-        self.vocab_size = 1 + max(backend.get_vocab().values(), default=-1)
+        vocabulary = backend.get_vocab()
+        self.vocab_size = 1 + max(vocabulary.values(), default=-1)
+        self.has_linear_time = has_linear_time(backend, vocabulary)
         self.eos_ids = frozenset(token_id for token_id in eos_ids if 0 <= token_id < self.vocab_size)
         added = backend.get_added_tokens_decoder()
         self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
