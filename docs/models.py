@@ -119,8 +119,12 @@ the id of the last `<unused…>` token, and LLaVA's that of the last reserved to
 
 The kernels read the integers of the file, without rounding. Q2_K, Q4_0, Q4_1, Q5_1, Q8_0 and IQ4_NL take as many bits
 in memory as in the file. The others take about 0.1 more for each number (Q4_K 4.6, Q5_K 5.6, Q6_K 6.6, Q3_K 3.6, IQ4_XS
-4.4), MXFP4 4.5 instead of 4.25, and Q5_0 6 instead of 5.5. Queries, keys and values, or gate and up, keep their own
-types, as in Q4_K_M. Rows of the embedding are decoded when they are needed.
+4.4), MXFP4 4.5 instead of 4.25, and Q5_0 6 instead of 5.5. Types of fewer bits take more than in the file: IQ1_S,
+IQ1_M, IQ2_XXS, IQ2_XS and IQ2_S 4.6, IQ3_XXS and IQ3_S 4.4, NVFP4 5, TQ1_0 and TQ2_0 2.1, Q1_0 2.25 and Q2_0 2.5 (of
+Bonsai, in blocks of 64 or 128 numbers). So a mix of IQ1 and IQ2, such as Unsloth's `UD-IQ2_M`, needs more memory than
+its size. Weights in NVFP4 with a scale of the whole become plain numbers; experts with such scales are refused.
+Queries, keys and values, or gate and up, keep their own types, as in Q4_K_M. Rows of the embedding are decoded when
+they are needed.
 
 * GPT-OSS uses the rotary embedding of its config, whose blend of frequencies begins and ends between two dimensions.
   llama.cpp rounds both ends, so its numbers differ a little.

@@ -50,14 +50,27 @@ BLOCK_TYPES = {
     12: BlockType("Q4_K", 256, 144),
     13: BlockType("Q5_K", 256, 176),
     14: BlockType("Q6_K", 256, 210),
+    16: BlockType("IQ2_XXS", 256, 66),
+    17: BlockType("IQ2_XS", 256, 74),
+    18: BlockType("IQ3_XXS", 256, 98),
+    19: BlockType("IQ1_S", 256, 50),
     20: BlockType("IQ4_NL", 32, 18),
+    21: BlockType("IQ3_S", 256, 110),
+    22: BlockType("IQ2_S", 256, 82),
     23: BlockType("IQ4_XS", 256, 136),
+    29: BlockType("IQ1_M", 256, 56),
     30: BlockType("BF16", 1, 2),
+    34: BlockType("TQ1_0", 256, 54),
+    35: BlockType("TQ2_0", 256, 66),
     39: BlockType("MXFP4", 32, 17),
+    40: BlockType("NVFP4", 64, 36),
+    41: BlockType("Q1_0", 128, 18),
+    42: BlockType("Q2_0", 64, 18),
 }
+# Files of Prism ML's own llama.cpp have larger blocks under the same number
+Q2_0, PRISM_Q2_0 = 42, BlockType("Q2_0", 128, 34)
 UNREAD_TYPE_NAMES = {
-    9: "Q8_1", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 21: "IQ3_S", 22: "IQ2_S",
-    24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64", 29: "IQ1_M", 34: "TQ1_0", 35: "TQ2_0", 40: "NVFP4",
+    9: "Q8_1", 15: "Q8_K", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64",
 }  # fmt: skip
 # The struct formats of metadata values, by type number. 8 is a string and 9 an array.
 NUMBER_FORMATS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
@@ -214,16 +227,17 @@ class _HeaderReader:
     ) -> dict[str, GgufTensor]:
         """Return the tensors with their locations in the file, which must not overlap. Raises GgufError."""
         tensors: dict[str, GgufTensor] = {}
+        block_types = BLOCK_TYPES | ({Q2_0: PRISM_Q2_0} if self.has_prism_blocks(entries, data_start) else {})
         for name, shape, type_number, offset in entries:
             if name in tensors:
                 raise GgufError(f"{self.name} has the tensor {name[:100]} twice")
-            if type_number not in BLOCK_TYPES:
+            if type_number not in block_types:
                 type_name = UNREAD_TYPE_NAMES.get(type_number, f"number {type_number}")
                 readable = ", ".join(block_type.name for block_type in BLOCK_TYPES.values())
                 raise GgufError(
                     f"{self.name} stores tensor {name[:100]} as {type_name}, which is not read; {readable} are"
                 )
-            blocks = BLOCK_TYPES[type_number]
+            blocks = block_types[type_number]
             if not shape or not all(shape) or shape[-1] % blocks.numbers:
                 raise GgufError(f"{self.name} is damaged: tensor {name[:100]} has shape {list(shape)} as {blocks.name}")
             start = data_start + offset
@@ -243,6 +257,16 @@ class _HeaderReader:
                 raise GgufError(f"{self.name} is damaged: tensor {tensor.name[:100]} overlaps another one")
             last_end = tensor.end
         return tensors
+
+    def has_prism_blocks(self, entries: list[tuple[str, tuple[int, ...], int, int]], data_start: int) -> bool:
+        """Whether a tensor of Q2_0 has room for the larger blocks only, before the next tensor."""
+        offsets = sorted({offset for *_, offset in entries})
+        ends = dict(zip(offsets, [*offsets[1:], self.size - data_start], strict=True))
+        usual = BLOCK_TYPES[Q2_0]
+        return any(
+            type_number == Q2_0 and offset + math.prod(shape) // usual.numbers * usual.size > ends[offset]
+            for _, shape, type_number, offset in entries
+        )
 
     def require(self, size: int) -> None:
         """Raise GgufError unless this many bytes follow."""

@@ -39,6 +39,9 @@ BLOCK_CODES = {  # bits of the integers, numbers in a group, whether groups have
     "q5_0": (5, 32, False),
     "q5_1": (5, 32, True),
     "iq4_xs": (4, 32, False),
+    "iq2": (4, 16, False),
+    "iq3_xxs": (4, 32, False),
+    "iq3_s": (4, 32, False),
 }
 FLOAT_CODES = ("e4m3", "e2m1", "iq4_nl", "nf4", "fp4")  # numbers from a table, which are never multiplied as integers
 RUN = 128  # adjacent numbers of a row that are rounded together
@@ -91,6 +94,14 @@ def e4m3_number(bits: int) -> float:
 E2M1_NUMBERS = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], dtype=torch.float64)
 E4M3_NUMBERS = torch.tensor([e4m3_number(bits) for bits in range(256)], dtype=torch.float64)
 IQ4_NUMBERS = torch.tensor([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113]).double()
+IQ2_SIZES, IQ3_SIZES = (1, 3.125, 5.375, 0.125, 0.875, 1.125, 0, 0), (1, 3, 5, 7, 9, 11, 13)
+BLOCK_TABLES = {
+    "iq4_xs": IQ4_NUMBERS,
+    **{
+        code: torch.tensor([*sizes, *(-size for size in sizes)]).double()
+        for code, sizes in (("iq2", IQ2_SIZES), ("iq3_xxs", (*IQ3_SIZES, 15.5)), ("iq3_s", (*IQ3_SIZES, 15)))
+    },
+}
 # Of nf4, rounded to bfloat16 as the kernel reads them.
 NF4_NUMBERS = torch.tensor([
     -1, -0.6953125, -0.5234375, -0.39453125, -0.28515625, -0.1845703125, -0.0908203125, 0, 0.07958984375, 0.1611328125,
@@ -242,7 +253,7 @@ def random_blocked_weight(code: str, outer: int, inner: int, seed: int = 0) -> t
     heads = heads.view(torch.int32)
     scales = factors[..., :1].double() * integers[..., 0].double()
     middle = 0 if has_minimums else 1 << (bits - 1)
-    units = IQ4_NUMBERS[values.long()] if code == "iq4_xs" else values.double() - middle
+    units = BLOCK_TABLES[code][values.long()] if code in BLOCK_TABLES else values.double() - middle
     numbers = units.view(*scales.shape, group) * scales[..., None]
     if has_minimums:
         numbers -= (factors[..., 1:].double() * integers[..., 1].double())[..., None]

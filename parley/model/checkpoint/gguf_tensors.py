@@ -33,6 +33,8 @@ DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}  #
 DOWN_EXPERTS = ".ffn_down_exps.weight"
 PACKED_HEADS = re.compile(r"(blk\.\d+\.attn_)qkv(\.weight|\.bias)")
 # The two halves of DeepSeek's layer that makes keys and values of latents; files from 2025 on have them apart
+# Scales of whole weights or experts, beside those of NVFP4's blocks, and of the rows that a weight multiplies
+OUTER_SCALE = re.compile(r"(.+)\.(scale|input_scale)")
 SPLIT_LATENT_UP = re.compile(r"(blk\.\d+\.attn_)[kv]_b\.weight")
 
 
@@ -41,6 +43,8 @@ def read_gguf_entries(model: GgufModel) -> dict[str, TensorEntry]:
     architecture, config = find_architecture(model), model_config(model)
     entries = _layer_number_entries(model, architecture, config["num_hidden_layers"])
     for tensor in used_tensors(model):
+        if _is_outer_scale(model, tensor):
+            continue
         if architecture.is_encoder or tensor.name.partition(".")[0] in DENSE_FOLDERS:
             entries[tensor_name(architecture, tensor.name)] = _make_encoder_entry(tensor, config)
             continue
@@ -50,14 +54,45 @@ def read_gguf_entries(model: GgufModel) -> dict[str, TensorEntry]:
                 entries[tensor_name(architecture, whole)] = _join_latent_up(model, split[1])
             continue
         if architecture.has_packed_heads and (packed := PACKED_HEADS.fullmatch(tensor.name)):
-            parts = _divide_heads(model, tensor, _make_entry(tensor, architecture, config), config)
+            parts = _divide_heads(model, tensor, _make_entry(model, tensor, architecture, config), config)
             names = (tensor_name(architecture, f"{packed[1]}{letter}{packed[2]}") for letter in "qkv")
             entries |= zip(names, parts, strict=True)
             continue
-        name, entry = tensor_name(architecture, tensor.name), _make_entry(tensor, architecture, config)
+        name, entry = tensor_name(architecture, tensor.name), _make_entry(model, tensor, architecture, config)
+        entry = _apply_outer_scale(model, tensor, entry)
         is_stack = tensor.name.removesuffix(".weight") in STACKED_NAMES
         entries |= _divide_stack(name, entry) if is_stack else {name: entry}
     return entries
+
+
+def _is_outer_scale(model: GgufModel, tensor: GgufTensor) -> bool:
+    """Whether a tensor is a scale of a weight in NVFP4."""
+    match = OUTER_SCALE.fullmatch(tensor.name)
+    weight = model.tensors.get(f"{match[1]}.weight") if match else None
+    return weight is not None and weight.blocks.name == "NVFP4"
+
+
+def _apply_outer_scale(model: GgufModel, tensor: GgufTensor, entry: TensorEntry) -> TensorEntry:
+    """Return the entry of a weight: in NVFP4 with a scale of the whole, its blocks become numbers. Raises GgufError."""
+    scale = model.tensors.get(tensor.name.removesuffix(".weight") + ".scale")
+    if entry.blocks is None or entry.blocks.name != "NVFP4" or scale is None:
+        return entry
+    if len(tensor.shape) != 2 or scale.shape != (1,):
+        raise GgufError(f"{model.paths[0].name} has a scale for each expert of {tensor.name}, which is not read")
+    plain = replace(entry, heads=0, rows=None, columns=None)
+    return TensorEntry(
+        entry.file,
+        torch.float32,
+        entry.shape,
+        0,
+        entry.end - entry.start,
+        parts=(plain, _plain_entry(scale)),
+        join=partial(_scale_numbers, entry),
+    )
+
+
+def _scale_numbers(entry: TensorEntry, numbers: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    return entry.order_rows(numbers * scale)
 
 
 def _layer_number_entries(model: GgufModel, architecture: Architecture, count: int) -> dict[str, TensorEntry]:
@@ -229,7 +264,9 @@ def _order_columns(order: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
     return numbers.view(len(numbers), len(order), -1)[:, order].flatten(1)
 
 
-def _make_entry(tensor: GgufTensor, architecture: Architecture, config: dict[str, Any]) -> TensorEntry:
+def _make_entry(
+    model: GgufModel, tensor: GgufTensor, architecture: Architecture, config: dict[str, Any]
+) -> TensorEntry:
     dtype = DTYPES.get(tensor.blocks.name)
     is_norm = tensor.name.endswith("_norm.weight") and not tensor.name.endswith(".ssm_norm.weight")
     entry = TensorEntry(
@@ -239,7 +276,7 @@ def _make_entry(tensor: GgufTensor, architecture: Architecture, config: dict[str
         tensor.start,
         tensor.end,
         None if dtype else tensor.blocks,
-        _interleaved_heads(tensor, config) if architecture.interleaved else 0,
+        _interleaved_heads(model, tensor, config) if architecture.interleaved else 0,
         restore=partial(_subtract, architecture.norm_offset) if is_norm and architecture.norm_offset else None,
     )
     match = LAYER_TENSOR.fullmatch(tensor.name)
@@ -263,10 +300,11 @@ def _pair_rows(tensor: GgufTensor, config: dict[str, Any]) -> torch.Tensor:
     return (torch.arange(0, tensor.shape[0], head_dim)[:, None] + order).flatten()
 
 
-def _interleaved_heads(tensor: GgufTensor, config: dict[str, Any]) -> int:
+def _interleaved_heads(model: GgufModel, tensor: GgufTensor, config: dict[str, Any]) -> int:
     """Return the number of heads of queries or keys, 0 for other tensors."""
     match, heads = LAYER_TENSOR.fullmatch(tensor.name), config["num_attention_heads"]
-    counts: dict[str, int] = {"attn_q": heads, "attn_k": config.get("num_key_value_heads") or heads}
+    shared = _key_heads(model, tensor) or config.get("num_key_value_heads") or heads
+    counts: dict[str, int] = {"attn_q": heads, "attn_k": shared}
     return counts.get(match[2], 0) if match else 0
 
 

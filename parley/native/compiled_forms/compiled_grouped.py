@@ -24,6 +24,7 @@ GROUPED_RETURN_INT64 = ("grouped_panel", "grouped_size")  # functions that retur
 # Numbers that share a scale, of blocks
 BLOCK_GROUPS = {
     "q2_k": 16, "q3_k": 16, "q4_k": 32, "q5_k": 32, "q6_k": 16, "q4_1": 32, "q5_0": 32, "q5_1": 32, "iq4_xs": 32,
+    "iq2": 16, "iq3_xxs": 32, "iq3_s": 32,
 }  # fmt: skip
 # The dtype that must hold the scales of a code exactly, if it is not float32
 SCALE_DTYPES = {"e2m1": torch.bfloat16, **dict.fromkeys(("q4_0", "q8_0", "iq4_nl"), torch.float16)}

@@ -140,33 +140,36 @@ template <class F> auto with_code(int64_t code, F f) {
     case 10: return f(Q5_0{});
     case 11: return f(Q5_1{});
     case 12: return f(Iq4Xs{});
-    case 13: return f(Q4_0{});
-    case 14: return f(Q8_0{});
-    case 15: return f(Iq4Nl{});
-    case 16: return f(Nf4{});
-    case 17: return f(Fp4{});
-    case 18: return f(Zero4F16{});
-    case 19: return f(Zero4Bf16{});
-    case 20: return f(Zero8F16{});
-    case 21: return f(Zero8Bf16{});
-    case 22: return f(Shift4F16{});
-    case 23: return f(Shift4Bf16{});
-    case 24: return f(Zero1F16{});
-    case 25: return f(Zero1Bf16{});
-    case 26: return f(Zero2F16{});
-    case 27: return f(Zero2Bf16{});
-    case 28: return f(Zero3F16{});
-    case 29: return f(Zero3Bf16{});
-    case 30: return f(Least4F16{});
-    case 31: return f(Least4Bf16{});
-    case 32: return f(Least8F16{});
-    case 33: return f(Least8Bf16{});
-    case 34: return f(Int2{});
+    case 13: return f(Iq2{});
+    case 14: return f(Iq3Xxs{});
+    case 15: return f(Iq3S{});
+    case 16: return f(Q4_0{});
+    case 17: return f(Q8_0{});
+    case 18: return f(Iq4Nl{});
+    case 19: return f(Nf4{});
+    case 20: return f(Fp4{});
+    case 21: return f(Zero4F16{});
+    case 22: return f(Zero4Bf16{});
+    case 23: return f(Zero8F16{});
+    case 24: return f(Zero8Bf16{});
+    case 25: return f(Shift4F16{});
+    case 26: return f(Shift4Bf16{});
+    case 27: return f(Zero1F16{});
+    case 28: return f(Zero1Bf16{});
+    case 29: return f(Zero2F16{});
+    case 30: return f(Zero2Bf16{});
+    case 31: return f(Zero3F16{});
+    case 32: return f(Zero3Bf16{});
+    case 33: return f(Least4F16{});
+    case 34: return f(Least4Bf16{});
+    case 35: return f(Least8F16{});
+    case 36: return f(Least8Bf16{});
+    case 37: return f(Int2{});
     default: return f(Int3{});
   }
 }
 
-constexpr long MIXED_CODES = 36;  // the code of weights whose parts have codes of their own
+constexpr long MIXED_CODES = 39;  // the code of weights whose parts have codes of their own
 
 long panels_of(long outputs) { return (outputs + WIDE_PANEL - 1) / WIDE_PANEL; }
 

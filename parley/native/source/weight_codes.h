@@ -9,6 +9,18 @@ struct Iq4Codebook {
   static constexpr CodebookValues VALUES = {{-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113}};
 };
 
+// Of IQ1 and IQ2, and of both kinds of IQ3: sizes, then the same with the other sign
+struct Iq2Codebook {
+  static constexpr CodebookValues VALUES = {
+      {1, 3.125f, 5.375f, 0.125f, 0.875f, 1.125f, 0, 0, -1, -3.125f, -5.375f, -0.125f, -0.875f, -1.125f, 0, 0}};
+};
+struct Iq3XxsCodebook {
+  static constexpr CodebookValues VALUES = {{1, 3, 5, 7, 9, 11, 13, 15.5f, -1, -3, -5, -7, -9, -11, -13, -15.5f}};
+};
+struct Iq3SCodebook {
+  static constexpr CodebookValues VALUES = {{1, 3, 5, 7, 9, 11, 13, 15, -1, -3, -5, -7, -9, -11, -13, -15}};
+};
+
 // Of bitsandbytes' nf4 (arXiv 2305.14314, appendix E), rounded to bf16
 struct Nf4Codebook {
   static constexpr CodebookValues VALUES = {{-1, -0.6953125f, -0.5234375f, -0.39453125f, -0.28515625f, -0.1845703125f,
@@ -332,6 +344,9 @@ using Q5_0 = Blocks<1, 32, 32, false>;
 using Q5_1 = Blocks<1, 32, 32, true>;
 using Iq4Nl = HalfScaleCodebook4<Iq4Codebook>;
 using Iq4Xs = Blocks<0, 32, 256, false, Iq4Codebook>;
+using Iq2 = Blocks<0, 16, 256, false, Iq2Codebook>;
+using Iq3Xxs = Blocks<0, 32, 256, false, Iq3XxsCodebook>;
+using Iq3S = Blocks<0, 32, 256, false, Iq3SCodebook>;
 using Nf4 = Codebook4<Nf4Codebook>;
 using Fp4 = Codebook4<Fp4Codebook>;
 using Zero4F16 = FloatZeros<4, false, POINT>;

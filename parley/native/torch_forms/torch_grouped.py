@@ -19,6 +19,12 @@ NF4_NUMBERS = (
 )  # fmt: skip
 # Of bitsandbytes, times 12: a sign, then the numbers of three bits
 FP4_NUMBERS = (0.0, 0.0625, 8.0, 12.0, 4.0, 6.0, 2.0, 3.0, -0.0, -0.0625, -8.0, -12.0, -4.0, -6.0, -2.0, -3.0)
+# Of IQ1 and IQ2, and of both kinds of IQ3: sizes, then the same with the other sign
+IQ2_NUMBERS = (1.0, 3.125, 5.375, 0.125, 0.875, 1.125, 0.0, 0.0, -1.0, -3.125, -5.375, -0.125, -0.875, -1.125, 0.0, 0.0)
+IQ3_XXS_NUMBERS = (1, 3, 5, 7, 9, 11, 13, 15.5, -1, -3, -5, -7, -9, -11, -13, -15.5)
+IQ3_S_NUMBERS = (1, 3, 5, 7, 9, 11, 13, 15, -1, -3, -5, -7, -9, -11, -13, -15)
+# Of blocks whose values are indices
+BLOCK_NUMBERS = {"iq4_xs": IQ4_NUMBERS, "iq2": IQ2_NUMBERS, "iq3_xxs": IQ3_XXS_NUMBERS, "iq3_s": IQ3_S_NUMBERS}
 CODE_NUMBERS = {"e2m1": E2M1_NUMBERS, "iq4_nl": IQ4_NUMBERS, "nf4": NF4_NUMBERS, "fp4": FP4_NUMBERS}
 # The dtype of the scales and zeros of codes whose zeros are floats
 FLOAT_ZERO_DTYPES = {
@@ -72,8 +78,8 @@ class BlockedWeight(NamedTuple):
     """A weight [out, in] in blocks of a GGUF file, with their bits rearranged and no number rounded.
 
     ``values`` uint8 [out, in]: integers of 4 bits, of 5 for Q5_0, Q5_1 and Q5_K, 6 for Q6_K, 2 for Q2_K; those of Q3_K,
-    of 3 bits, count from 4. ``heads`` int32 [out, blocks, words]: the scales and minimums of each block, as
-    ``grouped_weights.cpp`` describes them. ``code`` names the type, such as "q4_k".
+    of 3 bits, count from 4; those of BLOCK_NUMBERS are indices. ``heads`` int32 [out, blocks, words]: the scales and
+    minimums of each block, as ``grouped_weights.cpp`` describes them. ``code`` names the type, such as "q4_k".
     """
 
     values: torch.Tensor
