@@ -128,9 +128,10 @@ they are needed.
 
 * GPT-OSS uses the rotary embedding of its config, whose blend of frequencies begins and ends between two dimensions.
   llama.cpp rounds both ends, so its numbers differ a little.
-* `internlm2`, `xverse`, `baichuan` (7B), `exaone` and `pangu-embedded` compute what Llama computes; `minicpm` what
-  Granite, `orion` what StableLM, `chatglm` what GLM-4, `codeshell` what StarCoder2, `bailingmoe` (Ling) what
-  Granite's mixtures, and `bailingmoe2` (Ling 2) what GLM-4.5 computes. Their configs have these types.
+* `internlm2`, `xverse`, `baichuan` (7B), `exaone` and `pangu-embedded` compute what Llama computes, and `llama-embed`
+  the same in both directions; `qwen` (the first Qwen) what Qwen 2, `minicpm` what Granite, `orion` what StableLM,
+  `chatglm` what GLM-4, `codeshell` what StarCoder2, `bailingmoe` (Ling) what Granite's mixtures, and `bailingmoe2`
+  (Ling 2) what GLM-4.5 computes. Their configs have these types.
 * `phimoe` chooses experts as its own code does (SparseMixer), and its long rotary embedding has the published scale;
   llama.cpp takes the largest scores, and the scale of Phi-3's formula.
 * `starcoder2` has the window of 4,096 tokens of the published models, which files do not say; llama.cpp has none.
@@ -143,7 +144,9 @@ they are needed.
 * `deepseek32` (DeepSeek-V3.2) and `glm-dsa` (GLM-5) choose the tokens that attention reads, as their own code does.
   Layers of GLM-5 use the tokens of an earlier layer where the file says so (`attention.indexer.types`) or lacks the
   tensors of their indexer. Files of GLM-5.2 and later that do neither get the published choice, as in llama.cpp.
-* `mistral4` is Mistral 4.
+* `mistral4` is Mistral 4, `cohere2moe` Command A+, and `laguna` Laguna.
+* `deci` is Llama-Nemotron 49B and 253B, and DeciLM 7B. Llama-Nemotron 51B is refused: some of its layers have a linear
+  layer in place of attention. The same holds for the folders (`nemotron-nas`, `deci`).
 * `mimo2` is MiMo-V2-Flash; queries, keys and values may be one tensor, as in MiMo-V2.5. Values are scaled as published
   in files that do not say it. Its window has one token more than in llama.cpp, as in Transformers.
 * `kimi-linear` is Kimi Linear, with keys and values of latents in one layer or two.
@@ -263,7 +266,7 @@ def models_page() -> str:
     for kind in sorted(FUSABLE_TYPES):
         forms = _join(folder.files for folder in served if folder.model_type == kind and folder.is_quantized)
         name = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(kind)
-        has_own_code = kind in ("kimi_k2", "deepseek")
+        has_own_code = kind in ("kimi_k2", "deepseek", "nemotron-nas", "deci")
         origin = "published with code of its own, which is not run" if has_own_code else "in a multimodal model"
         lines.append(f"| `{kind}` | {f'`{name}`' if name else origin} | {forms} |")
     lines += [MLX.rstrip(), GGUF.format(gguf=gguf_architectures(), projectors=gguf_projectors()).rstrip()]

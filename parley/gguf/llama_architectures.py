@@ -5,10 +5,11 @@ Most are Llama under another name. Their configs are those of the type that comp
 
 from __future__ import annotations
 
+import reprlib
 from dataclasses import replace
 from typing import Any
 
-from parley.gguf.architecture import GRANITE_KEYS, Architecture, complete_biases
+from parley.gguf.architecture import GRANITE_KEYS, Architecture, complete_biases, fields_of, read_size
 from parley.gguf.header import GgufError, GgufModel
 
 # Of MiniCPM 1 and 2, whose first files do not say them
@@ -46,15 +47,53 @@ def check_baichuan(model: GgufModel, config: dict[str, Any]) -> None:
         raise GgufError(f"{model.paths[0].name} is a Baichuan without a rotary embedding, which is not read from GGUF")
 
 
+def complete_deci(model: GgufModel, config: dict[str, Any]) -> None:
+    """Add the heads of keys and the MLP of each layer. Raises GgufError if the file does not say them of each."""
+    fields, file, count = fields_of(model), model.paths[0].name, config["num_hidden_layers"]
+
+    def numbers(key: str) -> list[int]:
+        value = fields.get(key)
+        listed = value if isinstance(value, list) else [value] * count
+        if len(listed) != count or any(type(number) is not int or number < 0 for number in listed):
+            raise GgufError(f"{file} gives {key} as {reprlib.repr(value)}, so the model's shape is unknown")
+        return listed
+
+    heads, kv_heads = numbers("attention.head_count"), numbers("attention.head_count_kv")
+    if any(count and not shared for count, shared in zip(heads, kv_heads, strict=True)):
+        raise GgufError(f"{file} has layers with a linear layer in place of attention, which are not read from GGUF")
+    config["block_configs"] = [
+        {
+            "attention": {"no_op": not shared, "num_key_value_heads": shared},
+            "ffn": {"no_op": not width, "intermediate_size": width},
+        }
+        for shared, width in zip(kv_heads, numbers("feed_forward_length"), strict=True)
+    ]
+
+
+def complete_qwen(model: GgufModel, config: dict[str, Any]) -> None:
+    """Halve the width of MLPs, of which the first Qwen's configs give that of gates and ups together."""
+    config["intermediate_size"] = read_size(model, "feed_forward_length") // 2
+
+
 LLAMA_BY_ANOTHER_NAME = Architecture(
     "llama", "LlamaForCausalLM", interleaved=True, fields={"sliding_window": None}, bias_layer="attn_q"
 )
 LLAMA_ARCHITECTURES = {
     "baichuan": replace(LLAMA_BY_ANOTHER_NAME, complete=check_baichuan),
+    "deci": Architecture(
+        "nemotron-nas",
+        "DeciLMForCausalLM",
+        interleaved=True,
+        bias_layer="attn_q",
+        lists=("attention.head_count", "attention.head_count_kv", "feed_forward_length"),
+        complete=complete_deci,
+    ),
     "exaone": replace(LLAMA_BY_ANOTHER_NAME, interleaved=False, keys={"attention.layer_norm_epsilon": "rms_norm_eps"}),
     "internlm2": LLAMA_BY_ANOTHER_NAME,
     "pangu-embedded": replace(LLAMA_BY_ANOTHER_NAME, interleaved=False),
     "xverse": LLAMA_BY_ANOTHER_NAME,
+    "llama-embed": replace(LLAMA_BY_ANOTHER_NAME, fields={"sliding_window": None, "is_causal": False}),
+    "qwen": Architecture("qwen2", "Qwen2ForCausalLM", has_packed_heads=True, complete=complete_qwen),
     "minicpm": Architecture(
         "granite", "GraniteForCausalLM", interleaved=True, keys=GRANITE_KEYS, complete=complete_minicpm
     ),

@@ -45,6 +45,8 @@ DEEPSEEK_3 = (
     r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
     r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+# Line breaks are pieces of their own, and marks do not take those after them. From llama.cpp.
+SPARK_2_5 = DEEPSEEK_3.replace(r"[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|", r"[\p{P}\p{S}]+|[\r\n]|")
 # Chinese characters are pieces of their own, so letters are all others. From the tokenizer of Kimi K2.
 OTHER_UPPER, OTHER_LOWER = (rf"[{letter_class[1:-1]}&&[^\p{{Han}}]]" for letter_class in (UPPER, LOWER))
 KIMI_2 = (
@@ -52,6 +54,9 @@ KIMI_2 = (
     rf"|[^\r\n\p{{L}}\p{{N}}]?{OTHER_UPPER}+{OTHER_LOWER}*{CONTRACTIONS}?"
     r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+
+# Not split, and not in bytes: SentencePiece's blanks, and merges over whole texts
+WHOLE_TEXT_NAMES = ("gemma4", "granite-embed-multi-311m", "sarvam-moe")
 
 
 class PreTokenizer(NamedTuple):
@@ -127,6 +132,7 @@ PRE_TOKENIZERS = {
             "jina-v2-es",
             "jina-de",
             "jina-es",
+            "jais",
         ),
         _GPT_2,
     ),
@@ -137,18 +143,21 @@ PRE_TOKENIZERS = {
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "megrez", "kormo", "f2llmv2"), _QWEN_2),
     "qwen35": PreTokenizer((WORDS_AND_MARKS,), nfc=True),
     **dict.fromkeys(("stablelm2", "hunyuan", "solar-open", "grok-2"), PreTokenizer((WORDS,))),
+    "laguna": PreTokenizer((r"[^\n]+|\n+", WORDS)),
+    "ufakzeka": PreTokenizer((WORDS.removeprefix(CONTRACTIONS + "|"),)),  # Turkish endings follow apostrophes
     "seed-coder": PreTokenizer((SEED_CODER,)),
     "tekken": PreTokenizer((TEKKEN,), whole_words=True, begins=True),
-    **dict.fromkeys(("gpt-4o", "llama4", "kanana2", "minimax-m2"), _GPT_4O),
-    **dict.fromkeys(("deepseek-v3", "hunyuan-dense", "joyai-llm"), _DEEPSEEK_3),
+    **dict.fromkeys(("gpt-4o", "llama4", "kanana2", "minimax-m2", "talkie"), _GPT_4O),
+    **dict.fromkeys(("deepseek-v3", "hunyuan-dense", "joyai-llm", "hy_v4"), _DEEPSEEK_3),
+    "spark2_5": PreTokenizer((*_DEEPSEEK_3.patterns[:2], SPARK_2_5, r"\p{N}")),
     "granite-embed-multi-97m": _GPT_4O._replace(whole_words=True),
     "deepseek-llm": _DEEPSEEK_LLM,
     "kimi-k2": PreTokenizer((KIMI_2,)),
     "afmoe": _AFMOE,
-    **dict.fromkeys(("bailingmoe", "bailingmoe2"), PreTokenizer((LING_2,))),
+    **dict.fromkeys(("bailingmoe", "bailingmoe2", "llada-moe"), PreTokenizer((LING_2,))),
     "exaone-moe": PreTokenizer((EXAONE_MOE,)),
     "jais-2": PreTokenizer((JAIS_2,)),
-    "tiny_aya": PreTokenizer((r"\d{1,3}(?=(?:\d{3})*\b)", GPT_4O)),
+    **dict.fromkeys(("tiny_aya", "cohere2moe"), PreTokenizer((r"\d{1,3}(?=(?:\d{3})*\b)", GPT_4O))),
     "youtu": _YOUTU,
     "deepseek-coder": PreTokenizer((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥ࠀ-一가-퟿]+", r"\p{N}")),
     **dict.fromkeys(("bloom", "poro-chat", "gpt3-finnish"), PreTokenizer((BLOOM,))),

@@ -1,7 +1,8 @@
-"""Mixtures of 2026 in GGUF files: Hy3 and Mellum 2."""
+"""Mixtures of 2026 in GGUF files: Command A+, Hy3, Laguna and Mellum 2."""
 
 from __future__ import annotations
 
+import reprlib
 from dataclasses import replace
 from typing import Any
 
@@ -10,6 +11,7 @@ from parley.gguf.architecture import (
     SIGMOID,
     Architecture,
     complete_windows,
+    fields_of,
     read_size,
 )
 from parley.gguf.header import GgufError, GgufModel
@@ -60,9 +62,79 @@ def complete_mellum(model: GgufModel, config: dict[str, Any]) -> None:
     _set_ropes(config)
 
 
+def _set_windows(model: GgufModel, config: dict[str, Any]) -> None:
+    """Set which layers have a window, if the file does not list them: all but the first of each period."""
+    period = fields_of(model).get("attention.sliding_window_pattern", USUAL_PERIOD)
+    if isinstance(period, list):
+        return
+    if type(period) is not int or period < 1:
+        raise GgufError(
+            f"{model.paths[0].name} gives attention.sliding_window_pattern as {reprlib.repr(period)}; it is at least 1"
+        )
+    has_window = config.get("sliding_window") is not None
+    config["layer_types"] = [
+        SLIDING if has_window and layer % period else FULL for layer in range(config["num_hidden_layers"])
+    ]
+
+
+def complete_laguna(model: GgufModel, config: dict[str, Any]) -> None:
+    """Add heads, windows and rotary embeddings of the layers, which of them have a mixture, and whether gates have a
+    number for each head. Raises GgufError."""
+    fields, file, count = fields_of(model), model.paths[0].name, config["num_hidden_layers"]
+    _check_normalized(model, config)
+    heads = fields["attention.head_count"]
+    heads = heads[:count] if isinstance(heads, list) else [heads] * count
+    gate = model.tensors.get("blk.0.attn_gate.weight")
+    if gate is None:
+        raise GgufError(f"{file} has no tensor blk.0.attn_gate.weight")
+    _list_mixtures(model, config)
+    _set_windows(model, config)
+    head_dim = read_size(model, "attention.key_length")
+    ropes = {FULL: {"partial_rotary_factor": config.pop("partial_rotary_factor", 1.0)}, SLIDING: {}}
+    if "rope.dimension_count_swa" in fields:
+        ropes[SLIDING]["partial_rotary_factor"] = read_size(model, "rope.dimension_count_swa") / head_dim
+    _set_ropes(config)
+    config["rope_parameters"] = {name: rope | ropes[name] for name, rope in config["rope_parameters"].items()}
+    config |= {
+        "num_attention_heads_per_layer": heads,
+        "gating": "per-head" if gate.shape[0] == heads[0] else "per-element",
+    }
+
+
+def complete_command_mixture(model: GgufModel, config: dict[str, Any]) -> None:
+    """Add the widths of experts and dense layers, the windows, and which layers have a mixture."""
+    dense = model.tensors.get("blk.0.ffn_gate.weight")
+    if dense is not None:
+        config["prefix_dense_intermediate_size"] = dense.shape[0]
+    config |= {
+        "intermediate_size": config.pop("moe_intermediate_size", config.get("intermediate_size")),
+        "expert_selection_fn": "sigmoid",
+    }
+    _set_windows(model, config)
+    _list_mixtures(model, config)
+
+
+USUAL_PERIOD = 4  # layers; of those with and without a window
+COMMAND_MIXTURE = Architecture(
+    "cohere2_moe",
+    "Cohere2MoeForCausalLM",
+    DEEPSEEK_MIXTURE_NAMES,
+    gating=SIGMOID,
+    complete=complete_command_mixture,
+)
+LAGUNA = Architecture(
+    "laguna",
+    "LagunaForCausalLM",
+    DEEPSEEK_MIXTURE_NAMES | {"attn_gate": "self_attn.g_proj"},
+    lists=("attention.head_count",),
+    gating=SIGMOID,
+    complete=complete_laguna,
+)
 HY_3 = Architecture("hy_v3", "HYV3ForCausalLM", DEEPSEEK_MIXTURE_NAMES, gating=SIGMOID, complete=complete_hy_3)
 MELLUM = Architecture("mellum", "MellumForCausalLM", fields={"norm_topk_prob": True}, complete=complete_mellum)
 RECENT_ARCHITECTURES = {
+    "cohere2moe": replace(COMMAND_MIXTURE, mixture=COMMAND_MIXTURE),
     "hy_v3": replace(HY_3, mixture=HY_3),
+    "laguna": replace(LAGUNA, mixture=LAGUNA),
     "mellum": replace(MELLUM, mixture=MELLUM),
 }

@@ -18,7 +18,7 @@ from parley.gguf.encoder_tokenizers import (
     word_piece_vocabulary,
 )
 from parley.gguf.header import GgufError
-from parley.gguf.pre_tokenizers import PRE_TOKENIZERS
+from parley.gguf.pre_tokenizers import PRE_TOKENIZERS, WHOLE_TEXT_NAMES
 from parley.gguf.vocabulary import BLANK, CONTROL, UNKNOWN, USER_DEFINED, Vocabulary, read_vocabulary
 
 NAMED_IDS = {
@@ -46,14 +46,15 @@ def tokenizer_files(metadata: dict[str, Any], name: str) -> dict[str, dict[str, 
     vocabulary = read_vocabulary(metadata, name)
     kind, architecture = vocabulary.field("model"), metadata.get("general.architecture")
     if kind == "gpt2":
-        parts = _byte_level_parts(vocabulary, name)
+        is_whole = vocabulary.field("pre") in WHOLE_TEXT_NAMES
+        parts = _merged_parts(vocabulary, name) if is_whole else _byte_level_parts(vocabulary, name)
         if architecture in ENCODER_ARCHITECTURES:
             is_doubled = architecture != "modern-bert"
             parts["post_processor"] = encoder_post_processor(vocabulary, name, is_doubled=is_doubled)
     elif kind == "llama":
         parts = _sentence_piece_parts(vocabulary)
     elif kind == "gemma4":
-        parts = _sentence_piece_parts(vocabulary, _read_merges(vocabulary, name))
+        parts = _merged_parts(vocabulary, name)
     elif kind == "bert" and architecture in ENCODER_ARCHITECTURES:
         vocabulary = word_piece_vocabulary(vocabulary, name)
         parts = word_piece_parts(vocabulary, name)
@@ -120,9 +121,15 @@ def _read_merges(vocabulary: Vocabulary, name: str) -> list[list[str]]:
     return [merge.split(" ") for merge in merges]
 
 
+def _merged_parts(vocabulary: Vocabulary, name: str) -> dict[str, Any]:
+    """Return the parts of SentencePiece's BPE with merges: no blank is added before a text unless the file says so."""
+    return _sentence_piece_parts(vocabulary, _read_merges(vocabulary, name))
+
+
 def _sentence_piece_parts(vocabulary: Vocabulary, merges: list[list[str]] | None = None) -> dict[str, Any]:
     """Return the parts of SentencePiece's BPE. ``merges``: None if they follow from the scores."""
-    has_prefix = vocabulary.field("add_space_prefix") is not False
+    adds_prefix = vocabulary.field("add_space_prefix")
+    has_prefix = (merges is None) if adds_prefix is None else bool(adds_prefix)
     blanks: dict[str, Any] = {"type": "Replace", "pattern": {"String": " "}, "content": BLANK}
     decoders: list[dict[str, Any]] = [
         {"type": "Replace", "pattern": {"String": BLANK}, "content": " "},

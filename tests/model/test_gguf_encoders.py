@@ -116,6 +116,12 @@ def test_vectors_of_eurobert_are_the_folders(tmp_path):
     assert_same_vectors(unpack_gguf(convert_encoder(tmp_path / "x.gguf", folder, pooling_type=MEAN)), folder)
 
 
+def test_vectors_of_llamas_that_read_both_ways_are_the_folders(tmp_path):
+    write_decoder(tmp_path / "folder", "llama", is_causal=False, sliding_window=None)
+    file = convert_folder(tmp_path / "x.gguf", tmp_path / "folder", arch="llama-embed", turns_heads=True)
+    assert_same_vectors(unpack_gguf(file), tmp_path / "folder")
+
+
 def test_qwens_embedding_model_gives_the_last_tokens_vector(tmp_path):
     folder = tiny_models.write_model(tmp_path / "folder", "qwen3", dtype="float32", tie_word_embeddings=True)
     file = read_model(convert_folder(tmp_path / "x.gguf", folder))

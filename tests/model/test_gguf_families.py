@@ -46,6 +46,7 @@ OTHER_NAMES = {
     ),
     "bailingmoe2": ("glm4_moe", {"attention_bias": False, "use_qk_norm": True}, {"packs_heads": True}),
 }
+OTHER_NAMES["qwen"] = ("qwen2", {"num_key_value_heads": 4}, {"packs_heads": True})
 OTHER_NAMES |= dict.fromkeys(("xverse", "baichuan"), OTHER_NAMES["internlm2"])
 MISTRAL_ROPE = {
     "rope_type": "yarn", "rope_theta": 1e4, "factor": 16.0, "original_max_position_embeddings": 32,
@@ -54,10 +55,13 @@ MISTRAL_ROPE = {
 OWN_TYPES = {
     "afmoe": {},
     "apertus": {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}},
+    "cohere2_moe": {"expert_selection_fn": "sigmoid"},
     "exaone_moe": {"n_group": 1, "topk_group": 1},
     "hy3": {},
     "jais2": {},
     "kimi_linear": {},
+    "laguna": {},
+    "laguna with a gate for each number": {},
     "mellum": {"mlp_layer_types": ["sparse"] * 3},
     "mimo_v2_flash": {"n_group": 1, "topk_group": 1},
     "mistral4": {"rope_parameters": MISTRAL_ROPE, "n_group": 1, "topk_group": 1},
@@ -77,6 +81,8 @@ TRIED = (
         "minicpm3",
         "mistral4",
         "mellum",
+        "cohere2_moe",
+        "laguna",
     ]
 )
 

@@ -32,6 +32,7 @@ from support.gguf_windows import add_ling, add_mimo
 ARCHITECTURES = {
     "gemma3n_text": "gemma3n",
     "gemma4_text": "gemma4",
+    "cohere2_moe": "cohere2moe",
     "gpt_oss": "gpt-oss",
     "glm4_moe": "glm4moe",
     "minimax_m2": "minimax-m2",
@@ -160,6 +161,8 @@ def convert_folder(
         add_latents(writer, config, splits_latents)
     if kind == "kimi_linear":
         shape |= add_kimi(writer, config)
+    if arch == "qwen":  # of gates and ups together
+        shape["intermediate_size"] = 2 * config["intermediate_size"]
     if arch == "bailingmoe":
         shape |= add_ling(writer, config)
     if kind == "mimo_v2_flash":
@@ -186,7 +189,7 @@ def convert_folder(
         shape["sliding_window"] = None
     gguf_files.add_shape(writer, shape)
     gguf_files.add_tokenizer(writer, folder)
-    if kind in ("mimo_v2_flash", "mellum"):
+    if kind in ("mimo_v2_flash", "mellum", "laguna"):
         config |= {"rope_parameters": shape["rope_parameters"]}
     add_numbers(writer, config | {"num_nextn_predict_layers": extra_layers})
     numbers = {name: number for number, name in gguf.MODEL_ARCH_NAMES.items()}

@@ -1,4 +1,4 @@
-"""What llama.cpp's converter writes of Hy3, Mellum 2, Mistral 4 and MiMo-V2.5.
+"""What llama.cpp's converter writes of Command A+, Hy3, Laguna, Mellum 2, Mistral 4 and MiMo-V2.5.
 
 The gguf package does not know all of them; it names the tensors of others that are alike.
 """
@@ -13,8 +13,15 @@ import torch
 
 STAND_INS = {
     "deepseek32": "glm-dsa",
+    "cohere2moe": "dots1",
     "hy_v3": "dots1",
+    "laguna": "dots1",
     "mellum": "dots1",
+}
+
+LAGUNA_NAMES = {
+    r"self_attn\.g_proj\.weight": "attn_gate.weight",
+    r"mlp\.experts\.e_score_correction\.bias": "exp_probs_b.bias",
 }
 
 
@@ -29,6 +36,13 @@ def add_recent(writer: gguf.GGUFWriter, config: dict[str, Any]) -> dict[str, Any
         writer.add_expert_weights_scale(config["router_scaling_factor"])
         writer.add_expert_shared_feed_forward_length(config["moe_intermediate_size"] * config["num_shared_experts"])
         return {}
+    if writer.arch == "cohere2moe":
+        writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+        writer.add_expert_shared_feed_forward_length(config["intermediate_size"] * config["num_shared_experts"])
+        writer.add_sliding_window_pattern([each == "sliding_attention" for each in config["layer_types"]])
+        return {"moe_intermediate_size": config["intermediate_size"]}
+    if writer.arch == "laguna":
+        return add_laguna(writer, config)
     if writer.arch != "mellum":
         return {}
     ropes = config["rope_parameters"]
@@ -37,8 +51,29 @@ def add_recent(writer: gguf.GGUFWriter, config: dict[str, Any]) -> dict[str, Any
     return {"rope_parameters": ropes["full_attention"]}
 
 
+def add_laguna(writer: gguf.GGUFWriter, config: dict[str, Any]) -> dict[str, Any]:
+    """Add the heads and rotary embeddings of layers. Return fields of the config as the file has them."""
+    ropes = config["rope_parameters"]
+    writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+    writer.add_expert_weights_norm(True)
+    writer.add_expert_weights_scale(config["moe_routed_scaling_factor"])
+    if config.get("sliding_window"):
+        writer.add_sliding_window_pattern([each == "sliding_attention" for each in config["layer_types"]])
+    if "sliding_attention" in ropes:
+        share = ropes["sliding_attention"].get("partial_rotary_factor", 1.0)
+        writer.add_uint32("laguna.rope.dimension_count_swa", int(config["head_dim"] * share))
+        writer.add_rope_freq_base_swa(ropes["sliding_attention"]["rope_theta"])
+    return {
+        "rope_parameters": ropes["full_attention"],
+        "num_attention_heads": config.get("num_attention_heads_per_layer") or config["num_attention_heads"],
+    }
+
+
 def recent_name(name: str) -> str | None:
     """Return a file's name of a tensor that the package does not know in its architecture."""
+    for pattern, written in LAGUNA_NAMES.items():
+        if match := re.fullmatch(rf"model\.layers\.(\d+)\.{pattern}", name):
+            return f"blk.{match[1]}.{written}"
     packed = re.fullmatch(r"model\.layers\.(\d+)\.self_attn\.qkv_proj\.(weight|bias)", name)
     return f"blk.{packed[1]}.attn_qkv.{packed[2]}" if packed else None
 

@@ -217,6 +217,9 @@ def test_splits_chinese_from_letters(name, pieces):
         ("superbpe", ["by the way, it costs ", "1", "234", "567", " or\n", "12", "."]),
         ("viking", ["Hei", " maailma", ",", " ", "1", "2"]),
         ("tiny_aya", ["Cost", " ", "1", "234", "567", " it's", "..."]),
+        ("laguna", ["it", "'s", " ", "1", "2", "!!", "\n\n", "  ", " x"]),
+        ("spark2_5", ["Cost", ":", " ", *"1234", "\n", "\n", "世界", ".x", "!", "\n"]),
+        ("ufakzeka", ["Ankara", "'dan", " ", "1", "2", "!\n"]),
         ("youtu", ["안녕", "你好", "\uff0c", " it's", "ㄅㄆ", " ", "1", "2"]),
     ],
 )
@@ -241,6 +244,7 @@ PUBLISHED_NAMES = {
     "chatglm": ["chatglm-bpe"],
     "codeshell": ["codeshell"],
     "cohere2": ["tiny_aya"],
+    "cohere2moe": ["cohere2moe"],
     "command-r": ["command-r"],
     "deepseek2": ["deepseek-v3", "glm4", "gigachat", "joyai-llm", "kanana2", "kimi-k2", "youtu"],
     "eurobert": ["jina-v5-nano"],

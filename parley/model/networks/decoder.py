@@ -238,6 +238,8 @@ class FusedDecoder:
         """
         shape, weights, linears = self.config.layers[i], self.layer_weights[i], self._layer_linears
         batch = step.batch
+        if not shape.has_mixer and not shape.has_mlp:
+            return native.norm_rows(residual, next_norm.norm, consumer=next_norm.consumer), residual
         if shape.has_normed_residual:
             residual = x
         if shape.is_hybrid:
@@ -279,7 +281,7 @@ class FusedDecoder:
         """Return the norm of a layer's input, with its only reader, if there is a single one."""
         shape, weights = self.config.layers[layer], self.layer_weights[layer]
         norm, consumer = (weights.attention_norm, weights.qkv)
-        if not shape.has_mixer:
+        if not shape.has_mixer:  # nor a norm, in a layer without an MLP
             norm, consumer = (weights.mlp_norm, weights.gate_up)
         has_other_readers = (
             has_adapters

@@ -431,7 +431,7 @@ LAGUNA_NAMES = replace(
     shared_down="mlp.shared_expert.down_proj",
 )
 LAGUNA_MIXTURE = MixtureFamily(
-    (LAGUNA_NAMES, _both_layouts(DEEPSEEK_NAMES)[1]),
+    (LAGUNA_NAMES, _both_layouts(DEEPSEEK_NAMES)[1], _gguf_layout(DEEPSEEK_NAMES)),
     has_mixture=sparse_mlp_types,
     normalized=True,
     is_sigmoid=True,

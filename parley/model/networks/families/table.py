@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from parley.model.networks.families.decilm_decoders import DECILM
 from parley.model.networks.families.decoder_family import DecoderFamily
 from parley.model.networks.families.gemma3n_decoders import GEMMA3N
 from parley.model.networks.families.gemma_decoders import (
@@ -217,6 +218,8 @@ FAMILIES: dict[str, DecoderFamily] = {
     "mellum": MELLUM,
     "flint": FLINT,
     "laguna": LAGUNA,
+    "nemotron-nas": DECILM,
+    "deci": DECILM,
     "mimo_v2_flash": MIMO_V2_FLASH,
     "gpt2": GPT2,
     "gpt_bigcode": GPT_BIGCODE,
