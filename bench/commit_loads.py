@@ -41,15 +41,18 @@ def kernels(cleanup: ExitStack) -> Turn:
     from parley import native
 
     torch.set_num_threads(1)
-    out, into = KERNEL_SHAPE
+    out_features, in_features = KERNEL_SHAPE
     rows_by_kind: dict[str, Callable[[torch.Tensor], torch.Tensor | native.QuantizedRows]] = {
         "bf16": lambda x: x, "int8": native.quantize_rows
     }  # fmt: skip
     packed = {
-        "bf16": [native.pack_weight(torch.randn(out, into).bfloat16()) for _ in range(4)],
+        "bf16": [native.pack_weight(torch.randn(out_features, in_features).bfloat16()) for _ in range(4)],
         "int8": [
             native.pack_int8(
-                torch.randint(-127, 128, (out, into), dtype=torch.int8), torch.full((out,), 1e-3), None, torch.bfloat16
+                torch.randint(-127, 128, (out_features, in_features), dtype=torch.int8),
+                torch.full((out_features,), 1e-3),
+                None,
+                torch.bfloat16,
             )
             for _ in range(8)
         ],
@@ -60,7 +63,7 @@ def kernels(cleanup: ExitStack) -> Turn:
         costs = {}
         for kind, weights in packed.items():
             for rows in KERNEL_ROWS:
-                x = rows_by_kind[kind](torch.randn(rows, into).bfloat16())
+                x = rows_by_kind[kind](torch.randn(rows, in_features).bfloat16())
                 times = []
                 for _ in range(3):
                     began = time.thread_time_ns()

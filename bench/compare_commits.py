@@ -34,7 +34,7 @@ FOLDER = REPOSITORY / ".peers" / "guard"
 LOADS_PROGRAM = Path(__file__).with_name("commit_loads.py")
 LOADS = ("kernels", "engine", "api", "coordinator")
 CONFIDENCE = 0.99
-LEAST_PAIRS = 8  # fewer have no interval of that confidence
+MIN_PAIRS = 8  # fewer have no interval of that confidence
 
 
 class GuardError(Exception):
@@ -184,11 +184,11 @@ def main() -> int:
     parser.add_argument("a", metavar="A", help="a commit")
     parser.add_argument("b", metavar="B", help="a commit, or . for this checkout")
     parser.add_argument("--only", nargs="+", choices=LOADS, default=list(LOADS), metavar="LOAD", help=", ".join(LOADS))
-    parser.add_argument("--pairs", type=int, default=15, help=f"at least {LEAST_PAIRS}")
+    parser.add_argument("--pairs", type=int, default=15, help=f"at least {MIN_PAIRS}")
     parser.add_argument("--tolerance", type=float, default=3, help="percent that count as equal")
     options = parser.parse_args()
-    if options.pairs < LEAST_PAIRS:
-        parser.error(f"--pairs must be {LEAST_PAIRS} or more")
+    if options.pairs < MIN_PAIRS:
+        parser.error(f"--pairs must be {MIN_PAIRS} or more")
     try:
         return 1 if compare_commits(options) else 0
     except GuardError as error:

@@ -48,7 +48,7 @@ class Shape:
     fields: dict[str, Any]
     width: int  # of an expert
     experts: int
-    chosen: int
+    experts_per_token: int
     kinds: dict[str, tuple[float, str]]
     is_mxfp4: bool = False
     shared: int = 0
@@ -181,11 +181,11 @@ def least_seconds(shape: Shape, rows: int, bytes_of_weight: float, limits: Limit
     Rows choose experts independently and alike; the bytes of attention and of the KV cache count as well.
     """
     expert, (attention, kv_numbers) = 3 * shape.fields["hidden_size"] * shape.width, shape.attention_sizes()
-    touched = shape.shared + shape.experts * (1 - (1 - shape.chosen / shape.experts) ** rows)
+    touched = shape.shared + shape.experts * (1 - (1 - shape.experts_per_token / shape.experts) ** rows)
     kv_bytes = (rows * CONTEXT if rows != PROMPT else PROMPT) * kv_numbers * 2
     attention_bytes = attention * (bytes_of_weight if bytes_of_weight < 1 and not shape.is_mxfp4 else 2)
     read = touched * expert * bytes_of_weight + attention_bytes + kv_bytes
-    operations = 2 * rows * ((shape.chosen + shape.shared) * expert + attention)
+    operations = 2 * rows * ((shape.experts_per_token + shape.shared) * expert + attention)
     return LAYERS * max(read / limits.bandwidth, operations / limits.bf16)
 
 

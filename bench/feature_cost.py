@@ -102,10 +102,10 @@ def write_adapter(folder: Path, model: Path, seed: int, rank: int) -> str:
     generator = torch.Generator().manual_seed(seed)
     tensors = {}
     for layer in range(config["num_hidden_layers"]):
-        for name, (into, out) in shapes.items():
+        for name, (in_features, out_features) in shapes.items():
             stem = f"base_model.model.model.layers.{layer}.{name}"
-            tensors[f"{stem}.lora_A.weight"] = torch.randn(rank, into, generator=generator).bfloat16() * 0.02
-            tensors[f"{stem}.lora_B.weight"] = torch.randn(out, rank, generator=generator).bfloat16() * 0.02
+            tensors[f"{stem}.lora_A.weight"] = torch.randn(rank, in_features, generator=generator).bfloat16() * 0.02
+            tensors[f"{stem}.lora_B.weight"] = torch.randn(out_features, rank, generator=generator).bfloat16() * 0.02
     folder.mkdir(parents=True)
     save_file(tensors, folder / "adapter_model.safetensors")
     names = [name.rpartition(".")[2] for name in shapes]

@@ -96,16 +96,18 @@ def compare_linears(shape: Shape, bandwidth: float) -> str:
     """Return the table of the linear layers of a decoder layer."""
     hidden, width = shape.hidden_size, shape.intermediate_size
     rows = []
-    for out, into in ((2 * width, hidden), (hidden, width), (hidden, hidden)):
-        packed = native.pack_weight(random_rows(out, into))
-        x = random_rows(max(LINEAR_ROWS), into)
+    for out_features, in_features in ((2 * width, hidden), (hidden, width), (hidden, hidden)):
+        packed = native.pack_weight(random_rows(out_features, in_features))
+        x = random_rows(max(LINEAR_ROWS), in_features)
         alone = torch.cat([native.linear(x[row : row + 1], packed) for row in range(len(x))])
         for count in LINEAR_ROWS:
             together = native.linear(x[:count], packed)
             seconds = median_seconds(partial(native.linear, x[:count], packed))
-            least = 2 * (out * into + count * (out + into)) / bandwidth
+            least = 2 * (out_features * in_features + count * (out_features + in_features)) / bandwidth
             equal = torch.equal(together, alone[:count])
-            rows.append((f"{into} to {out}", count, equal, f"{seconds * 1e6:.0f}", f"{least / seconds:.2f}"))
+            rows.append(
+                (f"{in_features} to {out_features}", count, equal, f"{seconds * 1e6:.0f}", f"{least / seconds:.2f}")
+            )
     return markdown_table(("linear layer", "rows", "bits equal", "µs", "least time over it"), rows)
 
 
@@ -140,7 +142,7 @@ def attend_once(layer: LayerKV, contexts: Sequence[int]) -> tuple[Callable[[], t
         page_format=page_format,
         window=None,
         chunk=None,
-        ends=None,
+        visible_ends=None,
         zero_page=table,
         device=DEVICE,
         dtype=queries.dtype,
@@ -185,14 +187,14 @@ def compare_experts(bandwidth: float) -> str:
     return markdown_table(("experts", "rows", "bits equal", "µs", "least time over it"), rows)
 
 
-def stacked_weights(name: str, count: int, out: int, into: int) -> native.PackedWeight:
+def stacked_weights(name: str, count: int, out_features: int, in_features: int) -> native.PackedWeight:
     """Return random weights [out, into] of so many experts, "bf16" or "FP4"."""
 
     def pack() -> native.PackedWeight:
         if name == "bf16":
-            return native.pack_weight(random_rows(out, into) * into**-0.5)
-        values = torch.randint(0, 16, (out, into), dtype=torch.uint8, device=DEVICE)
-        scales = torch.full((out, into // 32), 2.0**-6, dtype=torch.bfloat16, device=DEVICE)
+            return native.pack_weight(random_rows(out_features, in_features) * in_features**-0.5)
+        values = torch.randint(0, 16, (out_features, in_features), dtype=torch.uint8, device=DEVICE)
+        scales = torch.full((out_features, in_features // 32), 2.0**-6, dtype=torch.bfloat16, device=DEVICE)
         return native.pack_grouped(native.GroupedWeight(values, scales, None, 32, code="e2m1"), None, torch.bfloat16)
 
     return native.stack_experts((pack() for _ in range(count)), count)

@@ -43,23 +43,25 @@ def random_layers(kind: str) -> list[native.PackedWeight]:
     """Return packed random weights of COPIES decoder layers."""
     packed = []
     for _ in range(COPIES):
-        for out, into in LAYERS:
+        for out_features, in_features in LAYERS:
             if kind == "bf16":
-                packed.append(native.pack_weight(torch.randn(out, into).bfloat16()))
+                packed.append(native.pack_weight(torch.randn(out_features, in_features).bfloat16()))
             else:
-                values = torch.randint(-127, 128, (out, into), dtype=torch.int8)
-                packed.append(native.pack_int8(values, torch.full((out,), 1e-3), None, torch.bfloat16))
+                values = torch.randint(-127, 128, (out_features, in_features), dtype=torch.int8)
+                packed.append(native.pack_int8(values, torch.full((out_features,), 1e-3), None, torch.bfloat16))
     return packed
 
 
 def measure_shares(kind: str) -> list[float]:
     """Return, for each number of rows, the least possible time over the time taken."""
     packed = random_layers(kind)
-    numbers = COPIES * sum(out * into for out, into in LAYERS)
+    numbers = COPIES * sum(out_features * in_features for out_features, in_features in LAYERS)
     shares = []
     for rows in ROWS:
-        inputs = {into: torch.randn(rows, into).bfloat16() for _, into in LAYERS}
-        rows_by_width = {into: x if kind == "bf16" else native.quantize_rows(x) for into, x in inputs.items()}
+        inputs = {in_features: torch.randn(rows, in_features).bfloat16() for _, in_features in LAYERS}
+        rows_by_width = {
+            in_features: x if kind == "bf16" else native.quantize_rows(x) for in_features, x in inputs.items()
+        }
         limits: Limits = measure_limits()
         rate = limits.bf16 if kind == "bf16" else limits.int8
         least = max(numbers * (2 if kind == "bf16" else 1) / limits.bandwidth, 2 * rows * numbers / rate)
@@ -84,9 +86,11 @@ def median_seconds(action: Callable[[], object], clock: Callable[[], float]) -> 
 
 def random_gguf_layer(name: str) -> native.PackedWeight:
     """Return a layer of random blocks of a type of GGUF."""
-    out, into = GGUF_SHAPE
+    out_features, in_features = GGUF_SHAPE
     blocks = next(block_type for block_type in BLOCK_TYPES.values() if block_type.name == name)
-    rows = torch.randint(0, 32, (out, into // blocks.numbers * blocks.size), dtype=torch.uint8)  # no scale is infinite
+    rows = torch.randint(
+        0, 32, (out_features, in_features // blocks.numbers * blocks.size), dtype=torch.uint8
+    )  # no scale is infinite
     cpu = torch.device("cpu")
     return BlockWeight.pack_merged([BlockWeight(rows, blocks)], None, torch.bfloat16, cpu)
 

@@ -30,13 +30,14 @@ SMALL_VOCABULARY = 16384
 
 @dataclass(frozen=True)
 class PublishedShape:
-    """``fields``: of the config, with Transformers' names. A token takes ``chosen`` of a layer's ``experts``."""
+    """``fields``: of the config, with Transformers' names. A token takes ``experts_per_token`` of a layer's
+    ``experts``."""
 
     title: str
     model_type: str
     fields: dict[str, Any]
     experts: int = 0
-    chosen: int = 0
+    experts_per_token: int = 0
     is_mxfp4: bool = False
 
 
@@ -118,9 +119,9 @@ def _draw_tensors(key: str, size: torch.Size, shape: PublishedShape) -> Iterator
 
 def draw_mxfp4(key: str, size: torch.Size) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield the blocks and scales of random experts in MXFP4. ``size``: [experts, in, out], as in Transformers."""
-    experts, into, out = size
-    yield f"{key}_blocks", torch.randint(0, 256, (experts, out, into // 32, 16), dtype=torch.uint8)
-    yield f"{key}_scales", torch.full((experts, out, into // 32), 120, dtype=torch.uint8)  # 2**-7
+    experts, in_features, out_features = size
+    yield f"{key}_blocks", torch.randint(0, 256, (experts, out_features, in_features // 32, 16), dtype=torch.uint8)
+    yield f"{key}_scales", torch.full((experts, out_features, in_features // 32), 120, dtype=torch.uint8)  # 2**-7
 
 
 def _draw_weight(*size: int) -> torch.Tensor:
@@ -221,8 +222,10 @@ class WeightCounts:
 
         Rows choose experts independently. ``dense_bytes``, ``expert_bytes``: of a weight.
         """
-        per_layer, chosen = (shape.experts, shape.chosen) if shape is not None and shape.experts else (1, 0)
-        touched = self.experts * (1 - (1 - chosen / per_layer) ** rows)
-        used = self.dense + self.expert * self.experts * chosen / per_layer  # by each row
+        per_layer, experts_per_token = (
+            (shape.experts, shape.experts_per_token) if shape is not None and shape.experts else (1, 0)
+        )
+        touched = self.experts * (1 - (1 - experts_per_token / per_layer) ** rows)
+        used = self.dense + self.expert * self.experts * experts_per_token / per_layer  # by each row
         read = self.dense * dense_bytes + touched * self.expert * expert_bytes
         return max(read / limits.bandwidth, 2 * rows * used / limits.bf16)

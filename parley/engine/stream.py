@@ -31,11 +31,11 @@ def split_steps(arrived: StepArrivals) -> list[StepArrivals]:
     for number, outputs in arrived.items():
         choice_steps: dict[int, int] = {}  # the step of each choice's next output
         for output in outputs:
-            place = choice_steps.get(output.index, 0)
-            choice_steps[output.index] = place + 1
-            if place == len(steps):
+            step_number = choice_steps.get(output.index, 0)
+            choice_steps[output.index] = step_number + 1
+            if step_number == len(steps):
                 steps.append({})
-            steps[place].setdefault(number, []).append(output)
+            steps[step_number].setdefault(number, []).append(output)
     return steps
 
 

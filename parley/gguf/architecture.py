@@ -186,8 +186,8 @@ def tensor_name(architecture: Architecture, name: str) -> str:
     if match is None:
         return name
     layer, names = f"{architecture.layer_prefix}{int(match[1])}.", LAYER_TENSOR_NAMES | architecture.layer_names
-    if (whole := match[0].removeprefix(f"blk.{match[1]}.")) in names:
-        return layer + names[whole]
+    if (suffix := match[0].removeprefix(f"blk.{match[1]}.")) in names:
+        return layer + names[suffix]
     return f"{layer}{names[match[2]]}.{match[3]}" if match[3] and match[2] in names else name
 
 

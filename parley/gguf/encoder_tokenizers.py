@@ -132,7 +132,7 @@ def unigram_parts(vocabulary: Vocabulary, name: str) -> dict[str, Any]:
         raise GgufError(f"{name} is damaged: tokenizer.ggml.scores has values that are no finite numbers")
     used = [score for score, kind in zip(scores, vocabulary.kinds, strict=True) if kind != UNUSED]
     # The least score decides when a text is unknown, and rows that only fill up the embedding have a far lower one
-    least = min(used, default=0.0)
+    lowest_score = min(used, default=0.0)
     charsmap = _read_charsmap(vocabulary, name)
     mark = {"type": "Metaspace", "replacement": BLANK, "prepend_scheme": "always", "split": True}
     return {
@@ -143,7 +143,9 @@ def unigram_parts(vocabulary: Vocabulary, name: str) -> dict[str, Any]:
         "model": {
             "type": "Unigram",
             "unk_id": unknown,
-            "vocab": [[token, max(score, least)] for token, score in zip(vocabulary.tokens, scores, strict=True)],
+            "vocab": [
+                [token, max(score, lowest_score)] for token, score in zip(vocabulary.tokens, scores, strict=True)
+            ],
             "byte_fallback": False,
         },
     }
@@ -172,10 +174,10 @@ def _is_charsmap(data: bytes) -> bool:
         return False
     units = struct.unpack_from(f"<{size // 4}I", data, 4)
     texts = data[4 + size :]
-    for place, unit in enumerate(units):
+    for position, unit in enumerate(units):
         if unit & VALUE_BIT:
             continue
-        target = place ^ (unit >> OFFSET_SHIFT) << ((unit & WIDE_OFFSET_BIT) >> 6)
+        target = position ^ (unit >> OFFSET_SHIFT) << ((unit & WIDE_OFFSET_BIT) >> 6)
         if target | LARGEST_LABEL >= len(units):
             return False
         if unit & LEAF_BIT and not _begins_text(texts, units[target] & ~VALUE_BIT):

@@ -87,14 +87,14 @@ def choose_gguf(names: Iterable[str], quantization: str | None, file: str | None
     ``names``: the repository's files. ``quantization``: as in ``model-Q4_K_M.gguf``, or ``file``: its name.
     """
     ending = re.compile(rf"(?:.*[-._/])?{re.escape(quantization or '')}(?:-00001-of-\d{{5}})?\.gguf", re.IGNORECASE)
-    chosen = [
+    candidates = [
         name
         for name in names
         if (name == file or (quantization and ending.fullmatch(name))) and not _is_projector(name)
     ]
-    if not chosen:
+    if not candidates:
         return []
-    return [path.as_posix() for path in part_paths(Path(min(chosen, key=lambda name: (len(name), name))))]
+    return [path.as_posix() for path in part_paths(Path(min(candidates, key=lambda name: (len(name), name))))]
 
 
 def unpack_gguf(path: Path, projector: Path | None = None) -> Path:

@@ -178,11 +178,11 @@ class _HeaderReader:
         self.at += size
         return value
 
-    def count(self, least_size: int, items: str) -> int:
-        """Return the next number: a count of ``items``, of at least ``least_size`` bytes each. Raises GgufError if the
+    def count(self, min_size: int, items: str) -> int:
+        """Return the next number: a count of ``items``, of at least ``min_size`` bytes each. Raises GgufError if the
         file is too short for them."""
         count: int = self.number("Q")
-        if count > (self.size - self.at) // least_size:
+        if count > (self.size - self.at) // min_size:
             raise GgufError(f"{self.name} is cut off or damaged: it states {count} {items} in {self.size} bytes")
         return count
 

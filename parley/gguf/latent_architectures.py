@@ -94,8 +94,8 @@ def complete_minicpm_3(model: GgufModel, config: dict[str, Any]) -> None:
     unpacked = model.tensors.get("blk.0.attn_kv_b.weight")
     if unpacked is None:
         raise GgufError(f"{file} has no tensor blk.0.attn_kv_b.weight")
-    values, rest = divmod(unpacked.shape[0], heads)
-    if rest or values <= keys - rotary:
+    values, remainder = divmod(unpacked.shape[0], heads)
+    if remainder or values <= keys - rotary:
         raise GgufError(
             f"{file} has {unpacked.shape[0]} rows in blk.0.attn_kv_b.weight, which {heads} heads with keys of {keys} "
             "cannot share"
@@ -155,10 +155,10 @@ def _own_indexers(model: GgufModel, count: int) -> list[bool]:
                 "or 0 if it uses the tokens of an earlier layer"
             )
         return [bool(kind) for kind in listed[:count]]
-    own = [f"blk.{layer}.indexer.attn_k.weight" in model.tensors for layer in range(count)]
-    if all(own) and read_size(model, "context_length") >= GLM_5_2_CONTEXT:
+    has_indexer = [f"blk.{layer}.indexer.attn_k.weight" in model.tensors for layer in range(count)]
+    if all(has_indexer) and read_size(model, "context_length") >= GLM_5_2_CONTEXT:
         return [max(layer - 2, 0) % 4 == 0 for layer in range(count)]
-    return own
+    return has_indexer
 
 
 def complete_glm_dsa(model: GgufModel, config: dict[str, Any]) -> None:

@@ -31,8 +31,8 @@ def complete_mamba_2(model: GgufModel, config: dict[str, Any]) -> None:
     """Add the sizes of heads. Raises GgufError if they are impossible."""
     complete_mamba(model, config)
     inner, config["num_heads"], config["head_dim"] = read_mamba_heads(model)
-    config["expand"], rest = divmod(inner, config["hidden_size"])
-    if rest:
+    config["expand"], remainder = divmod(inner, config["hidden_size"])
+    if remainder:
         raise GgufError(f"{model.paths[0].name} gives {inner} numbers to its heads, which are no multiple of the width")
 
 
@@ -58,8 +58,8 @@ def complete_jamba(model: GgufModel, config: dict[str, Any]) -> None:
     if not isinstance(heads, list) or len(heads) != count:
         raise GgufError(f"{file} does not say of each layer whether it has attention, so the model's shape is unknown")
     inner = read_size(model, "ssm.inner_size")
-    config["mamba_expand"], rest = divmod(inner, config["hidden_size"])
-    if rest:
+    config["mamba_expand"], remainder = divmod(inner, config["hidden_size"])
+    if remainder:
         raise GgufError(f"{file} gives ssm.inner_size as {inner}, which is no multiple of {config['hidden_size']}")
     full = [layer for layer in range(count) if heads[layer]]
     mixed = [layer for layer in range(count) if f"blk.{layer}.ffn_gate_inp.weight" in model.tensors]

@@ -121,8 +121,8 @@ def model_config(model: GgufModel, read_factors: ReadFactors = lambda name: None
     config["mlp_bias"] = "blk.0.ffn_down.bias" in model.tensors
     if architecture.layer_names is GEMMA_LAYER_NAMES:
         config["query_pre_attn_scalar"] = _query_scalar(config)
-    plain = {tensor.blocks.name for tensor in model.tensors.values()} == {"F32"}
-    config["dtype"] = "float32" if plain else "bfloat16"
+    is_float32 = {tensor.blocks.name for tensor in model.tensors.values()} == {"F32"}
+    config["dtype"] = "float32" if is_float32 else "bfloat16"
     config["quantization_config"] = {"quant_method": "gguf"}
     if fields_of(model).get("attention.causal") is False and not architecture.is_encoder:
         config["is_causal"] = False
@@ -212,10 +212,12 @@ def _proportional_ropes(model: GgufModel, config: dict[str, Any], factors: tuple
     are divided by, 1 for the first pairs of dimensions and STILL for others. Raises GgufError."""
     if "rope_freqs.weight" not in model.tensors:
         raise GgufError(f"{model.paths[0].name} has no rope_freqs.weight, which says how many dimensions turn")
-    turning = factors.count(1.0)
-    if any(factor != 1 for factor in factors[:turning]) or any(factor < STILL for factor in factors[turning:]):
+    rotated_count = factors.count(1.0)
+    if any(factor != 1 for factor in factors[:rotated_count]) or any(
+        factor < STILL for factor in factors[rotated_count:]
+    ):
         raise GgufError(f"{model.paths[0].name} divides frequencies by other numbers than its architecture")
-    full = {"rope_type": "proportional", "partial_rotary_factor": turning / len(factors)}
+    full = {"rope_type": "proportional", "partial_rotary_factor": rotated_count / len(factors)}
     return {
         "full_attention": full | {"rope_theta": config.get("rope_theta", 1e6)},
         "sliding_attention": {"rope_type": "default", "rope_theta": config.get("rope_local_base_freq", 1e4)},

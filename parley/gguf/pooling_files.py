@@ -42,8 +42,8 @@ def pooling_files(model: GgufModel, config: dict[str, Any]) -> dict[str, Any]:
         modules.append((f"{len(modules)}_Normalize", "Normalize"))
     files: dict[str, Any] = {
         "modules.json": [
-            {"idx": place, "name": str(place), "path": path, "type": MODULE + kind}
-            for place, (path, kind) in enumerate(modules)
+            {"idx": module_number, "name": str(module_number), "path": path, "type": MODULE + kind}
+            for module_number, (path, kind) in enumerate(modules)
         ],
         "1_Pooling/config.json": {"pooling_mode": POOLINGS[number]},
     }

@@ -34,9 +34,9 @@ def complete_granite_hybrid(model: GgufModel, config: dict[str, Any]) -> None:
     if fields_of(model).get("rope.scaling.finetuned"):
         raise GgufError(f"{model.paths[0].name} rotates queries and keys, which its architecture does not do here")
     inner, heads = read_size(model, "ssm.inner_size"), read_size(model, "ssm.time_step_rank")
-    config["mamba_d_head"], rest = divmod(inner, heads)
+    config["mamba_d_head"], remainder = divmod(inner, heads)
     config["mamba_expand"], other_rest = divmod(inner, config["hidden_size"])
-    if rest or other_rest:
+    if remainder or other_rest:
         raise GgufError(f"{model.paths[0].name} gives {inner} numbers to {heads} heads, which do not divide them")
     config |= {
         "position_embedding_type": "nope",
@@ -91,8 +91,8 @@ def complete_axes(model: GgufModel, config: dict[str, Any]) -> None:
 def complete_delta_nets(model: GgufModel, config: dict[str, Any]) -> None:
     """Add the size of values, the types of layers, and the axes of positions. Raises GgufError."""
     inner, heads = read_size(model, "ssm.inner_size"), read_size(model, "ssm.time_step_rank")
-    config["linear_value_head_dim"], rest = divmod(inner, heads)
-    if rest or heads % read_size(model, "ssm.group_count"):
+    config["linear_value_head_dim"], remainder = divmod(inner, heads)
+    if remainder or heads % read_size(model, "ssm.group_count"):
         raise GgufError(f"{model.paths[0].name} gives {inner} numbers to {heads} heads, which do not divide them")
     fields = fields_of(model)
     if isinstance(recurrent := fields.get("attention.recurrent_layers"), list):

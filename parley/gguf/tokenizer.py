@@ -220,8 +220,8 @@ def _post_processor(vocabulary: Vocabulary, *, begins: bool) -> dict[str, Any] |
 
 
 def _generation_config(vocabulary: Vocabulary, metadata: dict[str, Any]) -> dict[str, Any]:
-    ends = [vocabulary.special_id(name) for name in ("eos_token_id", "eot_token_id", "eom_token_id")]
-    ends += [
+    end_ids = [vocabulary.special_id(name) for name in ("eos_token_id", "eot_token_id", "eom_token_id")]
+    end_ids += [
         number
         for number, (token, kind) in enumerate(zip(vocabulary.tokens, vocabulary.kinds, strict=True))
         if kind == CONTROL and token in END_TEXTS
@@ -231,7 +231,7 @@ def _generation_config(vocabulary: Vocabulary, metadata: dict[str, Any]) -> dict
         for name, field in SAMPLING_FIELDS.items()
         if isinstance(metadata.get("general.sampling." + name), int | float)
     }
-    config: dict[str, Any] = {"eos_token_id": list(dict.fromkeys(number for number in ends if number is not None))}
+    config: dict[str, Any] = {"eos_token_id": list(dict.fromkeys(number for number in end_ids if number is not None))}
     bos = vocabulary.special_id("bos_token_id")
     return (
         config | ({} if bos is None else {"bos_token_id": bos}) | ({"do_sample": True} | sampling if sampling else {})

@@ -101,6 +101,6 @@ def start_on_gpu(runner: DecoderRunner) -> None:
             runner.network,
             runner.pages,
             max_model_len=runner.max_model_len,
-            most_rows=runner.sampler.slots,
+            max_rows=runner.sampler.slots,
             record=CudaGraphRecorder(),
         )

@@ -63,13 +63,13 @@ def _runs_in_batch(batch: PackedBatch, rows: list[StepRow]) -> Iterator[_RunInRo
             earlier = 0  # embeddings of earlier runs
             for run in item.runs:
                 begin = item.start + run.offset
-                low, high = max(begin, row.start), min(begin + run.count, end)
-                if low < high:
+                first, last = max(begin, row.start), min(begin + run.count, end)
+                if first < last:
                     encoded = row.sequence.item_embeddings[item.digest]
                     assert isinstance(encoded, EncodedItem)
                     sees_until = begin + run.count if item.sees_both_ways else None
-                    token = span.first + low - row.start
-                    yield _RunInRow(encoded, earlier + low - begin, token, high - low, sees_until)
+                    token = span.first + first - row.start
+                    yield _RunInRow(encoded, earlier + first - begin, token, last - first, sees_until)
                 earlier += run.count
 
 
@@ -101,14 +101,14 @@ def _visible_ends(batch: PackedBatch, rows: list[StepRow], runs: list[_RunInRow]
     """Return ``PackedBatch.visible_ends``; None if no token attends to later ones."""
     if batch.whole_prompts is None and all(run.sees_until is None for run in runs):
         return None
-    ends = batch.positions + 1
+    visible_ends = batch.positions + 1
     for row, span, is_whole in zip(rows, batch.spans, batch.whole_prompts or [False] * len(rows), strict=True):
         if is_whole:
-            ends[span.first : span.first + span.count] = row.sequence.prompt_len
+            visible_ends[span.first : span.first + span.count] = row.sequence.prompt_len
     for run in runs:
         if run.sees_until is not None:
-            ends[run.token : run.token + run.length] = run.sees_until
-    return ends
+            visible_ends[run.token : run.token + run.length] = run.sees_until
+    return visible_ends
 
 
 def _rope_positions(batch: PackedBatch, rows: list[StepRow]) -> torch.Tensor | None:

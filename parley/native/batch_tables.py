@@ -18,35 +18,35 @@ FEW_ROWS = 16  # rows of a tile if no sequence has more: the fewest that the ins
 @dataclass
 class BatchTables:
     """``pages`` int32 [sequences, most pages of a sequence]: row i has the page table of ``spans[i]``. ``longest``:
-    tokens of the longest sequence. ``most_rows``: the most tokens of one sequence in the batch.
+    tokens of the longest sequence. ``max_rows``: the most tokens of one sequence in the batch.
 
-    ``positions`` int32 [T]: of each token. ``ends`` int32 [T]: the position after the last one that it attends to, 0
-    for padding rows.
+    ``positions`` int32 [T]: of each token. ``visible_ends`` int32 [T]: the position after the last one that it attends
+    to, 0 for padding rows.
     """
 
     spans: list[Span]
     pages: torch.Tensor
     positions: torch.Tensor
-    ends: torch.Tensor
+    visible_ends: torch.Tensor
     longest: int
-    most_rows: int
+    max_rows: int
     _tiles: dict[tuple[int, int], torch.Tensor] = field(default_factory=dict)
 
     @classmethod
-    def of_spans(cls, spans: list[Span], ends: torch.Tensor | None, device: torch.device) -> BatchTables:
-        """Make the tables of a batch. ``ends`` int64 [T]; None: attention is causal."""
+    def of_spans(cls, spans: list[Span], visible_ends: torch.Tensor | None, device: torch.device) -> BatchTables:
+        """Make the tables of a batch. ``visible_ends`` int64 [T]; None: attention is causal."""
         pages = np.zeros((len(spans), max(len(span.table) for span in spans)), np.int32)
         for row, span in zip(pages, spans, strict=True):
             row[: len(span.table)] = span.table
         positions = np.concatenate([np.arange(span.length - span.count, span.length, dtype=np.int32) for span in spans])
         columns = copy_to_device(positions, device)
         row_ends = columns + 1
-        if ends is not None:
+        if visible_ends is not None:
             lengths = np.repeat([span.length for span in spans], [span.count for span in spans])
-            row_ends = torch.maximum(ends.to(torch.int32), row_ends)
+            row_ends = torch.maximum(visible_ends.to(torch.int32), row_ends)
             row_ends = torch.minimum(row_ends, copy_to_device(lengths.astype(np.int32), device))
-        longest, most_rows = max(span.length for span in spans), max(span.count for span in spans)
-        return cls(spans, copy_to_device(pages, device), columns, row_ends, longest, most_rows)
+        longest, max_rows = max(span.length for span in spans), max(span.count for span in spans)
+        return cls(spans, copy_to_device(pages, device), columns, row_ends, longest, max_rows)
 
     def tiles(self, fold: int, rows: int) -> torch.Tensor:
         """Return tiles of ``rows`` rows, int32 [tiles, 4]. A row is one of the ``fold`` query heads of a token that
@@ -77,7 +77,7 @@ class TablePlan:
     def choose_tiles(self, fold: int, *, is_wide: bool = False) -> tuple[torch.Tensor, int]:
         """Return the tiles, as ``BatchTables.tiles`` does, and the rows of each. ``is_wide``: use few rows, because
         each needs many registers."""
-        rows = FEW_ROWS if is_wide or self.tables.most_rows * fold <= FEW_ROWS else TILE_ROWS
+        rows = FEW_ROWS if is_wide or self.tables.max_rows * fold <= FEW_ROWS else TILE_ROWS
         return self.tables.tiles(fold, rows), rows
 
     @property

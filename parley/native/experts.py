@@ -63,9 +63,9 @@ def stack_experts(packed: Iterator[PackedWeight], count: int) -> PackedWeight:
     stacked = {}
     for name in names:
         tensor: torch.Tensor = getattr(first, name)
-        place = memory.map_tensor(count * tensor.numel(), tensor.dtype) if tensor.is_cpu else None
+        destination = memory.map_tensor(count * tensor.numel(), tensor.dtype) if tensor.is_cpu else None
         shape = count, *tensor.shape
-        stacked[name] = tensor.new_empty(shape) if place is None else place.view(shape)
+        stacked[name] = tensor.new_empty(shape) if destination is None else destination.view(shape)
     for expert in range(count):
         weight = first if expert == 0 else _stackable_weight(next(packed))
         if _shared_properties(weight, names) != _shared_properties(first, names):
@@ -81,7 +81,7 @@ def _shared_properties(weight: PackedWeight, names: list[str]) -> list[object]:
     if isinstance(weight, GroupedPacked):
         return [type(weight), shapes, weight.code, weight.group, weight.parts]
     if isinstance(weight, TritonGroupedPacked):
-        return [type(weight), shapes, weight.code, weight.group, weight.piece, weight.into]
+        return [type(weight), shapes, weight.code, weight.group, weight.piece, weight.in_features]
     return [type(weight), shapes]
 
 

@@ -44,7 +44,7 @@ def plan_choice(spans: list[Span], heads: int, pool: PagePool) -> list[TileGroup
         heads=heads,
         page_shape=pool.page_format.shape,
         window=None,
-        ends=None,
+        visible_ends=None,
         zero_page=len(pages) - 1,
         device=pages.device,
     )

@@ -20,7 +20,7 @@ SWIGLU_LIMIT, SWIGLU_ALPHA = 7.0, 1.702  # of clamped_swiglu
 
 @dataclass(frozen=True)
 class Routing:
-    """How a router chooses ``chosen`` of ``experts`` for each row.
+    """How a router chooses ``experts_per_token`` of ``experts`` for each row.
 
     Scores are the softmax of a row's logits, or their ``sigmoid``. With ``groups`` of adjacent experts, the
     ``chosen_groups`` whose ``group_best`` best experts have the largest sum are chosen first. The weights of the chosen
@@ -34,7 +34,7 @@ class Routing:
     """
 
     experts: int
-    chosen: int
+    experts_per_token: int
     groups: int = 1
     chosen_groups: int = 1
     group_best: int = 1
@@ -78,8 +78,8 @@ class LatentShape:
 
 @dataclass(frozen=True)
 class IndexerShape:
-    """How an indexer chooses the ``chosen`` tokens that a token attends to, itself included (arXiv 2512.02556, section
-    2.1, the "lightning indexer" of DeepSeek Sparse Attention). A token that sees at most ``chosen`` tokens attends to
+    """How an indexer chooses the ``top_k`` tokens that a token attends to, itself included (arXiv 2512.02556, section
+    2.1, the "lightning indexer" of DeepSeek Sparse Attention). A token that sees at most ``top_k`` tokens attends to
     all of them.
 
     Each token has one key of ``dim`` numbers, a centered norm of a linear function of the layer's input. A query has
@@ -93,7 +93,7 @@ class IndexerShape:
 
     heads: int
     dim: int
-    chosen: int
+    top_k: int
     rotary_dim: int
     is_interleaved: bool
 

@@ -9,7 +9,7 @@ import torch
 
 @dataclass(frozen=True)
 class LowRank:
-    """scale * up [out, rank] * down [rank, into], added to ``out`` outputs starting at ``first``. Any dtype."""
+    """scale * up [out, rank] * down [rank, in_features], added to ``out`` outputs starting at ``first``. Any dtype."""
 
     first: int
     down: torch.Tensor

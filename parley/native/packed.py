@@ -14,12 +14,12 @@ from parley.native.triton_forms.triton_packed import TritonGroupedPacked, Triton
 
 @dataclass(frozen=True)
 class Bf16Packed:
-    """A linear layer's weight in the layout that ``linear.cpp`` describes, for rows of ``into`` numbers."""
+    """A linear layer's weight in the layout that ``linear.cpp`` describes, for rows of ``in_features`` numbers."""
 
     weight: torch.Tensor
     bias: torch.Tensor | None
-    out: int
-    into: int
+    out_features: int
+    in_features: int
 
 
 COMPILED_WEIGHTS = Bf16Packed | Int8Packed | GroupedPacked

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-MOST_KEYS = 512  # the largest key_dim of a gated delta net, and of Kimi Delta Attention, as in states.h
+MAX_KEY_DIM = 512  # the largest key_dim of a gated delta net, and of Kimi Delta Attention, as in states.h
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class GatedDeltaShape:
     which have a value of ``value_dim`` numbers and a recurrent state [key_dim, value_dim]. Queries, keys and values
     pass a causal convolution over ``kernel`` tokens first, each number by itself.
 
-    The strength of a token's change to the state is at most ``most_strength``: above 1, a change may reverse what the
+    The strength of a token's change to the state is at most ``max_strength``: above 1, a change may reverse what the
     state holds of a key (arXiv 2411.12537). ``norm_eps``: of the norm of outputs, if it is not the model's.
     """
 
@@ -29,7 +29,7 @@ class GatedDeltaShape:
     key_dim: int
     value_dim: int
     kernel: int
-    most_strength: float = 1.0
+    max_strength: float = 1.0
     norm_eps: float | None = None
 
     @property

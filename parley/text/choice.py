@@ -281,10 +281,10 @@ def describe_token(
     described.cost = cost
     if score is not None:
         described.logprob, described.rank = score.logprob, score.rank
-        others = score.top_ids if alternatives < 0 else score.top_ids[:alternatives]
+        top_ids = score.top_ids if alternatives < 0 else score.top_ids[:alternatives]
         described.top_tokens = [
             _bare_token(tokenizer, other, logprob, rank)
-            for rank, (other, logprob) in enumerate(zip(others, score.top_logprobs, strict=False), start=1)
+            for rank, (other, logprob) in enumerate(zip(top_ids, score.top_logprobs, strict=False), start=1)
         ]
     return described
 

@@ -55,7 +55,7 @@ class _FamilyRow(NamedTuple):
     states_direction: bool = False
     needs_fused: bool = False
     has_rope_grids: bool = False
-    fewest_embeddings: int = 1
+    min_embeddings: int = 1
     text_follows_time: bool = False
     needs_timm: bool = False
     other_ids_field: str = ""
@@ -132,7 +132,7 @@ _FAMILIES: dict[str, _FamilyRow] = {
     "idefics3": _FamilyRow({"image": _IMAGE}),
     "smolvlm": _FamilyRow({"image": _IMAGE, "video": _VIDEO_OF_IMAGES}),
     "internvl": _FamilyRow({"image": _IMAGE, "video": _VIDEO_OF_IMAGES}),
-    "mistral3": _FamilyRow({"image": _IMAGE}, fewest_embeddings=2),  # the encoder's code squeezes a single one away
+    "mistral3": _FamilyRow({"image": _IMAGE}, min_embeddings=2),  # the encoder's code squeezes a single one away
     "gemma3": _FamilyRow({"image": _KindMarks(_IMAGE.id_fields, "<start_of_image>")}, sees_both_ways=True),
     "paligemma": _FamilyRow({"image": _IMAGE}, needs_fused=True, is_prefix_lm=True),
     "gemma3n": _FamilyRow({"image": _IMAGE, "audio": _AUDIO}, needs_fused=True, needs_timm=True),
@@ -205,7 +205,7 @@ class MediaFamily:
 
     ``sees_both_ways``: the tokens of a picture, or of a video's frame, attend to later ones of the same; sound never
     does. ``has_rope_grids``: positions have three axes (M-RoPE), so each run of embeddings needs its grid.
-    ``fewest_embeddings``: of an item that the encoder accepts. ``text_follows_time`` as in ``EmbeddingRun``.
+    ``min_embeddings``: of an item that the encoder accepts. ``text_follows_time`` as in ``EmbeddingRun``.
     ``needs_fused``: a decoder in Transformers' code cannot read the media over pages. ``needs_timm``: Transformers
     builds the encoders with that package.
     ``other_placeholder_ids``: the marks around and between the tiles of a picture, if embeddings replace them as well.
@@ -222,7 +222,7 @@ class MediaFamily:
     edges: Mapping[MediaKind, tuple[str, str]]  # the special tokens around an item
     sees_both_ways: bool
     has_rope_grids: bool
-    fewest_embeddings: int
+    min_embeddings: int
     text_follows_time: bool
     needs_fused: bool
     needs_timm: bool
@@ -269,7 +269,7 @@ def read_media_family(config: Mapping[str, Any]) -> MediaFamily | None:
         {kind: marks.edges for kind, marks in row.kinds.items()},
         _sees_both_ways(config, row),
         row.has_rope_grids,
-        row.fewest_embeddings,
+        row.min_embeddings,
         row.text_follows_time,
         row.needs_fused,
         row.needs_timm,

@@ -46,9 +46,9 @@ def replace_marks(text: str, items: Sequence[ProcessedMedia], marks: PromptMarks
 
     pattern = "|".join(map(re.escape, sorted(waiting, key=len, reverse=True)))
     replaced = re.sub(pattern, next_replacement, text)
-    for mark, left in waiting.items():
-        if left:
-            raise _missing_mark_error(mark, left[0].kind)
+    for mark, marks_left in waiting.items():
+        if marks_left:
+            raise _missing_mark_error(mark, marks_left[0].kind)
     return _write_edges(replaced, placed), placed
 
 
@@ -115,11 +115,13 @@ def find_media_items(
     first = 0
     for item in items:
         last = first + item.embedding_count
-        own = placeholders[first:last]
+        item_placeholders = placeholders[first:last]
         own_ids = {placeholder_ids[mark] for mark in _placeholders(item)}
-        if len(own) < item.embedding_count or any(token_id not in own_ids for _, token_id in own):
+        if len(item_placeholders) < item.embedding_count or any(
+            token_id not in own_ids for _, token_id in item_placeholders
+        ):
             raise _missing_mark_error(item.placeholder, item.kind)
-        placed_items.append(_place_item(item, [position for position, _ in own]))
+        placed_items.append(_place_item(item, [position for position, _ in item_placeholders]))
         first = last
     if first < len(placeholders):
         raise _surplus_error(items[-1].placeholder)

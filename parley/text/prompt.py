@@ -215,10 +215,10 @@ class TextPipeline:
         if reasoning_ended:
             return PreparedPrompt(ids)
         markup = self.markup.without_calls
-        inside = markup.reasoning_marks is not None and (
+        in_reasoning = markup.reasoning_marks is not None and (
             reasoning_ended is False or starts_in_reasoning(markup, self._decode_end(ids), False)
         )
-        return PreparedPrompt(ids, markup, inside)
+        return PreparedPrompt(ids, markup, in_reasoning)
 
     def find_reasoning_ended(self, prompt: Prompt, prepared: PreparedPrompt) -> bool | None:
         """Return the ``reasoning_ended`` of ``Tokens`` that are answered as the prompt is."""
@@ -272,8 +272,8 @@ class TextPipeline:
         first, second = self._limit_text(pair.first), self._limit_text(pair.second)
         ids = self._encode_rendered_pair(first, second, encode)
         if max_tokens is not None and len(ids) > max_tokens:
-            kept = len(self.tokenizer.encode(second, special=False)) - (len(ids) - max_tokens)
-            second = self._first_tokens(second, kept) if kept > 0 else ""
+            kept_count = len(self.tokenizer.encode(second, special=False)) - (len(ids) - max_tokens)
+            second = self._first_tokens(second, kept_count) if kept_count > 0 else ""
             ids = self._encode_rendered_pair(first, second, encode)[-max_tokens:]
         return PreparedPrompt(ids)
 
@@ -430,16 +430,16 @@ class TextPipeline:
             return ReasoningLimit(*reasoning_marks, prepared.starts_in_reasoning, budget, bare)
         return ReasoningLimit(*reasoning_marks, prepared.starts_in_reasoning, budget - line, close)
 
-    def wrap_with_reasoning(self, grammar: str, prepared: PreparedPrompt, plain: bool) -> str:
+    def wrap_with_reasoning(self, grammar: str, prepared: PreparedPrompt, is_plain: bool) -> str:
         """Return a compiled grammar for the whole answer, with reasoning before it if the answer may have some.
 
-        With ``plain`` the answer is not parsed into parts, so only reasoning that the prompt has opened is allowed.
+        With ``is_plain`` the answer is not parsed into parts, so only reasoning that the prompt has opened is allowed.
         """
         reasoning_marks = prepared.markup.reasoning_marks
         if (
             not grammar
             or reasoning_marks is None
-            or not (prepared.starts_in_reasoning or (not plain and self._may_reason(prepared, reasoning_marks)))
+            or not (prepared.starts_in_reasoning or (not is_plain and self._may_reason(prepared, reasoning_marks)))
         ):
             return grammar
         return self.grammar_compiler.allow_reasoning_before(grammar, reasoning_marks, prepared.starts_in_reasoning)
@@ -455,13 +455,13 @@ class TextPipeline:
         self,
         prompt: Prompt,
         with_spans: bool = True,
-        most: int | None = None,
+        max_tokens: int | None = None,
         media: Sequence[ProcessedMedia] = (),
     ) -> tuple[str, list[int], list[tuple[int, int]]]:
         """Return a prompt's text (rendered, for a conversation), its token ids, and each token's character span.
 
         ``with_spans``: otherwise the spans are left out. ``media``: the items of the prompt. Raises Invalid if there
-        are more than ``most`` tokens.
+        are more than ``max_tokens`` tokens.
         """
         if isinstance(prompt, TextPair):
             ids = self.prepare_prompt(prompt).token_ids
@@ -477,11 +477,11 @@ class TextPipeline:
             encodable = text
         special = prompt.special and not has_own_bos(media)
         if with_spans:
-            ids, spans = encoder.encode_with_offsets(encodable, special, most)
+            ids, spans = encoder.encode_with_offsets(encodable, special, max_tokens)
         else:
-            ids, spans = encoder.encode(encodable, special, most), []
-        if most is not None and len(ids) > most:
-            raise Invalid(f"The text has over {most} tokens, more than are counted at once.", field="prompt")
+            ids, spans = encoder.encode(encodable, special, max_tokens), []
+        if max_tokens is not None and len(ids) > max_tokens:
+            raise Invalid(f"The text has over {max_tokens} tokens, more than are counted at once.", field="prompt")
         return text, ids, spans
 
 

@@ -16,14 +16,14 @@ def exceeds_size(prompts: Iterable[Prompt], limit: int) -> bool:
 
     Token ids have no text. Takes no longer than ``limit`` allows, however large the prompts are.
     """
-    left = limit
+    remaining = limit
     for prompt in prompts:
-        left -= text_characters(prompt)
+        remaining -= text_characters(prompt)
         if isinstance(prompt, Chat):
-            left -= MESSAGE_CHARACTERS * len(prompt.messages)
-            if left >= 0 and (values := _further_values(prompt)):
-                left -= _characters_within(values, left)
-        if left < 0:
+            remaining -= MESSAGE_CHARACTERS * len(prompt.messages)
+            if remaining >= 0 and (values := _further_values(prompt)):
+                remaining -= _characters_within(values, remaining)
+        if remaining < 0:
             return True
     return False
 

@@ -203,7 +203,9 @@ def _short_hash(digest: bytes) -> int:
 
 def _extra_keys(event: PagesStored) -> list[list[Any] | None] | None:
     """Return the inputs of each page's hash besides tokens: the adapter, media, and a prompt's salt at its start."""
-    keys = [_page_keys(event, event.start + place * PAGE_SIZE) or None for place in range(len(event.hashes))]
+    keys = [
+        _page_keys(event, event.start + page_number * PAGE_SIZE) or None for page_number in range(len(event.hashes))
+    ]
     return keys if any(keys) else None
 
 

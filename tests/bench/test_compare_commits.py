@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
 
 from compare_commits import (
     CONFIDENCE,
-    LEAST_PAIRS,
+    MIN_PAIRS,
     REPOSITORY,
     GuardError,
     Worker,
@@ -24,7 +24,7 @@ from compare_commits import (
 )
 
 
-@given(st.integers(LEAST_PAIRS, 60))
+@given(st.integers(MIN_PAIRS, 60))
 def test_guard_interval_is_the_narrowest_that_holds_the_median_with_its_confidence(count):
     def probability_outside(rank):
         return 2 * sum(math.comb(count, k) for k in range(rank + 1)) / 2**count

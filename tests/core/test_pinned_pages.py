@@ -186,7 +186,7 @@ class HandoverScenario:
             if (
                 work.lease
                 and other.lease
-                and not {work.id, other.id} & {each.id for each in self.prefilled_elsewhere}
+                and not {work.id, other.id} & {request.id for request in self.prefilled_elsewhere}
                 and pick([0, 1])
             ):
                 other.release_group = work.release_group = work.release_group or work.id
@@ -235,7 +235,9 @@ class HandoverScenario:
             return work
         tokens = [self.expected_outputs[work.id, k].token_ids for k in range(work.n)]
         cuts = [self.random.randint(0, max(0, len(token) - 1)) for token in tokens]
-        return msgspec.structs.replace(work, prior_tokens=[each[:cut] for each, cut in zip(tokens, cuts, strict=True)])
+        return msgspec.structs.replace(
+            work, prior_tokens=[choice_tokens[:cut] for choice_tokens, cut in zip(tokens, cuts, strict=True)]
+        )
 
     def run_actions(self) -> None:
         actions = [
@@ -334,11 +336,11 @@ class HandoverScenario:
         """Whether every choice of the work's group has an output or was cancelled: only then may it be released."""
         work = self.harness.works[work_id]
         group = [
-            each
-            for each in self.works
-            if each is work or (work.release_group and each.release_group == work.release_group)
+            request
+            for request in self.works
+            if request is work or (work.release_group and request.release_group == work.release_group)
         ]
-        choices = [(each.id, k) for each in group for k in range(each.n)]
+        choices = [(request.id, k) for request in group for k in range(request.n)]
         return all(self.harness.outputs.get(choice) or choice in self.cancelled for choice in choices)
 
     def cancel_some(self) -> None:

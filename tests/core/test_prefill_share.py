@@ -103,7 +103,7 @@ def test_loop_keeps_prefill_share(part: float, prompts: list[tuple[int, int]], b
         bench.loop.add_request(make_work(number, 3, 2000))
     bench.step()
     bench.step()
-    works = [make_work(100 + number, *each) for number, each in enumerate(prompts)]
+    works = [make_work(100 + number, *prompt) for number, prompt in enumerate(prompts)]
     for work in works:
         bench.loop.add_request(work)
     share = bench.prefill_share

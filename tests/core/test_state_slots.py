@@ -84,7 +84,7 @@ def test_a_third_prompt_continues_where_the_second_branched_off() -> None:
 
 def test_long_prompts_keep_states_at_equal_distances(monkeypatch) -> None:
     """There are few of them, so that one prompt does not evict the states of all others."""
-    monkeypatch.setattr(state_slots, "LEAST_DISTANCE", 32)
+    monkeypatch.setattr(state_slots, "MIN_DISTANCE", 32)
     for snapshots, expected in ((64, 160), (16, 128), (8, 128)):
         bench = make_bench(snapshots, budgets=(50,), blocks=200)
         serve(bench, "long", make_prompt(1, 190, 0))

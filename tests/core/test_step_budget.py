@@ -64,9 +64,9 @@ def first_chunk(pace: StepBudget, decodes: int = 0, start: int = 0) -> int:
 
 
 @pytest.mark.parametrize("decodes", [0, 1, 8])
-@pytest.mark.parametrize(("fixed", "each"), [(0.001, 0.0001), (0.05, 0.0005), (0.02, 0.002), (0.0, 0.001)])
-def test_step_time_converges_to_target(fixed: float, each: float, decodes: int) -> None:
-    count, seconds = run_steps(TimedBudget(0.25), SimulatedMachine(fixed, each), decodes)
+@pytest.mark.parametrize(("fixed", "token_seconds"), [(0.001, 0.0001), (0.05, 0.0005), (0.02, 0.002), (0.0, 0.001)])
+def test_step_time_converges_to_target(fixed: float, token_seconds: float, decodes: int) -> None:
+    count, seconds = run_steps(TimedBudget(0.25), SimulatedMachine(fixed, token_seconds), decodes)
     alone = 1 if decodes else SOLO_FACTOR
     assert 0.16 * alone <= seconds <= 0.26 * alone
     assert count % 16 == 0
@@ -82,10 +82,10 @@ def test_step_time_converges_to_target(fixed: float, each: float, decodes: int) 
     st.integers(16, 12_000),
 )
 def test_steps_of_long_prompt_stay_within_time_target(
-    fixed: float, each: float, depth: float, decodes: int, before: int, length: int
+    fixed: float, token_seconds: float, depth: float, decodes: int, before: int, length: int
 ) -> None:
     """Holds on any machine and after any history, even none. The exception is progress: LEAST tokens always run."""
-    pace, machine = TimedBudget(0.25), SimulatedMachine(fixed, each, each * depth)
+    pace, machine = TimedBudget(0.25), SimulatedMachine(fixed, token_seconds, token_seconds * depth)
     target_seconds = 0.25 if decodes else 0.25 * SOLO_FACTOR
     for _ in range(before):
         run_step(pace, machine, decodes, length=0)
@@ -136,9 +136,9 @@ def test_taken_tokens_reduce_remaining_step_budget() -> None:
     assert 0.15 <= machine.cost(4, chunks) <= 0.26
 
 
-@pytest.mark.parametrize(("each", "count"), [(1e-9, MAX_CHUNK), (1.0, MIN_CHUNK)])
-def test_step_budget_stops_at_bounds_on_extreme_machines(each: float, count: int) -> None:
-    assert run_steps(TimedBudget(0.25), SimulatedMachine(0.0, each), 1)[0] == count
+@pytest.mark.parametrize(("token_seconds", "count"), [(1e-9, MAX_CHUNK), (1.0, MIN_CHUNK)])
+def test_step_budget_stops_at_bounds_on_extreme_machines(token_seconds: float, count: int) -> None:
+    assert run_steps(TimedBudget(0.25), SimulatedMachine(0.0, token_seconds), 1)[0] == count
 
 
 def test_step_budget_shrinks_when_tokens_cost_more() -> None:

@@ -80,8 +80,8 @@ def test_prompt_hashes_depend_on_model_salt_tools_and_adapter():
 def test_hashes_of_different_owners_differ():
     body = chat_body(["x" * 500, "y", "z"])
     hashed = [hash_prompt(body, owner=owner) for owner in ("", "a" * 32, "b" * 32)]
-    assert len({each.marks[0].prefix_hash for each in hashed}) == 3
-    assert len({each.conversation_hashes() for each in hashed}) == 3
+    assert len({prompt.marks[0].prefix_hash for prompt in hashed}) == 3
+    assert len({prompt.conversation_hashes() for prompt in hashed}) == 3
 
 
 @given(st.binary(max_size=200) | st.recursive(st.none() | st.integers() | WORDS, st.lists).map(
@@ -135,7 +135,7 @@ def test_text_after_media_keeps_its_marks():
     turns = [[{"type": "image_url", "image_url": {"url": url}}], "a" * 600]
     before, after = hash_prompt(chat_body(turns)), hash_prompt(chat_body([*turns, "b" * 600]))
     assert len(after.marks) > len(before.marks) and after.marks[: len(before.marks) - 1] == [
-        mark for mark in after.marks if mark.prefix_hash in {each.prefix_hash for each in before.marks[:-1]}
+        mark for mark in after.marks if mark.prefix_hash in {old_mark.prefix_hash for old_mark in before.marks[:-1]}
     ]
 
 

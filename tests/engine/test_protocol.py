@@ -233,8 +233,8 @@ async def test_engine_crash_or_reader_cancellation_ends_feed():
     outputs: list[EngineOutput] = []
     stream, other = (engine.submit_request(EngineRequest(id=name, token_ids=[1], max_tokens=4000)) for name in "ab")
     feeding = [
-        asyncio.create_task(each.group.feed_outputs(lambda arrived: outputs.extend(arrived[0]) is None))
-        for each in (stream, other)
+        asyncio.create_task(waiting_stream.group.feed_outputs(lambda arrived: outputs.extend(arrived[0]) is None))
+        for waiting_stream in (stream, other)
     ]
     await asyncio.sleep(0.01)
     feeding[1].cancel()
@@ -270,7 +270,7 @@ async def test_leased_prompt_announces_its_pages_before_its_first_output():
         )
     )
     for index, count in ((0, 1), (1, 2)):
-        assert [token for each in resumed_outputs if each.index == index for token in each.token_ids] == list(
+        assert [token for output in resumed_outputs if output.index == index for token in output.token_ids] == list(
             range(count, 6)
         )
 

@@ -252,7 +252,7 @@ async def test_token_costs_equal_the_measured_step_times(shared_engine, monkeypa
                 assert last_step[choice] == step_number - 1
                 assert cost.compute_seconds == pytest.approx(stats.step_seconds, abs=1e-9)
             else:
-                whole = sum(each.stats.step_seconds for each in steps[: step_number + 1])
+                whole = sum(earlier_step.stats.step_seconds for earlier_step in steps[: step_number + 1])
                 assert stats.step_seconds - 1e-9 <= cost.compute_seconds <= whole + 1e-9
             assert cost.wait_seconds >= 0
             last_step[choice] = step_number

@@ -514,7 +514,7 @@ def test_nan_logits_fail_only_their_own_row():
         Step([StepRow(sequence, 0, len(sequence), True) for sequence in sequences], [0, 1, 2])
     )
     assert not second.tokens and "not numbers" in second.error
-    assert [(*each.tokens, each.scores[0].logprob) for each in (first, third)] == [
+    assert [(*result.tokens, result.scores[0].logprob) for result in (first, third)] == [
         healthy_results[0],
         healthy_results[2],
     ]

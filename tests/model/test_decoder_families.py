@@ -129,7 +129,9 @@ def compute_logits(decoder: FusedDecoder, pieces: tuple[int, ...], *, sequences:
         tables = [list(range(PAGES * i, PAGES * (i + 1))) for i in range(sequences)]
         parts = [(TOKEN_IDS[i][start : start + count], start, table) for i, table in enumerate(tables)]
         batch = PackedBatch.pack_parts(parts, torch.device("cpu"))
-        batch.states = states.select_states(batch.spans, [advance_slot(*each) for each in enumerate(batch.spans)])
+        batch.states = states.select_states(
+            batch.spans, [advance_slot(*slot_span) for slot_span in enumerate(batch.spans)]
+        )
         logits.append(decoder.compute_logits(run(batch, pages))[:count])
         start += count
     return torch.cat(logits)
@@ -148,8 +150,8 @@ def test_logits_equal_those_of_transformers(name: str):
     model = model_class.from_pretrained(folder, dtype=torch.float32, attn_implementation=attention).eval()
     decoder = load_decoder(name, "float32")
     counted = (
-        each.numel()
-        for name, each in model.named_parameters()
+        parameter.numel()
+        for name, parameter in model.named_parameters()
         if not name.endswith(("e_score_correction_bias", "expert_bias")) and ".vision_" not in name
     )
     assert decoder.parameters == sum(counted)

@@ -94,8 +94,8 @@ def test_draft_model_reads_a_long_prompt_in_chunks():
     while not (fresh_drafts := draft.propose_drafts([(fresh_sequence, 4)])[0]):
         pass
     assert continued_drafts == fresh_drafts
-    for each in (sequence, fresh_sequence, fresh_sequence):
-        draft.forget_sequence(each)
+    for drafted_sequence in (sequence, fresh_sequence, fresh_sequence):
+        draft.forget_sequence(drafted_sequence)
     assert draft.pool.used_count == 0
 
 

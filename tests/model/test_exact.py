@@ -66,12 +66,12 @@ def make_runner(architecture: str, blocks: int, size: str = "tiny", int8: bool =
 class RandomBudget(FixedBudget):
     """A step budget that changes at every step."""
 
-    def __init__(self, seed: int, most: int):
+    def __init__(self, seed: int, max_size: int):
         super().__init__(0)
-        self.random, self.most = random.Random(seed), most
+        self.random, self.max_size = random.Random(seed), max_size
 
     def begin_step(self, decodes: int) -> None:
-        self.remaining = self.random.randint(1, self.most)
+        self.remaining = self.random.randint(1, self.max_size)
 
 
 class WholePromptBudget(FixedBudget):
@@ -276,13 +276,13 @@ def check_schedule(
 @given(
     requests=st.lists(REQUEST, min_size=1, max_size=7),
     blocks=st.integers(8, 24),
-    most=st.sampled_from([1, 7, 16, 50, 500]),
+    max_size=st.sampled_from([1, 7, 16, 50, 500]),
     cache=st.booleans(),
     seed=st.integers(0, 1 << 20),
     drafts=st.booleans(),
 )
-def test_any_schedule_matches_each_request_alone(architecture, requests, blocks, most, cache, seed, drafts):
-    check_schedule(architecture, requests, blocks, most, cache, seed, drafts=drafts)
+def test_any_schedule_matches_each_request_alone(architecture, requests, blocks, max_size, cache, seed, drafts):
+    check_schedule(architecture, requests, blocks, max_size, cache, seed, drafts=drafts)
 
 
 @pytest.mark.parametrize(

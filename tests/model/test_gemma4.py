@@ -59,8 +59,8 @@ def divide_experts(tensors: Tensors) -> Tensors:
             parts, names = (weight,), ("down_proj",)
             if last == "gate_up_proj":
                 parts, names = weight.chunk(2), ("gate_proj", "up_proj")
-            for part, each in zip(names, parts, strict=True):
-                divided[f"{prefix}.{expert}.{part}.weight"] = each.contiguous()
+            for part, part_weight in zip(names, parts, strict=True):
+                divided[f"{prefix}.{expert}.{part}.weight"] = part_weight.contiguous()
         if not prefix.endswith(".experts"):
             divided[name] = tensor
     return divided
@@ -71,7 +71,7 @@ def test_experts_with_tensors_of_their_own_have_the_logits_of_those_in_one(folde
     folder = folders["gemma4 of experts"]
 
     def rename(tensors: Tensors) -> Tensors:
-        return {name.replace(".experts.", f".{block}."): each for name, each in divide_experts(tensors).items()}
+        return {name.replace(".experts.", f".{block}."): tensor for name, tensor in divide_experts(tensors).items()}
 
     divided = change_tensors(folder, tmp_path / "divided", rename)
     assert torch.equal(compute_logits(divided), compute_logits(folder))

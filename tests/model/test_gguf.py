@@ -102,10 +102,12 @@ def test_reads_the_config_and_every_tensor_of_the_folder_that_a_file_was_made_fr
     assert read_decoder_config(read_config(unpacked)) == read_decoder_config(read_config(folder))
 
 
-def random_blocks(kind: str, rows: int, into: int) -> BlockWeight:
+def random_blocks(kind: str, rows: int, in_features: int) -> BlockWeight:
     """Random blocks with scales that weights have, instead of any float16."""
-    number, blocks = next(each for each in BLOCK_TYPES.items() if each[1].name == kind)
-    raw = np.random.default_rng(number).integers(0, 256, (rows, into // blocks.numbers, blocks.size), dtype=np.uint8)
+    number, blocks = next(numbered_type for numbered_type in BLOCK_TYPES.items() if numbered_type[1].name == kind)
+    raw = np.random.default_rng(number).integers(
+        0, 256, (rows, in_features // blocks.numbers, blocks.size), dtype=np.uint8
+    )
     places = {"Q3_K": [108], "Q6_K": [208], "Q2_K": [80, 82], "Q4_K": [0, 2], "Q5_K": [0, 2]}
     for at in (places | {"TQ1_0": [52], "TQ2_0": [64]}).get(kind, [0, 2]):
         if kind == "MXFP4":
@@ -156,12 +158,12 @@ def test_loads_quantized_rows_in_the_order_of_the_heads(kind, tmp_path):
     folder = write_folder(tmp_path / "folder", "llama")
     unpacked = unpack_gguf(write_gguf(tmp_path / "model.gguf", folder, kind))
     for name in ("model.layers.1.self_attn.q_proj.weight", "model.layers.1.self_attn.k_proj.weight"):
-        out, into = Checkpoint(folder).tensor_shape(name)
-        values = Checkpoint(folder).view_tensor(name, out, into).float()
+        out_features, in_features = Checkpoint(folder).tensor_shape(name)
+        values = Checkpoint(folder).view_tensor(name, out_features, in_features).float()
         rounded = gguf.quants.quantize(values.numpy(), gguf.GGMLQuantizationType[kind])
         expected = torch.from_numpy(gguf.quants.dequantize(rounded, gguf.GGMLQuantizationType[kind]))
-        weight = read_plain_weight(Checkpoint(unpacked), name, out, into)
-        assert torch.equal(weight.decode_into(torch.empty(out, into)), expected)
+        weight = read_plain_weight(Checkpoint(unpacked), name, out_features, in_features)
+        assert torch.equal(weight.decode_into(torch.empty(out_features, in_features)), expected)
     settings = Settings(model=str(unpacked), kv_memory=1 << 22)
     assert check_model(settings).load_caveat == ""
     assert load_runner(settings, lambda stage, fraction: None)[1].quantization == "gguf"

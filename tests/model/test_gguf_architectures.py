@@ -495,7 +495,7 @@ def test_a_file_without_a_scaled_rotary_embedding_has_none_by_default(tmp_path):
         "rope_type": "default", "rope_theta": 1e4,
     })  # fmt: skip
     unpacked = unpack_gguf(convert_folder(tmp_path / "model.gguf", folder))
-    ropes = [read_decoder_config(read_config(each)).ropes for each in (unpacked, folder)]
+    ropes = [read_decoder_config(read_config(model_folder)).ropes for model_folder in (unpacked, folder)]
     assert ropes[0] == ropes[1] and ropes[0][0].kind == "default"
 
 

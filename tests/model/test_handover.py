@@ -247,7 +247,7 @@ async def test_no_kv_pages_are_reserved_or_held_without_prefix_cache():
         assert "no prefixes" in (await receiver.reserve_pages("key", KVPrefix(random_prompt(40)))).error
         sender.observe_pages("w", lambda pages: pytest.fail("pages announced without a prefix cache"))
         stream = sender.submit_request(EngineRequest("w", random_prompt(40), 3, lease=True))
-        assert [each.finish_reason for each in await read_outputs(stream)][-1] == "length"
+        assert [output.finish_reason for output in await read_outputs(stream)][-1] == "length"
         await wait_until_free(sender)
     finally:
         await sender.close()

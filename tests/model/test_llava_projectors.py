@@ -71,7 +71,7 @@ def changed_file(family, **metadata):
     """Return the header of a family's encoder with other metadata; None takes a field away."""
     model = read_model(family_files(family)[1])
     changed = model.metadata | {key.replace("__", "."): value for key, value in metadata.items()}
-    return GgufModel(model.paths, {key: each for key, each in changed.items() if each is not None}, model.tensors)
+    return GgufModel(model.paths, {key: value for key, value in changed.items() if value is not None}, model.tensors)
 
 
 def test_early_files_name_no_kind():

@@ -551,7 +551,7 @@ def test_adapter_finds_the_layers_of_a_multimodal_models_language_model(family, 
     tensors = load_file(folder / "adapter_model.safetensors")
     assert all("model.language_model.layers" in name for name in tensors)
     older_names = {
-        name.replace("model.language_model.", "language_model.model."): each for name, each in tensors.items()
+        name.replace("model.language_model.", "language_model.model."): tensor for name, tensor in tensors.items()
     }
     config = json.loads((folder / "adapter_config.json").read_text())
     (folder / "adapter_config.json").write_text(json.dumps(config | {"rank_pattern": {

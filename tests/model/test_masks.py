@@ -169,7 +169,7 @@ def mixed_requests() -> list[EngineRequest]:
 
 @cache
 def answers_alone() -> dict[tuple[str, int], Answer]:
-    return {key: answer for each in mixed_requests() for key, answer in serve_all(each).items()}
+    return {key: answer for request in mixed_requests() for key, answer in serve_all(request).items()}
 
 
 @pytest.mark.parametrize("options", [{}, {"step": 7}, {"cache": False}, {"batch": 2}, {"blocks": 24, "step": 20}])

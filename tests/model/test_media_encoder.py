@@ -152,7 +152,7 @@ def test_a_model_whose_media_need_the_fused_decoder_reads_text_only_without_it(f
     assert not info.fused
     assert info.media_kinds == frozenset() and runner.media_encoder is None
     checked, fused = (
-        check_model(Settings(model=str(multimodal_folder(family)), lowering=each)) for each in (False, True)
+        check_model(Settings(model=str(multimodal_folder(family)), lowering=lowering)) for lowering in (False, True)
     )
     assert fused.memory_bytes > checked.memory_bytes
 
@@ -180,7 +180,7 @@ def test_bfloat16_gives_the_same_bits_at_each_call_and_for_any_number_of_threads
     finally:
         torch.set_num_threads(threads)
     assert encoded[0].rows.dtype == torch.bfloat16
-    assert all(are_equal(each, encoded[0]) for each in encoded[1:])
+    assert all(are_equal(encoding, encoded[0]) for encoding in encoded[1:])
     error = (encoded[0].rows.float() - item.expected.rows).norm() / item.expected.rows.norm()
     assert error < 0.05
 
@@ -194,7 +194,7 @@ def test_large_items_are_computed_in_slices(monkeypatch, family: str, dtype: tor
     calls: list[list[int]] = [[], []]
     encode_processed(encoder, item, kind)  # loads the model, which calls back as well
     whole = encode_processed(encoder, item, kind, between_blocks=lambda: calls[0].append(1))
-    monkeypatch.setattr(slices, "LEAST_ROWS", 3)
+    monkeypatch.setattr(slices, "MIN_ROWS", 3)
     monkeypatch.setattr(slices, "SLICE_PRODUCTS", 1)
     sliced = encode_processed(encoder, item, kind, between_blocks=lambda: calls[1].append(1))
     assert len(calls[1]) > 2 * len(calls[0])
@@ -331,12 +331,14 @@ def test_the_encoders_of_a_whole_omni_model_are_those_of_the_part_that_writes(tm
     item = process_item("qwen2_5_omni_thinker", "audio")
     assert are_equal(encode_processed(make_encoder(folder, torch.float32), item, "audio"), item.expected)
     tensors = ItemProcessor(folder).process_audio(make_media("audio"), {}).tensors
-    assert all(torch.equal(tensors[name], each) for name, each in item.features.items())
+    assert all(torch.equal(tensors[name], tensor) for name, tensor in item.features.items())
 
 
 def test_a_checkpoint_without_a_tensor_of_a_block_is_refused_at_the_start(tmp_path):
     name = "vision_tower.encoder.layers.1.mlp.fc1.weight"
-    folder = copy_model(multimodal_folder("llava"), tmp_path / "copy", lambda each: None if each == name else each)
+    folder = copy_model(
+        multimodal_folder("llava"), tmp_path / "copy", lambda tensor_name: None if tensor_name == name else tensor_name
+    )
     for load in (load_test_runner, lambda folder: check_model(Settings(model=str(folder)))):
         with pytest.raises(LoadError, match=rf"^The checkpoint has no tensor {name}\.$"):
             load(folder)
@@ -347,7 +349,9 @@ def test_the_check_and_an_eager_start_find_any_missing_tensor(tmp_path):
     runner, _ = load_test_runner(multimodal_folder("llava"), dtype="float32", media_eager=True)
     assert len(encode_processed(runner.media_encoder, process_item("llava", "image"), "image").rows)
     name = "multi_modal_projector.linear_1.weight"
-    folder = copy_model(multimodal_folder("llava"), tmp_path / "copy", lambda each: None if each == name else each)
+    folder = copy_model(
+        multimodal_folder("llava"), tmp_path / "copy", lambda tensor_name: None if tensor_name == name else tensor_name
+    )
     load_test_runner(folder)  # text needs no projector
     for check in (check_model, partial(load_runner, progress=lambda stage, fraction: None)):
         with pytest.raises(LoadError, match=rf"^The checkpoint has no tensor model\.{name} \(1 missing in all\)\.$"):
@@ -355,7 +359,7 @@ def test_the_check_and_an_eager_start_find_any_missing_tensor(tmp_path):
 
 
 def test_the_check_finds_a_tensor_of_another_shape(tmp_path):
-    folder = copy_model(multimodal_folder("llava"), tmp_path / "copy", lambda each: each)
+    folder = copy_model(multimodal_folder("llava"), tmp_path / "copy", lambda tensor_name: tensor_name)
     tensors = load_file(folder / "model.safetensors")
     tensors["multi_modal_projector.linear_1.weight"] = torch.zeros(64, 48)
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
@@ -421,5 +425,5 @@ def test_the_kv_cache_leaves_memory_for_encoders_and_embeddings(monkeypatch):
     _, info = load_test_runner(multimodal_folder("llava"), dtype="float32", kv_memory=None, media_cache=300_000)
     assert info.kv_bytes <= 0.4 * (700_000 - towers.nbytes)
     assert towers.nbytes == 4 * sum(
-        each.numel() for part in encoder_parts(reference_model("llava")) for each in part.parameters()
+        parameter.numel() for part in encoder_parts(reference_model("llava")) for parameter in part.parameters()
     )

@@ -218,7 +218,7 @@ def test_another_picture_gives_other_logits(family):
     """Guards against tests that pass because pictures change nothing."""
     prompt, other = two_pictures(family), two_pictures(family, 5)
     swapped = replace(prompt, encoded=dict(zip(prompt.encoded, other.encoded.values(), strict=True)))
-    expected, actual = (paged_logits(family, each, [1], 100) for each in (prompt, swapped))
+    expected, actual = (paged_logits(family, picture_prompt, [1], 100) for picture_prompt in (prompt, swapped))
     assert (expected - actual).abs().max() > 0.01
 
 

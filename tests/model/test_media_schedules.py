@@ -138,8 +138,8 @@ def test_schedule_does_not_change_the_bits_of_answers_to_pictures(family: str, s
 def test_answer_is_the_same_after_cached_pages_that_end_within_a_picture(family: str) -> None:
     media_loop = MediaLoop(family, FixedBudget(1000), blocks=64, prefix_cache=True, media_cache=0)
     before, request = picture_requests(family)[0], picture_requests(family)[3]
-    for each in (before, request):
-        media_loop.loop.add_request(each)
+    for media_request in (before, request):
+        media_loop.loop.add_request(media_request)
         results = media_loop.results()
     (item,) = request.media
     assert item.start < media_loop.outputs["3", 0][-1].cached_tokens < item.end

@@ -83,7 +83,10 @@ def test_experts_in_one_tensor_load_like_separate_experts(tmp_path, quantization
     folder = tiny_models.model_folder("qwen2_moe")
     stacked = stack_experts(folder, tmp_path / "stacked")
     assert "model.layers.0.mlp.experts.gate_up_proj" in Checkpoint(stacked)
-    results = [compute_logits(load_decoder(each, quantization=quantization), [45]) for each in (folder, stacked)]
+    results = [
+        compute_logits(load_decoder(model_folder, quantization=quantization), [45])
+        for model_folder in (folder, stacked)
+    ]
     assert torch.equal(*results)
 
 
@@ -103,7 +106,7 @@ def test_transposed_experts_are_known_by_their_shape(tmp_path):
 def test_published_mxfp4_is_read_directly(tmp_path):
     plain, packed = write_mxfp4(tmp_path)
     whole = [45]
-    wide, exact = (compute_logits(load_decoder(each, "float32"), whole) for each in (plain, packed))
+    wide, exact = (compute_logits(load_decoder(model_folder, "float32"), whole) for model_folder in (plain, packed))
     assert torch.equal(wide, exact)
     decoder = load_decoder(packed)
     logits = compute_logits(decoder, whole)

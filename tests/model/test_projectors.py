@@ -95,7 +95,7 @@ def test_encoder_whose_layers_have_swapped_names_is_the_same(family, name, tmp_p
 def changed(path, **changes):
     """Return the header of a file with other metadata."""
     model = read_model(path)
-    metadata = model.metadata | {key.replace("__", "."): each for key, each in changes.items()}
+    metadata = model.metadata | {key.replace("__", "."): value for key, value in changes.items()}
     return GgufModel([path], metadata, model.tensors)
 
 

@@ -303,9 +303,9 @@ def test_sampler_handles_a_large_vocabulary(spread):
         Sampling(top_k=5000),
         Sampling(typical_p=0.95),
     ]
-    sequences = [make_sequence(seed=n, sampling=each, logprobs=20) for n, each in enumerate(options)]
+    sequences = [make_sequence(seed=n, sampling=sampling, logprobs=20) for n, sampling in enumerate(options)]
     together = sample_batch(logits, sequences)
-    assert together == [sample_batch(logits[[n]], [each])[0] for n, each in enumerate(sequences)]
+    assert together == [sample_batch(logits[[n]], [sequence])[0] for n, sequence in enumerate(sequences)]
     for row, (token, token_score) in enumerate(together):
         raw = logits[row].double().log_softmax(-1)
         assert token_score.logprob == pytest.approx(raw[token].item(), abs=1e-5)

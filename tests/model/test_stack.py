@@ -40,8 +40,8 @@ def build_decoder(size: dict[str, int], kind: str, layers: int) -> FusedDecoder:
     """Layers of random weights; all of them share the weights, because separate ones would not fit in memory."""
     generator = torch.Generator().manual_seed(0)
 
-    def random_weight(out: int, into: int, kind: str = kind) -> native.PackedWeight:
-        numbers = torch.randn(out, into, generator=generator).mul_(into**-0.5)
+    def random_weight(out_features: int, in_features: int, kind: str = kind) -> native.PackedWeight:
+        numbers = torch.randn(out_features, in_features, generator=generator).mul_(in_features**-0.5)
         if kind == "bf16":
             return native.pack_weight(numbers.bfloat16())
         scales = numbers.abs().amax(1) / 127

@@ -67,5 +67,5 @@ def test_staged_kv_pages_arrive_unchanged(device: str, int8: bool, batch: int, m
                 expected[layer][target_page] = pages_of_layer[page]
         assert page_bytes(target) == expected
     assert page_bytes(source) == source_before
-    for each in (source_buffer, target_buffer):
-        os.close(each.file)
+    for buffer in (source_buffer, target_buffer):
+        os.close(buffer.file)

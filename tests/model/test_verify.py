@@ -57,7 +57,9 @@ def test_draft_token_with_nan_logits_is_rejected_and_wiped(options, monkeypatch)
     runner.proposer = BadTokenProposer()
     actual, stats = serve_requests(runner, requests)
     if "dtype" in options:  # float32 sums depend on the batch by rounding
-        actual, expected = ({key: each.token_ids for key, each in answers.items()} for answers in (actual, expected))
+        actual, expected = (
+            {key: answer.token_ids for key, answer in answers.items()} for answers in (actual, expected)
+        )
     assert actual == expected and stats.drafts > 100 and not sum(stats.draft_accepted)
 
 

@@ -123,11 +123,18 @@ def test_a_head_of_a_language_model_is_left_out(tmp_path):
     assert info.weights_bytes == without_head
 
 
-def write_dense_module(folder, name, out, into, *, bias, activation):
+def write_dense_module(folder, name, out_features, in_features, *, bias, activation):
     (folder / name).mkdir()
-    weights = {"linear.weight": torch.randn(out, into)} | ({"linear.bias": torch.randn(out)} if bias else {})
+    weights = {"linear.weight": torch.randn(out_features, in_features)} | (
+        {"linear.bias": torch.randn(out_features)} if bias else {}
+    )
     save_file(weights, folder / name / "model.safetensors")
-    settings = {"in_features": into, "out_features": out, "bias": bias, "activation_function": activation}
+    settings = {
+        "in_features": in_features,
+        "out_features": out_features,
+        "bias": bias,
+        "activation_function": activation,
+    }
     (folder / name / "config.json").write_text(json.dumps(settings))
     return weights
 
@@ -265,8 +272,8 @@ def test_llamas_of_both_directions_pool_as_their_config_says(tmp_path, pooling):
     runner, info = load_test_runner(tmp_path, dtype="float32")
     assert info.labels == ["fits"]
     actual = unpack_vectors(serve_requests(runner, score_requests())[0])
-    for i, each in enumerate(rows):
-        torch.testing.assert_close(torch.tensor(actual[str(i)]), score @ pool(each), atol=1e-4, rtol=1e-4)
+    for i, row in enumerate(rows):
+        torch.testing.assert_close(torch.tensor(actual[str(i)]), score @ pool(row), atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize(

@@ -22,19 +22,21 @@ from parley.native.torch_forms import torch_attention
 pytestmark = pytest.mark.usefixtures("kernel_level")
 
 
-def attention_in_float64(q, k, v, scale, window=None, softcap=None, sinks=None, ends=None, chunk=None, slopes=None):
-    """Attention of one sequence in float64, computed from the formulas. Row i sees keys before ``ends[i]``."""
+def attention_in_float64(
+    q, k, v, scale, window=None, softcap=None, sinks=None, visible_ends=None, chunk=None, slopes=None
+):
+    """Attention of one sequence in float64, computed from the formulas. Row i sees keys before ``visible_ends[i]``."""
     count, heads = q.shape[:2]
     k, v = (tensor.double().repeat_interleave(heads // tensor.shape[1], 1) for tensor in (k, v))
-    ends = torch.arange(1, count + 1) if ends is None else torch.tensor(ends)
+    visible_ends = torch.arange(1, count + 1) if visible_ends is None else torch.tensor(visible_ends)
     results = []
     for rows in torch.arange(count).split(128):  # all scores at once would take longer to allocate than to compute
-        keys = torch.arange(int(ends[rows].max()))
+        keys = torch.arange(int(visible_ends[rows].max()))
         scores = torch.einsum("qhd,khd->hqk", q[rows].double(), k[keys]) * scale
         if softcap is not None:
             scores = softcap * torch.tanh(scores / softcap)
         distance = rows[:, None] - keys
-        masked = keys >= ends[rows, None]
+        masked = keys >= visible_ends[rows, None]
         if window is not None:
             masked |= distance >= window
         if chunk is not None:
@@ -51,10 +53,10 @@ def attention_in_float64(q, k, v, scale, window=None, softcap=None, sinks=None, 
 class AttentionCase:
     """Sequences with random queries, keys and values, in pages that previous owners left full of NaN.
 
-    ``ends``: how far each row of a sequence sees, a list per sequence. None: itself and earlier rows.
+    ``visible_ends``: how far each row of a sequence sees, a list per sequence. None: itself and earlier rows.
     """
 
-    ends: list[list[int]] | None = None
+    visible_ends: list[list[int]] | None = None
 
     def __init__(self, lengths, heads, layer, dtype, seed=0, int8=False):
         self.layer, self.heads, self.dtype, self.int8 = layer, heads, dtype, int8
@@ -84,8 +86,8 @@ class AttentionCase:
             spans, slots, rows, batch_parts = [], [], 0, []
             for i in select_active(active):
                 count = chunk_rows(self.lengths[i] - computed[i])
-                if self.ends is not None:  # a batch has all that its last row sees
-                    count = max(self.ends[i][computed[i] : computed[i] + count]) - computed[i]
+                if self.visible_ends is not None:  # a batch has all that its last row sees
+                    count = max(self.visible_ends[i][computed[i] : computed[i] + count]) - computed[i]
                 past, computed[i] = computed[i], computed[i] + count
                 # A page is cleared when it is allocated, not earlier.
                 pages.clear_pages(tables[i][-(-past // PAGE_SIZE) : -(-computed[i] // PAGE_SIZE)])
@@ -94,9 +96,9 @@ class AttentionCase:
                 batch_parts.append((i, past, count))
                 rows += count
             batch = PackedBatch(torch.zeros(rows, dtype=torch.int64), torch.zeros(rows), torch.tensor(slots), spans)
-            if self.ends is not None:
+            if self.visible_ends is not None:
                 batch.visible_ends = torch.tensor(
-                    [end for i, past, count in batch_parts for end in self.ends[i][past : past + count]]
+                    [end for i, past, count in batch_parts for end in self.visible_ends[i][past : past + count]]
                 )
             q, k, v = (
                 torch.cat([self.data[i][j][past : past + count] for i, past, count in batch_parts]) for j in range(3)
@@ -191,18 +193,22 @@ def test_attention_to_later_tokens_of_a_picture_is_batch_invariant(lengths, dim,
     """Rows of a picture see its later rows. Where the window is narrow, they still see these."""
     stage = AttentionCase(lengths, 2 * fold, LayerKV(2, dim, dim), torch.bfloat16, seed, int8)
     sizes = random.Random(seed)
-    stage.ends = []
+    stage.visible_ends = []
     for length in lengths:
-        ends: list[int] = []
-        while len(ends) < length:
-            size = min(length - len(ends), sizes.choice([1, 1, 2, 16, 40, 256, 700]))
-            ends += [len(ends) + size] * size if sizes.random() < 0.6 else range(len(ends) + 1, len(ends) + size + 1)
-        stage.ends.append(ends)
+        visible_ends: list[int] = []
+        while len(visible_ends) < length:
+            size = min(length - len(visible_ends), sizes.choice([1, 1, 2, 16, 40, 256, 700]))
+            visible_ends += (
+                [len(visible_ends) + size] * size
+                if sizes.random() < 0.6
+                else range(len(visible_ends) + 1, len(visible_ends) + size + 1)
+            )
+        stage.visible_ends.append(visible_ends)
     sinks = random_tensor(2 * fold, dtype=torch.float32) if sink else None
     options = {"scale": dim**-0.5, "window": window, "sinks": sinks}
     outputs_alone = stage.attend_alone(**options)
-    for actual, data, ends in zip(outputs_alone, stage.data, stage.ends, strict=True):
-        exact = attention_in_float64(*(rounded_to_int8(data) if int8 else data), **options, ends=ends)
+    for actual, data, visible_ends in zip(outputs_alone, stage.data, stage.visible_ends, strict=True):
+        exact = attention_in_float64(*(rounded_to_int8(data) if int8 else data), **options, visible_ends=visible_ends)
         assert (actual.double() - exact).abs().max() < max_error(data)
     for actual, expected in zip(stage.attend_mixed(**options), outputs_alone, strict=True):
         assert torch.equal(actual, expected)
@@ -237,7 +243,7 @@ def test_latents_and_their_queries_are_accurate_and_batch_invariant(rank, rotary
     weight, key_up = random_tensor(rank, seed=2, dtype=torch.float32), random_tensor(heads, rank, plain, seed=3)
     angles = torch.rand(count, 1, rotary // 2, generator=torch.Generator().manual_seed(3)) * 6
     cos, sin = torch.stack((angles.cos(), angles.cos())), torch.stack((-angles.sin(), angles.sin()))
-    cos, sin = (each.movedim(0, -1 if interleaved else -2).flatten(-2) for each in (cos, sin))
+    cos, sin = (table.movedim(0, -1 if interleaved else -2).flatten(-2) for table in (cos, sin))
     slots = torch.randperm(pages * PAGE_SIZE, generator=torch.Generator().manual_seed(5))[:count]
     packed = native.pack_heads(key_up)
 
@@ -268,7 +274,7 @@ def test_latents_and_their_queries_are_accurate_and_batch_invariant(rank, rotary
 def test_text_has_the_same_bits_beside_pictures():
     stage = AttentionCase([70, 9], 4, LayerKV(2, 32, 32), torch.bfloat16)
     plain = stage.attend_alone(scale=0.2)
-    stage.ends = [list(range(1, 71)), [*range(1, 4), *[9] * 6]]
+    stage.visible_ends = [list(range(1, 71)), [*range(1, 4), *[9] * 6]]
     mixed = stage.attend_mixed(scale=0.2)
     assert torch.equal(mixed[0], plain[0]) and torch.equal(mixed[1][:3], plain[1][:3])
     assert torch.equal(mixed[1][8], plain[1][8]) and not torch.equal(mixed[1][3:8], plain[1][3:8])
@@ -390,7 +396,7 @@ def test_torch_attention_plan_bounds_group_size():
         heads=4,
         page_shape=(2, 2, PAGE_SIZE, 64),
         window=None,
-        ends=None,
+        visible_ends=None,
         zero_page=64,
         device=torch.device("cpu"),
     )
@@ -405,7 +411,7 @@ def test_torch_attention_plan_reads_only_window_pages():
         heads=1,
         page_shape=(2, 1, PAGE_SIZE, 8),
         window=100,
-        ends=None,
+        visible_ends=None,
         zero_page=400,
         device=torch.device("cpu"),
     )
@@ -420,7 +426,7 @@ def test_torch_attention_masks_stay_small_for_long_contexts():
         heads=2,
         page_shape=(2, 1, PAGE_SIZE, 64),
         window=None,
-        ends=None,
+        visible_ends=None,
         zero_page=2048,
         device=torch.device("cpu"),
     )

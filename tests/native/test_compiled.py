@@ -372,7 +372,7 @@ def test_library_that_was_cut_short_is_compiled_again(monkeypatch, tmp_path, dam
         (tmp_path / f".build-{age}").mkdir()
         os.utime(tmp_path / f".build-{age}", (time.time() - age,) * 2)
     assert library.open_level.__wrapped__("generic").answer() == 42
-    assert library.is_whole(path) and [each.name for each in tmp_path.glob(".build*")] == [".build-0"]
+    assert library.is_whole(path) and [build_folder.name for build_folder in tmp_path.glob(".build*")] == [".build-0"]
 
 
 def test_concurrent_compiles_leave_one_library(monkeypatch, tmp_path):
@@ -394,16 +394,16 @@ def test_concurrent_compiles_leave_one_library(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("outs", [(64, 32, 96), (32,), (33, 64, 7), (1, 1, 1, 61), (64, 5)], ids=str)
-@pytest.mark.parametrize("into", [64, 51])
-def test_parts_are_packed_as_their_concatenation(kernels, outs, into):
+@pytest.mark.parametrize("in_features", [64, 51])
+def test_parts_are_packed_as_their_concatenation(kernels, outs, in_features):
     """Also if a part ends within a panel, lies in another order, or is there twice."""
-    parts = [random_tensor(out, into, seed=seed) for seed, out in enumerate(outs)]
-    parts += [random_tensor(into, 40, seed=9).T, parts[0], parts[0]]
+    parts = [random_tensor(out_features, in_features, seed=seed) for seed, out_features in enumerate(outs)]
+    parts += [random_tensor(in_features, 40, seed=9).T, parts[0], parts[0]]
     bias = random_tensor(sum(map(len, parts)), seed=10)
     merged = kernels.pack_weight(torch.cat(parts), bias)
     assert torch.equal(kernels.pack_weight_parts(parts, bias).weight, merged.weight)
     rows = [native.quantize_rows(part) for part in parts]
-    values, scales = [row.values[:, :into] for row in rows], torch.cat([row.scales for row in rows])
+    values, scales = [row.values[:, :in_features] for row in rows], torch.cat([row.scales for row in rows])
     merged_int8 = kernels.pack_int8(torch.cat(values), scales, bias)
     assert torch.equal(kernels.pack_int8_parts(values, scales, bias).weight, merged_int8.weight)
 

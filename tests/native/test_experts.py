@@ -18,23 +18,23 @@ FORMATS = ("bf16", "int8", "int4", "e2m1")
 pytestmark = pytest.mark.usefixtures("kernel_level")
 
 
-def pack_random(kind: str, out: int, into: int, seed: int) -> native.PackedWeight:
-    bias = random_tensor(out, seed=seed + 1000)
+def pack_random(kind: str, out_features: int, in_features: int, seed: int) -> native.PackedWeight:
+    bias = random_tensor(out_features, seed=seed + 1000)
     if kind == "e2m1":
         source = torch.Generator().manual_seed(seed)
-        values = torch.randint(0, 16, (out, into), generator=source).byte()
-        scales = 2.0 ** torch.randint(-6, -1, (out, -(-into // 32)), generator=source)
+        values = torch.randint(0, 16, (out_features, in_features), generator=source).byte()
+        scales = 2.0 ** torch.randint(-6, -1, (out_features, -(-in_features // 32)), generator=source)
         return native.pack_grouped(native.GroupedWeight(values, scales, None, 32, code="e2m1"), bias, torch.bfloat16)
-    weight = random_tensor(out, into, seed=seed, dtype=torch.float32) * into**-0.5
+    weight = random_tensor(out_features, in_features, seed=seed, dtype=torch.float32) * in_features**-0.5
     if kind == "int8":
         rows = native.quantize_rows(weight)
-        return native.pack_int8(rows.values[:, :into], rows.scales, bias, torch.bfloat16)
+        return native.pack_int8(rows.values[:, :in_features], rows.scales, bias, torch.bfloat16)
     if kind in ("q4_k", "q6_k"):
         if (kernels := kernel_choice.compiled_kernels()) is None:
             pytest.skip("without compiled kernels, blocks are decoded")
         source = torch.Generator().manual_seed(seed)
-        values = torch.randint(0, 16 if kind == "q4_k" else 64, (out, into), generator=source).byte()
-        heads = torch.randint(0, 256, (out, into // 256, 20), generator=source).byte()
+        values = torch.randint(0, 16 if kind == "q4_k" else 64, (out_features, in_features), generator=source).byte()
+        heads = torch.randint(0, 256, (out_features, in_features // 256, 20), generator=source).byte()
         heads[..., 1:4:2] = 5  # scales and minimums of about 1e-4
         return kernels.pack_grouped_parts([native.BlockedWeight(values, heads.view(torch.int32), kind)], bias)
     if kind == "int4":
@@ -50,7 +50,7 @@ def random_experts(
         (pack_random(kinds[0], (1 + is_gated) * width, hidden, 2 * i), pack_random(kinds[1], hidden, width, 2 * i + 1))
         for i in range(count)
     ]
-    gate_up, down = (native.stack_experts(iter(each), count) for each in zip(*single, strict=True))
+    gate_up, down = (native.stack_experts(iter(expert_weights), count) for expert_weights in zip(*single, strict=True))
     return native.Experts(count, gate_up, down, is_gated), single
 
 
@@ -186,7 +186,7 @@ def test_router_agrees_with_its_definition(routing, biased):
     ids, weights = native.route(logits, bias, routing)
     expected_ids, expected_weights = torch_experts.route(logits, bias, routing)
     assert torch.equal(ids, expected_ids)
-    assert weights.shape == (200, routing.chosen + bool(routing.shared))
+    assert weights.shape == (200, routing.experts_per_token + bool(routing.shared))
     assert torch.allclose(weights, expected_weights, rtol=2e-6, atol=1e-9)
     assert torch.equal(torch.cat([native.route(row, bias, routing)[1] for row in logits.split(7)]), weights)
 
@@ -196,7 +196,7 @@ def test_equal_scores_are_decided_by_the_lowest_number(routing):
     logits = torch.zeros(3, routing.experts + (routing.shared == 2))
     logits[1, 5], logits[2, [3, 7]] = 2.0, 1.0
     ids, _ = native.route(logits, None, routing)
-    assert ids[0].tolist() == list(range(routing.chosen))
+    assert ids[0].tolist() == list(range(routing.experts_per_token))
     assert ids[1, 0] == 5 and ids[2, :2].tolist() == [3, 7]
 
 

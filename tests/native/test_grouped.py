@@ -322,7 +322,9 @@ def test_pieces_are_packed_as_the_whole_weight(kernels, code, outer):
     panel = kernels.grouped_panel_outputs
 
     def pieces_of(weight):
-        fields = {name: each.split(panel) for name, each in weight._asdict().items() if isinstance(each, torch.Tensor)}
+        fields = {
+            name: tensor.split(panel) for name, tensor in weight._asdict().items() if isinstance(tensor, torch.Tensor)
+        }
         pieces = (
             weight._replace(**dict(zip(fields, part, strict=True))) for part in zip(*fields.values(), strict=True)
         )

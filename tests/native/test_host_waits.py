@@ -60,4 +60,6 @@ def test_operators_that_only_launch_work_run(name):
     with refuse_host_waits():
         result = LAUNCHING[name]()
     expected = LAUNCHING[name]()
-    assert all(map(torch.equal, *((each if isinstance(each, tuple) else (each,)) for each in (result, expected))))
+    assert all(
+        map(torch.equal, *((output if isinstance(output, tuple) else (output,)) for output in (result, expected)))
+    )

@@ -75,7 +75,7 @@ def test_rope_write_is_accurate_and_batch_invariant(rotary, norm, interleaved):
     qkv = random_tensor(count, (heads + 2 * kv_heads) * dim)
     angles = torch.rand(count, 1, rotary // 2, generator=torch.Generator().manual_seed(3)) * 6
     cos, sin = torch.stack((angles.cos(), angles.cos())), torch.stack((-angles.sin(), angles.sin()))
-    cos, sin = (each.movedim(0, -1 if interleaved else -2).flatten(-2) for each in (cos, sin))
+    cos, sin = (table.movedim(0, -1 if interleaved else -2).flatten(-2) for table in (cos, sin))
     weight = random_tensor(heads + kv_heads, dim, seed=4, dtype=torch.float32)
     bias = random_tensor(heads + kv_heads, dim, seed=6, dtype=torch.float32) if norm == "centered" else None
     scales = torch.rand(count, generator=torch.Generator().manual_seed(7)) + 0.5 if norm != "whole" else None

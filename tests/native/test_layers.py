@@ -178,7 +178,7 @@ class RandomModel:
                 positions.append(position)
                 slots.append(spans[-1].table[position // PAGE_SIZE] * PAGE_SIZE + position % PAGE_SIZE)
         ids = self.random_integers(0, VOCAB, len(positions))
-        return PackedBatch(ids, *(torch.tensor(each, dtype=torch.int64) for each in (positions, slots)), spans)
+        return PackedBatch(ids, *(torch.tensor(numbers, dtype=torch.int64) for numbers in (positions, slots)), spans)
 
     def assign_adapters(self, batch: PackedBatch, shape: DecoderConfig, ranks: list[int]) -> None:
         """Assign adapters of these ranks to rows; some rows have none, and adapters skip some of their layers."""
@@ -193,11 +193,14 @@ class RandomModel:
             (latent.query_rank, [queries]) if latent is not None and latent.query_rank else (1, []),
         ]
 
-        def random_site(number: int, into: int, outs: list[int], rank: int) -> list[native.LowRank]:
+        def random_site(number: int, in_features: int, outs: list[int], rank: int) -> list[native.LowRank]:
             parts = []
-            for part, out in enumerate(outs):
+            for part, out_features in enumerate(outs):
                 if (number + part) % 3 or rank == 5:
-                    down, up = self.random_bf16(rank, into) * into**-0.5, self.random_bf16(out, rank) * rank**-0.5
+                    down, up = (
+                        self.random_bf16(rank, in_features) * in_features**-0.5,
+                        self.random_bf16(out_features, rank) * rank**-0.5,
+                    )
                     parts.append(native.LowRank(sum(outs[:part]), down, up, 1.5))
             return parts
 
@@ -269,7 +272,7 @@ def decoder_configs() -> st.SearchStrategy[DecoderConfig]:
         margin = -1.0 if groups else draw(st.sampled_from([-1.0, -1.0, 0.5]))
         routing = native.Routing(
             experts=6,
-            chosen=draw(st.integers(1, 3)),
+            experts_per_token=draw(st.integers(1, 3)),
             shared=shared,
             weighs_inputs=draw(st.booleans()),
             margin=margin,

@@ -37,14 +37,17 @@ class RandomAdapters:
     def random_tensor(self, *shape: int) -> torch.Tensor:
         return torch.randn(*shape, generator=self.generator)
 
-    def random_site(self, ranks: list[int], outs: list[int], into: int) -> list[LowRank]:
+    def random_site(self, ranks: list[int], outs: list[int], in_features: int) -> list[LowRank]:
         """Adjacent output parts; rank 0 leaves a part out."""
         parts, first = [], 0
-        for rank, out in zip(ranks, outs, strict=True):
+        for rank, out_features in zip(ranks, outs, strict=True):
             if rank:
-                down, up = self.random_tensor(rank, into) * into**-0.5, self.random_tensor(out, rank) * rank**-0.5
+                down, up = (
+                    self.random_tensor(rank, in_features) * in_features**-0.5,
+                    self.random_tensor(out_features, rank) * rank**-0.5,
+                )
                 parts.append(LowRank(first, down, up, 0.5 + rank % 3))
-            first += out
+            first += out_features
         return parts
 
 
@@ -62,7 +65,7 @@ RANKS = st.sampled_from([0, 1, 2, 7, 8, 15, 16, 17, 33, 64, 256])
 
 @settings(max_examples=40, deadline=None)
 @given(
-    into=st.integers(1, 200),
+    in_features=st.integers(1, 200),
     outs=st.lists(st.integers(1, 300), min_size=1, max_size=3),
     ranks=st.lists(st.lists(RANKS, min_size=3, max_size=3), min_size=1, max_size=4),
     counts=st.lists(st.integers(0, 15), min_size=4, max_size=4),
@@ -70,16 +73,16 @@ RANKS = st.sampled_from([0, 1, 2, 7, 8, 15, 16, 17, 33, 64, 256])
     threads=st.integers(1, 3),
     seed=st.integers(0, 99),
 )
-def test_lora_kernel_matches_its_definition_row_by_row(kernels, into, outs, ranks, counts, bare, threads, seed):
+def test_lora_kernel_matches_its_definition_row_by_row(kernels, in_features, outs, ranks, counts, bare, threads, seed):
     source = RandomAdapters(seed)
-    sites = [source.random_site(part_ranks[: len(outs)], outs, into) for part_ranks in ranks]
+    sites = [source.random_site(part_ranks[: len(outs)], outs, in_features) for part_ranks in ranks]
     adapters = [kernels.pack_lora([[], site]) for site in sites]
     order = torch.randperm(sum(counts[: len(sites)]) + bare, generator=source.generator).tolist()
     rows_by_adapter: list[list[int]] = [
         [order.pop() for _ in range(count)] for _, count in zip(sites, counts, strict=False)
     ]
     total = sum(map(len, rows_by_adapter)) + bare
-    x, y = source.random_tensor(total, into).bfloat16(), source.random_tensor(total, sum(outs)).bfloat16()
+    x, y = source.random_tensor(total, in_features).bfloat16(), source.random_tensor(total, sum(outs)).bfloat16()
     groups = [(adapter, rows) for adapter, rows in zip(adapters, rows_by_adapter, strict=True) if rows]
 
     def add_adapters(groups, x, y, site=1):
@@ -107,12 +110,15 @@ def test_lora_kernel_matches_its_definition_row_by_row(kernels, into, outs, rank
 @pytest.mark.parametrize("wide", [None, 40])
 def test_lora_kernel_does_not_depend_on_thread_count(kernels, counts, wide):
     """Also with one adapter of a higher rank than the others, so that the work does not divide evenly."""
-    source, outs, into = RandomAdapters(1), [300, 70, 70], 333
+    source, outs, in_features = RandomAdapters(1), [300, 70, 70], 333
     ranks = [16 if wide is None or number else wide for number in range(len(counts))]
-    adapters = [kernels.pack_lora([source.random_site([rank] * 3, outs, into)]) for rank in ranks]
+    adapters = [kernels.pack_lora([source.random_site([rank] * 3, outs, in_features)]) for rank in ranks]
     rows = iter(range(sum(counts)))
     groups = [(adapter, [next(rows) for _ in range(count)]) for adapter, count in zip(adapters, counts, strict=True)]
-    x, y = source.random_tensor(sum(counts), into).bfloat16(), source.random_tensor(sum(counts), sum(outs)).bfloat16()
+    x, y = (
+        source.random_tensor(sum(counts), in_features).bfloat16(),
+        source.random_tensor(sum(counts), sum(outs)).bfloat16(),
+    )
     old_threads, results = torch.get_num_threads(), []
     try:
         for threads in (1, 2, 3, 4):

@@ -85,7 +85,7 @@ def test_bits_depend_neither_on_the_batch_nor_on_chunks(shape, counts, cuts, thr
     # Each step computes the next tokens of all sequences that have any, in the slots last to first.
     bounds = sorted({0, *cuts, 9})
     for start, end in itertools.pairwise(bounds):
-        parts = {i: each[start:end] for i, each in enumerate(sequences) if len(each) > start}
+        parts = {i: sequence[start:end] for i, sequence in enumerate(sequences) if len(sequence) > start}
         spans, first = [], 0
         for i, part in parts.items():
             slot = len(counts) - 1 - i

@@ -21,7 +21,7 @@ SHAPES = [
     GatedDeltaShape(key_heads=1, value_heads=3, key_dim=5, value_dim=3, kernel=2),
     ShortConvolutionShape(width=70, kernel=3),
     ShortConvolutionShape(width=5, kernel=1),
-    GatedDeltaShape(key_heads=1, value_heads=2, key_dim=12, value_dim=20, kernel=4, most_strength=2.0),
+    GatedDeltaShape(key_heads=1, value_heads=2, key_dim=12, value_dim=20, kernel=4, max_strength=2.0),
     KimiDeltaShape(heads=3, dim=72, kernel=4),
     KimiDeltaShape(heads=2, dim=5, kernel=2, lower_bound=-5.0),
 ]

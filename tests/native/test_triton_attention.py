@@ -145,13 +145,13 @@ def test_windows_reach_ahead_in_texts_that_are_read_both_ways():
     case, length, rows = Case(window=300), 1100, 360
     cache = Cache(case, [length])
     queries = random_rows(rows, case.heads, case.dim, seed=3)
-    ends = (torch.arange(length - rows, length, device=DEVICE) + case.window).clamp(max=length)
-    tables = batch_tables.BatchTables.of_spans([Span(0, rows, length, cache.tables[0])], ends, DEVICE)
+    visible_ends = (torch.arange(length - rows, length, device=DEVICE) + case.window).clamp(max=length)
+    tables = batch_tables.BatchTables.of_spans([Span(0, rows, length, cache.tables[0])], visible_ends, DEVICE)
     plan = native.TablePlan(tables, case.window, is_ahead=True)
     for is_split in (False, True):
         result = triton_attention.attend(queries, cache.pool, plan, scale=case.dim**-0.5, is_split=is_split)
         for row in (0, 1, 10, 60, 200, rows - 1):
-            exact = cache.exact_row(queries[row], 0, length - rows + row, int(ends[row]))
+            exact = cache.exact_row(queries[row], 0, length - rows + row, int(visible_ends[row]))
             assert (result[row].double() - exact).abs().max() < 2e-3
 
 
@@ -162,7 +162,7 @@ def test_rows_that_fill_a_batch_read_no_page_and_give_zeros():
     tables = batch_tables.BatchTables.of_spans(
         [Span(0, 1, 40, cache.tables[0]), Span(1, 1, 1, [len(cache.pool.data) - 1])], None, DEVICE
     )
-    tables.ends[1] = 0
+    tables.visible_ends[1] = 0
     for is_split in (False, True):
         result = triton_attention.attend(
             queries, cache.pool, native.TablePlan(tables, 0), scale=32**-0.5, is_split=is_split

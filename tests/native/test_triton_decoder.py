@@ -80,7 +80,7 @@ def test_graphs_of_decode_steps_give_the_bits_of_steps_without(architecture, mon
         network,
         caches[1],
         max_model_len=16,
-        most_rows=5,
+        max_rows=5,
         record=decode_graphs.CudaGraphRecorder() if HAS_GPU else RepeatedLaunch,
     )
     for cache in caches:
@@ -104,7 +104,7 @@ def test_batches_that_graphs_do_not_compute(monkeypatch):
     use_triton(monkeypatch)
     network = load_test_runner(tiny_models.model_folder("qwen3"), device=DEVICE.type)[0].network
     cache = PagedKV(network.kv_layers, 4, network.dtype, DEVICE)
-    graphs = decode_graphs.DecodeGraphs(network, cache, max_model_len=64, most_rows=2, record=RepeatedLaunch)
+    graphs = decode_graphs.DecodeGraphs(network, cache, max_model_len=64, max_rows=2, record=RepeatedLaunch)
     too_many = [([5], 0, [row]) for row in range(5)]
     for parts in ([([5, 6], 0, [0])], too_many):
         assert graphs.compute_hidden(PackedBatch.pack_parts(parts, DEVICE)) is None
@@ -112,6 +112,6 @@ def test_batches_that_graphs_do_not_compute(monkeypatch):
     def record(launch):
         raise RuntimeError("operation not permitted when stream is capturing\nand more")
 
-    failing = decode_graphs.DecodeGraphs(network, cache, max_model_len=64, most_rows=2, record=record)
+    failing = decode_graphs.DecodeGraphs(network, cache, max_model_len=64, max_rows=2, record=record)
     for _ in range(2):
         assert failing.compute_hidden(PackedBatch.pack_parts([([5], 0, [0])], DEVICE)) is None

@@ -19,19 +19,25 @@ HIDDEN, WIDTH, COUNT, CHOSEN = 64, 40, 5, 2
 FORMATS = ("plain", "int8", "int4", "e4m3", "e2m1")
 
 
-def pack_pair(kind: str, out: int, into: int, seed: int):
+def pack_pair(kind: str, out_features: int, in_features: int, seed: int):
     """Return a random weight with a bias: packed for Triton, and for the torch form."""
-    bias = random_rows(out, seed=seed + 500)
+    bias = random_rows(out_features, seed=seed + 500)
     if kind in ("int4", "e4m3", "e2m1"):
         generator = torch.Generator().manual_seed(seed)
-        values = torch.randint(0, 120 if kind == "e4m3" else 16, (out, into), dtype=torch.uint8, generator=generator)
-        groups = -(-into // 32)
-        zeros = torch.randint(0, 16, (out, groups), dtype=torch.uint8, generator=generator) if kind == "int4" else None
-        scales = random_rows(out, groups, seed=seed + 1).abs() / (400 if kind == "e4m3" else 30)
+        values = torch.randint(
+            0, 120 if kind == "e4m3" else 16, (out_features, in_features), dtype=torch.uint8, generator=generator
+        )
+        groups = -(-in_features // 32)
+        zeros = (
+            torch.randint(0, 16, (out_features, groups), dtype=torch.uint8, generator=generator)
+            if kind == "int4"
+            else None
+        )
+        scales = random_rows(out_features, groups, seed=seed + 1).abs() / (400 if kind == "e4m3" else 30)
         weight = GroupedWeight(values.to(DEVICE), scales, None if zeros is None else zeros.to(DEVICE), 32, code=kind)
         plain = dequantize_grouped(weight).to(DTYPE)
         return triton_kernels.pack_grouped(weight, bias, DTYPE), torch_kernels.pack_weight(plain, bias)
-    weight = random_rows(out, into, seed=seed, dtype=torch.float32) * into**-0.5
+    weight = random_rows(out_features, in_features, seed=seed, dtype=torch.float32) * in_features**-0.5
     if kind == "int8":
         rows = torch_int8.quantize_rows(weight)
         return (
@@ -48,7 +54,9 @@ def random_experts(kinds: tuple[str, str], *, is_gated: bool = True) -> tuple[Ex
         (*pack_pair(kinds[0], outputs, HIDDEN, 2 * i), *pack_pair(kinds[1], HIDDEN, WIDTH, 2 * i + 1))
         for i in range(COUNT)
     ]
-    own_up, torch_up, own_down, torch_down = (stack_experts(iter(each), COUNT) for each in zip(*parts, strict=True))
+    own_up, torch_up, own_down, torch_down = (
+        stack_experts(iter(expert_weights), COUNT) for expert_weights in zip(*parts, strict=True)
+    )
     return Experts(COUNT, own_up, own_down, is_gated), Experts(COUNT, torch_up, torch_down, is_gated)
 
 
@@ -80,7 +88,8 @@ def test_experts_give_what_the_torch_form_gives(kinds, activation):
     ids, weights = random_choice(8, 2)
     expected = torch_experts.mix_experts(x, defined, ids, weights, shared, activation)
     results = [
-        triton_experts.mix_experts(x, own, ids, weights, shared, activation, is_sorted=each) for each in (False, True)
+        triton_experts.mix_experts(x, own, ids, weights, shared, activation, is_sorted=is_sorted)
+        for is_sorted in (False, True)
     ]
     assert_near(results[0], expected)
     assert torch.equal(*results)
@@ -130,7 +139,7 @@ def test_pairs_are_sorted_into_tiles_of_one_expert(pairs):
 
 def test_products_of_heads():
     weight, x = random_rows(3, 24, 40, seed=1), random_rows(20, 3, 50)[..., :40]
-    packed = stack_experts((TritonPacked(each, None) for each in weight), 3)
+    packed = stack_experts((TritonPacked(expert_weight, None) for expert_weight in weight), 3)
     expected = torch.einsum("thi,hoi->tho", x.double(), weight.double())
     result = triton_experts.linear_heads(x, packed)
     assert (result.double() - expected).abs().max() < 1e-3 * expected.abs().max()

@@ -51,7 +51,7 @@ def test_queries_are_absorbed_as_by_the_torch_form(is_interleaved):
     defined = torch_latent.absorb_queries(
         queries, TorchPacked(weight, None, False), cos, sin, is_interleaved=is_interleaved
     )
-    packed = stack_experts((TritonPacked(each, None) for each in weight), HEADS)
+    packed = stack_experts((TritonPacked(head_weight, None) for head_weight in weight), HEADS)
     own = triton_kernels.absorb_queries(queries, packed, cos, sin, is_interleaved=is_interleaved)
     torch.testing.assert_close(own, defined, rtol=2e-3, atol=2e-3)
     alone = triton_kernels.absorb_queries(queries[7:8], packed, cos[7:8], sin[7:8], is_interleaved=is_interleaved)

@@ -9,7 +9,7 @@ SCORED_CHAT = {**HELLO_CHAT, "logprobs": True, "top_logprobs": 9, "ignore_eos": 
 
 
 @pytest.fixture
-def most_logprobs(monkeypatch):
+def max_logprobs(monkeypatch):
     monkeypatch.setattr(logprob_limits, "MAX_ANSWER_LOGPROBS", 1000)
 
 
@@ -25,7 +25,7 @@ def most_logprobs(monkeypatch):
         ("/vllm/v1/completions", {"prompt": "a", "logprobs": 9, "max_tokens": 101}, ""),
     ],
 )
-async def test_refuses_an_answer_with_too_many_logprobs(serve, most_logprobs, path, body, field):
+async def test_refuses_an_answer_with_too_many_logprobs(serve, max_logprobs, path, body, field):
     server = await serve()
     answer = await server.post(path, {"model": "tiny", **body})
     assert answer.status == 400
@@ -35,7 +35,7 @@ async def test_refuses_an_answer_with_too_many_logprobs(serve, most_logprobs, pa
     assert await server.control()
 
 
-async def test_answer_without_a_length_ends_where_its_logprobs_do(serve, most_logprobs):
+async def test_answer_without_a_length_ends_where_its_logprobs_do(serve, max_logprobs):
     server = await serve(reply=lambda work, index: [70] * work.max_tokens)
     for choices in (1, 2):
         answer = await server.post("/v1/chat/completions", {**SCORED_CHAT, "max_tokens": None, "n": choices})
@@ -43,7 +43,7 @@ async def test_answer_without_a_length_ends_where_its_logprobs_do(serve, most_lo
         assert (len(first["logprobs"]["content"]), first["finish_reason"]) == (100 // choices, "length")
 
 
-async def test_stream_has_as_many_logprobs_as_tokens(serve, most_logprobs):
+async def test_stream_has_as_many_logprobs_as_tokens(serve, max_logprobs):
     server = await serve(reply=lambda work, index: [70] * work.max_tokens)
     answer = await server.post("/v1/chat/completions", {**SCORED_CHAT, "max_tokens": 150, "stream": True})
     scored = [

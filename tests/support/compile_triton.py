@@ -221,13 +221,16 @@ def expert_weights(width: int) -> dict[str, list]:
     """Return the gate_up and down of an expert in each format."""
     sizes = (2 * width, HIDDEN), (HIDDEN, width)
     result: dict[str, list] = {"plain": [], "int8": [], "int4": [], "e4m3": [], "e2m1": []}
-    for out, into in sizes:
-        bias, integers = torch.zeros(out, dtype=DTYPE), torch.zeros(out, into, dtype=torch.int8)
-        result["plain"].append(TritonPacked(torch.zeros(out, into, dtype=DTYPE), bias))
-        result["int8"].append(triton_int8.pack_int8(integers, torch.ones(out), bias, DTYPE))
+    for out_features, in_features in sizes:
+        bias, integers = (
+            torch.zeros(out_features, dtype=DTYPE),
+            torch.zeros(out_features, in_features, dtype=torch.int8),
+        )
+        result["plain"].append(TritonPacked(torch.zeros(out_features, in_features, dtype=DTYPE), bias))
+        result["int8"].append(triton_int8.pack_int8(integers, torch.ones(out_features), bias, DTYPE))
         for code, group in (("int4", 128), ("e4m3", 128), ("e2m1", 32)):
-            scales = torch.ones(out, into // group, dtype=DTYPE)
-            zeros = torch.zeros(out, into // group, dtype=torch.uint8) if code == "int4" else None
+            scales = torch.ones(out_features, in_features // group, dtype=DTYPE)
+            zeros = torch.zeros(out_features, in_features // group, dtype=torch.uint8) if code == "int4" else None
             weight = GroupedWeight(integers.view(torch.uint8), scales, zeros, group, code=code)
             result[code].append(triton_grouped.pack_grouped(weight, bias))
     return result

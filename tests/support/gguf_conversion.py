@@ -218,7 +218,7 @@ def convert_folder(
     if packs_heads:
         stored = pack_heads(stored)
     if arch == "gemma3n":
-        stored = {name + ".weight" * name.endswith("_scale"): each for name, each in stored.items()}
+        stored = {name + ".weight" * name.endswith("_scale"): tensor for name, tensor in stored.items()}
         for stack in ("model.altup_projections", "model.altup_unembed_projections"):
             parts = [stored.pop(f"{stack}.{i}.weight") for i in range(config["altup_num_inputs"] - 1)]
             stored[f"{stack}.weight"] = torch.stack(parts)
@@ -283,7 +283,7 @@ def add_gemma_3n(writer: gguf.GGUFWriter, config: dict[str, Any]) -> dict[str, A
     writer.add_altup_num_inputs(config["altup_num_inputs"])
     writer.add_embedding_length_per_layer_input(config["hidden_size_per_layer_input"])
     writer.add_shared_kv_layers(config["num_kv_shared_layers"])
-    writer.add_sliding_window_pattern([each == "sliding_attention" for each in config["layer_types"]])
+    writer.add_sliding_window_pattern([layer_type == "sliding_attention" for layer_type in config["layer_types"]])
     return {"rope_parameters": {"rope_theta": config["rope_parameters"]["full_attention"]["rope_theta"]}}
 
 

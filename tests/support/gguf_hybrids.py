@@ -47,14 +47,14 @@ def add_numbers(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     writer.add_block_count(config["num_hidden_layers"])
     writer.add_head_count(config["num_attention_heads"])
     heads, width = config["num_key_value_heads"], config["intermediate_size"]
-    writer.add_head_count_kv([heads * (each == FULL) for each in types] if types else heads)
+    writer.add_head_count_kv([heads * (layer_type == FULL) for layer_type in types] if types else heads)
     writer.add_key_length(config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"])
     writer.add_layer_norm_rms_eps(config.get("rms_norm_eps") or config["layer_norm_epsilon"])
     if kind == "llama4_text":
         add_llama_4(writer, config)
         return
     widths = {MLP: width, MIXTURE: config.get("moe_intermediate_size")}
-    writer.add_feed_forward_length([widths.get(each, 0) for each in types] if types else width)
+    writer.add_feed_forward_length([widths.get(layer_type, 0) for layer_type in types] if types else width)
     is_nemotron = kind == "nemotron_h"
     mamba_heads = config["mamba_num_heads" if is_nemotron else "mamba_n_heads"]
     writer.add_ssm_conv_kernel(config["conv_kernel" if is_nemotron else "mamba_d_conv"])

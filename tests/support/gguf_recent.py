@@ -46,7 +46,7 @@ def add_recent(writer: gguf.GGUFWriter, config: dict[str, Any]) -> dict[str, Any
     if writer.arch != "mellum":
         return {}
     ropes = config["rope_parameters"]
-    writer.add_sliding_window_pattern([each == "sliding_attention" for each in config["layer_types"]])
+    writer.add_sliding_window_pattern([layer_type == "sliding_attention" for layer_type in config["layer_types"]])
     writer.add_rope_freq_base_swa(ropes["sliding_attention"]["rope_theta"])
     return {"rope_parameters": ropes["full_attention"]}
 

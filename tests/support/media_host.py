@@ -38,7 +38,7 @@ class MediaHost:
         self.answers: dict[str, Answer] = {}
         self.heads: list[bytes] = []
         self.port = 0
-        self.open_connections = self.most_connections = 0
+        self.open_connections = self.max_connections = 0
         self.closed = asyncio.Condition()
 
     async def wait_until_idle(self) -> None:
@@ -48,7 +48,7 @@ class MediaHost:
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.open_connections += 1
-        self.most_connections = max(self.most_connections, self.open_connections)
+        self.max_connections = max(self.max_connections, self.open_connections)
         try:
             head = await reader.readuntil(b"\r\n\r\n")
             self.heads.append(head)

@@ -26,13 +26,13 @@ def write_mxfp4(target: Path) -> tuple[Path, Path]:
         if not name.endswith(("gate_up_proj", "down_proj")):
             blocks[name] = tensor
             continue
-        experts, into, out = tensor.shape
-        values = torch.randint(0, 16, (experts, out, into // 32, 32), generator=source)
+        experts, in_features, out_features = tensor.shape
+        values = torch.randint(0, 16, (experts, out_features, in_features // 32, 32), generator=source)
         exponents = torch.randint(-6, -2, values.shape[:3], generator=source)
         blocks[name + "_blocks"] = (values[..., 0::2] + 16 * values[..., 1::2]).to(torch.uint8)
         blocks[name + "_scales"] = (exponents + 127).to(torch.uint8)
         weight = numbers[values] * 2.0 ** exponents[..., None]
-        wide[name] = weight.view(experts, out, into).transpose(1, 2).contiguous().bfloat16()
+        wide[name] = weight.view(experts, out_features, in_features).transpose(1, 2).contiguous().bfloat16()
     save_file(wide, plain / "model.safetensors", {"format": "pt"})
     save_file(blocks, packed / "model.safetensors", {"format": "pt"})
     config = json.loads((packed / "config.json").read_text())

@@ -150,7 +150,7 @@ async def test_requests_whose_engine_is_killed_while_it_encodes_fail(server: Par
     (control,) = await ask(server.url, chat(picture_url(1)))
     expected = next(control.events())["choices"][0]["message"]["content"]
     for stream in (False, True):
-        most_files = len(held_files(server.process_group)) + 1  # the picture is kept
+        max_files = len(held_files(server.process_group)) + 1  # the picture is kept
         killing = asyncio.create_task(kill_when_busy(server.process_group, ENGINE, 0.05))
         call = chat(picture_url(10 + stream), stream=stream, mm_processor_kwargs=MANY_PIXELS)
         (answer,) = await ask(server.url, call)
@@ -158,7 +158,7 @@ async def test_requests_whose_engine_is_killed_while_it_encodes_fail(server: Par
         assert_ended_once(answer, {503})
         assert await is_ready(server)
         await check_same(server.url, expected)
-        assert len(held_files(server.process_group)) <= most_files
+        assert len(held_files(server.process_group)) <= max_files
 
 
 @pytest.mark.parametrize("number", [0, 1], ids=["prefill", "decode"])

@@ -305,12 +305,13 @@ def test_unsupported_schema_is_refused_only_for_strict_tools(allows, language):
         for number in range(100)
     ]
     many = chat_with_tools(
-        *(function_tool(f"f{number}", each) for number, each in enumerate(wide)), tool_choice="required"
+        *(function_tool(f"f{number}", schema) for number, schema in enumerate(wide)), tool_choice="required"
     )  # each schema alone would fit
     assert allows(many, hermes_call("f7", '{"b": 1}')) and not allows(many, hermes_call("f100", "{}"))
     with pytest.raises(Invalid, match="tools cannot be followed"):
         language.compile_answer_grammar(
-            chat_with_tools(*(function_tool(f"f{number}", each, strict=True) for number, each in enumerate(wide))), None
+            chat_with_tools(*(function_tool(f"f{number}", schema, strict=True) for number, schema in enumerate(wide))),
+            None,
         )
     with pytest.raises(Invalid) as caught:
         language.compile_answer_grammar(

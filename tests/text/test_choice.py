@@ -135,7 +135,7 @@ def test_output_sizes_do_not_change_answer(
     include: bool,
     skip: bool,
     ended: bool,
-    least: int,
+    min_tokens: int,
     markup: Markup,
 ) -> None:
     tokenizer = TOKENIZERS[kind]()
@@ -146,7 +146,7 @@ def test_output_sizes_do_not_change_answer(
     options: dict[str, Any] = {
         "tokenizer": tokenizer, "finish": "stop" if ended else "length", "stop_id": eos if ended else None,
         "markup": markup,
-        "stop_conditions": StopConditions(strings=strings, include_in_output=include, min_tokens=least),
+        "stop_conditions": StopConditions(strings=strings, include_in_output=include, min_tokens=min_tokens),
         "output_options": OutputOptions(logprobs=1, skip_special=skip),
     }  # fmt: skip
     result = feed_choice(ids, [1], **options)
@@ -155,7 +155,7 @@ def test_output_sizes_do_not_change_answer(
     assert result.tokens == ids[: len(result.tokens)]
     assert result.usage[:3] == (len(tokenizer.encode("hi")), len(result.tokens), 2)
     if result.done and isinstance(result.done.stop, str):
-        assert len(result.tokens) >= least
+        assert len(result.tokens) >= min_tokens
     else:
         assert result.tokens == ids
     if markup.all_marks == () and not strings:

@@ -56,19 +56,19 @@ class ReferenceSearch:
                 return frozenset({start + 1} if any(low <= letter <= high for low, high in letters) else ())
             case RuleReference(name):
                 return self.ends.get((name, start), frozenset())
-            case RepeatNode(inner, least, most):
-                places, ends = frozenset({start}), frozenset({start} if not least else ())
-                for count in range(1, (most or least + len(self.text) + 1) + 1):
+            case RepeatNode(inner, min_count, max_count):
+                places, ends = frozenset({start}), frozenset({start} if not min_count else ())
+                for count in range(1, (max_count or min_count + len(self.text) + 1) + 1):
                     places = frozenset().union(*(self.ends_of(inner, place) for place in places))
-                    ends |= places if count >= least else frozenset()
+                    ends |= places if count >= min_count else frozenset()
                 return ends
             case SequenceNode(nodes):
                 places = frozenset({start})
-                for each in nodes:
-                    places = frozenset().union(*(self.ends_of(each, place) for place in places))
+                for child in nodes:
+                    places = frozenset().union(*(self.ends_of(child, place) for place in places))
                 return places
             case AlternativesNode(nodes):
-                return frozenset().union(*(self.ends_of(each, start) for each in nodes))
+                return frozenset().union(*(self.ends_of(child, start) for child in nodes))
 
 
 def gbnf_of(node: GrammarNode) -> str:
@@ -79,16 +79,16 @@ def gbnf_of(node: GrammarNode) -> str:
             return "[" + "".join(f"{chr(low)}-{chr(high)}" for low, high in letters) + "]"
         case RuleReference(name):
             return name
-        case RepeatNode(inner, least, most):
-            return f"({gbnf_of(inner)}){{{least},{'' if most is None else most}}}"
+        case RepeatNode(inner, min_count, max_count):
+            return f"({gbnf_of(inner)}){{{min_count},{'' if max_count is None else max_count}}}"
         case SequenceNode(nodes):
             return f"({' '.join(map(gbnf_of, nodes))})"
         case AlternativesNode(nodes):
             return f"({' | '.join(map(gbnf_of, nodes))})"
 
 
-def repeat_node(inner: GrammarNode, least: int, more: int | None) -> GrammarNode:
-    return RepeatNode(inner, least, None if more is None else max(1, least + more))
+def repeat_node(inner: GrammarNode, min_count: int, more: int | None) -> GrammarNode:
+    return RepeatNode(inner, min_count, None if more is None else max(1, min_count + more))
 
 
 LEAVES = st.one_of(

@@ -188,7 +188,7 @@ def family_pipeline(template: str, reasoning: str) -> TextPipeline:
 def answer_form(pipeline: TextPipeline, prompt: Prompt) -> str:
     """Return the grammar that a prompt's answer must follow, as a grammar worker and the server make it."""
     grammar = pipeline.compile_answer_grammar(*decode_question(encode_question(prompt, FORM)))
-    return pipeline.wrap_with_reasoning(grammar, pipeline.prepare_prompt(prompt), plain=False)
+    return pipeline.wrap_with_reasoning(grammar, pipeline.prepare_prompt(prompt), is_plain=False)
 
 
 @pytest.mark.parametrize("budget", [0, 1, 2, 9])
@@ -242,7 +242,7 @@ def test_long_text_of_few_tokens_is_accepted(text: str) -> None:
 @pytest.mark.parametrize("text", ["", "Paris", "Paris is in France, " * 10, "Paris" + " " * 5000 + "Tokyo"])
 def test_truncation_keeps_first_or_last_tokens(text: str, special: bool) -> None:
     for pipeline in (TextPipeline(word_level(), ChatTemplate({})), template_pipeline()):
-        ids, plain = (pipeline.tokenizer.encode(text, each) for each in (special, False))
+        ids, plain = (pipeline.tokenizer.encode(text, has_special) for has_special in (special, False))
         for count in (1, 2, 5, 1000):
             assert pipeline.prepare_prompt(Text(text, special), 1000, count).token_ids == ids[-count:]
             assert pipeline.prepare_prompt(Text(text, special=False), 1000, count, "head").token_ids == plain[:count]

@@ -16,8 +16,8 @@ tokens = st.lists(st.integers(0, 2), max_size=60) | st.lists(st.integers(0, 2), 
 
 @given(tokens, st.integers(1, 4), st.integers(0, 6), st.integers(2, 5))
 @settings(max_examples=300, deadline=None)
-def test_repetition_agrees_with_brute_force_search(ids: list[int], least: int, more: int, count: int) -> None:
-    repetition = RepetitionPattern(least, least + more, count)
+def test_repetition_agrees_with_brute_force_search(ids: list[int], min_size: int, extra_size: int, count: int) -> None:
+    repetition = RepetitionPattern(min_size, min_size + extra_size, count)
     repeats = RepetitionDetector(repetition)
     for end, token_id in enumerate(ids, 1):
         sizes = (

@@ -67,7 +67,7 @@ async def test_every_route_answers_like_the_server_itself(serve, monkeypatch):
             assert answer.status in (400, 422) or begins_as_error, (path, body, answer)
             continue
         assert answer.status == expected.status, (path, body, answer.body, expected.body)
-        one, other = (FINGERPRINT.sub(b"", each.body) for each in (answer, expected))
+        one, other = (FINGERPRINT.sub(b"", response.body) for response in (answer, expected))
         assert same_answer(one, other), (path, body, one, other)
     assert 0 < refused < len(paths) / 8
     await front.wait_until_idle()

@@ -89,9 +89,9 @@ def beam_step(harness: Harness) -> list[EngineOutput]:
     outputs = []
     for choice_id, (round_, _) in list(harness.client.computing.items()):
         assert round_.max_tokens == 1 and not round_.stop_ids and round_.logprobs == 5
-        ranked = sorted(NEXT[round_.token_ids[-1]].items(), key=lambda each: -each[1])
+        ranked = sorted(NEXT[round_.token_ids[-1]].items(), key=lambda candidate: -candidate[1])
         raw = raw_output(choice_id, 1, SimpleNamespace(num_cached_tokens=1, num_computed_tokens=1))
-        ids, values = ([ranked[0][column], *(each[column] for each in ranked)] for column in (0, 1))
+        ids, values = ([ranked[0][column], *(candidate[column] for candidate in ranked)] for column in (0, 1))
         raw.new_logprobs = np.array([ids]), np.array([values]), np.array([1])
         outputs.append(raw)
         del harness.client.computing[choice_id]

@@ -30,7 +30,7 @@ from collections.abc import Callable, Iterable
 from parley.core.pages.page_pool import PagePool
 from parley.core.sequence import PAGE_SIZE, Sequence, StateWrite, StepRow, StepStates
 
-LEAST_DISTANCE = 1024  # tokens between the states that are kept within a long prompt, at least
+MIN_DISTANCE = 1024  # tokens between the states that are kept within a long prompt, at least
 LONG_PROMPT_SHARE = 8  # those of one prompt use at most 1/8 of the slots
 
 
@@ -188,7 +188,7 @@ class StateSlots:
             self._replace_output_snapshot(sequence, end)
             return [end]
         total = len(sequence.tokens)
-        distance = LEAST_DISTANCE
+        distance = MIN_DISTANCE
         while total // distance > max(1, self.pool.page_count // LONG_PROMPT_SHARE):
             distance *= 2
         stored_positions = {

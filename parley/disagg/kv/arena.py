@@ -87,15 +87,15 @@ class MappedArena:
         """Return the bytes of these pages."""
         return sum(kind.page_bytes * len(kind.region_indices(pages)) for kind in self.kinds)
 
-    def divide_pages(self, pages: Sequence[int], most_bytes: int) -> Iterator[list[int]]:
-        """Yield these pages in lists of at most ``most_bytes`` bytes each; a larger page gets a list of its own."""
+    def divide_pages(self, pages: Sequence[int], max_bytes: int) -> Iterator[list[int]]:
+        """Yield these pages in lists of at most ``max_bytes`` bytes each; a larger page gets a list of its own."""
         batch: list[int] = []
-        bytes_left = most_bytes
+        bytes_left = max_bytes
         for page in pages:
             size = self.kinds[page >= self.arena.pages].page_bytes
             if batch and size > bytes_left:
                 yield batch
-                batch, bytes_left = [], most_bytes
+                batch, bytes_left = [], max_bytes
             batch.append(page)
             bytes_left -= size
         if batch:

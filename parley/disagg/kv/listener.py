@@ -26,7 +26,7 @@ from parley.disagg.kv.transport import LinkError
 log = logging.getLogger("parley.kv")
 
 HANDSHAKE_TIMEOUT_S = 10.0  # time for both sides to authenticate each other
-LEAST_TIMEOUT_S = 0.001  # the least timeout of a socket: 0 would make it non-blocking
+MIN_TIMEOUT_S = 0.001  # the least timeout of a socket: 0 would make it non-blocking
 LINK_PREAMBLE, PAGES_PREAMBLE = b"parley-kv 1 link", b"parley-kv 1 data"
 MAX_UNAUTHENTICATED = 64  # unauthenticated connections at a time; one more replaces the oldest
 READ_BUFFER_BYTES = 1 << 20
@@ -208,7 +208,7 @@ class KVListener:
                 sock = self._tls.wrap_socket(sock, server_side=True)
             ticket = b""
             while len(ticket) < handshake.PROOF_BYTES:
-                sock.settimeout(max(LEAST_TIMEOUT_S, deadline - time.monotonic()))
+                sock.settimeout(max(MIN_TIMEOUT_S, deadline - time.monotonic()))
                 data = sock.recv(handshake.PROOF_BYTES - len(ticket))
                 if not data:
                     raise EOFError("it sent no ticket")

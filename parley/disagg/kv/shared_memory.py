@@ -163,17 +163,17 @@ class SharedMemoryTransport(KVTransport):
                 self._source_identity = None
 
 
-def _paired_grids(sender: tuple[mmap.mmap, PageKind], own: tuple[mmap.mmap, PageKind]) -> list[PageGridPair]:
+def _paired_grids(sender: tuple[mmap.mmap, PageKind], receiver: tuple[mmap.mmap, PageKind]) -> list[PageGridPair]:
     """Return pages of one kind in both arenas as arrays [regions, pages, bytes]; regions of equal shape and distance
     share one pair."""
     groups: list[list[tuple[LayerRegion, LayerRegion]]] = []
-    for pair in sorted(zip(sender[1].regions, own[1].regions, strict=True), key=lambda pair: pair[1].offset):
+    for pair in sorted(zip(sender[1].regions, receiver[1].regions, strict=True), key=lambda pair: pair[1].offset):
         if groups and _extends_group(pair, groups[-1]):
             groups[-1].append(pair)
         else:
             groups.append([pair])
     return [
-        (_page_grid(*sender, [theirs for theirs, _ in group]), _page_grid(*own, [ours for _, ours in group]))
+        (_page_grid(*sender, [theirs for theirs, _ in group]), _page_grid(*receiver, [ours for _, ours in group]))
         for group in groups
     ]
 
@@ -182,8 +182,8 @@ def _extends_group(pair: tuple[LayerRegion, LayerRegion], group: list[tuple[Laye
     """Whether a region matches those of a group on both sides, in shape and in distance from the group's last one."""
     return all(
         (region.size, region.stride) == (last.size, last.stride)
-        and (len(group) == 1 or region.offset - last.offset == last.offset - before.offset)
-        for region, last, before in zip(pair, group[-1], group[-2:][0], strict=True)
+        and (len(group) == 1 or region.offset - last.offset == last.offset - previous.offset)
+        for region, last, previous in zip(pair, group[-1], group[-2:][0], strict=True)
     )
 
 

@@ -130,8 +130,8 @@ def parse_prefill_command(
     if role.is_unsettled:
         raise CommandRefused(503, UNKNOWN_STATUS)
     target = parse_target(header_values.get(b"d-target", ""), own_address, native)
-    here = target == own_address
-    if not (role.runs_prefill or (native and here)):
+    is_own_target = target == own_address
+    if not (role.runs_prefill or (native and is_own_target)):
         raise CommandRefused(400, NOT_A_PREFILL_INSTANCE)
     if not all(header_values.get(name) for name in (b"req-type", b"req-id", b"d-target")):
         raise CommandRefused(400, MISSING_HEADERS)
@@ -145,13 +145,13 @@ def parse_prefill_command(
         raise CommandRefused(400, f"Parameter req-type must be prefill but got {header_values[b'req-type']}")
     if target is None:
         raise CommandRefused(400, INVALID_TARGET)
-    if here and not native and not role.runs_decode:
+    if is_own_target and not native and not role.runs_decode:
         raise CommandRefused(400, TARGET_IS_SELF)
     if header_values.get(b"is-recompute", "false") not in ("true", "false"):
         raise CommandRefused(400, INVALID_RECOMPUTE)
     if not from_member:
         raise CommandRefused(401, WRONG_SECRET)
-    command = PrefillCommand(request_id, target, here, recompute=header_values.get(b"is-recompute") == "true")
+    command = PrefillCommand(request_id, target, is_own_target, recompute=header_values.get(b"is-recompute") == "true")
     return _with_native_headers(command, header_values) if native else command
 
 

@@ -114,7 +114,7 @@ def _split_events(payload: bytes) -> list[bytes]:
 def _split_large(payload: bytes) -> list[bytes]:
     if 0 < len(payload) <= MAX_PAYLOAD_SIZE:  # nearly always
         return [payload]
-    return [payload[begin : begin + MAX_PAYLOAD_SIZE] for begin in range(0, len(payload), MAX_PAYLOAD_SIZE)]
+    return [payload[start : start + MAX_PAYLOAD_SIZE] for start in range(0, len(payload), MAX_PAYLOAD_SIZE)]
 
 
 # -- decoding

@@ -53,8 +53,8 @@ def _gemma_4_encoder(file: ProjectorFile) -> dict[str, Any]:
     heads = file.head_count()
     head_dim = file.count("embedding_length") // heads
     keys, positions = file.shape("v.blk.0.attn_k.weight"), file.shape("v.position_embd.weight")
-    kv_heads, rest = divmod(keys[0], head_dim)
-    if rest:
+    kv_heads, remainder = divmod(keys[0], head_dim)
+    if remainder:
         raise GgufError(
             f"{file.name} has v.blk.0.attn_k.weight of the shape {keys}; the first axis must be a multiple of "
             f"{head_dim}, the dimensions of a head"

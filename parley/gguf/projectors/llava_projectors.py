@@ -82,7 +82,7 @@ def _pinpoints(file: ProjectorFile) -> list[list[int]]:
         raise GgufError(
             f"{file.name} gives {file.prefix}{PINPOINTS} as {reprlib.repr(sides)}; it is pairs of multiples of {tile}"
         )
-    return [sides[place : place + 2] for place in range(0, len(sides), 2)]
+    return [sides[index : index + 2] for index in range(0, len(sides), 2)]
 
 
 def _llava_next_encoder(file: ProjectorFile) -> dict[str, Any]:

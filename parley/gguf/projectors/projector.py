@@ -41,8 +41,8 @@ class TensorLayout(NamedTuple):
             return () if math.prod(shape) == 1 else None
         if len(shape) < self.rank:
             return (1,) * (self.rank - len(shape)) + shape
-        kept = self.rank - 1
-        return (*shape[:kept], math.prod(shape[kept:]))
+        dimensions = self.rank - 1
+        return (*shape[:dimensions], math.prod(shape[dimensions:]))
 
 
 @dataclass(frozen=True)

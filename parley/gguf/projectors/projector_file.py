@@ -61,20 +61,20 @@ class ProjectorFile:
         if (
             not isinstance(value, list)
             or len(value) != 3
-            or not all(isinstance(each, float) and math.isfinite(each) for each in value)
+            or not all(isinstance(number, float) and math.isfinite(number) for number in value)
             or (is_divisor and min(value) <= 0)
         ):
             kind = "positive numbers" if is_divisor else "numbers"
             raise GgufError(f"{self.name} gives {self.prefix}{key} as {reprlib.repr(value)}; it is three {kind}")
-        return [shortest_number(each) for each in value]
+        return [shortest_number(number) for number in value]
 
     def block_count(self) -> int:
         """Return the number of the encoder's blocks, of which the file has the tensors."""
         stated = self.count("block_count")
         matches = (BLOCK_TENSOR.fullmatch(name) for name in self.model.tensors)
-        found = len({match[2] for match in matches if match and match[1] == self.medium[0]})
-        if stated != found:
-            raise GgufError(f"{self.name} gives {self.prefix}block_count as {stated}, but has the tensors of {found}")
+        count = len({match[2] for match in matches if match and match[1] == self.medium[0]})
+        if stated != count:
+            raise GgufError(f"{self.name} gives {self.prefix}block_count as {stated}, but has the tensors of {count}")
         return stated
 
     def head_count(self, unit: int = 1) -> int:
@@ -104,12 +104,13 @@ class ProjectorFile:
 
     def pixels(self, default: tuple[int, int]) -> dict[str, int]:
         """Return the fewest and the most pixels of a picture, as processors name them."""
-        fewest, most = self.count("image_min_pixels", default[0]), self.count("image_max_pixels", default[1])
-        if fewest > most:
+        min_pixels, max_pixels = self.count("image_min_pixels", default[0]), self.count("image_max_pixels", default[1])
+        if min_pixels > max_pixels:
             raise GgufError(
-                f"{self.name} gives {self.prefix}image_min_pixels as {fewest}; image_max_pixels is {most} only"
+                f"{self.name} gives {self.prefix}image_min_pixels as {min_pixels}; image_max_pixels is "
+                f"{max_pixels} only"
             )
-        return {"shortest_edge": fewest, "longest_edge": most}
+        return {"shortest_edge": min_pixels, "longest_edge": max_pixels}
 
     def colour_scale(self) -> dict[str, list[float]]:
         """Return what a processor subtracts from colours and divides them by."""

@@ -39,9 +39,9 @@ def projector_tensors(model: GgufModel) -> dict[str, ProjectorTensor]:
     """
     projector, file = open_projector(model)
     named = [(row, row_file, _named_parts(row, row_file)) for row, row_file in _file_rows(projector, model)]
-    known = {name for _, _, parts in named for tensors in parts.values() for name in tensors}
+    known_names = {name for _, _, parts in named for tensors in parts.values() for name in tensors}
     for name in model.tensors:
-        if name not in known and not name.startswith(projector.unread):
+        if name not in known_names and not name.startswith(projector.unread):
             raise GgufError(f"{file.name} has the tensor {name[:100]}, which its kind does not have here")
     return {
         target: _join_parts(row, row_file, tensors)
@@ -58,12 +58,12 @@ def _file_rows(projector: Projector, model: GgufModel) -> list[tuple[Projector, 
 
 def _named_parts(projector: Projector, file: ProjectorFile) -> dict[str, dict[str, GgufTensor]]:
     """Return the tensors of one encoder by their names in Hugging Face format, and those in the file."""
-    deep, names, parts = deep_layers(file), projector.block_names, dict[str, dict[str, GgufTensor]]()
+    deep_numbers, names, parts = deep_layers(file), projector.block_names, dict[str, dict[str, GgufTensor]]()
     if _has_swapped_layers(file.model) and file.medium == "vision":
         names = names | {"ffn_up": names["ffn_down"], "ffn_down": names["ffn_up"]}
     for tensor in file.model.tensors.values():
         if not tensor.name.startswith(projector.unread) and (
-            target := _tensor_name(projector, names, tensor.name, deep)
+            target := _tensor_name(projector, names, tensor.name, deep_numbers)
         ):
             parts.setdefault(target, {})[tensor.name] = tensor
     return parts
@@ -115,8 +115,8 @@ def _has_swapped_layers(model: GgufModel) -> bool:
     return up is not None and down is not None and up.shape[0] == size == down.shape[-1] != up.shape[-1]
 
 
-def _tensor_name(projector: Projector, block_names: dict[str, str], name: str, deep: list[int]) -> str | None:
-    """Return the name in Hugging Face format, None for an unknown one. ``deep``: the blocks with mergers."""
+def _tensor_name(projector: Projector, block_names: dict[str, str], name: str, deep_numbers: list[int]) -> str | None:
+    """Return the name in Hugging Face format, None for an unknown one. ``deep_numbers``: the blocks with mergers."""
     stem, _, ending = name.rpartition(".")
     if name in projector.names:
         return projector.names[name]
@@ -126,11 +126,11 @@ def _tensor_name(projector: Projector, block_names: dict[str, str], name: str, d
         return f"{projector.names[stem]}.{ending}"
     if (match := BLOCK_TENSOR.fullmatch(name)) and match[1] == projector.medium[0]:
         block = f"{projector.blocks}{int(match[2])}."
-        if (whole := f"{match[3]}.{match[4]}") in block_names:
-            return block + block_names[whole]
+        if (suffix := f"{match[3]}.{match[4]}") in block_names:
+            return block + block_names[suffix]
         if match[3] in block_names and match[4] in ("weight", "bias"):
             return f"{block}{block_names[match[3]]}.{match[4]}"
-    if (match := DEEP_TENSOR.fullmatch(name)) and int(match[1]) in deep:
+    if (match := DEEP_TENSOR.fullmatch(name)) and int(match[1]) in deep_numbers:
         part = match[2].replace("fc", "linear_fc")
-        return f"model.visual.deepstack_merger_list.{deep.index(int(match[1]))}.{part}.{match[3]}"
+        return f"model.visual.deepstack_merger_list.{deep_numbers.index(int(match[1]))}.{part}.{match[3]}"
     return None

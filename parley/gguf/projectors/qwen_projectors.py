@@ -42,8 +42,8 @@ def _qwen_vision(file: ProjectorFile, **members: Any) -> dict[str, Any]:
 def _qwen_2_vision(file: ProjectorFile) -> dict[str, Any]:
     size = file.count("embedding_length")
     # Files give a wrong feed_forward_length, or 0, and the early ones give the two layers each other's names
-    ratio, rest = divmod(max(file.shape("v.blk.0.ffn_up.weight")), size)
-    if rest:
+    ratio, remainder = divmod(max(file.shape("v.blk.0.ffn_up.weight")), size)
+    if remainder:
         raise GgufError(f"{file.name} has MLPs that are no multiple of {size} wide")
     return _qwen_vision(file, embed_dim=size, hidden_size=file.shape("mm.2.weight")[0], mlp_ratio=ratio)
 
@@ -83,7 +83,11 @@ def deep_layers(file: ProjectorFile) -> list[int]:
     if marked is None:
         return []
     blocks = file.count("block_count")
-    if not isinstance(marked, list) or len(marked) != blocks or not all(isinstance(each, bool) for each in marked):
+    if (
+        not isinstance(marked, list)
+        or len(marked) != blocks
+        or not all(isinstance(is_deep, bool) for is_deep in marked)
+    ):
         raise GgufError(
             f"{file.name} gives clip.vision.is_deepstack_layers as {reprlib.repr(marked)}; it is true or false "
             f"for each of {blocks} blocks"
@@ -100,13 +104,13 @@ def _qwen_processor(name: str, file: ProjectorFile) -> dict[str, Any]:
         **file.colour_scale(),
     }
     pixels = file.pixels(QWEN3_PIXELS if is_third else QWEN2_PIXELS)
-    fewest, most = QWEN3_VIDEO_PIXELS
+    smallest, largest = QWEN3_VIDEO_PIXELS
     return {
         "processor_class": f"{name}Processor",
         "image_processor": {"image_processor_type": "Qwen2VLImageProcessor", "size": pixels, **sizes},
         "video_processor": {
             "video_processor_type": "Qwen3VLVideoProcessor" if is_third else "Qwen2VLVideoProcessor",
-            "size": {"shortest_edge": fewest, "longest_edge": most} if is_third else pixels,
+            "size": {"shortest_edge": smallest, "longest_edge": largest} if is_third else pixels,
             **sizes,
         },
     }

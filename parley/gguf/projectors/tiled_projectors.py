@@ -72,12 +72,12 @@ def _intern_encoder(file: ProjectorFile) -> dict[str, Any]:
 def _intern_processor(file: ProjectorFile) -> dict[str, Any]:
     size = file.count("image_size")
     scale = {"size": {"height": size, "width": size}, **file.colour_scale()}
-    fewest, most = (file.count(f"preproc_{bound}_tiles", count) for bound, count in INTERN_TILES.items())
-    if fewest > most:
+    min_tiles, max_tiles = (file.count(f"preproc_{bound}_tiles", count) for bound, count in INTERN_TILES.items())
+    if min_tiles > max_tiles:
         raise GgufError(
-            f"{file.name} gives {file.prefix}preproc_min_tiles as {fewest}; preproc_max_tiles is {most} only"
+            f"{file.name} gives {file.prefix}preproc_min_tiles as {min_tiles}; preproc_max_tiles is {max_tiles} only"
         )
-    tiles = {"crop_to_patches": True, "min_patches": fewest, "max_patches": most}
+    tiles = {"crop_to_patches": True, "min_patches": min_tiles, "max_patches": max_tiles}
     return {
         "processor_class": "InternVLProcessor",
         "image_seq_length": file.embedding_side(PATCH_SCALE) ** 2,

@@ -71,24 +71,24 @@ def add_marks(model: GgufModel, metadata: dict[str, Any], name: str) -> dict[str
     replaced = {*projector.ids.values(), *projector.stand_ins}
     for attribute, mark in projector.marks.items():
         if mark not in tokens:
-            free = _free_tokens(tokens, kinds) if attribute in replaced else []
-            if not free and attribute in projector.stand_ins:
+            free_tokens = _free_tokens(tokens, kinds) if attribute in replaced else []
+            if not free_tokens and attribute in projector.stand_ins:
                 continue
-            if not free:
+            if not free_tokens:
                 medium = "a picture" if projector.medium == "vision" else "sound"
                 raise GgufError(f"{name} has no token {mark}, which stands for {medium}")
-            tokens[free[-1]] = mark
+            tokens[free_tokens[-1]] = mark
             unnamed = {f"tokenizer.ggml.{name}_token_id" for name in ("unknown", "padding")}
-            metadata = {key: value for key, value in metadata.items() if key not in unnamed or value != free[-1]}
+            metadata = {key: value for key, value in metadata.items() if key not in unnamed or value != free_tokens[-1]}
         kinds[tokens.index(mark)] = CONTROL
     return metadata | {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": kinds}
 
 
 def _free_tokens(tokens: list[Any], kinds: list[Any]) -> list[int]:
     """Return the ids of tokens without use: the unknown one as well, if all bytes are tokens."""
-    free = [number for number, token in enumerate(tokens) if UNUSED_TOKEN.fullmatch(str(token))]
-    if free or kinds.count(BYTE) < 256:
-        return free
+    free_tokens = [number for number, token in enumerate(tokens) if UNUSED_TOKEN.fullmatch(str(token))]
+    if free_tokens or kinds.count(BYTE) < 256:
+        return free_tokens
     return [number for number, kind in enumerate(kinds) if kind == UNKNOWN]
 
 

@@ -85,8 +85,8 @@ class BitsAndBytesFormat:
             )
         state = self._read_state(checkpoint, linear, table)
         codes = torch.stack((values >> 4, values & 15), -1).view(linear.out_features, linear.in_features)
-        wide = self._widen_scales(state, *scales).view(linear.out_features, -1) / TABLES[table][1]
-        return GroupedLinearWeight(GroupedWeight(codes, wide, None, state.block, code=table))
+        float_scales = self._widen_scales(state, *scales).view(linear.out_features, -1) / TABLES[table][1]
+        return GroupedLinearWeight(GroupedWeight(codes, float_scales, None, state.block, code=table))
 
     @staticmethod
     def _widen_scales(

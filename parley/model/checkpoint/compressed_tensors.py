@@ -94,7 +94,7 @@ class IntegerFormat:
 
     def view_tensors(self, checkpoint: Checkpoint, linear: LinearSpec) -> list[torch.Tensor]:
         """Return weight, scales, zero points and groups of inputs as views of the file. Raises LoadError."""
-        weight, scale, *others = self.tensor_names(checkpoint, linear)
+        weight, scale, *other_names = self.tensor_names(checkpoint, linear)
         shape = self._scale_shape(checkpoint, linear, scale)
         width, dtype = (
             (packed_size(linear.in_features, self.bits), torch.int32)
@@ -106,7 +106,7 @@ class IntegerFormat:
             checkpoint.view_tensor(scale, *shape),
         ]
         if not self.symmetric:
-            zeros = others.pop(0)
+            zeros = other_names.pop(0)
             # Early versions did not pack zero points.
             if self.packed and len(shape) == 2 and checkpoint.tensor_shape(zeros) != shape:
                 rows = packed_size(shape[0], self.bits)
@@ -114,24 +114,24 @@ class IntegerFormat:
             else:
                 views.append(checkpoint.view_tensor(zeros, *shape, dtype=torch.int8))
         if self.indexed:
-            views.append(checkpoint.view_tensor(others.pop(0), linear.in_features, dtype=torch.int32))
+            views.append(checkpoint.view_tensor(other_names.pop(0), linear.in_features, dtype=torch.int32))
         return views
 
     def read_weight(self, checkpoint: Checkpoint, linear: LinearSpec) -> LinearWeight:
         """Read the weight, reordered group by group where that is required. Raises LoadError."""
-        stored, scales, *others = self.view_tensors(checkpoint, linear)
+        stored, scales, *other_tensors = self.view_tensors(checkpoint, linear)
         name, _, *other_names = self.tensor_names(checkpoint, linear)
         if self.packed:
             values = unpack_rows(stored, linear.in_features, self.bits)
         else:
             self._check_range(stored, name)
             values = self._shift_range(stored)
-        if not self.symmetric and others[0].dtype == torch.int8:
-            self._check_range(others[0], other_names[0])
+        if not self.symmetric and other_tensors[0].dtype == torch.int8:
+            self._check_range(other_tensors[0], other_names[0])
         scales = scales.float().reshape(-1, scales.shape[-1] if scales.dim() > 1 else 1)
-        zeros = self._zero_points(scales, *others[: not self.symmetric])
+        zeros = self._zero_points(scales, *other_tensors[: not self.symmetric])
         group = min(self.group or linear.in_features, linear.in_features)
-        order = input_order(linear.name + ".weight_g_idx", group, others[-1]) if self.indexed else None
+        order = input_order(linear.name + ".weight_g_idx", group, other_tensors[-1]) if self.indexed else None
         if order is not None:
             values = values[:, order]
         shape, code = (linear.out_features, scales.shape[1]), f"int{integer_bits(self.bits)}"
@@ -200,10 +200,10 @@ def _require_stored_transforms(transforms: Any) -> None:
         return
     try:
         groups = transforms["config_groups"].values()
-        places = {place["location"] for group in groups for place in group["apply"]}
+        locations = {place["location"] for group in groups for place in group["apply"]}
     except (TypeError, KeyError, AttributeError):
         raise _unsupported_field("transform_config", "not an object of groups", "one") from None
-    for place in sorted(places - set(STORED_TRANSFORMS), key=str):
+    for place in sorted(locations - set(STORED_TRANSFORMS), key=str):
         raise _unsupported_field("transform_config", f"at {place}", " or ".join(STORED_TRANSFORMS))
 
 

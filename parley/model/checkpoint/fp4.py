@@ -39,17 +39,17 @@ class Fp4Format:
 
     def view_tensors(self, checkpoint: Checkpoint, linear: LinearSpec) -> list[torch.Tensor]:
         """Return numbers and scales as views of the file. Raises LoadError."""
-        packed, scale, *others = self.tensor_names(checkpoint, linear)
+        packed, scale, *other_names = self.tensor_names(checkpoint, linear)
         if self.has_global_scale:
-            return view_nvfp4(checkpoint, linear, packed, scale, others[0])
+            return view_nvfp4(checkpoint, linear, packed, scale, other_names[0])
         return _view_groups(checkpoint, linear, packed, scale, MXFP4_GROUP, torch.uint8)
 
     def read_weight(self, checkpoint: Checkpoint, linear: LinearSpec) -> LinearWeight:
         """Read the weight. Raises LoadError."""
-        packed, scales, *whole = self.view_tensors(checkpoint, linear)
-        if not whole:
+        packed, scales, *tensor_scales = self.view_tensors(checkpoint, linear)
+        if not tensor_scales:
             return read_mxfp4(packed, scales)
-        return read_nvfp4(packed, scales, whole[0].float().reciprocal())
+        return read_nvfp4(packed, scales, tensor_scales[0].float().reciprocal())
 
 
 def view_nvfp4(
@@ -84,8 +84,8 @@ def read_nvfp4(packed: torch.Tensor, scales: torch.Tensor, factor: torch.Tensor)
 
 def read_mxfp4(packed: torch.Tensor, scales: torch.Tensor) -> GroupedLinearWeight:
     """Return an MXFP4 weight. ``packed`` uint8 [out, in / 2], ``scales`` uint8 [out, in / MXFP4_GROUP]: exponents."""
-    wide = scales.view(torch.float8_e8m0fnu).float()
-    return GroupedLinearWeight(GroupedWeight(_unpack_nibbles(packed), wide, None, MXFP4_GROUP, code="e2m1"))
+    float_scales = scales.view(torch.float8_e8m0fnu).float()
+    return GroupedLinearWeight(GroupedWeight(_unpack_nibbles(packed), float_scales, None, MXFP4_GROUP, code="e2m1"))
 
 
 def _unpack_nibbles(packed: torch.Tensor) -> torch.Tensor:

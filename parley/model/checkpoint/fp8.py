@@ -72,15 +72,15 @@ def read_fp8(
 
     Raises LoadError if a number is NaN.
     """
-    bits, (out, into) = values.view(torch.uint8), values.shape
+    bits, (out_features, in_features) = values.view(torch.uint8), values.shape
     if ((bits & 0x7F) == 0x7F).any():
         raise LoadError(f"Tensor {name} has numbers that are NaN; the file is damaged.")
-    outputs, inputs = block or (1, into)
+    outputs, inputs = block or (1, in_features)
     if block is None:
-        scales = scales.float().reshape(-1, 1).expand(out, 1)
+        scales = scales.float().reshape(-1, 1).expand(out_features, 1)
     else:
-        scales = scales.float().repeat_interleave(outputs, 0)[:out]
-    return GroupedLinearWeight(GroupedWeight(bits, scales, None, min(inputs, into), code="e4m3"))
+        scales = scales.float().repeat_interleave(outputs, 0)[:out_features]
+    return GroupedLinearWeight(GroupedWeight(bits, scales, None, min(inputs, in_features), code="e4m3"))
 
 
 def read_fp8_config(config: dict[str, Any]) -> Callable[[str], Fp8Format]:

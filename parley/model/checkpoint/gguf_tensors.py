@@ -290,13 +290,13 @@ def _pair_rows(tensor: GgufTensor, config: dict[str, Any]) -> torch.Tensor:
     """Return where each row of queries or keys with pairs lies in a tensor with parted pairs, int64. Raises
     GgufError."""
     head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
-    turning = round(head_dim * config.get("partial_rotary_factor", 1.0))
-    if turning % 2 or turning > head_dim:
-        raise GgufError(f"{turning} of {head_dim} dimensions of a head cannot turn")
+    rotary_dim = round(head_dim * config.get("partial_rotary_factor", 1.0))
+    if rotary_dim % 2 or rotary_dim > head_dim:
+        raise GgufError(f"{rotary_dim} of {head_dim} dimensions of a head cannot turn")
     if tensor.shape[0] % head_dim:
         raise GgufError(f"a tensor {tensor.name} has {tensor.shape[0]} rows, which heads of {head_dim} cannot share")
     order = torch.arange(head_dim)
-    order[:turning] = torch.arange(turning).view(2, -1).T.flatten()
+    order[:rotary_dim] = torch.arange(rotary_dim).view(2, -1).T.flatten()
     return (torch.arange(0, tensor.shape[0], head_dim)[:, None] + order).flatten()
 
 

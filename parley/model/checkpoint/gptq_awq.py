@@ -136,16 +136,16 @@ class AwqFormat:
     def read_weight(self, checkpoint: Checkpoint, linear: LinearSpec) -> LinearWeight:
         """Read the weight. Raises LoadError."""
         words, scales, *zeros = self.view_tensors(checkpoint, linear)
-        wide, group = scales.float().t().contiguous(), min(self.group or linear.in_features, linear.in_features)
+        float_scales, group = scales.float().t().contiguous(), min(self.group or linear.in_features, linear.in_features)
         values = _unpack_awq(words, linear.out_features, self.order)
         points = (
             _unpack_awq(zeros[0], linear.out_features, self.order)
             if zeros
-            else torch.zeros_like(wide, dtype=torch.uint8)
+            else torch.zeros_like(float_scales, dtype=torch.uint8)
         )
         if self.is_signed:  # both from 0 on
             values, points = values ^ SIGN_BIT, points ^ SIGN_BIT
-        return GroupedLinearWeight(GroupedWeight(values, wide, points, group))
+        return GroupedLinearWeight(GroupedWeight(values, float_scales, points, group))
 
 
 @dataclass(frozen=True)
@@ -181,8 +181,8 @@ class AwqGemvFormat:
             min(self.group or linear.in_features, linear.in_features),
             count_groups(self.group, linear.in_features),
         )
-        values, wide = unpack_rows(words, linear.in_features, AWQ_BITS), scales[:, :groups].float()
-        return GroupedLinearWeight(GroupedWeight(values, wide, unpack_rows(zeros, groups, AWQ_BITS), group))
+        values, float_scales = unpack_rows(words, linear.in_features, AWQ_BITS), scales[:, :groups].float()
+        return GroupedLinearWeight(GroupedWeight(values, float_scales, unpack_rows(zeros, groups, AWQ_BITS), group))
 
 
 AWQ_VERSIONS: dict[str, Callable[[int | None], AwqFormat | AwqGemvFormat]] = {"gemm": AwqFormat, "gemv": AwqGemvFormat}
@@ -192,9 +192,9 @@ def _unpack_awq(words: torch.Tensor, count: int, order: tuple[int, ...]) -> torc
     """Unpack ``count`` values along each row of int32 [m, n], eight per integer at ``order``: uint8 [count, m]."""
     parts = words.t().flatten().view(torch.uint8).view(words.shape[1], -1, 4)
     numbers = torch.empty(words.shape[1], len(order), words.shape[0], dtype=torch.uint8, device=words.device)
-    for number, place in enumerate(order):
-        part = parts[..., place // 2]
-        numbers[:, number] = part >> 4 if place % 2 else part & 15
+    for target, position in enumerate(order):
+        part = parts[..., position // 2]
+        numbers[:, target] = part >> 4 if position % 2 else part & 15
     return numbers.view(-1, words.shape[0])[:count]
 
 

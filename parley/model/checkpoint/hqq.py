@@ -63,10 +63,10 @@ class HqqFormat:
 
     def read_weight(self, checkpoint: Checkpoint, linear: LinearSpec) -> LinearWeight:
         """Read the weight. Raises LoadError."""
-        packed, *rest = self.view_tensors(checkpoint, linear)
+        packed, *meta_tensors = self.view_tensors(checkpoint, linear)
         sizes, (scales, zeros) = (
             self._read_sizes(checkpoint, linear),
-            (tensor.view(linear.out_features, -1) for tensor in rest),
+            (tensor.view(linear.out_features, -1) for tensor in meta_tensors),
         )
         code = f"zero{sizes.bits}_{ZERO_CODES[scales.dtype]}"
         values = unpack_planes(packed, scales.numel(), sizes.bits).view(linear.out_features, linear.in_features)
@@ -97,8 +97,8 @@ class HqqFormat:
 
 def unpack_planes(packed: torch.Tensor, rows: int, bits: int) -> torch.Tensor:
     """Unpack integers whose first rows lie in the highest bits of words [m, n]: uint8 [rows, n]."""
-    count, last = NUMBERS_IN_WORD[bits], (1 << bits) - 1
-    planes = [packed >> (bits * (count - 1 - plane)) & last for plane in range(count)]
+    count, mask = NUMBERS_IN_WORD[bits], (1 << bits) - 1
+    planes = [packed >> (bits * (count - 1 - plane)) & mask for plane in range(count)]
     return torch.cat(planes)[:rows].to(torch.uint8)
 
 

@@ -35,7 +35,7 @@ from parley.model.checkpoint.weights import GroupedLinearWeight, LinearSpec, Lin
 from parley.native import GroupedWeight
 
 MODES = ("affine", "mxfp4", "mxfp8", "nvfp4")
-MOST_BITS = 8
+MAX_BITS = 8
 Pairs = frozenset[tuple[int, int]]  # bits and group
 FLOAT_MODES = {(4, MXFP4_GROUP), (8, MXFP8_BLOCK[1]), (4, NVFP4_GROUP)}
 UNPACKED_AT_ONCE = 1 << 22  # numbers unpacked at a time; bounds the memory of intermediates
@@ -77,7 +77,7 @@ class MlxRows:
         return MlxRows(self.words[outputs], self.scales[outputs], biases, self.in_features, self.name)
 
     def decode_into(self, target: torch.Tensor) -> torch.Tensor:
-        """Write the numbers to ``target`` [out, into], rounded to its dtype, and return it."""
+        """Write the numbers to ``target`` [out_features, in_features], rounded to its dtype, and return it."""
         for start in range(0, len(self.words), step := max(1, UNPACKED_AT_ONCE // self.in_features)):
             outputs = torch.arange(start, min(start + step, len(self.words)), device=self.words.device)
             target[start : start + step] = self.select_outputs(outputs).to_weight().to_float()
@@ -101,7 +101,7 @@ class MlxRows:
         return read_nvfp4(packed, self.scales.view(torch.float8_e4m3fn), torch.ones(1))
 
     def _unpack(self) -> torch.Tensor:
-        """Return the integers, uint8 [out, into]."""
+        """Return the integers, uint8 [out_features, in_features]."""
         if 8 % self.bits == 0:
             return unpack_rows(self.words, self.in_features, self.bits)
         batches = self.words.split(max(1, UNPACKED_AT_ONCE // self.in_features))
@@ -188,8 +188,10 @@ class SplitHeadsFormat:
     def read_weight(self, checkpoint: Checkpoint, linear: LinearSpec) -> LinearWeight:
         """Read the weight as plain numbers. Raises LoadError."""
         keys, values = self._view_heads(checkpoint, linear)
-        turned = _decode_heads(keys, self._key_size(checkpoint, linear), linear.name).transpose(1, 2)
-        return PlainWeight(torch.cat((turned, _decode_heads(values, linear.in_features, linear.name)), 1).flatten(0, 1))
+        head_weights = _decode_heads(keys, self._key_size(checkpoint, linear), linear.name).transpose(1, 2)
+        return PlainWeight(
+            torch.cat((head_weights, _decode_heads(values, linear.in_features, linear.name)), 1).flatten(0, 1)
+        )
 
     def _view_heads(self, checkpoint: Checkpoint, linear: LinearSpec) -> list[list[torch.Tensor]]:
         """Return the tensors of keys and those of values."""
@@ -198,10 +200,10 @@ class SplitHeadsFormat:
         heads, value_size = checkpoint.tensor_shape(values + ".weight")[:2]
         shapes = (keys, linear.in_features, key_size), (values, value_size, linear.in_features)
         return [
-            [checkpoint.view_tensor(name + ".weight", heads, out, into)]
+            [checkpoint.view_tensor(name + ".weight", heads, out_features, in_features)]
             if checkpoint.has_plain_numbers(name + ".weight")
-            else _view_parts(checkpoint, name, (heads,), out, into, self.pairs)
-            for name, out, into in shapes
+            else _view_parts(checkpoint, name, (heads,), out_features, in_features, self.pairs)
+            for name, out_features, in_features in shapes
         ]
 
     def _key_size(self, checkpoint: Checkpoint, linear: LinearSpec) -> int:
@@ -228,8 +230,8 @@ def _view_parts(
     checkpoint: Checkpoint,
     name: str,
     leading: tuple[int, ...],
-    out: int,
-    into: int,
+    out_features: int,
+    in_features: int,
     pairs: Pairs,
     item: int | None = None,
 ) -> list[torch.Tensor]:
@@ -237,20 +239,20 @@ def _view_parts(
     int32 words first. Raises LoadError, also if its bits and group are none that kernels read, or not in ``pairs``."""
 
     def view(part: str, width: int, dtype: torch.dtype | None = None) -> torch.Tensor:
-        shape = *leading, out, width
+        shape = *leading, out_features, width
         if item is None:
             return checkpoint.view_tensor(part, *shape, dtype=dtype)
         return checkpoint.view_item(part, item, shape, dtype)
 
     words, scales, *biases = _tensor_names(checkpoint, name)
     row_words, groups = (checkpoint.tensor_shape(part)[-1:] or (0,) for part in (words, scales))
-    bits, bits_rest = divmod(32 * row_words[0], into)
-    group, group_rest = divmod(into, groups[0]) if groups[0] else (0, 0)
-    fits = not bits_rest and 1 <= bits <= MOST_BITS and not group_rest and group and not group % GROUP_MULTIPLE
+    bits, bits_rest = divmod(32 * row_words[0], in_features)
+    group, group_rest = divmod(in_features, groups[0]) if groups[0] else (0, 0)
+    fits = not bits_rest and 1 <= bits <= MAX_BITS and not group_rest and group and not group % GROUP_MULTIPLE
     if not fits or (not biases and (bits, group) not in FLOAT_MODES):
         raise LoadError(
-            f"Tensor {words} has {row_words[0]} words and {groups[0]} scales for {into} inputs, which is none of MLX's "
-            f"formats that are read ({', '.join(MODES)}; groups are multiples of {GROUP_MULTIPLE})."
+            f"Tensor {words} has {row_words[0]} words and {groups[0]} scales for {in_features} inputs, which is none "
+            f"of MLX's formats that are read ({', '.join(MODES)}; groups are multiples of {GROUP_MULTIPLE})."
         )
     if (bits, group) not in pairs:
         raise LoadError(
@@ -267,17 +269,17 @@ def _view_parts(
     return [viewed_words, viewed_scales, view(biases[0], groups[0], viewed_scales.dtype)]
 
 
-def _rows_of(parts: list[torch.Tensor], into: int, name: str) -> MlxRows:
+def _rows_of(parts: list[torch.Tensor], in_features: int, name: str) -> MlxRows:
     words, scales, *biases = parts
-    return MlxRows(words, scales, biases[0] if biases else None, into, name)
+    return MlxRows(words, scales, biases[0] if biases else None, in_features, name)
 
 
-def _decode_heads(parts: list[torch.Tensor], into: int, name: str) -> torch.Tensor:
+def _decode_heads(parts: list[torch.Tensor], in_features: int, name: str) -> torch.Tensor:
     """Return the numbers of a weight of each head, in one plain tensor or several: float32 [heads, out, into]."""
     if len(parts) == 1:
         return parts[0].float()
     heads = zip(*parts, strict=True)
-    return torch.stack([_rows_of(list(head), into, name).to_weight().to_float() for head in heads])
+    return torch.stack([_rows_of(list(head), in_features, name).to_weight().to_float() for head in heads])
 
 
 def read_mlx_pairs(section: dict[str, Any]) -> Pairs:

@@ -22,7 +22,7 @@ MAX_PATTERN = 4096  # characters
 MAX_DEPTH = 40  # groups within groups
 USUAL_NAME = 64  # characters
 QUICK_TIMES = 8  # most repetitions of a part with several possible matches
-MOST_WAYS = 1e6  # patterns with at most this many ways to match a name of USUAL_NAME characters are left to ``re``
+MAX_WAYS = 1e6  # patterns with at most this many ways to match a name of USUAL_NAME characters are left to ``re``
 REPEATS = (codes.MAX_REPEAT, codes.MIN_REPEAT)
 CHARACTER_CLASSES = {
     codes.CATEGORY_DIGIT: r"\d", codes.CATEGORY_NOT_DIGIT: r"\D", codes.CATEGORY_SPACE: r"\s",
@@ -51,7 +51,7 @@ class NamePattern:
                 raise BadPattern
             quick, parsed = re.compile(text), parser.parse(text)
             self._parts: list[Part] = list(parsed)
-            self._quick = quick if _count_ways(self._parts, MAX_DEPTH) <= MOST_WAYS else None
+            self._quick = quick if _count_ways(self._parts, MAX_DEPTH) <= MAX_WAYS else None
             if self._quick is None and (parsed.state.flags & ~re.UNICODE or not _are_read(self._parts)):
                 raise BadPattern
         except (re.error, OverflowError, RecursionError):
@@ -77,11 +77,11 @@ class NameRules(Generic[Value]):
     def __init__(self, rules: Iterable[tuple[str | NameTest, Value]]):
         self._names: dict[str, tuple[float, Value]] = {}
         self._tests: list[tuple[int, NameTest, Value]] = []
-        for place, (rule, value) in enumerate(rules):
+        for rule_number, (rule, value) in enumerate(rules):
             if isinstance(rule, str):
-                self._names.setdefault(rule, (place, value))
+                self._names.setdefault(rule, (rule_number, value))
             else:
-                self._tests.append((place, rule, value))
+                self._tests.append((rule_number, rule, value))
 
     def find_value(self, name: str, default: Value) -> Value:
         """Return the value of the first rule that fits, or ``default``."""
@@ -105,14 +105,14 @@ class PatternRules(Generic[Value]):
         # By length and indices of the letters
         self._shapes: dict[tuple[int, tuple[int, ...]], dict[str, tuple[int, Value]]] = {}
         self._tests: list[tuple[int, NameTest, Value]] = []
-        for place, (text, value) in enumerate(rules):
+        for rule_number, (text, value) in enumerate(rules):
             characters = PLAIN_CHARACTER.findall(text)
             if "".join(characters) != text:
-                self._tests.append((place, self._compile(text), value))
+                self._tests.append((rule_number, self._compile(text), value))
                 continue
             letters = {i: character[-1] for i, character in enumerate(characters) if character != "."}
             names = self._shapes.setdefault((len(characters), tuple(letters)), {})
-            names.setdefault("".join(letters.values()), (place, value))
+            names.setdefault("".join(letters.values()), (rule_number, value))
 
     @staticmethod
     def _compile(text: str) -> NameTest:
@@ -147,10 +147,10 @@ def _count_ways(parts: Iterable[Part], depth: int) -> float:
         ways = [_count_ways(inner, depth - 1) for inner in _inner_parts(code, argument)]
         if code in (*REPEATS, codes.POSSESSIVE_REPEAT):
             least, most = (min(times, USUAL_NAME) for times in argument[:2])
-            total *= (most - least + 1) * (2 * MOST_WAYS if ways[0] > 1 and most > QUICK_TIMES else ways[0] ** most)
+            total *= (most - least + 1) * (2 * MAX_WAYS if ways[0] > 1 and most > QUICK_TIMES else ways[0] ** most)
         elif ways:
             total *= sum(ways) if code in (codes.BRANCH, codes.GROUPREF_EXISTS) else ways[0]
-        total = min(total, 2 * MOST_WAYS)
+        total = min(total, 2 * MAX_WAYS)
     return total
 
 
@@ -228,15 +228,15 @@ class _Match:
 
     def repeat(self, part: Part, start: int) -> frozenset[int]:
         """Match a sequence a number of times. Once the set of ends no longer changes, more times do not change it."""
-        least, most, inner = part[1]
-        ends, reached_ends = frozenset((start,)), frozenset((start,) if least == 0 else ())
-        for count in range(1, least + len(self.name) + 2):
-            if count > most:
+        min_count, max_count, inner = part[1]
+        ends, reached_ends = frozenset((start,)), frozenset((start,) if min_count == 0 else ())
+        for count in range(1, min_count + len(self.name) + 2):
+            if count > max_count:
                 break
-            longer = frozenset().union(*(self.ends_of(inner, end) for end in ends))
-            is_stable = longer == ends
-            ends = longer
-            if count >= least or is_stable:
+            next_ends = frozenset().union(*(self.ends_of(inner, end) for end in ends))
+            is_stable = next_ends == ends
+            ends = next_ends
+            if count >= min_count or is_stable:
                 reached_ends |= ends
             if not ends or is_stable:
                 break

@@ -36,8 +36,8 @@ def unpack_rows(words: torch.Tensor, count: int, bits: int) -> torch.Tensor:
     parts = words.contiguous().view(torch.uint8) if 8 % bits == 0 else words
     per_part = 8 * parts.itemsize // bits
     numbers = torch.empty(*parts.shape, per_part, dtype=torch.uint8, device=words.device)
-    for place in range(per_part):
-        numbers[..., place] = (parts >> (bits * place)) & ((1 << bits) - 1)
+    for position in range(per_part):
+        numbers[..., position] = (parts >> (bits * position)) & ((1 << bits) - 1)
     return numbers.view(len(words), -1)[:, :count]
 
 

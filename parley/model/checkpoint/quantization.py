@@ -44,7 +44,7 @@ MLX_METHOD = "mlx"  # MLX's configs have no name of a method
 MAX_RULES = 1 << 14  # entries of a list or object of a config; each may be tried for each layer
 MAX_ALL_RULES = 2 * MAX_RULES  # names and patterns in all of them
 GGUF_METHOD = "gguf"  # each tensor of a GGUF file has its own format, which the file states
-LEAST_WEIGHT_BYTES = {"int8": 1.0, "int4": 0.53}  # the least bytes of a weight that is quantized while loading
+MIN_WEIGHT_BYTES = {"int8": 1.0, "int4": 0.53}  # the least bytes of a weight that is quantized while loading
 
 
 class WeightFormat(Protocol):
@@ -60,11 +60,13 @@ class WeightFormat(Protocol):
         """Read the weight. Raises LoadError."""
 
 
-def read_plain_weight(checkpoint: Checkpoint, name: str, out: int, into: int) -> PlainWeight | BlockWeight:
-    """Read a weight that is one tensor [out, into], of numbers or of blocks. Raises LoadError."""
+def read_plain_weight(
+    checkpoint: Checkpoint, name: str, out_features: int, in_features: int
+) -> PlainWeight | BlockWeight:
+    """Read a weight that is one tensor [out_features, in_features], of numbers or of blocks. Raises LoadError."""
     if (blocks := checkpoint.block_type(name)) is not None:
-        return BlockWeight(checkpoint.view_blocks(name, out, into), blocks)
-    return PlainWeight(checkpoint.view_tensor(name, out, into))
+        return BlockWeight(checkpoint.view_blocks(name, out_features, in_features), blocks)
+    return PlainWeight(checkpoint.view_tensor(name, out_features, in_features))
 
 
 class PlainFormat:
@@ -190,13 +192,13 @@ class Quantization:
         """The name of the weights in a refusal."""
         return "The weights of a GGUF file" if self.method == GGUF_METHOD else "Quantized weights"
 
-    def least_bytes(self, checkpoint: Checkpoint, dtype: torch.dtype) -> int:
+    def min_bytes(self, checkpoint: Checkpoint, dtype: torch.dtype) -> int:
         """Return a lower bound of the memory of the packed weights, in bytes."""
         if self.method == GGUF_METHOD:
             return sum(_least_tensor_bytes(checkpoint, name, dtype) for name in checkpoint.tensor_names)
         if self.method is not None:
             return checkpoint.total_bytes
-        return int(checkpoint.parameter_count * LEAST_WEIGHT_BYTES.get(self.setting, dtype.itemsize))
+        return int(checkpoint.parameter_count * MIN_WEIGHT_BYTES.get(self.setting, dtype.itemsize))
 
 
 def _least_tensor_bytes(checkpoint: Checkpoint, name: str, dtype: torch.dtype) -> int:
@@ -238,10 +240,10 @@ def _check_rule_counts(section: dict[str, Any]) -> None:
     ]
     rules = 0
     while pending:
-        place, value = pending.pop()
+        path, value = pending.pop()
         if len(value) > MAX_RULES:
             raise LoadError(
-                f"The checkpoint's quantization_config.{place} has {len(value)} entries; at most {MAX_RULES} are read."
+                f"The checkpoint's quantization_config.{path} has {len(value)} entries; at most {MAX_RULES} are read."
             )
         rule_type = dict if isinstance(value, dict) else str
         members = list(value.items() if isinstance(value, dict) else enumerate(value))
@@ -251,4 +253,4 @@ def _check_rule_counts(section: dict[str, Any]) -> None:
                 f"The checkpoint's quantization_config has more than {MAX_ALL_RULES} names and patterns in all; "
                 "no more are read."
             )
-        pending += [(f"{place}.{name}"[:200], member) for name, member in members if isinstance(member, dict | list)]
+        pending += [(f"{path}.{name}"[:200], member) for name, member in members if isinstance(member, dict | list)]

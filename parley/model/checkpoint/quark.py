@@ -73,7 +73,7 @@ def _read_layer(entry: Any, field: str, pack_order: tuple[int, ...]) -> QuarkFor
     field += ".weight"
     kind, scheme = str(weight.get("dtype")), str(weight.get("qscheme"))
     if (kind, scheme) not in READERS:
-        supported = ", ".join(f"{dtype} {way}" for dtype, way in READERS)
+        supported = ", ".join(f"{dtype} {scheme}" for dtype, scheme in READERS)
         raise LoadError(
             f"The checkpoint's quantization_config.{field} has numbers of {kind} {scheme}; only {supported} are "
             "supported."

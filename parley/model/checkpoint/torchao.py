@@ -76,18 +76,26 @@ class TorchaoWeight:
     def view_parts(self) -> list[torch.Tensor]:
         """Return integers, scales and zero points if there are any, as views of the file. Raises LoadError."""
         stored, (qdata, scale, zero) = self.read_class(), map(self.part, PARTS)
-        view, out, into, groups = self._view, self.out_features, self.in_features, self.in_features // stored.inputs
+        view, out_features, in_features, groups = (
+            self._view,
+            self.out_features,
+            self.in_features,
+            self.in_features // stored.inputs,
+        )
         if stored.kind == FLOATS:
-            rows = -(-out // stored.outputs), -(-into // stored.inputs)
-            return [view(qdata, out, into, dtype=torch.float8_e4m3fn), view(scale, *rows)]
+            rows = -(-out_features // stored.outputs), -(-in_features // stored.inputs)
+            return [view(qdata, out_features, in_features, dtype=torch.float8_e4m3fn), view(scale, *rows)]
         if stored.kind == NIBBLES:
-            values, scales = view(qdata, out, into // 2, dtype=torch.int8), view(scale, groups, out)
+            values, scales = (
+                view(qdata, out_features, in_features // 2, dtype=torch.int8),
+                view(scale, groups, out_features),
+            )
             if scales.dtype not in ZERO_CODES:
                 dtype_name = str(scales.dtype).removeprefix("torch.")
                 raise LoadError(f"Tensor {scale} holds {dtype_name}; only float16 and bfloat16 are supported.")
-            return [values, scales, view(zero, groups, out, dtype=scales.dtype)]
-        rows = out // stored.outputs, groups
-        views = [view(qdata, out, into, dtype=torch.int8), view(scale, *rows)]
+            return [values, scales, view(zero, groups, out_features, dtype=scales.dtype)]
+        rows = out_features // stored.outputs, groups
+        views = [view(qdata, out_features, in_features, dtype=torch.int8), view(scale, *rows)]
         return views + [view(zero, *rows, dtype=torch.int8)] * (zero in self.checkpoint)
 
     def _view(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
@@ -114,23 +122,23 @@ class TorchaoWeight:
     def _read_integers(
         self, stored: TorchaoClass, values: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor | None = None
     ) -> LinearWeight:
-        least, most = -(1 << (stored.bits - 1)), (1 << (stored.bits - 1)) - 1
+        lowest, highest = -(1 << (stored.bits - 1)), (1 << (stored.bits - 1)) - 1
         width = integer_bits(stored.bits)
         middle, code = 1 << (width - 1), f"int{width}"
         zeros = torch.zeros_like(scales, dtype=torch.int8) if zeros is None else zeros
         for part, numbers in (("qdata", values), ("zero_point", zeros)):
-            if ((numbers < least) | (numbers > most)).any():
+            if ((numbers < lowest) | (numbers > highest)).any():
                 raise LoadError(
                     f"Tensor {self.part(part)} has integers of more than {stored.bits} bits; the file is damaged."
                 )
         unsigned = [
             (numbers.short() + middle).to(torch.uint8) for numbers in (values, zeros.expand(self.out_features, -1))
         ]
-        wide = scales.float().expand(self.out_features, -1)
+        float_scales = scales.float().expand(self.out_features, -1)
         if stored.inputs < self.in_features:
-            return GroupedLinearWeight(GroupedWeight(unsigned[0], wide, unsigned[1], stored.inputs, code=code))
+            return GroupedLinearWeight(GroupedWeight(unsigned[0], float_scales, unsigned[1], stored.inputs, code=code))
         # A scale of an output keeps all of its bits.
-        ones, out_scales = torch.ones(self.out_features, 1), wide[:, 0].contiguous()
+        ones, out_scales = torch.ones(self.out_features, 1), float_scales[:, 0].contiguous()
         return GroupedLinearWeight(
             GroupedWeight(unsigned[0], ones, unsigned[1], self.in_features, code=code, out_scales=out_scales)
         )

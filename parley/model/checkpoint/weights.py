@@ -62,10 +62,10 @@ class LinearWeight(Protocol):
     """The weight of a linear layer, read from a file."""
 
     def multiply_rows(self, x: torch.Tensor) -> torch.Tensor:
-        """Multiply float32 rows [T, into] by the weight, by definition and without a bias: float32 [T, out]."""
+        """Multiply float32 rows [T, in_features] by the weight, by definition and without a bias: float32 [T, out]."""
 
     def to_float(self) -> torch.Tensor:
-        """Return the numbers as float32 [out, into]."""
+        """Return the numbers as float32 [out_features, in_features]."""
 
     def select_outputs(self, outputs: torch.Tensor) -> Self:
         """Return the weight of these outputs only: int64 [n], numbers of outputs."""
@@ -103,11 +103,11 @@ class PlainWeight:
         return self.values.device
 
     def multiply_rows(self, x: torch.Tensor) -> torch.Tensor:
-        """Multiply rows [T, into] in float32: [T, out]."""
+        """Multiply rows [T, in_features] in float32: [T, out]."""
         return F.linear(x, self.to_float())
 
     def to_float(self) -> torch.Tensor:
-        """Return the numbers as float32 [out, into]."""
+        """Return the numbers as float32 [out_features, in_features]."""
         return self.values.float()
 
     def select_outputs(self, outputs: torch.Tensor) -> PlainWeight:
@@ -119,7 +119,7 @@ class PlainWeight:
         return isinstance(other, PlainWeight | BlockWeight)
 
     def decode_into(self, target: torch.Tensor) -> torch.Tensor:
-        """Write the numbers to ``target`` [out, into], rounded to its dtype, and return it."""
+        """Write the numbers to ``target`` [out_features, in_features], rounded to its dtype, and return it."""
         return target.copy_(self.values)
 
     @classmethod
@@ -134,8 +134,8 @@ class PlainWeight:
         kernels = native.kernels_of_parts(dtype, device)
         if kernels is not None:
             return kernels.pack_weight_parts([_numbers_of(part, dtype) for part in parts], bias)
-        sizes, into = [part.out_features for part in parts], parts[0].in_features
-        merged = memory.map_tensor(sum(sizes) * into, dtype, parts[0].device).view(-1, into)
+        sizes, in_features = [part.out_features for part in parts], parts[0].in_features
+        merged = memory.map_tensor(sum(sizes) * in_features, dtype, parts[0].device).view(-1, in_features)
         for rows, part in zip(merged.split(sizes), parts, strict=True):
             part.decode_into(rows)
         return native.pack_weight(merged.to(device), bias)
@@ -164,11 +164,11 @@ class BlockWeight:
         return self.rows.device
 
     def multiply_rows(self, x: torch.Tensor) -> torch.Tensor:
-        """Multiply rows [T, into] by the decoded weight: float32 [T, out]."""
+        """Multiply rows [T, in_features] by the decoded weight: float32 [T, out]."""
         return torch.cat([F.linear(x, rows) for rows in self._decoded_parts()], -1)
 
     def to_float(self) -> torch.Tensor:
-        """Return the decoded numbers, float32 [out, into]."""
+        """Return the decoded numbers, float32 [out_features, in_features]."""
         return torch.cat(list(self._decoded_parts()))
 
     def select_outputs(self, outputs: torch.Tensor) -> BlockWeight:
@@ -180,7 +180,7 @@ class BlockWeight:
         return isinstance(other, BlockWeight | PlainWeight)
 
     def decode_into(self, target: torch.Tensor) -> torch.Tensor:
-        """Write the numbers to ``target`` [out, into], rounded to its dtype, and return it."""
+        """Write the numbers to ``target`` [out_features, in_features], rounded to its dtype, and return it."""
         done = 0
         for rows in self._decoded_parts():
             target[done : done + len(rows)] = rows
@@ -221,7 +221,7 @@ class BlockWeight:
 
 
 def _numbers_of(part: PlainWeight | BlockWeight, dtype: torch.dtype) -> torch.Tensor:
-    """Return the numbers of a weight in ``dtype`` [out, into]: a copy unless they are stored so."""
+    """Return the numbers of a weight in ``dtype`` [out_features, in_features]: a copy unless they are stored so."""
     if isinstance(part, PlainWeight) and part.values.dtype == dtype and part.values.is_contiguous():
         return part.values
     return part.decode_into(
@@ -231,14 +231,14 @@ def _numbers_of(part: PlainWeight | BlockWeight, dtype: torch.dtype) -> torch.Te
 
 def _join_alike(parts: Sequence[PlainWeight | BlockWeight]) -> list[PlainWeight | BlockWeight]:
     """Join adjacent parts with the same type of blocks."""
-    joined: list[PlainWeight | BlockWeight] = []
+    merged: list[PlainWeight | BlockWeight] = []
     for part in parts:
-        last = joined[-1] if joined else None
+        last = merged[-1] if merged else None
         if isinstance(part, BlockWeight) and isinstance(last, BlockWeight) and part.blocks == last.blocks:
-            joined[-1] = BlockWeight(torch.cat((last.rows, part.rows)), part.blocks)
+            merged[-1] = BlockWeight(torch.cat((last.rows, part.rows)), part.blocks)
         else:
-            joined.append(part)
-    return joined
+            merged.append(part)
+    return merged
 
 
 class StoredRows(Protocol):
@@ -291,13 +291,13 @@ class Int8Weight:
         return cls(values, torch.cat([part.scales for part in parts]))
 
     def multiply_rows(self, x: torch.Tensor) -> torch.Tensor:
-        """Multiply rows [T, into] as the kernels do, which quantize them: float32 [T, out]."""
+        """Multiply rows [T, in_features] as the kernels do, which quantize them: float32 [T, out]."""
         rows = native.quantize_rows(x)
         exact = F.linear(rows.values.float() * rows.scales[:, None], self.values.float())
         return exact * self.scales
 
     def to_float(self) -> torch.Tensor:
-        """Return the numbers as float32 [out, into]."""
+        """Return the numbers as float32 [out_features, in_features]."""
         return self.values.float() * self.scales[:, None]
 
     def select_outputs(self, outputs: torch.Tensor) -> Int8Weight:
@@ -336,11 +336,11 @@ class GroupedLinearWeight:
         return cls(native.round_int4(weight, INT4_GROUP))
 
     def multiply_rows(self, x: torch.Tensor) -> torch.Tensor:
-        """Multiply rows [T, into] by the dequantized weight: float32 [T, out]."""
+        """Multiply rows [T, in_features] by the dequantized weight: float32 [T, out]."""
         return F.linear(x, self.to_float())
 
     def to_float(self) -> torch.Tensor:
-        """Return the dequantized numbers, float32 [out, into]."""
+        """Return the dequantized numbers, float32 [out_features, in_features]."""
         return native.dequantize_grouped(self.weight)
 
     def select_outputs(self, outputs: torch.Tensor) -> GroupedLinearWeight:
@@ -361,8 +361,10 @@ class GroupedLinearWeight:
             return False
         if (self.weight.code, self.weight.group) != (other.weight.code, other.weight.group):
             return False
-        one, two = self.weight.order, other.weight.order
-        return one is two or (one is not None and two is not None and torch.equal(one, two))
+        own_order, other_order = self.weight.order, other.weight.order
+        return own_order is other_order or (
+            own_order is not None and other_order is not None and torch.equal(own_order, other_order)
+        )
 
     @classmethod
     def pack_merged(

@@ -142,7 +142,7 @@ def _check_decoder(settings: Settings, folder: Path, config: dict[str, Any]) -> 
     position_bytes = 0
     linears: Mapping[str, LinearSite]
     if decoder_config is None:
-        weight_bytes = decoder_plan.quantization.least_bytes(checkpoint, decoder_plan.dtype)
+        weight_bytes = decoder_plan.quantization.min_bytes(checkpoint, decoder_plan.dtype)
         refuse_large_weights(weight_bytes, decoder_plan.device)
         network = _build_without_weights(folder, decoder_plan)
         if network is None:

@@ -16,7 +16,7 @@ from parley.model.checkpoint.files import LoadError
 
 log = logging.getLogger("parley.engine")
 
-LEAST_CAPABILITY = (8, 0)  # of a GPU: its tensor cores multiply bfloat16
+MIN_CAPABILITY = (8, 0)  # of a GPU: its tensor cores multiply bfloat16
 GPU_FILE = Path("/dev/nvidia0")  # exists if NVIDIA's driver has a GPU, even if torch cannot use it
 CPU_BUILD = "this torch is a build for CPUs"
 # Read by cuBLAS when it starts: with so little memory it does not split the inner dimension of a product (split-K),
@@ -69,7 +69,7 @@ def _unusable_reason() -> str:
     if not torch.cuda.is_available():
         return "torch cannot start CUDA"
     capability = torch.cuda.get_device_capability()
-    if capability < LEAST_CAPABILITY:
+    if capability < MIN_CAPABILITY:
         return f"its compute capability is {capability[0]}.{capability[1]}, and 8.0 is the least"
     return ""
 

@@ -34,15 +34,15 @@ def measure_largest_step(
         cache = PagedKV(network.kv_layers, used, dtype, device, int8=settings.kv_dtype == "int8")
         cache.clear_pages(list(range(used)))
         torch.cuda.synchronize(device)
-        before = torch.cuda.memory_allocated(device)
+        allocated_before = torch.cuda.memory_allocated(device)
         torch.cuda.reset_peak_memory_stats(device)
         run_largest_step(network, cache, parts, settings.max_batch)
         torch.cuda.synchronize(device)
-        taken = torch.cuda.max_memory_allocated(device) - before
+        peak_bytes = torch.cuda.max_memory_allocated(device) - allocated_before
     del cache
     torch.cuda.empty_cache()
-    log.info("The largest step takes %d MiB.", taken >> 20)
-    return taken
+    log.info("The largest step takes %d MiB.", peak_bytes >> 20)
+    return peak_bytes
 
 
 def pack_largest_step(tokens: int, length: int) -> tuple[list[SequencePart], int]:

@@ -81,13 +81,13 @@ class LayerLinearParts:
         return parts
 
     def _name_parts(
-        self, site: str, layer: int, names: tuple[str, ...], outs: list[int], into: int
+        self, site: str, layer: int, names: tuple[str, ...], outs: list[int], in_features: int
     ) -> list[LinearSpec]:
         """Return linear layers with ``outs`` outputs, or one with all of them if the checkpoint stores them merged."""
         config, layout = self._config, self._config.linear_layout
         groups, part_order = None, tuple[int, ...]()
         if site == "qkv" and layout.qkv_shards:
-            groups, part_order = (layout.qkv_shards, (into // layout.qkv_shards,) * 3), (0, 2, 1)
+            groups, part_order = (layout.qkv_shards, (in_features // layout.qkv_shards,) * 3), (0, 2, 1)
         elif site == "qkv" and layout.has_grouped_qkv:
             groups = (
                 config.kv_heads,
@@ -97,14 +97,14 @@ class LayerLinearParts:
         parts = [
             LinearSpec(
                 self._weights.layer_name(layer, name),
-                out,
-                into,
+                out_features,
+                in_features,
                 site in config.biases,
                 groups,
                 layout.is_transposed,
                 part_order,
             )
-            for name, out in zip(names, outs, strict=True)
+            for name, out_features in zip(names, outs, strict=True)
         ]
         if site == "qkv" and config.layers[layer].has_output_gate and len(parts) == 3 and config.latent is None:
             parts[0] = replace(parts[0], groups=(config.heads, (config.head_dim, config.head_dim)))

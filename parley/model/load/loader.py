@@ -416,7 +416,7 @@ def _load_network(
             network = _try_fused(checkpoint, plan, first_length, progress, packed_cache)
             if network is not None:
                 return network, True
-        refuse_large_weights(plan.quantization.least_bytes(checkpoint, plan.dtype), plan.device)
+        refuse_large_weights(plan.quantization.min_bytes(checkpoint, plan.dtype), plan.device)
         from parley.model.load.transformers import load_transformers  # imports Transformers, which takes seconds
 
         return load_transformers(folder, plan.dtype, plan.device, progress, plan.length), False

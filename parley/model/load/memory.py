@@ -107,8 +107,8 @@ def _divide_states(budget: int, useful_bytes: int, state_bytes: int, settings: S
     are of use. Raises LoadError."""
     needs_snapshots = settings.prefix_cache or settings.speculate != "none" or settings.shared
     reserved = settings.state_cache // state_bytes if settings.state_cache is not None and needs_snapshots else 0
-    rest = budget - reserved * state_bytes
-    count = max(rest // 2, rest - useful_bytes) // state_bytes
+    cache_budget = budget - reserved * state_bytes
+    count = max(cache_budget // 2, cache_budget - useful_bytes) // state_bytes
     if count < 1:
         amount = f"kv_memory is {budget}" if settings.kv_memory is not None else f"The KV cache gets {budget}"
         share = f"of which snapshots take {reserved * state_bytes} and states half of the rest" if reserved else ""

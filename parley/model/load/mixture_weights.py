@@ -33,12 +33,12 @@ class MixtureWeights:
         first = next((i for i, shape in enumerate(shapes) if shape.routing is not None), None)
         if first is None or not layouts:
             return MixtureNames()
-        joined = [
+        merged_layouts = [
             layout
             for layout in joined_layouts(layouts)
             if self._weights.layer_name(first, layout.gate_up[0]) in self._checkpoint
         ]
-        layouts = (*joined, *layouts, *mlx_layouts(layouts, is_gated=shapes[first].is_gated))
+        layouts = (*merged_layouts, *layouts, *mlx_layouts(layouts, is_gated=shapes[first].is_gated))
         return next((layout for layout in layouts if self._has_experts(first, layout)), layouts[0])
 
     def _has_experts(self, layer: int, layout: MixtureNames) -> bool:
@@ -55,13 +55,13 @@ class MixtureWeights:
 
     def _find_stacked_format(self) -> StackedFormat:
         """Return the format of the tensors that hold all experts. A quantized file may have plain ones."""
-        stored, plain = self._weights.quantization.stacked_format, StackedPlainFormat(self.names.transposed)
+        stored, plain_format = self._weights.quantization.stacked_format, StackedPlainFormat(self.names.transposed)
         first = next((i for i, shape in enumerate(self._config.layers) if shape.routing is not None), None)
         if stored is None or first is None:
-            return plain
+            return plain_format
         (down,) = self.expert_parts(first, 0)["down"]
         has_all = all(name in self._checkpoint for name in stored.tensor_names(self._checkpoint, down))
-        return plain if down.name in self._checkpoint and not has_all else stored
+        return plain_format if down.name in self._checkpoint and not has_all else stored
 
     def router_parts(self, layer: int) -> list[LinearSpec]:
         """Return the linear layers whose outputs are the router's logits."""

@@ -104,7 +104,7 @@ class NormWeights:
 
     def read_layer_norms(self, layer: int) -> dict[str, native.Norm | None]:
         """Return the norms of a layer by field of ``DecoderLayer``. Raises LoadError."""
-        norms = {field: self.read_norm(*place) for field, place in self.layer_norms(layer).items()}
+        norms = {field: self.read_norm(*arguments) for field, arguments in self.layer_norms(layer).items()}
         norms |= {field: replace(norm, eps=LATENT_EPS) for field, norm in norms.items() if field in LATENT_NORMS}
         if (eps := self._config.after_norm_eps) is not None:
             norms |= {field: replace(norm, eps=eps) for field, norm in norms.items() if field in AFTER_NORMS}

@@ -225,8 +225,8 @@ def resolve_dtype(name: str, config: dict[str, Any], device: torch.device) -> to
     """
     declared = str(config.get("dtype") or config.get("torch_dtype") or "bfloat16").removeprefix("torch.")
     if name == "auto":
-        wide = ("float32", "float64")
-        dtype = torch.float32 if declared in wide else DTYPE_NAMES.get(declared, torch.bfloat16)
+        wide_dtypes = ("float32", "float64")
+        dtype = torch.float32 if declared in wide_dtypes else DTYPE_NAMES.get(declared, torch.bfloat16)
     elif name in DTYPE_NAMES:
         dtype = DTYPE_NAMES[name]
     else:

@@ -301,9 +301,9 @@ def _pack_modules(model: PreTrainedModel) -> dict[str, LinearSite]:
 def _is_weight_read(model: PreTrainedModel, name: str) -> bool:
     """Whether the code of the module that holds a linear layer reads the layer's weight itself, as LongCat's router
     does."""
-    parent, _, own = name.rpartition(".")
+    parent, _, parameter_name = name.rpartition(".")
     module_class: Any = type(model.get_submodule(parent))
-    return f"self.{own}.weight" in _read_source(module_class)
+    return f"self.{parameter_name}.weight" in _read_source(module_class)
 
 
 @cache

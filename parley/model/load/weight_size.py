@@ -12,8 +12,8 @@ from parley.model.load.meta_values import META, MetaValues
 from parley.model.load.tensor_bytes import tensor_bytes
 
 # The largest ratio of the bytes of weights in memory to those of their tensors in the file
-MOST_GROWTH = 24  # 1 bit and scales as float32
-MOST_PLAIN_GROWTH = 2  # bfloat16 as float32
+MAX_GROWTH = 24  # 1 bit and scales as float32
+MAX_PLAIN_GROWTH = 2  # bfloat16 as float32
 
 
 def refuse_weights_beyond_memory(weights: DecoderWeights) -> None:
@@ -21,7 +21,7 @@ def refuse_weights_beyond_memory(weights: DecoderWeights) -> None:
 
     Measuring makes torch import a second's worth of modules, so weights that fit in any form are not measured.
     """
-    growth = MOST_GROWTH if weights.quantization.method is not None else MOST_PLAIN_GROWTH
+    growth = MAX_GROWTH if weights.quantization.method is not None else MAX_PLAIN_GROWTH
     if growth * weights.checkpoint.total_bytes > free_memory(weights.device):
         plan_weights(weights)
 
@@ -34,7 +34,7 @@ def plan_weights(weights: DecoderWeights, *, keeps_head: bool = True) -> int:
     """
     weights.check_shapes()
     if weights.device.type != "cpu":
-        size = weights.quantization.least_bytes(weights.checkpoint, weights.dtype)
+        size = weights.quantization.min_bytes(weights.checkpoint, weights.dtype)
     else:
         size = measure_weights(weights, keeps_head=keeps_head)
     refuse_large_weights(size, weights.device)

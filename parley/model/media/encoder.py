@@ -104,7 +104,7 @@ class TransformersEncoder:
         function = find_feature_function(model, kind)
         features = {"embedding_count": torch.tensor(embedding_count)} | features
         output = function(**_select_arguments(function, features, kind))
-        deep = getattr(output, "deepstack_features", None) or ()
+        deep_features = getattr(output, "deepstack_features", None) or ()
         rows, is_real = output.pooler_output, getattr(output, "attention_mask", None)
         if is_real is not None:  # Gemma 4's processor fills up the last frames of a clip
             rows = rows[is_real]
@@ -112,10 +112,10 @@ class TransformersEncoder:
         if "placeholder_numbers" in features:  # of Ovis2: marks around and between its tiles have embeddings as well
             marks = output.visual_indicator_features
             rows = _insert_mark_rows(rows, marks.to(rows.dtype), features["placeholder_numbers"])
-        kept = features.get(f"{kind}_compression_mask")  # of VideoLLaMA 3: without most of a frame that repeats
-        if kept is not None:
-            rows = rows[kept]
-        return EncodedItem(rows, [self._join_rows(deep_rows) for deep_rows in deep])
+        is_kept = features.get(f"{kind}_compression_mask")  # of VideoLLaMA 3: without most of a frame that repeats
+        if is_kept is not None:
+            rows = rows[is_kept]
+        return EncodedItem(rows, [self._join_rows(deep_rows) for deep_rows in deep_features])
 
     def _join_rows(self, parts: torch.Tensor | Iterable[torch.Tensor]) -> torch.Tensor:
         """Return [n, hidden] of a tensor of any rank, or of one tensor for each tile or frame."""

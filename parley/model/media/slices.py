@@ -23,7 +23,7 @@ from parley.model.media.encoder import encoder_blocks, encoder_parts, pause_enco
 
 ATTENTION_NAME = "parley_encoder"  # Transformers' name for ``sliced_attention``
 SLICE_PRODUCTS = 1 << 33  # multiplications in a slice: a tenth of a second on two slow cores
-LEAST_ROWS = 256  # of a slice; with fewer the kernels would be inefficient
+MIN_ROWS = 256  # of a slice; with fewer the kernels would be inefficient
 
 ComputeRows = Callable[[torch.Tensor], torch.Tensor]
 
@@ -75,7 +75,7 @@ AttentionMaskInterface.register(ATTENTION_NAME, sdpa_mask)
 
 def slice_rows(products: int) -> int:
     """Return the number of rows in a slice, if each takes this many multiplications."""
-    return max(LEAST_ROWS, SLICE_PRODUCTS // products)
+    return max(MIN_ROWS, SLICE_PRODUCTS // products)
 
 
 def _slice_linear(module: nn.Linear) -> None:

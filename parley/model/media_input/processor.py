@@ -201,7 +201,7 @@ class ItemProcessor:
         placeholder = self._placeholder(kind)
         others = self._other_placeholders(kind)
         runs = [len(run) for run in _find_runs(processed.replacement, placeholder, *others)]
-        if sum(runs) < self._family.fewest_embeddings:
+        if sum(runs) < self._family.min_embeddings:
             raise processor_refusal()
         grids, steps = self._read_grids(kind, processed.tensors, runs) if self._has_grids(kind) else ([], [])
         return ProcessedMedia(

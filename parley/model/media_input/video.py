@@ -60,11 +60,13 @@ def decode_video(data: bytes, choose_frames: FrameChooser, limits: DecodingLimit
         clock = _read_clock(container, _first_video(container))
     with open_container(data, "video") as container:
         decoder = _FrameDecoder(container, clock, limits)
-        chosen = sorted(choose_frames(clock, decoder.width, decoder.height))  # of a short video, some more than once
-        _check_frame_count(len(chosen), limits)
-        decoder.fit_memory(len(chosen))
-        pictures = dict(decoder.decode_frames(sorted(set(chosen))))
-    indices = [index for index in chosen if index in pictures]
+        frame_numbers = sorted(
+            choose_frames(clock, decoder.width, decoder.height)
+        )  # of a short video, some more than once
+        _check_frame_count(len(frame_numbers), limits)
+        decoder.fit_memory(len(frame_numbers))
+        pictures = dict(decoder.decode_frames(sorted(set(frame_numbers))))
+    indices = [index for index in frame_numbers if index in pictures]
     if not indices:
         raise damaged_media()
     return DecodedVideo(np.stack([pictures[index] for index in indices]), indices, clock)
@@ -181,8 +183,8 @@ class _FrameDecoder:
                 yield index, self._convert_frame(frame)
 
     def _keyframe_before(self, index: int) -> int:
-        place = bisect_right(self._clock.keyframes, index)
-        return self._clock.keyframes[place - 1] if place else 0
+        next_keyframe = bisect_right(self._clock.keyframes, index)
+        return self._clock.keyframes[next_keyframe - 1] if next_keyframe else 0
 
     def _seek_frame(self, index: int) -> None:
         assert self._stream.time_base is not None

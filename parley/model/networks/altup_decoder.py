@@ -37,8 +37,8 @@ class AltUpDecoder(FusedDecoder):
         """Return the residual streams [N, T, hidden] of embeddings [T, hidden]."""
         projections = self.embeddings.parts.streams
         assert projections is not None
-        others = native.linear(embeddings, projections.first).split(self.config.hidden, 1)
-        return torch.stack([embeddings, *(native.match_sizes(rows.contiguous(), embeddings) for rows in others)])
+        other_streams = native.linear(embeddings, projections.first).split(self.config.hidden, 1)
+        return torch.stack([embeddings, *(native.match_sizes(rows.contiguous(), embeddings) for rows in other_streams)])
 
     def _merge_streams(self, streams: torch.Tensor) -> torch.Tensor:
         """Return the mean of all streams [N, T, hidden] after the last layer: [T, hidden]."""
@@ -71,12 +71,12 @@ class AltUpDecoder(FusedDecoder):
             self._attention.attend_layer(layer, x, batch, pages, *rotation, None), batch, layer, "output"
         )
         consumer = None if batch.lora_rows is not None else weights.gate_up
-        after = weights.attention_after_norm
+        after_norm = weights.attention_after_norm
         x, residual = native.add_norm(
-            attended, residual, weights.mlp_norm, after=after, total_scale=0.5**0.5, consumer=consumer
+            attended, residual, weights.mlp_norm, after=after_norm, total_scale=0.5**0.5, consumer=consumer
         )
-        inside = self._mlps.run_mlps(layer, x, residual, batch)
-        activated = native.add_norm(inside, residual, None, after=weights.mlp_after_norm)[1]
+        mlp_output = self._mlps.run_mlps(layer, x, residual, batch)
+        activated = native.add_norm(mlp_output, residual, None, after=weights.mlp_after_norm)[1]
         corrected = self._correct_streams(layer, predicted, activated, altup)
         rows = corrected[shape.active]
         if altup.output_scale is not None:
@@ -100,10 +100,10 @@ class AltUpDecoder(FusedDecoder):
         assert shape is not None
         shares = _mix_numbers(altup.prediction, self._modalities(layer, streams[shape.active], altup))
         shares = shares.unflatten(0, (count, count))
-        wide = streams.float()
-        total = wide.clone()
+        float_streams = streams.float()
+        total = float_streams.clone()
         for i in range(count):
-            total += shares[:, i] * wide[i]
+            total += shares[:, i] * float_streams[i]
         return total.to(streams.dtype)
 
     def _correct_streams(
@@ -111,10 +111,10 @@ class AltUpDecoder(FusedDecoder):
     ) -> torch.Tensor:
         """Return a layer's predictions, corrected by what the layer made of the active one [T, hidden]."""
         assert self.config.altup is not None
-        wide = predicted.float()
-        change = activated.float() - wide[self.config.altup.active]
+        float_streams = predicted.float()
+        change = activated.float() - float_streams[self.config.altup.active]
         shares = _mix_numbers(altup.correction, self._modalities(layer, activated, altup)) + 1
-        return (wide + shares * change).to(predicted.dtype)
+        return (float_streams + shares * change).to(predicted.dtype)
 
 
 def _mix_numbers(weight: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:

@@ -23,7 +23,7 @@ from parley.native.layout import Span
 
 log = logging.getLogger("parley.engine")
 
-MOST_ROWS = 256  # most rows of a graph
+MAX_ROWS = 256  # most rows of a graph
 FIRST_LENGTH = 4096  # context length in tokens of the shortest graphs; each next length is four times as long
 NOT_STORED = -PAGE_SIZE  # the slot of a token whose key and value are not stored
 
@@ -55,12 +55,12 @@ class CudaGraphRecorder:
         return graph
 
 
-def graph_sizes(most_rows: int) -> list[int]:
+def graph_sizes(max_rows: int) -> list[int]:
     """Return the numbers of rows that have graphs, ascending. From 32 rows on, each is at most a quarter more than the
     one before."""
     sizes = [1, 2, 4]
     step = 8
-    while sizes[-1] < min(most_rows, MOST_ROWS):
+    while sizes[-1] < min(max_rows, MAX_ROWS):
         sizes.append(sizes[-1] + (4 if sizes[-1] < 8 else step))
         if sizes[-1] >= 8 * step:
             step *= 2
@@ -88,7 +88,7 @@ def can_record(network: DecoderNetwork, pages: PagedKV) -> TypeGuard[FusedDecode
 
 
 class DecodeGraphs:
-    """Graphs of the decode steps of a network that ``can_record``, for at most ``most_rows`` rows.
+    """Graphs of the decode steps of a network that ``can_record``, for at most ``max_rows`` rows.
 
     Each is recorded when it is first needed, by ``record(launch)``. ``launch`` starts the kernels of a step, and may be
     called several times.
@@ -100,19 +100,19 @@ class DecodeGraphs:
         pages: PagedKV,
         *,
         max_model_len: int,
-        most_rows: int,
+        max_rows: int,
         record: Callable[[Callable[[], None]], StepGraph],
     ):
         self._network = network
         self._pages = pages
         self._record = record
-        self._sizes = graph_sizes(most_rows)
+        self._sizes = graph_sizes(max_rows)
         self._lengths = [min(FIRST_LENGTH, max_model_len)]
         while self._lengths[-1] < max_model_len:
             self._lengths.append(min(4 * self._lengths[-1], max_model_len))
         rows, device = self._sizes[-1], pages.device
         self._columns = torch.zeros(3, rows, dtype=torch.int64, device=device)  # token ids, positions, slot mapping
-        self._ends = torch.zeros(rows, dtype=torch.int32, device=device)
+        self._visible_ends = torch.zeros(rows, dtype=torch.int32, device=device)
         self._positions = torch.zeros(rows, dtype=torch.int32, device=device)
         self._tables = torch.zeros(rows, -(-max_model_len // PAGE_SIZE), dtype=torch.int32, device=device)
         self._hidden = torch.zeros(rows, network.config.hidden, dtype=network.dtype, device=device)
@@ -152,21 +152,23 @@ class DecodeGraphs:
         tables = batch.tables
         for column, values in zip(self._columns, (batch.token_ids, batch.positions, batch.slot_mapping), strict=True):
             column[:rows].copy_(values)
-        self._ends[:rows].copy_(tables.ends)
+        self._visible_ends[:rows].copy_(tables.visible_ends)
         self._positions[:rows].copy_(tables.positions)
         self._tables[:rows, : tables.pages.shape[1]].copy_(tables.pages)
         if rows < size:
             self._columns[:2, rows:size].zero_()
             self._columns[2, rows:size].fill_(NOT_STORED)
-            self._ends[rows:size].zero_()
+            self._visible_ends[rows:size].zero_()
             self._positions[rows:size].zero_()
 
     def _record_step(self, size: int, length: int) -> StepGraph:
         """Record a step of ``size`` rows that see at most ``length`` tokens."""
         spans = [Span(row, 1, length, []) for row in range(size)]
-        ends, positions, pages = (buffer[:size] for buffer in (self._ends, self._positions, self._tables))
+        visible_ends, positions, pages = (
+            buffer[:size] for buffer in (self._visible_ends, self._positions, self._tables)
+        )
         # Copies from the host must not be recorded: the first launch makes the tiles, and later ones reuse them.
-        tables = native.BatchTables(spans, pages, positions, ends, length, 1)
+        tables = native.BatchTables(spans, pages, positions, visible_ends, length, 1)
         self._kept_tables.append(tables)
 
         def launch() -> None:

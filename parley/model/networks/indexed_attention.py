@@ -36,7 +36,7 @@ class IndexedStep:
         self._spans: list[Span] = []  # of the rows that see more tokens than are chosen, without other rows
         numbers: list[int] = []
         for span in batch.spans:
-            beyond = min(span.count, max(0, span.length - shape.chosen))
+            beyond = min(span.count, max(0, span.length - shape.top_k))
             if beyond:
                 self._spans.append(Span(len(numbers), beyond, span.length, span.table))
                 numbers += range(span.first + span.count - beyond, span.first + span.count)
@@ -75,7 +75,7 @@ class IndexedStep:
         x, latents, cos, sin = (part.index_select(0, self._rows) for part in (x, latents, self._cos, self._sin))
         queries = self._rotate(native.linear(latents, weights.queries).view(-1, shape.heads, shape.dim), cos, sin)
         head_weights = native.lm_head_logits(x, weights.head_weights)
-        positions = indexer.choose_tokens(queries, head_weights, pool, self._groups, shape.chosen)
+        positions = indexer.choose_tokens(queries, head_weights, pool, self._groups, shape.top_k)
         tables, spans = self._page_tables()
         self._chosen_slots = tables[spans, positions // PAGE_SIZE] * PAGE_SIZE + positions % PAGE_SIZE
 
@@ -84,7 +84,7 @@ class IndexedStep:
         the results to ``attended`` [T, heads, value_dim]. Rows without a choice stay as they are."""
         assert self._chosen_slots is not None, "no layer has chosen tokens"
         queries = queries.index_select(0, self._rows)
-        row_bytes = -(-self._shape.chosen // PAGE_SIZE) * pool.page_format.page_bytes
+        row_bytes = -(-self._shape.top_k // PAGE_SIZE) * pool.page_format.page_bytes
         batch_rows, results = max(1, COPIED_BYTES // row_bytes), []
         for start in range(0, len(queries), batch_rows):
             batch_queries = queries[start : start + batch_rows]
@@ -112,15 +112,15 @@ class IndexedStep:
         """Return the plan of attention over ``copies``, where each row is a sequence of its own."""
         count = len(queries)
         if count not in self._plans:
-            chosen, size = self._shape.chosen, -(-self._shape.chosen // PAGE_SIZE)
-            spans = [Span(row, 1, chosen, list(range(row * size, (row + 1) * size))) for row in range(count)]
+            top_k, size = self._shape.top_k, -(-self._shape.top_k // PAGE_SIZE)
+            spans = [Span(row, 1, top_k, list(range(row * size, (row + 1) * size))) for row in range(count)]
             self._plans[count] = native.plan_attention(
                 spans,
                 heads=queries.shape[1],
                 page_format=copies.page_format,
                 window=None,
                 chunk=None,
-                ends=None,
+                visible_ends=None,
                 zero_page=len(copies.data) - 1,
                 device=queries.device,
                 dtype=queries.dtype,

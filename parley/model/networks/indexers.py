@@ -55,10 +55,10 @@ class IndexerFamily:
         """Return the sizes of the indexers. Raises Unfusable."""
         if latent is None or not latent.query_rank:
             raise Unfusable("its indexers have no latents of queries to read")
-        heads, dim, chosen = (read_size(fields, f"index_{name}") for name in ("n_heads", "head_dim", "topk"))
+        heads, dim, top_k = (read_size(fields, f"index_{name}") for name in ("n_heads", "head_dim", "topk"))
         if dim < latent.rotary_dim:
             raise Unfusable(f"its indexers have {dim} numbers in a key, of which {latent.rotary_dim} turn")
-        return IndexerShape(heads, dim, chosen, latent.rotary_dim, self.is_interleaved)
+        return IndexerShape(heads, dim, top_k, latent.rotary_dim, self.is_interleaved)
 
     def read_layers(self, fields: Mapping[str, Any], count: int) -> list[bool]:
         """Return whether each layer has an indexer. Raises Unfusable."""

@@ -88,7 +88,7 @@ class LayerAttention:
             sinks=weights.sinks,
             slopes=weights.slopes,
             sees_later=shape.sees_later_media,
-            most_seen=None if config.indexer is None else config.indexer.chosen,
+            max_seen=None if config.indexer is None else config.indexer.top_k,
         )
         if indexed is not None and indexed.has_choice:
             indexed.attend(queries, attended, pages.layer_pool(kv_index), scale=shape.score_scale)
@@ -103,9 +103,11 @@ class LayerAttention:
     def _widen_values(self, rows: torch.Tensor, layer: int, value_dim: int) -> torch.Tensor:
         """Return the outputs of qkv with each value padded with zeros to the length of a key."""
         sizes = self._config.head_sizes(layer)
-        others, values = rows.split([rows.shape[1] - sizes.kv_heads * value_dim, sizes.kv_heads * value_dim], 1)
-        wide = F.pad(values.unflatten(1, (-1, value_dim)), (0, sizes.dim - value_dim))
-        return torch.cat((others, wide.flatten(1)), 1)
+        queries_and_keys, values = rows.split(
+            [rows.shape[1] - sizes.kv_heads * value_dim, sizes.kv_heads * value_dim], 1
+        )
+        padded_values = F.pad(values.unflatten(1, (-1, value_dim)), (0, sizes.dim - value_dim))
+        return torch.cat((queries_and_keys, padded_values.flatten(1)), 1)
 
     def _split_output_gates(self, rows: torch.Tensor, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the outputs of qkv without the gates of attention, and the gates [T, heads * value_dim]."""
@@ -115,9 +117,9 @@ class LayerAttention:
         if latent is not None and latent.query_rank:
             width = latent.query_rank
         gate_width = heads if shape.has_head_gates else heads * value_dim
-        queries, gates, rest = rows.split([width, gate_width, rows.shape[1] - width - gate_width], 1)
+        queries, gates, keys_and_values = rows.split([width, gate_width, rows.shape[1] - width - gate_width], 1)
         gates = gates.repeat_interleave(value_dim, 1) if shape.has_head_gates else gates
-        return torch.cat((queries, rest), 1), gates
+        return torch.cat((queries, keys_and_values), 1), gates
 
     def _write_latents(
         self,

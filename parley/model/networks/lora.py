@@ -218,8 +218,8 @@ def _check_complete(config: dict[str, Any], pairs: Mapping[str, object], linears
     if targets == "all-linear":
         expected = list(linears)
     elif isinstance(targets, list):
-        ends = tuple(f".{target}" for target in targets if isinstance(target, str))
-        expected = [name for name in linears if f".{name}".endswith(ends)]
+        suffixes = tuple(f".{target}" for target in targets if isinstance(target, str))
+        expected = [name for name in linears if f".{name}".endswith(suffixes)]
     else:
         return
     missing = sorted(set(expected) - set(pairs))

@@ -136,14 +136,21 @@ class MixtureFamily:
 
     def read_routing(self, fields: Mapping[str, Any]) -> Routing:
         """Return the rule of the router. Raises Unfusable."""
-        experts, chosen = (_read_count(fields, name) for name in ("num_experts", "num_experts_per_tok"))
+        experts, experts_per_token = (_read_count(fields, name) for name in ("num_experts", "num_experts_per_tok"))
         groups, chosen_groups = _read_count(fields, "n_group", 1), _read_count(fields, "topk_group", 1)
         size = experts // groups
-        if experts % groups or chosen_groups > groups or chosen > chosen_groups * size or self.group_best > size:
-            raise Unfusable(f"its routers choose {chosen} of {experts} experts in {chosen_groups} of {groups} groups")
+        if (
+            experts % groups
+            or chosen_groups > groups
+            or experts_per_token > chosen_groups * size
+            or self.group_best > size
+        ):
+            raise Unfusable(
+                f"its routers choose {experts_per_token} of {experts} experts in {chosen_groups} of {groups} groups"
+            )
         return Routing(
             experts=experts,
-            chosen=chosen,
+            experts_per_token=experts_per_token,
             groups=groups,
             chosen_groups=chosen_groups,
             group_best=self.group_best,
@@ -199,8 +206,8 @@ def _gguf_layout(names: MixtureNames) -> MixtureNames:
 
 def joined_layouts(layouts: tuple[MixtureNames, ...]) -> list[MixtureNames]:
     """Return the names of tensors of GGUF files that have the gates and ups of all experts as one tensor."""
-    stem, ends = "mlp.experts.", ("gate_exps.weight", "up_exps.weight")
-    parts = tuple(stem + end for end in ends)
+    stem, suffixes = "mlp.experts.", ("gate_exps.weight", "up_exps.weight")
+    parts = tuple(stem + end for end in suffixes)
     return [replace(names, gate_up=(stem + "gate_up_exps.weight",)) for names in layouts if names.gate_up == parts]
 
 

@@ -147,7 +147,7 @@ class KVPages(Protocol):
         sinks: torch.Tensor | None = None,
         slopes: torch.Tensor | None = None,
         sees_later: bool = True,
-        most_seen: int | None = None,
+        max_seen: int | None = None,
     ) -> torch.Tensor:
         """Compute attention of queries [T, heads, dim] over the pages: [T, heads, value_dim], same dtype. A token
         attends to itself, to earlier tokens, and, if ``sees_later``, to later ones up to ``batch.visible_ends``.
@@ -157,7 +157,7 @@ class KVPages(Protocol):
         * ``softcap`` c: scores become c * tanh(score / c).
         * ``slopes`` [heads]: minus slope times the distance of a key is added to its score (ALiBi, arXiv 2108.12409).
         * ``sinks`` [heads]: one extra logit per head that gets probability but contributes no value.
-        * ``most_seen``: the results of rows that attend to more tokens than this are undefined.
+        * ``max_seen``: the results of rows that attend to more tokens than this are undefined.
         """
 
 

@@ -147,12 +147,12 @@ class PagedKV:
         sinks: torch.Tensor | None = None,
         slopes: torch.Tensor | None = None,
         sees_later: bool = True,
-        most_seen: int | None = None,
+        max_seen: int | None = None,
     ) -> torch.Tensor:
         """Compute attention of queries [T, heads, dim]: [T, heads, value_dim] (see ``network.KVPages``)."""
         self._enter_batch(batch)
         how: dict[str, Any] = {"scale": scale, "chunk": chunk, "softcap": softcap, "sinks": sinks, "slopes": slopes}
-        how |= {"sees_later": sees_later, "most_seen": most_seen}
+        how |= {"sees_later": sees_later, "max_seen": max_seen}
         if window is None or batch.whole_prompts is None:
             return self._attend_spans(layer, queries, batch, window=window, **how)
         parts = self._split_batch(batch)
@@ -180,28 +180,28 @@ class PagedKV:
         sinks: torch.Tensor | None,
         slopes: torch.Tensor | None,
         sees_later: bool,
-        most_seen: int | None,
+        max_seen: int | None,
         is_whole: bool | None = None,
     ) -> torch.Tensor:
         """Compute attention of the current batch. ``is_whole``: ``batch`` is this part of it (``_split_batch``)."""
         pool = self._pools[layer]
-        key = (queries.shape[1], pool.page_format, window, chunk, slopes is None, sees_later, most_seen, is_whole)
+        key = (queries.shape[1], pool.page_format, window, chunk, slopes is None, sees_later, max_seen, is_whole)
         if key not in self._plans:
-            ends = batch.limit_ends(window) if sees_later else None
-            spans = batch.spans if most_seen is None else limit_spans(batch.spans, most_seen)
-            has_own_ends = ends is not batch.visible_ends or spans is not batch.spans
+            visible_ends = batch.limit_ends(window) if sees_later else None
+            spans = batch.spans if max_seen is None else limit_spans(batch.spans, max_seen)
+            has_own_ends = visible_ends is not batch.visible_ends or spans is not batch.spans
             plan = self._plans[key] = native.plan_attention(
                 spans,
                 heads=queries.shape[1],
                 page_format=pool.page_format,
                 window=window,
                 chunk=chunk,
-                ends=ends,
+                visible_ends=visible_ends,
                 zero_page=self.page_count,
                 device=self.device,
                 dtype=queries.dtype,
                 has_slopes=slopes is not None,
-                is_window_ahead=ends is not batch.visible_ends and sees_later,
+                is_window_ahead=visible_ends is not batch.visible_ends and sees_later,
                 tables=None if has_own_ends else batch.tables,
             )
             if isinstance(plan, native.TablePlan) and not has_own_ends:
@@ -225,15 +225,15 @@ class PagedKV:
             self._batch, self._plans, self._indices_by_format, self._parts = batch, {}, {}, {}
 
 
-def limit_spans(spans: list[Span], most_seen: int) -> list[Span]:
-    """Return spans of the same rows where only rows that attend to at most ``most_seen`` tokens keep their attention.
+def limit_spans(spans: list[Span], max_seen: int) -> list[Span]:
+    """Return spans of the same rows where only rows that attend to at most ``max_seen`` tokens keep their attention.
     Each other row becomes a span of its own that attends to one token, since its result is not used. Returns ``spans``
     itself if there are no other rows."""
-    if all(span.length <= most_seen for span in spans):
+    if all(span.length <= max_seen for span in spans):
         return spans
     limited: list[Span] = []
     for span in spans:
-        excess = min(span.count, max(0, span.length - most_seen))  # rows that attend to more tokens
+        excess = min(span.count, max(0, span.length - max_seen))  # rows that attend to more tokens
         if span.count > excess:
             limited.append(Span(span.first, span.count - excess, span.length - excess, span.table))
         excess_rows = range(span.first + span.count - excess, span.first + span.count)
@@ -249,9 +249,11 @@ def _select_spans(batch: PackedBatch, numbers: list[int]) -> tuple[torch.Tensor,
         spans.append(replace(span, first=len(rows)))
         rows += range(span.first, span.first + span.count)
     index = torch.tensor(rows, device=batch.positions.device)
-    ends = None if batch.visible_ends is None else batch.visible_ends[index]
+    visible_ends = None if batch.visible_ends is None else batch.visible_ends[index]
     positions = batch.positions[index]
-    return index, replace(batch, positions=positions, visible_ends=ends, spans=spans, whole_prompts=None, tables=None)
+    return index, replace(
+        batch, positions=positions, visible_ends=visible_ends, spans=spans, whole_prompts=None, tables=None
+    )
 
 
 def carve_arenas(

@@ -227,11 +227,13 @@ def _read_yarn(fields: dict[str, Any], parameters: dict[str, Any], theta: float,
     ArithmeticError if it is incomplete."""
     original = _read_original_length(fields, parameters)
     factor = float(parameters["factor"] or fields["max_position_embeddings"] / original)
-    ends = [
+    boundaries = [
         rotary * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(theta))
         for turns in (float(parameters.get("beta_fast") or 32), float(parameters.get("beta_slow") or 1))
     ]
-    first, last = (math.floor(ends[0]), math.ceil(ends[1])) if parameters.get("truncate", True) else ends
+    first, last = (
+        (math.floor(boundaries[0]), math.ceil(boundaries[1])) if parameters.get("truncate", True) else boundaries
+    )
     first, last = max(first, 0.0), min(last, rotary - 1.0)
 
     scale, above, below = (parameters.get(name) for name in ("attention_factor", "mscale", "mscale_all_dim"))

@@ -27,7 +27,7 @@ class RotaryEncoderConfig:
     tokens away. ``global_theta``, ``local_theta``: bases of the rotary angles in both kinds of layers.
     ``angle_divisor`` divides the angles of all. ``normalizes_sums``: norms follow the sublayers instead of preceding
     them, and there is no final one. ``is_gated``: the activated half of a feed-forward layer is multiplied by the
-    other. ``experts``, ``chosen_experts``: how many a mixture has, and how many of them a token uses; 0 without
+    other. ``experts``, ``experts_per_token``: how many a mixture has, and how many of them a token uses; 0 without
     mixtures. Each ``mixture_step``-th layer has one, beginning with the second layer."""
 
     vocab: int
@@ -45,7 +45,7 @@ class RotaryEncoderConfig:
     normalizes_sums: bool = False
     is_gated: bool = True
     experts: int = 0
-    chosen_experts: int = 0
+    experts_per_token: int = 0
     mixture_step: int = 0
 
     @property
@@ -194,5 +194,5 @@ class RotaryEncoder:
 
 def _rotate(x: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> torch.Tensor:
     """Rotate queries or keys [T, heads, width] by the angles of their positions [T, 1, width]."""
-    low, high = x.chunk(2, -1)
-    return x * cosine + torch.cat((-high, low), -1) * sine
+    first_half, second_half = x.chunk(2, -1)
+    return x * cosine + torch.cat((-second_half, first_half), -1) * sine

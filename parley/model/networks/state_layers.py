@@ -10,7 +10,7 @@ from typing import Any
 from parley.model.networks.config_fields import read_size
 from parley.model.networks.rope import Unfusable, wrong_value
 from parley.native.state_shape import (
-    MOST_KEYS,
+    MAX_KEY_DIM,
     GatedDeltaShape,
     KimiDeltaShape,
     Mamba1Shape,
@@ -74,8 +74,8 @@ def read_gated_delta(fields: Mapping[str, Any]) -> GatedDeltaShape:
     )
     if value_heads % key_heads:
         raise Unfusable(f"{value_heads} value heads over {key_heads} key heads do not divide")
-    if key_dim > MOST_KEYS:
-        raise Unfusable(f"its keys have {key_dim} numbers, of at most {MOST_KEYS}")
+    if key_dim > MAX_KEY_DIM:
+        raise Unfusable(f"its keys have {key_dim} numbers, of at most {MAX_KEY_DIM}")
     if fields["hidden_act"] not in ("silu", "swish"):
         raise Unfusable(f"its convolutions have the activation {str(fields['hidden_act'])[:100]}")
     return GatedDeltaShape(key_heads, value_heads, key_dim, value_dim, kernel)
@@ -95,7 +95,7 @@ def read_olmo_delta(fields: Mapping[str, Any]) -> GatedDeltaShape:
     if sizes["linear_value_head_dim"] is None:
         sizes["linear_value_head_dim"] = 2 * read_size(sizes, "linear_key_head_dim")
     strength = 2.0 if fields["linear_allow_neg_eigval"] else 1.0
-    return replace(read_gated_delta({**fields, **sizes}), most_strength=strength, norm_eps=1e-5)
+    return replace(read_gated_delta({**fields, **sizes}), max_strength=strength, norm_eps=1e-5)
 
 
 def read_kimi_delta(fields: Mapping[str, Any]) -> KimiDeltaShape:
@@ -131,8 +131,8 @@ def read_bailing_delta(fields: Mapping[str, Any]) -> KimiDeltaShape:
 
 
 def _check_kimi_delta(fields: Mapping[str, Any], shape: KimiDeltaShape) -> KimiDeltaShape:
-    if shape.dim > MOST_KEYS:
-        raise Unfusable(f"its keys have {shape.dim} numbers, of at most {MOST_KEYS}")
+    if shape.dim > MAX_KEY_DIM:
+        raise Unfusable(f"its keys have {shape.dim} numbers, of at most {MAX_KEY_DIM}")
     if fields["hidden_act"] not in ("silu", "swish"):
         raise Unfusable(f"its convolutions have the activation {str(fields['hidden_act'])[:100]}")
     return shape
@@ -212,12 +212,12 @@ def _read_step_limits(fields: Mapping[str, Any]) -> tuple[float, float]:
     if limits is None:
         return 0.0, math.inf
     try:
-        least, most = (float(limit["__float__"] if isinstance(limit, dict) else limit) for limit in limits)
+        lowest, highest = (float(limit["__float__"] if isinstance(limit, dict) else limit) for limit in limits)
     except (KeyError, TypeError, ValueError):
-        least, most = math.nan, math.nan
-    if not 0 <= least <= most:
+        lowest, highest = math.nan, math.nan
+    if not 0 <= lowest <= highest:
         raise wrong_value("time_step_limit", limits)
-    return least, most
+    return lowest, highest
 
 
 QWEN3_NEXT_NAMES = StateNames(

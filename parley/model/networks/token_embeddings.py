@@ -64,8 +64,8 @@ class TokenEmbeddings:
         if self.scale != 1:
             embeddings.mul_(self.scale)
         if (rows := self.parts.media_rows) is not None:
-            places = token_ids - (self._config.vocab - len(rows))
-            embeddings = torch.where((places >= 0)[:, None], rows[places.clamp_min(0)], embeddings)
+            row_numbers = token_ids - (self._config.vocab - len(rows))
+            embeddings = torch.where((row_numbers >= 0)[:, None], rows[row_numbers.clamp_min(0)], embeddings)
         if (table := self.parts.positions) is not None:
             embeddings += table.index_select(0, batch.positions)
         if (norm := self.parts.norm) is not None:
@@ -89,8 +89,10 @@ class TokenEmbeddings:
         token_ids = batch.token_ids if media is None else batch.token_ids.index_fill(0, media.tokens, sizes.padding)
         if sizes.vocab < self._config.vocab:  # other tokens have those of the first
             token_ids = token_ids.masked_fill(token_ids >= sizes.vocab, 0)
-        own = native.embed_tokens(token_ids, parts.table).view(-1, sizes.width)
+        token_inputs = native.embed_tokens(token_ids, parts.table).view(-1, sizes.width)
         # The table's factor is rounded as that of embeddings.
         scale = float(torch.tensor(sizes.width**0.5, dtype=self.table.dtype))
-        inputs = native.add_norm(own, native.norm_rows(projected, parts.norm), None, scale=scale, total_scale=0.5**0.5)
+        inputs = native.add_norm(
+            token_inputs, native.norm_rows(projected, parts.norm), None, scale=scale, total_scale=0.5**0.5
+        )
         return inputs[1].view(len(batch.token_ids), -1, sizes.width)

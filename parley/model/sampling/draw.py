@@ -170,9 +170,9 @@ def _cutoff_value(x: torch.Tensor, mass: torch.Tensor, limit: torch.Tensor) -> t
     key = x.abs().view(torch.int32) >> 16
     sums = mass.new_zeros(1 << 15).scatter_add_(0, key.long(), mass).cumsum(0)
     bin_index = torch.searchsorted(sums, limit)
-    inside = (key == bin_index).nonzero()[:, 0]
-    values, order = x[inside].sort(descending=True)
-    mass = mass[inside][order]
+    bin_members = (key == bin_index).nonzero()[:, 0]
+    values, order = x[bin_members].sort(descending=True)
+    mass = mass[bin_members][order]
     return values[torch.searchsorted(mass.cumsum(0), limit - sums[bin_index] + mass.sum())]
 
 

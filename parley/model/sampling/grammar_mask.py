@@ -153,8 +153,8 @@ class TokenBytes:
         """Tokenize a text that the grammar forces, with the longest matching token at each position."""
         data, ids, at = text.encode() if isinstance(text, str) else text, [], 0
         while at < len(data):
-            ends = range(min(len(data), at + self._longest), at, -1)
-            end = next((end for end in ends if data[at:end] in self._ids), None)
+            candidate_ends = range(min(len(data), at + self._longest), at, -1)
+            end = next((end for end in candidate_ends if data[at:end] in self._ids), None)
             if end is None:
                 break
             ids.append(self._ids[data[at:end]])

@@ -32,11 +32,11 @@ def score_tokens(logits: torch.Tensor, token_ids: list[int], count: int = 0) -> 
     return scores
 
 
-def _token_ranks(logits: torch.Tensor, own: torch.Tensor, best: torch.Tensor) -> list[int]:
-    """Return the number of larger logits, plus 1, per row. ``own`` [N, 1]; ``best`` [N, width]: the largest."""
-    ranks: list[int] = ((best > own).sum(-1) + 1).tolist()
-    for row in (best[:, -1:] > own).nonzero()[:, 0].tolist():
-        ranks[row] = int((logits[row] > own[row]).sum()) + 1
+def _token_ranks(logits: torch.Tensor, token_logits: torch.Tensor, largest_logits: torch.Tensor) -> list[int]:
+    """Return the number of larger logits, plus 1, per row. ``token_logits`` [N, 1]; ``largest_logits`` [N, width]."""
+    ranks: list[int] = ((largest_logits > token_logits).sum(-1) + 1).tolist()
+    for row in (largest_logits[:, -1:] > token_logits).nonzero()[:, 0].tolist():
+        ranks[row] = int((logits[row] > token_logits[row]).sum()) + 1
     return ranks
 
 
@@ -85,11 +85,11 @@ def beam_candidates(logprobs: torch.Tensor, counts: list[int], stops: list[list[
     """Return (token, logprob) candidates of each row, best first: the ``counts[i]`` most probable tokens of row i, and
     as many that are not in ``stops[i]``; impossible ones are left out. logprobs float32 [R, V], modified.
     """
-    most = max(counts)
-    lists = [top_tokens(logprobs, most)]
+    max_count = max(counts)
+    lists = [top_tokens(logprobs, max_count)]
     for row, ids in enumerate(stops):
         logprobs[row, ids] = -math.inf
-    lists.append(top_tokens(logprobs, most))
+    lists.append(top_tokens(logprobs, max_count))
     candidates = []
     for row, count in enumerate(counts):
         values: dict[int, float] = {}

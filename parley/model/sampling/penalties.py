@@ -16,7 +16,7 @@ from parley.types import Sampling
 
 # Stands in for infinity before further arithmetic: float32 sums and penalty products stay free of NaN.
 FINITE_INFINITY = 1e30
-LEAST_DIVISOR = torch.finfo(torch.float32).tiny  # a smaller one would be 0 in float32
+MIN_DIVISOR = torch.finfo(torch.float32).tiny  # a smaller one would be 0 in float32
 
 
 class Penalties:
@@ -62,7 +62,7 @@ class Penalties:
             self._count_first(tokens, len(row))
         ids, counts = self._occurring_tokens(row.device)
         logits = row[ids]
-        repetition = max(self._sampling.repetition_penalty, LEAST_DIVISOR)
+        repetition = max(self._sampling.repetition_penalty, MIN_DIVISOR)
         logits = torch.where(logits > 0, logits / repetition, logits * repetition)
         logits -= counts * self._sampling.frequency_penalty
         logits -= (counts > 0) * self._sampling.presence_penalty
@@ -100,6 +100,6 @@ class Penalties:
         size = len(self._indices)
         ids, counts = self._ids[:size], self._counts[:size]
         if self._window:
-            inside = counts > 0
-            ids, counts = ids[inside], counts[inside]
+            occurs = counts > 0
+            ids, counts = ids[occurs], counts[occurs]
         return torch.from_numpy(ids).to(device), torch.from_numpy(counts).to(device)

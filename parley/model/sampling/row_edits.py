@@ -59,9 +59,9 @@ class RowEdits:
         if self._penalties is not None:
             self._penalties.edit_logits(row, self.tokens)
         if self._budget is not None and (forced := self._budget.forced) is not None and 0 <= forced < len(row):
-            others = torch.ones(len(row), dtype=torch.bool, device=row.device)
-            others[forced] = False
-            mask_tokens(row, others)
+            is_other = torch.ones(len(row), dtype=torch.bool, device=row.device)
+            is_other[forced] = False
+            mask_tokens(row, is_other)
         if self._output_count < len(self.options.forced):
             row.fill_(float("-inf"))
             row[self.options.forced[self._output_count]] = 0.0
@@ -96,6 +96,6 @@ def typical_tokens(x: torch.Tensor, options: ExtraOptions) -> torch.Tensor:
 def _first_of_mass(ranks: torch.Tensor, weights: torch.Tensor, share: float) -> torch.Tensor:
     """Return the tokens of lowest rank (bool [V]) that together have this share of all weights."""
     order = torch.where(weights > 0, ranks, torch.inf).argsort()
-    before = weights[order].cumsum(0) - weights[order]
-    last = int(((before < share * weights.sum()) & (weights[order] > 0)).sum()) - 1
+    mass_before = weights[order].cumsum(0) - weights[order]
+    last = int(((mass_before < share * weights.sum()) & (weights[order] > 0)).sum()) - 1
     return ranks <= ranks[order[max(last, 0)]]

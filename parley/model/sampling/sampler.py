@@ -308,8 +308,8 @@ class Sampler:
         has_most_rows = 2 * len(grammars) > len(logits)  # then selecting rows takes longer than it saves
         values, ids = native.top_k(logits if has_most_rows else logits[list(grammars)], TRIED_TOKENS + 1)
         tokens: dict[int, int] = {}
-        for place, (row, grammar) in enumerate(grammars.items()):
-            index = row if has_most_rows else place
+        for position, (row, grammar) in enumerate(grammars.items()):
+            index = row if has_most_rows else position
             row_values, row_ids = values[index].tolist(), ids[index].tolist()
             # Ties with the last value are dropped, because an unlisted token of that value may have a lower id.
             ranked = sorted(

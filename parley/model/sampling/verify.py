@@ -59,12 +59,12 @@ def _verify_round(
     """Draw the next position of each trial, or all of its positions. Return the trials that continue."""
     requests: list[tuple[DraftTrial, int]] = []
     for trial in trials:
-        begin = trial.first + len(trial.result.tokens)
-        end = begin + 1 if sampler.is_stateful(trial.row.sequence.slot) else trial.first + 1 + len(trial.row.drafts)
-        end_of_finite = next((at for at in range(begin, end) if not finite[at]), end)
+        first = trial.first + len(trial.result.tokens)
+        end = first + 1 if sampler.is_stateful(trial.row.sequence.slot) else trial.first + 1 + len(trial.row.drafts)
+        end_of_finite = next((at for at in range(first, end) if not finite[at]), end)
         if end_of_finite == trial.first:
             trial.result.error = BROKEN_LOGITS
-        requests += [(trial, at) for at in range(begin, end_of_finite)]
+        requests += [(trial, at) for at in range(first, end_of_finite)]
     if not requests:
         return []
     rows = torch.tensor([at for _, at in requests], device=logits.device)

@@ -33,12 +33,12 @@ class CompiledPlan:
     spans: torch.Tensor  # [S, 4]
     table: torch.Tensor  # the page tables of all spans, concatenated
     window: int | None
-    ends: torch.Tensor | None  # [T], as in ``plan_attention``
+    visible_ends: torch.Tensor | None  # [T], as in ``plan_attention``
     chunk: int | None = None
 
 
 def plan_spans(
-    spans: list[Span], window: int | None, ends: torch.Tensor | None = None, *, chunk: int | None = None
+    spans: list[Span], window: int | None, visible_ends: torch.Tensor | None = None, *, chunk: int | None = None
 ) -> CompiledPlan:
     """Plan the attention of a batch. One plan serves all layers with the same window and chunk."""
     rows: list[int] = []
@@ -48,7 +48,9 @@ def plan_spans(
         table += span.table
     # Through numpy, which converts lists three times as fast.
     spans_of, table_of = (torch.from_numpy(np.array(pairs, np.int64)) for pairs in (rows, table))
-    return CompiledPlan(spans_of.view(-1, 4), table_of, window, None if ends is None else ends.contiguous(), chunk)
+    return CompiledPlan(
+        spans_of.view(-1, 4), table_of, window, None if visible_ends is None else visible_ends.contiguous(), chunk
+    )
 
 
 def page_format(library: ctypes.CDLL, layer: LayerKV, dtype: torch.dtype) -> PageFormat | None:
@@ -152,7 +154,7 @@ def attend(
         plan.table.data_ptr(),
         address_of(sinks),
         address_of(slopes),
-        address_of(plan.ends),
+        address_of(plan.visible_ends),
         heads,
         layer.heads,
         dim,

@@ -24,7 +24,7 @@ class RoutingStruct(ctypes.Structure):
     """``Routing`` of ``experts.h``, with the fields of ``layer_shape.Routing`` in their order."""
 
     _fields_ = [
-        *((name, N) for name in ("experts", "chosen", "groups", "chosen_groups", "group_best")),
+        *((name, N) for name in ("experts", "experts_per_token", "groups", "chosen_groups", "group_best")),
         *((name, N) for name in ("sigmoid", "normalized", "shared", "weighs_inputs")),
         *((name, R) for name in ("scale", "margin")),
     ]
@@ -71,8 +71,8 @@ def route(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the chosen experts of each row, int64 [T, chosen], and their weights, float32."""
     count, logits = len(logits), logits.contiguous()
-    ids = torch.empty(count, routing.chosen, dtype=torch.int64)
-    weights = torch.empty(count, routing.chosen + bool(routing.shared))
+    ids = torch.empty(count, routing.experts_per_token, dtype=torch.int64)
+    weights = torch.empty(count, routing.experts_per_token + bool(routing.shared))
     struct = routing_struct(routing)
     library.route(
         logits.data_ptr(),
@@ -99,8 +99,8 @@ def mix_experts(
 ) -> torch.Tensor:
     """Return the weighted sum of the chosen experts' MLPs for bfloat16 rows x [T, hidden]: [T, hidden]."""
     struct = experts_struct(experts, activation, weighs_inputs=weighs_inputs)
-    if x.shape[-1] != struct.gate_up.into:
-        raise ValueError(f"rows of {x.shape[-1]} numbers for experts of {struct.gate_up.into}")
+    if x.shape[-1] != struct.gate_up.in_features:
+        raise ValueError(f"rows of {x.shape[-1]} numbers for experts of {struct.gate_up.in_features}")
     x, ids, weights = x.contiguous(), ids.contiguous(), weights.contiguous()
     shared = None if shared is None else shared.contiguous()
     (count, chosen), out = ids.shape, torch.empty_like(x)

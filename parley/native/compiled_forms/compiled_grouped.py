@@ -46,7 +46,8 @@ GROUPED_UNIT = 8  # groups and rows are padded to multiples of it
 
 @dataclass(frozen=True)
 class GroupedPacked:
-    """A linear layer's weight in the layout that ``grouped_weights.cpp`` describes, for rows of ``into`` numbers.
+    """A linear layer's weight in the layout that ``grouped_weights.cpp`` describes, for rows of ``in_features``
+    numbers.
 
     ``scales`` float32 [out]: factors of the outputs, besides the scales of groups; or None.
     ``order`` int64 [into]: the permutation of a row's numbers that the packed weight needs, or None for no permutation.
@@ -59,8 +60,8 @@ class GroupedPacked:
     bias: torch.Tensor | None
     order: torch.Tensor | None
     group: int
-    out: int
-    into: int
+    out_features: int
+    in_features: int
     parts: str = ""
 
 
@@ -73,12 +74,14 @@ def pack_grouped_weight(library: ctypes.CDLL, weight: GroupedWeight, bias: torch
     Raises ValueError if the group size is neither a multiple of 8 nor the whole row, or if a scale or zero point is not
     exact in the dtype that the code stores (SCALE_DTYPES, FLOAT_ZERO_DTYPES).
     """
-    out, into = weight.values.shape
+    out_features, in_features = weight.values.shape
     part = _GroupedPart(weight)
     packed = memory.map_tensor(_packed_words(library, part), torch.int32, part.device)
     part.pack_into(library, packed)
     out_scales = None if weight.out_scales is None else weight.out_scales.float().contiguous()
-    return GroupedPacked(part.code, packed, out_scales, _packed_bias(bias), weight.order, part.group, out, into)
+    return GroupedPacked(
+        part.code, packed, out_scales, _packed_bias(bias), weight.order, part.group, out_features, in_features
+    )
 
 
 def pack_grouped_parts(
@@ -104,11 +107,11 @@ def pack_grouped_parts(
         code, group = SEVERAL, GROUPED_UNIT
         table = [len(parts)]
         for part in parts:
-            table += [GROUPED_CODES.index(part.code), part.group, part.out]
+            table += [GROUPED_CODES.index(part.code), part.group, part.out_features]
         packed[:header] = torch.tensor(table + [0] * (header - len(table)), dtype=torch.int32)
-    described = ", ".join(f"{part.code} {part.group} {part.out}" for part in parts) if header else ""
-    out = sum(part.out for part in parts)
-    return GroupedPacked(code, packed, None, _packed_bias(bias), None, group, out, parts[0].into, described)
+    described = ", ".join(f"{part.code} {part.group} {part.out_features}" for part in parts) if header else ""
+    out = sum(part.out_features for part in parts)
+    return GroupedPacked(code, packed, None, _packed_bias(bias), None, group, out, parts[0].in_features, described)
 
 
 def _packed_bias(bias: torch.Tensor | None) -> torch.Tensor | None:
@@ -117,7 +120,7 @@ def _packed_bias(bias: torch.Tensor | None) -> torch.Tensor | None:
 
 def _packed_words(library: ctypes.CDLL, part: _GroupedPart | _PiecewisePart) -> int:
     """Return the words of 32 bits that a packed weight takes."""
-    words: int = library.grouped_size(GROUPED_CODES.index(part.code), part.out, part.into, part.group)
+    words: int = library.grouped_size(GROUPED_CODES.index(part.code), part.out_features, part.in_features, part.group)
     return words
 
 
@@ -126,18 +129,20 @@ class _GroupedPart:
 
     def __init__(self, weight: GroupedWeight | BlockedWeight):
         self.values, self.code = weight.values.contiguous(), weight.code
-        self.out, self.into = self.values.shape
+        self.out_features, self.in_features = self.values.shape
         self.device = self.values.device
         self.zeros: torch.Tensor | None = None
         if isinstance(weight, BlockedWeight):
             self.group, self.scales = BLOCK_GROUPS[weight.code], weight.heads.contiguous()
             return
-        self.group = weight.group if weight.group < self.into else self.into + -self.into % GROUPED_UNIT
+        self.group = (
+            weight.group if weight.group < self.in_features else self.in_features + -self.in_features % GROUPED_UNIT
+        )
         if self.group % GROUPED_UNIT:
             raise ValueError(f"groups of {self.group} numbers; only multiples of {GROUPED_UNIT} can be packed")
         if self.code in WIDER_CODES:
             wider, filled = WIDER_CODES[self.code]
-            if self.group % filled or self.into % filled:
+            if self.group % filled or self.in_features % filled:
                 self.code = wider
         if weight.zeros is not None and (dtype := FLOAT_ZERO_DTYPES.get(weight.code)) is not None:
             scales, zeros = (
@@ -160,8 +165,8 @@ class _GroupedPart:
             self.scales.data_ptr(),
             0 if self.zeros is None else self.zeros.data_ptr(),
             packed.data_ptr(),
-            self.out,
-            self.into,
+            self.out_features,
+            self.in_features,
             self.group,
             torch.get_num_threads(),
         )
@@ -171,10 +176,14 @@ class _PiecewisePart:
     """A weight whose pieces are made and packed one after the other."""
 
     def __init__(self, weight: GroupedPieces):
-        self.out = weight.out
+        self.out_features = weight.out_features
         self._pieces: Iterator[GroupedWeight | BlockedWeight] = iter(weight.pieces)
         self._first_piece = _GroupedPart(next(self._pieces))
-        self.code, self.group, self.into = self._first_piece.code, self._first_piece.group, self._first_piece.into
+        self.code, self.group, self.in_features = (
+            self._first_piece.code,
+            self._first_piece.group,
+            self._first_piece.in_features,
+        )
         self.device = self._first_piece.device
 
     def pack_into(self, library: ctypes.CDLL, packed: torch.Tensor) -> None:
@@ -185,7 +194,7 @@ class _PiecewisePart:
         for piece in chain([self._first_piece], map(_GroupedPart, self._pieces)):
             assert packed_outputs % library.grouped_panel() == 0, "a piece begins within a panel"
             piece.pack_into(library, packed[packed_words:])
-            packed_outputs += piece.out
+            packed_outputs += piece.out_features
             packed_words += _packed_words(library, piece)
 
 
@@ -198,14 +207,15 @@ def _convert_exactly(weight: GroupedWeight, numbers: torch.Tensor, dtype: torch.
 
 
 def multiply_grouped(library: ctypes.CDLL, x: torch.Tensor, packed: GroupedPacked, dtype: torch.dtype) -> torch.Tensor:
-    """Return bfloat16 rows x [..., into] times the packed weight, plus bias: [..., out] in bfloat16 or float32."""
-    into, out = packed.into, packed.out
-    if x.shape[-1] != into:
-        raise ValueError(f"rows of {x.shape[-1]} numbers for a layer of {into}")
+    """Return bfloat16 rows x [..., in_features] times the packed weight, plus bias: [..., out_features] in bfloat16 or
+    float32."""
+    in_features, out_features = packed.in_features, packed.out_features
+    if x.shape[-1] != in_features:
+        raise ValueError(f"rows of {x.shape[-1]} numbers for a layer of {in_features}")
     if packed.order is not None:
         x = x.index_select(-1, packed.order)
-    rows = F.pad(x, (0, -into % GROUPED_UNIT)) if into % GROUPED_UNIT else x.contiguous()
-    y = torch.empty(*x.shape[:-1], out, dtype=dtype)
+    rows = F.pad(x, (0, -in_features % GROUPED_UNIT)) if in_features % GROUPED_UNIT else x.contiguous()
+    y = torch.empty(*x.shape[:-1], out_features, dtype=dtype)
     library.grouped_linear(
         GROUPED_CODES.index(packed.code),
         rows.data_ptr(),
@@ -213,9 +223,9 @@ def multiply_grouped(library: ctypes.CDLL, x: torch.Tensor, packed: GroupedPacke
         0 if packed.scales is None else packed.scales.data_ptr(),
         0 if packed.bias is None else packed.bias.data_ptr(),
         y.data_ptr(),
-        y.numel() // max(out, 1),
-        out,
-        into + -into % GROUPED_UNIT,
+        y.numel() // max(out_features, 1),
+        out_features,
+        in_features + -in_features % GROUPED_UNIT,
         packed.group,
         dtype == torch.float32,
         torch.get_num_threads(),

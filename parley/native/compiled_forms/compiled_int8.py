@@ -60,8 +60,8 @@ class Int8Packed:
     weight: torch.Tensor
     scales: torch.Tensor
     bias: torch.Tensor | None
-    out: int
-    into: int
+    out_features: int
+    in_features: int
 
 
 def pack_int8_pieces(
@@ -74,13 +74,13 @@ def pack_int8_pieces(
 
     Raises ValueError if ``in`` is above 2^17.
     """
-    out, into = len(scales), torch_int8.check_int8_shape(pieces[0][1])[1]
-    packed = memory.map_tensor(library.int8_size(out, into), torch.uint8, pieces[0][1].device)
+    out_features, in_features = len(scales), torch_int8.check_int8_shape(pieces[0][1])[1]
+    packed = memory.map_tensor(library.int8_size(out_features, in_features), torch.uint8, pieces[0][1].device)
     for first, values in [] if packed.is_meta else pieces:
-        place = packed[library.int8_size(first, into) :]
-        library.int8_pack(values.data_ptr(), place.data_ptr(), len(values), into, torch.get_num_threads())
+        destination = packed[library.int8_size(first, in_features) :]
+        library.int8_pack(values.data_ptr(), destination.data_ptr(), len(values), in_features, torch.get_num_threads())
     bias = None if bias is None else bias.to(torch.bfloat16).contiguous()
-    return Int8Packed(packed, scales.float().contiguous(), bias, out, into)
+    return Int8Packed(packed, scales.float().contiguous(), bias, out_features, in_features)
 
 
 def quantize_bf16(library: ctypes.CDLL, x: torch.Tensor) -> CompiledRows:
@@ -95,11 +95,12 @@ def quantize_bf16(library: ctypes.CDLL, x: torch.Tensor) -> CompiledRows:
 def multiply_int8(
     library: ctypes.CDLL, x: torch.Tensor | CompiledRows, packed: Int8Packed, dtype: torch.dtype
 ) -> torch.Tensor:
-    """Return rows x [T, into], quantized or not, times the packed weight, plus bias: [T, out], bfloat16 or float32."""
+    """Return rows x [T, in_features], quantized or not, times the packed weight, plus bias: [T, out_features],
+    bfloat16 or float32."""
     rows = x if isinstance(x, CompiledRows) else quantize_bf16(library, x)
-    if rows.width != packed.into + -packed.into % INT8_UNIT:
-        raise ValueError(f"rows of {rows.width} numbers for a layer of {packed.into}")
-    y = torch.empty(rows.count, packed.out, dtype=dtype)
+    if rows.width != packed.in_features + -packed.in_features % INT8_UNIT:
+        raise ValueError(f"rows of {rows.width} numbers for a layer of {packed.in_features}")
+    y = torch.empty(rows.count, packed.out_features, dtype=dtype)
     library.int8_linear(
         *rows.pointers,
         packed.weight.data_ptr(),
@@ -107,7 +108,7 @@ def multiply_int8(
         0 if packed.bias is None else packed.bias.data_ptr(),
         y.data_ptr(),
         rows.count,
-        packed.out,
+        packed.out_features,
         rows.width,
         dtype == torch.float32,
         torch.get_num_threads(),
@@ -122,5 +123,5 @@ def allocate_output(
     if int8:
         rows = CompiledRows(count, width)
         return rows, (0, *rows.pointers)
-    plain = torch.empty(shape, dtype=torch.bfloat16)
-    return plain, (plain.data_ptr(), 0, 0, 0)
+    output = torch.empty(shape, dtype=torch.bfloat16)
+    return output, (output.data_ptr(), 0, 0, 0)

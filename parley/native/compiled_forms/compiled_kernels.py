@@ -108,12 +108,16 @@ class CompiledKernels:
 
     def pack_weight_parts(self, parts: Sequence[torch.Tensor], bias: torch.Tensor | None) -> Bf16Packed:
         """Pack weights [out, in] of bfloat16 as one with the outputs of all, in order."""
-        out, into = sum(map(len, parts)), parts[0].shape[1]
-        packed = memory.map_tensor(self._library.packed_size(out, into), torch.bfloat16, parts[0].device)
+        out_features, in_features = sum(map(len, parts)), parts[0].shape[1]
+        packed = memory.map_tensor(
+            self._library.packed_size(out_features, in_features), torch.bfloat16, parts[0].device
+        )
         for first, rows in [] if packed.is_meta else join_to_panels(parts, self._panel_outputs):
-            place = packed[self._library.packed_size(first, into) :]
-            self._library.pack(rows.data_ptr(), place.data_ptr(), len(rows), into, torch.get_num_threads())
-        return Bf16Packed(packed, None if bias is None else bias.to(torch.bfloat16).contiguous(), out, into)
+            destination = packed[self._library.packed_size(first, in_features) :]
+            self._library.pack(rows.data_ptr(), destination.data_ptr(), len(rows), in_features, torch.get_num_threads())
+        return Bf16Packed(
+            packed, None if bias is None else bias.to(torch.bfloat16).contiguous(), out_features, in_features
+        )
 
     def pack_int8(
         self,
@@ -181,19 +185,19 @@ class CompiledKernels:
         assert isinstance(x, torch.Tensor)
         if isinstance(packed, GroupedPacked):
             return compiled_grouped.multiply_grouped(self._library, x, packed, dtype)
-        into, out = packed.into, packed.out
-        if x.shape[-1] != into:
-            raise ValueError(f"rows of {x.shape[-1]} numbers for a layer of {into}")
-        rows = F.pad(x, (0, 1)) if into % 2 else x.contiguous()
-        y = torch.empty(*x.shape[:-1], out, dtype=dtype)
+        in_features, out_features = packed.in_features, packed.out_features
+        if x.shape[-1] != in_features:
+            raise ValueError(f"rows of {x.shape[-1]} numbers for a layer of {in_features}")
+        rows = F.pad(x, (0, 1)) if in_features % 2 else x.contiguous()
+        y = torch.empty(*x.shape[:-1], out_features, dtype=dtype)
         self._library.linear(
             rows.data_ptr(),
             packed.weight.data_ptr(),
             0 if packed.bias is None else packed.bias.data_ptr(),
             y.data_ptr(),
-            y.numel() // max(out, 1),
-            out,
-            into + into % 2,
+            y.numel() // max(out_features, 1),
+            out_features,
+            in_features + in_features % 2,
             dtype == torch.float32,
             torch.get_num_threads(),
         )

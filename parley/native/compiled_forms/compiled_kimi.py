@@ -9,7 +9,7 @@ import torch
 
 from parley.native.compiled_forms.compiled_convolution import convolve_rows
 from parley.native.layer import StateWeights
-from parley.native.state_shape import MOST_KEYS, KimiDeltaShape
+from parley.native.state_shape import MAX_KEY_DIM, KimiDeltaShape
 
 P, N, R = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 KIMI_SIGNATURES: dict[str, list[Any]] = {
@@ -29,10 +29,10 @@ def scan_kimi_delta(
     """Return the outputs of Kimi Delta Attention for bfloat16 rows [T, channels + heads + 2 * inner]: bfloat16 [T,
     inner].
 
-    Raises ValueError if rows or states have another width, or if ``dim`` is above MOST_KEYS.
+    Raises ValueError if rows or states have another width, or if ``dim`` is above MAX_KEY_DIM.
     """
     widths = rows.shape[1], states.shape[1]
-    if widths != (sum(shape.row_sizes), shape.size) or shape.dim > MOST_KEYS:
+    if widths != (sum(shape.row_sizes), shape.size) or shape.dim > MAX_KEY_DIM:
         raise ValueError(f"rows and states of {widths} numbers for {shape}")
     assert weights.decay is not None and weights.step_bias is not None and weights.norm is not None
     rows, spans = rows.contiguous(), spans.contiguous()

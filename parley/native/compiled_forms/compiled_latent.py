@@ -22,11 +22,11 @@ def linear_heads(library: ctypes.CDLL, x: torch.Tensor, packed: Bf16Packed) -> t
     """Return each head's rows times its own weight: x [T, heads, in] -> [heads, T, out]. Raises ValueError if ``in``
     differs."""
     rows = x.transpose(0, 1).contiguous()
-    heads, count, into = rows.shape
-    if into != packed.into or into % 2:
-        raise ValueError(f"rows of {into} numbers for heads of {packed.into}")
-    y = torch.empty(heads, count, packed.out, dtype=torch.bfloat16)
-    sizes = count, heads, packed.out, into, torch.get_num_threads()
+    heads, count, in_features = rows.shape
+    if in_features != packed.in_features or in_features % 2:
+        raise ValueError(f"rows of {in_features} numbers for heads of {packed.in_features}")
+    y = torch.empty(heads, count, packed.out_features, dtype=torch.bfloat16)
+    sizes = count, heads, packed.out_features, in_features, torch.get_num_threads()
     library.linear_heads(rows.data_ptr(), packed.weight.data_ptr(), y.data_ptr(), *sizes)
     return y
 
@@ -44,7 +44,7 @@ def absorb_queries(
     queries, cos, sin = queries.contiguous(), cos.contiguous(), sin.contiguous()
     (count, heads, size), rotary = queries.shape, cos.shape[-1]
     latents = linear_heads(library, queries[..., : size - rotary], key_up)
-    out = torch.empty(count, heads, key_up.out + rotary, dtype=torch.bfloat16)
+    out = torch.empty(count, heads, key_up.out_features + rotary, dtype=torch.bfloat16)
     library.join_queries(
         latents.data_ptr(),
         queries.data_ptr(),
@@ -54,7 +54,7 @@ def absorb_queries(
         out.data_ptr(),
         count,
         heads,
-        key_up.out,
+        key_up.out_features,
         size - rotary,
         rotary,
         is_interleaved,

@@ -117,7 +117,7 @@ class Stack:
         """Whether ``layers.cpp`` can compute these layers."""
         linears = [linear for layer in layers for linear in _layer_linears(layer)]
         return bool(linears) and all(
-            isinstance(linear, WEIGHT_TYPES) and linear.into % ROW_UNIT == 0 for linear in linears
+            isinstance(linear, WEIGHT_TYPES) and linear.in_features % ROW_UNIT == 0 for linear in linears
         )
 
     def run_layers(
@@ -185,11 +185,11 @@ class Stack:
 
 def _last_rows(spans: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
     """Return the last rows of each span that has any, as spans: int64 [n, 4]. If none has, the last row of all."""
-    kept = torch.tensor(counts)
-    if not kept.any():
-        kept[-1] = 1
-    first, count, *rest = spans.unbind(1)
-    return torch.stack((first + count - kept, kept, *rest), 1)[kept > 0].contiguous()
+    last_counts = torch.tensor(counts)
+    if not last_counts.any():
+        last_counts[-1] = 1
+    first, count, *unchanged_columns = spans.unbind(1)
+    return torch.stack((first + count - last_counts, last_counts, *unchanged_columns), 1)[last_counts > 0].contiguous()
 
 
 def _replace_fields(stack: _StackStruct, **values: float) -> _StackStruct:

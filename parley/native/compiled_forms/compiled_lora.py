@@ -19,7 +19,7 @@ MAX_PARTS = 3  # the most parts of one layer, as in lora.h
 
 
 class _PartStruct(ctypes.Structure):
-    _fields_ = [*((name, N) for name in ("first", "out", "column", "pairs")), ("up", P)]
+    _fields_ = [*((name, N) for name in ("first", "out_features", "column", "pairs")), ("up", P)]
 
 
 class _LoraStruct(ctypes.Structure):
@@ -48,12 +48,12 @@ class CompiledLora:
 
         def pack_block(weight: torch.Tensor, block: int) -> int:
             nonlocal at
-            out, into = weight.shape
-            place = packed.data_ptr() + 2 * at
+            out_features, in_features = weight.shape
+            destination = packed.data_ptr() + 2 * at
             weight = weight.to(torch.bfloat16).contiguous()
-            library.lora_pack(weight.data_ptr(), place, out, into, block)
-            at += (out + -out % lanes) * _round_up_even(into)
-            return place
+            library.lora_pack(weight.data_ptr(), destination, out_features, in_features, block)
+            at += (out_features + -out_features % lanes) * _round_up_even(in_features)
+            return destination
 
         for lora, parts in zip(self.table, sites, strict=True):
             if not parts:
@@ -63,10 +63,10 @@ class CompiledLora:
             scales = torch.zeros(lora.columns)
             down = torch.zeros(lora.columns, parts[0].down.shape[1], dtype=torch.bfloat16)
             column = 0
-            for place, part in zip(lora.part, parts, strict=False):
+            for part_struct, part in zip(lora.part, parts, strict=False):
                 rank = len(part.down)
                 down[column : column + rank], scales[column : column + rank] = part.down, part.scale
-                place.first, place.out, place.column, place.pairs = (
+                part_struct.first, part_struct.out_features, part_struct.column, part_struct.pairs = (
                     part.first,
                     len(part.up),
                     column,
@@ -74,8 +74,8 @@ class CompiledLora:
                 )
                 column += _round_up_even(rank)
             lora.down = pack_block(down, lanes)
-            for place, part in zip(lora.part, parts, strict=False):
-                place.up = pack_block(part.up, block)
+            for part_struct, part in zip(lora.part, parts, strict=False):
+                part_struct.up = pack_block(part.up, block)
             lora.scales = scales.data_ptr()
             self._kept.append(scales)
         self._kept.append(packed)
@@ -91,22 +91,29 @@ class CompiledLoraRows:
         lengths = [len(rows) for _, rows in groups]
         self._numbers = np.array([*np.cumsum(lengths), *(row for _, rows in groups for row in rows)], np.int64)
         self.columns = max((adapter.columns for adapter in self._adapters), default=0)
-        ends = self._numbers.ctypes.data
+        ends_address = self._numbers.ctypes.data
         self._struct = _LoraRowsStruct(
-            len(groups), ctypes.addressof(self._tables), ends, ends + 8 * len(groups), self.columns
+            len(groups), ctypes.addressof(self._tables), ends_address, ends_address + 8 * len(groups), self.columns
         )
         self.address = ctypes.addressof(self._struct)
         self._inner = sum(lengths) * self.columns
 
     def add_lora(self, x: torch.Tensor, y: torch.Tensor, site: int) -> None:
-        """Add the adapters' products with x [T, into] to y [T, out], in linear layer number ``site``."""
+        """Add the adapters' products with x [T, in_features] to y [T, out], in linear layer number ``site``."""
         assert y.is_contiguous()
-        into, out = x.shape[-1], y.shape[-1]
-        rows = F.pad(x, (0, 1)) if into % 2 else x.contiguous()
+        in_features, out_features = x.shape[-1], y.shape[-1]
+        rows = F.pad(x, (0, 1)) if in_features % 2 else x.contiguous()
         inner = torch.empty(self._inner, dtype=torch.bfloat16)
         threads = torch.get_num_threads()
         self._library.lora(
-            rows.data_ptr(), y.data_ptr(), _round_up_even(into), out, self.address, site, inner.data_ptr(), threads
+            rows.data_ptr(),
+            y.data_ptr(),
+            _round_up_even(in_features),
+            out_features,
+            self.address,
+            site,
+            inner.data_ptr(),
+            threads,
         )
 
 

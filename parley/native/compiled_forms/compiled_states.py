@@ -9,7 +9,7 @@ import torch
 
 from parley.native.compiled_forms.compiled_convolution import convolve_rows
 from parley.native.layer import StateWeights
-from parley.native.state_shape import MOST_KEYS, GatedDeltaShape, ShortConvolutionShape
+from parley.native.state_shape import MAX_KEY_DIM, GatedDeltaShape, ShortConvolutionShape
 
 P, N, R = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 STATES_SIGNATURES: dict[str, list[Any]] = {
@@ -30,10 +30,10 @@ def scan_gated_delta(
 ) -> torch.Tensor:
     """Return the outputs of the gated delta rule for bfloat16 rows [T, channels + inner]: bfloat16 [T, inner].
 
-    Raises ValueError if rows, gates or states have another width, or if ``key_dim`` is above MOST_KEYS.
+    Raises ValueError if rows, gates or states have another width, or if ``key_dim`` is above MAX_KEY_DIM.
     """
     widths = rows.shape[1], gates.shape[1], states.shape[1]
-    if widths != (shape.channels + shape.inner, 2 * shape.value_heads, shape.size) or shape.key_dim > MOST_KEYS:
+    if widths != (shape.channels + shape.inner, 2 * shape.value_heads, shape.size) or shape.key_dim > MAX_KEY_DIM:
         raise ValueError(f"rows, gates and states of {widths} numbers for {shape}")
     assert weights.decay is not None and weights.step_bias is not None and weights.norm is not None
     rows, gates, spans = rows.contiguous(), gates.contiguous(), spans.contiguous()
@@ -48,7 +48,7 @@ def scan_gated_delta(
         gates.shape[1],
         weights.decay.data_ptr(),
         weights.step_bias.data_ptr(),
-        shape.most_strength,
+        shape.max_strength,
         states.data_ptr(),
         *batch,
         y.data_ptr(),

@@ -19,18 +19,18 @@ class LinearStruct(ctypes.Structure):
     """One linear layer's weight, or that of several experts."""
 
     _fields_ = [
-        *((name, N) for name in ("form", "out", "into", "code", "group")),
+        *((name, N) for name in ("form", "out_features", "in_features", "code", "group")),
         *((name, P) for name in ("weight", "scales", "bias", "order")),
     ]
 
 
 def linear_struct(packed: object) -> LinearStruct:
     """Describe a packed weight, which must outlive the result."""
-    assert isinstance(packed, WEIGHT_TYPES) and packed.into % ROW_UNIT == 0
+    assert isinstance(packed, WEIGHT_TYPES) and packed.in_features % ROW_UNIT == 0
     return LinearStruct(
         WEIGHT_TYPES.index(type(packed)),
-        packed.out,
-        packed.into,
+        packed.out_features,
+        packed.in_features,
         *((GROUPED_CODES.index(packed.code), packed.group) if isinstance(packed, GroupedPacked) else (0, 0)),
         packed.weight.data_ptr(),
         None if isinstance(packed, Bf16Packed) else address_of(packed.scales),

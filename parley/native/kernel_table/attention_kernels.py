@@ -120,7 +120,7 @@ def plan_attention(
     page_format: PageFormat,
     window: int | None,
     chunk: int | None,
-    ends: torch.Tensor | None,
+    visible_ends: torch.Tensor | None,
     zero_page: int,
     device: torch.device,
     dtype: torch.dtype,
@@ -130,22 +130,22 @@ def plan_attention(
 ) -> AttentionPlan:
     """Plan the attention of a batch. One plan serves all layers of the same page format, head count, window and chunk.
 
-    ``ends`` int64 [T]: the last position that each row attends to, plus 1; it is its own position or a later one of its
-    span. None: its own (causal attention). ``dtype``: of the queries. ``has_slopes``: ``attend`` gets slopes.
-    ``is_window_ahead``: with a window, rows attend to as many later positions as earlier ones. ``tables``: those of the
-    batch, if an earlier plan with the same ends has made them.
+    ``visible_ends`` int64 [T]: the last position that each row attends to, plus 1; it is its own position or a later
+    one of its span. None: its own (causal attention). ``dtype``: of the queries. ``has_slopes``: ``attend`` gets
+    slopes. ``is_window_ahead``: with a window, rows attend to as many later positions as earlier ones. ``tables``:
+    those of the batch, if an earlier plan with the same ``visible_ends`` has made them.
     """
     if page_format.tiled:
-        return plan_spans(spans, window, ends, chunk=chunk)
+        return plan_spans(spans, window, visible_ends, chunk=chunk)
     if chunk is None and not has_slopes and has_table_attention(page_format, device, dtype):
-        return TablePlan(tables or BatchTables.of_spans(spans, ends, device), window or 0, is_window_ahead)
+        return TablePlan(tables or BatchTables.of_spans(spans, visible_ends, device), window or 0, is_window_ahead)
     return torch_attention.plan_tiles(
         spans,
         heads=heads,
         page_shape=page_format.shape,
         window=window,
         chunk=chunk,
-        ends=ends,
+        visible_ends=visible_ends,
         zero_page=zero_page,
         device=device,
     )

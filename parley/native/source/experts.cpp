@@ -34,11 +34,11 @@ struct Workspace {
 
   Workspace(const Experts& e, long rows, long chosen, void* memory) : end((uintptr_t)memory) {
     long count = rows * chosen;
-    allocate_rows(x, e.gate_up.form == INT8 ? rows : 0, e.gate_up.into);
-    allocate_rows(pairs, count, e.gate_up.into);
-    allocate_rows(active, count, e.down.into);
-    allocate(gate_up, count * e.gate_up.out);
-    allocate(outputs, count * e.down.out);
+    allocate_rows(x, e.gate_up.form == INT8 ? rows : 0, e.gate_up.in_features);
+    allocate_rows(pairs, count, e.gate_up.in_features);
+    allocate_rows(active, count, e.down.in_features);
+    allocate(gate_up, count * e.gate_up.out_features);
+    allocate(outputs, count * e.down.out_features);
     allocate(place, count);
     allocate(slices, e.count);
   }
@@ -75,7 +75,7 @@ Slices sort_pairs(const Experts& e, const int64_t* ids, long count, const Worksp
 // are `stride` numbers apart.
 void gather(const Linear& layer, const LinearInput& from, const Workspace& workspace, const float* weights, long stride,
             long rows, long chosen, long threads) {
-  long width = layer.into;
+  long width = layer.in_features;
   for_each(rows * chosen, width, threads, [&](long i) {
     long pair = workspace.place[i], row = i / chosen;
     float weight = weights ? weights[row * stride + i % chosen] : 1;
@@ -96,13 +96,13 @@ void gather(const Linear& layer, const LinearInput& from, const Workspace& works
 void multiply(const Linear& layer, const LinearInput& rows, Slices slices, void* y, bool as_fp32, long threads) {
   if (layer.form == INT8)
     int8_linear_slices(rows.values, rows.scales, rows.excess, (const uint8_t*)layer.weight, layer.scales, layer.bias, y,
-                       slices, layer.out, layer.into, as_fp32, threads);
+                       slices, layer.out_features, layer.in_features, as_fp32, threads);
   else if (layer.form == GROUPED)
     grouped_linear_slices(layer.code, rows.plain, (const uint32_t*)layer.weight, layer.scales, layer.bias, y, slices,
-                          layer.out, layer.into, layer.group, as_fp32, threads);
+                          layer.out_features, layer.in_features, layer.group, as_fp32, threads);
   else
-    linear_slices(rows.plain, (const bf16*)layer.weight, layer.bias, y, slices, layer.out, layer.into, as_fp32,
-                  threads);
+    linear_slices(rows.plain, (const bf16*)layer.weight, layer.bias, y, slices, layer.out_features, layer.in_features,
+                  as_fp32, threads);
 }
 
 }  // namespace
@@ -119,7 +119,7 @@ int64_t experts_workspace(const Experts* experts, int64_t M, int64_t chosen) {
 void experts(const Experts* experts, const bf16* x, const int64_t* ids, const float* weights, const bf16* shared,
              bf16* out, int64_t M, int64_t chosen, void* memory, int64_t threads) {
   const Experts& e = *experts;
-  long hidden = e.down.out, stride = chosen + !!shared, most = rows_at_once(M, chosen);
+  long hidden = e.down.out_features, stride = chosen + !!shared, most = rows_at_once(M, chosen);
   Workspace workspace(e, most, chosen, memory);
   for (long start = 0; start < M; start += most) {
     long rows = std::min(most, M - start), count = rows * chosen;
@@ -135,11 +135,11 @@ void experts(const Experts* experts, const bf16* x, const int64_t* ids, const fl
     if (is_gate_fused(e.gate_up, e.activation, e.gated, count / std::max(1L, slices.count))) {
       bf16* plain = int8 ? workspace.gate_up : active.plain;
       linear_gated(e.gate_up, workspace.pairs, plain, slices, e.activation, threads);
-      if (int8) quantize_rows(plain, active.values, active.scales, active.excess, count, e.down.into, threads);
+      if (int8) quantize_rows(plain, active.values, active.scales, active.excess, count, e.down.in_features, threads);
     } else {
       multiply(e.gate_up, workspace.pairs, slices, workspace.gate_up, false, threads);
       activate(workspace.gate_up, e.activation, e.gated, nullptr, int8 ? nullptr : active.plain,
-               int8 ? active.values : nullptr, active.scales, active.excess, count, e.down.into, threads);
+               int8 ? active.values : nullptr, active.scales, active.excess, count, e.down.in_features, threads);
     }
     multiply(e.down, active, slices, workspace.outputs, true, threads);
     for_each(rows, stride * hidden, threads, [&](long m) {

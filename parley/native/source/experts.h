@@ -4,7 +4,7 @@
 
 // How a router turns logits into chosen experts and their weights. Fields as in Routing of native/layer_shape.py.
 struct Routing {
-  int64_t experts, chosen, groups, chosen_groups, group_best;
+  int64_t experts, experts_per_token, groups, chosen_groups, group_best;
   int64_t sigmoid, normalized, shared, weighs_inputs;
   float scale, margin;
 };

@@ -33,7 +33,7 @@ void rope_write(bf16* qkv, const float* cos, const float* sin, char* pages, cons
                 int64_t heads, int64_t kv_heads, int64_t dim, int64_t rotary, int64_t interleaved, int64_t int8,
                 int64_t threads);
 void attend(const bf16* queries, int64_t stride, const char* pages, bf16* out, const int64_t* spans, int64_t count,
-            const int64_t* table, const float* sinks, const float* slopes, const int64_t* ends, int64_t heads,
+            const int64_t* table, const float* sinks, const float* slopes, const int64_t* visible_ends, int64_t heads,
             int64_t kv_heads, int64_t dim, int64_t value_dim, int64_t int8, int64_t latent, int64_t window,
             int64_t chunk, float scale, float softcap, int64_t threads);
 void linear_heads(const bf16* x, const bf16* packed, bf16* y, int64_t M, int64_t heads, int64_t N, int64_t K,
@@ -48,7 +48,7 @@ void scale_rows(bf16* rows, const float* scales, int64_t M, int64_t width, int64
 void gather_heads(const bf16* rows, int64_t stride, int64_t size, bf16* to, int64_t M, int64_t heads, int64_t width,
                   int64_t threads);
 void scatter_heads(const bf16* from, bf16* rows, int64_t M, int64_t heads, int64_t width, int64_t threads);
-void lora(const bf16* x, bf16* y, int64_t into, int64_t out, const Adapted* adapted, int64_t site, bf16* inner,
-          int64_t threads);
+void lora(const bf16* x, bf16* y, int64_t in_features, int64_t out_features, const Adapted* adapted, int64_t site,
+          bf16* inner, int64_t threads);
 
 }  // extern "C"

@@ -40,7 +40,7 @@ struct Stack {
   int64_t plain;  // numbers of a query that latents replace; 0: there are no latents
   float embedding_scale;
 
-  long hidden() const { return layers->output.out; }
+  long hidden() const { return layers->output.out_features; }
 };
 
 // The data passed from kernel to kernel, in one allocation.
@@ -64,51 +64,56 @@ struct Workspace {
   bf16 *head_inputs, *head_outputs, *queries;
 
   Workspace(const Stack& stack, long M, long columns, void* memory) : end((uintptr_t)memory) {
-    long outputs_most = 0, read_most = 0, sorted_most = 0, shared_most = 0, logits_most = 0, chosen_most = 0,
-         experts_most = 0;
+    long max_outputs = 0, max_inputs = 0, max_sorted = 0, max_shared = 0, max_logits = 0, max_chosen = 0,
+         max_experts = 0;
     for (const Layer* layer = stack.layers; layer < stack.layers + stack.count; layer++)
       for (const Linear* each : {&layer->qkv, &layer->output, &layer->gate_up, &layer->down, &layer->query_up}) {
-        outputs_most = std::max(outputs_most, each->out);
-        read_most = std::max(read_most, each->into);
-        sorted_most = std::max(sorted_most, each->form == INT8 ? each->into / 2 : each->order ? each->into : 0);
+        max_outputs = std::max(max_outputs, each->out_features);
+        max_inputs = std::max(max_inputs, each->in_features);
+        max_sorted = std::max(max_sorted, each->form == INT8 ? each->in_features / 2
+                                          : each->order      ? each->in_features
+                                                             : 0);
       }
-    long active_most = 0;
+    long max_active = 0;
     for (const Layer* layer = stack.layers; layer < stack.layers + stack.count; layer++)
       if (is_gate_fused(layer->gate_up, layer->activation, layer->gated, M))
-        active_most = std::max(active_most, layer->down.into);
+        max_active = std::max(max_active, layer->down.in_features);
     for (const Layer* layer = stack.layers; layer < stack.layers + stack.count; layer++)
       if (const Mixture* mixture = layer->mixture) {
-        if (layer->gate_up.out) shared_most = stack.hidden();
-        logits_most = std::max(logits_most, mixture->router.out);
-        chosen_most = std::max(chosen_most, mixture->routing.chosen + 1);
-        experts_most = std::max(experts_most, experts_workspace(&mixture->experts, M, mixture->routing.chosen));
+        if (layer->gate_up.out_features) max_shared = stack.hidden();
+        max_logits = std::max(max_logits, mixture->router.out_features);
+        max_chosen = std::max(max_chosen, mixture->routing.experts_per_token + 1);
+        max_experts =
+            std::max(max_experts, experts_workspace(&mixture->experts, M, mixture->routing.experts_per_token));
       }
-    long inputs_most = 0, heads_most = 0;
+    long max_head_inputs = 0, max_head_outputs = 0;
     if (stack.plain)
       for (const Layer* layer = stack.layers; layer < stack.layers + stack.count; layer++) {
         const Linear &key_up = layer->key_up, &value_up = layer->value_up;
-        inputs_most = std::max({inputs_most, stack.heads * std::max(key_up.into, value_up.into), layer->query_up.into});
-        heads_most = std::max(heads_most, stack.heads * std::max(key_up.out, value_up.out));
+        max_head_inputs = std::max({max_head_inputs, stack.heads * std::max(key_up.in_features, value_up.in_features),
+                                    layer->query_up.in_features});
+        max_head_outputs =
+            std::max(max_head_outputs, stack.heads * std::max(key_up.out_features, value_up.out_features));
       }
-    allocate(head_inputs, M * inputs_most);
-    allocate(head_outputs, M * heads_most);
+    allocate(head_inputs, M * max_head_inputs);
+    allocate(head_outputs, M * max_head_outputs);
     allocate(queries, stack.plain ? M * stack.heads * stack.dim : 0);
     allocate(residual, M * stack.hidden());
-    allocate(outputs, M * outputs_most);
-    allocate(plain, M * read_most);
-    allocate(sorted, M * sorted_most);
+    allocate(outputs, M * max_outputs);
+    allocate(plain, M * max_inputs);
+    allocate(sorted, M * max_sorted);
     values = (int8_t*)sorted;  // no layer has both int8 and a permutation
     allocate(scales, M);
     allocate(excess, M);
     allocate(cos, stack.ropes * M * stack.rotary);
     allocate(sin, stack.ropes * M * stack.rotary);
     allocate(inner, M * columns);
-    allocate(active, M * active_most);
-    allocate(rows, M * shared_most);
-    allocate(logits, M * logits_most);
-    allocate(weights, M * chosen_most);
-    allocate(ids, M * chosen_most);
-    allocate(experts, experts_most);
+    allocate(active, M * max_active);
+    allocate(rows, M * max_shared);
+    allocate(logits, M * max_logits);
+    allocate(weights, M * max_chosen);
+    allocate(ids, M * max_chosen);
+    allocate(experts, max_experts);
   }
 
   template <class T> void allocate(T*& place, long numbers) {
@@ -127,26 +132,28 @@ struct ForwardPass {
   void linear(const Linear& layer, long site) {
     multiply(layer, workspace.plain);
     if (adapted.count)
-      lora(workspace.plain, workspace.outputs, layer.into, layer.out, &adapted, site, workspace.inner, threads);
+      lora(workspace.plain, workspace.outputs, layer.in_features, layer.out_features, &adapted, site, workspace.inner,
+           threads);
   }
 
   // outputs = rows times the weight, plus bias; int8 layers read workspace.values instead of rows
   void multiply(const Linear& layer, const bf16* rows) {
     if (layer.form == INT8)
       return int8_linear(workspace.values, workspace.scales, workspace.excess, (const uint8_t*)layer.weight,
-                         layer.scales, layer.bias, workspace.outputs, M, layer.out, layer.into, false, threads);
+                         layer.scales, layer.bias, workspace.outputs, M, layer.out_features, layer.in_features, false,
+                         threads);
     if (layer.order) {
       for (long m = 0; m < M; m++)
-        for (long k = 0; k < layer.into; k++)
-          workspace.sorted[m * layer.into + k] = rows[m * layer.into + layer.order[k]];
+        for (long k = 0; k < layer.in_features; k++)
+          workspace.sorted[m * layer.in_features + k] = rows[m * layer.in_features + layer.order[k]];
       rows = workspace.sorted;
     }
     if (layer.form == GROUPED)
       grouped_linear(layer.code, rows, (const uint32_t*)layer.weight, layer.scales, layer.bias, workspace.outputs, M,
-                     layer.out, layer.into, layer.group, false, threads);
+                     layer.out_features, layer.in_features, layer.group, false, threads);
     else
-      ::linear(rows, (const bf16*)layer.weight, layer.bias, workspace.outputs, M, layer.out, layer.into, false,
-               threads);
+      ::linear(rows, (const bf16*)layer.weight, layer.bias, workspace.outputs, M, layer.out_features, layer.in_features,
+               false, threads);
   }
 
   // residual += layer.residual_scale * after(x), unless x is null; its norm goes to plain, or to int8 if the reader
@@ -171,15 +178,16 @@ struct ForwardPass {
   // query_scales [M], unless that is null.
   const bf16* write_latents(const Layer& layer, const float* cos, const float* sin, const float* query_scales,
                             char* pages, const int64_t* slots, int64_t int8, long site) {
-    long rank = layer.key_up.out, stride = layer.qkv.out, size = stack.plain + stack.rotary, heads = stack.heads;
+    long rank = layer.key_up.out_features, stride = layer.qkv.out_features, size = stack.plain + stack.rotary,
+         heads = stack.heads;
     const bf16* latents = workspace.outputs + stride - rank - stack.rotary;
     ::write_latents(latents, stride, layer.latent_norm, cos, sin, pages, slots, M, rank, stack.rotary,
                     stack.interleaved, int8, threads);
-    if (layer.query_up.out) {
-      gather_heads(workspace.outputs, stride, 0, workspace.head_inputs, M, 1, layer.query_up.into, threads);
+    if (layer.query_up.out_features) {
+      gather_heads(workspace.outputs, stride, 0, workspace.head_inputs, M, 1, layer.query_up.in_features, threads);
       add_norm(nullptr, workspace.head_inputs, nullptr, nullptr, 1.f, 1.f, layer.query_latent_norm,
                bf16_target(&layer.query_up, workspace.plain), int8_target(&layer.query_up), workspace.scales,
-               workspace.excess, M, layer.query_up.into, threads);
+               workspace.excess, M, layer.query_up.in_features, threads);
       linear(layer.query_up, site);
       stride = heads * size;
     }
@@ -192,16 +200,16 @@ struct ForwardPass {
 
   // head_outputs = the first numbers of each head of rows, times the weight of the head
   void multiply_heads(const Linear& layer, const bf16* rows, long stride, long size) {
-    gather_heads(rows, stride, size, workspace.head_inputs, M, stack.heads, layer.into, threads);
-    linear_heads(workspace.head_inputs, (const bf16*)layer.weight, workspace.head_outputs, M, stack.heads, layer.out,
-                 layer.into, threads);
+    gather_heads(rows, stride, size, workspace.head_inputs, M, stack.heads, layer.in_features, threads);
+    linear_heads(workspace.head_inputs, (const bf16*)layer.weight, workspace.head_outputs, M, stack.heads,
+                 layer.out_features, layer.in_features, threads);
   }
 
   void activate(const Layer& layer) {
     const Linear& reader = layer.down;
     ::activate(workspace.outputs, layer.activation, layer.gated, layer.activation_factors,
                bf16_target(&reader, workspace.plain), int8_target(&reader), workspace.scales, workspace.excess, M,
-               reader.into, threads);
+               reader.in_features, threads);
   }
 
   // outputs = the MLP of plain, or of int8 if it takes that. `site` is the number of its first linear layer.
@@ -211,7 +219,7 @@ struct ForwardPass {
       linear_gated(layer.gate_up, {workspace.plain, workspace.values, workspace.scales, workspace.excess},
                    workspace.active, {&all, 1}, layer.activation, threads);
       if (layer.down.form == INT8)
-        quantize_rows(workspace.active, workspace.values, workspace.scales, workspace.excess, M, layer.down.into,
+        quantize_rows(workspace.active, workspace.values, workspace.scales, workspace.excess, M, layer.down.in_features,
                       threads);
       return multiply(layer.down, workspace.active);
     }
@@ -225,19 +233,19 @@ struct ForwardPass {
     const Mixture& mixture = *layer.mixture;
     const Linear &router = mixture.router, &gate_up = layer.gate_up;
     const bf16 *rows = workspace.plain, *shared = nullptr;
-    ::linear(rows, (const bf16*)router.weight, router.bias, workspace.logits, M, router.out, router.into, true,
-             threads);
+    ::linear(rows, (const bf16*)router.weight, router.bias, workspace.logits, M, router.out_features,
+             router.in_features, true, threads);
     route(workspace.logits, mixture.bias, workspace.ids, workspace.weights, &mixture.routing, M, threads);
     if (mixture.routing.shared) {
       memcpy(workspace.rows, rows, M * stack.hidden() * sizeof(bf16));
       rows = workspace.rows;
       if (gate_up.form == INT8)
-        quantize_rows(rows, workspace.values, workspace.scales, workspace.excess, M, gate_up.into, threads);
+        quantize_rows(rows, workspace.values, workspace.scales, workspace.excess, M, gate_up.in_features, threads);
       dense(layer, site);
       shared = workspace.outputs;
     }
     experts(&mixture.experts, rows, workspace.ids, workspace.weights, shared, workspace.outputs, M,
-            mixture.routing.chosen, workspace.experts, threads);
+            mixture.routing.experts_per_token, workspace.experts, threads);
   }
 
   // From here on, only the rows of these spans are computed: they move to the front of `attended` [M][width], which is
@@ -338,25 +346,25 @@ int64_t layers(const Stack* stack, const int64_t* tokens, bf16* out, const int64
     if (s.plain) {
       const bf16* queries = pass.write_latents(layer, cos, sin, layer.scaled_queries ? query_scales : nullptr, pages[i],
                                                slots, int8, LORA_SITES * i + 4);
-      long rank = layer.value_up.into;
+      long rank = layer.value_up.in_features;
       attend(queries, s.heads * s.dim, pages[i], workspace.head_outputs, attended_spans, attended_count, table,
              layer.sinks, layer.slopes, nullptr, s.heads, 1, s.dim, rank, int8, true, layer.window, layer.chunk,
              layer.score_scale, layer.softcap, threads);
       if (keeps_results) pass.keep_rows(result_spans, result_count, workspace.head_outputs, s.heads * rank);
       pass.multiply_heads(layer.value_up, workspace.head_outputs, s.heads * rank, rank);
-      scatter_heads(workspace.head_outputs, workspace.plain, pass.M, s.heads, layer.value_up.out, threads);
+      scatter_heads(workspace.head_outputs, workspace.plain, pass.M, s.heads, layer.value_up.out_features, threads);
     } else {
       rope_write(workspace.outputs, cos, sin, pages[i], slots, layer.head_norm, layer.whole_qk_norm, layer.late_qk_norm,
                  false, layer.scaled_queries ? query_scales : nullptr, M, s.heads, s.kv_heads, s.dim, rotary,
                  s.interleaved, int8, threads);
-      attend(workspace.outputs, layer.qkv.out, pages[i], workspace.plain, attended_spans, attended_count, table,
-             layer.sinks, layer.slopes, nullptr, s.heads, s.kv_heads, s.dim, s.dim, int8, false, layer.window,
+      attend(workspace.outputs, layer.qkv.out_features, pages[i], workspace.plain, attended_spans, attended_count,
+             table, layer.sinks, layer.slopes, nullptr, s.heads, s.kv_heads, s.dim, s.dim, int8, false, layer.window,
              layer.chunk, layer.score_scale, layer.softcap, threads);
       if (keeps_results) pass.keep_rows(result_spans, result_count, workspace.plain, s.heads * s.dim);
     }
     if (layer.output.form == INT8)
-      quantize_rows(workspace.plain, workspace.values, workspace.scales, workspace.excess, pass.M, layer.output.into,
-                    threads);
+      quantize_rows(workspace.plain, workspace.values, workspace.scales, workspace.excess, pass.M,
+                    layer.output.in_features, threads);
     pass.linear(layer.output, LORA_SITES * i + 1);
     pass.finish_attention(layer);
     if (layer.mixture) pass.mix(layer, LORA_SITES * i + 2);

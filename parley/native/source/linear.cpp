@@ -43,12 +43,12 @@ void run_gated_gemm(const Pair* x, const Pair* w, const bf16* bias, bf16* y, Sli
 // memory, and reads one sequence of panels faster than panels from two halves of the weight in turn.
 bool is_gate_fused(const Linear& gate_up, int64_t activation, int64_t gated, long rows) {
   return LANES == 16 && gated && is_fused(activation) && gate_up.form != GROUPED && !gate_up.order &&
-         gate_up.out % (2 * PANEL) == 0 && rows > TILE_ROWS;
+         gate_up.out_features % (2 * PANEL) == 0 && rows > TILE_ROWS;
 }
 
 void linear_gated(const Linear& gate_up, const LinearInput& x, bf16* y, Slices slices, int64_t activation,
                   long threads) {
-  long N = gate_up.out / 2, K = gate_up.into;
+  long N = gate_up.out_features / 2, K = gate_up.in_features;
   if (gate_up.form == INT8)
     int8_gated_slices(x.values, x.scales, x.excess, (const uint8_t*)gate_up.weight, gate_up.scales, gate_up.bias, y,
                       slices, N, K, activation, threads);

@@ -80,7 +80,7 @@ void expand_rows(const bf16* inner, long columns, const Part& part, long n, bf16
     bf16* to = y + rows[r] * width + part.first + n;
 #pragma GCC unroll 4
     for (int i = 0; i < REGISTERS; i++) {
-      long left = part.out - n - i * LANES;
+      long left = part.out_features - n - i * LANES;
       store(to + i * LANES, load(to + i * LANES, left) + acc[r][i], left);
     }
   }
@@ -136,14 +136,14 @@ struct Site {
   long site;
   const bf16* x;
   bf16 *y, *inner;
-  long into, out;
+  long in_features, out_features;
 
   const Lora& lora(long i) const { return all.adapters[i][site]; }
   long begin(long i) const { return i ? all.ends[i - 1] : 0; }
   long rows(long i) const { return all.ends[i] - begin(i); }
   long groups(long i) const { return (rows(i) + TILE_ROWS - 1) / TILE_ROWS; }
 
-  static long blocks(const Part& part) { return (part.out + EXPAND_BLOCK - 1) / EXPAND_BLOCK; }
+  static long blocks(const Part& part) { return (part.out_features + EXPAND_BLOCK - 1) / EXPAND_BLOCK; }
 
   long shrink_tasks(long i) const { return lora(i).columns / LANES * groups(i); }
   long expand_tasks(long i) const {
@@ -157,8 +157,8 @@ struct Site {
     for (long task = tasks.first; task < tasks.end; task++) {
       long column = task / groups(i) * LANES, first = begin(i) + task % groups(i) * TILE_ROWS;
       auto run = choose_shrink(std::min<long>(TILE_ROWS, all.ends[i] - first));
-      run(x, into, all.rows + first, lora(i).down + column * into, into / 2, lora(i).scales + column,
-          inner + first * all.columns + column, all.columns);
+      run(x, in_features, all.rows + first, lora(i).down + column * in_features, in_features / 2,
+          lora(i).scales + column, inner + first * all.columns + column, all.columns);
     }
   }
 
@@ -167,8 +167,8 @@ struct Site {
       Range tasks = mine.next(blocks(*part) * groups(i));
       for (long task = tasks.first; task < tasks.end; task++) {
         long n = task / groups(i) * EXPAND_BLOCK, first = begin(i) + task % groups(i) * TILE_ROWS;
-        auto run = choose_expand(std::min<long>(TILE_ROWS, all.ends[i] - first), part->out - n);
-        run(inner + first * all.columns, all.columns, *part, n, y, out, all.rows + first);
+        auto run = choose_expand(std::min<long>(TILE_ROWS, all.ends[i] - first), part->out_features - n);
+        run(inner + first * all.columns, all.columns, *part, n, y, out_features, all.rows + first);
       }
     }
   }
@@ -207,13 +207,13 @@ void lora_pack(const bf16* w, bf16* packed, int64_t N, int64_t K, int64_t block)
 
 int64_t lora_block() { return EXPAND_BLOCK; }
 
-// y [M, out] += the adapters' products with x [M, into] in linear layer `site`. `into` is even. inner: memory for
-// `adapted.columns` numbers per row that has an adapter.
-void lora(const bf16* x, bf16* y, int64_t into, int64_t out, const Adapted* adapted, int64_t site, bf16* inner,
-          int64_t threads) {
-  Site here{*adapted, site, x, y, inner, into, out};
+// y [M, out_features] += the adapters' products with x [M, in_features] in linear layer `site`. `in_features` is even.
+// inner: memory for `adapted.columns` numbers per row that has an adapter.
+void lora(const bf16* x, bf16* y, int64_t in_features, int64_t out_features, const Adapted* adapted, int64_t site,
+          bf16* inner, int64_t threads) {
+  Site here{*adapted, site, x, y, inner, in_features, out_features};
   long count = adapted->count, work = 0;
-  for (long i = 0; i < count; i++) work += here.lora(i).columns * (into + out) * here.rows(i);
+  for (long i = 0; i < count; i++) work += here.lora(i).columns * (in_features + out_features) * here.rows(i);
   if (!work) return;
   run_parallel(work < SERIAL_WORK ? 1 : threads, [=] {
     long me = omp_get_thread_num(), team = omp_get_num_threads(), alone = here.alone(team);

@@ -5,7 +5,7 @@
 
 // One part of a layer's outputs: several linear layers of a checkpoint are fused into one here.
 struct Part {
-  int64_t first, out;     // its outputs
+  int64_t first, out_features;  // its outputs
   int64_t column, pairs;  // the first inner number that it reads, and the number of pairs
   const bf16* up;         // [out / block, rounded up][pairs][block], in pairs; see lora_pack
 };

@@ -56,7 +56,7 @@ void choose_groups(const Routing& r, const float* choice, bool* taken) {
 // The choice of a sparse mixer; see Routing in native/layer_shape.py.
 void choose_with_margin(const Routing& r, const float* logits, int64_t* ids, float* weights, bool* taken) {
   std::fill(taken, taken + r.experts, false);
-  for (long i = 0; i < r.chosen; i++) {
+  for (long i = 0; i < r.experts_per_token; i++) {
     long best = best_of(logits, taken, r.experts);
     float most = logits[best], total = 0;
     for (long j = 0; j < r.experts; j++)
@@ -76,13 +76,13 @@ void route_row(const Routing& r, const float* logits, const float* bias, int64_t
   std::fill(taken, taken + r.experts, false);
   if (r.groups > 1) choose_groups(r, choice, taken);
   float total = 0;
-  for (long i = 0; i < r.chosen; i++) {
+  for (long i = 0; i < r.experts_per_token; i++) {
     ids[i] = best_of(choice, taken, r.experts);
     taken[ids[i]] = true;
     weights[i] = scores[ids[i]];
     total += weights[i];
   }
-  for (long i = 0; i < r.chosen; i++)
+  for (long i = 0; i < r.experts_per_token; i++)
     weights[i] = (r.normalized ? weights[i] / (total + 1e-20f) : weights[i]) * r.scale;
 }
 
@@ -96,17 +96,18 @@ extern "C" {
 void route(const float* logits, const float* bias, int64_t* ids, float* weights, const Routing* routing, int64_t M,
            int64_t threads) {
   const Routing& r = *routing;
-  long width = r.experts + (r.shared == 2), count = r.chosen + !!r.shared;
+  long width = r.experts + (r.shared == 2), count = r.experts_per_token + !!r.shared;
   run_parallel(M < SERIAL_ROWS ? 1 : threads, [=] {
     std::unique_ptr<float[]> numbers(new float[2 * r.experts]);
     std::unique_ptr<bool[]> taken(new bool[r.experts]);
 #pragma omp for
     for (long m = 0; m < M; m++) {
       const float* row = logits + m * width;
-      route_row(r, row, bias, ids + m * r.chosen, weights + m * count, numbers.get(), numbers.get() + r.experts,
-                taken.get());
+      route_row(r, row, bias, ids + m * r.experts_per_token, weights + m * count, numbers.get(),
+                numbers.get() + r.experts, taken.get());
       if (r.shared)
-        weights[m * count + r.chosen] = r.shared == 2 ? (1.f / (1.f + exp(broadcast(-row[r.experts]))))[0] : 1.f;
+        weights[m * count + r.experts_per_token] =
+            r.shared == 2 ? (1.f / (1.f + exp(broadcast(-row[r.experts]))))[0] : 1.f;
     }
   });
 }

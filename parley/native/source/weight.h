@@ -6,7 +6,7 @@
 enum Form : int64_t { BF16, INT8, GROUPED };
 
 struct Linear {
-  int64_t form, out, into, code, group;  // `into` is a multiple of 8
+  int64_t form, out_features, in_features, code, group;  // `in_features` is a multiple of 8
   const void* weight;
   const float* scales;   // of outputs, for int8 and perhaps for groups
   const bf16* bias;      // or null

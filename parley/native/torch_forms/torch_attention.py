@@ -65,7 +65,7 @@ class QueryTile:
     start: int  # first key position, a multiple of VALUE_CHUNK
     length: int  # number of keys, up to the last that any of its rows attends to
     table: list[int]
-    ends: list[int]  # of its rows, as in ``plan_tiles``; empty: attention is causal
+    visible_ends: list[int]  # of its rows, as in ``plan_tiles``; empty: attention is causal
 
 
 def page_format(layer: LayerKV, dtype: torch.dtype) -> PageFormat:
@@ -83,18 +83,19 @@ def plan_tiles(
     page_shape: tuple[int, ...],
     window: int | None,
     chunk: int | None = None,
-    ends: torch.Tensor | None,
+    visible_ends: torch.Tensor | None,
     zero_page: int,
     device: torch.device,
 ) -> list[TileGroup]:
     """Group a batch's rows into tiles. One plan serves all layers of one shape; ``page_shape`` is that of a page.
 
-    ``ends`` int64 [T]: the last position that a row attends to, plus 1; None: its own position (causal attention).
+    ``visible_ends`` int64 [T]: the last position that a row attends to, plus 1; None: its own position (attention is
+    causal).
     """
     sides, kv_heads, _, dim = page_shape
     fold = heads // kv_heads
     tile_rows = max(1, min(TILE_ROWS, FOLDED_ROWS // fold))
-    row_ends = None if ends is None else ends.tolist()
+    row_ends = None if visible_ends is None else visible_ends.tolist()
     groups: dict[tuple[int, int], list[QueryTile]] = {}
     for span in spans:
         prior_count = span.length - span.count
@@ -114,8 +115,8 @@ def plan_tiles(
     result = []
     for (log_rows, _), tiles in groups.items():
         rows = 1 << log_rows
-        most = -(-max(tile.length for tile in tiles) // KEY_MULTIPLE) * KEY_MULTIPLE
-        step = max(1, GROUP_ELEMENTS // (most * kv_heads * max(fold * rows, dim)))
+        padded_length = -(-max(tile.length for tile in tiles) // KEY_MULTIPLE) * KEY_MULTIPLE
+        step = max(1, GROUP_ELEMENTS // (padded_length * kv_heads * max(fold * rows, dim)))
         for i in range(0, len(tiles), step):
             group = _group_tiles(tiles[i : i + step], rows, (sides, kv_heads), window, chunk, zero_page, total, device)
             result.append(group)
@@ -154,9 +155,9 @@ def _group_tiles(
     unmasked_keys = int((position - start).min()) + 1 if window is None and chunk is None else 0
     key = np.arange(unmasked_keys, keys)[None, None]
     last = query
-    if tiles[0].ends:
-        ends = [np.pad(tile.ends, (0, rows - tile.count), "edge") - tile.start for tile in tiles]
-        last = np.stack(ends)[:, :, None] - 1
+    if tiles[0].visible_ends:
+        visible_ends = [np.pad(tile.visible_ends, (0, rows - tile.count), "edge") - tile.start for tile in tiles]
+        last = np.stack(visible_ends)[:, :, None] - 1
     hidden = key > last
     if window is not None:
         hidden |= key <= query - window

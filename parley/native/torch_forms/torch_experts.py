@@ -36,7 +36,7 @@ def _choose_best(
     choice = scores if bias is None else scores + bias
     if routing.groups > 1:
         choice = choice.masked_fill(~_in_best_groups(choice, routing), float("-inf"))
-    ids = _best_numbers(choice, routing.chosen)
+    ids = _best_numbers(choice, routing.experts_per_token)
     weights = scores.gather(1, ids)
     return ids, weights / (weights.sum(-1, keepdim=True) + 1e-20) if routing.normalized else weights
 
@@ -46,7 +46,7 @@ def _mix_sparsely(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the choice of a sparse mixer, which has no bias, and its weights before ``scale``."""
     remaining_logits, ids, weights = logits, [], []
-    for _ in range(routing.chosen):
+    for _ in range(routing.experts_per_token):
         best = _best_numbers(remaining_logits, 1)
         best_logits = remaining_logits.gather(1, best)
         is_far = best_logits - logits > routing.margin * torch.maximum(logits.abs(), best_logits)

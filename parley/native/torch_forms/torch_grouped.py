@@ -88,10 +88,10 @@ class BlockedWeight(NamedTuple):
 
 
 class GroupedPieces(NamedTuple):
-    """A weight of ``out`` outputs, as pieces of them in order: each is made when it is packed, so that they never lie
-    in memory together. All have the same code and groups, and all but the last can be packed alone."""
+    """A weight of ``out_features`` outputs, as pieces of them in order: each is made when it is packed, so that they
+    never lie in memory together. All have the same code and groups, and all but the last can be packed alone."""
 
-    out: int
+    out_features: int
     pieces: Iterable[GroupedWeight | BlockedWeight]
 
 
@@ -103,15 +103,15 @@ def round_int4(weight: torch.Tensor, group: int) -> GroupedWeight:
 
 
 def _round_groups(weight: torch.Tensor, group: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    out, into = weight.shape
-    groups = -(-into // group)
-    parts = F.pad(weight.float(), (0, groups * group - into)).view(out, groups, group)
+    out_features, in_features = weight.shape
+    groups = -(-in_features // group)
+    parts = F.pad(weight.float(), (0, groups * group - in_features)).view(out_features, groups, group)
     low, high = parts.amin(-1).clamp_max_(0), parts.amax(-1).clamp_min_(0)
     scales = (high - low) / 15
     inverse = scales.reciprocal().nan_to_num_(0, 0, 0)
     zeros = (-low * inverse).round_().nan_to_num_(0)
     values = parts.mul(inverse[..., None]).round_().add_(zeros[..., None]).nan_to_num_(0).clamp_(0, 15)
-    return values.view(out, groups * group)[:, :into].to(torch.uint8), scales, zeros.to(torch.uint8)
+    return values.view(out_features, groups * group)[:, :in_features].to(torch.uint8), scales, zeros.to(torch.uint8)
 
 
 def _decode_values(bits: torch.Tensor, code: str) -> torch.Tensor:
@@ -124,20 +124,20 @@ def _decode_values(bits: torch.Tensor, code: str) -> torch.Tensor:
 
 
 def dequantize_grouped(weight: GroupedWeight) -> torch.Tensor:
-    """Dequantize a weight, with columns in the order of the rows: float32 [out, in]."""
-    into = weight.values.shape[1]
+    """Dequantize a weight, with columns in the order of the rows: float32 [out_features, in_features]."""
+    in_features = weight.values.shape[1]
 
-    def spread_groups(numbers: torch.Tensor) -> torch.Tensor:
-        return numbers.float().repeat_interleave(weight.group, 1)[:, :into]
+    def spread_groups(group_numbers: torch.Tensor) -> torch.Tensor:
+        return group_numbers.float().repeat_interleave(weight.group, 1)[:, :in_features]
 
-    wide = _decode_values(weight.values, weight.code)
+    numbers = _decode_values(weight.values, weight.code)
     if weight.code in SHIFTED_CODES:
-        wide -= SHIFTED_CODES[weight.code]
+        numbers -= SHIFTED_CODES[weight.code]
     elif weight.zeros is not None:
-        wide -= spread_groups(weight.zeros)
-    wide *= spread_groups(weight.scales)
+        numbers -= spread_groups(weight.zeros)
+    numbers *= spread_groups(weight.scales)
     if weight.code in SHIFTED_CODES and weight.zeros is not None:
-        wide += spread_groups(weight.zeros)
+        numbers += spread_groups(weight.zeros)
     if weight.out_scales is not None:
-        wide *= weight.out_scales.float()[:, None]
-    return wide if weight.order is None else wide[:, weight.order.argsort()]
+        numbers *= weight.out_scales.float()[:, None]
+    return numbers if weight.order is None else numbers[:, weight.order.argsort()]

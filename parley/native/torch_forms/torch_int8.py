@@ -40,13 +40,13 @@ class TorchInt8Packed:
 
 def quantize_rows(x: torch.Tensor) -> TorchRows:
     """Quantize x [T, K]. The scale of a row is its largest absolute value / 127; rounds half to even."""
-    wide = x.float()
-    most = wide.abs().amax(-1) if x.shape[-1] else wide.new_zeros(wide.shape[:-1])
-    sound = most.isfinite()
+    rows = x.float()
+    largest = rows.abs().amax(-1) if x.shape[-1] else rows.new_zeros(rows.shape[:-1])
+    is_finite = largest.isfinite()
     # 127 / x rounds twice.
-    inverse = torch.where(sound & (most >= MIN_ABSMAX), torch.full_like(most, 127).div_(most), 0.0)
-    values = torch.where(sound[:, None], wide * inverse[:, None], 0.0).round_().to(torch.int8)
-    return TorchRows(values, torch.where(sound, most / 127, torch.nan))
+    inverse = torch.where(is_finite & (largest >= MIN_ABSMAX), torch.full_like(largest, 127).div_(largest), 0.0)
+    values = torch.where(is_finite[:, None], rows * inverse[:, None], 0.0).round_().to(torch.int8)
+    return TorchRows(values, torch.where(is_finite, largest / 127, torch.nan))
 
 
 def pack_int8(
@@ -62,10 +62,10 @@ def pack_int8(
 
 def check_int8_shape(values: torch.Tensor) -> tuple[int, int]:
     """Return the shape (out, in) of an int8 weight. Raises ValueError if its inner dimension is above MAX_INNER."""
-    out, into = values.shape
-    if into > MAX_INNER:
-        raise ValueError(f"sums over {into} numbers of int8 do not fit 32 bits")
-    return out, into
+    out_features, in_features = values.shape
+    if in_features > MAX_INNER:
+        raise ValueError(f"sums over {in_features} numbers of int8 do not fit 32 bits")
+    return out_features, in_features
 
 
 def linear_int8(rows: TorchRows, packed: TorchInt8Packed, dtype: torch.dtype) -> torch.Tensor:
@@ -91,5 +91,5 @@ def _multiply_exact(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 @functools.cache
 def int_mm_is_exact() -> bool:
     """Whether torch's int8 product is exact. Without VNNI, some implementations add pairs in 16 bits."""
-    ends = torch.full((64, 128), 127, dtype=torch.int8)
-    return bool((torch._int_mm(ends, -ends.t()) == -127 * 127 * 128).all())
+    extremes = torch.full((64, 128), 127, dtype=torch.int8)
+    return bool((torch._int_mm(extremes, -extremes.t()) == -127 * 127 * 128).all())

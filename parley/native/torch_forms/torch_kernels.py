@@ -172,12 +172,12 @@ def rope_write(
     qkv = qkv.view(-1, heads + 2 * kv_heads, dim)
     rotary = cos.shape[-1]
     rotated_heads = qkv[:, : heads + kv_heads]
-    wide = rotated_heads.float()
+    float_heads = rotated_heads.float()
     if head_norm is not None and not is_norm_late:
-        wide = _norm_heads(wide, head_norm, heads if has_whole_norm else None)
+        float_heads = _norm_heads(float_heads, head_norm, heads if has_whole_norm else None)
         if rotary < dim:
-            rotated_heads[..., rotary:] = wide[..., rotary:]
-    rotated_heads[..., :rotary] = rotate_rows(wide[..., :rotary], cos, sin, is_interleaved)
+            rotated_heads[..., rotary:] = float_heads[..., rotary:]
+    rotated_heads[..., :rotary] = rotate_rows(float_heads[..., :rotary], cos, sin, is_interleaved)
     if head_norm is not None and is_norm_late:
         rotated_heads.copy_(_norm_heads(rotated_heads.float(), head_norm, None))
     if query_scales is not None:
@@ -220,9 +220,11 @@ def _xielu(x: torch.Tensor, factors: Sequence[float]) -> torch.Tensor:
     """Return positive * x² above 0 and negative * (e^x - 1 - x) below, plus linear * x, with these ``factors``.
     Computed in float64, because the bits of float32's exponential function depend on a number's index in the tensor."""
     positive, negative, linear = factors
-    wide = x.double()
-    curve = torch.where(wide > 0, positive * wide.square(), negative * (wide.clamp_max(0).expm1() - wide))
-    return (curve + linear * wide).to(x.dtype)
+    double_x = x.double()
+    curve = torch.where(
+        double_x > 0, positive * double_x.square(), negative * (double_x.clamp_max(0).expm1() - double_x)
+    )
+    return (curve + linear * double_x).to(x.dtype)
 
 
 def activate(

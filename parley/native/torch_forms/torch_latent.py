@@ -29,9 +29,9 @@ def absorb_queries(
 
     ``key_up`` replaces their first numbers, and the last ones are rotated; cos and sin are those of ``rope_write``.
     """
-    plain, rotary_part = queries.split([queries.shape[-1] - cos.shape[-1], cos.shape[-1]], -1)
+    unrotated, rotary_part = queries.split([queries.shape[-1] - cos.shape[-1], cos.shape[-1]], -1)
     rotated = rotate_rows(rotary_part.float(), cos, sin, is_interleaved).to(queries.dtype)
-    return torch.cat((linear_heads(plain, key_up), rotated), -1)
+    return torch.cat((linear_heads(unrotated, key_up), rotated), -1)
 
 
 def write_latents(

@@ -36,7 +36,7 @@ class TorchLoraRows:
         self._groups = [(adapter, torch.tensor(rows, device=device)) for adapter, rows in groups]
 
     def add_lora(self, x: torch.Tensor, y: torch.Tensor, site: int) -> None:
-        """Add the adapters' products with x [T, into] to y [T, out], in linear layer number ``site``."""
+        """Add the adapters' products with x [T, in_features] to y [T, out], in linear layer number ``site``."""
         for adapter, rows in self._groups:
             parts = adapter.sites[site]
             inputs = x.index_select(0, rows) if parts else x

@@ -54,11 +54,13 @@ def _scan_heads(
     )
     if shape.has_steps:
         assert weights.step_bias is not None
-        wide = F.softplus(steps.double() * shape.step_scale + weights.step_bias.double()).clamp(*shape.step_limits)
+        double_steps = F.softplus(steps.double() * shape.step_scale + weights.step_bias.double()).clamp(
+            *shape.step_limits
+        )
     else:
-        wide = steps.new_ones(len(x), shape.heads).double()
-    decay = (wide * weights.decay.double()).exp().float()[..., None, None]
-    step = wide.float()[..., None, None]
+        double_steps = steps.new_ones(len(x), shape.heads).double()
+    decay = (double_steps * weights.decay.double()).exp().float()[..., None, None]
+    step = double_steps.float()[..., None, None]
     y = torch.empty_like(x[:, :, 0])
     for t in range(len(x)):
         recurrent *= decay[t]

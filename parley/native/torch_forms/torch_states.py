@@ -54,8 +54,8 @@ def convolve_rows(rows: torch.Tensor, tail: torch.Tensor, weights: StateWeights)
 def silu(x: torch.Tensor) -> torch.Tensor:
     """Return x * sigmoid(x) of float32 numbers. Computed in float64, because the bits of torch's exponential function
     in float32 differ at the end of a vector."""
-    wide = x.double()
-    return (wide * wide.sigmoid()).float()
+    double_x = x.double()
+    return (double_x * double_x.sigmoid()).float()
 
 
 def scan_gated_delta(
@@ -73,7 +73,7 @@ def scan_gated_delta(
     their L2 norms, and q by sqrt(key_dim), a head's state S [key_dim, value_dim] and output o become
 
         S = exp(decay * softplus(a + step_bias)) * S
-        S = S + k (most_strength * sigmoid(b) * (v - k S))
+        S = S + k (max_strength * sigmoid(b) * (v - k S))
         o = norm(q S) * silu(z)
     """
     assert weights.decay is not None and weights.step_bias is not None and weights.norm is not None
@@ -94,7 +94,7 @@ def scan_gated_delta(
         )
         q, k = (scale_to_unit(part).repeat_interleave(share, 1) for part in (q, k))
         b, a = gates[span.rows].double().chunk(2, 1)
-        strength = shape.most_strength * b.sigmoid().float()[..., None]
+        strength = shape.max_strength * b.sigmoid().float()[..., None]
         decay = (weights.decay.double() * F.softplus(a + weights.step_bias.double())).exp().float()[..., None, None]
         heads_out = apply_delta_rule(q / shape.key_dim**0.5, k, v, decay, strength, state)
         normed = F.rms_norm(heads_out, (shape.value_dim,), None, weights.norm.eps).flatten(1) * weights.norm.weight
@@ -191,5 +191,7 @@ def convolve_gated(
 
 def gate_rows(rows: torch.Tensor, gates: torch.Tensor, *, has_softplus: bool = False) -> torch.Tensor:
     """Return rows * sigmoid(gates), or rows * softplus(gates): [T, width], in the dtype of ``rows``."""
-    wide = gates.double()
-    return (rows.float() * (F.softplus(wide) if has_softplus else wide.sigmoid()).float()).to(rows.dtype)
+    double_gates = gates.double()
+    return (rows.float() * (F.softplus(double_gates) if has_softplus else double_gates.sigmoid()).float()).to(
+        rows.dtype
+    )

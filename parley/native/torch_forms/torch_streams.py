@@ -9,14 +9,14 @@ from __future__ import annotations
 import torch
 
 PIECE = 16  # numbers of a row that are summed first
-LEAST_MEAN_SQUARE = 1e-5  # of rows that are divided by their size
+MIN_MEAN_SQUARE = 1e-5  # of rows that are divided by their size
 
 
 def row_means(rows: torch.Tensor) -> torch.Tensor:
     """Return the mean of each row of float32 [T, width]: [T, 1]."""
-    whole = rows.shape[1] // PIECE * PIECE
-    total: torch.Tensor = rows[:, :whole].unflatten(1, (-1, PIECE)).sum(-1).sum(-1, keepdim=True)
-    total += rows[:, whole:].sum(-1, keepdim=True)
+    whole_width = rows.shape[1] // PIECE * PIECE
+    total: torch.Tensor = rows[:, :whole_width].unflatten(1, (-1, PIECE)).sum(-1).sum(-1, keepdim=True)
+    total += rows[:, whole_width:].sum(-1, keepdim=True)
     return total / rows.shape[1]
 
 
@@ -28,15 +28,15 @@ def sparsify_gates(rows: torch.Tensor, deviations: float) -> torch.Tensor:
     normal distribution, those that stay are a fixed share (Gaussian top-k, arXiv 2506.06644).
     """
     gates = rows[:, : rows.shape[1] // 2]
-    wide = gates.float()
-    mean = row_means(wide)
-    deviation = row_means((wide - mean).square()).sqrt()
-    gates.copy_((wide - (mean + deviation * deviations)).clamp_min_(0))
+    float_gates = gates.float()
+    mean = row_means(float_gates)
+    deviation = row_means((float_gates - mean).square()).sqrt()
+    gates.copy_((float_gates - (mean + deviation * deviations)).clamp_min_(0))
     return rows
 
 
 def match_sizes(rows: torch.Tensor, models: torch.Tensor) -> torch.Tensor:
     """Return rows [T, width], scaled so that the mean square of each is that of the row of ``models`` [T, width]."""
-    wide = rows.float()
-    size = row_means(wide.square()).clamp_min_(LEAST_MEAN_SQUARE).sqrt_()
-    return (wide * (row_means(models.float().square()).sqrt_() / size)).to(rows.dtype)
+    float_rows = rows.float()
+    size = row_means(float_rows.square()).clamp_min_(MIN_MEAN_SQUARE).sqrt_()
+    return (float_rows * (row_means(models.float().square()).sqrt_() / size)).to(rows.dtype)

@@ -41,8 +41,8 @@ def top_k(logits: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]
         values, ids = logits.topk(min(count, vocab))
         return values, ids
     block_ids = blocks.amax(-1).topk(count, sorted=False).indices
-    inside = blocks.gather(1, block_ids[:, :, None].expand(-1, -1, ARGMAX_BLOCK)).flatten(1)
-    values, index = inside.topk(count)
+    candidates = blocks.gather(1, block_ids[:, :, None].expand(-1, -1, ARGMAX_BLOCK)).flatten(1)
+    values, index = candidates.topk(count)
     ids = block_ids.gather(1, index // ARGMAX_BLOCK) * ARGMAX_BLOCK + index % ARGMAX_BLOCK
     return values, ids
 

@@ -96,7 +96,7 @@ def _score_keys(
     key_scales: tl.tensor,
     key_ids: tl.tensor,
     positions: tl.tensor,
-    ends: tl.tensor,
+    visible_ends: tl.tensor,
     scale: tl.tensor,
     cap: tl.tensor,
     shape: tl.constexpr,
@@ -107,7 +107,7 @@ def _score_keys(
         scores *= key_scales[None, :]
     if shape.has_cap:
         scores = cap * (1.0 - 2.0 / (tl.exp2(scores * (2.0 * LOG2_E / cap)) + 1.0))  # cap * tanh(scores / cap)
-    is_visible = key_ids[None, :] < ends[:, None]
+    is_visible = key_ids[None, :] < visible_ends[:, None]
     if shape.window > 0:
         is_visible &= key_ids[None, :] > positions[:, None] - shape.window
     return tl.where(is_visible, scores * LOG2_E, NEVER)
@@ -122,7 +122,7 @@ def _attend_chunk(
     first_key: tl.tensor,
     end_key: tl.tensor,
     positions: tl.tensor,
-    ends: tl.tensor,
+    visible_ends: tl.tensor,
     scale: tl.tensor,
     cap: tl.tensor,
     shape: tl.constexpr,
@@ -170,7 +170,7 @@ def _attend_chunk(
                 0,
             )
             products = tl.dot(query_tail, key_tail.to(query.dtype), products, input_precision="ieee")
-        scores = _score_keys(products, key_scales, key_ids, positions, ends, scale, cap, shape)
+        scores = _score_keys(products, key_scales, key_ids, positions, visible_ends, scale, cap, shape)
         next_peak = tl.maximum(peak, tl.max(scores, 1))
         base = tl.where(next_peak == NEVER, 0.0, next_peak)
         factor, weights = tl.exp2(peak - base), tl.exp2(scores - base[:, None])
@@ -251,8 +251,8 @@ def _attend_kernel(
     """
     sequence, tokens, heads, exists = _tile_rows(tiles, shape)
     positions = tl.load(row_positions + tokens, exists, 0)
-    ends = tl.load(row_ends + tokens, exists, 0)
-    last_end = tl.max(ends, 0)
+    visible_ends = tl.load(row_ends + tokens, exists, 0)
+    last_end = tl.max(visible_ends, 0)
     first_key = last_end * 0
     if shape.window > 0:
         first_key = tl.maximum(tl.min(tl.where(exists, positions, last_end), 0) - shape.window + 1, 0)
@@ -274,7 +274,7 @@ def _attend_kernel(
         if chunk * CHUNK < last_end:
             peak, total, values = _attend_chunk(
                 query, query_tail, keys, table, tl.maximum(first_key, chunk * CHUNK),
-                tl.minimum(last_end, (chunk + 1) * CHUNK), positions, ends, scale, cap, shape,
+                tl.minimum(last_end, (chunk + 1) * CHUNK), positions, visible_ends, scale, cap, shape,
             )  # fmt: skip
             row = (tokens.to(tl.int64) * (shape.kv_heads * shape.fold) + heads) * chunks + tl.program_id(2)
             tl.store(partial_stats + row, peak, exists)
@@ -286,7 +286,7 @@ def _attend_kernel(
         for chunk in range(first_chunk, tl.cdiv(last_end, CHUNK)):
             next_peak, next_total, next_values = _attend_chunk(
                 query, query_tail, keys, table, tl.maximum(first_key, chunk * CHUNK),
-                tl.minimum(last_end, (chunk + 1) * CHUNK), positions, ends, scale, cap, shape,
+                tl.minimum(last_end, (chunk + 1) * CHUNK), positions, visible_ends, scale, cap, shape,
             )  # fmt: skip
             peak, total, values = _merge(peak, total, values, next_peak, next_total, next_values)
         _store_rows(out, total, values, tokens, heads, exists, shape)
@@ -320,8 +320,8 @@ def _merge_kernel(
     for chunk in range(0, tl.cdiv(last_end, CHUNK) - first_chunk):
         next_peak = tl.load(partial_stats + row + chunk, exists, NEVER)
         next_total = tl.load(partial_stats + stats_side + row + chunk, exists, 0)
-        places = (row[:, None] + chunk) * shape.value_dim + dims[None, :]
-        next_values = tl.load(partial_values + places, is_value, 0)
+        offsets = (row[:, None] + chunk) * shape.value_dim + dims[None, :]
+        next_values = tl.load(partial_values + offsets, is_value, 0)
         peak, total, values = _merge(peak, total, values, next_peak, next_total, next_values)
     _store_rows(out, total, values, tokens, heads, exists, shape)
 
@@ -386,7 +386,7 @@ def attend(
     warps = 8 if shape.has_latents or (shape.is_int8 and shape.dim_block > WIDE_HEAD) else 4
     _attend_kernel[(len(tiles), layer.heads, chunks if is_split else 1)](
         queries, queries.stride(0), pool.data, tiles, tables.pages, tables.pages.stride(0), tables.positions,
-        tables.ends, sinks, out, stats, values, side, chunks, scale, softcap or 1.0, shape, num_warps=warps,
+        tables.visible_ends, sinks, out, stats, values, side, chunks, scale, softcap or 1.0, shape, num_warps=warps,
         **NO_FUSION,
     )  # fmt: skip
     if is_split:
@@ -397,7 +397,7 @@ def attend(
             chunks,
             tiles,
             tables.positions,
-            tables.ends,
+            tables.visible_ends,
             sinks,
             out,
             shape,

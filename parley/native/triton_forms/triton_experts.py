@@ -73,25 +73,25 @@ def _sort_kernel(
     """Sort the pairs of one expert, and make its tiles."""
     expert = tl.program_id(0)
     numbers = tl.arange(0, block)
-    before, own = expert * 0, expert * 0
+    pairs_before, own_count = expert * 0, expert * 0
     for first in range(0, pair_count, block):
         pairs = first + numbers
-        chosen = tl.load(ids + pairs, pairs < pair_count, 0x7FFFFFFF)
-        before += tl.sum((chosen < expert).to(tl.int32))
-        own += tl.sum((chosen == expert).to(tl.int32))
-    place = before
+        chosen_experts = tl.load(ids + pairs, pairs < pair_count, 0x7FFFFFFF)
+        pairs_before += tl.sum((chosen_experts < expert).to(tl.int32))
+        own_count += tl.sum((chosen_experts == expert).to(tl.int32))
+    target = pairs_before
     for first in range(0, pair_count, block):
         pairs = first + numbers
         is_own = tl.load(ids + pairs, pairs < pair_count, 0x7FFFFFFF) == expert
         counts = is_own.to(tl.int32)
-        tl.store(sorted_pairs + place + tl.cumsum(counts) - 1, pairs, is_own)
-        place += tl.sum(counts)
-    end = before + own
-    first_tile = before // rows
+        tl.store(sorted_pairs + target + tl.cumsum(counts) - 1, pairs, is_own)
+        target += tl.sum(counts)
+    end = pairs_before + own_count
+    first_tile = pairs_before // rows
     for tile in range(0, end // rows - first_tile + 1):
         fields = tiles + (first_tile + expert + tile) * TILE_FIELDS
         tl.store(fields, expert)
-        tl.store(fields + 1, before + tile * rows)
+        tl.store(fields + 1, pairs_before + tile * rows)
         tl.store(fields + 2, end)
 
 
@@ -139,7 +139,7 @@ def _multiply_outputs(
     else:
         total = multiply_grouped_tile(columns, is_pair, weight, scales, zeros, out_scales, outs, shape.product)
     if shape.product.has_bias:
-        total += tl.load(bias + outs, outs < shape.product.out, 0).to(tl.float32)[:, None]
+        total += tl.load(bias + outs, outs < shape.product.out_features, 0).to(tl.float32)[:, None]
     return total
 
 
@@ -176,8 +176,8 @@ def _expert_kernel(
     weight += expert * shape.weight_size
     scales += expert * shape.group_size
     zeros += expert * shape.group_size
-    out_scales += expert * shape.product.out
-    bias += expert * shape.product.out
+    out_scales += expert * shape.product.out_features
+    bias += expert * shape.product.out_features
     outs = tl.program_id(0) * shape.product.outs + tl.arange(0, shape.product.outs)
     total = _multiply_outputs(columns, is_pair, scales_of_rows, weight, scales, zeros, out_scales, bias, outs, shape)
     if shape.activation != "":
@@ -188,9 +188,9 @@ def _expert_kernel(
                 columns, is_pair, scales_of_rows, weight, scales, zeros, out_scales, bias, outs + shape.width, shape
             ).to(stored).to(tl.float32)  # fmt: skip
         total = activate_numbers(gate, up, stored, shape.activation, shape.is_gated)
-    places = pairs[:, None].to(tl.int64) * shape.width + outs[None, :]
+    offsets = pairs[:, None].to(tl.int64) * shape.width + outs[None, :]
     is_stored = is_pair[:, None] & (outs[None, :] < shape.width)
-    tl.store(y + places, tl.trans(total).to(y.dtype.element_ty), is_stored)
+    tl.store(y + offsets, tl.trans(total).to(y.dtype.element_ty), is_stored)
 
 
 @triton.jit
@@ -201,7 +201,7 @@ def _sum_kernel(
     shared: tl.tensor,  # [T, hidden]
     y: tl.tensor,  # [T, hidden]
     hidden: tl.constexpr,
-    chosen: tl.constexpr,
+    experts_per_token: tl.constexpr,
     has_shared: tl.constexpr,
     weighs_inputs: tl.constexpr,
     block: tl.constexpr,
@@ -211,14 +211,14 @@ def _sum_kernel(
     columns = tl.program_id(1) * block + tl.arange(0, block)
     is_column = columns < hidden
     total = tl.zeros([block], tl.float32)
-    for slot in range(0, chosen):
-        result = tl.load(outputs + (row * chosen + slot) * hidden + columns, is_column, 0)
+    for slot in range(0, experts_per_token):
+        result = tl.load(outputs + (row * experts_per_token + slot) * hidden + columns, is_column, 0)
         if not weighs_inputs:
             result *= tl.load(weights + row * weight_stride + slot)
         total += result
     if has_shared:
-        own = tl.load(shared + row * hidden + columns, is_column, 0).to(tl.float32)
-        total += own * tl.load(weights + row * weight_stride + chosen)
+        shared_output = tl.load(shared + row * hidden + columns, is_column, 0).to(tl.float32)
+        total += shared_output * tl.load(weights + row * weight_stride + experts_per_token)
     tl.store(y + row * hidden + columns, total.to(y.dtype.element_ty), is_column)
 
 
@@ -264,14 +264,16 @@ def _product_shape(packed: StackedWeight, rows: int) -> tuple[Tile, LinearShape 
     if isinstance(packed, TritonGroupedPacked):
         tile = choose_tile(triton_grouped.TILES)
         return tile, triton_grouped.grouped_shape(packed, tile), "grouped"
-    out, into = packed.weight.shape[-2:]
+    out_features, in_features = packed.weight.shape[-2:]
     has_bias = packed.bias is not None
     if isinstance(packed, TritonInt8Packed):
         tile = choose_tile(triton_int8.TILES)
-        shape = LinearShape(out, into, tile.outs, tile.rows, tile.inner, tile.stages, has_bias, INTERPRETED)
+        shape = LinearShape(
+            out_features, in_features, tile.outs, tile.rows, tile.inner, tile.stages, has_bias, INTERPRETED
+        )
         return tile, shape, "int8"
     tile = choose_tile(triton_linear.TILES)
-    return tile, triton_linear.linear_shape(out, into, tile, has_bias=has_bias), "plain"
+    return tile, triton_linear.linear_shape(out_features, in_features, tile, has_bias=has_bias), "plain"
 
 
 def _multiply(
@@ -332,7 +334,7 @@ def mix_experts(
     """
     gate_up, down = experts.gate_up, experts.down
     assert isinstance(gate_up, StackedWeight) and isinstance(down, StackedWeight)
-    (count, chosen), hidden = ids.shape, x.shape[1]
+    (count, experts_per_token), hidden = ids.shape, x.shape[1]
     y = torch.empty_like(x, memory_format=torch.contiguous_format)
     if not count:
         return y
@@ -340,20 +342,20 @@ def mix_experts(
     order = "sorted" if plan.is_sorted else "pairs"
     rows: torch.Tensor | TorchRows = quantize_rows(x) if isinstance(gate_up, TritonInt8Packed) else x
     if weighs_inputs:
-        rows = _weigh_pairs(rows, weights[:, :chosen])
+        rows = _weigh_pairs(rows, weights[:, :experts_per_token])
     width = gate_up.weight.shape[1] // (2 if experts.is_gated else 1)
-    active = x.new_empty(count * chosen, width)
+    active = x.new_empty(count * experts_per_token, width)
     _multiply(
-        rows, gate_up, active, plan, fold=1 if weighs_inputs else chosen, order=order, activation=activation,
+        rows, gate_up, active, plan, fold=1 if weighs_inputs else experts_per_token, order=order, activation=activation,
         is_gated=experts.is_gated,
     )  # fmt: skip
-    outputs = x.new_empty(count * chosen, hidden, dtype=torch.float32)
+    outputs = x.new_empty(count * experts_per_token, hidden, dtype=torch.float32)
     inputs = quantize_rows(active) if isinstance(down, TritonInt8Packed) else active
     _multiply(inputs, down, outputs, plan, fold=1, order=order)
     block = min(SUM_BLOCK, triton.next_power_of_2(hidden))
     _sum_kernel[(count, triton.cdiv(hidden, block))](
-        outputs, weights, weights.stride(0), unused(x) if shared is None else shared.contiguous(), y, hidden, chosen,
-        shared is not None, weighs_inputs, block, **NO_FUSION,
+        outputs, weights, weights.stride(0), unused(x) if shared is None else shared.contiguous(), y, hidden,
+        experts_per_token, shared is not None, weighs_inputs, block, **NO_FUSION,
     )  # fmt: skip
     return y
 
@@ -361,8 +363,8 @@ def mix_experts(
 def _weigh_pairs(rows: torch.Tensor | TorchRows, weights: torch.Tensor) -> torch.Tensor | TorchRows:
     """Return the row of each pair, times the weight of its expert. ``weights`` [T, chosen]."""
     if isinstance(rows, TorchRows):
-        chosen = weights.shape[1]
-        values = rows.values[:, None].expand(-1, chosen, -1).flatten(0, 1)
+        experts_per_token = weights.shape[1]
+        values = rows.values[:, None].expand(-1, experts_per_token, -1).flatten(0, 1)
         return TorchRows(values, (rows.scales[:, None] * weights).flatten())
     return (rows[:, None] * weights[:, :, None]).to(rows.dtype).flatten(0, 1)
 

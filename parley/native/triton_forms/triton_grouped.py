@@ -24,7 +24,7 @@ from parley.native.triton_forms.triton_linear import Tile, store_tile, tile_grid
 from parley.native.triton_forms.triton_packed import TritonGroupedPacked
 
 PIECE = 64  # columns that are multiplied at once, at most
-LEAST_PIECE = 16  # and at least: the inner dimension of the instruction
+MIN_PIECE = 16  # and at least: the inner dimension of the instruction
 FOUR_BIT_CODES = ("int4", "e2m1")
 CODES = (*FOUR_BIT_CODES, "int8", "e4m3")
 WIDER_CODES = {"int2": "int4", "int3": "int4"}  # integers of fewer bits take four
@@ -34,13 +34,13 @@ TILES = ((16, Tile(16, 16, PIECE, 4, 5)), (32, Tile(16, 32, PIECE, 4, 4)), (1 <<
 
 @dataclass(frozen=True)
 class GroupedShape:
-    """The constants of a kernel: ``into`` numbers to ``out`` numbers, in groups of ``group`` columns.
+    """The constants of a kernel: ``in_features`` numbers to ``out_features`` numbers, in groups of ``group`` columns.
 
     ``piece``: columns that are multiplied at once. ``row_bytes``: of the weight of an output.
     """
 
-    out: int
-    into: int
+    out_features: int
+    in_features: int
     group: int
     piece: int
     row_bytes: int
@@ -79,13 +79,13 @@ def _add_piece(
     shape: tl.constexpr,
 ) -> tl.tensor:
     """Add the product of columns ``first`` to ``first + piece``, whose bits are int32 [outs, piece], to the total."""
-    place = first // shape.group * shape.out + outs
+    scale_offsets = first // shape.group * shape.out_features + outs
     w = _decode_bits(bits, shape.code)
     if shape.has_zeros:
-        w -= tl.load(zeros + place, outs < shape.out, 0).to(tl.float32)[:, None]
-    w *= tl.load(scales + place, outs < shape.out, 0).to(tl.float32)[:, None]
+        w -= tl.load(zeros + scale_offsets, outs < shape.out_features, 0).to(tl.float32)[:, None]
+    w *= tl.load(scales + scale_offsets, outs < shape.out_features, 0).to(tl.float32)[:, None]
     numbers = first + tl.arange(0, shape.piece)
-    r = tl.load(columns[None, :] + numbers[:, None], is_row[None, :] & (numbers[:, None] < shape.into), 0)
+    r = tl.load(columns[None, :] + numbers[:, None], is_row[None, :] & (numbers[:, None] < shape.in_features), 0)
     w = w.to(r.dtype)
     if shape.is_wide:
         w, r = w.to(tl.float32), r.to(tl.float32)
@@ -109,20 +109,20 @@ def multiply_grouped_tile(
     total = tl.zeros([shape.outs, shape.rows], tl.float32)
     halves: tl.constexpr = 2 if shape.code == "int4" or shape.code == "e2m1" else 1
     for first in tl.range(0, shape.row_bytes, shape.piece, num_stages=shape.stages):
-        bits = tl.load(weights + first, outs[:, None] < shape.out, 0).to(tl.int32)
-        low = bits & 15 if halves == 2 else bits
-        total = _add_piece(total, low, first * halves, columns, scales, zeros, outs, is_row, shape)
+        bits = tl.load(weights + first, outs[:, None] < shape.out_features, 0).to(tl.int32)
+        codes = bits & 15 if halves == 2 else bits
+        total = _add_piece(total, codes, first * halves, columns, scales, zeros, outs, is_row, shape)
         if halves == 2:
             next_piece = first * halves + shape.piece
             total = _add_piece(total, bits >> 4, next_piece, columns, scales, zeros, outs, is_row, shape)
     if shape.has_out_scales:
-        total *= tl.load(out_scales + outs, outs < shape.out, 0)[:, None]
+        total *= tl.load(out_scales + outs, outs < shape.out_features, 0)[:, None]
     return total
 
 
 @triton.jit
 def _grouped_kernel(
-    x: tl.tensor,  # [T, into], with this stride between rows
+    x: tl.tensor,  # [T, in_features], with this stride between rows
     x_stride: tl.tensor,
     values: tl.tensor,
     scales: tl.tensor,
@@ -149,7 +149,7 @@ def piece_width(weight: GroupedWeight) -> int:
     if weight.group >= weight.values.shape[1]:
         return PIECE
     width = min(PIECE, weight.group & -weight.group)
-    return width if width >= LEAST_PIECE else 0
+    return width if width >= MIN_PIECE else 0
 
 
 def _kernel_code(weight: GroupedWeight) -> str:
@@ -159,9 +159,9 @@ def _kernel_code(weight: GroupedWeight) -> str:
 
 def pack_grouped(weight: GroupedWeight, bias: torch.Tensor | None) -> TritonGroupedPacked:
     """Pack a weight whose ``piece_width`` is not 0."""
-    piece, into, code = piece_width(weight), weight.values.shape[1], _kernel_code(weight)
+    piece, in_features, code = piece_width(weight), weight.values.shape[1], _kernel_code(weight)
     span = piece * (2 if code in FOUR_BIT_CODES else 1)
-    values = F.pad(weight.values, (0, -into % span))
+    values = F.pad(weight.values, (0, -in_features % span))
     spare_groups = -(-values.shape[1] // weight.group) - weight.scales.shape[1]  # of padding alone
     if code in FOUR_BIT_CODES:
         halves = values.unflatten(1, (-1, 2, piece))
@@ -177,7 +177,7 @@ def pack_grouped(weight: GroupedWeight, bias: torch.Tensor | None) -> TritonGrou
         code,
         weight.group,
         piece,
-        into,
+        in_features,
     )
 
 
@@ -185,8 +185,8 @@ def grouped_shape(packed: TritonGroupedPacked, tile: Tile) -> GroupedShape:
     """Return the constants of a product with this weight, or with each of several that are stacked."""
     out, row_bytes = packed.weight.shape[-2:]
     return GroupedShape(
-        out=out,
-        into=packed.into,
+        out_features=out,
+        in_features=packed.in_features,
         group=packed.group,
         piece=packed.piece,
         row_bytes=row_bytes,

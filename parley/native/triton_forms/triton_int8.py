@@ -35,12 +35,12 @@ def _quantize_kernel(
     row = tl.program_id(0).to(tl.int64)
     numbers = tl.load(x + row * x_stride + columns, columns < width, 0).to(tl.float32)
     magnitudes = tl.abs(numbers)
-    most = tl.max(tl.where(magnitudes == magnitudes, magnitudes, float("inf")))
-    is_sound = most < float("inf")
-    inverse = tl.where(is_sound & (most >= SMALLEST), tl.div_rn(127.0, tl.maximum(most, SMALLEST)), 0.0)
+    largest = tl.max(tl.where(magnitudes == magnitudes, magnitudes, float("inf")))
+    is_sound = largest < float("inf")
+    inverse = tl.where(is_sound & (largest >= SMALLEST), tl.div_rn(127.0, tl.maximum(largest, SMALLEST)), 0.0)
     rounded = tl.where(is_sound, numbers, 0.0) * inverse + ROUNDER - ROUNDER
     tl.store(values + row * width + columns, rounded.to(tl.int8), columns < width)
-    tl.store(scales + row, tl.where(is_sound, tl.div_rn(most, 127.0), float("nan")))
+    tl.store(scales + row, tl.where(is_sound, tl.div_rn(largest, 127.0), float("nan")))
 
 
 def quantize_rows(x: torch.Tensor) -> TorchRows:
@@ -67,21 +67,25 @@ def multiply_int8_tile(
 ) -> tl.tensor:
     """Return the products of a tile's rows, which begin at ``columns``, and of the outputs ``outs`` of a weight:
     float32 [outs, rows]."""
-    weights = weight + outs[:, None].to(tl.int64) * shape.into
+    weights = weight + outs[:, None].to(tl.int64) * shape.in_features
     total = tl.zeros([shape.outs, shape.rows], tl.int32)
-    for first in tl.range(0, shape.into, shape.inner, num_stages=shape.stages):
+    for first in tl.range(0, shape.in_features, shape.inner, num_stages=shape.stages):
         numbers = first + tl.arange(0, shape.inner)
-        w = tl.load(weights + numbers[None, :], (outs[:, None] < shape.out) & (numbers[None, :] < shape.into), 0)
-        r = tl.load(columns[None, :] + numbers[:, None], is_row[None, :] & (numbers[:, None] < shape.into), 0)
+        w = tl.load(
+            weights + numbers[None, :], (outs[:, None] < shape.out_features) & (numbers[None, :] < shape.in_features), 0
+        )
+        r = tl.load(columns[None, :] + numbers[:, None], is_row[None, :] & (numbers[:, None] < shape.in_features), 0)
         total = tl.dot(w, r, total)
-    return total.to(tl.float32) * row_scales[None, :] * tl.load(out_scales + outs, outs < shape.out, 0)[:, None]
+    return (
+        total.to(tl.float32) * row_scales[None, :] * tl.load(out_scales + outs, outs < shape.out_features, 0)[:, None]
+    )
 
 
 @triton.jit
 def _int8_kernel(
-    x: tl.tensor,  # int8 [T, into]
+    x: tl.tensor,  # int8 [T, in_features]
     row_scales: tl.tensor,  # float32 [T]
-    weight: tl.tensor,  # int8 [out, into]
+    weight: tl.tensor,  # int8 [out_features, in_features]
     out_scales: tl.tensor,  # float32 [out]
     bias: tl.tensor,
     y: tl.tensor,  # [T, out]
@@ -92,7 +96,7 @@ def _int8_kernel(
     outs, rows = tile_places(row_count, shape)
     is_row = rows < row_count
     scales = tl.load(row_scales + rows, is_row, 0)
-    columns = x + rows.to(tl.int64) * shape.into
+    columns = x + rows.to(tl.int64) * shape.in_features
     total = multiply_int8_tile(columns, is_row, scales, weight, out_scales, outs, shape)
     store_tile(y, total, bias, outs, rows, is_row, shape)
 
@@ -108,13 +112,15 @@ def pack_int8(
 def multiply_int8(x: torch.Tensor | TorchRows, packed: TritonInt8Packed, result: torch.dtype) -> torch.Tensor:
     """Return rows [T, in], quantized or not, times the packed weight, plus bias: [T, out] of dtype ``result``."""
     quantized = x if isinstance(x, TorchRows) else quantize_rows(x)
-    rows, (out, into) = len(quantized.scales), packed.weight.shape
+    rows, (out_features, in_features) = len(quantized.scales), packed.weight.shape
     tile = next(tile for max_rows, tile in TILES if rows <= max_rows)
-    shape = LinearShape(out, into, tile.outs, tile.rows, tile.inner, tile.stages, packed.bias is not None, INTERPRETED)
-    y = quantized.scales.new_empty(rows, out, dtype=result)
+    shape = LinearShape(
+        out_features, in_features, tile.outs, tile.rows, tile.inner, tile.stages, packed.bias is not None, INTERPRETED
+    )
+    y = quantized.scales.new_empty(rows, out_features, dtype=result)
     if rows:
         bias = packed.scales if packed.bias is None else packed.bias
-        _int8_kernel[tile_grid(tile, rows, out)](
+        _int8_kernel[tile_grid(tile, rows, out_features)](
             quantized.values, quantized.scales, packed.weight, packed.scales, bias, y, rows, shape,
             num_warps=tile.warps, **NO_FUSION,
         )  # fmt: skip

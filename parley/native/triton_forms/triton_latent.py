@@ -36,8 +36,8 @@ def _rotate(
     partner = dims ^ 1 if shape.is_interleaved else tl.where(dims < half, dims + half, dims - half)
     is_rotated = dims < shape.rotary
     angle = token * shape.rotary + dims
-    own = tl.load(row + dims, is_rotated, 0).to(tl.float32) * tl.load(cos + angle, is_rotated, 0)
-    return own + tl.load(row + partner, is_rotated, 0).to(tl.float32) * tl.load(sin + angle, is_rotated, 0)
+    rotated = tl.load(row + dims, is_rotated, 0).to(tl.float32) * tl.load(cos + angle, is_rotated, 0)
+    return rotated + tl.load(row + partner, is_rotated, 0).to(tl.float32) * tl.load(sin + angle, is_rotated, 0)
 
 
 @triton.jit

@@ -48,10 +48,10 @@ GROUP_BLOCKS = tl.constexpr(8)  # blocks of outputs whose programs run next to e
 
 @dataclass(frozen=True)
 class LinearShape:
-    """The constants of a kernel: ``into`` numbers to ``out`` numbers. ``inner``: see ``Tile``."""
+    """The constants of a kernel: ``in_features`` numbers to ``out_features`` numbers. ``inner``: see ``Tile``."""
 
-    out: int
-    into: int
+    out_features: int
+    in_features: int
     outs: int
     rows: int
     inner: int
@@ -63,13 +63,13 @@ class LinearShape:
 @triton.jit
 def tile_places(row_count: tl.tensor, shape: tl.constexpr) -> tl.tensor:
     """Return the outputs and rows of this program's tile. Programs that run together share weights and rows."""
-    row_blocks, out_blocks = tl.cdiv(row_count, shape.rows), tl.cdiv(shape.out, shape.outs)
+    row_blocks, out_blocks = tl.cdiv(row_count, shape.rows), tl.cdiv(shape.out_features, shape.outs)
     group_size = GROUP_BLOCKS * row_blocks
     first_block = tl.program_id(0) // group_size * GROUP_BLOCKS
     blocks = tl.minimum(out_blocks - first_block, GROUP_BLOCKS)
-    inside = tl.program_id(0) % group_size
-    outs = (first_block + inside % blocks) * shape.outs + tl.arange(0, shape.outs)
-    rows = inside // blocks * shape.rows + tl.arange(0, shape.rows)
+    position_in_group = tl.program_id(0) % group_size
+    outs = (first_block + position_in_group % blocks) * shape.outs + tl.arange(0, shape.outs)
+    rows = position_in_group // blocks * shape.rows + tl.arange(0, shape.rows)
     return outs, rows
 
 
@@ -80,10 +80,10 @@ def store_tile(
 ) -> None:  # fmt: skip
     """Store a tile float32 [outs, rows], plus bias, as y [rows, out]."""
     if shape.has_bias:
-        total += tl.load(bias + outs, outs < shape.out, 0).to(tl.float32)[:, None]
-    places = rows[:, None].to(tl.int64) * shape.out + outs[None, :]
-    is_stored = is_row[:, None] & (outs[None, :] < shape.out)
-    tl.store(y + places, tl.trans(total).to(y.dtype.element_ty), is_stored)
+        total += tl.load(bias + outs, outs < shape.out_features, 0).to(tl.float32)[:, None]
+    offsets = rows[:, None].to(tl.int64) * shape.out_features + outs[None, :]
+    is_stored = is_row[:, None] & (outs[None, :] < shape.out_features)
+    tl.store(y + offsets, tl.trans(total).to(y.dtype.element_ty), is_stored)
 
 
 @triton.jit
@@ -91,13 +91,15 @@ def multiply_tile(
     columns: tl.tensor, is_row: tl.tensor, weight: tl.tensor, outs: tl.tensor, shape: tl.constexpr
 ) -> tl.tensor:
     """Return the products of a tile's rows, which begin at ``columns``, and of the outputs ``outs`` of a weight
-    [out, into]: float32 [outs, rows]."""
-    weights = weight + outs[:, None].to(tl.int64) * shape.into
+    [out_features, in_features]: float32 [outs, rows]."""
+    weights = weight + outs[:, None].to(tl.int64) * shape.in_features
     total = tl.zeros([shape.outs, shape.rows], tl.float32)
-    for first in tl.range(0, shape.into, shape.inner, num_stages=shape.stages):
+    for first in tl.range(0, shape.in_features, shape.inner, num_stages=shape.stages):
         numbers = first + tl.arange(0, shape.inner)
-        w = tl.load(weights + numbers[None, :], (outs[:, None] < shape.out) & (numbers[None, :] < shape.into), 0)
-        r = tl.load(columns[None, :] + numbers[:, None], is_row[None, :] & (numbers[:, None] < shape.into), 0)
+        w = tl.load(
+            weights + numbers[None, :], (outs[:, None] < shape.out_features) & (numbers[None, :] < shape.in_features), 0
+        )
+        r = tl.load(columns[None, :] + numbers[:, None], is_row[None, :] & (numbers[:, None] < shape.in_features), 0)
         if shape.is_wide:
             w, r = w.to(tl.float32), r.to(tl.float32)
         total = tl.dot(w, r, total, input_precision="ieee")
@@ -106,9 +108,9 @@ def multiply_tile(
 
 @triton.jit
 def _linear_kernel(
-    x: tl.tensor,  # [T, into], with this stride between rows
+    x: tl.tensor,  # [T, in_features], with this stride between rows
     x_stride: tl.tensor,
-    weight: tl.tensor,  # [out, into]
+    weight: tl.tensor,  # [out_features, in_features]
     bias: tl.tensor,
     y: tl.tensor,  # [T, out]
     row_count: tl.tensor,
@@ -142,21 +144,21 @@ def tile_grid(tile: Tile, rows: int, out: int) -> tuple[int]:
     return (triton.cdiv(out, tile.outs) * triton.cdiv(rows, tile.rows),)
 
 
-def linear_shape(out: int, into: int, tile: Tile, *, has_bias: bool) -> LinearShape:
+def linear_shape(out_features: int, in_features: int, tile: Tile, *, has_bias: bool) -> LinearShape:
     """Return the constants of a product of plain numbers."""
-    inner = min(tile.inner, max(16, triton.next_power_of_2(into)))
-    return LinearShape(out, into, tile.outs, tile.rows, inner, tile.stages, has_bias, INTERPRETED)
+    inner = min(tile.inner, max(16, triton.next_power_of_2(in_features)))
+    return LinearShape(out_features, in_features, tile.outs, tile.rows, inner, tile.stages, has_bias, INTERPRETED)
 
 
 def multiply_rows(x: torch.Tensor, packed: TritonPacked, result: torch.dtype, tile: Tile | None = None) -> torch.Tensor:
     """Return x [T, in] times the weight, plus bias: [T, out] of dtype ``result``."""
-    rows, (out, into) = len(x), packed.weight.shape
+    rows, (out_features, in_features) = len(x), packed.weight.shape
     tile = tile or choose_tile(rows)
-    shape = linear_shape(out, into, tile, has_bias=packed.bias is not None)
-    y = x.new_empty(rows, out, dtype=result)
+    shape = linear_shape(out_features, in_features, tile, has_bias=packed.bias is not None)
+    y = x.new_empty(rows, out_features, dtype=result)
     if rows:
         bias = x if packed.bias is None else packed.bias
-        _linear_kernel[tile_grid(tile, rows, out)](
+        _linear_kernel[tile_grid(tile, rows, out_features)](
             x, x.stride(0), packed.weight, bias, y, rows, shape, num_warps=tile.warps, **NO_FUSION
         )
     return y

@@ -80,19 +80,19 @@ def _add_norm_kernel(
     """
     columns = tl.arange(0, shape.block)
     is_column = columns < shape.width
-    places = tl.program_id(0).to(tl.int64) * shape.width + columns
+    offsets = tl.program_id(0).to(tl.int64) * shape.width + columns
     stored = x.dtype.element_ty
     row = tl.load(x + tl.program_id(0).to(tl.int64) * x_stride + columns, is_column, 0).to(tl.float32)
     if shape.has_after:
         row = _norm_row(row, after_weight, after_bias, after_eps, shape.after_has_bias, shape.after_is_centered, shape)
         row = row.to(stored).to(tl.float32)
     if shape.has_added:
-        row = (tl.load(residual + places, is_column, 0).to(tl.float32) + row * scale) * total_scale
-        tl.store(total + places, row.to(stored), is_column)
+        row = (tl.load(residual + offsets, is_column, 0).to(tl.float32) + row * scale) * total_scale
+        tl.store(total + offsets, row.to(stored), is_column)
         row = row.to(stored).to(tl.float32)
     if shape.has_norm:
         row = _norm_row(row, weight, bias, eps, shape.norm_has_bias, shape.norm_is_centered, shape)
-        tl.store(normed + places, row.to(stored), is_column)
+        tl.store(normed + offsets, row.to(stored), is_column)
 
 
 def _launch(

@@ -43,4 +43,4 @@ class TritonGroupedPacked:
     code: str
     group: int
     piece: int
-    into: int
+    in_features: int

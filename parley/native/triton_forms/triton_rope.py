@@ -59,8 +59,8 @@ def _store_int8(
     # Adding and subtracting 1.5 * 2^23 rounds half to even.
     rounded = (numbers * factor + 12582912.0) - 12582912.0
     tl.store(row + dims, tl.where(rounded == rounded, rounded, 0.0).to(tl.int8), dims < stored_dims)
-    place = (row + (shape.width - SCALE_BYTES)).to(tl.pointer_type(tl.float32))
-    tl.store(place, tl.div_rn(reach, 127.0), stored_dims > 0)
+    scale_address = (row + (shape.width - SCALE_BYTES)).to(tl.pointer_type(tl.float32))
+    tl.store(scale_address, tl.div_rn(reach, 127.0), stored_dims > 0)
 
 
 @triton.jit

@@ -11,11 +11,11 @@ import torch
 import triton
 import triton.language as tl
 
-from parley.native.torch_forms.torch_streams import LEAST_MEAN_SQUARE
+from parley.native.torch_forms.torch_streams import MIN_MEAN_SQUARE
 from parley.native.triton_forms.launch import NO_FUSION
 
 WARP_NUMBERS = 512  # numbers of a row for each warp
-LEAST = tl.constexpr(LEAST_MEAN_SQUARE)
+LEAST = tl.constexpr(MIN_MEAN_SQUARE)
 
 
 @dataclass(frozen=True)
@@ -36,25 +36,25 @@ def _row_shape(width: int) -> tuple[RowShape, int]:
 def _sparsify_kernel(rows: tl.tensor, deviations: tl.tensor, shape: tl.constexpr) -> None:
     columns = tl.arange(0, shape.block)
     is_column = columns < shape.width
-    places = rows + tl.program_id(0).to(tl.int64) * (2 * shape.width) + columns
-    gates = tl.load(places, is_column, 0).to(tl.float32)
+    offsets = rows + tl.program_id(0).to(tl.int64) * (2 * shape.width) + columns
+    gates = tl.load(offsets, is_column, 0).to(tl.float32)
     mean = tl.sum(gates) / shape.width
     centered = tl.where(is_column, gates - mean, 0.0)
     deviation = tl.sqrt(tl.sum(centered * centered) / shape.width)
     active = tl.maximum(gates - (mean + deviation * deviations), 0.0)
-    tl.store(places, active.to(rows.dtype.element_ty), is_column)
+    tl.store(offsets, active.to(rows.dtype.element_ty), is_column)
 
 
 @triton.jit
 def _match_kernel(rows: tl.tensor, models: tl.tensor, out: tl.tensor, shape: tl.constexpr) -> None:
     columns = tl.arange(0, shape.block)
     is_column = columns < shape.width
-    places = tl.program_id(0).to(tl.int64) * shape.width + columns
-    row = tl.load(rows + places, is_column, 0).to(tl.float32)
-    model = tl.load(models + places, is_column, 0).to(tl.float32)
+    offsets = tl.program_id(0).to(tl.int64) * shape.width + columns
+    row = tl.load(rows + offsets, is_column, 0).to(tl.float32)
+    model = tl.load(models + offsets, is_column, 0).to(tl.float32)
     size = tl.sqrt(tl.maximum(tl.sum(row * row) / shape.width, LEAST))
     row *= tl.sqrt(tl.sum(model * model) / shape.width) / size
-    tl.store(out + places, row.to(rows.dtype.element_ty), is_column)
+    tl.store(out + offsets, row.to(rows.dtype.element_ty), is_column)
 
 
 def sparsify_gates(rows: torch.Tensor, deviations: float) -> torch.Tensor:

@@ -95,12 +95,14 @@ def compose_grammar(
             else response_format
         )
     required = chat.tool_choice == "required"
-    free = response_format is None and not required
-    if free and allows_any_text(chat):
+    is_free = response_format is None and not required
+    if is_free and allows_any_text(chat):
         return None
-    tools = [_with_schema(tool, _tool_name(tool) in loose_tools or (free and not _is_strict(tool))) for tool in tools]
+    tools = [
+        _with_schema(tool, _tool_name(tool) in loose_tools or (is_free and not _is_strict(tool))) for tool in tools
+    ]
     parallel = chat.parallel_calls and chat.forced_tool is None
-    calls = tool_calls_grammar(markup, lark, tools, parallel=parallel, required=not free)
+    calls = tool_calls_grammar(markup, lark, tools, parallel=parallel, required=not is_free)
     if response_format is None or required:
         return Grammar("lark", calls, field="tool_choice" if required else "tools")
     first = markup.call_forms[0]

@@ -49,8 +49,8 @@ def _in_json(node: GrammarNode) -> GrammarNode:
             return TextNode(_json_text(text))
         case CharacterNode(characters):
             return _json_character(characters)
-        case RepeatNode(inner, least, most):
-            return RepeatNode(_in_json(inner), least, most)
+        case RepeatNode(inner, min_count, max_count):
+            return RepeatNode(_in_json(inner), min_count, max_count)
         case SequenceNode(nodes):
             return SequenceNode(tuple(map(_in_json, nodes)))
         case AlternativesNode(nodes):
@@ -65,9 +65,9 @@ def _json_text(text: str) -> str:
 
 
 def _json_character(characters: CharacterSet) -> GrammarNode:
-    plain = complement_set(union_sets(complement_set(characters), ESCAPED_SET))
+    unescaped = complement_set(union_sets(complement_set(characters), ESCAPED_SET))
     escapes = [escape for letter, escape in JSON_ESCAPES.items() if sets_intersect(characters, single_set(letter))]
-    nodes: list[GrammarNode] = [CharacterNode(plain)] if plain else []
+    nodes: list[GrammarNode] = [CharacterNode(unescaped)] if unescaped else []
     if escapes:
         letters = CharacterNode(union_sets(*map(single_set, escapes)))
         nodes.append(SequenceNode((TextNode("\\"), letters)))

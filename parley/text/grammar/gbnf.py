@@ -115,9 +115,9 @@ class _GbnfParser:
         """Skip ``mark`` and return True if it comes next. Raises GrammarRefused at the end of the text."""
         if self.position == len(self.text):
             raise self._syntax_error(f"a {mark} is missing")
-        here = self.text.startswith(mark, self.position)
-        self.position += here
-        return here
+        is_here = self.text.startswith(mark, self.position)
+        self.position += is_here
+        return is_here
 
     def _parse_letter(self) -> int:
         if self.text[self.position] != "\\":
@@ -127,8 +127,8 @@ class _GbnfParser:
         if not escape:
             raise self._syntax_error("an unknown escape")
         self.position = escape.end()
-        if plain := escape[4]:
-            return ord(LETTER_ESCAPES.get(plain, plain))
+        if literal := escape[4]:
+            return ord(LETTER_ESCAPES.get(literal, literal))
         code = int(escape[1] or escape[2] or escape[3], 16)
         if code > LAST_CODE_POINT or 0xD800 <= code < 0xE000:
             raise self._syntax_error("an escape that is not a valid character")
@@ -156,22 +156,22 @@ class _GbnfParser:
         self._skip_blank()
         while self.position < len(self.text) and self.text[self.position] in "*+?{":
             mark = self.text[self.position]
-            least, most = (int(mark == "+"), 1 if mark == "?" else None)
+            min_count, max_count = (int(mark == "+"), 1 if mark == "?" else None)
             if mark == "{":
                 count = REPEAT_COUNT.match(self.text, self.position)
                 if not count or not (count[1] or count[3]):
                     raise self._syntax_error("an invalid count")
                 if any(len(digits) > len(str(MAX_REPEATS)) for digits in count.groups()):
                     raise GrammarRefused("it is too large")
-                least = int(count[1] or 0)
-                most = (int(count[3]) if count[3] else None) if count[2] else least
-                if max(least, most or 0) > MAX_REPEATS:
+                min_count = int(count[1] or 0)
+                max_count = (int(count[3]) if count[3] else None) if count[2] else min_count
+                if max(min_count, max_count or 0) > MAX_REPEATS:
                     raise GrammarRefused("it is too large")
-                if most is not None and most < least:
+                if max_count is not None and max_count < min_count:
                     raise self._syntax_error("a count whose maximum is below its minimum")
                 self.position = count.end()
             else:
                 self.position += 1
-            node = RepeatNode(node, least, most) if most != 0 else SequenceNode(())
+            node = RepeatNode(node, min_count, max_count) if max_count != 0 else SequenceNode(())
             self._skip_blank()
         return node

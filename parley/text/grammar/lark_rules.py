@@ -185,8 +185,8 @@ class _LarkParser:
             node = RepeatNode(node, int(mark == "+"), 1 if mark == "?" else None)
         if self._position < len(self._tokens) and (count := self._tokens[self._position]["count"]):
             self._position += 1
-            least, most = _read_count(count)
-            node = RepeatNode(node, least, most) if most != 0 else SequenceNode(())
+            min_count, max_count = _read_count(count)
+            node = RepeatNode(node, min_count, max_count) if max_count != 0 else SequenceNode(())
         return node
 
 
@@ -213,7 +213,7 @@ def _read_count(count: str) -> tuple[int, int | None]:
     is_open = count.endswith(",}")
     if any(len(number) > len(str(MAX_COUNT)) or int(number) > MAX_COUNT for number in numbers):
         raise GrammarRefused("it is too large")
-    least, most = int(numbers[0]), None if is_open else int(numbers[-1])
-    if most is not None and most < least:
+    min_count, max_count = int(numbers[0]), None if is_open else int(numbers[-1])
+    if max_count is not None and max_count < min_count:
         raise GrammarRefused("the maximum of a count is below its minimum")
-    return least, most
+    return min_count, max_count

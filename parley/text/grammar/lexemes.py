@@ -94,12 +94,15 @@ class _LexemeWriter:
                 return self._write_sequence([TextNode(letter) for letter in text])
             case RuleReference(name):
                 return self._write_reference(name)
-            case RepeatNode(inner, least, most):
+            case RepeatNode(inner, min_count, max_count):
                 part = self._write_node(inner)
-                if most != 1:
+                if max_count != 1:
                     self.links.append((part.last, part.first))
                 return _WrittenNode(
-                    f"({part.text}){_lark_count(least, most)}", part.can_be_empty or least == 0, part.first, part.last
+                    f"({part.text}){_lark_count(min_count, max_count)}",
+                    part.can_be_empty or min_count == 0,
+                    part.first,
+                    part.last,
                 )
             case SequenceNode(nodes):
                 return self._write_sequence(nodes)
@@ -149,9 +152,9 @@ class _LexemeWriter:
     def _terminal_body(self, node: GrammarNode) -> str:
         """Return the definition of a terminal, without redundant parts: llguidance panics at some of them."""
         match node:
-            case RepeatNode(inner, least, most):
+            case RepeatNode(inner, min_count, max_count):
                 body = self._terminal_body(inner)
-                return f"({body}){_lark_count(least, most)}" if body != EMPTY_TEXT else body
+                return f"({body}){_lark_count(min_count, max_count)}" if body != EMPTY_TEXT else body
             case SequenceNode(nodes):
                 bodies = [body for body in map(self._terminal_body, nodes) if body != EMPTY_TEXT]
                 return f"({' '.join(bodies)})" if bodies else EMPTY_TEXT
@@ -229,8 +232,8 @@ def _flat_alternatives(node: GrammarNode) -> Iterator[GrammarNode]:
         yield node
 
 
-def _lark_count(least: int, most: int | None) -> str:
-    return f"{{{least},{'' if most is None else most}}}"
+def _lark_count(min_count: int, max_count: int | None) -> str:
+    return f"{{{min_count},{'' if max_count is None else max_count}}}"
 
 
 def _regex_range(ends: tuple[int, int]) -> str:

@@ -83,8 +83,8 @@ class PositionAutomaton:
                 return False, {len(self.characters) - 1}, {len(self.characters) - 1}
             case RuleReference(name):
                 return self._add_node(self._rules[name])
-            case RepeatNode(inner, least, most):
-                return self._add_repeat(inner, least, most)
+            case RepeatNode(inner, min_count, max_count):
+                return self._add_repeat(inner, min_count, max_count)
             case SequenceNode(nodes):
                 return self._add_sequence(nodes)
             case AlternativesNode(nodes):
@@ -95,23 +95,27 @@ class PositionAutomaton:
     def _add_sequence(self, nodes: Iterable[GrammarNode]) -> tuple[bool, set[int], set[int]]:
         empty, first, last = True, set[int](), set[int]()
         for node in nodes:
-            blank, begin, end = self._add_node(node)
+            is_blank, node_first, node_last = self._add_node(node)
             for position in last:
-                self.followers[position] |= begin
-            first = first | begin if empty else first
-            last = last | end if blank else end
-            empty = empty and blank
+                self.followers[position] |= node_first
+            first = first | node_first if empty else first
+            last = last | node_last if is_blank else node_last
+            empty = empty and is_blank
         return empty, first, last
 
-    def _add_repeat(self, inner: GrammarNode, least: int, most: int | None) -> tuple[bool, set[int], set[int]]:
-        if 1 < (least + 1 if most is None else most) <= MAX_COPIES:
-            rest = [RepeatNode(inner, 0, None)] if most is None else [RepeatNode(inner, 0, 1)] * (most - least)
-            return self._add_sequence([*[inner] * least, *rest])
+    def _add_repeat(self, inner: GrammarNode, min_count: int, max_count: int | None) -> tuple[bool, set[int], set[int]]:
+        if 1 < (min_count + 1 if max_count is None else max_count) <= MAX_COPIES:
+            optional_nodes = (
+                [RepeatNode(inner, 0, None)]
+                if max_count is None
+                else [RepeatNode(inner, 0, 1)] * (max_count - min_count)
+            )
+            return self._add_sequence([*[inner] * min_count, *optional_nodes])
         empty, first, last = self._add_node(inner)
-        if most != 1:
+        if max_count != 1:
             for position in last:
                 self.followers[position] |= first
-        return empty or least == 0, first, last
+        return empty or min_count == 0, first, last
 
 
 def find_overlap(first_part: PositionAutomaton, second_part: PositionAutomaton, check: Callable[[], None]) -> Overlap:

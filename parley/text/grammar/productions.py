@@ -34,11 +34,11 @@ class RuleReference:
 
 @dataclass(frozen=True)
 class RepeatNode:
-    """A node repeated at least ``least`` times and at most ``most`` times; None: without limit."""
+    """A node repeated at least ``min_count`` times and at most ``max_count`` times; None: without limit."""
 
     node: GrammarNode
-    least: int
-    most: int | None
+    min_count: int
+    max_count: int | None
 
 
 @dataclass(frozen=True)

@@ -90,9 +90,9 @@ class _RegexTranslator:
         self.position += 1
         return letter
 
-    def _match_here(self, pattern: re.Pattern[str], back: int = 0) -> re.Match[str] | None:
-        """Match a pattern ``back`` characters before the position; on a match, move the position to its end."""
-        match = pattern.match(self.text, self.position - back)
+    def _match_here(self, pattern: re.Pattern[str], offset: int = 0) -> re.Match[str] | None:
+        """Match a pattern ``offset`` characters before the position; on a match, move the position to its end."""
+        match = pattern.match(self.text, self.position - offset)
         if match:
             self.position = match.end()
         return match
@@ -108,10 +108,10 @@ class _RegexTranslator:
             self.position = self.position if not match else match.start() + 1
             return r"\{"
         self._check_possessive()
-        least, comma, most = match.groups()
-        if not least and self._ecmascript:
+        min_count, comma, max_count = match.groups()
+        if not min_count and self._ecmascript:
             raise GrammarRefused("{,n} has more than one meaning; write {0,n}")
-        return f"{{{least or 0}{comma}{most}}}"
+        return f"{{{min_count or 0}{comma}{max_count}}}"
 
     def _translate_group(self) -> str:
         text, start = self.text, self.position - 1
@@ -156,8 +156,8 @@ class _RegexTranslator:
         """Return the code point of a numeric or control escape at the position, None if there is none."""
         if match := self._match_here(NUMERIC_ESCAPE):
             code = int(match[5], 8) if match[5] else int(next(filter(None, match.groups())), 16)
-            if 0xD800 <= code < 0xDC00 and (low := self._match_here(LOW_SURROGATE)):
-                return 0x10000 + (code - 0xD800 << 10) + int(low[1], 16) - 0xDC00
+            if 0xD800 <= code < 0xDC00 and (low_surrogate := self._match_here(LOW_SURROGATE)):
+                return 0x10000 + (code - 0xD800 << 10) + int(low_surrogate[1], 16) - 0xDC00
             if 0xD800 <= code < 0xE000 or code > 0x10FFFF:
                 raise GrammarRefused(HALF_SURROGATE if code < 0xE000 else "it names a character beyond U+10FFFF")
             return code
@@ -172,14 +172,14 @@ class _RegexTranslator:
         ``broad``: include characters that any dialect accepts, otherwise only those that all accept.
         """
         inverse = letter.isupper()
-        wide = broad is not inverse
+        is_broad = broad is not inverse
         match letter.lower():
             case "d":
-                inner = r"\p{Nd}" if wide else "0-9"
+                inner = r"\p{Nd}" if is_broad else "0-9"
             case "s":
-                inner = ANY_SPACES if wide else COMMON_SPACES
+                inner = ANY_SPACES if is_broad else COMMON_SPACES
             case _:
-                inner = PYTHON_WORD if wide or not self._ecmascript else ECMASCRIPT_WORD
+                inner = PYTHON_WORD if is_broad or not self._ecmascript else ECMASCRIPT_WORD
         return f"[^{inner}{'' if broad else self._excluded}]" if inverse else inner
 
     def _translate_class(self) -> str:

@@ -62,9 +62,13 @@ def _operation_node(operation: Any, value: Any, flags: int) -> GrammarNode:
             _, added, removed, inner = value
             return _sequence_node(inner, (flags | added) & ~removed)
         case "MAX_REPEAT" | "MIN_REPEAT":
-            least, most, inner = value
+            min_count, max_count, inner = value
             node = _sequence_node(inner, flags)
-            return RepeatNode(node, least, None if most is _constants.MAXREPEAT else most) if most else SequenceNode(())
+            return (
+                RepeatNode(node, min_count, None if max_count is _constants.MAXREPEAT else max_count)
+                if max_count
+                else SequenceNode(())
+            )
     raise GrammarRefused("assertions, backreferences and possessive quantifiers are not supported in expressions")
 
 
@@ -92,23 +96,23 @@ def _in_wanted_cases(characters: CharacterSet, flags: int) -> CharacterSet:
 
 def _both_cases(characters: CharacterSet) -> CharacterSet:
     """Return the characters with the other case of each Latin letter of ASCII."""
-    others = []
+    other_case = []
     for low, high in characters:
         for first, last, shift in ((0x41, 0x5A, 32), (0x61, 0x7A, -32)):
             if max(low, first) <= min(high, last):
-                others.append((max(low, first) + shift, min(high, last) + shift))
-    return union_sets(characters, tuple(others))
+                other_case.append((max(low, first) + shift, min(high, last) + shift))
+    return union_sets(characters, tuple(other_case))
 
 
 @lru_cache(1)
 def _word_characters() -> CharacterSet:
     """Return letters, digits and the underscore, of all scripts."""
-    starts, inside, ranges = 0, False, []
+    starts, in_word, ranges = 0, False, []
     for code in range(sys.maxunicode + 2):
         is_word = code <= sys.maxunicode and (chr(code).isalnum() or code == 0x5F)
-        if is_word and not inside:
+        if is_word and not in_word:
             starts = code
-        elif inside and not is_word:
+        elif in_word and not is_word:
             ranges.append((starts, code - 1))
-        inside = is_word
+        in_word = is_word
     return tuple(ranges)

@@ -72,8 +72,8 @@ class RegularParts:
                 return False
             case RuleReference(name):
                 return name in self._empty_rules
-            case RepeatNode(inner, least):
-                return least == 0 or self.can_be_empty(inner)
+            case RepeatNode(inner, min_count):
+                return min_count == 0 or self.can_be_empty(inner)
             case SequenceNode(nodes):
                 return all(map(self.can_be_empty, nodes))
             case AlternativesNode(nodes):
@@ -90,7 +90,7 @@ class RegularParts:
                 self.shape_of(inner_node)
                 for inner_node in ([node.node] if isinstance(node, RepeatNode) else node.nodes)
             ]
-            times = (node.least, node.most) if isinstance(node, RepeatNode) else ()
+            times = (node.min_count, node.max_count) if isinstance(node, RepeatNode) else ()
             key = (type(node), times, *inner)
             self._node_shapes[id(node)] = None if None in inner else self._shape_number(key, node)
         return self._node_shapes[id(node)]
@@ -99,8 +99,12 @@ class RegularParts:
         """Return a node's alternatives; if some are recursive, all regular ones are merged into one."""
         if id(node) not in self._merged:
             regular = tuple(alternative for alternative in node.nodes if self.shape_of(alternative) is not None)
-            others = tuple(alternative for alternative in node.nodes if self.shape_of(alternative) is None)
-            self._merged[id(node)] = (AlternativesNode(regular), *others) if others and len(regular) > 1 else node.nodes
+            other_alternatives = tuple(alternative for alternative in node.nodes if self.shape_of(alternative) is None)
+            self._merged[id(node)] = (
+                (AlternativesNode(regular), *other_alternatives)
+                if other_alternatives and len(regular) > 1
+                else node.nodes
+            )
         return self._merged[id(node)]
 
     def shape_overlap(self, one: int, other: int) -> Overlap:

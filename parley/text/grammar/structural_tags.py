@@ -108,23 +108,23 @@ class TagWriter:
     def _write_gbnf(self, piece: Grammar, ends: list[str]) -> str:
         """Write a GBNF grammar. It includes the end text up to the first mark."""
         marks = {end: mark.start() if (mark := self._lark.find_mark(end)) else len(end) for end in ends}
-        plain = [end for end in ends if end and marks[end] == len(end)]
-        alternatives = [f"@{self._add_part(piece, plain)}"] if plain else []
+        text_ends = [end for end in ends if end and marks[end] == len(end)]
+        alternatives = [f"@{self._add_part(piece, text_ends)}"] if text_ends else []
         for end in ends:
-            if end not in plain:
-                lead, rest = end[: marks[end]], end[marks[end] :]
-                alternatives.append(f"@{self._add_part(piece, [lead] if lead else [])} {self._spell_text(rest)}")
+            if end not in text_ends:
+                lead, tail = end[: marks[end]], end[marks[end] :]
+                alternatives.append(f"@{self._add_part(piece, [lead] if lead else [])} {self._spell_text(tail)}")
         return self._join_alternatives(alternatives)
 
     def _write_tag_body(self, tag: StructuralTag, ends: PieceEnds) -> str:
         """Write everything after the beginning of a tag, and the text after the tag."""
         own_ends = [tag.end] if isinstance(tag.end, str) else list(tag.end)
-        inside = Grammar("json", tag.content) if isinstance(tag.content, dict | bool) else tag.content
+        content = Grammar("json", tag.content) if isinstance(tag.content, dict | bool) else tag.content
         if not any(own_ends):
-            return self._write_piece(inside, ends)
+            return self._write_piece(content, ends)
         if not all(own_ends):
             raise GrammarRefused("a tag with several ends has an empty one")
-        return f"{self._write_piece(inside, own_ends)} {self._write_end(ends)}"
+        return f"{self._write_piece(content, own_ends)} {self._write_end(ends)}"
 
     def _write_triggered(self, tags: TriggeredTags, ends: PieceEnds) -> str:
         groups: dict[str, list[StructuralTag]] = {}
@@ -159,17 +159,17 @@ class TagWriter:
         tag = self._add_line(
             "tag", self._join_alternatives([self._write_piece(alternative, None) for alternative in tags.tags])
         )
-        more = "" if tags.stop_after_first else f"({self._spell_text(tags.separator)} {tag})*"
-        return f"({tag} {more}){'' if tags.at_least_one else '?'} {self._write_end(ends)}"
+        more_tags = "" if tags.stop_after_first else f"({self._spell_text(tags.separator)} {tag})*"
+        return f"({tag} {more_tags}){'' if tags.at_least_one else '?'} {self._write_end(ends)}"
 
     def _write_repeated(self, repeat: StructuralRepeat, ends: PieceEnds) -> str:
-        least, most = repeat.min_count, repeat.max_count
-        if most == 0:
+        min_count, max_count = repeat.min_count, repeat.max_count
+        if max_count == 0:
             return self._write_end(ends) or '""'
-        if (least, most) == (0, 1):
+        if (min_count, max_count) == (0, 1):
             return self._join_alternatives([self._write_piece(repeat.piece, ends), self._write_end(ends) or '""'])
         piece = self._add_line("again", self._write_piece(repeat.piece, None))
-        times = f"{{{least},{'' if most is None else most}}}"
+        times = f"{{{min_count},{'' if max_count is None else max_count}}}"
         return f"{piece}{times} {self._write_end(ends)}"
 
     def _write_pieces(self, pieces: list[StructuralPiece], ends: PieceEnds) -> str:
@@ -202,8 +202,8 @@ class TagWriter:
                 plain.append(quote_lark(end))
                 continue
             lead = end[: mark.start()]
-            before = self._add_line("LEAD", f"{text} {quote_lark(lead)}") if lead else text
-            alternatives.append(f"{before} {self._spell_text(end[mark.start() :])}")
+            text_and_lead = self._add_line("LEAD", f"{text} {quote_lark(lead)}") if lead else text
+            alternatives.append(f"{text_and_lead} {self._spell_text(end[mark.start() :])}")
         if plain:
             body = f"{text} ({' | '.join(plain)})"
             alternatives.append(self._add_line("lazy", body, "[lazy]") if lazy else self._add_line("ENDED", body))

@@ -103,15 +103,15 @@ def optional_lead(lark: LarkWriter, texts: Sequence[str]) -> str:
 def _required_block(rules: ArgumentRules, calls: str, parallel: bool, lead: str) -> list[str]:
     form = rules.form
     opening, close = rules.write_text("".join(form.block_open)), rules.write_text("".join(form.block_close))
-    more = f"({rules.write_text(form.separator)} call)*" if parallel and not form.single_call else ""
-    return [f"start: {lead} {opening} call {more} {close}", _marked_call(rules, calls)]
+    more_calls = f"({rules.write_text(form.separator)} call)*" if parallel and not form.single_call else ""
+    return [f"start: {lead} {opening} call {more_calls} {close}", _marked_call(rules, calls)]
 
 
 def _marked_call(rules: ArgumentRules, calls: str) -> str:
     """Return the rule of a call with the marks around it."""
     form = rules.form
-    before, after = "".join(form.call_open), "".join(form.call_close)
-    return f"call: {rules.write_text(before)} ({calls}) {rules.write_text(after)}"
+    call_open, call_close = "".join(form.call_open), "".join(form.call_close)
+    return f"call: {rules.write_text(call_open)} ({calls}) {rules.write_text(call_close)}"
 
 
 def _text_with_calls(rules: ArgumentRules, calls: str, parallel: bool, silent: Sequence[str]) -> list[str]:
@@ -121,14 +121,14 @@ def _text_with_calls(rules: ArgumentRules, calls: str, parallel: bool, silent: S
     trigger = form.trigger_mark
     parallel = parallel and not form.single_call
     together = bool(form.block_open) or form.unmarked  # several calls form one block
-    more = f"({rules.write_text(form.separator)} call)*" if parallel and together else ""
+    more_calls = f"({rules.write_text(form.separator)} call)*" if parallel and together else ""
     call = _marked_call(rules, calls)
     if form.unmarked:
-        plain = f"PLAIN: /([^{re.escape(trigger)}](?s:.*))?/"
+        plain_rule = f"PLAIN: /([^{re.escape(trigger)}](?s:.*))?/"
         return [
             "start: PLAIN | block",
-            plain,
-            f"block: {rules.write_text(''.join(form.block_open))} call {more} {close}",
+            plain_rule,
+            f"block: {rules.write_text(''.join(form.block_open))} call {more_calls} {close}",
             call,
         ]
     first = "".join(form.block_open) + call_open
@@ -136,16 +136,17 @@ def _text_with_calls(rules: ArgumentRules, calls: str, parallel: bool, silent: S
     mark = rules.find_mark(trigger)
     if mark:  # a mark, which no text matches, is enough to recognize a call
         trigger = trigger[mark.start() :]
-    others = " | ".join(rules.write_text(mark) for mark in silent if mark and rules.find_mark(mark))
-    text = f"(TEXT ({others}))* TEXT" if others else "TEXT"
+    other_marks = " | ".join(rules.write_text(mark) for mark in silent if mark and rules.find_mark(mark))
+    text = f"(TEXT ({other_marks}))* TEXT" if other_marks else "TEXT"
     lines = [
         f"start: block{'*' if parallel else '?'} end",
         f"end: {text}",
         FREE_TEXT,
         f"begin{'' if mark else '[lazy]'}: {text} {rules.write_text(trigger)}",
-        f"block: begin {rules.write_text(first)} ({calls}) {rules.write_text(''.join(form.call_close))} {more} {close}",
+        f"block: begin {rules.write_text(first)} ({calls}) {rules.write_text(''.join(form.call_close))} "
+        f"{more_calls} {close}",
     ]
-    return [*lines, call] if more else lines
+    return [*lines, call] if more_calls else lines
 
 
 def _channel_messages(rules: ArgumentRules, calls: str, required: bool) -> list[str]:

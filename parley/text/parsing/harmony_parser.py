@@ -80,9 +80,9 @@ class HarmonyParser:
     def finish_parsing(self) -> list[AnswerPart]:
         """Return the parts held back, at the end of the text. An unfinished head is dropped."""
         self._parts = []
-        rest = "".join(self._head_pieces or ()) + self._text[self._at :]
-        if self._head_pieces is None or not rest.startswith(HEAD_MARKS):
-            self._emit_message_text(rest)
+        unread_text = "".join(self._head_pieces or ()) + self._text[self._at :]
+        if self._head_pieces is None or not unread_text.startswith(HEAD_MARKS):
+            self._emit_message_text(unread_text)
         self._text, self._at = "", 0
         return self._parts
 

@@ -164,8 +164,12 @@ def _replacement_ids(messages: Sequence[Message], calls: Sequence[ToolCall], nee
             if call_id and not (len(call_id) == 9 and call_id.isalnum())
         }
     if needs.ids_as_names:
-        own = [call.id.startswith("functions.") for call in calls]
-        return {} if all(own) else {call.id: f"functions.{call.name}:{number}" for number, call in enumerate(calls)}
+        is_numbered = [call.id.startswith("functions.") for call in calls]
+        return (
+            {}
+            if all(is_numbered)
+            else {call.id: f"functions.{call.name}:{number}" for number, call in enumerate(calls)}
+        )
     return {}
 
 
@@ -238,6 +242,6 @@ def _split_calls(history: list[TemplateTurn]) -> Iterator[TemplateTurn]:
         for call in calls:
             yield {**members, "tool_calls": [call]}
             members = {"role": turn["role"]}
-            own = results.pop(call["id"], [])
-            moved.update(map(id, own))
-            yield from own
+            call_results = results.pop(call["id"], [])
+            moved.update(map(id, call_results))
+            yield from call_results

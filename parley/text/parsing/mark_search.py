@@ -25,10 +25,10 @@ class MarkFinder:
         if match is not None:
             return match.start(), match[0]
         position = max(start, len(text) - self._longest + 1)
-        while (begin := self._first_characters.search(text, position)) is not None:
-            position = begin.start()
-            rest = text[position:]
-            if any(mark.startswith(rest) for mark in self.texts):
+        while (first_character := self._first_characters.search(text, position)) is not None:
+            position = first_character.start()
+            tail = text[position:]
+            if any(mark.startswith(tail) for mark in self.texts):
                 return position, ""
             position += 1
         return len(text), ""

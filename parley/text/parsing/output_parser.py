@@ -123,18 +123,18 @@ class OutputParser:
     def finish_parsing(self) -> list[AnswerPart]:
         """Return the parts held back, at the end of the text."""
         self._parts = []
-        rest, self._text, self._at = self._text[self._at :], "", 0
+        unread_text, self._text, self._at = self._text[self._at :], "", 0
         if self._reader is not None:
-            deltas, rest = self._reader.finish_text(rest)
+            deltas, unread_text = self._reader.finish_text(unread_text)
             self._append_calls(deltas)
             self._after_call = self._after_call or self._reader.call_count > 0
         if self._tentative is not None:
-            deltas = self._tentative.finish_calls(rest)
+            deltas = self._tentative.finish_calls(unread_text)
             self._append_calls(deltas)
             self._after_call = bool(deltas)
-            rest = "" if deltas else self._tentative.held_text + rest
+            unread_text = "" if deltas else self._tentative.held_text + unread_text
         part: DeltaPart = "reasoning" if self.in_reasoning else "content"
-        self._emit_text(part, rest)
+        self._emit_text(part, unread_text)
         if not self._after_call:
             self._append_text(part, "".join(self._blanks))
         return self._parts
@@ -147,13 +147,13 @@ class OutputParser:
         self._hold_newlines()
         next_states = (OutputParser._read_reasoning, OutputParser._read_opening)
         for mark, state in zip(self._reasoning_marks, next_states, strict=True):
-            rest = self._text[self._at : self._at + len(mark)]
-            if rest == mark:
+            next_text = self._text[self._at : self._at + len(mark)]
+            if next_text == mark:
                 self._at += len(mark)
                 self._start_part()
                 self._state = state
                 return True
-            if len(rest) < len(mark) and mark.startswith(rest):
+            if len(next_text) < len(mark) and mark.startswith(next_text):
                 return False
         self._state = next_states[not self._implicit_reasoning]
         return True

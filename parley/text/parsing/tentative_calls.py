@@ -52,12 +52,12 @@ class TentativeCalls:
         self._held_pieces.append(text[start : self._at])
         return self._at
 
-    def finish_calls(self, rest: str) -> list[ToolCallDelta]:
-        """Return the calls if the text ends with them; none if ``rest``, the text left unread, is not part of them."""
+    def finish_calls(self, unread_text: str) -> list[ToolCallDelta]:
+        """Return the calls if the text ends with them; none if ``unread_text`` is not part of them."""
         if self._reader is not None:
-            deltas, rest = self._reader.finish_text(rest)
+            deltas, unread_text = self._reader.finish_text(unread_text)
             self._add_deltas(deltas)
-        return [] if self.refuted or rest.strip() else self._deltas
+        return [] if self.refuted or unread_text.strip() else self._deltas
 
     def _read_call_block(self) -> bool:
         """Read a block of calls. Return whether it ended."""
@@ -72,12 +72,12 @@ class TentativeCalls:
 
     def _find_next_block(self) -> bool:
         """Skip blanks. Return whether another block starts after them; if none can, the calls are refuted."""
-        rest = self._text[self._at :].lstrip(BLANK_CHARACTERS)
-        self._at = len(self._text) - len(rest)
-        trigger = next((trigger for trigger in self._forms if rest.startswith(trigger)), "")
+        unread_text = self._text[self._at :].lstrip(BLANK_CHARACTERS)
+        self._at = len(self._text) - len(unread_text)
+        trigger = next((trigger for trigger in self._forms if unread_text.startswith(trigger)), "")
         if trigger:
             self._reader = CallReader(self._forms[trigger], self._index + self._call_count, self._new_id, self._tools)
-        elif not any(trigger.startswith(rest) for trigger in self._forms):
+        elif not any(trigger.startswith(unread_text) for trigger in self._forms):
             self.refuted = True
         return bool(trigger)
 

@@ -118,10 +118,10 @@ class _DecodingWindow:
 
     def _advance_window(self, text: str) -> str:
         new_text = text[_common_prefix(text, self._text) :]  # the decoder may have rewritten text that was returned
-        kept = self._ids[-max(CONTEXT_TOKENS, self._unreturned) :]
-        kept_text = self._tokenizer.decode(kept, False)
+        kept_ids = self._ids[-max(CONTEXT_TOKENS, self._unreturned) :]
+        kept_text = self._tokenizer.decode(kept_ids, False)
         if kept_text or len(self._ids) > MAX_WINDOW_TOKENS:
-            self._ids, self._text = kept, kept_text
+            self._ids, self._text = kept_ids, kept_text
         else:  # the token before these decides how the next one is written
             self._text = text
         self._unreturned = 0

@@ -42,15 +42,15 @@ class SpecialTokenSearch:
         return any(map(joined_text.__contains__, self._first_characters)) and any(map(self._occurs_in, texts))
 
     def _occurs_in(self, text: str) -> bool:
-        if any(map(text.__contains__, self._prefixes)) and self.count_in(text, most=1):
+        if any(map(text.__contains__, self._prefixes)) and self.count_in(text, limit=1):
             return True
         return self._find_beginning(text) is not None
 
-    def count_in(self, text: str, most: int | None = None) -> int:
-        """Return how many special tokens the text has, counted up to ``most``."""
+    def count_in(self, text: str, limit: int | None = None) -> int:
+        """Return how many special tokens the text has, counted up to ``limit``."""
         count = 0
         for count, _ in enumerate(self._find_all(text), start=1):
-            if count == most:
+            if count == limit:
                 break
         return count
 
@@ -63,12 +63,12 @@ class SpecialTokenSearch:
         for match in self._find_all(text):
             parts += [text[end : match.start()], replace_token(match[0])]
             end = match.end()
-        rest = text[end:]
-        beginning = self._find_beginning(rest) if beginnings else None
+        tail = text[end:]
+        beginning = self._find_beginning(tail) if beginnings else None
         if beginning is not None:
             start, stop = beginning
-            rest = rest[:start] + replace_token(rest[start:stop]) + rest[stop:]
-        return "".join([*parts, rest])
+            tail = tail[:start] + replace_token(tail[start:stop]) + tail[stop:]
+        return "".join([*parts, tail])
 
     def _find_all(self, text: str) -> Iterator[re.Match[str]]:
         position = 0

@@ -81,7 +81,7 @@ class TemplateEncoder(TextEncoder):
     def normalize_to_special_token(self, texts: Iterable[str]) -> bool:
         """Whether the tokenizer's normalizer makes a special token of one of the texts."""
         return self._may_normalize_to_special_token and any(
-            self.special_tokens.count_in(self._normalize_text(text), most=1) for text in texts
+            self.special_tokens.count_in(self._normalize_text(text), limit=1) for text in texts
         )
 
     @cached_property

@@ -38,11 +38,11 @@ def _decode_byte_level(token: str) -> bytes:
 
 def _clean_up_spacing(text: str) -> str:
     """Remove the blanks before English punctuation and contractions, as WordPiece decoders do."""
-    for wide, tight in (
+    for spaced, tight in (
         (" .", "."), (" ?", "?"), (" !", "!"), (" ,", ","), (" ' ", "'"), (" n't", "n't"),
         (" 'm", "'m"), (" do not", " don't"), (" 's", "'s"), (" 've", "'ve"), (" 're", "'re"),
     ):  # fmt: skip
-        text = text.replace(wide, tight)
+        text = text.replace(spaced, tight)
     return text
 
 

@@ -36,14 +36,15 @@ def encode_within_limit(
     # No cut is needed, or one that would not fit into the context anyway.
     if context_length is None:
         return encoder.encode(text, special)
-    most = max(2 * context_length, counted_tokens)
-    ids = encoder.encode(text, special, most)
-    if len(ids) > most and len(text) > long_text.PIECE_SIZE:
+    measured_tokens = max(2 * context_length, counted_tokens)
+    ids = encoder.encode(text, special, measured_tokens)
+    if len(ids) > measured_tokens and len(text) > long_text.PIECE_SIZE:
         raise ContextLength(
-            f"This model's maximum context length is {context_length} tokens, and the prompt has over {most}.",
+            f"This model's maximum context length is {context_length} tokens, and the prompt has over "
+            f"{measured_tokens}.",
             field="prompt",
             limit=context_length,
-            prompt_over=most,
+            prompt_over=measured_tokens,
         )
     return ids
 

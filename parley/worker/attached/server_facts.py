@@ -106,12 +106,12 @@ async def read_facts(calls: ServerCalls, settings: AttachedSettings, name: str) 
     card = choose_card(cards, settings, name)
     tokenizer = await _check_tokenizer(calls, settings, card)
     dimensions = await _read_dimensions(calls, card)
-    plain = await _probe_plain(calls, settings, card, may_pool=dimensions > 0)
+    plain_answer = await _probe_plain(calls, settings, card, may_pool=dimensions > 0)
     max_logprobs, missing_features = 0, set[EngineFeature]()
-    if plain.choices:
+    if plain_answer.choices:
         max_logprobs = await _read_max_logprobs(calls, card)
         missing_features = {feature for feature in FEATURE_PROBES if not await _has_feature(calls, card, feature)}
-    if settings.exchanges_pages and not plain.kv_transfer_params:
+    if settings.exchanges_pages and not plain_answer.kv_transfer_params:
         raise AttachRefused(
             f"{settings.url} moves no KV pages: start it with --kv-transfer-config, or leave out --role."
         )
@@ -123,11 +123,11 @@ async def read_facts(calls: ServerCalls, settings: AttachedSettings, name: str) 
         card=card,
         adapters=list_adapters(cards, card),
         max_model_len=min(lengths),
-        generates=bool(plain.choices),
+        generates=bool(plain_answer.choices),
         max_logprobs=max_logprobs,
         missing_features=frozenset(missing_features),
-        reports_cache=plain.usage is not None and plain.usage.prompt_tokens_details is not None,
-        has_connector=bool(plain.kv_transfer_params),
+        reports_cache=plain_answer.usage is not None and plain_answer.usage.prompt_tokens_details is not None,
+        has_connector=bool(plain_answer.kv_transfer_params),
         dimensions=dimensions,
         kv_pages=metrics.kv_pages,
         block_size=metrics.block_size or DEFAULT_BLOCK_SIZE,
@@ -325,8 +325,8 @@ async def _has_feature(calls: ServerCalls, card: AttachedModelCard, feature: Eng
 
 
 def _probe_body(card: AttachedModelCard, params: dict[str, Any]) -> dict[str, Any]:
-    plain = {"max_tokens": 1, "temperature": 0.0, "detokenize": False}
-    return {"model": card.id, "token_ids": [0], "sampling_params": plain | params, "reasoning_ended": True}
+    options = {"max_tokens": 1, "temperature": 0.0, "detokenize": False}
+    return {"model": card.id, "token_ids": [0], "sampling_params": options | params, "reasoning_ended": True}
 
 
 def _vocabulary_size(config: dict[str, Any]) -> int:

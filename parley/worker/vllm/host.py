@@ -190,10 +190,10 @@ class Host:
         self._loop = HostLoop(self._client, self._send)
         await self._load_adapters()
         self._send(EngineReady(self._client.describe_model(self._settings, __version__)))
-        works = (self._read_messages(reader), self._read_steps(), self._send_beats(), self._watch_core())
-        ends = [asyncio.create_task(work) for work in works]
-        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-        for task in ends:
+        coroutines = (self._read_messages(reader), self._read_steps(), self._send_beats(), self._watch_core())
+        tasks = [asyncio.create_task(coroutine) for coroutine in coroutines]
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in tasks:
             task.cancel()
         with contextlib.suppress(OSError):
             await self._writer.drain()
@@ -289,8 +289,8 @@ class Host:
             is_done = await self._client.reset_prefix_cache(running=message.running)
         self._send(ResetDone(message.id, is_done))
 
-    def _start(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work)
+    def _start(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 

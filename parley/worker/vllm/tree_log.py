@@ -61,7 +61,7 @@ class TreeLog:
         self._is_loading = False
 
     def _read_pipe(self, descriptor: int) -> None:
-        rest = b""
+        incomplete_line = b""
         while True:
             ready, _, _ = select.select([descriptor], [], [], BEAT_SECONDS)
             if self._is_loading:
@@ -71,7 +71,7 @@ class TreeLog:
             content = os.read(descriptor, 1 << 16)
             if not content:
                 return
-            *lines, rest = (rest + content).split(b"\n")
+            *lines, incomplete_line = (incomplete_line + content).split(b"\n")
             for line in lines:
                 self.read_line(line.decode("utf-8", "replace").rstrip())
 

@@ -175,8 +175,8 @@ class VLLMClient:
         """Let the other instance free pages that are not fetched."""
         self._start(self._notify_of_rejection(page_move))
 
-    def _start(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work)
+    def _start(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(coroutine)
         self._running_tasks.add(task)
         task.add_done_callback(self._running_tasks.discard)
 
@@ -308,15 +308,15 @@ def engine_prompt(token_ids: list[int], request: EngineRequest) -> Any:
         return tokens_input(token_ids, cache_salt=salt)
     items: dict[str, list[MultiModalKwargsItem]] = {}
     hashes: dict[str, list[str]] = {}
-    places: dict[str, list[PlaceholderRange]] = {}
+    placeholder_ranges: dict[str, list[PlaceholderRange]] = {}
     for item in request.media:
         features = read_features(item)
         start, length, embedded = locate_placeholder(item, features, token_ids)
         mask = None if embedded is None else torch.tensor(embedded)
         items.setdefault(item.kind, []).append(_item_decoder.decode(features.content))
         hashes.setdefault(item.kind, []).append(item.digest.hex())
-        places.setdefault(item.kind, []).append(PlaceholderRange(start, length, mask))
-    return mm_input(token_ids, MultiModalKwargsItems(items), hashes, places, cache_salt=salt)
+        placeholder_ranges.setdefault(item.kind, []).append(PlaceholderRange(start, length, mask))
+    return mm_input(token_ids, MultiModalKwargsItems(items), hashes, placeholder_ranges, cache_salt=salt)
 
 
 def pooling_params(request: EngineRequest) -> PoolingParams:

@@ -482,9 +482,9 @@ async def test_a_request_has_two_connections_to_a_host(host: MediaHost):
     shared = fetcher.request_connections()
     answers = await asyncio.gather(*(fetcher.fetch(url, "image", FIELD, shared) for _ in range(8)))
     assert answers == [b"late"] * 8
-    assert host.most_connections == 2
+    assert host.max_connections == 2
     await asyncio.gather(*(fetcher.fetch(url, "image", FIELD) for _ in range(40)))
-    assert 2 < host.most_connections <= 16
+    assert 2 < host.max_connections <= 16
 
 
 async def test_an_api_key_leaves_connections_for_others(host: MediaHost):
@@ -498,7 +498,7 @@ async def test_an_api_key_leaves_connections_for_others(host: MediaHost):
     while host.open_connections < 8:
         await asyncio.sleep(0.01)
     assert await fetcher.fetch(url, "image", FIELD, fetcher.request_connections("other")) == b"quick"
-    assert host.most_connections == 9
+    assert host.max_connections == 9
     for task in slow:
         task.cancel()
     await asyncio.gather(*slow, return_exceptions=True)

@@ -39,9 +39,9 @@ def decoder_deviation(decoder: FusedDecoder, checkpoint: Checkpoint, quantizatio
     layers = list(range(config.layer_count))
     if decoder.parameters > FULL_CHECK_PARAMETERS:
         kinds = [type(shape.state) for shape in config.layers]
-        chosen = {0, config.layer_count - 1, *map(kinds.index, set(kinds))}
-        sources = {config.layers[i].kv_layer for i in chosen} - {None}
-        layers = sorted(chosen.union(i for i in sources if i is not None))
+        checked_layers = {0, config.layer_count - 1, *map(kinds.index, set(kinds))}
+        sources = {config.layers[i].kv_layer for i in checked_layers} - {None}
+        layers = sorted(checked_layers.union(i for i in sources if i is not None))
     token_ids = torch.linspace(0, config.vocab - 1, PROBE_TOKENS).long()
     outputs = torch.linspace(0, config.vocab - 1, min(config.vocab, PROBE_OUTPUTS)).long()
     reference = ReferenceDecoder(checkpoint, config, quantization, _picture_positions())
@@ -73,12 +73,12 @@ def _choose_everything(config: DecoderConfig) -> DecoderConfig:
         routing = shape.routing
         if routing is None:
             return shape
-        all_experts = replace(routing, chosen=routing.experts, groups=1, chosen_groups=1, margin=-1.0)
+        all_experts = replace(routing, experts_per_token=routing.experts, groups=1, chosen_groups=1, margin=-1.0)
         return replace(shape, routing=all_experts)
 
     indexer = config.indexer
     if indexer is not None:
-        indexer = replace(indexer, chosen=max(indexer.chosen, PROBE_TOKENS))
+        indexer = replace(indexer, top_k=max(indexer.top_k, PROBE_TOKENS))
     return replace(config, layers=tuple(map(choose_all, config.layers)), indexer=indexer)
 
 

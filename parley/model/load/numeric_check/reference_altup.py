@@ -7,7 +7,7 @@ import torch
 from parley.model.load.decoder_weights import DecoderWeights
 from parley.model.load.numeric_check.reference_layer import ACTIVATION_DEFINITIONS, ReferenceLayer
 
-LEAST_SQUARE = 1e-5  # the least mean square of rows that are scaled
+MIN_SQUARE = 1e-5  # the least mean square of rows that are scaled
 
 
 def make_streams(weights: DecoderWeights, embeddings: torch.Tensor) -> torch.Tensor:
@@ -27,7 +27,7 @@ def merge_streams(weights: DecoderWeights, streams: torch.Tensor) -> torch.Tenso
 def _scale_rows(rows: torch.Tensor, models: torch.Tensor) -> torch.Tensor:
     """Return rows with the mean square of those of ``models``."""
     target, own = (numbers.square().mean(-1, keepdim=True) for numbers in (models, rows))
-    return rows * (target / own.clamp_min(LEAST_SQUARE)).sqrt()
+    return rows * (target / own.clamp_min(MIN_SQUARE)).sqrt()
 
 
 class ReferenceAltUpLayer(ReferenceLayer):

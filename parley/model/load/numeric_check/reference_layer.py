@@ -96,7 +96,7 @@ class ReferenceLayer:
     def run_rows(self, x: torch.Tensor, inputs: torch.Tensor | None = None) -> torch.Tensor:
         """Return the residual stream after the layer, [T, hidden], for the one before it. ``inputs`` [T, width]: of
         the layer alone."""
-        shape, before = self._shape, x
+        shape, layer_input = self._shape, x
         if shape.has_mixer:
             normed = self._norm_field(x, "attention_norm")
             x = normed if shape.has_normed_residual else x
@@ -105,10 +105,10 @@ class ReferenceLayer:
                 x = x + shape.state_scale * self._run_state(normed, shape.state)
             x = shape.attention_carry * x + shape.residual_scale * self._norm_field(mixed, "attention_after_norm")
         if shape.has_mlp:
-            inside = self._run_mlps(before if shape.is_parallel else x)
+            mlp_output = self._run_mlps(layer_input if shape.is_parallel else x)
             scale = shape.residual_scale if shape.mlp_scale is None else shape.mlp_scale
             x = self._norm_field(x, "mlp_norm") if shape.has_normed_residual else x
-            x = shape.mlp_carry * x + scale * self._norm_field(inside, "mlp_after_norm")
+            x = shape.mlp_carry * x + scale * self._norm_field(mlp_output, "mlp_after_norm")
         if inputs is not None:
             active = ACTIVATION_DEFINITIONS[shape.activation](self._project(x, "input_gate"), inputs)
             x = x + self._norm_field(self._project(active, "input_up"), "input_after_norm")
@@ -146,8 +146,8 @@ class ReferenceLayer:
             return self._project(attended, "output")
         if not shape.has_output_gate:
             return self._project(self._attend(*self._project_heads(rows)), "output")
-        q, gates, *rest = rows if len(rows) == 4 else [*rows[0].chunk(2, -1), *rows[1:]]
-        attended = self._attend(*self._project_heads([q, *rest]))
+        q, gates, *key_and_value = rows if len(rows) == 4 else [*rows[0].chunk(2, -1), *rows[1:]]
+        attended = self._attend(*self._project_heads([q, *key_and_value]))
         if shape.has_head_gates:
             gates = gates.repeat_interleave(self._config.head_sizes(self._number).dim, 1)
         gates = (1 + gates.exp()).log() if shape.has_softplus_gates else gates.sigmoid()
@@ -211,11 +211,11 @@ class ReferenceLayer:
         """Apply the rotary embedding to queries or keys [T, heads, dim]."""
         angles = self._rotary_positions(rope) * rope.inverse_frequencies()
         cos, sin = angles.cos() * rope.scale, angles.sin() * (-rope.scale if rope.is_reversed else rope.scale)
-        rotated, rest = x[..., : rope.rotary], x[..., rope.rotary :]
+        rotated, unrotated = x[..., : rope.rotary], x[..., rope.rotary :]
         shape = (-1, 2) if rope.is_interleaved else (2, -1)
         a, b = rotated.unflatten(-1, shape).unbind(-1 if rope.is_interleaved else -2)
-        turned = torch.stack((a * cos - b * sin, b * cos + a * sin), -1 if rope.is_interleaved else -2)
-        return torch.cat((turned.flatten(-2), rest), -1)
+        rotated_pairs = torch.stack((a * cos - b * sin, b * cos + a * sin), -1 if rope.is_interleaved else -2)
+        return torch.cat((rotated_pairs.flatten(-2), unrotated), -1)
 
     def _rotary_positions(self, rope: RopeConfig) -> torch.Tensor:
         """Return the position that turns each pair of dimensions of each token: float32 [T, 1, 1 or rotary / 2]."""

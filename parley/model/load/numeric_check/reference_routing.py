@@ -20,18 +20,18 @@ def expert_shares(logits: torch.Tensor, bias: torch.Tensor | None, routing: Rout
         best = grouped.topk(routing.group_best).values.sum(-1).topk(routing.chosen_groups).indices
         outside = torch.ones(grouped.shape[:2], dtype=torch.bool).scatter(1, best, False)
         choice = choice.masked_fill(outside.repeat_interleave(grouped.shape[2], 1), -math.inf)
-    chosen = torch.zeros_like(scores).scatter(1, choice.topk(routing.chosen).indices, 1.0)
-    shares = scores * chosen
+    is_chosen = torch.zeros_like(scores).scatter(1, choice.topk(routing.experts_per_token).indices, 1.0)
+    shares = scores * is_chosen
     return routing.scale * (shares / shares.sum(-1, keepdim=True) if routing.normalized else shares)
 
 
 def sparse_shares(logits: torch.Tensor, routing: Routing) -> torch.Tensor:
     """Return the result of ``expert_shares`` for a sparse mixer."""
-    shares, left = torch.zeros_like(logits), logits.clone()
-    for _ in range(routing.chosen):
-        most, expert = left.max(-1, keepdim=True)
-        close = most - logits <= routing.margin * logits.abs().clamp_min(most)
-        own = left.masked_fill(~close, -math.inf).softmax(-1).gather(1, expert)
-        shares.scatter_(1, expert, routing.scale * own)
-        left.scatter_(1, expert, -math.inf)
+    shares, remaining = torch.zeros_like(logits), logits.clone()
+    for _ in range(routing.experts_per_token):
+        best_logit, expert = remaining.max(-1, keepdim=True)
+        close = best_logit - logits <= routing.margin * logits.abs().clamp_min(best_logit)
+        share = remaining.masked_fill(~close, -math.inf).softmax(-1).gather(1, expert)
+        shares.scatter_(1, expert, routing.scale * share)
+        remaining.scatter_(1, expert, -math.inf)
     return shares

@@ -73,7 +73,7 @@ def run_gated_delta(
     active = active * active.sigmoid()
     key_width = shape.key_heads * shape.key_dim
     b, a = gates[:, : shape.value_heads], gates[:, shape.value_heads :]
-    beta, alpha = shape.most_strength * b.sigmoid(), (weights.decay * (1 + (a + weights.step_bias).exp()).log()).exp()
+    beta, alpha = shape.max_strength * b.sigmoid(), (weights.decay * (1 + (a + weights.step_bias).exp()).log()).exp()
     outputs = []
     for head in range(shape.value_heads):
         key_head = head * shape.key_heads // shape.value_heads
@@ -112,13 +112,13 @@ def run_kimi_delta(
     numbers = numbers + weights.step_bias
     outputs = []
     for head in range(shape.heads):
-        own = slice(head * shape.dim, (head + 1) * shape.dim)
-        q, k, v = (part[:, own] for part in active.split(shape.inner, 1))
+        channels = slice(head * shape.dim, (head + 1) * shape.dim)
+        q, k, v = (part[:, channels] for part in active.split(shape.inner, 1))
         q, k = (part / (part.square().sum(1, keepdim=True) + 1e-6).sqrt() for part in (q, k))
         if shape.lower_bound is None:
-            alpha = (weights.decay[head] * (1 + numbers[:, own].exp()).log()).exp()
+            alpha = (weights.decay[head] * (1 + numbers[:, channels].exp()).log()).exp()
         else:
-            alpha = (shape.lower_bound / (1 + (weights.decay[head] * numbers[:, own]).exp())).exp()
+            alpha = (shape.lower_bound / (1 + (weights.decay[head] * numbers[:, channels]).exp())).exp()
         beta, state, identity = b[:, head].sigmoid(), torch.zeros(shape.dim, shape.dim), torch.eye(shape.dim)
         rows_of_head = []
         for t in range(len(rows)):
@@ -150,8 +150,8 @@ def run_mamba2(shape: Mamba2Shape, weights: StateWeights, rows: torch.Tensor) ->
     b, c = (keys.unflatten(1, (shape.groups, -1)).repeat_interleave(shape.heads // shape.groups, 1) for keys in (b, c))
     state, outputs = torch.zeros(shape.heads, shape.head_dim, shape.state_dim), []
     for t in range(len(rows)):
-        kept, added = (weights.decay * steps[t]).exp(), steps[t, :, None] * x[t]
-        state = kept[:, None, None] * state + added[:, :, None] * b[t][:, None]
+        decay, added = (weights.decay * steps[t]).exp(), steps[t, :, None] * x[t]
+        state = decay[:, None, None] * state + added[:, :, None] * b[t][:, None]
         outputs.append(torch.einsum("hpn,hn->hp", state, c[t]) + skip[:, None] * x[t])
     y: torch.Tensor = torch.stack(outputs).flatten(1)
     gate: torch.Tensor = z * shape.gate_scale
@@ -179,12 +179,12 @@ def run_mamba1(
     parts = list(project(x, "state_parameters").split(shape.parameter_sizes, 1))
     for i, norm in enumerate(weights.parameter_norms):
         parts[i] = parts[i] / (parts[i].square().mean(1, keepdim=True) + norm.eps).sqrt() * norm.weight
-    low, b, c = parts
-    steps = torch.logaddexp(project(low, "state_step") + weights.step_bias, torch.zeros(()))
+    step_rank, b, c = parts
+    steps = torch.logaddexp(project(step_rank, "state_step") + weights.step_bias, torch.zeros(()))
     state, outputs = torch.zeros(shape.inner, shape.state_dim), []
     for t in range(len(rows)):
-        kept = (weights.decay.t() * steps[t, :, None]).exp()
-        state = kept * state + (steps[t] * x[t])[:, None] * b[t]
+        decay = (weights.decay.t() * steps[t, :, None]).exp()
+        state = decay * state + (steps[t] * x[t])[:, None] * b[t]
         outputs.append(state @ c[t] + weights.skip * x[t])
     y: torch.Tensor = torch.stack(outputs) * gate * gate.sigmoid()
     return y

@@ -62,15 +62,17 @@ class LayerStateWeights:
         names, hidden, has_bias = self._names, self._config.hidden, "state" in self._config.biases
         assert names is not None
 
-        def parts(names: tuple[str, ...], outs: list[int], into: int, group_sizes: list[int]) -> list[LinearSpec]:
+        def parts(
+            names: tuple[str, ...], outs: list[int], in_features: int, group_sizes: list[int]
+        ) -> list[LinearSpec]:
             groups = None
             if len(names) == 4 and isinstance(shape, GatedDeltaShape):
                 outs = [*shape.convolved_sizes, shape.inner]
             if len(names) < len(outs) and isinstance(shape, GatedDeltaShape):  # merged for each key head
                 outs, groups = [sum(outs)], (shape.key_heads, tuple(group_sizes))
             return [
-                LinearSpec(self._weights.layer_name(layer, name), out, into, has_bias, groups)
-                for name, out in zip(names, outs, strict=True)
+                LinearSpec(self._weights.layer_name(layer, name), out_features, in_features, has_bias, groups)
+                for name, out_features in zip(names, outs, strict=True)
             ]
 
         output = LinearSpec(self._weights.layer_name(layer, names.output), hidden, shape.inner, has_bias)
@@ -151,9 +153,9 @@ class LayerStateWeights:
     def _decay_sizes(self, layer: int, shape: KimiDeltaShape) -> tuple[int, ...]:
         """Return the shape of the tensor with the heads' rates of decay. Some files have further dimensions of 1."""
         assert self._names is not None
-        name, wide = self._weights.layer_name(layer, str(self._names.decay)), (1, 1, shape.heads, 1)
-        is_wide = name in self._checkpoint and self._checkpoint.tensor_shape(name) == wide
-        return wide if is_wide else (shape.heads,)
+        name, padded_shape = self._weights.layer_name(layer, str(self._names.decay)), (1, 1, shape.heads, 1)
+        is_wide = name in self._checkpoint and self._checkpoint.tensor_shape(name) == padded_shape
+        return padded_shape if is_wide else (shape.heads,)
 
     def _convolution_sizes(self, layer: int, shape: GatedDeltaShape) -> list[int]:
         """Return the channels of the convolutions of queries, keys and values. Transformers divides all channels among

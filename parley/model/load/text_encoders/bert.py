@@ -223,7 +223,7 @@ class BertWeights:
         table = self.read_tensor(self.names.relative_bias, self.config.buckets, self.config.heads)
         offsets = torch.arange(1 - self.config.max_length, self.config.max_length)
         by_offset = table[
-            torch.tensor([distance_bucket(int(way), self.config.buckets) for way in offsets])
+            torch.tensor([distance_bucket(int(offset), self.config.buckets) for offset in offsets])
         ].T  # [heads, ways]
         positions = torch.arange(self.config.max_length)
         return by_offset[:, positions - positions[:, None] + self.config.max_length - 1].contiguous()

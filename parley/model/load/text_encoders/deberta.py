@@ -37,24 +37,27 @@ KEY_TERM, QUERY_TERM = "c2p", "p2c"  # configs' names of the score terms with a 
 
 def read_config(config: dict[str, Any]) -> DisentangledEncoderConfig:
     """Read the encoder's sizes from the content of config.json. Raises LoadError."""
-    common = bert.read_encoder_config({"layer_norm_eps": 1e-7, **config}, DEBERTA_NAMES)
+    bert_config = bert.read_encoder_config({"layer_norm_eps": 1e-7, **config}, DEBERTA_NAMES)
     if not config.get("relative_attention"):
         raise LoadError(f"A {MODEL_TYPE} model without relative_attention is not supported.")
-    if config.get("embedding_size", common.hidden) != common.hidden:
+    if config.get("embedding_size", bert_config.hidden) != bert_config.hidden:
         raise LoadError(f"A {MODEL_TYPE} model with embeddings of another size than its states is not supported.")
-    if config.get("attention_head_size", common.hidden // common.heads) != common.hidden // common.heads:
+    if (
+        config.get("attention_head_size", bert_config.hidden // bert_config.heads)
+        != bert_config.hidden // bert_config.heads
+    ):
         raise LoadError(f"A {MODEL_TYPE} model with an attention_head_size of its own is not supported.")
     terms = _read_terms(config)
     buckets, distance = (config.get(name, -1) for name in ("position_buckets", "max_relative_positions"))
     if type(buckets) is not int or type(distance) is not int:
         raise LoadError(f"config.json has no valid position_buckets for a {MODEL_TYPE} model.")
-    if common.positions > bert.MAX_POSITIONS:
+    if bert_config.positions > bert.MAX_POSITIONS:
         raise LoadError(f"config.json has no valid max_position_embeddings for a {MODEL_TYPE} model.")
-    buckets, distance = max(buckets, 0), distance if distance > 0 else common.positions
+    buckets, distance = max(buckets, 0), distance if distance > 0 else bert_config.positions
     if buckets and not 0 < buckets // 2 < distance - 1:
         raise LoadError(f"config.json has no valid position_buckets for a {MODEL_TYPE} model: {buckets}.")
     return DisentangledEncoderConfig(
-        **asdict(common),
+        **asdict(bert_config),
         span=buckets or distance,
         distance_buckets=buckets,
         max_distance=distance,

@@ -178,8 +178,8 @@ def rotate_plainly(x: torch.Tensor, theta: float, divisor: float = 1.0) -> torch
     """Rotate pairs of numbers of each head as complex numbers: [tokens, heads, width] -> the same."""
     half = x.shape[-1] // 2
     angles = torch.arange(len(x))[:, None] * theta ** -(torch.arange(half) / half) / divisor
-    turned = torch.complex(x[..., :half], x[..., half:]) * torch.polar(torch.ones_like(angles), angles).unsqueeze(1)
-    return torch.cat((turned.real, turned.imag), -1)
+    rotated = torch.complex(x[..., :half], x[..., half:]) * torch.polar(torch.ones_like(angles), angles).unsqueeze(1)
+    return torch.cat((rotated.real, rotated.imag), -1)
 
 
 def encode_plainly(weights: ModernBertWeights, text: list[int]) -> torch.Tensor:

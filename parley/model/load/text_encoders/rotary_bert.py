@@ -48,7 +48,7 @@ FAMILY_DEFAULTS: dict[str, dict[str, Any]] = {
     PUBLISHED_GTE: {"hidden_act": "gelu", "rope_theta": 10_000.0, "max_position_embeddings": 2048},
     JINA: {"hidden_act": "gelu", "rope_theta": 20_000.0, "max_position_embeddings": 8194, "layer_norm_eps": 1e-5},
 }
-MOST_EXPERTS = 1 << 10
+MAX_EXPERTS = 1 << 10
 # The accepted values of these members; another value is another computation
 ONLY_VALUES: dict[str, tuple[Any, ...]] = {
     "prenorm": (False,),
@@ -134,8 +134,8 @@ def read_config(config: dict[str, Any]) -> RotaryEncoderConfig:
     fields = {CONFIG_SYNONYMS.get(name, name): value for name, value in config.items()}
     values = {name: default if fields.get(name) is None else fields[name] for name, default in defaults.items()}
     sizes = [name for name, default in defaults.items() if isinstance(default, int)]
-    least = {"type_vocab_size": 0}
-    invalid = [name for name in sizes if type(values[name]) is not int or values[name] < least.get(name, 1)]
+    minimums = {"type_vocab_size": 0}
+    invalid = [name for name in sizes if type(values[name]) is not int or values[name] < minimums.get(name, 1)]
     if type(fields.get("vocab_size")) is not int:
         invalid.append("vocab_size")
     if not invalid and values["max_position_embeddings"] > MAX_POSITIONS:
@@ -154,7 +154,7 @@ def read_config(config: dict[str, Any]) -> RotaryEncoderConfig:
         if fields.get(name) is not None and fields[name] not in allowed:
             raise LoadError(f"A {kind} model with {name} {fields[name]} is not supported.")
     theta, divisor = _read_angles(fields, kind, values)
-    experts, chosen, step = _read_mixture(fields, kind)
+    experts, experts_per_token, step = _read_mixture(fields, kind)
     return RotaryEncoderConfig(
         vocab=fields["vocab_size"],
         hidden=values["hidden_size"],
@@ -171,7 +171,7 @@ def read_config(config: dict[str, Any]) -> RotaryEncoderConfig:
         normalizes_sums=True,
         is_gated=kind != JINA and not experts,
         experts=experts,
-        chosen_experts=chosen,
+        experts_per_token=experts_per_token,
         mixture_step=step,
     )
 
@@ -179,22 +179,24 @@ def read_config(config: dict[str, Any]) -> RotaryEncoderConfig:
 def _read_mixture(fields: dict[str, Any], kind: str) -> tuple[int, int, int]:
     """Return the numbers of experts, of those that a token uses, and of layers from one mixture to the next; zeros
     without mixtures. Raises LoadError."""
-    experts, chosen, step = (fields.get(name, 0) for name in ("num_experts", "moe_top_k", "moe_every_n_layers"))
+    experts, experts_per_token, step = (
+        fields.get(name, 0) for name in ("num_experts", "moe_top_k", "moe_every_n_layers")
+    )
     if not experts:
         return 0, 0, 0
     if kind != NOMIC or not step:
         raise LoadError(f"A {kind} model with num_experts {experts} is not supported.")
-    for name, value, most in (
-        ("num_experts", experts, MOST_EXPERTS),
-        ("moe_top_k", chosen, experts),
+    for name, value, maximum in (
+        ("num_experts", experts, MAX_EXPERTS),
+        ("moe_top_k", experts_per_token, experts),
         ("moe_every_n_layers", step, MAX_LAYERS),
     ):
-        if type(value) is not int or not 1 <= value <= most:
+        if type(value) is not int or not 1 <= value <= maximum:
             raise LoadError(f"config.json has no valid {name} for a {kind} model.")
     for name, allowed in ONLY_MIXTURE_VALUES.items():
         if fields.get(name) is not None and fields[name] not in allowed:
             raise LoadError(f"A {kind} model with {name} {fields[name]} is not supported.")
-    return experts, chosen, step
+    return experts, experts_per_token, step
 
 
 def _read_angles(fields: dict[str, Any], kind: str, values: dict[str, Any]) -> tuple[float, float]:
@@ -281,7 +283,7 @@ class RotaryBertWeights(TypedEncoderTensors):
             ups=[EncoderLinear(up, up.new_zeros(len(up))) for up in ups],
             downs=[EncoderLinear(down.T, torch.zeros_like(bias)) for down in downs],
             bias=bias,
-            chosen=self.config.chosen_experts,
+            experts_per_token=self.config.experts_per_token,
         )
 
     def read_layer(self, layer: int) -> RotaryEncoderLayer:
@@ -397,7 +399,7 @@ def _mix_plainly(
     """Compute a mixture of experts by the definition, with all experts for all tokens: [T, hidden] -> the same."""
     router, ups, downs, bias = weights.read_experts(layer)
     shares = (x @ router.T).softmax(-1)
-    chosen = shares.topk(weights.config.chosen_experts, -1).indices
-    kept = torch.zeros_like(shares).scatter(-1, chosen, shares.gather(-1, chosen))
+    chosen = shares.topk(weights.config.experts_per_token, -1).indices
+    kept_shares = torch.zeros_like(shares).scatter(-1, chosen, shares.gather(-1, chosen))
     inner = activate(torch.einsum("th,efh->tef", x, ups))
-    return torch.einsum("te,tef,efh->th", kept, inner, downs) + bias
+    return torch.einsum("te,tef,efh->th", kept_shares, inner, downs) + bias

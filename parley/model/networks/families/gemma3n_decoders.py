@@ -13,7 +13,7 @@ from parley.model.networks.families.gemma_decoders import GEMMA, GEMMA_TENSORS, 
 from parley.model.networks.rope import Unfusable, wrong_value
 from parley.native.layer_shape import AltUpShape
 
-MOST_STREAMS = 64  # work is planned for each residual stream, and for each pair of them
+MAX_STREAMS = 64  # work is planned for each residual stream, and for each pair of them
 SPARSE_LAYERS, SPARSITY = 10, 0.95  # of models with more layers, if the config does not say it
 
 
@@ -25,7 +25,7 @@ def every_fifth_full(fields: dict[str, Any], count: int) -> list[str]:
 def gemma3n_altup(fields: dict[str, Any]) -> AltUpShape:
     """Return the residual streams of Gemma 3n. Raises Unfusable."""
     streams, active = read_size(fields, "altup_num_inputs"), fields["altup_active_idx"]
-    if not 2 <= streams <= MOST_STREAMS:
+    if not 2 <= streams <= MAX_STREAMS:
         raise wrong_value("altup_num_inputs", streams)
     if type(active) is not int or not 0 <= active < streams:
         raise wrong_value("altup_active_idx", active)
@@ -45,11 +45,16 @@ def gemma3n_media_vocabularies(fields: dict[str, Any]) -> tuple[MediaVocabulary,
         return ()
     vocabularies = []
     for name, (module, defaults) in PROJECTORS.items():
-        own = {"vocab_size": 128, "rms_norm_eps": 1e-6, **defaults, **(fields["media_configs"].get(name) or {})}
-        first, size, width = (read_size(own, field) for field in ("vocab_offset", "vocab_size", "hidden_size"))
-        vocabularies.append(MediaVocabulary(module, first, size, width, read_number(own, "rms_norm_eps")))
-    ends = [vocabulary.first + vocabulary.size for vocabulary in vocabularies]
-    if ends != [vocabularies[1].first, fields["vocab_size"]]:
+        media_fields = {
+            "vocab_size": 128,
+            "rms_norm_eps": 1e-6,
+            **defaults,
+            **(fields["media_configs"].get(name) or {}),
+        }
+        first, size, width = (read_size(media_fields, field) for field in ("vocab_offset", "vocab_size", "hidden_size"))
+        vocabularies.append(MediaVocabulary(module, first, size, width, read_number(media_fields, "rms_norm_eps")))
+    end_ids = [vocabulary.first + vocabulary.size for vocabulary in vocabularies]
+    if end_ids != [vocabularies[1].first, fields["vocab_size"]]:
         raise Unfusable("its tokens of pictures and sound are not the last ones")
     return tuple(vocabularies)
 

@@ -161,8 +161,8 @@ def falcon_h1_variant(config: Mapping[str, Any]) -> DecoderFamily:
     """Return the row for a config of Falcon-H1, whose Mamba 2 layers may have a norm."""
     if config.get("mamba_rms_norm"):
         return FALCON_H1
-    names, *others = (replace(layout, norm=None) for layout in (FALCON_H1_STATES.names, *FALCON_H1_STATES.others))
-    return replace(FALCON_H1, state=replace(FALCON_H1_STATES, names=names, others=tuple(others)))
+    names, *other_names = (replace(layout, norm=None) for layout in (FALCON_H1_STATES.names, *FALCON_H1_STATES.others))
+    return replace(FALCON_H1, state=replace(FALCON_H1_STATES, names=names, others=tuple(other_names)))
 
 
 FALCON_H1_STATES = replace(MAMBA2_STATES, read_shape=read_falcon_h1_state)

@@ -286,8 +286,8 @@ LFM3_ROPES = {
 def lfm3_layers(fields: dict[str, Any], count: int) -> list[str]:
     """Return the types of ``count`` layers: convolutions in turn with attention, which has a window each second time,
     except the first."""
-    others = {2: FULL, 0: SLIDING}
-    return [others.get(i % 4, LFM2_STATES.layer_type) if i else LFM2_STATES.layer_type for i in range(count)]
+    other_types = {2: FULL, 0: SLIDING}
+    return [other_types.get(i % 4, LFM2_STATES.layer_type) if i else LFM2_STATES.layer_type for i in range(count)]
 
 
 def lfm3_ropes(fields: dict[str, Any]) -> dict[str, RopeConfig]:

@@ -105,7 +105,7 @@ struct TaskPlan {
       for (long row = 0; row < span->count * group; row += UNIT_ROWS) {
         long rows = std::min(UNIT_ROWS, span->count * group - row), past = span->length - span->count;
         long last = (row + rows - 1) / group, end = problem.end(*span, last);
-        for (long token = row / group; problem.ends && token < last; token++)
+        for (long token = row / group; problem.visible_ends && token < last; token++)
           end = std::max(end, problem.end(*span, token));
         long begin = problem.start(past + row / group);
         units.push_back({span, 0, 1, row, rows, begin / KEY_BLOCK * KEY_BLOCK, end, nullptr});
@@ -163,15 +163,15 @@ int64_t page_bytes(int64_t heads, int64_t dim, int64_t value_dim, int64_t int8, 
 
 // out [T, heads, value_dim] = attention of queries [T, heads, dim] over the pages. sinks [heads] and slopes [heads] may
 // be null; window, chunk and softcap are 0 for none. A slope times the distance of a key, which is negative, is added
-// to its score. ends [T]: the position after the last one that a row sees, which is its own or a later one of its span;
-// null: its own. `latent`: a value is the beginning of its key, and value_dim is even.
+// to its score. visible_ends [T]: the position after the last one that a row sees, which is its own or a later one of
+// its span; null: its own. `latent`: a value is the beginning of its key, and value_dim is even.
 void attend(const bf16* queries, int64_t stride, const char* pages, bf16* out, const int64_t* spans, int64_t count,
-            const int64_t* table, const float* sinks, const float* slopes, const int64_t* ends, int64_t heads,
+            const int64_t* table, const float* sinks, const float* slopes, const int64_t* visible_ends, int64_t heads,
             int64_t kv_heads, int64_t dim, int64_t value_dim, int64_t int8, int64_t latent, int64_t window,
             int64_t chunk, float scale, float softcap, int64_t threads) {
   PageLayout layout{kv_heads, dim, value_dim, int8 != 0, latent != 0};
-  Problem problem{queries, stride, pages, out,    table, sinks, slopes,
-                  ends,    layout, heads, window, chunk, scale, softcap};
+  Problem problem{queries,      stride, pages, out,    table, sinks, slopes,
+                  visible_ends, layout, heads, window, chunk, scale, softcap};
   TaskPlan plan(problem, (const Span*)spans, count, threads);
   long tasks = plan.tasks.size();
   std::atomic<long> taken{0};

@@ -37,7 +37,7 @@ struct Problem {
   bf16* out;
   const int64_t* table;
   const float *sinks, *slopes;
-  const int64_t* ends;  // of the rows, as in `attend`; or null
+  const int64_t* visible_ends;  // of the rows, as in `attend`; or null
   PageLayout layout;
   long heads, window, chunk;
   float scale, softcap;
@@ -51,7 +51,7 @@ struct Problem {
   // The position after the last one that a token of the span attends to.
   long end(const Span& span, long token) const {
     long after = span.length - span.count + token + 1;  // of the token itself
-    return ends ? std::clamp(ends[span.first + token], after, span.length) : after;
+    return visible_ends ? std::clamp(visible_ends[span.first + token], after, span.length) : after;
   }
 
   long queries_per_kv_head() const { return heads / layout.heads; }

@@ -47,10 +47,10 @@ struct Token {
 extern "C" {
 
 // out [T, value_heads, value_dim] of rows x [T, 2 * key_heads * key_dim + value_heads * value_dim], which hold queries,
-// keys and values. Rows of gates [T, 2 * value_heads] hold b and a of each head, `gates_stride` numbers apart. Strengths
-// of changes are at most `most_strength`.
+// keys and values. Rows of gates [T, 2 * value_heads] hold b and a of each head, `gates_stride` numbers apart.
+// Strengths of changes are at most `max_strength`.
 void scan_delta(const float* x, const bf16* gates, int64_t gates_stride, const float* decay, const float* step_bias,
-                float most_strength, float* states, int64_t stride, const StateSpan* spans, int64_t count, float* out,
+                float max_strength, float* states, int64_t stride, const StateSpan* spans, int64_t count, float* out,
                 int64_t key_heads, int64_t value_heads, int64_t key_dim, int64_t value_dim, int64_t threads) {
   long inner = value_heads * value_dim, width = 2 * key_heads * key_dim + inner;
   each_part(spans, count, value_heads, 2 * inner * key_dim, threads, [=](const StateSpan& span, long h) {
@@ -68,7 +68,7 @@ void scan_delta(const float* x, const bf16* gates, int64_t gates_stride, const f
         float *queries = units.data() + t * 2 * key_dim, *keys = queries + key_dim;
         scale_to_unit(row, queries, key_dim, 1.f / std::sqrt((float)key_dim));
         scale_to_unit(row + key_heads * key_dim, keys, key_dim, 1.f);
-        tokens[t] = {queries, keys, 0, most_strength * sigmoid(load(gate, 1)[0]), 0};
+        tokens[t] = {queries, keys, 0, max_strength * sigmoid(load(gate, 1)[0]), 0};
         tokens[t].kept = std::exp(decay[h] * softplus(broadcast(load(gate + value_heads, 1)[0] + step_bias[h]))[0]);
         tokens[t].match = dot(queries, keys, key_dim);
       }

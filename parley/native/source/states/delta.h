@@ -5,7 +5,7 @@
 
 #include "states.h"
 
-constexpr long MOST_KEYS = 512;  // the largest key_dim, as in native/state_shape.py
+constexpr long MAX_KEY_DIM = 512;  // the largest key_dim, as in native/state_shape.py
 
 static inline float sigmoid(float x) { return 1.f / (1.f + std::exp(-x)); }
 
@@ -32,7 +32,7 @@ static inline float dot(const float* a, const float* b, long size) {
 template <class Token>
 void update_columns(const Token* tokens, long count, const float* before, float* state, long key_dim, long value_dim,
                     const float* given, long given_stride, float* to, long to_stride) {
-  alignas(64) float strip[MOST_KEYS * STRIP], values[STRIP] = {}, outputs[STRIP];
+  alignas(64) float strip[MAX_KEY_DIM * STRIP], values[STRIP] = {}, outputs[STRIP];
   long i = 0;
   for (; count == 1 && i + WIDE <= value_dim; i += WIDE)
     tokens[0].template update_strip<WIDE_VECTORS>(before + i, state + i, value_dim, key_dim, given + i, to + i);

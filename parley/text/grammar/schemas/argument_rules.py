@@ -110,17 +110,17 @@ class ArgumentRules:
             value_rules.schema_properties(schema) if follow_schema else {},
             value_rules.required_properties(schema),
         )
-        rest = not properties and schema.get("additionalProperties") is not False
+        allows_any = not properties and schema.get("additionalProperties") is not False
         if shape == "elements":
             return self._member_elements(schema, 0, follow_schema)
         if shape == "tags":
             parts = [(key in needed, self._tag_rule(key, member)) for key, member in properties.items()]
-            if rest:
+            if allows_any:
                 return self.add_rule(f"{self._free_tag_rule()}*")
             return self.add_rule(" ".join(name if must else f"{name}?" for must, name in parts) or '""')
         assign = "=" if shape == "python" else ":"
         value = self.json_rule if shape == "python" else self.loose_rule
-        if rest:
+        if allows_any:
             if shape == "loose":
                 self._define_any_rule()
                 return self.add_rule('(KEY ":" any ("," KEY ":" any)*)?')
@@ -138,8 +138,8 @@ class ArgumentRules:
     def _custom_object(self, schema: Schema) -> str:
         """Return a rule for a JSON object; its only member may be a text that follows a grammar."""
         properties = value_rules.schema_properties(schema)
-        (name, text), *others = properties.items() or [("", {})]
-        if others or not isinstance(text, dict) or CUSTOM_GRAMMAR not in text:
+        (name, text), *other_properties = properties.items() or [("", {})]
+        if other_properties or not isinstance(text, dict) or CUSTOM_GRAMMAR not in text:
             return self.json_rule(schema)
         start = self.write_text(f'{{{json.dumps(name)}: "')
         return self.add_rule(f"{start} {self._custom_text(text[CUSTOM_GRAMMAR], CUSTOM_END, in_json=True)}")
@@ -159,12 +159,14 @@ class ArgumentRules:
         """Return a part of the schema together with everything it refers to."""
         if schema is self._root_schema or not any(list_references(schema)):
             return schema
-        whole = {key: self._root_schema[key] for key in SHARED_DEFINITIONS if key in self._root_schema} | schema
+        with_definitions = {
+            key: self._root_schema[key] for key in SHARED_DEFINITIONS if key in self._root_schema
+        } | schema
         if all(
             reference.startswith(tuple(f"#/{key}/" for key in SHARED_DEFINITIONS))
-            for reference in list_references(whole)
+            for reference in list_references(with_definitions)
         ):
-            return whole
+            return with_definitions
         result: Schema = reroot_references(schema, "#/$defs/whole") | {
             "$defs": {"whole": reroot_references(self._root_schema, "#/$defs/whole")}
         }
@@ -201,12 +203,14 @@ class ArgumentRules:
                 f"{self.write_text(self.form.quote_mark)} {self.text_until(self.form.quote_mark, schema)}"
             )
         if schema_type == "array":
-            least, most = value_rules.count_limits(schema, "Items")
+            min_count, max_count = value_rules.count_limits(schema, "Items")
             item = self.loose_rule(schema.get("items", {}), depth + 1)
-            if most == 0:
+            if max_count == 0:
                 return self.add_rule('"[]"')
-            more = _repeat_item(f'("," {item})', max(0, (least or 1) - 1), None if most is None else most - 1)
-            return self.add_rule(f'"[" {item} {more} "]"' if least else f'"[" ({item} {more})? "]"')
+            more_items = _repeat_item(
+                f'("," {item})', max(0, (min_count or 1) - 1), None if max_count is None else max_count - 1
+            )
+            return self.add_rule(f'"[" {item} {more_items} "]"' if min_count else f'"[" ({item} {more_items})? "]"')
         if schema_type == "object" and (properties := value_rules.schema_properties(schema)):
             needed = value_rules.required_properties(schema)
             members = [
@@ -254,9 +258,9 @@ class ArgumentRules:
                 " | ".join(self._element_content({**schema, "type": type_name}, depth + 1) for type_name in schema_type)
             )
         if schema_type == "array":
-            least, most = value_rules.count_limits(schema, "Items")
+            min_count, max_count = value_rules.count_limits(schema, "Items")
             item = self.element_rule(LIST_ITEM, schema.get("items", {}), depth + 1)
-            return self.add_rule(f"{_repeat_item(item, least or 0, most)} {end}")
+            return self.add_rule(f"{_repeat_item(item, min_count or 0, max_count)} {end}")
         if schema_type == "object":
             return self.add_rule(f"{self._member_elements(schema, depth + 1)} {end}")
         if schema_type in ("number", "integer", "boolean", "null"):
@@ -272,8 +276,8 @@ class ArgumentRules:
             value = self._rule_once(
                 self._element_content, schema.get("additionalProperties") if follow_schema else None, depth + 1
             )
-            free = f"{self.write_text(form.key_marks[0])} KEY {self.write_text(form.key_marks[1])} {value} KEY"
-            return self.add_rule(f"({free} {self.write_text(form.key_marks[1])})*")
+            any_member = f"{self.write_text(form.key_marks[0])} KEY {self.write_text(form.key_marks[1])} {value} KEY"
+            return self.add_rule(f"({any_member} {self.write_text(form.key_marks[1])})*")
         needed = value_rules.required_properties(schema)
         parts = [
             self.element_rule(key, member, depth) + ("" if key in needed else "?") for key, member in properties.items()
@@ -285,24 +289,24 @@ class ArgumentRules:
         if form.type_required:
             return self.add_rule(" | ".join(self._typed_arguments(self.write_text(form.key_marks[0] + key), schema)))
         schema = value_rules.resolve_references(schema, self._root_schema)
-        before, after = form.value_marks
+        value_open, value_close = form.value_marks
         text = schema_types(schema, self._root_schema) == {"string"}
         attribute = f' string="{"true" if text else "false"}">' if form.marks_strings else ""
-        start = self.write_text(f"{form.key_marks[0]}{key}{form.key_marks[1]}{attribute}{before}")
+        start = self.write_text(f"{form.key_marks[0]}{key}{form.key_marks[1]}{attribute}{value_open}")
         if not text:
-            return self.add_rule(f"{start} {self.json_rule(schema)} {self.write_text(after)}")
+            return self.add_rule(f"{start} {self.json_rule(schema)} {self.write_text(value_close)}")
         if choices := value_rules.listed_values(schema):
             return self.add_rule(
-                f"{start} ({' | '.join(map(value_rules.value_literal, choices))}) {self.write_text(after)}"
+                f"{start} ({' | '.join(map(value_rules.value_literal, choices))}) {self.write_text(value_close)}"
             )
-        mark = after.strip()
-        lead, end = after[: after.index(mark)], after[after.index(mark) + len(mark) :]
+        mark = value_close.strip()
+        lead, end = value_close[: value_close.index(mark)], value_close[value_close.index(mark) + len(mark) :]
         return self.add_rule(f"{start} {self.text_until(mark, schema, lead)} {self.write_text(end)}")
 
     def _typed_arguments(self, start: str, schema: Any) -> Iterator[str]:
         """Yield an argument with its type name, once for each type the schema allows. ``start``: its own name."""
         form = self.form
-        after = self.write_text(form.value_marks[1])
+        value_close = self.write_text(form.value_marks[1])
         allowed = schema_types(schema, self._root_schema) or frozenset(ARGUMENT_TYPES)
         for kind in ARGUMENT_TYPES:
             types = sorted(allowed & ({kind, "integer"} if kind == "number" else {kind}))
@@ -312,9 +316,9 @@ class ArgumentRules:
             opening = form.key_marks[1] + form.type_marks[0] + kind + form.type_marks[1] + form.value_marks[0]
             head = f"{start} {self.write_text(opening)}"
             if kind != "string":
-                yield f"{head} {self.json_rule(part)} {after}"
+                yield f"{head} {self.json_rule(part)} {value_close}"
             elif texts := [listed for listed in value_rules.listed_values(part) if isinstance(listed, str)]:
-                yield f"{head} ({' | '.join(map(value_rules.value_literal, texts))}) {after}"
+                yield f"{head} ({' | '.join(map(value_rules.value_literal, texts))}) {value_close}"
             else:
                 yield f"{head} {self.text_until(form.value_marks[1], part)}"
 
@@ -323,10 +327,12 @@ class ArgumentRules:
         self._define_key_rule()
         if form.type_required:
             return self.add_rule(" | ".join(self._typed_arguments(f"{self.write_text(form.key_marks[0])} KEY", {})))
-        before, after = form.value_marks
+        value_open, value_close = form.value_marks
         attribute = ' string="false">' if form.marks_strings else ""
-        start = f"{self.write_text(form.key_marks[0])} KEY {self.write_text(form.key_marks[1] + attribute + before)}"
-        return self.add_rule(f"{start} {self.json_rule({})} {self.write_text(after)}")
+        start = (
+            f"{self.write_text(form.key_marks[0])} KEY {self.write_text(form.key_marks[1] + attribute + value_open)}"
+        )
+        return self.add_rule(f"{start} {self.json_rule({})} {self.write_text(value_close)}")
 
     def _separated_row(self, parts: list[tuple[bool, str]], comma: str) -> str:
         """Return a rule for the required parts, then the optional ones, with a separator between them."""
@@ -374,6 +380,6 @@ class ArgumentRules:
             )
 
 
-def _repeat_item(item: str, least: int, most: int | None) -> str:
+def _repeat_item(item: str, min_count: int, max_count: int | None) -> str:
     """Return an item with a repeat count; empty for a maximum of 0, which llguidance cannot express."""
-    return "" if most == 0 else f"{item}{{{least},{'' if most is None else most}}}"
+    return "" if max_count == 0 else f"{item}{{{min_count},{'' if max_count is None else max_count}}}"

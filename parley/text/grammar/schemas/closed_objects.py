@@ -77,8 +77,8 @@ def _closing_schema(parts: list[Any]) -> Schema | None:
 
 
 def _least_members(part: Schema) -> float:
-    least = part.get("minProperties")
-    return least if isinstance(least, int | float) else 0
+    min_members = part.get("minProperties")
+    return min_members if isinstance(min_members, int | float) else 0
 
 
 def _joined_parts(node: Schema, root: Schema) -> Iterator[Any]:
@@ -108,22 +108,22 @@ def _find_combined(schema: Schema) -> set[str]:
     combined = set[str]()
     unvisited: list[tuple[str, Schema, bool]] = [("#", schema, True)]
     while unvisited:
-        pointer, node, alone = unvisited.pop()
-        if not alone:
+        pointer, node, stands_alone = unvisited.pop()
+        if not stands_alone:
             if pointer in combined:
                 continue
             combined.add(pointer)
-        joined = not alone or _combines_schemas(node)
+        is_combined = not stands_alone or _combines_schemas(node)
         for key, inner_key, inner in direct_subschemas(node):
             unique = counts[key, inner_key if key == "properties" else None] == 1
             inner_alone = (
                 key in DEFINITIONS
-                or (key in JOINING_KEYWORDS and not joined)
-                or (key not in JOINING_KEYWORDS and (unique or not joined) and not _overlaps_patterns(node, key))
+                or (key in JOINING_KEYWORDS and not is_combined)
+                or (key not in JOINING_KEYWORDS and (unique or not is_combined) and not _overlaps_patterns(node, key))
             )
-            if alone or not inner_alone:
+            if stands_alone or not inner_alone:
                 unvisited.append((extend_pointer(pointer, key, inner_key), inner, inner_alone))
-        if joined and isinstance(reference := node.get("$ref"), str):
+        if is_combined and isinstance(reference := node.get("$ref"), str):
             target = resolve_pointer(reference, schema)
             if isinstance(target, dict):
                 unvisited.append((reference, target, False))
@@ -142,9 +142,9 @@ def _is_malformed(node: Schema) -> bool:
 
 def _combines_schemas(node: Schema) -> bool:
     """Whether several schemas describe the value: keywords about members, references, alternatives, conjunctions."""
-    own = any(key in node for key in (*NAMING_KEYWORDS, *OPENING_KEYWORDS))
+    names_properties = any(key in node for key in (*NAMING_KEYWORDS, *OPENING_KEYWORDS))
     conjunctions = len(node["allOf"]) if isinstance(node.get("allOf"), list) else 0
-    return own + conjunctions + sum(key in node for key in ("$ref", *ALTERNATIVE_KEYWORDS)) > 1
+    return names_properties + conjunctions + sum(key in node for key in ("$ref", *ALTERNATIVE_KEYWORDS)) > 1
 
 
 def _overlaps_patterns(node: Schema, key: str) -> bool:

@@ -78,8 +78,8 @@ def rewrite_keywords(node: Schema, root: Schema) -> Schema | bool:
     _enforce_format(rewritten)
     _relax_one_of(rewritten)
     _replace_unevaluated(rewritten)
-    least, required = rewritten.get("minProperties"), rewritten.get("required")
-    if isinstance(least, int) and least > 1 + len(_distinct_strings(required)):
+    min_members, required = rewritten.get("minProperties"), rewritten.get("required")
+    if isinstance(min_members, int) and min_members > 1 + len(_distinct_strings(required)):
         raise GrammarRefused(MIN_PROPERTIES_LIMIT)
     return _group_keywords(rewritten)
 
@@ -103,12 +103,12 @@ def _normalize_numbers(schema: Schema) -> None:
             schema[key] = int(number)
     if isinstance(longest := schema.get("maxLength"), int) and longest > MAX_STRING_LENGTH:
         del schema["maxLength"]
-    for key, inside in BOUND_DIRECTIONS.items():
+    for key, direction in BOUND_DIRECTIONS.items():
         limit = schema.get(key)
         if isinstance(limit, int | float) and not isinstance(limit, bool):
             near = _to_double(limit)
             if near != limit:
-                schema[key] = near if (near > limit) is (inside > 0) else _to_double(math.nextafter(near, inside))
+                schema[key] = near if (near > limit) is (direction > 0) else _to_double(math.nextafter(near, direction))
 
 
 def _to_double(number: float) -> float:
@@ -193,7 +193,7 @@ def _list_member(node: Any, key: str) -> list[Any]:
 
 def _replace_unevaluated(schema: Schema) -> None:
     """Replace the unevaluated… keywords by additionalProperties and items, where they mean the same."""
-    if (rest := schema.get("unevaluatedProperties")) is True or rest == {}:
+    if (unevaluated := schema.get("unevaluatedProperties")) is True or unevaluated == {}:
         del schema["unevaluatedProperties"]
         schema.setdefault("additionalProperties", True)
     if EVALUATING_KEYWORDS & schema.keys():
@@ -217,7 +217,7 @@ def _replace_property_names(schema: Schema, root: Schema) -> None:
         return
     if not constraints or (constraints.keys() == {"format"} and _is_unknown_format(constraints["format"])):
         return
-    rest = schema.get("additionalProperties", True)
+    additional = schema.get("additionalProperties", True)
     schema["additionalProperties"] = False
     properties = schema.get("properties", {})
     if "patternProperties" in schema or not isinstance(properties, dict):
@@ -225,12 +225,12 @@ def _replace_property_names(schema: Schema, root: Schema) -> None:
     if len(constraints) == 1 and constraints.keys() <= {"const", "enum"}:
         allowed = _distinct_strings([constraints["const"]] if "const" in constraints else constraints["enum"])
         schema["properties"] = {name: value if name in allowed else False for name, value in properties.items()} | {
-            name: rest for name in allowed if name not in properties
+            name: additional for name in allowed if name not in properties
         }
     elif "properties" in schema:
         raise GrammarRefused(PROPERTY_NAMES_LIMIT)
     else:
-        schema["patternProperties"] = {_name_pattern(constraints): rest}
+        schema["patternProperties"] = {_name_pattern(constraints): additional}
 
 
 def _name_constraints(name_schema: Any, root: Schema) -> Schema | None:
@@ -285,12 +285,12 @@ def _distinct_strings(value: Any) -> list[str]:
 
 def _group_keywords(schema: Schema) -> Schema:
     """Reorder a schema so that llguidance sees all keywords about the value itself as one group, at ``properties``."""
-    own = {key: value for key, value in schema.items() if key not in GROUP_SEPARATORS}
-    group_key = "properties" if "properties" in schema else next(iter(own), None)
+    ungrouped = {key: value for key, value in schema.items() if key not in GROUP_SEPARATORS}
+    group_key = "properties" if "properties" in schema else next(iter(ungrouped), None)
     ordered: Schema = {}
     for key, value in schema.items():
         if key == group_key:
-            ordered |= own
+            ordered |= ungrouped
         elif key in GROUP_SEPARATORS:
             ordered[key] = value
     return ordered

@@ -40,8 +40,8 @@ def required_properties(schema: Schema) -> set[str]:
 
 def count_limits(schema: Schema, measured: str) -> tuple[int | None, int | None]:
     """Return the minimum and maximum of ``measured`` ("Length", "Items"); None where there is no integer."""
-    least, most = schema.get(f"min{measured}"), schema.get(f"max{measured}")
-    return least if type(least) is int else None, most if type(most) is int else None
+    min_count, max_count = schema.get(f"min{measured}"), schema.get(f"max{measured}")
+    return min_count if type(min_count) is int else None, max_count if type(max_count) is int else None
 
 
 def listed_values(schema: Any) -> list[Any]:
@@ -49,8 +49,8 @@ def listed_values(schema: Any) -> list[Any]:
     if not isinstance(schema, dict):
         return []
     values = [schema["const"]] if "const" in schema else schema.get("enum")
-    plain = isinstance(values, list) and not any(isinstance(value, dict | list) for value in values)
-    return values if plain and isinstance(values, list) else []
+    is_scalar_list = isinstance(values, list) and not any(isinstance(value, dict | list) for value in values)
+    return values if is_scalar_list and isinstance(values, list) else []
 
 
 def pattern_condition(schema: Schema) -> str:
@@ -83,8 +83,12 @@ def pattern_condition(schema: Schema) -> str:
 
 def length_quantifier(schema: Schema) -> str:
     """Return the length limits as a quantifier of a regular expression."""
-    least, most = count_limits(schema, "Length")
-    return f"{{{least or 0},{most if most is not None else ''}}}" if least or most is not None else "*"
+    min_count, max_count = count_limits(schema, "Length")
+    return (
+        f"{{{min_count or 0},{max_count if max_count is not None else ''}}}"
+        if min_count or max_count is not None
+        else "*"
+    )
 
 
 def resolve_references(schema: Any, root: Schema) -> Any:

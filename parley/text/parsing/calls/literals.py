@@ -72,12 +72,12 @@ def read_literal(scan: CallScanner, quote: str = "", depth: int = 0) -> ReadStep
         scan.add_arguments(scalar_to_json((yield from read_bare_word(scan, True))))
 
 
-def read_marked_string(scan: CallScanner, ends: tuple[str, ...], lined: bool = False) -> ReadSteps:
+def read_marked_string(scan: CallScanner, end_marks: tuple[str, ...], lined: bool = False) -> ReadSteps:
     """Read text up to the first of the marks, as a JSON string. Step over the mark if it is the one listed first.
 
     ``lined``: a line break at its start and one at its end are not part of it.
     """
-    end_marks = compile_marks(*ends)
+    mark_finder = compile_marks(*end_marks)
     scan.add_arguments('"')
     scan.convert_tail = json_escape
     while lined and scan.position == len(scan.text):
@@ -85,13 +85,13 @@ def read_marked_string(scan: CallScanner, ends: tuple[str, ...], lined: bool = F
     if lined and scan.text[scan.position] == "\n":
         scan.position += 1
     while True:
-        end, mark = end_marks.find_first(scan.text, scan.position)
+        end, mark = mark_finder.find_first(scan.text, scan.position)
         holds_newline = lined and end > scan.position and scan.text[end - 1] == "\n"
         scan.step_to(end - holds_newline, lambda text: scan.add_arguments(json_escape(text)))
         if mark:
             break
         yield
-    scan.position = end + (len(mark) if mark == ends[0] else 0)
+    scan.position = end + (len(mark) if mark == end_marks[0] else 0)
     scan.convert_tail = None
     scan.add_arguments('"')
 
@@ -102,7 +102,7 @@ def read_bare_word(scan: CallScanner, value: bool, word: re.Pattern[str] = _BARE
     ``value``: they are part of the arguments.
     """
     parts: list[str] = []
-    scan.convert_tail = (lambda rest: "".join(parts) + rest) if value else None
+    scan.convert_tail = (lambda tail: "".join(parts) + tail) if value else None
     size = 0
     while True:
         end = word.match(scan.text, scan.position).end()  # type: ignore[union-attr]  # it also matches nothing

@@ -127,17 +127,17 @@ def read_call_arguments(scan: CallScanner) -> ReadSteps:
     scan.convert_tail = None
 
 
-def _read_unpacked(scan: CallScanner, into: Callable[[str], object]) -> ReadSteps:
+def _read_unpacked(scan: CallScanner, write_text: Callable[[str], object]) -> ReadSteps:
     """Read a JSON value; if it is a string that holds an object, pass on the object."""
     while len(scan.text) - scan.position < 3 and '"{'.startswith(scan.text[scan.position : scan.position + 2]):
         yield
     if _PACKED_OBJECT.match(scan.text, scan.position) is None:
-        yield from read_json_value(scan, into)
+        yield from read_json_value(scan, write_text)
         return
     scan.position += 1
     while True:
         stop = _PACKED_STOPS.search(scan.text, scan.position)
-        scan.step_to(stop.start() if stop else len(scan.text), into)
+        scan.step_to(stop.start() if stop else len(scan.text), write_text)
         if stop is not None and stop[0] == '"':
             scan.position += 1
             return
@@ -145,7 +145,7 @@ def _read_unpacked(scan: CallScanner, into: Callable[[str], object]) -> ReadStep
         if stop is None or len(scan.text) - scan.position < size:
             yield
             continue
-        into(_unescape_character(scan.text[scan.position : scan.position + size]))
+        write_text(_unescape_character(scan.text[scan.position : scan.position + size]))
         scan.position += size
 
 
@@ -158,7 +158,7 @@ def _unescape_character(text: str) -> str:
     return text if "\ud800" <= char <= "\udfff" else char
 
 
-def read_json_value(scan: CallScanner, into: Callable[[str], object]) -> ReadSteps:
+def read_json_value(scan: CallScanner, write_text: Callable[[str], object]) -> ReadSteps:
     """Read any JSON value and pass it on in pieces. Only brackets and strings are recognized.
 
     If the form has a mark that ends a call, the mark also ends a broken value. Raises MalformedCall then.
@@ -169,11 +169,11 @@ def read_json_value(scan: CallScanner, into: Callable[[str], object]) -> ReadSte
     in_string = False
     has_line_break = False  # the string has a raw line break, so its closing quote is probably missing
     if (yield from scan.peek_character()) not in '"{[':
-        yield from _read_json_scalar(scan, into)
+        yield from _read_json_scalar(scan, write_text)
         return
     while True:
         stop = (within if in_string else outside).search(scan.text, scan.position)
-        scan.step_to(stop.start() if stop else len(scan.text), into)
+        scan.step_to(stop.start() if stop else len(scan.text), write_text)
         if stop is None:
             yield
             continue
@@ -185,14 +185,14 @@ def read_json_value(scan: CallScanner, into: Callable[[str], object]) -> ReadSte
             if scan.position + 1 == len(scan.text):
                 yield
                 continue
-            scan.step_to(scan.position + 1, into)
+            scan.step_to(scan.position + 1, write_text)
         elif char == '"':
             in_string, has_line_break = not in_string, False
         elif in_string:
             has_line_break = True
         else:
             depth += 1 if char in "{[" else -1
-        scan.step_to(scan.position + 1, into)
+        scan.step_to(scan.position + 1, write_text)
         if depth <= 0 and not in_string:
             return
 
@@ -219,13 +219,13 @@ def read_json_string(scan: CallScanner) -> Generator[None, None, str]:
         raise MalformedCall from None
 
 
-def _read_json_scalar(scan: CallScanner, into: Callable[[str], object]) -> ReadSteps:
+def _read_json_scalar(scan: CallScanner, write_text: Callable[[str], object]) -> ReadSteps:
     """Read a number, true, false or null. Raises MalformedCall if there is none."""
     empty = True
     while True:
         end = _SCALAR_CHARACTERS.match(scan.text, scan.position).end()  # type: ignore[union-attr]  # it also matches nothing
         empty = empty and end == scan.position
-        scan.step_to(end, into)
+        scan.step_to(end, write_text)
         if end < len(scan.text):
             break
         yield

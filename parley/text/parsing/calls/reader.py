@@ -58,19 +58,19 @@ class CallReader(CallScanner):
         self.emit_arguments()
         return self.position, self._deltas
 
-    def finish_text(self, rest: str) -> tuple[list[ToolCallDelta], str]:
-        """End the text, with ``rest`` unread. Return the last deltas and the text that is not part of a call."""
+    def finish_text(self, unread_text: str) -> tuple[list[ToolCallDelta], str]:
+        """End the text, with ``unread_text`` unread. Return the last deltas and the text that is not part of a call."""
         self._deltas = []
         if self.in_call:
             if self.convert_tail is not None:
-                self.add_arguments(self.convert_tail(rest))
+                self.add_arguments(self.convert_tail(unread_text))
             self.emit_arguments()
             return self._deltas, ""
-        rest = self.raw_text + rest
-        stripped = rest.strip()
-        ends = (mark.strip() for mark in (*self.form.call_close, *self.form.block_close))
-        belongs = self.call_count > 0 and (not stripped or any(mark.startswith(stripped) for mark in ends))
-        return [], "" if belongs else rest
+        unread_text = self.raw_text + unread_text
+        stripped = unread_text.strip()
+        end_marks = (mark.strip() for mark in (*self.form.call_close, *self.form.block_close))
+        belongs = self.call_count > 0 and (not stripped or any(mark.startswith(stripped) for mark in end_marks))
+        return [], "" if belongs else unread_text
 
     def announce_call(self, name: str, call_id: str | None = None) -> None:
         """Announce the call; text before it is not raw any more. Raises MalformedCall."""

@@ -70,10 +70,10 @@ class CallScanner:
             self._deltas.append(ToolCallDelta(self._index + self.call_count - 1, arguments="".join(self._arguments)))
             self._arguments.clear()
 
-    def step_to(self, end: int, into: Callable[[str], object]) -> None:
-        """Step to ``end`` and pass the text stepped over to ``into``."""
+    def step_to(self, end: int, write_text: Callable[[str], object]) -> None:
+        """Step to ``end`` and pass the text stepped over to ``write_text``."""
         if end > self.position:
-            into(self.text[self.position : end])
+            write_text(self.text[self.position : end])
             self.position = end
 
     def peek_character(self) -> Generator[None, None, str]:

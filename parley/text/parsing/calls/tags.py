@@ -43,10 +43,10 @@ def read_tags_call(scan: CallScanner) -> ReadSteps:
         scan.position += len(opening)
         key = yield from read_until(scan, closing)
         types = yield from _read_argument_types(scan, name, key)
-        ends = yield from _read_value_opening(scan, lined)
+        end_marks = yield from _read_value_opening(scan, lined)
         converted_value = ""
         if not count and key in WRAPPER_NAMES and scan.tools.lacks_parameter(name, key):
-            text = yield from read_until_any(scan, ends)
+            text = yield from read_until_any(scan, end_marks)
             if members := _count_members(text):
                 scan.add_arguments(text.strip().removesuffix("}"))
                 count = members
@@ -57,9 +57,9 @@ def read_tags_call(scan: CallScanner) -> ReadSteps:
         if converted_value:
             scan.add_arguments(converted_value)
         elif types == {"string"}:
-            yield from read_marked_string(scan, ends, lined)
+            yield from read_marked_string(scan, end_marks, lined)
         else:
-            scan.add_arguments(text_to_json((yield from read_until_any(scan, ends)), types, lined))
+            scan.add_arguments(text_to_json((yield from read_until_any(scan, end_marks)), types, lined))
     scan.add_arguments("}" if count else "{}")
 
 
@@ -80,14 +80,14 @@ def _read_argument_types(scan: CallScanner, name: str, key: str) -> Generator[No
 def _read_value_opening(scan: CallScanner, lined: bool) -> Generator[None, None, tuple[str, ...]]:
     """Step over the marks before a value. Return the marks that may end it, the expected one first."""
     form = scan.form
-    before, after = (mark.strip() for mark in form.value_marks)
-    if before:
-        yield from scan.expect_mark(before)
+    value_open, value_close = (mark.strip() for mark in form.value_marks)
+    if value_open:
+        yield from scan.expect_mark(value_open)
     if form.verbatim_marks[0] and (yield from scan.mark_follows(form.verbatim_marks[0])):
         scan.position += len(form.verbatim_marks[0])
-        return (form.verbatim_marks[1] + after,)
+        return (form.verbatim_marks[1] + value_close,)
     unclosed = (form.key_marks[0].strip(), form.call_close[0]) if form.end_optional else ()
-    return after, *((LINE_BREAK if lined else "") + mark for mark in unclosed)
+    return value_close, *((LINE_BREAK if lined else "") + mark for mark in unclosed)
 
 
 def read_until(scan: CallScanner, mark: str) -> Generator[None, None, str]:
@@ -108,18 +108,18 @@ def read_until(scan: CallScanner, mark: str) -> Generator[None, None, str]:
         yield
 
 
-def read_until_any(scan: CallScanner, ends: tuple[str, ...]) -> Generator[None, None, str]:
+def read_until_any(scan: CallScanner, end_marks: tuple[str, ...]) -> Generator[None, None, str]:
     """Read all text up to the first of the marks. Step over the mark if it is the expected one, listed first."""
     parts: list[str] = []
-    end_marks = compile_marks(*ends)
-    scan.convert_tail = lambda rest: "".join(parts) + rest
+    mark_finder = compile_marks(*end_marks)
+    scan.convert_tail = lambda tail: "".join(parts) + tail
     while True:
-        end, found_mark = end_marks.find_first(scan.text, scan.position)
+        end, found_mark = mark_finder.find_first(scan.text, scan.position)
         scan.step_to(end, parts.append)
         if found_mark:
             break
         yield
-    scan.position += len(ends[0]) if found_mark == ends[0] else 0
+    scan.position += len(end_marks[0]) if found_mark == end_marks[0] else 0
     scan.convert_tail = None
     return "".join(parts)
 

@@ -42,8 +42,8 @@ class RequestTools:
     def parameter_types(self, name: str, parameter: str) -> frozenset[str]:
         """Return the JSON types that the parameter takes; empty if the schema does not say."""
         root = self._schemas.get(name)
-        rest = root.get("additionalProperties") if isinstance(root, dict) else None
-        return schema_types(self._listed_parameters(name).get(parameter, rest), root)
+        additional = root.get("additionalProperties") if isinstance(root, dict) else None
+        return schema_types(self._listed_parameters(name).get(parameter, additional), root)
 
     def lacks_parameter(self, name: str, parameter: str) -> bool:
         """Whether the tool's schema lists parameters, but not this one."""

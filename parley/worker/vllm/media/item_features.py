@@ -49,21 +49,23 @@ def describe_features(
     """Return an item as the API process knows it; None if several tokens, or none, are replaced by embeddings, or if
     one of them also stands for something else. ``spellings``: of the tokens; ``replacement``: the text of all."""
     end = features.placeholder_start + features.placeholder_length
-    places = [
-        place for place, is_embedded in enumerate(features.are_embedded, features.placeholder_start) if is_embedded
+    positions = [
+        position
+        for position, is_embedded in enumerate(features.are_embedded, features.placeholder_start)
+        if is_embedded
     ]
-    placeholder_ids = {features.token_ids[place] for place in places}
+    placeholder_ids = {features.token_ids[position] for position in positions}
     if len(placeholder_ids) != 1 or end > len(features.token_ids):
         return None
     (placeholder_id,) = placeholder_ids
-    if features.token_ids.count(placeholder_id) != len(places):
+    if features.token_ids.count(placeholder_id) != len(positions):
         return None
     return ProcessedMedia(
         kind=kind,
         digest=features.digest,
         replacement=replacement,
         placeholder=spellings[placeholder_id],
-        embedding_count=len(places),
+        embedding_count=len(positions),
     )
 
 

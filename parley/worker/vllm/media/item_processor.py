@@ -102,7 +102,7 @@ class VLLMItemProcessor:
             items = self._processor.info.parse_mm_data({kind: content})
             inputs = ProcessorInputs(self._mark_ids(kind), items, hf_processor_mm_kwargs=options)
             processed = self._processor.apply(inputs, TimingContext(enabled=False))
-            (place,) = processed["mm_placeholders"][kind]
+            (placeholder,) = processed["mm_placeholders"][kind]
             (item,) = processed["mm_kwargs"][kind]
             (encoded,) = self._encoder.encode(item)
         except MemoryError:
@@ -111,9 +111,14 @@ class VLLMItemProcessor:
             if is_out_of_memory(error):
                 raise MemoryError from None
             raise processor_refusal() from None
-        embedded = [True] * place.length if place.is_embed is None else place.is_embed.tolist()
+        embedded = [True] * placeholder.length if placeholder.is_embed is None else placeholder.is_embed.tolist()
         return ItemFeatures(
-            b"", list(processed["prompt_token_ids"]), place.offset, place.length, embedded, bytes(encoded)
+            b"",
+            list(processed["prompt_token_ids"]),
+            placeholder.offset,
+            placeholder.length,
+            embedded,
+            bytes(encoded),
         )
 
     def _mark_ids(self, kind: MediaKind) -> list[int]:
