@@ -15,7 +15,7 @@ from support.deploy_tools import find_helm, validate_manifest
 from parley.cli import coordinator
 from parley.settings.config import SERVE_OPTIONS
 from parley.settings.key_file import add_key, make_key
-from parley.settings.kinds import duration_kind
+from parley.settings.option_kinds import duration_kind
 from parley.settings.options import read_flags, resolve_options
 
 DEPLOY = Path(__file__).parent.parent / "deploy"

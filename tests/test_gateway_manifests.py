@@ -13,7 +13,7 @@ import yaml
 from support.deploy_tools import validate_manifest
 
 from parley.settings.config import SERVE_OPTIONS
-from parley.settings.kinds import duration_kind
+from parley.settings.option_kinds import duration_kind
 from parley.settings.options import read_flags
 
 DEPLOY = Path(__file__).parent.parent / "deploy"

@@ -54,8 +54,10 @@ ENGINE_FACTORIES: dict[EngineKind, EngineFactory] = {
 }
 
 
-def make_engine(offer: OfferedModel) -> Engine:
+def make_engine(offered_model: OfferedModel) -> Engine:
     """Return an engine of the kind that the offer names."""
-    if offer.early_process is not None:
-        return RemoteEngine(offer.settings, name=offer.names[0], early_process=offer.early_process)
-    return ENGINE_FACTORIES[offer.engine](offer.settings, offer.names[0])
+    if offered_model.early_process is not None:
+        return RemoteEngine(
+            offered_model.settings, name=offered_model.names[0], early_process=offered_model.early_process
+        )
+    return ENGINE_FACTORIES[offered_model.engine](offered_model.settings, offered_model.names[0])

@@ -18,7 +18,7 @@ from parley.dialects.mounts import (
     universal_mounts,
 )
 from parley.serving.options import ListenAddress, ServerOptions
-from parley.settings.kinds import UNIX_PREFIX
+from parley.settings.option_kinds import UNIX_PREFIX
 from parley.web.auth import PortReach, is_loopback, port_reach
 from parley.web.tls.files import TlsFiles
 

@@ -18,7 +18,7 @@ from parley.cli.load.compare import CompareError, compare_files, format_comparis
 from parley.cli.load.datasets import DatasetError, DatasetOrder, DatasetRow, output_length, read_dataset
 from parley.cli.load.prompts import fetch_token_pool, random_prompts, tokenize
 from parley.settings.config import CLIENT_OPTIONS
-from parley.settings.kinds import (
+from parley.settings.option_kinds import (
     choice_kind,
     duration_kind,
     integer_kind,

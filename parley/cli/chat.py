@@ -22,7 +22,7 @@ from parley.cli.client import ClientError, OpenAIClient, client_from_options
 from parley.cli.temporary_server import spawn_server
 from parley.cli.terminal.messages import edited_lines, read_message
 from parley.settings.config import CLIENT_OPTIONS
-from parley.settings.kinds import choice_kind, integer_kind, number_kind, text_kind
+from parley.settings.option_kinds import choice_kind, integer_kind, number_kind, text_kind
 from parley.settings.options import ConfigError, Option, ResolvedOptions, did_you_mean, format_help
 
 USAGE = """\

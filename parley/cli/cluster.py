@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 from parley.child_process import python_command
 from parley.errors import excerpt
-from parley.settings.kinds import duration_kind, integer_kind, switch_kind, text_kind
+from parley.settings.option_kinds import duration_kind, integer_kind, switch_kind, text_kind
 from parley.settings.options import ConfigError, Option, ResolvedOptions, read_options_table
 from parley.web.auth import is_loopback
 

@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from parley.cli.serve_config.server_options import absolute_path, check_appendable_file, hashed_keys_of
-from parley.settings.kinds import choice_kind, integer_kind, switch_kind, text_kind
+from parley.settings.option_kinds import choice_kind, integer_kind, switch_kind, text_kind
 from parley.settings.options import ConfigError, Option, ResolvedOptions
 
 if TYPE_CHECKING:

@@ -195,26 +195,26 @@ def check_models(config: ResolvedOptions) -> Iterator[Finding]:
         yield from _check_memory(total_bytes, all(offer.settings.kv_memory for offer in offered))
 
 
-def _check_model(offer: OfferedModel, folder: Path | None) -> Generator[Finding, None, int]:
+def _check_model(offered_model: OfferedModel, folder: Path | None) -> Generator[Finding, None, int]:
     """Check one model as serve does. Return the bytes that it takes besides the KV cache, or 0 if it is not served."""
-    name = offer.settings.model or hub.BUILT_IN
+    name = offered_model.settings.model or hub.BUILT_IN
     if folder is None:
         yield Finding("warn", "model", f"{name} is not on this machine", "serve will download it from the hub.")
         return 0
     try:
-        hub.check_model_folder(folder, name, needs_weights=offer.engine != "attached")
+        hub.check_model_folder(folder, name, needs_weights=offered_model.engine != "attached")
     except hub.ModelMissing as error:
         yield Finding("fail", "model", str(error), "Give a folder in Hugging Face format or a GGUF file.")
         return 0
-    settings = msgspec.structs.replace(offer.settings, model=str(folder))
+    settings = msgspec.structs.replace(offered_model.settings, model=str(folder))
     if isinstance(settings, AttachedSettings):
         yield Finding("ok", "model", f"{name}; the server has the weights")
         yield from _check_text(settings)
-        yield from check_server(settings, offer.names[0])
+        yield from check_server(settings, offered_model.names[0])
         return 0
     if isinstance(settings, VLLMSettings) and (yield from check_vllm(settings)):
         return 0
-    checked = _check_loading(offer, settings)
+    checked = _check_loading(offered_model, settings)
     if checked.refusal:
         yield Finding("fail", "model", f"{name}: {checked.refusal}", "serve would refuse it with the same words.")
         return 0
@@ -233,11 +233,11 @@ def _check_model(offer: OfferedModel, folder: Path | None) -> Generator[Finding,
     return size * (2 if settings.dtype == "float32" and _saved_dtype(folder) != "float32" else 1)
 
 
-def _check_loading(offer: OfferedModel, settings: EngineSettings) -> ModelCheck:
+def _check_loading(offered_model: OfferedModel, settings: EngineSettings) -> ModelCheck:
     """Check whether parley's own engine would load the model. Whether vLLM would, only its start shows."""
     from parley.types import Settings
 
-    if offer.engine == "scripted" or not isinstance(settings, Settings) or settings.costs:
+    if offered_model.engine == "scripted" or not isinstance(settings, Settings) or settings.costs:
         return ModelCheck()
     return check_in_process(settings)
 

@@ -15,7 +15,7 @@ from parley.settings.key_file import (
     read_key_table,
     remove_key,
 )
-from parley.settings.kinds import integer_kind, switch_kind, text_kind
+from parley.settings.option_kinds import integer_kind, switch_kind, text_kind
 from parley.settings.options import ConfigError, Option, ResolvedOptions
 
 USAGE = """\

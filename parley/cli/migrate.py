@@ -10,7 +10,7 @@ import sys
 
 from parley.cli.peers.tables import peer_names, read_peer
 from parley.cli.peers.translate import FlagResult, Translation, translate_command
-from parley.settings.kinds import choice_kind, words_kind
+from parley.settings.option_kinds import choice_kind, words_kind
 from parley.settings.options import ConfigError, Option, ResolvedOptions
 
 USAGE = f"""\

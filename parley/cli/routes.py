@@ -6,7 +6,7 @@ import json
 
 from parley.cli.serve_config.server_options import api_listeners
 from parley.settings.config import SERVE_OPTIONS
-from parley.settings.kinds import endpoint_kind, switch_kind
+from parley.settings.option_kinds import endpoint_kind, switch_kind
 from parley.settings.options import Option, ResolvedOptions
 
 USAGE = """\

@@ -14,7 +14,7 @@ from parley.cli.serve_config.engine_options import check_engine_options, is_serv
 from parley.settings.config import SERVE_OPTIONS
 from parley.settings.engine_settings import attached_settings, engine_settings, vllm_settings
 from parley.settings.keys import read_keys
-from parley.settings.kinds import NamedModel
+from parley.settings.option_kinds import NamedModel
 from parley.settings.options import ConfigError, ResolvedOptions, format_options
 
 if TYPE_CHECKING:

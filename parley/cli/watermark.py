@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from parley import hub
-from parley.settings.kinds import switch_kind, text_kind
+from parley.settings.option_kinds import switch_kind, text_kind
 from parley.settings.options import ConfigError, Option, ResolvedOptions
 from parley.watermark import GREEN_FRACTION, Z_THRESHOLD, WatermarkResult, detect_watermark
 

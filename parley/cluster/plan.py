@@ -24,7 +24,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from parley.settings.kinds import size_kind
+from parley.settings.option_kinds import size_kind
 from parley.settings.options import ConfigError, did_you_mean, read_toml
 
 GROUP_ROLES = ("mixed", "prefill", "decode", "flex")

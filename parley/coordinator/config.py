@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from parley.settings.key_file import HashedKey
 from parley.settings.keys import cluster_secret
-from parley.settings.kinds import (
+from parley.settings.option_kinds import (
     OptionKind,
     choice_kind,
     duration_kind,
@@ -289,12 +289,12 @@ def parse_coordinator_config(content: Mapping[str, Any], source: str, folder: Pa
             raise ConfigError(f"{where}: url is missing.")
         instance_configs.append(static if static.id is not None else _with_id(static, position))
     for name in ("id", "url"):
-        seen: set[Any] = set()
+        seen_values: set[Any] = set()
         for static in instance_configs:
             value = static.url.rstrip("/") if name == "url" else static.id
-            if value in seen:
+            if value in seen_values:
                 raise ConfigError(f"{source}: two instances have the {name} {value!r}.")
-            seen.add(value)
+            seen_values.add(value)
     tls = top_level.pop("tls", {})
     if not isinstance(tls, dict):
         raise ConfigError(f"{source}: tls is not a table; write [tls] above its keys.")

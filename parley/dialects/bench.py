@@ -40,9 +40,9 @@ TimedBytes = tuple[float, bytes]  # arrival time, data
 
 def sse_events(pieces: Sequence[TimedBytes]) -> Iterator[TimedBytes]:
     """Yield the data of each event of a stream, with the time when its line was complete."""
-    rest = b""
+    incomplete_line = b""
     for when, piece in pieces:
-        *lines, rest = (rest + piece).split(b"\n")
+        *lines, incomplete_line = (incomplete_line + piece).split(b"\n")
         for line in lines:
             if line.startswith(b"data:"):
                 yield when, line[5:].strip()

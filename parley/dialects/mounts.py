@@ -243,14 +243,14 @@ def with_documents(mounts: Sequence[ApiMount]) -> tuple[ApiMount, ...]:
     documents = []
     for prefix in dict.fromkeys(mount.prefix for mount in mounts):
         apis = [mount for mount in mounts if mount.prefix == prefix and mount.dialect is not GRPC_CALLS]
-        places: dict[tuple[str, str], list[tuple[Route, Dialect]]] = {}
+        public_routes: dict[tuple[str, str], list[tuple[Route, Dialect]]] = {}
         for (method, path), answering in mount_table([ApiMount("", mount.dialect) for mount in apis]).items():
-            public = [(route, mount.dialect) for route, mount in answering if route not in INSTANCE_PLANE.routes]
-            if public:
-                places[method, path] = public
+            public_here = [(route, mount.dialect) for route, mount in answering if route not in INSTANCE_PLANE.routes]
+            if public_here:
+                public_routes[method, path] = public_here
         titles = dict.fromkeys(mount.dialect.title for mount in apis if mount != SERVER_MOUNT)
         title = next(iter(titles)) if len(titles) == 1 else SERVER_MOUNT.dialect.title
-        reader = OpenApiDocument(title, prefix or "/", places)
+        reader = OpenApiDocument(title, prefix or "/", public_routes)
         documents.append(Route("GET", prefix + DOCUMENT_PATH, "info", reader=reader))
     return (*mounts, ApiMount("", replace(SERVER_MOUNT.dialect, routes=tuple(documents))))
 
@@ -269,17 +269,17 @@ def mount_table(mounts: Sequence[ApiMount]) -> dict[tuple[str, str], list[tuple[
     """Map each method and path to its routes: the first that is mounted there, then those that claim some bodies or
     are for encoders. One that claims by a header is never before one that claims nothing. A route with errors of its
     own form comes with an API of that form."""
-    places: dict[tuple[str, str], list[tuple[Route, ApiMount]]] = {}
+    routes_by_path: dict[tuple[str, str], list[tuple[Route, ApiMount]]] = {}
     for api_mount in mounts:
         for route in api_mount.dialect.routes:
             mount = _with_errors_of(route, api_mount)
             for path in _mounted_paths(mount.prefix, route.path):
-                place = places.setdefault((route.method, path), [])
-                if not place or route.claims or route.for_encoders:
-                    place.append((route, mount))
-                elif place[0][0].claiming_header:
-                    place.insert(0, (route, mount))
-    return places
+                path_routes = routes_by_path.setdefault((route.method, path), [])
+                if not path_routes or route.claims or route.for_encoders:
+                    path_routes.append((route, mount))
+                elif path_routes[0][0].claiming_header:
+                    path_routes.insert(0, (route, mount))
+    return routes_by_path
 
 
 def _with_errors_of(route: Route, mount: ApiMount) -> ApiMount:

@@ -122,14 +122,14 @@ def with_dependencies(variant: Json) -> Json:
 
     Generators of bodies try every combination of an ``if`` with every other, which takes them forever.
     """
-    rest = []
+    other_conditions = []
     for condition in variant.pop("allOf", ()):
         name = condition["if"]["required"][0]
         if condition["if"] == {"properties": {name: {"not": {"type": "null"}}}, "required": [name]}:
             variant.setdefault("dependentSchemas", {})[name] = condition["then"]
         else:
-            rest.append(condition)
-    return variant | ({"allOf": rest} if rest else {})
+            other_conditions.append(condition)
+    return variant | ({"allOf": other_conditions} if other_conditions else {})
 
 
 def with_model_name(variant: Json) -> Json:

@@ -11,11 +11,11 @@ ORCA_HEADER = b"endpoint-load-metrics"  # the response header; the request heade
 
 
 def orca_header(
-    head: RequestContext, metrics: Mapping[str, float], *, number_format: str, encode: Callable[[Any], bytes]
+    context: RequestContext, metrics: Mapping[str, float], *, number_format: str, encode: Callable[[Any], bytes]
 ) -> HeaderList:
     """Return the report in the format that the request asks for, or no header. ``number_format`` is the text format's
     conversion of a value, such as "%s"; ``encode`` is used for JSON."""
-    match head.headers.get(ORCA_HEADER + b"-format", b"").lower():
+    match context.headers.get(ORCA_HEADER + b"-format", b"").lower():
         case b"text":
             named_metrics = ", ".join(
                 f"named_metrics.{name}={number_format % value}" for name, value in metrics.items()

@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args
 import msgspec
 
 from parley.dialects.fields import Fields
-from parley.dialects.parameters import MAX_TOKEN_ID
+from parley.dialects.sampling_members import MAX_TOKEN_ID
 from parley.errors import Invalid, Unsupported
 from parley.types import (
     Grammar,

@@ -82,30 +82,13 @@ class DecodeStage(RequestStage):
         started_at = time.perf_counter()
         wanted_pages = await self._reserve_pages(engine_requests, earlier_outputs)
         reserved_at = time.perf_counter()
-        try:
-            await self._receiver.accept_handover(wanted_pages, self._on_pages_received)
-            self._is_accepted, self.response_writer.is_silent = True, False
-            self.response_writer.response_started = request.stream
-            records = await self._receiver.wait_outputs()
-        except LinkLost:
-            if not self.response_writer.native and self.response_writer.channel is not None:
-                self.response_writer.channel.write_error(PULL_FAILED)
-            self.response_writer.is_silent = True  # parley's own coordinator repeats the command
-            raise EngineError(PULL_FAILED) from None
-        new_outputs = handover.split_records(records)
+        new_outputs = handover.split_records(await self._receive_outputs(wanted_pages, is_stream=request.stream))
         transfers = handover.take_transfers(new_outputs)
         self.prior_outputs = [*earlier_outputs, *new_outputs]
         if self._is_recalled:
             self.recall_request()
         await self._wait_for_pages()
-        if self.trace is not None:
-            self.trace.add_span("reserve pages", started_at, reserved_at)
-            attributes: Attributes = {
-                "parley.kv.pages": sum(len(pages) for _, pages in wanted_pages),
-                "parley.kv.cached_pages": sum(skipped for skipped, _ in wanted_pages),
-                "parley.kv.missing_pages": sum(self._missing_pages.values()),
-            }
-            self.trace.add_span("receive pages", reserved_at, time.perf_counter(), attributes)
+        self._trace_pages(wanted_pages, started_at, reserved_at)
         if self._missing_pages:
             self._member.spawn_task(self._free_missing_pages())
         for number, tokens in enumerate(handover.collect_prior_tokens(self.prior_outputs, engine_requests)):
@@ -114,6 +97,31 @@ class DecodeStage(RequestStage):
             engine_request.resumed, engine_request.transfer = True, transfers.get(number, b"")
         if self._running_request.model.unready_error() is not None:
             self.fail_over()  # this instance has stopped meanwhile, so the request must continue elsewhere
+
+    async def _receive_outputs(self, wanted_pages: list[tuple[int, list[int]]], *, is_stream: bool) -> bytes:
+        """Accept the handover, and return the outputs of the prefill instance. Raises EngineError if it is lost."""
+        try:
+            await self._receiver.accept_handover(wanted_pages, self._on_pages_received)
+            self._is_accepted, self.response_writer.is_silent = True, False
+            self.response_writer.response_started = is_stream
+            return await self._receiver.wait_outputs()
+        except LinkLost:
+            if not self.response_writer.native and self.response_writer.channel is not None:
+                self.response_writer.channel.write_error(PULL_FAILED)
+            self.response_writer.is_silent = True  # parley's own coordinator repeats the command
+            raise EngineError(PULL_FAILED) from None
+
+    def _trace_pages(self, wanted_pages: list[tuple[int, list[int]]], started_at: float, reserved_at: float) -> None:
+        """Add the spans of reserving and receiving pages, which has ended."""
+        if self.trace is None:
+            return
+        self.trace.add_span("reserve pages", started_at, reserved_at)
+        attributes: Attributes = {
+            "parley.kv.pages": sum(len(pages) for _, pages in wanted_pages),
+            "parley.kv.cached_pages": sum(skipped for skipped, _ in wanted_pages),
+            "parley.kv.missing_pages": sum(self._missing_pages.values()),
+        }
+        self.trace.add_span("receive pages", reserved_at, time.perf_counter(), attributes)
 
     def after_submit(self) -> None:
         """Note which reservations the engine requests will use."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 import socket
+from collections.abc import Mapping
 from functools import partial
+from typing import NamedTuple
 from urllib.parse import parse_qs
 
 import msgspec
@@ -35,6 +37,18 @@ class PauseCommand(msgspec.Struct):
     client: str
     id: str
     pause: bool
+
+
+class ResultsQuery(NamedTuple):
+    """What a coordinator asks for when it opens a connection for results. See ``ResultStreams.serve_results``.
+
+    ``first_frame``: the number of the first frame that it has not received; None: it begins.
+    """
+
+    coordinator_name: str
+    coordinator_id: str
+    epoch: str
+    first_frame: int | None
 
 
 class ExchangeSink:
@@ -74,34 +88,16 @@ async def handle_instance_generate(
 async def handle_results(
     instance_state: InstanceState, registry: ModelRegistry, route: Route, exchange: Exchange
 ) -> None:
-    """Stream results to a coordinator until it leaves or connects again. Raises CommandRefused."""
-    query = _query_parameters(exchange)
-    coordinator_name = query.get("client", "")
+    """Stream results to a coordinator until it leaves or connects again. Raises CommandRefused, Invalid."""
     instance_state.access.require_member(exchange)
-    if coordinator_name:
-        if not headers.COORDINATOR_NAME.fullmatch(coordinator_name):
-            raise Invalid("'client' must be 1 to 64 letters, digits, _ or -.", field="client")
-    elif instance_state.role.name == "mixed" or not instance_state.role.runs_decode:
-        text = (
-            MIXED_WITHOUT_RESULTS
-            if instance_state.role.name == "mixed"
-            else NOT_A_DECODE_INSTANCE.format(instance_state.role.name)
-        )
+    parameters, role = _query_parameters(exchange), instance_state.role
+    if not parameters.get("client") and (role.name == "mixed" or not role.runs_decode):
+        text = MIXED_WITHOUT_RESULTS if role.name == "mixed" else NOT_A_DECODE_INSTANCE.format(role.name)
         raise CommandRefused(400, text)
-    first_frame = query.get("from")
-    if first_frame is not None and not re.fullmatch("[0-9]{1,15}", first_frame):
-        raise Invalid("'from' must be the number of a frame.", field="from")
+    query = _read_results_query(parameters)
     _set_user_timeout(exchange)
-    epoch = query.get("epoch", "")
-    coordinator_id = query.get("seat", "")
-    if coordinator_id and not (coordinator_name and headers.COORDINATOR_NAME.fullmatch(coordinator_id)):
-        raise Invalid("'seat' must be 1 to 64 letters, digits, _ or -, and comes with 'client'.", field="seat")
     serving = instance_state.results.serve_results(
-        coordinator_name,
-        ExchangeSink(exchange),
-        epoch,
-        None if first_frame is None else int(first_frame),
-        coordinator_id,
+        query.coordinator_name, ExchangeSink(exchange), query.epoch, query.first_frame, query.coordinator_id
     )
     await exchange.while_connected(serving)
     await exchange.write_stream(b"", EVENT_STREAM_TYPE, last=True)
@@ -173,6 +169,21 @@ def build_instance_handlers(instance_state: InstanceState, intake: RequestIntake
         "role": partial(handle_role, instance_state),
         "instance_status": partial(handle_instance_status, instance_state),
     }
+
+
+def _read_results_query(parameters: Mapping[str, str]) -> ResultsQuery:
+    """Read the query of a connection for results. Raises Invalid."""
+    coordinator_name, coordinator_id = parameters.get("client", ""), parameters.get("seat", "")
+    if coordinator_name and not headers.COORDINATOR_NAME.fullmatch(coordinator_name):
+        raise Invalid("'client' must be 1 to 64 letters, digits, _ or -.", field="client")
+    first_frame = parameters.get("from")
+    if first_frame is not None and not re.fullmatch("[0-9]{1,15}", first_frame):
+        raise Invalid("'from' must be the number of a frame.", field="from")
+    if coordinator_id and not (coordinator_name and headers.COORDINATOR_NAME.fullmatch(coordinator_id)):
+        raise Invalid("'seat' must be 1 to 64 letters, digits, _ or -, and comes with 'client'.", field="seat")
+    return ResultsQuery(
+        coordinator_name, coordinator_id, parameters.get("epoch", ""), None if first_frame is None else int(first_frame)
+    )
 
 
 def _query_parameters(exchange: Exchange) -> dict[str, str]:

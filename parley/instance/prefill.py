@@ -101,7 +101,6 @@ class PrefillStage(RequestStage):
         self._running_request, self._engine_asked = running, True
         if self._command.stopped:
             running.finish_early()
-        earlier_outputs = self.prior_outputs or []
         self.response_writer.is_stream = request.stream
         if self._command.continues_here:
             self.response_writer.channel = self._member.instance_state.results.open_request_channel(
@@ -113,39 +112,50 @@ class PrefillStage(RequestStage):
             running.model.model_info.max_model_len,
             running.model.text_pipeline.placeholder_ids,
         )
-        tokens = handover.collect_prior_tokens(earlier_outputs, engine_requests)
+        prior_tokens = handover.collect_prior_tokens(self.prior_outputs or [], engine_requests)
         for number, engine_request in enumerate(engine_requests):
-            handover.set_prior_tokens(engine_request, tokens[number])
+            handover.set_prior_tokens(engine_request, prior_tokens[number])
             engine_request.resumed = self.prior_outputs is not None
         self._first_request = engine_requests[0]
         if self._command.continues_here or request.pooling is not None:
             if self.response_writer.native:
                 self._body = b""
             return
-        for number, engine_request in enumerate(engine_requests):
-            output_limit = handover.prefill_output_limit(number, engine_request, tokens[number], earlier_outputs)
-            if engine_request.max_tokens > output_limit:
-                self._continued.add(number)
-                engine_request.max_tokens, engine_request.lease = output_limit, True
-                if engine_request.beam is not None:
-                    engine_request.beam, engine_request.n, engine_request.logprobs = None, 1, -1
-                    self._beam_searches.add(number)
+        self._limit_to_prefill(engine_requests, prior_tokens)
         if self._continued:
-            if not self._command.target_known:
-                raise HandoverDeclined(SEND_FAILED + UNKNOWN_TARGET.format(self._command.target))
-            self._page_engine = find_page_transfer(running.model.engine)
-            if self._page_engine is None:
-                raise HandoverDeclined(SEND_FAILED + NO_PAGE_TRANSFER)
-            self._engine_requests = engine_requests
-            for number in self._continued:
-                observer = partial(self._on_pages_computed, number)
-                self._page_engine.observe_pages(engine_requests[number].id, observer)
-            if len(engine_requests) > 1:  # released together, so that none waits for another's pages
-                for engine_request in engine_requests:
-                    engine_request.lease, engine_request.release_group = True, self._first_request.id
-            self._handover_started = time.perf_counter()
-            self._handover_task = asyncio.create_task(self._open_handover(len(engine_requests)))
-            self._handover_task.add_done_callback(self._on_handover_opened)
+            self._start_handover(running, engine_requests)
+
+    def _limit_to_prefill(self, engine_requests: list[EngineRequest], prior_tokens: list[list[list[int]]]) -> None:
+        """Limit the output of each engine request to that of this stage, and note which another instance finishes."""
+        for number, engine_request in enumerate(engine_requests):
+            output_limit = handover.prefill_output_limit(
+                number, engine_request, prior_tokens[number], self.prior_outputs or []
+            )
+            if engine_request.max_tokens <= output_limit:
+                continue
+            self._continued.add(number)
+            engine_request.max_tokens, engine_request.lease = output_limit, True
+            if engine_request.beam is not None:
+                engine_request.beam, engine_request.n, engine_request.logprobs = None, 1, -1
+                self._beam_searches.add(number)
+
+    def _start_handover(self, running: RunningRequest, engine_requests: list[EngineRequest]) -> None:
+        """Begin to ask the other instance to continue, while this one computes. Raises HandoverDeclined."""
+        if not self._command.target_known:
+            raise HandoverDeclined(SEND_FAILED + UNKNOWN_TARGET.format(self._command.target))
+        self._page_engine = find_page_transfer(running.model.engine)
+        if self._page_engine is None:
+            raise HandoverDeclined(SEND_FAILED + NO_PAGE_TRANSFER)
+        self._engine_requests = engine_requests
+        for number in self._continued:
+            observer = partial(self._on_pages_computed, number)
+            self._page_engine.observe_pages(engine_requests[number].id, observer)
+        if len(engine_requests) > 1:  # released together, so that none waits for another's pages
+            for engine_request in engine_requests:
+                engine_request.lease, engine_request.release_group = True, self._first_request.id
+        self._handover_started = time.perf_counter()
+        self._handover_task = asyncio.create_task(self._open_handover(len(engine_requests)))
+        self._handover_task.add_done_callback(self._on_handover_opened)
 
     def on_outputs(self, prompt_number: int, outputs: list[EngineOutput]) -> None:
         """Record new outputs, without the ends that the other instance will decide."""
@@ -251,8 +261,8 @@ class PrefillStage(RequestStage):
         if isinstance(error, EngineDied | Stopping):
             return ((LOST_HEADER, b"engine"),)
         refused = error is None or error.status < 500 or isinstance(error, BadRequest)
-        marks = ((REFUSED_HEADER, b"request"),) if refused else ()
-        return (*marks, (SHORT_HEADER, b"context")) if isinstance(error, ContextLength) else marks
+        refusal_headers = ((REFUSED_HEADER, b"request"),) if refused else ()
+        return (*refusal_headers, (SHORT_HEADER, b"context")) if isinstance(error, ContextLength) else refusal_headers
 
     def _take_unrecorded(self) -> list[OutputBatch]:
         recent, self._unrecorded = self._unrecorded, []
@@ -264,8 +274,11 @@ class PrefillStage(RequestStage):
 
     # -- the instance that continues
 
-    async def _open_handover(self, parts: int) -> KVSender:
-        """Ask the other instance to take the request over. Raises HandoverRefused, LinkError."""
+    async def _open_handover(self, request_count: int) -> KVSender:
+        """Ask the other instance to take over the request, which has this number of engine requests.
+
+        Raises HandoverRefused, LinkError.
+        """
         model, command, exchange = self._running_request.model, self._command, self._exchange
         adapter_digest = await self._adapter_digest()
         headers = exchange.headers
@@ -300,7 +313,7 @@ class PrefillStage(RequestStage):
             features=self._features_beyond_pages(),
         )
         self._body = b""
-        await sender.begin_handover(handover.encode_msgpack(message), parts)
+        await sender.begin_handover(handover.encode_msgpack(message), request_count)
         return sender
 
     def _features_beyond_pages(self) -> dict[bytes, bytes]:

@@ -134,19 +134,26 @@ class RouteEndpoint:
         """Answer a request with its kind's handler. Raises Unauthorized, Forbidden if its key does not allow that."""
         exchange: Exchange = scope[EXCHANGE_KEY]
         exchange.scope, exchange.dialect, exchange.route_path = scope, self.dialect, self.path
-        exchange.is_admin_call = self.admin_keys is not None
-        if exchange.limits_counted:
-            if self.admin_keys is not None and not exchange.tenant.is_admin:
-                raise Forbidden(NO_ADMIN_KEY)
-        elif self.admin_keys is not None and not self.app.cluster.is_coordinator(exchange.headers):
-            self.admin_keys.check_admin_key(exchange.headers)
-            if not self.admin_keys.has_admin_keys and self.route.kind != "role":  # roles: their handler checks
-                self.app.cluster.check_change(exchange)
+        if self.admin_keys is not None:
+            exchange.is_admin_call = True
+            self._check_admin(self.admin_keys, exchange)
         exchange.log_entry.api = self.dialect.name
         if self.dialect.name in API_NAMES:  # the server's own routes belong to none
             check_key_api(exchange.tenant, self.dialect.name)
         exchange.log_entry.is_probe = self.route.kind in PROBE_KINDS
         await self.app.handlers[self.route.kind](self.app.registry, self.route, exchange)
+
+    def _check_admin(self, admin_keys: ApiKeys, exchange: Exchange) -> None:
+        """Check that the client may change the server. Raises Unauthorized, Forbidden."""
+        if exchange.limits_counted:  # the coordinator has checked the client's key
+            if not exchange.tenant.is_admin:
+                raise Forbidden(NO_ADMIN_KEY)
+            return
+        if self.app.cluster.is_coordinator(exchange.headers):
+            return
+        admin_keys.check_admin_key(exchange.headers)
+        if not admin_keys.has_admin_keys and self.route.kind != "role":  # the handler of roles checks itself
+            self.app.cluster.check_change(exchange)
 
 
 class SharedPathEndpoint:
@@ -256,7 +263,7 @@ class App:
         self.route_table = build_route_table(self, mounts, serves_route)
         self._root_path = options.root_path
         self._proxies = TrustedProxies(options.trusted_proxies, trusts_sockets=options.trusts_socket_proxies)
-        self._access_gate = BrowserGuard(host, options.hosts, options.cors, self.keys)
+        self._browser_guard = BrowserGuard(host, options.hosts, options.cors, self.keys)
         self._path_dialects = {path: endpoint.dialect for (_, path), endpoint in reversed(self.route_table.items())}
         guarded_paths = {
             path for (_, path), endpoint in self.route_table.items() if route_scope(endpoint.route) != "open"
@@ -269,17 +276,17 @@ class App:
             if route.kind == "page"
         }
         self._page_folders = {path.partition("{")[0]: page for path, page in self._pages.items() if "{" in path}
-        places = sorted(self.route_table.items(), key=lambda place: "{" in place[0][1])  # fixed paths come first
+        endpoints = sorted(self.route_table.items(), key=lambda entry: "{" in entry[0][1])  # fixed paths come first
         self._path_router = Router(
             [
                 StarletteRoute(path, endpoint, methods=[method]) if "{" in path else FixedPath(path, endpoint, method)
-                for (method, path), endpoint in places
+                for (method, path), endpoint in endpoints
             ],
             redirect_slashes=False,
             default=self._answer_unmatched,
         )
         # Paths without parameters skip the router, which tries routes one after the other.
-        self._direct_endpoints = {place: endpoint for place, endpoint in places if "{" not in place[1]}
+        self._direct_endpoints = {key: endpoint for key, endpoint in endpoints if "{" not in key[1]}
 
     def use_options(self, options: ServerOptions) -> None:
         """Accept the keys of other options from now on."""
@@ -403,7 +410,7 @@ class App:
                 raise Unauthorized(BATCH_KEY_REFUSED)
             exchange.tenant, exchange.log_entry.key = tenant, self.keys.name_key(tenant)
             return
-        self._access_gate.check_headers(headers, exchange.dialect.web_origins)
+        self._browser_guard.check_headers(headers, exchange.dialect.web_origins)
         if self.cluster.is_coordinator(headers):
             return
         if CLIENT_HEADER in headers:

@@ -130,8 +130,8 @@ async def _send_ready_answer(model: ServedModel, answer: Answer, exchange: Excha
     """Send an answer that needs no model. Unless it acknowledges something, it refuses the request."""
     if not isinstance(answer, Acknowledgement):
         model.metrics.invalid_requests.add_count()
-    marks = exchange.coordinator_headers(None)
-    await exchange.send_answer(answer, marks)
+    coordinator_headers = exchange.coordinator_headers(None)
+    await exchange.send_answer(answer, coordinator_headers)
 
 
 async def _answer_token_count(model: ServedModel, reply: Reply, exchange: Exchange) -> None:

@@ -13,5 +13,7 @@ OWN_PREFIXES = (b"sec-websocket-", b"content-", NATIVE_PREFIX)
 
 def inherited_headers(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
     """Return the headers that a request passes on to a request with a JSON body on its client's behalf."""
-    kept = [header for header in headers if header[0] not in OWN_HEADERS and not header[0].startswith(OWN_PREFIXES)]
-    return [*kept, (b"content-type", b"application/json")]
+    passed_headers = [
+        header for header in headers if header[0] not in OWN_HEADERS and not header[0].startswith(OWN_PREFIXES)
+    ]
+    return [*passed_headers, (b"content-type", b"application/json")]

@@ -15,7 +15,7 @@ from parley.log_lines import LogFormat, LogLevel
 from parley.settings.key_file import HashedKey
 from parley.settings.media_hosts import MediaHost
 from parley.types import EngineSettings, KeyOwner, MediaKind, Tenant
-from parley.web.options import HttpOptions
+from parley.web.http_options import HttpOptions
 from parley.web.tls.files import TlsFiles
 
 EngineKind = Literal["process", "thread", "scripted", "vllm", "attached"]  # a scripted engine runs no model

@@ -342,10 +342,10 @@ def _check_room_for_text(model: ServedModel, request: Request) -> None:
     window, cut = request.context_limit, request.max_prompt_tokens
     if request.pooling is None or window is None or cut is None:
         return
-    marks = sum(map(len, model.text_pipeline.tokenizer.special_around))
-    if cut <= marks:
+    mark_count = sum(map(len, model.text_pipeline.tokenizer.special_around))
+    if cut <= mark_count:
         raise ContextLength(
-            f"A window of {window} tokens has no room for a text, because {marks} tokens surround it.",
+            f"A window of {window} tokens has no room for a text, because {mark_count} tokens surround it.",
             field="prompt",
             limit=window,
         )

@@ -8,7 +8,7 @@ heavy.
 
 from __future__ import annotations
 
-from parley.settings.kinds import text_kind
+from parley.settings.option_kinds import text_kind
 from parley.settings.options import Option
 from parley.settings.serve_options.access_options import ACCESS_OPTIONS
 from parley.settings.serve_options.answer_options import ANSWER_OPTIONS

@@ -18,7 +18,7 @@ from typing import Any
 
 from parley.errors import failure_reason
 from parley.settings.bounded_files import read_bounded_file
-from parley.settings.kinds import OptionKind
+from parley.settings.option_kinds import OptionKind
 
 VARIABLE_PREFIX = "PARLEY_"
 # Kubernetes gives a pod these variables for a service whose name begins with "parley". Its PARLEY_PORT is an address.

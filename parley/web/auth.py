@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 
 from parley.errors import Forbidden, Unauthorized
 from parley.settings.key_file import NO_KEY, HashedKey, split_key
-from parley.settings.kinds import UNIX_PREFIX
+from parley.settings.option_kinds import UNIX_PREFIX
 from parley.types import NO_TENANT, KeyLimits, KeyOwner, Tenant
 
 KEY_HEADERS = (b"api-key", b"x-api-key")

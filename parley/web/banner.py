@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from parley.dialects.media import name_readable_kinds
 from parley.engine.messages import LoadProgress
 from parley.log_lines import logs_json
-from parley.settings.kinds import UNIX_PREFIX
+from parley.settings.option_kinds import UNIX_PREFIX
 from parley.types import ModelInfo
 
 log = logging.getLogger("parley.server")

@@ -26,9 +26,9 @@ from parley.tracing.request_trace import RequestTrace, SpanExporter
 from parley.types import NO_TENANT, KeyLimitStates, Tenant
 from parley.web.content_coding import decompress_body
 from parley.web.http_cycle import CHUNK_PER_EVENT, CYCLE_KEY, ResponseWriter
+from parley.web.http_options import HttpOptions
 from parley.web.logs import LOGGED_BODY_BYTES, AccessLogEntry
 from parley.web.offload import OFFLOAD_SIZE, to_thread_if_large
-from parley.web.options import HttpOptions
 from parley.web.random_ids import draw_id
 from parley.web.request_body import ClientGone, HeldBody, receive_part, too_large_error
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from parley.dialects.triton.rpc.status import GrpcError, grpc_status
-from parley.web.options import HttpOptions
+from parley.web.http_options import HttpOptions
 
 
 def grpc_server_options(options: HttpOptions, concurrent_streams: int) -> list[tuple[str, int]]:

@@ -30,8 +30,8 @@ from parley.web.framing.request_head import (
 )
 from parley.web.framing.reusable_timer import ReusableTimer
 from parley.web.http_cycle import HttpCycle
+from parley.web.http_options import HttpOptions
 from parley.web.logs import log_refused_connection
-from parley.web.options import HttpOptions
 from parley.web.websocket.handshake import UPGRADE_KEY, offers_websocket
 
 if TYPE_CHECKING:

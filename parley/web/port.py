@@ -19,12 +19,12 @@ import uvicorn
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from parley.settings.kinds import UNIX_PREFIX
+from parley.settings.option_kinds import UNIX_PREFIX
 from parley.web.connection_limit import ConnectionLimit
 from parley.web.framing import HAS_HTTP2
+from parley.web.http_options import HttpOptions
 from parley.web.http_protocol import LimitedHttpProtocol
 from parley.web.listener import ConnectionListener
-from parley.web.options import HttpOptions
 from parley.web.shared_listener import ConnectionCounts, SharedListener
 from parley.web.unix_listener import UnixListener, open_unix_listener
 

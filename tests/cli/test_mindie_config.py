@@ -15,8 +15,8 @@ from parley.cli.serve_config.server_options import server_options
 from parley.dialects.mindie.api_rules import MindieRules
 from parley.serving.options import ListenAddress
 from parley.settings.config import SERVE_OPTIONS
-from parley.settings.kinds import NamedModel
 from parley.settings.media_hosts import MediaHost
+from parley.settings.option_kinds import NamedModel
 from parley.settings.options import ConfigError, resolve_options
 from parley.types import Settings
 from parley.web.tls.files import TlsFiles

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from parley.settings import config
 from parley.settings.config import CLIENT_OPTIONS, KNOWN_VARIABLES, SERVE_OPTIONS
 from parley.settings.engine_settings import engine_settings
-from parley.settings.kinds import (
+from parley.settings.media_hosts import MediaHost
+from parley.settings.option_kinds import (
     OptionKind,
     choice_kind,
     duration_kind,
@@ -27,7 +28,6 @@ from parley.settings.kinds import (
     switch_kind,
     text_kind,
 )
-from parley.settings.media_hosts import MediaHost
 from parley.settings.options import (
     ConfigError,
     Option,

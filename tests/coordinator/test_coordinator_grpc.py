@@ -25,7 +25,7 @@ from parley.dialects.triton.rpc import control
 from parley.disagg.kv.receiver import KVReceiver
 from parley.serving.grpc import grpc_port as alone
 from parley.types import EngineRequest
-from parley.web.options import HttpOptions
+from parley.web.http_options import HttpOptions
 from parley.web.tls.files import TlsFileError, TlsFiles
 from parley.web.tls.grpc_certificate import GrpcCertificate
 

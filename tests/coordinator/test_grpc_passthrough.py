@@ -12,7 +12,7 @@ import pytest
 from parley.coordinator.config import CoordinatorOptions, InstanceConfig
 from parley.coordinator.proxy.grpc.grpc_port import CoordinatorGrpcPort
 from parley.coordinator.routing.instance_table import InstanceTable
-from parley.web.options import HttpOptions
+from parley.web.http_options import HttpOptions
 
 
 class Echo(grpc.GenericRpcHandler):

@@ -15,7 +15,7 @@ from support.scripted_instance import ScriptedInstance
 from support.simulated_cluster import lose_instance, report_status, simulated_cluster
 
 from parley.coordinator.routing.instance_scheduler import RequestRefused
-from parley.coordinator.routing.model_choice import ModelQuestion
+from parley.coordinator.routing.model_choice import ModelRequirement
 from parley.coordinator.routing.policies import SchedulingRequest
 from parley.types import ModelInfo
 
@@ -24,9 +24,9 @@ EMBEDDER = {"names": ["vectors"], "tasks": ["embed", "token_embed"]}
 RERANKER = {"names": ["reranker"], "tasks": ["score"]}
 UNTOLD = {"names": ["loading"], "tasks": None}
 GENERATE, EMBED, SCORE, SPARSE = (
-    ModelQuestion(frozenset({task})) for task in ("generate", "embed", "score", "embed_sparse")
+    ModelRequirement(frozenset({task})) for task in ("generate", "embed", "score", "embed_sparse")
 )
-ANY, MAIN = ModelQuestion(None), ModelQuestion(frozenset({"generate"}), main_only=True)
+ANY, MAIN = ModelRequirement(None), ModelRequirement(frozenset({"generate"}), main_only=True)
 
 
 def cluster_of(*models_of_instances: Any, **keys: Any) -> Any:
@@ -43,13 +43,13 @@ def report_models(table: Any, instance: Any, models: Any) -> None:
     report_status(table, instance, models=names, **({} if is_old else {"model_tasks": models}))
 
 
-def answer(table: Any, question: ModelQuestion) -> tuple[str, set[int]]:
-    choice = table.choices.choose_model(question)
+def answer(table: Any, requirement: ModelRequirement) -> tuple[str, set[int]]:
+    choice = table.choices.choose_model(requirement)
     return choice.model.names[0] if choice.model else "", set(choice.instances)
 
 
 @pytest.mark.parametrize(
-    ("instances", "question", "expected"),
+    ("instances", "requirement", "expected"),
     [
         ([[EMBEDDER], [WRITER]], GENERATE, ("writer", {2})),
         ([[EMBEDDER], [WRITER]], EMBED, ("vectors", {1})),
@@ -75,9 +75,9 @@ def answer(table: Any, question: ModelQuestion) -> tuple[str, set[int]]:
         ([[WRITER], [EMBEDDER]], EMBED._replace(key_models=("none",)), ("writer", {1})),
     ],
 )
-def test_a_request_without_a_model_is_for_the_first_that_suits(instances, question, expected):
+def test_a_request_without_a_model_is_for_the_first_that_suits(instances, requirement, expected):
     table, _ = cluster_of(*instances)
-    assert answer(table, question) == expected
+    assert answer(table, requirement) == expected
 
 
 def test_the_choice_stays_while_its_instance_is_away_and_changes_with_the_models():
@@ -97,7 +97,7 @@ def test_the_choice_stays_while_its_instance_is_away_and_changes_with_the_models
 async def test_placement_follows_the_choice_and_refuses_only_while_no_instance_has_the_model():
     table, scheduler = cluster_of([EMBEDDER], [WRITER], [WRITER])
     one, two, three = table
-    for request in (SchedulingRequest(10, question=GENERATE), SchedulingRequest(10, model="writer")):
+    for request in (SchedulingRequest(10, requirement=GENERATE), SchedulingRequest(10, model="writer")):
         assert {(await scheduler.place_request(request)).p.id for _ in range(4)} <= {2, 3}
         table.set_instance_offline(two, True)
         assert (await scheduler.place_request(request)).p.id == 3

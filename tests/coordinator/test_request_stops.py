@@ -140,7 +140,7 @@ async def test_a_stop_that_comes_with_the_end_of_an_answer_changes_nothing(
     expected = await cluster.front.post("/v1/chat/completions", body)
 
     def take_after_stop(merge: StreamMerge, frame: ResultFrame) -> None:
-        if frame.kind == "lastData" and merge._early is None:  # the other part of the answer has come
+        if frame.kind == "lastData" and merge._early_frames is None:  # the other part of the answer has come
             stops.append([runner.stop_request() for runner in cluster.coordinator.front._stops])
         take_frame(merge, frame)
 

@@ -30,7 +30,7 @@ from parley.types import ChoiceDelta, ChoiceDone, FinishReason, PromptAccepted, 
 
 SEAL = ReasoningSeal("secret")
 VERSION = {b"anthropic-version": b"2023-06-01"}
-HEAD = RequestContext("0f", 1700000000, "fp", context_length=100, headers=VERSION, reasoning_seal=SEAL)
+CONTEXT = RequestContext("0f", 1700000000, "fp", context_length=100, headers=VERSION, reasoning_seal=SEAL)
 TURNS = [{"role": "user", "content": "Hi"}]
 USAGE = Usage(prompt_tokens=12, completion_tokens=5, cached_tokens=8, reasoning_tokens=2)
 ACCEPTED = PromptAccepted(0, list(range(12)))
@@ -49,7 +49,7 @@ STOP = b'event: message_stop\ndata: {"type":"message_stop"}\n\n'
 
 def read(rules: AnthropicRules = LENIENT_ANTHROPIC_RULES, **members: Any) -> messages.MessagesReply:
     body = {"model": "m", "max_tokens": 2000, "messages": TURNS} | members
-    return messages.read_messages(rules, json.dumps(body).encode(), HEAD)
+    return messages.read_messages(rules, json.dumps(body).encode(), CONTEXT)
 
 
 def refusal(rules: AnthropicRules = LENIENT_ANTHROPIC_RULES, **members: Any) -> str:
@@ -362,9 +362,11 @@ def test_anthropic_counts_prompts_that_are_too_long():
 def test_anthropic_counts_tokens_of_the_same_prompt():
     members: dict[str, Any] = {"system": "s", "tools": [TOOL], "thinking": THINKING, "messages": TURNS}
     body = json.dumps({"model": "m"} | members).encode()
-    assert messages.read_count(LENIENT_ANTHROPIC_RULES, body, HEAD).prompt == read(**members).request.prompts[0]
+    assert messages.read_count(LENIENT_ANTHROPIC_RULES, body, CONTEXT).prompt == read(**members).request.prompts[0]
     managed = messages.read_count(
-        LENIENT_ANTHROPIC_RULES, json.dumps({"model": "m", "messages": TURNS, "context_management": {}}).encode(), HEAD
+        LENIENT_ANTHROPIC_RULES,
+        json.dumps({"model": "m", "messages": TURNS, "context_management": {}}).encode(),
+        CONTEXT,
     )
     assert managed.writer is not None
     assert json.loads(managed.writer(TokenizeResult([1, 2, 3], None, 9))) == {
@@ -372,7 +374,7 @@ def test_anthropic_counts_tokens_of_the_same_prompt():
     }  # fmt: skip
     with pytest.raises(BadRequest, match="Extra inputs are not permitted"):
         messages.read_count(
-            STRICT_ANTHROPIC_RULES, json.dumps({"model": "m", "messages": TURNS, "max_tokens": 5}).encode(), HEAD
+            STRICT_ANTHROPIC_RULES, json.dumps({"model": "m", "messages": TURNS, "max_tokens": 5}).encode(), CONTEXT
         )
 
 
@@ -401,7 +403,7 @@ def list_models(query: bytes = b"") -> dict[str, Any]:
 def test_anthropic_models_tell_what_they_can_do(members, abilities, supported):
     info = msgspec.structs.replace(SCRIPTED_MODEL, **members)
     facts = ServerFacts("1", [ModelCard("m", 0, 64, info=info, abilities=frozenset(abilities))], True)
-    (model,) = json.loads(models.answer_models(b"", HEAD, facts).body)["data"]
+    (model,) = json.loads(models.answer_models(b"", CONTEXT, facts).body)["data"]
     assert {name for name, group in model["capabilities"].items() if group["supported"]} == supported
     assert model["capabilities"]["thinking"]["types"]["adaptive"]["supported"] is ("thinking" in supported)
 

@@ -15,7 +15,7 @@ from parley.types import Chat, EncodedMedia, Media, MediaAddress, Message, Place
 
 SEAL = ReasoningSeal("secret")
 VERSION = {b"anthropic-version": b"2023-06-01"}
-HEAD = RequestContext("0f", 1, "fp", context_length=4096, headers=VERSION, tenant="t", reasoning_seal=SEAL)
+CONTEXT = RequestContext("0f", 1, "fp", context_length=4096, headers=VERSION, tenant="t", reasoning_seal=SEAL)
 SEES = RequestContext("0f", 1, "fp", context_length=4096, headers=VERSION, media_limits={"image": 2})
 TURNS = [{"role": "user", "content": "Hi"}]
 TOOL = {"name": "f", "description": "d", "input_schema": {"type": "object", "properties": {"a": {"type": "string"}}}}
@@ -28,21 +28,21 @@ OUT_OF_RANGE = (
 )
 
 
-def read(rules: AnthropicRules = LENIENT_ANTHROPIC_RULES, head: RequestContext = HEAD, **members: Any) -> Request:
+def read(rules: AnthropicRules = LENIENT_ANTHROPIC_RULES, context: RequestContext = CONTEXT, **members: Any) -> Request:
     body = {"model": "m", "max_tokens": 2000, "messages": TURNS} | members
-    return messages.read_messages(rules, json.dumps(body).encode(), head).request
+    return messages.read_messages(rules, json.dumps(body).encode(), context).request
 
 
-def chat(rules: AnthropicRules = LENIENT_ANTHROPIC_RULES, head: RequestContext = HEAD, **members: Any) -> Chat:
-    prompt = read(rules, head, **members).prompts[0]
+def chat(rules: AnthropicRules = LENIENT_ANTHROPIC_RULES, context: RequestContext = CONTEXT, **members: Any) -> Chat:
+    prompt = read(rules, context, **members).prompts[0]
     assert isinstance(prompt, Chat)
     return prompt
 
 
 def turns(
-    *items: dict[str, Any], rules: AnthropicRules = LENIENT_ANTHROPIC_RULES, head: RequestContext = HEAD
+    *items: dict[str, Any], rules: AnthropicRules = LENIENT_ANTHROPIC_RULES, context: RequestContext = CONTEXT
 ) -> list[Message]:
-    return chat(rules, head, messages=list(items)).messages
+    return chat(rules, context, messages=list(items)).messages
 
 
 def user(*blocks: dict[str, Any] | str) -> dict[str, Any]:
@@ -71,9 +71,9 @@ def orphan_error(place: str, use_id: str) -> str:
     )
 
 
-def refusal(rules: AnthropicRules = LENIENT_ANTHROPIC_RULES, head: RequestContext = HEAD, **members: Any) -> str:
+def refusal(rules: AnthropicRules = LENIENT_ANTHROPIC_RULES, context: RequestContext = CONTEXT, **members: Any) -> str:
     with pytest.raises(BadRequest) as caught:
-        read(rules, head, **members)
+        read(rules, context, **members)
     return anthropic_error_sentence(caught.value)
 
 
@@ -191,7 +191,7 @@ def test_anthropic_refuses_deeply_nested_documents():
 
 def test_anthropic_reads_images_in_their_places():
     address = {"type": "image", "source": {"type": "url", "url": "https://a.b/c.png"}}
-    (turn,) = turns(user(text("ab"), IMAGE, text("cd"), address), head=SEES)
+    (turn,) = turns(user(text("ab"), IMAGE, text("cd"), address), context=SEES)
     encoded = Media("image", EncodedMedia("iVBORw0KGgo=", "image/png"), "messages.0.content.1.source")
     linked = Media("image", MediaAddress("https://a.b/c.png"), "messages.0.content.3.source")
     assert turn == Message("user", "abcd", media=[PlacedMedia(2, encoded), PlacedMedia(4, linked)])
@@ -199,7 +199,7 @@ def test_anthropic_reads_images_in_their_places():
 
 def test_anthropic_moves_images_of_results_to_the_user():
     result = RESULT | {"content": [text("seen"), IMAGE]}
-    tool, after = turns(user("a"), assistant(USE), user(result, text("and?")), head=SEES)[2:]
+    tool, after = turns(user("a"), assistant(USE), user(result, text("and?")), context=SEES)[2:]
     assert tool == Message("tool", "seen", tool_call_id="toolu_1")
     assert (after.role, after.content, [placed.position for placed in after.media]) == ("user", "and?", [0])
 
@@ -226,12 +226,12 @@ def test_anthropic_refuses_blocks_by_their_path(block: dict[str, Any], sentence:
 
 
 def test_anthropic_refuses_too_many_images_and_files_on_the_server():
-    assert "at most 2 image items" in refusal(head=SEES, messages=[user(IMAGE, IMAGE, IMAGE)])
+    assert "at most 2 image items" in refusal(context=SEES, messages=[user(IMAGE, IMAGE, IMAGE)])
     for source in (
         {"type": "url", "url": "file:///etc/passwd"}, {"type": "file", "file_id": "file_1"}, PNG | {"data": ""},
     ):  # fmt: skip
         assert "messages.0.content.0.source." in refusal(
-            head=SEES, messages=[user({"type": "image", "source": source})]
+            context=SEES, messages=[user({"type": "image", "source": source})]
         )
 
 

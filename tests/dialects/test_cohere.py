@@ -28,8 +28,8 @@ from parley.types import (
     Usage,
 )
 
-HEAD = RequestContext("0f", 1795331521, "fp", context_length=100, model_names=("m",), media_limits={"image": 2})
-PLAIN = dataclasses.replace(HEAD, abilities=frozenset({"chat", "tools"}), media_limits={})
+CONTEXT = RequestContext("0f", 1795331521, "fp", context_length=100, model_names=("m",), media_limits={"image": 2})
+PLAIN = dataclasses.replace(CONTEXT, abilities=frozenset({"chat", "tools"}), media_limits={})
 ID = b"00000000-0000-0000-0000-00000000000f"
 USAGE = Usage(prompt_tokens=70, completion_tokens=9, cached_tokens=16)
 COUNTS = (
@@ -46,7 +46,7 @@ START = (
 )
 
 
-def read_chat(rules: CohereRules = LENIENT_COHERE_RULES, context: RequestContext = HEAD, **members: Any) -> Any:
+def read_chat(rules: CohereRules = LENIENT_COHERE_RULES, context: RequestContext = CONTEXT, **members: Any) -> Any:
     return chat.read_chat(rules, json.dumps({"model": "m", "messages": HELLO} | members).encode(), context)
 
 
@@ -57,7 +57,7 @@ def chat_of(**members: Any) -> Chat:
 
 
 def refusal(
-    rules: CohereRules = LENIENT_COHERE_RULES, context: RequestContext = HEAD, **members: Any
+    rules: CohereRules = LENIENT_COHERE_RULES, context: RequestContext = CONTEXT, **members: Any
 ) -> tuple[int, str]:
     with pytest.raises(ParleyError) as caught:
         read_chat(rules, context, **members)
@@ -496,4 +496,4 @@ def test_cohere_errors_have_an_id_and_a_message(error, status, message):
 def test_cohere_body_that_is_no_json_object_is_refused():
     for body in (b"", b"{", b"[]", b"\xff"):
         with pytest.raises(ParleyError, match=r"^invalid json syntax: "):
-            chat.read_chat(LENIENT_COHERE_RULES, body, HEAD)
+            chat.read_chat(LENIENT_COHERE_RULES, body, CONTEXT)

@@ -10,8 +10,8 @@ from parley.dialects.dialect import RequestContext
 from parley.errors import ParleyError, UnknownPromptName
 from parley.types import PromptVector, Usage
 
-HEAD = RequestContext("0f", 1795331521, "fp", context_length=100, model_names=("m",))
-JSON_HEAD = dataclasses.replace(HEAD, headers={b"content-type": b"application/json"})
+CONTEXT = RequestContext("0f", 1795331521, "fp", context_length=100, model_names=("m",))
+JSON_HEAD = dataclasses.replace(CONTEXT, headers={b"content-type": b"application/json"})
 EMBED_ROUTE, RERANK_ROUTE = STRICT.routes[1:3]
 ID = b"00000000-0000-0000-0000-00000000000f"
 USAGE = Usage(prompt_tokens=70)
@@ -19,7 +19,7 @@ USAGE = Usage(prompt_tokens=70)
 
 def test_cohere_rerank_has_places_and_scores():
     body = {"model": "m", "query": "a", "documents": ["b", "c", "d"], "top_n": 2}
-    context = dataclasses.replace(HEAD, labels=["x"], headers={b"content-type": b"application/json"})
+    context = dataclasses.replace(CONTEXT, labels=["x"], headers={b"content-type": b"application/json"})
     reply = rerank.read_rerank(json.dumps(body).encode(), context)
     scores = [b"\x00\x00\x00\x3e", b"\x00\x00\x00\x3f", b"\x00\x00\x80\x3e"]
     reply.add_events([PromptVector(number, score) for number, score in enumerate(scores)])
@@ -58,7 +58,7 @@ def test_cohere_embed_has_vectors_by_type():
 def test_cohere_embed_and_rerank_refuse_in_its_form(route, members, part):
     body = {"texts": ["a"], "query": "a", "documents": ["b"], "model": "m"} | members
     with pytest.raises(ParleyError) as caught:
-        route.reader(json.dumps(body).encode(), HEAD)
+        route.reader(json.dumps(body).encode(), CONTEXT)
     answer = STRICT.render_error(caught.value)
     assert answer.status == 400 and part in json.loads(answer.body)["message"]
 
@@ -67,12 +67,12 @@ def test_cohere_embed_and_rerank_refuse_wrong_types_with_422():
     for route, members, path in ((EMBED_ROUTE, {"texts": 5}, "texts"), (RERANK_ROUTE, {"query": 5}, "query")):
         body = {"texts": ["a"], "query": "a", "documents": ["b"], "model": "m"} | members
         with pytest.raises(ParleyError, match=f"^invalid type: parameter '{path}' is of type number") as caught:
-            route.reader(json.dumps(body).encode(), HEAD)
+            route.reader(json.dumps(body).encode(), CONTEXT)
         assert STRICT.render_error(caught.value).status == 422
 
 
 def test_cohere_embed_refuses_an_unknown_input_type_in_its_form():
     body = json.dumps({"model": "m", "texts": ["a"], "input_type": "clustering"}).encode()
     error = UnknownPromptName("No such prompt.", name="clustering", known=["search_query"])
-    assert EMBED_ROUTE.reader(body, HEAD).render_refusal(error) is None  # so the dialect renders it
+    assert EMBED_ROUTE.reader(body, CONTEXT).render_refusal(error) is None  # so the dialect renders it
     assert list(json.loads(STRICT.render_error(error).body)) == ["message"]

@@ -16,7 +16,7 @@ from parley.dialects.tgi import STRICT
 from parley.errors import Unsupported
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
-HEAD = RequestContext("0f", 1700000000, "fp_1", context_length=100)
+CONTEXT = RequestContext("0f", 1700000000, "fp_1", context_length=100)
 FACTS = ServerFacts("1", [ModelCard("m", 1, 100)], True)
 
 
@@ -59,7 +59,7 @@ def test_every_api_has_a_page_that_lists_its_routes():
 
 
 def test_survey_finds_members_of_a_reader():
-    def read(body: bytes, head: RequestContext) -> Any:
+    def read(body: bytes, context: RequestContext) -> Any:
         fields = decode_fields(body)
         fields.integer("n", 1, 1, 9)
         inner = fields.object("inner")
@@ -115,7 +115,7 @@ def top_members(known: dict[str, Any]) -> set[str]:
 def test_tgi_documents_its_routes():
     dialect = STRICT
     routes = {(route.method, route.path): route for route in dialect.routes}
-    openapi = json.loads(routes["GET", "/api-doc/openapi.json"].reader(b"", HEAD, FACTS).body)
+    openapi = json.loads(routes["GET", "/api-doc/openapi.json"].reader(b"", CONTEXT, FACTS).body)
     assert {(m.upper(), path) for path, ways in openapi["paths"].items() for m in ways} == {
         place for place in routes if place[1] not in ("/api-doc/openapi.json", "/docs", "/docs/")
     }
@@ -124,6 +124,6 @@ def test_tgi_documents_its_routes():
     parameters = schema["properties"]["parameters"]["properties"]
     assert parameters["max_new_tokens"] == {"type": ["integer", "null"], "minimum": 1, "maximum": 2**32 - 1}
     assert parameters["stop"]["items"]["type"] == "string" and parameters["stop"]["maxItems"] == 4
-    status, page, type_ = routes["GET", "/docs"].reader(b"", HEAD, FACTS)
+    status, page, type_ = routes["GET", "/docs"].reader(b"", CONTEXT, FACTS)
     assert (status, type_) == (200, b"text/html; charset=utf-8")
     assert b"<code>POST /generate_stream</code>" in page and b"<code>typical_p</code> number" in page

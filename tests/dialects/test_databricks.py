@@ -43,7 +43,7 @@ from parley.types import (
     Usage,
 )
 
-HEAD = RequestContext(
+CONTEXT = RequestContext(
     "0123456789abcdef0123456789abcdef", 1700000000, "fp", context_length=100, path_parts={"endpoint": "m"}
 )
 ID = "01234567-89ab-cdef-0123-456789abcdef"
@@ -61,7 +61,7 @@ READERS = {
 
 def read_task(task: str, rules: DatabricksRules = STRICT_DATABRICKS_RULES, **members: Any) -> Any:
     read, base = READERS[task]
-    reply = read(rules, json.dumps(base | members).encode(), HEAD)
+    reply = read(rules, json.dumps(base | members).encode(), CONTEXT)
     reply.request.model = "m-1"  # as the server does
     return reply
 
@@ -232,7 +232,7 @@ def test_databricks_reports_missing_required_parameter():
         assert refusal_message(read_task, task, **{name: None}) == f"Missing required {label} parameter: '{name}'"
         assert refusal_message(read_task, task, **{name: []}) == f'Bad request: parameter "{name}" must not be empty'
     assert (
-        refusal_message(read_invocation, STRICT_DATABRICKS_RULES, b"{}", HEAD)
+        refusal_message(read_invocation, STRICT_DATABRICKS_RULES, b"{}", CONTEXT)
         == "Missing required Chat parameter: 'messages'"
     )
     assert refusal_message(talk, messages=[{"content": "a"}]) == (
@@ -398,7 +398,7 @@ def test_databricks_strict_refuses_several_choices_in_streams(task):
 @pytest.mark.parametrize("body", [b"", b"x", b"[]", b"\xff", b"[" * 100_000, b'{"a": 1}}'])
 def test_databricks_refuses_body_that_is_not_a_json_object(task, body):
     for rules in (STRICT_DATABRICKS_RULES, LENIENT_DATABRICKS_RULES):
-        assert refusal_message(READERS[task][0], rules, body, HEAD).startswith("Bad request: The ")
+        assert refusal_message(READERS[task][0], rules, body, CONTEXT).startswith("Bad request: The ")
 
 
 def test_databricks_reads_completion_prompts():
@@ -423,7 +423,7 @@ def test_databricks_invocations_choose_task_by_body():
         ({"input": ["Hi"]}, embeddings.DatabricksEmbeddingReply, Text("Hi")),
         ({"prompt": None, "messages": MESSAGES}, chat.DatabricksChatReply, Chat([Message("user", "Hi")])),
     ):
-        reply = read_invocation(LENIENT_DATABRICKS_RULES, json.dumps(body).encode(), HEAD)
+        reply = read_invocation(LENIENT_DATABRICKS_RULES, json.dumps(body).encode(), CONTEXT)
         assert type(reply) is kind and reply.request.prompts == [prompt]
 
 

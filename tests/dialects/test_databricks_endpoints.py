@@ -38,9 +38,9 @@ class EndpointStore:
         self.made: dict[str, Endpoint] = {}
 
     def call(self, manage: Any, body: Any = None, created: int = 1700000000, **path: str) -> Any:
-        head = RequestContext("f" * 32, created, "fp", path_parts=path)
+        context = RequestContext("f" * 32, created, "fp", path_parts=path)
         data = b"" if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
-        result = manage(data, head, FACTS, dict(self.made))
+        result = manage(data, context, FACTS, dict(self.made))
         if isinstance(result, EndpointChange):
             self.made.pop(result.remove_endpoint, None)
             if result.put_endpoint is not None:

@@ -12,7 +12,7 @@ from parley.dialects.dialect import RequestContext
 from parley.errors import BadMedia, BadRequest
 from parley.types import Chat, EncodedMedia, Media, MediaAddress, PlacedMedia
 
-HEAD = RequestContext("0f", 1, "fp", context_length=256, media_limits={"image": 3, "video": 1, "audio": 1})
+CONTEXT = RequestContext("0f", 1, "fp", context_length=256, media_limits={"image": 3, "video": 1, "audio": 1})
 DATA = "data:image/png;base64,aGk="
 PARTS = [
     {"type": "text", "text": "What?"},
@@ -22,17 +22,17 @@ PARTS = [
 ]
 
 
-def read_media(rules: DatabricksRules, content: Any, head: RequestContext = HEAD) -> list[PlacedMedia]:
+def read_media(rules: DatabricksRules, content: Any, context: RequestContext = CONTEXT) -> list[PlacedMedia]:
     body = json.dumps({"messages": [{"role": "user", "content": content}]}).encode()
-    prompt = chat.read_databricks_chat(rules, body, head).request.prompts[0]
+    prompt = chat.read_databricks_chat(rules, body, context).request.prompts[0]
     assert isinstance(prompt, Chat)
     assert prompt.messages[0].content == "What?"
     return prompt.messages[0].media
 
 
-def refusal(rules: DatabricksRules, content: Any, head: RequestContext = HEAD) -> dict[str, str]:
+def refusal(rules: DatabricksRules, content: Any, context: RequestContext = CONTEXT) -> dict[str, str]:
     with pytest.raises(BadRequest) as caught:
-        read_media(rules, content, head)
+        read_media(rules, content, context)
     answer = databricks_error_answer(caught.value)
     assert answer.status == 400
     return json.loads(answer.body)

@@ -32,8 +32,8 @@ class World:
         self.facts, self.made = facts, {"e": Endpoint("e", SHARES)}
 
     def call(self, manage: Any, body: Any = None, client: Tenant = NO_TENANT, **path: str) -> Any:
-        head = replace(RequestContext("f" * 32, 1700000000, "fp", path_parts=path), client=client)
-        result = manage(b"" if body is None else json.dumps(body).encode(), head, self.facts, dict(self.made))
+        context = replace(RequestContext("f" * 32, 1700000000, "fp", path_parts=path), client=client)
+        result = manage(b"" if body is None else json.dumps(body).encode(), context, self.facts, dict(self.made))
         if isinstance(result, EndpointChange):
             self.made.pop(result.remove_endpoint, None)
             if result.put_endpoint is not None:

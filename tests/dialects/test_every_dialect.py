@@ -31,7 +31,7 @@ DIALECTS = {
         *(("", dialect) for dialect in ADMIN_PLANES.values()),
     )
 }
-HEAD = RequestContext(
+CONTEXT = RequestContext(
     "0f",
     1,
     "fp",
@@ -76,7 +76,7 @@ def read_prompts(route: Route, body: dict[str, Any]) -> str:
     """Return the prompts that a route reads from a body, or an empty string if it refuses the body."""
     assert route.reader is not None
     try:
-        reply = route.reader(json.dumps(body).encode(), HEAD)
+        reply = route.reader(json.dumps(body).encode(), CONTEXT)
     except ParleyError:
         return ""
     return repr([*map(without_suffix, reply.request.prompts)]) if isinstance(reply, Reply) else ""
@@ -90,7 +90,7 @@ def without_suffix(prompt: Prompt) -> Prompt:
 def refusal(route: Route, body: dict[str, Any]) -> str:
     assert route.reader is not None
     try:
-        route.reader(json.dumps(body).encode(), HEAD)
+        route.reader(json.dumps(body).encode(), CONTEXT)
     except ParleyError as error:
         return error.message
     return ""

@@ -18,7 +18,7 @@ from parley.dialects.mounts import API_MOUNTS, mount_table, non_null_members, un
 from parley.errors import ParleyError, hide_data
 from parley.types import Chat, EncodedMedia, Media, PlacedMedia, Text
 
-HEAD = RequestContext(
+CONTEXT = RequestContext(
     "0f",
     1,
     "fp",
@@ -81,7 +81,7 @@ def test_media_keep_order_and_places_in_every_conversation(parts):
     body = json.dumps({"model": "m", "messages": [{"role": "user", "content": content or "x"}]}).encode()
     for name, route in CHAT_ROUTES:
         assert route.reader is not None
-        reply = route.reader(body, HEAD)
+        reply = route.reader(body, CONTEXT)
         (message,) = reply.request.prompts[0].messages
         joint = "" if "tgi" in name or "mindie" in name else "\n"
         assert split_at_media(message.content, message.media) == (join_texts(parts, joint) if parts else ["x"])
@@ -114,7 +114,7 @@ def test_media_parts_of_any_form_are_read_or_refused(parts, part):
             for body in bodies:
                 try:
                     assert route.reader is not None
-                    reply = route.reader(json.dumps(body).encode(), HEAD)
+                    reply = route.reader(json.dumps(body).encode(), CONTEXT)
                 except ParleyError as error:
                     answer = mount.dialect.render_error(error)
                     assert 400 <= answer.status <= 500 and b"A" * 40 not in answer.body
@@ -141,7 +141,7 @@ def test_media_are_read_by_every_route_whose_api_has_them(path, dialect):
         route = find_route(path, body)
         assert route.reader is not None
         try:
-            reply = route.reader(body, HEAD)
+            reply = route.reader(body, CONTEXT)
         except ParleyError as error:
             assert "image" not in error.message.lower()
             continue

@@ -25,7 +25,7 @@ from parley.types import (
 
 RULES = MindieRules()
 STRICTLY = [RULES, MindieRules("strict-old")]
-HEAD = RequestContext("0f", 1700000000, "fp_1", context_length=100)
+CONTEXT = RequestContext("0f", 1700000000, "fp_1", context_length=100)
 INPUTS = "My name is Olivier and I"
 USAGE = Usage(prompt_tokens=3, completion_tokens=2)
 ONE, TWO = TokenInfo(29915, "'", b"'", -0.5), TokenInfo(29885, "m", b"m", -0.25)
@@ -37,7 +37,7 @@ def read(
     route: Any = tgi.read_mindie_whole, parameters: Any = None, *, rules: MindieRules = RULES, **members: Any
 ) -> tgi.MindieTgiReply:
     optional = {} if parameters is None else {"parameters": parameters}
-    return route(rules, json.dumps({"inputs": INPUTS} | optional | members).encode(), HEAD)
+    return route(rules, json.dumps({"inputs": INPUTS} | optional | members).encode(), CONTEXT)
 
 
 def refusal(route: Any = tgi.read_mindie_whole, parameters: Any = None, **members: Any) -> str:
@@ -155,7 +155,7 @@ def test_mindie_tgi_refuses_body_that_is_not_a_json_object():
     ):
         for body in (b"", b"{", b"[]", b"\xff"):
             with pytest.raises(ParleyError) as caught:
-                route(RULES, body, HEAD)
+                route(RULES, body, CONTEXT)
             answer = STRICT.render_error(caught.value)
             assert (answer.status, json.loads(answer.body)["error"]) == (422, text)
     assert refusal(tgi.read_mindie_any, stream="x") == "Stream must be boolean type."

@@ -16,7 +16,7 @@ from parley.errors import BadMedia, BadRequest, MediaFault
 from parley.types import Chat, EncodedMedia, Media, MediaAddress, MediaPath, Message, PlacedMedia, Text
 
 PATHS = {"model": "m"}
-HEAD = RequestContext("0f", 1, "fp", path_parts=PATHS, media_limits={"image": 20, "video": 20, "audio": 20})
+CONTEXT = RequestContext("0f", 1, "fp", path_parts=PATHS, media_limits={"image": 20, "video": 20, "audio": 20})
 BLIND = RequestContext("0f", 1, "fp", path_parts=PATHS)
 STRICT = MindieRules("strict")
 Reader = Callable[[bytes, RequestContext], Any]
@@ -32,14 +32,14 @@ TEXT = {"type": "text", "text": "What is it?"}
 IMAGE = {"type": "image_url", "image_url": "/data/multimodal_inputs/a.png"}
 
 
-def read_reply(interface: str, parts: Any, head: RequestContext = HEAD) -> Any:
+def read_reply(interface: str, parts: Any, context: RequestContext = CONTEXT) -> Any:
     member, read = INTERFACES[interface]
     body: dict[str, Any] = {"model": "m", member: parts}
     if member == "messages":
         body[member] = [{"role": "user", "content": parts}]
     elif interface != "vllm":
         del body["model"]
-    return read(json.dumps(body).encode(), head)
+    return read(json.dumps(body).encode(), context)
 
 
 def read_prompt(interface: str, parts: Any) -> Text | Message:
@@ -47,9 +47,9 @@ def read_prompt(interface: str, parts: Any) -> Text | Message:
     return prompt.messages[0] if isinstance(prompt, Chat) else prompt
 
 
-def refusal(parts: Any, interface: str = "tgi", head: RequestContext = HEAD) -> str:
+def refusal(parts: Any, interface: str = "tgi", context: RequestContext = CONTEXT) -> str:
     with pytest.raises(BadRequest) as caught:
-        read_reply(interface, parts, head)
+        read_reply(interface, parts, context)
     answer = mindie_error_answer(caught.value)
     body = json.loads(answer.body)
     assert (answer.status, body["error_type"]) == (422, "Input Validation Error")
@@ -144,16 +144,16 @@ def test_mindie_media_refusal_has_the_originals_sentence(parts, sentence):
 
 
 def test_mindie_media_of_the_operators_limit_are_counted():
-    head = RequestContext("0f", 1, "fp", path_parts=PATHS, media_limits={"image": 2})
+    context = RequestContext("0f", 1, "fp", path_parts=PATHS, media_limits={"image": 2})
     for interface in ("tgi", "chat"):
-        sentence = refusal([IMAGE] * 3, interface, head)
+        sentence = refusal([IMAGE] * 3, interface, context)
         assert sentence == PREFIX + "The number of multimodal url should be no more than 2"
 
 
 def test_mindie_media_in_input_audio_are_not_counted_among_twenty():
     clip = {"type": "input_audio", "input_audio": {"data": "aGk=", "format": "wav"}}
-    head = RequestContext("0f", 1, "fp", path_parts=PATHS, media_limits={"image": 20, "audio": 9})
-    assert len(read_reply("tgi", [IMAGE] * 20 + [clip], head).request.prompts[0].media) == 21
+    context = RequestContext("0f", 1, "fp", path_parts=PATHS, media_limits={"image": 20, "audio": 9})
+    assert len(read_reply("tgi", [IMAGE] * 20 + [clip], context).request.prompts[0].media) == 21
 
 
 FAULTS: list[tuple[MediaFault, str, dict[str, Any], str]] = [
@@ -187,6 +187,6 @@ def test_mindie_media_answer_of_vllm_begins_with_the_first_text():
 def test_mindie_media_of_the_documents_are_read_letter_by_letter():
     examples = json.loads((Path(__file__).parents[1] / "data" / "examples.json").read_text("utf-8"))
     (body,) = [example["body"] for example in examples if example.get("name") == "multimodal"]
-    prompt = tgi.read_mindie_any(STRICT, body.encode(), HEAD).request.prompts[0]
+    prompt = tgi.read_mindie_any(STRICT, body.encode(), CONTEXT).request.prompts[0]
     media = [PlacedMedia(24, Media("image", MediaPath("/xxxx/test.png"), "inputs[1].image_url"))]
     assert prompt == Text("My name is Olivier and I", turn=True, media=media)

@@ -26,7 +26,7 @@ from parley.types import (
 
 RULES = MindieRules("strict")
 PROFILES = [MindieRules("strict-old"), RULES, MindieRules("extended")]
-HEAD = RequestContext("0f" * 16, 1700000000, "fp_1", context_length=100)
+CONTEXT = RequestContext("0f" * 16, 1700000000, "fp_1", context_length=100)
 USAGE = Usage(prompt_tokens=3, completion_tokens=3)
 ONE = TokenInfo(306, " I", b" I", cost=TokenCost(2, 0.005, 0.04))
 TWO = TokenInfo(4966, " am", b" am", cost=TokenCost(3, 0.001, 0.127))
@@ -36,11 +36,11 @@ DONE = ChoiceDone(0, "length", USAGE)
 
 
 def read_native(rules: MindieRules = RULES, **body: Any) -> native.NativeReply:
-    return native.read_mindie_native(rules, json.dumps(body).encode(), HEAD)
+    return native.read_mindie_native(rules, json.dumps(body).encode(), CONTEXT)
 
 
 def read_vllm(rules: MindieRules = RULES, **body: Any) -> vllm.RecordReply:
-    return vllm.read_mindie_vllm(rules, json.dumps({"prompt": "a b"} | body).encode(), HEAD)
+    return vllm.read_mindie_vllm(rules, json.dumps({"prompt": "a b"} | body).encode(), CONTEXT)
 
 
 def refusal(read: Any = read_native, **body: Any) -> str:
@@ -113,7 +113,7 @@ def test_mindie_native_refuses_body_that_is_not_a_json_object():
             (vllm.read_mindie_vllm, vllm.NO_PROMPT_MESSAGE),
         ):
             with pytest.raises(ParleyError) as caught:
-                read(RULES, body, HEAD)
+                read(RULES, body, CONTEXT)
             answer = STRICT.render_error(caught.value)
             assert (answer.status, json.loads(answer.body)["error"]) == (422, text)
 

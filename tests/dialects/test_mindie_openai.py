@@ -30,7 +30,7 @@ from parley.types import (
 )
 
 STRICTLY, OLD, EXTENDED = MindieRules("strict"), MindieRules("strict-old"), MindieRules("extended")
-HEAD = RequestContext("0f" * 14 + "00000010", 1762330491, "fp_1", context_length=100, headers={})
+CONTEXT = RequestContext("0f" * 14 + "00000010", 1762330491, "fp_1", context_length=100, headers={})
 TURNS = [{"role": "user", "content": "a b"}]
 TOOL = {"type": "function", "function": {"name": "f", "description": "d", "parameters": {"type": "object"}}}
 CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
@@ -41,12 +41,12 @@ USAGE = Usage(prompt_tokens=3, completion_tokens=2)
 
 
 def read_chat(rules: MindieRules = STRICTLY, **body: Any) -> chat.MindieChatReply:
-    return chat.read_mindie_chat(rules, json.dumps({"model": "qwen", "messages": TURNS} | body).encode(), HEAD)
+    return chat.read_mindie_chat(rules, json.dumps({"model": "qwen", "messages": TURNS} | body).encode(), CONTEXT)
 
 
 def read_completion(rules: MindieRules = STRICTLY, **body: Any) -> completions.MindieCompletionReply:
     return completions.read_mindie_completion(
-        rules, json.dumps({"model": "qwen", "prompt": "a b"} | body).encode(), HEAD
+        rules, json.dumps({"model": "qwen", "prompt": "a b"} | body).encode(), CONTEXT
     )
 
 
@@ -326,7 +326,7 @@ def test_mindie_openai_refuses_body_that_is_not_a_json_object():
     for read in (chat.read_mindie_chat, completions.read_mindie_completion):
         for body in (b"", b"{", b"[]", b"\xff"):
             with pytest.raises(ParleyError) as caught:
-                read(STRICTLY, body, HEAD)
+                read(STRICTLY, body, CONTEXT)
             assert (
                 json.loads(STRICT.render_error(caught.value).body)["error"] == "Failed to parse request context to json"
             )

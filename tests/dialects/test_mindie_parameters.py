@@ -14,7 +14,7 @@ from parley.dialects.mindie.interfaces import chat, completions, native, tensors
 from parley.errors import ParleyError
 from parley.types import BeamOptions, Request, Text
 
-HEAD = RequestContext("0f" * 16, 1700000000, "fp_1", context_length=100, path_parts={"model": "m"})
+CONTEXT = RequestContext("0f" * 16, 1700000000, "fp_1", context_length=100, path_parts={"model": "m"})
 STRICTLY, OLD_RULES, EXTENDED = MindieRules("strict"), MindieRules("strict-old"), MindieRules("extended")
 MAX = "3.40282e+38"
 TENSOR = {"name": "input0", "shape": [1, 2], "datatype": "UINT32", "data": [5, 6]}
@@ -137,26 +137,28 @@ def read_parameter(
     body: dict[str, Any]
     match interface:
         case "T":
-            return tgi.read_mindie_whole(rules, json.dumps({"inputs": "a b", "parameters": parameters}).encode(), HEAD)
+            return tgi.read_mindie_whole(
+                rules, json.dumps({"inputs": "a b", "parameters": parameters}).encode(), CONTEXT
+            )
         case "N":
             top_level = {"stream": parameters.pop("stream")} if "stream" in parameters else {}
             body = {"inputs": "a b", "parameters": parameters} | top_level
-            return native.read_mindie_native(rules, json.dumps(body).encode(), HEAD)
+            return native.read_mindie_native(rules, json.dumps(body).encode(), CONTEXT)
         case "X":
             body = {"text_input": "a b", "parameters": parameters}
-            return triton.read_mindie_triton(rules, json.dumps(body).encode(), HEAD, stream=False)
+            return triton.read_mindie_triton(rules, json.dumps(body).encode(), CONTEXT, stream=False)
         case "K":
             body = {"inputs": [TENSOR | {"parameters": parameters}], "outputs": [{"name": "output0"}]}
-            return tensors.read_mindie_tensors(rules, json.dumps(body).encode(), HEAD)
+            return tensors.read_mindie_tensors(rules, json.dumps(body).encode(), CONTEXT)
         case "C" | "O":
             body = {"model": "m", "messages": [{"role": "user", "content": "a b"}]} | parameters
-            return chat.read_mindie_chat(replace(rules, vllm=interface == "C"), json.dumps(body).encode(), HEAD)
+            return chat.read_mindie_chat(replace(rules, vllm=interface == "C"), json.dumps(body).encode(), CONTEXT)
         case "P":
             return completions.read_mindie_completion(
-                rules, json.dumps({"model": "m", "prompt": "a b"} | parameters).encode(), HEAD
+                rules, json.dumps({"model": "m", "prompt": "a b"} | parameters).encode(), CONTEXT
             )
         case _:
-            return vllm.read_mindie_vllm(rules, json.dumps({"prompt": "a b"} | parameters).encode(), HEAD)
+            return vllm.read_mindie_vllm(rules, json.dumps({"prompt": "a b"} | parameters).encode(), CONTEXT)
 
 
 def refusal(interface: str, name: str = "", value: Any = None, **more: Any) -> str:
@@ -470,7 +472,7 @@ def test_mindie_reads_adapter_name() -> None:
         assert read_parameter(interface, name, "x" * 256).request.adapter == "x" * 256
         request = read_parameter(interface, name, "None").request
         assert (request.adapter, request.model) == (None, "")
-    named = replace(HEAD, model_names=("chat", "alias"))
+    named = replace(CONTEXT, model_names=("chat", "alias"))
     for name, adapter in (("alias", None), ("other", "other")):
         body = json.dumps({"prompt": "a", "model": name}).encode()
         assert vllm.read_mindie_vllm(STRICTLY, body, named).request.adapter == adapter
@@ -522,9 +524,9 @@ def test_mindie_accepts_integers_as_floats_and_unknown_members() -> None:
         with pytest.raises(ParleyError) as caught:
             match interface:
                 case "T":
-                    tgi.read_mindie_whole(STRICTLY, b'{"inputs": "a", "parameters": 5}', HEAD)
+                    tgi.read_mindie_whole(STRICTLY, b'{"inputs": "a", "parameters": 5}', CONTEXT)
                 case "N":
-                    native.read_mindie_native(STRICTLY, b'{"inputs": "a", "parameters": 5}', HEAD)
+                    native.read_mindie_native(STRICTLY, b'{"inputs": "a", "parameters": 5}', CONTEXT)
                 case _:
-                    triton.read_mindie_triton(STRICTLY, b'{"text_input": "a", "parameters": 5}', HEAD, stream=False)
+                    triton.read_mindie_triton(STRICTLY, b'{"text_input": "a", "parameters": 5}', CONTEXT, stream=False)
         assert caught.value.message == "parameters must be object type."

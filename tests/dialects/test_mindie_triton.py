@@ -18,7 +18,7 @@ from parley.types import ChoiceDelta, ChoiceDone, PromptAccepted, Text, TokenCos
 RULES = MindieRules("strict")
 STRICTLY = [RULES, MindieRules("strict-old")]
 PROFILES = [MindieRules("strict-old"), RULES, MindieRules("extended")]
-HEAD = RequestContext("0f" * 16, 1700000000, "fp_1", context_length=100, path_parts={"model": "llama_65b"})
+CONTEXT = RequestContext("0f" * 16, 1700000000, "fp_1", context_length=100, path_parts={"model": "llama_65b"})
 FACTS = ServerFacts("1.2", [ModelCard("llama_65b", 1, 100)], True)
 USAGE = Usage(prompt_tokens=3, completion_tokens=2)
 ONE = TokenInfo(306, " I", b" I", cost=TokenCost(2, 0.005318, 0.04))
@@ -31,15 +31,15 @@ OUTPUTS = [{"name": "output0"}]
 
 
 def read_generate(
-    rules: MindieRules = RULES, *, stream: bool = False, head: RequestContext = HEAD, **body: Any
+    rules: MindieRules = RULES, *, stream: bool = False, context: RequestContext = CONTEXT, **body: Any
 ) -> triton.MindieTritonReply:
     members = {"id": "a123", "text_input": "a b"} | body
-    return triton.read_mindie_triton(rules, json.dumps(members).encode(), head, stream=stream)
+    return triton.read_mindie_triton(rules, json.dumps(members).encode(), context, stream=stream)
 
 
 def read_infer(rules: MindieRules = RULES, tensor: Any = None, **body: Any) -> tensors.TensorReply:
     members = {"id": "42", "inputs": [TENSOR | (tensor or {})], "outputs": OUTPUTS} | body
-    return tensors.read_mindie_tensors(rules, json.dumps(members).encode(), HEAD)
+    return tensors.read_mindie_tensors(rules, json.dumps(members).encode(), CONTEXT)
 
 
 def refusal(read: Any = read_generate, **body: Any) -> str:
@@ -125,10 +125,10 @@ def test_mindie_triton_refuses_wrong_body(body, text):
 
 def test_mindie_triton_request_without_id_gets_one():
     assert read_generate(id=None).request.cancel_ids[0].startswith("endpoint_common_")
-    head = RequestContext(
-        "0f" * 16, 1, "fp", context_length=100, path_parts=HEAD.path_parts, headers={b"req-id": b"mine"}
+    context = RequestContext(
+        "0f" * 16, 1, "fp", context_length=100, path_parts=CONTEXT.path_parts, headers={b"req-id": b"mine"}
     )
-    request = read_generate(head=head).request
+    request = read_generate(context=context).request
     assert request.cancel_ids == ("mine", "a123") and request.exclusive_id == "mine"
     request = read_generate(id="x" * 256).request
     assert request.cancel_ids[1] == "x" * 256 and not request.exclusive_id
@@ -217,7 +217,7 @@ def test_mindie_triton_strict_ignores_top_level_parameters(profile, limit):
 
 
 def test_mindie_triton_stop_reads_request_id():
-    halt = triton.read_stop_infer(b'{ "id": "a123" }', HEAD)
+    halt = triton.read_stop_infer(b'{ "id": "a123" }', CONTEXT)
     assert halt.request_label == "a123" and halt.success == (200, b'{ "id": "a123" }', b"application/json")
     assert halt.not_found.status == 404
     assert halt.not_found.body == b'{"error":"RequestId is a123 not found.","error_type":"NotFoundError"}'
@@ -229,21 +229,21 @@ def test_mindie_triton_stop_reads_request_id():
         (b"[", "Failed to parse context to json body."),
     ):
         with pytest.raises(ParleyError) as caught:
-            triton.read_stop_infer(body, HEAD)
+            triton.read_stop_infer(body, CONTEXT)
         assert caught.value.message == text and STRICT.render_error(caught.value).status == 422
 
 
 def test_mindie_triton_writes_metadata():
-    assert control.mindie_server_metadata(RULES, b"", HEAD, FACTS).body == (
+    assert control.mindie_server_metadata(RULES, b"", CONTEXT, FACTS).body == (
         b'{"name":"MindIE Server","version":"1.2","extensions":{"max_iter_times":100,"prefill_policy_type":0,'
         b'"decode_policy_type":0,"max_prefill_batch_size":50,"max_prefill_tokens":8192}}'
     )
-    assert control.mindie_model_metadata(RULES, b"", HEAD, FACTS).body == (
+    assert control.mindie_model_metadata(RULES, b"", CONTEXT, FACTS).body == (
         b'{"name":"llama_65b","platform":"MindIE Server","inputs":[{"name":"input0","shape":[-1],"datatype":"UINT32"}],'
         b'"outputs":[{"name":"output0","shape":[-1],"datatype":"UINT32"}]}'
     )
     configured = MindieRules(max_seq_len=2560, npu_mem_size=8, world_size=4, model_folder_name="llama")
-    assert control.mindie_model_config(configured, b"", HEAD, FACTS).body == (
+    assert control.mindie_model_config(configured, b"", CONTEXT, FACTS).body == (
         b'{"model_name":"llama_65b","input_datatype":"UINT32","output_datatype":"UINT32","max_seq_len":2560,'
         b'"npu_mem_size":8,"cpu_mem_size":5,"world_size":4,"model_weight_path":"llama",'
         b'"model_instance_type":"Standard"}'

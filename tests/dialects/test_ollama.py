@@ -45,8 +45,8 @@ from parley.types import (
     Usage,
 )
 
-HEAD = RequestContext("0f", 1795331521, "fp", context_length=100, model_names=("m",), media_limits={"image": 2})
-PLAIN = dataclasses.replace(HEAD, abilities=frozenset({"chat"}), media_limits={})
+CONTEXT = RequestContext("0f", 1795331521, "fp", context_length=100, model_names=("m",), media_limits={"image": 2})
+PLAIN = dataclasses.replace(CONTEXT, abilities=frozenset({"chat"}), media_limits={})
 USAGE = Usage(prompt_tokens=26, completion_tokens=2)
 TIMINGS = RequestTimings(total=0.412, validation=0.005, queue=0.004, inference=0.4, prefill=0.12, decode=0.28)
 METRICS = (
@@ -60,13 +60,13 @@ TOOL = {"type": "function", "function": {"name": "f", "description": "d", "param
 CALL = {"function": {"name": "f", "arguments": {"a": [1, "<"]}}}
 
 
-def read_chat(rules: OllamaRules = LENIENT_OLLAMA_RULES, context: RequestContext = HEAD, **members: Any) -> Any:
+def read_chat(rules: OllamaRules = LENIENT_OLLAMA_RULES, context: RequestContext = CONTEXT, **members: Any) -> Any:
     body = {"model": "m:latest", "messages": HELLO} | members
     return chat.read_chat(rules, json.dumps(body).encode(), context)
 
 
 def read_ollama_generate(
-    rules: OllamaRules = LENIENT_OLLAMA_RULES, context: RequestContext = HEAD, **members: Any
+    rules: OllamaRules = LENIENT_OLLAMA_RULES, context: RequestContext = CONTEXT, **members: Any
 ) -> Any:
     return generate.read_ollama_generate(rules, json.dumps({"model": "m", "prompt": "Hi"} | members).encode(), context)
 
@@ -199,7 +199,7 @@ def test_ollama_defaults_are_those_of_ollama():
     )
     assert request.prompts == [Chat([Message("user", "Hello")], thinking=True)]
     advised = dataclasses.replace(
-        HEAD, generation_defaults={"temperature": 0.6, "top_k": 20, "repetition_penalty": 1.1}
+        CONTEXT, generation_defaults={"temperature": 0.6, "top_k": 20, "repetition_penalty": 1.1}
     )
     sampling = read_chat(context=advised, options={"top_k": 5}).request.sampling
     assert sampling == Sampling(temperature=0.6, top_k=5, top_p=0.9, repetition_penalty=1.1, penalty_window=64)
@@ -258,13 +258,13 @@ def test_ollama_penalties_look_at_the_last_tokens():
         assert sampling == msgspec.structs.replace(plain, repetition_penalty=1.2, penalty_window=window)
         assert read_chat(options=options).request.sampling == plain
     assert read_chat(options={"repeat_penalty": 1.2, "repeat_last_n": 0}).request.sampling == plain
-    advised = dataclasses.replace(HEAD, generation_defaults={"repetition_penalty": 1.1})
+    advised = dataclasses.replace(CONTEXT, generation_defaults={"repetition_penalty": 1.1})
     sampling = read_chat(context=advised, options={"repeat_last_n": 8}).request.sampling
     assert (sampling.repetition_penalty, sampling.penalty_window) == (1.1, 8)
 
 
 def test_ollama_penalties_follow_an_engine_without_windows():
-    context = dataclasses.replace(HEAD, engine_features=HEAD.engine_features - {"penalty_window"})
+    context = dataclasses.replace(CONTEXT, engine_features=CONTEXT.engine_features - {"penalty_window"})
     for options, window in (({}, 0), ({"repeat_last_n": -1}, 0), ({"repeat_last_n": 32}, 32)):
         sampling = read_chat(context=context, options=options | {"repeat_penalty": 1.2}).request.sampling
         assert (sampling.repetition_penalty, sampling.penalty_window) == (1.2, window)
@@ -338,10 +338,10 @@ def test_ollama_reads_arguments_in_text_unless_strict():
 
 def test_ollama_generate_reads_a_turn_or_a_raw_prompt():
     turn = Chat([Message("system", "Be brief."), Message("user", "Hi")], thinking=False, preceding_ids=[5, 6])
-    request = read_ollama_generate(system="Be brief.", context=HEAD, think=False, template="", suffix="").request
+    request = read_ollama_generate(system="Be brief.", context=CONTEXT, think=False, template="", suffix="").request
     assert request.prompts == [msgspec.structs.replace(turn, preceding_ids=[])]
     body = {"model": "m", "prompt": "Hi", "system": "Be brief.", "think": False, "context": [5, 6]}
-    assert generate.read_ollama_generate(LENIENT_OLLAMA_RULES, json.dumps(body).encode(), HEAD).request.prompts == [
+    assert generate.read_ollama_generate(LENIENT_OLLAMA_RULES, json.dumps(body).encode(), CONTEXT).request.prompts == [
         turn
     ]
     raw = read_ollama_generate(raw=True).request
@@ -381,7 +381,7 @@ def test_ollama_refusals_use_original_wording(read, members, status, text):
 
 
 def test_ollama_refuses_chats_of_models_without_conversations():
-    no_chat, encoder = (dataclasses.replace(HEAD, abilities=frozenset(), generates=made) for made in (True, False))
+    no_chat, encoder = (dataclasses.replace(CONTEXT, abilities=frozenset(), generates=made) for made in (True, False))
     for context in (no_chat, encoder):
         assert refusal(read_chat, context=context) == (400, '"m:latest" does not support chat')
     assert refusal(read_ollama_generate, context=encoder) == (400, '"m" does not support generate')
@@ -402,7 +402,7 @@ def test_ollama_errors_are_a_text_in_an_object():
         )
     assert DIALECT.render_error(NotFound("x")) == Answer(404, b"404 page not found", b"text/plain")
     assert DIALECT.render_error(NotAllowed("x")) == Answer(405, b"405 method not allowed", b"text/plain")
-    assert refusal(lambda: chat.read_chat(LENIENT_OLLAMA_RULES, b"", HEAD)) == (400, "missing request body")
+    assert refusal(lambda: chat.read_chat(LENIENT_OLLAMA_RULES, b"", CONTEXT)) == (400, "missing request body")
 
 
 # -- vectors
@@ -412,7 +412,7 @@ def vector_bytes(*values: float) -> bytes:
     return struct.pack(f"<{len(values)}f", *values)
 
 
-def read_vectors(path: str, context: RequestContext = HEAD, **members: Any) -> Any:
+def read_vectors(path: str, context: RequestContext = CONTEXT, **members: Any) -> Any:
     read = {"embed": embeddings.read_embed, "embeddings": embeddings.read_embeddings}[path]
     return read(LENIENT_OLLAMA_RULES, json.dumps({"model": "m"} | members).encode(), context)
 
@@ -489,7 +489,7 @@ DETAILS = {
 }  # fmt: skip
 
 
-def show(context: RequestContext = HEAD, **members: Any) -> Any:
+def show(context: RequestContext = CONTEXT, **members: Any) -> Any:
     return json.loads(models.answer_show(LENIENT_OLLAMA_RULES, json.dumps(members).encode(), context, FACTS).body)
 
 
@@ -520,7 +520,7 @@ def test_ollama_does_not_find_what_it_should_delete_or_copy():
             for member in ("name", "model") if route.path == "/api/delete" else ("source",):
                 body = json.dumps({member: "x", "destination": "y"}).encode()
                 with pytest.raises(UnknownModel) as caught:
-                    route.reader(body, HEAD, FACTS)
+                    route.reader(body, CONTEXT, FACTS)
                 quoted = '"x"' if route.path == "/api/copy" else "'x'"
                 answer = (route.render_error or DIALECT.render_error)(caught.value)
                 assert (answer.status, json.loads(answer.body)) == (404, {"error": f"model {quoted} not found"})
@@ -564,7 +564,7 @@ def test_ollama_does_not_find_what_it_should_delete_or_copy():
 ])  # fmt: skip
 def test_ollama_words_bodies_that_cannot_be_read_as_go_does(body, sentence):
     for rules in (LENIENT_OLLAMA_RULES, STRICT_OLLAMA_RULES):
-        assert refusal(chat.read_chat, rules, body, HEAD) == (400, sentence)
+        assert refusal(chat.read_chat, rules, body, CONTEXT) == (400, sentence)
 
 
 @pytest.mark.parametrize(("path", "struct"), [
@@ -573,10 +573,10 @@ def test_ollama_words_bodies_that_cannot_be_read_as_go_does(body, sentence):
 def test_ollama_names_go_type_of_each_body(path, struct):
     (route,) = (route for route in DIALECT.routes if route.path == path)
     expected = f"json: cannot unmarshal number into Go struct field {struct}.model of type string"
-    assert refusal(route.reader, b'{"model":5,"input":"a"}', HEAD) == (400, expected)
+    assert refusal(route.reader, b'{"model":5,"input":"a"}', CONTEXT) == (400, expected)
     (route,) = (route for route in DIALECT.routes if route.path == "/api/copy")
     expected = "json: cannot unmarshal number into Go struct field CopyRequest.source of type string"
-    assert refusal(route.reader, b'{"source":5}', HEAD, FACTS) == (400, expected)
+    assert refusal(route.reader, b'{"source":5}', CONTEXT, FACTS) == (400, expected)
 
 
 def test_ollama_ps_lists_models_that_are_ready_and_never_unloaded():
@@ -641,18 +641,18 @@ def test_ollama_lists_encoders_of_texts_as_embedding_models(members, names):
 
 def test_ollama_show_has_the_license_first():
     facts = ServerFacts("1", [dataclasses.replace(CARD, license="Apache <License>")], True)
-    body = models.answer_show(LENIENT_OLLAMA_RULES, b'{"model":"org/m"}', HEAD, facts).body
+    body = models.answer_show(LENIENT_OLLAMA_RULES, b'{"model":"org/m"}', CONTEXT, facts).body
     assert body.startswith(rb'{"license":"Apache \u003cLicense\u003e","modelfile":')
 
 
 def test_ollama_show_names_the_model_as_copilot_does():
-    copilot = dataclasses.replace(HEAD, headers={b"user-agent": b"GitHubCopilotChat/0.40"})
+    copilot = dataclasses.replace(CONTEXT, headers={b"user-agent": b"GitHubCopilotChat/0.40"})
     assert show(copilot, model="org/m:latest")["model_info"]["general.basename"] == "org/m:latest"
 
 
 def test_ollama_pull_reports_served_models_as_pulled():
     def pull(**members: Any) -> Any:
-        return models.read_pull(json.dumps(members).encode(), HEAD, FACTS)
+        return models.read_pull(json.dumps(members).encode(), CONTEXT, FACTS)
 
     assert pull(model="org/m", insecure=False).body == b'{"status":"pulling manifest"}\n{"status":"success"}\n'
     assert pull(model="org/m", stream=False).body == b'{"status":"success"}'
@@ -675,7 +675,7 @@ def test_ollama_refuses_to_change_models(dialect):
         if (route.method, route.path) in {("POST", "/api/create"), ("POST", "/api/copy"), ("POST", "/api/push"),
                                           ("DELETE", "/api/delete"), ("POST", "/api/blobs/{digest}")}:  # fmt: skip
             body = b'{"model":"org/m","source":"org/m","destination":"n"}'
-            status, text = refusal(lambda route=route, body=body: route.reader(body, HEAD, FACTS))
+            status, text = refusal(lambda route=route, body=body: route.reader(body, CONTEXT, FACTS))
             subjects[route.path] = text.partition(" is not available")[0]
             assert status == 400
     assert subjects == {

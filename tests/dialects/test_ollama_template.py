@@ -120,7 +120,7 @@ HOSTILE = {
     "x" * 70_000: "at most 65536 characters",
     "{{printf `" + "%256d" * 6000 + "`" + " 1" * 6000 + "}}": "more text than is allowed",
 }
-HEAD = RequestContext("0f", 1795331521, "fp", context_length=100, model_names=("m",), media_limits={"image": 2})
+CONTEXT = RequestContext("0f", 1795331521, "fp", context_length=100, model_names=("m",), media_limits={"image": 2})
 QWEN = "{{ if .System }}<|im_start|>system\n{{ .System }}<|im_end|>\n{{ end }}{{ if .Prompt }}<|im_start|>user\n"
 QWEN += "{{ .Prompt }}<|im_end|>\n{{ end }}<|im_start|>assistant\n{{ .Response }}<|im_end|>\n"
 MESSAGES = (
@@ -206,7 +206,7 @@ def placed_at(position: int, placed: PlacedMedia) -> PlacedMedia:
     return PlacedMedia(position, placed.media)
 
 
-def read(rules: OllamaRules = LENIENT_OLLAMA_RULES, context: RequestContext = HEAD, **members: Any) -> Any:
+def read(rules: OllamaRules = LENIENT_OLLAMA_RULES, context: RequestContext = CONTEXT, **members: Any) -> Any:
     body = {"model": "m", "prompt": "Hi", **members}
     return generate.read_ollama_generate(rules, json.dumps(body).encode(), context)
 
@@ -217,13 +217,13 @@ def test_ollama_generate_renders_by_the_clients_template():
     (prompt,) = read(template=MESSAGES, think=False, images=["aGk="]).request.prompts
     assert prompt.messages == [Message("user", "<user>Hi<assistant>", media=[placed_at(6, image("images[0]"))])]
     assert prompt.thinking is False
-    no_chat = dataclasses.replace(HEAD, abilities=frozenset())
+    no_chat = dataclasses.replace(CONTEXT, abilities=frozenset())
     assert read(context=no_chat, template="{{ .Prompt }}").request.prompts[0].messages == [Message("user", "Hi")]
 
 
 def test_ollama_template_follows_the_context_of_an_earlier_answer():
     body = {"model": "m", "prompt": "Hi", "template": "{{ .Prompt }}:", "context": [5, 6]}
-    (prompt,) = generate.read_ollama_generate(LENIENT_OLLAMA_RULES, json.dumps(body).encode(), HEAD).request.prompts
+    (prompt,) = generate.read_ollama_generate(LENIENT_OLLAMA_RULES, json.dumps(body).encode(), CONTEXT).request.prompts
     assert prompt == Chat([Message("user", "Hi:")], thinking=True, rendered=True, preceding_ids=[5, 6])
 
 
@@ -242,7 +242,7 @@ def test_ollama_template_follows_the_context_of_an_earlier_answer():
     ],
 )
 def test_ollama_refuses_templates_in_its_form(rules, members, status, text):
-    plain = dataclasses.replace(HEAD, abilities=frozenset({"chat"}))
+    plain = dataclasses.replace(CONTEXT, abilities=frozenset({"chat"}))
     with pytest.raises(ParleyError) as caught:
         read(rules, plain, **members)
     assert (caught.value.status, caught.value.message) == (status, text)

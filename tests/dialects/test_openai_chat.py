@@ -21,14 +21,14 @@ from parley.types import (
     Usage,
 )
 
-HEAD = RequestContext("0f", 1700000000, "fp_1")
+CONTEXT = RequestContext("0f", 1700000000, "fp_1")
 MESSAGES = [{"role": "user", "content": "Hi"}]
 USAGE = Usage(prompt_tokens=9, completion_tokens=3, cached_tokens=4, reasoning_tokens=1)
 
 
 def read_chat(**members: Any) -> chat.ChatReply:
     body = {"model": "m", "messages": MESSAGES} | members
-    return chat.read_chat_request(json.dumps(body).encode(), HEAD)
+    return chat.read_chat_request(json.dumps(body).encode(), CONTEXT)
 
 
 def refusal(**members: Any) -> BadRequest:
@@ -320,7 +320,7 @@ STRICT_LABELS: list[tuple[str, Any, str]] = [
 def test_openai_chat_checks_members_without_effect_when_strict(name, value, allowed):
     body = {"model": "m", "messages": MESSAGES, name: value}
     with pytest.raises(BadRequest) as caught:
-        chat.read_strict_chat_request(json.dumps(body).encode(), HEAD)
+        chat.read_strict_chat_request(json.dumps(body).encode(), CONTEXT)
     assert caught.value.field == name and name in caught.value.message and allowed in caught.value.message
     assert read_chat(**{name: value}).request == read_chat().request
 
@@ -328,7 +328,7 @@ def test_openai_chat_checks_members_without_effect_when_strict(name, value, allo
 def test_openai_chat_accepts_members_without_effect_when_strict():
     labels = {"service_tier": "flex", "verbosity": "low", "prompt_cache_options": {"ttl": "30m"}, "user": "me"}
     body = {"model": "m", "messages": MESSAGES, "prompt_cache_retention": "24h", "safety_identifier": "s"} | labels
-    assert chat.read_strict_chat_request(json.dumps(body).encode(), HEAD).request == read_chat().request
+    assert chat.read_strict_chat_request(json.dumps(body).encode(), CONTEXT).request == read_chat().request
 
 
 def test_openai_chat_reads_prediction_and_counts_its_tokens():
@@ -543,7 +543,7 @@ def test_openai_chat_refuses_loose_schema_of_strict_function_below_the_prefix():
         (tool,) = read_chat(**members).request.prompts[0].tools  # the root follows it as it is
         assert tool["function"] == function
         with pytest.raises(BadRequest) as caught:
-            chat.read_strict_chat_request(json.dumps({"model": "m", "messages": MESSAGES} | members).encode(), HEAD)
+            chat.read_strict_chat_request(json.dumps({"model": "m", "messages": MESSAGES} | members).encode(), CONTEXT)
         error = caught.value
         assert (error.field, error.code) == (field, "invalid_function_parameters")
         assert error.message.startswith("Invalid schema for function 'f': In context=(), 'additionalProperties'")

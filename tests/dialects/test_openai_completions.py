@@ -24,12 +24,12 @@ from parley.types import (
     Usage,
 )
 
-HEAD = RequestContext("0f", 1700000000, "fp_1")
+CONTEXT = RequestContext("0f", 1700000000, "fp_1")
 USAGE = Usage(prompt_tokens=2, completion_tokens=1)
 
 
 def read_completion(prompt: Any = "Hi", **members: Any) -> completions.CompletionReply:
-    return completions.read_completion_request(json.dumps({"model": "m", "prompt": prompt} | members).encode(), HEAD)
+    return completions.read_completion_request(json.dumps({"model": "m", "prompt": prompt} | members).encode(), CONTEXT)
 
 
 def refusal(prompt: Any = "Hi", **members: Any) -> BadRequest:
@@ -159,7 +159,7 @@ def test_openai_completions_reads_a_suffix_if_the_model_has_marks_for_it():
     assert read_completion(suffix="").request.prompts == [Text("Hi")]
     assert "echo" in refusal(suffix="end", echo=True).message
     assert "text" in refusal(suffix="end", prompt=[1, 2]).message
-    unable = dataclasses.replace(HEAD, abilities=frozenset())
+    unable = dataclasses.replace(CONTEXT, abilities=frozenset())
     with pytest.raises(Unsupported):
         completions.read_completion_request(b'{"prompt": "a", "suffix": "end"}', unable)
 
@@ -196,10 +196,10 @@ def test_openai_completions_writes_stream():
             ChoiceDone(1, "length", USAGE),
         ]
     )
-    head, tail = b"data: " + OPENING, b'],"usage":null}\n\n'
+    context, tail = b"data: " + OPENING, b'],"usage":null}\n\n'
     piece = b'{"index":1,"text":"x","logprobs":null,"finish_reason":null}'
     last = b'{"index":1,"text":"","logprobs":null,"finish_reason":"length","stop_reason":null}'
-    assert data == head + piece + tail + head + last + tail
+    assert data == context + piece + tail + context + last + tail
     assert reply.finish_stream(USAGE) == b"data: " + OPENING + b"]," + COUNTED + b"\n\ndata: [DONE]\n\n"
 
 

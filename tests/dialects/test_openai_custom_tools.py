@@ -14,7 +14,7 @@ from parley.dialects.vllm import chat as vllm_chat
 from parley.errors import BadRequest, Invalid, Unsupported
 from parley.types import ChoiceDelta, ChoiceDone, Message, PromptAccepted, TokenInfo, ToolCall, ToolCallDelta, Usage
 
-HEAD = RequestContext("0f", 1700000000, "fp_1", headers={b"content-type": b"application/json"})
+CONTEXT = RequestContext("0f", 1700000000, "fp_1", headers={b"content-type": b"application/json"})
 USAGE = Usage(prompt_tokens=9, completion_tokens=3)
 FUNCTION = {"type": "function", "function": {"name": "f", "description": "Adds.", "parameters": {"type": "object"}}}
 CUSTOM = {"type": "custom", "custom": {"name": "raw", "description": "Raw text."}}
@@ -27,7 +27,7 @@ def body_of(**members: Any) -> bytes:
 
 
 def read_chat(**members: Any) -> chat.ChatReply:
-    return chat.read_chat_request(body_of(**members), HEAD)
+    return chat.read_chat_request(body_of(**members), CONTEXT)
 
 
 def custom_with(form: Any) -> dict[str, Any]:
@@ -120,7 +120,7 @@ def test_custom_calls_of_earlier_turns_reach_the_template():
         Message("tool", "4", tool_call_id="c1"),
     ]
     assert read_chat(messages=turns).request.prompts[0].messages == expected
-    assert tokens.read_tokenize(body_of(messages=turns), HEAD).prompt.messages == expected
+    assert tokens.read_tokenize(body_of(messages=turns), CONTEXT).prompt.messages == expected
 
 
 CALLS = [
@@ -214,18 +214,20 @@ def test_tokens_of_a_custom_call_are_sent_even_if_its_text_is_not():
 
 
 def test_databricks_takes_custom_tools_only_when_lenient():
-    reply = databricks_chat.read_databricks_chat(LENIENT_DATABRICKS_RULES, body_of(tools=[CUSTOM], stream=True), HEAD)
+    reply = databricks_chat.read_databricks_chat(
+        LENIENT_DATABRICKS_RULES, body_of(tools=[CUSTOM], stream=True), CONTEXT
+    )
     deltas = [
         frame["choices"][0]["delta"] for frame in frames(reply.render_chunk([PromptAccepted(0, [1]), *CALLS[1:5]]))
     ]
     calls = [delta["tool_calls"][0] for delta in deltas if "tool_calls" in delta]
     assert calls == STREAMED_CALLS[:3] and deltas[1]["content"] is None
     with pytest.raises(BadRequest, match="custom"):
-        databricks_chat.read_databricks_chat(STRICT_DATABRICKS_RULES, body_of(tools=[CUSTOM]), HEAD)
+        databricks_chat.read_databricks_chat(STRICT_DATABRICKS_RULES, body_of(tools=[CUSTOM]), CONTEXT)
 
 
 def test_vllm_refuses_custom_tools_as_its_own_server_does():
-    read = partial(vllm_chat.read_vllm_chat, context=HEAD)
+    read = partial(vllm_chat.read_vllm_chat, context=CONTEXT)
     with pytest.raises(Unsupported):
         read(body_of(tools=[CUSTOM]))
     with pytest.raises(Invalid, match=r"^Invalid value for `function`: `None` in `tool_choice`! Correct usage: "):

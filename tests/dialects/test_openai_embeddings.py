@@ -13,13 +13,15 @@ from parley.dialects.vllm.pooling import embeddings as pooling
 from parley.errors import BadRequest, Unsupported
 from parley.types import Chat, ChoiceDone, PoolingOptions, PromptAccepted, PromptVector, Text, Tokens, Usage
 
-HEAD = RequestContext("0f", 1700000000, "fp_1", context_length=512)
+CONTEXT = RequestContext("0f", 1700000000, "fp_1", context_length=512)
 USAGE = Usage(prompt_tokens=3)
 FIRST, SECOND = struct.pack("<2f", 0.5, -0.25), struct.pack("<2f", 0.1, 1.0)
 
 
 def read(input_value: Any = "Hi", **members: Any) -> embeddings.EmbeddingReply:
-    return embeddings.read_embedding_request(json.dumps({"model": "m", "input": input_value} | members).encode(), HEAD)
+    return embeddings.read_embedding_request(
+        json.dumps({"model": "m", "input": input_value} | members).encode(), CONTEXT
+    )
 
 
 def answer_body(reply: embeddings.EmbeddingReply) -> bytes:
@@ -153,8 +155,8 @@ def test_openai_embeddings_describes_bytes_in_header():
 
 
 def test_vllm_pooling_returns_one_vector_per_input():
-    head = RequestContext("0f", 1700000000, "fp_1", headers={b"content-type": b"application/json"})
-    reply = pooling.read_pooling_request(b'{"input":"a","task":"embed"}', head)
+    context = RequestContext("0f", 1700000000, "fp_1", headers={b"content-type": b"application/json"})
+    reply = pooling.read_pooling_request(b'{"input":"a","task":"embed"}', context)
     reply.add_events([PromptVector(0, FIRST)])
     assert reply.render_body(USAGE).startswith(
         b'{"id":"pooling-0f","object":"list","created":1700000000,"model":"",'
@@ -162,9 +164,9 @@ def test_vllm_pooling_returns_one_vector_per_input():
     )
     for body in (b'{"input":"a","task":"classify"}', b'{"data":{},"task":"embed"}'):
         with pytest.raises(Unsupported):
-            pooling.read_pooling_request(body, head)
+            pooling.read_pooling_request(body, context)
     with pytest.raises(Unsupported, match=r"^No IOProcessor plugin installed\.$"):
-        pooling.read_pooling_request(b'{"data":{},"task":"plugin"}', head)
+        pooling.read_pooling_request(b'{"data":{},"task":"plugin"}', context)
 
 
 @pytest.mark.parametrize(("dtype", "name"), [("fp8_e4m3", "float8_e4m3fn"), ("fp8_e5m2", "float8_e5m2")])

@@ -21,25 +21,25 @@ from parley.types import (
     Usage,
 )
 
-HEAD = RequestContext("0f", 1700000000, "fp_1", context_length=256)
+CONTEXT = RequestContext("0f", 1700000000, "fp_1", context_length=256)
 USER = [{"role": "user", "content": "Hi"}]
 READERS = {
-    "chat": lambda head=HEAD, **members: chat.read_chat_request(
-        json.dumps({"messages": USER} | members).encode(), head
+    "chat": lambda context=CONTEXT, **members: chat.read_chat_request(
+        json.dumps({"messages": USER} | members).encode(), context
     ),
-    "text": lambda head=HEAD, **members: completions.read_completion_request(
-        json.dumps({"prompt": "Hi"} | members).encode(), head
+    "text": lambda context=CONTEXT, **members: completions.read_completion_request(
+        json.dumps({"prompt": "Hi"} | members).encode(), context
     ),
 }
 
 
 def head_with(value: bytes, name: bytes = b"x-vllm-priority") -> RequestContext:
-    return replace(HEAD, headers={name: value})
+    return replace(CONTEXT, headers={name: value})
 
 
 def read_strict_chat(**members: Any) -> Any:
     body = {"model": "m", "messages": [{"role": "user", "content": "a"}]} | members
-    return chat.read_strict_chat_request(json.dumps(body).encode(), HEAD)
+    return chat.read_strict_chat_request(json.dumps(body).encode(), CONTEXT)
 
 
 @pytest.fixture(params=READERS)
@@ -430,7 +430,7 @@ def test_openai_chat_below_the_prefix_takes_answered_calls_and_json():
 def test_openai_completions_have_the_limits_of_the_service_below_the_prefix_only(members):
     def read_strict(**changes: Any) -> Any:
         body = json.dumps({"model": "m", "prompt": "Hi"} | changes).encode()
-        return completions.read_strict_completion_request(body, HEAD)
+        return completions.read_strict_completion_request(body, CONTEXT)
 
     assert refusal(read_strict, **members).field == next(iter(members))
     assert READERS["text"](**members)

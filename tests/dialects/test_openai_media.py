@@ -24,7 +24,9 @@ from parley.types import (
     Usage,
 )
 
-HEAD = RequestContext("0f", 1700000000, "fp_1", context_length=256, media_limits={"image": 3, "video": 1, "audio": 2})
+CONTEXT = RequestContext(
+    "0f", 1700000000, "fp_1", context_length=256, media_limits={"image": 3, "video": 1, "audio": 2}
+)
 TRUSTING = RequestContext(
     "0f",
     1700000000,
@@ -40,24 +42,24 @@ IMAGE = {"type": "image_url", "image_url": {"url": DATA_URL}}
 PATH = "messages[0].content[0]"
 
 
-def read_message(content: Any, head: RequestContext = HEAD, role: str = "user", **members: Any) -> Message:
+def read_message(content: Any, context: RequestContext = CONTEXT, role: str = "user", **members: Any) -> Message:
     body = {"model": "m", "messages": [{"role": role, "content": content}]} | members
-    prompt = chat.read_chat_request(json.dumps(body).encode(), head).request.prompts[0]
+    prompt = chat.read_chat_request(json.dumps(body).encode(), context).request.prompts[0]
     assert isinstance(prompt, Chat)
     return prompt.messages[0]
 
 
-def read_item(part: Any, head: RequestContext = HEAD, **members: Any) -> Media:
-    message = read_message([part], head, **members)
+def read_item(part: Any, context: RequestContext = CONTEXT, **members: Any) -> Media:
+    message = read_message([part], context, **members)
     assert message.content == ""
     (placed,) = message.media
     assert placed.position == 0
     return placed.media
 
 
-def refusal(content: Any, head: RequestContext = HEAD, **members: Any) -> dict[str, Any]:
+def refusal(content: Any, context: RequestContext = CONTEXT, **members: Any) -> dict[str, Any]:
     with pytest.raises(BadRequest) as caught:
-        read_message(content, head, **members)
+        read_message(content, context, **members)
     answer = openai_error_answer(caught.value)
     assert answer.status == 400
     return json.loads(answer.body)["error"]
@@ -188,8 +190,8 @@ def test_openai_media_of_a_kind_that_the_model_lacks_are_refused_by_name(part, r
 
 
 def test_openai_media_refusal_lists_the_kinds_that_the_model_reads():
-    head = RequestContext("0f", 1, "fp", media_limits={"audio": 1, "image": 1})
-    assert "reads text, images and audio only." in refusal([{"type": "video_url"}], head)["message"]
+    context = RequestContext("0f", 1, "fp", media_limits={"audio": 1, "image": 1})
+    assert "reads text, images and audio only." in refusal([{"type": "video_url"}], context)["message"]
 
 
 @pytest.mark.parametrize("role", ["system", "assistant", "developer"])
@@ -256,7 +258,7 @@ def test_openai_media_errors_never_echo_a_data_url():
 
 def test_openai_media_usage_counts_tokens_by_kind():
     body = {"messages": [{"role": "user", "content": [IMAGE]}]}
-    reply = chat.read_chat_request(json.dumps(body).encode(), HEAD)
+    reply = chat.read_chat_request(json.dumps(body).encode(), CONTEXT)
     reply.add_events([ChoiceDelta(0, "a"), ChoiceDone(0, "stop", None, Usage())])
     usage = Usage(prompt_tokens=20, cached_tokens=4, media_tokens={"image": 5, "video": 6, "audio": 2})
     details = b'"prompt_tokens_details":{"cached_tokens":4,"audio_tokens":2,"image_tokens":11,"text_tokens":7}'

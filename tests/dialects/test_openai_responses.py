@@ -26,7 +26,7 @@ from parley.types import (
     Usage,
 )
 
-HEAD = RequestContext("0f", 1700000000, "fp_1")
+CONTEXT = RequestContext("0f", 1700000000, "fp_1")
 USAGE = Usage(prompt_tokens=9, completion_tokens=3, cached_tokens=4, reasoning_tokens=1)
 FUNCTION = {"type": "function", "name": "f", "parameters": {"type": "object", "properties": {"a": {"type": "string"}}}}
 CUSTOM = {"type": "custom", "name": "raw", "description": "Raw text."}
@@ -34,7 +34,7 @@ NAMESPACE = {"type": "namespace", "name": "ns", "description": "d", "tools": [{"
 PICTURE = "data:image/png;base64,aGk="
 
 
-def read(rules: ResponsesRules = LENIENT, context: RequestContext = HEAD, **members: Any) -> ResponsesReply:
+def read(rules: ResponsesRules = LENIENT, context: RequestContext = CONTEXT, **members: Any) -> ResponsesReply:
     body = {"model": "m", "input": "Hi"} | members
     return read_response_request(json.dumps(body).encode(), context, rules)
 
@@ -180,7 +180,7 @@ def test_responses_leading_system_messages_and_neighbouring_user_messages_are_jo
 
 
 def test_responses_media_parts_are_read():
-    context = replace(HEAD, media_limits={"image": 3})
+    context = replace(CONTEXT, media_limits={"image": 3})
     parts = [
         {"type": "input_text", "text": "a"},
         {"type": "input_image", "image_url": PICTURE, "detail": "low"},
@@ -201,7 +201,7 @@ def test_responses_sealed_reasoning_is_replayed_exactly():
     text = " think\n\nfirst "
     reply = read(include=["reasoning.encrypted_content"])
     item = answer_body(reply, ChoiceDelta(0, text, "reasoning"), ChoiceDelta(0, "b"), done())["output"][0]
-    assert text.encode() == HEAD.open_reasoning(item["encrypted_content"])
+    assert text.encode() == CONTEXT.open_reasoning(item["encrypted_content"])
     bare = {"type": "reasoning", "id": "x", "encrypted_content": item["encrypted_content"], "summary": []}
     (_, turn) = messages_of({"role": "user", "content": "a"}, bare, {"role": "assistant", "content": "b"})
     assert turn == Message("assistant", "b", reasoning=text)
@@ -212,7 +212,7 @@ def test_responses_reasoning_of_others_falls_back_to_its_text():
     assert messages_of(item) == [Message("assistant", reasoning="s")]
     error = refusal(STRICT, input=[item])
     assert (error.code, error.field) == ("invalid_encrypted_content", "input[0].encrypted_content")
-    foreign = replace(HEAD, tenant="another").seal_reasoning(b"t")
+    foreign = replace(CONTEXT, tenant="another").seal_reasoning(b"t")
     assert messages_of(item | {"encrypted_content": foreign}) == [Message("assistant", reasoning="s")]
 
 

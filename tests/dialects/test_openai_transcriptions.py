@@ -22,7 +22,7 @@ from parley.types import (
     Usage,
 )
 
-HEAD = RequestContext(
+CONTEXT = RequestContext(
     "0f",
     1700000000,
     "fp_1",
@@ -31,8 +31,8 @@ HEAD = RequestContext(
     media_family="qwen3_asr",
     model_names=("m",),
 )
-WORDS_HEAD = RequestContext("0f", 1700000000, "fp_1", headers=HEAD.headers, media_limits={"audio": 1})
-TEXT_HEAD = RequestContext("0f", 1700000000, "fp_1", headers=HEAD.headers, model_names=("m",))
+WORDS_HEAD = RequestContext("0f", 1700000000, "fp_1", headers=CONTEXT.headers, media_limits={"audio": 1})
+TEXT_HEAD = RequestContext("0f", 1700000000, "fp_1", headers=CONTEXT.headers, model_names=("m",))
 USAGE = Usage(prompt_tokens=20, completion_tokens=5, media_tokens={"audio": 14}, media_seconds={"audio": 3.32})
 WORD_TIMES: dict[str, Any] = {"timestamp_granularities": "word", "response_format": "verbose_json"}
 PIECES = ["language", " English", "<asr_text>", "Hel", "lo."]
@@ -46,7 +46,7 @@ TRANSCRIPT_USAGE = (
 )
 
 
-def read(context: RequestContext = HEAD, **members: str | list[str]) -> transcriptions.TranscriptionReply:
+def read(context: RequestContext = CONTEXT, **members: str | list[str]) -> transcriptions.TranscriptionReply:
     return transcriptions.read_transcription(clip_form(**{"model": "m", **members}), context)
 
 
@@ -89,7 +89,7 @@ def test_form_becomes_a_conversation_with_the_clip():
     ],
 )
 def test_forms_of_different_clients_give_the_same_request(body):
-    assert transcriptions.read_transcription(body, HEAD).request == read().request
+    assert transcriptions.read_transcription(body, CONTEXT).request == read().request
 
 
 def test_extra_members_of_vllm_reach_the_request():
@@ -140,7 +140,7 @@ def test_translation_needs_a_model_that_follows_instructions():
     content = chat_of(transcriptions.read_translation(body, WORDS_HEAD)).messages[-1].content
     assert content == "Translate the speech from German into French. Answer with the translation only."
     with pytest.raises(Incapable, match="The model 'm' does not support Translations API"):
-        transcriptions.read_translation(body, HEAD)
+        transcriptions.read_translation(body, CONTEXT)
 
 
 # -- refusals
@@ -219,7 +219,7 @@ def test_members_of_features_that_are_missing_are_refused_by_name(members, field
 )
 def test_request_has_exactly_one_file(body, code):
     with pytest.raises(BadRequest) as caught:
-        transcriptions.read_transcription(body, HEAD)
+        transcriptions.read_transcription(body, CONTEXT)
     assert (caught.value.field, caught.value.code) == ("file", code)
 
 

@@ -48,7 +48,7 @@ from parley.types import (
     Usage,
 )
 
-HEAD = RequestContext("0f", 1700000000, "fp_1", context_length=100, device="cpu")
+CONTEXT = RequestContext("0f", 1700000000, "fp_1", context_length=100, device="cpu")
 USAGE = Usage(prompt_tokens=5, completion_tokens=2)
 TIMINGS = RequestTimings(total=0.482913, validation=0.0021, queue=0.0109, inference=0.4685)
 INPUTS = "My name is Olivier and I"
@@ -62,7 +62,7 @@ def body(parameters: Any = None, **members: Any) -> bytes:
 def read_generate(
     route: Any = generate.read_generate, rules: TgiRules = STRICT_TGI_RULES, **parameters: Any
 ) -> generate.TgiGenerateReply:
-    return route(rules, body(parameters), HEAD)
+    return route(rules, body(parameters), CONTEXT)
 
 
 def refusal_response(make: Any) -> tuple[int, str, Any]:
@@ -79,11 +79,11 @@ def refusal(
     """Return the text of a validation error."""
     data = body(parameters, **members)
     if rules.strict and (route is generate.read_generate_stream or members.get("stream")):
-        refused = route(rules, data, HEAD)
+        refused = route(rules, data, CONTEXT)
         assert (refused.status, refused.content_type) == (200, b"text/event-stream")
         (error_event,) = events(refused.body)
     else:
-        status, type_, error_event = refusal_response(lambda: route(rules, data, HEAD))
+        status, type_, error_event = refusal_response(lambda: route(rules, data, CONTEXT))
         assert (status, type_) == (422, "application/json")
     assert error_event["error_type"] == "validation"
     assert list(error_event) == ["error", "error_type"]
@@ -94,7 +94,7 @@ def refusal(
 
 
 def test_tgi_body_without_parameters_means_sampling():
-    request = generate.read_generate(STRICT_TGI_RULES, body(), HEAD).request
+    request = generate.read_generate(STRICT_TGI_RULES, body(), CONTEXT).request
     assert request.prompts == [Text(INPUTS)]
     assert request.sampling == Sampling()
     assert request.stop_conditions == StopConditions(include_in_output=True, reserved_tokens=1024)
@@ -168,11 +168,11 @@ def test_tgi_best_of_sets_number_of_choices():
 
 def test_tgi_route_or_body_decides_on_streaming():
     for rules in (STRICT_TGI_RULES, EXTENDED_TGI_RULES):
-        assert generate.read_generate_stream(rules, body(stream=False), HEAD).request.stream
-        assert not generate.read_generate(rules, body(stream=True), HEAD).request.stream
+        assert generate.read_generate_stream(rules, body(stream=False), CONTEXT).request.stream
+        assert not generate.read_generate(rules, body(stream=True), CONTEXT).request.stream
         for route in (generate.read_generate_any, generate.read_sagemaker):
-            assert route(rules, body(stream=True), HEAD).request.stream
-            assert not route(rules, body(), HEAD).request.stream
+            assert route(rules, body(stream=True), CONTEXT).request.stream
+            assert not route(rules, body(), CONTEXT).request.stream
 
 
 NULLABLE = (
@@ -204,11 +204,11 @@ def test_tgi_strict_refuses_null_for_top_level_members():
              "stream": {"inputs": "a", "stream": None}}  # fmt: skip
     for name, members in nulls.items():
         text = refusal_response(
-            lambda m=members: generate.read_generate_any(STRICT_TGI_RULES, json.dumps(m).encode(), HEAD)
+            lambda m=members: generate.read_generate_any(STRICT_TGI_RULES, json.dumps(m).encode(), CONTEXT)
         )[2]
         assert f"type: {name}: invalid type: null, expected" in text
     for name in ("parameters", "stream"):
-        generate.read_generate_any(EXTENDED_TGI_RULES, json.dumps(nulls[name]).encode(), HEAD)
+        generate.read_generate_any(EXTENDED_TGI_RULES, json.dumps(nulls[name]).encode(), CONTEXT)
 
 
 # -- the first layer: types, refused in plain text
@@ -265,7 +265,9 @@ def test_tgi_strict_refuses_null_for_top_level_members():
     ids=str,
 )
 def test_tgi_refuses_wrong_type_in_plain_text(parameters, text):
-    status, type_, message = refusal_response(lambda: generate.read_generate(STRICT_TGI_RULES, body(parameters), HEAD))
+    status, type_, message = refusal_response(
+        lambda: generate.read_generate(STRICT_TGI_RULES, body(parameters), CONTEXT)
+    )
     assert (status, type_) == (422, "text/plain; charset=utf-8")
     assert message == f"Failed to deserialize the JSON body into the target type: {text}"
 
@@ -281,17 +283,17 @@ def test_tgi_refuses_body_that_does_not_fit_the_route():
         (b"", 400, "Failed to parse the request body as JSON: "),
         (b'{"inputs":"\xff"}', 400, "Failed to parse the request body as JSON: "),
     ):
-        response = refusal_response(lambda d=data: generate.read_generate_any(STRICT_TGI_RULES, d, HEAD))
+        response = refusal_response(lambda d=data: generate.read_generate_any(STRICT_TGI_RULES, d, CONTEXT))
         assert response[:2] == (status, plain)
         assert response[2] == text if status == 422 else response[2].startswith(text)
     chat = b'{"message":[]}'
-    assert refusal_response(lambda: generate.read_sagemaker(STRICT_TGI_RULES, chat, HEAD))[2] == (
+    assert refusal_response(lambda: generate.read_sagemaker(STRICT_TGI_RULES, chat, CONTEXT))[2] == (
         start + "data did not match any variant of untagged enum SagemakerRequest"
     )
 
 
 def test_tgi_ignores_unknown_members():
-    reply = generate.read_generate(STRICT_TGI_RULES, body({"frobnicate": 1}, model="x", options={}), HEAD)
+    reply = generate.read_generate(STRICT_TGI_RULES, body({"frobnicate": 1}, model="x", options={}), CONTEXT)
     assert reply.request == read_generate().request
 
 
@@ -371,7 +373,7 @@ def test_tgi_strict_stream_reports_errors_as_events():
         422,
         "text/plain; charset=utf-8",
     )
-    assert refusal_response(lambda: generate.read_generate_stream(STRICT_TGI_RULES, b"{}", HEAD))[0] == 422
+    assert refusal_response(lambda: generate.read_generate_stream(STRICT_TGI_RULES, b"{}", CONTEXT))[0] == 422
 
 
 @pytest.mark.parametrize(("rules", "adapters", "name", "chosen"), [
@@ -381,8 +383,8 @@ def test_tgi_strict_stream_reports_errors_as_events():
     *((EXTENDED_TGI_RULES, ["org/lora"], name, None) for name in ("", "None", "null", "tiny")),
 ])  # fmt: skip
 def test_tgi_takes_the_base_model_for_an_unknown_adapter(rules, adapters, name, chosen):
-    head = dataclasses.replace(HEAD, model_names=("tiny",), adapters=adapters)
-    reply = generate.read_generate(rules, body({"adapter_id": name}), head)
+    context = dataclasses.replace(CONTEXT, model_names=("tiny",), adapters=adapters)
+    reply = generate.read_generate(rules, body({"adapter_id": name}), context)
     assert reply.request.adapter == chosen
 
 
@@ -652,7 +654,7 @@ def events(data: bytes) -> list[Any]:
 
 
 def test_tgi_last_event_has_full_text_and_null_details():
-    reply = generate.read_generate_any(STRICT_TGI_RULES, body({}, stream=True), HEAD)
+    reply = generate.read_generate_any(STRICT_TGI_RULES, body({}, stream=True), CONTEXT)
     last = events(reply.render_chunk([ACCEPTED, *ENDED]))[-1]
     assert last["generated_text"] == INPUTS + " for" and last["details"] is None
 
@@ -796,8 +798,8 @@ def test_tgi_tests_name_every_parameter():
 
 def test_tgi_old_version_has_other_defaults():
     old = OLD_TGI_RULES
-    assert generate.read_generate(old, body(), HEAD).request.sampling == Sampling(temperature=0)
-    assert generate.read_generate(old, body(), HEAD).request.stop_conditions == StopConditions(
+    assert generate.read_generate(old, body(), CONTEXT).request.sampling == Sampling(temperature=0)
+    assert generate.read_generate(old, body(), CONTEXT).request.stop_conditions == StopConditions(
         max_tokens=20, include_in_output=True
     )
     ignored = {"frequency_penalty": 9, "top_n_tokens": 9, "grammar": 5, "adapter_id": 5, "do_sample": True}
@@ -806,7 +808,7 @@ def test_tgi_old_version_has_other_defaults():
         "parameters.max_new_tokens: invalid type: null, expected u32"
     )
     chat = b'{"messages":[{"role":"user","content":"a"}]}'
-    assert refusal_response(lambda: generate.read_sagemaker(old, chat, HEAD))[2].endswith("missing field `inputs`")
+    assert refusal_response(lambda: generate.read_sagemaker(old, chat, CONTEXT))[2].endswith("missing field `inputs`")
     paths = {route.path for route in OLD.routes}
     assert paths == {"/", "/generate", "/generate_stream", "/invocations", "/info", "/health", "/ping", "/metrics"} | {
         "/api-doc/openapi.json", "/docs", "/docs/"
@@ -814,7 +816,7 @@ def test_tgi_old_version_has_other_defaults():
 
 
 def test_tgi_old_version_writes_events_without_space_and_index():
-    reply = generate.read_generate_stream(OLD_TGI_RULES, body({"details": True}), HEAD)
+    reply = generate.read_generate_stream(OLD_TGI_RULES, body({"details": True}), CONTEXT)
     assert reply.render_chunk(
         [PromptAccepted(0, [1] * 5), ChoiceDelta(0, " for", tokens=[TokenInfo(363, " for", b" for", -1.5351562)])]
     ) == (
@@ -830,13 +832,13 @@ def test_tgi_old_version_writes_events_without_space_and_index():
         b'"details":{"finish_reason":"eos_token","generated_tokens":2,"seed":null}}\n\n'
     )
     assert reply.fail_stream(EngineError("x")).startswith(b'data:{"error"')
-    assert generate.read_generate_stream(OLD_TGI_RULES, body({"temperature": 0}), HEAD).body.startswith(
+    assert generate.read_generate_stream(OLD_TGI_RULES, body({"temperature": 0}), CONTEXT).body.startswith(
         b'data:{"error"'
     )
 
 
 def test_tgi_old_version_writes_milliseconds_and_info():
-    reply = generate.read_generate(OLD_TGI_RULES, body(), HEAD)
+    reply = generate.read_generate(OLD_TGI_RULES, body(), CONTEXT)
     reply.add_events([PromptAccepted(0, [1] * 5), ChoiceDelta(0, "a"), ChoiceDone(0, "stop", USAGE)])
     reply.render_body(USAGE)
     headers = dict(reply.answer_headers(TIMINGS))

@@ -12,20 +12,20 @@ from parley.dialects.tgi.error_answers import tgi_error_answer
 from parley.errors import BadMedia, BadRequest, MediaFault
 from parley.types import Chat, EncodedMedia, Media, MediaAddress, PlacedMedia, Text
 
-HEAD = RequestContext("0f", 1, "fp", context_length=256, media_limits={"image": 2})
+CONTEXT = RequestContext("0f", 1, "fp", context_length=256, media_limits={"image": 2})
 HEARS = RequestContext("0f", 1, "fp", context_length=256, media_limits={"audio": 2})
 BLIND = RequestContext("0f", 1, "fp", context_length=256)
 DATA = "data:image/png;base64,iVBORw0KGgo="
 ENCODED = EncodedMedia("iVBORw0KGgo=", "image/png")
 
 
-def read_inputs(inputs: str, head: RequestContext = HEAD, rules: TgiRules = STRICT_TGI_RULES) -> Any:
-    return generate.read_generate(rules, json.dumps({"inputs": inputs}).encode(), head).request.prompts[0]
+def read_inputs(inputs: str, context: RequestContext = CONTEXT, rules: TgiRules = STRICT_TGI_RULES) -> Any:
+    return generate.read_generate(rules, json.dumps({"inputs": inputs}).encode(), context).request.prompts[0]
 
 
-def read_chat(content: Any, head: RequestContext = HEAD, role: str = "user") -> Chat:
+def read_chat(content: Any, context: RequestContext = CONTEXT, role: str = "user") -> Chat:
     body = {"messages": [{"role": role, "content": content}], "max_tokens": 5}
-    reply = chat.read_tgi_chat(STRICT_TGI_RULES, json.dumps(body).encode(), head)
+    reply = chat.read_tgi_chat(STRICT_TGI_RULES, json.dumps(body).encode(), context)
     assert isinstance(reply, chat.TgiChatReply)
     prompt = reply.request.prompts[0]
     assert isinstance(prompt, Chat)
@@ -120,10 +120,10 @@ def test_tgi_conversation_refuses_wrong_parts(part, sentence):
 
 def test_tgi_links_are_read_in_completions_and_instances():
     body = json.dumps({"prompt": f"![]({DATA})x", "max_tokens": 5}).encode()
-    reply = completions.read_tgi_completion(STRICT_TGI_RULES, body, HEAD)
+    reply = completions.read_tgi_completion(STRICT_TGI_RULES, body, CONTEXT)
     assert reply.request.prompts[0].media[0].media.field == "prompt"  # type: ignore[union-attr]
     instances = [{"inputs": f"a![]({DATA})"}, {"messages": [{"role": "user", "content": "b"}]}]
-    read = vertex.read_vertex(STRICT_TGI_RULES, json.dumps({"instances": instances}).encode(), HEAD)
+    read = vertex.read_vertex(STRICT_TGI_RULES, json.dumps({"instances": instances}).encode(), CONTEXT)
     placed = read.request.prompts[0].media[0]  # type: ignore[union-attr]
     assert (placed.position, placed.media.field) == (1, "instances[0].inputs")
 

@@ -28,7 +28,7 @@ from parley.types import (
     Usage,
 )
 
-HEAD = RequestContext("0f", 1700000000, "fp_1", context_length=100, device="cpu")
+CONTEXT = RequestContext("0f", 1700000000, "fp_1", context_length=100, device="cpu")
 USAGE = Usage(prompt_tokens=5, completion_tokens=2)
 TIMINGS = RequestTimings(total=0.482913, validation=0.0021, queue=0.0109, inference=0.4685)
 MESSAGES = [{"role": "user", "content": "Hi"}]
@@ -37,11 +37,11 @@ FINGERPRINT = openai.SYSTEM_FINGERPRINT.encode()
 
 
 def read_chat(rules: TgiRules = STRICT_TGI_RULES, **members: Any) -> Any:
-    return chat.read_tgi_chat(rules, json.dumps({"messages": MESSAGES} | members).encode(), HEAD)
+    return chat.read_tgi_chat(rules, json.dumps({"messages": MESSAGES} | members).encode(), CONTEXT)
 
 
 def read_completion(rules: TgiRules = STRICT_TGI_RULES, **members: Any) -> Any:
-    return completions.read_tgi_completion(rules, json.dumps({"prompt": "Hi"} | members).encode(), HEAD)
+    return completions.read_tgi_completion(rules, json.dumps({"prompt": "Hi"} | members).encode(), CONTEXT)
 
 
 def refusal(make: Any) -> tuple[int, Any]:
@@ -105,13 +105,13 @@ def test_tgi_chat_reads_length_stop_and_logprobs():
 
 
 def test_tgi_chat_model_names_a_known_adapter_or_else_the_base_model():
-    head = dataclasses.replace(HEAD, model_names=("tiny",), adapters=("lora",))
+    context = dataclasses.replace(CONTEXT, model_names=("tiny",), adapters=("lora",))
     for name, chosen in [("tgi", ""), ("lora", "lora"), ("tiny", "tiny"), ("org/Model", ""), ("", "")]:
         for read, members in (
             (chat.read_tgi_chat, {"messages": MESSAGES}),
             (completions.read_tgi_completion, {"prompt": "Hi"}),
         ):
-            reply = read(STRICT_TGI_RULES, json.dumps(members | {"model": name}).encode(), head)
+            reply = read(STRICT_TGI_RULES, json.dumps(members | {"model": name}).encode(), context)
             assert reply.request.model == chosen, (name, members)
     assert read_chat().request.model == ""
     unknown = STRICT.render_error(UnknownModel("There is none.", name="lora"))
@@ -466,7 +466,7 @@ def test_tgi_completions_writes_stream():
 
 def test_tgi_invocations_choose_task_by_body():
     def invoke(**members: Any) -> Any:
-        return generate.read_sagemaker(STRICT_TGI_RULES, json.dumps(members).encode(), HEAD)
+        return generate.read_sagemaker(STRICT_TGI_RULES, json.dumps(members).encode(), CONTEXT)
 
     assert isinstance(invoke(inputs="a"), generate.TgiGenerateReply)
     assert isinstance(invoke(messages=MESSAGES), chat.TgiChatReply)
@@ -478,7 +478,7 @@ def test_tgi_invocations_choose_task_by_body():
 
 
 def instances(*items: Any, rules: TgiRules = STRICT_TGI_RULES) -> Any:
-    return vertex.read_vertex(rules, json.dumps({"instances": items}).encode(), HEAD)
+    return vertex.read_vertex(rules, json.dumps({"instances": items}).encode(), CONTEXT)
 
 
 def test_tgi_vertex_answers_instances_with_predictions():
@@ -508,7 +508,7 @@ def test_tgi_vertex_refuses_wrong_instances():
     assert instances({"inputs": "a"}).render_refusal(EngineError("x")) == failed
     assert instances({"inputs": "a"}, rules=EXTENDED_TGI_RULES).render_refusal(EngineError("x")) is None
     for bad in (b"{}", b'{"instances":null}', b'{"instances":[5]}', b'{"instances":[{}]}'):
-        status, text = refusal(lambda b=bad: vertex.read_vertex(STRICT_TGI_RULES, b, HEAD))
+        status, text = refusal(lambda b=bad: vertex.read_vertex(STRICT_TGI_RULES, b, CONTEXT))
         assert status == 422 and text.startswith("Failed to deserialize")
 
 

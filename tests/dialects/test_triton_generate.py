@@ -201,9 +201,9 @@ def test_triton_generate_error_names_wrong_embedding_member(text, where):
 def test_triton_generate_truncates_prompt_to_its_end():
     assert read(truncate_prompt_tokens=5).request.max_prompt_tokens == 5
     assert read(truncate_prompt_tokens="5").request.max_prompt_tokens == 5
-    head = RequestContext("0f", 1, "fp", context_length=64, path_parts=PATH)
+    context = RequestContext("0f", 1, "fp", context_length=64, path_parts=PATH)
     body = b'{"text_input":"a","max_tokens":24,"truncate_prompt_tokens":-1}'
-    reply = generate.read_triton_generate(body, head, stream=False, strict=False)
+    reply = generate.read_triton_generate(body, context, stream=False, strict=False)
     assert (reply.request.max_prompt_tokens, reply.request.kept_side) == (40, "tail")
     assert refusal(truncate_prompt_tokens=0)[0] == 400
 
@@ -239,9 +239,11 @@ def test_triton_generate_stream_writes_finish_reason_when_asked():
     reply = read(stream=True, stream_route=True, id="7", return_finish_reason=True, return_num_output_tokens=True)
     first = reply.render_chunk([ChoiceDelta(0, "a", tokens=[token(5, "a", -0.5)])])
     last = reply.render_chunk([done()])  # the end token has no text
-    head = b'data: {"finish_reason":"%b","id":"7","model_name":"mymodel","model_version":"1","num_output_tokens":1,'
-    assert first == head % b"None" + b'"text_output":"a"}\n\n'
-    assert last == head % b"stop" + b'"text_output":""}\n\n'
+    event_start = (
+        b'data: {"finish_reason":"%b","id":"7","model_name":"mymodel","model_version":"1","num_output_tokens":1,'
+    )
+    assert first == event_start % b"None" + b'"text_output":"a"}\n\n'
+    assert last == event_start % b"stop" + b'"text_output":""}\n\n'
 
 
 def test_triton_generate_streams_two_sequences():
@@ -475,8 +477,8 @@ def test_triton_generate_reports_load_in_requested_format():
     headers_by_format = {}
     for form in (b"text", b"JSON", b"xml", b""):
         headers = {b"endpoint-load-metrics-format": form} if form else {}
-        head = RequestContext("0f", 1, "fp", path_parts=PATH, headers=headers, cached_tokens=16, cache_capacity=64)
-        reply = generate.read_triton_generate(body, head, stream=False, strict=False)
+        context = RequestContext("0f", 1, "fp", path_parts=PATH, headers=headers, cached_tokens=16, cache_capacity=64)
+        reply = generate.read_triton_generate(body, context, stream=False, strict=False)
         headers_by_format[form] = dict(reply.answer_headers(timings)).get(b"endpoint-load-metrics")
         assert not reply.answer_headers(None)
     assert headers_by_format == {

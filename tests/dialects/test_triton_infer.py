@@ -18,13 +18,13 @@ stop_with_reserve = partial(StopConditions, reserved_tokens=1)
 OPENING = b'{"id":"7","model_name":"m","model_version":"1","outputs":['
 
 
-def head(length: int | bytes | None = None) -> RequestContext:
+def make_context(length: int | bytes | None = None) -> RequestContext:
     value = b"%d" % length if isinstance(length, int) else length
     return RequestContext("0f", 1, "fp_1", path_parts={"model": "m"}, headers={} if value is None else {LENGTH: value})
 
 
 def read(*inputs: dict[str, Any], **members: Any) -> infer.InferReply:
-    return infer.read_triton_infer(json.dumps({"inputs": [TEXT, *inputs]} | members).encode(), head())
+    return infer.read_triton_infer(json.dumps({"inputs": [TEXT, *inputs]} | members).encode(), make_context())
 
 
 def binary_body(entries: list[tuple[str, str, list[int], bytes]], **members: Any) -> tuple[bytes, RequestContext]:
@@ -34,16 +34,16 @@ def binary_body(entries: list[tuple[str, str, list[int], bytes]], **members: Any
         for name, datatype, shape, data in entries
     ]
     document = json.dumps({"inputs": described} | members).encode()
-    return document + b"".join(data for *_, data in entries), head(len(document))
+    return document + b"".join(data for *_, data in entries), make_context(len(document))
 
 
 def pack_texts(*values: str) -> bytes:
     return b"".join(struct.pack("<I", len(value.encode())) + value.encode() for value in values)
 
 
-def refusal(body: bytes, request_head: RequestContext | None = None) -> tuple[int, str]:
+def refusal(body: bytes, context: RequestContext | None = None) -> tuple[int, str]:
     with pytest.raises(ParleyError) as caught:
-        infer.read_triton_infer(body, request_head or head())
+        infer.read_triton_infer(body, context or make_context())
     status, data, _ = errors.triton_error_answer(caught.value)
     return status, json.loads(data)["error"]
 
@@ -76,10 +76,10 @@ def answer_body(reply: infer.InferReply) -> bytes:
     ],
 )
 def test_triton_infer_chooses_content_coding_by_quality(accepted, coding):
-    request_head = RequestContext(
+    context = RequestContext(
         "0f", 1, "fp_1", path_parts={"model": "m"}, headers={b"accept-encoding": accepted.encode()}
     )
-    reply = infer.read_triton_infer(json.dumps({"inputs": [TEXT]}).encode(), request_head)
+    reply = infer.read_triton_infer(json.dumps({"inputs": [TEXT]}).encode(), context)
     assert reply.content_coding == coding.encode()
     assert answer_body(reply).startswith(b'{"model_name"')  # the server compresses, not the dialect
 
@@ -112,7 +112,7 @@ def test_triton_infer_writes_outputs_in_requested_order():
 def test_triton_infer_accepts_one_element_of_any_rank(shape):
     text = TEXT | {"shape": shape, "data": [["Hi"]] if len(shape) == 2 else ["Hi"]}
     flag = {"name": "exclude_input_in_output", "datatype": "BOOL", "shape": shape, "data": [True]}
-    reply = infer.read_triton_infer(json.dumps({"inputs": [text, flag]}).encode(), head())
+    reply = infer.read_triton_infer(json.dumps({"inputs": [text, flag]}).encode(), make_context())
     assert json.loads(answer_body(reply))["outputs"][0]["data"] == [" é"]
 
 
@@ -174,7 +174,7 @@ def test_triton_infer_request_parameters_set_sampling():
 
 
 def test_triton_infer_reads_binary_and_writes_json():
-    body, request_head = binary_body(
+    body, context = binary_body(
         [
             ("text_input", "BYTES", [1], pack_texts("Hé")),
             ("exclude_input_in_output", "BOOL", [1], b"\x01"),
@@ -186,7 +186,7 @@ def test_triton_infer_reads_binary_and_writes_json():
         ],
         id="7",
     )
-    reply = infer.read_triton_infer(body, request_head)
+    reply = infer.read_triton_infer(body, context)
     assert reply.request.prompts == [Text("Hé")]
     assert reply.request.sampling == Sampling(temperature=0.5, top_p=0.5, min_p=0.25)
     assert reply.request.stop_conditions == stop_with_reserve(["x", "y"], max_tokens=9)
@@ -199,7 +199,9 @@ def test_triton_infer_reads_json_and_binary_inputs_together():
     flag = {"name": "exclude_input_in_output", "datatype": "BOOL", "shape": [1], "data": [True]}
     text = {"name": "text_input", "datatype": "BYTES", "shape": [1], "parameters": {"binary_data_size": 6}}
     document = json.dumps({"inputs": [flag, text]}).encode()
-    assert infer.read_triton_infer(document + pack_texts("Hi"), head(len(document))).request.prompts == [Text("Hi")]
+    assert infer.read_triton_infer(document + pack_texts("Hi"), make_context(len(document))).request.prompts == [
+        Text("Hi")
+    ]
 
 
 def test_triton_infer_writes_binary():
@@ -227,7 +229,7 @@ def test_triton_infer_writes_each_output_in_its_own_encoding():
 
 
 def test_triton_infer_reads_raw_body_as_text():
-    reply = infer.read_triton_infer("Hé".encode(), head(0))
+    reply = infer.read_triton_infer("Hé".encode(), make_context(0))
     assert reply.request.prompts == [Text("Hé")]
     assert answer_body(reply).endswith(pack_texts("Hé é"))
     assert reply.content_type == b"application/octet-stream"
@@ -453,20 +455,20 @@ def test_triton_infer_refuses_wrong_body(body, status, message):
 )
 def test_triton_infer_refuses_wrong_size_of_binary_text(data, size, message):
     document = body_with_input(data=None, parameters={"binary_data_size": size})
-    assert refusal(document + data, head(len(document))) == (400, message)
+    assert refusal(document + data, make_context(len(document))) == (400, message)
 
 
 def test_triton_infer_refuses_wrong_size_of_binary_numbers():
     for size, message in ((3, "expecting 1 additional bytes"), (5, "1 bytes too many")):
-        body, request_head = binary_body(
+        body, context = binary_body(
             [("text_input", "BYTES", [1], pack_texts("Hi")), ("max_tokens", "INT32", [1], b"\x05" * size)]
         )
-        assert refusal(body, request_head) == (400, f"unexpected size for input 'max_tokens', {message} for model 'm'")
+        assert refusal(body, context) == (400, f"unexpected size for input 'max_tokens', {message} for model 'm'")
 
 
 @pytest.mark.parametrize("value", [b"x", b"", b"1.5", b"--1", b"9" * 19, "²".encode("latin-1")])
 def test_triton_infer_refuses_unreadable_header_length(value):
-    assert refusal(body_with_input(), head(value))[1].startswith(
+    assert refusal(body_with_input(), make_context(value))[1].startswith(
         "Unable to parse Inference-Header-Content-Length, got: '"
     )
 
@@ -474,11 +476,11 @@ def test_triton_infer_refuses_unreadable_header_length(value):
 def test_triton_infer_refuses_header_length_out_of_range():
     for value in (-1, 10_000):
         message = f"inference header size should be in range (0, {len(body_with_input())}), got: {value}"
-        assert refusal(body_with_input(), head(value)) == (400, message)
+        assert refusal(body_with_input(), make_context(value)) == (400, message)
 
 
 def test_triton_infer_refuses_raw_body_that_is_not_utf8():
-    assert refusal(b"\xff", head(0)) == (400, "input 'text_input' is not UTF-8 text (at byte 0)")
+    assert refusal(b"\xff", make_context(0)) == (400, "input 'text_input' is not UTF-8 text (at byte 0)")
 
 
 # -- elements

@@ -13,7 +13,7 @@ from parley.errors import BadRequest
 from parley.types import EncodedMedia, Media, MediaAddress, PlacedMedia, Request, Text
 
 PATHS = {"model": "m"}
-HEAD = RequestContext("0f", 1, "fp", path_parts=PATHS, media_limits={"image": 3})
+CONTEXT = RequestContext("0f", 1, "fp", path_parts=PATHS, media_limits={"image": 3})
 BLIND = RequestContext("0f", 1, "fp", path_parts=PATHS, media_limits={"audio": 3})
 IMAGES = [
     PlacedMedia(0, Media("image", EncodedMedia("aGk="), "image[0]")),
@@ -23,16 +23,16 @@ IMAGES = [
 PROMPT = Text("What?", media=IMAGES)
 
 
-def read_generate(head: RequestContext = HEAD, **members: Any) -> Request:
+def read_generate(context: RequestContext = CONTEXT, **members: Any) -> Request:
     body = json.dumps({"text_input": "What?"} | members).encode()
-    reply = generate.read_triton_generate(body, head, stream=False, strict=True)
+    reply = generate.read_triton_generate(body, context, stream=False, strict=True)
     assert isinstance(reply, generate.TritonReply)
     return reply.request
 
 
-def refusal(head: RequestContext = HEAD, **members: Any) -> tuple[int, str]:
+def refusal(context: RequestContext = CONTEXT, **members: Any) -> tuple[int, str]:
     with pytest.raises(BadRequest) as caught:
-        read_generate(head, **members)
+        read_generate(context, **members)
     answer = errors.triton_error_answer(caught.value)
     return answer.status, json.loads(answer.body)["error"]
 
@@ -57,8 +57,8 @@ def test_triton_infer_reads_images_as_json_and_as_bytes():
     ]
     document = json.dumps({"inputs": inputs}).encode()
     headers = {infer.JSON_LENGTH_HEADER: b"%d" % len(document)}
-    head = RequestContext("0f", 1, "fp", path_parts=PATHS, headers=headers, media_limits={"image": 3})
-    assert infer.read_triton_infer(document + tail, head).request.prompts == [PROMPT]
+    context = RequestContext("0f", 1, "fp", path_parts=PATHS, headers=headers, media_limits={"image": 3})
+    assert infer.read_triton_infer(document + tail, context).request.prompts == [PROMPT]
 
 
 @pytest.mark.parametrize("raw", [False, True])
@@ -69,7 +69,7 @@ def test_triton_grpc_reads_images(raw):
         contents = {} if raw else {"contents": {"bytes_contents": texts}}
         message.inputs.add(name=name, datatype="BYTES", shape=[len(texts)], **contents)
         message.raw_input_contents.extend([pack_texts(*texts)] if raw else [])
-    assert rpc.read_grpc_infer(message, HEAD, whole=True).request.prompts == [PROMPT]
+    assert rpc.read_grpc_infer(message, CONTEXT, whole=True).request.prompts == [PROMPT]
 
 
 @pytest.mark.parametrize(

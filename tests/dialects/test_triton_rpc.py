@@ -37,7 +37,7 @@ FACTS = ServerFacts(
 LOADING = ServerFacts("1.2", [ModelCard("m", 5, None, "m", "loading")], False)
 
 
-def head(**path: str) -> RequestContext:
+def make_context(**path: str) -> RequestContext:
     return RequestContext("0f", 1, "fp", path_parts=path)
 
 
@@ -63,7 +63,7 @@ TEXT = typed_tensor("text_input", "BYTES", "bytes_contents", b"hi")
 
 
 def read(message: Any, *, whole: bool = True) -> infer.GrpcInference:
-    return infer.read_grpc_infer(message, head(**infer.path_parts_of(message)), whole=whole)
+    return infer.read_grpc_infer(message, make_context(**infer.path_parts_of(message)), whole=whole)
 
 
 def refusal(message: Any) -> tuple[int, str]:
@@ -149,7 +149,9 @@ def test_triton_grpc_parameters_match_http():
         "inputs": [{"name": "text_input", "datatype": "BYTES", "shape": [1], "data": ["hi"]}],
         "parameters": {"temperature": 0.5, "max_tokens": 9, "ignore_eos": True, "seed": 2**64 - 1, "stop": "x"},
     }
-    assert read(message).request == http.read_triton_infer(json.dumps(document).encode(), head(model="m")).request
+    assert (
+        read(message).request == http.read_triton_infer(json.dumps(document).encode(), make_context(model="m")).request
+    )
 
 
 @pytest.mark.parametrize(
@@ -282,7 +284,7 @@ def test_triton_grpc_failure_names_its_request():
 
 
 def ask(name: str, facts: ServerFacts = FACTS, /, **members: Any) -> Any:
-    answer = control.GRPC_METHODS[name](INFERENCE_SCHEMA(f"{name}Request")(**members), head(), facts)
+    answer = control.GRPC_METHODS[name](INFERENCE_SCHEMA(f"{name}Request")(**members), make_context(), facts)
     assert answer.DESCRIPTOR.full_name == f"inference.{name}Response"
     return answer
 
@@ -303,10 +305,10 @@ def test_triton_grpc_reports_health():
     assert ask_refusal("ModelReady", name="m", version="x")[0] == 404
     for service in ("", "inference.GRPCInferenceService"):
         question = control.HEALTH_REQUEST(service=service)
-        assert control.check_health(question, head(), FACTS).status == 1
-        assert control.check_health(question, head(), LOADING).status == 2
+        assert control.check_health(question, make_context(), FACTS).status == 1
+        assert control.check_health(question, make_context(), LOADING).status == 2
     with pytest.raises(ParleyError):
-        control.check_health(control.HEALTH_REQUEST(service="other"), head(), FACTS)
+        control.check_health(control.HEALTH_REQUEST(service="other"), make_context(), FACTS)
 
 
 def test_triton_grpc_writes_metadata_and_config():

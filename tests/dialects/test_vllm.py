@@ -28,7 +28,7 @@ from parley.errors import (
 from parley.types import ChoiceDelta, ChoiceDone, PromptAccepted, PromptScored, Text, TokenInfo, ToolCallDelta, Usage
 
 JSON = {b"content-type": b"application/json; charset=utf-8"}
-HEAD = RequestContext(
+CONTEXT = RequestContext(
     "0123456789abcdef0123456789abcdef",
     1700000000,
     "fp_1",
@@ -36,21 +36,21 @@ HEAD = RequestContext(
     headers=JSON,
     abilities=frozenset({"chat", "tools", "thinking"}),
 )
-ID = HEAD.unique_id[:16]
+ID = CONTEXT.unique_id[:16]
 MESSAGES = [{"role": "user", "content": "Hi"}]
 USAGE = Usage(prompt_tokens=11, completion_tokens=3, cached_tokens=4)
 TIMINGS = RequestTimings(1.0, 0.1, 0.2, 0.7)
 TOOL = {"type": "function", "function": {"name": "f"}}
 
 
-def read_chat(head: RequestContext = HEAD, **members: Any) -> chat.VllmChatReply:
-    reply = chat.read_vllm_chat(json.dumps({"model": "tiny", "messages": MESSAGES} | members).encode(), head)
+def read_chat(context: RequestContext = CONTEXT, **members: Any) -> chat.VllmChatReply:
+    reply = chat.read_vllm_chat(json.dumps({"model": "tiny", "messages": MESSAGES} | members).encode(), context)
     assert isinstance(reply, chat.VllmChatReply), reply
     return reply
 
 
-def read_completion(head: RequestContext = HEAD, **members: Any) -> completions.VllmCompletionReply:
-    reply = completions.read_vllm_completion(json.dumps({"model": "tiny", "prompt": "Hi"} | members).encode(), head)
+def read_completion(context: RequestContext = CONTEXT, **members: Any) -> completions.VllmCompletionReply:
+    reply = completions.read_vllm_completion(json.dumps({"model": "tiny", "prompt": "Hi"} | members).encode(), context)
     assert isinstance(reply, completions.VllmCompletionReply), reply
     return reply
 
@@ -86,22 +86,22 @@ def test_vllm_max_tokens_is_cut_to_the_context(read):
 def test_vllm_uses_generation_defaults_of_the_model(read):
     advice = {"temperature": 0.6, "top_k": 20, "top_p": 0.9, "min_p": 0.1, "repetition_penalty": 1.05,
               "max_new_tokens": 64}  # fmt: skip
-    head = RequestContext(
-        HEAD.unique_id, 1700000000, "fp_1", context_length=256, headers=JSON, generation_defaults=advice
+    context = RequestContext(
+        CONTEXT.unique_id, 1700000000, "fp_1", context_length=256, headers=JSON, generation_defaults=advice
     )
-    request = read(head, top_p=None, temperature=0, max_tokens=100).request
+    request = read(context, top_p=None, temperature=0, max_tokens=100).request
     sampling = request.sampling
     assert (sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p) == (0, 20, 0.9, 0.1)
     assert sampling.repetition_penalty == 1.05 and request.stop_conditions.max_tokens == 64
-    assert read(head, max_tokens=5).request.stop_conditions.max_tokens == 5
-    searched = read(head, n=2, best_of=5, use_beam_search=True).request
+    assert read(context, max_tokens=5).request.stop_conditions.max_tokens == 5
+    searched = read(context, n=2, best_of=5, use_beam_search=True).request
     assert (searched.beam.width, searched.sampling.top_k, searched.sampling.top_p, searched.sampling.min_p) == (
         2,
         0,
         1.0,
         0.0,
     )
-    assert read(head).request.stop_conditions.max_tokens == (64 if read is read_chat else 16)
+    assert read(context).request.stop_conditions.max_tokens == (64 if read is read_chat else 16)
 
 
 def test_vllm_converts_types_leniently(read):
@@ -139,7 +139,7 @@ def test_vllm_accepts_messages_with_missing_members(message, content):
     (prompt,) = read_chat(messages=[*MESSAGES, message]).request.prompts
     assert prompt.messages[1].content == content
     with pytest.raises(BadRequest):  # OpenAI's rules refuse it
-        plain.read_chat_request(json.dumps({"messages": [*MESSAGES, message | {"tool_calls": None}]}).encode(), HEAD)
+        plain.read_chat_request(json.dumps({"messages": [*MESSAGES, message | {"tool_calls": None}]}).encode(), CONTEXT)
 
 
 def test_vllm_continues_final_message_of_any_role():
@@ -158,7 +158,7 @@ def test_vllm_takes_request_id_from_header_or_body(read):
 
     def headed(value):
         return RequestContext(
-            HEAD.unique_id, 1700000000, "fp_1", context_length=256, headers=JSON | {b"x-request-id": value}
+            CONTEXT.unique_id, 1700000000, "fp_1", context_length=256, headers=JSON | {b"x-request-id": value}
         )
 
     assert name(read()) == ID
@@ -177,8 +177,8 @@ def test_vllm_takes_request_id_from_header_or_body(read):
 def test_vllm_reports_load_metrics_in_header(read, form, header):
     """Load balancers read this header to choose a server."""
     asks = JSON | {b"endpoint-load-metrics-format": form}
-    head = RequestContext(
-        HEAD.unique_id,
+    context = RequestContext(
+        CONTEXT.unique_id,
         1700000000,
         "fp_1",
         context_length=256,
@@ -187,8 +187,8 @@ def test_vllm_reports_load_metrics_in_header(read, form, header):
         cache_capacity=20,
         waiting_sequences=2,
     )
-    assert list(read(head).answer_headers(TIMINGS)) == [(b"endpoint-load-metrics", header)]
-    assert not read(head).answer_headers(None) and not read().answer_headers(TIMINGS)  # a stream has no such header
+    assert list(read(context).answer_headers(TIMINGS)) == [(b"endpoint-load-metrics", header)]
+    assert not read(context).answer_headers(None) and not read().answer_headers(TIMINGS)  # a stream has no such header
 
 
 # -- refusals
@@ -365,7 +365,7 @@ def test_vllm_refusals_of_one_route_use_original_wording(kind, members, sentence
 
 
 def test_vllm_reads_a_suffix_if_the_model_has_marks_for_it():
-    able = dataclasses.replace(HEAD, abilities=frozenset({"insert"}))
+    able = dataclasses.replace(CONTEXT, abilities=frozenset({"insert"}))
     assert read_completion(able, suffix="x").request.prompts == [Text("Hi", suffix="x")]
 
 
@@ -393,7 +393,7 @@ SHAPES: list[tuple[bytes, str, str]] = [
 @pytest.mark.parametrize(("body", "entry", "param"), SHAPES, ids=lambda value: str(value)[:40])
 def test_vllm_shape_errors_use_original_wording(body, entry, param):
     with pytest.raises(BadRequest) as caught:
-        chat.read_vllm_chat(body, HEAD)
+        chat.read_vllm_chat(body, CONTEXT)
     assert error_object(caught.value) == {
         "message": f"1 validation error:\n  {entry}", "type": "Bad Request", "param": param, "code": 400
     }  # fmt: skip
@@ -410,13 +410,13 @@ def test_vllm_reports_too_many_stop_strings_as_two_errors(read):
 
 def test_vllm_refuses_content_type_other_than_json():
     for kind, good in ((b"text/plain", 0), (b"", 0), (b"application/x+json", 1), (b"Application/JSON;charset=x", 1)):
-        head = RequestContext(HEAD.unique_id, 0, "", context_length=256, headers={b"content-type": kind})
+        context = RequestContext(CONTEXT.unique_id, 0, "", context_length=256, headers={b"content-type": kind})
         body = json.dumps({"prompt": "a"}).encode()
         if good:
-            assert isinstance(completions.read_vllm_completion(body, head), completions.VllmCompletionReply)
+            assert isinstance(completions.read_vllm_completion(body, context), completions.VllmCompletionReply)
             continue
         with pytest.raises(BadRequest) as caught:
-            completions.read_vllm_completion(body, head)
+            completions.read_vllm_completion(body, context)
         assert error_object(caught.value)["message"] == (
             "1 validation error:\n  Unsupported Media Type: Only 'application/json' is allowed"
         )
@@ -424,7 +424,7 @@ def test_vllm_refuses_content_type_other_than_json():
 
 def test_vllm_stream_reports_engine_refusal_as_event():
     body = json.dumps({"prompt": "a", "logprobs": 30, "stream": True}).encode()
-    answer = completions.read_vllm_completion(body, HEAD)
+    answer = completions.read_vllm_completion(body, CONTEXT)
     assert isinstance(answer, Answer) and answer.status == 200
     assert answer.content_type == b"text/event-stream; charset=utf-8"
     assert answer.body == (
@@ -495,7 +495,7 @@ def test_vllm_chat_writes_body():
 
 def test_vllm_chat_counts_whole_new_pages_of_the_cache():
     """Four of 11 tokens were found, and ten of them fill pages."""
-    paged = dataclasses.replace(HEAD, page_tokens=5)
+    paged = dataclasses.replace(CONTEXT, page_tokens=5)
     for stream in (False, True):
         options = {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
         reply = read_chat(paged, **options)
@@ -764,7 +764,7 @@ def test_vllm_completions_writes_echo_with_logprobs():
 
 def test_vllm_lists_models():
     facts = ServerFacts("1", [ModelCard("tiny", 5, 256, "tiny"), ModelCard("alias", 5, 256, "tiny")], True)
-    first, second = json.loads(control.answer_models(b"", HEAD, facts).body)["data"]
+    first, second = json.loads(control.answer_models(b"", CONTEXT, facts).body)["data"]
     assert json.dumps(first, separators=(",", ":")) == (
         '{"id":"tiny","object":"model","created":1700000000,"owned_by":"vllm","root":"tiny","parent":null,'
         f'"max_model_len":256,"permission":[{{"id":"modelperm-{ID}","object":"model_permission","created":1700000000,'
@@ -783,14 +783,14 @@ def test_vllm_invocations_choose_task_by_body():
         ({"input": "a"}, embeddings.VllmEmbeddingReply),
         ({"messages": MESSAGES, "encoding_format": "float"}, embeddings.VllmEmbeddingReply),
     ):
-        assert isinstance(control.read_invocation(json.dumps(members).encode(), HEAD), kind)
+        assert isinstance(control.read_invocation(json.dumps(members).encode(), CONTEXT), kind)
     with pytest.raises(BadRequest):
-        control.read_invocation(b"{}", HEAD)
+        control.read_invocation(b"{}", CONTEXT)
 
 
 def test_vllm_loads_and_unloads_adapters_by_name():
     def ask(read, **members):
-        return read(True, json.dumps(members).encode(), HEAD)
+        return read(True, json.dumps(members).encode(), CONTEXT)
 
     request = ask(
         control.read_load_adapter, lora_name="a/b", lora_path="./x", load_inplace=True, is_3d_lora_weight=True

@@ -9,13 +9,13 @@ from parley.dialects.vllm import batch, chat
 from parley.errors import BadRequest, Unsupported
 from parley.types import ChoiceDelta, ChoiceDone, TokenInfo, Usage
 
-HEAD = RequestContext("0f", 1700000000, "fp_1", context_length=100, headers={b"content-type": b"application/json"})
+CONTEXT = RequestContext("0f", 1700000000, "fp_1", context_length=100, headers={b"content-type": b"application/json"})
 TURNS = [[{"role": "user", "content": text}] for text in ("a", "b", "c")]
 USAGE = Usage(prompt_tokens=9, completion_tokens=3)
 
 
 def read_batch(**body):
-    return batch.read_batch_request(json.dumps(body).encode(), HEAD)
+    return batch.read_batch_request(json.dumps(body).encode(), CONTEXT)
 
 
 def events(index, text):
@@ -27,7 +27,7 @@ def test_vllm_batch_answers_like_separate_chats():
     """Guards against mixing up choices when conversations finish out of order."""
     members = {"model": "m", "max_tokens": 3, "logprobs": True, "return_token_ids": True, "request_id": "r"}
     reply = read_batch(messages=TURNS, **members)
-    chat_replies = [chat.read_vllm_chat(json.dumps({"messages": turns} | members).encode(), HEAD) for turns in TURNS]
+    chat_replies = [chat.read_vllm_chat(json.dumps({"messages": turns} | members).encode(), CONTEXT) for turns in TURNS]
     assert (
         reply.request.prompts == [chat_reply.request.prompts[0] for chat_reply in chat_replies] and reply.request.n == 1
     )

@@ -11,12 +11,12 @@ from parley.dialects.vllm.pooling import cohere
 from parley.errors import BadRequest, UnknownPromptName, Unsupported
 from parley.types import PoolingOptions, PromptVector, Text, Usage
 
-HEAD = RequestContext("0f", 1700000000, "fp_1", context_length=100, headers={b"content-type": b"application/json"})
+CONTEXT = RequestContext("0f", 1700000000, "fp_1", context_length=100, headers={b"content-type": b"application/json"})
 SIGNS = (0.5, -0.5, 0.0, -0.25, 1.0, -1.0, 2.0, -2.0, 0.125)  # nine values become nine bits, so two bytes
 
 
 def read_embed(**body):
-    return cohere.read_cohere_request(json.dumps(body).encode(), HEAD)
+    return cohere.read_cohere_request(json.dumps(body).encode(), CONTEXT)
 
 
 def answer_body(**body):

@@ -11,12 +11,12 @@ from parley.dialects.vllm.error_answers import vllm_error_answer
 from parley.errors import BadRequest, ContextLength, EngineError
 from parley.types import ChoiceDelta, ChoiceDone, Grammar, PromptAccepted, PromptScored, Text, TokenInfo, Tokens, Usage
 
-HEAD = RequestContext("0f", 1700000000, "fp_1", context_length=256)
+CONTEXT = RequestContext("0f", 1700000000, "fp_1", context_length=256)
 USAGE = Usage(4, 3)
 
 
 def read_generate(manner: legacy.DemoVersion = legacy.LENIENT_VERSION, **members: Any) -> legacy.DemoGenerateReply:
-    reply = legacy.read_demo_request(manner, json.dumps({"prompt": "Hé"} | members).encode(), HEAD)
+    reply = legacy.read_demo_request(manner, json.dumps({"prompt": "Hé"} | members).encode(), CONTEXT)
     assert isinstance(reply, legacy.DemoGenerateReply)
     return reply
 
@@ -89,7 +89,7 @@ def test_vllm_generate_constraints_reach_the_request():
 def test_vllm_generate_refuses_unavailable_members(members):
     assert refusal(**members).field in members
     assert (
-        legacy.read_demo_request(legacy.STRICT_VERSION, json.dumps({"prompt": "a"} | members).encode(), HEAD)
+        legacy.read_demo_request(legacy.STRICT_VERSION, json.dumps({"prompt": "a"} | members).encode(), CONTEXT)
         == legacy.PLAIN_500
     )
 
@@ -105,7 +105,7 @@ def test_vllm_generate_refuses_wrong_members(members):
     assert answer.status == 400
     assert set(json.loads(answer.body)["error"]) == {"message", "type", "param", "code"}
     assert (
-        legacy.read_demo_request(legacy.STRICT_VERSION, json.dumps({"prompt": "a"} | members).encode(), HEAD)
+        legacy.read_demo_request(legacy.STRICT_VERSION, json.dumps({"prompt": "a"} | members).encode(), CONTEXT)
         == legacy.PLAIN_500
     )
 
@@ -113,7 +113,7 @@ def test_vllm_generate_refuses_wrong_members(members):
 def test_vllm_generate_strict_answers_500_to_every_mistake():
     mistake = Answer(500, b"Internal Server Error", b"text/plain; charset=utf-8")
     for body in (b"", b"[]", b"{", b"{}", b'{"prompt":"a","frobnicate":1}'):
-        assert legacy.read_demo_request(legacy.STRICT_VERSION, body, HEAD) == mistake
+        assert legacy.read_demo_request(legacy.STRICT_VERSION, body, CONTEXT) == mistake
     assert read_generate(frobnicate=1).request == read_generate().request
     overflow = ContextLength("Too long.")
     assert read_generate(legacy.STRICT_VERSION).render_refusal(overflow) == mistake

@@ -24,7 +24,7 @@ from parley.types import (
 
 JSON = {b"content-type": b"application/json"}
 LIMITS = {"image": 2, "video": 1, "audio": 1}
-HEAD = RequestContext("0f" * 16, 1, "fp", context_length=256, headers=JSON, media_limits=LIMITS)
+CONTEXT = RequestContext("0f" * 16, 1, "fp", context_length=256, headers=JSON, media_limits=LIMITS)
 TRUSTING = RequestContext(
     "0f" * 16,
     1,
@@ -40,22 +40,24 @@ PATH = "messages[0].content[0]"
 IMAGE = {"type": "image_url", "image_url": {"url": URL}}
 
 
-def read_reply(content: Any, head: RequestContext = HEAD, role: str = "user", **members: Any) -> chat.VllmChatReply:
+def read_reply(
+    content: Any, context: RequestContext = CONTEXT, role: str = "user", **members: Any
+) -> chat.VllmChatReply:
     body = {"model": "m", "messages": [{"role": role, "content": content}]} | members
-    reply = chat.read_vllm_chat(json.dumps(body).encode(), head)
+    reply = chat.read_vllm_chat(json.dumps(body).encode(), context)
     assert isinstance(reply, chat.VllmChatReply)
     return reply
 
 
-def read_message(content: Any, head: RequestContext = HEAD, **members: Any) -> Message:
-    prompt = read_reply(content, head, **members).request.prompts[0]
+def read_message(content: Any, context: RequestContext = CONTEXT, **members: Any) -> Message:
+    prompt = read_reply(content, context, **members).request.prompts[0]
     assert isinstance(prompt, Chat)
     return prompt.messages[0]
 
 
-def refusal(content: Any, head: RequestContext = HEAD, **members: Any) -> tuple[int, dict[str, Any]]:
+def refusal(content: Any, context: RequestContext = CONTEXT, **members: Any) -> tuple[int, dict[str, Any]]:
     with pytest.raises(BadRequest) as caught:
-        read_message(content, head, **members)
+        read_message(content, context, **members)
     answer = vllm_error_answer(caught.value)
     return answer.status, json.loads(answer.body)["error"]
 
@@ -125,8 +127,8 @@ def test_vllm_media_url_without_its_object_is_refused_where_the_part_has_a_type(
     ],
 )  # fmt: skip
 def test_vllm_media_refusal_has_the_originals_sentence(content, sentence):
-    head = RequestContext("0f", 1, "fp", headers=JSON, media_limits={"image": 2, "audio": 1})
-    status, error = refusal(content, head)
+    context = RequestContext("0f", 1, "fp", headers=JSON, media_limits={"image": 2, "audio": 1})
+    status, error = refusal(content, context)
     assert (status, error["message"], error["type"]) == (400, sentence, "BadRequestError")
 
 

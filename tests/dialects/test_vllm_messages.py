@@ -21,7 +21,7 @@ from parley.errors import (
 )
 from parley.types import ChoiceDelta, ChoiceDone, PromptAccepted, ToolCallDelta, Usage
 
-HEAD = RequestContext(
+CONTEXT = RequestContext(
     "0123456789abcdef0123456789abcdef",
     1700000000,
     "fp_1",
@@ -34,9 +34,9 @@ TOOL = {"name": "get_weather", "description": "weather", "input_schema": {"type"
 MODEL, ID = b'"model":"m"', b'"id":"chatcmpl-0123456789abcdef"'
 
 
-def read(head: RequestContext = HEAD, **members: Any) -> messages.VllmMessagesReply:
+def read(context: RequestContext = CONTEXT, **members: Any) -> messages.VllmMessagesReply:
     body = {"model": "m", "max_tokens": 12, "messages": [{"role": "user", "content": "Hi"}]} | members
-    return messages.read_vllm_messages(json.dumps({k: v for k, v in body.items() if v is not None}).encode(), head)
+    return messages.read_vllm_messages(json.dumps({k: v for k, v in body.items() if v is not None}).encode(), context)
 
 
 def refusal(**members: Any) -> tuple[int, Any]:
@@ -98,7 +98,7 @@ def test_vllm_message_ignores_members_that_the_original_does_not_know():
     }  # fmt: skip
     assert read(**members).request == read().request
     body = {"model": "m", "messages": [{"role": "user", "content": "Hi"}]}
-    counts = [messages.read_vllm_count(json.dumps(each).encode(), HEAD) for each in (body, body | members)]
+    counts = [messages.read_vllm_count(json.dumps(each).encode(), CONTEXT) for each in (body, body | members)]
     assert counts[0].prompt == counts[1].prompt
 
 
@@ -111,7 +111,7 @@ def test_vllm_message_that_fills_the_context_ends_like_any_other():
 
 def test_vllm_message_counts_whole_new_pages_of_the_cache():
     for page, created in ((0, 0), (4, 12), (8, 12), (16, 12), (32, 0)):
-        reply = read(replace(HEAD, page_tokens=page))
+        reply = read(replace(CONTEXT, page_tokens=page))
         reply.add_events([text("a"), done()])
         usage = json.loads(reply.render_body(USAGE))["usage"]
         assert (usage["cache_creation_input_tokens"], usage["input_tokens"]) == (created, 14 - created)
@@ -130,7 +130,7 @@ def test_vllm_message_shows_thinking_and_calls():
     )
     thinking, use = answer["content"]
     assert list(thinking) == ["type", "thinking", "signature"] and thinking["thinking"] == "Hm."
-    assert HEAD.open_reasoning(thinking["signature"]) == b"Hm."
+    assert CONTEXT.open_reasoning(thinking["signature"]) == b"Hm."
     called = {"type": "tool_use", "id": "chatcmpl-tool-b714399d7171e1cd", "name": "get_weather"}
     assert use == called | {"input": {"city": "Paris"}} and answer["stop_reason"] == "tool_use"
 
@@ -160,7 +160,7 @@ def test_vllm_calls_and_thinking_are_streamed_in_its_own_bytes():
     ).partition(b"event: content_block_start")
     assert start.startswith(b"event: message_start")
     signature, _, calls = rest.partition(b'{"type":"signature_delta","signature":"')[2].partition(b'"')
-    assert HEAD.open_reasoning(signature.decode()) == b"Hm."
+    assert CONTEXT.open_reasoning(signature.decode()) == b"Hm."
     assert rest.startswith(
         b'\ndata: {"type":"content_block_start","content_block":{"type":"thinking","thinking":""},"index":0}\n\n'
         b'event: content_block_delta\ndata: {"type":"content_block_delta","delta":{"type":"thinking_delta",'
@@ -205,15 +205,15 @@ def test_vllm_message_stream_ends_with_an_error_of_its_type():
 
 
 def test_vllm_message_has_the_id_of_the_header():
-    head = replace(HEAD, headers={**HEAD.headers, b"x-request-id": b"abc"})
-    reply = read(head)
+    context = replace(CONTEXT, headers={**CONTEXT.headers, b"x-request-id": b"abc"})
+    reply = read(context)
     reply.add_events([text("a"), done()])
     assert json.loads(reply.render_body(USAGE))["id"] == "chatcmpl-abc"
 
 
 def test_vllm_counts_tokens_with_those_before_edits():
     body = {"model": "m", "messages": [{"role": "user", "content": "Hi"}], "tools": [TOOL], "system": "Be kind."}
-    counted = messages.read_vllm_count(json.dumps(body).encode(), HEAD)
+    counted = messages.read_vllm_count(json.dumps(body).encode(), CONTEXT)
     assert counted.prompt.add_generation_prompt and counted.prompt.tools and counted.writer is not None  # type: ignore[union-attr]
     result = TokenizeResult([5] * 11, 512, ["a"] * 11, False)
     assert counted.writer(result) == b'{"input_tokens":11,"context_management":{"original_input_tokens":11}}'
@@ -235,7 +235,7 @@ def test_vllm_message_takes_options_of_chat_completions():
     assert request.cache_salt == "s" and prompt.options == {"x": 1}  # type: ignore[union-attr]
     assert [message.role for message in prompt.messages] == ["system", "user"]  # type: ignore[union-attr]
     assert read().request.sampling.temperature == 1.0
-    defaults = replace(HEAD, generation_defaults={"temperature": 0.25})
+    defaults = replace(CONTEXT, generation_defaults={"temperature": 0.25})
     assert read(defaults).request.sampling.temperature == 0.25
     assert read(seed=5, min_p=0.5).request.sampling == read().request.sampling  # not members of this route
 
@@ -252,7 +252,7 @@ def test_vllm_message_takes_options_of_chat_completions():
     ],
 )  # fmt: skip
 def test_vllm_template_decides_whether_a_message_has_thinking(members, thinking, effort, budget):
-    request = read(replace(HEAD, context_length=4096), **members).request
+    request = read(replace(CONTEXT, context_length=4096), **members).request
     chat = request.prompts[0]
     assert (chat.thinking, chat.reasoning_effort, request.thinking_budget) == (thinking, effort, budget)  # type: ignore[union-attr]
 

@@ -14,7 +14,7 @@ from parley.dialects.vllm.error_answers import vllm_error_answer
 from parley.errors import EngineError, ParleyError
 from parley.types import ChoiceDelta, ChoiceDone, Grammar, PromptAccepted, TokenInfo, ToolCallDelta, Usage
 
-HEAD = RequestContext(
+CONTEXT = RequestContext(
     "0123456789abcdef0123456789abcdef",
     1700000000,
     "fp_1",
@@ -30,14 +30,14 @@ SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "require
 FUNCTION = {"type": "function", "name": "get_weather", "description": "weather", "parameters": SCHEMA, "strict": True}
 
 
-def read(head: RequestContext = HEAD, **members: Any) -> responses.VllmResponsesReply:
+def read(context: RequestContext = CONTEXT, **members: Any) -> responses.VllmResponsesReply:
     body = {"model": "m", "input": "Hi", "temperature": 0, "max_output_tokens": 12} | members
-    return responses.read_vllm_response(json.dumps({k: v for k, v in body.items() if v is not None}).encode(), head)
+    return responses.read_vllm_response(json.dumps({k: v for k, v in body.items() if v is not None}).encode(), context)
 
 
-def refusal(head: RequestContext = HEAD, **members: Any) -> tuple[int, dict[str, Any]]:
+def refusal(context: RequestContext = CONTEXT, **members: Any) -> tuple[int, dict[str, Any]]:
     with pytest.raises(ParleyError) as caught:
-        read(head, **members)
+        read(context, **members)
     answer = vllm_error_answer(caught.value)
     return answer.status, json.loads(answer.body)["error"]
 
@@ -59,8 +59,8 @@ def done(reason: Any = "stop") -> ChoiceDone:
     return ChoiceDone(0, reason, USAGE)
 
 
-def answer_body(*events: Any, head: RequestContext = HEAD, **members: Any) -> bytes:
-    reply = read(head, **members)
+def answer_body(*events: Any, context: RequestContext = CONTEXT, **members: Any) -> bytes:
+    reply = read(context, **members)
     reply.add_events([PROMPT, *events])
     return reply.render_body(USAGE)
 
@@ -106,7 +106,7 @@ def test_vllm_response_has_its_own_bytes():
 
 
 def test_vllm_response_counts_whole_new_pages_of_the_cache():
-    usage = json.loads(answer_body(text("a"), done(), head=replace(HEAD, page_tokens=16)))["usage"]
+    usage = json.loads(answer_body(text("a"), done(), context=replace(CONTEXT, page_tokens=16)))["usage"]
     assert usage["input_tokens_details"]["cache_write_tokens"] == 12
 
 
@@ -281,7 +281,7 @@ def test_vllm_response_lists_logprobs_only_if_they_are_included():
     (delta,) = [frame for frame in stream_events(text("The", token), done(), **included) if b"text.delta\n" in frame]
     assert b'"logprobs":[{"token":"The","logprob":-0.5,"top_logprobs":[{"token":"The","logprob":-0.5},' in delta
     assert read(top_logprobs=2).request.output_options.logprobs is None
-    limited = replace(HEAD, api_options=ApiOptions(max_logprobs=100))
+    limited = replace(CONTEXT, api_options=ApiOptions(max_logprobs=100))
     assert read(limited, include=included["include"], top_logprobs=-1).request.output_options.logprobs == -1
 
 
@@ -312,7 +312,7 @@ def test_vllm_response_takes_its_extra_members():
     assert json.loads(answer_body(done(), request_id="mine"))["id"] == "mine"
     elsewhere = {"n": 3, "use_beam_search": True, "logprob_token_ids": [], "prompt_logprobs": 1}
     assert read(stream=True, **elsewhere).request.n == 1  # members of other routes
-    assert read(replace(HEAD, generation_defaults={"top_k": 3.0})).request.sampling.top_k == 3
+    assert read(replace(CONTEXT, generation_defaults={"top_k": 3.0})).request.sampling.top_k == 3
 
 
 def test_vllm_response_takes_inputs_that_the_service_refuses():
@@ -394,12 +394,12 @@ def test_coordinator_keeps_vllm_responses_in_its_form():
     def inline(**members: Any) -> Any:
         body = json.dumps({"model": "m", "input": "Hi"} | members).encode()
         return inline_response(
-            body, HEAD, decode=responses.decode_response_body, event_stream=responses.VllmEventStream
+            body, CONTEXT, decode=responses.decode_response_body, event_stream=responses.VllmEventStream
         )
 
     with pytest.raises(ParleyError) as caught:
         inline(prompt={"id": "x"})
     assert json.loads(vllm_error_answer(caught.value).body)["error"]["type"] == "BadRequestError"
-    assert HEAD.records is NO_RECORDS
+    assert CONTEXT.records is NO_RECORDS
     ended = inline(stream=True).fail_stream(EngineError("broken"))
     assert b"[DONE]" not in ended and b'"type":"InternalServerError"' in ended

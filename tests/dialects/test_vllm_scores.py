@@ -15,13 +15,13 @@ from parley.errors import BadRequest, Incapable, Unsupported
 from parley.types import EncodedMedia, Media, PlacedMedia, PoolingOptions, PromptVector, Text, TextPair, Usage
 
 CROSS_ENCODER = {"generates": False, "labels": ["LABEL_0"], "pooling_tasks": frozenset({"classify"})}
-HEAD = RequestContext("0f", 1700000000, "fp_1", context_length=100, headers={b"content-type": b"application/json"})
+CONTEXT = RequestContext("0f", 1700000000, "fp_1", context_length=100, headers={b"content-type": b"application/json"})
 VECTORS = [(1.0, 0.0), (0.0, 1.0), (0.6, 0.8), (-1.0, 0.0)]
 USAGE = Usage(prompt_tokens=9)
 
 
 def finished_reply(read, **body):
-    pending = read(json.dumps(body).encode(), HEAD)
+    pending = read(json.dumps(body).encode(), CONTEXT)
     for place in reversed(range(len(pending.request.prompts))):  # vectors may arrive in any order
         pending.add_events([PromptVector(place, struct.pack("<2f", *VECTORS[place % len(VECTORS)]))])
     return pending
@@ -51,7 +51,7 @@ def test_vllm_score_pairs_texts_of_both_sides(one, other):
 
 def test_vllm_score_is_clamped_to_cosine_range():
     """Guards against scores beyond 1 caused by rounding of normalized vectors."""
-    scored = scores.read_score_request(b'{"text_1":"a","text_2":["a","b"]}', HEAD)
+    scored = scores.read_score_request(b'{"text_1":"a","text_2":["a","b"]}', CONTEXT)
     scored.add_events(
         [
             PromptVector(place, struct.pack("<2f", sign * 0.8, sign * 0.60000004))
@@ -89,7 +89,7 @@ def test_vllm_rerank_orders_by_similarity():
 )
 def test_vllm_score_refuses_wrong_body(body, sentence):
     with pytest.raises(BadRequest) as caught:
-        scores.read_score_request(json.dumps(body).encode(), HEAD)
+        scores.read_score_request(json.dumps(body).encode(), CONTEXT)
     assert sentence in caught.value.message
 
 
@@ -113,7 +113,7 @@ def test_vllm_score_refuses_wrong_body(body, sentence):
 )  # fmt: skip
 def test_vllm_vectors_refuse_what_the_original_removed(reader, members, sentence):
     with pytest.raises(BadRequest) as caught:
-        reader(json.dumps({"input": "a"} | members).encode(), HEAD)
+        reader(json.dumps({"input": "a"} | members).encode(), CONTEXT)
     assert caught.value.message == sentence
 
 
@@ -125,7 +125,7 @@ def test_vllm_embeddings_have_their_members_in_the_originals_order():
 @pytest.mark.parametrize("body", [{"query": ["a"], "documents": ["b"]}, {"query": "a"}, {"documents": ["b"]}])
 def test_vllm_rerank_refuses_missing_query_or_documents(body):
     with pytest.raises(BadRequest):
-        scores.read_rerank_request(json.dumps(body).encode(), HEAD)
+        scores.read_rerank_request(json.dumps(body).encode(), CONTEXT)
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ def test_vllm_rerank_refuses_missing_query_or_documents(body):
 )
 def test_vllm_rerank_names_the_member_with_an_empty_text(members, field):
     with pytest.raises(BadRequest) as caught:
-        scores.read_rerank_request(json.dumps({"model": "m"} | members).encode(), HEAD)
+        scores.read_rerank_request(json.dumps({"model": "m"} | members).encode(), CONTEXT)
     assert caught.value.field == field
 
 
@@ -170,7 +170,7 @@ def test_vllm_invocations_score_and_rerank():
 @pytest.mark.parametrize("members", [{"input": "a"}, {"messages": [{"role": "user", "content": "a"}]}])
 def test_vllm_invocations_ask_models_without_text_for_what_they_compute(members):
     body = json.dumps(members).encode()
-    classifier, encoder = replace(HEAD, **CROSS_ENCODER), replace(HEAD, generates=False)
+    classifier, encoder = replace(CONTEXT, **CROSS_ENCODER), replace(CONTEXT, generates=False)
     assert isinstance(control.read_invocation(body, classifier), classify.ClassificationReply)
     assert isinstance(control.read_invocation(body, encoder), embeddings.VllmEmbeddingReply)
 
@@ -183,7 +183,7 @@ def vector_reply(read, context, vectors, **body):
 
 
 def test_cross_encoder_reads_both_texts_of_a_pair():
-    context = replace(HEAD, **CROSS_ENCODER)
+    context = replace(CONTEXT, **CROSS_ENCODER)
     scores_of_pairs = [(1, (0.25,)), (1, (0.5,))]
     members = {"query": "a", "documents": ["b", "c"], "max_tokens_per_doc": 7}
     ranked = vector_reply(scores.read_rerank_request, context, scores_of_pairs, **members)
@@ -201,11 +201,11 @@ def test_cross_encoder_reads_both_texts_of_a_pair():
     assert scored.request.pooling.normalize is False
     assert [entry["score"] for entry in json.loads(scored.render_body(USAGE))["data"]] == [0.25, 0.5]
     with pytest.raises(Incapable, match="3 classes"):
-        scores.read_score_request(b'{"text_1":"a","text_2":"b"}', replace(HEAD, labels=["a", "b", "c"]))
+        scores.read_score_request(b'{"text_1":"a","text_2":"b"}', replace(CONTEXT, labels=["a", "b", "c"]))
 
 
 def test_late_interaction_sums_the_largest_cosines_of_tokens():
-    context = replace(HEAD, generates=False, pooling_tasks=frozenset({"token_embed"}))
+    context = replace(CONTEXT, generates=False, pooling_tasks=frozenset({"token_embed"}))
     query, one, other = (2, (1.0, 0.0, 0.0, 1.0)), (3, (0.6, 0.8, -1.0, 0.0, 0.8, 0.6)), (1, (0.0, -1.0))
     ranked = vector_reply(scores.read_rerank_request, context, [query, one, other], query="a", documents=["b", "c"])
     assert ranked.request.prompts == [Text("a"), Text("b"), Text("c")]
@@ -223,7 +223,7 @@ def test_late_interaction_sums_the_largest_cosines_of_tokens():
 
 
 def test_vllm_classifies_texts():
-    context = replace(HEAD, generates=False, labels=["bad", "good"])
+    context = replace(CONTEXT, generates=False, labels=["bad", "good"])
     reply = vector_reply(
         classify.read_classification, context, [(1, (0.25, 0.75)), (1, (1.0, 0.0))], model="m", input=["a", "b"]
     )
@@ -240,8 +240,8 @@ def test_vllm_classifies_texts():
 
 
 def test_vllm_pooling_has_the_tasks_of_the_model():
-    encoder = replace(HEAD, generates=False, pooling_tasks=frozenset({"token_embed", "embed"}))
-    classifier = replace(HEAD, **CROSS_ENCODER)
+    encoder = replace(CONTEXT, generates=False, pooling_tasks=frozenset({"token_embed", "embed"}))
+    classifier = replace(CONTEXT, **CROSS_ENCODER)
     rows = [(2, (1.0, 0.0, 0.0, 1.0)), (1, (0.5, 0.5))]
     reply = vector_reply(embeddings.read_pooling_request, encoder, rows, input=["a", "b"], task="token_embed")
     assert reply.request.pooling == PoolingOptions(normalize=True, task="token_embed")
@@ -252,7 +252,12 @@ def test_vllm_pooling_has_the_tasks_of_the_model():
     assert reply.render_body(USAGE) == struct.pack("<6f", 1, 0, 0, 1, 0.5, 0.5)
     assert b'"shape":[2,2]' in dict(reply.answer_headers(None))[b"metadata"]
     assert embeddings.read_pooling_request(b'{"input":"a"}', classifier).request.pooling.task == "classify"
-    for context, task in ((HEAD, "token_embed"), (HEAD, "classify"), (encoder, "classify"), (classifier, "embed")):
+    for context, task in (
+        (CONTEXT, "token_embed"),
+        (CONTEXT, "classify"),
+        (encoder, "classify"),
+        (classifier, "embed"),
+    ):
         with pytest.raises(Unsupported, match="Supported tasks"):
             embeddings.read_pooling_request(json.dumps({"input": "a", "task": task}).encode(), context)
 
@@ -267,7 +272,7 @@ def test_late_interaction_compares_each_token_with_all_of_the_other_text(rows, o
 
 
 PICTURE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
-SIGHTED = replace(HEAD, media_limits={"image": 1})
+SIGHTED = replace(CONTEXT, media_limits={"image": 1})
 
 
 def test_vllm_rerank_reads_content_parts():
@@ -287,7 +292,7 @@ def test_vllm_rerank_reads_content_parts():
 
 def test_vllm_score_reads_content_parts_for_a_cross_encoder():
     parts = {"content": [{"type": "text", "text": "b"}, {"type": "text", "text": "c"}]}
-    context = replace(HEAD, **CROSS_ENCODER)
+    context = replace(CONTEXT, **CROSS_ENCODER)
     reply = scores.read_score_request(json.dumps({"text_1": "a", "text_2": [parts, "d"]}).encode(), context)
     assert reply.request.prompts == [TextPair(Text("a"), Text("b\nc")), TextPair(Text("a"), Text("d"))]
 
@@ -295,7 +300,7 @@ def test_vllm_score_reads_content_parts_for_a_cross_encoder():
 @pytest.mark.parametrize(
     ("documents", "context", "sentence"),
     [
-        ([{"content": [PICTURE]}], HEAD, "this model reads text only"),
+        ([{"content": [PICTURE]}], CONTEXT, "this model reads text only"),
         ([{"content": [PICTURE]}], replace(SIGHTED, **CROSS_ENCODER), "a cross-encoder"),
         ([{"content": [PICTURE, PICTURE]}], SIGHTED, "at most 1 image"),
         ([{"content": []}], SIGHTED, "cannot be empty"),

@@ -30,15 +30,15 @@ from parley.types import (
 )
 
 JSON = {b"content-type": b"application/json"}
-HEAD = RequestContext("0123456789abcdef0123456789abcdef", 1700000000, "fp_1", context_length=256, headers=JSON)
+CONTEXT = RequestContext("0123456789abcdef0123456789abcdef", 1700000000, "fp_1", context_length=256, headers=JSON)
 ID = "generate-tokens-mine"
 USAGE = Usage(prompt_tokens=2, completion_tokens=2, cached_tokens=0)
 NULLS = b'"routed_experts":null,"sampling_mask":null,"weight_versions":null'
 
 
-def read_tokens(params: dict[str, Any] | None = None, head: RequestContext = HEAD, **members: Any):
+def read_tokens(params: dict[str, Any] | None = None, context: RequestContext = CONTEXT, **members: Any):
     body = {"token_ids": [5, 6], "sampling_params": params or {}, "request_id": "mine", "model": "tiny"} | members
-    return token_generation.read_token_request(json.dumps(body).encode(), head)
+    return token_generation.read_token_request(json.dumps(body).encode(), context)
 
 
 def refusal(params: dict[str, Any] | None = None, **members: Any) -> dict[str, Any]:
@@ -63,7 +63,7 @@ def test_vllm_tokens_need_only_ids_and_sampling_params():
     assert (request.n, request.stream, stop.max_tokens, request.sampling.temperature) == (1, False, None, 1.0)
     assert request.output_options.unparsed and request.output_options.tokens_at_once and stop.reserved_tokens == 1
     advice = {"max_new_tokens": 64, "temperature": 0.5}  # of it only the limit applies, as in the original
-    request = read_tokens(head=replace(HEAD, generation_defaults=advice)).request
+    request = read_tokens(context=replace(CONTEXT, generation_defaults=advice)).request
     assert (request.stop_conditions.max_tokens, request.sampling.temperature) == (64, 1.0)
 
 
@@ -97,13 +97,13 @@ def test_vllm_sampling_params_reach_the_request():
 
 def test_vllm_tokens_can_be_aborted_by_the_id_of_the_answer():
     assert read_tokens().request.cancel_ids == (ID, "mine")
-    head = replace(HEAD, headers=JSON | {b"x-request-id": b"theirs"})
-    assert read_tokens(head=head).request.cancel_ids == ("generate-tokens-theirs", "theirs")
-    aborts = token_generation.read_abort_requests(b'{"request_ids":["a","b"]}', HEAD)
+    context = replace(CONTEXT, headers=JSON | {b"x-request-id": b"theirs"})
+    assert read_tokens(context=context).request.cancel_ids == ("generate-tokens-theirs", "theirs")
+    aborts = token_generation.read_abort_requests(b'{"request_ids":["a","b"]}', CONTEXT)
     assert (aborts.labels, aborts.answer.status, aborts.answer.body) == ({"a", "b"}, 200, b"")
-    assert token_generation.read_abort_requests(b'{"request_ids":"a"}', HEAD).labels == {"a"}
+    assert token_generation.read_abort_requests(b'{"request_ids":"a"}', CONTEXT).labels == {"a"}
     with pytest.raises(BadRequest, match="Missing 'request_ids' in request body"):
-        token_generation.read_abort_requests(b"{}", HEAD)
+        token_generation.read_abort_requests(b"{}", CONTEXT)
 
 
 REFUSALS: list[tuple[dict[str, Any], dict[str, Any], str]] = [  # parameters, other members, part of the message
@@ -203,8 +203,8 @@ def test_vllm_tokens_text_mode_adds_text_and_names_tokens():
     assert (choice["text"], choice["stop_reason"], answer["output_mode"]) == ("b", 2, "text")
     assert answer["prompt_token_ids"] == [5, 6]
     assert answer["prompt_logprobs"] == [None, {"6": {"logprob": -0.5, "rank": 1, "decoded_token": "f"}}]
-    head = replace(HEAD, api_options=ApiOptions(return_tokens_as_token_ids=True))
-    reply = read_tokens({"logprobs": 0}, head, output_mode="text")
+    context = replace(CONTEXT, api_options=ApiOptions(return_tokens_as_token_ids=True))
+    reply = read_tokens({"logprobs": 0}, context, output_mode="text")
     reply.add_events([ChoiceDelta(0, "b", tokens=[token(2)]), ChoiceDone(0, "stop", USAGE)])
     (scored,) = json.loads(reply.render_body(USAGE))["choices"][0]["logprobs"]["content"]
     assert (scored["token"], scored["bytes"]) == ("token_id:2", None)
@@ -244,7 +244,7 @@ def test_vllm_rendered_chat_has_the_original_bytes():
         "stop_token_ids": [3], "logprobs": True, "top_logprobs": 2, "seed": 5, "structured_outputs": {"regex": "a"},
         "logit_bias": {"3": 1.0}, "bad_words": ["x"], "request_id": "x",
     }  # fmt: skip
-    reply = render.read_chat_rendering(json.dumps(body).encode(), HEAD)
+    reply = render.read_chat_rendering(json.dumps(body).encode(), CONTEXT)
     structured = (
         b'{"json":null,"regex":"a","choice":null,"grammar":null,"json_object":null,"disable_any_whitespace":false,'
         b'"disable_additional_properties":false,"whitespace_pattern":null,"structural_tag":null}'
@@ -279,7 +279,7 @@ def rendered_request(request_id: bytes, params: bytes, options: bytes = b"null",
 def test_vllm_rendered_message_continues_as_its_conversation():
     message = {"model": "m", "max_tokens": 7, "messages": [{"role": "user", "content": "a"}], "cache_salt": "s"}
     options = {"system": "b", "temperature": 0.5, "stop_sequences": ["END"]}
-    reply = render.read_message_rendering(json.dumps(message | options).encode(), HEAD)
+    reply = render.read_message_rendering(json.dumps(message | options).encode(), CONTEXT)
     (chat,) = reply.request.prompts
     assert [(turn.role, turn.content) for turn in chat.messages] == [("system", "b"), ("user", "a")]
     params = (
@@ -289,19 +289,19 @@ def test_vllm_rendered_message_continues_as_its_conversation():
     assert reply.render_prompts([RenderedPrompt([1, 2], 7)]) == rendered_request(
         b"chatcmpl-0123456789abcdef", params % 2
     )
-    streamed = render.read_message_rendering(json.dumps(message | options | {"stream": True}).encode(), HEAD)
+    streamed = render.read_message_rendering(json.dumps(message | options | {"stream": True}).encode(), CONTEXT)
     counted = b'{"include_usage":true,"continuous_usage_stats":true}'
     expected = rendered_request(b"chatcmpl-0123456789abcdef", params % 1, counted, b"true")
     assert streamed.render_prompts([RenderedPrompt([1, 2], 7)]) == expected
     forced = message | {"tools": [{"name": "f", "input_schema": {"type": "object"}}], "tool_choice": {"type": "any"}}
     with pytest.raises(BadRequest) as caught:
-        render.read_message_rendering(json.dumps(forced).encode(), HEAD)
+        render.read_message_rendering(json.dumps(forced).encode(), CONTEXT)
     assert caught.value.field == "tool_choice"
 
 
 def test_vllm_rendered_response_continues_as_its_conversation():
     body = {"model": "m", "input": "a", "instructions": "b", "max_output_tokens": 7, "cache_salt": "s", "stream": True}
-    reply = render.read_response_rendering(json.dumps(body).encode(), HEAD)
+    reply = render.read_response_rendering(json.dumps(body).encode(), CONTEXT)
     (chat,) = reply.request.prompts
     assert [(turn.role, turn.content) for turn in chat.messages] == [("system", "b"), ("user", "a")]
     params = (
@@ -311,20 +311,20 @@ def test_vllm_rendered_response_continues_as_its_conversation():
     expected = rendered_request(b"resp_0123456789abcdef", params, stream=b"true")
     assert reply.render_prompts([RenderedPrompt([1, 2], 7)]) == expected
     own = {"request_id": "x", "kv_transfer_params": {"a": 1}, "ec_transfer_params": None}
-    named = render.read_response_rendering(json.dumps(body | own).encode(), HEAD)
+    named = render.read_response_rendering(json.dumps(body | own).encode(), CONTEXT)
     rendered = json.loads(named.render_prompts([RenderedPrompt([1], 7)]))
     assert {name: rendered[name] for name in own} == own
     for members in ({"background": True}, {"background": True, "store": True}):  # where no responses are stored
-        again = render.read_response_rendering(json.dumps(body | members).encode(), HEAD)
+        again = render.read_response_rendering(json.dumps(body | members).encode(), CONTEXT)
         assert again.render_prompts([RenderedPrompt([1, 2], 7)]) == expected
     for members, sentence in (
         ({"background": True, "store": False}, "`store` is true"),
         ({"conversation": "c"}, "A stor"),
     ):
         with pytest.raises(BadRequest, match=sentence):
-            render.read_response_rendering(json.dumps(body | members).encode(), HEAD)
+            render.read_response_rendering(json.dumps(body | members).encode(), CONTEXT)
     with pytest.raises(BadRequest) as caught:
-        render.read_response_rendering(json.dumps(body | {"previous_response_id": "resp_1"}).encode(), HEAD)
+        render.read_response_rendering(json.dumps(body | {"previous_response_id": "resp_1"}).encode(), CONTEXT)
     assert json.loads(vllm_error_answer(caught.value).body) == {
         "error": {
             "message": "previous_response_id is not supported by the stateless render endpoint.",
@@ -343,8 +343,8 @@ def test_vllm_rendered_prompts_have_the_places_of_their_tokens_on_request():
         ({"return_token_offsets": True}, True),
     ):
         body = {"prompt": "ab"} | members
-        completion = render.read_completion_rendering(json.dumps(body).encode(), HEAD)
-        chat = render.read_chat_rendering(json.dumps(hello | members).encode(), HEAD)
+        completion = render.read_completion_rendering(json.dumps(body).encode(), CONTEXT)
+        chat = render.read_chat_rendering(json.dumps(hello | members).encode(), CONTEXT)
         assert completion.wants_spans is chat.wants_spans is wants
     (rendered,) = json.loads(completion.render_prompts([RenderedPrompt([1, 2], 7, spans=[(0, 1), (1, 2)])]))
     assert rendered["token_offsets"] == [[0, 1], [1, 2]]
@@ -355,7 +355,7 @@ GENERATED = {"request_id": "g", "choices": [{"index": 0, "token_ids": [7, 8], "f
 
 def test_vllm_derendered_chat_has_the_original_bytes():
     body = {"model": "m", "generate_response": GENERATED, "prompt_tokens": 3}
-    reply = derender.read_chat_derendering(json.dumps(body).encode(), HEAD)
+    reply = derender.read_chat_derendering(json.dumps(body).encode(), CONTEXT)
     assert reply.request.prompts == [Tokens([0])] and reply.request.output_options.unparsed
     assert reply.outputs == [EngineOutput("", 0, [7, 8], None, "length")]
     reply.add_events([ChoiceDelta(0, "ab", "content"), ChoiceDone(0, "length", USAGE)])
@@ -379,17 +379,17 @@ def test_vllm_derendering_reads_tokens_with_their_request():
     ]
     request = {"messages": [{"role": "user", "content": "a"}], "stop": ["END"], "max_tokens": 5, "n": 9, "stream": True}
     body = {"generate_response": {"choices": choices}, "chat_request": request}
-    reply = derender.read_chat_derendering(json.dumps(body).encode(), HEAD)
+    reply = derender.read_chat_derendering(json.dumps(body).encode(), CONTEXT)
     score = TokenScore(-0.5, 1, [7, 9], [-0.5, -1.5])
     assert reply.outputs == [EngineOutput("", place, [7 + place], [score], "stop") for place in (0, 1)]
     assert (reply.request.n, reply.request.stream, reply.request.output_options.logprobs) == (2, False, 2)
     assert reply.request.stop_conditions.strings == ["END"] and reply.request.prompts[0].messages[0].content == "a"
     body = {"generate_responses": [GENERATED, GENERATED | {"prompt_token_ids": [4]}], "prompt_tokens": [1, 2]}
-    reply = derender.read_completion_derendering(json.dumps(body).encode(), HEAD)
+    reply = derender.read_completion_derendering(json.dumps(body).encode(), CONTEXT)
     assert reply.request.prompts == [Tokens([0]), Tokens([4])]
     assert (reply.prompt_tokens, [output.token_ids for output in reply.outputs]) == (3, [[7, 8], [7, 8]])
     for prompts, wanted in (([[1, 2], None], [[1, 2], [4]]), ([[1], [3]], [[1], [3]]), (None, [[0], [4]])):
-        reply = derender.read_completion_derendering(json.dumps(body | {"prompt_token_ids": prompts}).encode(), HEAD)
+        reply = derender.read_completion_derendering(json.dumps(body | {"prompt_token_ids": prompts}).encode(), CONTEXT)
         assert reply.request.prompts == list(map(Tokens, wanted))
 
 
@@ -405,7 +405,7 @@ def test_vllm_derendering_passes_on_what_the_generated_answer_has():
         "kv_transfer_params": {"remote_host": "h", "ids": [[1]]},
         "metrics": METRICS,
     }
-    reply = derender.read_chat_derendering(json.dumps({"generate_response": GENERATED | passed}).encode(), HEAD)
+    reply = derender.read_chat_derendering(json.dumps({"generate_response": GENERATED | passed}).encode(), CONTEXT)
     reply.add_events([ChoiceDelta(0, "ab", "content"), ChoiceDone(0, "length", USAGE)])
     answer = json.loads(reply.render_body(Usage()))
     assert {name: answer[name] for name in passed} == passed
@@ -416,7 +416,7 @@ def test_vllm_derendering_passes_on_what_the_generated_answer_has():
         ([GENERATED | passed, other], None, None),
     ):
         body = json.dumps({"generate_responses": responses}).encode()
-        reply = derender.read_completion_derendering(body, HEAD)
+        reply = derender.read_completion_derendering(body, CONTEXT)
         reply.add_events([ChoiceDone(index, "length", USAGE) for index in range(len(responses))])
         answer = json.loads(reply.render_body(Usage()))
         assert (answer["kv_transfer_params"], answer["metrics"]) == (transfer, metrics)
@@ -434,7 +434,7 @@ def test_vllm_derendering_passes_on_what_the_generated_answer_has():
 def test_vllm_derendering_refuses_wrong_members_to_pass_on(members, sentence):
     body = {"generate_response": GENERATED | members}
     with pytest.raises(BadRequest, match=sentence):
-        derender.read_chat_derendering(json.dumps(body).encode(), HEAD)
+        derender.read_chat_derendering(json.dumps(body).encode(), CONTEXT)
 
 
 @pytest.mark.parametrize("reason", ["stop", "length"])
@@ -443,7 +443,7 @@ def test_vllm_derendered_calls_end_with_tool_calls_unless_they_are_cut_off(reaso
     request = {"messages": [{"role": "user", "content": "a"}], "tools": [tool]}
     response = {"choices": [{"index": 0, "token_ids": [7], "finish_reason": reason}]}
     body = json.dumps({"generate_response": response, "chat_request": request}).encode()
-    reply = derender.read_chat_derendering(body, HEAD)
+    reply = derender.read_chat_derendering(body, CONTEXT)
     call = ChoiceDelta(0, "", "tool", tool_call=ToolCallDelta(0, "call_1", "f", "{}"))
     reply.add_events([call, ChoiceDone(0, "tool" if reason == "stop" else "length", USAGE)])
     (choice,) = json.loads(reply.render_body(Usage()))["choices"]
@@ -466,12 +466,12 @@ def test_vllm_derendered_calls_end_with_tool_calls_unless_they_are_cut_off(reaso
 def test_vllm_derendering_refuses_wrong_answers(choices, sentence):
     body = {"generate_response": {"choices": choices}}
     with pytest.raises(BadRequest, match=sentence):
-        derender.read_chat_derendering(json.dumps(body).encode(), HEAD)
+        derender.read_chat_derendering(json.dumps(body).encode(), CONTEXT)
 
 
 def test_vllm_derendering_refuses_streams_and_uneven_answers():
     with pytest.raises(Unsupported, match="piece by piece"):
-        derender.read_chat_derendering(b'{"stream":true,"generate_chunk":{}}', HEAD)
+        derender.read_chat_derendering(b'{"stream":true,"generate_chunk":{}}', CONTEXT)
     two = {"choices": [{"index": 0, "token_ids": [5]}, {"index": 1, "token_ids": [5]}]}
     for members, sentence in (
         ({"generate_responses": []}, "generate_responses must not be empty"),
@@ -481,12 +481,12 @@ def test_vllm_derendering_refuses_streams_and_uneven_answers():
         ({"generate_responses": [GENERATED], "prompt_token_ids": [["a"]]}, "prompt_token_ids"),
     ):
         with pytest.raises(BadRequest, match=sentence):
-            derender.read_completion_derendering(json.dumps(members).encode(), HEAD)
+            derender.read_completion_derendering(json.dumps(members).encode(), CONTEXT)
 
 
 def rendered_params(**members: Any) -> dict[str, Any]:
     body = {"prompt": ["a", "b"], "request_id": "x"} | members
-    reply = render.read_completion_rendering(json.dumps(body).encode(), HEAD)
+    reply = render.read_completion_rendering(json.dumps(body).encode(), CONTEXT)
     first, second = json.loads(reply.render_prompts([RenderedPrompt([1], 16), RenderedPrompt([2], 9)]))
     assert (first["request_id"], second["request_id"]) == ("cmpl-x-0", "cmpl-x-1")
     assert (first["token_ids"], second["sampling_params"].pop("max_tokens")) == ([1], 9)
@@ -521,10 +521,10 @@ def test_vllm_tokens_route_reads_what_render_writes():
         "cache_salt": "s", "priority": 2, "skip_special_tokens": False, "stream": True, "typical_p": 0.8,
         "no_repeat_ngram_size": 3, "watermarking": True,
     }  # fmt: skip
-    rendering = render.read_completion_rendering(json.dumps(members).encode(), HEAD)
+    rendering = render.read_completion_rendering(json.dumps(members).encode(), CONTEXT)
     (body,) = json.loads(rendering.render_prompts([RenderedPrompt([7], 40, True)]))
     wanted = rendering.request
-    request = token_generation.read_token_request(json.dumps(body).encode(), HEAD).request
+    request = token_generation.read_token_request(json.dumps(body).encode(), CONTEXT).request
     assert request.prompts == [Tokens([7], True)]
     for name in ("n", "sampling", "stop_conditions", "banned_words", "cache_salt", "priority", "stream"):
         assert getattr(request, name) == getattr(wanted, name), name
@@ -544,5 +544,5 @@ UNRENDERED: list[tuple[dict[str, Any], str | None]] = [
 def test_vllm_render_refuses_what_tokens_cannot_express(members, field):
     body = {"messages": [{"role": "user", "content": "a"}]} | members
     with pytest.raises(BadRequest) as caught:
-        render.read_chat_rendering(json.dumps(body).encode(), HEAD)
+        render.read_chat_rendering(json.dumps(body).encode(), CONTEXT)
     assert caught.value.field == field

@@ -11,7 +11,7 @@ from parley.dialects.vllm.error_answers import vllm_error_answer
 from parley.errors import BadMedia, BadRequest
 from parley.types import ChoiceDelta, ChoiceDone, PromptAccepted, TokenInfo, Usage
 
-HEAD = RequestContext(
+CONTEXT = RequestContext(
     "0f",
     1700000000,
     "fp_1",
@@ -32,10 +32,10 @@ START = b'data: {"id":"trsc-0f","object":"transcription.chunk","created":1700000
 
 
 def read(**members: str | list[str]) -> transcriptions.VllmTranscriptionReply:
-    return transcriptions.read_vllm_transcription(clip_form(**{"model": "m", **members}), HEAD)
+    return transcriptions.read_vllm_transcription(clip_form(**{"model": "m", **members}), CONTEXT)
 
 
-def error_of(body: bytes, context: RequestContext = HEAD) -> tuple[int, str]:
+def error_of(body: bytes, context: RequestContext = CONTEXT) -> tuple[int, str]:
     with pytest.raises(BadRequest) as caught:
         transcriptions.read_vllm_transcription(body, context)
     answer = vllm_error_answer(caught.value)
@@ -75,7 +75,7 @@ def test_vllm_transcription_streams_usage():
 
 
 def test_vllm_translation_has_chunks_of_its_own():
-    context = RequestContext("0f", 1700000000, "fp_1", headers=HEAD.headers, media_limits={"audio": 1})
+    context = RequestContext("0f", 1700000000, "fp_1", headers=CONTEXT.headers, media_limits={"audio": 1})
     reply = transcriptions.read_vllm_translation(clip_form(model="m", stream="true", to_language="de"), context)
     assert b'"id":"trsl-0f","object":"translation.chunk"' in reply.render_chunk([ChoiceDelta(0, "Hi")])
 
@@ -106,7 +106,7 @@ def test_vllm_transcription_refuses_a_text_an_empty_file_and_no_file():
 
 
 def test_vllm_model_without_audio_is_refused():
-    context = RequestContext("0f", 1, "", headers=HEAD.headers)
+    context = RequestContext("0f", 1, "", headers=CONTEXT.headers)
     assert error_of(clip_form(), context) == (400, "The model does not support Transcriptions API")
 
 

@@ -16,7 +16,7 @@ from parley.disagg.wire.networks import Network
 from parley.serving.app import App
 from parley.serving.options import ListenAddress, ServerOptions
 from parley.serving.trusted_proxies import TrustedProxies, strip_root_path
-from parley.settings.kinds import endpoint_kind, network_kind, proxy_kind, root_path_kind
+from parley.settings.option_kinds import endpoint_kind, network_kind, proxy_kind, root_path_kind
 from parley.web.port import HttpServer, open_listener, remove_unix_socket, uvicorn_config
 
 PROXIES: tuple[Network, ...] = tuple(map(network_kind().parse_raw, ("10.0.0.0/8", "::1")))

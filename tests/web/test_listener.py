@@ -12,7 +12,7 @@ import uvloop
 
 from parley.web import listener as listener_module
 from parley.web.connection_limit import ConnectionLimit
-from parley.web.options import HttpOptions
+from parley.web.http_options import HttpOptions
 from parley.web.port import HttpServer, open_listener, uvicorn_config
 
 CLIENTS = 60

@@ -29,7 +29,7 @@ from parley.serving.options import ListenAddress, OfferedModel, ServerOptions
 from parley.types import Arena, Settings
 from parley.web import port as port_module
 from parley.web.connection_limit import OPENING_SECONDS, ConnectionLimit
-from parley.web.options import HttpOptions
+from parley.web.http_options import HttpOptions
 from parley.web.tls.contexts import LoadedTls, client_tls_context, reload_certificates, server_tls_context
 from parley.web.tls.files import TlsFileError, TlsFiles
 

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from parley.settings.kinds import choice_kind
+from parley.settings.option_kinds import choice_kind
 from parley.settings.options import ConfigError, Option, ResolvedOptions
 
 USAGE = """\

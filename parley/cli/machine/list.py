@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 
-from parley.settings.kinds import switch_kind
+from parley.settings.option_kinds import switch_kind
 from parley.settings.options import Option, ResolvedOptions
 
 USAGE = """\

@@ -8,7 +8,7 @@ from typing import Any
 
 from parley.cli.client import ClientError, client_from_options
 from parley.settings.config import CLIENT_OPTIONS
-from parley.settings.kinds import switch_kind
+from parley.settings.option_kinds import switch_kind
 from parley.settings.options import Option, ResolvedOptions
 
 USAGE = """\

@@ -6,7 +6,7 @@ import sys
 import time
 from typing import TextIO
 
-from parley.settings.kinds import text_kind
+from parley.settings.option_kinds import text_kind
 from parley.settings.options import ConfigError, Option, ResolvedOptions
 
 USAGE = """\

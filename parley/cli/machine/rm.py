@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from parley.settings.kinds import switch_kind, text_kind
+from parley.settings.option_kinds import switch_kind, text_kind
 from parley.settings.options import ConfigError, Option, ResolvedOptions, did_you_mean
 
 USAGE = """\

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from parley.settings.kinds import switch_kind, text_kind
+from parley.settings.option_kinds import switch_kind, text_kind
 from parley.settings.options import Option, ResolvedOptions
 
 USAGE = """\

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from parley import control_groups
 from parley.child_process import python_command
-from parley.settings.kinds import switch_kind
+from parley.settings.option_kinds import switch_kind
 from parley.settings.options import Option, ResolvedOptions
 from parley.version import __version__
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from parley.settings.key_file import HashedKey, read_key_table
 from parley.settings.keys import ApiKeyLine, cluster_secret, read_api_keys
-from parley.settings.kinds import UNIX_PREFIX
+from parley.settings.option_kinds import UNIX_PREFIX
 from parley.settings.options import ConfigError, ResolvedOptions, did_you_mean
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from parley.coordinator.access import AdminAccess
 from parley.errors import ParleyError
 from parley.web.auth import ApiKeys, BrowserGuard
 from parley.web.framing.request_head import raise_head_error
-from parley.web.options import HttpOptions
+from parley.web.http_options import HttpOptions
 from parley.web.request_body import BodyBudget, ClientGone
 
 log = logging.getLogger("parley.cluster")

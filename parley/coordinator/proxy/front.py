@@ -55,6 +55,22 @@ READY_SECONDS = 1.0  # seconds between two checks whether requests can be served
 ACCEPT_ALL_CLIENTS, REFUSE_ALL_KEYS = ApiKeys(()), ApiKeys((), hashed_keys=())
 
 
+class CountedReceive:
+    """An ASGI ``receive`` that counts the bytes of a body. ``body_size``: those that have arrived."""
+
+    def __init__(self, receive: Receive, load: FrontLoad):
+        self.body_size = 0
+        self._receive, self._load = receive, load
+
+    async def __call__(self) -> Message:
+        """Receive the next message, within the memory limit. Raises ParleyError."""
+        message = await self._receive()
+        if size := len(message.get("body", b"")):
+            self.body_size += size
+            self._load.add_body_bytes(size)
+        return message
+
+
 class InferenceFront:
     """The ASGI application of the inference port. Raises BadRecordFile.
 
@@ -159,17 +175,7 @@ class InferenceFront:
             dialect, path_error = path.dialect, None
         except (NotFound, NotAllowed) as error:
             dialect, path_error = self._paths.error_dialect(scope["path"]), error
-        body_size = 0
-
-        async def receive_counted() -> Message:
-            """Receive the next message of the body, within the memory limit. Raises ParleyError."""
-            nonlocal body_size
-            message = await receive()
-            if size := len(message.get("body", b"")):
-                body_size += size
-                self.load.add_body_bytes(size)
-            return message
-
+        receive_counted = CountedReceive(receive, self.load)
         client = DownstreamClient(scope, receive_counted, send, self._options, dialect)
         if self._span_exporter is not None:
             client.begin_trace(self._span_exporter)
@@ -196,7 +202,7 @@ class InferenceFront:
             await self._send_error(client, ParleyError(SERVER_ERROR))
         finally:
             self.load.open_requests -= 1
-            self.load.body_bytes -= body_size
+            self.load.body_bytes -= receive_counted.body_size
             client.finish_trace()
             if self._client_keys is not None:
                 self._client_keys.finish_request(client)
@@ -286,17 +292,21 @@ class InferenceFront:
             stop = self._stops.stop_one if kind == "abort" else self._stops.stop_listed
             await client.while_connected(stop(path, client, body))
             return
-        usable = self._usable_instances()
+        await self._forward_request(route, path, client, body)
+
+    async def _forward_request(self, route: Route, path: ApiPath, client: DownstreamClient, body: bytes) -> None:
+        """Have instances answer a request that does not generate. Raises ParleyError, ClientGone."""
+        kind, usable = route.kind, self._usable_instances()
         if kind == "embed" and self._client_keys is not None:
             await self._generation.embed_with_account(path, client, body, usable)
             return
         if (inlined := await self._record_keeper.inline_records(path, client, body)) is not None:
             body = inlined.body
-        work = await self._choose_forwarding(route, path, client, usable, body)
+        forwarding = await self._choose_forwarding(route, path, client, usable, body)
         timeout = self._scheduler.options.tokenizer_timeout if kind == "tokenize" else None
         try:
             async with asyncio.timeout(timeout):
-                await client.while_connected(work)
+                await client.while_connected(forwarding)
         except TimeoutError:
             if client.status:
                 raise ClientGone from None

@@ -73,6 +73,6 @@ class LocalAnswers:
             "message": text if self._strict else refusals.plain_sentence(text),
             "instances": {str(instance.id): instance.phase_at(self._table.clock()) for instance in self._table},
         }
-        if lack := self._table.explain_lack():
-            state["reason"] = lack
+        if missing := self._table.explain_lack():
+            state["reason"] = missing
         return state

@@ -146,10 +146,10 @@ class ClusterInstance:
         """Whether handovers to ``other`` are paused because it has been refusing them."""
         return bool(self.handover_refusals) and now < self.handover_refusals.get(other.id, (0, 0.0))[1]
 
-    def cached_tokens(self, marks: Iterable[PrefixMark], now: float) -> int:
+    def cached_tokens(self, prefix_marks: Iterable[PrefixMark], now: float) -> int:
         """Return how many leading tokens of a prompt are in its prefix cache, by its report and by recent requests."""
         best = 0
-        for mark in marks:
+        for mark in prefix_marks:
             sent = self.sent_hashes.get(mark.prefix_hash)
             if mark.prefix_hash in self.cached_hashes or (
                 sent is not None and (not self.cached_hashes or now - sent < REPORT_DELAY)
@@ -159,9 +159,9 @@ class ClusterInstance:
                 break
         return best
 
-    def note_prompt(self, marks: Iterable[PrefixMark], now: float) -> None:
+    def note_prompt(self, prefix_marks: Iterable[PrefixMark], now: float) -> None:
         """Record that a prompt with these prefix hashes is being sent to it."""
-        for mark in marks:
+        for mark in prefix_marks:
             self.sent_hashes.pop(mark.prefix_hash, None)
             self.sent_hashes[mark.prefix_hash] = now
         while len(self.sent_hashes) > MAX_REPORTED_HASHES:

@@ -19,7 +19,7 @@ from parley.coordinator.routing.counters import AttemptEnd, RequestCounters
 from parley.coordinator.routing.instance import ClusterInstance, least_loaded
 from parley.coordinator.routing.instance_table import InstanceEvent, InstanceTable
 from parley.coordinator.routing.load import HeldDemand
-from parley.coordinator.routing.model_choice import ModelQuestion
+from parley.coordinator.routing.model_choice import ModelRequirement
 from parley.coordinator.routing.policies import (
     CacheAffinityPolicy,
     InstancePair,
@@ -330,7 +330,7 @@ class InstanceScheduler:
         """
         if request.layout and not in_any_layout:
             usable = [instance for instance in usable if instance.layout in ("", request.layout)]
-        return self.table.model_holders(request.model, request.question, usable)
+        return self.table.model_holders(request.model, request.requirement, usable)
 
     def _refuse_request(self, status: int, text: str, retry_after: float | None = None) -> RequestRefused:
         self.counters.count_refusal(status)
@@ -349,9 +349,9 @@ class InstanceScheduler:
         self._wake_scheduled = False
         usable = self.table.usable_instances()
         # Models whose first queued request finds no room: later ones may not overtake it.
-        full_models: set[tuple[str, ModelQuestion | None]] = set()
+        full_models: set[tuple[str, ModelRequirement | None]] = set()
         for queued in self.queue.take_turns():
-            model = queued.request.model, queued.request.question
+            model = queued.request.model, queued.request.requirement
             if queued.future.done() or model in full_models:
                 continue
             try:

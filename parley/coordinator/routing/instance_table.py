@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from parley.coordinator.config import CoordinatorOptions, InstanceConfig
 from parley.coordinator.routing.instance import ClusterInstance
-from parley.coordinator.routing.model_choice import ModelChoices, ModelQuestion
+from parley.coordinator.routing.model_choice import ModelChoices, ModelRequirement
 from parley.coordinator.routing.status_report import apply_status
 from parley.dialects.mounts import known_spelling
 from parley.disagg.kv.layout import layout_difference
@@ -179,14 +179,14 @@ class InstanceTable:
         return known_spelling(model, self.model_names()) or model
 
     def model_holders(
-        self, model: str, question: ModelQuestion | None, instances: Sequence[ClusterInstance]
+        self, model: str, requirement: ModelRequirement | None, instances: Sequence[ClusterInstance]
     ) -> list[ClusterInstance]:
         """Return those of some instances that have the model of a request; all if no instance of the cluster has the
-        model that it names, as any of them may report that. ``question``: set if it names none."""
-        if not model and question is None:
+        model that it names, as any of them may report that. ``requirement``: set if it names none."""
+        if not model and requirement is None:
             return list(instances)
-        holders = [instance for instance in instances if self.choices.holds_model(instance, model, question)]
-        is_known = holders or any(self.choices.holds_model(instance, model, question) for instance in self)
+        holders = [instance for instance in instances if self.choices.holds_model(instance, model, requirement)]
+        is_known = holders or any(self.choices.holds_model(instance, model, requirement) for instance in self)
         return holders if is_known else list(instances)
 
     def is_cluster_ready(self, model: str = "") -> bool:

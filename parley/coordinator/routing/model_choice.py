@@ -18,7 +18,7 @@ from parley.types import ALL_MODEL_TASKS, ModelTask
 MAX_KEPT_CHOICES = 1024  # one for each kind of route and limited key
 
 
-class ModelQuestion(NamedTuple):
+class ModelRequirement(NamedTuple):
     """A request that names no model. ``tasks``: of which the model needs one, None: any model suits. ``key_models``:
     the models that its client's key may use, none: all. ``main_only``: it is for the main model, whichever that is."""
 
@@ -28,7 +28,7 @@ class ModelQuestion(NamedTuple):
 
 
 class ModelChoice(NamedTuple):
-    """The model of a request that names none; None if no instance tells its models. ``instances``: the ids of those
+    """The model of a request that names none; None if no instance reports its models. ``instances``: the ids of those
     that would choose it."""
 
     model: OfferedModel | None
@@ -36,8 +36,8 @@ class ModelChoice(NamedTuple):
 
 
 def read_offered_models(members: Mapping[str, Any]) -> tuple[OfferedModel, ...] | None:
-    """Return the models of an instance from its status, the main one first; None if it does not tell them. One of an
-    older version tells names, but no tasks."""
+    """Return the models of an instance from its status, the main one first; None if it does not report them. An
+    older version reports names, but no tasks."""
     reports, names = members.get("model_tasks"), _read_texts(members.get("models"))
     if isinstance(reports, list):
         offered = [_read_offered_model(report) for report in reports if isinstance(report, dict)]
@@ -60,68 +60,73 @@ class ModelChoices:
 
     def __init__(self, list_instances: Callable[[], Iterable[ClusterInstance]]):
         self._list_instances = list_instances
-        self._choices: dict[ModelQuestion, ModelChoice] = {}
+        self._choices: dict[ModelRequirement, ModelChoice] = {}
 
     def forget_choices(self) -> None:
         """Choose anew from now on: the instances or their models have changed."""
         self._choices.clear()
 
-    def choose_model(self, question: ModelQuestion) -> ModelChoice:
+    def choose_model(self, requirement: ModelRequirement) -> ModelChoice:
         """Return the choice for a request that names no model."""
-        choice = self._choices.get(question)
+        choice = self._choices.get(requirement)
         if choice is None:
             if len(self._choices) >= MAX_KEPT_CHOICES:
                 self._choices.clear()
-            choice = self._choices[question] = _choose_model(question, self._list_instances())
+            choice = self._choices[requirement] = _choose_model(requirement, self._list_instances())
         return choice
 
-    def holds_model(self, instance: ClusterInstance, model: str, question: ModelQuestion | None) -> bool:
-        """Whether a request is for an instance. ``model``: the one that it names; ``question``: set if it names
+    def holds_model(self, instance: ClusterInstance, model: str, requirement: ModelRequirement | None) -> bool:
+        """Whether a request is for an instance. ``model``: the one that it names; ``requirement``: set if it names
         none."""
-        if question is None:
+        if requirement is None:
             return model in instance.models
-        choice = self.choose_model(question)
+        choice = self.choose_model(requirement)
         return choice.model is None or instance.id in choice.instances
 
     def lacks_task(self, model: str, route: Route) -> bool:
         """Whether all instances that have a model say that it does not suit a route."""
-        offers = [offer for instance in self._list_instances() for offer in instance.offered if model in offer.names]
-        return bool(offers) and all(offer.tasks is not None and not route.suits_model(offer.tasks) for offer in offers)
+        task_sets = [
+            offered.tasks
+            for instance in self._list_instances()
+            for offered in instance.offered
+            if model in offered.names
+        ]
+        return bool(task_sets) and all(tasks is not None and not route.suits_model(tasks) for tasks in task_sets)
 
 
-def _choose_model(question: ModelQuestion, instances: Iterable[ClusterInstance]) -> ModelChoice:
+def _choose_model(requirement: ModelRequirement, instances: Iterable[ClusterInstance]) -> ModelChoice:
     ordered = sorted(instances, key=lambda instance: instance.id)
-    own_choices = [(instance, _choose_offer(question, instance.offered)) for instance in ordered if instance.offered]
+    own_choices = [(instance, _own_choice(requirement, instance.offered)) for instance in ordered if instance.offered]
     if not own_choices:
         return ModelChoice(None, frozenset())
-    usable = [offer for _, offer in own_choices if _is_open_to_key(question, offer)] or [own_choices[0][1]]
-    suitable = [offer for offer in usable if offer.tasks is not None and _suits(question, offer)]
-    untold = [offer for offer in usable if offer.tasks is None]
-    expects_text = question.tasks is None or "generate" in question.tasks
-    if question.main_only:
+    usable = [model for _, model in own_choices if _is_open_to_key(requirement, model)] or [own_choices[0][1]]
+    suitable = [model for model in usable if model.tasks is not None and _suits(requirement, model)]
+    unreported = [model for model in usable if model.tasks is None]
+    expects_text = requirement.tasks is None or "generate" in requirement.tasks
+    if requirement.main_only:
         chosen = own_choices[0][1]
-    elif expects_text:  # a model of untold tasks most likely writes text
-        chosen = next((offer for offer in usable if _suits(question, offer)), usable[0])
+    elif expects_text:  # a model that reports no tasks most likely writes text
+        chosen = next((model for model in usable if _suits(requirement, model)), usable[0])
     else:
-        chosen = (*suitable, *untold, usable[0])[0]
+        chosen = (*suitable, *unreported, usable[0])[0]
     names = set(chosen.names)
-    holders = {instance.id for instance, offer in own_choices if not names.isdisjoint(offer.names)}
-    # A server that tells no models gets what any server may be asked.
+    holders = {instance.id for instance, model in own_choices if not names.isdisjoint(model.names)}
+    # A server that reports no models may get any request for text.
     holders |= {instance.id for instance in ordered if not instance.offered and expects_text}
     return ModelChoice(chosen, frozenset(holders))
 
 
-def _choose_offer(question: ModelQuestion, offered: Sequence[OfferedModel]) -> OfferedModel:
+def _own_choice(requirement: ModelRequirement, offered: Sequence[OfferedModel]) -> OfferedModel:
     """Return the model that an instance chooses itself (``ModelRegistry.implied_model``)."""
-    usable = [offer for offer in offered if _is_open_to_key(question, offer)] or offered
-    if question.main_only:
+    usable = [model for model in offered if _is_open_to_key(requirement, model)] or offered
+    if requirement.main_only:
         return offered[0]
-    return next((offer for offer in usable if _suits(question, offer)), usable[0])
+    return next((model for model in usable if _suits(requirement, model)), usable[0])
 
 
-def _suits(question: ModelQuestion, offer: OfferedModel) -> bool:
-    return offer.tasks is None or question.tasks is None or not question.tasks.isdisjoint(offer.tasks)
+def _suits(requirement: ModelRequirement, model: OfferedModel) -> bool:
+    return model.tasks is None or requirement.tasks is None or not requirement.tasks.isdisjoint(model.tasks)
 
 
-def _is_open_to_key(question: ModelQuestion, offer: OfferedModel) -> bool:
-    return not question.key_models or any(name in question.key_models for name in offer.names)
+def _is_open_to_key(requirement: ModelRequirement, model: OfferedModel) -> bool:
+    return not requirement.key_models or any(name in requirement.key_models for name in model.names)

@@ -16,7 +16,7 @@ import msgspec
 from parley.coordinator.config import CoordinatorOptions
 from parley.coordinator.routing.instance import ClusterInstance
 from parley.coordinator.routing.load import JobSide, ResourceDemand, decode_load, prefill_load
-from parley.coordinator.routing.model_choice import ModelQuestion
+from parley.coordinator.routing.model_choice import ModelRequirement
 from parley.disagg.wire.prompt_hash import ConversationHashes, PrefixMark
 
 
@@ -30,7 +30,7 @@ class SchedulingRequest(msgspec.Struct, frozen=True):
     ``failed_instances``: ids of instances that failed it; ``earlier_attempts``: number of attempts before this one;
     ``layout``: KV layout of the instances that computed the part the client has, empty if there is no such part or the
     layout is not reported; ``tenant``: its owner, empty where instances have no API keys; ``conversation``: hashes of
-    its messages, if it has any; ``question``: set if it names no model.
+    its messages, if it has any; ``requirement``: set if it names no model.
     """
 
     prompt_tokens: int
@@ -42,7 +42,7 @@ class SchedulingRequest(msgspec.Struct, frozen=True):
     earlier_attempts: int = 0
     layout: str = ""
     tenant: str = ""
-    question: ModelQuestion | None = None
+    requirement: ModelRequirement | None = None
 
 
 class InstancePair(NamedTuple):

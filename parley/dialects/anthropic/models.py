@@ -48,10 +48,10 @@ def _page_of(models: Sequence[dict[str, Any]], context: RequestContext) -> dict[
     query = {name: values[-1] for name, values in parse_qs(context.query_string.decode("latin-1")).items()}
     limit = read_page_limit(query.get("limit"))
     if (after := query.get("after_id")) is not None:
-        models = models[_place_of(models, "after_id", after) + 1 :]
+        models = models[_model_index(models, "after_id", after) + 1 :]
         page, has_more = models[:limit], len(models) > limit
     elif (before := query.get("before_id")) is not None:
-        models = models[: _place_of(models, "before_id", before)]
+        models = models[: _model_index(models, "before_id", before)]
         page, has_more = models[-limit:], len(models) > limit
     else:
         page, has_more = models[:limit], len(models) > limit
@@ -130,9 +130,9 @@ def read_page_limit(text: str | None) -> int:
     return int(text)
 
 
-def _place_of(models: Sequence[dict[str, Any]], parameter: str, name: str) -> int:
-    """Return the place in the list of the model that a parameter of the query names. Raises Invalid."""
-    for place, model in enumerate(models):
+def _model_index(models: Sequence[dict[str, Any]], parameter: str, name: str) -> int:
+    """Return the index of the model that a parameter of the query names. Raises Invalid."""
+    for index, model in enumerate(models):
         if model.get("id") == name:
-            return place
+            return index
     raise ANTHROPIC_WORDING.invalid_error(parameter, f"there is no model {excerpt(name)}")

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from parley.dialects import parameters
+from parley.dialects import sampling_members
 from parley.dialects.anthropic.api_rules import AnthropicRules
 from parley.dialects.anthropic.blocks import BlockReader
 from parley.dialects.anthropic.error_answers import UNSUPPORTED_THREAD
@@ -15,7 +15,7 @@ from parley.dialects.anthropic.refusal_wording import check_member_names, dotted
 from parley.dialects.dialect import RequestContext
 from parley.dialects.fields import Fields
 from parley.dialects.output_constraints import read_json_schema
-from parley.dialects.parameters import MAX_STOP_CHARACTERS, MAX_STOPS, MAX_TOKEN_ID
+from parley.dialects.sampling_members import MAX_STOP_CHARACTERS, MAX_STOPS, MAX_TOKEN_ID
 from parley.errors import Invalid, Unsupported
 from parley.types import Grammar, Sampling, StopConditions
 
@@ -108,7 +108,7 @@ def _read_format(fields: Fields, name: str, rules: AnthropicRules) -> Grammar | 
 def read_sampling(body: Fields, rules: AnthropicRules) -> Sampling:
     """Read how tokens are drawn; the lenient rules also know the members of the other APIs. Raises BadRequest."""
     if not rules.strict:
-        return parameters.read_sampling(body, max_temperature=2)
+        return sampling_members.read_sampling(body, max_temperature=2)
     return Sampling(
         temperature=body.number("temperature", 1.0, 0, 1),
         top_p=body.number("top_p", 1.0, 0, 1),

@@ -87,11 +87,11 @@ class TurnReader:
             )
         if self._rules.strict:
             check_order(items)
-        last_user = max((place for place, (role, _) in enumerate(items) if role == "user"), default=-1)
+        last_user = max((index for index, (role, _) in enumerate(items) if role == "user"), default=-1)
         shown = [
             (role, item)
-            for place, (role, item) in enumerate(items)
-            if not (role == "system" and place < last_user and _is_cleared(item))
+            for index, (role, item) in enumerate(items)
+            if not (role == "system" and index < last_user and _is_cleared(item))
         ]
         turns: list[Message] = []
         for role, group in groupby(shown, key=lambda pair: pair[0]):
@@ -227,8 +227,8 @@ class TurnReader:
         except ValueError:  # of another server, or of another tenant
             if self._rules.strict:
                 path = block.member_path("signature")
-                place = dotted_path(path.rpartition(".")[0])
-                raise Invalid(f"{place}: Invalid `signature` in `thinking` block", field=path) from None
+                block_path = dotted_path(path.rpartition(".")[0])
+                raise Invalid(f"{block_path}: Invalid `signature` in `thinking` block", field=path) from None
             return shown
 
     def _read_tool_use(self, block: Fields) -> ToolCall:
@@ -269,28 +269,28 @@ def check_order(items: Sequence[tuple[str, Fields]]) -> None:
     As in recorded answers of the service, an unanswered call is reported at the message that lacks its result, and a
     text after a call in the same message separates the call from its result.
     """
-    spoken = [(place, role, item) for place, (role, item) in enumerate(items) if role != "system"]
+    spoken = [(turn_index, role, item) for turn_index, (role, item) in enumerate(items) if role != "system"]
     if not spoken or spoken[0][1] != "user":
         raise Invalid('messages: first message must use the "user" role', field="messages")
     open_calls: list[str] = []
     separated = False
-    for place, role, item in spoken:
+    for turn_index, role, item in spoken:
         results = _ids_in(item, "tool_result", "tool_use_id") if role == "user" else {}
         for index, use_id in results.items():
             if use_id not in open_calls:
-                raise Invalid(ORPHAN.format(place=f"{place}.content.{index}", ids=use_id[:256]), field="messages")
+                raise Invalid(ORPHAN.format(place=f"{turn_index}.content.{index}", ids=use_id[:256]), field="messages")
         if unanswered := open_calls if separated else [call for call in open_calls if call not in results.values()]:
-            raise _unanswered_error(place, unanswered)
+            raise _unanswered_error(turn_index, unanswered)
         calls = _ids_in(item, "tool_use", "id") if role == "assistant" else {}
         texts = _ids_in(item, "text", "text") if calls else {}
         separated = bool(texts) and max(texts) > min(calls)
         open_calls = [use_id for index, use_id in calls.items() if not separated or index < max(texts)]
     if open_calls:
-        raise _unanswered_error(place + 1, open_calls)
+        raise _unanswered_error(turn_index + 1, open_calls)
 
 
-def _unanswered_error(place: int, calls: Sequence[str]) -> Invalid:
-    return Invalid(UNANSWERED.format(place=place, ids=", ".join(calls)[:256]), field="messages")
+def _unanswered_error(index: int, calls: Sequence[str]) -> Invalid:
+    return Invalid(UNANSWERED.format(place=index, ids=", ".join(calls)[:256]), field="messages")
 
 
 def _ids_in(item: Fields, block_type: str, member: str) -> dict[int, str]:
@@ -298,7 +298,7 @@ def _ids_in(item: Fields, block_type: str, member: str) -> dict[int, str]:
     content: Any = item.raw_value("content")
     blocks = content if isinstance(content, list) else []
     return {
-        place: block[member]
-        for place, block in enumerate(blocks)
+        index: block[member]
+        for index, block in enumerate(blocks)
         if isinstance(block, dict) and block.get("type") == block_type and isinstance(block.get(member), str)
     }

@@ -70,10 +70,10 @@ class MessageStream:
         block_type = block_type_of(delta)
         if block_type is None:
             return b""
-        rest = self._hold_tokens(delta.tokens, block_type) if self._logprobs else b""
+        earlier_tokens = self._hold_tokens(delta.tokens, block_type) if self._logprobs else b""
         if not delta.text:
-            return rest
-        opening = rest + (self._open_block(block_type) if self._open != block_type else b"")
+            return earlier_tokens
+        opening = earlier_tokens + (self._open_block(block_type) if self._open != block_type else b"")
         if block_type == "text" and not self._logprobs:  # as nearly all events are
             return opening + TEXT_DELTA % (self._blocks - 1, encode_json(delta.text))
         return opening + self._content_delta(delta.text)
@@ -85,13 +85,13 @@ class MessageStream:
 
     def _hold_tokens(self, tokens: list[TokenInfo], block_type: BlockType) -> bytes:
         """Keep the tokens until their text. Return the event of those that the other block still has."""
-        rest = b""
+        other_block_tokens = b""
         if self._token_type != block_type:
             if self._tokens and self._open == self._token_type:
-                rest = self._content_delta("")
+                other_block_tokens = self._content_delta("")
             self._token_type = block_type
         self._tokens += tokens
-        return rest
+        return other_block_tokens
 
     def _open_block(self, block_type: BlockType) -> bytes:
         start = self._close(block_type)
@@ -124,16 +124,16 @@ class MessageStream:
 
         ``next_type``: of that block, None for a call or the end of the message.
         """
-        opened, rest = self._open, b""
+        opened, last_tokens = self._open, b""
         if opened is None:
-            return rest
+            return last_tokens
         if opened == "call":
             self._open = None
             return cohere_event({"type": "tool-call-end", "index": self._calls - 1})
         if self._tokens and self._token_type != next_type:
-            rest = self._content_delta("")
+            last_tokens = self._content_delta("")
         self._open = None
-        return rest + cohere_event({"type": "content-end", "index": self._blocks - 1})
+        return last_tokens + cohere_event({"type": "content-end", "index": self._blocks - 1})
 
     def _event(self, name: str, index: int, message: dict[str, Any]) -> bytes:
         return cohere_event(_event(name, index, message))

@@ -202,14 +202,14 @@ def read_documents(body: Fields, rules: CohereRules) -> list[Document]:
     values = body.array("documents", cap=MAX_DOCUMENTS)
     as_objects = [{"data": value} if isinstance(value, str) else value for value in values]
     documents: list[Document] = []
-    places: dict[str, int] = {}
-    for place, item in enumerate(body.with_members({"documents": as_objects}).objects("documents", cap=MAX_DOCUMENTS)):
+    indexes_by_id: dict[str, int] = {}
+    for index, item in enumerate(body.with_members({"documents": as_objects}).objects("documents", cap=MAX_DOCUMENTS)):
         document = read_document(item, rules)
         if all(value in ("", None) for value in document.data.values()):
             path = item.member_path("data")
-            raise Invalid(f"invalid request: document at index {place} cannot be empty: '{path}'", field=path)
-        if document.id is not None and places.setdefault(document.id, place) != place:
-            path, where = item.member_path("id"), f"at index {place} and {places[document.id]}"
+            raise Invalid(f"invalid request: document at index {index} cannot be empty: '{path}'", field=path)
+        if document.id is not None and indexes_by_id.setdefault(document.id, index) != index:
+            path, where = item.member_path("id"), f"at index {index} and {indexes_by_id[document.id]}"
             raise Invalid(f"invalid request: duplicate document ID {document.id[:60]} {where}: '{path}'", field=path)
         documents.append(document)
     return documents

@@ -7,13 +7,13 @@ from typing import Any, Literal
 
 import msgspec
 
-from parley.dialects import parameters
+from parley.dialects import sampling_members
 from parley.dialects.cohere.api_rules import CohereRules
 from parley.dialects.cohere.refusal_wording import check_member_names, unsupported_value_error
 from parley.dialects.dialect import RequestContext
 from parley.dialects.fields import Fields
 from parley.dialects.output_constraints import ANY_OBJECT_SCHEMA, read_json_schema
-from parley.dialects.parameters import MAX_STOP_CHARACTERS, MAX_STOPS
+from parley.dialects.sampling_members import MAX_STOP_CHARACTERS, MAX_STOPS
 from parley.errors import Invalid, excerpt
 from parley.types import Grammar, Sampling, StopConditions
 
@@ -109,11 +109,11 @@ def read_sampling(body: Fields, rules: CohereRules) -> Sampling:
             frequency_penalty=body.number("frequency_penalty", 0.0, 0, 1),
         )
     defaults = {"temperature": DEFAULT_TEMPERATURE, "top_p": DEFAULT_TOP_P}
-    sampling = parameters.read_sampling(body.with_defaults(defaults), max_temperature=2)
+    sampling = sampling_members.read_sampling(body.with_defaults(defaults), max_temperature=2)
     return msgspec.structs.replace(
         sampling,
         top_p=body.number("p", sampling.top_p, 0, 1),
-        top_k=max(0, body.integer("k", sampling.top_k, -1, parameters.MAX_TOKEN_ID)),
+        top_k=max(0, body.integer("k", sampling.top_k, -1, sampling_members.MAX_TOKEN_ID)),
     )
 
 
@@ -154,9 +154,9 @@ def read_response_format(body: Fields, rules: CohereRules) -> Grammar | None:
         if schema is not None:
             raise form.member_error(member, "only allowed with type 'json_object'.")
         return None
-    for name, what in (("documents", "RAG"), ("tools", "tools")):
+    for name, feature in (("documents", "RAG"), ("tools", "tools")):
         if rules.strict and body.raw_value(name):
-            raise Invalid(FORMAT_WITH.format(what), field="response_format")
+            raise Invalid(FORMAT_WITH.format(feature), field="response_format")
     return Grammar("json", ANY_OBJECT_SCHEMA if schema is None else schema, field=form.member_path(member))
 
 

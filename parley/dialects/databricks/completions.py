@@ -23,7 +23,7 @@ from parley.dialects.openai.common_members import MAX_TOKENS, read_capped_choice
 from parley.dialects.openai.reading_rules import ReadingRules
 from parley.dialects.openai.token_objects import FINISH_REASONS
 from parley.dialects.openai.token_usage import running_usage
-from parley.dialects.parameters import MAX_STOP_CHARACTERS, MAX_STOPS
+from parley.dialects.sampling_members import MAX_STOP_CHARACTERS, MAX_STOPS
 from parley.dialects.sse import STREAM_DONE, data_event
 from parley.errors import ParleyError
 from parley.types import (

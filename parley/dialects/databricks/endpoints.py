@@ -42,10 +42,12 @@ def host_metadata(body: bytes, context: RequestContext, facts: ServerFacts) -> A
 
 def list_endpoints(body: bytes, context: RequestContext, facts: ServerFacts, created: EndpointsByName) -> Answer:
     """List all endpoints that the client may see."""
-    seen = [
+    visible_endpoints = [
         endpoint for endpoint in _all_endpoints(facts, created) if endpoint.client_level(context.client) is not None
     ]
-    return json_answer({"endpoints": [_endpoint_summary(endpoint, facts, context.client) for endpoint in seen]})
+    return json_answer(
+        {"endpoints": [_endpoint_summary(endpoint, facts, context.client) for endpoint in visible_endpoints]}
+    )
 
 
 def get_endpoint(body: bytes, context: RequestContext, facts: ServerFacts, created: EndpointsByName) -> Answer:

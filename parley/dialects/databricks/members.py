@@ -11,7 +11,7 @@ from parley.dialects.dialect import RequestContext
 from parley.dialects.fields import Fields
 from parley.dialects.openai.common_members import MAX_TOKENS
 from parley.dialects.openai.messages import MAX_CONTENT_PARTS
-from parley.dialects.parameters import MAX_CHOICES_PER_PROMPT, MAX_TOKEN_ID
+from parley.dialects.sampling_members import MAX_CHOICES_PER_PROMPT, MAX_TOKEN_ID
 
 ANY_VALUE: MemberTree = {}
 FUNCTION_TREE: MemberTree = {"name": ANY_VALUE, "description": ANY_VALUE, "parameters": ANY_VALUE, "strict": ANY_VALUE}

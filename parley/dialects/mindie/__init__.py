@@ -85,7 +85,7 @@ def service_dialect(rules: MindieRules) -> Dialect:
             Route("GET", "/v1/models", "models", writer=partial(openai.write_mindie_models, rules)),
             Route("GET", "/v1/models/{model}", "model", writer=openai.write_mindie_model),
             Route("GET", "/v2", "info", reader=partial(control.mindie_server_metadata, rules)),
-            *(route for place in model_paths for route in _model_routes(rules, place)),
+            *(route for path in model_paths for route in _model_routes(rules, path)),
         ),
     )
 

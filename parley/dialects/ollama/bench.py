@@ -17,9 +17,9 @@ def conversation(shape: LoadShape, content: Any) -> dict[str, Any]:
 
 def split_lines(pieces: Sequence[TimedBytes]) -> Iterator[TimedBytes]:
     """Yield each line of a stream, with the time when it was complete."""
-    rest = b""
+    incomplete_line = b""
     for when, piece in pieces:
-        *lines, rest = (rest + piece).split(b"\n")
+        *lines, incomplete_line = (incomplete_line + piece).split(b"\n")
         yield from ((when, line) for line in lines)
 
 

@@ -27,7 +27,7 @@ from parley.dialects.ollama.options import (
 )
 from parley.dialects.ollama.refusal_wording import OllamaWording, incapable_model_error
 from parley.dialects.ollama.template import TemplateInput, render_prompt
-from parley.dialects.parameters import MAX_TOKEN_ID
+from parley.dialects.sampling_members import MAX_TOKEN_ID
 from parley.errors import Invalid, UnknownModel, Unsupported
 from parley.types import (
     Chat,

@@ -47,36 +47,36 @@ def syntax_sentence(body: bytes, reason: str) -> str | None:
     match = BYTE_IN_REASON.search(reason)
     if match is None:
         return None
-    words, place = match[1], int(match[2])
+    words, position = match[1], int(match[2])
     if words == "invalid character":
-        return _value_sentence(body, place)
+        return _value_sentence(body, position)
     context, behind = CONTEXTS.get(words, ("", 0))
-    return _character_sentence(body, place - behind, context) if context else None
+    return _character_sentence(body, position - behind, context) if context else None
 
 
-def _value_sentence(body: bytes, place: int) -> str | None:
+def _value_sentence(body: bytes, position: int) -> str | None:
     """Return the sentence about a wrong character in a value: in a literal, a string or a number, or before them."""
     for word in LITERALS:
-        start = place - len(word)
+        start = position - len(word)
         if start >= 0 and body[start] == word[0] and not _is_in_string(body, start):
             wrong = next((i for i, byte in enumerate(word) if body[start + i] != byte), None)
             if wrong is not None:
                 context = f"in literal {word.decode()} (expecting '{chr(word[wrong])}')"
                 return _character_sentence(body, start + wrong, context)
-    if body[place : place + 1] < b" ":
-        return _character_sentence(body, place, "in string literal")
-    return _character_sentence(body, place, "in numeric literal" if body[place - 1 : place] == b"-" else VALUE)
+    if body[position : position + 1] < b" ":
+        return _character_sentence(body, position, "in string literal")
+    return _character_sentence(body, position, "in numeric literal" if body[position - 1 : position] == b"-" else VALUE)
 
 
-def _is_in_string(body: bytes, place: int) -> bool:
+def _is_in_string(body: bytes, position: int) -> bool:
     """Whether a place is inside a string, in a body that is JSON up to there."""
-    return body[:place].replace(rb"\\", b"").replace(rb"\"", b"").count(b'"') % 2 == 1
+    return body[:position].replace(rb"\\", b"").replace(rb"\"", b"").count(b'"') % 2 == 1
 
 
-def _character_sentence(body: bytes, place: int, context: str) -> str | None:
-    if not 0 <= place < len(body):
+def _character_sentence(body: bytes, position: int, context: str) -> str | None:
+    if not 0 <= position < len(body):
         return None
-    return f"invalid character {_quoted(chr(body[place]))} {context}"
+    return f"invalid character {_quoted(chr(body[position]))} {context}"
 
 
 def _quoted(character: str) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from parley.dialects import parameters
+from parley.dialects import sampling_members
 from parley.dialects.dialect import Reply, RequestContext
 from parley.dialects.fields import Fields, decode_fields
 from parley.dialects.json_answer import encode_json
@@ -105,19 +105,10 @@ class ChatReply(Reply):
             prompts=[chat_prompt],
             sampling=read_openai_sampling(body),
             stop_conditions=read_stop_conditions(body, max_tokens, self.reading_rules),
-            output_options=OutputOptions(
-                logprobs=logprobs,
-                logprob_ids=vllm_members.read_logprob_ids(body, logprobs, max_tokens),
-                prompt_logprobs=read_alternatives(body, "prompt_logprobs", self.reading_rules, context),
-                usage=usage,
-                skip_special=body.boolean("skip_special_tokens", True),
-                stream_interval=read_stream_interval(body),
-                ids=self._wants_ids or self._usage_per_chunk,
-                prompt_text=body.boolean("return_prompt_text", False),
-            ),
+            output_options=self._read_output_options(body, context, max_tokens, logprobs, usage=usage),
             **read_capped_choices(body, 1, self.reading_rules)._asdict(),
             stream=stream,
-            banned_words=parameters.read_bad_words(body),
+            banned_words=sampling_members.read_bad_words(body),
             grammar=extra_members.grammar,
             **extra_members.request_members,
             thinking_budget=extra_members.thinking_budget,
@@ -140,6 +131,21 @@ class ChatReply(Reply):
         self._prompt_scores: list[TokenInfo] | None = None
         self._chunk_start = b""
         self._chunk_end = b',"usage":null}\n\n' if self.request.output_options.usage else b"}\n\n"
+
+    def _read_output_options(
+        self, body: Fields, context: RequestContext, max_tokens: int | None, logprobs: int | None, *, usage: bool
+    ) -> OutputOptions:
+        """Read the options of reports about tokens. Raises BadRequest."""
+        return OutputOptions(
+            logprobs=logprobs,
+            logprob_ids=vllm_members.read_logprob_ids(body, logprobs, max_tokens),
+            prompt_logprobs=read_alternatives(body, "prompt_logprobs", self.reading_rules, context),
+            usage=usage,
+            skip_special=body.boolean("skip_special_tokens", True),
+            stream_interval=read_stream_interval(body),
+            ids=self._wants_ids or self._usage_per_chunk,
+            prompt_text=body.boolean("return_prompt_text", False),
+        )
 
     # -- a stream
 
@@ -394,8 +400,8 @@ class StrictChatReply(ChatReply):
 def _check_call_order(messages: Sequence[Message]) -> None:
     """Raise Invalid unless each call is answered right after its message, and each result answers a call."""
     open_ids: set[str] = set()
-    for place, message in enumerate(messages):
-        field = f"messages[{place}].role"
+    for index, message in enumerate(messages):
+        field = f"messages[{index}].role"
         if message.role == "tool" and message.tool_call_id is not None:
             if message.tool_call_id not in open_ids:
                 sentence = f"no call of the assistant's last message has the id {excerpt(message.tool_call_id)}."

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from parley.dialects import parameters
+from parley.dialects import sampling_members
 from parley.dialects.dialect import ApiOptions, RequestContext
 from parley.dialects.fields import Fields
 from parley.dialects.openai.reading_rules import OPENAI_RULES, ReadingRules, applied_options
-from parley.dialects.parameters import MAX_ALTERNATIVES, MAX_STOP_CHARACTERS, MAX_TOKEN_ID, ChoiceCounts
+from parley.dialects.sampling_members import MAX_ALTERNATIVES, MAX_STOP_CHARACTERS, MAX_TOKEN_ID, ChoiceCounts
 from parley.errors import Unsupported
 from parley.types import RepetitionPattern, Sampling, StopConditions
 
@@ -18,7 +18,7 @@ MAX_PATTERN_TOKENS = 1024  # tokens
 
 def read_openai_sampling(body: Fields) -> Sampling:
     """Read the members that control how a token is drawn."""
-    return parameters.read_sampling(body, max_temperature=2)
+    return sampling_members.read_sampling(body, max_temperature=2)
 
 
 def read_stop_conditions(body: Fields, max_tokens: int | None, rules: ReadingRules = OPENAI_RULES) -> StopConditions:
@@ -67,7 +67,7 @@ def read_stream_interval(body: Fields) -> int:
 
 def read_capped_choices(body: Fields, prompts: int, rules: ReadingRules = OPENAI_RULES) -> ChoiceCounts:
     """Read the choice counts, and check the limit over all prompts. Raises BadRequest."""
-    counts = parameters.read_choice_counts(body, ranked=rules.best_of)
+    counts = sampling_members.read_choice_counts(body, ranked=rules.best_of)
     name, per_prompt = ("n", counts.n) if counts.best_of is None else ("best_of", counts.best_of)
     if per_prompt * prompts > MAX_TOTAL_CHOICES:
         raise body.member_error(

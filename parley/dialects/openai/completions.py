@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from parley.dialects import parameters
+from parley.dialects import sampling_members
 from parley.dialects.dialect import Reply, RequestContext
 from parley.dialects.fields import Fields, decode_fields
 from parley.dialects.json_answer import encode_json
@@ -174,9 +174,7 @@ class CompletionReply(Reply):
         self._wants_ids = body.boolean("return_token_ids", False)
         if max_tokens == 0 and not echo:
             raise body.member_error("max_tokens", "may only be 0 when 'echo' is true.")
-        self._prompt_alternatives = scores = read_alternatives(body, "prompt_logprobs", self.reading_rules, context)
-        if echo and logprobs is not None:
-            scores = -1 if -1 in (logprobs, scores) else max(logprobs, scores or 0)
+        self._prompt_alternatives = read_alternatives(body, "prompt_logprobs", self.reading_rules, context)
         self.request = Request(
             id=context.unique_id,
             model=body.string("model", "", cap=256),
@@ -186,7 +184,7 @@ class CompletionReply(Reply):
             output_options=OutputOptions(
                 logprobs=logprobs,
                 logprob_ids=vllm_members.read_logprob_ids(body, logprobs, max_tokens),
-                prompt_logprobs=scores,
+                prompt_logprobs=_scored_alternatives(self._prompt_alternatives, logprobs if echo else None),
                 echo=echo,
                 usage=usage,
                 skip_special=body.boolean("skip_special_tokens", True),
@@ -195,16 +193,16 @@ class CompletionReply(Reply):
             ),
             **counts._asdict(),
             stream=stream,
-            banned_words=parameters.read_bad_words(body),
+            banned_words=sampling_members.read_bad_words(body),
             grammar=extra_members.grammar,
             **extra_members.request_members,
         )
-        id_names = body.boolean("return_tokens_as_token_ids", options.return_tokens_as_token_ids)
-        name_options = id_names, self.request.output_options.skip_special
+        tokens_as_ids = body.boolean("return_tokens_as_token_ids", options.return_tokens_as_token_ids)
+        token_name_options = tokens_as_ids, self.request.output_options.skip_special
         self._answer_id = extra_members.client_id or context.unique_id
         self._context = context
         self._choices = [
-            CompletionChoice(None if logprobs is None else LogprobLists(logprobs, *name_options))
+            CompletionChoice(None if logprobs is None else LogprobLists(logprobs, *token_name_options))
             for _ in range(counts.n * len(prompt_list))
         ]
         self._prompt_ids: dict[int, list[int]] = {}
@@ -338,12 +336,12 @@ class CompletionReply(Reply):
         """Return the token ids of a chunk, and with the first chunk of a choice the prompt's."""
         if not self._wants_ids:
             return {}
-        extras: dict[str, Any] = {"token_ids": [token.id for token in tokens]}
+        members: dict[str, Any] = {"token_ids": [token.id for token in tokens]}
         choice = self._choices[index]
         if not choice.ids:
             choice.ids = [-1]  # marks that the prompt's ids were sent
-            extras["prompt_token_ids"] = self._prompt_ids.get(index // self.request.n)
-        return extras
+            members["prompt_token_ids"] = self._prompt_ids.get(index // self.request.n)
+        return members
 
     def _completion_envelope(self, choices: list[Any], usage: Usage | None = None) -> dict[str, Any]:
         envelope: dict[str, Any] = {
@@ -390,3 +388,13 @@ def _read_prompts(body: Fields) -> list[Prompt]:
     if body.has_value("prompt_embeds") and not body.has_value("prompt"):
         raise unsupported_member_error(body, "prompt_embeds", "Embeddings as a prompt are")
     return prompts.read_prompts(body, "prompt", cap=MAX_PROMPTS)
+
+
+def _scored_alternatives(prompt_logprobs: int | None, echoed_logprobs: int | None) -> int | None:
+    """Return how many alternatives the prompt's tokens are scored with: as many as an option asks for, -1: all.
+
+    ``prompt_logprobs``: for the prompt itself; ``echoed_logprobs``: for an answer that repeats the prompt.
+    """
+    if echoed_logprobs is None:
+        return prompt_logprobs
+    return -1 if -1 in (echoed_logprobs, prompt_logprobs) else max(echoed_logprobs, prompt_logprobs or 0)

@@ -141,14 +141,14 @@ def split_inputs(body: Fields) -> list[Fields]:
         return [body]
     if name == "input" and not all(map(_is_conversation, values)):
         return [body]  # token ids
-    rest = body.with_members({"input": None})
+    other_members = body.with_members({"input": None})
     for index, messages in enumerate(body.array(name, cap=MAX_EMBEDDING_INPUTS)):
-        place = f"{name}[{index}]"
+        path = f"{name}[{index}]"
         if not isinstance(messages, list):
-            raise body.with_members({place: messages}).mistyped_member(place, "an array")
+            raise body.with_members({path: messages}).mistyped_member(path, "an array")
         if not messages:
-            raise body.empty_member(place, "array")
-    return [rest.with_members({"messages": messages}) for messages in values]
+            raise body.empty_member(path, "array")
+    return [other_members.with_members({"messages": messages}) for messages in values]
 
 
 def _is_conversation(value: Any) -> bool:

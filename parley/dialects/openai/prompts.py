@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from parley.dialects.fields import Fields
-from parley.dialects.parameters import MAX_TOKEN_ID
+from parley.dialects.sampling_members import MAX_TOKEN_ID
 from parley.types import Prompt, Text, Tokens
 
 MAX_PROMPT_SIZE = 2**31  # characters or ids; more than the limit on a body's size allows
@@ -29,9 +29,9 @@ def read_prompts(body: Fields, member: str, *, cap: int) -> list[Prompt]:
         return [Tokens(body.integers(member, cap=MAX_PROMPT_SIZE, low=0, high=MAX_TOKEN_ID))]
     prompts: list[Prompt] = []
     for i, ids in enumerate(body.array(member, cap=cap)):
-        place = f"{member}[{i}]"
-        item = body.with_defaults({place: ids})
-        prompts.append(Tokens(item.integers(place, cap=MAX_PROMPT_SIZE, low=0, high=MAX_TOKEN_ID)))
+        path = f"{member}[{i}]"
+        item = body.with_defaults({path: ids})
+        prompts.append(Tokens(item.integers(path, cap=MAX_PROMPT_SIZE, low=0, high=MAX_TOKEN_ID)))
         if not ids:
-            raise item.empty_member(place, "array")
+            raise item.empty_member(path, "array")
     return prompts

@@ -82,14 +82,14 @@ def list_completions(body: bytes, context: RequestContext) -> Answer:
 
 def _wanted_metadata(query: Fields) -> dict[str, str]:
     """Return the pairs that the query names as ``metadata[key]``. Raises Invalid."""
-    wanted = {}
+    wanted_metadata = {}
     for name in query.member_names:
         key = name.removeprefix("metadata[").removesuffix("]")
         if f"metadata[{key}]" == name:
             if len(key) > MAX_KEY:
                 raise query.member_error(name, f"keys have at most {MAX_KEY} characters, but this has {len(key)}.")
-            wanted[key] = query.string(name, "", cap=MAX_VALUE)
-    return wanted
+            wanted_metadata[key] = query.string(name, "", cap=MAX_VALUE)
+    return wanted_metadata
 
 
 def _listed_message(message: dict[str, Any], message_id: str) -> dict[str, Any]:

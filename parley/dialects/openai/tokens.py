@@ -12,7 +12,7 @@ from parley.dialects.fields import Fields, decode_fields
 from parley.dialects.json_answer import encode_json
 from parley.dialects.openai.messages import read_conversation
 from parley.dialects.openai.reading_rules import OPENAI_RULES, ReadingRules
-from parley.dialects.parameters import MAX_TOKEN_ID
+from parley.dialects.sampling_members import MAX_TOKEN_ID
 from parley.types import Chat, Prompt, Text
 
 

@@ -18,7 +18,7 @@ from parley.dialects.openai import transcripts
 from parley.dialects.openai.common_members import MAX_TOKENS, unsupported_member_error
 from parley.dialects.openai.error_answers import openai_error_answer, openai_error_object
 from parley.dialects.openai.transcripts import SpeechTask, Transcript
-from parley.dialects.parameters import MAX_TOKEN_ID
+from parley.dialects.sampling_members import MAX_TOKEN_ID
 from parley.dialects.sse import data_event
 from parley.errors import BadMedia, Incapable, Invalid, ParleyError, TooLarge, excerpt
 from parley.text.speech import TranscriptReader, speech_family, transcription_chat, translation_chat

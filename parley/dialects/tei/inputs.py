@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from parley.dialects.dialect import HeaderList, RequestContext, RequestTimings, UnstreamedReply
 from parley.dialects.fields import Fields
-from parley.dialects.parameters import MAX_TOKEN_ID
+from parley.dialects.sampling_members import MAX_TOKEN_ID
 from parley.dialects.tei.api_rules import TeiRules
 from parley.dialects.tei.error_answers import BatchTooLarge, EmptyInput
 from parley.dialects.tgi.answer_parts import whole_milliseconds
@@ -70,9 +70,9 @@ def read_texts(rules: TeiRules, body: Fields, name: str) -> list[str]:
     return [_read_text(body, item, f"{name}[{index}]") for index, item in enumerate(value)]
 
 
-def _read_text(body: Fields, value: Any, place: str) -> str:
+def _read_text(body: Fields, value: Any, path: str) -> str:
     if not isinstance(value, str):
-        raise body.with_defaults({place: value}).mistyped_member(place, "a string")
+        raise body.with_defaults({path: value}).mistyped_member(path, "a string")
     return value
 
 

@@ -9,7 +9,7 @@ from parley.dialects.admin_requests import DetokenizeRequest, TokenizeRequest, T
 from parley.dialects.dialect import RequestContext
 from parley.dialects.fields import Fields, decode_fields
 from parley.dialects.json_answer import encode_json
-from parley.dialects.parameters import MAX_TOKEN_ID
+from parley.dialects.sampling_members import MAX_TOKEN_ID
 from parley.dialects.tei import inputs
 from parley.dialects.tei.api_rules import TeiRules
 from parley.dialects.tei.error_answers import EmptyInput

@@ -104,7 +104,7 @@ def _triton_dialect(strict: bool) -> Dialect:
                 "GET", "/v2/models/stats", "summed_info", reader=control.model_statistics
             ),  # before a model named "stats"
             *_list_routes(strict),
-            *(route for place in MODEL_PATHS for route in _model_routes(place, strict)),
+            *(route for path in MODEL_PATHS for route in _model_routes(path, strict)),
             *_repository_routes("/v2/repository", strict),
             *_repository_routes("/v2/repository/{repo}", strict),
             *_settings_routes("/v2/trace/setting", control.trace_settings),

@@ -55,8 +55,8 @@ class _MemberPairs(list[tuple[str, Any]]):
 
 
 def _find_repeated(pairs: _MemberPairs) -> list[str]:
-    seen: set[str] = set()
-    return [name for name, _ in pairs if name in seen or seen.add(name)]  # type: ignore[func-returns-value]
+    seen_names: set[str] = set()
+    return [name for name, _ in pairs if name in seen_names or seen_names.add(name)]  # type: ignore[func-returns-value]
 
 
 def _too_deep_error() -> Invalid:

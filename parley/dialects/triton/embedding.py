@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from parley.dialects.dialect import RequestContext
 from parley.dialects.fields import Fields
-from parley.dialects.parameters import MAX_TOKEN_ID, read_truncation
+from parley.dialects.sampling_members import MAX_TOKEN_ID, read_truncation
 from parley.types import PoolingOptions, Prompt, Request, Text, Tokens
 
 EMBEDDING_INPUT = "embedding_request"

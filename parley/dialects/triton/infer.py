@@ -116,9 +116,9 @@ def read_infer_document(
     request_id = document.get("id", "")
     if not isinstance(request_id, str):
         raise wrong_type_error("string", "'id'")
-    form = _read_output_form(document, request_id, model)
+    output_form = _read_output_form(document, request_id, model)
     values = _read_inputs(document, request_id, model, tail)
-    return read_triton_request(values, request_id, context, set(form.names) or None), form
+    return read_triton_request(values, request_id, context, set(output_form.names) or None), output_form
 
 
 def _json_size(headers: Mapping[bytes, bytes], length: int) -> int:

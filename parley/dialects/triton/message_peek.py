@@ -79,8 +79,8 @@ def _length_fields(data: memoryview) -> Iterator[tuple[int, memoryview]]:
 def _read_varint(data: memoryview, position: int) -> tuple[int, int]:
     """Return the varint at a position, and the position after it. Raises _InvalidMessage."""
     value = 0
-    for place, byte in enumerate(data[position : position + MAX_VARINT]):
-        value |= (byte & 0x7F) << 7 * place
+    for index, byte in enumerate(data[position : position + MAX_VARINT]):
+        value |= (byte & 0x7F) << 7 * index
         if byte < 0x80:
-            return value, position + place + 1
+            return value, position + index + 1
     raise _InvalidMessage

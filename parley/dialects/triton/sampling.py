@@ -13,7 +13,7 @@ from parley.dialects import output_constraints
 from parley.dialects.dialect import RequestContext
 from parley.dialects.fields import Fields
 from parley.dialects.output_constraints import MAX_GRAMMAR_CHARACTERS, ConstraintKind
-from parley.dialects.parameters import (
+from parley.dialects.sampling_members import (
     MAX_ALTERNATIVES,
     MAX_CHOICES_PER_PROMPT,
     MAX_STOP_CHARACTERS,

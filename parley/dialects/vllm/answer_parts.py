@@ -28,11 +28,11 @@ def vllm_call_id(call_id: str | None) -> str:
 
 def attach_done(pieces: list[tuple[ChoiceDelta | None, ChoiceDone | None]], done: ChoiceDone) -> None:
     """Attach the end of a choice to its last text, if that is among the pieces; not to the last piece of a call."""
-    for place in range(len(pieces) - 1, -1, -1):
-        delta, _ = pieces[place]
+    for index in range(len(pieces) - 1, -1, -1):
+        delta, _ = pieces[index]
         if delta is not None and delta.index == done.index:
             if delta.output_part != "tool":
-                pieces[place] = (delta, done)
+                pieces[index] = (delta, done)
                 return
             break
     pieces.append((None, done))

@@ -72,9 +72,9 @@ def _split_conversations(body: Fields) -> list[Fields]:
     conversations = body.array("messages", cap=MAX_PROMPTS)
     if not conversations:
         raise body.empty_member("messages", "array") if body.has_value("messages") else body.missing_member("messages")
-    rest = body.without_members({"messages"})
+    other_members = body.without_members({"messages"})
     for index, messages in enumerate(conversations):
         if not isinstance(messages, list):
-            place = f"messages[{index}]"
-            raise body.with_defaults({place: messages}).mistyped_member(place, "an array")
-    return [rest.with_defaults({"messages": messages}) for messages in conversations]
+            path = f"messages[{index}]"
+            raise body.with_defaults({path: messages}).mistyped_member(path, "an array")
+    return [other_members.with_defaults({"messages": messages}) for messages in conversations]

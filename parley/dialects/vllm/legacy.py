@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from parley.dialects import output_constraints, parameters
+from parley.dialects import output_constraints, sampling_members
 from parley.dialects.dialect import Answer, Reply, RequestContext
 from parley.dialects.fields import Fields, decode_fields
 from parley.dialects.json_answer import encode_json
@@ -23,7 +23,7 @@ from parley.dialects.openai.common_members import (
     unsupported_member_error,
 )
 from parley.dialects.openai.reading_rules import OPENAI_RULES, ReadingRules
-from parley.dialects.parameters import MAX_ALTERNATIVES, ChoiceCounts
+from parley.dialects.sampling_members import MAX_ALTERNATIVES, ChoiceCounts
 from parley.dialects.vllm.refusal_wording import VLLM_WORDING
 from parley.errors import BadRequest, ParleyError
 from parley.types import (
@@ -100,14 +100,14 @@ class DemoGenerateReply(Reply):
             id=context.unique_id,
             model="",
             prompts=[prompt],
-            sampling=parameters.read_sampling(body, max_temperature=MAX_TEMPERATURE),
+            sampling=sampling_members.read_sampling(body, max_temperature=MAX_TEMPERATURE),
             stop_conditions=read_stop_conditions(body, max_tokens, self.reading_rules),
             output_options=OutputOptions(
                 echo=isinstance(prompt, Tokens),
                 skip_special=body.boolean("skip_special_tokens", True),
                 stream_interval=read_stream_interval(body),
             ),
-            banned_words=parameters.read_bad_words(body),
+            banned_words=sampling_members.read_bad_words(body),
             **counts._asdict(),
             grammar=output_constraints.only_constraint(extra_members.grammar, _read_guided_decoding(body)),
             stream=bool(stream),
@@ -168,7 +168,7 @@ def _read_demo_prompt(body: Fields) -> Prompt:
         raise body.mistyped_member("prompt", "a string")
     prompt_object = body.object("prompt")
     assert prompt_object is not None
-    ids = prompt_object.integers("prompt_token_ids", cap=2**31, low=0, high=parameters.MAX_TOKEN_ID)
+    ids = prompt_object.integers("prompt_token_ids", cap=2**31, low=0, high=sampling_members.MAX_TOKEN_ID)
     if ids:
         return Tokens(ids)
     text = prompt_object.string("prompt", None)
@@ -178,7 +178,7 @@ def _read_demo_prompt(body: Fields) -> Prompt:
 
 
 def _read_demo_choices(body: Fields) -> ChoiceCounts:
-    counts = parameters.read_choice_counts(body)
+    counts = sampling_members.read_choice_counts(body)
     if counts.beam is not None:
         if counts.beam.width < 2:
             raise body.member_error("best_of", "must be greater than 1 when using beam search.")

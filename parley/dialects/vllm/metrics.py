@@ -72,7 +72,9 @@ def _cache_config(view: ModelSnapshot) -> list[tuple[str, float]]:
 
 
 def _accepted_by_position(view: ModelSnapshot) -> list[tuple[str, float]]:
-    return [(format_labels({"position": str(place)}), count) for place, count in enumerate(view.stats.draft_accepted)]
+    return [
+        (format_labels({"position": str(position)}), count) for position, count in enumerate(view.stats.draft_accepted)
+    ]
 
 
 def _adapters_in_use(view: ModelSnapshot) -> list[tuple[str, float]]:

@@ -18,7 +18,7 @@ from parley.dialects.openai import constraints, vllm_members
 from parley.dialects.openai.common_members import MAX_TOKENS
 from parley.dialects.openai.reading_rules import ReadingRules
 from parley.dialects.output_constraints import CONSTRAINT_KINDS
-from parley.dialects.parameters import MAX_CHOICES_PER_PROMPT
+from parley.dialects.sampling_members import MAX_CHOICES_PER_PROMPT
 from parley.dialects.vllm.error_answers import vllm_failure_events
 from parley.dialects.vllm.refusal_wording import (
     LOGPROB_MEMBERS,

@@ -123,16 +123,16 @@ class PassedAnswer:
                 return
 
 
-async def pass_request(client: MainHttpClient, place: int, exchange: Exchange, body: bytes) -> None:
-    """Let the main process answer a request with this body. ``place``: the number of the port that it came to. Raises
-    NotReady if the main process does not answer, Overloaded, ClientGone."""
+async def pass_request(client: MainHttpClient, port_number: int, exchange: Exchange, body: bytes) -> None:
+    """Let the main process answer a request with this body. ``port_number``: the number of the port that it came
+    to. Raises NotReady if the main process does not answer, Overloaded, ClientGone."""
     scope = exchange.scope
     method = scope["method"].encode()
     path, query, address, scheme = scope[ORIGIN_KEY]
     target = path + (b"?" + query if query else b"")
     hosts = [value for name, value in scope["headers"] if name == b"host"]
     headers = [header for header in scope["headers"] if header[0] not in HOP_HEADERS and header[0] not in OWN_HEADERS]
-    origin = [place, address, scheme, [host.decode("latin-1") for host in hosts]]
+    origin = [port_number, address, scheme, [host.decode("latin-1") for host in hosts]]
     headers.append((ORIGIN_HEADER, json.dumps(origin).encode()))
     try:
         connection = client.take_idle() or await client.open_connection()
@@ -178,11 +178,11 @@ class PassedApp:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request."""
         headers = scope["headers"]
-        place, address, scope["scheme"], hosts = json.loads(dict(headers)[ORIGIN_HEADER])
+        port_number, address, scope["scheme"], hosts = json.loads(dict(headers)[ORIGIN_HEADER])
         scope["client"] = None if address is None else tuple(address)
         scope["headers"] = [(name, value) for name, value in headers if name not in (ORIGIN_HEADER, b"host")]
         scope["headers"] += [(b"host", host.encode("latin-1")) for host in hosts]
-        await self._apps[place](scope, receive, send)
+        await self._apps[port_number](scope, receive, send)
 
 
 def accept_passed(pass_socket: socket.socket) -> socket.socket | None:

@@ -79,7 +79,7 @@ def _convert_message(message: Mapping[str, Any], number: int) -> dict[str, Any]:
     if not isinstance(content, list):
         return dict(message)
     field = f"messages[{number}].content"
-    return {**message, "content": [_convert_part(part, f"{field}[{place}]") for place, part in enumerate(content)]}
+    return {**message, "content": [_convert_part(part, f"{field}[{index}]") for index, part in enumerate(content)]}
 
 
 def _convert_part(part: Any, field: str) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from parley.settings.kinds import (
+from parley.settings.option_kinds import (
     integer_kind,
     media_host_kind,
     media_limit_kind,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from parley.settings.kinds import (
+from parley.settings.option_kinds import (
     choice_kind,
     otlp_endpoint_kind,
     switch_kind,

@@ -13,7 +13,7 @@ from urllib.parse import unquote
 
 from parley.errors import BadRequest, ParleyError
 from parley.web.framing.request_head import INVALID_HOST, find_oversized_head, is_valid_host
-from parley.web.options import HttpOptions
+from parley.web.http_options import HttpOptions
 
 NAME_PATTERN = re.compile(rb"[!#$%&'*+.^_`|~0-9a-z-]+")  # RFC 9113, 8.2.1; capitals are not allowed
 VALUE_PATTERN = re.compile(rb"(?:[!-~\x80-\xff](?:[\t -~\x80-\xff]*[!-~\x80-\xff])?)?")

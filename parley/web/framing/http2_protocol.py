@@ -34,8 +34,8 @@ from parley.web.framing.http2_head import HeaderFields, Http2Head, MalformedHead
 from parley.web.framing.http2_stream import Http2Cycle, Http2Stream
 from parley.web.framing.request_head import HEAD_ERROR_KEY, REQUEST_NUMBER_KEY, too_many_connections
 from parley.web.framing.reusable_timer import ReusableTimer
+from parley.web.http_options import HttpOptions
 from parley.web.logs import log_refused_connection
-from parley.web.options import HttpOptions
 
 MAX_STREAMS = 128  # concurrent requests on a connection, as announced to clients
 MAX_TASKS = 2 * MAX_STREAMS  # running tasks of requests, including those of streams that were just reset

@@ -10,7 +10,7 @@ from itertools import chain
 from starlette.types import Scope
 
 from parley.errors import HeadersTooLarge, Overloaded
-from parley.web.options import HttpOptions
+from parley.web.http_options import HttpOptions
 
 HEAD_ERROR_KEY = "parley.refused"  # scope key: an error found in the request head
 REQUEST_NUMBER_KEY = "parley.number"  # scope key: number of the request on its connection, from 1

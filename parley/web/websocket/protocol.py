@@ -24,7 +24,7 @@ from wsproto.events import BytesMessage, CloseConnection, Event, Message, Ping, 
 
 from parley.web.framing.frame_guard import FRAME_BURST, FRAMES_PER_SECOND, SMALL_DATA, Allowance
 from parley.web.framing.reusable_timer import ReusableTimer
-from parley.web.options import HttpOptions
+from parley.web.http_options import HttpOptions
 
 LINGER_SECONDS = 2.0  # that a client has to answer a close
 # Proxies cut silent connections. A client that runs a tool meanwhile may leave pings unanswered, and is not dropped.

@@ -80,13 +80,13 @@ class ClientKeys:
         self.check_api(client)
         client.account = self.ledger.admit_request(client)
 
-    def settle_request(self, client: DownstreamClient, used_tokens: UsedTokens | None, *, left: bool) -> None:
-        """Charge a request's key for its usage; None: nothing was used. ``left``: the client left before any instance
-        reported usage, so the prompt may have been computed."""
+    def settle_request(self, client: DownstreamClient, used_tokens: UsedTokens | None, *, client_left: bool) -> None:
+        """Charge a request's key for its usage; None: nothing was used. ``client_left``: the client left before any
+        instance reported usage, so the prompt may have been computed."""
         account, client.account = client.account, None
         if account is None:
             return
-        if used_tokens is None and left and client.reserved_prompt_tokens:
+        if used_tokens is None and client_left and client.reserved_prompt_tokens:
             used_tokens = UsedTokens(client.log_entry.model, client.reserved_prompt_tokens, 0, 0)
         counted_tokens = used_tokens or UsedTokens(client.log_entry.model, 0, 0, 0)
         usage = Usage(prompt_tokens=counted_tokens.prompt_tokens, cached_tokens=counted_tokens.cached_tokens)

@@ -38,16 +38,18 @@ class AttemptFailed(Exception):
 
 def classify_refusal(placement: Placement, answer: InstanceAnswer, usable: Sequence[ClusterInstance]) -> AttemptFailed:
     """Classify P's error: one of P or D, so that other instances may do better, or one of the client."""
-    marks = {name for name, _ in answer.headers}
+    header_names = {name for name, _ in answer.headers}
     if prefill_answer.reports_full_decode(answer):
         placement.report_handover_refused()
         return AttemptFailed(429, refusals.TEXTS.too_many_requests, placement.d)
-    if LOST_HEADER in marks:
+    if LOST_HEADER in header_names:
         placement.p.accepts_requests = False  # until its status reports a new engine
         return AttemptFailed(answer.status, refusals.TEXTS.prefill_failed, placement.p)
     if prefill_answer.reports_wrong_role(answer):
         return AttemptFailed(503, refusals.TEXTS.prefill_failed, placement.p)
-    if SHORT_HEADER in marks and any(instance.context_length > placement.p.context_length for instance in usable):
+    if SHORT_HEADER in header_names and any(
+        instance.context_length > placement.p.context_length for instance in usable
+    ):
         equally_unfit = [instance.id for instance in usable if instance.context_length <= placement.p.context_length]
         return AttemptFailed(
             answer.status, refusals.TEXTS.prefill_failed, placement.p, answer=answer, equally_unfit=equally_unfit
@@ -59,5 +61,5 @@ def classify_refusal(placement: Placement, answer: InstanceAnswer, usable: Seque
         placement.p,
         answer=answer,
         final=answer.status not in (429, 503),
-        refused=REFUSED_HEADER in marks,
+        refused=REFUSED_HEADER in header_names,
     )

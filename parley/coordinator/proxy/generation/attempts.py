@@ -83,8 +83,8 @@ class AttemptSpan:
 class RequestRunner:
     """One request of a client, with all its attempts.
 
-    ``body``: as the client sent it; ``scheduling_request``: its requirements; ``error_ending`` returns the last bytes
-    of a stream that ends with an error, none if the API has no form for it.
+    ``body``: as the client sent it; ``scheduling_request``: its requirements; ``render_error_end`` returns the last
+    bytes of a stream that ends with an error, none if the API has no form for it.
     """
 
     def __init__(
@@ -94,13 +94,13 @@ class RequestRunner:
         client: DownstreamClient,
         body: bytes,
         scheduling_request: SchedulingRequest,
-        error_ending: Callable[[ParleyError], bytes],
+        render_error_end: Callable[[ParleyError], bytes],
     ):
         self.client = client
         self.options: CoordinatorOptions = scheduler.options
         self.attempts = 0
         self._scheduler, self._connections = scheduler, connections
-        self._scheduling_request, self._error_ending = scheduling_request, error_ending
+        self._scheduling_request, self._render_error_end = scheduling_request, render_error_end
         self._body: Sequence[bytes] = (body,)
         self._request_target = client.request_target
         self._method = client.scope["method"].encode()
@@ -182,7 +182,7 @@ class RequestRunner:
             return True
         has_native = any(instance.native for instance in self._scheduler.table.usable_instances())
         answered_by_other = bool(self._recomputes) or (self.client.status != 0 and not self._merge.sent)
-        if not has_native or answered_by_other or (self._merge.sent and not self._merge.exact):
+        if not has_native or answered_by_other or (self._merge.sent and not self._merge.resumable):
             return False  # only parley's instances know the outputs so far
         self._stop_requested = True
         with contextlib.suppress(RuntimeError):  # the answer is complete
@@ -195,7 +195,7 @@ class RequestRunner:
 
     def _end_stream(self, error: ParleyError) -> None:
         """End a stream that has begun with an error."""
-        last = self._error_ending(error)
+        last = self._render_error_end(error)
         if last:
             self._merge.finish_merge(last)
         else:
@@ -277,7 +277,7 @@ class RequestRunner:
         # the original reports a lost instance at once; waiting for another to come is parley's addition
         hopeless = self.options.strict and not self._scheduler.can_serve()
         exhausted = failure.final or hopeless or self.attempts > self.options.max_retry
-        if not exhausted and (merge.exact or not merge.sent):
+        if not exhausted and (merge.resumable or not merge.sent):
             return False
         if answer is None or merge.sent:
             raise refusals.coordinator_error(failure.status if failure.status >= 400 else 500, failure.text)
@@ -288,7 +288,7 @@ class RequestRunner:
         """Schedule an attempt. Raises ParleyError."""
         request, attempt = self._scheduling_request, self.attempts + self._recomputes
         if attempt:
-            self._wait_for_first()
+            self._set_first_token_timeout()
             remaining = None if request.deadline is None else max(0.0, request.deadline - self._elapsed_seconds())
             layout = self._layout if self._merge.sent else ""
             request = msgspec.structs.replace(
@@ -305,7 +305,7 @@ class RequestRunner:
         except RequestRefused as refusal:
             raise refusals.coordinator_error(refusal.status, refusal.text, refusal.retry_after) from None
 
-    def _wait_for_first(self) -> None:
+    def _set_first_token_timeout(self) -> None:
         """Set the timeout for the first token, unless the client has it."""
         self._set_timeout(self._deadline if self._merge.sent else min(self._deadline, self._first_token_due))
 
@@ -356,7 +356,7 @@ class RequestRunner:
                 partial(self._connections.set_results_paused, placement.d, self._attempt_id),
             ):
                 self._busy_instances = (placement.d,)
-                await merge.done
+                await merge.attempt_done
             self._busy_instances = ()
         except ResultsCut as cut:
             if cut.decode_stopped:
@@ -387,11 +387,11 @@ class RequestRunner:
         self._busy_instances = (p, placement.d) if placement.separate else (p,)
         if self._first_token_due == inf:
             self._first_token_due = asyncio.get_running_loop().time() + self.options.first_token_timeout
-        self._wait_for_first()
+        self._set_first_token_timeout()
         try:
             http_client = self._connections.http_client(p)
             answer = await http_client.request_answer(
-                self._method, self._request_target, headers, body, resend=False, on_sent=self._set_asking
+                self._method, self._request_target, headers, body, resend=False, on_sent=self._note_pending_prefill
             )
             self._set_timeout(self._deadline)
         except InstanceUnreachable:
@@ -400,12 +400,12 @@ class RequestRunner:
             self._scheduler.table.mark_faulty(p, refusals.plain_sentence(text))
             raise AttemptFailed(500, text, p) from None
         except ConnectionBroken as broken:
-            if merge.done.done():  # the request to P was dropped: D is lost, or has answered
-                await merge.done
+            if merge.attempt_done.done():  # the request to P was dropped: D is lost, or has answered
+                await merge.attempt_done
                 return None
             raise AttemptFailed(500, _broken_connection_text(broken), p) from None
         if merge.decode_finished_first:
-            await merge.done
+            await merge.attempt_done
             return None
         if answer.status != 200:
             self._busy_instances = ()
@@ -438,8 +438,8 @@ class RequestRunner:
             headers.append((STOPPED_HEADER, b"true"))
         return headers
 
-    def _set_asking(self, pending_answer: CollectedAnswer) -> None:
-        self._merge.asking = pending_answer
+    def _note_pending_prefill(self, pending_answer: CollectedAnswer) -> None:
+        self._merge.pending_prefill = pending_answer
 
 
 def _broken_connection_text(broken: ConnectionBroken) -> str:

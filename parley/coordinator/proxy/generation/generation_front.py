@@ -128,7 +128,7 @@ class GenerationFront:
         ClientGone."""
         assert self._client_keys is not None
         self._client_keys.admit_request(client)
-        left = False
+        client_left = False
         try:
             scheduling_request, _ = await self._scheduling_facts.scheduling_request(path, client, body)
             if await self._reserve_tokens(path, client, body, scheduling_request):
@@ -136,10 +136,10 @@ class GenerationFront:
                 work = forward.forward_to_one(self._connections, client, least_loaded(holders), body)
                 await client.while_connected(work)
         except (ClientGone, asyncio.CancelledError):
-            left = True
+            client_left = True
             raise
         finally:
-            self._client_keys.settle_request(client, client.forwarded_use(), left=left)
+            self._client_keys.settle_request(client, client.forwarded_use(), client_left=client_left)
 
     async def _reserve_tokens(
         self, path: ApiPath, client: DownstreamClient, body: bytes, scheduling_request: SchedulingRequest
@@ -148,7 +148,7 @@ class GenerationFront:
         refused the request, and the client has that answer. Raises ParleyError, ClientGone."""
         table = self._scheduler.table
         usable = table.usable_instances()
-        holders = least_loaded(table.model_holders(scheduling_request.model, scheduling_request.question, usable))
+        holders = least_loaded(table.model_holders(scheduling_request.model, scheduling_request.requirement, usable))
         rate = self._scheduler.options.string_token_rate
         if not all(instance.native for instance in usable):
             client.meter = AnswerMeter(scheduling_request.model, scheduling_request.prompt_tokens, rate)
@@ -162,26 +162,26 @@ class GenerationFront:
     ) -> None:
         """Have instances answer the client. Raises ParleyError before anything was sent, and ClientGone."""
         scheduling_request, requested = await self._scheduling_facts.scheduling_request(path, client, body)
-        if holders := self._scheduling_facts.misfit_holders(requested):
-            await self._forward_misfit(path, client, body, scheduling_request, holders)
+        if holders := self._scheduling_facts.unsuited_model_holders(requested):
+            await self._forward_unsuited_request(path, client, body, scheduling_request, holders)
             return
         if client.account is not None and not await self._reserve_tokens(path, client, body, scheduling_request):
             return
-        closing = partial(self._error_ending, path, client, body, inlined)
-        runner = RequestRunner(self._scheduler, self._connections, client, body, scheduling_request, closing)
+        render_error_end = partial(self._render_error_end, path, client, body, inlined)
+        runner = RequestRunner(self._scheduler, self._connections, client, body, scheduling_request, render_error_end)
         self._stops.add_run(runner, self._identity.tenant_of(client), scheduling_request.model, path, body)
-        left = False
+        client_left = False
         try:
             await runner.run_attempts()
         except asyncio.CancelledError:
-            left = True
+            client_left = True
             raise
         finally:
             self._stops.remove_run(runner)
             if client.account is not None and self._client_keys is not None:
-                self._client_keys.settle_request(client, runner.used_tokens, left=left)
+                self._client_keys.settle_request(client, runner.used_tokens, client_left=client_left)
 
-    async def _forward_misfit(
+    async def _forward_unsuited_request(
         self,
         path: ApiPath,
         client: DownstreamClient,
@@ -191,16 +191,16 @@ class GenerationFront:
     ) -> None:
         """Have one instance refuse a request that its model cannot do; or answer it with vectors, which the client's
         key pays for, where the main model decides the API. Raises ParleyError, ClientGone."""
-        is_charged, left = client.account is not None and path.depends_on_main_model, False
+        is_charged, client_left = client.account is not None and path.depends_on_main_model, False
         try:
             if not is_charged or await self._reserve_tokens(path, client, body, scheduling_request):
                 await forward.forward_to_one(self._connections, client, least_loaded(holders), body)
         except (ClientGone, asyncio.CancelledError):
-            left = True
+            client_left = True
             raise
         finally:
             if is_charged and self._client_keys is not None:
-                self._client_keys.settle_request(client, client.forwarded_use(), left=left)
+                self._client_keys.settle_request(client, client.forwarded_use(), client_left=client_left)
 
     async def _run_in_background(self, path: ApiPath, client: DownstreamClient, inlined: InlinedRequest) -> None:
         """Run a request without its client. Raises ParleyError if it is refused, and ClientGone."""
@@ -233,7 +233,7 @@ class GenerationFront:
             if detached.account is not None:
                 detached.account.cancel()
 
-    def _error_ending(
+    def _render_error_end(
         self, path: ApiPath, client: DownstreamClient, body: bytes, inlined: InlinedRequest | None, error: ParleyError
     ) -> bytes:
         """Return the last bytes of a stream that ends with an error; none if the API has no form for it."""

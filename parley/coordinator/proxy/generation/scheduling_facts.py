@@ -11,7 +11,7 @@ from parley.coordinator.proxy.downstream.client import DownstreamClient
 from parley.coordinator.proxy.paths import ApiPath
 from parley.coordinator.routing.instance import ClusterInstance
 from parley.coordinator.routing.instance_table import InstanceTable
-from parley.coordinator.routing.model_choice import ModelQuestion
+from parley.coordinator.routing.model_choice import ModelRequirement
 from parley.coordinator.routing.policies import SchedulingRequest
 from parley.dialects.dialect import Route, RouteKind
 from parley.dialects.mounts import names_any_model
@@ -22,10 +22,10 @@ MODEL_KINDS: frozenset[RouteKind] = frozenset({"tokenize", "detokenize", "tokeni
 
 
 class RequestedModel(NamedTuple):
-    """The model of a request: its name, or the question of which one it is. ``route``: one that needs the same."""
+    """The model of a request: its name, or the requirement of which one it is. ``route``: one that needs the same."""
 
     name: str
-    question: ModelQuestion | None
+    requirement: ModelRequirement | None
     route: Route
 
 
@@ -51,7 +51,7 @@ class SchedulingFacts:
             requested.name,
             turns,
             tenant=tenant,
-            question=requested.question,
+            requirement=requested.requirement,
         )
         return scheduling_request, requested
 
@@ -61,25 +61,25 @@ class SchedulingFacts:
         """Return those of some instances that have the requested model, or all if no instance of the cluster has it, or
         if any model will do. Raises ParleyError if none of these has it."""
         requested = await self._find_model(path, client, body, (await self._hash_prompt(client, body)).model)
-        holders = self._table.model_holders(requested.name, requested.question, usable)
+        holders = self._table.model_holders(requested.name, requested.requirement, usable)
         if holders:
             return holders
-        question = requested.question
-        if question is not None and question.tasks is None and requested.route.kind not in MODEL_KINDS:
+        requirement = requested.requirement
+        if requirement is not None and requirement.tasks is None and requested.route.kind not in MODEL_KINDS:
             return usable
         raise refusals.coordinator_error(503, refusals.TEXTS.cluster_not_ready)
 
-    def misfit_holders(self, requested: RequestedModel) -> list[ClusterInstance]:
+    def unsuited_model_holders(self, requested: RequestedModel) -> list[ClusterInstance]:
         """Return the usable instances of a model that cannot do what a request asks of it, so that one of them says so;
         none if it can, or if that is not known."""
         choices, usable = self._table.choices, self._table.usable_instances()
         name = requested.name
-        if requested.question is not None:
-            model = choices.choose_model(requested.question).model
+        if requested.requirement is not None:
+            model = choices.choose_model(requested.requirement).model
             name = "" if model is None else model.names[0]
         if not name or not choices.lacks_task(name, requested.route):
             return []
-        holders = self._table.model_holders(requested.name, requested.question, usable)
+        holders = self._table.model_holders(requested.name, requested.requirement, usable)
         return [instance for instance in holders if instance.role == "mixed"]  # others take no whole requests
 
     async def _find_model(
@@ -93,15 +93,15 @@ class SchedulingFacts:
         if path.names_endpoint and name not in known_names:  # an endpoint, whose models only instances know
             client.log_entry.model = name
             return RequestedModel("", None, route)
-        question = None
+        requirement = None
         if names_any_model(name, known_names):
             key_models = client.tenant.models
-            question = ModelQuestion(route.suitable_tasks, key_models, path.depends_on_main_model)
-            model = self._table.choices.choose_model(question).model
+            requirement = ModelRequirement(route.suitable_tasks, key_models, path.depends_on_main_model)
+            model = self._table.choices.choose_model(requirement).model
             name, client.log_entry.model = "", name if model is None else model.names[0]
         else:
             client.log_entry.model = name
-        return RequestedModel(name, question, route)
+        return RequestedModel(name, requirement, route)
 
     async def _hash_prompt(self, client: DownstreamClient, body: bytes, owner: str = "") -> PromptHashes:
         rate = self._table.options.string_token_rate

@@ -51,62 +51,63 @@ class RecomputeRequested(Exception):
 class StreamMerge:
     """The answer to one client.
 
-    ``sent``: the client has received a part of the answer, or is about to; ``answered``: the whole answer; ``exact``:
-    the engine outputs of what was sent are known, so that it can be resumed. ``asking``: the pending answer of P.
-    ``done``: the future of this attempt, which raises ResultsCut or RecomputeRequested. ``part_count``: parts of this
-    attempt that came from D; ``last_part_at``: when the last of them came, by the clock.
+    ``sent``: the client has received a part of the answer, or is about to; ``answered``: the whole answer.
+    ``resumable``: the engine outputs of what was sent are known, so that another instance can continue.
+    ``pending_prefill``: the answer of P, while it is awaited. ``attempt_done``: the future of this attempt, which
+    raises ResultsCut or RecomputeRequested. ``part_count``: parts of this attempt that came from D; ``last_part_at``:
+    when the last of them came, by the clock.
     """
 
     __slots__ = (
+        "_answer_headers",
         "_client",
         "_clock",
-        "_early",
-        "_early_size",
-        "_head",
+        "_collected_bytes",
+        "_collected_parts",
+        "_early_bytes",
+        "_early_frames",
+        "_is_stream",
         "_on_first_part",
         "_out",
-        "_parts",
+        "_output_records",
         "_passes_through",
-        "_record_size",
-        "_records",
-        "_size",
+        "_record_bytes",
         "_status",
-        "_stream",
         "_used_is_final",
         "_used_tokens",
         "answered",
-        "asking",
-        "done",
-        "exact",
+        "attempt_done",
         "last_part_at",
         "part_count",
+        "pending_prefill",
+        "resumable",
         "sent",
     )  # fmt: skip
 
     def __init__(self, client: DownstreamClient, clock: Callable[[], float]):
-        self.sent, self.answered, self.exact = False, False, True
+        self.sent, self.answered, self.resumable = False, False, True
         self._clock = clock
         self._client, self._out = client, BackpressureBuffer(client)
-        self._records: list[bytes] = []  # engine outputs of the part that the client has, in base64
-        self._record_size = 0
+        self._output_records: list[bytes] = []  # engine outputs of the part that the client has, in base64
+        self._record_bytes = 0
         self._used_tokens: UsedTokens | None = None  # the last usage that an instance reported
         self._used_is_final = False
 
     def begin_attempt(self, on_first_part: Callable[[], None]) -> None:
         """Start another attempt. ``on_first_part`` is called when D's first part arrives."""
         if not self.sent:
-            self._records, self._record_size, self.exact = [], 0, True
-        self.asking: CollectedAnswer | None = None
-        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._output_records, self._record_bytes, self.resumable = [], 0, True
+        self.pending_prefill: CollectedAnswer | None = None
+        self.attempt_done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._on_first_part = on_first_part
         self.part_count, self.last_part_at = 0, 0.0
-        self._stream = False
+        self._is_stream = False
         self._passes_through = False  # parts of the stream are passed on to the client unchanged
-        self._status, self._head = 200, prefill_answer.JSON_HEADERS
-        self._early: list[ResultFrame] | None = []  # frames buffered until P answers; None after that
-        self._early_size = 0
-        self._parts: list[bytes] = []  # the parts of an answer in one piece
-        self._size = 0
+        self._status, self._answer_headers = 200, prefill_answer.JSON_HEADERS
+        self._early_frames: list[ResultFrame] | None = []  # frames buffered until P answers; None after that
+        self._early_bytes = 0
+        self._collected_parts: list[bytes] = []  # the parts of an answer in one piece
+        self._collected_bytes = 0
         self._used_is_final = False
         self._out.change_sender(None)
 
@@ -118,17 +119,17 @@ class StreamMerge:
         if used_tokens is None or self._used_is_final:
             return used_tokens
         try:
-            records = [binascii.a2b_base64(text, strict_mode=True) for text in self._records]
+            records = [binascii.a2b_base64(text, strict_mode=True) for text in self._output_records]
             return msgspec.structs.replace(used_tokens, output_tokens=handover.count_output_tokens(records))
         except (binascii.Error, Malformed):
             return used_tokens
 
     def prior_outputs(self) -> bytes:
         """Return the engine outputs of the part that the client has; empty if it has none. Raises ResultsCut."""
-        if not self.sent or not self._records:
+        if not self.sent or not self._output_records:
             return b""
         try:
-            return handover.join_records([binascii.a2b_base64(text, strict_mode=True) for text in self._records])
+            return handover.join_records([binascii.a2b_base64(text, strict_mode=True) for text in self._output_records])
         except binascii.Error:
             raise ResultsCut(final=True) from None
 
@@ -137,12 +138,12 @@ class StreamMerge:
 
         ``native``: D sends the engine outputs of its results; ``pause_sender`` can pause D only in that case.
         """
-        self.asking = None
-        self.exact = self.exact and answer.native and native
-        self._out.change_sender(pause_sender if self.exact else None)
-        self._stream = answer.is_stream
+        self.pending_prefill = None
+        self.resumable = self.resumable and answer.native and native
+        self._out.change_sender(pause_sender if self.resumable else None)
+        self._is_stream = answer.is_stream
         if not self._client.status:
-            self._status, self._head = answer.status, returned_headers(answer.headers)
+            self._status, self._answer_headers = answer.status, returned_headers(answer.headers)
         if answer.record:
             self._keep_record(answer.record)
         if answer.used_tokens is not None and not self._used_is_final:
@@ -163,7 +164,7 @@ class StreamMerge:
     @property
     def decode_finished_first(self) -> bool:
         """Whether D has sent a complete answer in one piece before P answered."""
-        return self._early is None
+        return self._early_frames is None
 
     def finish_merge(self, data: bytes) -> None:
         """Send the last part of the stream."""
@@ -187,27 +188,16 @@ class StreamMerge:
                 self._keep_record(frame.record)
             self._out.send_part(frame.payload)
             return
-        if self._early is not None:
+        if self._early_frames is not None:
             self._buffer_frame(frame)
             return
-        if self.done.done():
+        if self.attempt_done.done():
             return
         if kind == "data" or kind == "lastData":
-            if not self.part_count:
-                self._on_first_part()
-            self.part_count += 1
-            self.last_part_at = self._clock()
-            if frame.record is not None:
-                self._keep_record(frame.record)
-            if kind == "lastData":
-                self._finish_results(frame.payload)
-            elif self._stream:
-                self._send_stream_part(self._without_opening(frame.payload))
-            else:
-                self._collect_part(frame.payload)
+            self._take_part(frame)
         elif kind == "head":
             try:
-                self._status, self._head = prefill_answer.parse_answer_head(frame.payload)
+                self._status, self._answer_headers = prefill_answer.parse_answer_head(frame.payload)
             except BadPrefillAnswer:
                 self._fail_attempt(ResultsCut())
         elif kind == "used":
@@ -217,46 +207,61 @@ class StreamMerge:
         elif kind == "retry":
             self._fail_attempt(RecomputeRequested(frame.payload))
 
+    def _take_part(self, frame: ResultFrame) -> None:
+        """Handle a part of the answer."""
+        if not self.part_count:
+            self._on_first_part()
+        self.part_count += 1
+        self.last_part_at = self._clock()
+        if frame.record is not None:
+            self._keep_record(frame.record)
+        if frame.kind == "lastData":
+            self._finish_results(frame.payload)
+        elif self._is_stream:
+            self._send_stream_part(self._without_opening(frame.payload))
+        else:
+            self._collect_part(frame.payload)
+
     def results_lost(self, reason: str) -> None:
         """Fail the attempt: the stream of D's results was lost."""
         self._fail_attempt(ResultsCut())
-        if self.asking is not None:
-            self.asking.drop_answer(reason)  # P's answer is useless without D
+        if self.pending_prefill is not None:
+            self.pending_prefill.drop_answer(reason)  # P's answer is useless without D
 
     def _keep_record(self, record: bytes) -> None:
         """Keep the engine outputs of a part for later attempts."""
-        self._records.append(record)
-        self._record_size += len(record)
-        if self._record_size > LARGEST_ANSWER:
+        self._output_records.append(record)
+        self._record_bytes += len(record)
+        if self._record_bytes > LARGEST_ANSWER:
             self._fail_attempt(ResultsCut(final=True))
 
     def _buffer_frame(self, frame: ResultFrame) -> None:
         """Buffer a frame until P answers."""
-        assert self._early is not None
-        self._early.append(frame)
-        self._early_size += len(frame.payload) + len(frame.record or b"")
-        if self._early_size > MAX_EARLY_BYTES:
+        assert self._early_frames is not None
+        self._early_frames.append(frame)
+        self._early_bytes += len(frame.payload) + len(frame.record or b"")
+        if self._early_bytes > MAX_EARLY_BYTES:
             self._fail_attempt(ResultsCut())
-        elif frame.kind == "lastData" and any(early.kind == "head" for early in self._early):
+        elif frame.kind == "lastData" and any(early.kind == "head" for early in self._early_frames):
             self._finish_before_prefill()
 
     def _finish_before_prefill(self) -> None:
         """Send D's complete answer in one piece, which contains nothing from P, without waiting for P."""
         self._flush_early()
-        if self.asking is not None:
-            self.asking.drop_answer("The answer is complete.")
+        if self.pending_prefill is not None:
+            self.pending_prefill.drop_answer("The answer is complete.")
 
     def _flush_early(self) -> None:
         """Handle the frames that D sent before P answered."""
-        early, self._early = self._early or (), None
+        early, self._early_frames = self._early_frames or (), None
         for frame in early:
             self.take_frame(frame)
 
     def _fail_attempt(self, error: Exception) -> None:
         self._passes_through = False
-        if not self.done.done():
-            self.done.set_exception(error)
-            self.done.exception()  # mark it as retrieved: the future may not be awaited yet
+        if not self.attempt_done.done():
+            self.attempt_done.set_exception(error)
+            self.attempt_done.exception()  # mark it as retrieved: the future may not be awaited yet
 
     def _send_stream_part(self, data: bytes) -> None:
         """Send a part of the stream."""
@@ -264,42 +269,42 @@ class StreamMerge:
         if data:
             self._start_stream()
             self._out.send_part(data)
-            # D's first part is reported, so it is not among those.
-            self._passes_through = self.exact and self.part_count > 0
+            # D's first part must reach ``_on_first_part``, so it is not passed through.
+            self._passes_through = self.resumable and self.part_count > 0
 
     def _collect_part(self, data: bytes) -> None:
         """Collect a part of an answer in one piece."""
         self._meter_part(data)
-        self._parts.append(data)
-        self._size += len(data)
-        if self._size > LARGEST_ANSWER:
+        self._collected_parts.append(data)
+        self._collected_bytes += len(data)
+        if self._collected_bytes > LARGEST_ANSWER:
             self._fail_attempt(ResultsCut(final=True))
 
     def _finish_results(self, payload: bytes) -> None:
         self._passes_through = False
-        if self._stream:
-            self.finish_merge(payload if self.exact else self._with_done_mark(self._without_opening(payload)))
+        if self._is_stream:
+            self.finish_merge(payload if self.resumable else self._with_done_mark(self._without_opening(payload)))
         else:
             self._collect_part(payload)
             self.sent = self.answered = True
-            self._client.send_complete(self._status, self._head, b"".join(self._parts))
-        if not self.done.done():
-            self.done.set_result(None)
+            self._client.send_complete(self._status, self._answer_headers, b"".join(self._collected_parts))
+        if not self.attempt_done.done():
+            self.attempt_done.set_result(None)
 
     def _meter_part(self, data: bytes) -> None:
         """Pass a part of an answer that does not report its usage to the client's meter."""
-        if self._client.meter is not None and not self.exact:
+        if self._client.meter is not None and not self.resumable:
             self._client.meter.add_bytes(data)
 
     def _start_stream(self) -> None:
         """Mark the answer as sent, and send its head before the first part."""
         self.sent = True
         if not self._client.status:
-            self._client.begin_answer(self._status, self._head)
+            self._client.begin_answer(self._status, self._answer_headers)
 
     def _without_opening(self, payload: bytes) -> bytes:
         """Return a part without a stream opening that the client already has."""
-        return b"" if self.sent and not self.exact and prefill_answer.is_stream_opening(payload) else payload
+        return b"" if self.sent and not self.resumable and prefill_answer.is_stream_opening(payload) else payload
 
     def _with_done_mark(self, payload: bytes) -> bytes:
         return prefill_answer.append_done_mark(payload, self._client.scope["path"])

@@ -40,8 +40,8 @@ from parley.version import __version__
 from parley.web.exchange import REQUEST_ID_PATTERN, TIMEOUT_HEADER
 from parley.web.grpc_limits import IdleCalls, grpc_server_options
 from parley.web.grpc_listener import GrpcListener
+from parley.web.http_options import HttpOptions
 from parley.web.offload import to_thread_if_large
-from parley.web.options import HttpOptions
 from parley.web.random_ids import draw_id
 from parley.web.tls.files import TlsFiles
 

@@ -144,19 +144,19 @@ class SingleChoiceReply(MindieReply):
 
     def _split_pieces(self, events: Sequence[Event]) -> Iterator[StreamPiece]:
         """Split the text among the steps whose tokens spell it; the rest of the text goes to the last step."""
-        tokens, rest = self._take_events(events)
+        tokens, remaining_text = self._take_events(events)
         groups = list(_group_by_step(tokens))
         for group in groups[:-1]:
             group_text = "".join(map(self._decode_token, group))
-            group_text = group_text if rest.startswith(group_text) else ""
-            rest = rest[len(group_text) :]
+            group_text = group_text if remaining_text.startswith(group_text) else ""
+            remaining_text = remaining_text[len(group_text) :]
             self._text_parts.append(group_text)
             yield StreamPiece(group, group_text, False)
-        if groups or rest or self.done_event is not None:
+        if groups or remaining_text or self.done_event is not None:
             for token in groups[-1] if groups else ():
                 self._decode_token(token)
-            self._text_parts.append(rest)
-            yield StreamPiece(groups[-1] if groups else (), rest, self.done_event is not None)
+            self._text_parts.append(remaining_text)
+            yield StreamPiece(groups[-1] if groups else (), remaining_text, self.done_event is not None)
 
     def _decode_token(self, token: TokenInfo) -> str:
         return "" if token.is_special else self._decoder.decode(token.raw_bytes)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from parley.dialects.fields import Fields
 from parley.dialects.mindie.api_rules import MindieRules
 from parley.dialects.mindie.members.parameters import ParameterTable, ParameterValues
-from parley.dialects.parameters import ChoiceCounts
+from parley.dialects.sampling_members import ChoiceCounts
 from parley.types import BeamOptions
 
 BEST_OF_BELOW_N = {

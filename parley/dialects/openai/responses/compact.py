@@ -63,13 +63,13 @@ class CompactReply(UnstreamedReply):
         """Return the compacted conversation."""
         summary = self._context.seal_reasoning("".join(self._texts).encode())
         compaction: dict[str, Any] = {"id": f"cmp_{self._context.unique_id}", "type": "compaction"}
-        kept = [item for item in self._items if item["type"] == "message" and item.get("role") == "user"]
+        user_messages = [item for item in self._items if item["type"] == "message" and item.get("role") == "user"]
         return encode_json(
             {
                 "id": f"resp_{self._context.unique_id}",
                 "object": "response.compaction",
                 "created_at": self._context.created,
-                "output": [*kept, compaction | {"encrypted_content": summary}],
+                "output": [*user_messages, compaction | {"encrypted_content": summary}],
                 "usage": usage_object(usage),
             }
         )

@@ -14,7 +14,7 @@ from parley.dialects.openai.labels import MAX_LABEL, VERBOSITIES, read_labels
 from parley.dialects.openai.messages import EFFORTS
 from parley.dialects.openai.responses.response_rules import ResponsesRules, refuse_member, unserved_error
 from parley.dialects.output_constraints import ANY_OBJECT_SCHEMA
-from parley.dialects.parameters import MAX_ALTERNATIVES
+from parley.dialects.sampling_members import MAX_ALTERNATIVES
 from parley.errors import Invalid, Unsupported
 from parley.types import Grammar
 

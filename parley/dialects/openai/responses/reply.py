@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from parley.dialects import output_constraints, parameters
+from parley.dialects import output_constraints, sampling_members
 from parley.dialects.admin_requests import TokenizeRequest, TokenizeResult
 from parley.dialects.dialect import Reply, RequestContext
 from parley.dialects.fields import Fields, decode_fields
@@ -138,7 +138,7 @@ class ResponsesReply(Reply):
             stop_conditions=read_stop_conditions(body, max_tokens if self._generates else 0, rules.reading),
             output_options=OutputOptions(logprobs=alternatives, stream_interval=read_stream_interval(body)),
             stream=body.boolean("stream", False) or (storage.in_background and context.records.are_inlined),
-            banned_words=parameters.read_bad_words(body),
+            banned_words=sampling_members.read_bad_words(body),
             grammar=output_constraints.only_constraint(extra_members.grammar, text_form.grammar),
             **extra_members.request_members,
             thinking_budget=extra_members.thinking_budget,

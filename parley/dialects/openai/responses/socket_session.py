@@ -243,7 +243,7 @@ class ResponsesAnswer(SocketAnswer):
         """Return a text with the numbers that the items have in the client's own input."""
         if not isinstance(value, str):
             return value
-        return INPUT_PLACE.sub(lambda place: f"input[{int(place[1]) - self._earlier_count}]", value)
+        return INPUT_PLACE.sub(lambda match: f"input[{int(match[1]) - self._earlier_count}]", value)
 
 
 def _check_transport_members(message: Fields) -> None:

@@ -117,15 +117,19 @@ def _read_function(function: Fields, members: ToolMembers, rules: ResponsesRules
 
 def _read_strict(function: Fields, name: str, parameters: dict[str, Any], rules: ResponsesRules) -> bool:
     """Return whether calls must follow the schema. Unless the client says so, they must if strict mode accepts it."""
-    wanted = function.boolean("strict", None)
-    if wanted is False or not function.has_value("parameters") or (wanted and not rules.reading.strict_schemas):
-        return bool(wanted)
+    wants_strict = function.boolean("strict", None)
+    if (
+        wants_strict is False
+        or not function.has_value("parameters")
+        or (wants_strict and not rules.reading.strict_schemas)
+    ):
+        return bool(wants_strict)
     try:
         strict_mode.check_strict_schema(
             parameters, f"function '{name}'", function.member_path("parameters"), "invalid_function_parameters"
         )
     except Invalid:
-        if wanted:
+        if wants_strict:
             raise
         return False
     return True

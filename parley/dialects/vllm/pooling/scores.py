@@ -95,7 +95,7 @@ class _TextPairReply(UnstreamedReply):
             raise Invalid(UNEVEN_SENTENCE)
         special, use_activation = body.boolean("add_special_tokens", True), body.boolean("use_activation", None)
         first_prompts, second_prompts = (
-            [Text(each.text, special, max_tokens=limit, media=each.media) for each in side]
+            [Text(item.text, special, max_tokens=limit, media=item.media) for item in side]
             for side, limit in ((first_side, first_limit), (second_side, second_limit))
         )
         self._reads_pairs = bool(context.labels)
@@ -191,13 +191,13 @@ class RerankReply(_TextPairReply):
 
     def ranking(self) -> list[tuple[int, float]]:
         """Return the places of the documents with their scores, the highest first; at most ``top_n`` if positive."""
-        ranked = sorted(enumerate(self.pair_scores()), key=lambda place: place[1], reverse=True)
+        ranked = sorted(enumerate(self.pair_scores()), key=lambda pair: pair[1], reverse=True)
         return ranked[: self._top_n if self._top_n > 0 else None]
 
     def render_body(self, usage: Usage) -> bytes:
         """Return the documents as JSON, those with the highest scores first."""
         documents = [
-            {"text": each.text if each.parts is None else None, "multi_modal": each.parts} for each in self._second_side
+            {"text": item.text if item.parts is None else None, "multi_modal": item.parts} for item in self._second_side
         ]
         return encode_json(
             {

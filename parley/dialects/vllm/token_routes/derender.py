@@ -15,7 +15,7 @@ import msgspec
 from parley.dialects.dialect import AnswerRenderer, RequestContext
 from parley.dialects.fields import Fields, is_shallow
 from parley.dialects.openai.common_members import MAX_TOKENS, unsupported_member_error
-from parley.dialects.parameters import MAX_CHOICES_PER_PROMPT, MAX_LISTED_IDS, MAX_TOKEN_ID
+from parley.dialects.sampling_members import MAX_CHOICES_PER_PROMPT, MAX_LISTED_IDS, MAX_TOKEN_ID
 from parley.dialects.vllm import requests
 from parley.dialects.vllm.chat import VllmChatReply
 from parley.dialects.vllm.completions import VllmCompletionReply
@@ -119,7 +119,7 @@ class CompletionDerendering(VllmCompletionReply, AnswerRenderer):
         self._response_id = _response_id(responses[0], context)
         transfers, metrics = list(map(_read_transfer, responses)), list(map(_read_metrics, responses))
         self._passed_members = {
-            "kv_transfer_params": transfers[0] if all(each == transfers[0] for each in transfers) else None,
+            "kv_transfer_params": transfers[0] if all(transfer == transfers[0] for transfer in transfers) else None,
             "metrics": metrics[0] if len(metrics) == 1 else None,
         }
 

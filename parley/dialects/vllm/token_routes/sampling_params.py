@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from parley.dialects import output_constraints, parameters
+from parley.dialects import output_constraints, sampling_members
 from parley.dialects.dialect import RequestContext
 from parley.dialects.fields import Fields
 from parley.dialects.openai import vllm_members
@@ -91,7 +91,7 @@ def read_thinking_budget(params: Fields) -> int | None:
 
 def read_sampling(params: Fields) -> Sampling:
     """Read how tokens are drawn. A seed of -1 means none. Raises BadRequest."""
-    sampling = parameters.read_sampling(params, max_temperature=2)
+    sampling = sampling_members.read_sampling(params, max_temperature=2)
     return msgspec.structs.replace(sampling, seed=None) if sampling.seed == -1 else sampling
 
 
