@@ -45,7 +45,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Literal
 
 Limit = Literal["client", "server", "token"]
@@ -102,14 +103,31 @@ class ParleyError(Exception):
 
 
 class BadRequest(ParleyError):
-    """The request is wrong."""
+    """The request is wrong. ``place``: the position in the body of the one prompt of several that is wrong."""
 
     status = 400
+    place = ""
 
     def rename_field(self, name: str) -> None:
         """Replace the neutral field name by the API's own, also where the message quotes it."""
         self.message = self.message.replace(f"'{self.field}'", f"'{name}'")
         self.field = name
+
+    def name_place(self, place: str) -> None:
+        """Add the position of the wrong prompt to the message."""
+        self.place = place
+        self.message = f"{self.message} ({place})"
+
+
+@contextmanager
+def place_in_errors(place: str) -> Iterator[None]:
+    """Have errors of the block name the position of the prompt that it prepares; an empty one changes nothing."""
+    try:
+        yield
+    except BadRequest as error:
+        if place:
+            error.name_place(place)
+        raise
 
 
 class Malformed(BadRequest):

@@ -36,6 +36,7 @@ from parley.types import (
     PoolingTask,
     Request,
     Tenant,
+    TokenInfo,
     Usage,
 )
 
@@ -262,10 +263,26 @@ class AnswerRenderer(Reply):
     prompt_tokens: int = 0
 
 
+class ChunkRenderer(Reply):
+    """The same for one chunk of a streamed answer.
+
+    ``outputs``: of the only choice in the chunks so far, this one last; empty if this chunk has no choice.
+    """
+
+    outputs: Sequence[EngineOutput] = ()
+
+    @abstractmethod
+    def render_answer(self, frames: bytes, tokens: list[TokenInfo]) -> bytes:
+        """Return the answer. ``frames``: what a stream of this API has for the chunk; ``tokens``: those of all chunks,
+        if the request asks for log-probabilities."""
+
+
 RouteKind = Literal[
     "generate",  # reader(body, RequestContext) -> Reply, or an Answer where the body decides the form of its refusal
     "embed",  # the same, for requests that return only vectors
-    "render",  # from prompts to tokens, or from tokens: reader(body, RequestContext) -> PromptRenderer | AnswerRenderer
+    # From prompts to tokens, or from tokens: reader(body, RequestContext) -> PromptRenderer | AnswerRenderer |
+    # ChunkRenderer
+    "render",
     "tokenize",  # reader(body, RequestContext) -> TokenizeRequest; writer(TokenizeResult) -> bytes
     "detokenize",  # reader(body) -> DetokenizeRequest; writer(str, …) -> bytes, with a text for each list of ids
     "models",  # writer(list[ModelCard]) -> bytes

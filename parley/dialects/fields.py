@@ -22,6 +22,7 @@ D = TypeVar("D")
 
 MAX_DEPTH = 64  # nesting of a free-form value, so that later recursive readers do not overflow the stack
 MAX_FLOAT = sys.float_info.max
+NOTHING_MOVED: Mapping[str, str] = {}
 INT64 = (-(2**63), 2**63 - 1)
 MAX_U32, MAX_U64, MAX_I32 = 2**32 - 1, 2**64 - 1, 2**31 - 1
 MAX_F32 = 3.4028234663852886e38
@@ -51,17 +52,28 @@ def _explain_fault(error: Exception, body: bytes) -> str:
 
 
 class Fields:
-    """The members of one JSON object. ``member_path`` is the position of the object in the body, for messages."""
+    """The members of one JSON object. ``member_path`` is the position of the object in the body, for messages.
 
-    __slots__ = ("_data", "_path", "_wording")
+    ``places``: the names in the body of members that a reader has moved.
+    """
 
-    def __init__(self, data: Mapping[str, Any], path: str = "", wording: ErrorWording = DEFAULT_WORDING):
+    __slots__ = ("_data", "_path", "_places", "_wording")
+
+    def __init__(
+        self,
+        data: Mapping[str, Any],
+        path: str = "",
+        wording: ErrorWording = DEFAULT_WORDING,
+        places: Mapping[str, str] = NOTHING_MOVED,
+    ):
         self._data = data
         self._path = path
         self._wording = wording
+        self._places = places
 
     def member_path(self, name: str) -> str:
         """Return the position of member ``name`` in the body, such as ``messages[0].content``."""
+        name = self._places.get(name, name)
         return f"{self._path}.{name}" if self._path else name
 
     def with_defaults(self, defaults: Mapping[str, Any]) -> Fields:
@@ -71,6 +83,12 @@ class Fields:
     def with_members(self, members: Mapping[str, Any]) -> Fields:
         """Return these members, with others of the same names replaced."""
         return self._with_changes(members)
+
+    def with_moved_member(self, name: str, value: Any, place: str) -> Fields:
+        """Return these members, with ``name`` replaced by a value that errors locate at ``place``."""
+        moved = self._with_changes({name: value})
+        moved._places = {**self._places, name: place}
+        return moved
 
     @property
     def member_names(self) -> list[str]:
@@ -111,9 +129,9 @@ class Fields:
     def _with_changes(self, changes: Mapping[str, Any], removed: Set[str] = frozenset()) -> Fields:
         data = self._data
         if isinstance(data, LazyMembers):
-            return Fields(data.with_changes(changes, removed), self._path, self._wording)
+            return Fields(data.with_changes(changes, removed), self._path, self._wording, self._places)
         members = {name: value for name, value in data.items() if name not in removed} if removed else data
-        return Fields({**members, **changes}, self._path, self._wording)
+        return Fields({**members, **changes}, self._path, self._wording, self._places)
 
     def raw_value(self, name: str) -> Any:
         """Return the decoded value, or None if it is absent or null."""

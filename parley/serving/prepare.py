@@ -24,6 +24,7 @@ from parley.errors import (
     UnknownToken,
     UnknownTokenIds,
     excerpt,
+    place_in_errors,
 )
 from parley.serving import beam_limits
 from parley.serving.engine_features import check_engine_bounds, check_engine_features
@@ -91,9 +92,7 @@ async def prepare_engine_requests(
     size = 64 * len(request.banned_words) + len(request.prediction)
     size += sum(len(item.replacement) for item in media)
     needs_thread = (
-        model.text_pipeline.may_be_slow
-        or size > OFFLOAD_SIZE
-        or exceeds_size(request.prompts, OFFLOAD_SIZE - size)
+        model.text_pipeline.may_be_slow or size > OFFLOAD_SIZE or exceeds_size(request.prompts, OFFLOAD_SIZE - size)
     )
     grammars = await _compile_grammars(model, request, tenant)
     prepare = partial(_prepare_prompts, model, request, media)
@@ -205,12 +204,14 @@ def _prepare_prompts(
     pipeline, prepared_prompts = model.text_pipeline, []
     _check_room_for_text(model, request)
     predicted = pipeline.prepare_prediction(request.prediction, model.model_info.max_model_len)
-    for prompt, items in zip(request.prompts, media_by_prompt(request, media), strict=True):
+    places = request.prompt_places or [""] * len(request.prompts)
+    for prompt, items, place in zip(request.prompts, media_by_prompt(request, media), places, strict=True):
         prepare = partial(_prepare_prompt, model, request, items, predicted)
-        if request.on_overflow == "oldest_turns" and isinstance(prompt, Chat) and not items:
-            prepared_prompts.append(fit_chat(prompt, prepare))
-        else:
-            prepared_prompts.append(prepare(prompt))
+        with place_in_errors(place):
+            if request.on_overflow == "oldest_turns" and isinstance(prompt, Chat) and not items:
+                prepared_prompts.append(fit_chat(prompt, prepare))
+            else:
+                prepared_prompts.append(prepare(prompt))
     check_answer_logprobs(request, model.model_info, prepared_prompts)
     _check_token_vectors(request, model.model_info, prepared_prompts)
     if request.banned_words:
@@ -330,6 +331,9 @@ def _check_token_ids(request: Request, info: ModelInfo) -> None:
         "allowed_token_ids": request.sampling.allowed,
         "logprob_token_ids": request.output_options.logprob_ids,
     }
+    for prompt in request.prompts:
+        if isinstance(prompt, Chat) and prompt.rendered_ids:
+            ids_by_field["kv_transfer_params.prompt_token_ids"] = prompt.rendered_ids
     for field, token_ids in ids_by_field.items():
         if token_ids and (highest_id := max(token_ids)) >= info.vocab_size:
             message = f"Token id {highest_id} is not in the vocabulary of {info.vocab_size} tokens."

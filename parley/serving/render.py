@@ -4,9 +4,10 @@ that another engine gave as tokens.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import partial
 
-from parley.dialects.dialect import Answer, AnswerRenderer, PromptRenderer, RenderedPrompt, Route
+from parley.dialects.dialect import Answer, AnswerRenderer, ChunkRenderer, PromptRenderer, RenderedPrompt, Route
 from parley.errors import Invalid
 from parley.serving.keys.scopes import check_key_models
 from parley.serving.media.request_media import prompt_media
@@ -16,7 +17,18 @@ from parley.serving.request_reader import read_generation_body
 from parley.text.choice import AnswerChoice
 from parley.text.prepared_prompt import PreparedPrompt
 from parley.text.prompt import TextPipeline
-from parley.types import Chat, EngineRequest, KeptSide, Prompt, Text, Usage
+from parley.types import (
+    Chat,
+    ChoiceDelta,
+    EngineOutput,
+    EngineRequest,
+    Event,
+    KeptSide,
+    Prompt,
+    Text,
+    TokenInfo,
+    Usage,
+)
 from parley.web.exchange import Exchange
 from parley.web.offload import OFFLOAD_SIZE
 
@@ -34,7 +46,7 @@ async def handle_render(registry: ModelRegistry, route: Route, exchange: Exchang
     if isinstance(reply, Answer):
         await exchange.send_answer(reply)
         return
-    assert isinstance(reply, PromptRenderer | AnswerRenderer)
+    assert isinstance(reply, PromptRenderer | AnswerRenderer | ChunkRenderer)
     exchange.adopt_reply(reply)
     model.require_ready()
     request = reply.request
@@ -49,7 +61,10 @@ async def handle_render(registry: ModelRegistry, route: Route, exchange: Exchang
     else:
         size += 8 * sum(len(output.token_ids) for output in reply.outputs)
         prompts, vocabulary = [prepared for prepared, _ in prepared_prompts], model.model_info.vocab_size
-        work = partial(_render_answer, model.text_pipeline, reply, prompts, vocabulary)
+        if isinstance(reply, AnswerRenderer):
+            work = partial(_render_answer, model.text_pipeline, reply, prompts, vocabulary)
+        else:
+            work = partial(_render_chunk, model.text_pipeline, reply, prompts[0], vocabulary)
     await exchange.send_response(await exchange.to_thread_if_large(size, work))
 
 
@@ -62,13 +77,37 @@ def _render_answer(
     for number, prepared in enumerate(prepared_prompts):
         for index in request.prompt_choices(number):
             output = reply.outputs[index]
-            listed = max((max(score.top_ids, default=0) for score in output.scores or ()), default=0)
-            if (largest := max(max(output.token_ids), listed)) >= vocabulary:
-                raise Invalid(f"Token id {largest} is not in the vocabulary of {vocabulary} tokens.", field="token_ids")
+            _check_vocabulary(output, vocabulary)
             choice = AnswerChoice(request, index, pipeline.tokenizer, prepared, details=request.output_options.ids)
             reply.add_events(choice.push_output(output))
             usage.completion_tokens += len(output.token_ids)
     return reply.render_body(usage)
+
+
+def _render_chunk(pipeline: TextPipeline, reply: ChunkRenderer, prepared: PreparedPrompt, vocabulary: int) -> bytes:
+    """Return the chunk of a streamed answer, after the chunks before it have been read. Raises Invalid as above."""
+    request, frames, tokens = reply.request, b"", list[TokenInfo]()
+    choice = AnswerChoice(request, 0, pipeline.tokenizer, prepared, details=request.output_options.ids)
+    for output in reply.outputs:
+        _check_vocabulary(output, vocabulary)
+        events = choice.push_output(output)
+        tokens += _shown_tokens(events)
+        frames = reply.render_chunk(events)
+    if (
+        request.output_options.logprobs is not None
+    ):  # a token may be held back until its text is known, its score is not
+        tokens += _shown_tokens(choice.push_output(EngineOutput("", 0, finish_reason="length")))
+    return reply.render_answer(frames, tokens)
+
+
+def _shown_tokens(events: Iterable[Event]) -> list[TokenInfo]:
+    return [token for event in events if isinstance(event, ChoiceDelta) for token in event.tokens]
+
+
+def _check_vocabulary(output: EngineOutput, vocabulary: int) -> None:
+    listed = max((max(score.top_ids, default=0) for score in output.scores or ()), default=0)
+    if (largest := max(max(output.token_ids, default=0), listed)) >= vocabulary:
+        raise Invalid(f"Token id {largest} is not in the vocabulary of {vocabulary} tokens.", field="token_ids")
 
 
 def _render_prompts(

@@ -183,10 +183,9 @@ class TextPipeline:
         if isinstance(prompt, TextPair):
             return self._prepare_pair(prompt, partial(encode, self.tokenizer), max_tokens, kept_side)
         if isinstance(prompt, Tokens):
-            ids = prompt.ids
-            if max_tokens is not None:
-                ids = ids[:max_tokens] if kept_side == "head" else ids[-max_tokens:]
-            return self._prepare_tokens(ids, prompt.reasoning_ended)
+            return self._prepare_tokens(_cut_ids(prompt.ids, max_tokens, kept_side), prompt.reasoning_ended)
+        if isinstance(prompt, Chat) and prompt.rendered_ids:
+            return self._prepare_rendered_chat(prompt, _cut_ids(prompt.rendered_ids, max_tokens, kept_side))
         if isinstance(prompt, Text):
             return self._prepare_text(prompt, encode, pooling, media)
         loses_end = kept_side == "head" and max_tokens is not None
@@ -246,11 +245,19 @@ class TextPipeline:
             return PreparedPrompt(ids, media=self._place_media(ids, rendered.media))
         # The start of the answer depends on the end of the text that the model reads.
         text = self.tokenizer.decode(ids, skip_special=False) if loses_end else rendered.template_text
+        return self._with_answer_form(prompt, ids, text, self._place_media(ids, rendered.media))
+
+    def _prepare_rendered_chat(self, prompt: Chat, ids: list[int]) -> PreparedPrompt:
+        """Find how the answer to a conversation begins that has been rendered elsewhere."""
+        return self._with_answer_form(prompt, ids, self._decode_end(ids), [])
+
+    def _with_answer_form(self, prompt: Chat, ids: list[int], text: str, media: list[MediaItem]) -> PreparedPrompt:
+        """Return the prompt with the form of its answer. ``text``: that the model reads, or its end."""
         markup = answer_grammar.answer_markup(self.markup, prompt)
         thinking = starts_in_reasoning(markup, text, prompt.continue_final)
         tools = RequestTools(answer_grammar.callable_tools(prompt))
         single_call = not prompt.parallel_calls or prompt.forced_tool is not None
-        return PreparedPrompt(ids, markup, thinking, tools, single_call, media=self._place_media(ids, rendered.media))
+        return PreparedPrompt(ids, markup, thinking, tools, single_call, media=media)
 
     def apply_embedding_prompt(self, prompt: Text, pooling: PoolingOptions) -> Text:
         """Return a text to embed with the model's own prompt before it. Raises UnknownPromptName."""
@@ -488,6 +495,13 @@ class TextPipeline:
 def _must_call(prompt: Prompt) -> bool:
     """Whether the answer must consist of calls, for any requested format."""
     return isinstance(prompt, Chat) and prompt.tool_choice == "required"
+
+
+def _cut_ids(ids: list[int], max_tokens: int | None, kept_side: KeptSide) -> list[int]:
+    """Return at most ``max_tokens`` token ids, those at ``kept_side``."""
+    if max_tokens is None:
+        return ids
+    return ids[:max_tokens] if kept_side == "head" else ids[-max_tokens:]
 
 
 def _as_user_turn(prompt: Text) -> Chat:

@@ -71,7 +71,8 @@ class Chat(msgspec.Struct, frozen=True):
     ``continue_final``: leave the last turn open so that the model continues it. ``special``: add the special tokens
     that the model expects around plain text, besides those in its template. ``preceding_ids``: tokens before the
     conversation's own, such as those of an earlier one that it continues. ``rendered``: the content of the only
-    message is the whole conversation, as the model reads it; the chat template is not used.
+    message is the whole conversation, as the model reads it; the chat template is not used. ``rendered_ids``: the
+    tokens of the conversation from a server that has rendered it; the messages are not rendered again.
     """
 
     messages: list[Message]
@@ -89,6 +90,7 @@ class Chat(msgspec.Struct, frozen=True):
     special: bool = False
     preceding_ids: list[int] = []
     rendered: bool = False
+    rendered_ids: list[int] = []
 
 
 class TextPair(msgspec.Struct, frozen=True):
@@ -255,6 +257,7 @@ class Request(msgspec.Struct, kw_only=True):
     counted_tokens: int = 0
     cancel_ids: tuple[str, ...] = ()  # further ids by which clients can cancel the request
     prediction: str = ""  # the text that the client expects; affects speed only
+    prompt_places: list[str] = []  # the positions of several prompts in the body, for errors; empty: they name none
     exclusive_id: str = ""  # one of ``cancel_ids`` that no other open request to the model may have
 
     @property

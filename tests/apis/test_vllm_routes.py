@@ -1,6 +1,7 @@
 """vLLM's API through a running server: its routes, the paths it shares, and the members that other APIs share."""
 
 import asyncio
+import json
 
 import pytest
 from openai import APIError, AsyncOpenAI, BadRequestError, NotFoundError
@@ -501,3 +502,98 @@ async def test_openai_client_passes_all_vllm_extra_parameters(serve):
         shared = await client.chat.completions.create(**base)
         assert (shared.id, shared.choices[0].token_ids) == ("chatcmpl-mine", answer.choices[0].token_ids)
         assert shared.prompt_logprobs == answer.prompt_logprobs
+
+
+@pytest.mark.parametrize("prefix", ["", "/vllm"])
+async def test_tokens_of_the_prefilling_server_are_reused(server, prefix):
+    """They take the place of the messages, which still decide how the answer is read."""
+    ids = (await server.post(prefix + "/tokenize", {"prompt": PROMPT})).json["tokens"]
+    transfer = {"kv_transfer_params": {"prompt_token_ids": ids}}
+    chat = HELLO_CHAT | {"max_tokens": 40}
+    path = prefix + "/v1/chat/completions"
+    answer = (await server.post(path, chat | transfer)).json
+    assert (answer["choices"][0]["message"]["content"], answer["usage"]["prompt_tokens"]) == (PROMPT, len(ids))
+    if prefix:
+        message = (await server.post(prefix + "/v1/messages", HELLO_MESSAGE | {"max_tokens": 40} | transfer)).json
+        assert message["content"][0]["text"] == PROMPT
+        response = HELLO_RESPONSE | {"max_output_tokens": 40} | transfer
+        assert (await server.post(prefix + "/v1/responses", response)).json["output"][0]["content"][0]["text"] == PROMPT
+    plain = (await server.post(path, chat | {"echo": True})).json["usage"]["prompt_tokens"]
+    echoed = (await server.post(path, chat | transfer | {"echo": True})).json
+    assert echoed["usage"]["prompt_tokens"] == plain != len(ids)  # as in the original
+    for wrong in ([], [-1], [True], ["a"], "abc", [70, 10**6]):
+        refused = await server.post(path, chat | {"kv_transfer_params": {"prompt_token_ids": wrong}})
+        assert refused.status == 400 and "prompt_token_ids" in refused.body.decode(), refused.body
+    batch = {"messages": [chat["messages"]], **transfer}
+    refused = await server.post(prefix + "/v1/chat/completions/batch", batch)
+    assert (refused.status, refused.error["param"]) == (400, "kv_transfer_params.prompt_token_ids")
+
+
+def sse_chunks(answer):
+    lines = [line.removeprefix("data: ") for line in answer.body.decode().split("\n") if line.startswith("data: {")]
+    return list(map(json.loads, lines))
+
+
+async def derender_stream(server, path, generated, **members):
+    """Return the chunks that a stream of generated tokens means, with the state passed from chunk to chunk."""
+    state, chunks = None, []
+    for chunk in generated:
+        body = {"model": "tiny", "stream": True, "generate_chunk": chunk, "stream_state": state, **members}
+        answer = await server.post(path, body)
+        assert answer.status == 200, answer.body
+        state = answer.json["stream_state"]
+        chunks.append(answer.json["chunk"])
+    return chunks
+
+
+def joined_logprobs(choices):
+    return [entry for choice in choices if choice["logprobs"] for entry in choice["logprobs"]["content"]]
+
+
+@pytest.mark.parametrize("prefix", ["", "/vllm"])
+@pytest.mark.parametrize("options", [{}, {"logprobs": True, "top_logprobs": 2, "return_token_ids": True}])
+async def test_chunks_of_generated_tokens_become_the_chunks_of_their_request(server, prefix, options):
+    """Characters of several tokens are whole, as in one stream."""
+    members = {"temperature": 0, "max_tokens": 60, "stream": True, "stream_options": {"include_usage": True}} | options
+    request = HELLO_CHAT | members | {"messages": [{"role": "user", "content": "Zwölf größere Bäume"}]}
+    streamed = sse_chunks(await server.post("/vllm/v1/chat/completions", request))
+    rendered = (await server.post(prefix + "/v1/chat/completions/render", request)).json
+    generated = sse_chunks(await server.post(prefix + "/inference/v1/generate", rendered | {"stream": True}))
+    assert len(generated) > 3
+    ids = {"prompt_token_ids": rendered["token_ids"]}
+    path = prefix + "/v1/chat/completions/derender"
+    chunks = await derender_stream(server, path, generated, chat_request=request, **ids)
+    choices = [choice for chunk in chunks for choice in chunk["choices"]]
+    wanted = [choice for chunk in streamed for choice in chunk["choices"]]
+    text = "".join(choice["delta"].get("content") or "" for choice in choices)
+    assert "größere" in text and text == "".join(choice["delta"].get("content") or "" for choice in wanted)
+    assert [choice["delta"].get("role") for choice in choices] == ["assistant"] + [None] * (len(choices) - 1)
+    assert (choices[-1]["finish_reason"], choices[-1]["stop_reason"]) == (wanted[-1]["finish_reason"], None)
+    assert joined_logprobs(choices) == joined_logprobs(wanted) and bool(joined_logprobs(choices)) == bool(options)
+    sent = [choice["token_ids"] for choice in choices]
+    assert sent == ([chunk["choices"][0]["token_ids"] for chunk in generated if chunk["choices"]] if options else
+                    [None] * len(sent))  # fmt: skip
+    assert {chunk["id"] for chunk in chunks} == {generated[0]["request_id"]}
+    totals = [chunk["usage"]["total_tokens"] for chunk in chunks if chunk["usage"]]
+    assert totals == [chunk["usage"]["total_tokens"] for chunk in generated if chunk["usage"]]
+    plain = await derender_stream(server, path, generated, **ids)
+    assert "größere" in "".join(choice["delta"].get("content") or "" for chunk in plain for choice in chunk["choices"])
+
+
+@pytest.mark.parametrize("prefix", ["", "/vllm"])
+async def test_chunks_of_generated_tokens_become_completion_chunks(server, prefix):
+    request = {"model": "tiny", "prompt": "Zwölf größere", "max_tokens": 40, "temperature": 0, "logprobs": 1}
+    whole = (await server.post("/vllm/v1/completions", request)).json["choices"][0]
+    (rendered,) = (await server.post(prefix + "/v1/completions/render", request)).json
+    generated = sse_chunks(await server.post(prefix + "/inference/v1/generate", rendered | {"stream": True}))
+    ids = {"prompt_token_ids": rendered["token_ids"]}
+    path = prefix + "/v1/completions/derender"
+    chunks = await derender_stream(server, path, generated, completion_request=request, **ids)
+    choices = [choice for chunk in chunks for choice in chunk["choices"]]
+    assert "".join(choice["text"] for choice in choices) == whole["text"] and "größere" in whole["text"]
+    offsets = [offset for choice in choices if choice["logprobs"] for offset in choice["logprobs"]["text_offset"]]
+    assert offsets == whole["logprobs"]["text_offset"]
+    assert choices[-1]["finish_reason"] == whole["finish_reason"]
+    too_high = {"choices": [{"index": 0, "token_ids": [10**6]}]}
+    refused = await server.post(path, {"model": "tiny", "stream": True, "generate_chunk": too_high})
+    assert refused.status == 400 and "is not in the vocabulary" in refused.error["message"]

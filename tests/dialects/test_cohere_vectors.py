@@ -12,9 +12,11 @@ from parley.types import PromptVector, Usage
 
 CONTEXT = RequestContext("0f", 1795331521, "fp", context_length=100, model_names=("m",))
 JSON_HEAD = dataclasses.replace(CONTEXT, headers={b"content-type": b"application/json"})
-EMBED_ROUTE, RERANK_ROUTE = STRICT.routes[1:3]
+ROUTES = {route.path: route for route in STRICT.routes}
+EMBED_ROUTE, RERANK_ROUTE = ROUTES["/v2/embed"], ROUTES["/v2/rerank"]
 ID = b"00000000-0000-0000-0000-00000000000f"
 USAGE = Usage(prompt_tokens=70)
+VECTOR, OTHER = b"\x00\x00\x00\x3f\x00\x00\x00\x00", b"\x00\x00\x00\x00\x00\x00\x00\x3f"
 
 
 def test_cohere_rerank_has_places_and_scores():
@@ -27,6 +29,28 @@ def test_cohere_rerank_has_places_and_scores():
         b'{"id":"%b","results":[{"index":1,"relevance_score":0.5},{"index":2,"relevance_score":0.25}],'
         b'"meta":{"api_version":{"version":"2"},"billed_units":{"search_units":1}}}' % ID
     )
+
+
+def test_first_version_of_cohere_rerank_returns_documents():
+    body = {"query": "a", "documents": [{"text": "b"}, "c"], "return_documents": True, "rank_fields": ["text"]}
+    reply = ROUTES["/v1/rerank"].reader(json.dumps(body).encode(), JSON_HEAD)
+    reply.add_events([PromptVector(number, score) for number, score in enumerate([VECTOR, VECTOR, OTHER])])
+    results = json.loads(reply.render_body(USAGE))["results"]
+    assert [(result["index"], result["document"]) for result in results] == [(0, {"text": "b"}), (1, {"text": "c"})]
+    for name, wrong in (("rank_fields", ["title"]), ("documents", [{"title": "b"}])):
+        with pytest.raises(ParleyError, match=name):
+            ROUTES["/v1/rerank"].reader(json.dumps(body | {name: wrong}).encode(), JSON_HEAD)
+
+
+def test_first_version_of_cohere_embed_has_numbers_unless_types_are_named():
+    members = {"texts": ["a"], "truncate": "NONE", "input_type": "search_query"}
+    for types, kind, wanted in (([], "floats", [[0.5, 0.5]]), (["float"], "by_type", {"float": [[0.5, 0.5]]})):
+        body = json.dumps(members | {"embedding_types": types}).encode()
+        reply = ROUTES["/v1/embed"].reader(body, JSON_HEAD)
+        reply.add_events([PromptVector(0, b"\x00\x00\x00\x3f" * 2)])
+        answer = json.loads(reply.render_body(USAGE))
+        assert (answer["embeddings"], answer["response_type"]) == (wanted, f"embeddings_{kind}")
+        assert answer["meta"]["api_version"] == {"version": "1"}
 
 
 def test_cohere_embed_has_vectors_by_type():

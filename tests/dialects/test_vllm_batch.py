@@ -80,13 +80,25 @@ def test_vllm_batch_refuses_members_for_single_chats(members):
     [
         (None, "body.messages"),
         ([], "empty conversation"),
-        ([[]], "empty conversation"),
+        ([[]], "Provide at least one message. (messages[0])"),
+        ([TURNS[0], []], "Provide at least one message. (messages[1])"),
         (TURNS[0], "body.messages.0"),
         ([TURNS[0], "a"], "body.messages.1"),
-        ([[{"content": "a"}]], "messages.0.role"),
+        (
+            [[{"content": "a"}]],
+            "'loc': 'body.messages.0.0.role', 'msg': 'Field required', 'input': '<dict of 1 items>'",
+        ),
+        ([TURNS[0], [{"role": "user", "content": 5}]], "body.messages.1.0.content"),
+        ([TURNS[0], [{"role": "user", "content": [{"type": "none"}]}]], "messages[1][0].content[0].type"),
     ],
 )
 def test_vllm_batch_refuses_wrong_message_lists(messages, sentence):
     with pytest.raises(BadRequest) as caught:
         read_batch(messages=messages)
     assert sentence in caught.value.message
+
+
+def test_vllm_batch_names_no_conversation_for_a_member_of_all():
+    with pytest.raises(BadRequest) as caught:
+        read_batch(messages=TURNS, temperature=9)
+    assert "temperature" in caught.value.message and "messages" not in caught.value.message

@@ -12,7 +12,8 @@ import pytest
 
 from parley.dialects.dialect import ApiOptions, RenderedPrompt, RequestContext
 from parley.dialects.vllm.error_answers import vllm_error_answer
-from parley.dialects.vllm.token_routes import derender, render, token_generation
+from parley.dialects.vllm.token_routes import derender_readers as derender
+from parley.dialects.vllm.token_routes import render, token_generation
 from parley.errors import BadRequest, EngineError, Unsupported
 from parley.types import (
     ChoiceDelta,
@@ -350,6 +351,8 @@ def test_vllm_rendered_prompts_have_the_places_of_their_tokens_on_request():
     assert rendered["token_offsets"] == [[0, 1], [1, 2]]
 
 
+USER_TURN = {"role": "user", "content": "a"}
+CHUNK = {"request_id": "g", "choices": [{"index": 2, "token_ids": [7, 8]}]}
 GENERATED = {"request_id": "g", "choices": [{"index": 0, "token_ids": [7, 8], "finish_reason": "length"}]}
 
 
@@ -469,9 +472,7 @@ def test_vllm_derendering_refuses_wrong_answers(choices, sentence):
         derender.read_chat_derendering(json.dumps(body).encode(), CONTEXT)
 
 
-def test_vllm_derendering_refuses_streams_and_uneven_answers():
-    with pytest.raises(Unsupported, match="piece by piece"):
-        derender.read_chat_derendering(b'{"stream":true,"generate_chunk":{}}', CONTEXT)
+def test_vllm_derendering_refuses_uneven_answers():
     two = {"choices": [{"index": 0, "token_ids": [5]}, {"index": 1, "token_ids": [5]}]}
     for members, sentence in (
         ({"generate_responses": []}, "generate_responses must not be empty"),
@@ -482,6 +483,25 @@ def test_vllm_derendering_refuses_streams_and_uneven_answers():
     ):
         with pytest.raises(BadRequest, match=sentence):
             derender.read_completion_derendering(json.dumps(members).encode(), CONTEXT)
+
+
+@pytest.mark.parametrize(
+    ("members", "sentence"),
+    [
+        ({}, "generate_chunk"),
+        ({"generate_chunk": {"choices": [{}, {}]}}, r"at most one choice per chunk \(got 2\)"),
+        ({"generate_chunk": CHUNK, "stream_state": {"output_token_ids": [1]}}, r"got sum=0, len\(output_token_ids\)=1"),
+        ({"generate_chunk": CHUNK, "chat_request": {"messages": [USER_TURN], "stop": "a"}}, "stop strings are not"),
+        (
+            {"generate_chunk": CHUNK, "prompt_token_ids": [1] * 255},
+            r"\(255\) plus output_token_ids length \(0\) plus delta",
+        ),
+        ({"generate_chunk": CHUNK | {"output_mode": "text"}}, "output_mode"),
+    ],
+)
+def test_vllm_derendering_refuses_wrong_chunks(members, sentence):
+    with pytest.raises(BadRequest, match=sentence):
+        derender.read_chat_derendering(json.dumps(members | {"stream": True}).encode(), CONTEXT)
 
 
 def rendered_params(**members: Any) -> dict[str, Any]:

@@ -260,6 +260,19 @@ async def test_cohere_input_types_need_no_prompts_except_at_vllms_mount(serve):
     await server.wait_until_idle()
 
 
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/vllm/v1/embeddings", "/vllm/v1/chat/completions/batch"])
+async def test_errors_name_the_conversation_of_several(serve, path):
+    server = await serve(info=model_info(max_model_len=64))
+    good, long = ([{"role": "user", "content": text}] for text in ("a", "b " * 90))
+    refused = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]
+    for conversations in ([good, long], [good, refused]):
+        answer = await server.post(path, {"messages": conversations})
+        assert answer.status == 400 and "messages[1]" in answer.body.decode(), answer.body
+    single = await server.post(path, {"messages": [long] if path.endswith("batch") else long})
+    assert single.status == 400 and "messages[1]" not in single.body.decode()
+    await server.wait_until_idle()
+
+
 async def test_openai_client_creates_embeddings(serve):
     server = await serve()
     async with AsyncOpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0) as client:

@@ -1,8 +1,8 @@
 """Cohere's API, version 2: its table of routes.
 
 ``STRICT`` has the original's limits and refusals, its lists of models, and its rerank and embed. ``DIALECT`` is its
-part of the universal server: chat, without refusals that only get in a client's way. There rerank and embed are vLLM's,
-which has them on the same paths.
+part of the universal server: chat, without refusals that only get in a client's way, and the first version's embed.
+There rerank and embed of version 2 are vLLM's, which has them on the same paths.
 """
 
 from __future__ import annotations
@@ -10,16 +10,25 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
-from parley.dialects.cohere import bench, chat, embed, models, rerank
+from parley.dialects.cohere import bench, chat, embed, first_version, models, rerank
 from parley.dialects.cohere.api_rules import LENIENT_COHERE_RULES, STRICT_COHERE_RULES, CohereRules
 from parley.dialects.cohere.error_answers import NO_MEMORY_BODY, cohere_error_answer
 from parley.dialects.dialect import Dialect, PromptMembers, Route, model_in_body
 from parley.dialects.vllm import COHERE_ROUTE, SCORE_TASKS
 
 PROMPT_MEMBERS = PromptMembers(conversations=("messages",), preceding=("tools", "documents"))
+FIRST_EMBED_ROUTE = replace(COHERE_ROUTE, path="/v1/embed", reader=first_version.read_first_embed)
 STRICT_ROUTES = (
     replace(COHERE_ROUTE, reader=embed.read_embed),
     Route("POST", "/v2/rerank", "embed", reader=rerank.read_rerank, model_reader=model_in_body, tasks=SCORE_TASKS),
+    Route(
+        "POST",
+        "/v1/rerank",
+        "embed",
+        reader=first_version.read_first_rerank,
+        model_reader=model_in_body,
+        tasks=SCORE_TASKS,
+    ),
     Route(
         "GET",
         "/v1/models",
@@ -45,6 +54,7 @@ def _cohere_dialect(rules: CohereRules) -> Dialect:
         no_memory_body=NO_MEMORY_BODY,
         routes=(
             Route("POST", "/v2/chat", "generate", reader=partial(chat.read_chat, rules), model_reader=model_in_body),
+            FIRST_EMBED_ROUTE,
             *(STRICT_ROUTES if rules.strict else ()),
         ),
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from parley.dialects.cohere.answer_ids import id_as_uuid
 from parley.dialects.cohere.refusal_wording import COHERE_WORDING
 from parley.dialects.dialect import Answer, RequestContext
@@ -21,8 +23,10 @@ def read_embed(body: bytes, context: RequestContext) -> CohereEmbedReply:
 class CohereEmbedReply(UniversalCohereReply):
     """A reply to texts to embed."""
 
+    needs_model: ClassVar[bool] = True
+
     def __init__(self, body: Fields, context: RequestContext):
-        if not body.string("model", ""):
+        if self.needs_model and not body.string("model", ""):
             raise body.missing_member("model")
         given_names = [name for name in INPUT_MEMBERS if body.has_value(name)]
         if len(given_names) != 1 or not body.raw_value(given_names[0]):

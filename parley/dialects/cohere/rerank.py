@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, ClassVar
+
 from parley.dialects.cohere.answer_ids import id_as_uuid
 from parley.dialects.cohere.refusal_wording import COHERE_WORDING
 from parley.dialects.dialect import RequestContext
@@ -21,8 +23,11 @@ def read_rerank(body: bytes, context: RequestContext) -> CohereRerankReply:
 class CohereRerankReply(RerankReply):
     """A reply to a query and documents."""
 
+    api_version: ClassVar[str] = "2"
+    needs_model: ClassVar[bool] = True
+
     def __init__(self, body: Fields, context: RequestContext):
-        if not body.string("model", ""):
+        if self.needs_model and not body.string("model", ""):
             raise body.missing_member("model")
         super().__init__(body, context)
 
@@ -32,7 +37,14 @@ class CohereRerankReply(RerankReply):
         return encode_json(
             {
                 "id": id_as_uuid(self.request.id),
-                "results": [{"index": index, "relevance_score": score} for index, score in self.ranking()],
-                "meta": {"api_version": {"version": "2"}, "billed_units": {"search_units": units}},
+                "results": [
+                    {"index": index, "relevance_score": score} | self.result_members(index)
+                    for index, score in self.ranking()
+                ],
+                "meta": {"api_version": {"version": self.api_version}, "billed_units": {"search_units": units}},
             }
         )
+
+    def result_members(self, index: int) -> dict[str, Any]:
+        """Return the further members of the result for a document; none by default."""
+        return {}

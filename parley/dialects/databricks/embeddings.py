@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from parley.dialects.databricks import members
@@ -35,9 +36,9 @@ class DatabricksEmbeddingReply(embeddings.EmbeddingReply):
         members.check_client_information(body)
         super().__init__(body.without_members({"encoding_format"}) if rules.strict else body, context)
 
-    def _read_inputs(self, body: Fields) -> list[Prompt]:
+    def _read_inputs(self, body: Fields, conversations: Iterable[Fields]) -> list[Prompt]:
         instruction = body.string("instruction", "", cap=MAX_INSTRUCTION)
-        prompts = super()._read_inputs(body)
+        prompts = super()._read_inputs(body, conversations)
         if not instruction:
             return prompts
         prefix = instruction if instruction[-1].isspace() else instruction + " "

@@ -7,7 +7,7 @@ vLLM's additions are read too: conversations in place of texts, truncation of lo
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from parley.dialects import vectors
@@ -40,10 +40,12 @@ class EmbeddingReply(UnstreamedReply):
 
     def __init__(self, body: Fields, context: RequestContext, task: PoolingTask = "embed"):
         extra_members = vllm_members.read_vllm_pooling_members(body, context)
+        conversations = self._split_inputs(body)
         self.request = Request(
             id=context.unique_id,
             model=body.string("model", "", cap=256),
-            prompts=self._read_inputs(body),
+            prompts=self._read_inputs(body, conversations.values()),
+            prompt_places=list(filter(None, conversations)),
             **extra_members.request_members,
             pooling=PoolingOptions(
                 body.integer("dimensions", None, 1, MAX_DIMENSIONS),
@@ -63,10 +65,11 @@ class EmbeddingReply(UnstreamedReply):
         if self._encoding.startswith("bytes"):
             self.content_type = OCTET_STREAM
 
-    def _read_inputs(self, body: Fields) -> list[Prompt]:
-        return [
-            prompt for conversation in split_inputs(body) for prompt in read_inputs(conversation, self.reading_rules)
-        ]
+    def _split_inputs(self, body: Fields) -> dict[str, Fields]:
+        return split_inputs(body)
+
+    def _read_inputs(self, body: Fields, conversations: Iterable[Fields]) -> list[Prompt]:
+        return [prompt for conversation in conversations for prompt in read_inputs(conversation, self.reading_rules)]
 
     def add_events(self, events: Sequence[Event]) -> None:
         """Keep the vectors of these events by input."""
@@ -128,8 +131,8 @@ class EmbeddingReply(UnstreamedReply):
         ]
 
 
-def split_inputs(body: Fields) -> list[Fields]:
-    """Return a body for each conversation of a request with several, or the only body. Raises BadRequest.
+def split_inputs(body: Fields) -> dict[str, Fields]:
+    """Return a body for each of several conversations, by its position, or "" and the only body. Raises BadRequest.
 
     ``messages`` may be a list of conversations, and ``input`` may be what ``messages`` may be.
     """
@@ -138,17 +141,19 @@ def split_inputs(body: Fields) -> list[Fields]:
     if name == "input" and _is_conversation(values):
         body, values = body.with_members({"input": None, "messages": values}), None
     if not (isinstance(values, list) and values and isinstance(values[0], list)):
-        return [body]
+        return {"": body}
     if name == "input" and not all(map(_is_conversation, values)):
-        return [body]  # token ids
+        return {"": body}  # token ids
     other_members = body.with_members({"input": None})
+    conversations = {}
     for index, messages in enumerate(body.array(name, cap=MAX_EMBEDDING_INPUTS)):
         path = f"{name}[{index}]"
+        conversations[path] = conversation = other_members.with_moved_member("messages", messages, path)
         if not isinstance(messages, list):
-            raise body.with_members({path: messages}).mistyped_member(path, "an array")
+            raise conversation.mistyped_member("messages", "an array")
         if not messages:
             raise body.empty_member(path, "array")
-    return [other_members.with_members({"messages": messages}) for messages in values]
+    return conversations
 
 
 def _is_conversation(value: Any) -> bool:

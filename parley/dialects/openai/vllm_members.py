@@ -19,7 +19,7 @@ from parley.dialects.openai.common_members import MAX_TOKENS, unsupported_member
 from parley.dialects.openai.reading_rules import OPENAI_RULES, ReadingRules
 from parley.dialects.sampling_members import MAX_BAD_WORDS, MAX_TOKEN_ID, read_truncation
 from parley.errors import Invalid
-from parley.types import Grammar, KeptSide
+from parley.types import Chat, Grammar, KeptSide
 
 MAX_NAME_CHARACTERS = 256
 MAX_LOGPROB_IDS = 128  # tokens
@@ -113,6 +113,22 @@ class VllmMembers(msgspec.Struct, frozen=True):
             "timeout": self.time_limit,
             "return_partial": self.time_limit is not None,
         }
+
+
+def with_reused_tokens(body: Fields, chat: Chat) -> Chat:
+    """Return the conversation with its tokens, if the client has them from the server that prefilled it.
+
+    Like vLLM, this ignores them where the messages are needed: with media and with ``echo``. Raises BadRequest.
+    """
+    transfer = body.object("kv_transfer_params")
+    if transfer is None or not transfer.has_value("prompt_token_ids"):
+        return chat
+    if any(message.media for message in chat.messages) or body.boolean("echo", False):
+        return chat
+    ids = transfer.raw_value("prompt_token_ids")
+    if not isinstance(ids, list) or not ids or any(type(item) is not int or item < 0 for item in ids):
+        raise transfer.member_error("prompt_token_ids", "must be a non-empty list of non-negative integers.")
+    return msgspec.structs.replace(chat, rendered_ids=ids)
 
 
 def read_vllm_members(

@@ -32,7 +32,7 @@ from parley.dialects.vllm import (
 )
 from parley.dialects.vllm.error_answers import NO_MEMORY_BODY, vllm_error_answer
 from parley.dialects.vllm.pooling import classify, cohere, embeddings, scores
-from parley.dialects.vllm.token_routes import derender, render, token_generation
+from parley.dialects.vllm.token_routes import derender_readers, render, token_generation
 from parley.types import ALL_MODEL_TASKS, ModelTask
 
 UNSUPPORTED_PATHS = {
@@ -111,14 +111,14 @@ TOKEN_ROUTES = (  # of servers that tokenize elsewhere than where they generate
         "POST",
         "/v1/chat/completions/derender",
         "render",
-        reader=derender.read_chat_derendering,
+        reader=derender_readers.read_chat_derendering,
         model_reader=model_in_body,
     ),
     Route(
         "POST",
         "/v1/completions/derender",
         "render",
-        reader=derender.read_completion_derendering,
+        reader=derender_readers.read_completion_derendering,
         model_reader=model_in_body,
     ),
 )

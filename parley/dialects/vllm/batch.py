@@ -16,6 +16,7 @@ from parley.dialects.openai.common_members import unsupported_member_error
 from parley.dialects.openai.completions import MAX_PROMPTS
 from parley.dialects.vllm import requests
 from parley.dialects.vllm.chat import VllmChatReply
+from parley.dialects.vllm.refusal_wording import parameter_error
 from parley.dialects.vllm.token_usage import vllm_usage
 from parley.types import ChoiceDelta, ChoiceDone, Event, Usage
 
@@ -27,6 +28,10 @@ SINGLE_ONLY_MEMBERS = {  # features that are available only for a single convers
     "prompt_logprobs": "Log-probabilities of several conversations are",
     "return_prompt_text": "The text of several conversations is",
 }
+ONE_PROMPT_SENTENCE = (
+    "Batch chat completions do not support `kv_transfer_params['prompt_token_ids']`: one pre-tokenized prompt cannot "
+    "serve several conversations."
+)
 
 
 def read_batch_request(body: bytes, context: RequestContext) -> BatchReply | Answer:
@@ -45,9 +50,13 @@ class BatchReply(UnstreamedReply):
                 raise unsupported_member_error(body, name, subject)
         if body.integer("n", 1) != 1:
             raise unsupported_member_error(body, "n", "More than one answer to each of several conversations is")
-        self._replies = [VllmChatReply(conversation, context) for conversation in _split_conversations(body)]
+        if body.free_object("kv_transfer_params").get("prompt_token_ids") is not None:
+            raise parameter_error(ONE_PROMPT_SENTENCE, "kv_transfer_params.prompt_token_ids")
+        conversations = _split_conversations(body)
+        self._replies = [VllmChatReply(conversation, context) for conversation in conversations.values()]
         self.request = self._replies[0].request
         self.request.prompts = [reply.request.prompts[0] for reply in self._replies]
+        self.request.prompt_places = list(conversations)
         self.request.output_options = msgspec.structs.replace(self.request.output_options, prompt_logprobs=None)
 
     def add_events(self, events: Sequence[Event]) -> None:
@@ -67,14 +76,16 @@ class BatchReply(UnstreamedReply):
         return self._replies[0].answer_headers(timings)
 
 
-def _split_conversations(body: Fields) -> list[Fields]:
-    """Return a body for each conversation. Raises BadRequest."""
+def _split_conversations(body: Fields) -> dict[str, Fields]:
+    """Return a body for each conversation, by its position. Raises BadRequest."""
     conversations = body.array("messages", cap=MAX_PROMPTS)
     if not conversations:
         raise body.empty_member("messages", "array") if body.has_value("messages") else body.missing_member("messages")
-    other_members = body.without_members({"messages"})
-    for index, messages in enumerate(conversations):
-        if not isinstance(messages, list):
-            path = f"messages[{index}]"
-            raise body.with_defaults({path: messages}).mistyped_member(path, "an array")
-    return [other_members.with_defaults({"messages": messages}) for messages in conversations]
+    moved = {
+        f"messages[{index}]": body.with_moved_member("messages", messages, f"messages[{index}]")
+        for index, messages in enumerate(conversations)
+    }
+    for conversation in moved.values():
+        if not isinstance(conversation.raw_value("messages"), list):
+            raise conversation.mistyped_member("messages", "an array")
+    return moved

@@ -103,7 +103,7 @@ class VllmCompletionReply(VllmStreamMixin, completions.CompletionReply):
         choice = {
             "index": index,
             "text": text,
-            "logprobs": None if logprobs is None else _ordered_lists(logprobs.take_lists()),
+            "logprobs": None if logprobs is None else ordered_lists(logprobs.take_lists()),
             "finish_reason": None if done is None else FINISH_REASONS[done.reason],
             "stop_reason": None if done is None else done.stop,
             "prompt_token_ids": prompt,
@@ -158,7 +158,7 @@ class VllmCompletionReply(VllmStreamMixin, completions.CompletionReply):
         return {
             "index": index,
             "text": "".join(state.text),
-            "logprobs": None if state.logprobs is None else _ordered_lists(state.logprobs.take_lists()),
+            "logprobs": None if state.logprobs is None else ordered_lists(state.logprobs.take_lists()),
             "finish_reason": FINISH_REASONS[state.done.reason],
             "stop_reason": state.done.stop,
             "token_ids": state.ids if self._wants_ids else None,
@@ -169,5 +169,6 @@ class VllmCompletionReply(VllmStreamMixin, completions.CompletionReply):
         }
 
 
-def _ordered_lists(lists: dict[str, Any]) -> dict[str, Any]:
+def ordered_lists(lists: dict[str, Any]) -> dict[str, Any]:
+    """Return the lists of log-probabilities in the original's order."""
     return {name: lists[name] for name in ("text_offset", "token_logprobs", "tokens", "top_logprobs")}

@@ -83,6 +83,7 @@ def vllm_error_object(error: ParleyError) -> dict[str, Any]:
         case ContextLength():
             error_type = "BadRequestError"
             message, field = _context_length_error(error)
+            message += f" ({error.place})" if error.place and error.place not in message else ""
         case UnknownToken(token_id=int() as token_id):
             error_type, message, field = "BadRequestError", unknown_token_sentence(token_id), None
         case UnknownTokenIds():

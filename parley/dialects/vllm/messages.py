@@ -203,7 +203,7 @@ class VllmMessagesReply(MessagesReply):
         return Request(
             id=context.unique_id,
             model=message.model,
-            prompts=[_vllm_chat(body, message)],
+            prompts=[vllm_members.with_reused_tokens(body, _vllm_chat(body, message))],
             sampling=read_openai_sampling(members),
             stop_conditions=requests.cap_max_tokens(stop_conditions, context),
             grammar=message.form.grammar,

@@ -77,6 +77,10 @@ RULE_SENTENCES: dict[str, tuple[str, bool]] = {
         False,
     ),
     "tool_choice": ("When using `tool_choice`, `tools` must be set.", True),
+    "kv_transfer_params.prompt_token_ids": (
+        "`kv_transfer_params['prompt_token_ids']` must be a non-empty list of non-negative integers.",
+        True,
+    ),
     "cache_salt": (
         "Parameter 'cache_salt' must be at most 128 characters and must not contain '@', '/', '\\\\', or NUL.",
         True,
@@ -108,6 +112,7 @@ TEXT_MEMBERS = {
     "text_2",
 }
 PART_TYPE = re.compile(r"\.content\[\d+\]\.type$")
+CONVERSATION_PLACE = re.compile(r"((?:messages|input)\[\d+\])(?:\[\d+\]|$)")  # of one of several conversations
 ARRAY_INDEX = re.compile(r"\[(\d+)\]")
 
 
@@ -219,7 +224,10 @@ class VllmWording(error_wording.ErrorWording):
         """Return pydantic's error for a value that is not one of those allowed; for a type of part, vLLM's sentence."""
         if PART_TYPE.search(path):
             allowed_names = ", ".join(allowed)
-            return Invalid(f"Unsupported chat content part type: {excerpt(value)}. Supported types: {allowed_names}")
+            return Invalid(
+                f"Unsupported chat content part type: {excerpt(value)}. Supported types: {allowed_names}"
+                + _conversation_place(path)
+            )
         *earlier_names, last = [repr(name) for name in allowed]
         expected = f"{', '.join(earlier_names)} or {last}" if earlier_names else last
         entry = _pydantic_error(
@@ -239,7 +247,9 @@ class VllmWording(error_wording.ErrorWording):
             return Invalid("The decoder prompt cannot be empty")
         if path == "prompt" and container == "string":
             return parameter_error("Either prompt or prompt_embeds must be provided and non-empty.", "prompt")
-        return Invalid(EMPTY_SENTENCES.get(name, f"{path} must not be empty."))
+        if name in EMPTY_SENTENCES:
+            return Invalid(EMPTY_SENTENCES[name] + _conversation_place(path))
+        return Invalid(f"{path} must not be empty.")
 
     def too_long_error(self, path: str, container: str, size: int, cap: int) -> BadRequest:
         """Return pydantic's error for a value that is too long, in characters or items."""
@@ -278,6 +288,12 @@ class VllmWording(error_wording.ErrorWording):
 
     def _parent_of(self, place: str) -> Any:
         return self._value_at(place.rpartition(".")[0])
+
+
+def _conversation_place(path: str) -> str:
+    """Return which of several conversations a path is in, as the end of a sentence; empty for a single one."""
+    match = CONVERSATION_PLACE.match(path)
+    return f" ({match[1]})" if match else ""
 
 
 VLLM_WORDING = VllmWording()

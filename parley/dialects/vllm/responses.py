@@ -13,6 +13,7 @@ import msgspec
 
 from parley.dialects.dialect import Answer, RequestContext
 from parley.dialects.fields import Fields
+from parley.dialects.openai import vllm_members
 from parley.dialects.openai.common_members import MAX_TOKENS, read_alternatives
 from parley.dialects.openai.labels import MAX_LABEL
 from parley.dialects.openai.responses import stored, stored_routes
@@ -31,7 +32,7 @@ from parley.dialects.vllm.raw_messages import RawMessages
 from parley.dialects.vllm.refusal_wording import EMPTY_SENTENCES, UNKNOWN_RESPONSE_TOOL, VLLM_WORDING, parameter_error
 from parley.dialects.vllm.token_usage import created_cache_tokens
 from parley.errors import BadRequest, Invalid, ParleyError
-from parley.types import ChoiceDelta, Event, PromptAccepted, Usage
+from parley.types import Chat, ChoiceDelta, Event, PromptAccepted, Usage
 
 RESPONSES_RULES = ResponsesRules(pairs_calls=False, reading=requests.VLLM_RULES)
 MEMBER_ORDER = (
@@ -240,6 +241,9 @@ class VllmResponsesReply(ResponsesReply):
         _check_response(body, context)
         body = _with_chosen_tool(body)
         super().__init__(body, context, RESPONSES_RULES)
+        self.request.prompts = [
+            vllm_members.with_reused_tokens(body, prompt) for prompt in self.request.prompts if isinstance(prompt, Chat)
+        ]
         self.request.stop_conditions = requests.cap_max_tokens(self.request.stop_conditions, context)
         self._shows_reasoning = body.boolean("include_reasoning", True)
         self._raw_messages: RawMessages | None = None

@@ -53,6 +53,7 @@ class CohereReply(UnstreamedReply):
     field_names: ClassVar[Mapping[str, str]] = {
         "prompt": "texts", "prompt_name": "input_type", "dimensions": "output_dimension"
     }  # fmt: skip
+    api_version: ClassVar[str] = "2"
 
     def __init__(self, body: Fields, context: RequestContext):
         self._texts = _read_cohere_texts(body)
@@ -95,19 +96,23 @@ class CohereReply(UnstreamedReply):
 
     def render_body(self, usage: Usage) -> bytes:
         """Return the texts as JSON, with their vectors in every requested encoding."""
-        ordered_vectors = [self._vectors[index] for index in range(len(self._texts))]
         billed = {"input_tokens": usage.prompt_tokens, "image_tokens": 0}
+        embeddings = self.embedding_members()
         return encode_json(
             {
                 "id": self.shown_id,
-                "embeddings": {
-                    form: [_typed_vector(values, form) for values in ordered_vectors] for form in self._types
-                },
+                "embeddings": embeddings["embeddings"],
                 "texts": self._texts,
-                "meta": {"api_version": {"version": "2"}, "billed_units": billed},
-                "response_type": "embeddings_by_type",
+                "meta": {"api_version": {"version": self.api_version}, "billed_units": billed},
+                "response_type": embeddings["response_type"],
             }
         )
+
+    def embedding_members(self) -> dict[str, Any]:
+        """Return the vectors in every requested encoding, and the name of that form."""
+        ordered_vectors = [self._vectors[index] for index in range(len(self._texts))]
+        embeddings = {form: [_typed_vector(values, form) for values in ordered_vectors] for form in self._types}
+        return {"embeddings": embeddings, "response_type": "embeddings_by_type"}
 
 
 class UniversalCohereReply(CohereReply):

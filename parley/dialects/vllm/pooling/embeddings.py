@@ -13,7 +13,7 @@ from parley.dialects.vllm import requests
 from parley.dialects.vllm.refusal_wording import parameter_error
 from parley.dialects.vllm.token_usage import embedding_usage
 from parley.errors import Invalid, Unsupported
-from parley.types import PoolingTask, Prompt, Usage
+from parley.types import PoolingTask, Usage
 
 TRUNCATION_TOO_LONG = (
     "truncate_prompt_tokens value is greater than max_model_len. Please request a smaller truncation size."
@@ -109,8 +109,8 @@ class PoolingReply(VllmEmbeddingReply):
             body = body.with_defaults({"use_activation": True})
         super().__init__(body, context, task)
 
-    def _read_inputs(self, body: Fields) -> list[Prompt]:
-        return embeddings.read_inputs(body, self.reading_rules)  # at most one conversation
+    def _split_inputs(self, body: Fields) -> dict[str, Fields]:
+        return {"": body}  # at most one conversation
 
     def embedding_envelope(self, data: list[dict[str, Any]], usage: Usage) -> dict[str, Any]:
         """Return the answer with each vector in the member ``data`` of a pooling object."""

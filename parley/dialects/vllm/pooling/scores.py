@@ -189,6 +189,10 @@ class RerankReply(_TextPairReply):
         """The number of documents."""
         return len(self._second_side)
 
+    def document_text(self, index: int) -> str:
+        """Return the text of a document."""
+        return self._second_side[index].text
+
     def ranking(self) -> list[tuple[int, float]]:
         """Return the places of the documents with their scores, the highest first; at most ``top_n`` if positive."""
         ranked = sorted(enumerate(self.pair_scores()), key=lambda pair: pair[1], reverse=True)

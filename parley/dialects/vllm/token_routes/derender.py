@@ -2,7 +2,7 @@
 
 They take the answer of ``/inference/v1/generate``, and the request that was rendered for it, whose tools, stop strings
 and options decide how the tokens are read (``vllm/entrypoints/scale_out/derender/serving.py``). Without that request
-the tokens become plain text. Answers are read as a whole.
+the tokens become plain text. ``derender_chunk.py`` reads streams.
 """
 
 from __future__ import annotations
@@ -14,9 +14,8 @@ import msgspec
 
 from parley.dialects.dialect import AnswerRenderer, RequestContext
 from parley.dialects.fields import Fields, is_shallow
-from parley.dialects.openai.common_members import MAX_TOKENS, unsupported_member_error
+from parley.dialects.openai.common_members import MAX_TOKENS
 from parley.dialects.sampling_members import MAX_CHOICES_PER_PROMPT, MAX_LISTED_IDS, MAX_TOKEN_ID
-from parley.dialects.vllm import requests
 from parley.dialects.vllm.chat import VllmChatReply
 from parley.dialects.vllm.completions import VllmCompletionReply
 from parley.dialects.vllm.token_usage import embedding_usage
@@ -35,23 +34,6 @@ LEFT_OUT = {"stream_options", "best_of", "use_beam_search", "max_tokens", "max_c
             "prompt_logprobs", "logprob_token_ids"}  # fmt: skip
 
 
-def read_chat_derendering(body: bytes, context: RequestContext) -> ChatDerendering:
-    """Read a generated answer to a conversation. Raises BadRequest."""
-    return ChatDerendering(_decode_body(body, context), context)
-
-
-def read_completion_derendering(body: bytes, context: RequestContext) -> CompletionDerendering:
-    """Read generated answers to plain prompts. Raises BadRequest."""
-    return CompletionDerendering(_decode_body(body, context), context)
-
-
-def _decode_body(body: bytes, context: RequestContext) -> Fields:
-    fields = requests.decode_generation_body(body, context)
-    if fields.boolean("stream", False):
-        raise unsupported_member_error(fields, "stream", "Reading the tokens of an answer piece by piece is")
-    return fields
-
-
 class ChatDerendering(VllmChatReply, AnswerRenderer):
     """The tokens of an answer to a conversation, answered as ``/v1/chat/completions`` is."""
 
@@ -61,19 +43,19 @@ class ChatDerendering(VllmChatReply, AnswerRenderer):
             raise body.missing_member("generate_response")
         outputs = _read_outputs(response, context)
         is_plain = not body.has_value("chat_request")
-        top, prompt_ids = _listed_alternatives(outputs), _read_prompt(body, response)
+        top, prompt_ids = listed_alternatives(outputs), _read_prompt(body, response)
         members = {"n": len(outputs), "logprobs": top is not None, "top_logprobs": top}
-        super().__init__(_original_request(body, "chat_request", NO_CONVERSATION, members), context)
+        super().__init__(original_request(body, "chat_request", NO_CONVERSATION, members), context)
         if is_plain:
             self.request.prompts = [Tokens(prompt_ids)]
             self.request.output_options = msgspec.structs.replace(self.request.output_options, unparsed=True)
         self.outputs, self.prompt_tokens = outputs, body.integer("prompt_tokens", 0, 0, MAX_TOKENS)
-        _mark_stop_tokens(outputs, self.request)
-        self._response_id = _response_id(response, context)
+        mark_stop_tokens(outputs, self.request)
+        self._response_id = read_response_id(response, context)
         self._passed_members = {
             "prompt_logprobs": _read_prompt_logprobs(response),
             "kv_transfer_params": _read_transfer(response),
-            "metrics": _read_metrics(response),
+            "metrics": read_metrics(response),
         }
 
     def passed_members(self) -> dict[str, Any]:
@@ -104,11 +86,11 @@ class CompletionDerendering(VllmCompletionReply, AnswerRenderer):
         members = {
             "prompt": [NO_PROMPT] * len(responses),
             "n": len(outputs[0]),
-            "logprobs": _listed_alternatives(self.outputs),
+            "logprobs": listed_alternatives(self.outputs),
         }
-        super().__init__(_original_request(body, "completion_request", {}, members), context)
+        super().__init__(original_request(body, "completion_request", {}, members), context)
         self.request.prompts = [Tokens(ids) for ids in _read_prompts(body, responses)]
-        _mark_stop_tokens(self.outputs, self.request)
+        mark_stop_tokens(self.outputs, self.request)
         counts = body.integers("prompt_tokens", cap=MAX_RESPONSES, low=0, high=MAX_TOKENS)
         if body.has_value("prompt_tokens") and len(counts) != len(responses):
             raise Invalid(
@@ -116,8 +98,8 @@ class CompletionDerendering(VllmCompletionReply, AnswerRenderer):
                 field="prompt_tokens",
             )
         self.prompt_tokens = sum(counts)
-        self._response_id = _response_id(responses[0], context)
-        transfers, metrics = list(map(_read_transfer, responses)), list(map(_read_metrics, responses))
+        self._response_id = read_response_id(responses[0], context)
+        transfers, metrics = list(map(_read_transfer, responses)), list(map(read_metrics, responses))
         self._passed_members = {
             "kv_transfer_params": transfers[0] if all(transfer == transfers[0] for transfer in transfers) else None,
             "metrics": metrics[0] if len(metrics) == 1 else None,
@@ -137,24 +119,25 @@ class CompletionDerendering(VllmCompletionReply, AnswerRenderer):
         return _plain_usage(usage)
 
 
-def _original_request(body: Fields, name: str, default: dict[str, Any], members: dict[str, Any]) -> Fields:
+def original_request(body: Fields, name: str, default: dict[str, Any], members: dict[str, Any]) -> Fields:
     """Return the request that was rendered, with ``members`` in place of its own. Raises BadRequest."""
     original = body.object(name)
     if original is None:
         original = body.with_members({name: default}).object(name)
         assert original is not None
     model = body.string("model", "", cap=256)
-    return original.without_members(LEFT_OUT).with_members({"model": model, "stream": False, **members})
+    return original.without_members(LEFT_OUT).with_members({"model": model, "stream": False} | members)
 
 
-def _mark_stop_tokens(outputs: Sequence[EngineOutput], request: Request) -> None:
+def mark_stop_tokens(outputs: Sequence[EngineOutput], request: Request) -> None:
     """Set the stop token of the outputs that end with one: the answer names it and does not show it."""
     for output in outputs:
-        if output.finish_reason == "stop" and output.token_ids[-1] in request.stop_conditions.ids:
+        if output.finish_reason == "stop" and output.token_ids and output.token_ids[-1] in request.stop_conditions.ids:
             output.stop_id = output.token_ids[-1]
 
 
-def _response_id(response: Fields, context: RequestContext) -> str:
+def read_response_id(response: Fields, context: RequestContext) -> str:
+    """Return the id of the generated answer."""
     return response.string("request_id", "", cap=256) or context.unique_id[:16]
 
 
@@ -163,7 +146,7 @@ def _read_transfer(response: Fields) -> dict[str, Any] | None:
     return response.free_object("kv_transfer_params") if response.has_value("kv_transfer_params") else None
 
 
-def _read_metrics(response: Fields) -> dict[str, Any] | None:
+def read_metrics(response: Fields) -> dict[str, Any] | None:
     """Return where the time of a generated answer went, in the form of ``--enable-per-request-metrics``."""
     metrics = response.object("metrics")
     if metrics is None:
@@ -230,10 +213,10 @@ def _read_output(choice: Fields, context_length: int) -> EngineOutput:
         sentence = f"token_ids length ({len(token_ids)}) in choice {index} exceeds max_model_len ({context_length})."
         raise Invalid(sentence, field="token_ids")
     reason = FINISH_REASONS.get(choice.string("finish_reason", "stop", cap=64), "stop")
-    return EngineOutput("", index, token_ids, _read_scores(choice, index, len(token_ids)), reason)
+    return EngineOutput("", index, token_ids, read_scores(choice, index, len(token_ids)), reason)
 
 
-def _read_scores(choice: Fields, index: int, count: int) -> list[TokenScore] | None:
+def read_scores(choice: Fields, index: int, count: int) -> list[TokenScore] | None:
     """Return the scores of a choice's tokens; None if it has none. Raises BadRequest."""
     logprobs = choice.object("logprobs")
     if logprobs is None or not logprobs.has_value("content"):
@@ -260,7 +243,7 @@ def _read_logprob(entry: Fields) -> float:
     return logprob
 
 
-def _listed_alternatives(outputs: Sequence[EngineOutput]) -> int | None:
+def listed_alternatives(outputs: Sequence[EngineOutput]) -> int | None:
     """Return the most tokens that are listed beside one; None if there are no scores."""
     scores = [score for output in outputs for score in output.scores or ()]
     return max(len(score.top_ids) for score in scores) if scores else None
