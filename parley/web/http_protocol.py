@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 import httptools
-from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT, FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from parley.errors import BadRequest, ParleyError
@@ -24,7 +24,9 @@ from parley.web.framing.request_head import (
     HEAD_ERROR_KEY,
     INVALID_HOST,
     REQUEST_NUMBER_KEY,
+    WRONG_TARGET,
     find_oversized_head,
+    is_target_of_host,
     is_valid_host,
     too_many_connections,
 )
@@ -39,9 +41,21 @@ if TYPE_CHECKING:
     from parley.web.websocket.protocol import WebSocketProtocol
 
 HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"  # the first bytes of an HTTP/2 client
+PARSED_SIZE = 8 << 10  # bytes that are parsed at once: a parsed request takes a hundred times the memory of its bytes
 LINGER_SECONDS = 2.0  # seconds that a client has to stop sending a request that was refused
 # Seconds until the first check for a reset; each wait is twice as long as the one before, up to the second number.
 RESET_CHECK_SECONDS = (0.01, 1.0)
+
+
+class _HttpFlow(FlowControl):
+    """The flow control of a connection. ``holds_data``: received data waits to be parsed, so no more is read."""
+
+    holds_data = False
+
+    def resume_reading(self) -> None:
+        """Read on, if reading was paused and all received data has been parsed."""
+        if not self.holds_data:
+            super().resume_reading()
 
 
 class LimitedHttpProtocol(HttpToolsProtocol):
@@ -69,6 +83,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._input_ended = False  # True: the client will send nothing more
         self._may_be_http2 = True  # until enough of the first request has come to tell
         self._opening_bytes = b""  # the bytes until then
+        self._unparsed_data = b""  # what was received behind a request that waits for the ones before it
         self._over_limit = False  # True: above the connection limit, so its request is refused
         self._cancel_handshake: Callable[[], object] | None = None  # set while a TLS handshake runs
         self._timer = ReusableTimer(self.loop)
@@ -98,6 +113,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Start the timer for the first request head, and apply the connection limits."""
         super().connection_made(transport)
+        self.flow = self._http_flow = _HttpFlow(transport)
         if self._cancel_handshake is None:
             self._over_limit = not self.options.connection_limit.add_connection(self)
         tls = transport.get_extra_info("ssl_object")
@@ -131,7 +147,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         assert cycle is not None
         if self._input_ended:
             raise BadRequest("The client has ended its side of the connection, so it can send no messages.")
-        if self._in_message or self.pipeline or cycle.scope["method"] != "GET" or cycle.scope["http_version"] != "1.1":
+        has_followers = self._in_message or self.pipeline or self._unparsed_data
+        if has_followers or cycle.scope["method"] != "GET" or cycle.scope["http_version"] != "1.1":
             raise BadRequest("A request for a WebSocket must be a GET of HTTP/1.1, without a body, and the last one.")
         websocket = WebSocketProtocol(self, self.transport, write_paused=self.flow.write_paused)
         self._timer.stop_timer()
@@ -168,6 +185,9 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             if HAS_HTTP2 and self.options.http2 and data.startswith(HTTP2_PREFACE):
                 self._switch_to_http2().data_received(data)
                 return
+        if self.pipeline:
+            self._hold_data(data)
+            return
         was_in_head, self._head_began, self._body_grew = self._in_head, False, False
         try:
             self._feed_parser(data)
@@ -191,6 +211,21 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             self._head_bytes += len(data)
             if self._head_bytes > self.options.header_limit:
                 self._refuse_connection(431, "The request's headers are too large.")
+
+    def _hold_data(self, data: bytes) -> None:
+        """Keep data until no request waits for the one before it: requests are parsed only as they are answered."""
+        self._unparsed_data += data
+        self.flow.pause_reading()
+        self._http_flow.holds_data = True
+
+    def _parse_held_data(self) -> None:
+        """Parse what was held, up to the next request that has to wait, and read on if that was all."""
+        data, self._unparsed_data = self._unparsed_data, b""
+        self._http_flow.holds_data = False
+        if data:
+            self.data_received(data)
+        if not self.pipeline:
+            self.flow.resume_reading()
 
     def _limit_trailers(self, size: int) -> None:
         """Count ``size`` bytes that were received outside of heads. The parser keeps a trailer until its end."""
@@ -323,9 +358,10 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             self._timer.schedule_action(self.options.keep_alive, self._close_idle)
         if self.transport.is_closing():
             return
-        self.flow.resume_reading()
         if self.pipeline:
             self._start_cycle(self.pipeline.pop()[0])  # type: ignore[arg-type]
+        if not self.pipeline:
+            self._parse_held_data()
 
     def send_400_response(self, msg: str) -> None:
         """Refuse data that is not HTTP, and close the connection."""
@@ -343,7 +379,14 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         return result
 
     def _feed_parser(self, data: bytes) -> None:
-        """Parse data. Raises httptools.HttpParserError, and HttpParserUpgrade for CONNECT."""
+        """Parse data up to a request that waits. Raises httptools.HttpParserError, and HttpParserUpgrade for CONNECT."""
+        for start in range(0, len(data), PARSED_SIZE):
+            if self.pipeline:
+                self._hold_data(data[start:])
+                return
+            self._feed_piece(data[start : start + PARSED_SIZE])
+
+    def _feed_piece(self, data: bytes) -> None:
         while data:
             try:
                 self.parser.feed_data(data)
@@ -390,6 +433,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             return BadRequest(f"The request has {self._count_headers(b'host')} Host headers; it must have one.")
         if host is not None and not is_valid_host(host):
             return BadRequest(INVALID_HOST)
+        if self.url[:1] not in (b"/", b"*") and not is_target_of_host(self.url, host):
+            return BadRequest(WRONG_TARGET)
         if coding is not None and (
             version == "1.0" or self._count_headers(b"transfer-encoding") > 1 or coding.strip().lower() != b"chunked"
         ):

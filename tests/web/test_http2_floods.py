@@ -59,6 +59,11 @@ FLOODS = {
         make_frame(1, 4, 1, BLOCK) + make_frame(0, 8, 1, b"\x10" + bytes(16)) * (BURST + 10),
         ENHANCE_YOUR_CALM,
     ),
+    "padding only": (
+        make_frame(1, 4, 1, BLOCK) + make_frame(0, 8, 1, b"\xff" + bytes(255)) * (BURST + 10),
+        ENHANCE_YOUR_CALM,
+    ),
+    "sizes of the header table": (make_frame(1, 5, 1, b"\x3f\xe1\x1f" * 3 + BLOCK), PROTOCOL_ERROR),
     "empty continuations": (make_frame(1, 0, 1, BLOCK) + make_frame(9, 0, 1) * (BURST + 10), PROTOCOL_ERROR),
     "long continuations": (
         make_frame(1, 0, 1, BLOCK) + make_frame(9, 0, 1, bytes(16384)) * 12,

@@ -12,6 +12,7 @@ from support.http_client import HELLO_CHAT, MODEL_INFO, Connection, build_reques
 from support.loop_clock import pass_time
 
 from parley.web.connection_limit import ConnectionLimit, divide_descriptors
+from parley.web.http_protocol import PARSED_SIZE
 
 CHAT = "/v1/chat/completions"
 HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\n"
@@ -385,8 +386,12 @@ SMUGGLED = b"GET /v1/models HTTP/1.1\r\nhost: localhost\r\n\r\n"
         HEAD + b"transfer-encoding: gzip, chunked\r\n\r\n0\r\n\r\n" + SMUGGLED,
         HEAD + b"transfer-encoding: gzip\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n" + SMUGGLED,
         HEAD.replace(b"1.1", b"1.0") + b"transfer-encoding: chunked\r\n\r\n0\r\n\r\n" + SMUGGLED,
+        b"GET http://evil/v1/models HTTP/1.1\r\nhost: localhost\r\n\r\n" + SMUGGLED,
+        b"GET http://localhost:1/v1/models HTTP/1.1\r\nhost: localhost\r\n\r\n" + SMUGGLED,
+        b"GET http://evil@localhost/v1/models HTTP/1.1\r\nhost: localhost\r\n\r\n" + SMUGGLED,
+        b"GET ftp://localhost/v1/models HTTP/1.1\r\nhost: localhost\r\n\r\n" + SMUGGLED,
     ],
-    ids=range(27),
+    ids=range(31),
 )
 async def test_rejects_ambiguous_framing_and_ignores_smuggled_requests(serve, sent):
     server = await serve(header_timeout=1, keep_alive=1)
@@ -548,3 +553,47 @@ async def test_pipelined_requests_do_not_count_as_one_large_head(serve):
     await connection.send(many[-500:])
     assert [await answer_status(connection) for _ in range(100)] == [200] * 100
     connection.close()
+
+
+@pytest.mark.parametrize("target", [b"http://localhost/v1/models?a=b", b"HTTPS://LOCALHOST/v1/models"])
+async def test_accepts_a_url_of_the_host_as_request_target(serve, target):
+    server = await serve()
+    connection = await server.connect()
+    await connection.send(b"GET %b HTTP/1.1\r\nhost: localhost\r\n\r\n" % target)
+    assert await answer_status(connection) == 200
+    connection.close()
+
+
+async def test_pipelined_requests_are_parsed_only_as_they_are_answered(serve):
+    """A parsed request takes a hundred times the memory of its bytes."""
+    server = await serve()
+    server.engine.step_gate.clear()
+    connection = await server.connect()
+    await connection.send(build_request("POST", CHAT, HELLO_CHAT))
+    one = b"GET /v1/models HTTP/1.1\r\nhost: localhost\r\n\r\n"
+    count = 20_000
+    sending = asyncio.create_task(connection.send(one * count))
+    (protocol,) = server.server.server_state.connections
+    most = PARSED_SIZE // len(one) + 1
+    await server.until(lambda: bool(protocol._unparsed_data))
+    assert 0 < len(protocol.pipeline) <= most
+    server.engine.step_gate.set()
+    assert await answer_status(connection) == 200
+    for _ in range(count // 10):
+        assert await answer_status(connection) == 200
+        assert len(protocol.pipeline) <= most and len(protocol._unparsed_data) <= 1 << 20
+    connection.close()
+    sending.cancel()
+    await server.wait_until_idle()
+
+
+async def test_body_of_a_pipelined_request_may_be_large(serve):
+    server = await serve()
+    connection = await server.connect()
+    large = build_request("POST", CHAT, {**HELLO_CHAT, "ignored": "a" * 600_000})
+    sending = asyncio.create_task(connection.send((build_request("POST", CHAT, HELLO_CHAT) + large) * 3))
+    for _ in range(6):
+        assert await answer_status(connection) == 200
+    await sending
+    connection.close()
+    await server.wait_until_idle()

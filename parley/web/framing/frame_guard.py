@@ -17,7 +17,7 @@ MAX_FRAME_SIZE = 16384  # bytes of a frame's payload; the smallest limit that a 
 
 # Types of frames, and flags
 DATA, HEADERS, RST_STREAM, SETTINGS, GOAWAY, CONTINUATION = 0, 1, 3, 4, 7, 9
-END_STREAM, END_HEADERS = 1, 4
+END_STREAM, END_HEADERS, PADDED = 1, 4, 8
 
 # Error codes of GOAWAY
 PROTOCOL_ERROR, FRAME_SIZE_ERROR, ENHANCE_YOUR_CALM = 1, 6, 11
@@ -27,7 +27,7 @@ FRAMES_PER_DATA = 2  # a client may answer each frame of data with a window upda
 RESET_BURST, RESETS_PER_SECOND = 512, 64
 FIELDS_PER_FRAME, FIELD_BYTES_PER_FRAME = 16, 4096  # headers of a request, and bytes of headers, that cost one frame
 SETTING_SIZE = 6  # bytes of one setting
-SMALL_DATA = 64  # bytes; a smaller frame of data that is not the last of its stream counts as one without a body
+SMALL_DATA = 64  # bytes without padding; a smaller frame of data, unless the last of its stream, counts as an empty one
 
 
 class HostileFrames(Exception):
@@ -95,7 +95,8 @@ class FrameGuard:
             end = FRAME_HEADER + length
             if len(buffer) < end:
                 return
-            self._count_frame(kind, flags, length)
+            padding = 1 + buffer[FRAME_HEADER] if kind == DATA and flags & PADDED and length else 0
+            self._count_frame(kind, flags, length, padding)
             frame = bytes(buffer[:end])
             del buffer[:end]
             yield ReceivedFrame(kind, frame)
@@ -131,10 +132,10 @@ class FrameGuard:
         self._preface = self._preface[len(begun) :]
         return not self._preface
 
-    def _count_frame(self, kind: int, flags: int, length: int) -> None:
+    def _count_frame(self, kind: int, flags: int, length: int, padding: int) -> None:
         """Subtract a frame from the allowance of its kind. Raises HostileFrames."""
         if kind == DATA:
-            cost = 1 if length < SMALL_DATA and not flags & END_STREAM else 0
+            cost = 1 if length - padding < SMALL_DATA and not flags & END_STREAM else 0
         elif kind == HEADERS:
             cost = 0
             self._header_block_size = length

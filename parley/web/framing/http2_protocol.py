@@ -30,6 +30,7 @@ from parley.web.framing.frame_guard import (
     FrameGuard,
     HostileFrames,
 )
+from parley.web.framing.header_decoder import HeaderDecoder
 from parley.web.framing.http2_head import HeaderFields, Http2Head, MalformedHead, read_head
 from parley.web.framing.http2_stream import Http2Cycle, Http2Stream
 from parley.web.framing.request_head import HEAD_ERROR_KEY, REQUEST_NUMBER_KEY, too_many_connections
@@ -490,5 +491,6 @@ def _make_connection(header_list_size: int) -> H2Connection:
         SettingCodes.MAX_HEADER_LIST_SIZE: header_list_size,
     }
     connection.local_settings = Settings(client=False, initial_values=settings)
-    connection.decoder.max_header_list_size = header_list_size
+    connection.decoder = HeaderDecoder(header_list_size)
+    connection.decoder.max_allowed_table_size = connection.local_settings.header_table_size
     return connection

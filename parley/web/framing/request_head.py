@@ -15,6 +15,8 @@ from parley.web.http_options import HttpOptions
 HEAD_ERROR_KEY = "parley.refused"  # scope key: an error found in the request head
 REQUEST_NUMBER_KEY = "parley.number"  # scope key: number of the request on its connection, from 1
 HOST_PATTERN = re.compile(rb"(\[[\w.:%~-]+\]|[\w.~!$&'()*+,;=%-]*)(:[0-9]*)?", re.ASCII)  # RFC 9110, 7.2
+ABSOLUTE_FORM = re.compile(rb"https?://([^/?#]*)(?:[/?#].*)?", re.IGNORECASE | re.DOTALL)  # RFC 9112, 3.2.2
+WRONG_TARGET = "The request's target is a URL of another host than the Host header, or is no URL of HTTP."
 INVALID_HOST = "The Host header is not a host name or address with an optional port."
 
 
@@ -39,6 +41,12 @@ def is_valid_host(host: bytes) -> bool:
     """Whether the value of a Host header is a host name or address with an optional port, as far as its characters
     tell, or empty."""
     return HOST_PATTERN.fullmatch(host) is not None
+
+
+def is_target_of_host(target: bytes, host: bytes | None) -> bool:
+    """Whether a request target that is a URL names the host of the Host header. It need not have one in HTTP/1.0."""
+    match = ABSOLUTE_FORM.fullmatch(target)
+    return match is not None and (host is None or match[1].lower() == host.lower())
 
 
 def find_oversized_head(
