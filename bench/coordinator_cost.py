@@ -324,8 +324,8 @@ def main() -> None:
     parser.add_argument("--to", type=int, default=0, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve:
-        work = run_proxy(options.serve, options.to) if options.to else run_instances(options.serve)
-        uvloop.run(work)
+        coroutine = run_proxy(options.serve, options.to) if options.to else run_instances(options.serve)
+        uvloop.run(coroutine)
         return
     figures = measure_coordinator(options)
     if options.json:

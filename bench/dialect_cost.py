@@ -140,8 +140,8 @@ class ServerThread(threading.Thread):
         self.join()
 
 
-def scripted_tokens(work: EngineRequest, index: int) -> list[int]:
-    return [70 + n % 50 for n in range(work.max_tokens)]
+def scripted_tokens(request: EngineRequest, index: int) -> list[int]:
+    return [70 + n % 50 for n in range(request.max_tokens)]
 
 
 def request_cost(server: ServerThread, path: str, body: dict[str, Any], requests: int) -> float:

@@ -79,12 +79,12 @@ DRAW = {"temperature": 1.0}
 
 @dataclass(frozen=True)
 class Feature:
-    """One feature. ``sampling`` and ``work``: its settings. ``base``: settings that plain sequences have as well."""
+    """One feature. ``sampling`` and ``request``: its settings. ``base``: settings that plain sequences have as well."""
 
     name: str
     goal: float | None = None  # percent
     sampling: dict[str, Any] | None = None
-    work: dict[str, Any] | None = None
+    request: dict[str, Any] | None = None
     base: dict[str, Any] | None = None
     rank: int = 0  # if set, each sequence has one of ``ADAPTERS`` adapters of this rank
 
@@ -123,12 +123,12 @@ def list_features(compiler: GrammarCompiler) -> list[Feature]:
     json_schema = compiler.compile_grammar(Grammar("json", TOOL))
     regex = compiler.compile_grammar(Grammar("regex", REGEX))
     return [
-        Feature("JSON schema", 5, work={"grammar": json_schema}),
-        Feature("JSON schema, temperature 1", 5, work={"grammar": json_schema}, base=DRAW),
-        Feature("regular expression", 5, work={"grammar": regex}),
-        Feature("regular expression, temperature 1", 5, work={"grammar": regex}, base=DRAW),
+        Feature("JSON schema", 5, request={"grammar": json_schema}),
+        Feature("JSON schema, temperature 1", 5, request={"grammar": json_schema}, base=DRAW),
+        Feature("regular expression", 5, request={"grammar": regex}),
+        Feature("regular expression, temperature 1", 5, request={"grammar": regex}, base=DRAW),
         *(Feature(f"LoRA, {ADAPTERS} adapters of rank {rank}", 15, rank=rank) for rank in RANKS),
-        Feature("log-probabilities of 20", 10, work={"logprobs": 20}),
+        Feature("log-probabilities of 20", 10, request={"logprobs": 20}),
         Feature("repetition, presence and frequency penalty", 5, sampling=penalties),
         Feature("logit_bias of 100 tokens", sampling={"logit_bias": biased}),
         Feature("100 bad words", sampling={"banned": words}),
@@ -175,15 +175,15 @@ class FeatureBench:
             **request_members,
         )
 
-    def start_group(self, works: list[EngineRequest]) -> list[Sequence]:
+    def start_group(self, requests: list[EngineRequest]) -> list[Sequence]:
         """Start sequences for these requests, generate a few tokens each, and return them, not running."""
         scheduler = self.loop.scheduler
         scheduler.running = []
-        for work in works:
-            self.loop.add_request(work)
+        for request in requests:
+            self.loop.add_request(request)
         while self.loop.collect_stats().waiting or any(sequence.output_length < 3 for sequence in scheduler.running):
             self.loop.step()
-        assert len(scheduler.running) == len(works), "some were refused"
+        assert len(scheduler.running) == len(requests), "some were refused"
         return list(scheduler.running)
 
     def time_step(self, group: list[Sequence]) -> float:
@@ -212,10 +212,10 @@ class FeatureBench:
             ratios.append(seconds[1] / seconds[0])
         return median(ratios)
 
-    def time_requests(self, works: list[EngineRequest]) -> float:
+    def time_requests(self, requests: list[EngineRequest]) -> float:
         """Return the seconds from the first step after the prompts to the end of the last request."""
-        for work in works:
-            self.loop.add_request(work)
+        for request in requests:
+            self.loop.add_request(request)
         while self.loop.collect_stats().waiting or any(s.output_length < 1 for s in self.loop.scheduler.running):
             self.loop.step()
         began = self._clock()
@@ -230,10 +230,10 @@ def feature_costs(bench: FeatureBench, feature: Feature, batches: list[int], rou
     for batch in batches:
         base = feature.base or {}
         plain = bench.start_group([bench.make_request(k, base) for k in range(batch)])
-        sampling, work = {**base, **(feature.sampling or {})}, feature.work or {}
+        sampling, request = {**base, **(feature.sampling or {})}, feature.request or {}
         names = [f"{feature.rank}/{k % ADAPTERS}" if feature.rank else "" for k in range(batch)]
         other = bench.start_group(
-            [bench.make_request(k, sampling, **work, adapter=name) for k, name in enumerate(names)]
+            [bench.make_request(k, sampling, **request, adapter=name) for k, name in enumerate(names)]
         )
         costs.append(100 * (bench.step_ratio(plain, other, rounds, steps) - 1))
         bench.cancel_groups(plain, other)

@@ -54,9 +54,9 @@ REST = "event loop, sockets, tasks"
 LOADS = (("a request of one token", 1, False), ("a streamed token", 0, True))  # output 0: --output
 
 
-def start_process(work: Callable[..., None], *arguments: object) -> BaseProcess:
-    """Start a process that runs ``work``."""
-    process = multiprocessing.get_context("spawn").Process(target=work, args=arguments, daemon=True)
+def start_process(target: Callable[..., None], *arguments: object) -> BaseProcess:
+    """Start a process that runs ``target``."""
+    process = multiprocessing.get_context("spawn").Process(target=target, args=arguments, daemon=True)
     process.start()
     return process
 
@@ -102,10 +102,10 @@ def run_scripted_engine(sock: socket.socket, pause: float) -> None:
 
 def next_output(entry: list) -> EngineOutput:
     """Return a request's next token, and finish it at its length."""
-    work: EngineRequest = entry[0]
-    token = work.token_ids[entry[1] % PROMPT]
+    request: EngineRequest = entry[0]
+    token = request.token_ids[entry[1] % PROMPT]
     entry[1] += 1
-    return EngineOutput(work.id, 0, [token], finish_reason="length" if entry[1] >= work.max_tokens else None)
+    return EngineOutput(request.id, 0, [token], finish_reason="length" if entry[1] >= request.max_tokens else None)
 
 
 def instrument_api(meter: Meter, parts: ServerParts) -> None:

@@ -192,8 +192,8 @@ def tensor_name(architecture: Architecture, name: str) -> str:
 
 
 def tensor_shape(tensor: GgufTensor) -> tuple[int, ...]:
-    """Return the shape of a tensor in Hugging Face format: that of a router with one output has two dimensions, that
-    of a convolution of each channel by itself three, and those of Mamba 2's heads and norms one."""
+    """Return the shape of a tensor in Hugging Face format. A router with one output has two dimensions, a depthwise
+    convolution has three, and the tensors of Mamba 2's heads and norms have one."""
     if DELTA_CONVOLUTION.fullmatch(tensor.name):
         return math.prod(tensor.shape[:-1]), 1, tensor.shape[-1]
     is_column = tensor.shape[-1] == 1 and tensor.name.endswith((".ssm_a", ".ssm_d"))

@@ -106,7 +106,7 @@ def olmo_variant(model: GgufModel) -> Architecture | None:
 
 
 def complete_stablelm(model: GgufModel, config: dict[str, Any]) -> None:
-    """Add what the tensors say of the layers, by the names of this type."""
+    """Add the options of layers that the tensors show, under the names of this model type."""
     config["use_qkv_bias"] = config["attention_bias"]
     config["qk_layernorm"] = config["use_qk_norm"]
     config["use_parallel_residual"] = "blk.0.ffn_norm.weight" not in model.tensors

@@ -88,7 +88,7 @@ def word_piece_parts(vocabulary: Vocabulary, name: str) -> dict[str, Any]:
 
 
 def _read_flag(vocabulary: Vocabulary, key: str, default: bool, name: str) -> bool:
-    """Return what a recent file says of how texts are normalized. Raises GgufError."""
+    """Return a flag of the normalizer, which recent files have; else the default. Raises GgufError."""
     value = vocabulary.field("normalizer." + key)
     if value is not None and not isinstance(value, bool):
         raise GgufError(f"{name} gives tokenizer.ggml.normalizer.{key} as {reprlib.repr(value)}; it is true or false")

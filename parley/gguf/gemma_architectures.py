@@ -1,4 +1,4 @@
-"""Gemma 2, 3, 3n and 4 in GGUF files: the names of their tensors, and what the metadata of the last two say."""
+"""Gemma 2, 3, 3n and 4 in GGUF files: the names of their tensors, and the metadata of the last two."""
 
 from __future__ import annotations
 
@@ -55,7 +55,8 @@ GEMMA_4_LAYER_NAMES = (
 
 
 def complete_gemma_4(model: GgufModel, config: dict[str, Any]) -> None:
-    """Add the heads of layers with and without a window, and what the last layers read of others. Raises GgufError."""
+    """Add the heads of layers with and without a window, and the number of last layers that share keys of earlier
+    ones. Raises GgufError."""
     fields, file, count = fields_of(model), model.paths[0].name, config["num_hidden_layers"]
     types = config.get("layer_types")
     if types is None or len(types) != count or "full_attention" not in types:
@@ -98,8 +99,8 @@ def complete_gemma_4(model: GgufModel, config: dict[str, Any]) -> None:
 
 
 def complete_gemma_3n(model: GgufModel, config: dict[str, Any]) -> None:
-    """Add the residual streams, sparse gates and inputs of layers, and what the last layers read of others. Raises
-    GgufError."""
+    """Add the residual streams, sparse gates and inputs of layers, and the number of last layers that share keys of
+    earlier ones. Raises GgufError."""
     fields, file, count = fields_of(model), model.paths[0].name, config["num_hidden_layers"]
     if len(config.get("layer_types", [])) != count:
         raise GgufError(f"{file} does not say of each layer whether it has a window, so the model's shape is unknown")
@@ -115,7 +116,7 @@ def complete_gemma_3n(model: GgufModel, config: dict[str, Any]) -> None:
     laurel_rank, inputs_vocab = (tensor.shape[0] for tensor in tables.values() if tensor is not None)
     config |= {
         "intermediate_size": widths,
-        # The share of a normal distribution below so many deviations, of which files have the float32
+        # The share of a normal distribution below ``scale`` standard deviations; files have the scale as float32
         "activation_sparsity_pattern": [round(NormalDist().cdf(scale), 6) for scale in scales],
         "num_kv_shared_layers": _read_count(model, "attention.shared_kv_layers"),
         "altup_num_inputs": read_size(model, "altup.num_inputs"),

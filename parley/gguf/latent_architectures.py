@@ -37,14 +37,16 @@ INDEXER_KEYS = {
     "attention.indexer.top_k": "index_topk",
 }
 INDEXER_TYPES = "attention.indexer.types"
-GLM_5_2_CONTEXT = 1 << 20  # from GLM-5.2 on, models read so many tokens, and only every fourth layer chooses among them
+GLM_5_2_CONTEXT = (
+    1 << 20
+)  # from GLM-5.2 on, models have this context length, and only every fourth layer has an indexer
 # DeepSeek-V3 and R1 have this number of experts; their first files do not say that they are in groups
 DEEPSEEK_3_EXPERTS, DEEPSEEK_3_GROUPS = 256, {"n_group": 8, "topk_group": 4}
 YARN_LOG_UNIT = 10  # the converter divides mscale_all_dim of this architecture by it
 
 
 def check_rotary(model: GgufModel, rotary: int, keys: int) -> None:
-    """Raise GgufError if keys of this many dimensions have none beside those that rotate."""
+    """Raise GgufError unless keys have dimensions that do not rotate."""
     if keys <= rotary:
         raise GgufError(f"{model.paths[0].name} rotates {rotary} of {keys} dimensions")
 

@@ -49,7 +49,7 @@ def complete_ling(model: GgufModel, config: dict[str, Any]) -> None:
 
 
 def complete_mimo_2(model: GgufModel, config: dict[str, Any]) -> None:
-    """Add the rotary embeddings of both kinds of layers, and what the layers have.
+    """Add the rotary embeddings of layers with and without a window, and the options of each layer.
 
     Raises GgufError if those with a window do not have twice as many heads of keys.
     """

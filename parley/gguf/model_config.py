@@ -208,8 +208,8 @@ def _rope_fields(
 
 
 def _proportional_ropes(model: GgufModel, config: dict[str, Any], factors: tuple[float, ...]) -> dict[str, Any]:
-    """Return the rotary embeddings of layers with and without a window. ``factors``: what the frequencies of the latter
-    are divided by, 1 for the first pairs of dimensions and STILL for others. Raises GgufError."""
+    """Return the rotary embeddings of layers with and without a window. ``factors``: the divisors of
+    the latter's frequencies, 1 for the first pairs of dimensions and STILL for others. Raises GgufError."""
     if "rope_freqs.weight" not in model.tensors:
         raise GgufError(f"{model.paths[0].name} has no rope_freqs.weight, which says how many dimensions turn")
     rotated_count = factors.count(1.0)

@@ -60,7 +60,7 @@ def _write_replacement(item: ProcessedMedia, numbers: Counter[MediaKind]) -> str
 
 
 def _write_edges(text: str, items: Sequence[ProcessedMedia]) -> str:
-    """Write what the processors of some models put between items and text.
+    """Write the separators that some models' processors put between items and text.
 
     Idefics2's writes the mark between two items once, and a blank between the mark and a word. PaliGemma's writes BOS
     after the last item, and a line break at the end.

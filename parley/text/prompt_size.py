@@ -40,7 +40,7 @@ def text_characters(prompt: Prompt) -> int:
 
 
 def _further_values(chat: Chat) -> list[Any]:
-    """Return what a template may write besides the contents of messages."""
+    """Return the values that a template may write in addition to message contents."""
     values: list[Any] = [value for value in (chat.tools, chat.options) if value]
     for message in chat.messages:
         if message.name or message.reasoning or message.tool_calls:

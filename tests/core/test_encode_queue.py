@@ -173,18 +173,18 @@ def test_new_requests_wait_for_room_in_the_cache() -> None:
 
 def test_same_picture_twice_in_a_prompt_is_held_until_its_second_place() -> None:
     bench = LoopHarness(budgets=(16,), media_cache=0)
-    work = request_with("twice", make_item("cat", 3, 20), make_item("cat", 60, 20), length=100)
-    bench.loop.add_request(work)
+    request = request_with("twice", make_item("cat", 3, 20), make_item("cat", 60, 20), length=100)
+    bench.loop.add_request(request)
     bench.drain()
     assert len(bench.encoder.encoded_digests) == 1
-    assert bench.merged_output("twice") == run_alone(work)
+    assert bench.merged_output("twice") == run_alone(request)
 
 
 def test_preempted_sequence_uses_pages_then_cache_then_encodes_again() -> None:
     for media_cache, forgets_pages, encodings in ((0, False, 1), (1000, True, 1), (0, True, 2)):
         bench = LoopHarness(media_cache=media_cache)
-        work = request_with("work", make_item("cat", 3, 20), max_tokens=20)
-        bench.loop.add_request(work)
+        request = request_with("work", make_item("cat", 3, 20), max_tokens=20)
+        bench.loop.add_request(request)
         while bench.stats.generated_tokens < 5:
             bench.step()
         bench.loop.scheduler.preempt_last()
@@ -192,7 +192,7 @@ def test_preempted_sequence_uses_pages_then_cache_then_encodes_again() -> None:
             assert bench.loop.reset_prefix_cache()
         bench.drain()
         assert len(bench.encoder.encoded_digests) == encodings
-        assert bench.merged_output("work").token_ids == run_alone(work).token_ids
+        assert bench.merged_output("work").token_ids == run_alone(request).token_ids
 
 
 def test_sequence_returns_from_the_encoder_to_its_position() -> None:
@@ -281,8 +281,8 @@ def test_request_whose_features_are_elsewhere_fails_only_without_its_pages() -> 
     bench = LoopHarness(media_cache=0)
     handed_over = request_with("handed over", make_item("cat", 3, 40, features=None))
     for before in ((request_with("computed", make_item("cat", 3, 40)),), ()):
-        for work in (*before, handed_over):
-            bench.loop.add_request(work)
+        for request in (*before, handed_over):
+            bench.loop.add_request(request)
             bench.drain()
         output = bench.merged_output("handed over")
         if before:

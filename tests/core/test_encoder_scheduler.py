@@ -28,10 +28,10 @@ class SumRunner:
     def __init__(self) -> None:
         self.steps: list[list[str]] = []
         self.sizes: list[int] = []
-        self.failing_works: set[str] = set()
+        self.failing_requests: set[str] = set()
 
     def admit_sequence(self, sequence: Sequence) -> None:
-        if sequence.request_id in self.failing_works:
+        if sequence.request_id in self.failing_requests:
             raise InjectedFailure
 
     def release_slot(self, sequence: Sequence) -> None:
@@ -42,7 +42,7 @@ class SumRunner:
         assert all((row.start, row.count, row.make_vector) == (0, len(row.sequence), True) for row in step.rows)
         self.steps.append([row.sequence.request_id for row in step.rows])
         self.sizes.append(step.total_tokens)
-        if self.failing_works.intersection(self.steps[-1]):
+        if self.failing_requests.intersection(self.steps[-1]):
             raise InjectedFailure
         return [RowResult(vector=sum(row.sequence.tokens).to_bytes(4, "little")) for row in step.rows]
 
@@ -66,7 +66,7 @@ class EncoderHarness:
         assert self.loop.is_idle and self.stats.running == self.stats.waiting == 0
 
 
-def embedding_work(number: int, length: int) -> EngineRequest:
+def embedding_request(number: int, length: int) -> EngineRequest:
     return EngineRequest(f"w{number}", [number % 500] * length, 0, pooling=PoolingOptions())
 
 
@@ -76,7 +76,7 @@ def test_encoder_scheduler_serves_each_sequence_once_in_order(lengths: list[int]
     bench = EncoderHarness(*budgets)
     cancelled = set()
     for number, length in enumerate(lengths):
-        bench.loop.add_request(embedding_work(number, length))
+        bench.loop.add_request(embedding_request(number, length))
         if data.draw(st.booleans()):
             bench.loop.step()
         if data.draw(st.integers(0, 4)) == 0:
@@ -99,7 +99,7 @@ def test_encoder_scheduler_serves_each_sequence_once_in_order(lengths: list[int]
 def test_encoder_step_respects_max_batch() -> None:
     bench = EncoderHarness(10_000, max_batch=3)
     for number in range(8):
-        bench.loop.add_request(embedding_work(number, 5))
+        bench.loop.add_request(embedding_request(number, 5))
     bench.drain()
     assert [len(ids) for ids in bench.runner.steps] == [3, 3, 2]
 
@@ -107,30 +107,30 @@ def test_encoder_step_respects_max_batch() -> None:
 def test_encoder_failure_ends_only_affected_sequences() -> None:
     bench = EncoderHarness(20)
     for number in range(6):
-        bench.loop.add_request(embedding_work(number, 10))
+        bench.loop.add_request(embedding_request(number, 10))
     bench.loop.step()
-    bench.runner.failing_works = {"w3"}
+    bench.runner.failing_requests = {"w3"}
     bench.drain()
     ends = {output.id: output.finish_reason for output in bench.outputs}
     assert ends == {"w0": "stop", "w1": "stop", "w2": "stop", "w3": "error", "w4": "stop", "w5": "stop"}
     run = bench.runner.run_step
     bench.runner.run_step = lambda step: run(step)[1:]  # type: ignore[method-assign]
-    bench.loop.add_request(embedding_work(7, 3))
+    bench.loop.add_request(embedding_request(7, 3))
     bench.drain()
     assert bench.outputs[-1].finish_reason == "error"
 
 
 @pytest.mark.parametrize(
-    "work",
+    "invalid_request",
     [
         EngineRequest("w", [1], 5),
         EngineRequest("w", [1] * 401, 0, pooling=PoolingOptions()),
         EngineRequest("w", [1], 0, pooling=PoolingOptions(5)),
     ],
 )
-def test_encoder_rejects_unsupported_work(work: EngineRequest) -> None:
+def test_encoder_rejects_unsupported_requests(invalid_request: EngineRequest) -> None:
     bench = EncoderHarness(100)
-    bench.loop.add_request(work)
+    bench.loop.add_request(invalid_request)
     bench.drain()
     assert [output.finish_reason for output in bench.outputs] == ["error"] and not bench.runner.steps
     assert bench.loop.reset_prefix_cache()

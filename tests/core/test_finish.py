@@ -36,11 +36,11 @@ def test_output_limit_counts_positions_of_frames_far_apart() -> None:
     ],
 )
 def test_finish_reason_of_last_token(output: list[int], min_tokens: int, expected: EngineFinishReason | None) -> None:
-    work = EngineRequest("w", [9], max_tokens=3, min_tokens=min_tokens, stop_ids=[9])
+    request = EngineRequest("w", [9], max_tokens=3, min_tokens=min_tokens, stop_ids=[9])
     sequence = Sequence(
         "w",
         0,
-        work,
+        request,
         [9, *output],
         prompt_len=1,
         seed=0,

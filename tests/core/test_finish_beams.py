@@ -14,11 +14,11 @@ WORK = EngineRequest("w", PROMPT, 40, n=3, stop_ids=[5, 6], logprobs=1, prompt_l
 
 @pytest.mark.parametrize("penalty", [1.0, 0.0, -1.0])
 def test_early_finish_equals_beam_search_of_that_length(penalty):
-    work = msgspec.structs.replace(WORK, beam=BeamOptions(4, penalty))
+    request = msgspec.structs.replace(WORK, beam=BeamOptions(4, penalty))
     lengths = set()
     for steps in range(4, 20):
         bench = LoopHarness(budgets=(16,))
-        bench.loop.add_request(work)
+        bench.loop.add_request(request)
         for _ in range(steps):
             bench.step()
         if ("w", 0) in bench.outputs:
@@ -29,9 +29,9 @@ def test_early_finish_equals_beam_search_of_that_length(penalty):
             bench.loop.scheduler.preempt_last()  # a preempted beam keeps its tokens without pages
         bench.loop.finish_beam_search("w", "length")
         bench.drain()
-        for index in range(work.n):
+        for index in range(request.n):
             actual = bench.merged_output("w", index)
-            expected = run_alone(msgspec.structs.replace(work, max_tokens=length), index)
+            expected = run_alone(msgspec.structs.replace(request, max_tokens=length), index)
             actual.cached_tokens = 0
             assert actual == expected
             assert len(bench.outputs["w", index][0].token_costs) == len(actual.token_ids)
@@ -39,22 +39,22 @@ def test_early_finish_equals_beam_search_of_that_length(penalty):
 
 
 def test_early_finish_before_first_token_returns_no_tokens():
-    work = msgspec.structs.replace(WORK, beam=BeamOptions(4))
+    request = msgspec.structs.replace(WORK, beam=BeamOptions(4))
     for steps in range(3):  # queued; one chunk of the prompt computed; another chunk
         bench = LoopHarness(budgets=(16,))
-        bench.loop.add_request(work)
+        bench.loop.add_request(request)
         for _ in range(steps):
             bench.step()
         bench.loop.finish_beam_search("w", "cancel")
         bench.drain()
-        for index in range(work.n):
+        for index in range(request.n):
             actual = bench.merged_output("w", index)
             assert (actual.token_ids, actual.finish_reason, actual.prompt_scores) == ([], "cancel", None)
 
 
 def test_early_finish_ends_beam_search_waiting_for_grammar():
     waiting = []
-    bench = LoopHarness(prepare_request=lambda work, done: waiting.append(done))
+    bench = LoopHarness(prepare_request=lambda request, done: waiting.append(done))
     bench.loop.add_request(msgspec.structs.replace(WORK, beam=BeamOptions(4)))
     bench.loop.cancel_request("w", 1)
     bench.loop.finish_beam_search("w", "length")
@@ -72,8 +72,8 @@ def test_early_finish_leaves_other_requests_running():
     for _ in range(6):
         bench.step()
     length = bench.beam_length("w")
-    for work_id in ("plain", "nobody", "w", "w"):
-        bench.loop.finish_beam_search(work_id, "length")
+    for request_id in ("plain", "nobody", "w", "w"):
+        bench.loop.finish_beam_search(request_id, "length")
     bench.loop.cancel_request("w", 0)  # a choice that is cancelled before its final output gets none
     bench.drain()
     assert ("w", 0) not in bench.outputs

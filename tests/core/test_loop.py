@@ -35,10 +35,10 @@ def test_choices_share_prompt_pages() -> None:
 
 def test_fully_cached_prompt_still_computes_its_last_page() -> None:
     bench = LoopHarness()
-    for work_id, expected in (("first", 0), ("second", 48), ("third", 48)):
-        bench.loop.add_request(EngineRequest(work_id, make_prompt(0, 64, 0), max_tokens=3))
+    for request_id, expected in (("first", 0), ("second", 48), ("third", 48)):
+        bench.loop.add_request(EngineRequest(request_id, make_prompt(0, 64, 0), max_tokens=3))
         bench.drain()
-        assert bench.merged_output(work_id).cached_tokens == expected
+        assert bench.merged_output(request_id).cached_tokens == expected
 
 
 def test_next_chat_turn_hits_cached_pages_of_last_answer() -> None:
@@ -61,8 +61,8 @@ def test_different_salts_share_no_pages() -> None:
 
 def test_disabled_prefix_cache_is_never_queried() -> None:
     bench = LoopHarness(prefix_cache=False)
-    for work_id in ("first", "second"):
-        bench.loop.add_request(EngineRequest(work_id, make_prompt(0, 64, 5), max_tokens=2))
+    for request_id in ("first", "second"):
+        bench.loop.add_request(EngineRequest(request_id, make_prompt(0, 64, 5), max_tokens=2))
         bench.drain()
     assert bench.stats.prefix_queries == bench.stats.prefix_hits == bench.merged_output("second").cached_tokens == 0
 
@@ -97,9 +97,9 @@ def test_decodes_run_in_every_step_of_long_prefill() -> None:
     bench.step()
     bench.loop.add_request(EngineRequest("long", make_prompt(0, 200, 100), max_tokens=1))
     bench.drain()
-    together = [rows for rows in bench.runner.steps if any(work_id == "long" for work_id, *_ in rows)]
+    together = [rows for rows in bench.runner.steps if any(request_id == "long" for request_id, *_ in rows)]
     assert len(together) == 19
-    assert all(any(work_id == "short" for work_id, *_ in rows) for rows in together)
+    assert all(any(request_id == "short" for request_id, *_ in rows) for rows in together)
 
 
 def test_max_tokens_reserves_no_pages() -> None:
@@ -150,12 +150,12 @@ def test_preemption_at_any_step_does_not_change_outputs(prefix_cache: bool) -> N
         EngineRequest("scored", make_prompt(0, 48, 20), max_tokens=12, prompt_logprobs=0, logprobs=0),
         EngineRequest("plain", make_prompt(1, 48, 9), max_tokens=12, n=2),
     ]
-    expected = [run_alone(work, index) for work in requests for index in range(work.n)]
+    expected = [run_alone(request, index) for request in requests for index in range(request.n)]
     for moment in range(40):
         for count in (1, 3):
             bench = LoopHarness(budgets=(16,), prefix_cache=prefix_cache)
-            for work in requests:
-                bench.loop.add_request(work)
+            for request in requests:
+                bench.loop.add_request(request)
             for _ in range(moment):
                 bench.step()
             for _ in range(min(count, len(bench.loop.scheduler.running))):
@@ -165,9 +165,11 @@ def test_preemption_at_any_step_does_not_change_outputs(prefix_cache: bool) -> N
                 assert_same_output(bench.merged_output(result.id, result.index), result)
 
 
-def test_cache_reset_forgets_pages_and_keeps_running_work() -> None:
+def test_cache_reset_forgets_pages_and_keeps_running_requests() -> None:
     bench = LoopHarness(budgets=(500,))
-    first, again = (EngineRequest(work_id, make_prompt(0, 48, 20), max_tokens=12) for work_id in ("first", "again"))
+    first, again = (
+        EngineRequest(request_id, make_prompt(0, 48, 20), max_tokens=12) for request_id in ("first", "again")
+    )
     for moment, running in ((0, False), (3, True)):
         bench.loop.add_request(first)
         for _ in range(moment):
@@ -215,7 +217,7 @@ def test_invalid_prompt_fails_every_choice_with_reason(token_ids: list[int], sen
     assert len(bench.merged_output("right").token_ids) == 5
 
 
-def test_rejected_work_can_be_cancelled_before_its_error() -> None:
+def test_rejected_request_can_be_cancelled_before_its_error() -> None:
     bench = LoopHarness()
     bench.loop.add_request(EngineRequest("w", [], max_tokens=5, n=2))
     bench.loop.cancel_request("w", 1)
@@ -240,7 +242,7 @@ def test_cancel_frees_pages_at_once_and_reports_it() -> None:
     assert before == {choice: len(outputs) for choice, outputs in bench.outputs.items()}
 
 
-def test_work_id_can_be_reused_after_cancel() -> None:
+def test_request_id_can_be_reused_after_cancel() -> None:
     bench = LoopHarness()
     bench.loop.add_request(EngineRequest("w", [1, 2, 3], max_tokens=5))
     bench.step()
@@ -284,8 +286,8 @@ def test_failed_row_ends_only_its_choice_and_is_not_cached() -> None:
 def test_failed_admission_ends_only_its_choice() -> None:
     bench = LoopHarness()
     bench.runner.failing_admissions.add("bad")
-    for work_id in ("good", "bad", "other"):
-        bench.loop.add_request(EngineRequest(work_id, [1, 2, 3], max_tokens=4))
+    for request_id in ("good", "bad", "other"):
+        bench.loop.add_request(EngineRequest(request_id, [1, 2, 3], max_tokens=4))
     bench.drain()
     assert bench.merged_output("bad").finish_reason == "error"
     assert len(bench.merged_output("good").token_ids) == len(bench.merged_output("other").token_ids) == 4
@@ -316,8 +318,8 @@ def test_embedding_finishes_while_generation_continues() -> None:
     """An embedding is computed in chunks, from cached pages, and survives a preemption."""
     bench = LoopHarness(blocks=12, slots=4, budgets=(16,))
     bench.loop.add_request(EngineRequest("text", make_prompt(0, 32, 5), max_tokens=30))
-    for work_id in ("first", "again"):
-        bench.loop.add_request(EngineRequest(work_id, make_prompt(1, 64, 5), max_tokens=9, pooling=PoolingOptions()))
+    for request_id in ("first", "again"):
+        bench.loop.add_request(EngineRequest(request_id, make_prompt(1, 64, 5), max_tokens=9, pooling=PoolingOptions()))
     for _ in range(3):
         bench.step()
     bench.loop.scheduler.preempt_last()
@@ -342,8 +344,8 @@ def test_loop_rejects_tasks_the_model_cannot_do(generates: bool, dimensions: int
     )
     bench.loop.add_request(EngineRequest("wide", [1, 2], max_tokens=0, pooling=PoolingOptions(dimensions=3)))
     bench.drain()
-    ends = {work_id: bench.merged_output(work_id).finish_reason for work_id in ("text", "vector", "wide")}
-    assert [work_id for work_id, end in ends.items() if end != "error"] == [good]
+    ends = {request_id: bench.merged_output(request_id).finish_reason for request_id in ("text", "vector", "wide")}
+    assert [request_id for request_id, end in ends.items() if end != "error"] == [good]
 
 
 def test_loop_counts_tokens_and_steps() -> None:
@@ -377,17 +379,19 @@ def test_chunks_of_a_prompt_are_reported_with_its_first_output() -> None:
     assert not any(output.prefill_chunks for output in [*others, *short])
 
 
-def test_unprepared_work_does_not_block_others() -> None:
+def test_unprepared_request_does_not_block_others() -> None:
     ready = {}
-    bench = LoopHarness(prepare_request=lambda work, done: done() if work.id == "b" else ready.update({work.id: done}))
+    bench = LoopHarness(
+        prepare_request=lambda request, done: done() if request.id == "b" else ready.update({request.id: done})
+    )
     a = EngineRequest("a", COMMON_TOKENS[:40], 5, n=3)
-    for work in (
+    for request in (
         a,
         EngineRequest("b", COMMON_TOKENS[:40], 5),
         EngineRequest("c", COMMON_TOKENS[:40], 5),
         EngineRequest("d", COMMON_TOKENS[:9], 5, beam=BeamOptions(2)),
     ):
-        bench.loop.add_request(work)
+        bench.loop.add_request(request)
     while bench.step():
         assert bench.stats.waiting == 3
     assert bench.merged_output("b").finish_reason == "length" and set(bench.outputs) == {("b", 0)}

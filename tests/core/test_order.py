@@ -17,22 +17,22 @@ from parley.core.wait_queue import WaitQueue
 from parley.types import EngineRequest
 
 
-def make_work(
-    work_id: str, tokens: int = 5, *, length: int = 3, priority: int = 0, tenant: str = "", own: int = 0, n: int = 1
+def make_request(
+    request_id: str, tokens: int = 5, *, length: int = 3, priority: int = 0, tenant: str = "", own: int = 0, n: int = 1
 ) -> EngineRequest:
-    ids = [(len(work_id) * 7 + sum(work_id.encode()) + i) % 50 for i in range(length)]
-    return EngineRequest(work_id, ids, max_tokens=tokens, priority=priority, tenant=tenant, tenant_priority=own, n=n)
+    ids = [(len(request_id) * 7 + sum(request_id.encode()) + i) % 50 for i in range(length)]
+    return EngineRequest(request_id, ids, max_tokens=tokens, priority=priority, tenant=tenant, tenant_priority=own, n=n)
 
 
 def finish_order(bench: LoopHarness) -> list[str]:
-    """Return the ids of works, sorted by their end."""
+    """Return the ids of requests, sorted by their end."""
     return [output.id for _, _, outputs in bench.step_log for output in outputs if output.finish_reason]
 
 
 def test_waiting_requests_run_by_priority_then_arrival() -> None:
     bench = LoopHarness(slots=1)
-    for work_id, priority in (("a", 0), ("b", 3), ("c", -2), ("d", 0), ("e", -2), ("f", 2**63 - 1), ("g", -(2**63))):
-        bench.loop.add_request(make_work(work_id, priority=priority))
+    for request_id, priority in (("a", 0), ("b", 3), ("c", -2), ("d", 0), ("e", -2), ("f", 2**63 - 1), ("g", -(2**63))):
+        bench.loop.add_request(make_request(request_id, priority=priority))
     bench.drain()
     assert finish_order(bench) == list("gceadbf") and bench.stats.preemptions == 0
 
@@ -40,50 +40,50 @@ def test_waiting_requests_run_by_priority_then_arrival() -> None:
 @pytest.mark.parametrize(("blocks", "slots"), [(64, 2), (4, 8)])
 def test_higher_priority_preempts_youngest_of_lowest_priority(blocks: int, slots: int) -> None:
     bench = LoopHarness(blocks=blocks, slots=slots, budgets=(500,))
-    works = [
-        make_work("older", 20, length=16),
-        make_work("younger", 20, length=16),
-        make_work("urgent", 3, length=16, priority=-1),
+    requests = [
+        make_request("older", 20, length=16),
+        make_request("younger", 20, length=16),
+        make_request("urgent", 3, length=16, priority=-1),
     ]
-    bench.loop.add_request(works[0])
-    bench.loop.add_request(works[1])
+    bench.loop.add_request(requests[0])
+    bench.loop.add_request(requests[1])
     bench.step()
     assert bench.stats.running == 2
-    bench.loop.add_request(works[2])
+    bench.loop.add_request(requests[2])
     bench.step()
     assert ("urgent", 0) in bench.step_log[-1][0] and ("younger", 0) not in bench.step_log[-1][0]
     assert ("older", 0) in bench.step_log[-1][0]
     bench.drain()
     assert finish_order(bench) == ["urgent", "older", "younger"]
     assert bench.outputs["older", 0][-1].preemptions == 0 < bench.outputs["younger", 0][-1].preemptions
-    for work in works:
-        assert bench.merged_output(work.id).token_ids == run_alone(work).token_ids
+    for request in requests:
+        assert bench.merged_output(request.id).token_ids == run_alone(request).token_ids
 
 
 def test_equal_priority_preempts_nothing() -> None:
     bench = LoopHarness(slots=1)
-    bench.loop.add_request(make_work("first", 20))
+    bench.loop.add_request(make_request("first", 20))
     bench.step()
-    bench.loop.add_request(make_work("second", 3))
+    bench.loop.add_request(make_request("second", 3))
     bench.drain()
     assert finish_order(bench) == ["first", "second"] and bench.stats.preemptions == 0
 
 
 def test_higher_priority_prefills_before_rest_of_long_prompt() -> None:
     bench = LoopHarness(budgets=(16,))
-    bench.loop.add_request(make_work("long", 1, length=200))
+    bench.loop.add_request(make_request("long", 1, length=200))
     bench.step()
-    bench.loop.add_request(make_work("urgent", 1, length=40, priority=-1))
+    bench.loop.add_request(make_request("urgent", 1, length=40, priority=-1))
     bench.drain()
     assert finish_order(bench) == ["urgent", "long"] and bench.stats.preemptions == 0
 
 
 def test_preempted_request_resumes_before_its_priority_peers() -> None:
     bench = LoopHarness(slots=1)
-    bench.loop.add_request(make_work("first", 8))
+    bench.loop.add_request(make_request("first", 8))
     bench.step()
-    for work_id, priority in (("second", 0), ("urgent", -1), ("late", 1)):
-        bench.loop.add_request(make_work(work_id, priority=priority))
+    for request_id, priority in (("second", 0), ("urgent", -1), ("late", 1)):
+        bench.loop.add_request(make_request(request_id, priority=priority))
     bench.drain()
     assert finish_order(bench) == ["urgent", "first", "second", "late"]
 
@@ -91,10 +91,10 @@ def test_preempted_request_resumes_before_its_priority_peers() -> None:
 def test_tenant_with_least_service_runs_next() -> None:
     bench = LoopHarness(slots=1)
     for number in range(6):
-        bench.loop.add_request(make_work(f"heavy{number}", 10, tenant="heavy"))
+        bench.loop.add_request(make_request(f"heavy{number}", 10, tenant="heavy"))
     bench.step()
     for number in range(3):
-        bench.loop.add_request(make_work(f"light{number}", 10, tenant="light"))
+        bench.loop.add_request(make_request(f"light{number}", 10, tenant="light"))
     bench.drain()
     assert finish_order(bench)[:6] == ["heavy0", "light0", "heavy1", "light1", "heavy2", "light2"]
     assert bench.stats.preemptions == 0
@@ -103,34 +103,34 @@ def test_tenant_with_least_service_runs_next() -> None:
 def test_idle_tenant_gains_no_credit() -> None:
     bench = LoopHarness(slots=1)
     for number in range(20):
-        bench.loop.add_request(make_work(f"heavy{number}", 10, tenant="heavy"))
+        bench.loop.add_request(make_request(f"heavy{number}", 10, tenant="heavy"))
     for _ in range(100):
         bench.step()
     before = len(finish_order(bench))
     for number in range(8):
-        bench.loop.add_request(make_work(f"light{number}", 10, tenant="light"))
+        bench.loop.add_request(make_request(f"light{number}", 10, tenant="light"))
     bench.drain()
     after = finish_order(bench)[before:]
-    assert all(abs(sum(work_id.startswith("heavy") for work_id in after[:k]) - k / 2) <= 1.5 for k in range(16))
+    assert all(abs(sum(request_id.startswith("heavy") for request_id in after[:k]) - k / 2) <= 1.5 for k in range(16))
 
 
 def test_priority_outranks_tenant_fairness() -> None:
     bench = LoopHarness(slots=1)
-    bench.loop.add_request(make_work("running", 3, tenant="heavy", priority=-9))
+    bench.loop.add_request(make_request("running", 3, tenant="heavy", priority=-9))
     for number in range(3):
-        bench.loop.add_request(make_work(f"heavy{number}", 10, tenant="heavy", priority=-1))
-        bench.loop.add_request(make_work(f"light{number}", 10, tenant="light"))
+        bench.loop.add_request(make_request(f"heavy{number}", 10, tenant="heavy", priority=-1))
+        bench.loop.add_request(make_request(f"light{number}", 10, tenant="light"))
     bench.drain()
-    assert all(work_id.startswith("heavy") for work_id in finish_order(bench)[1:4])
+    assert all(request_id.startswith("heavy") for request_id in finish_order(bench)[1:4])
 
 
 def test_tenants_own_priority_cannot_starve_others() -> None:
     bench = LoopHarness(slots=1)
     for number in range(6):
-        bench.loop.add_request(make_work(f"heavy{number}", 10, tenant="heavy", own=-(2**31)))
+        bench.loop.add_request(make_request(f"heavy{number}", 10, tenant="heavy", own=-(2**31)))
     bench.step()
     for number in range(3):
-        bench.loop.add_request(make_work(f"light{number}", 10, tenant="light", own=2**31))
+        bench.loop.add_request(make_request(f"light{number}", 10, tenant="light", own=2**31))
     bench.drain()
     assert finish_order(bench)[:6] == ["heavy0", "light0", "heavy1", "light1", "heavy2", "light2"]
     assert bench.stats.preemptions == 0
@@ -138,10 +138,10 @@ def test_tenants_own_priority_cannot_starve_others() -> None:
 
 def test_tenants_own_priority_orders_only_its_own_requests() -> None:
     bench = LoopHarness(slots=1)
-    bench.loop.add_request(make_work("running", 3, tenant="a"))
+    bench.loop.add_request(make_request("running", 3, tenant="a"))
     bench.step()
-    for work_id, own in (("a", 0), ("b", 3), ("c", -2), ("d", 0), ("e", -2)):
-        bench.loop.add_request(make_work(work_id, tenant="a", own=own))
+    for request_id, own in (("a", 0), ("b", 3), ("c", -2), ("d", 0), ("e", -2)):
+        bench.loop.add_request(make_request(request_id, tenant="a", own=own))
     bench.loop.cancel_request("d")
     bench.drain()
     assert finish_order(bench) == ["running", *"ceab"] and bench.stats.preemptions == 0
@@ -152,12 +152,12 @@ JOB = st.tuples(st.sampled_from("abc"), st.integers(1, 30), st.integers(1, 40), 
 
 @given(st.lists(JOB, min_size=3, max_size=60))
 @settings(deadline=None, max_examples=60)
-def test_overloaded_tenants_differ_by_at_most_running_work(jobs: list[tuple[str, int, int, int]]) -> None:
+def test_overloaded_tenants_differ_by_at_most_running_requests(jobs: list[tuple[str, int, int, int]]) -> None:
     """While a tenant waits, no other tenant has had more service than it by more than full slots can hold, whatever
     the tenants' own priorities are."""
     bench = LoopHarness(slots=2, prefix_cache=False)
     for number, (tenant, tokens, length, own) in enumerate(jobs):
-        bench.loop.add_request(make_work(f"w{number}", tokens, length=length, tenant=tenant, own=own))
+        bench.loop.add_request(make_request(f"w{number}", tokens, length=length, tenant=tenant, own=own))
     max_gap = 2 * max(2 * tokens + length for _, tokens, length, _ in jobs)
     while bench.step():
         service, waiting = bench.loop.scheduler.waiting.tenant_service, bench.loop.scheduler.waiting
@@ -195,8 +195,8 @@ def test_wait_queue_agrees_with_reference_queue(data: st.DataObject) -> None:
         action = data.draw(st.sampled_from(["add", "add", "pop", "remove", "back", "serve"]))
         if action == "add":
             priority, own = data.draw(st.integers(-1, 1)), data.draw(st.integers(-1, 1))
-            work = make_work("w", priority=priority, tenant=data.draw(st.sampled_from("abc")), own=own)
-            sequence = Sequence("w", 0, work, [1], 1, 0, next(orders))
+            request = make_request("w", priority=priority, tenant=data.draw(st.sampled_from("abc")), own=own)
+            sequence = Sequence("w", 0, request, [1], 1, 0, next(orders))
             queue.enqueue(sequence)
             model.waiting.append(sequence)
         elif action == "pop" and model.waiting:

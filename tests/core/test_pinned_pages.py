@@ -54,22 +54,22 @@ class HandoverHarness(LoopHarness):
             self.memory = host.stored_pages
             self.pinned_pages = self.staging = PageStaging(host, self.record_leased_pages)
             self.staging.attach_pinned_pages(self.loop.pinned_pages)
-        self.works: dict[str, EngineRequest] = {}
+        self.requests: dict[str, EngineRequest] = {}
         self.leased_pages: dict[str, list[int]] = {}  # pages, by lease
         self.reservations: dict[str, ReserveResult] = {}  # by reservation
         self.received_counts: dict[str, int] = {}
 
-    def add_work(self, work: EngineRequest) -> None:
-        self.works[work.id] = work
-        if work.lease:
-            self.leased_pages[work.id] = []
-        self.loop.add_request(work)
+    def add_request(self, request: EngineRequest) -> None:
+        self.requests[request.id] = request
+        if request.lease:
+            self.leased_pages[request.id] = []
+        self.loop.add_request(request)
 
-    def on_pages_leased(self, work_id: str, pages: list[int]) -> None:
-        (self.staging.add_leased_pages if self.staging is not None else self.record_leased_pages)(work_id, pages)
+    def on_pages_leased(self, request_id: str, pages: list[int]) -> None:
+        (self.staging.add_leased_pages if self.staging is not None else self.record_leased_pages)(request_id, pages)
 
-    def record_leased_pages(self, work_id: str, pages: list[int]) -> None:
-        self.leased_pages[work_id] += pages
+    def record_leased_pages(self, request_id: str, pages: list[int]) -> None:
+        self.leased_pages[request_id] += pages
 
     def _receive(self, outputs: list[EngineOutput], stats: EngineStats) -> None:
         if self.staging is not None:
@@ -78,8 +78,8 @@ class HandoverHarness(LoopHarness):
 
     def step(self) -> bool:
         more = super().step()
-        for work_id in self.leased_pages:
-            self.check_lease(work_id)
+        for request_id in self.leased_pages:
+            self.check_lease(request_id)
         return more
 
     def check(self) -> None:
@@ -90,15 +90,15 @@ class HandoverHarness(LoopHarness):
     def _next_due(self) -> None:
         """Return nothing: any sequence may have to wait for pages of others."""
 
-    def check_lease(self, work_id: str) -> None:
-        work = self.works[work_id]
-        tokens = work.token_ids + (work.prior_tokens[0] if work.prior_tokens else [])
-        kv_states = kv_history(work.cache_salt, tokens, len(tokens) > self.runner.long_rope_after, work.media)
-        pages = self.leased_pages[work_id]
+    def check_lease(self, request_id: str) -> None:
+        request = self.requests[request_id]
+        tokens = request.token_ids + (request.prior_tokens[0] if request.prior_tokens else [])
+        kv_states = kv_history(request.cache_salt, tokens, len(tokens) > self.runner.long_rope_after, request.media)
+        pages = self.leased_pages[request_id]
         if pages and pages[-1] >= self.runner.page_count:
             pages = pages[:-1]
             require(len(pages) == (len(tokens) - 1) // PAGE_SIZE, "a state after fewer pages than the prompt's")
-            state = self.runner.states[self.slot_of(self.leased_pages[work_id][-1])]
+            state = self.runner.states[self.slot_of(self.leased_pages[request_id][-1])]
             require(state == kv_states[len(pages) * PAGE_SIZE - 1], "a state that is read is not that of the pages")
         require(len(pages) <= len(tokens) // PAGE_SIZE, "a lease of more than whole pages")
         for number, page in enumerate(pages):
@@ -109,16 +109,16 @@ class HandoverHarness(LoopHarness):
         """Return the slot of a state, from its number after those of the pages."""
         return (self.runner.state_slots or 0) + number - self.runner.page_count
 
-    def release_lease(self, work_id: str) -> None:
-        self.check_lease(work_id)
-        del self.leased_pages[work_id]
-        self.pinned_pages.release_lease(work_id)
+    def release_lease(self, request_id: str) -> None:
+        self.check_lease(request_id)
+        del self.leased_pages[request_id]
+        self.pinned_pages.release_lease(request_id)
 
-    def reserve_pages(self, work: EngineRequest) -> ReserveResult:
-        key, tokens = work.id, work.token_ids
+    def reserve_pages(self, request: EngineRequest) -> ReserveResult:
+        key, tokens = request.id, request.token_ids
         self.pinned_pages.reserve_pages(
             key,
-            KVPrefix(tokens, work.cache_salt, media=work.media),
+            KVPrefix(tokens, request.cache_salt, media=request.media),
             lambda reservation: self.reservations.__setitem__(key, reservation),
         )
         reservation = self.reservations[key]
@@ -133,11 +133,11 @@ class HandoverHarness(LoopHarness):
         self.received_counts[key] = 0
         return reservation
 
-    def receive_pages(self, work: EngineRequest, count: int) -> None:
+    def receive_pages(self, request: EngineRequest, count: int) -> None:
         """Write pages as a transfer does, over their old content."""
-        key, tokens = work.id, work.token_ids
+        key, tokens = request.id, request.token_ids
         reservation = self.reservations[key]
-        kv_states = kv_history(work.cache_salt, tokens, len(tokens) > self.runner.long_rope_after, work.media)
+        kv_states = kv_history(request.cache_salt, tokens, len(tokens) > self.runner.long_rope_after, request.media)
         for number in range(self.received_counts[key], min(count, len(reservation.pages))):
             first = (reservation.skip + number) * PAGE_SIZE
             if reservation.pages[number] >= self.runner.page_count:
@@ -153,7 +153,7 @@ class HandoverHarness(LoopHarness):
 
 
 class HandoverScenario:
-    """Random works, some handed over in either direction, and random events between their steps, from ``seed``."""
+    """Random requests, some handed over in either direction, and random events between their steps, from ``seed``."""
 
     def __init__(self, seed: int, *, failures: bool):
         self.random = Random(seed)
@@ -174,29 +174,29 @@ class HandoverScenario:
         )
         self.sees_both_ways = pick([False, True])
         self.failures = failures
-        self.works = [self.random_work(number) for number in range(self.random.randint(2, 8))]
+        self.requests = [self.random_request(number) for number in range(self.random.randint(2, 8))]
         self.expected_outputs = {
-            (work.id, k): self.expected_output(work, k) for work in self.works for k in range(work.n)
+            (request.id, k): self.expected_output(request, k) for request in self.requests for k in range(request.n)
         }
-        self.works = [self.add_prior_tokens(work) for work in self.works]
+        self.requests = [self.add_prior_tokens(request) for request in self.requests]
         self.prefilled_elsewhere = [
-            work for work in self.works if self.random.random() < 0.5
+            request for request in self.requests if self.random.random() < 0.5
         ]  # another instance computes them
-        for work, other in zip(self.works, self.works[1:], strict=False):  # some are released as one group
+        for request, other in zip(self.requests, self.requests[1:], strict=False):  # some are released as one group
             if (
-                work.lease
+                request.lease
                 and other.lease
-                and not {work.id, other.id} & {request.id for request in self.prefilled_elsewhere}
+                and not {request.id, other.id} & {prefilled.id for prefilled in self.prefilled_elsewhere}
                 and pick([0, 1])
             ):
-                other.release_group = work.release_group = work.release_group or work.id
-        self.queue = list(self.works)
-        self.in_transfer: dict[str, EngineRequest] = {}  # works whose pages are in transfer, by reservation
+                other.release_group = request.release_group = request.release_group or request.id
+        self.queue = list(self.requests)
+        self.in_transfer: dict[str, EngineRequest] = {}  # requests whose pages are in transfer, by reservation
         self.reserved: dict[str, EngineRequest] = {}
         self.stalled: set[str] = set()  # those of them that began before all pages had arrived
         self.cancelled: set[tuple[str, int]] = set()
 
-    def random_work(self, number: int) -> EngineRequest:
+    def random_request(self, number: int) -> EngineRequest:
         pick = self.random.choice
         shared_length = pick([0, 0, 16, 17, 32, 48, 64, 80])
         tokens = COMMON_TOKENS[:shared_length] + [
@@ -204,7 +204,7 @@ class HandoverScenario:
         ]
         n = pick([1, 1, 2])
         tokens = tokens[: self.blocks * PAGE_SIZE]
-        work = EngineRequest(
+        request = EngineRequest(
             id=f"w{number}",
             token_ids=tokens,
             media=place_items(len(tokens), pick, sees_both_ways=self.sees_both_ways) if pick([0, 1]) else [],
@@ -221,28 +221,28 @@ class HandoverScenario:
             lease=pick([False, True]),
         )
         max_tokens_in_search = beam_capacity(self.blocks, 2) if self.harness.loop.settings.max_batch >= 2 else 0
-        if pick([0, 0, 1]) and len(work.token_ids) < max_tokens_in_search:
-            work.beam, work.lease = BeamOptions(2), work.lease and work.max_tokens == 0
-        return work
+        if pick([0, 0, 1]) and len(request.token_ids) < max_tokens_in_search:
+            request.beam, request.lease = BeamOptions(2), request.lease and request.max_tokens == 0
+        return request
 
-    def expected_output(self, work: EngineRequest, index: int) -> EngineOutput:
-        room = self.blocks * PAGE_SIZE if work.beam is None else beam_capacity(self.blocks, work.beam.width)
-        return run_alone(work, index, room, self.harness.runner.long_rope_after)
+    def expected_output(self, request: EngineRequest, index: int) -> EngineOutput:
+        room = self.blocks * PAGE_SIZE if request.beam is None else beam_capacity(self.blocks, request.beam.width)
+        return run_alone(request, index, room, self.harness.runner.long_rope_after)
 
-    def add_prior_tokens(self, work: EngineRequest) -> EngineRequest:
+    def add_prior_tokens(self, request: EngineRequest) -> EngineRequest:
         """Mark a random prefix of each choice's output as sampled elsewhere, never with the last token."""
-        if work.beam is not None or self.random.random() < 0.5:
-            return work
-        tokens = [self.expected_outputs[work.id, k].token_ids for k in range(work.n)]
+        if request.beam is not None or self.random.random() < 0.5:
+            return request
+        tokens = [self.expected_outputs[request.id, k].token_ids for k in range(request.n)]
         cuts = [self.random.randint(0, max(0, len(token) - 1)) for token in tokens]
         return msgspec.structs.replace(
-            work, prior_tokens=[choice_tokens[:cut] for choice_tokens, cut in zip(tokens, cuts, strict=True)]
+            request, prior_tokens=[choice_tokens[:cut] for choice_tokens, cut in zip(tokens, cuts, strict=True)]
         )
 
     def run_actions(self) -> None:
         actions = [
-            self.add_next_work,
-            self.add_next_work,
+            self.add_next_request,
+            self.add_next_request,
             self.run_some_steps,
             self.run_some_steps,
             self.receive_some_pages,
@@ -257,61 +257,61 @@ class HandoverScenario:
             self.random.choice(actions)()
             self.harness.check()
         while self.queue:
-            self.add_next_work()
+            self.add_next_request()
         self.run_to_end()
 
-    def add_next_work(self) -> None:
-        """Add the next work, or reserve pages for its prompt."""
+    def add_next_request(self) -> None:
+        """Add the next request, or reserve pages for its prompt."""
         if not self.queue:
             return
-        work = self.queue.pop(0)
-        if work in self.prefilled_elsewhere:
-            reservation = self.harness.reserve_pages(work)
+        request = self.queue.pop(0)
+        if request in self.prefilled_elsewhere:
+            reservation = self.harness.reserve_pages(request)
             if not reservation.error:
-                self.reserved[work.id] = self.in_transfer[work.id] = work
+                self.reserved[request.id] = self.in_transfer[request.id] = request
                 event(f"reserved all pages: {self.harness.is_complete}")
                 return
             event("refused")
-        self.harness.add_work(work)
-        if work.release_group and self.queue and self.queue[0].release_group == work.release_group:
-            self.add_next_work()
+        self.harness.add_request(request)
+        if request.release_group and self.queue and self.queue[0].release_group == request.release_group:
+            self.add_next_request()
 
     def run_some_steps(self) -> None:
         for _ in range(self.random.randint(1, 6)):
             self.harness.step()
 
     def receive_some_pages(self, count: int | None = None) -> None:
-        """Deliver more pages of one reservation; with the last of them add its work."""
+        """Deliver more pages of one reservation; with the last of them add its request."""
         if not self.in_transfer:
             return
         key = self.random.choice(list(self.in_transfer))
-        work = self.in_transfer[key]
+        request = self.in_transfer[key]
         count = self.harness.received_counts[key] + self.random.randint(0, 3) if count is None else count
-        self.harness.receive_pages(work, count)
+        self.harness.receive_pages(request, count)
         if self.harness.received_counts[key] == len(self.harness.reservations[key].pages):
-            self.harness.add_work(self.in_transfer.pop(key))
+            self.harness.add_request(self.in_transfer.pop(key))
 
     def break_transfer(self) -> None:
-        """Break a transfer off: its delivered pages stay, and the work begins."""
+        """Break a transfer off: its delivered pages stay, and the request begins."""
         if self.in_transfer:
             key = self.random.choice(list(self.in_transfer))
             del self.reserved[key]
             self.harness.free_reservation(key)
-            self.harness.add_work(self.in_transfer.pop(key))
+            self.harness.add_request(self.in_transfer.pop(key))
 
     def begin_before_transfer_ends(self) -> None:
-        """Begin a work before its transfer ends; it may have to wait until the end of the transfer is known."""
+        """Begin a request before its transfer ends; it may have to wait until the end of the transfer is known."""
         if self.in_transfer:
             key = self.random.choice(list(self.in_transfer))
             self.stalled.add(key)
-            self.harness.add_work(self.in_transfer.pop(key))
+            self.harness.add_request(self.in_transfer.pop(key))
             event("stalled")
 
     def release_finished(self) -> None:
-        """Release the prompts that the other side has read, and the reservations whose works have begun."""
-        for work_id in list(self.harness.leased_pages):
-            if self.has_all_answers(work_id):
-                self.harness.release_lease(work_id)
+        """Release the prompts that the other side has read, and the reservations whose requests have begun."""
+        for request_id in list(self.harness.leased_pages):
+            if self.has_all_answers(request_id):
+                self.harness.release_lease(request_id)
         for key in list(self.reserved):
             if key not in self.in_transfer and (key in self.stalled or self.has_progress(key)):
                 del self.reserved[key]
@@ -320,39 +320,42 @@ class HandoverScenario:
     def lose_reader(self) -> None:
         """Lose the other side before it has read all pages."""
         if self.harness.leased_pages and self.random.random() < 0.3:
-            lost = self.harness.works[self.random.choice(list(self.harness.leased_pages))]
-            for work_id in list(self.harness.leased_pages):
-                if work_id == lost.id or (
-                    lost.release_group and self.harness.works[work_id].release_group == lost.release_group
+            lost = self.harness.requests[self.random.choice(list(self.harness.leased_pages))]
+            for request_id in list(self.harness.leased_pages):
+                if request_id == lost.id or (
+                    lost.release_group and self.harness.requests[request_id].release_group == lost.release_group
                 ):
-                    self.harness.release_lease(work_id)
+                    self.harness.release_lease(request_id)
 
-    def has_progress(self, work_id: str) -> bool:
-        """Whether any choice of the work has an output or was cancelled."""
-        work = self.harness.works[work_id]
-        return any((work_id, k) in self.cancelled or self.harness.outputs.get((work_id, k)) for k in range(work.n))
+    def has_progress(self, request_id: str) -> bool:
+        """Whether any choice of the request has an output or was cancelled."""
+        request = self.harness.requests[request_id]
+        return any(
+            (request_id, k) in self.cancelled or self.harness.outputs.get((request_id, k)) for k in range(request.n)
+        )
 
-    def has_all_answers(self, work_id: str) -> bool:
-        """Whether every choice of the work's group has an output or was cancelled: only then may it be released."""
-        work = self.harness.works[work_id]
+    def has_all_answers(self, request_id: str) -> bool:
+        """Whether every choice of the request's group has an output or was cancelled: only then may it be released."""
+        request = self.harness.requests[request_id]
         group = [
-            request
-            for request in self.works
-            if request is work or (work.release_group and request.release_group == work.release_group)
+            other_request
+            for other_request in self.requests
+            if other_request is request
+            or (request.release_group and other_request.release_group == request.release_group)
         ]
-        choices = [(request.id, k) for request in group for k in range(request.n)]
+        choices = [(other_request.id, k) for other_request in group for k in range(other_request.n)]
         return all(self.harness.outputs.get(choice) or choice in self.cancelled for choice in choices)
 
     def cancel_some(self) -> None:
-        if not self.harness.works or self.random.random() < 0.5:
+        if not self.harness.requests or self.random.random() < 0.5:
             return
-        work = self.random.choice(list(self.harness.works.values()))
-        index = self.random.choice([-1, *range(work.n)])
-        for k in range(work.n) if index < 0 else [index]:
-            outputs = self.harness.outputs.get((work.id, k), [])
+        request = self.random.choice(list(self.harness.requests.values()))
+        index = self.random.choice([-1, *range(request.n)])
+        for k in range(request.n) if index < 0 else [index]:
+            outputs = self.harness.outputs.get((request.id, k), [])
             if not outputs or outputs[-1].finish_reason is None:
-                self.cancelled.add((work.id, k))
-        self.harness.loop.cancel_request(work.id, index)
+                self.cancelled.add((request.id, k))
+        self.harness.loop.cancel_request(request.id, index)
 
     def preempt_one(self) -> None:
         if self.harness.loop.scheduler.running:
@@ -392,30 +395,30 @@ class HandoverScenario:
         preempted until they are released."""
         pinned_pages, outputs = self.harness.loop.pinned_pages, self.harness.outputs
         return pinned_pages.pinned_count + pinned_pages.reserved_count > 0 and any(
-            work.beam is not None and not any(part.finish_reason for part in outputs.get((work.id, 0), []))
-            for work in self.works
+            request.beam is not None and not any(part.finish_reason for part in outputs.get((request.id, 0), []))
+            for request in self.requests
         )
 
     def compare_outputs(self) -> None:
-        for work in self.works:
-            for k in range(work.n):
-                expected = msgspec.structs.replace(self.expected_outputs[work.id, k])
-                prior_count = len(work.prior_tokens[k]) if work.prior_tokens else 0
+        for request in self.requests:
+            for k in range(request.n):
+                expected = msgspec.structs.replace(self.expected_outputs[request.id, k])
+                prior_count = len(request.prior_tokens[k]) if request.prior_tokens else 0
                 if prior_count:
                     expected.prompt_scores = None
                 expected.token_ids = expected.token_ids[prior_count:]
                 expected.scores = expected.scores[prior_count:] if expected.scores else None
-                parts = self.harness.outputs.get((work.id, k), [])
+                parts = self.harness.outputs.get((request.id, k), [])
                 tokens = [token for part in parts for token in part.token_ids]
-                if (work.id, k) in self.cancelled:
+                if (request.id, k) in self.cancelled:
                     assert all(part.finish_reason is None for part in parts)
                     assert tokens == expected.token_ids[: len(tokens)]
                     continue
-                actual = self.harness.merged_output(work.id, k)
+                actual = self.harness.merged_output(request.id, k)
                 if actual.finish_reason == "error":
                     assert self.failures and tokens == expected.token_ids[: len(tokens)]
                     continue
-                assert actual.cached_tokens <= len(work.token_ids)
+                assert actual.cached_tokens <= len(request.token_ids)
                 actual.cached_tokens = expected.cached_tokens = 0
                 assert actual == expected
 
@@ -439,20 +442,20 @@ def test_random_handovers_keep_outputs_and_never_deadlock(seed: int, failures: b
 def test_the_state_at_the_end_of_a_prompt_travels_as_its_last_page() -> None:
     """The state is sent once for all choices, and not again while the other side has it."""
     for length in (65, 69):
-        work = EngineRequest("w", COMMON_TOKENS[:length], max_tokens=4, n=2, lease=True)
+        request = EngineRequest("w", COMMON_TOKENS[:length], max_tokens=4, n=2, lease=True)
         sender, receiver = (HandoverHarness(staged=None, has_states=True, snapshots=4) for _ in range(2))
-        sender.add_work(work)
+        sender.add_request(request)
         while sender.step():
             pass
         assert len(sender.leased_pages["w"]) == 5 and sender.leased_pages["w"][-1] >= 64
         sender.release_lease("w")
-        reservation = receiver.reserve_pages(work)
+        reservation = receiver.reserve_pages(request)
         assert reservation.skip == 0 and len(reservation.pages) == 5
-        receiver.receive_pages(work, 5)
-        assert receiver.reserve_pages(msgspec.structs.replace(work, id="x")) == ReserveResult(skip=4, pages=[])
+        receiver.receive_pages(request, 5)
+        assert receiver.reserve_pages(msgspec.structs.replace(request, id="x")) == ReserveResult(skip=4, pages=[])
         tokens = [sender.merged_output("w", k).token_ids for k in range(2)]
         prior = [token[:1] for token in tokens]
-        receiver.add_work(msgspec.structs.replace(work, prior_tokens=prior, lease=False))
+        receiver.add_request(msgspec.structs.replace(request, prior_tokens=prior, lease=False))
         for key in ("w", "x"):
             receiver.free_reservation(key)
         receiver.drain()
@@ -465,7 +468,7 @@ def test_a_full_pool_of_states_refuses_reservations_and_leases_no_page() -> None
     first, second = (EngineRequest(f"w{i}", [i, *COMMON_TOKENS[:64]], max_tokens=1, lease=True) for i in range(2))
     assert not bench.reserve_pages(first).error
     assert bench.reserve_pages(second).error == "There is no capacity for this number of pages."
-    bench.add_work(second)
+    bench.add_request(second)
     while bench.step():
         pass
     assert bench.leased_pages["w1"] == [] and bench.merged_output("w1").finish_reason == "length"

@@ -85,7 +85,7 @@ def test_changed_prefill_share_applies_at_once() -> None:
     assert run_step(quota, 1, 500, 0.1) == 0
 
 
-def make_work(number: int, prompt: int, answer: int, **more: object) -> EngineRequest:
+def make_request(number: int, prompt: int, answer: int, **more: object) -> EngineRequest:
     return EngineRequest(f"w{number}", [(number * 11 + k) % 50 for k in range(prompt)], max_tokens=answer, **more)  # type: ignore[arg-type]
 
 
@@ -100,44 +100,46 @@ def test_loop_keeps_prefill_share(part: float, prompts: list[tuple[int, int]], b
     """Decodes run as long as prompts wait: each side keeps its share to within some steps."""
     bench = LoopHarness(blocks=500, slots=16, budgets=(budget,), prefix_cache=False, prefill_share=part)
     for number in range(streams):
-        bench.loop.add_request(make_work(number, 3, 2000))
+        bench.loop.add_request(make_request(number, 3, 2000))
     bench.step()
     bench.step()
-    works = [make_work(100 + number, *prompt) for number, prompt in enumerate(prompts)]
-    for work in works:
-        bench.loop.add_request(work)
+    requests = [make_request(100 + number, *prompt) for number, prompt in enumerate(prompts)]
+    for request in requests:
+        bench.loop.add_request(request)
     share = bench.prefill_share
     share.prompt_seconds = share.mixed_seconds = 0.0
-    while any((work.id, 0) not in bench.outputs for work in works):
+    while any((request.id, 0) not in bench.outputs for request in requests):
         bench.step()
         assert share.prompt_seconds <= part * share.mixed_seconds + share.longest_step + 1e-9
-        if len(works) - sum((work.id, 0) in bench.outputs for work in works) > 3:  # enough prompts left to fill steps
+        if (
+            len(requests) - sum((request.id, 0) in bench.outputs for request in requests) > 3
+        ):  # enough prompts left to fill steps
             assert share.prompt_seconds >= part * share.mixed_seconds - 2 * share.longest_step
     for number in range(streams):
         bench.loop.cancel_request(f"w{number}")
     bench.drain()
-    for work in works:
-        assert bench.merged_output(work.id).token_ids == run_alone(work).token_ids
+    for request in requests:
+        assert bench.merged_output(request.id).token_ids == run_alone(request).token_ids
 
 
 def test_zero_share_delays_prefill_until_decodes_end() -> None:
     bench = LoopHarness(slots=4, budgets=(500,), prefill_share=0.0)
-    bench.loop.add_request(make_work(0, 40, 30))
+    bench.loop.add_request(make_request(0, 40, 30))
     bench.step()
-    bench.loop.add_request(make_work(1, 100, 2))
+    bench.loop.add_request(make_request(1, 100, 2))
     bench.drain()
-    rows = [{work_id for work_id, *_ in step} for step in bench.runner.steps]
+    rows = [{request_id for request_id, *_ in step} for step in bench.runner.steps]
     assert rows == [{"w0"}] * 30 + [{"w1"}] * 2
 
 
 @pytest.mark.parametrize("part", [0.0, 0.01])
 def test_handed_over_answer_is_exempt_from_prefill_share(part: float) -> None:
     bench = LoopHarness(slots=4, budgets=(500,), prefill_share=part)
-    bench.loop.add_request(make_work(0, 40, 60))
+    bench.loop.add_request(make_request(0, 40, 60))
     for _ in range(3):
         bench.step()
-    expected_tokens = run_alone(make_work(1, 100, 5)).token_ids
-    bench.loop.add_request(make_work(1, 100, 5, prior_tokens=[expected_tokens[:2]]))
+    expected_tokens = run_alone(make_request(1, 100, 5)).token_ids
+    bench.loop.add_request(make_request(1, 100, 5, prior_tokens=[expected_tokens[:2]]))
     bench.step()
     assert bench.outputs["w1", 0][0].token_ids == expected_tokens[2:3]
     bench.drain()
@@ -162,10 +164,10 @@ def test_encoding_is_charged_to_prefill_only_while_requests_decode() -> None:
 def test_decode_only_and_prefill_only_steps_make_no_debt() -> None:
     bench = LoopHarness(slots=4, budgets=(500,), prefill_share=0.01)
     for number in range(3):  # no decodes yet
-        bench.loop.add_request(make_work(number, 200, 1))
+        bench.loop.add_request(make_request(number, 200, 1))
     bench.step()
     assert bench.prefill_share.closed_steps == 0
-    bench.loop.add_request(make_work(3, 20, 50))
-    bench.loop.add_request(make_work(4, 20, 1))
+    bench.loop.add_request(make_request(3, 20, 50))
+    bench.loop.add_request(make_request(4, 20, 1))
     bench.drain()
     assert bench.prefill_share.closed_steps == 0

@@ -22,7 +22,7 @@ SCHEDULES = 200 if os.environ.get("PARLEY_NIGHTLY") else 60  # random schedules 
 
 
 @st.composite
-def draw_work(draw: st.DrawFn, number: int, longest: int, flags: dict[str, bool]) -> EngineRequest:
+def draw_request(draw: st.DrawFn, number: int, longest: int, flags: dict[str, bool]) -> EngineRequest:
     shared = draw(st.sampled_from([0, 0, 15, 16, 17, 32, 40, 48, 64, 80]))
     own = draw(st.integers(0 if shared else 1, 40))
     tokens = (COMMON_TOKENS[:shared] + [(number * 11 + i) % VOCAB for i in range(own)])[:longest]
@@ -53,25 +53,27 @@ def _choose(draw: st.DrawFn, numbers: list[int]) -> int:
 
 
 @st.composite
-def maybe_beam_search(draw: st.DrawFn, work: EngineRequest, blocks: int, slots: int) -> EngineRequest:
-    """Turn a work into a beam search now and then, with as many beams as fit."""
-    widths = [w for w in (2, 3, 5) if w >= work.n and w <= slots and beam_capacity(blocks, w) > len(work.token_ids)]
-    if not widths or work.pooling is not None or draw(st.integers(0, 2)):
-        return work
+def maybe_beam_search(draw: st.DrawFn, request: EngineRequest, blocks: int, slots: int) -> EngineRequest:
+    """Turn a request into a beam search now and then, with as many beams as fit."""
+    widths = [
+        w for w in (2, 3, 5) if w >= request.n and w <= slots and beam_capacity(blocks, w) > len(request.token_ids)
+    ]
+    if not widths or request.pooling is not None or draw(st.integers(0, 2)):
+        return request
     early: bool | Literal["never"] = draw(st.sampled_from([False, True, "never"]))
     beam = BeamOptions(draw(st.sampled_from(widths)), draw(st.sampled_from([1.0, 0.0, 2.0, -1.0])), early)
-    return msgspec.structs.replace(work, beam=beam)
+    return msgspec.structs.replace(request, beam=beam)
 
 
 @dataclass
 class SchedulePlan:
-    """A random schedule: works, and the events between steps."""
+    """A random schedule: requests, and the events between steps."""
 
     blocks: int
     slots: int
     budgets: list[int]
     prefix_cache: bool
-    works: list[EngineRequest]
+    requests: list[EngineRequest]
     draft_seed: int | None
     prefill_share: float
     long_rope_after: float
@@ -79,7 +81,7 @@ class SchedulePlan:
     media_cache: int
     has_states: bool
     snapshots: int  # slots for them, if it has states
-    # ("add", work) ("step", times) ("cancel", choice number) ("fail", when) ("preempt", how many)
+    # ("add", request) ("step", times) ("cancel", choice number) ("fail", when) ("preempt", how many)
     # ("reset", odd: even while some run) ("divide", quarters of the time for prompts, modulo 5)
     # ("encoder", odd: the encoder fails from now on)
     actions: list[tuple[str, int]]
@@ -90,8 +92,8 @@ def schedule_plans(draw: st.DrawFn, failures: bool, cancels: bool) -> SchedulePl
     blocks = draw(st.sampled_from([6, 7, 8, 9, 12, 30]))
     slots = draw(st.sampled_from([1, 2, 4, 8, 8]))
     flags = draw(st.sampled_from([{}, {"sees_both_ways": True}, {"prompt_sees_both_ways": True}]))
-    requests = [draw(draw_work(number, blocks * 16, flags)) for number in range(draw(st.integers(2, 6)))]
-    requests = [draw(maybe_beam_search(work, blocks, slots)) for work in requests]
+    requests = [draw(draw_request(number, blocks * 16, flags)) for number in range(draw(st.integers(2, 6)))]
+    requests = [draw(maybe_beam_search(request, blocks, slots)) for request in requests]
     kinds = ["step", "step", "preempt", "reset", "divide"] + ["cancel"] * cancels + ["fail", "encoder"] * failures
     actions: list[tuple[str, int]] = []
     for number in range(len(requests)):
@@ -106,7 +108,7 @@ def schedule_plans(draw: st.DrawFn, failures: bool, cancels: bool) -> SchedulePl
         slots=slots,
         budgets=draw(st.lists(st.sampled_from([1, 5, 16, 23, 32, 64, 500, 500]), min_size=1, max_size=4)),
         prefix_cache=draw(st.sampled_from([True, True, True, False])),
-        works=requests,
+        requests=requests,
         draft_seed=draw(st.sampled_from([None, None, 1, 2, 3])),
         prefill_share=draw(st.sampled_from([1.0, 1.0, 0.5, 0.05, 0.0])),
         long_rope_after=draw(st.sampled_from([inf, inf, 16, 37, 70])),
@@ -137,9 +139,9 @@ def run_plan(plan: SchedulePlan, harness: type[LoopHarness] = LoopHarness) -> tu
     added: list[tuple[str, int]] = []
     for kind, value in plan.actions:
         if kind == "add":
-            work = plan.works[value]
-            bench.loop.add_request(work)
-            added += [(work.id, index) for index in range(work.n)]
+            request = plan.requests[value]
+            bench.loop.add_request(request)
+            added += [(request.id, index) for index in range(request.n)]
         elif kind == "step":
             for _ in range(value):
                 bench.step()
@@ -157,21 +159,23 @@ def run_plan(plan: SchedulePlan, harness: type[LoopHarness] = LoopHarness) -> tu
         elif kind == "divide":
             bench.prefill_share.set_share(value % 5 / 4)
         elif kind == "encoder":
-            digests = {item.digest for work in plan.works for item in work.media}
+            digests = {item.digest for request in plan.requests for item in request.media}
             bench.encoder.failing = digests if value % 2 else set()
         elif kind == "fail":
             bench.runner.fail_next = "midway" if value % 2 else "before"
             bench.step()
             bench.runner.fail_next = None
         else:
-            work_id, index = added[value % len(added)]
+            request_id, index = added[value % len(added)]
             cancels_all = value % 3 == 0
-            for choice in [choice for choice in added if choice[0] == work_id] if cancels_all else [(work_id, index)]:
+            for choice in (
+                [choice for choice in added if choice[0] == request_id] if cancels_all else [(request_id, index)]
+            ):
                 outputs = bench.outputs.get(choice, [])
                 if not outputs or outputs[-1].finish_reason is None:
                     cancelled.add(choice)
             before = {choice: len(outputs) for choice, outputs in bench.outputs.items()}
-            bench.loop.cancel_request(work_id, -1 if cancels_all else index)
+            bench.loop.cancel_request(request_id, -1 if cancels_all else index)
             bench.check()
             bench.step()
             assert all(len(bench.outputs.get(choice, [])) == before.get(choice, 0) for choice in cancelled)
@@ -179,10 +183,10 @@ def run_plan(plan: SchedulePlan, harness: type[LoopHarness] = LoopHarness) -> tu
     return bench, cancelled
 
 
-def check_costs(bench: LoopHarness, works: list[EngineRequest]) -> None:
+def check_costs(bench: LoopHarness, requests: list[EngineRequest]) -> None:
     """Check that the costs in outputs agree with the log of the steps."""
-    with_costs = {work.id for work in works if work.token_costs}
-    beam_ids = {work.id for work in works if work.beam is not None}
+    with_costs = {request.id for request in requests if request.token_costs}
+    beam_ids = {request.id for request in requests if request.beam is not None}
     own_seconds: dict[tuple[str, int], float] = {}  # seconds of steps with a row of the choice since its last token
     other_seconds: dict[tuple[str, int], float] = {}  # seconds of steps without one, for choices that had a token
     for rows, stats, outputs in bench.step_log:
@@ -212,28 +216,28 @@ def check_costs(bench: LoopHarness, works: list[EngineRequest]) -> None:
 
 def compare_with_alone(plan: SchedulePlan, bench: LoopHarness, cancelled: set[tuple[str, int]]) -> None:
     context = plan.blocks * 16
-    check_costs(bench, plan.works)
-    for work in plan.works:
-        for index in range(work.n):
-            context_limit = context if work.beam is None else beam_capacity(plan.blocks, work.beam.width)
-            expected = run_alone(work, index, context_limit, plan.long_rope_after)
-            if (work.id, index) in cancelled:
-                parts = bench.outputs.get((work.id, index), [])
+    check_costs(bench, plan.requests)
+    for request in plan.requests:
+        for index in range(request.n):
+            context_limit = context if request.beam is None else beam_capacity(plan.blocks, request.beam.width)
+            expected = run_alone(request, index, context_limit, plan.long_rope_after)
+            if (request.id, index) in cancelled:
+                parts = bench.outputs.get((request.id, index), [])
                 assert all(part.finish_reason is None for part in parts)
                 tokens = [token for part in parts for token in part.token_ids]
                 assert tokens == expected.token_ids[: len(tokens)]
                 continue
-            actual = bench.merged_output(work.id, index)
+            actual = bench.merged_output(request.id, index)
             if actual.finish_reason == "error":
                 assert actual.token_ids == expected.token_ids[: len(actual.token_ids)]
                 event("failed")
             else:
-                assert actual.cached_tokens < max(1, len(work.token_ids))
+                assert actual.cached_tokens < max(1, len(request.token_ids))
                 assert_same_output(actual, expected)
     event(f"encoded: {len(bench.encoder.encoded_digests)}")
     event(f"preempted: {bench.stats.preemptions > 0}")
     event(f"held back: {bench.prefill_share.closed_steps > 0}")
-    event(f"searched: {any(work.beam is not None for work in plan.works)}")
+    event(f"searched: {any(request.beam is not None for request in plan.requests)}")
     event(f"hits: {bench.stats.prefix_hits > 0}")
 
 

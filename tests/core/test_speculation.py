@@ -36,8 +36,8 @@ def harness_with_drafts(guess, **settings) -> LoopHarness:
     return bench
 
 
-def assert_same_as_alone(actual: EngineOutput, work: EngineRequest, index: int = 0) -> None:
-    expected = run_alone(work, index)
+def assert_same_as_alone(actual: EngineOutput, request: EngineRequest, index: int = 0) -> None:
+    expected = run_alone(request, index)
     actual.cached_tokens = 0
     assert actual == expected
 
@@ -60,22 +60,22 @@ def test_accepted_drafts_save_steps_within_max_tokens() -> None:
 def test_drafted_stop_token_ends_choice() -> None:
     whole = run_alone(EngineRequest("w", [1, 2, 3], max_tokens=60)).token_ids
     for place in (1, 5, 20, 59):
-        work = EngineRequest("w", [1, 2, 3], max_tokens=60, stop_ids=[whole[place]])
+        request = EngineRequest("w", [1, 2, 3], max_tokens=60, stop_ids=[whole[place]])
         bench = harness_with_drafts(correct_drafts)
-        bench.loop.add_request(work)
+        bench.loop.add_request(request)
         bench.drain()
         assert bench.merged_output("w").finish_reason == "stop"
-        assert_same_as_alone(bench.merged_output("w"), work)
+        assert_same_as_alone(bench.merged_output("w"), request)
 
 
-def test_prediction_saves_steps_of_its_own_work_only() -> None:
-    work = EngineRequest("w", [1, 2, 3], max_tokens=60, seed=7, n=2, logprobs=0)
-    whole = [run_alone(work, index).token_ids for index in range(2)]
+def test_prediction_saves_steps_of_its_own_request_only() -> None:
+    request = EngineRequest("w", [1, 2, 3], max_tokens=60, seed=7, n=2, logprobs=0)
+    whole = [run_alone(request, index).token_ids for index in range(2)]
     wrong = [*whole[0][:20], 49, 49, 49, *whole[0][25:]]
     for prediction, max_steps in ((whole[0], 18), (wrong, 25), ([49] * 90, 62), ([10**9, -1, 3], 62)):
         bench = LoopHarness(slots=4)
         assert not bench.loop.speculation.is_active
-        predicted = msgspec.structs.replace(work, prediction=prediction)
+        predicted = msgspec.structs.replace(request, prediction=prediction)
         plain = EngineRequest("plain", [4, 5, 6, 4, 5, 6], max_tokens=20, sampling=Sampling(temperature=0))
         bench.loop.add_request(predicted)
         bench.loop.add_request(plain)
@@ -89,21 +89,21 @@ def test_prediction_saves_steps_of_its_own_work_only() -> None:
         assert all(len(part.token_ids) == 1 for part in bench.outputs["plain", 0])
         assert_same_as_alone(bench.merged_output("plain"), plain)
         for index in range(2):
-            assert_same_as_alone(bench.merged_output("w", index), work, index)
+            assert_same_as_alone(bench.merged_output("w", index), request, index)
 
 
 def test_prediction_precedes_other_proposer() -> None:
     bench = harness_with_drafts(lambda sequence, length: [])
-    work = EngineRequest("w", [1, 2, 3], max_tokens=60)
+    request = EngineRequest("w", [1, 2, 3], max_tokens=60)
     bench = LoopHarness(guesses=0)
     bench.runner.proposer.propose_drafts = lambda draft_limits: [
         next(correct_drafts(*draft_limit) for draft_limit in draft_limits if not draft_limit[0].request.prediction)
     ]
-    bench.loop.add_request(msgspec.structs.replace(work, prediction=run_alone(work).token_ids))
+    bench.loop.add_request(msgspec.structs.replace(request, prediction=run_alone(request).token_ids))
     bench.loop.add_request(EngineRequest("other", [3, 2], max_tokens=60))
     bench.drain()
     assert bench.stats.steps < 20
-    assert_same_as_alone(bench.merged_output("w"), work)
+    assert_same_as_alone(bench.merged_output("w"), request)
     assert_same_as_alone(bench.merged_output("other"), EngineRequest("other", [3, 2], max_tokens=60))
 
 
@@ -158,7 +158,7 @@ def test_drafts_never_cause_preemption() -> None:
 
 @pytest.mark.parametrize("prefix_cache", [True, False])
 def test_preemption_with_drafts_does_not_change_outputs(prefix_cache: bool) -> None:
-    works = [
+    requests = [
         EngineRequest(
             "scored", list(range(37)), max_tokens=25, prompt_logprobs=0, logprobs=0, min_tokens=3, stop_ids=[5]
         ),
@@ -166,16 +166,16 @@ def test_preemption_with_drafts_does_not_change_outputs(prefix_cache: bool) -> N
     ]
     for moment in range(22):
         bench = LoopHarness(budgets=(16,), prefix_cache=prefix_cache, guesses=moment)
-        for work in works:
-            bench.loop.add_request(work)
+        for request in requests:
+            bench.loop.add_request(request)
         for _ in range(moment):
             bench.step()
         for _ in range(min(1 + moment % 3, len(bench.loop.scheduler.running))):
             bench.loop.scheduler.preempt_last()
         bench.drain()
-        for work in works:
-            for index in range(work.n):
-                assert_same_as_alone(bench.merged_output(work.id, index), work, index)
+        for request in requests:
+            for index in range(request.n):
+                assert_same_as_alone(bench.merged_output(request.id, index), request, index)
 
 
 def test_failed_proposer_is_not_called_again() -> None:

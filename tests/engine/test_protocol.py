@@ -178,10 +178,12 @@ async def test_failing_reader_does_not_disturb_other_streams():
 async def test_streams_of_a_group_are_fed_once_per_step():
     engine = await start_engine()
     lengths = (2, 4, 3)
-    works = [EngineRequest(id=str(number), token_ids=[1], max_tokens=length) for number, length in enumerate(lengths)]
+    requests = [
+        EngineRequest(id=str(number), token_ids=[1], max_tokens=length) for number, length in enumerate(lengths)
+    ]
     group = StreamGroup()
-    for work in works:
-        engine.submit_request(work, group)
+    for request in requests:
+        engine.submit_request(request, group)
     steps: list[list[tuple[int, int]]] = []
 
     def take(arrived: StepArrivals) -> bool:
@@ -249,24 +251,24 @@ async def test_engine_crash_or_reader_cancellation_ends_feed():
 
 async def test_leased_prompt_announces_its_pages_before_its_first_output():
     engine = await start_engine()
-    work = EngineRequest(id="a", token_ids=list(range(40)), max_tokens=6, n=2, lease=True)
+    request = EngineRequest(id="a", token_ids=list(range(40)), max_tokens=6, n=2, lease=True)
     events: list[int | EngineOutput] = []
     engine.observe_pages("a", events.extend)
-    stream = engine.submit_request(work)
+    stream = engine.submit_request(request)
     while len([event for event in events if isinstance(event, EngineOutput)]) < 2:
         events += await stream.next_outputs()
     stream.cancel_choice()
     assert [type(event) for event in events[:3]] == [int, int, EngineOutput]
     assert engine.stats.pinned_pages == 2
 
-    reserved = await engine.reserve_pages("key", KVPrefix(work.token_ids))
+    reserved = await engine.reserve_pages("key", KVPrefix(request.token_ids))
     assert not reserved.error and len(reserved.pages) + reserved.skip == 2
-    assert (await engine.reserve_pages("key", KVPrefix(work.token_ids))).error
+    assert (await engine.reserve_pages("key", KVPrefix(request.token_ids))).error
     assert (await engine.reserve_pages("large", KVPrefix(list(range(10**5))))).error
     engine.publish_received("key", 2)
     resumed_outputs = await read_outputs(
         engine.submit_request(
-            EngineRequest(id="b", token_ids=work.token_ids, max_tokens=6, n=2, prior_tokens=[[0], [0, 1]])
+            EngineRequest(id="b", token_ids=request.token_ids, max_tokens=6, n=2, prior_tokens=[[0], [0, 1]])
         )
     )
     for index, count in ((0, 1), (1, 2)):
@@ -279,7 +281,7 @@ async def test_leased_prompt_announces_its_pages_before_its_first_output():
     while engine.stats.pinned_pages or engine.stats.reserved_pages or engine.stats.blocks_used:
         await asyncio.sleep(0.001)
     await engine.close()
-    assert (await engine.reserve_pages("key", KVPrefix(work.token_ids))).error
+    assert (await engine.reserve_pages("key", KVPrefix(request.token_ids))).error
     engine.publish_received("key", 1)
     engine.free_reservation("key")
 

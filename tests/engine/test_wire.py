@@ -38,7 +38,7 @@ from parley.types import (
 
 ids = st.lists(st.integers(0, 2**31 - 1), max_size=20)
 floats = st.floats(allow_nan=False, allow_infinity=False)
-works = st.builds(
+requests = st.builds(
     EngineRequest,
     id=st.text(max_size=10),
     token_ids=ids,
@@ -75,9 +75,9 @@ def receive_all(data: bytes, kind: type) -> list:
         return messages
 
 
-@given(st.lists(works, max_size=5))
+@given(st.lists(requests, max_size=5))
 def test_messages_to_the_engine_round_trip(batch):
-    messages = [SubmitRequest(work) for work in batch] + [CancelRequest(work.id, 3) for work in batch]
+    messages = [SubmitRequest(request) for request in batch] + [CancelRequest(request.id, 3) for request in batch]
     assert receive_all(b"".join(map(wire.encode_frame, messages)), ToEngine) == messages
 
 

@@ -25,8 +25,8 @@ def random_logits(seed: int, rows: int = 1, vocab: int = VOCAB) -> torch.Tensor:
     return torch.randn(rows, vocab, generator=torch.Generator().manual_seed(seed)) * 2
 
 
-def draw_token(logits: torch.Tensor, sampling: Sampling, before=(1, 2), prompt_len=1, seed=0, **work) -> int:
-    return sample_batch(logits, [make_sequence(before, prompt_len, seed, sampling, **work)])[0][0]
+def draw_token(logits: torch.Tensor, sampling: Sampling, before=(1, 2), prompt_len=1, seed=0, **members) -> int:
+    return sample_batch(logits, [make_sequence(before, prompt_len, seed, sampling, **members)])[0][0]
 
 
 @given(
@@ -85,7 +85,7 @@ def test_long_output_never_contains_banned_phrases():
 
 
 @pytest.mark.parametrize(
-    ("sampling", "work", "want"),
+    ("sampling", "members", "expected"),
     [
         (Sampling(banned=[[token_id] for token_id in range(VOCAB)], temperature=0.0), {}, 17),
         (Sampling(banned=[[4], [6]], allowed=[4, 6], temperature=0.0), {}, 4),
@@ -93,11 +93,11 @@ def test_long_output_never_contains_banned_phrases():
         (Sampling(banned=[[VOCAB], [-1], []], temperature=0.0), {}, 17),
     ],
 )
-def test_bans_that_leave_no_token_are_ignored(sampling, work, want):
+def test_bans_that_leave_no_token_are_ignored(sampling, members, expected):
     """A request whose bans exclude all tokens still gets an answer instead of a NaN distribution."""
     logits = torch.zeros(1, VOCAB)
     logits[0, 17], logits[0, 4] = 2, 1
-    assert draw_token(logits, sampling, **work) == want
+    assert draw_token(logits, sampling, **members) == expected
 
 
 # -- watermark

@@ -123,8 +123,8 @@ def test_wide_beam_search_finds_the_best_outputs(runner) -> None:
 
 def test_beam_search_repeats_outputs_when_too_few_exist(runner) -> None:
     """Only two outputs exist, but the request asks for four: the two are repeated instead of the request hanging."""
-    work = EngineRequest("w", [9, 8, 7], 1, Sampling(allowed=[40, 41]), n=4, logprobs=0, beam=BeamOptions(4))
-    answers = serve_requests(runner, [work])[0]
+    request = EngineRequest("w", [9, 8, 7], 1, Sampling(allowed=[40, 41]), n=4, logprobs=0, beam=BeamOptions(4))
+    answers = serve_requests(runner, [request])[0]
     outputs = [answers["w", k].token_ids for k in range(4)]
     assert sorted(outputs[:2]) == [[40], [41]] and outputs[2:] == outputs[:2]
 

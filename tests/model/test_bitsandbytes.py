@@ -33,10 +33,10 @@ def read_layer(folder: Path, parts: dict[str, torch.Tensor], form: str):
     """Write the tensors of a layer, and read them as a checkpoint's."""
     tensors = {f"{LINEAR.name}.{name}": part.contiguous() for name, part in parts.items()}
     save_file(tensors, folder / "model.safetensors")
-    found = read_quantization({"quantization_config": FORMS[form].config}, "none")
+    quantization_config = read_quantization({"quantization_config": FORMS[form].config}, "none")
     checkpoint = Checkpoint(folder)
-    assert sorted(found.stored_tensor_names(checkpoint, LINEAR)) == sorted(tensors)
-    return found.read_stored_weight(checkpoint, LINEAR)
+    assert sorted(quantization_config.stored_tensor_names(checkpoint, LINEAR)) == sorted(tensors)
+    return quantization_config.read_stored_weight(checkpoint, LINEAR)
 
 
 @pytest.mark.parametrize("form", [NF4, NESTED, FP4, FP4_NESTED, INT8, "GPTQ 3 bits"])

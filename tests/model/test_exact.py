@@ -140,9 +140,9 @@ class CheckedLoop:
 
 def family_prompt(family: int, length: int) -> list[int]:
     """Families share their first 40 tokens, so that hits end in the middle of a page as well as at its edge."""
-    start, rest = random.Random(99), random.Random(family)
+    start, family_random = random.Random(99), random.Random(family)
     ids = [start.randrange(3, tiny_models.VOCAB) for _ in range(40)] + [
-        rest.randrange(3, tiny_models.VOCAB) for _ in range(200)
+        family_random.randrange(3, tiny_models.VOCAB) for _ in range(200)
     ]
     return ids[:length]
 

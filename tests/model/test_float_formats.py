@@ -76,9 +76,9 @@ def test_each_layout_of_scales_is_read_as_defined(layout, tmp_path):
     stored = scales.log2().round().exp2().to(torch.float8_e8m0fnu) if "scale_fmt" in config else scales
     extra = {"input_scale": torch.ones(1)} if config.get("activation_scheme") == "static" else {}
     checkpoint = write_layer(tmp_path, weight=weight, **{name: stored}, **extra)
-    found = quantization.read_quantization({"quantization_config": config}, "none")
-    assert len(found.stored_tensor_names(checkpoint, LINEAR)) == 2 + len(extra)
-    read = found.read_stored_weight(checkpoint, LINEAR)
+    quantization_config = quantization.read_quantization({"quantization_config": config}, "none")
+    assert len(quantization_config.stored_tensor_names(checkpoint, LINEAR)) == 2 + len(extra)
+    read = quantization_config.read_stored_weight(checkpoint, LINEAR)
     rows, columns = -(-OUT // block[0]), -(-INTO // block[1])
     dequantized = weight.float() * spread_blocks(stored.float().reshape(rows, columns), *block)
     assert torch.allclose(read.multiply_rows(torch.eye(INTO)), dequantized.T, rtol=1e-6, atol=0)
@@ -86,11 +86,11 @@ def test_each_layout_of_scales_is_read_as_defined(layout, tmp_path):
 
 def test_a_layer_without_scales_is_plain(tmp_path):
     plain = torch.randn(OUT, INTO).bfloat16()
-    found = quantization.read_quantization({"quantization_config": BLOCKS}, "none")
-    read = found.read_stored_weight(write_layer(tmp_path, weight=plain), LINEAR)
+    quantization_config = quantization.read_quantization({"quantization_config": BLOCKS}, "none")
+    read = quantization_config.read_stored_weight(write_layer(tmp_path, weight=plain), LINEAR)
     assert isinstance(read, PlainWeight) and torch.equal(read.values, plain)
     with pytest.raises(LoadError, match="weight_scale"):
-        found.check_stored_weight(write_layer(tmp_path, weight=random_fp8(OUT, INTO)), LINEAR)
+        quantization_config.check_stored_weight(write_layer(tmp_path, weight=random_fp8(OUT, INTO)), LINEAR)
 
 
 @pytest.mark.parametrize(
@@ -147,15 +147,15 @@ def test_4_bit_floats_are_read_as_defined(kind, group, tmp_path):
         stored, scales, parts = exponents.to(torch.uint8), 2.0 ** (exponents - 127.0), {}
     packed = (values[:, 0::2] + 16 * values[:, 1::2]).to(torch.uint8)
     checkpoint = write_layer(tmp_path, weight_packed=packed, weight_scale=stored, **parts)
-    found = quantization.read_quantization({"quantization_config": fp4_config(kind, group)}, "none")
-    read = found.read_stored_weight(checkpoint, FP4_LINEAR)
+    quantization_config = quantization.read_quantization({"quantization_config": fp4_config(kind, group)}, "none")
+    read = quantization_config.read_stored_weight(checkpoint, FP4_LINEAR)
     dequantized = E2M1[values] * scales.repeat_interleave(group, 1)
     assert torch.allclose(read.multiply_rows(torch.eye(FP4_INTO)), dequantized.T, rtol=1e-6, atol=0)
     x = torch.eye(FP4_INTO, dtype=torch.bfloat16)
     merged = type(read).pack_merged([read, read], None, torch.bfloat16, torch.device("cpu"))
     assert torch.allclose(native.lm_head_logits(x, merged), torch.cat((dequantized, dequantized)).T, rtol=1e-2, atol=0)
     with pytest.raises(LoadError, match="not whole groups"):
-        found.check_stored_weight(checkpoint, LinearSpec(LINEAR.name, OUT, FP4_INTO + 8))
+        quantization_config.check_stored_weight(checkpoint, LinearSpec(LINEAR.name, OUT, FP4_INTO + 8))
 
 
 def test_refuses_4_bit_floats_of_other_groups():
@@ -205,11 +205,11 @@ def test_plain_numbers_are_plain_whatever_the_config_says(tmp_path):
     config = {"quant_method": "compressed-tensors", "format": "float-quantized", "config_groups": {"group_0": group}}
     config["ignore"] = ["model.layers.0.mlp.gate_up_proj"]
     plain = torch.randn(OUT, INTO).bfloat16()
-    found = quantization.read_quantization({"quantization_config": config}, "none")
+    quantization_config = quantization.read_quantization({"quantization_config": config}, "none")
     checkpoint = write_layer(tmp_path, weight=plain)
-    assert found.stored_tensor_names(checkpoint, LINEAR) == [f"{LINEAR.name}.weight"]
-    found.check_stored_weight(checkpoint, LINEAR)
-    read = found.read_stored_weight(checkpoint, LINEAR)
+    assert quantization_config.stored_tensor_names(checkpoint, LINEAR) == [f"{LINEAR.name}.weight"]
+    quantization_config.check_stored_weight(checkpoint, LINEAR)
+    read = quantization_config.read_stored_weight(checkpoint, LINEAR)
     assert isinstance(read, PlainWeight) and torch.equal(read.values, plain)
 
 
@@ -219,8 +219,8 @@ def test_reads_the_separate_config_file_of_model_optimizer(tmp_path, config):
     (tmp_path / "hf_quant_config.json").write_text(
         json.dumps({"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "nvfp4", "group_size": 16}})
     )
-    found = quantization.read_quantization(read_config(tmp_path), "none")
-    assert found.method == "modelopt"
+    quantization_config = quantization.read_quantization(read_config(tmp_path), "none")
+    assert quantization_config.method == "modelopt"
     linear = LinearSpec(LINEAR.name, OUT, 144)
     packed = torch.randint(0, 256, (OUT, linear.in_features // 2), dtype=torch.uint8)
     scales = (torch.rand(OUT, linear.in_features // 16) + 0.5).to(torch.float8_e4m3fn)
@@ -231,7 +231,7 @@ def test_reads_the_separate_config_file_of_model_optimizer(tmp_path, config):
         weight_scale_2=torch.tensor(0.25),
         input_scale=torch.ones(()),
     )
-    read = found.read_stored_weight(checkpoint, linear).to_float()
+    read = quantization_config.read_stored_weight(checkpoint, linear).to_float()
     numbers = torch.tensor(E2M1_NUMBERS)[torch.stack((packed & 15, packed >> 4), -1).flatten(1).int()]
     assert torch.equal(read, numbers * scales.float().repeat_interleave(16, 1) * 0.25)
     with pytest.raises(LoadError, match="group_size is 32; only 16"):

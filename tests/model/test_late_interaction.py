@@ -70,8 +70,8 @@ def test_vectors_of_tokens_pass_the_linear_layer(tmp_path, form, kind):
         requests = [EngineRequest(str(i), ids, 0, pooling=pooling) for i, ids in enumerate(make_texts())]
         actual = unpack_vectors(serve_requests(runner, requests)[0])
         for i, rows in enumerate(expected):
-            wanted = rows / rows.norm(dim=1, keepdim=True) if normalize else rows
-            torch.testing.assert_close(torch.tensor(actual[str(i)]).view(-1, 9), wanted, atol=1e-4, rtol=1e-4)
+            expected_rows = rows / rows.norm(dim=1, keepdim=True) if normalize else rows
+            torch.testing.assert_close(torch.tensor(actual[str(i)]).view(-1, 9), expected_rows, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize(

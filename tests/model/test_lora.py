@@ -270,7 +270,7 @@ def answer_alone(base: str, quantization: str, name: str, seed: int, length: int
 )
 @settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
-    works=st.lists(
+    requests=st.lists(
         st.tuples(
             st.sampled_from(["", *(f"a{i}" for i in range(1, ADAPTER_COUNT + 1))]),
             st.integers(0, 1),  # seed of the prompt
@@ -285,17 +285,17 @@ def answer_alone(base: str, quantization: str, name: str, seed: int, length: int
     blocks=st.integers(7, 24),
     seed=st.integers(0, 99),
 )
-def test_mixed_adapters_do_not_change_each_others_outputs(base, quantization, works, places, blocks, seed):
+def test_mixed_adapters_do_not_change_each_others_outputs(base, quantization, requests, places, blocks, seed):
     """Bit for bit, in chunks, from the prefix cache, after preemptions and evictions."""
     runner = cached_runner(base, "bfloat16", quantization)
     engine = AdapterLoop(runner, adapters_by_name(base), pace=ChangingBudget(seed), adapter_slots=places, blocks=blocks)
     for step in range(10):
-        for i, (name, family, length, tokens, arrives) in enumerate(works):
+        for i, (name, family, length, tokens, arrives) in enumerate(requests):
             if arrives == step:
                 engine.loop.add_request(make_request(str(i), name, family, length, tokens))
         engine.loop.step()
     answers = engine.finish()
-    for i, (name, family, length, tokens, _) in enumerate(works):
+    for i, (name, family, length, tokens, _) in enumerate(requests):
         assert answers[f"{i}/0"] == answer_alone(base, quantization, name, family, length, tokens)
 
 

@@ -98,9 +98,11 @@ class PagedRun:
         for number, prompt in enumerate(prompts):
             blocks = list(range(sum(counts[:number]), sum(counts[: number + 1])))
             options: dict[str, Any] = {"sampling": GREEDY, "max_tokens": 9, "media": prompt.media} | request
-            work = EngineRequest(str(number), prompt.token_ids, **options)
+            engine_request = EngineRequest(str(number), prompt.token_ids, **options)
             length = len(prompt.token_ids)
-            sequence = Sequence(str(number), 0, work, list(prompt.token_ids), length, 0, number, block_table=blocks)
+            sequence = Sequence(
+                str(number), 0, engine_request, list(prompt.token_ids), length, 0, number, block_table=blocks
+            )
             sequence.item_embeddings = dict(prompt.encoded)
             sequence.slot = number
             runner.admit_sequence(sequence)

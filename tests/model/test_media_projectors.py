@@ -256,7 +256,7 @@ def test_gemma_4_whose_keys_or_positions_have_impossible_shapes_is_refused(name,
 )
 def test_positions_of_impossible_shapes_are_refused(family, shape, reason):
     encoder = changed_file(family, tensors={"v.position_embd.weight": shape})
-    model_type = next(iter(find_projector(encoder).wholes))
+    model_type = next(iter(find_projector(encoder).whole_models))
     config = {"model_type": model_type, "hidden_size": 64, "dtype": "float32", "tie_word_embeddings": True}
     tokens = list(find_projector(encoder).marks.values())
     with pytest.raises(GgufError) as raised:

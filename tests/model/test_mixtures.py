@@ -158,8 +158,8 @@ def test_layers_that_predict_further_tokens_are_not_used(tmp_path):
         fields = {**config, "num_nextn_predict_layers": count, "num_mtp_layers": count}
         (folder / "config.json").write_text(json.dumps(fields))
         decoder_plan = plan.plan_decoder(Settings(model=str(folder), dtype="bfloat16"), fields)
-        found = plan.find_fused_config(plan.open_decoder(folder, decoder_plan), decoder_plan)
-        assert (found is not None) == is_fused
+        decoder_config = plan.find_fused_config(plan.open_decoder(folder, decoder_plan), decoder_plan)
+        assert (decoder_config is not None) == is_fused
 
 
 @pytest.mark.parametrize(

@@ -84,8 +84,8 @@ def test_an_expert_of_unaligned_tensors_is_copied_alone(tmp_path):
         checkpoint, LinearSpec("x.weight", OUT, INTO), EXPERTS, 3
     )
     numbers = torch.stack([words[3] >> shift & 15 for shift in range(0, 32, 4)], -1).view(OUT, -1, 32)
-    wanted = numbers * scales[3].float()[..., None] + biases[3].float()[..., None]
-    torch.testing.assert_close(expert.to_float(), wanted.flatten(1))
+    expected = numbers * scales[3].float()[..., None] + biases[3].float()[..., None]
+    torch.testing.assert_close(expert.to_float(), expected.flatten(1))
     assert bytes_behind(expert.weight.scales) == scales[3].numel() * 2
 
     for name, transposed in (("plain", False), ("turned", True), ("turned", None)):

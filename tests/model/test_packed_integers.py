@@ -54,11 +54,11 @@ def read_layer(folder, config: dict, parts: dict[str, torch.Tensor]):
     tensors = {f"{LINEAR.name}.{name}": part.contiguous() for name, part in parts.items()}
     save_file(tensors, folder / "model.safetensors")
     checkpoint = Checkpoint(folder)
-    found = quantization.read_quantization({"quantization_config": config}, "none")
-    found.check_stored_weight(checkpoint, LINEAR)
-    unread = set(checkpoint.tensor_names) - set(found.stored_tensor_names(checkpoint, LINEAR))
+    quantization_config = quantization.read_quantization({"quantization_config": config}, "none")
+    quantization_config.check_stored_weight(checkpoint, LINEAR)
+    unread = set(checkpoint.tensor_names) - set(quantization_config.stored_tensor_names(checkpoint, LINEAR))
     assert not unread
-    return found.read_stored_weight(checkpoint, LINEAR)
+    return quantization_config.read_stored_weight(checkpoint, LINEAR)
 
 
 def assert_means(read, layer: Layer) -> None:

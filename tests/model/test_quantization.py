@@ -235,10 +235,10 @@ def test_names_of_thousands_of_layers_are_looked_up(config):
     calls = []
     sys.setprofile(lambda frame, event, argument: calls.append(event))
     try:
-        found = find("model.layers.7.mlp.experts.3.up_proj")
+        value = find("model.layers.7.mlp.experts.3.up_proj")
     finally:
         sys.setprofile(None)
-    assert found is not None
+    assert value is not None
     assert len(calls) < 100
 
 

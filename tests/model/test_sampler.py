@@ -23,11 +23,11 @@ def cutoff_margin(sampling: Sampling) -> float:
     return 1e-5 + 3e-5 / max(sampling.temperature, 1e-6)
 
 
-def make_sequence(tokens=(0,), prompt_len=1, seed=0, sampling=None, **work) -> Sequence:
+def make_sequence(tokens=(0,), prompt_len=1, seed=0, sampling=None, **members) -> Sequence:
     return Sequence(
         request_id="s",
         index=0,
-        request=EngineRequest("s", list(tokens[:prompt_len]), 99, sampling or Sampling(), seed, **work),
+        request=EngineRequest("s", list(tokens[:prompt_len]), 99, sampling or Sampling(), seed, **members),
         tokens=list(tokens),
         prompt_len=prompt_len,
         seed=seed,
@@ -47,12 +47,12 @@ def sample_batch(logits, sequences, vocab=None, positions=None):
 
 def reference_probabilities(logits: np.ndarray, sequence: Sequence, position: int) -> tuple[np.ndarray, bool]:
     """Probability of every token in float64, and whether any cut-off is too close to call."""
-    work, options = sequence.request, sequence.request.sampling
+    request, options = sequence.request, sequence.request.sampling
     x = logits.astype(np.float64)
     for token, value in options.logit_bias.items():
         x[token] += value
-    if position < work.min_tokens:
-        x[work.stop_ids] = -np.inf
+    if position < request.min_tokens:
+        x[request.stop_ids] = -np.inf
     window = options.penalty_window
     output = sequence.tokens[-window:] if window else sequence.tokens[sequence.prompt_len :]
     for token in set(output if window else sequence.tokens):

@@ -72,5 +72,5 @@ def test_clear_tokens_zeroes_only_the_given_tokens(options):
     pages.clear_tokens(torch.tensor([16 + 3, 16 + 15]))
     for layer in range(len(pages.kv_layers)):
         for part in unpack_pages(pages.layer_pool(layer)):
-            sound = part.isfinite().flatten(2).all(-1) & (part == 0).flatten(2).all(-1)
-            assert sound[1].nonzero()[:, 0].tolist() == [3, 15] and sound[2].all()
+            is_cleared = part.isfinite().flatten(2).all(-1) & (part == 0).flatten(2).all(-1)
+            assert is_cleared[1].nonzero()[:, 0].tolist() == [3, 15] and is_cleared[2].all()

@@ -142,8 +142,8 @@ class LedgerRunner:
         self.largest_step = 0  # tokens of the largest step
         self.steps: list[list[tuple[str, int, int, int]]] = []  # (id, index, start, count) of each row
         self.fail_next: str | None = None  # "before" or "midway": the next step raises
-        self.failing_admissions: set[str] = set()  # works whose admission raises
-        self.failing_rows: set[tuple[str, int]] = set()  # (work, output number) whose row fails
+        self.failing_admissions: set[str] = set()  # requests whose admission raises
+        self.failing_rows: set[tuple[str, int]] = set()  # (request, output number) whose row fails
 
     def admit_sequence(self, sequence: Sequence) -> None:
         require(self.slots[sequence.slot] is None, "a slot was given twice")
@@ -321,14 +321,14 @@ class SeededProposer:
         pass
 
 
-def beam_candidates(work: EngineRequest, generated: int, state: int) -> list[BeamCandidate]:
+def beam_candidates(request: EngineRequest, generated: int, state: int) -> list[BeamCandidate]:
     """Return the candidates of a beam, most probable first. Few tokens have any probability, sometimes fewer than there
     are beams."""
-    forbidden = work.stop_ids if generated < work.min_tokens else []
+    forbidden = request.stop_ids if generated < request.min_tokens else []
     scores_by_token = {token: token_score_of(state, token) for token in range(VOCAB) if token not in forbidden}
     ranked_tokens = [token for token in scores_by_token if hash((state, token)) % 7 == 0] or [min(scores_by_token)]
     ranked_tokens.sort(key=lambda token: (-scores_by_token[token].logprob, token))
-    scores = [scores_by_token[token] if work.logprobs >= 0 else None for token in ranked_tokens]
+    scores = [scores_by_token[token] if request.logprobs >= 0 else None for token in ranked_tokens]
     return [
         BeamCandidate(token, scores_by_token[token].logprob, token_score)
         for token, token_score in zip(ranked_tokens, scores, strict=True)
@@ -336,10 +336,10 @@ def beam_candidates(work: EngineRequest, generated: int, state: int) -> list[Bea
 
 
 def reference_beam_search(
-    work: EngineRequest, limit: int, long_rope_after: float = math.inf
+    request: EngineRequest, limit: int, long_rope_after: float = math.inf
 ) -> list[tuple[list[int], list[TokenScore | None], bool]]:
     """Reference beam search on plain lists: tokens and scores of each result, best first, and if a stop ended it."""
-    beam = work.beam
+    beam = request.beam
     assert beam is not None
     running: list[tuple[float, list[int], list[TokenScore | None]]] = [(0.0, [], [])]
     finished_beams: list[tuple[float, list[int], list[TokenScore | None], bool]] = []
@@ -347,15 +347,15 @@ def reference_beam_search(
         length = len(running[0][1]) + 1
         options = []
         for rank, (total, tokens, scores) in enumerate(running):
-            history = work.token_ids + tokens
-            state = kv_history(kv_salt(work), history, len(history) > long_rope_after, work.media)[-1]
-            for candidate in beam_candidates(work, len(tokens), state):
+            history = request.token_ids + tokens
+            state = kv_history(kv_salt(request), history, len(history) > long_rope_after, request.media)[-1]
+            for candidate in beam_candidates(request, len(tokens), state):
                 key = (-(total + candidate.logprob), rank, candidate.token)
                 options.append((key, [*tokens, candidate.token], [*scores, candidate.score]))
         options.sort(key=lambda option: option[0])
         running = []
         for rank_in_step, ((loss, _, token), tokens, scores) in enumerate(options):
-            stopped = token in work.stop_ids and length > work.min_tokens
+            stopped = token in request.stop_ids and length > request.min_tokens
             if stopped or length == limit:
                 if rank_in_step < beam.width:
                     finished_beams.append((-loss / length**beam.length_penalty, tokens, scores, stopped))
@@ -501,14 +501,14 @@ class LoopHarness:
         for output in outputs:
             self.outputs.setdefault((output.id, output.index), []).append(output)
         self.stats = stats
-        rows = [(work_id, index) for work_id, index, _, _ in self.runner.steps[-1]] if stats.step_rows else []
+        rows = [(request_id, index) for request_id, index, _, _ in self.runner.steps[-1]] if stats.step_rows else []
         self.step_log.append((rows, stats, outputs))
 
     def make_runner(self, *args) -> LedgerRunner:
         """Return the runner; subclasses make another."""
         return LedgerRunner(*args)
 
-    def on_pages_leased(self, work_id: str, pages: list[int]) -> None:
+    def on_pages_leased(self, request_id: str, pages: list[int]) -> None:
         """Receive the pages of a lease; subclasses record them."""
 
     def step(self) -> bool:
@@ -587,21 +587,21 @@ class LoopHarness:
         assert self.stats.blocks_used == self.stats.running == self.stats.waiting == 0
         assert self.runner.slots == [None] * len(self.runner.slots)
 
-    def beam_length(self, work_id: str) -> int:
+    def beam_length(self, request_id: str) -> int:
         """Return how many tokens each beam of a running search has."""
-        (length,) = {slot.output_length for slot in self.runner.slots if slot and slot.request_id == work_id}
+        (length,) = {slot.output_length for slot in self.runner.slots if slot and slot.request_id == request_id}
         return length
 
-    def merged_output(self, work_id: str, index: int = 0) -> EngineOutput:
+    def merged_output(self, request_id: str, index: int = 0) -> EngineOutput:
         """Merge all outputs of a choice into one; assert that only the last of them has ``finish``."""
-        parts = self.outputs[work_id, index]
+        parts = self.outputs[request_id, index]
         assert [part.finish_reason is not None for part in parts] == [False] * (len(parts) - 1) + [True]
         assert all(part.prompt_scores is None for part in parts[1:])
         if not self.speculates and not self.stats.drafts:
             assert all(len(part.token_ids) == 1 for part in parts[:-1])  # beam search results arrive whole
         scores = [score for part in parts for score in part.scores or []]
         return EngineOutput(
-            work_id,
+            request_id,
             index,
             token_ids=[token for part in parts for token in part.token_ids],
             scores=scores or None,
@@ -620,19 +620,19 @@ def assert_same_output(actual: EngineOutput, expected: EngineOutput) -> None:
 
 
 def run_alone(
-    work: EngineRequest, index: int = 0, max_model_len: int = 10_000, long_rope_after: float = math.inf
+    request: EngineRequest, index: int = 0, max_model_len: int = 10_000, long_rope_after: float = math.inf
 ) -> EngineOutput:
     """Return the output of one choice that runs alone: in one chunk, without prefix cache, in a pool with room."""
-    if work.beam is not None and work.max_tokens:
-        limit = min(work.max_tokens, max_model_len - len(work.token_ids))
-        beams = reference_beam_search(work, limit, long_rope_after)
+    if request.beam is not None and request.max_tokens:
+        limit = min(request.max_tokens, max_model_len - len(request.token_ids))
+        beams = reference_beam_search(request, limit, long_rope_after)
         tokens, scores, stopped = beams[index % len(beams)]
-        scoring = msgspec.structs.replace(work, beam=None, max_tokens=0)
+        scoring = msgspec.structs.replace(request, beam=None, max_tokens=0)
         prompt_scores = run_alone(scoring, index, long_rope_after=long_rope_after).prompt_scores
         token_scores = [score for score in scores if score is not None]
         finish: EngineFinishReason = "stop" if stopped else "length"
         return EngineOutput(
-            work.id,
+            request.id,
             index,
             tokens,
             token_scores or None,
@@ -641,18 +641,18 @@ def run_alone(
             prompt_scores=prompt_scores,
         )
     single = EngineRequest(
-        id=work.id,
-        token_ids=work.token_ids,
-        max_tokens=work.max_tokens,
-        sampling=work.sampling,
-        seed=(work.seed + index) % 2**64,
-        min_tokens=work.min_tokens,
-        stop_ids=work.stop_ids,
-        logprobs=work.logprobs,
-        prompt_logprobs=work.prompt_logprobs if index == 0 else -1,
-        cache_salt=work.cache_salt,
-        pooling=work.pooling,
-        media=work.media,
+        id=request.id,
+        token_ids=request.token_ids,
+        max_tokens=request.max_tokens,
+        sampling=request.sampling,
+        seed=(request.seed + index) % 2**64,
+        min_tokens=request.min_tokens,
+        stop_ids=request.stop_ids,
+        logprobs=request.logprobs,
+        prompt_logprobs=request.prompt_logprobs if index == 0 else -1,
+        cache_salt=request.cache_salt,
+        pooling=request.pooling,
+        media=request.media,
     )
     bench = LoopHarness(
         blocks=64,
@@ -664,6 +664,6 @@ def run_alone(
     )
     bench.loop.add_request(single)
     bench.drain()
-    result = bench.merged_output(work.id)
+    result = bench.merged_output(request.id)
     result.index = index
     return result

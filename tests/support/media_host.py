@@ -20,9 +20,9 @@ def redirect_to(url: str, status: str = "302 Found") -> bytes:
     return http_answer(b"", f"Location: {url}", status=status)
 
 
-async def run_until_closed(work: Coroutine[Any, Any, None], reader: asyncio.StreamReader) -> None:
+async def run_until_closed(coroutine: Coroutine[Any, Any, None], reader: asyncio.StreamReader) -> None:
     """Run a coroutine until the client closes the connection."""
-    tasks = [asyncio.ensure_future(work), asyncio.ensure_future(reader.read())]
+    tasks = [asyncio.ensure_future(coroutine), asyncio.ensure_future(reader.read())]
     await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     for task in tasks:
         task.cancel()

@@ -253,8 +253,8 @@ def test_stop_token_is_shown_only_if_included(include: bool, requested: bool, sk
     (end,) = encode_plain(token)
     ids = [*encode_plain("abc"), end]
     stop = StopConditions(ids=[end] if requested else [], include_in_output=include)
-    want = OutputOptions(logprobs=0, skip_special=skip)
-    result = feed_choice(ids, finish="stop", stop_id=end, stop_conditions=stop, output_options=want)
+    output_options = OutputOptions(logprobs=0, skip_special=skip)
+    result = feed_choice(ids, finish="stop", stop_id=end, stop_conditions=stop, output_options=output_options)
     is_shown = include and requested and not (skip and token == "</s>")
     assert result.text["content"] == ("abc" + token if is_shown else "abc")
     assert result.done is not None and (result.done.reason, result.done.stop) == ("stop", end if requested else None)
@@ -287,15 +287,15 @@ def test_token_details_are_built_on_demand_with_scores() -> None:
 def test_the_end_has_all_tokens_of_the_choice_on_demand(strings: list[str], size: int) -> None:
     tokenizer = byte_level()
     ids = encode_plain("one € 2 three")
-    for wanted in (False, True):
-        options, stops = OutputOptions(whole_ids=wanted), StopConditions(strings=strings)
+    for on_demand in (False, True):
+        options, stops = OutputOptions(whole_ids=on_demand), StopConditions(strings=strings)
         request = Request(id="r", model="m", prompts=[CHAT], output_options=options, stop_conditions=stops)
         choice = AnswerChoice(request, 0, tokenizer, PreparedPrompt(tokenizer.encode("hi")))
         outputs = [EngineOutput("r", 0, ids[start : start + size]) for start in range(0, len(ids), size)]
         outputs[-1].finish_reason = "length"
         *_, done = [event for output in outputs for event in choice.push_output(output)]
         assert isinstance(done, ChoiceDone)
-        assert done.token_ids == (ids[: done.usage.completion_tokens] if wanted else [])
+        assert done.token_ids == (ids[: done.usage.completion_tokens] if on_demand else [])
         assert (done.usage.completion_tokens < len(ids)) == bool(strings)
 
 

@@ -70,30 +70,30 @@ def word_piece_metadata(backend: tokenizers.Tokenizer, **fields) -> dict:
     return metadata_of("bert", values)
 
 
-def check_ids(made, original, texts) -> None:
+def check_ids(converted, original, texts) -> None:
     """Compare the ids of texts, and the ids and types of pairs."""
     for text in texts:
-        assert made.encode(text) == original.encode(text).ids, text
+        assert converted.encode(text) == original.encode(text).ids, text
     for first, second in zip(texts[:20], texts[20:40], strict=False):
-        pair, expected = made.backend.encode(first, second), original.encode(first, second)
+        pair, expected = converted.backend.encode(first, second), original.encode(first, second)
         assert (pair.ids, pair.type_ids) == (expected.ids, expected.type_ids)
 
 
 @pytest.mark.parametrize(("lowercase", "strip_accents"), [(True, None), (False, None), (True, False)])
 def test_word_piece_is_berts_with_the_case_and_accents_that_its_vocabulary_has(lowercase, strip_accents, tmp_path):
     original = word_piece(lowercase, strip_accents)
-    made = load(word_piece_metadata(original), tmp_path)
-    check_ids(made, original, [*LATIN, *random_texts(600)])
-    assert made.backend.get_vocab() == original.get_vocab()
-    assert made.names["cls_token"] == "[CLS]" and made.names["mask_token"] == "[MASK]"
+    converted = load(word_piece_metadata(original), tmp_path)
+    check_ids(converted, original, [*LATIN, *random_texts(600)])
+    assert converted.backend.get_vocab() == original.get_vocab()
+    assert converted.names["cls_token"] == "[CLS]" and converted.names["mask_token"] == "[MASK]"
 
 
 def test_recent_files_say_how_word_piece_normalizes(tmp_path):
     original = word_piece(True, None)
     fields = {"normalizer.lowercase": False, "normalizer.strip_accents": False}
-    made = load(word_piece_metadata(original, **fields), tmp_path)
+    converted = load(word_piece_metadata(original, **fields), tmp_path)
     original.normalizer = normalizers.BertNormalizer(lowercase=False, strip_accents=False)
-    check_ids(made, original, LATIN)
+    check_ids(converted, original, LATIN)
 
 
 def test_early_files_name_no_special_tokens(tmp_path):
@@ -106,9 +106,12 @@ def test_early_files_name_no_special_tokens(tmp_path):
         "tokenizer.ggml.tokens": tokens,
         "tokenizer.ggml.token_type": kinds,
     }
-    made = load(metadata, tmp_path)
-    check_ids(made, original, LATIN)
-    assert made.backend.token_to_id("[PAD300]") is None and made.backend.token_to_id("[unused1]") == len(tokens) - 1
+    converted = load(metadata, tmp_path)
+    check_ids(converted, original, LATIN)
+    assert (
+        converted.backend.token_to_id("[PAD300]") is None
+        and converted.backend.token_to_id("[unused1]") == len(tokens) - 1
+    )
 
 
 RULES = {"\n": " ", "\t": " ", "ﬁ": "fi", "①": "1", "Ⅳ": "IV", "é": "e", "ö": "o", "…": "..."}
@@ -184,11 +187,11 @@ def unigram_metadata(backend: tokenizers.Tokenizer, **fields) -> dict:
 
 def test_unigram_is_xlm_robertas_with_the_rules_that_replace_characters(tmp_path):
     original = unigram(write_charsmap(RULES))
-    made = load(unigram_metadata(original), tmp_path)
+    converted = load(unigram_metadata(original), tmp_path)
     assert original.encode("ﬁsh…①").ids == original.encode("fish...1").ids
     texts = [*WORDS, "  ﬁ\n\tﬁ  é ", "a <mask> b", *random_texts(600)]
-    check_ids(made, original, texts)
-    assert any(3 in made.encode(text) for text in texts)  # unknown
+    check_ids(converted, original, texts)
+    assert any(3 in converted.encode(text) for text in texts)  # unknown
     signed = [number - 256 if number > 127 else number for number in write_charsmap(RULES)]
     other = load(unigram_metadata(original, precompiled_charsmap=signed), tmp_path)
     check_ids(other, original, texts[:40])
@@ -198,8 +201,8 @@ def test_unigram_without_rules_replaces_nothing(tmp_path):
     original = unigram(write_charsmap(RULES))
     metadata = unigram_metadata(original)
     del metadata["tokenizer.ggml.precompiled_charsmap"]
-    made = load(metadata, tmp_path)
-    assert made.encode("ﬁ") == [0, *made.encode("ﬁ", special=False), 2] != original.encode("ﬁ").ids
+    converted = load(metadata, tmp_path)
+    assert converted.encode("ﬁ") == [0, *converted.encode("ﬁ", special=False), 2] != original.encode("ﬁ").ids
 
 
 def broken_charsmaps() -> dict[str, bytes]:

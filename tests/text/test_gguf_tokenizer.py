@@ -96,12 +96,12 @@ def train_byte_level(splits: list, normalizer=None, **options) -> tokenizers.Tok
 def test_reads_the_tokenizer_of_the_built_in_model(tmp_path):
     original = Tokenizer.from_folder(demo.model_folder())
     eos = original.backend.token_to_id("<|im_end|>")
-    made = load(byte_level_metadata(original.backend, "qwen2", eos_token_id=eos), tmp_path)
+    converted = load(byte_level_metadata(original.backend, "qwen2", eos_token_id=eos), tmp_path)
     for text in random_texts(2000):
-        assert made.encode(text) == original.encode(text), text
-    assert made.backend.get_vocab() == original.backend.get_vocab()
-    assert (made.special_ids, made.marks) == (original.special_ids, original.marks)
-    assert made.eos_ids == original.eos_ids and made.names["eos_token"] == "<|im_end|>"
+        assert converted.encode(text) == original.encode(text), text
+    assert converted.backend.get_vocab() == original.backend.get_vocab()
+    assert (converted.special_ids, converted.marks) == (original.special_ids, original.marks)
+    assert converted.eos_ids == original.eos_ids and converted.names["eos_token"] == "<|im_end|>"
 
 
 def test_reads_gemma_4s_tokenizer_with_its_merges(tmp_path):
@@ -126,14 +126,14 @@ def test_reads_gemma_4s_tokenizer_with_its_merges(tmp_path):
         "eos_token_id": 1,
         "unknown_token_id": 3,
     }
-    made = load({f"tokenizer.ggml.{key}": value for key, value in values.items()}, tmp_path)
+    converted = load({f"tokenizer.ggml.{key}": value for key, value in values.items()}, tmp_path)
     state["added_tokens"] = [token for token in state["added_tokens"] if token["id"] < 5]
     original = tokenizers.Tokenizer.from_str(json.dumps(state))
     texts = random_texts(500)
     for text in texts:
-        assert made.encode(text) == original.encode(text, add_special_tokens=False).ids, text
-    assert any(number < 261 for text in texts for number in made.encode(text))  # bytes
-    assert set(made.eos_ids) == {1, 4}
+        assert converted.encode(text) == original.encode(text, add_special_tokens=False).ids, text
+    assert any(number < 261 for text in texts for number in converted.encode(text))  # bytes
+    assert set(converted.eos_ids) == {1, 4}
 
 
 @pytest.mark.parametrize(
@@ -164,10 +164,10 @@ def test_reads_gemma_4s_tokenizer_with_its_merges(tmp_path):
 )
 def test_splits_texts_as_the_models_own_tokenizer_does(name, splits, options, tmp_path):
     backend = train_byte_level(splits, **options)
-    made = load(byte_level_metadata(backend, name, bos_token_id=backend.token_to_id("<s>")), tmp_path)
+    converted = load(byte_level_metadata(backend, name, bos_token_id=backend.token_to_id("<s>")), tmp_path)
     begins = [backend.token_to_id("<s>")] * PRE_TOKENIZERS[name].begins
     for text in random_texts(1000):
-        assert made.encode(text) == begins + backend.encode(text).ids, text
+        assert converted.encode(text) == begins + backend.encode(text).ids, text
 
 
 def split_text(name: str, text: str) -> list[str]:
@@ -298,10 +298,10 @@ def test_published_names_of_pre_tokenizers_are_known(architecture):
 @pytest.mark.parametrize("name", PRE_TOKENIZERS)
 def test_every_way_to_split_keeps_all_characters(name, tmp_path):
     backend = train_byte_level([pre_tokenizers.ByteLevel(add_prefix_space=False)])
-    made = load(byte_level_metadata(backend, name, add_bos_token=False), tmp_path)
+    converted = load(byte_level_metadata(backend, name, add_bos_token=False), tmp_path)
     for text in random_texts(len(SCRIPTS)):
         text = normalizers.NFC().normalize_str(text)
-        assert made.decode(made.encode(text), skip_special=False) == text
+        assert converted.decode(converted.encode(text), skip_special=False) == text
 
 
 def merge_by_score(text: str, scores: dict[str, float]) -> list[str]:

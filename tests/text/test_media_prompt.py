@@ -202,9 +202,9 @@ def test_a_template_that_reads_parts_for_pictures_alone_reads_them_as_parts():
 def test_runs_follow_the_grids_of_a_video():
     item = ProcessedMedia("video", b"v" * 32, "", "<v>", 12, [(1, 2, 3), (1, 2, 3)], [1.0, 2.0])
     ids = [7, 1, 1, 1, 1, 1, 1, 8, 1, 1, 1, 1, 1, 1, 9]
-    [found] = find_media_items(ids, [item], {"<v>": 1}.get)
-    assert (found.start, found.count) == (1, 13)
-    assert [(run.offset, run.count, run.grid, run.frame_step) for run in found.runs] == [
+    [media_item] = find_media_items(ids, [item], {"<v>": 1}.get)
+    assert (media_item.start, media_item.count) == (1, 13)
+    assert [(run.offset, run.count, run.grid, run.frame_step) for run in media_item.runs] == [
         (0, 6, (1, 2, 3), 1.0),
         (7, 6, (1, 2, 3), 2.0),
     ]
@@ -213,9 +213,9 @@ def test_runs_follow_the_grids_of_a_video():
 def test_a_numbered_grid_lies_between_two_more_embeddings():
     """Of HunyuanOCR: two rows of two columns, with a mark after each row."""
     item = ProcessedMedia("image", b"i" * 32, "", "<i>", 8, [(1, 2, 3)], [1.0], has_numbered_grid=True)
-    [found] = find_media_items([7, *[1] * 8, 9], [item], {"<i>": 1}.get)
-    assert (found.start, found.count) == (1, 8)
-    assert [(run.offset, run.count, run.grid, run.is_numbered) for run in found.runs] == [
+    [media_item] = find_media_items([7, *[1] * 8, 9], [item], {"<i>": 1}.get)
+    assert (media_item.start, media_item.count) == (1, 8)
+    assert [(run.offset, run.count, run.grid, run.is_numbered) for run in media_item.runs] == [
         (0, 1, None, False),
         (1, 6, (1, 2, 3), True),
         (7, 1, None, False),

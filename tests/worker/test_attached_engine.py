@@ -105,8 +105,10 @@ async def test_reports_how_many_tokens_of_a_prompt_the_server_had_cached(serve):
     for body in ({}, {"stream": True, "stream_options": {"include_usage": True}}, {"prompt_logprobs": 0}):
         request = {"prompt": prompt, "max_tokens": 3, "temperature": 0} | body
         answers = [await server.post("/vllm/v1/completions", request) for server in (back, front)]
-        found = [CACHED.findall(answer.body) for answer in answers]
-        assert found[0] == found[1] and (int(found[0][-1]) > 0) == ("prompt_logprobs" not in body), answers
+        cached_counts = [CACHED.findall(answer.body) for answer in answers]
+        assert cached_counts[0] == cached_counts[1] and (int(cached_counts[0][-1]) > 0) == (
+            "prompt_logprobs" not in body
+        ), answers
 
 
 async def test_adapters_that_the_server_lists_can_be_used_by_name(serve, quick_polls, tmp_path):

@@ -23,8 +23,8 @@ COSTS = SimulatedCosts([(1, 0.010), (64, 0.011), (256, 0.040)], blocks=64, lengt
 
 
 def make_row(start: int, count: int) -> StepRow:
-    work = EngineRequest(id="w", token_ids=[1] * (start + count), max_tokens=9)
-    sequence = Sequence("w", 0, work, list(work.token_ids), len(work.token_ids), 0, 0)
+    request = EngineRequest(id="w", token_ids=[1] * (start + count), max_tokens=9)
+    sequence = Sequence("w", 0, request, list(request.token_ids), len(request.token_ids), 0, 0)
     return StepRow(sequence, start, count, sample=True)
 
 

@@ -186,8 +186,8 @@ def test_failed_adapter_is_explained_without_folders():
 
 def test_failed_start_is_explained_by_its_cause():
     error = RuntimeError("Engine core initialization failed. See root cause above.")
-    told = explain_failure(error, "To serve one request, 3 GiB KV cache is needed.")
-    assert told.startswith("vLLM did not start: To serve one request, 3 GiB KV cache is needed. A smaller --max")
+    explanation = explain_failure(error, "To serve one request, 3 GiB KV cache is needed.")
+    assert explanation.startswith("vLLM did not start: To serve one request, 3 GiB KV cache is needed. A smaller --max")
     assert explain_failure(ValueError("Unknown\n quantization"), "") == "vLLM did not start: Unknown quantization."
     wrapped = (
         "1 validation error for ModelConfig\n Value error, Unknown method: x. [type=value_error, input_value=Args(1)]"

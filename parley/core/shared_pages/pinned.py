@@ -1,7 +1,7 @@
 """Pages that are pinned for other instances: leases (pages that they read) and reservations (pages that they fill).
 
 This module divides the pool between pinned pages and local sequences. Pages that are being read or filled cannot be
-taken back, and this engine does not decide when a transfer ends. So whatever is admitted must fit into the other pages:
+taken back, and this engine does not decide when a transfer ends. So each admission must fit into the other pages:
 a sequence with all of its tokens (otherwise it would preempt others in vain), a reservation together with the longest
 running sequence. Then the first sequence in order makes progress, or only waits for a transfer to end.
 

@@ -116,7 +116,7 @@ GLM_4_V = Projector(
 )
 GLM_OCR = replace(
     GLM_4_V,
-    wholes={"glm_ocr_text": WholeModel("glm_ocr", "GlmOcrForConditionalGeneration", "glm_ocr_text")},
+    whole_models={"glm_ocr_text": WholeModel("glm_ocr", "GlmOcrForConditionalGeneration", "glm_ocr_text")},
     read_encoder=_glm_ocr_encoder,
     variant=lambda file: None,
 )

@@ -69,6 +69,6 @@ KIMI_K2_5 = Projector(
     {"image_token_id": "image_token"},
     _kimi_encoder,
     _kimi_processor,
-    has_parted_axes=True,
+    has_split_axes=True,
     stand_ins={"video_token": "image_token"},  # its id is after the last row of the embedding
 )

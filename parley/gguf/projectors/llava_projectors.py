@@ -120,7 +120,7 @@ LLAVA = Projector(
 )
 LLAVA_NEXT = replace(
     LLAVA,
-    wholes=same_text("llava_next", "LlavaNextForConditionalGeneration", *LANGUAGE_MODELS),
+    whole_models=same_text("llava_next", "LlavaNextForConditionalGeneration", *LANGUAGE_MODELS),
     names=LLAVA.names | {NEWLINE: "image_newline"},
     read_encoder=_llava_next_encoder,
     read_processor=_llava_next_processor,

@@ -101,5 +101,5 @@ QWEN_2_5_OMNI = Projector(
     _omni_processor,
     unread=(POSITIONS,),
     unused={"audio_tower.audio_bos_eos_token.weight": _edge_shape},
-    sound=OMNI_SOUND,
+    audio_encoder=OMNI_SOUND,
 )

@@ -109,18 +109,18 @@ PIXTRAL = Projector(
     {"image_token_index": "image_token"},
     _pixtral_encoder,
     _pixtral_processor,
-    has_turned_heads=True,
+    has_permuted_heads=True,
     unread=("v.token_embd.img_break",),  # a row of the language model's embedding
     variant=pixtral_variant,
 )
 MISTRAL_3 = replace(
     PIXTRAL,
-    wholes=same_text("mistral3", "Mistral3ForConditionalGeneration", "llama", "mistral", "ministral3"),
+    whole_models=same_text("mistral3", "Mistral3ForConditionalGeneration", "llama", "mistral", "ministral3"),
     read_encoder=_mistral_3_encoder,
 )
 LIGHT_ON_OCR = replace(
     PIXTRAL,
-    wholes={"qwen3": WholeModel("lighton_ocr", "LightOnOcrForConditionalGeneration", "qwen3")},
+    whole_models={"qwen3": WholeModel("lighton_ocr", "LightOnOcrForConditionalGeneration", "qwen3")},
     names=_encoder_names("model.vision_encoder.", "model.vision_projection."),
     blocks="model.vision_encoder.transformer.layers.",
     marks=LIGHT_ON_MARKS,

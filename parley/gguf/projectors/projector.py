@@ -1,8 +1,8 @@
 """The description of a kind of projector file as data.
 
 A row gives the config.json of the whole model, that of its processor, and the names of the encoder's tensors in Hugging
-Face format. Metadata and tensors are those of llama.cpp's converter (its class MmprojModel and those of families).
-Values that files leave out are those of the published models.
+Face format. Metadata and tensors have the names that llama.cpp's converter gives them (its class MmprojModel and its
+subclasses). Values that files leave out are taken from the published models.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class TensorLayout(NamedTuple):
 class Projector:
     """A kind of projector file.
 
-    * ``wholes``: the models that it completes, by the language model's type.
+    * ``whole_models``: the models that it completes, by the language model's type.
     * ``names``: Hugging Face names of tensors, by their names in the file, without their endings or whole. ``blocks``,
       ``block_names``: those of tensors in the encoder's blocks.
     * ``marks``: the texts of special tokens, by the attribute of Transformers' tokenizer. ``ids``: the members of
@@ -58,20 +58,21 @@ class Projector:
     * ``read_encoder(file)``: returns further members of config.json. ``read_processor(file)``: returns the
       processor_config.json. ``complete_text(config)``: returns further members of the language model's config.
     * ``norms``: tensors that llama.cpp's converter adds 1 to.
-    * ``medium``: what the encoder reads, as in keys of the metadata.
+    * ``modality``: the encoder's input, "vision" or "audio", as in keys of the metadata.
     * ``variant(file)``: returns another row for a file, or None.
     * ``layouts``: of tensors whose layout differs in files, by their names; those in blocks without their number.
-    * ``has_turned_heads``: the rows of queries and keys are in llama.cpp's order.
-    * ``has_parted_axes``: of the numbers of a head, the pairs that rotate by column come first, then those by row;
+    * ``has_permuted_heads``: the rows of queries and keys are in llama.cpp's order.
+    * ``has_split_axes``: of the numbers of a head, the pairs that rotate by column come first, then those by row;
       Hugging Face format alternates them.
     * ``unread``: beginnings of the names of tensors that are not needed.
     * ``unused``: tensors of Hugging Face format that files leave out because nothing reads them, and how their shapes
       are found.
-    * ``sound``: the row of the encoder of sound, in files that also have one of pictures; only its tensors are used.
+    * ``audio_encoder``: the row of the audio encoder, in files that also have one of pictures; only its tensors are
+      used.
     * ``last_tensor``: the weight that computes the embeddings, in files whose metadata do not give their width.
     """
 
-    wholes: dict[str, WholeModel]
+    whole_models: dict[str, WholeModel]
     names: dict[str, str]
     blocks: str
     block_names: dict[str, str]
@@ -80,16 +81,16 @@ class Projector:
     read_encoder: Callable[[ProjectorFile], dict[str, Any]]
     read_processor: Callable[[ProjectorFile], dict[str, Any]]
     norms: tuple[str, ...] = ()
-    medium: Literal["vision", "audio"] = "vision"
+    modality: Literal["vision", "audio"] = "vision"
     variant: Callable[[ProjectorFile], Projector | None] = lambda file: None
     layouts: dict[str, TensorLayout] = field(default_factory=dict)
-    has_turned_heads: bool = False
+    has_permuted_heads: bool = False
     unread: tuple[str, ...] = ()
     stand_ins: dict[str, str] = field(default_factory=dict)
     complete_text: Callable[[dict[str, Any]], dict[str, Any]] = lambda config: {}
-    has_parted_axes: bool = False
+    has_split_axes: bool = False
     unused: dict[str, Callable[[ProjectorFile], tuple[int, ...]]] = field(default_factory=dict)
-    sound: Projector | None = None
+    audio_encoder: Projector | None = None
     last_tensor: str = ""
 
 

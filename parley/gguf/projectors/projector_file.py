@@ -21,7 +21,7 @@ class ProjectorFile:
     """A file's header, and checked readers of its metadata. They raise GgufError."""
 
     model: GgufModel
-    medium: Literal["vision", "audio"] = "vision"
+    modality: Literal["vision", "audio"] = "vision"
 
     @property
     def name(self) -> str:
@@ -31,14 +31,14 @@ class ProjectorFile:
     @property
     def prefix(self) -> str:
         """The beginning of the keys that are about the encoder."""
-        return f"clip.{self.medium}."
+        return f"clip.{self.modality}."
 
     def field(self, key: str) -> Any:
-        """Return what the metadata say of the encoder, None if nothing."""
+        """Return a field of the encoder's metadata, or None if the file lacks it."""
         return self.model.metadata.get(self.prefix + key)
 
     def count(self, key: str, default: int | None = None) -> int:
-        """Return a positive number of things."""
+        """Return a field that must be a positive integer, or its default. Raises GgufError."""
         value = self.field(key)
         value = default if value is None else value
         if type(value) is not int or value < 1:
@@ -72,7 +72,7 @@ class ProjectorFile:
         """Return the number of the encoder's blocks, of which the file has the tensors."""
         stated = self.count("block_count")
         matches = (BLOCK_TENSOR.fullmatch(name) for name in self.model.tensors)
-        count = len({match[2] for match in matches if match and match[1] == self.medium[0]})
+        count = len({match[2] for match in matches if match and match[1] == self.modality[0]})
         if stated != count:
             raise GgufError(f"{self.name} gives {self.prefix}block_count as {stated}, but has the tensors of {count}")
         return stated
@@ -113,7 +113,7 @@ class ProjectorFile:
         return {"shortest_edge": min_pixels, "longest_edge": max_pixels}
 
     def colour_scale(self) -> dict[str, list[float]]:
-        """Return what a processor subtracts from colours and divides them by."""
+        """Return the mean and the standard deviation by which a processor normalizes colours."""
         return {"image_mean": self.colours("image_mean"), "image_std": self.colours("image_std", is_divisor=True)}
 
     def embedding_side(self, scale: int) -> int:

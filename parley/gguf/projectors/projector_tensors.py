@@ -52,14 +52,14 @@ def projector_tensors(model: GgufModel) -> dict[str, ProjectorTensor]:
 
 def _file_rows(projector: Projector, model: GgufModel) -> list[tuple[Projector, ProjectorFile]]:
     """Return the rows of the encoders in a file, each with readers of its metadata."""
-    rows = (row for row in (projector, projector.sound) if row is not None)
-    return [(row, ProjectorFile(model, row.medium)) for row in rows]
+    rows = (row for row in (projector, projector.audio_encoder) if row is not None)
+    return [(row, ProjectorFile(model, row.modality)) for row in rows]
 
 
 def _named_parts(projector: Projector, file: ProjectorFile) -> dict[str, dict[str, GgufTensor]]:
     """Return the tensors of one encoder by their names in Hugging Face format, and those in the file."""
     deep_numbers, names, parts = deep_layers(file), projector.block_names, dict[str, dict[str, GgufTensor]]()
-    if _has_swapped_layers(file.model) and file.medium == "vision":
+    if _has_swapped_layers(file.model) and file.modality == "vision":
         names = names | {"ffn_up": names["ffn_down"], "ffn_down": names["ffn_up"]}
     for tensor in file.model.tensors.values():
         if not tensor.name.startswith(projector.unread) and (
@@ -76,7 +76,7 @@ def check_block_tensors(model: GgufModel) -> None:
 
 
 def _check_blocks_of(file: ProjectorFile) -> None:
-    letter = file.medium[0]
+    letter = file.modality[0]
     blocks: dict[int, set[str]] = {}
     for name in file.model.tensors:
         if (match := BLOCK_TENSOR.fullmatch(name)) and match[1] == letter:
@@ -94,8 +94,8 @@ def _join_parts(projector: Projector, file: ProjectorFile, tensors: dict[str, Gg
     is_patch = len(tensors) > 1 and PATCH_PARTS[0] in tensors
     offset = float(first.name in projector.norms)
     match = BLOCK_TENSOR.fullmatch(first.name)
-    heads = file.head_count(2) if projector.has_turned_heads and match and match[3] in TURNED_TENSORS else 0
-    parted = file.head_count(4) if projector.has_parted_axes and match and match[3] == "attn_qkv" else 0
+    heads = file.head_count(2) if projector.has_permuted_heads and match and match[3] in TURNED_TENSORS else 0
+    parted = file.head_count(4) if projector.has_split_axes and match and match[3] == "attn_qkv" else 0
     if first.shape[0] % (2 * heads or 12 * parted or 1):
         raise GgufError(
             f"{file.name} has {first.shape[0]} rows in {first.name}, which {heads or parted} heads cannot share"
@@ -124,7 +124,7 @@ def _tensor_name(projector: Projector, block_names: dict[str, str], name: str, d
         return projector.names["v.patch_embd"] + ".weight"
     if stem in projector.names and ending in ("weight", "bias"):
         return f"{projector.names[stem]}.{ending}"
-    if (match := BLOCK_TENSOR.fullmatch(name)) and match[1] == projector.medium[0]:
+    if (match := BLOCK_TENSOR.fullmatch(name)) and match[1] == projector.modality[0]:
         block = f"{projector.blocks}{int(match[2])}."
         if (suffix := f"{match[3]}.{match[4]}") in block_names:
             return block + block_names[suffix]

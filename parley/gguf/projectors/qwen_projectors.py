@@ -143,14 +143,14 @@ QWEN_2_VL = Projector(
 )
 QWEN_2_5_VL = replace(
     QWEN_2_VL,
-    wholes={"qwen2_vl_text": WholeModel("qwen2_5_vl", "Qwen2_5_VLForConditionalGeneration", "qwen2_5_vl_text")},
+    whole_models={"qwen2_vl_text": WholeModel("qwen2_5_vl", "Qwen2_5_VLForConditionalGeneration", "qwen2_5_vl_text")},
     block_names=QWEN_BLOCK_NAMES | {"ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj"},
     read_encoder=qwen_2_5_vision,
     read_processor=partial(_qwen_processor, "Qwen2_5_VL"),
 )
 QWEN_3_VL = replace(
     QWEN_2_VL,
-    wholes={
+    whole_models={
         "qwen3_vl_text": WholeModel("qwen3_vl", "Qwen3VLForConditionalGeneration", "qwen3_vl_text"),
         "qwen3_vl_moe_text": WholeModel("qwen3_vl_moe", "Qwen3VLMoeForConditionalGeneration", "qwen3_vl_moe_text"),
         "qwen3_5_text": WholeModel("qwen3_5", "Qwen3_5ForConditionalGeneration", "qwen3_5_text"),

@@ -89,12 +89,12 @@ QWEN_2_AUDIO = Projector(
     {"audio_token_index": "audio_token"},
     _qwen_2_audio_encoder,
     _qwen_2_audio_processor,
-    medium="audio",
+    modality="audio",
     layouts={"a.conv1d.1.bias": TensorLayout(1), "a.conv1d.2.bias": TensorLayout(1)},
 )
 VOXTRAL = replace(
     QWEN_2_AUDIO,
-    wholes=same_text("voxtral", "VoxtralForConditionalGeneration", "llama", "mistral"),
+    whole_models=same_text("voxtral", "VoxtralForConditionalGeneration", "llama", "mistral"),
     names=WHISPER_NAMES
     | {"mm.a.mlp.1": "multi_modal_projector.linear_1", "mm.a.mlp.2": "multi_modal_projector.linear_2"},
     marks={"audio_token": "[AUDIO]", "audio_bos_token": "[BEGIN_AUDIO]"},
@@ -104,7 +104,7 @@ VOXTRAL = replace(
 )
 AUDIO_FLAMINGO_3 = replace(
     VOXTRAL,
-    wholes={"qwen2": WholeModel("audioflamingo3", "AudioFlamingo3ForConditionalGeneration", "qwen2")},
+    whole_models={"qwen2": WholeModel("audioflamingo3", "AudioFlamingo3ForConditionalGeneration", "qwen2")},
     marks={"audio_token": "<sound>"},
     read_encoder=_audio_flamingo_encoder,
     read_processor=_audio_flamingo_processor,

@@ -54,10 +54,10 @@ def find_projector(model: GgufModel) -> Projector:
         kinds = ", ".join(PROJECTORS)
         raise GgufError(f"{name} is an encoder of the kind {str(kind)[:100]}, which is not read; {kinds} are")
     projector = PROJECTORS[kind]
-    return projector.variant(ProjectorFile(model, projector.medium)) or projector
+    return projector.variant(ProjectorFile(model, projector.modality)) or projector
 
 
 def open_projector(model: GgufModel) -> tuple[Projector, ProjectorFile]:
     """Return the kind of a projector file, and its readers. Raises GgufError if it is none that is read."""
     projector = find_projector(model)
-    return projector, ProjectorFile(model, projector.medium)
+    return projector, ProjectorFile(model, projector.modality)

@@ -22,9 +22,9 @@ def check_pair(model: GgufModel, config: dict[str, Any]) -> WholeModel:
     projector, file = open_projector(model)
     if len(model.paths) > 1:
         raise GgufError(f"{file.name} is one of {len(model.paths)} parts; an encoder is read from one file")
-    whole = projector.wholes.get(config["model_type"])
+    whole = projector.whole_models.get(config["model_type"])
     if whole is None:
-        types = " or ".join(projector.wholes)
+        types = " or ".join(projector.whole_models)
         raise GgufError(f"{file.name} is the encoder of a model of the type {types}, and not of {config['model_type']}")
     if projector.last_tensor:
         size = file.shape(projector.last_tensor)[0]
@@ -75,8 +75,8 @@ def add_marks(model: GgufModel, metadata: dict[str, Any], name: str) -> dict[str
             if not free_tokens and attribute in projector.stand_ins:
                 continue
             if not free_tokens:
-                medium = "a picture" if projector.medium == "vision" else "sound"
-                raise GgufError(f"{name} has no token {mark}, which stands for {medium}")
+                content = "a picture" if projector.modality == "vision" else "sound"
+                raise GgufError(f"{name} has no token {mark}, which stands for {content}")
             tokens[free_tokens[-1]] = mark
             unnamed = {f"tokenizer.ggml.{name}_token_id" for name in ("unknown", "padding")}
             metadata = {key: value for key, value in metadata.items() if key not in unnamed or value != free_tokens[-1]}

@@ -106,8 +106,9 @@ class GptqFormat:
 class AwqFormat:
     """The AWQ gemm format. ``group`` None: all inputs are one group. ``order``: positions of values within an integer.
 
-    ``parts``: the ends of the names of words, zero points and scales. ``is_signed``: values and zero points are in
-    two's complement. ``has_zeros``: zero points count; else all are 0, whatever the file has.
+    ``parts``: the name suffixes of words, zero points and scales. ``is_signed``: values and zero points are in
+    two's complement. ``has_zeros``: zero points are used; else the file's are ignored and
+    all are 0.
     """
 
     group: int | None

@@ -160,7 +160,7 @@ class StackedMlxFormat:
 
 @dataclass(frozen=True)
 class SplitHeadsFormat:
-    """The layer that makes keys and values of latents as HEAD_PARTS beside its name, quantized or not.
+    """The layer that computes keys and values from latents, stored as two tensors HEAD_PARTS, quantized or not.
 
     ``pairs``: bits and groups that the config names.
     """

@@ -30,7 +30,7 @@ class LinearSpec:
 
     ``groups``: (count, sizes) if the checkpoint stores its outputs in ``count`` equal groups, each with parts of these
     ``sizes``; they are read with the first parts of all groups first, then the second ones, and so on.
-    ``part_order``: the numbers of the parts in the order in which they are read, if it is another.
+    ``part_order``: the order in which the parts are read; empty: as stored.
     ``transposed``: plain weights are stored [in, out].
     """
 

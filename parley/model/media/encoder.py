@@ -201,8 +201,8 @@ def find_feature_function(model: Any, kind: MediaKind) -> FeatureFunction:
 
 
 def _encode_qwen2_audio(body: Any, input_features: torch.Tensor, feature_attention_mask: torch.Tensor) -> Any:
-    """Compute what other models' ``get_audio_features`` does; for Qwen2-Audio, Transformers does it in the forward
-    pass.
+    """Compute the embeddings of audio. Other models have ``get_audio_features`` for this; for Qwen2-Audio,
+    Transformers has it only inside the forward pass.
 
     ``input_features``: [1, mel bins, frames]; ``feature_attention_mask``: [1, frames].
     """
@@ -304,7 +304,7 @@ def _encode_granite4(body: Any, pixel_values: torch.Tensor, image_sizes: torch.T
 def _select_arguments(function: FeatureFunction, features: Features, kind: MediaKind) -> Features:
     """Return the features that are arguments of the function; processors also return others.
 
-    LLaVA's function passes unnamed arguments on to its encoder, of which Pixtral's needs the sizes of pictures.
+    LLaVA's function forwards other keyword arguments to its encoder; Pixtral's encoder needs the picture sizes.
     """
     signature = inspect.signature(function).parameters
     parameters = {

@@ -25,6 +25,7 @@ from parley.model.networks.families.table import FAMILIES
 from parley.model.networks.layer_ropes import read_layer_ropes
 from parley.model.networks.mixtures import SIZE_UNIT
 from parley.model.networks.rope import (
+    RopeConfig,
     Unfusable,
     latent_score_factor,
     rope_parameters,
@@ -49,16 +50,7 @@ def read_decoder_config(config: dict[str, Any]) -> DecoderConfig:
 
 def _read_fusable_config(config: dict[str, Any]) -> DecoderConfig:
     """Read the config of a fused decoder. Raises Unfusable, and built-in exceptions for fields of a wrong type."""
-    kind = config["model_type"]
-    if kind not in FAMILIES:
-        raise Unfusable(f"model type {kind} has no fused decoder")
-    family = FAMILIES[kind]
-    if family.variant is not None:
-        family = family.variant(config)
-    if (config.get("quantization_config") or {}).get("quant_method") == "gguf":
-        # llama.cpp's converter stores all weights [out, in], and queries, keys and values one after the other
-        linear_layout = replace(family.linear_layout, has_grouped_qkv=False, is_transposed=False)
-        family = replace(family, linear_layout=linear_layout)
+    family = _find_family(config)
     fields = _known_fields(family, config)
     hidden, heads, layer_count = (
         read_size(fields, name) for name in ("hidden_size", "num_attention_heads", "num_hidden_layers")
@@ -73,9 +65,7 @@ def _read_fusable_config(config: dict[str, Any]) -> DecoderConfig:
     ropes, numbers = read_layer_ropes(family, fields, head_dim if latent is None else latent.rotary_dim, layer_types)
     if latent is not None and ropes[0].rotary != latent.rotary_dim:
         raise Unfusable(f"it rotates {ropes[0].rotary} of {latent.rotary_dim} dimensions")
-    scaling = None if family.query_scaling is None else family.query_scaling(fields)
-    if scaling is not None and (ropes[0].mrope_section or ropes[0].kind == "longrope"):
-        raise Unfusable("its queries are scaled, but its rotary embedding has three axes or two sets of factors")
+    scaling = _read_query_scaling(family, fields, ropes)
     return DecoderConfig(
         vocab=read_size(fields, "vocab_size"),
         hidden=hidden,
@@ -109,6 +99,31 @@ def _read_fusable_config(config: dict[str, Any]) -> DecoderConfig:
         altup=None if family.altup is None else family.altup(fields),
         media_vocabularies=() if family.media_vocabularies is None else family.media_vocabularies(fields),
     )
+
+
+def _find_family(config: dict[str, Any]) -> DecoderFamily:
+    """Return the family of a config's model type, adapted to the config. Raises Unfusable if there is none."""
+    kind = config["model_type"]
+    if kind not in FAMILIES:
+        raise Unfusable(f"model type {kind} has no fused decoder")
+    family = FAMILIES[kind]
+    if family.variant is not None:
+        family = family.variant(config)
+    if (config.get("quantization_config") or {}).get("quant_method") == "gguf":
+        # llama.cpp's converter stores all weights [out, in], and queries, keys and values one after the other
+        linear_layout = replace(family.linear_layout, has_grouped_qkv=False, is_transposed=False)
+        family = replace(family, linear_layout=linear_layout)
+    return family
+
+
+def _read_query_scaling(
+    family: DecoderFamily, fields: dict[str, Any], ropes: tuple[RopeConfig, ...]
+) -> QueryScaling | None:
+    """Return how queries are scaled by their positions; None: they are not. Raises Unfusable."""
+    scaling = None if family.query_scaling is None else family.query_scaling(fields)
+    if scaling is not None and (ropes[0].mrope_section or ropes[0].kind == "longrope"):
+        raise Unfusable("its queries are scaled, but its rotary embedding has three axes or two sets of factors")
+    return scaling
 
 
 def _fill_default_sizes(fields: dict[str, Any], hidden: int, heads: int) -> None:

@@ -48,13 +48,7 @@ class LayerAttention:
         """
         config, shape, weights = self._config, self._config.layers[layer], self._layer_weights[layer]
         kv_index = self._kv_indices[layer]
-        rows, gates = self._linears.apply_linear(x, batch, layer, "qkv"), None
-        if shape.has_output_gate:
-            rows, gates = self._split_output_gates(rows, layer)
-        if shape.has_keys_as_values:
-            rows = torch.cat((rows, rows[:, config.heads * config.head_sizes(layer).dim :]), 1)
-        if shape.value_dim is not None:
-            rows = self._widen_values(rows, layer, shape.value_dim)
+        rows, gates = self._project_qkv(layer, x, batch)
         query_scales = query_scales if shape.has_scaled_queries else None
         if config.latent is not None:
             queries, latents = self._write_latents(layer, rows, config.latent, batch, pages, cos, sin)
@@ -99,6 +93,21 @@ class LayerAttention:
         if gates is None:
             return attended.flatten(1)
         return native.gate_rows(attended.flatten(1), gates, has_softplus=shape.has_softplus_gates)
+
+    def _project_qkv(
+        self, layer: int, x: torch.Tensor | native.QuantizedRows, batch: PackedBatch
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return queries, keys and values as the kernels read them, and the gates of attention [T, heads * value_dim],
+        or None without any."""
+        config, shape = self._config, self._config.layers[layer]
+        rows, gates = self._linears.apply_linear(x, batch, layer, "qkv"), None
+        if shape.has_output_gate:
+            rows, gates = self._split_output_gates(rows, layer)
+        if shape.has_keys_as_values:
+            rows = torch.cat((rows, rows[:, config.heads * config.head_sizes(layer).dim :]), 1)
+        if shape.value_dim is not None:
+            rows = self._widen_values(rows, layer, shape.value_dim)
+        return rows, gates
 
     def _widen_values(self, rows: torch.Tensor, layer: int, value_dim: int) -> torch.Tensor:
         """Return the outputs of qkv with each value padded with zeros to the length of a key."""

@@ -25,7 +25,7 @@ class MixtureNames:
     ``choice_bias``, which is added to scores to choose experts, and ``shared_gate``, the logit of the shared expert's
     weight, need not exist. ``has_biases``: the router has a bias, and each tensor of all experts one named NAME_bias
     [experts, out].
-    ``router_scale``: the weights of the norm of what the router reads, without the factor 1 / sqrt(hidden).
+    ``router_scale``: the weights of the norm before the router, without the factor 1 / sqrt(hidden).
     ``expert_scales`` multiply the weights of chosen experts.
     """
 

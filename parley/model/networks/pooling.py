@@ -80,8 +80,8 @@ class DenseLayer:
 
 @dataclass(frozen=True)
 class SparsePooling:
-    """How the logits of a text's tokens become weights (``sparse_head.py``). ``strategy``: what a text's weight is over
-    those of its tokens. ``logarithms``: how many times log(1 + x) is applied to a logit above 0."""
+    """How the logits of a text's tokens become weights (``sparse_head.py``). ``strategy``: how the
+    weights of a text's tokens are combined. ``logarithms``: how many times log(1 + x) is applied to a logit above 0."""
 
     strategy: Literal["max", "sum"] = "max"
     logarithms: int = 1

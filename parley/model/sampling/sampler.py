@@ -180,15 +180,8 @@ class Sampler:
                     grammar_tokens[row] if row in grammar_tokens else plan.grammar.correct_token(token_ids[row])
                 )
         scores = self._score_tokens(logits, plans, token_ids)
-        for row, plan in enumerate(plans):
-            if plan.grammar is not None and plan.grammar.wait_ready() is not None:
-                token_ids[row] = scores[row] = None
-                continue
-            if plan.grammar is not None:
-                plan.grammar.accept_token(token_ids[row])
-        for plan in plans:
-            if plan.grammar is not None:
-                plan.grammar.start_mask()
+        for row in _advance_grammars(plans, token_ids):
+            token_ids[row] = scores[row] = None
         return list(zip(token_ids, scores, strict=True))
 
     def draws_on_device(self, slot: int) -> bool:
@@ -450,3 +443,20 @@ class Sampler:
                     token_logprobs(logits[row], plan.named_ids),
                 )
         return scores
+
+
+def _advance_grammars(plans: list[SamplingPlan], tokens: list[int]) -> list[int]:
+    """Give each row's token to its grammar, and start the masks of the next tokens. Return the rows whose grammar has
+    failed (see ``wait_ready``)."""
+    failed_rows = []
+    for row, plan in enumerate(plans):
+        if plan.grammar is None:
+            continue
+        if plan.grammar.wait_ready() is not None:
+            failed_rows.append(row)
+        else:
+            plan.grammar.accept_token(tokens[row])
+    for plan in plans:
+        if plan.grammar is not None:
+            plan.grammar.start_mask()
+    return failed_rows

@@ -64,11 +64,11 @@ def test_frame_chooser_gets_the_times_and_the_size():
 def test_skips_to_keyframes_and_finds_the_same_pixels(name: str):
     data = video_file(**VIDEO_FORMATS[name], frames=90, options={"g": "12"})
     every_frame = decode_video(data, choose(range(90)), LIMITS)
-    wanted = [0, 5, 40, 41, 66, 89]
-    few_frames = decode_video(data, choose(wanted), LIMITS)
-    assert few_frames.indices == wanted
+    frame_numbers = [0, 5, 40, 41, 66, 89]
+    few_frames = decode_video(data, choose(frame_numbers), LIMITS)
+    assert few_frames.indices == frame_numbers
     assert len(few_frames.clock.keyframes) >= 7
-    assert np.array_equal(few_frames.frames, every_frame.frames[wanted])
+    assert np.array_equal(few_frames.frames, every_frame.frames[frame_numbers])
 
 
 def test_repeats_frames_that_are_wanted_twice():

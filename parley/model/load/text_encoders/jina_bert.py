@@ -1,7 +1,7 @@
 """Loads jina-embeddings-v2 (the type ``bert`` with positions of the kind ``alibi``), and checks each encoder.
 
-Two forms are published: that of jina-embeddings-v2-base-en, and that of jina-embeddings-v2-base-code, whose queries and
-keys have norms and whose layers have one norm more. A config that asks for anything else is refused, never guessed at.
+Two variants are published: jina-embeddings-v2-base-en, and jina-embeddings-v2-base-code, which also has norms of
+queries and keys and one more norm in each layer. A config that asks for anything else is refused, never guessed at.
 The numeric check runs a plain float32 forward pass, written from the definitions (arXiv 2310.19923, section 3), one
 text at a time, on the unmerged weights.
 """

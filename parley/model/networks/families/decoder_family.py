@@ -86,7 +86,7 @@ def rotated_beside_windows(fields: dict[str, Any], layer_types: list[str]) -> li
 
 
 def read_whole_rope(parameters: Mapping[str, Any], dim: int) -> RopeConfig:
-    """Read a rotary embedding over all ``dim`` numbers of a head, of which the first pairs turn. Raises Unfusable."""
+    """Read a rotary embedding over all ``dim`` numbers of a head; only the first pairs rotate. Raises Unfusable."""
     kind, theta = parameters.get("rope_type", "default"), read_number(parameters, "rope_theta")
     if kind == "default":
         return RopeConfig(theta, dim)

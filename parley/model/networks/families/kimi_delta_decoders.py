@@ -1,4 +1,4 @@
-"""The decoders with Kimi Delta Attention (arXiv 2510.26692) beside multi-head latent attention: one row each."""
+"""The decoders with Kimi Delta Attention (arXiv 2510.26692) and multi-head latent attention in turn: one row each."""
 
 from __future__ import annotations
 
