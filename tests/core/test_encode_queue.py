@@ -36,7 +36,7 @@ def step_until_encoding(bench: LoopHarness) -> None:
         time.sleep(0.001)
 
 
-def test_later_sequences_overtake_one_that_waits_for_the_encoder() -> None:
+def test_later_sequences_overtake_a_sequence_waiting_for_the_encoder() -> None:
     """Each step encodes one block and computes all other rows as well."""
     bench = LoopHarness(step_ms=0)
     bench.encoder.blocks = 30

@@ -153,7 +153,7 @@ def test_reader_yields_events_at_once_and_ambiguous_data_on_flush() -> None:
     )
 
 
-def test_reader_and_writer_count_result_frames_alike() -> None:
+def test_reader_and_writer_count_the_same_result_frames() -> None:
     written_frames = [
         result_frames.encode_record_frame("1", b"r"),
         *result_frames.encode_result("1", b"x\0y", native=True),

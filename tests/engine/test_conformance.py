@@ -269,7 +269,7 @@ async def test_capability_that_is_declared_never_fails_a_request(engine: Engine)
         assert "error" not in choice_endings(outputs), (feature, outputs[-1].error)
 
 
-async def test_capability_reaches_from_the_least_to_the_most_of_each_bound(engine: Engine):
+async def test_both_limits_of_each_bound_are_accepted(engine: Engine):
     assert engine.info is not None
     for bound, (least, most) in engine.info.bounds.items():
         for value in (max(0, least), most):

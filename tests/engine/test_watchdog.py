@@ -43,7 +43,7 @@ def test_loading_process_has_longer_and_may_compute_for_ever():
     assert not ticks_until_hang(Watchdog(TIMEOUT), 2 * BUSY_FACTOR * TICKS, computes=True, is_serving=False)
 
 
-def test_each_message_starts_the_time_again():
+def test_each_message_restarts_the_watchdog():
     watchdog = Watchdog(TIMEOUT)
     for message in range(10 * TICKS):
         assert not watchdog.explain_hang(message // (TICKS - 1), 0.0, is_serving=True)

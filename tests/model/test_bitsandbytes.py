@@ -40,7 +40,7 @@ def read_layer(folder: Path, parts: dict[str, torch.Tensor], form: str):
 
 
 @pytest.mark.parametrize("form", [NF4, NESTED, FP4, FP4_NESTED, INT8, "GPTQ 3 bits"])
-def test_each_form_is_read_as_defined(form, tmp_path):
+def test_each_format_is_read_as_defined(form, tmp_path):
     parts, dequantized = random_layer(form)
     read = read_layer(tmp_path, parts, form)
     assert torch.allclose(read.multiply_rows(torch.eye(INTO)), dequantized.T, rtol=1e-5, atol=1e-8)

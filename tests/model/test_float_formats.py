@@ -199,7 +199,7 @@ def test_an_fp8_model_computes_as_its_dequantized_weights(tmp_path):
     assert 0 < (long_logprobs(quantized, "bfloat16", quantization="int8") - exact).abs().mean() < 0.1
 
 
-def test_plain_numbers_are_plain_whatever_the_config_says(tmp_path):
+def test_unquantized_tensors_are_read_despite_a_quantization_config(tmp_path):
     """llm-compressor lists layers that it left alone as they are merged in vLLM."""
     group = {"targets": ["Linear"], "weights": {"num_bits": 8, "type": "float", "strategy": "channel"}}
     config = {"quant_method": "compressed-tensors", "format": "float-quantized", "config_groups": {"group_0": group}}

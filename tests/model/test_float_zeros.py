@@ -45,7 +45,7 @@ def read_layer(folder: Path, parts: dict[str, torch.Tensor], form: str, descript
 
 
 @pytest.mark.parametrize("form", BITS)
-def test_each_form_is_read_as_defined_and_multiplied_by_kernels(form, tmp_path):
+def test_each_format_is_read_as_defined_and_multiplied_by_kernels(form, tmp_path):
     """The kernel's products are those of the dequantized weight but for the rounding of sums."""
     parts, dequantized = random_layer(form)
     read = read_layer(tmp_path, parts, form)

@@ -71,7 +71,7 @@ def test_layers_are_those_of_the_published_config():
     assert [layer.gate_deviations for layer in layers] == [sparse] * 10 + [None] * 25
 
 
-def test_keys_of_layers_that_read_those_of_others_are_left_out(tmp_path):
+def test_unused_keys_of_layers_with_shared_keys_are_ignored(tmp_path):
     folder = tiny_models.write_model(tmp_path, "gemma3n", dtype="float32")
     tensors = load_file(folder / "model.safetensors")
     names = ("self_attn.k_proj.weight", "self_attn.v_proj.weight", "self_attn.k_norm.weight")

@@ -77,7 +77,7 @@ def test_experts_with_tensors_of_their_own_have_the_logits_of_those_in_one(folde
     assert torch.equal(compute_logits(divided), compute_logits(folder))
 
 
-def test_keys_of_layers_that_read_those_of_others_are_left_out(folders, tmp_path):
+def test_unused_keys_of_layers_with_shared_keys_are_ignored(folders, tmp_path):
     folder = folders["gemma4 with inputs of layers"]
 
     def add_keys(tensors: Tensors) -> Tensors:

@@ -363,7 +363,7 @@ def test_indexers_of_unknown_sizes_are_refused(key, value, reason, tmp_path):
         model_config(model)
 
 
-def test_deepseek_3_without_groups_gets_those_of_the_published_models(tmp_path):
+def test_deepseek_3_without_groups_gets_the_published_groups(tmp_path):
     folder = tiny_models.write_model(tmp_path / "folder", "deepseek_v3", dtype="float32")
     model = read_model(convert_folder(tmp_path / "x.gguf", folder))
     for key in ("expert_group_count", "expert_group_used_count"):

@@ -153,7 +153,7 @@ def test_baichuan_whose_scores_fall_with_the_distance_is_refused():
         model_config(model)
 
 
-def test_factors_that_the_first_files_of_minicpm_lack_are_those_of_the_published_models():
+def test_early_minicpm_files_get_the_published_factors():
     model = read_header("minicpm")
     for key in ("embedding_scale", "residual_scale", "logit_scale", "attention.scale"):
         del model.metadata[f"minicpm.{key}"]
@@ -163,7 +163,7 @@ def test_factors_that_the_first_files_of_minicpm_lack_are_those_of_the_published
 
 
 @pytest.mark.parametrize("value", [0.5, [0.5], [0.5, float("nan")], ["a", "b"], None])
-def test_factors_of_activations_that_are_not_one_for_each_layer_are_refused(value):
+def test_refuses_activation_factors_unless_there_is_one_for_each_layer(value):
     model = read_header("apertus")
     model.metadata["xielu.beta"] = value
     with pytest.raises(GgufError, match=r"^x\.gguf gives xielu\.beta as .*; it is a number for each of 2 layers$"):
@@ -238,7 +238,7 @@ def test_other_layers_of_ling_are_refused(key, value, reason):
         model_config(model)
 
 
-def test_window_of_phimoe_is_that_of_the_file():
+def test_window_of_phimoe_comes_from_the_file():
     model = read_header("phimoe")
     windows = []
     for stored in (131_072, 0):
@@ -255,7 +255,7 @@ def test_long_rotary_embedding_of_phimoe_has_the_published_scale():
     assert rope["short_mscale"] == rope["long_mscale"] == 1.243163121016122
 
 
-def test_window_of_0_is_none():
+def test_window_of_0_means_no_window():
     """As in files of Phi-4."""
     model = read_header("exaone")
     phi = {key.replace("exaone.", "phi3."): value for key, value in model.metadata.items()}

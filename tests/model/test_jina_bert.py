@@ -142,7 +142,7 @@ def test_vectors_are_those_of_a_plain_computation(form, tmp_path):
             torch.testing.assert_close(torch.tensor(actual[str(number)]), expected, atol=2e-5, rtol=0)
 
 
-def test_a_text_longer_than_a_block_of_queries_is_computed_alike(tmp_path):
+def test_a_text_longer_than_a_block_of_queries_gives_the_same_vectors(tmp_path):
     folder = write_jina(tmp_path / "jina", "base")
     text = [3 + 7 * place % 600 for place in range(LENGTH)]
     request = embedding_requests()[0]

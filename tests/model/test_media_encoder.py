@@ -167,7 +167,7 @@ def test_a_model_that_runs_through_transformers_uses_its_own_encoders(family: st
 
 
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "gemma3", "qwen3_asr", "gemma4"])
-def test_bfloat16_gives_the_same_bits_at_each_call_and_for_any_number_of_threads(family: str):
+def test_bfloat16_has_the_same_bits_in_each_call_with_any_number_of_threads(family: str):
     kind = next(iter(FAMILIES[family].parts))
     item = process_item(family, kind)
     encoder = shared_encoder(family, torch.bfloat16)
@@ -325,7 +325,7 @@ def test_alternative_tensor_names_give_the_same_embeddings(tmp_path, family: str
     assert are_equal(encode_processed(make_encoder(folder, torch.float32), item, "image"), item.expected)
 
 
-def test_the_encoders_of_a_whole_omni_model_are_those_of_the_part_that_writes(tmp_path):
+def test_encoders_of_a_whole_omni_model_equal_those_of_its_thinker(tmp_path):
     folder = write_whole_omni(tmp_path / "whole", "qwen2_5_omni_thinker")
     check_model(Settings(model=str(folder)))
     item = process_item("qwen2_5_omni_thinker", "audio")

@@ -184,7 +184,7 @@ def test_pictures_video_and_sound_in_one_prompt_give_the_tokens_of_transformers(
     check_against_transformers(family, build_media_prompt(family, parts), chunk=11)
 
 
-def test_frames_that_repeat_have_one_token_each():
+def test_repeated_frames_have_one_token_each():
     """Of VideoLLaMA 3."""
     still = np.repeat(random_video(3, 1, 84, 56), 6, 0)
     prompt = build_media_prompt("video_llama_3", ["watch ", still, " say"])

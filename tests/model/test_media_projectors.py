@@ -107,7 +107,7 @@ def test_tensors_of_encoders_are_those_of_the_folder(family):
 
 
 @pytest.mark.parametrize("family", WITH_AXES)
-def test_language_models_whose_positions_have_axes_are_those_of_the_folder(family):
+def test_language_models_with_position_axes_equal_those_of_the_folder(family):
     folders = unpack_gguf(*family_files(family)), family_folder(family)
     stored, original = map(Checkpoint, folders)
     for checkpoint in (stored, original):
@@ -130,7 +130,7 @@ def test_embeddings_are_those_of_the_folder(family):
     assert torch.equal(embeddings[0], expected[0])
 
 
-def test_embeddings_of_sound_of_an_encoder_beside_that_of_pictures_are_those_of_the_folder():
+def test_audio_embeddings_of_a_file_with_two_encoders_equal_those_of_the_folder():
     sound, family = media_of("qwen2_audio")[1], "qwen2_5_omni_thinker"
     expected_text, expected = encode_media(family_folder(family), "audio", sound)
     text, embeddings = encode_media(unpack_gguf(*family_files(family)), "audio", sound)
@@ -138,7 +138,7 @@ def test_embeddings_of_sound_of_an_encoder_beside_that_of_pictures_are_those_of_
     assert torch.equal(embeddings[0], expected[0])
 
 
-def test_block_of_an_encoder_of_sound_beside_another_is_needed():
+def test_a_missing_block_of_the_second_encoder_is_refused():
     lacking = read_model(family_files("qwen2_5_omni_thinker")[1])
     del lacking.tensors["a.blk.1.attn_q.weight"]
     with pytest.raises(GgufError, match=r"^mmproj-model\.gguf has no tensor a\.blk\.1\.attn_q\.weight, which other"):

@@ -160,7 +160,7 @@ def test_refuses_unsupported_compressed_tensors(config, match):
         (["weight_output", "input"], "transform_config is at input; only weight_input or weight_output is supported"),
     ],
 )
-def test_transforms_are_refused_unless_the_file_has_them_in_its_weights(places, match):
+def test_refuses_transforms_that_are_not_merged_into_the_weights(places, match):
     apply = [{"targets": ["Linear"], "location": place, "inverse": False} for place in places]
     config = compressed_config(4, "channel")
     config["transform_config"] = {"config_groups": {"R1": {"type": "hadamard", "apply": apply}}}

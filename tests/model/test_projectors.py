@@ -210,7 +210,7 @@ def test_unknown_tensors_of_an_encoder_are_refused(name, tmp_path):
         projector_tensors(read_model(tmp_path / "mmproj.gguf"))
 
 
-def test_encoder_beside_a_model_is_found_unless_another_is_named(tmp_path, caplog):
+def test_encoder_next_to_a_model_is_found_unless_another_is_named(tmp_path, caplog):
     model, encoder = (shutil.copy(path, tmp_path) for path in family_files("qwen2_5_vl"))
     other = family_files("gemma3")[1]
     with_pictures = hub.resolve_model(model)
@@ -233,7 +233,7 @@ def test_encoder_beside_a_model_is_found_unless_another_is_named(tmp_path, caplo
     ]
 
 
-def test_encoder_without_a_tensor_beside_a_model_is_left_out_unless_it_is_named(tmp_path, caplog):
+def test_damaged_encoder_next_to_a_model_is_ignored_unless_it_is_named(tmp_path, caplog):
     model, folder = shutil.copy(family_files("qwen2_vl")[0], tmp_path), family_folder("qwen2_vl")
     tensors = load_file(folder / "model.safetensors")
     names = [name for name in tensors if name.startswith(ENCODERS) and "1.norm2.bias" not in name]

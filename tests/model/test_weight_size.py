@@ -43,7 +43,7 @@ def plan_decoder(folder: Path, **settings: str) -> DecoderWeights:
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize("name", FORMS)
-def test_the_measured_bytes_are_those_of_the_loaded_weights(name, dtype, tmp_path, monkeypatch):
+def test_measured_bytes_equal_the_bytes_of_loaded_weights(name, dtype, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     weights = plan_decoder(hub.resolve_model(str(ZOO[name].write(tmp_path)[0])), dtype=dtype)
     measured = weight_size.plan_weights(weights)
@@ -66,7 +66,7 @@ def test_a_gpu_holds_a_head_once_that_repeats_the_embedding(device, changed, tie
 
 
 @pytest.mark.parametrize("quantization", ["int8", "int4"])
-def test_the_measured_bytes_are_those_of_weights_quantized_while_loading(quantization):
+def test_measured_bytes_equal_the_bytes_of_weights_quantized_while_loading(quantization):
     weights = plan_decoder(model_folder("qwen3"), quantization=quantization)
     loaded = fuse.fuse_decoder(weights, 64, lambda fraction: None).weights_bytes
     assert weight_size.plan_weights(weights) == pytest.approx(loaded, rel=0.01)

@@ -243,7 +243,7 @@ def test_classes_match_transformers(tmp_path, kind, members):
 
 
 @torch.inference_mode()
-def test_classes_are_those_of_the_last_token_that_is_no_padding(tmp_path):
+def test_classes_come_from_the_last_token_before_padding(tmp_path):
     """Tokenizers of embedding models and rerankers may end a text with it."""
     model = write_decoder(tmp_path, "qwen3", "AutoModelForSequenceClassification", num_labels=3, is_causal=True)
     texts = [[7, 9, 1], [1], [8, 1, 1, 6], [5, 1, 1, 1], [1, 1], [9, 4]]

@@ -271,7 +271,7 @@ def test_latents_and_their_queries_are_accurate_and_batch_invariant(rank, rotary
     assert ((actual - exact).abs() <= exact.abs() * 2**-7 + 1e-4).all()
 
 
-def test_text_has_the_same_bits_beside_pictures():
+def test_text_has_the_same_bits_in_a_batch_with_pictures():
     stage = AttentionCase([70, 9], 4, LayerKV(2, 32, 32), torch.bfloat16)
     plain = stage.attend_alone(scale=0.2)
     stage.visible_ends = [list(range(1, 71)), [*range(1, 4), *[9] * 6]]

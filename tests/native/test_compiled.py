@@ -184,7 +184,7 @@ def test_activations_are_accurate_for_extreme_inputs(kernels, activation):
     assert torch.allclose(actual, expected, rtol=2**-7, atol=1e-5)
 
 
-def test_logits_are_scaled_and_capped_alike_in_any_batch(kernels):
+def test_logits_are_scaled_and_capped_the_same_in_any_batch(kernels):
     logits = random_tensor(7, 333, dtype=torch.float32) * 40
     logits[0, :3] = torch.tensor([1e30, -1e30, 0.0])
     for cap in (None, 30.0):

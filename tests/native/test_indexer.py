@@ -53,7 +53,7 @@ def chosen_by_definition(scores: torch.Tensor, count: int) -> list[int]:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_choice_is_that_of_its_definition_in_every_batch(dtype):
+def test_chosen_tokens_follow_the_definition_in_every_batch(dtype):
     """Small whole numbers have exact scores, of which many are equal."""
     count, lengths, rows = 20, (700, 90), (33, 2)
     pool = empty_pool(60, LayerKV(1, DIM, 0, has_latents=True), dtype)

@@ -131,7 +131,7 @@ def test_rope_write_is_accurate_and_batch_invariant(rotary, norm, interleaved):
 
 
 @pytest.mark.parametrize("has_norm", [True, False])
-def test_queries_alone_have_the_bits_of_those_beside_keys(has_norm):
+def test_queries_have_the_same_bits_with_and_without_keys(has_norm):
     """Guards layers that read the keys and values of others."""
     heads, kv_heads, dim, count = 6, 2, 32, 40
     qkv, angles = random_tensor(count, (heads + 2 * kv_heads) * dim), random_tensor(count, 1, dim, dtype=torch.float32)

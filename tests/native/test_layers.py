@@ -433,7 +433,7 @@ ODD = replace(
 
 
 @pytest.mark.parametrize("weight_format", ["bf16", "int8"])
-def test_text_keeps_its_bits_beside_media(level, weight_format):
+def test_text_keeps_its_bits_in_a_batch_with_media(level, weight_format):
     """Guards against bits that depend on whether other rows of the step have embeddings of an encoder."""
     source, texts, after = RandomModel(3), [], []
     decoder, text = source.build_decoder(MROPE, [weight_format] * 8), source.build_batch([30, 1, 40])

@@ -86,7 +86,7 @@ def test_bits_depend_neither_on_the_batch_nor_on_chunks(shape, threads):
     assert alone.isfinite().all()
 
 
-def test_spans_that_continue_a_sequence_leave_a_state_each():
+def test_each_span_of_a_continued_sequence_leaves_a_state():
     """A step that keeps a state in the middle of its tokens, for a snapshot or a draft, computes the same bits."""
     shape = SHAPES[0]
     weights, tensors, states = random_weights(shape), random_batch(shape, 8), used_states(shape, 3)

@@ -81,7 +81,7 @@ def assert_near(result: torch.Tensor, expected: torch.Tensor) -> None:
         (("plain", "int8"), "relu2"),
     ],
 )
-def test_experts_give_what_the_torch_form_gives(kinds, activation):
+def test_experts_equal_the_torch_form(kinds, activation):
     """Pairs of expert and row apart, and sorted by expert: with the same bits."""
     own, defined = random_experts(kinds, is_gated=activation != "relu2")
     x, shared = random_rows(8, HIDDEN), random_rows(8, HIDDEN, seed=5)

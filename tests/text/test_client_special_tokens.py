@@ -213,7 +213,7 @@ def test_no_text_makes_special_tokens(kind: str, monkeypatch: pytest.MonkeyPatch
     check()
 
 
-def test_spans_are_those_of_the_text_as_it_is_shown() -> None:
+def test_spans_refer_to_the_text_as_shown_to_the_client() -> None:
     escaping_pipeline, trusting_pipeline = make_pipelines(CHATML)
     text, ids, spans = escaping_pipeline.tokenize_prompt(user_chat(ATTACK + "\ufdd0é"))
     assert text == trusting_pipeline.render_chat(user_chat(ATTACK + "\ufdd0é")).text

@@ -72,7 +72,7 @@ def test_a_kind_without_its_token_is_left_out():
 
 
 @pytest.mark.parametrize("name", ["quantization_config", "quantization"])
-def test_the_quantization_of_a_whole_omni_model_is_that_of_the_part_that_writes(name: str):
+def test_quantization_of_a_whole_omni_model_comes_from_its_thinker(name: str):
     config = {"model_type": "qwen2_5_omni", name: {"bits": 4}, "thinker_config": {"model_type": "qwen2_5_omni_thinker"}}
     assert writer_config(config) == {"model_type": "qwen2_5_omni_thinker", name: {"bits": 4}}
 

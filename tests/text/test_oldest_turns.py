@@ -34,7 +34,7 @@ def test_keeps_as_many_turns_as_fit(limit, kept):
     assert len(tried) <= 6
 
 
-def test_refuses_a_last_turn_that_is_too_long_by_itself():
+def test_refuses_a_last_turn_that_alone_is_too_long():
     for chat in (CHAT, Chat([Message("user", "a")])):
         with pytest.raises(ContextLength):
             fit_chat(chat, prepare_within(0, []))

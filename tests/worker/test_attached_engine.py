@@ -130,7 +130,7 @@ async def test_adapters_that_the_server_lists_can_be_used_by_name(serve, quick_p
     assert (await front.post("/v1/completions", {"model": "two", "prompt": "a"})).status == 200
 
 
-async def test_adapters_are_compared_by_where_the_servers_have_them_from(serve, tmp_path):
+async def test_adapters_are_compared_by_their_source(serve, tmp_path):
     engines = []
     for folder in ("one", "two"):
         (tmp_path / folder).mkdir()

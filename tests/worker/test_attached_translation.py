@@ -159,7 +159,7 @@ vllm:cache_config_info{block_size="16",engine="1",num_gpu_blocks="10"} 1.0
     assert read_metrics(b"").kv_pages == 0
 
 
-def test_counters_grow_by_what_the_server_has_counted_since():
+def test_counters_grow_by_the_counts_of_the_server():
     totals = ServerTotals(20)
     for queries in (100, 130, 10, 15):  # it was started again after the second
         totals.record_server(

@@ -68,7 +68,7 @@ def test_item_whose_places_cannot_be_found_again_is_not_described(changes):
     assert describe_features("image", msgspec.structs.replace(TILES, **changes), SPELLINGS, "") is None
 
 
-def test_placeholder_is_what_vllm_made_it():
+def test_placeholder_is_the_one_vllm_makes():
     item = item_at(7, 4, [EmbeddingRun(0, 2), EmbeddingRun(3, 1)])
     token_ids = [1, 2, 3, 4, 5, LINE, EDGE, PAD, PAD, ROW, PAD, EDGE, 9]
     assert locate_placeholder(item, TILES, token_ids) == Placeholder(6, 6, TILES.are_embedded)

@@ -36,25 +36,25 @@ def request(**members: Any) -> EngineRequest:
 
 
 def test_greedy_choice_continues_after_its_prior_tokens_as_prompt():
-    begun = request(prior_tokens=[[7], [8, 9]], n=2, min_tokens=3)
-    (way,) = plan_continuations(begun, 1)
-    fields = translate_choice(begun, 1, way)
-    assert fields.token_ids == [5, 6, 8, 9] and way.redrawn_tokens(begun, 1) == []
+    resumed_request = request(prior_tokens=[[7], [8, 9]], n=2, min_tokens=3)
+    (continuation,) = plan_continuations(resumed_request, 1)
+    fields = translate_choice(resumed_request, 1, continuation)
+    assert fields.token_ids == [5, 6, 8, 9] and continuation.redrawn_tokens(resumed_request, 1) == []
     assert fields.sampling["max_tokens"] == 7 and fields.sampling["min_tokens"] == 1 and fields.page_move is None
 
 
 @pytest.mark.parametrize("members", [*COUNTING, {"sampling": Sampling(temperature=1.0)}])
-def test_what_vllm_counts_or_draws_is_drawn_again(members):
-    begun = request(prior_tokens=[[7, 8]], **members)
-    way, *others = plan_continuations(begun, 0, can_force=True)
-    fields = translate_choice(begun, 0, way)
+def test_options_that_count_or_draw_make_vllm_draw_again(members):
+    resumed_request = request(prior_tokens=[[7, 8]], **members)
+    continuation, *others = plan_continuations(resumed_request, 0, can_force=True)
+    fields = translate_choice(resumed_request, 0, continuation)
     assert fields.token_ids == [5, 6] and fields.sampling["max_tokens"] == 9
     options = read_extra_options(fields.sampling["extra_args"])
     assert options is not None and options.forced == [7, 8]
     is_counted = members in COUNTING
     assert others == ([] if is_counted else [Continuation(2)])
-    unforced, *_ = plan_continuations(begun, 0)
-    assert unforced == Continuation() and unforced.redrawn_tokens(begun, 0) == [7, 8]
+    unforced, *_ = plan_continuations(resumed_request, 0)
+    assert unforced == Continuation() and unforced.redrawn_tokens(resumed_request, 0) == [7, 8]
 
 
 def test_penalties_with_a_window_do_not_tell_prompt_from_output():
@@ -63,10 +63,14 @@ def test_penalties_with_a_window_do_not_tell_prompt_from_output():
 
 
 def test_fetched_pages_exclude_the_token_that_their_instance_drew():
-    begun = request(prior_tokens=[[7, 8]], transfer=TRANSFER)
-    way, other = plan_continuations(begun, 0)
-    fields = translate_choice(begun, 0, way)
-    assert fields.token_ids == [5, 6, 7] and fields.page_move == PARAMS and way.redrawn_tokens(begun, 0) == [8]
+    resumed_request = request(prior_tokens=[[7, 8]], transfer=TRANSFER)
+    continuation, other = plan_continuations(resumed_request, 0)
+    fields = translate_choice(resumed_request, 0, continuation)
+    assert (
+        fields.token_ids == [5, 6, 7]
+        and fields.page_move == PARAMS
+        and continuation.redrawn_tokens(resumed_request, 0) == [8]
+    )
     assert other == Continuation(2)
     sampled = request(prior_tokens=[[7]], transfer=TRANSFER, sampling=Sampling(temperature=1.0))
     ways = plan_continuations(sampled, 0, can_force=True)
@@ -126,8 +130,8 @@ def test_known_tokens_that_are_drawn_again_are_no_news():
 def test_host_tries_the_next_way_if_vllm_draws_other_tokens_than_the_prior_ones():
     harness = Harness(can_force=True)
     harness.add("a", prior_tokens=[[8]], transfer=TRANSFER, sampling=Sampling(temperature=1.0))
-    for way in (FETCHING, Continuation(is_forced=True)):
-        assert harness.client.ways[-1] == way and harness.step("a") == []
+    for continuation in (FETCHING, Continuation(is_forced=True)):
+        assert harness.client.ways[-1] == continuation and harness.step("a") == []
     assert harness.client.cancelled == ["0", "1"] and harness.client.ways[-1] == Continuation(1)
     (output,) = harness.step("a")
     assert output.token_ids == [7] and output.finish_reason is None

@@ -130,7 +130,7 @@ def test_pooling_options_keep_their_values():
     assert translate_pooling(request(pooling=pooling)) == {"task": "embed", "use_activation": False}
 
 
-def test_vllm_lacks_what_its_samplers_do_not_have():
+def test_vllm_refuses_options_its_samplers_lack():
     assert ALL_ENGINE_FEATURES - vllm_features(adapters=True, plugin=True) == {
         "beam_edits", "limited_grammar", "page_transfer"
     }  # fmt: skip
@@ -209,7 +209,7 @@ def test_end_of_a_grammar_is_an_end_token_only_if_the_request_stops_at_it(stop_i
     assert output.token_ids == token_ids and output.stop_id == stop_id and output.finish_reason == "stop"
 
 
-def test_request_without_tokens_drops_the_one_that_vllm_draws():
+def test_request_without_output_tokens_drops_the_token_that_vllm_draws():
     choice = sequence(max_tokens=0, prompt_logprobs=0)
     choice.prompt_scores.append(None)
     output = read(choice, new_token_ids=[7], finish_reason=1, new_prompt_logprobs_tensors=score_arrays([(6, -1.5)]))
@@ -234,7 +234,7 @@ def test_tokens_of_a_step_share_its_cost():
 
 
 @pytest.mark.parametrize("number", [2, 3])
-def test_request_that_vllm_ends_by_itself_is_an_error(number):
+def test_request_that_vllm_ends_unasked_is_an_error(number):
     output = read(sequence(), finish_reason=number)
     assert output.finish_reason == "error" and output.error.startswith("vLLM ended the request")
     assert "grammar" in read(sequence(grammar="{}"), finish_reason=number).error
@@ -315,7 +315,7 @@ def scored(logprob: float, rank: int) -> SimpleNamespace:
     return SimpleNamespace(logprob=logprob, rank=rank)
 
 
-def test_outputs_of_the_public_interface_become_those_of_the_engine_core():
+def test_outputs_of_the_public_interface_become_engine_core_outputs():
     completion = SimpleNamespace(
         token_ids=[7, 9],
         finish_reason="length",

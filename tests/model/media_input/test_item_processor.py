@@ -287,7 +287,7 @@ def test_refuses_options_that_it_does_not_know(kind: str, fields: dict[str, Any]
     assert result.reason == reason
 
 
-def test_refuses_clips_of_which_the_model_would_read_a_part():
+def test_refuses_clips_longer_than_the_model_reads():
     result, _ = process(jobs_of("qwen2_audio"), "audio", wav_file(sine_wave(31, 8_000)[None], 8_000))
     assert isinstance(result, MediaRefused)
     assert (result.reason, result.predicate) == ("too_long", "has 31.0 seconds, and this model reads at most 30")
