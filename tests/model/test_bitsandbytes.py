@@ -16,8 +16,8 @@ from parley.model.checkpoint.files import Checkpoint, LoadError
 from parley.model.checkpoint.quantization import read_quantization
 from parley.model.checkpoint.weights import GroupedLinearWeight, LinearSpec, PlainWeight
 
-OUT, INTO = 96, 256
-LINEAR = LinearSpec("model.layers.0.mlp.up_proj", OUT, INTO)
+OUT_FEATURES, IN_FEATURES = 96, 256
+LINEAR = LinearSpec("model.layers.0.mlp.up_proj", OUT_FEATURES, IN_FEATURES)
 NF4, NESTED, INT8 = "bitsandbytes nf4", "bitsandbytes nf4, double", "bitsandbytes int8"
 FP4, FP4_NESTED = "bitsandbytes fp4", "bitsandbytes fp4, double"
 STATE = "weight.quant_state.bitsandbytes__nf4"
@@ -25,7 +25,7 @@ STATE = "weight.quant_state.bitsandbytes__nf4"
 
 def random_layer(form: str) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
     """Return the tensors of a layer in a form, and the dequantized weight."""
-    weight = torch.randn(OUT, INTO, generator=torch.Generator().manual_seed(3)) * 0.05
+    weight = torch.randn(OUT_FEATURES, IN_FEATURES, generator=torch.Generator().manual_seed(3)) * 0.05
     return FORMS[form].quantize(weight)
 
 
@@ -43,7 +43,7 @@ def read_layer(folder: Path, parts: dict[str, torch.Tensor], form: str):
 def test_each_format_is_read_as_defined(form, tmp_path):
     parts, dequantized = random_layer(form)
     read = read_layer(tmp_path, parts, form)
-    assert torch.allclose(read.multiply_rows(torch.eye(INTO)), dequantized.T, rtol=1e-5, atol=1e-8)
+    assert torch.allclose(read.multiply_rows(torch.eye(IN_FEATURES)), dequantized.T, rtol=1e-5, atol=1e-8)
 
 
 @pytest.mark.parametrize(
@@ -55,16 +55,16 @@ def test_kernels_multiply_the_bits_of_the_file(form, limit, tmp_path):
     parts, dequantized = random_layer(form)
     weight = read_layer(tmp_path, parts, form)
     packed = GroupedLinearWeight.pack_merged([weight], None, torch.bfloat16, torch.device("cpu"))
-    x = torch.randn(9, INTO, generator=torch.Generator().manual_seed(1)).bfloat16()
+    x = torch.randn(9, IN_FEATURES, generator=torch.Generator().manual_seed(1)).bfloat16()
     actual, expected = native.lm_head_logits(x, packed), (x.double() @ dequantized.double().T).float()
     assert (actual - expected).norm() / expected.norm() < largest_product_error(limit)
     assert torch.equal(native.lm_head_logits(x[4:5], packed), actual[4:5])
     if native.packed_layout_id() and form in (NF4, NESTED, FP4, FP4_NESTED):
-        assert packed.weight.nbytes * 8 == padded_outputs(OUT) * INTO * 4.5
+        assert packed.weight.nbytes * 8 == padded_outputs(OUT_FEATURES) * IN_FEATURES * 4.5
 
 
 def test_a_layer_that_was_skipped_is_plain(tmp_path):
-    plain = torch.randn(OUT, INTO).bfloat16()
+    plain = torch.randn(OUT_FEATURES, IN_FEATURES).bfloat16()
     read = read_layer(tmp_path, {"weight": plain}, NF4)
     assert isinstance(read, PlainWeight) and torch.equal(read.values, plain)
 
@@ -75,12 +75,18 @@ def test_a_layer_that_was_skipped_is_plain(tmp_path):
         ({STATE: b"{"}, "does not hold the JSON"),
         ({STATE: b"[]"}, "does not hold the JSON"),
         ({STATE: {"blocksize": 64}}, "does not hold the JSON"),
-        ({STATE: {"blocksize": 64, "shape": [INTO, OUT]}}, r"is of shape \[256, 96\]; the config asks for \[96, 256\]"),
-        ({STATE: {"blocksize": 0, "shape": [OUT, INTO]}}, "groups of 0 numbers"),
-        ({STATE: {"blocksize": 100, "shape": [OUT, INTO]}}, "groups of 100 numbers, which do not fill 256 inputs"),
-        ({STATE: {"blocksize": 4, "shape": [OUT, INTO]}}, "groups of 4 numbers; only multiples of 8"),
-        ({STATE: {"blocksize": float("inf"), "shape": [OUT, INTO]}}, "does not hold the JSON"),
-        ({STATE: {"blocksize": 64, "shape": [OUT, INTO], "nested_blocksize": 7}}, "absmax"),
+        (
+            {STATE: {"blocksize": 64, "shape": [IN_FEATURES, OUT_FEATURES]}},
+            r"is of shape \[256, 96\]; the config asks for \[96, 256\]",
+        ),
+        ({STATE: {"blocksize": 0, "shape": [OUT_FEATURES, IN_FEATURES]}}, "groups of 0 numbers"),
+        (
+            {STATE: {"blocksize": 100, "shape": [OUT_FEATURES, IN_FEATURES]}},
+            "groups of 100 numbers, which do not fill 256 inputs",
+        ),
+        ({STATE: {"blocksize": 4, "shape": [OUT_FEATURES, IN_FEATURES]}}, "groups of 4 numbers; only multiples of 8"),
+        ({STATE: {"blocksize": float("inf"), "shape": [OUT_FEATURES, IN_FEATURES]}}, "does not hold the JSON"),
+        ({STATE: {"blocksize": 64, "shape": [OUT_FEATURES, IN_FEATURES], "nested_blocksize": 7}}, "absmax"),
         ({"weight.absmax": torch.ones(5)}, r"shape \[5\]; the config asks for \[384\]"),
         ({"weight": torch.ones(7, 1, dtype=torch.uint8)}, r"shape \[7, 1\]"),
         ({"weight.quant_map": torch.linspace(-1, 1, 16)}, "does not hold the numbers of nf4"),

@@ -19,8 +19,8 @@ from parley.model.load.check import check_model
 from parley.native.torch_forms.torch_grouped import E2M1_NUMBERS
 from parley.types import Settings
 
-OUT, INTO = 200, 136
-LINEAR = LinearSpec("model.layers.0.mlp.up_proj", OUT, INTO)
+OUT_FEATURES, IN_FEATURES = 200, 136
+LINEAR = LinearSpec("model.layers.0.mlp.up_proj", OUT_FEATURES, IN_FEATURES)
 FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic"}
 BLOCKS = FP8 | {"weight_block_size": [128, 128]}
 
@@ -49,9 +49,9 @@ def random_fp8(*shape: int) -> torch.Tensor:
 
 def spread_blocks(scales: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
     """The scale of each weight, number by number from the definition of blocks."""
-    spread = torch.empty(OUT, INTO)
-    for n in range(OUT):
-        for k in range(INTO):
+    spread = torch.empty(OUT_FEATURES, IN_FEATURES)
+    for n in range(OUT_FEATURES):
+        for k in range(IN_FEATURES):
             spread[n, k] = scales[n // rows, k // columns]
     return spread
 
@@ -59,38 +59,48 @@ def spread_blocks(scales: torch.Tensor, rows: int, columns: int) -> torch.Tensor
 LAYOUTS = {
     "deepseek": (BLOCKS, "weight_scale_inv", (2, 2), (128, 128)),
     "deepseek-v3.1": (BLOCKS | {"scale_fmt": "ue8m0"}, "weight_scale_inv", (2, 2), (128, 128)),
-    "mistral": (FP8, "weight_scale_inv", (), (OUT, INTO)),
-    "tensor": (FP8 | {"activation_scheme": "static"}, "weight_scale", (1,), (OUT, INTO)),
-    "fbgemm": ({"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0}, "weight_scale", (OUT, 1), (1, INTO)),
-    "compressed-tensor": (compressed_floats("tensor"), "weight_scale", (1,), (OUT, INTO)),
-    "compressed-channel": (compressed_floats("channel"), "weight_scale", (OUT, 1), (1, INTO)),
+    "mistral": (FP8, "weight_scale_inv", (), (OUT_FEATURES, IN_FEATURES)),
+    "tensor": (FP8 | {"activation_scheme": "static"}, "weight_scale", (1,), (OUT_FEATURES, IN_FEATURES)),
+    "fbgemm": (
+        {"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0},
+        "weight_scale",
+        (OUT_FEATURES, 1),
+        (1, IN_FEATURES),
+    ),
+    "compressed-tensor": (compressed_floats("tensor"), "weight_scale", (1,), (OUT_FEATURES, IN_FEATURES)),
+    "compressed-channel": (compressed_floats("channel"), "weight_scale", (OUT_FEATURES, 1), (1, IN_FEATURES)),
     "compressed-block": (compressed_floats("block", block_structure=[128, 128]), "weight_scale", (2, 2), (128, 128)),
-    "compressed-group": (compressed_floats("group", group_size=32), "weight_scale", (OUT, 5), (1, 32)),
+    "compressed-group": (compressed_floats("group", group_size=32), "weight_scale", (OUT_FEATURES, 5), (1, 32)),
 }
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_each_layout_of_scales_is_read_as_defined(layout, tmp_path):
     config, name, shape, block = LAYOUTS[layout]
-    weight, scales = random_fp8(OUT, INTO), torch.rand(shape, generator=torch.Generator().manual_seed(5)) + 0.5
+    weight, scales = (
+        random_fp8(OUT_FEATURES, IN_FEATURES),
+        torch.rand(shape, generator=torch.Generator().manual_seed(5)) + 0.5,
+    )
     stored = scales.log2().round().exp2().to(torch.float8_e8m0fnu) if "scale_fmt" in config else scales
     extra = {"input_scale": torch.ones(1)} if config.get("activation_scheme") == "static" else {}
     checkpoint = write_layer(tmp_path, weight=weight, **{name: stored}, **extra)
     quantization_config = quantization.read_quantization({"quantization_config": config}, "none")
     assert len(quantization_config.stored_tensor_names(checkpoint, LINEAR)) == 2 + len(extra)
     read = quantization_config.read_stored_weight(checkpoint, LINEAR)
-    rows, columns = -(-OUT // block[0]), -(-INTO // block[1])
+    rows, columns = -(-OUT_FEATURES // block[0]), -(-IN_FEATURES // block[1])
     dequantized = weight.float() * spread_blocks(stored.float().reshape(rows, columns), *block)
-    assert torch.allclose(read.multiply_rows(torch.eye(INTO)), dequantized.T, rtol=1e-6, atol=0)
+    assert torch.allclose(read.multiply_rows(torch.eye(IN_FEATURES)), dequantized.T, rtol=1e-6, atol=0)
 
 
 def test_a_layer_without_scales_is_plain(tmp_path):
-    plain = torch.randn(OUT, INTO).bfloat16()
+    plain = torch.randn(OUT_FEATURES, IN_FEATURES).bfloat16()
     quantization_config = quantization.read_quantization({"quantization_config": BLOCKS}, "none")
     read = quantization_config.read_stored_weight(write_layer(tmp_path, weight=plain), LINEAR)
     assert isinstance(read, PlainWeight) and torch.equal(read.values, plain)
     with pytest.raises(LoadError, match="weight_scale"):
-        quantization_config.check_stored_weight(write_layer(tmp_path, weight=random_fp8(OUT, INTO)), LINEAR)
+        quantization_config.check_stored_weight(
+            write_layer(tmp_path, weight=random_fp8(OUT_FEATURES, IN_FEATURES)), LINEAR
+        )
 
 
 @pytest.mark.parametrize(
@@ -108,13 +118,13 @@ def test_a_layer_without_scales_is_plain(tmp_path):
     ],
 )
 def test_refuses_scales_and_configs_that_do_not_fit(config, parts, match, tmp_path):
-    checkpoint = write_layer(tmp_path, weight=random_fp8(OUT, INTO), **parts)
+    checkpoint = write_layer(tmp_path, weight=random_fp8(OUT_FEATURES, IN_FEATURES), **parts)
     with pytest.raises(LoadError, match=match):
         quantization.read_quantization({"quantization_config": config}, "none").read_stored_weight(checkpoint, LINEAR)
 
 
 def test_refuses_numbers_that_are_nan(tmp_path):
-    weight = random_fp8(OUT, INTO)
+    weight = random_fp8(OUT_FEATURES, IN_FEATURES)
     weight.view(torch.uint8)[7, 9] = 0xFF
     checkpoint = write_layer(tmp_path, weight=weight, weight_scale=torch.ones(1))
     with pytest.raises(LoadError, match=r"up_proj\.weight has numbers that are NaN"):
@@ -131,15 +141,15 @@ def fp4_config(kind: str, group_size: int) -> dict:
 
 
 FP4_INTO = 96
-FP4_LINEAR = LinearSpec(LINEAR.name, OUT, FP4_INTO)
+FP4_LINEAR = LinearSpec(LINEAR.name, OUT_FEATURES, FP4_INTO)
 E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
 
 
 @pytest.mark.parametrize(("kind", "group"), [("nvfp4", 16), ("mxfp4", 32)])
 def test_4_bit_floats_are_read_as_defined(kind, group, tmp_path):
     source = torch.Generator().manual_seed(6)
-    values = torch.randint(0, 16, (OUT, FP4_INTO), generator=source)
-    exponents = torch.randint(118, 136, (OUT, FP4_INTO // group), generator=source)
+    values = torch.randint(0, 16, (OUT_FEATURES, FP4_INTO), generator=source)
+    exponents = torch.randint(118, 136, (OUT_FEATURES, FP4_INTO // group), generator=source)
     if kind == "nvfp4":
         stored = (torch.rand(exponents.shape, generator=source) * 400).to(torch.float8_e4m3fn)
         scales, parts = stored.float() / 700.0, {"weight_global_scale": torch.tensor([700.0])}
@@ -155,7 +165,7 @@ def test_4_bit_floats_are_read_as_defined(kind, group, tmp_path):
     merged = type(read).pack_merged([read, read], None, torch.bfloat16, torch.device("cpu"))
     assert torch.allclose(native.lm_head_logits(x, merged), torch.cat((dequantized, dequantized)).T, rtol=1e-2, atol=0)
     with pytest.raises(LoadError, match="not whole groups"):
-        quantization_config.check_stored_weight(checkpoint, LinearSpec(LINEAR.name, OUT, FP4_INTO + 8))
+        quantization_config.check_stored_weight(checkpoint, LinearSpec(LINEAR.name, OUT_FEATURES, FP4_INTO + 8))
 
 
 def test_refuses_4_bit_floats_of_other_groups():
@@ -204,7 +214,7 @@ def test_unquantized_tensors_are_read_despite_a_quantization_config(tmp_path):
     group = {"targets": ["Linear"], "weights": {"num_bits": 8, "type": "float", "strategy": "channel"}}
     config = {"quant_method": "compressed-tensors", "format": "float-quantized", "config_groups": {"group_0": group}}
     config["ignore"] = ["model.layers.0.mlp.gate_up_proj"]
-    plain = torch.randn(OUT, INTO).bfloat16()
+    plain = torch.randn(OUT_FEATURES, IN_FEATURES).bfloat16()
     quantization_config = quantization.read_quantization({"quantization_config": config}, "none")
     checkpoint = write_layer(tmp_path, weight=plain)
     assert quantization_config.stored_tensor_names(checkpoint, LINEAR) == [f"{LINEAR.name}.weight"]
@@ -221,9 +231,9 @@ def test_reads_the_separate_config_file_of_model_optimizer(tmp_path, config):
     )
     quantization_config = quantization.read_quantization(read_config(tmp_path), "none")
     assert quantization_config.method == "modelopt"
-    linear = LinearSpec(LINEAR.name, OUT, 144)
-    packed = torch.randint(0, 256, (OUT, linear.in_features // 2), dtype=torch.uint8)
-    scales = (torch.rand(OUT, linear.in_features // 16) + 0.5).to(torch.float8_e4m3fn)
+    linear = LinearSpec(LINEAR.name, OUT_FEATURES, 144)
+    packed = torch.randint(0, 256, (OUT_FEATURES, linear.in_features // 2), dtype=torch.uint8)
+    scales = (torch.rand(OUT_FEATURES, linear.in_features // 16) + 0.5).to(torch.float8_e4m3fn)
     checkpoint = write_layer(
         tmp_path,
         weight=packed,

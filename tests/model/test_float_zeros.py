@@ -17,8 +17,8 @@ from parley.model.checkpoint.files import Checkpoint, LoadError
 from parley.model.checkpoint.quantization import read_quantization
 from parley.model.checkpoint.weights import GroupedLinearWeight, LinearSpec, PlainWeight
 
-OUT, INTO = 96, 256
-LINEAR = LinearSpec("model.layers.0.mlp.up_proj", OUT, INTO)
+OUT_FEATURES, IN_FEATURES = 96, 256
+LINEAR = LinearSpec("model.layers.0.mlp.up_proj", OUT_FEATURES, IN_FEATURES)
 # By the form: bits of a number in memory, with its scales
 BITS = {
     "HQQ 4 bits": 4.5, "HQQ 8 bits": 8.5, "HQQ 3 bits": 3.5, "HQQ 2 bits": 2.5, "HQQ 1 bit": 1.5, "torchao int8": 8.125,
@@ -28,14 +28,16 @@ BITS = {
 
 def random_layer(form: str) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
     """Return the tensors of a layer in a form, and the dequantized weight."""
-    return FORMS[form].quantize(torch.randn(OUT, INTO, generator=torch.Generator().manual_seed(3)) * 0.05)
+    return FORMS[form].quantize(
+        torch.randn(OUT_FEATURES, IN_FEATURES, generator=torch.Generator().manual_seed(3)) * 0.05
+    )
 
 
 def read_layer(folder: Path, parts: dict[str, torch.Tensor], form: str, description: dict | None = None):
     """Write the tensors of a layer, and read them as a checkpoint's."""
     tensors = {f"{LINEAR.name}.{name}": part.contiguous() for name, part in parts.items()}
     describe = FORMS[form].describe
-    header = description or (describe(torch.Size((OUT, INTO))) if describe is not None else {})
+    header = description or (describe(torch.Size((OUT_FEATURES, IN_FEATURES))) if describe is not None else {})
     save_file(tensors, folder / "model.safetensors", {f"{LINEAR.name}.weight": json.dumps(header)})
     quantization = read_quantization({"quantization_config": FORMS[form].config}, "none")
     checkpoint = Checkpoint(folder)
@@ -52,12 +54,12 @@ def test_each_format_is_read_as_defined_and_multiplied_by_kernels(form, tmp_path
     assert torch.allclose(read.to_float(), dequantized, rtol=1e-5, atol=1e-7)
     assert torch.equal(read.select_outputs(torch.arange(5, 9)).to_float(), read.to_float()[5:9])
     packed = GroupedLinearWeight.pack_merged([read], None, torch.bfloat16, torch.device("cpu"))
-    x = torch.randn(9, INTO, generator=torch.Generator().manual_seed(1)).bfloat16()
+    x = torch.randn(9, IN_FEATURES, generator=torch.Generator().manual_seed(1)).bfloat16()
     actual, expected = native.lm_head_logits(x, packed), (x.double() @ dequantized.double().T).float()
     assert (actual - expected).norm() / expected.norm() < largest_product_error()
     assert torch.equal(native.lm_head_logits(x[4:5], packed), actual[4:5])
     if native.packed_layout_id():
-        assert packed.weight.nbytes * 8 == padded_outputs(OUT) * INTO * BITS[form]
+        assert packed.weight.nbytes * 8 == padded_outputs(OUT_FEATURES) * IN_FEATURES * BITS[form]
 
 
 def test_two_bits_lie_in_bytes_as_hqq_packs_them(tmp_path):
@@ -79,7 +81,7 @@ def test_two_bits_lie_in_bytes_as_hqq_packs_them(tmp_path):
 
 @pytest.mark.parametrize("form", ["HQQ 4 bits", "torchao int4"])
 def test_a_layer_that_was_skipped_is_plain(form, tmp_path):
-    plain = torch.randn(OUT, INTO).bfloat16()
+    plain = torch.randn(OUT_FEATURES, IN_FEATURES).bfloat16()
     read = read_layer(tmp_path, {"weight": plain}, form)
     assert isinstance(read, PlainWeight) and torch.equal(read.values, plain)
 
@@ -138,7 +140,7 @@ def test_refuses_weights_of_torchao_that_do_not_fit(form, change, description, m
 def test_scales_of_inputs_are_refused(tmp_path):
     parts, _ = random_layer("torchao int4")
     tensors = {f"{LINEAR.name}.{name}": part for name, part in parts.items()}
-    tensors[f"{LINEAR.name}._weight_act_pre_scale"] = torch.ones(INTO)
+    tensors[f"{LINEAR.name}._weight_act_pre_scale"] = torch.ones(IN_FEATURES)
     save_file(
         tensors,
         tmp_path / "model.safetensors",
@@ -151,10 +153,10 @@ def test_scales_of_inputs_are_refused(tmp_path):
 
 def write_experts(folder: Path, form: str, leading: int = 1) -> list[torch.Tensor]:
     """Write the tensor of three experts in a form of torchao. Return the dequantized weights."""
-    weights = torch.randn(3, OUT, INTO, generator=torch.Generator().manual_seed(4)) * 0.05
+    weights = torch.randn(3, OUT_FEATURES, IN_FEATURES, generator=torch.Generator().manual_seed(4)) * 0.05
     experts = [FORMS[form].quantize(weight) for weight in weights]
     parts = {name: torch.stack([parts[name] for parts, _ in experts]) for name in experts[0][0]}
-    description = FORMS[form].describe(torch.Size((OUT, INTO)))
+    description = FORMS[form].describe(torch.Size((OUT_FEATURES, IN_FEATURES)))
     description["_data"]["block_size"].insert(0, leading)
     tensors = {f"mlp.experts.{name.replace('weight', 'up_proj')}": part for name, part in parts.items()}
     save_file(tensors, folder / "model.safetensors", {"mlp.experts.up_proj": json.dumps(description)})
@@ -164,7 +166,7 @@ def write_experts(folder: Path, form: str, leading: int = 1) -> list[torch.Tenso
 @pytest.mark.parametrize("form", [form for form in FORMS if form.startswith("torchao")])
 def test_one_tensor_of_torchao_holds_the_weights_of_all_experts(form, tmp_path):
     expected = write_experts(tmp_path, form)
-    checkpoint, linear = Checkpoint(tmp_path), LinearSpec("mlp.experts.up_proj", OUT, INTO)
+    checkpoint, linear = Checkpoint(tmp_path), LinearSpec("mlp.experts.up_proj", OUT_FEATURES, IN_FEATURES)
     stacked = read_quantization({"quantization_config": FORMS[form].config}, "none").stacked_format
     assert set(stacked.tensor_names(checkpoint, linear)) == set(checkpoint.tensor_names)
     for expert, dequantized in enumerate(expected):
@@ -178,4 +180,4 @@ def test_experts_that_share_scales_are_refused(tmp_path):
     write_experts(tmp_path, "torchao int4", leading=3)
     stacked = read_quantization({"quantization_config": FORMS["torchao int4"].config}, "none").stacked_format
     with pytest.raises(LoadError, match="blocks of 3 experts, 1 outputs and 32 inputs"):
-        stacked.view_tensors(Checkpoint(tmp_path), LinearSpec("mlp.experts.up_proj", OUT, INTO), 3)
+        stacked.view_tensors(Checkpoint(tmp_path), LinearSpec("mlp.experts.up_proj", OUT_FEATURES, IN_FEATURES), 3)

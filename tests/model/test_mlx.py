@@ -19,7 +19,7 @@ from parley.model.checkpoint.weights import LinearSpec
 from parley.model.load.check import check_model
 from parley.types import Settings
 
-EXPERTS, OUT, INTO = 5, 8, 64
+EXPERTS, OUT_FEATURES, IN_FEATURES = 5, 8, 64
 
 
 @pytest.mark.parametrize("shape", [(), (64,), (8, 8)])
@@ -60,36 +60,43 @@ class CountedCopies(TorchDispatchMode):
 
 
 def test_shapes_of_unaligned_tensors_are_checked_without_copies(tmp_path):
-    names = ("weight", torch.zeros(OUT, INTO // 8).int().view(torch.uint32)), ("scales", torch.zeros(OUT, 2).half())
-    tensors = {f"x.{name}": tensor for name, tensor in (*names, ("biases", torch.zeros(OUT, 2).half()))}
+    names = (
+        ("weight", torch.zeros(OUT_FEATURES, IN_FEATURES // 8).int().view(torch.uint32)),
+        ("scales", torch.zeros(OUT_FEATURES, 2).half()),
+    )
+    tensors = {f"x.{name}": tensor for name, tensor in (*names, ("biases", torch.zeros(OUT_FEATURES, 2).half()))}
     checkpoint = write_unaligned(tmp_path, tensors)
     quantization = read_quantization({"quantization": {"bits": 4, "group_size": 32}}, "none")
     with CountedCopies() as copies:
-        quantization.check_stored_weight(checkpoint, LinearSpec("x", OUT, INTO))
+        quantization.check_stored_weight(checkpoint, LinearSpec("x", OUT_FEATURES, IN_FEATURES))
         assert copies.copied == 0
-        quantization.read_stored_weight(checkpoint, LinearSpec("x", OUT, INTO))
-        assert copies.copied >= OUT * INTO // 2
+        quantization.read_stored_weight(checkpoint, LinearSpec("x", OUT_FEATURES, IN_FEATURES))
+        assert copies.copied >= OUT_FEATURES * IN_FEATURES // 2
     with pytest.raises(LoadError, match=r"^Tensor x\.weight has shape"):
-        quantization.check_stored_weight(checkpoint, LinearSpec("x", OUT + 1, INTO))
+        quantization.check_stored_weight(checkpoint, LinearSpec("x", OUT_FEATURES + 1, IN_FEATURES))
 
 
 def test_an_expert_of_unaligned_tensors_is_copied_alone(tmp_path):
-    words = torch.randint(-(1 << 31), (1 << 31) - 1, (EXPERTS, OUT, INTO // 8)).int()
-    scales, biases = torch.randn(2, EXPERTS, OUT, INTO // 32).half().clone().unbind()
-    plain = torch.randn(EXPERTS, OUT, INTO)
+    words = torch.randint(-(1 << 31), (1 << 31) - 1, (EXPERTS, OUT_FEATURES, IN_FEATURES // 8)).int()
+    scales, biases = torch.randn(2, EXPERTS, OUT_FEATURES, IN_FEATURES // 32).half().clone().unbind()
+    plain = torch.randn(EXPERTS, OUT_FEATURES, IN_FEATURES)
     tensors = {"x.weight": words.view(torch.uint32), "x.scales": scales.clone(), "x.biases": biases.clone()}
     checkpoint = write_unaligned(tmp_path, {**tensors, "plain": plain, "turned": plain.mT.contiguous()})
 
     expert = StackedMlxFormat(frozenset({(4, 32)})).read_expert(
-        checkpoint, LinearSpec("x.weight", OUT, INTO), EXPERTS, 3
+        checkpoint, LinearSpec("x.weight", OUT_FEATURES, IN_FEATURES), EXPERTS, 3
     )
-    numbers = torch.stack([words[3] >> shift & 15 for shift in range(0, 32, 4)], -1).view(OUT, -1, 32)
+    numbers = torch.stack([words[3] >> shift & 15 for shift in range(0, 32, 4)], -1).view(OUT_FEATURES, -1, 32)
     expected = numbers * scales[3].float()[..., None] + biases[3].float()[..., None]
     torch.testing.assert_close(expert.to_float(), expected.flatten(1))
     assert bytes_behind(expert.weight.scales) == scales[3].numel() * 2
 
     for name, transposed in (("plain", False), ("turned", True), ("turned", None)):
-        values = StackedPlainFormat(transposed).read_expert(checkpoint, LinearSpec(name, OUT, INTO), EXPERTS, 3).values
+        values = (
+            StackedPlainFormat(transposed)
+            .read_expert(checkpoint, LinearSpec(name, OUT_FEATURES, IN_FEATURES), EXPERTS, 3)
+            .values
+        )
         assert torch.equal(values, plain[3])
         assert bytes_behind(values) == plain[3].numel() * 4
 

@@ -10,8 +10,8 @@ from parley.model.checkpoint import fp8, quantization
 from parley.model.checkpoint.files import Checkpoint, LoadError
 from parley.model.checkpoint.weights import LinearSpec
 
-OUT, INTO, GROUP = 40, 72, 24
-LINEAR = LinearSpec("model.layers.0.mlp.up_proj", OUT, INTO)
+OUT_FEATURES, IN_FEATURES, GROUP = 40, 72, 24
+LINEAR = LinearSpec("model.layers.0.mlp.up_proj", OUT_FEATURES, IN_FEATURES)
 SOURCE = torch.Generator().manual_seed(3)
 
 
@@ -27,15 +27,15 @@ def pack_numbers(numbers: torch.Tensor, bits: int) -> torch.Tensor:
 class Layer:
     """Random integers and scales of one layer, and what they mean: scale * (value - zero)."""
 
-    def __init__(self, bits: int, groups: int, symmetric: bool, outputs: int = OUT):
-        self.values = torch.randint(0, 1 << bits, (OUT, INTO), generator=SOURCE)
+    def __init__(self, bits: int, groups: int, symmetric: bool, outputs: int = OUT_FEATURES):
+        self.values = torch.randint(0, 1 << bits, (OUT_FEATURES, IN_FEATURES), generator=SOURCE)
         self.scales = torch.rand(outputs, groups, generator=SOURCE).half() + 0.1
         middle = torch.full((outputs, groups), 1 << (bits - 1))
         self.zeros = middle if symmetric else torch.randint(1, 1 << bits, (outputs, groups), generator=SOURCE)
-        self.index = torch.arange(INTO) // -(-INTO // groups)
+        self.index = torch.arange(IN_FEATURES) // -(-IN_FEATURES // groups)
 
     def reorder_inputs(self) -> None:
-        self.index = self.index[torch.randperm(INTO, generator=SOURCE)]
+        self.index = self.index[torch.randperm(IN_FEATURES, generator=SOURCE)]
 
     def dequantize(self) -> torch.Tensor:
         return (self.values - self.zeros[:, self.index]) * self.scales[:, self.index].float()
@@ -62,7 +62,7 @@ def read_layer(folder, config: dict, parts: dict[str, torch.Tensor]):
 
 
 def assert_means(read, layer: Layer) -> None:
-    assert torch.allclose(read.multiply_rows(torch.eye(INTO)), layer.dequantize().T, rtol=1e-6, atol=0)
+    assert torch.allclose(read.multiply_rows(torch.eye(IN_FEATURES)), layer.dequantize().T, rtol=1e-6, atol=0)
 
 
 @pytest.mark.parametrize("bits", [2, 3, 4, 6, 8])
@@ -70,11 +70,11 @@ def assert_means(read, layer: Layer) -> None:
 @pytest.mark.parametrize("symmetric", [True, False])
 @pytest.mark.parametrize("actorder", [None, "weight", "group"])
 def test_pack_quantized_layers_are_read_as_defined(bits, strategy, symmetric, actorder, tmp_path):
-    layer = Layer(bits, INTO // GROUP if strategy == "group" else 1, symmetric)
+    layer = Layer(bits, IN_FEATURES // GROUP if strategy == "group" else 1, symmetric)
     parts = {
         "weight_packed": pack_numbers(layer.values, bits),
         "weight_scale": layer.scales,
-        "weight_shape": torch.tensor([OUT, INTO]),
+        "weight_shape": torch.tensor([OUT_FEATURES, IN_FEATURES]),
     }
     if actorder == "group" and strategy == "group":
         layer.reorder_inputs()
@@ -87,7 +87,7 @@ def test_pack_quantized_layers_are_read_as_defined(bits, strategy, symmetric, ac
 
 
 def test_zero_points_of_early_versions_are_not_packed(tmp_path):
-    layer = Layer(4, INTO // GROUP, False)
+    layer = Layer(4, IN_FEATURES // GROUP, False)
     parts = {
         "weight_packed": pack_numbers(layer.values, 4),
         "weight_scale": layer.scales,
@@ -97,7 +97,7 @@ def test_zero_points_of_early_versions_are_not_packed(tmp_path):
     assert_means(read_layer(tmp_path, config, parts), layer)
 
 
-@pytest.mark.parametrize("outputs", [OUT, 1], ids=["channel", "tensor"])
+@pytest.mark.parametrize("outputs", [OUT_FEATURES, 1], ids=["channel", "tensor"])
 def test_int8_weights_without_int8_activations_are_weights_alone(outputs, tmp_path):
     layer = Layer(8, 1, False, outputs)
     parts = {
@@ -124,7 +124,7 @@ def test_each_config_group_has_its_own_format_and_names_precede_classes(tmp_path
 @pytest.mark.parametrize("checkpoint_format", ["gptq", "gptq_v2"])
 @pytest.mark.parametrize("reordered", [False, True])
 def test_gptq_layers_of_any_bits_are_read_as_defined(bits, checkpoint_format, reordered, tmp_path):
-    layer = Layer(bits, INTO // GROUP, False)
+    layer = Layer(bits, IN_FEATURES // GROUP, False)
     if reordered:
         layer.reorder_inputs()
     stored_zeros = layer.zeros - int(checkpoint_format == "gptq")
@@ -190,12 +190,12 @@ def test_quark_describes_layers_by_names_and_globs():
 @pytest.mark.parametrize("pack_method", ["order", "reorder"])
 def test_quark_integers_of_4_bits_are_read_as_defined(kind, symmetric, pack_method, tmp_path):
     """Of int4, numbers and zero points are in two's complement. Files have zero points in any case."""
-    layer = Layer(4, INTO // GROUP, symmetric)
+    layer = Layer(4, IN_FEATURES // GROUP, symmetric)
     places = [0, 1, 2, 3, 4, 5, 6, 7] if pack_method == "order" else [0, 2, 4, 6, 1, 3, 5, 7]
 
     def pack(numbers: torch.Tensor) -> torch.Tensor:
         stored = numbers - 8 & 15 if kind == "int4" else numbers
-        return pack_numbers(stored.T.reshape(-1, OUT // 8, 8)[..., places].flatten(1), 4)
+        return pack_numbers(stored.T.reshape(-1, OUT_FEATURES // 8, 8)[..., places].flatten(1), 4)
 
     weight = {"dtype": kind, "qscheme": "per_group", "group_size": GROUP, "symmetric": symmetric, "ch_axis": -1}
     config = {
@@ -236,21 +236,21 @@ def test_refuses_what_quark_writes_in_other_layouts(changes, match):
 
 
 def test_refuses_integers_of_more_bits_than_the_config_says(tmp_path):
-    numbers = torch.full((OUT, INTO), 7, dtype=torch.int8)
-    scale = torch.ones(OUT, 1)
+    numbers = torch.full((OUT_FEATURES, IN_FEATURES), 7, dtype=torch.int8)
+    scale = torch.ones(OUT_FEATURES, 1)
     config = compressed_config(4, "channel", stored_as="int-quantized")
     read_layer(tmp_path, config, {"weight": numbers, "weight_scale": scale})
     numbers[3, 5] = -9
     with pytest.raises(LoadError, match=r"up_proj\.weight has integers of more than 4 bits"):
         read_layer(tmp_path, config, {"weight": numbers, "weight_scale": scale})
-    numbers[3, 5], zeros = -8, torch.full((OUT, 1), 7, dtype=torch.int8)
+    numbers[3, 5], zeros = -8, torch.full((OUT_FEATURES, 1), 7, dtype=torch.int8)
     config = compressed_config(4, "channel", stored_as="int-quantized", symmetric=False)
     parts = {"weight": numbers, "weight_scale": scale, "weight_zero_point": zeros}
     read_layer(tmp_path, config, parts)
     zeros[2] = 8
     with pytest.raises(LoadError, match=r"up_proj\.weight_zero_point has integers of more than 4 bits"):
         read_layer(tmp_path, config, parts)
-    packed = torch.zeros(OUT // 4, INTO, dtype=torch.uint8)
+    packed = torch.zeros(OUT_FEATURES // 4, IN_FEATURES, dtype=torch.uint8)
     read_layer(tmp_path, {"quant_method": "bitnet"}, {"weight": packed, "weight_scale": torch.ones(1)})
     packed[1, 2] = 0b110000
     with pytest.raises(LoadError, match="numbers other than -1, 0 and 1"):
@@ -258,10 +258,12 @@ def test_refuses_integers_of_more_bits_than_the_config_says(tmp_path):
 
 
 def test_exponents_of_all_experts_in_bytes_are_read_as_defined(tmp_path):
-    numbers = torch.randint(0, 0x7F, (2, OUT, 64), generator=SOURCE, dtype=torch.uint8).view(torch.float8_e4m3fn)
-    exponents = torch.randint(120, 134, (2, OUT, 2), generator=SOURCE, dtype=torch.uint8)
+    numbers = torch.randint(0, 0x7F, (2, OUT_FEATURES, 64), generator=SOURCE, dtype=torch.uint8).view(
+        torch.float8_e4m3fn
+    )
+    exponents = torch.randint(120, 134, (2, OUT_FEATURES, 2), generator=SOURCE, dtype=torch.uint8)
     save_file({"up": numbers, "up_scale_inv": exponents}, tmp_path / "model.safetensors")
     found = quantization.read_quantization({"quantization_config": {"quant_method": "mxfp8"}}, "none")
-    read = found.stacked_format.read_expert(Checkpoint(tmp_path), LinearSpec("up", OUT, 64), 2, 1)
+    read = found.stacked_format.read_expert(Checkpoint(tmp_path), LinearSpec("up", OUT_FEATURES, 64), 2, 1)
     meant = numbers[1].float() * torch.exp2(exponents[1].float() - 127).repeat_interleave(32, 1)
     assert torch.equal(read.multiply_rows(torch.eye(64)), meant.T)

@@ -12,7 +12,7 @@ from parley.native.torch_forms.torch_grouped import GroupedWeight, dequantize_gr
 from parley.native.triton_forms import triton_grouped, triton_int8, triton_kernels, triton_linear
 from parley.native.triton_forms.triton_packed import TritonGroupedPacked, TritonPacked
 
-OUT, INTO = 40, 200  # neither fills whole tiles
+OUT_FEATURES, IN_FEATURES = 40, 200  # neither fills whole tiles
 
 
 def assert_near(result: torch.Tensor, exact: torch.Tensor, tolerance: float) -> None:
@@ -20,7 +20,11 @@ def assert_near(result: torch.Tensor, exact: torch.Tensor, tolerance: float) -> 
 
 
 def test_product_is_exact_but_for_float32():
-    x, weight, bias = random_rows(5, INTO), random_rows(OUT, INTO, seed=1), random_rows(OUT, seed=2)
+    x, weight, bias = (
+        random_rows(5, IN_FEATURES),
+        random_rows(OUT_FEATURES, IN_FEATURES, seed=1),
+        random_rows(OUT_FEATURES, seed=2),
+    )
     exact = x.double() @ weight.double().t()
     assert_near(triton_kernels.lm_head_logits(x, TritonPacked(weight, bias)), exact + bias.double(), 1e-6)
     assert_near(triton_kernels.lm_head_logits(x, TritonPacked(weight, None)), exact, 1e-6)
@@ -29,14 +33,14 @@ def test_product_is_exact_but_for_float32():
 
 @pytest.mark.parametrize("tile", [tile for _, tile in triton_linear.TILES])
 def test_every_tile_multiplies_rows_right(tile):
-    x, weight = random_rows(tile.rows + 3, INTO), random_rows(OUT, INTO, seed=1)
+    x, weight = random_rows(tile.rows + 3, IN_FEATURES), random_rows(OUT_FEATURES, IN_FEATURES, seed=1)
     result = triton_linear.multiply_rows(x, TritonPacked(weight, None), torch.float32, tile)
     assert_near(result, x.double() @ weight.double().t(), 1e-6)
 
 
 def test_rows_have_their_bits_in_any_batch():
     """In batches of all sizes, and so in every tile."""
-    x, weight = random_rows(300 if IS_NIGHT else 70, INTO), random_rows(OUT, INTO, seed=1)
+    x, weight = random_rows(300 if IS_NIGHT else 70, IN_FEATURES), random_rows(OUT_FEATURES, IN_FEATURES, seed=1)
     packed = TritonPacked(weight, None)
     alone = torch.cat([triton_kernels.linear(row[None], packed) for row in x])
     for rows in (2, 7, 16, 17, 33, 64, 65, 128, 300):
@@ -47,13 +51,19 @@ def test_rows_have_their_bits_in_any_batch():
 
 
 def test_rows_may_lie_apart():
-    x, weight = random_rows(5, 2 * INTO), random_rows(OUT, INTO, seed=1)
+    x, weight = random_rows(5, 2 * IN_FEATURES), random_rows(OUT_FEATURES, IN_FEATURES, seed=1)
     packed = TritonPacked(weight, None)
-    assert torch.equal(triton_kernels.linear(x[:, :INTO], packed), triton_kernels.linear(x[:, :INTO].clone(), packed))
+    assert torch.equal(
+        triton_kernels.linear(x[:, :IN_FEATURES], packed), triton_kernels.linear(x[:, :IN_FEATURES].clone(), packed)
+    )
 
 
 def test_int8_products_have_the_bits_of_the_torch_form():
-    x, weight, bias = random_rows(20, INTO), torch_int8.quantize_rows(random_rows(OUT, INTO, seed=1)), random_rows(OUT)
+    x, weight, bias = (
+        random_rows(20, IN_FEATURES),
+        torch_int8.quantize_rows(random_rows(OUT_FEATURES, IN_FEATURES, seed=1)),
+        random_rows(OUT_FEATURES),
+    )
     packed = triton_int8.pack_int8(weight.values, weight.scales, bias, torch.float32)
     expected = torch_kernels.linear(x, torch_kernels.pack_int8(weight.values, weight.scales, bias, torch.float32))
     assert torch.equal(triton_kernels.linear(x, packed), expected)
@@ -63,11 +73,11 @@ def test_int8_products_have_the_bits_of_the_torch_form():
 CODES = [("int4", True), ("int4", False), ("int8", True), ("e4m3", False), ("e2m1", False)]
 
 
-@pytest.mark.parametrize("group", [16, 32, 96, 128, INTO])
+@pytest.mark.parametrize("group", [16, 32, 96, 128, IN_FEATURES])
 @pytest.mark.parametrize(("code", "has_zeros"), CODES)
 def test_products_with_grouped_weights(code, has_zeros, group):
     weight = grouped_weight(code, has_zeros, group, permuted=group == 32)
-    bias, x = random_rows(OUT, seed=2), random_rows(5, INTO)
+    bias, x = random_rows(OUT_FEATURES, seed=2), random_rows(5, IN_FEATURES)
     packed = triton_kernels.pack_grouped(weight, bias, DTYPE)
     assert isinstance(packed, TritonGroupedPacked)
     unscaled = dequantize_grouped(weight._replace(out_scales=None)).to(DTYPE).double()
@@ -88,7 +98,7 @@ def test_every_tile_of_grouped_weights_multiplies_rows_right():
     packed = triton_kernels.pack_grouped(weight._replace(out_scales=None), None, DTYPE)
     exact = dequantize_grouped(weight._replace(out_scales=None)).to(DTYPE).double().t()
     for rows in (20, 70):
-        x = random_rows(rows, INTO)
+        x = random_rows(rows, IN_FEATURES)
         assert_near(triton_grouped.multiply_grouped(x, packed, torch.float32), x.double() @ exact, 1e-6)
 
 
@@ -99,17 +109,17 @@ def grouped_weight(code: str, has_zeros: bool, group: int, *, permuted: bool = F
     def integers(most: int, *shape: int) -> torch.Tensor:
         return torch.randint(0, most, shape, dtype=torch.uint8, generator=generator).to(DEVICE)
 
-    values, groups = integers(most, OUT, INTO), -(-INTO // group)
+    values, groups = integers(most, OUT_FEATURES, IN_FEATURES), -(-IN_FEATURES // group)
     if code == "e4m3":
         values[values & 127 == 127] = 1  # not a number
     return GroupedWeight(
         values,
-        random_rows(OUT, groups, seed=4).abs() / most,
-        integers(most, OUT, groups) if has_zeros else None,
+        random_rows(OUT_FEATURES, groups, seed=4).abs() / most,
+        integers(most, OUT_FEATURES, groups) if has_zeros else None,
         group,
-        torch.randperm(INTO, generator=generator).to(DEVICE) if permuted else None,
+        torch.randperm(IN_FEATURES, generator=generator).to(DEVICE) if permuted else None,
         code,
-        1 + random_rows(OUT, seed=5).float().abs(),
+        1 + random_rows(OUT_FEATURES, seed=5).float().abs(),
     )
 
 
@@ -117,8 +127,12 @@ def test_kernels_are_chosen_by_device_and_dtype(monkeypatch):
     from support.triton_device import use_triton
 
     use_triton(monkeypatch)
-    assert isinstance(native.pack_weight(random_rows(OUT, INTO)), TritonPacked | torch_kernels.TorchPacked)
-    weight = torch_int8.quantize_rows(random_rows(OUT, INTO))
+    assert isinstance(
+        native.pack_weight(random_rows(OUT_FEATURES, IN_FEATURES)), TritonPacked | torch_kernels.TorchPacked
+    )
+    weight = torch_int8.quantize_rows(random_rows(OUT_FEATURES, IN_FEATURES))
     assert type(native.pack_int8(weight.values, weight.scales, None, DTYPE)).__name__ == "TritonInt8Packed"
     assert type(native.pack_int8(weight.values, weight.scales, None, torch.float32)).__name__ == "TorchInt8Packed"
-    assert isinstance(native.pack_weight(random_rows(OUT, INTO, dtype=torch.float32)), torch_kernels.TorchPacked)
+    assert isinstance(
+        native.pack_weight(random_rows(OUT_FEATURES, IN_FEATURES, dtype=torch.float32)), torch_kernels.TorchPacked
+    )

@@ -235,8 +235,9 @@ def _view_parts(
     pairs: Pairs,
     item: int | None = None,
 ) -> list[torch.Tensor]:
-    """Return the tensors of a weight [*leading, out, into], or of one ``item`` of its first axis, as views of the file:
-    int32 words first. Raises LoadError, also if its bits and group are none that kernels read, or not in ``pairs``."""
+    """Return the tensors of a weight [*leading, out_features, in_features], or of one ``item`` of its first axis, as
+    views of the file: int32 words first. Raises LoadError, also if kernels cannot read its bits and group, or if these
+    are not in ``pairs``."""
 
     def view(part: str, width: int, dtype: torch.dtype | None = None) -> torch.Tensor:
         shape = *leading, out_features, width
@@ -275,7 +276,8 @@ def _rows_of(parts: list[torch.Tensor], in_features: int, name: str) -> MlxRows:
 
 
 def _decode_heads(parts: list[torch.Tensor], in_features: int, name: str) -> torch.Tensor:
-    """Return the numbers of a weight of each head, in one plain tensor or several: float32 [heads, out, into]."""
+    """Return the numbers of a weight of each head, in one plain tensor or several: float32 [heads,
+    out_features, in_features]."""
     if len(parts) == 1:
         return parts[0].float()
     heads = zip(*parts, strict=True)

@@ -85,12 +85,12 @@ class NameRules(Generic[Value]):
 
     def find_value(self, name: str, default: Value) -> Value:
         """Return the value of the first rule that fits, or ``default``."""
-        first, value = self._names.get(name, (float("inf"), default))
-        for place, test, own in self._tests:
-            if place > first:
+        name_rule, value = self._names.get(name, (float("inf"), default))
+        for rule_number, fits_name, test_value in self._tests:
+            if rule_number > name_rule:
                 break
-            if test(name):
-                return own
+            if fits_name(name):
+                return test_value
         return value
 
 
@@ -103,7 +103,7 @@ class PatternRules(Generic[Value]):
 
     def __init__(self, rules: Iterable[tuple[str, Value]]):
         # By length and indices of the letters
-        self._shapes: dict[tuple[int, tuple[int, ...]], dict[str, tuple[int, Value]]] = {}
+        self._names_by_letters: dict[tuple[int, tuple[int, ...]], dict[str, tuple[int, Value]]] = {}
         self._tests: list[tuple[int, NameTest, Value]] = []
         for rule_number, (text, value) in enumerate(rules):
             characters = PLAIN_CHARACTER.findall(text)
@@ -111,7 +111,7 @@ class PatternRules(Generic[Value]):
                 self._tests.append((rule_number, self._compile(text), value))
                 continue
             letters = {i: character[-1] for i, character in enumerate(characters) if character != "."}
-            names = self._shapes.setdefault((len(characters), tuple(letters)), {})
+            names = self._names_by_letters.setdefault((len(characters), tuple(letters)), {})
             names.setdefault("".join(letters.values()), (rule_number, value))
 
     @staticmethod
@@ -124,14 +124,14 @@ class PatternRules(Generic[Value]):
     def find_value(self, name: str, default: Value) -> Value:
         """Return the value of the first pattern that matches, or ``default``."""
         first: tuple[float, Value] = float("inf"), default
-        for (length, places), names in self._shapes.items():
-            if length <= len(name) and (rule := names.get("".join(map(name.__getitem__, places)))) is not None:
+        for (length, letter_indices), names in self._names_by_letters.items():
+            if length <= len(name) and (rule := names.get("".join(map(name.__getitem__, letter_indices)))) is not None:
                 first = min(first, rule, key=itemgetter(0))
-        for place, test, own in self._tests:
-            if place > first[0]:
+        for rule_number, fits_name, value in self._tests:
+            if rule_number > first[0]:
                 break
-            if test(name):
-                return own
+            if fits_name(name):
+                return value
         return first[1]
 
 
@@ -146,8 +146,9 @@ def _count_ways(parts: Iterable[Part], depth: int) -> float:
     for code, argument in parts:
         ways = [_count_ways(inner, depth - 1) for inner in _inner_parts(code, argument)]
         if code in (*REPEATS, codes.POSSESSIVE_REPEAT):
-            least, most = (min(times, USUAL_NAME) for times in argument[:2])
-            total *= (most - least + 1) * (2 * MAX_WAYS if ways[0] > 1 and most > QUICK_TIMES else ways[0] ** most)
+            min_count, max_count = (min(times, USUAL_NAME) for times in argument[:2])
+            repeat_ways = 2 * MAX_WAYS if ways[0] > 1 and max_count > QUICK_TIMES else ways[0] ** max_count
+            total *= (max_count - min_count + 1) * repeat_ways
         elif ways:
             total *= sum(ways) if code in (codes.BRANCH, codes.GROUPREF_EXISTS) else ways[0]
         total = min(total, 2 * MAX_WAYS)
@@ -199,34 +200,35 @@ class _Match:
             self._known[key] = PARTS[part[0]](self, part, start)
         return self._known[key]
 
-    def character(self, part: Part, start: int) -> frozenset[int]:
+    def match_character(self, part: Part, start: int) -> frozenset[int]:
         """Match one character."""
         fits = start < len(self.name) and _allows_character(part, self.name[start])
         return frozenset((start + 1,)) if fits else frozenset()
 
-    def place(self, part: Part, start: int) -> frozenset[int]:
+    def match_anchor(self, part: Part, start: int) -> frozenset[int]:
         """Match the empty string, at certain positions only."""
-        before, after = (bool(re.fullmatch(r"\w", self.name[at : at + 1])) if at >= 0 else False
-                         for at in (start - 1, start))  # fmt: skip
+        follows_word, precedes_word = (
+            at >= 0 and bool(re.fullmatch(r"\w", self.name[at : at + 1])) for at in (start - 1, start)
+        )
         fits = {
             codes.AT_BEGINNING: start == 0,
             codes.AT_BEGINNING_STRING: start == 0,
             codes.AT_END: start == len(self.name),
             codes.AT_END_STRING: start == len(self.name),
-            codes.AT_BOUNDARY: before != after,
-            codes.AT_NON_BOUNDARY: before == after,
+            codes.AT_BOUNDARY: follows_word != precedes_word,
+            codes.AT_NON_BOUNDARY: follows_word == precedes_word,
         }[part[1]]
         return frozenset((start,)) if fits else frozenset()
 
-    def branch(self, part: Part, start: int) -> frozenset[int]:
+    def match_branch(self, part: Part, start: int) -> frozenset[int]:
         """Match one of several sequences."""
         return frozenset().union(*(self.ends_of(branch, start) for branch in part[1][1]))
 
-    def group(self, part: Part, start: int) -> frozenset[int]:
+    def match_group(self, part: Part, start: int) -> frozenset[int]:
         """Match one sequence."""
         return self.ends_of(part[1][-1], start)
 
-    def repeat(self, part: Part, start: int) -> frozenset[int]:
+    def match_repeat(self, part: Part, start: int) -> frozenset[int]:
         """Match a sequence a number of times. Once the set of ends no longer changes, more times do not change it."""
         min_count, max_count, inner = part[1]
         ends, reached_ends = frozenset((start,)), frozenset((start,) if min_count == 0 else ())
@@ -242,13 +244,13 @@ class _Match:
                 break
         return reached_ends
 
-    def look(self, part: Part, start: int) -> frozenset[int]:
+    def match_lookaround(self, part: Part, start: int) -> frozenset[int]:
         """Match the empty string where a sequence follows or precedes, or where it does not."""
         direction, inner = part[1]
         if direction > 0:
             fits = bool(self.ends_of(inner, start))
         else:
-            fits = any(start in self.ends_of(inner, begin) for begin in range(start + 1))
+            fits = any(start in self.ends_of(inner, inner_start) for inner_start in range(start + 1))
         return frozenset((start,)) if fits == (part[0] is codes.ASSERT) else frozenset()
 
 
@@ -268,10 +270,10 @@ def _allows_character(part: Part, character: str) -> bool:
 
 
 PARTS: dict[Any, Callable[[_Match, Part, int], frozenset[int]]] = {
-    **dict.fromkeys((codes.LITERAL, codes.NOT_LITERAL, codes.ANY, codes.IN), _Match.character),
-    **dict.fromkeys((codes.ASSERT, codes.ASSERT_NOT), _Match.look),
-    **dict.fromkeys(REPEATS, _Match.repeat),
-    codes.AT: _Match.place,
-    codes.BRANCH: _Match.branch,
-    codes.SUBPATTERN: _Match.group,
+    **dict.fromkeys((codes.LITERAL, codes.NOT_LITERAL, codes.ANY, codes.IN), _Match.match_character),
+    **dict.fromkeys((codes.ASSERT, codes.ASSERT_NOT), _Match.match_lookaround),
+    **dict.fromkeys(REPEATS, _Match.match_repeat),
+    codes.AT: _Match.match_anchor,
+    codes.BRANCH: _Match.match_branch,
+    codes.SUBPATTERN: _Match.match_group,
 }

@@ -252,7 +252,7 @@ class StoredRows(Protocol):
         """Return these rows only: int64 [n], numbers of rows."""
 
     def decode_into(self, target: torch.Tensor) -> torch.Tensor:
-        """Write the numbers to ``target`` [rows, into], rounded to its dtype, and return it."""
+        """Write the numbers to ``target`` [rows, in_features], rounded to its dtype, and return it."""
 
 
 @dataclass(frozen=True)
