@@ -61,7 +61,9 @@ LOAD_FAILURES = (EngineFailed, BadTokenizer)
 
 
 def run_server(
-    offers: Sequence[OfferedModel], options: ServerOptions, read_options: Callable[[], ServerOptions] | None = None
+    offered_models: Sequence[OfferedModel],
+    options: ServerOptions,
+    read_options: Callable[[], ServerOptions] | None = None,
 ) -> int:
     """Serve until a signal or a failure. Return 0 or 1, or after a second signal 128 + its number.
 
@@ -89,7 +91,7 @@ def run_server(
                 return 1
         runner = stack.enter_context(asyncio.Runner(loop_factory=uvloop.new_event_loop))
         try:
-            server = ServerProcess(offers, options, sockets, tls_contexts, read_options)
+            server = ServerProcess(offered_models, options, sockets, tls_contexts, read_options)
         except (BadEndpointFile, BadRecordFile, BadUsageFile) as error:
             banner.print_failure(str(error))
             return 1
@@ -136,14 +138,14 @@ class ServerProcess:
 
     def __init__(
         self,
-        offers: Sequence[OfferedModel],
+        offered_models: Sequence[OfferedModel],
         options: ServerOptions,
         sockets: Sequence[socket.socket],
         tls_contexts: Sequence[SSLContext | None] = (),
         read_options: Callable[[], ServerOptions] | None = None,
     ):
-        self.offers = offers
-        models = [ServedModel(offer.names, offer.settings, make_engine(offer), options) for offer in offers]
+        self.offered_models = offered_models
+        models = [ServedModel(model.names, model.settings, make_engine(model), options) for model in offered_models]
         self._received_signals: list[int] = []
         self._stop_event = asyncio.Event()
         self._force_event = asyncio.Event()
@@ -213,7 +215,7 @@ class ServerProcess:
             if is_api(mount) and not place.title
         ]
         planes = [(place.title, root) for place, root in zip(places, roots, strict=True) if place.title]
-        banner.print_line(opening_lines(self.options, self.offers, roots[0], api_urls, grpc_addresses, planes))
+        banner.print_line(opening_lines(self.options, self.offered_models, roots[0], api_urls, grpc_addresses, planes))
 
     async def _load_and_serve(self, serving: asyncio.Task[None], started: float) -> str:
         """Load the models, then serve. Return "" after a signal, else the error."""

@@ -13,7 +13,7 @@ from parley.web.banner import open_port_warning
 
 def opening_lines(
     options: ServerOptions,
-    offers: Iterable[OfferedModel],
+    offered_models: Iterable[OfferedModel],
     root_url: str,
     api_urls: Iterable[tuple[Dialect, str]],
     grpc: Iterable[str] = (),
@@ -28,7 +28,7 @@ def opening_lines(
         f"parley {__version__}",
         *(
             f"  model    {', '.join(names)} (on {'vLLM' if engine == 'vllm' else settings.device})"
-            for names, settings, engine, _ in offers
+            for names, settings, engine, _ in offered_models
         ),
     ]
     if options.api_processes > 1:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -268,7 +268,7 @@ def _measure_loads(
 
     from parley.cli.load.chart import MeasuredLoad
     from parley.cli.load.generator import LoadGenerator, poisson_starts
-    from parley.cli.load.summary import count_within, summarize_load, summarize_parts
+    from parley.cli.load.summary import summarize_load
     from parley.dialects.bench import LoadShape
 
     keys = config["api-key"]
@@ -308,12 +308,20 @@ def _measure_loads(
             }
             if rate is not None:
                 result |= {"request_rate": rate, "concurrency": None}
-            if limits:
-                within = count_within(samples, limits)
-                result |= {"slo": limits, "within_slo": within, "goodput": round(within / wall, 3)}
-            result["parts"] = summarize_parts(samples, wall, limits)
+            result |= _goodput_members(samples, wall, limits)
             load_name = f"{concurrency} at once" if rate is None else f"{rate:g} requests/s"
             yield result, MeasuredLoad(load_name, samples, wall)
+
+
+def _goodput_members(samples: Sequence[RequestSample], wall: float, limits: Mapping[str, float]) -> dict[str, Any]:
+    """Return how many requests of a load of ``wall`` seconds met the limits, and the same for its parts."""
+    from parley.cli.load.summary import count_within, summarize_parts
+
+    parts = {"parts": summarize_parts(samples, wall, limits)}
+    if not limits:
+        return parts
+    within = count_within(samples, limits)
+    return {"slo": limits, "within_slo": within, "goodput": round(within / wall, 3), **parts}
 
 
 def _shorten_outputs(prompts: Sequence[Any]) -> list[Any]:

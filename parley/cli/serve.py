@@ -50,8 +50,8 @@ def run_command(config: ResolvedOptions) -> int:
         from parley.serving.workers.daemon_thread import exit_process
 
         check_written_files(server_options)
-        offers = [first._replace(early_process=process), *other_models]
-        code = server.run_server(offers, server_options, read_options_again)
+        all_models = [first._replace(early_process=process), *other_models]
+        code = server.run_server(all_models, server_options, read_options_again)
     finally:
         if process is not None:
             process.discard()
@@ -128,7 +128,7 @@ def offered_models(config: ResolvedOptions) -> list[OfferedModel]:
         settings = settings_of_engine(config, merged_options, named_model.model)
         models.append(OfferedModel(names, settings, engine_of(config)))
     check_cache_events(models)
-    name_counts = Counter(name for offer in models for name in offer.names)
+    name_counts = Counter(name for model in models for name in model.names)
     if repeated_names := [name for name, count in name_counts.items() if count > 1]:
         raise ConfigError(f"--model: the name {repeated_names[0]} is given to more than one model; write NAME=MODEL.")
     if repeated_names := [name for name, count in (counts + name_counts).items() if count > 1]:

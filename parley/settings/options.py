@@ -11,7 +11,7 @@ import difflib
 import re
 import textwrap
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -187,11 +187,7 @@ def read_flags(table: Sequence[Option], arguments: Sequence[str]) -> dict[str, t
                     raise ConfigError(f"{flag} takes no value; write {option.flag} or --no-{option.name}.")
                 raw = "true" if flag in flags else "false"
             elif not equals:
-                if not remaining or (
-                    remaining[0].startswith("--") and remaining[0].partition("=")[0] in flags | negative_flags
-                ):
-                    raise ConfigError(f"{flag} needs a value ({option.kind.metavar}).")
-                raw = remaining.pop(0)
+                raw = _take_flag_value(option, flag, remaining, flags | negative_flags)
         else:
             raise UnknownFlag(flag, did_you_mean(flag, [*flags, *negative_flags]))
         if option.repeatable:
@@ -199,6 +195,13 @@ def read_flags(table: Sequence[Option], arguments: Sequence[str]) -> dict[str, t
         else:
             raw_values[option.name] = (raw, flag)
     return raw_values
+
+
+def _take_flag_value(option: Option, flag: str, remaining: list[str], known_flags: Collection[str]) -> str:
+    """Take the value of a flag from the remaining words. Raises ConfigError if another flag follows, or nothing."""
+    if not remaining or (remaining[0].startswith("--") and remaining[0].partition("=")[0] in known_flags):
+        raise ConfigError(f"{flag} needs a value ({option.kind.metavar}).")
+    return remaining.pop(0)
 
 
 def read_toml(path: str) -> dict[str, Any]:
