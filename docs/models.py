@@ -149,7 +149,9 @@ they are needed.
   layer in place of attention. The same holds for the folders (`nemotron-nas`, `deci`).
 * `mimo2` is MiMo-V2-Flash; queries, keys and values may be one tensor, as in MiMo-V2.5. Values are scaled as published
   in files that do not say it. Its window has one token more than in llama.cpp, as in Transformers.
-* `kimi-linear` is Kimi Linear, with keys and values of latents in one layer or two.
+* `kimi-linear` is Kimi Linear, with keys and values of latents in one layer or two, and `bailingmoe3` Ling 3; files
+  that limit the gates of its experts are refused.
+* `bitnet` computes SiLU, as in llama.cpp. Microsoft's files for its own bitnet.cpp are refused; its folders are read.
 * `qwen35` and `qwen35moe` have the value heads of gated delta nets in another order than folders; reading restores it.
   Where there are more value heads than key heads, `ssm_out` in a type whose blocks hold numbers of several heads (K
   types and IQ4_XS, with heads of 128) becomes plain numbers of the model's dtype.

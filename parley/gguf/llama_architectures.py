@@ -79,6 +79,13 @@ LLAMA_BY_ANOTHER_NAME = Architecture(
     "llama", "LlamaForCausalLM", interleaved=True, fields={"sliding_window": None}, bias_layer="attn_q"
 )
 LLAMA_ARCHITECTURES = {
+    "bitnet": Architecture(
+        "bitnet",
+        "BitNetForCausalLM",
+        {"attn_sub_norm": "self_attn.attn_sub_norm", "ffn_sub_norm": "mlp.ffn_sub_norm"},
+        fields={"hidden_act": "silu"},  # as llama.cpp computes it
+        bias_layer="attn_q",
+    ),
     "baichuan": replace(LLAMA_BY_ANOTHER_NAME, complete=check_baichuan),
     "deci": Architecture(
         "nemotron-nas",

@@ -77,6 +77,8 @@ class DecoderLayer:
       of the channels. In Kimi Delta Attention, ``state_step`` computes decays, and ``state_gates`` the gates of
       outputs, from the last numbers of ``qkv``. In a hybrid layer, the state has ``state_input`` and ``state_output``.
     * Per-layer inputs: ``input_gate``, ``input_up`` and ``input_after_norm``.
+    * Norms before the last linear layers (BitNet, arXiv 2402.17764): ``attended_norm`` of the rows that ``output``
+      reads, and ``active_norm`` of those that ``down`` reads.
     * Alternating updates: ``altup``, ``altup_norm``, and the weights of ``laurel``.
     """
 
@@ -116,4 +118,6 @@ class DecoderLayer:
     laurel_left: PackedWeight | None = None
     laurel_right: PackedWeight | None = None
     laurel_norm: Norm | None = None
+    attended_norm: Norm | None = None
+    active_norm: Norm | None = None
     activation_factors: list[float] = field(default_factory=list)

@@ -110,9 +110,12 @@ def test_check_refuses_computed_positions_that_do_not_fit_into_memory(tmp_path):
 def test_check_refuses_an_adapter_that_is_missing(folder_copy, tmp_path):
     with pytest.raises(LoadError, match="There is no adapter folder missing"):
         check_model(Settings(model=str(folder_copy), adapters={"one": str(tmp_path / "missing")}))
+    (tmp_path / "one.gguf").write_bytes(b"GGUF")
+    with pytest.raises(LoadError, match=r"one\.gguf is in GGUF; adapters are read as PEFT folders"):
+        check_model(Settings(model=str(folder_copy), adapters={"one": str(tmp_path / "one.gguf")}))
 
 
-@pytest.mark.parametrize("architecture", ["bitnet", "aria_text"])
+@pytest.mark.parametrize("architecture", ["beam", "aria_text"])
 def test_check_leaves_only_the_logits_of_transformers_models_unchecked(architecture):
     assert check_model(Settings(model=str(tiny_models.model_folder(architecture)))).load_caveat == LOGITS_UNKNOWN
 

@@ -27,7 +27,7 @@ REQUESTS = [
 
 
 @pytest.mark.parametrize("lowering", [True, False])
-@pytest.mark.parametrize("architecture", ["llama", "mistral", "qwen2", "qwen3", "gemma2", "qwen3_moe", "bitnet"])
+@pytest.mark.parametrize("architecture", ["llama", "mistral", "qwen2", "qwen3", "gemma2", "qwen3_moe", "beam"])
 def test_gpu_outputs_match_cpu_in_float32(architecture, lowering):
     folder = tiny_models.model_folder(architecture)
     answers = []

@@ -246,7 +246,7 @@ def test_nan_weights_fail_the_decoder_check(tmp_path):
 @pytest.mark.parametrize(
     "change",
     [
-        {"model_type": "bitnet"},
+        {"model_type": "beam"},
         {"hidden_act": "xielu"},
         {"hidden_size": None},
         {"num_attention_heads": "4"},

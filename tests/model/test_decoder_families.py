@@ -81,6 +81,7 @@ KERNEL_FAMILIES = [
     "llama4",
     "bloom",
     "gpt2",
+    "bitnet",
 ]
 TESTED_ELSEWHERE = {
     "llama", "mistral", "qwen2", "qwen3", "phi3", "qwen2_vl_text", "qwen2_5_vl_text", "qwen3_vl_text",

@@ -46,6 +46,7 @@ OTHER_NAMES = {
     ),
     "bailingmoe2": ("glm4_moe", {"attention_bias": False, "use_qk_norm": True}, {"packs_heads": True}),
 }
+OTHER_NAMES["bitnet"] = ("bitnet", {"hidden_act": "silu", "tie_word_embeddings": True}, {})
 OTHER_NAMES["qwen"] = ("qwen2", {"num_key_value_heads": 4}, {"packs_heads": True})
 OTHER_NAMES |= dict.fromkeys(("xverse", "baichuan"), OTHER_NAMES["internlm2"])
 MISTRAL_ROPE = {

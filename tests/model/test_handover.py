@@ -164,7 +164,7 @@ async def wait_until_free(engine: Engine) -> None:
         ("mistral", "auto", False, (None, None)),
         ("gemma3", "int8", False, (None, None)),
         ("llama", "auto", True, (None, None)),
-        ("bitnet", "auto", False, (None, None)),
+        ("beam", "auto", False, (None, None)),
         ("deepseek_v2_lite", "auto", False, (None, None)),
         ("deepseek_v32", "auto", False, (None, None)),
         ("gemma4 with inputs of layers", "auto", False, (None, None)),
@@ -176,7 +176,7 @@ async def wait_until_free(engine: Engine) -> None:
         ("mistral", "auto", False, (1 << 20, None)),
         ("gemma3", "int8", False, (1 << 20, 1 << 20)),
         ("llama", "auto", True, (1 << 20, 1 << 20)),
-        ("bitnet", "auto", False, (None, 1 << 20)),
+        ("beam", "auto", False, (None, 1 << 20)),
     ],
 )
 async def test_kv_pages_of_one_engine_serve_another(architecture, kv, adapted, staging, tmp_path):

@@ -182,7 +182,7 @@ def test_adapter_on_one_linear_layer_matches_peft(target):
         "mixtral",
         "minicpm3",
         "gpt2",
-        "bitnet",
+        "beam",
         "mamba",
         "jamba",
         "falcon_h1",
@@ -266,7 +266,7 @@ def answer_alone(base: str, quantization: str, name: str, seed: int, length: int
 
 
 @pytest.mark.parametrize(
-    ("base", "quantization"), [("qwen3", "none"), ("llama", "int8"), ("qwen2", "int4"), ("bitnet", "none")]
+    ("base", "quantization"), [("qwen3", "none"), ("llama", "int8"), ("qwen2", "int4"), ("beam", "none")]
 )
 @settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(

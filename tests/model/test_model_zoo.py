@@ -16,7 +16,7 @@ from support.model_zoo.zoo import ZOO
 IS_NIGHT = bool(os.environ.get("PARLEY_NIGHTLY"))
 SAMPLE = [
     "llama in parts", "llama with SentencePiece", "qwen3_moe, FP8, 128 x 128 blocks", "llama, GGUF Q4_K_M",
-    "mixtral, HQQ 4 and 8 bits", "bitnet in parts", "longcat_flash", "modernbert-decoder", "modernbert",
+    "mixtral, HQQ 4 and 8 bits", "beam in parts", "longcat_flash", "modernbert-decoder", "modernbert",
     "llama, MLX 6 bits", "qwen3_next, MLX 4 bits",
     "llama with a head that its config denies", "refused: zamba", "gte-Qwen2", "refused: LoRA adapter",
 ]  # fmt: skip

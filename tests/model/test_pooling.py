@@ -29,7 +29,7 @@ def last_hidden_state(folder, ids):
         return model(torch.tensor([ids])).last_hidden_state[0, -1]
 
 
-@pytest.mark.parametrize("architecture", ["llama", "qwen3", "bitnet"])
+@pytest.mark.parametrize("architecture", ["llama", "qwen3", "beam"])
 def test_decoder_vector_is_the_last_tokens_hidden_state(architecture):
     folder = tiny_models.model_folder(architecture)
     runner, info = load_test_runner(folder, dtype="float32")

@@ -260,7 +260,7 @@ def test_load_rejects_conflicting_quantization_settings(tmp_path):
         "int5 is unknown; it must be one of none, int8", tiny_models.model_folder("llama"), quantization="int5"
     )
     assert_load_fails("lowering is off", folder, lowering=False)
-    assert_load_fails("model type bitnet has no fused decoder", tiny_models.model_folder("bitnet"), quantization="int8")
+    assert_load_fails("model type beam has no fused decoder", tiny_models.model_folder("beam"), quantization="int8")
     tensors = load_file(folder / "model.safetensors")
     name = "model.layers.1.mlp.up_proj.weight"
     for change, match in (

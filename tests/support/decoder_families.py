@@ -103,6 +103,7 @@ LATER_FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
          "num_experts_per_tok": 2, "moe_intermediate_size": 32, "n_group": 2, "topk_group": 1,
          "layer_types": ["full_attention", "sliding_attention", "full_attention"]},
     ),
+    "bitnet": ("bitnet", {}),
     "hyperclovax": ("hyperclovax", {"logits_scaling": 0.125, "residual_multiplier": 0.3}),
     "hyperclovax without norms after": ("hyperclovax", {"use_post_norm": False, "embedding_multiplier": 3.0}),
     "cwm": ("cwm", HEADS | {"sliding_window": 20, "num_hidden_layers": 3}),

@@ -121,7 +121,12 @@ BARE_NAMES = ("layer_scalar", "experts.gate_up_proj", "experts.down_proj")  # of
 BARE_EXPERTS = {"mistral4": ("experts.gate_up_proj", "experts.down_proj")}
 EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(\w+)\.weight")
 # Names of Transformers that the package does not know, and others of the same tensors
-OTHER_NAMES = {"e_score_correction_bias": "e_score_correction.bias", "mlp.gate_up_proj": "mlp.up_proj"}
+OTHER_NAMES = {
+    "e_score_correction_bias": "e_score_correction.bias",
+    "mlp.gate_up_proj": "mlp.up_proj",
+    "attn_sub_norm": "inner_attn_ln",
+    "ffn_sub_norm": "ffn_layernorm",
+}
 
 
 def convert_folder(

@@ -81,7 +81,7 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     # These two run through Transformers.
     "aria_text": ("aria_text", BASE_CONFIG | {"moe_num_experts": 4, "moe_topk": 2, "moe_num_shared_experts": 1}),
-    "bitnet": ("bitnet", BASE_CONFIG),
+    "beam": ("beam", BASE_CONFIG | {"mlp_layer_types": ["dense"] * BASE_CONFIG["num_hidden_layers"]}),
 }
 # Those whose checkpoints merge queries, keys and values. Only tests of decoders and adapters load them.
 MERGED_HEADS: dict[str, tuple[str, dict[str, Any]]] = {

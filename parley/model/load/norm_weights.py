@@ -51,13 +51,17 @@ class NormWeights:
             "query_norm": sizes.dim * (config.heads if whole else 1),
             "key_norm": sizes.dim * (sizes.kv_heads if whole else 1),
         }
-        if not shape.has_attention:
+        if shape.has_attention:
+            widths["attended_norm"] = config.query_heads(layer) * config.value_dim(layer)
+        else:
             del widths["query_norm"]
         if not shape.stores_kv:
             del widths["key_norm"]
         if not config.layers[layer].has_mixer:
             del widths["attention_norm"], widths["attention_after_norm"]
-        if not config.layers[layer].has_mlp:
+        if config.layers[layer].has_mlp:
+            widths["active_norm"] = config.mlp_width(layer)
+        else:
             del widths["mlp_norm"], widths["mlp_after_norm"]
         if config.latent is not None and shape.has_attention:
             widths |= {"query_latent_norm": config.latent.query_rank, "latent_norm": config.latent.rank}

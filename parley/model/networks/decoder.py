@@ -249,6 +249,7 @@ class FusedDecoder:
         if shape.has_attention:
             rotation = step.rotations[shape.rope]
             mixed = self._attention.attend_layer(i, x, batch, step.pages, *rotation, step.query_scales, step.indexed)
+            mixed = native.norm_rows(mixed, weights.attended_norm)
         elif shape.has_mixer:
             mixed = self._state_scans.scan_layer(i, x, batch, step.states)
         if shape.has_mixer:

@@ -22,7 +22,7 @@ class TensorNames:
     ``layer_inputs`` is the table of per-layer embeddings of tokens, used besides those that ``input_projection``
     computes from the tokens' usual embeddings (their norm: ``input_norm``); empty: there are only the latter. The next
     three belong to each layer. ``output_scale`` is the tensor with the scale of a layer's output. ``altup_norm`` and
-    ``laurel_norm`` are norms of ``AltUpShape``.
+    ``laurel_norm`` are norms of ``AltUpShape``, the last two norms of ``DecoderLayer``.
     """
 
     embedding: str = "model.embed_tokens"
@@ -60,6 +60,8 @@ class TensorNames:
     activation_factors: str | None = None
     altup_norm: str | None = None
     laurel_norm: str | None = None
+    attended_norm: str | None = None
+    active_norm: str | None = None
     published: Mapping[str, str] = field(default_factory=dict)
 
 

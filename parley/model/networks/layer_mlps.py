@@ -47,7 +47,8 @@ class LayerMLPs:
 
     def _run_mlp(self, layer: int, x: torch.Tensor | native.QuantizedRows, batch: PackedBatch) -> torch.Tensor:
         """Return the output of a layer's MLP, or of its shared expert: [T, hidden]."""
-        shape, down = self._config.layers[layer], self._layer_weights[layer].down
+        shape, weights = self._config.layers[layer], self._layer_weights[layer]
+        consumer = None if batch.lora_rows is not None else weights.down
         rows = self._linears.apply_linear(x, batch, layer, "gate_up")
         if shape.gate_scale != 1:
             rows[:, : rows.shape[1] // 2] *= shape.gate_scale
@@ -57,9 +58,11 @@ class LayerMLPs:
             rows,
             shape.activation,
             is_gated=shape.is_gated,
-            factors=self._layer_weights[layer].activation_factors,
-            consumer=None if batch.lora_rows is not None else down,
+            factors=weights.activation_factors,
+            consumer=consumer if weights.active_norm is None else None,
         )
+        if weights.active_norm is not None:
+            active = native.norm_rows(active, weights.active_norm, consumer=consumer)
         return self._linears.apply_linear(active, batch, layer, "down")
 
     def _mix_experts(

@@ -231,8 +231,8 @@ def file_folders() -> list[ZooFolder]:
         plain_folder("qwen3_moe in parts", "qwen3_moe",
                      {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48},
                      files="several safetensors files", max_shard_size="100KB"),
-        plain_folder("bitnet in parts", "bitnet", {}, max_shard_size="100KB", files="several safetensors files",
-                     fused=False),
+        plain_folder("beam in parts", "beam", {"mlp_layer_types": ["dense"] * 2}, max_shard_size="100KB",
+                     files="several safetensors files", fused=False),
     ]  # fmt: skip
     folders += [
         ZooFolder(name, "llama", files, partial(_write_changed, change=change))

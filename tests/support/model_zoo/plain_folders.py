@@ -67,7 +67,6 @@ THROUGH_TRANSFORMERS: dict[str, tuple[str, dict[str, Any]]] = {
     "biogpt": ("biogpt", {}),
     "bert as a decoder": ("bert", {"is_decoder": True, "max_position_embeddings": 256}),
     "bert-generation": ("bert-generation", {"is_decoder": True}),
-    "bitnet": ("bitnet", {}),
     "jetmoe": ("jetmoe", {"kv_channels": 16, "num_local_experts": 4, "num_experts_per_tok": 2}),
     "aria_text": ("aria_text", {"moe_num_experts": 4, "moe_topk": 2, "moe_num_shared_experts": 1}),
     "longcat_flash": ("longcat_flash", LATENTS | {
@@ -98,7 +97,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 
 def plain_folders() -> list[ZooFolder]:
     """Return all of them."""
-    own = {name: shape for name, shape in ARCHITECTURES.items() if name not in ("bitnet", "aria_text")} | FAMILIES
+    own = {name: shape for name, shape in ARCHITECTURES.items() if name not in ("beam", "aria_text")} | FAMILIES
     # Transformers saves the decays of MiniMax, which files of bfloat16 would round
     dtypes = {"minimax": "float32"}
     folders = [plain_folder(name, *shape, dtype=dtypes.get(name, "bfloat16")) for name, shape in own.items()]

@@ -31,6 +31,7 @@ FORMS = (
     "torchao FP8",
 )  # fmt: skip
 PUBLISHED_FORMS = {
+    "bitnet": ("BitNet, autobitlinear",),
     "qwen2": ("GPTQ 4 bits", "AWQ", "W8A8", "FP8, one scale", "bitsandbytes nf4, double"),
     "qwen3": ("FP8, 128 x 128 blocks", "GPTQ 4 bits", "AWQ", "NVFP4", "torchao FP8", "torchao int4"),
     "qwen3_moe": (

@@ -145,7 +145,8 @@ class ReferenceLayer:
                 attended = attended * gate.sigmoid().repeat_interleave(self._config.latent.value_dim, 1)
             return self._project(attended, "output")
         if not shape.has_output_gate:
-            return self._project(self._attend(*self._project_heads(rows)), "output")
+            attended = self._attend(*self._project_heads(rows))
+            return self._project(self._norm_field(attended, "attended_norm"), "output")
         q, gates, *key_and_value = rows if len(rows) == 4 else [*rows[0].chunk(2, -1), *rows[1:]]
         attended = self._attend(*self._project_heads([q, *key_and_value]))
         if shape.has_head_gates:
@@ -312,7 +313,8 @@ class ReferenceLayer:
             gate = (gate - threshold).clamp_min(0)
         if self._shape.activation == "xielu":
             return self._project(self._run_xielu(gate) * up, "down")
-        return self._project(ACTIVATION_DEFINITIONS[self._shape.activation](gate, up), "down")
+        active = ACTIVATION_DEFINITIONS[self._shape.activation](gate, up)
+        return self._project(self._norm_field(active, "active_norm"), "down")
 
     def _run_xielu(self, x: torch.Tensor) -> torch.Tensor:
         """Return the activation xIELU (arXiv 2411.13010, equation 9) with the layer's factors."""

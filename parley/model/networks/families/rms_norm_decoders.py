@@ -108,6 +108,23 @@ PHI3 = DecoderFamily(
     layer_types=all_sliding,
     resolve_rope=rename_longrope,
 )
+BITNET = DecoderFamily(
+    COMMON_FIELDS
+    | {
+        "hidden_act": "relu2",
+        "vocab_size": 128256,
+        "hidden_size": 2560,
+        "intermediate_size": 6912,
+        "num_hidden_layers": 30,
+        "num_attention_heads": 20,
+        "num_key_value_heads": 5,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 5e5,
+        "attention_bias": False,
+    },
+    biases=ATTENTION_BIASES,
+    tensors=TensorNames(attended_norm="self_attn.attn_sub_norm", active_norm="mlp.ffn_sub_norm"),
+)
 GRANITE = replace(
     LLAMA,
     fields={

@@ -90,6 +90,7 @@ from parley.model.networks.families.recent_mixture_decoders import (
 from parley.model.networks.families.rms_norm_decoders import (
     APERTUS,
     ARCEE,
+    BITNET,
     CWM,
     ERNIE,
     EXAONE4,
@@ -180,6 +181,7 @@ FAMILIES: dict[str, DecoderFamily] = {
     "gpt_neox": GPT_NEOX,
     "falcon": FALCON,
     "arcee": ARCEE,
+    "bitnet": BITNET,
     "seed_oss": SEED_OSS,
     "ministral": MINISTRAL,
     "deepseek": DEEPSEEK,
