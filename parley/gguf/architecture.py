@@ -64,7 +64,8 @@ class Architecture:
       tensor alone. ``model_names``: the same for tensors outside of layers. ``layer_prefix``: begins the names of
       layers.
     * ``interleaved``: the rows of queries and keys are in llama.cpp's order.
-    * ``norm_offset``: the number that llama.cpp's converter adds to the weights of norms.
+    * ``norm_offset``: the number that llama.cpp's converter adds to the weights of norms; ``has_plain_last_norm``: not
+      to those of the last norm.
     * ``fields``: constant members of the config. ``keys``: further metadata fields, and their names in the config.
     * ``mixture``: the row for files with experts, if they are supported. ``gating``: how scores of experts are
       computed.
@@ -83,6 +84,7 @@ class Architecture:
     * ``state_type``: the type of layers without heads of keys and values.
     * ``is_encoder``: the model reads whole texts, in float32.
     * ``has_attention``: False: all layers are Mamba, whose files give 0 heads and an MLP of width 0.
+    * ``has_positive_rates``: rates of decay are stored without their sign.
     * ``layer_numbers``: metadata fields with a number for each layer that is a tensor in Hugging Face format, and the
       tensor's name in the layer.
     * ``has_packed_heads``: one tensor may have queries, then keys, then values; Hugging Face format has three tensors.
@@ -116,6 +118,8 @@ class Architecture:
     has_attention: bool = True
     has_packed_heads: bool = False
     has_parted_pairs: bool = False
+    has_positive_rates: bool = False
+    has_plain_last_norm: bool = False
     layer_numbers: dict[str, str] = field(default_factory=dict)
 
 

@@ -22,7 +22,7 @@ from parley.gguf.architecture import (
 )
 from parley.gguf.axes_architectures import AXES_ARCHITECTURES, has_positions_with_axes
 from parley.gguf.encoder_architectures import ENCODERS
-from parley.gguf.gemma_architectures import GEMMA_3N, GEMMA_4, GEMMA_LAYER_NAMES
+from parley.gguf.gemma_architectures import GEMMA_3N, GEMMA_4, GEMMA_LAYER_NAMES, MUSE_GLIMMER
 from parley.gguf.gpt_architectures import GPT_ARCHITECTURES
 from parley.gguf.header import GgufError, GgufModel
 from parley.gguf.latent_architectures import LATENT_ARCHITECTURES
@@ -177,6 +177,7 @@ ARCHITECTURES = {
     "gemma3": Architecture("gemma3_text", "Gemma3ForCausalLM", GEMMA_LAYER_NAMES, norm_offset=1.0),
     "gemma3n": GEMMA_3N,
     "gemma4": replace(GEMMA_4, mixture=GEMMA_4),
+    "muse-glimmer": MUSE_GLIMMER,
     "gpt-oss": replace(GPT_OSS, mixture=GPT_OSS),
     "mistral3": Architecture(
         "mistral",

@@ -1,4 +1,7 @@
-"""Gemma 2, 3, 3n and 4 in GGUF files: the names of their tensors, and the metadata of the last two."""
+"""Gemma 2, 3, 3n and 4 in GGUF files, and Muse Glimmer, which has Gemma's norms.
+
+The names of their tensors, and the metadata of Gemma 3n, Gemma 4 and Muse Glimmer.
+"""
 
 from __future__ import annotations
 
@@ -142,6 +145,16 @@ GEMMA_3N = Architecture(
     complete=complete_gemma_3n,
     lists=("feed_forward_length",),
     model_names=STACKED_NAMES,
+)
+# Its norms of queries have the factor of scores as their weights
+MUSE_GLIMMER = Architecture(
+    "muse_glimmer_text",
+    "MuseGlimmerForConditionalGeneration",
+    GEMMA_LAYER_NAMES | {"attn_gate": "self_attn.gate_proj"},
+    interleaved=True,
+    norm_offset=1.0,
+    has_plain_last_norm=True,
+    fields={"qk_scale_factor": 1.0},
 )
 GEMMA_4 = Architecture(
     "gemma4_text",

@@ -42,6 +42,7 @@ GLM_5_2_CONTEXT = (
 )  # from GLM-5.2 on, models have this context length, and only every fourth layer has an indexer
 # DeepSeek-V3 and R1 have this number of experts; their first files do not say that they are in groups
 DEEPSEEK_3_EXPERTS, DEEPSEEK_3_GROUPS = 256, {"n_group": 8, "topk_group": 4}
+LING_3_BOUND = -5.0  # of the logarithms of decays, in the published models
 YARN_LOG_UNIT = 10  # the converter divides mscale_all_dim of this architecture by it
 
 
@@ -191,6 +192,31 @@ def complete_kimi_linear(model: GgufModel, config: dict[str, Any]) -> None:
     config |= {"n_group": 1, "topk_group": 1} | config
 
 
+def complete_ling_3(model: GgufModel, config: dict[str, Any]) -> None:
+    """Add the fields of Ling 3. Raises GgufError for other layers than those of the published models."""
+    fields, file, count = fields_of(model), model.paths[0].name, config["num_hidden_layers"]
+    if "layer_types" not in config:
+        raise GgufError(f"{file} does not say which layers keep a state, so the model's shape is unknown")
+    complete_latents(model, config)
+    clamps = [fields.get(f"swiglu_clamp_{part}") for part in ("exp", "shexp")]
+    if config["q_lora_rank"] is not None or fields.get("kda.safe_gate") is False:
+        raise GgufError(f"{file} has latents of queries or decays without a bound, which its architecture has not")
+    if any(isinstance(clamp, list) and any(clamp[:count]) for clamp in clamps):
+        raise GgufError(f"{file} limits the gates of experts (swiglu_clamp), which its architecture does not do here")
+    width = config.pop("shared_expert_intermediate_size", None)
+    experts_width = read_size(model, "expert_feed_forward_length")
+    if width not in (None, config.get("n_shared_experts", 1) * experts_width):
+        raise GgufError(f"{file} gives expert_shared_feed_forward_length as {width}, but an expert has {experts_width}")
+    config["layer_types"] = config["layer_types"][:count]
+    config |= {
+        "linear_num_heads": config["num_attention_heads"],
+        "linear_head_dim": read_size(model, "kda.head_dim"),
+        "linear_conv_kernel_dim": read_size(model, "ssm.conv_kernel"),
+        "kda_lower_bound": shortest_number(fields.get("kda.gate_lower_bound", LING_3_BOUND)),
+    }
+    config |= {"n_group": 1, "topk_group": 1} | config
+
+
 def complete_mistral_4(model: GgufModel, config: dict[str, Any]) -> None:
     """Add the fields of Mistral 4. Raises GgufError."""
     complete_latents(model, config)
@@ -242,19 +268,31 @@ DEEPSEEK_32 = replace(
     complete=complete_deepseek_32,
 )
 GLM_DSA = replace(DEEPSEEK_32, model_type="glm_moe_dsa", class_name="GlmMoeDsaForCausalLM", complete=complete_glm_dsa)
-KIMI_LINEAR = replace(
-    DEEPSEEK_3,
-    model_type="kimi_linear",
-    class_name="KimiLinearForCausalLM",
-    layer_names=LATENT_LAYER_NAMES
+KIMI_DELTA_NAMES = (
+    LATENT_LAYER_NAMES
     | {f"ssm_conv1d_{part}": f"self_attn.{part}_conv1d" for part in "qkv"}
-    | {f"ssm_{part}": f"self_attn.{part}_proj" for part in ("f_a", "f_b", "g_a", "g_b")}
     | {
         "ssm_beta": "self_attn.b_proj",
         "ssm_a": "self_attn.A",
         "ssm_dt.bias": "self_attn.dt_bias",
         "ssm_norm": "self_attn.o_norm",
-    },
+    }
+)
+LING_3 = replace(
+    DEEPSEEK_3,
+    model_type="bailing_hybrid",
+    class_name="BailingHybridForCausalLM",
+    layer_names=KIMI_DELTA_NAMES
+    | {"ssm_f_a": "self_attn.f_proj", "ssm_g_a": "self_attn.g_proj", "attn_gate": "self_attn.g_proj"},
+    complete=complete_ling_3,
+    state_type="linear_attention",
+    has_positive_rates=True,
+)
+KIMI_LINEAR = replace(
+    DEEPSEEK_3,
+    model_type="kimi_linear",
+    class_name="KimiLinearForCausalLM",
+    layer_names=KIMI_DELTA_NAMES | {f"ssm_{part}": f"self_attn.{part}_proj" for part in ("f_a", "f_b", "g_a", "g_b")},
     complete=complete_kimi_linear,
     state_type="linear_attention",
 )
@@ -272,6 +310,7 @@ LATENT_ARCHITECTURES = {
     "deepseek32": replace(DEEPSEEK_32, mixture=DEEPSEEK_32),
     "glm-dsa": replace(GLM_DSA, mixture=GLM_DSA),
     "kimi-linear": replace(KIMI_LINEAR, mixture=KIMI_LINEAR),
+    "bailingmoe3": replace(LING_3, mixture=LING_3),
     "minicpm3": MINICPM_3,
     "mistral4": replace(MISTRAL_4, mixture=MISTRAL_4),
 }

@@ -46,8 +46,12 @@ def tokenizer_files(metadata: dict[str, Any], name: str) -> dict[str, dict[str, 
     vocabulary = read_vocabulary(metadata, name)
     kind, architecture = vocabulary.field("model"), metadata.get("general.architecture")
     if kind == "gpt2":
-        is_whole = vocabulary.field("pre") in WHOLE_TEXT_NAMES
-        parts = _merged_parts(vocabulary, name) if is_whole else _byte_level_parts(vocabulary, name)
+        if vocabulary.field("pre") in WHOLE_TEXT_NAMES:
+            parts = _merged_parts(vocabulary, name)
+        elif vocabulary.field("pre") == "whitespace":
+            parts = _word_parts(vocabulary, name)
+        else:
+            parts = _byte_level_parts(vocabulary, name)
         if architecture in ENCODER_ARCHITECTURES:
             is_doubled = architecture != "modern-bert"
             parts["post_processor"] = encoder_post_processor(vocabulary, name, is_doubled=is_doubled)
@@ -101,7 +105,7 @@ def _byte_level_parts(vocabulary: Vocabulary, name: str) -> dict[str, Any]:
         for pattern in split.patterns
     ]
     return {
-        "normalizer": {"type": "NFC"} if split.nfc else None,
+        "normalizer": {"type": "NFC"} if split.nfc or vocabulary.field("normalizer.nfc") is True else None,
         "pre_tokenizer": {"type": "Sequence", "pretokenizers": [*pieces, byte_level]},
         "post_processor": _post_processor(vocabulary, begins=split.begins),
         "decoder": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False},
@@ -119,6 +123,23 @@ def _read_merges(vocabulary: Vocabulary, name: str) -> list[list[str]]:
     if not isinstance(merges, list) or not all(isinstance(merge, str) and merge.count(" ") == 1 for merge in merges):
         raise GgufError(f"{name} has no tokenizer.ggml.merges, so its tokenizer cannot be used")
     return [merge.split(" ") for merge in merges]
+
+
+def _word_parts(vocabulary: Vocabulary, name: str) -> dict[str, Any]:
+    """Return the parts of jina-embeddings-v2-zh's tokenizer: BPE of words in small letters, not in bytes."""
+    unknown = vocabulary.special_id("unknown_token_id")
+    return {
+        "normalizer": None if vocabulary.field("normalizer.lowercase") is False else {"type": "Lowercase"},
+        "pre_tokenizer": {"type": "Whitespace"},
+        "post_processor": _post_processor(vocabulary, begins=False),
+        "decoder": None,
+        "model": {
+            "type": "BPE",
+            "unk_token": None if unknown is None else vocabulary.tokens[unknown],
+            "vocab": vocabulary.ids,
+            "merges": _read_merges(vocabulary, name),
+        },
+    }
 
 
 def _merged_parts(vocabulary: Vocabulary, name: str) -> dict[str, Any]:

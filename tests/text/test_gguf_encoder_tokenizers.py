@@ -292,3 +292,31 @@ def test_byte_level_tokenizers_of_encoders_begin_and_end_texts(architecture, pre
         "eos_token_id": ids["</s>"],
     }
     check_ids(load(metadata_of(architecture, values), tmp_path), original, [*WORDS, *random_texts(200)])
+
+
+def test_words_of_jinas_chinese_model_are_split_and_made_small(tmp_path):
+    original = tokenizers.Tokenizer(models.BPE(unk_token="<unk>"))
+    original.normalizer, original.pre_tokenizer = normalizers.Lowercase(), pre_tokenizers.Whitespace()
+    trainer = trainers.BpeTrainer(vocab_size=200, special_tokens=ROBERTA_SPECIAL, show_progress=False)
+    original.train_from_iterator(WORDS, trainer)
+    ids = original.get_vocab()
+    original.post_processor = processors.TemplateProcessing(
+        single="<s> $A </s>",
+        pair="<s> $A </s> </s> $B </s>",
+        special_tokens=[("<s>", ids["<s>"]), ("</s>", ids["</s>"])],
+    )
+    tokens = sorted(ids, key=ids.__getitem__)
+    merges = json.loads(original.to_str())["model"]["merges"]
+    values = {
+        "model": "gpt2",
+        "pre": "whitespace",
+        "tokens": tokens,
+        "token_type": [2 if token == "<unk>" else 3 if token in ROBERTA_SPECIAL else 1 for token in tokens],
+        "merges": [merge if isinstance(merge, str) else " ".join(merge) for merge in merges],
+        "bos_token_id": ids["<s>"],
+        "eos_token_id": ids["</s>"],
+        "unknown_token_id": ids["<unk>"],
+        "normalizer.lowercase": True,
+    }
+    made = load(metadata_of("jina-bert-v2", values), tmp_path)
+    check_ids(made, original, [*WORDS, "Hello, WORLD: 你好\uff0c世界", *random_texts(200)])

@@ -269,6 +269,7 @@ def _make_entry(
 ) -> TensorEntry:
     dtype = DTYPES.get(tensor.blocks.name)
     is_norm = tensor.name.endswith("_norm.weight") and not tensor.name.endswith(".ssm_norm.weight")
+    is_norm &= not (architecture.has_plain_last_norm and tensor.name == "output_norm.weight")
     entry = TensorEntry(
         tensor.file,
         dtype or torch.uint8,
@@ -280,6 +281,8 @@ def _make_entry(
         restore=partial(_subtract, architecture.norm_offset) if is_norm and architecture.norm_offset else None,
     )
     match = LAYER_TENSOR.fullmatch(tensor.name)
+    if architecture.has_positive_rates and match and match[2] == "ssm_a":
+        return replace(entry, restore=torch.neg)
     if architecture.has_parted_pairs and match and match[2] in ("attn_q", "attn_k"):
         return replace(entry, rows=_pair_rows(tensor, config))
     has_shares = architecture.has_tiled_values and config["linear_num_value_heads"] != config["linear_num_key_heads"]

@@ -337,7 +337,11 @@ KIMI_NAMES = replace(DEEPSEEK_NAMES, gate_up=("mlp.experts.{}.w1", "mlp.experts.
 KIMI_MIXTURE = replace(GLM4_MIXTURE, layouts=(KIMI_NAMES, *GLM4_MIXTURE.layouts), has_mixture=exaone_layers)
 BAILING_MIXTURE = replace(
     KIMI_MIXTURE,
-    layouts=(replace(DEEPSEEK_NAMES, choice_bias="mlp.gate.expert_bias"), *_both_layouts(DEEPSEEK_NAMES)),
+    layouts=(
+        replace(DEEPSEEK_NAMES, choice_bias="mlp.gate.expert_bias"),
+        *_both_layouts(DEEPSEEK_NAMES),
+        _gguf_layout(DEEPSEEK_NAMES),
+    ),
 )
 QWEN3_5_MIXTURE = replace(QWEN2_MIXTURE, has_mixture=every_layer, normalized=True)
 LFM2_NAMES = MixtureNames(

@@ -307,7 +307,10 @@ KIMI_STATES = StateFamily(
     "linear_attention", KIMI_NAMES, read_kimi_delta, others=(_newer_kimi_names(KIMI_NAMES), KIMI_GGUF_NAMES)
 )
 BAILING_STATES = StateFamily(
-    "linear_attention", BAILING_NAMES, read_bailing_delta, others=(_newer_kimi_names(BAILING_NAMES),)
+    "linear_attention",
+    BAILING_NAMES,
+    read_bailing_delta,
+    others=(_newer_kimi_names(BAILING_NAMES), replace(BAILING_NAMES, decay="self_attn.A", is_rate=True)),
 )
 LFM2_STATES = StateFamily(
     "conv",

@@ -98,6 +98,14 @@ def muse_factors(fields: dict[str, Any]) -> dict[str, float]:
     return {"score_scale": read_number(fields, "qk_scale_factor")}
 
 
+def muse_variant(config: Mapping[str, Any]) -> DecoderFamily:
+    """Return the row for a config of Muse Glimmer: norms of queries and keys have weights in GGUF files only."""
+    if (config.get("quantization_config") or {}).get("quant_method") != "gguf":
+        return MUSE_GLIMMER
+    names = replace(MUSE_GLIMMER.tensors, query_norm="self_attn.q_norm", key_norm="self_attn.k_norm")
+    return replace(MUSE_GLIMMER, tensors=names)
+
+
 MUSE_GLIMMER = DecoderFamily(
     COMMON_FIELDS
     | {
@@ -133,6 +141,7 @@ MUSE_GLIMMER = DecoderFamily(
     resolve_rope=common_base,
     has_output_gate=True,
     layer_factors=muse_factors,
+    variant=muse_variant,
 )
 VAULT_GEMMA = replace(
     GEMMA2,
