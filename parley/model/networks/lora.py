@@ -73,7 +73,7 @@ def read_adapter(
     if not linears:
         raise LoadError("Adapters are not available for this kind of model.")
     if folder.is_file() and folder.suffix == ".gguf":
-        raise LoadError(f"{folder.name} is in GGUF; adapters are read as PEFT folders, such as the one it was made from.")
+        raise LoadError(f"{folder.name} is in GGUF; adapters are read as PEFT folders.")
     if not folder.is_dir():
         raise LoadError(f"There is no adapter folder {folder.name}.")
     config_bytes, config = _read_adapter_config(folder / CONFIG_FILE)
