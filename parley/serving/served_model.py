@@ -173,7 +173,8 @@ class ServedModel:
         if not isinstance(self.settings, Settings):
             return
         for kind, folder in find_media_adapters(Path(self.settings.model)).items():
-            self.media_adapters[kind] = f"{self.name}-{folder.name}"
+            own_name = f"{kind}-lora" if folder == Path(self.settings.model) else folder.name
+            self.media_adapters[kind] = f"{self.name}-{own_name}"
             self.settings.adapters.setdefault(self.media_adapters[kind], str(folder))
             self.settings.max_rank = max(self.settings.max_rank, adapter_rank(folder))
 

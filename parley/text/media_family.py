@@ -63,6 +63,7 @@ class _FamilyRow(NamedTuple):
     keeps_kinds_apart: bool = False
     is_prefix_lm: bool = False
     numbers_grids: bool = False
+    begins_text_after_items: bool = False
 
 
 # Names that files published before the type was in Transformers have for some fields, by model type.
@@ -134,7 +135,8 @@ _FAMILIES: dict[str, _FamilyRow] = {
     "internvl": _FamilyRow({"image": _IMAGE, "video": _VIDEO_OF_IMAGES}),
     "mistral3": _FamilyRow({"image": _IMAGE}, min_embeddings=2),  # the encoder's code squeezes a single one away
     "gemma3": _FamilyRow({"image": _KindMarks(_IMAGE.id_fields, "<start_of_image>")}, sees_both_ways=True),
-    "paligemma": _FamilyRow({"image": _IMAGE}, needs_fused=True, is_prefix_lm=True),
+    "paligemma": _FamilyRow({"image": _IMAGE}, needs_fused=True, is_prefix_lm=True, begins_text_after_items=True),
+    "blip-2": _FamilyRow({"image": _IMAGE}, begins_text_after_items=True),
     "gemma3n": _FamilyRow({"image": _IMAGE, "audio": _AUDIO}, needs_fused=True, needs_timm=True),
     "gemma4": _GEMMA4,
     "gemma4_unified": _GEMMA4._replace(sees_both_ways=True),
@@ -174,6 +176,8 @@ _FAMILIES: dict[str, _FamilyRow] = {
     "glmasr": _FamilyRow({"audio": _AUDIO._replace(edges=("<|begin_of_audio|>", "<|end_of_audio|>"))}),
     "audioflamingo3": _FamilyRow({"audio": _AUDIO}),
     "musicflamingo": _FamilyRow({"audio": _AUDIO}),
+    "granite_speech": _FamilyRow({"audio": _AUDIO}),
+    "granite_speech_plus": _FamilyRow({"audio": _AUDIO}),
     "nemotron_h_omni": _FamilyRow({"image": _IMAGE, "audio": _AUDIO._replace(encoder_config="audio_config")}),
     "phi4_multimodal": _FamilyRow(
         {"image": _KindMarks(("vision_config.image_token_id",)), "audio": _KindMarks(("audio_config.audio_token_id",))},
@@ -211,8 +215,8 @@ class MediaFamily:
     ``other_placeholder_ids``: the marks around and between the tiles of a picture, if embeddings replace them as well.
     ``shares_edges``: two pictures next to each other have one mark between them, not two.
     ``keeps_kinds_apart``: an encoder does something else in a prompt with items of the other kind, which is refused.
-    ``is_prefix_lm``: all tokens of a prompt with items attend to each other. The token that begins texts stands after
-    the last item, and a line break at the end of the prompt.
+    ``is_prefix_lm``: all tokens of a prompt with items attend to each other, and a line break ends the prompt.
+    ``begins_text_after_items``: the token that begins texts stands after the last item.
     ``numbers_grids``: with ``has_rope_grids``, that grids are as ``EmbeddingRun.is_numbered`` says.
     """
 
@@ -231,6 +235,7 @@ class MediaFamily:
     keeps_kinds_apart: bool = False
     is_prefix_lm: bool = False
     numbers_grids: bool = False
+    begins_text_after_items: bool = False
 
     @property
     def kinds(self) -> frozenset[MediaKind]:
@@ -278,6 +283,7 @@ def read_media_family(config: Mapping[str, Any]) -> MediaFamily | None:
         row.keeps_kinds_apart,
         row.is_prefix_lm,
         row.numbers_grids,
+        row.begins_text_after_items,
     )
 
 

@@ -66,7 +66,7 @@ def shared_encoder(family: str, dtype: torch.dtype = torch.float32) -> Transform
 
 @cache
 def reference_model(family: str) -> Any:
-    if family in ("got_ocr2", "phi4_multimodal"):
+    if family in ("got_ocr2", "phi4_multimodal", "granite_speech", "granite_speech_plus"):
         return load_whole_model(multimodal_folder(family))  # their encoders run with no other attention
     if family == "deepseek_ocr2":  # as the first of its two encoders
         model = load_whole_model(multimodal_folder(family))
@@ -206,8 +206,8 @@ def test_large_items_are_computed_in_slices(monkeypatch, family: str, dtype: tor
 def test_calls_back_before_each_block(family: str):
     kind = next(iter(FAMILIES[family].parts))
     shape = FAMILIES[family].config
-    config = shape.get("vision_config", shape.get("audio_config"))
-    names = ("num_hidden_layers", "depth", "encoder_layers")
+    config = next(shape[name] for name in ("vision_config", "audio_config", "encoder_config") if name in shape)
+    names = ("num_hidden_layers", "depth", "encoder_layers", "num_layers")
     blocks = next((config[name] for name in names if name in config), 0)
     calls = []
     encoder = shared_encoder(family)

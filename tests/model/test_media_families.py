@@ -50,7 +50,7 @@ VIDEO_FAMILIES = [
 ONE_KIND_FAMILIES = ["smolvlm", "glm4v", "glm46v", "glm4v_moe", "glm_ocr", "glmga"]
 AUDIO_FAMILIES = [
     "qwen2_audio", "qwen3_asr", "qwen2_5_omni_thinker", "qwen3_omni_moe_thinker", "glmasr", "audioflamingo3", "voxtral",
-    "gemma4", "gemma4_unified", "phi4_multimodal", "nemotron_h_omni",
+    "gemma4", "gemma4_unified", "phi4_multimodal", "nemotron_h_omni", "granite_speech", "granite_speech_plus",
 ]  # fmt: skip
 # One without axes, three with M-RoPE, of which one has embeddings for several layers and one turns neighbouring
 # dimensions, one that sees both ways, one with inputs of layers, and one that sees both ways in some layers. LFM2-VL

@@ -105,10 +105,21 @@ def test_config_without_text_config_gives_the_same_tokens(tmp_path, family: str)
     check_against_transformers(tmp_path, multimodal_folder(family), fused=True)
 
 
-@pytest.mark.parametrize("family", ["aya_vision", "cohere2_vision"])
-def test_logits_of_cohere_have_their_factor_without_the_fused_decoder_as_well(family: str, tmp_path: Path):
+@pytest.mark.parametrize(
+    ("family", "field", "value"),
+    [
+        ("aya_vision", "logit_scale", 0.25),
+        ("cohere2_vision", "logit_scale", 0.25),
+        ("granite_speech", "logits_scaling", 4.0),
+        ("granite_vision", "logits_scaling", 4.0),
+    ],
+)
+def test_logits_have_their_factor_without_the_fused_decoder_as_well(family, field, value, tmp_path: Path):
     """The code of Transformers for the whole model forgets it."""
-    folder = write_multimodal_model(tmp_path, family, text={"logit_scale": 0.25})
+    text = {field: value}
+    if family == "granite_vision":  # which is a LLaVA-NeXT
+        family, text = "llava_next", text | {"model_type": "granite"}
+    folder = write_multimodal_model(tmp_path, family, text=text)
     hidden = torch.randn(3, 64)
     fused, plain = (
         load_test_runner(folder, dtype="float32", lowering=lowering)[0].network for lowering in (True, False)

@@ -18,7 +18,7 @@ from support.ocr_models import OCR_MODELS
 from support.picture_models import PICTURE_MODELS
 from support.recent_media_models import RECENT_MODELS
 from support.rope_grid_models import MROPE, ROPE_GRID_MODELS
-from support.sound_models import SOUND_MODELS, VoxtralFiles
+from support.sound_models import SOUND_MODELS, GraniteSpeechFiles, VoxtralFiles
 from support.tile_models import TILE_MODELS
 from support.tiny_models import models_home, write_random_model, write_tokenizer
 from support.vision_chat_models import VISION_CHAT_MODELS
@@ -44,7 +44,10 @@ def load_processor(folder: Path) -> Any:
     """Return the processor in a model folder, as Transformers has it."""
     from transformers import AutoConfig, AutoFeatureExtractor, AutoProcessor, AutoTokenizer
 
-    if AutoConfig.from_pretrained(folder).model_type == "voxtral":
+    model_type = AutoConfig.from_pretrained(folder).model_type
+    if model_type.startswith("granite_speech"):
+        return GraniteSpeechFiles(AutoTokenizer.from_pretrained(folder))
+    if model_type == "voxtral":
         return VoxtralFiles(AutoFeatureExtractor.from_pretrained(folder), AutoTokenizer.from_pretrained(folder))
     return AutoProcessor.from_pretrained(folder)
 

@@ -1,9 +1,12 @@
 """Tiny models that read sound alone, for ``multimodal_models.FAMILIES``."""
 
 import functools
+import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from support.media_family_shape import TEXT, VISION, Family
 from support.rope_grid_models import AUDIO
 
@@ -61,6 +64,45 @@ def _voxtral(tokenizer: Any) -> Any:
     return VoxtralFiles(WhisperFeatureExtractor(feature_size=80), tokenizer)
 
 
+class GraniteSpeechFiles:
+    """The files of Granite Speech's processor, which Transformers loads with torchaudio only, and its tensors."""
+
+    def __init__(self, tokenizer: Any, audio_token: str = "<|audio|>"):
+        self.tokenizer, self.audio_token = tokenizer, audio_token
+
+    def save_pretrained(self, folder: Path) -> None:
+        self.tokenizer.save_pretrained(folder)
+        content = {"feature_extractor_type": "GraniteSpeechFeatureExtractor", "sampling_rate": 16000}
+        (folder / "preprocessor_config.json").write_text(json.dumps(content))
+
+    def apply_chat_template(self, *args: Any, **options: Any) -> str:
+        return self.tokenizer.apply_chat_template(*args, **options)
+
+    def __call__(self, text: list[str], audio: list[Any], **options: Any) -> dict[str, Any]:
+        from parley.model.media_input.granite_speech import GraniteSpeechProcessor
+
+        folder = Path(self.tokenizer.name_or_path)
+        own = GraniteSpeechProcessor(folder, self.tokenizer.convert_tokens_to_ids(self.audio_token))
+        outputs = [
+            own(
+                text=text,
+                audio=[clip],
+                sampling_rate=16000,
+                return_tensors="pt",
+                return_text_replacement_offsets=True,
+            )
+            for clip in audio
+        ]
+        pieces = text[0].split(self.audio_token)
+        whole = pieces[0]
+        for piece, output in zip(pieces[1:], outputs, strict=True):
+            whole += output["text_replacement_offsets"][0][0]["replacement"] + piece
+        tensors = {"input_features": torch.cat([output["input_features"] for output in outputs])}
+        if options.get("return_text_replacement_offsets"):
+            tensors |= {"text_replacement_offsets": outputs[0]["text_replacement_offsets"]}
+        return {**self.tokenizer([whole], return_tensors="pt"), **tensors}
+
+
 def _whisper_speech(tokenizer: Any, *, name: str) -> Any:
     import transformers
 
@@ -68,6 +110,27 @@ def _whisper_speech(tokenizer: Any, *, name: str) -> Any:
     return getattr(transformers, f"{name}Processor")(extractor, tokenizer, audio_token=tokenizer.audio_token)
 
 
+GRANITE_SPEECH = Family(
+    {
+        "text_config": TEXT | {"model_type": "granite", "embedding_multiplier": 3.0, "attention_multiplier": 0.2},
+        "encoder_config": {
+            "input_dim": 160,
+            "num_layers": 4,
+            "hidden_dim": 32,
+            "num_heads": 2,
+            "context_size": 10,
+            "max_pos_emb": 16,
+            "conv_kernel_size": 5,
+        },
+        "projector_config": VISION | {"model_type": "blip_2_qformer", "encoder_hidden_size": 32},
+        "has_lora_adapter": False,
+        "tie_word_embeddings": True,
+    },
+    {"audio_token": "<|audio|>"},
+    {"audio": "<|audio|>"},
+    GraniteSpeechFiles,
+    {"audio_token_index": "audio_token"},
+)
 SOUND_MODELS: dict[str, Family] = {
     "qwen2_audio": Family(
         {"text_config": TEXT | {"model_type": "qwen2"}, "audio_config": AUDIO},
@@ -108,5 +171,14 @@ SOUND_MODELS: dict[str, Family] = {
         {"audio": "<sound>"},
         functools.partial(_whisper_speech, name="AudioFlamingo3"),
         {"audio_token_id": "audio_token"},
+    ),
+    "granite_speech": GRANITE_SPEECH,
+    "granite_speech_plus": replace(
+        GRANITE_SPEECH,
+        config=GRANITE_SPEECH.config
+        | {
+            "encoder_config": GRANITE_SPEECH.config["encoder_config"] | {"cat_hidden_layers": [2]},
+            "projector_config": GRANITE_SPEECH.config["projector_config"] | {"encoder_hidden_size": 64},
+        },
     ),
 }

@@ -32,8 +32,8 @@ ENCODERS_IN_BODY = (
     "model.projector.",
     "model.view_seperator",
 )
-BODY_EMBEDDING = re.compile(r"(.*)(?:embed_tokens|(?<=backbone\.)embeddings)\.weight")
-BACKBONE_PREFIX = "backbone."  # of Nemotron-H in place of BODY_PREFIX
+BODY_EMBEDDING = re.compile(r"((?:.*\.)?)(?:embed_tokens|(?<=backbone\.)embeddings)\.weight")
+OWN_BODY_PREFIXES = ("backbone.", "model.decoder.")  # of Nemotron-H and OPT in place of BODY_PREFIX
 THINKER_PREFIX = "thinker."  # of the tensors of Qwen-Omni's part that writes text
 # Language models whose last tokens the projectors of media embed, and the modules of these
 MEDIA_TOKEN_TYPES, TOKEN_PROJECTORS = {"gemma3n_text"}, ("embed_vision", "embed_audio")
@@ -62,14 +62,14 @@ def keep_language_model(checkpoint: Checkpoint) -> None:
     """Give the language model's tensors the names of a plain decoder's, and leave out all others.
 
     Its layers are next to its embedding, below ``model.language_model.``, ``language_model.model.``,
-    ``language_model.backbone.``, ``model.text_model.`` or ``model.``. Projectors of media that embed tokens as well
-    are kept.
+    ``language_model.backbone.``, ``language_model.model.decoder.``, ``model.text_model.`` or ``model.``. Projectors of
+    media that embed tokens as well are kept.
     """
     _keep_thinker(checkpoint)
     body_prefix = _find_body_prefix(checkpoint)
     _drop_tensors(checkpoint, *ENCODERS_IN_BODY)
     if body_prefix is not None:
-        own_prefix = BACKBONE_PREFIX if body_prefix.endswith(BACKBONE_PREFIX) else BODY_PREFIX
+        own_prefix = next(filter(body_prefix.endswith, OWN_BODY_PREFIXES), BODY_PREFIX)
         prefixes = {body_prefix: own_prefix, **dict.fromkeys(HEAD_PREFIXES, "lm_head.")}
         for module in TOKEN_PROJECTORS:
             suffix = f"{module}.embedding.weight"

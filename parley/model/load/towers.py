@@ -25,8 +25,8 @@ from parley.types import Settings
 log = logging.getLogger("parley.engine")
 
 # Names of tensors in the numbered blocks of encoders: (list of blocks, number, tensor within the block). The layers in
-# which Parakeet shortens sound are not alike.
-BLOCK_TENSOR = re.compile(r"(?!.*\bsubsampling\.)(.*?\b(?:layers?|blocks)\.)(\d+)\.(.+)")
+# which Parakeet shortens sound are not alike, and of Q-Formers only every second block attends to the encoder's output.
+BLOCK_TENSOR = re.compile(r"(?!.*\b(?:subsampling|qformer)\.)(.*?\b(?:layers?|blocks)\.)(\d+)\.(.+)")
 PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json")
 QUANTIZED_SUFFIXES = (".qweight", ".weight_packed", ".weight_scale", ".absmax", ".SCB")
 

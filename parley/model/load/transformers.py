@@ -136,7 +136,7 @@ def read_supported_config(folder: Path) -> PreTrainedConfig:
             ) from error
         raise LoadError(f"Transformers does not understand the model's config.json: {one_line(error)}") from error
     kind = config.model_type
-    if config.is_encoder_decoder:
+    if config.is_encoder_decoder or getattr(config.get_text_config(), "is_encoder_decoder", False):
         raise LoadError(f"A {kind} model is an encoder-decoder; only decoders can be served.")
     if all(type(config) not in mapping for mapping in WRITER_MAPPINGS):
         raise LoadError(

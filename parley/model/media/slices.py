@@ -34,7 +34,8 @@ def optimize_encoders(model: Any) -> Any:
     Linear layers in bfloat16 move to the native kernels; those in float32 keep torch's.
     """
     for part in encoder_parts(model):
-        if getattr(part, "_supports_sdpa", False):  # others compute attention in code of their own
+        # Others compute attention in code of their own
+        if getattr(part, "_supports_sdpa", False) and part._can_set_attn_implementation():  # type: ignore[operator]
             part.set_attn_implementation(ATTENTION_NAME)  # type: ignore[operator]
         for module in part.modules():
             if type(module) is nn.Linear:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
@@ -22,9 +22,11 @@ from numpy.typing import NDArray
 from PIL import Image
 
 import parley.model.load  # noqa: F401  (lets Transformers import torchvision)
+from parley.model.media_input.blip2 import Blip2Processor
 from parley.model.media_input.client_embeddings import read_embeddings
 from parley.model.media_input.client_options import SAMPLING_OPTIONS, check_options, equal_distances, processor_refusal
 from parley.model.media_input.digest import processor_fingerprint
+from parley.model.media_input.granite_speech import GraniteSpeechProcessor
 from parley.model.media_input.jobs import MediaJobs
 from parley.model.media_input.unusable import UnusableMedia, is_out_of_memory
 from parley.model.media_input.video import DecodedVideo, VideoClock
@@ -47,6 +49,13 @@ MARK_NAMES = (
     "audio_end_token",
 )
 TEXT_TENSORS = {"token_type_ids", "mm_token_type_ids", "moe_mm_token_type_ids", "labels"}  # one number for each token
+# For models whose processors in Transformers need a package that is not installed here, or accept no mark of an item
+OWN_PROCESSORS: dict[str, Callable[[Path, int], Any]] = {
+    "voxtral": VoxtralProcessor,
+    "blip-2": Blip2Processor,
+    "granite_speech": GraniteSpeechProcessor,
+    "granite_speech_plus": GraniteSpeechProcessor,
+}
 DEFAULT_RATE = 16_000  # samples per second, for a processor that does not say
 
 
@@ -79,8 +88,8 @@ class ItemProcessor:
             raise ValueError("the model's family is not one of those whose media can be read")
         self._family = family
         self._processor: Any = (
-            VoxtralProcessor(folder, family.placeholder_ids["audio"])
-            if family.model_type == "voxtral"
+            OWN_PROCESSORS[family.model_type](folder, next(iter(family.placeholder_ids.values())))
+            if family.model_type in OWN_PROCESSORS
             else AutoProcessor.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         )
         whole_config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
@@ -220,7 +229,7 @@ class ItemProcessor:
             shared_edge=self._processor.fake_image_token if self._family.shares_edges else "",
             prompt_sees_both_ways=self._family.is_prefix_lm,
             has_numbered_grid=self._family.numbers_grids,
-            text_edges=(self._processor.tokenizer.bos_token, "\n") if self._family.is_prefix_lm else ("", ""),
+            text_edges=self._text_edges(),
         )
 
     def write_features(self, processed: ProcessedTensors, digest: bytes) -> bytes:
@@ -260,6 +269,12 @@ class ItemProcessor:
     def _has_grids(self, kind: MediaKind) -> bool:
         """Whether runs of embeddings of this kind have grids of positions. Those of sound continue as in text."""
         return self._family.has_rope_grids and kind != "audio"
+
+    def _text_edges(self) -> tuple[str, str]:
+        """The texts after the last item and at the end of the prompt."""
+        if not self._family.begins_text_after_items:
+            return "", ""
+        return self._processor.tokenizer.bos_token, "\n" if self._family.is_prefix_lm else ""
 
     def _placeholder(self, kind: MediaKind) -> str:
         """The mark that each embedding replaces. Raises UnusableMedia."""

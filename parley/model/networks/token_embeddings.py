@@ -66,14 +66,15 @@ class TokenEmbeddings:
         if (rows := self.parts.media_rows) is not None:
             row_numbers = token_ids - (self._config.vocab - len(rows))
             embeddings = torch.where((row_numbers >= 0)[:, None], rows[row_numbers.clamp_min(0)], embeddings)
+        if media is not None:
+            media_embeddings = media.embeddings * self.scale if self._config.scales_media else media.embeddings
+            embeddings.index_copy_(0, media.tokens, media_embeddings)
+        # Those of media have positions and a norm as well.
         if (table := self.parts.positions) is not None:
             embeddings += table.index_select(0, batch.positions)
         if (norm := self.parts.norm) is not None:
             embeddings = native.norm_rows(embeddings, norm)
-        if media is None:
-            return embeddings
-        media_embeddings = media.embeddings * self.scale if self._config.scales_media else media.embeddings
-        return embeddings.index_copy_(0, media.tokens, media_embeddings)
+        return embeddings
 
     def compute_inputs(self, batch: PackedBatch, embeddings: torch.Tensor) -> torch.Tensor | None:
         """Return the per-layer inputs of all tokens, [T, layers, width]; None for models without them. Placeholders of

@@ -1,7 +1,8 @@
 """The LoRA adapters in a model's own folder that its prompts with media need.
 
-Phi-4-multimodal is published with two: one for prompts with pictures, one for prompts with sound. Its language model
-alone answers texts, and was not trained to read media.
+Phi-4-multimodal is published with two: one for prompts with pictures, one for prompts with sound. Granite Speech 3 has
+one for sound, next to the model's own files. Their language models alone answer texts, and were not trained to read
+media.
 """
 
 from __future__ import annotations
@@ -13,9 +14,11 @@ from parley.types import MediaKind
 
 CONFIG_FILE = "adapter_config.json"
 LARGEST_RANK = 512
-# The folders of adapters within that of a model, by its type.
+# The folders of adapters within that of a model, by its type. "": the model's own.
 ADAPTER_FOLDERS: dict[object, dict[MediaKind, str]] = {
-    "phi4_multimodal": {"image": "vision-lora", "audio": "speech-lora"}
+    "phi4_multimodal": {"image": "vision-lora", "audio": "speech-lora"},
+    "granite_speech": {"audio": ""},
+    "granite_speech_plus": {"audio": ""},
 }
 
 

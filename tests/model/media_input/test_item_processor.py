@@ -169,6 +169,27 @@ def test_has_the_processors_features_of_a_clip(family: str):
     assert result.item.seconds == 1.5
 
 
+# Those that Transformers 5.23 computes with torchaudio 2.11, which cannot be installed next to a torch for CPUs.
+GRANITE_ROWS = {
+    0: [1.5052, 1.66495, 0.70915, 0.37809, 0.9263, 0.21062, -0.10765],
+    1: [0.31436, 1.17461, -0.10765, -0.10765, 0.20641, -0.10765, -0.10765],
+    13: [-0.10765, -0.10765, 1.79678, -0.10765, -0.10765, 0.96229, -0.10765],
+    24: [-0.10765] * 7,
+}
+
+
+def test_features_of_granite_speech_are_those_of_torchaudio():
+    numbers = np.arange(8123)
+    clip = (np.sin(2 * np.pi * (200 + 0.2 * numbers) * numbers / RATE) * 0.5).astype(np.float32)
+    processor = load_processor(multimodal_folder("granite_speech"))
+    output = processor(["<|audio|>"], [clip], return_text_replacement_offsets=True)
+    features = output["input_features"]
+    assert features.shape == (1, 25, 160)
+    rows = features[0, list(GRANITE_ROWS)][:, [0, 7, 40, 79, 80, 119, 159]]
+    assert torch.allclose(rows, torch.tensor(list(GRANITE_ROWS.values())), atol=2e-5)
+    assert output["text_replacement_offsets"][0][0]["replacement"] == "<|audio|>" * 6
+
+
 def test_describes_grids_and_steps_of_rope():
     result, _ = process(jobs_of("qwen2_vl"), "image", PICTURE)
     assert isinstance(result, MediaProcessed)

@@ -82,5 +82,9 @@ def test_adapters_belong_to_kinds_of_media(tmp_path: Path):
         (tmp_path / name / "adapter_config.json").write_text(json.dumps({"r": rank}))
     assert find_media_adapters(tmp_path) == {"image": tmp_path / "vision-lora", "audio": tmp_path / "speech-lora"}
     assert [adapter_rank(tmp_path / name) for name in ("vision-lora", "speech-lora")] == [256, 512]
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "granite_speech"}))
+    assert find_media_adapters(tmp_path) == {}
+    (tmp_path / "adapter_config.json").write_text(json.dumps({"r": 64}))  # next to the model's own files
+    assert find_media_adapters(tmp_path) == {"audio": tmp_path}
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "phi3"}))
     assert find_media_adapters(tmp_path) == {}
