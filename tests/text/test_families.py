@@ -342,6 +342,8 @@ EXAMPLES: dict[str, list[tuple[str, str, list[tuple[str, str]]]]] = {
         ("<|tool_call_start|>[f(s='a')]<|tool_call_end|>Checking", "Checking", [F]),
         ("<|tool_call_start|>[f(s='sed -n '1,5p' \"a\"', n=07)]<|tool_call_end|>", "",
          [("f", """{"s": "sed -n '1,5p' \\"a\\"", "n": 7}""")]),
+        ("<|tool_call_start|>[f(l={'a', \"b\"}, x={ 1 , 2 }, o={'k': {7}}, e={})]<|tool_call_end|>", "",
+         [("f", '{"l": ["a", "b"], "x": [1, 2], "o": {"k": [7]}, "e": {}}')]),
     ],
     "olmo3": [('<function_calls>\nf(s="a")\nf(s="a")\n</function_calls>', "", [F, F])],
     "llama4_pythonic": [

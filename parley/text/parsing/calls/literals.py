@@ -20,6 +20,9 @@ MAX_WORD_CHARACTERS = 1024  # characters of a number or word
 _BARE_WORD = re.compile(r"[^\s,()\[\]{}=:'\"<]*")
 _UNQUOTED_TEXT = re.compile(r"[^,\]}<]*")  # a text without its quote marks
 _FEW_BLANKS = re.compile(r"[ \t\r\n]{0,64}")
+# The first item between braces, with the character that follows it, and a text that may become one.
+_FIRST_ITEM = re.compile(r"""\s*(?:(['"])(?:\\.|(?!\1)[^\\])*\1|[^\s,()\[\]{}=:'"<]++)\s*+(.)""", re.DOTALL)
+_PART_OF_FIRST_ITEM = re.compile(r"""\s*(?:$|['"]|[^\s,()\[\]{}=:'"<]+\s*$)""")
 _AFTER_STRING = ",)]}:="  # characters that may follow a string; before any other, a quote is part of the string
 _LEADING_ZEROS = re.compile(r"^(-?)0+(?=\d)")
 _JSON_NUMBER = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?([eE][+-]?\d+)?")
@@ -58,9 +61,10 @@ def read_literal(scan: CallScanner, quote: str = "", depth: int = 0) -> ReadStep
         scan.add_arguments("]")
     elif char == "{":
         scan.position += 1
-        scan.add_arguments("{")
-        yield from _read_items(scan, quote, depth, "}", keyed=True)
-        scan.add_arguments("}")
+        is_set = not quote and (yield from _braces_hold_set(scan))
+        scan.add_arguments("[" if is_set else "{")
+        yield from _read_items(scan, quote, depth, "}", keyed=not is_set)
+        scan.add_arguments("]" if is_set else "}")
     elif quote and (yield from scan.mark_follows(quote)):
         scan.position += len(quote)
         yield from read_marked_string(scan, (quote,))
@@ -171,6 +175,18 @@ def _read_items(scan: CallScanner, quote: str, depth: int, closing: str, keyed: 
         elif scan.text[scan.position] != closing:
             raise MalformedCall
     scan.position += 1
+
+
+def _braces_hold_set(scan: CallScanner) -> Generator[None, None, bool]:
+    """Whether the text after an opening brace is that of a Python set: no colon follows the first item."""
+    while (first := _FIRST_ITEM.match(scan.text, scan.position)) is None:
+        is_short = len(scan.text) - scan.position <= MAX_WORD_CHARACTERS
+        if not is_short or not _PART_OF_FIRST_ITEM.match(scan.text, scan.position):
+            break
+        scan.convert_tail = "{".__add__  # the text that was read
+        yield
+    scan.convert_tail = None
+    return first is not None and first[2] in ",}"
 
 
 def _read_member_name(scan: CallScanner, quote: str) -> ReadSteps:
