@@ -1,14 +1,17 @@
 """Limits of time and size for a hub's answers: without them, one that never ends keeps a download for ever.
 
-huggingface_hub limits the time between two bytes at most, and not the number of bytes.
+huggingface_hub limits the time between two bytes at most, and not the number of bytes. ``AnswerWatch`` limits the time
+while no part of an answer is complete.
 """
 
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
+
+from parley.hub.answer_watch import AnswerWatch, OpenSockets
 
 READ_SECONDS = 30.0  # until the next byte, where huggingface_hub sets no limit
 ANSWER_SECONDS = 120.0  # until an answer other than a file is complete
@@ -33,15 +36,35 @@ def limit_timeouts(request: Any) -> None:
     }
 
 
+def watch_answer(request: Any, sockets: OpenSockets) -> AnswerWatch:
+    """Return the watch of the answer to a request that is about to be sent."""
+    watch = request.extensions["watch"] = AnswerWatch(sockets)
+    request.extensions["trace"] = watch.trace
+    return watch
+
+
+@contextmanager
+def give_up_on_time(watch: AnswerWatch) -> Iterator[None]:
+    """Turn the end of a connection that the watch has ended into HubLimitExceeded."""
+    try:
+        yield
+    except Exception:
+        if watch.reason:
+            raise HubLimitExceeded(watch.reason) from None
+        raise
+    finally:
+        watch.stop_timer()
+
+
 def limit_redirect(response: Any) -> None:
     """Limit the body of a redirect, which the client reads before it follows it."""
     if response.has_redirect_location:
-        _replace_parts(response, _limit_answer(response.iter_raw))
+        _replace_parts(response, _limit_answer(response.iter_raw, response.request.extensions["watch"]))
 
 
 def limit_rate(response: Any) -> None:
     """Limit how slowly a file arrives. Reading it then raises HubLimitExceeded."""
-    _replace_parts(response, _limit_file(response.iter_raw))
+    _replace_parts(response, _limit_file(response.iter_raw, response.request.extensions["watch"]))
 
 
 def read_answer(response: Any) -> Any:
@@ -50,7 +73,7 @@ def read_answer(response: Any) -> Any:
         response.read()
         return response
     try:
-        content = b"".join(_limit_answer(response.iter_bytes)())
+        content = b"".join(_limit_answer(response.iter_bytes, response.request.extensions["watch"])())
     finally:
         response.close()
     headers = [(name, value) for name, value in response.headers.raw if name.lower() != b"content-encoding"]
@@ -88,37 +111,42 @@ def _replace_parts(response: Any, iterate_raw: Any) -> None:
     response.iter_raw = iterate_raw  # the other ways to read a body call it
 
 
-def _limit_answer(iterate: Any) -> Any:
+def _limit_answer(iterate: Any, watch: AnswerWatch) -> Any:
     """Return a function that yields the parts of an answer within its limits."""
 
     def limited(*args: Any, **kwargs: Any) -> Iterator[bytes]:
-        deadline, size = time.monotonic() + ANSWER_SECONDS, 0
-        for part in iterate(*args, **kwargs):
-            size += len(part)
-            if size > MAX_ANSWER_BYTES:
-                raise HubLimitExceeded(f"The hub cannot be used: an answer has over {MAX_ANSWER_BYTES >> 20} MiB.")
-            if time.monotonic() > deadline:
-                raise HubLimitExceeded(f"The hub cannot be used: an answer takes over {ANSWER_SECONDS:g} seconds.")
-            yield part
+        size = 0
+        watch.start_timer(ANSWER_SECONDS, f"an answer takes over {ANSWER_SECONDS:g} seconds")
+        with give_up_on_time(watch):
+            for part in iterate(*args, **kwargs):
+                size += len(part)
+                if size > MAX_ANSWER_BYTES:
+                    raise HubLimitExceeded(f"The hub cannot be used: an answer has over {MAX_ANSWER_BYTES >> 20} MiB.")
+                yield part
 
     return limited
 
 
-def _limit_file(iterate: Any) -> Any:
+def _limit_file(iterate: Any, watch: AnswerWatch) -> Any:
     """Return a function that yields the parts of a file as long as they come fast enough."""
 
     def limited(*args: Any, **kwargs: Any) -> Iterator[bytes]:
-        started_at, size = time.monotonic(), 0
-        for part in iterate(*args, **kwargs):
-            size += len(part)
-            now = time.monotonic()
-            if now - started_at >= RATE_SECONDS:
-                if size < MIN_RATE_BYTES:
-                    raise HubLimitExceeded(
-                        f"The hub cannot be used: in {RATE_SECONDS:g} seconds {size} bytes of a file arrived, and at "
-                        f"least {MIN_RATE_BYTES} are needed."
-                    )
-                started_at, size = now, 0
-            yield part
+        size = 0
+
+        def check_rate() -> str:
+            nonlocal size
+            arrived, size = size, 0
+            if arrived >= MIN_RATE_BYTES:
+                return ""
+            return (
+                f"in {RATE_SECONDS:g} seconds {arrived} bytes of a file arrived, and at least {MIN_RATE_BYTES} are "
+                "needed"
+            )
+
+        watch.start_checks(RATE_SECONDS, check_rate)
+        with give_up_on_time(watch):
+            for part in iterate(*args, **kwargs):
+                size += len(part)
+                yield part
 
     return limited

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from parley.hub import answer_limits
+from parley.hub.answer_watch import OpenSockets
 
 
 class PathInsteadOfName(Exception):
@@ -28,11 +29,12 @@ def guard_cache() -> None:
     def make_client() -> Any:
         client: Any = default_client_factory()
         client.event_hooks["response"].append(answer_limits.limit_redirect)
-        send_unchecked, page_limit = client.send, answer_limits.PageLimit()
+        send_unchecked, page_limit, sockets = client.send, answer_limits.PageLimit(), OpenSockets()
 
         def send_request(request: Any, *, stream: bool = False, **options: Any) -> Any:
             answer_limits.limit_timeouts(request)
-            response = send_unchecked(request, stream=True, **options)
+            with answer_limits.give_up_on_time(answer_limits.watch_answer(request, sockets)):
+                response = send_unchecked(request, stream=True, **options)
             answer_limits.limit_waiting(response)
             if stream:  # a download, whose name is known by then
                 answer_limits.limit_rate(response)

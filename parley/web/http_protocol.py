@@ -379,7 +379,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         return result
 
     def _feed_parser(self, data: bytes) -> None:
-        """Parse data up to a request that waits. Raises httptools.HttpParserError, and HttpParserUpgrade for CONNECT."""
+        """Parse data up to a request that waits. Raises httptools.HttpParserError, HttpParserUpgrade for CONNECT."""
         for start in range(0, len(data), PARSED_SIZE):
             if self.pipeline:
                 self._hold_data(data[start:])

@@ -14,11 +14,12 @@ from cli.test_hub import COMMIT, FakeHub, run_in_process, serve_hub
 SCRIPT = """
 import json, sys
 from parley import hub
-from parley.hub import answer_limits
+from parley.hub import answer_limits, answer_watch
 answer_limits.MAX_ANSWER_BYTES, answer_limits.RATE_SECONDS, answer_limits.MAX_PAGES = 1 << 20, 0.2, 3
 reasons = {}
 for name in sys.argv[1:]:
-    answer_limits.ANSWER_SECONDS = 0.2 if name == "drip" else 60
+    answer_watch.HEAD_SECONDS = 0.3 if name in ("drip-head", "interim") else 60
+    answer_limits.ANSWER_SECONDS = 0.2 if name in ("drip", "drip-chunk") else 60
     try:
         reasons[name] = str(hub.resolve_model(f"owner/{name}"))
     except hub.ModelMissing as error:
@@ -27,12 +28,23 @@ print(json.dumps(reasons))
 """
 REASONS = {
     "drip": "an answer takes over 0.2 seconds",
+    "drip-head": "the head of an answer takes over 0.3 seconds",
+    "drip-chunk": "an answer takes over 0.2 seconds",
+    "interim": "the head of an answer takes over 0.3 seconds",
+    "drip-file": "0 bytes of a file arrived, and at least",
     "endless": "an answer has over 1 MiB",
     "bomb": "an answer has over 1 MiB",
     "redirect": "an answer has over 1 MiB",
     "pages": "a list of files has over 3 pages",
     "wait": "it asks to wait for over 300 seconds",
     "slow-file": "bytes of a file arrived, and at least",
+}
+
+
+DRIPS = {
+    "drip-head": (b"HTTP/1.1 200 OK\r\nx: ", b"a"),
+    "interim": (b"", b"HTTP/1.1 103 Early Hints\r\n\r\n"),
+    "drip-chunk": (b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n", b"0"),
 }
 
 
@@ -45,7 +57,10 @@ class EndlessHub(FakeHub):
     def _answer(self, body: bool) -> None:
         with contextlib.suppress(ConnectionError):
             kind = next(kind for kind in REASONS if f"owner/{kind}/" in self.path)
-            self._answer_kind(kind, body)
+            if kind in DRIPS and "/revision/" in self.path:
+                self._drip(DRIPS[kind])
+            else:
+                self._answer_kind(kind, body)
 
     def _answer_kind(self, kind: str, body: bool) -> None:
         if "/revision/" in self.path and kind in ("drip", "endless", "bomb", "redirect"):
@@ -65,7 +80,17 @@ class EndlessHub(FakeHub):
             self._send(429, {"Retry-After": "1000000"}, b"", 0)
         else:
             self._begin(200, {"ETag": '"tag"'})
+            if kind == "drip-file":
+                self._drip((b"", b"0"))
             self._send_endlessly("drip")
+
+    def _drip(self, answer: tuple[bytes, bytes]) -> None:
+        """Send a beginning, and then again and again what completes nothing."""
+        beginning, part = answer
+        self.wfile.write(beginning)
+        while not self.stopped.is_set():
+            self.wfile.write(part)
+            time.sleep(0.01)
 
     def _begin(self, status: int, headers: dict[str, str]) -> None:
         self.send_response(status)
