@@ -89,7 +89,7 @@ def word_piece_parts(vocabulary: Vocabulary, name: str) -> dict[str, Any]:
 
 def _read_flag(vocabulary: Vocabulary, key: str, default: bool, name: str) -> bool:
     """Return a flag of the normalizer, which recent files have; else the default. Raises GgufError."""
-    value = vocabulary.field("normalizer." + key)
+    value = vocabulary.read_field("normalizer." + key)
     if value is not None and not isinstance(value, bool):
         raise GgufError(f"{name} gives tokenizer.ggml.normalizer.{key} as {reprlib.repr(value)}; it is true or false")
     return default if value is None else value
@@ -153,7 +153,7 @@ def unigram_parts(vocabulary: Vocabulary, name: str) -> dict[str, Any]:
 
 def _read_charsmap(vocabulary: Vocabulary, name: str) -> str:
     """Return the rules that replace characters in Base64, or "". Raises GgufError if they would lead astray."""
-    numbers = vocabulary.field("precompiled_charsmap")
+    numbers = vocabulary.read_field("precompiled_charsmap")
     if not numbers:
         return ""
     if not isinstance(numbers, list) or not all(type(number) is int and -128 <= number < 256 for number in numbers):
@@ -210,8 +210,8 @@ def encoder_post_processor(vocabulary: Vocabulary, name: str, *, is_doubled: boo
         return {"SpecialToken": {"id": vocabulary.tokens[number], "type_id": type_id}}
 
     text = {"Sequence": {"id": "A", "type_id": 0}}
-    begins = [special(first)] * (vocabulary.field("add_bos_token") is not False)
-    has_end = vocabulary.field("add_eos_token") is not False
+    begins = [special(first)] * (vocabulary.read_field("add_bos_token") is not False)
+    has_end = vocabulary.read_field("add_eos_token") is not False
     end, second_end = [special(last)] * has_end, [special(last, second_type)] * has_end
     between = [special(last)] * (2 if is_doubled else 1)
     return {

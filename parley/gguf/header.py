@@ -137,7 +137,7 @@ def read_header(path: Path, file: int) -> tuple[dict[str, Any], dict[str, GgufTe
             if not magic.startswith(MAGIC):
                 raise GgufError(f"{path.name} is not a GGUF file: it does not begin with GGUF")
             with mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as data:
-                return _HeaderReader(path.name, data).read(file)
+                return _HeaderReader(path.name, data).read_header(file)
     except FileNotFoundError:
         raise GgufError(f"{path.name} is missing") from None
     except (OSError, ValueError) as error:
@@ -150,77 +150,77 @@ class _HeaderReader:
     def __init__(self, name: str, data: mmap.mmap):
         self.name, self.data, self.at, self.size = name, data, 4, len(data)
 
-    def read(self, file: int) -> tuple[dict[str, Any], dict[str, GgufTensor]]:
-        version = self.number("I")
+    def read_header(self, file: int) -> tuple[dict[str, Any], dict[str, GgufTensor]]:
+        version = self.read_number("I")
         if version not in VERSIONS:
             swapped = int.from_bytes(version.to_bytes(4, "big"), "little") in VERSIONS
             reason = "it is big-endian, and only little-endian files are read" if swapped else "2 and 3 are read"
             raise GgufError(f"{self.name} has version {version} of the format; {reason}")
-        tensor_count, pair_count = self.count(32, "tensors"), self.count(13, "metadata values")
+        tensor_count, pair_count = self.read_count(32, "tensors"), self.read_count(13, "metadata values")
         metadata: dict[str, Any] = {}
         for _ in range(pair_count):
-            key = self.text()
+            key = self.read_text()
             if key in metadata:
                 raise GgufError(f"{self.name} has the metadata {key[:100]} twice")
-            metadata[key] = self.value(self.number("I"))
-        entries = [self.tensor_entry() for _ in range(tensor_count)]
+            metadata[key] = self.read_value(self.read_number("I"))
+        entries = [self.read_tensor_entry() for _ in range(tensor_count)]
         alignment = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
         if type(alignment) is not int or alignment < 1 or alignment & (alignment - 1):
             raise GgufError(f"{self.name} states an alignment of {reprlib.repr(alignment)}, which is no power of two")
         data_start = self.at + -self.at % alignment
         return metadata, self.place_tensors(entries, data_start, alignment, file)
 
-    def number(self, format_: str) -> Any:
+    def read_number(self, format_: str) -> Any:
         """Return the next number in a format of ``struct``."""
         size = struct.calcsize("<" + format_)
-        self.require(size)
+        self.require_bytes(size)
         (value,) = struct.unpack_from("<" + format_, self.data, self.at)
         self.at += size
         return value
 
-    def count(self, min_size: int, items: str) -> int:
+    def read_count(self, min_size: int, items: str) -> int:
         """Return the next number: a count of ``items``, of at least ``min_size`` bytes each. Raises GgufError if the
         file is too short for them."""
-        count: int = self.number("Q")
+        count: int = self.read_number("Q")
         if count > (self.size - self.at) // min_size:
             raise GgufError(f"{self.name} is cut off or damaged: it states {count} {items} in {self.size} bytes")
         return count
 
-    def text(self) -> str:
+    def read_text(self) -> str:
         """Return the next string."""
-        length = self.count(1, "characters")
+        length = self.read_count(1, "characters")
         self.at += length
         try:
             return self.data[self.at - length : self.at].decode()
         except UnicodeDecodeError:
             raise GgufError(f"{self.name} is damaged: a text in its header is not UTF-8") from None
 
-    def value(self, kind: int) -> Any:
+    def read_value(self, kind: int) -> Any:
         """Return the next metadata value: a number, a string, or a list of either."""
         if kind == STRING:
-            return self.text()
+            return self.read_text()
         if kind in NUMBER_FORMATS:
-            return self.number(NUMBER_FORMATS[kind])
+            return self.read_number(NUMBER_FORMATS[kind])
         if kind != ARRAY:
             raise GgufError(f"{self.name} is damaged: a metadata value has the unknown type {kind}")
-        kind = self.number("I")
+        kind = self.read_number("I")
         if kind == STRING:
-            return [self.text() for _ in range(self.count(8, "texts"))]
+            return [self.read_text() for _ in range(self.read_count(8, "texts"))]
         if kind not in NUMBER_FORMATS:
             raise GgufError(f"{self.name} has a list with elements of type {kind}, which is not read")
         size = struct.calcsize("<" + NUMBER_FORMATS[kind])
-        count = self.count(size, "numbers")
+        count = self.read_count(size, "numbers")
         self.at += count * size
         return list(struct.unpack_from(f"<{count}{NUMBER_FORMATS[kind]}", self.data, self.at - count * size))
 
-    def tensor_entry(self) -> tuple[str, tuple[int, ...], int, int]:
+    def read_tensor_entry(self) -> tuple[str, tuple[int, ...], int, int]:
         """Return a tensor's name, shape, type number and offset."""
-        name = self.text()
-        dimensions = self.number("I")
+        name = self.read_text()
+        dimensions = self.read_number("I")
         if dimensions > MAX_DIMENSIONS:
             raise GgufError(f"{self.name} is damaged: tensor {name[:100]} has {dimensions} dimensions")
-        shape = tuple(self.number("Q") for _ in range(dimensions))[::-1]
-        return name, shape, self.number("I"), self.number("Q")
+        shape = tuple(self.read_number("Q") for _ in range(dimensions))[::-1]
+        return name, shape, self.read_number("I"), self.read_number("Q")
 
     def place_tensors(
         self, entries: list[tuple[str, tuple[int, ...], int, int]], data_start: int, alignment: int, file: int
@@ -268,7 +268,7 @@ class _HeaderReader:
             for _, shape, type_number, offset in entries
         )
 
-    def require(self, size: int) -> None:
+    def require_bytes(self, size: int) -> None:
         """Raise GgufError unless this many bytes follow."""
         if self.size - self.at < size:
             raise GgufError(f"{self.name} is cut off: its header does not end within its {self.size} bytes")

@@ -44,11 +44,11 @@ SAMPLING_FIELDS = {"temp": "temperature", "top_k": "top_k", "top_p": "top_p", "m
 def tokenizer_files(metadata: dict[str, Any], name: str) -> dict[str, dict[str, Any]]:
     """Return the contents of the tokenizer's files by file name. ``name``: of the GGUF file. Raises GgufError."""
     vocabulary = read_vocabulary(metadata, name)
-    kind, architecture = vocabulary.field("model"), metadata.get("general.architecture")
+    kind, architecture = vocabulary.read_field("model"), metadata.get("general.architecture")
     if kind == "gpt2":
-        if vocabulary.field("pre") in WHOLE_TEXT_NAMES:
+        if vocabulary.read_field("pre") in WHOLE_TEXT_NAMES:
             parts = _merged_parts(vocabulary, name)
-        elif vocabulary.field("pre") == "whitespace":
+        elif vocabulary.read_field("pre") == "whitespace":
             parts = _word_parts(vocabulary, name)
         else:
             parts = _byte_level_parts(vocabulary, name)
@@ -90,7 +90,7 @@ def tokenizer_files(metadata: dict[str, Any], name: str) -> dict[str, dict[str, 
 
 
 def _byte_level_parts(vocabulary: Vocabulary, name: str) -> dict[str, Any]:
-    split_name = vocabulary.field("pre")
+    split_name = vocabulary.read_field("pre")
     if split_name is None:
         raise GgufError(f"{name} names no pre-tokenizer, so texts would become wrong tokens; convert its model anew")
     if not isinstance(split_name, str) or split_name not in PRE_TOKENIZERS:
@@ -105,7 +105,7 @@ def _byte_level_parts(vocabulary: Vocabulary, name: str) -> dict[str, Any]:
         for pattern in split.patterns
     ]
     return {
-        "normalizer": {"type": "NFC"} if split.nfc or vocabulary.field("normalizer.nfc") is True else None,
+        "normalizer": {"type": "NFC"} if split.nfc or vocabulary.read_field("normalizer.nfc") is True else None,
         "pre_tokenizer": {"type": "Sequence", "pretokenizers": [*pieces, byte_level]},
         "post_processor": _post_processor(vocabulary, begins=split.begins),
         "decoder": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False},
@@ -119,7 +119,7 @@ def _byte_level_parts(vocabulary: Vocabulary, name: str) -> dict[str, Any]:
 
 
 def _read_merges(vocabulary: Vocabulary, name: str) -> list[list[str]]:
-    merges = vocabulary.field("merges")
+    merges = vocabulary.read_field("merges")
     if not isinstance(merges, list) or not all(isinstance(merge, str) and merge.count(" ") == 1 for merge in merges):
         raise GgufError(f"{name} has no tokenizer.ggml.merges, so its tokenizer cannot be used")
     return [merge.split(" ") for merge in merges]
@@ -129,7 +129,7 @@ def _word_parts(vocabulary: Vocabulary, name: str) -> dict[str, Any]:
     """Return the parts of jina-embeddings-v2-zh's tokenizer: BPE of words in small letters, not in bytes."""
     unknown = vocabulary.special_id("unknown_token_id")
     return {
-        "normalizer": None if vocabulary.field("normalizer.lowercase") is False else {"type": "Lowercase"},
+        "normalizer": None if vocabulary.read_field("normalizer.lowercase") is False else {"type": "Lowercase"},
         "pre_tokenizer": {"type": "Whitespace"},
         "post_processor": _post_processor(vocabulary, begins=False),
         "decoder": None,
@@ -149,7 +149,7 @@ def _merged_parts(vocabulary: Vocabulary, name: str) -> dict[str, Any]:
 
 def _sentence_piece_parts(vocabulary: Vocabulary, merges: list[list[str]] | None = None) -> dict[str, Any]:
     """Return the parts of SentencePiece's BPE. ``merges``: None if they follow from the scores."""
-    adds_prefix = vocabulary.field("add_space_prefix")
+    adds_prefix = vocabulary.read_field("add_space_prefix")
     has_prefix = (merges is None) if adds_prefix is None else bool(adds_prefix)
     blanks: dict[str, Any] = {"type": "Replace", "pattern": {"String": " "}, "content": BLANK}
     decoders: list[dict[str, Any]] = [
@@ -219,7 +219,7 @@ def _added_tokens(vocabulary: Vocabulary, *, takes_blanks: bool, is_word_piece: 
 
 def _post_processor(vocabulary: Vocabulary, *, begins: bool) -> dict[str, Any] | None:
     """Return the post-processor that adds BOS and EOS to a text. ``begins``: add BOS if the file does not say."""
-    adds_bos, adds_eos = vocabulary.field("add_bos_token"), vocabulary.field("add_eos_token")
+    adds_bos, adds_eos = vocabulary.read_field("add_bos_token"), vocabulary.read_field("add_eos_token")
     bos = vocabulary.special_id("bos_token_id") if (begins if adds_bos is None else adds_bos) else None
     eos = vocabulary.special_id("eos_token_id") if adds_eos else None
     if bos is None and eos is None:

@@ -13,12 +13,12 @@ BLANK = "▁"
 
 
 class Vocabulary(NamedTuple):
-    """Tokens, their kinds and their scores, by id. ``field`` returns a value of the tokenizer's metadata."""
+    """Tokens, their kinds and their scores, by id. ``read_field`` returns a value of the tokenizer's metadata."""
 
     tokens: list[str]
     kinds: list[int]
     scores: list[float]
-    field: Callable[[str], Any]
+    read_field: Callable[[str], Any]
 
     @property
     def ids(self) -> dict[str, int]:
@@ -31,22 +31,22 @@ class Vocabulary(NamedTuple):
 
     def special_id(self, name: str) -> int | None:
         """Return the id in a metadata field such as ``bos_token_id``; None if there is no such token."""
-        value = self.field(name)
+        value = self.read_field(name)
         return value if type(value) is int and 0 <= value < len(self.tokens) else None
 
 
 def read_vocabulary(metadata: dict[str, Any], name: str) -> Vocabulary:
     """Return the vocabulary. ``name``: of the GGUF file. Raises GgufError if there is none."""
 
-    def field(key: str) -> Any:
+    def read_field(key: str) -> Any:
         return metadata.get("tokenizer.ggml." + key)
 
-    tokens = field("tokens")
+    tokens = read_field("tokens")
     if not isinstance(tokens, list) or not tokens or not all(isinstance(token, str) for token in tokens):
         raise GgufError(f"{name} has no tokenizer: there is no list of texts tokenizer.ggml.tokens")
     lists: dict[str, list[Any]] = {}
     for key, default in (("token_type", NORMAL), ("scores", 0.0)):
-        values = field(key) or [default] * len(tokens)
+        values = read_field(key) or [default] * len(tokens)
         if not isinstance(values, list) or len(values) != len(tokens):
             raise GgufError(f"{name} is damaged: tokenizer.ggml.{key} does not have one value for each token")
         lists[key] = values
@@ -54,4 +54,4 @@ def read_vocabulary(metadata: dict[str, Any], name: str) -> Vocabulary:
     tokens = [token or f"[EMPTY_{number}]" for number, token in enumerate(tokens)]
     if len(set(tokens)) < len(tokens):
         raise GgufError(f"{name} is damaged: tokenizer.ggml.tokens has the same token twice")
-    return Vocabulary(tokens, lists["token_type"], lists["scores"], field)
+    return Vocabulary(tokens, lists["token_type"], lists["scores"], read_field)

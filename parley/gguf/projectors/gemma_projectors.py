@@ -27,12 +27,12 @@ def _gemma_3_encoder(file: ProjectorFile) -> dict[str, Any]:
         "mm_tokens_per_image": file.embedding_side(GEMMA_3_SCALE) ** 2,
         "vision_config": {
             "model_type": "siglip_vision_model",
-            "hidden_size": file.count("embedding_length"),
-            "intermediate_size": file.count("feed_forward_length"),
+            "hidden_size": file.read_count("embedding_length"),
+            "intermediate_size": file.read_count("feed_forward_length"),
             "num_hidden_layers": file.block_count(),
             "num_attention_heads": file.head_count(),
-            "image_size": file.count("image_size"),
-            "patch_size": file.count("patch_size"),
+            "image_size": file.read_count("image_size"),
+            "patch_size": file.read_count("patch_size"),
             "layer_norm_eps": file.positive_number("attention.layer_norm_epsilon", 1e-6),
             "vision_use_head": False,
         },
@@ -40,7 +40,7 @@ def _gemma_3_encoder(file: ProjectorFile) -> dict[str, Any]:
 
 
 def _gemma_3_processor(file: ProjectorFile) -> dict[str, Any]:
-    size = file.count("image_size")
+    size = file.read_count("image_size")
     image = {"image_processor_type": "Gemma3ImageProcessor", "size": {"height": size, "width": size}}
     return {
         "processor_class": "Gemma3Processor",
@@ -51,8 +51,8 @@ def _gemma_3_processor(file: ProjectorFile) -> dict[str, Any]:
 
 def _gemma_4_encoder(file: ProjectorFile) -> dict[str, Any]:
     heads = file.head_count()
-    head_dim = file.count("embedding_length") // heads
-    keys, positions = file.shape("v.blk.0.attn_k.weight"), file.shape("v.position_embd.weight")
+    head_dim = file.read_count("embedding_length") // heads
+    keys, positions = file.tensor_shape("v.blk.0.attn_k.weight"), file.tensor_shape("v.position_embd.weight")
     kv_heads, remainder = divmod(keys[0], head_dim)
     if remainder:
         raise GgufError(
@@ -64,14 +64,14 @@ def _gemma_4_encoder(file: ProjectorFile) -> dict[str, Any]:
     return {
         "vision_config": {
             "model_type": "gemma4_vision",
-            "hidden_size": file.count("embedding_length"),
-            "intermediate_size": file.count("feed_forward_length"),
+            "hidden_size": file.read_count("embedding_length"),
+            "intermediate_size": file.read_count("feed_forward_length"),
             "num_hidden_layers": file.block_count(),
             "num_attention_heads": heads,
             "num_key_value_heads": kv_heads,
             "head_dim": head_dim,
-            "patch_size": file.count("patch_size"),
-            "pooling_kernel_size": file.count("projector.scale_factor", GEMMA_4_SCALE),
+            "patch_size": file.read_count("patch_size"),
+            "pooling_kernel_size": file.read_count("projector.scale_factor", GEMMA_4_SCALE),
             "position_embedding_size": positions[1],
             "rms_norm_eps": file.positive_number("attention.layer_norm_epsilon", 1e-6),
             "use_clipped_linears": file.has_tensor("v.blk.0.attn_q.input_max"),
@@ -82,8 +82,8 @@ def _gemma_4_encoder(file: ProjectorFile) -> dict[str, Any]:
 
 def _gemma_4_processor(file: ProjectorFile) -> dict[str, Any]:
     sizes = {
-        "patch_size": file.count("patch_size"),
-        "pooling_kernel_size": file.count("projector.scale_factor", GEMMA_4_SCALE),
+        "patch_size": file.read_count("patch_size"),
+        "pooling_kernel_size": file.read_count("projector.scale_factor", GEMMA_4_SCALE),
     }
     return {
         "processor_class": "Gemma4Processor",

@@ -25,12 +25,12 @@ def _glm_vision(file: ProjectorFile) -> dict[str, Any]:
     """Return the config of an encoder with members that both kinds have."""
     return {
         "depth": file.block_count(),
-        "hidden_size": file.count("embedding_length"),
+        "hidden_size": file.read_count("embedding_length"),
         "num_heads": file.head_count(HEAD_PARTS),
-        "patch_size": file.count("patch_size"),
-        "spatial_merge_size": file.count("spatial_merge_size", MERGE_SIZE),
+        "patch_size": file.read_count("patch_size"),
+        "spatial_merge_size": file.read_count("spatial_merge_size", MERGE_SIZE),
         "temporal_patch_size": FRAMES,
-        "out_hidden_size": file.shape("mm.patch_merger.weight")[0],
+        "out_hidden_size": file.tensor_shape("mm.patch_merger.weight")[0],
         "rms_norm_eps": file.positive_number("attention.layer_norm_epsilon", 1e-5),
     }
 
@@ -39,8 +39,10 @@ def _glm_4_encoder(file: ProjectorFile) -> dict[str, Any]:
     return {
         "vision_config": _glm_vision(file)
         | {
-            "image_size": file.position_side() * file.count("patch_size"),
-            "intermediate_size": file.shape("mm.up.weight")[0],  # of the merger; MLPs of blocks have the outer size
+            "image_size": file.position_side() * file.read_count("patch_size"),
+            "intermediate_size": file.tensor_shape("mm.up.weight")[
+                0
+            ],  # of the merger; MLPs of blocks have the outer size
             "attention_bias": file.has_tensor("v.blk.0.attn_qkv.bias"),
         }
     }
@@ -50,8 +52,8 @@ def _glm_ocr_encoder(file: ProjectorFile) -> dict[str, Any]:
     return {
         "vision_config": _glm_vision(file)
         | {
-            "image_size": file.count("image_size"),
-            "intermediate_size": file.count("feed_forward_length"),
+            "image_size": file.read_count("image_size"),
+            "intermediate_size": file.read_count("feed_forward_length"),
             "attention_bias": file.has_tensor("v.blk.0.attn_qkv.bias"),
         }
     }
@@ -60,8 +62,8 @@ def _glm_ocr_encoder(file: ProjectorFile) -> dict[str, Any]:
 def _glm_processor(file: ProjectorFile) -> dict[str, Any]:
     """Return the processor of GLM-4.6V, which names the times of frames otherwise than GLM-4.1V's and 4.5V's."""
     sizes = {
-        "patch_size": file.count("patch_size"),
-        "merge_size": file.count("spatial_merge_size", MERGE_SIZE),
+        "patch_size": file.read_count("patch_size"),
+        "merge_size": file.read_count("spatial_merge_size", MERGE_SIZE),
         "temporal_patch_size": FRAMES,
         **file.colour_scale(),
     }
@@ -69,7 +71,7 @@ def _glm_processor(file: ProjectorFile) -> dict[str, Any]:
         "processor_class": "Glm46VProcessor",
         "image_processor": {
             "image_processor_type": "Glm46VImageProcessor",
-            "size": file.pixels(GLM_PIXELS),
+            "size": file.read_pixel_limits(GLM_PIXELS),
             **sizes,
         },
         "video_processor": {"video_processor_type": "Glm46VVideoProcessor", "size": GLM_VIDEO_PIXELS, **sizes},

@@ -13,19 +13,19 @@ AXIS_PARTS = 4  # of heads: pairs of numbers that rotate by column, and by row
 
 
 def _kimi_encoder(file: ProjectorFile) -> dict[str, Any]:
-    merge, positions = file.count("projector.scale_factor", MERGE_SIZE), file.shape(POSITIONS)
+    merge, positions = file.read_count("projector.scale_factor", MERGE_SIZE), file.tensor_shape(POSITIONS)
     if len(positions) != 3:
         raise GgufError(f"{file.name} has {POSITIONS} of the shape {positions}; it must have 3 axes")
     return {
-        "projection_hidden_size": file.count("embedding_length"),
+        "projection_hidden_size": file.read_count("embedding_length"),
         "projection_layer_norm_eps": file.positive_number("attention.layer_norm_epsilon", 1e-5),
         "vision_config": {
             "model_type": "kimi_k25_vision",
-            "hidden_size": file.count("embedding_length"),
-            "intermediate_size": file.count("feed_forward_length"),
+            "hidden_size": file.read_count("embedding_length"),
+            "intermediate_size": file.read_count("feed_forward_length"),
             "num_hidden_layers": file.block_count(),
             "num_attention_heads": file.head_count(AXIS_PARTS),
-            "patch_size": file.count("patch_size"),
+            "patch_size": file.read_count("patch_size"),
             "pos_emb_height": positions[0],
             "pos_emb_width": positions[1],
             "merge_kernel_size": [merge, merge],
@@ -34,11 +34,11 @@ def _kimi_encoder(file: ProjectorFile) -> dict[str, Any]:
 
 
 def _kimi_processor(file: ProjectorFile) -> dict[str, Any]:
-    patch = file.count("patch_size")
-    sizes = {"patch_size": patch, "merge_size": file.count("projector.scale_factor", MERGE_SIZE)}
+    patch = file.read_count("patch_size")
+    sizes = {"patch_size": patch, "merge_size": file.read_count("projector.scale_factor", MERGE_SIZE)}
     image = {"image_processor_type": "Kimi_K25ImageProcessor", **sizes, **file.colour_scale()}
-    if file.field("image_max_pixels") is not None:
-        image["max_patches"] = file.count("image_max_pixels") // patch**2
+    if file.read_field("image_max_pixels") is not None:
+        image["max_patches"] = file.read_count("image_max_pixels") // patch**2
     return {
         "processor_class": "Kimi_K25Processor",
         "image_processor": image,

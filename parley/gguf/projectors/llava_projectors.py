@@ -21,9 +21,9 @@ NEWLINE = "model.image_newline"
 
 
 def _llava_encoder(file: ProjectorFile) -> dict[str, Any]:
-    file.shape("v.class_embd")  # which encoders other than CLIP's lack
-    layers = file.field("feature_layer")
-    if layers is not None and layers != [file.count("block_count")]:
+    file.tensor_shape("v.class_embd")  # which encoders other than CLIP's lack
+    layers = file.read_field("feature_layer")
+    if layers is not None and layers != [file.read_count("block_count")]:
         raise GgufError(
             f"{file.name} gives {file.prefix}feature_layer as {reprlib.repr(layers)}; only the output of the last "
             "block is read"
@@ -33,12 +33,12 @@ def _llava_encoder(file: ProjectorFile) -> dict[str, Any]:
         "multimodal_projector_bias": file.has_tensor("mm.0.bias"),
         "vision_config": {
             "model_type": "clip_vision_model",
-            "hidden_size": file.count("embedding_length"),
-            "intermediate_size": file.count("feed_forward_length"),
+            "hidden_size": file.read_count("embedding_length"),
+            "intermediate_size": file.read_count("feed_forward_length"),
             "num_hidden_layers": file.block_count(),
             "num_attention_heads": file.head_count(),
-            "image_size": file.count("image_size"),
-            "patch_size": file.count("patch_size"),
+            "image_size": file.read_count("image_size"),
+            "patch_size": file.read_count("patch_size"),
             "layer_norm_eps": file.positive_number("attention.layer_norm_epsilon", 1e-5),
             "hidden_act": "gelu" if file.model.metadata.get("clip.use_gelu") is True else "quick_gelu",
         },
@@ -51,14 +51,14 @@ def _llava_processor(file: ProjectorFile) -> dict[str, Any]:
 
 
 def _encoder_width(file: ProjectorFile) -> tuple[int, ...]:
-    return (file.count("embedding_length"),)
+    return (file.read_count("embedding_length"),)
 
 
 def _processor(file: ProjectorFile, name: str, image_name: str, **members: Any) -> dict[str, Any]:
-    size = file.count("image_size")
+    size = file.read_count("image_size")
     return SELECTED | {
         "processor_class": name,
-        "patch_size": file.count("patch_size"),
+        "patch_size": file.read_count("patch_size"),
         "num_additional_image_tokens": 1,
         "image_processor": {
             "image_processor_type": image_name,
@@ -72,7 +72,7 @@ def _processor(file: ProjectorFile, name: str, image_name: str, **members: Any) 
 
 def _pinpoints(file: ProjectorFile) -> list[list[int]]:
     """Return the sizes (height, width) of pictures that are divided into tiles. Raises GgufError."""
-    sides, tile = file.field(PINPOINTS), file.count("image_size")
+    sides, tile = file.read_field(PINPOINTS), file.read_count("image_size")
     if (
         not isinstance(sides, list)
         or not sides

@@ -38,7 +38,7 @@ POSITIONS = "a.position_embd."  # sinusoids, which the model computes
 
 
 def _sound_width(file: ProjectorFile) -> int:
-    return file.shape("mm.a.fc.weight")[0]
+    return file.tensor_shape("mm.a.fc.weight")[0]
 
 
 def _edge_shape(file: ProjectorFile) -> tuple[int, ...]:
@@ -53,9 +53,9 @@ def _omni_encoder(file: ProjectorFile) -> dict[str, Any]:
     return encoder | {
         "audio_config": {
             "model_type": "qwen2_5_omni_audio_encoder",
-            "num_mel_bins": sound.count("num_mel_bins"),
-            "d_model": sound.count("embedding_length"),
-            "encoder_ffn_dim": sound.count("feed_forward_length"),
+            "num_mel_bins": sound.read_count("num_mel_bins"),
+            "d_model": sound.read_count("embedding_length"),
+            "encoder_ffn_dim": sound.read_count("feed_forward_length"),
             "encoder_layers": sound.block_count(),
             "encoder_attention_heads": sound.head_count(),
             "output_dim": _sound_width(file),
@@ -65,13 +65,13 @@ def _omni_encoder(file: ProjectorFile) -> dict[str, Any]:
 
 def _omni_processor(file: ProjectorFile) -> dict[str, Any]:
     sizes = {
-        "size": file.pixels(QWEN2_PIXELS),
-        "patch_size": file.count("patch_size"),
-        "merge_size": file.count("spatial_merge_size", MERGE_SIZE),
+        "size": file.read_pixel_limits(QWEN2_PIXELS),
+        "patch_size": file.read_count("patch_size"),
+        "merge_size": file.read_count("spatial_merge_size", MERGE_SIZE),
         "temporal_patch_size": FRAMES,
         **file.colour_scale(),
     }
-    bins = ProjectorFile(file.model, "audio").count("num_mel_bins")
+    bins = ProjectorFile(file.model, "audio").read_count("num_mel_bins")
     return {
         "processor_class": "Qwen2_5OmniProcessor",
         "image_processor": {"image_processor_type": "Qwen2VLImageProcessor", **sizes},

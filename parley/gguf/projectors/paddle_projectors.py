@@ -16,13 +16,13 @@ def _paddle_encoder(file: ProjectorFile) -> dict[str, Any]:
     return {
         "vision_config": {
             "model_type": "paddleocr_vl_vision",
-            "hidden_size": file.count("embedding_length"),
-            "intermediate_size": file.count("feed_forward_length"),
+            "hidden_size": file.read_count("embedding_length"),
+            "intermediate_size": file.read_count("feed_forward_length"),
             "num_hidden_layers": file.block_count(),
             "num_attention_heads": file.head_count(HEAD_PARTS),
-            "patch_size": file.count("patch_size"),
-            "image_size": file.position_side() * file.count("patch_size"),
-            "spatial_merge_size": file.count("spatial_merge_size", MERGE_SIZE),
+            "patch_size": file.read_count("patch_size"),
+            "image_size": file.position_side() * file.read_count("patch_size"),
+            "spatial_merge_size": file.read_count("spatial_merge_size", MERGE_SIZE),
             "layer_norm_eps": file.positive_number("attention.layer_norm_epsilon", 1e-6),
         }
     }
@@ -33,9 +33,9 @@ def _paddle_processor(file: ProjectorFile) -> dict[str, Any]:
         "processor_class": "PaddleOCRVLProcessor",
         "image_processor": {
             "image_processor_type": "PaddleOCRVLImageProcessor",
-            "size": file.pixels(PADDLE_PIXELS),
-            "patch_size": file.count("patch_size"),
-            "merge_size": file.count("spatial_merge_size", MERGE_SIZE),
+            "size": file.read_pixel_limits(PADDLE_PIXELS),
+            "patch_size": file.read_count("patch_size"),
+            "merge_size": file.read_count("spatial_merge_size", MERGE_SIZE),
             **file.colour_scale(),
         },
     }

@@ -21,13 +21,13 @@ def _pixtral_config(file: ProjectorFile) -> dict[str, Any]:
     heads = file.head_count()
     return {
         "model_type": "pixtral",
-        "hidden_size": file.count("embedding_length"),
-        "intermediate_size": file.count("feed_forward_length"),
+        "hidden_size": file.read_count("embedding_length"),
+        "intermediate_size": file.read_count("feed_forward_length"),
         "num_hidden_layers": file.block_count(),
         "num_attention_heads": heads,
-        "head_dim": file.count("embedding_length") // heads,
-        "image_size": file.count("image_size"),
-        "patch_size": file.count("patch_size"),
+        "head_dim": file.read_count("embedding_length") // heads,
+        "image_size": file.read_count("image_size"),
+        "patch_size": file.read_count("patch_size"),
         "hidden_act": "silu" if file.model.metadata.get(SILU_KEY) is True else "gelu",
     }
 
@@ -45,20 +45,20 @@ def _mistral_3_encoder(file: ProjectorFile) -> dict[str, Any]:
     return {
         "vision_config": _pixtral_config(file),
         "vision_feature_layer": -1,
-        "spatial_merge_size": file.count("spatial_merge_size"),
+        "spatial_merge_size": file.read_count("spatial_merge_size"),
         "multimodal_projector_bias": file.has_tensor("mm.1.bias"),
     }
 
 
 def _pixtral_processor(file: ProjectorFile) -> dict[str, Any]:
-    patch, merge = file.count("patch_size"), file.count("spatial_merge_size", 1)
+    patch, merge = file.read_count("patch_size"), file.read_count("spatial_merge_size", 1)
     return {
         "processor_class": "PixtralProcessor",
         "patch_size": patch,
         "spatial_merge_size": merge,
         "image_processor": {
             "image_processor_type": "PixtralImageProcessor",
-            "size": {"longest_edge": file.count("image_size")},
+            "size": {"longest_edge": file.read_count("image_size")},
             "patch_size": {"height": patch * merge, "width": patch * merge},
             **file.colour_scale(),
         },
@@ -66,7 +66,7 @@ def _pixtral_processor(file: ProjectorFile) -> dict[str, Any]:
 
 
 def _light_on_encoder(file: ProjectorFile) -> dict[str, Any]:
-    return {"vision_config": _pixtral_config(file), "spatial_merge_size": file.count("spatial_merge_size")}
+    return {"vision_config": _pixtral_config(file), "spatial_merge_size": file.read_count("spatial_merge_size")}
 
 
 def _light_on_processor(file: ProjectorFile) -> dict[str, Any]:

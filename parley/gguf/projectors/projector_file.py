@@ -33,13 +33,13 @@ class ProjectorFile:
         """The beginning of the keys that are about the encoder."""
         return f"clip.{self.modality}."
 
-    def field(self, key: str) -> Any:
+    def read_field(self, key: str) -> Any:
         """Return a field of the encoder's metadata, or None if the file lacks it."""
         return self.model.metadata.get(self.prefix + key)
 
-    def count(self, key: str, default: int | None = None) -> int:
+    def read_count(self, key: str, default: int | None = None) -> int:
         """Return a field that must be a positive integer, or its default. Raises GgufError."""
-        value = self.field(key)
+        value = self.read_field(key)
         value = default if value is None else value
         if type(value) is not int or value < 1:
             raise GgufError(
@@ -49,15 +49,15 @@ class ProjectorFile:
 
     def positive_number(self, key: str, default: float) -> float:
         """Return a number above 0, such as an eps."""
-        value = self.field(key)
+        value = self.read_field(key)
         value = default if value is None else value
         if not isinstance(value, float) or not 0 < value < math.inf:
             raise GgufError(f"{self.name} gives {self.prefix}{key} as {reprlib.repr(value)}; it is a positive number")
         return float(shortest_number(value))
 
-    def colours(self, key: str, *, is_divisor: bool = False) -> list[float]:
+    def read_colours(self, key: str, *, is_divisor: bool = False) -> list[float]:
         """Return a number for each of the three colours."""
-        value = self.field(key)
+        value = self.read_field(key)
         if (
             not isinstance(value, list)
             or len(value) != 3
@@ -70,7 +70,7 @@ class ProjectorFile:
 
     def block_count(self) -> int:
         """Return the number of the encoder's blocks, of which the file has the tensors."""
-        stated = self.count("block_count")
+        stated = self.read_count("block_count")
         matches = (BLOCK_TENSOR.fullmatch(name) for name in self.model.tensors)
         count = len({match[2] for match in matches if match and match[1] == self.modality[0]})
         if stated != count:
@@ -79,7 +79,7 @@ class ProjectorFile:
 
     def head_count(self, unit: int = 1) -> int:
         """Return the number of heads, each of a multiple of ``unit`` numbers."""
-        heads, width = self.count("attention.head_count"), self.count("embedding_length")
+        heads, width = self.read_count("attention.head_count"), self.read_count("embedding_length")
         if width % (heads * unit):
             raise GgufError(
                 f"{self.name} gives {self.prefix}attention.head_count as {heads}; {width} numbers are not so many heads"
@@ -87,7 +87,7 @@ class ProjectorFile:
             )
         return heads
 
-    def shape(self, name: str) -> tuple[int, ...]:
+    def tensor_shape(self, name: str) -> tuple[int, ...]:
         """Return the shape of a tensor."""
         if name not in self.model.tensors:
             raise GgufError(f"{self.name} has no tensor {name}")
@@ -96,15 +96,18 @@ class ProjectorFile:
     def position_side(self) -> int:
         """Return how many positions a side of the square has that ``POSITIONS`` embeds. Raises GgufError if they make
         none."""
-        positions = self.shape(POSITIONS)[0]
+        positions = self.tensor_shape(POSITIONS)[0]
         side = math.isqrt(positions)
         if side**2 != positions:
             raise GgufError(f"{self.name} has {positions} positions in {POSITIONS}, which make no square")
         return side
 
-    def pixels(self, default: tuple[int, int]) -> dict[str, int]:
+    def read_pixel_limits(self, default: tuple[int, int]) -> dict[str, int]:
         """Return the fewest and the most pixels of a picture, as processors name them."""
-        min_pixels, max_pixels = self.count("image_min_pixels", default[0]), self.count("image_max_pixels", default[1])
+        min_pixels, max_pixels = (
+            self.read_count("image_min_pixels", default[0]),
+            self.read_count("image_max_pixels", default[1]),
+        )
         if min_pixels > max_pixels:
             raise GgufError(
                 f"{self.name} gives {self.prefix}image_min_pixels as {min_pixels}; image_max_pixels is "
@@ -114,12 +117,15 @@ class ProjectorFile:
 
     def colour_scale(self) -> dict[str, list[float]]:
         """Return the mean and the standard deviation by which a processor normalizes colours."""
-        return {"image_mean": self.colours("image_mean"), "image_std": self.colours("image_std", is_divisor=True)}
+        return {
+            "image_mean": self.read_colours("image_mean"),
+            "image_std": self.read_colours("image_std", is_divisor=True),
+        }
 
     def embedding_side(self, scale: int) -> int:
         """Return how many embeddings are in a row of a picture. ``scale``: patches for each, unless the file says."""
-        patches = self.count("image_size") // self.count("patch_size")
-        scale = self.count("projector.scale_factor", scale)
+        patches = self.read_count("image_size") // self.read_count("patch_size")
+        scale = self.read_count("projector.scale_factor", scale)
         if not patches or patches % scale:
             raise GgufError(f"{self.name} makes an embedding of {scale} patches in a row, but has {patches}")
         return patches // scale

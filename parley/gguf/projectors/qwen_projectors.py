@@ -28,11 +28,11 @@ QWEN3_VIDEO_PIXELS = (4096, 25165824)
 
 def _qwen_vision(file: ProjectorFile, **members: Any) -> dict[str, Any]:
     """Return the config of an encoder of Qwen's with members that the generations share."""
-    merge = file.count("spatial_merge_size", MERGE_SIZE)
+    merge = file.read_count("spatial_merge_size", MERGE_SIZE)
     config = {
         "depth": file.block_count(),
         "num_heads": file.head_count(HEAD_PARTS),
-        "patch_size": file.count("patch_size"),
+        "patch_size": file.read_count("patch_size"),
         "spatial_merge_size": merge,
         "temporal_patch_size": FRAMES,
     }
@@ -40,26 +40,26 @@ def _qwen_vision(file: ProjectorFile, **members: Any) -> dict[str, Any]:
 
 
 def _qwen_2_vision(file: ProjectorFile) -> dict[str, Any]:
-    size = file.count("embedding_length")
+    size = file.read_count("embedding_length")
     # Files give a wrong feed_forward_length, or 0, and the early ones give the two layers each other's names
-    ratio, remainder = divmod(max(file.shape("v.blk.0.ffn_up.weight")), size)
+    ratio, remainder = divmod(max(file.tensor_shape("v.blk.0.ffn_up.weight")), size)
     if remainder:
         raise GgufError(f"{file.name} has MLPs that are no multiple of {size} wide")
-    return _qwen_vision(file, embed_dim=size, hidden_size=file.shape("mm.2.weight")[0], mlp_ratio=ratio)
+    return _qwen_vision(file, embed_dim=size, hidden_size=file.tensor_shape("mm.2.weight")[0], mlp_ratio=ratio)
 
 
 def qwen_2_5_vision(file: ProjectorFile) -> dict[str, Any]:
     """Return the config of Qwen2.5-VL's encoder, as ``vision_config``. Raises GgufError."""
-    depth, pattern = file.block_count(), file.count("n_wa_pattern")
-    window = file.count("window_size", WINDOW_SIZE)
-    cell = file.count("patch_size") * file.count("spatial_merge_size", MERGE_SIZE)
+    depth, pattern = file.block_count(), file.read_count("n_wa_pattern")
+    window = file.read_count("window_size", WINDOW_SIZE)
+    cell = file.read_count("patch_size") * file.read_count("spatial_merge_size", MERGE_SIZE)
     if window < cell:
         raise GgufError(f"{file.name} gives clip.vision.window_size as {window}; it is {cell} pixels or more")
     return _qwen_vision(
         file,
-        hidden_size=file.count("embedding_length"),
-        intermediate_size=file.count("feed_forward_length"),
-        out_hidden_size=file.shape("mm.2.weight")[0],
+        hidden_size=file.read_count("embedding_length"),
+        intermediate_size=file.read_count("feed_forward_length"),
+        out_hidden_size=file.tensor_shape("mm.2.weight")[0],
         window_size=window,
         fullatt_block_indexes=list(range(pattern - 1, depth, pattern)),
         tokens_per_second=2,
@@ -69,9 +69,9 @@ def qwen_2_5_vision(file: ProjectorFile) -> dict[str, Any]:
 def _qwen_3_vision(file: ProjectorFile) -> dict[str, Any]:
     return _qwen_vision(
         file,
-        hidden_size=file.count("embedding_length"),
-        intermediate_size=file.count("feed_forward_length"),
-        out_hidden_size=file.shape("mm.2.weight")[0],
+        hidden_size=file.read_count("embedding_length"),
+        intermediate_size=file.read_count("feed_forward_length"),
+        out_hidden_size=file.tensor_shape("mm.2.weight")[0],
         num_position_embeddings=file.position_side() ** 2,
         deepstack_visual_indexes=deep_layers(file),
     )
@@ -79,10 +79,10 @@ def _qwen_3_vision(file: ProjectorFile) -> dict[str, Any]:
 
 def deep_layers(file: ProjectorFile) -> list[int]:
     """Return the blocks whose output the language model gets besides the last one's. Raises GgufError."""
-    marked = file.field("is_deepstack_layers")
+    marked = file.read_field("is_deepstack_layers")
     if marked is None:
         return []
-    blocks = file.count("block_count")
+    blocks = file.read_count("block_count")
     if (
         not isinstance(marked, list)
         or len(marked) != blocks
@@ -98,12 +98,12 @@ def deep_layers(file: ProjectorFile) -> list[int]:
 def _qwen_processor(name: str, file: ProjectorFile) -> dict[str, Any]:
     is_third = name == "Qwen3VL"
     sizes = {
-        "patch_size": file.count("patch_size"),
-        "merge_size": file.count("spatial_merge_size", MERGE_SIZE),
+        "patch_size": file.read_count("patch_size"),
+        "merge_size": file.read_count("spatial_merge_size", MERGE_SIZE),
         "temporal_patch_size": FRAMES,
         **file.colour_scale(),
     }
-    pixels = file.pixels(QWEN3_PIXELS if is_third else QWEN2_PIXELS)
+    pixels = file.read_pixel_limits(QWEN3_PIXELS if is_third else QWEN2_PIXELS)
     smallest, largest = QWEN3_VIDEO_PIXELS
     return {
         "processor_class": f"{name}Processor",

@@ -28,10 +28,10 @@ WHISPER_NAMES = {
 
 def _whisper_config(file: ProjectorFile) -> dict[str, Any]:
     return {
-        "num_mel_bins": file.count("num_mel_bins"),
-        "max_source_positions": file.shape("a.position_embd.weight")[0],
-        "d_model": file.count("embedding_length"),
-        "encoder_ffn_dim": file.count("feed_forward_length"),
+        "num_mel_bins": file.read_count("num_mel_bins"),
+        "max_source_positions": file.tensor_shape("a.position_embd.weight")[0],
+        "d_model": file.read_count("embedding_length"),
+        "encoder_ffn_dim": file.read_count("feed_forward_length"),
         "encoder_layers": file.block_count(),
         "encoder_attention_heads": file.head_count(),
     }
@@ -42,7 +42,7 @@ def _qwen_2_audio_encoder(file: ProjectorFile) -> dict[str, Any]:
 
 
 def _feature_extractor(file: ProjectorFile) -> dict[str, Any]:
-    return {"feature_extractor_type": "WhisperFeatureExtractor", "feature_size": file.count("num_mel_bins")}
+    return {"feature_extractor_type": "WhisperFeatureExtractor", "feature_size": file.read_count("num_mel_bins")}
 
 
 def _qwen_2_audio_processor(file: ProjectorFile) -> dict[str, Any]:

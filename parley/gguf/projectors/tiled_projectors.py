@@ -20,31 +20,34 @@ INTERN_LANGUAGE_MODELS = ("qwen2", "qwen3", "qwen3_moe", "llama", "gpt_oss")
 def _encoder_sizes(file: ProjectorFile) -> dict[str, Any]:
     """Return the sizes that configs of these encoders share. Raises GgufError."""
     return {
-        "hidden_size": file.count("embedding_length"),
-        "intermediate_size": file.count("feed_forward_length"),
+        "hidden_size": file.read_count("embedding_length"),
+        "intermediate_size": file.read_count("feed_forward_length"),
         "num_hidden_layers": file.block_count(),
         "num_attention_heads": file.head_count(),
-        "patch_size": file.count("patch_size"),
+        "patch_size": file.read_count("patch_size"),
     }
 
 
 def _idefics_3_encoder(file: ProjectorFile) -> dict[str, Any]:
     eps = file.positive_number(EPS_KEY, IDEFICS_EPS)
-    sizes = {"image_size": file.count("image_size"), "layer_norm_eps": IDEFICS_EPS if eps == CONVERTER_EPS else eps}
+    sizes = {
+        "image_size": file.read_count("image_size"),
+        "layer_norm_eps": IDEFICS_EPS if eps == CONVERTER_EPS else eps,
+    }
     return {
-        "scale_factor": file.count("projector.scale_factor", PATCH_SCALE),
+        "scale_factor": file.read_count("projector.scale_factor", PATCH_SCALE),
         "vision_config": _encoder_sizes(file) | sizes,
     }
 
 
 def _idefics_3_processor(file: ProjectorFile) -> dict[str, Any]:
-    size = file.count("image_size")
+    size = file.read_count("image_size")
     return {
         "processor_class": "Idefics3Processor",
         "image_seq_len": file.embedding_side(PATCH_SCALE) ** 2,
         "image_processor": {
             "image_processor_type": "Idefics3ImageProcessor",
-            "size": {"longest_edge": file.count("preproc_image_size", IDEFICS_TILES * size)},
+            "size": {"longest_edge": file.read_count("preproc_image_size", IDEFICS_TILES * size)},
             "max_image_size": {"longest_edge": size},
             **file.colour_scale(),
         },
@@ -52,11 +55,11 @@ def _idefics_3_processor(file: ProjectorFile) -> dict[str, Any]:
 
 
 def _intern_encoder(file: ProjectorFile) -> dict[str, Any]:
-    size, patch = file.count("image_size"), file.count("patch_size")
+    size, patch = file.read_count("image_size"), file.read_count("patch_size")
     side = file.embedding_side(PATCH_SCALE)
     return {
         "image_seq_length": side**2,
-        "downsample_ratio": 1 / file.count("projector.scale_factor", PATCH_SCALE),
+        "downsample_ratio": 1 / file.read_count("projector.scale_factor", PATCH_SCALE),
         "vision_config": _encoder_sizes(file)
         | {
             "image_size": [size, size],
@@ -70,9 +73,9 @@ def _intern_encoder(file: ProjectorFile) -> dict[str, Any]:
 
 
 def _intern_processor(file: ProjectorFile) -> dict[str, Any]:
-    size = file.count("image_size")
+    size = file.read_count("image_size")
     scale = {"size": {"height": size, "width": size}, **file.colour_scale()}
-    min_tiles, max_tiles = (file.count(f"preproc_{bound}_tiles", count) for bound, count in INTERN_TILES.items())
+    min_tiles, max_tiles = (file.read_count(f"preproc_{bound}_tiles", count) for bound, count in INTERN_TILES.items())
     if min_tiles > max_tiles:
         raise GgufError(
             f"{file.name} gives {file.prefix}preproc_min_tiles as {min_tiles}; preproc_max_tiles is {max_tiles} only"
@@ -87,16 +90,16 @@ def _intern_processor(file: ProjectorFile) -> dict[str, Any]:
 
 
 def _lfm_2_encoder(file: ProjectorFile) -> dict[str, Any]:
-    width = file.shape("mm.1.weight")[0]
+    width = file.tensor_shape("mm.1.weight")[0]
     return {
-        "downsample_factor": file.count("projector.scale_factor", PATCH_SCALE),
+        "downsample_factor": file.read_count("projector.scale_factor", PATCH_SCALE),
         "projector_hidden_size": width,
         "projector_bias": file.has_tensor("mm.1.bias"),
         "projector_use_layernorm": file.has_tensor("mm.input_norm.weight"),
         "vision_config": _encoder_sizes(file)
         | {
             "model_type": "siglip2_vision_model",
-            "num_patches": file.shape("v.position_embd.weight")[0],
+            "num_patches": file.tensor_shape("v.position_embd.weight")[0],
             "layer_norm_eps": file.positive_number(EPS_KEY, 1e-6),
             "vision_use_head": False,
         },
@@ -108,21 +111,21 @@ def _lfm_2_processor(file: ProjectorFile) -> dict[str, Any]:
         "processor_class": "Lfm2VlProcessor",
         "image_processor": {
             "image_processor_type": "Lfm2VlImageProcessor",
-            "encoder_patch_size": file.count("patch_size"),
-            "downsample_factor": file.count("projector.scale_factor", PATCH_SCALE),
+            "encoder_patch_size": file.read_count("patch_size"),
+            "downsample_factor": file.read_count("projector.scale_factor", PATCH_SCALE),
             **file.colour_scale(),
         },
     }
 
 
 def _llama_4_encoder(file: ProjectorFile) -> dict[str, Any]:
-    scale = file.count("projector.scale_factor", PATCH_SCALE)
-    inner, outer = file.shape("mm.model.mlp.1.weight")[0], file.shape("mm.model.mlp.2.weight")[0]
+    scale = file.read_count("projector.scale_factor", PATCH_SCALE)
+    inner, outer = file.tensor_shape("mm.model.mlp.1.weight")[0], file.tensor_shape("mm.model.mlp.2.weight")[0]
     return {
         "vision_config": _encoder_sizes(file)
         | {
             "model_type": "llama4_vision_model",
-            "image_size": file.count("image_size"),
+            "image_size": file.read_count("image_size"),
             "norm_eps": file.positive_number(EPS_KEY, 1e-5),
             "pixel_shuffle_ratio": 1 / scale,
             "projector_input_dim": inner,
@@ -133,10 +136,10 @@ def _llama_4_encoder(file: ProjectorFile) -> dict[str, Any]:
 
 
 def _llama_4_processor(file: ProjectorFile) -> dict[str, Any]:
-    size, scale = file.count("image_size"), file.count("projector.scale_factor", PATCH_SCALE)
+    size, scale = file.read_count("image_size"), file.read_count("projector.scale_factor", PATCH_SCALE)
     return {
         "processor_class": "Llama4Processor",
-        "patch_size": file.count("patch_size"),
+        "patch_size": file.read_count("patch_size"),
         "pixel_shuffle_ratio": 1 / scale,
         "image_processor": {
             "image_processor_type": "Llama4ImageProcessor",

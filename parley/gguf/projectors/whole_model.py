@@ -27,9 +27,9 @@ def check_pair(model: GgufModel, config: dict[str, Any]) -> WholeModel:
         types = " or ".join(projector.whole_models)
         raise GgufError(f"{file.name} is the encoder of a model of the type {types}, and not of {config['model_type']}")
     if projector.last_tensor:
-        size = file.shape(projector.last_tensor)[0]
+        size = file.tensor_shape(projector.last_tensor)[0]
     else:
-        size = file.count("projection_dim", config["hidden_size"])
+        size = file.read_count("projection_dim", config["hidden_size"])
     if size != config["hidden_size"]:
         raise GgufError(f"{file.name} makes embeddings of {size} numbers, but the model's have {config['hidden_size']}")
     return whole
