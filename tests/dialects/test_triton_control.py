@@ -7,7 +7,7 @@ import pytest
 
 from parley.dialects.dialect import Answer, RequestContext
 from parley.dialects.facts import ModelCard, ServerFacts
-from parley.dialects.triton import DIALECT, STRICT, control, errors
+from parley.dialects.triton import DIALECT, STRICT, control, error_answers
 from parley.dialects.triton.model import INPUTS, OUTPUTS
 from parley.errors import ParleyError
 from parley.metrics.request_totals import RequestTotals
@@ -40,7 +40,7 @@ def ask(read: control.InfoHandler, facts: ServerFacts = FACTS, body: Any = b"", 
 def refusal(read: control.InfoHandler, body: Any = b"", **path: str) -> tuple[int, str]:
     with pytest.raises(ParleyError) as caught:
         ask(read, FACTS, body, **path)
-    status, data, _ = errors.triton_error_answer(caught.value)
+    status, data, _ = error_answers.triton_error_answer(caught.value)
     return status, json.loads(data)["error"]
 
 

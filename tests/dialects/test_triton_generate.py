@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from parley.dialects.dialect import RequestContext, RequestTimings
-from parley.dialects.triton import errors, generate
+from parley.dialects.triton import error_answers, generate
 from parley.errors import NotAllowed, NotFound, NotReady, Overloaded, ParleyError, TooLarge, UnknownModel, Unsupported
 from parley.types import (
     BeamOptions,
@@ -49,7 +49,7 @@ def refusal(
     body = json.dumps({"text_input": "Hi"} | members).encode() if body is None else body
     with pytest.raises(ParleyError) as caught:
         read_bytes(body, path=path, strict=strict)
-    status, data, _ = errors.triton_error_answer(caught.value)
+    status, data, _ = error_answers.triton_error_answer(caught.value)
     assert list(json.loads(data)) == ["error"]
     return status, json.loads(data)["error"]
 
@@ -88,7 +88,7 @@ def test_triton_generate_answers_documented_example(body):
 
 
 def test_triton_writes_documented_error():
-    assert errors.triton_error_answer(Unsupported("error message"))[:2] == (400, b'{"error":"error message"}')
+    assert error_answers.triton_error_answer(Unsupported("error message"))[:2] == (400, b'{"error":"error message"}')
 
 
 # -- answers
@@ -673,7 +673,7 @@ def test_triton_generate_refuses_fp16_as_json():
     ],
 )
 def test_triton_error_has_one_member(error, status, message):
-    assert errors.triton_error_answer(error)[:2] == (
+    assert error_answers.triton_error_answer(error)[:2] == (
         status,
         json.dumps({"error": message}, separators=(",", ":")).encode(),
     )

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from parley.dialects.dialect import RequestContext
-from parley.dialects.triton import errors, infer, tensors
+from parley.dialects.triton import error_answers, infer, tensors
 from parley.errors import ParleyError
 from parley.types import ChoiceDelta, ChoiceDone, PromptAccepted, Sampling, StopConditions, Text, TokenInfo, Usage
 
@@ -44,7 +44,7 @@ def pack_texts(*values: str) -> bytes:
 def refusal(body: bytes, context: RequestContext | None = None) -> tuple[int, str]:
     with pytest.raises(ParleyError) as caught:
         infer.read_triton_infer(body, context or make_context())
-    status, data, _ = errors.triton_error_answer(caught.value)
+    status, data, _ = error_answers.triton_error_answer(caught.value)
     return status, json.loads(data)["error"]
 
 

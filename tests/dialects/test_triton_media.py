@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from parley.dialects.dialect import RequestContext
-from parley.dialects.triton import errors, generate, infer, model
+from parley.dialects.triton import error_answers, generate, infer, model
 from parley.dialects.triton.rpc import infer as rpc
 from parley.errors import BadRequest
 from parley.types import EncodedMedia, Media, MediaAddress, PlacedMedia, Request, Text
@@ -33,7 +33,7 @@ def read_generate(context: RequestContext = CONTEXT, **members: Any) -> Request:
 def refusal(context: RequestContext = CONTEXT, **members: Any) -> tuple[int, str]:
     with pytest.raises(BadRequest) as caught:
         read_generate(context, **members)
-    answer = errors.triton_error_answer(caught.value)
+    answer = error_answers.triton_error_answer(caught.value)
     return answer.status, json.loads(answer.body)["error"]
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from parley.dialects.dialect import RequestContext
 from parley.dialects.facts import ModelCard, ServerFacts
-from parley.dialects.triton import errors, message_peek
+from parley.dialects.triton import error_answers, message_peek
 from parley.dialects.triton import infer as http
 from parley.dialects.triton.model import INPUTS, OUTPUTS
 from parley.dialects.triton.rpc import control, frames, infer, schema
@@ -69,7 +69,7 @@ def read(message: Any, *, whole: bool = True) -> infer.GrpcInference:
 def refusal(message: Any) -> tuple[int, str]:
     with pytest.raises(ParleyError) as caught:
         read(message)
-    status, data, _ = errors.triton_error_answer(caught.value)
+    status, data, _ = error_answers.triton_error_answer(caught.value)
     return status, json.loads(data)["error"]
 
 
@@ -292,7 +292,7 @@ def ask(name: str, facts: ServerFacts = FACTS, /, **members: Any) -> Any:
 def ask_refusal(name: str, facts: ServerFacts = FACTS, /, **members: Any) -> tuple[int, str]:
     with pytest.raises(ParleyError) as caught:
         ask(name, facts, **members)
-    status, data, _ = errors.triton_error_answer(caught.value)
+    status, data, _ = error_answers.triton_error_answer(caught.value)
     return status, json.loads(data)["error"]
 
 
@@ -417,7 +417,7 @@ def test_triton_grpc_answers_or_refuses_any_request(inputs, raw, parameters, out
     try:
         inference = read(message, whole=False)
     except ParleyError as error:
-        assert errors.triton_error_answer(error).status in (400, 404, 500)
+        assert error_answers.triton_error_answer(error).status in (400, 404, 500)
         assert error.message and "0x" not in error.message
         return
     events = [PromptAccepted(0, [1]), *(done(index) for index in range(inference.request.n))]

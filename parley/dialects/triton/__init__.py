@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import partial
 
 from parley.dialects.dialect import Answer, Dialect, ModelList, PromptMembers, Route
-from parley.dialects.triton import bench, control, errors, generate, infer, metrics
+from parley.dialects.triton import bench, control, error_answers, generate, infer, metrics
 from parley.dialects.triton.images import IMAGE_INPUTS
 from parley.types import ALL_MODEL_TASKS
 
@@ -94,7 +94,7 @@ def _triton_dialect(strict: bool) -> Dialect:
         body_schemas="triton-strict" if strict else "triton",
         title="Triton",
         base_path="/v2",
-        render_error=errors.triton_error_answer if strict else errors.lenient_error_answer,
+        render_error=error_answers.triton_error_answer if strict else error_answers.lenient_error_answer,
         prompt_members=TRITON_PROMPT_MEMBERS,
         routes=(
             *(Route("GET", path, "info", reader=control.server_metadata) for path in _metadata_paths(strict)),

@@ -11,7 +11,7 @@ from importlib.util import find_spec
 
 from parley.dialects.dialect import Answer, PromptMembers, Reply, RequestContext, Route
 from parley.dialects.facts import ServerFacts
-from parley.dialects.triton import DIALECT, errors, message_peek
+from parley.dialects.triton import DIALECT, error_answers, message_peek
 from parley.errors import Unsupported
 from parley.types import ALL_MODEL_TASKS
 
@@ -58,7 +58,7 @@ GRPC_CALLS = replace(
     DIALECT,
     base_path=SERVICE_PATH,
     framed_answers=True,
-    render_error=errors.triton_error_answer,
+    render_error=error_answers.triton_error_answer,
     prompt_members=PromptMembers(read_non_json=_peek_model_and_prompt),
     routes=(
         Route(

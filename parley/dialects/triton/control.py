@@ -14,8 +14,7 @@ from parley.dialects.facts import ModelCard, ServerFacts
 from parley.dialects.json_answer import encode_json, json_answer
 from parley.dialects.triton import model, versions
 from parley.dialects.triton.document import parse_document
-from parley.dialects.triton.errors import quote_name, wrong_type_error
-from parley.dialects.triton.errors import triton_error_body as triton_error_body
+from parley.dialects.triton.error_answers import quote_name, triton_error_body, wrong_type_error
 from parley.errors import Invalid, UnknownModel, Unsupported
 from parley.metrics.request_totals import RequestTotals
 

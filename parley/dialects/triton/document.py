@@ -9,7 +9,7 @@ import msgspec
 
 from parley.dialects.fields import is_shallow
 from parley.dialects.json_body import OverfullJson, decode_json, first_bad_byte
-from parley.dialects.triton.errors import UnreadableInput
+from parley.dialects.triton.error_answers import UnreadableInput
 from parley.dialects.triton.parse_faults import ENCODING_FAULT, describe_parse_fault
 from parley.errors import Invalid
 

@@ -18,15 +18,15 @@ from parley.dialects.json_answer import encode_json
 from parley.dialects.sse import data_event
 from parley.dialects.triton import versions
 from parley.dialects.triton.document import parse_document, repeated_names
-from parley.dialects.triton.errors import (
+from parley.dialects.triton.error_answers import (
     UnreadableInput,
     inputs_error,
     quote_name,
+    triton_error_answer,
     triton_error_body,
-    triton_failure_frame,
+    triton_failure_event,
     wrong_type_error,
 )
-from parley.dialects.triton.errors import triton_error_answer as triton_error_answer
 from parley.dialects.triton.model import INPUTS, MODEL_VERSION, InputTensor
 from parley.dialects.triton.outputs import TritonOutputs
 from parley.dialects.triton.sampling import STRUCTURED_NAMES, TRITON_FIELD_NAMES, TritonRequest, require_inputs
@@ -71,7 +71,7 @@ class TritonReply(Reply):
 
     def fail_stream(self, error: ParleyError) -> bytes:
         """Return the error event that ends the stream."""
-        return triton_failure_frame(error)
+        return triton_failure_event(error)
 
     def render_refusal(self, error: ParleyError) -> Answer | None:
         """Return an error of the model as the first event of a stream, with the error's status."""
@@ -102,7 +102,7 @@ class TritonReply(Reply):
 
 def model_error_event(error: ParleyError) -> Answer:
     """Return an error of the model as the only event of a stream, with the error's status."""
-    return Answer(triton_error_answer(error).status, triton_failure_frame(error), TritonReply.media_type.encode())
+    return Answer(triton_error_answer(error).status, triton_failure_event(error), TritonReply.media_type.encode())
 
 
 def strict_generate_error(error: ParleyError) -> Answer:

@@ -18,7 +18,7 @@ from parley.dialects.dialect import HeaderList, RequestContext, RequestTimings
 from parley.dialects.json_answer import encode_json
 from parley.dialects.triton import versions
 from parley.dialects.triton.document import parse_document
-from parley.dialects.triton.errors import UnreadableInput, inputs_error, quote_name, wrong_type_error
+from parley.dialects.triton.error_answers import UnreadableInput, inputs_error, quote_name, wrong_type_error
 from parley.dialects.triton.generate import TritonReply
 from parley.dialects.triton.model import INPUTS, MODEL_VERSION, OUTPUTS, InputTensor
 from parley.dialects.triton.sampling import KNOWN_PARAMETERS, TritonRequest

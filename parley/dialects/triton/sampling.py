@@ -27,7 +27,7 @@ from parley.dialects.sampling_members import (
 )
 from parley.dialects.triton import embedding
 from parley.dialects.triton.document import parse_document
-from parley.dialects.triton.errors import inputs_error
+from parley.dialects.triton.error_answers import inputs_error
 from parley.dialects.triton.images import IMAGE_INPUTS, read_triton_images
 from parley.dialects.triton.model import INPUTS, OUTPUTS
 from parley.errors import BadRequest, Invalid, Unsupported, excerpt

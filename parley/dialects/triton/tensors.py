@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from parley.dialects.triton.errors import quote_name, wrong_type_error
+from parley.dialects.triton.error_answers import quote_name, wrong_type_error
 from parley.errors import BadRequest, Invalid
 
 TensorElement = bool | int | float | str

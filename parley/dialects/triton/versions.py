@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from parley.dialects.triton.errors import quote_name
+from parley.dialects.triton.error_answers import quote_name
 from parley.dialects.triton.model import MODEL_VERSION
 from parley.errors import Invalid, NotFound, UnknownModel
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from parley.dialects.dialect import RequestContext
 from parley.dialects.triton import infer, versions
-from parley.dialects.triton.errors import quote_name
+from parley.dialects.triton.error_answers import quote_name
 from parley.dialects.triton.infer import DATATYPES, OutputForm
 from parley.dialects.triton.model import MODEL_VERSION
 from parley.dialects.triton.outputs import TritonOutputs

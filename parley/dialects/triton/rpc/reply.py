@@ -11,7 +11,7 @@ from google.protobuf.message import DecodeError
 
 from parley.dialects.dialect import Answer, Reply, RequestContext
 from parley.dialects.facts import ServerFacts
-from parley.dialects.triton.errors import UnreadableInput, triton_error_answer
+from parley.dialects.triton.error_answers import UnreadableInput, triton_error_answer
 from parley.dialects.triton.rpc import control, infer
 from parley.dialects.triton.rpc.frames import grpc_failure_frame, message_frame
 from parley.dialects.triton.rpc.messages import ProtoMessage

@@ -5,7 +5,7 @@ from __future__ import annotations
 import grpc
 import msgspec
 
-from parley.dialects.triton import errors
+from parley.dialects.triton import error_answers
 from parley.errors import ParleyError, RateLimited
 
 GRPC_STATUSES = {
@@ -37,6 +37,6 @@ def grpc_status(number: int) -> grpc.StatusCode:
 
 def grpc_error(error: ParleyError) -> GrpcError:
     """Return an error as a gRPC error."""
-    answer = errors.triton_error_answer(error)
+    answer = error_answers.triton_error_answer(error)
     retry_after = error.retry_after if isinstance(error, RateLimited) else None
     return GrpcError(grpc_status(answer.status), msgspec.json.decode(answer.body)["error"], retry_after=retry_after)

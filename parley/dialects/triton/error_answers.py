@@ -1,4 +1,4 @@
-"""Errors of this API: one sentence in ``{"error": …}``, with a status of its own.
+"""Errors as answers of Triton's API: one sentence in ``{"error": …}``, with a status of its own.
 
 As in the original, invalid JSON and wrong JSON types are server errors (500) where the API is strict; values that were
 read but are not allowed are a 400. Clients can tell errors apart only by the sentence.
@@ -87,6 +87,6 @@ def lenient_error_answer(error: ParleyError) -> Answer:
     return answer._replace(status=400) if isinstance(error, UnreadableInput) else answer
 
 
-def triton_failure_frame(error: ParleyError) -> bytes:
+def triton_failure_event(error: ParleyError) -> bytes:
     """Return the event that ends a stream after an error."""
     return b"data: " + triton_error_answer(error).body + b"\n\n"
