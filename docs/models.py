@@ -151,6 +151,7 @@ they are needed.
   in files that do not say it. Its window has one token more than in llama.cpp, as in Transformers.
 * `kimi-linear` is Kimi Linear, with keys and values of latents in one layer or two, and `bailingmoe3` Ling 3; files
   that limit the gates of its experts are refused.
+* `smallthinker` has the windows and rotary embeddings of the published models, which files do not list.
 * `bitnet` computes SiLU, as in llama.cpp. Microsoft's files for its own bitnet.cpp are refused; its folders are read.
 * `qwen35` and `qwen35moe` have the value heads of gated delta nets in another order than folders; reading restores it.
   Where there are more value heads than key heads, `ssm_out` in a type whose blocks hold numbers of several heads (K
@@ -268,7 +269,7 @@ def models_page() -> str:
     for kind in sorted(FUSABLE_TYPES):
         forms = _join(folder.files for folder in served if folder.model_type == kind and folder.is_quantized)
         name = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(kind)
-        has_own_code = kind in ("kimi_k2", "deepseek", "nemotron-nas", "deci")
+        has_own_code = kind in ("kimi_k2", "deepseek", "nemotron-nas", "deci", "smallthinker")
         origin = "published with code of its own, which is not run" if has_own_code else "in a multimodal model"
         lines.append(f"| `{kind}` | {f'`{name}`' if name else origin} | {forms} |")
     lines += [MLX.rstrip(), GGUF.format(gguf=gguf_architectures(), projectors=gguf_projectors()).rstrip()]

@@ -53,7 +53,7 @@ def complete_deci(model: GgufModel, config: dict[str, Any]) -> None:
 
     def numbers(key: str) -> list[int]:
         value = fields.get(key)
-        listed = value if isinstance(value, list) else [value] * count
+        listed: list[Any] = value if isinstance(value, list) else [value] * count
         if len(listed) != count or any(type(number) is not int or number < 0 for number in listed):
             raise GgufError(f"{file} gives {key} as {reprlib.repr(value)}, so the model's shape is unknown")
         return listed

@@ -1,4 +1,4 @@
-"""Mixtures of 2026 in GGUF files: Command A+, Hy3, Laguna and Mellum 2."""
+"""Recent mixtures in GGUF files: Command A+, Hy3, Laguna, Mellum 2 and SmallThinker."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 from parley.gguf.architecture import (
     DEEPSEEK_MIXTURE_NAMES,
     SIGMOID,
+    SOFTMAX,
     Architecture,
     complete_windows,
     fields_of,
@@ -114,6 +115,30 @@ def complete_command_mixture(model: GgufModel, config: dict[str, Any]) -> None:
     _list_mixtures(model, config)
 
 
+def small_thinker_variant(model: GgufModel) -> Architecture | None:
+    """Return the row for files whose weights of experts are a softmax, else None."""
+    is_softmax = fields_of(model).get("expert_gating_func") == SOFTMAX
+    return replace(SMALL_THINKER, gating=SOFTMAX, mixture=None) if is_softmax else None
+
+
+def complete_small_thinker(model: GgufModel, config: dict[str, Any]) -> None:
+    """Add which layers have a window and a rotary embedding, and how weights of experts are made. Raises GgufError.
+
+    llama.cpp has constants for what files do not say: with a window, it is 4096, and all layers have it and a rotary
+    embedding but every fourth.
+    """
+    _check_normalized(model, config)
+    count, has_window = config["num_hidden_layers"], config.get("sliding_window") is not None
+    layout = [int(has_window and layer % USUAL_PERIOD > 0) for layer in range(count)]
+    config |= {
+        "sliding_window": SMALL_THINKER_WINDOW,
+        "sliding_window_layout": layout,
+        "rope_layout": layout if has_window else [1] * count,
+        "moe_primary_router_apply_softmax": fields_of(model).get("expert_gating_func") == SOFTMAX,
+    }
+
+
+SMALL_THINKER_WINDOW = 4096
 USUAL_PERIOD = 4  # layers; of those with and without a window
 COMMAND_MIXTURE = Architecture(
     "cohere2_moe",
@@ -132,9 +157,17 @@ LAGUNA = Architecture(
 )
 HY_3 = Architecture("hy_v3", "HYV3ForCausalLM", DEEPSEEK_MIXTURE_NAMES, gating=SIGMOID, complete=complete_hy_3)
 MELLUM = Architecture("mellum", "MellumForCausalLM", fields={"norm_topk_prob": True}, complete=complete_mellum)
+SMALL_THINKER = Architecture(
+    "smallthinker",
+    "SmallThinkerForCausalLM",
+    gating=SIGMOID,
+    variant=small_thinker_variant,
+    complete=complete_small_thinker,
+)
 RECENT_ARCHITECTURES = {
     "cohere2moe": replace(COMMAND_MIXTURE, mixture=COMMAND_MIXTURE),
     "hy_v3": replace(HY_3, mixture=HY_3),
     "laguna": replace(LAGUNA, mixture=LAGUNA),
     "mellum": replace(MELLUM, mixture=MELLUM),
+    "smallthinker": replace(SMALL_THINKER, mixture=SMALL_THINKER),
 }

@@ -199,6 +199,7 @@ class LayerShape:
     mlp_carry: float = 1.0
     has_normed_residual: bool = False
     routing: Routing | None = None  # the MLP is a mixture of such MLPs
+    routes_early: bool = False  # the mixture's router reads the residual before the layer
     has_parallel_dense_mlp: bool = False  # a dense MLP is added to the mixture of experts
     mlp_width: int | None = None  # its inner size, if that is not the model's
     layer_input: int | None = None  # the index of the layer's part of the per-layer inputs; None: it has none

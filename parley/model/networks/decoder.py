@@ -242,6 +242,7 @@ class FusedDecoder:
             return native.norm_rows(residual, next_norm.norm, consumer=next_norm.consumer), residual
         if shape.has_normed_residual:
             residual = x
+        logits = self._mlps.route_early(i, residual)
         if shape.is_hybrid:
             scanned = self._state_scans.scan_layer(i, x, batch, step.states)
             added = linears.apply_linear(scanned, batch, i, "state_output")
@@ -257,7 +258,7 @@ class FusedDecoder:
         if shape.has_mixer and shape.has_mlp:
             x, residual = self._finish_attention(i, x, residual, batch)
         if shape.has_mlp:
-            x, after_norm = self._mlps.run_mlps(i, x, residual, batch), weights.mlp_after_norm
+            x, after_norm = self._mlps.run_mlps(i, x, residual, batch, logits), weights.mlp_after_norm
         scale = shape.mlp_scale if shape.has_mlp and shape.mlp_scale is not None else shape.residual_scale
         carry = shape.mlp_carry if shape.has_mlp else shape.attention_carry
         if step.layer_inputs is not None and shape.layer_input is not None:

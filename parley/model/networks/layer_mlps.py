@@ -19,16 +19,28 @@ class LayerMLPs:
     def __init__(self, config: DecoderConfig, layer_weights: Sequence[DecoderLayer], linears: LayerLinears):
         self._config, self._layer_weights, self._linears = config, layer_weights, linears
 
+    def route_early(self, layer: int, residual: torch.Tensor) -> torch.Tensor | None:
+        """Return the logits of a layer's router if it reads the residual before the layer, else None."""
+        mixture = self._layer_weights[layer].mixture
+        if mixture is None or not self._config.layers[layer].routes_early:
+            return None
+        return native.lm_head_logits(residual, mixture.router)
+
     def run_mlps(
-        self, layer: int, x: torch.Tensor | native.QuantizedRows, residual: torch.Tensor, batch: PackedBatch
+        self,
+        layer: int,
+        x: torch.Tensor | native.QuantizedRows,
+        residual: torch.Tensor,
+        batch: PackedBatch,
+        logits: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Return the output of a layer's MLP, of its mixture of experts, or of both: [T, hidden]. ``x``: the norm of
-        the residual."""
+        the residual. ``logits``: of ``route_early``."""
         weights = self._layer_weights[layer]
         if weights.mixture is None:
             return self._run_mlp(layer, x, batch)
         if not self._config.layers[layer].has_parallel_dense_mlp:
-            return self._mix_experts(layer, x, x, batch)
+            return self._mix_experts(layer, x, x, batch, logits)
         dense = native.norm_rows(self._run_mlp(layer, x, batch), weights.dense_after_norm)
         router_rows = native.norm_rows(residual, weights.mixture.router_norm)
         mixed = self._mix_experts(layer, native.norm_rows(residual, weights.experts_norm), router_rows, batch)
@@ -71,12 +83,14 @@ class LayerMLPs:
         x: torch.Tensor | native.QuantizedRows,
         router_rows: torch.Tensor | native.QuantizedRows,
         batch: PackedBatch,
+        logits: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Return the output of a layer's mixture of experts: [T, hidden]."""
+        """Return the output of a layer's mixture of experts: [T, hidden]. ``logits``: of the router, if known."""
         shape, mixture = self._config.layers[layer], self._layer_weights[layer].mixture
         assert mixture is not None and shape.routing is not None
         assert isinstance(x, torch.Tensor) and isinstance(router_rows, torch.Tensor), "routers read rows as they are"
-        ids, weights = native.route(native.lm_head_logits(router_rows, mixture.router), mixture.bias, shape.routing)
+        logits = native.lm_head_logits(router_rows, mixture.router) if logits is None else logits
+        ids, weights = native.route(logits, mixture.bias, shape.routing)
         if mixture.scales is not None:
             weights = weights * mixture.scales[ids]
         shared = self._run_mlp(layer, x, batch) if shape.routing.shared else None

@@ -230,6 +230,14 @@ MIXTRAL_NAMES = MixtureNames(
     down="block_sparse_moe.experts.{}.w2",
 )
 MIXTRAL_MIXTURE = MixtureFamily((*_both_layouts(MIXTRAL_NAMES), _gguf_layout(MIXTRAL_NAMES)), normalized=True)
+SMALL_THINKER_NAMES = MixtureNames(
+    router="block_sparse_moe.primary_router",
+    gate_up=("block_sparse_moe.experts.{}.gate", "block_sparse_moe.experts.{}.up"),
+    down="block_sparse_moe.experts.{}.down",
+)
+SMALL_THINKER_MIXTURE = MixtureFamily(
+    (SMALL_THINKER_NAMES, _gguf_layout(SMALL_THINKER_NAMES)), normalized=True, is_sigmoid=True
+)
 MINIMAX_MIXTURE = MixtureFamily(
     (
         replace(MIXTRAL_NAMES, choice_bias="block_sparse_moe.e_score_correction_bias"),

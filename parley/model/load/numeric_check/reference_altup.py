@@ -46,7 +46,7 @@ class ReferenceAltUpLayer(ReferenceLayer):
         laurel = normed + self._norm_field(laurel, "laurel_norm")
         attended = self._norm_field(self._mix_rows(normed), "attention_after_norm")
         residual = (active + attended + laurel) / 2**0.5
-        residual = residual + self._norm_field(self._run_mlps(residual), "mlp_after_norm")
+        residual = residual + self._norm_field(self._run_mlps(residual, active), "mlp_after_norm")
         factors = 1 + self._modalities(residual, router) @ correction.T
         corrected = predicted + factors.T[..., None] * (residual - active)
         scale = self._weights.altup.read_output_scale(self._number)

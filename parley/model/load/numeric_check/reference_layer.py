@@ -105,7 +105,7 @@ class ReferenceLayer:
                 x = x + shape.state_scale * self._run_state(normed, shape.state)
             x = shape.attention_carry * x + shape.residual_scale * self._norm_field(mixed, "attention_after_norm")
         if shape.has_mlp:
-            mlp_output = self._run_mlps(layer_input if shape.is_parallel else x)
+            mlp_output = self._run_mlps(layer_input if shape.is_parallel else x, layer_input)
             scale = shape.residual_scale if shape.mlp_scale is None else shape.mlp_scale
             x = self._norm_field(x, "mlp_norm") if shape.has_normed_residual else x
             x = shape.mlp_carry * x + scale * self._norm_field(mlp_output, "mlp_after_norm")
@@ -260,13 +260,14 @@ class ReferenceLayer:
 
     # -- the MLP, or a mixture of experts
 
-    def _run_mlps(self, residual: torch.Tensor) -> torch.Tensor:
-        """Return the output of the MLP, of the mixture, or of both, for the residual before it."""
+    def _run_mlps(self, residual: torch.Tensor, layer_input: torch.Tensor) -> torch.Tensor:
+        """Return the output of the MLP, of the mixture, or of both, for the residuals before it and before the
+        layer."""
         x = self._norm_field(residual, "mlp_norm")
         if self._shape.routing is None:
             return self._run_mlp(x)
         if not self._shape.has_parallel_dense_mlp:
-            return self._run_mixture(x, x, self._shape.routing)
+            return self._run_mixture(x, layer_input if self._shape.routes_early else x, self._shape.routing)
         experts = self._norm_field(residual, "experts_norm")
         scales = self._weights.mixtures.read_router_norm(self._number)
         assert scales is not None

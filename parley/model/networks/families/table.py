@@ -116,6 +116,7 @@ from parley.model.networks.families.rms_norm_decoders import (
     SEED_OSS,
     SMOLLM3,
 )
+from parley.model.networks.families.small_thinker_decoders import SMALL_THINKER
 from parley.model.networks.families.state_decoders import (
     LFM2,
     LFM2_MOE,
@@ -222,6 +223,7 @@ FAMILIES: dict[str, DecoderFamily] = {
     "laguna": LAGUNA,
     "nemotron-nas": DECILM,
     "deci": DECILM,
+    "smallthinker": SMALL_THINKER,
     "mimo_v2_flash": MIMO_V2_FLASH,
     "gpt2": GPT2,
     "gpt_bigcode": GPT_BIGCODE,
