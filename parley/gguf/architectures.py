@@ -208,7 +208,7 @@ ARCHITECTURES = {
     "nemotron": Architecture(
         "nemotron", "NemotronForCausalLM", norm_offset=1.0, keys={"attention.layer_norm_epsilon": "norm_eps"}
     ),
-    "olmo": Architecture("olmo", "OlmoForCausalLM", interleaved=True, refused=("attention.clamp_kqv",)),
+    "olmo": Architecture("olmo", "OlmoForCausalLM", interleaved=True, keys={"attention.clamp_kqv": "clip_qkv"}),
     "olmoe": replace(OLMOE, mixture=OLMOE),
     "stablelm": Architecture("stablelm", "StableLmForCausalLM", bias_layer="attn_q", complete=complete_stablelm),
     "starcoder2": Architecture(

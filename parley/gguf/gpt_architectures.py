@@ -68,13 +68,15 @@ def complete_neox(model: GgufModel, config: dict[str, Any]) -> None:
 
 
 def complete_mpt(model: GgufModel, config: dict[str, Any]) -> None:
-    """Add the largest slope of heads. Raises GgufError if there are none, for models with other positions."""
+    """Add the largest slope of heads, and the limit of queries, keys and values. Raises GgufError if there are no
+    slopes, for models with other positions."""
     largest = fields_of(model).get("attention.max_alibi_bias")
     if not isinstance(largest, float) or not 0 < largest < math.inf:
         raise GgufError(
             f"{model.paths[0].name} gives attention.max_alibi_bias as {reprlib.repr(largest)}; it is more than 0"
         )
-    config["attn_config"] = {"alibi": True, "alibi_bias_max": largest}
+    limit = fields_of(model).get("attention.clamp_kqv")
+    config["attn_config"] = {"alibi": True, "alibi_bias_max": largest, "clip_qkv": limit}
 
 
 def complete_multi_query(model: GgufModel, config: dict[str, Any]) -> None:
@@ -151,7 +153,6 @@ GPT_ARCHITECTURES = {
         layer_prefix="transformer.blocks.",
         model_names={"token_embd": "transformer.wte", "output_norm": "transformer.norm_f"},
         keys={"attention.layer_norm_epsilon": "layer_norm_epsilon"},
-        refused=("attention.clamp_kqv",),
         complete=complete_mpt,
     ),
 }

@@ -171,6 +171,7 @@ class LayerShape:
     chunk: int | None = None  # positions of a chunk: a token attends only to tokens of its own chunk
     # One for each head: the slope times the distance to a key is subtracted from its score (ALiBi, arXiv 2108.12409)
     slopes: tuple[float, ...] = ()
+    qkv_limit: float | None = None  # queries, keys and values are limited to -qkv_limit .. qkv_limit
     has_whole_qk_norm: bool = False  # the norms of queries and keys are over all heads of a token, not over each head
     is_qk_norm_late: bool = False  # these norms follow the rotation
     has_scaled_queries: bool = False  # a factor that depends on a token's position multiplies its queries

@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from support import gguf_files, tiny_models
 from support.gguf_conversion import turn_heads
 from support.run_model import load_test_runner, long_logprobs
+from test_decoder_families import check_schedules
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaMLP
 
@@ -130,6 +131,10 @@ def test_log_probabilities_are_those_of_the_same_layers_in_transformers(model, f
     tokens = torch.randint(3, runner.vocab_size, (200,), generator=torch.Generator().manual_seed(0))
     expected = model.eval()(tokens[None]).logits[0].log_softmax(-1)
     assert (long_logprobs(folder, "float32") - expected).norm() < 1e-5 * expected.norm()
+
+
+def test_every_schedule_gives_the_same_bits(folder):
+    check_schedules(load_test_runner(folder, dtype="bfloat16")[0].network)
 
 
 def test_a_gguf_file_has_the_log_probabilities_of_its_folder(folder, tmp_path, monkeypatch):

@@ -132,7 +132,7 @@ FEW_EXPERTS = {"num_hidden_layers": 3, "sliding_window": None, "n_group": 1, "to
         ("lfm2", {"conv_bias": False, "block_auto_adjust_ff_dim": False}),
         ("lfm2_moe", {}),
         ("nemotron", {}),
-        ("olmo", {}),
+        ("olmo with limits", {}),
         ("olmoe", {}),
         ("stablelm", {}),
         ("starcoder2", {"sliding_window": 4096}),

@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file
 from support import gguf_files, tiny_models
 from support.run_model import load_test_runner, long_logprobs
+from test_decoder_families import check_schedules
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -158,13 +159,14 @@ def test_log_probabilities_are_those_of_the_layers_in_torch(model, folder, tmp_p
     assert (long_logprobs(copy, "float32") - expected).norm() < 1e-5 * expected.norm()
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {},
-        {"rope_layout": [1] * LAYERS, "sliding_window_layout": [0] * LAYERS, "moe_primary_router_apply_softmax": True},
-    ],
-)
+def test_every_schedule_gives_the_same_bits(folder):
+    check_schedules(load_test_runner(folder, dtype="bfloat16")[0].network)
+
+
+NO_WINDOWS = {"rope_layout": [1] * LAYERS, "sliding_window_layout": [0] * LAYERS}
+
+
+@pytest.mark.parametrize("changes", [{}, NO_WINDOWS | {"moe_primary_router_apply_softmax": True}])
 def test_a_gguf_file_has_the_log_probabilities_of_its_folder(folder, tmp_path, monkeypatch, changes):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     copy = Path(shutil.copytree(folder, tmp_path / "copy"))

@@ -81,6 +81,7 @@ MAMBA_COUNTS = {
 }
 # Fields of config.json that the converter adds, and their names in the file
 NUMBERS = {
+    "clip_qkv": "attention.clamp_kqv",
     "layer_norm_eps": "attention.layer_norm_epsilon",
     "norm_epsilon": "attention.layer_norm_epsilon",
     "attention_multiplier": "attention.scale",

@@ -83,4 +83,6 @@ def add_numbers(writer: gguf.GGUFWriter, config: dict[str, Any]) -> int:
         writer.add_parallel_residual(config["use_parallel_residual"])
     if kind == "mpt":
         writer.add_max_alibi_bias(float(config["attn_config"]["alibi_bias_max"]))
+        if limit := config["attn_config"]["clip_qkv"]:
+            writer.add_clamp_kqv(float(limit))
     return kv_heads

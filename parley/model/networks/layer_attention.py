@@ -101,6 +101,8 @@ class LayerAttention:
         or None without any."""
         config, shape = self._config, self._config.layers[layer]
         rows, gates = self._linears.apply_linear(x, batch, layer, "qkv"), None
+        if shape.qkv_limit is not None:
+            rows.clamp_(-shape.qkv_limit, shape.qkv_limit)
         if shape.has_output_gate:
             rows, gates = self._split_output_gates(rows, layer)
         if shape.has_keys_as_values:

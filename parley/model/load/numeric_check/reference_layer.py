@@ -139,6 +139,8 @@ class ReferenceLayer:
         if shape.state is not None and not shape.is_hybrid:
             return self._run_state(x, shape.state)
         rows = self._project_parts(x, "qkv")
+        if shape.qkv_limit is not None:
+            rows = [part.clamp(-shape.qkv_limit, shape.qkv_limit) for part in rows]
         if self._config.latent is not None:
             attended = self._attend(*self._project_latents(rows[0], rows[-1], self._config.latent))
             for gate in rows[1:-1]:

@@ -212,12 +212,24 @@ BLOOM = DecoderFamily(
 )
 
 
-def mpt_slopes(fields: dict[str, Any]) -> tuple[float, ...]:
-    """Return the slopes of MPT's heads. Raises Unfusable if its attention has more variations."""
+def _mpt_attention(fields: dict[str, Any]) -> dict[str, Any]:
+    """Return the part of MPT's config about attention. Raises Unfusable."""
     attention = fields["attn_config"] or {}
     if not isinstance(attention, dict):
         raise wrong_value("attn_config", attention)
-    unknown = {"attn_type": "multihead_attention", "clip_qkv": None, "softmax_scale": None, "qk_ln": False}
+    return attention
+
+
+def mpt_factors(fields: dict[str, Any]) -> dict[str, float]:
+    """Return the limit of MPT's queries, keys and values, if there is one. Raises Unfusable."""
+    attention = _mpt_attention(fields)
+    return {"qkv_limit": read_number(attention, "clip_qkv")} if attention.get("clip_qkv") else {}
+
+
+def mpt_slopes(fields: dict[str, Any]) -> tuple[float, ...]:
+    """Return the slopes of MPT's heads. Raises Unfusable if its attention has more variations."""
+    attention = _mpt_attention(fields)
+    unknown = {"attn_type": "multihead_attention", "softmax_scale": None, "qk_ln": False}
     for name, value in unknown.items():
         if attention.get(name, value) != value:
             raise wrong_value(f"attn_config.{name}", attention[name])
@@ -257,6 +269,7 @@ MPT = DecoderFamily(
         mlp_norm="norm_2",
     ),
     norms=LAYER_NORMS,
+    layer_factors=mpt_factors,
     is_gated=False,
     rotated=none_rotated,
     slopes=mpt_slopes,

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from parley.model.networks.config_fields import read_size
+from parley.model.networks.config_fields import read_number, read_size
 from parley.model.networks.decoder_config import BIASED_LAYER_NORMS, LAYER_NORMS, LinearLayout, NormForm
 from parley.model.networks.decoder_tensors import TensorNames
 from parley.model.networks.families.decoder_family import (
@@ -371,13 +371,20 @@ FALCON = DecoderFamily(
     linear_layout=LinearLayout(has_grouped_qkv=True),
     variant=falcon_variant,
 )
+
+
+def olmo_factors(fields: dict[str, Any]) -> dict[str, float]:
+    """Return the limit of queries, keys and values, if there is one. Raises Unfusable."""
+    return {} if fields["clip_qkv"] is None else {"qkv_limit": read_number(fields, "clip_qkv")}
+
+
 OLMO = DecoderFamily(
     COMMON_FIELDS | {"vocab_size": 50304, "rms_norm_eps": 1e-5, "attention_bias": False, "clip_qkv": None},
     renamed={"rms_norm_eps": ""},  # not known
-    required={"clip_qkv": None},
     biases=ATTENTION_BIASES,
     tensors=TensorNames(norm="", attention_norm="", mlp_norm=""),
     norms=LAYER_NORMS,
+    layer_factors=olmo_factors,
 )
 JAIS2 = DecoderFamily(
     COMMON_FIELDS
