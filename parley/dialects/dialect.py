@@ -300,7 +300,7 @@ RouteKind = Literal[
     "live",  # 200 as long as the process answers at all; writer(bool) -> Answer gives it the API's own form
     "ready",  # 200 when requests are accepted, otherwise 503 with progress; writer(bool) -> Answer as above
     "stored",  # read or change stored records: reader(body, RequestContext) -> Answer | StreamReplay | BatchJob
-    "socket",  # a WebSocket, whose messages are POST requests of its path: reader(ConnectionRecords) -> SocketSession
+    "socket",  # a WebSocket, whose messages are POST requests: reader(SocketOpening) -> SocketSession
     "info",  # information about the server: reader(body, RequestContext, ServerFacts) -> Answer
     "summed_info",  # the same, with numbers that are summed over several servers
     "endpoint",  # show or change endpoints: reader(body, RequestContext, ServerFacts, all) -> Answer | EndpointChange

@@ -1,13 +1,13 @@
 """Turns the messages of a WebSocket's client into requests, and their answers into messages.
 
-Requests are POST requests of the WebSocket's own path. Requests of one *lane* are answered one after another, and
-different lanes concurrently.
+Requests are POST requests of the WebSocket's own path, or of one next to it. Requests of one *lane* are answered one
+after another, and different lanes concurrently. Other messages are answered at once.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
@@ -28,17 +28,37 @@ class ConnectionRecords(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class SocketOpening:
+    """What a session may know of its connection. ``records``: keeps its records; ``query``: of its path."""
+
+    records: ConnectionRecords
+    query: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
 class SocketRequest:
     """A request that was read from a message. ``lane``: its lane, "" for that of requests which name none."""
 
     lane: str
 
 
+@dataclass(frozen=True, slots=True)
+class LaneEnd:
+    """A message that ends all requests of a lane, as if their client had left. ``messages``: the answer to it."""
+
+    lane: str
+    messages: Sequence[bytes]
+
+
 class SocketAnswer(ABC):
-    """The answer to a request. ``body``, ``headers``: of the request, the latter besides those of its connection."""
+    """The answer to a request. ``body``, ``headers``: of the request, the latter besides those of its connection.
+
+    ``sibling``: the path of the request below the parent of the connection's own path; "": the own path.
+    """
 
     body: bytes
     headers: Sequence[tuple[bytes, bytes]] = ()
+    sibling: str = ""
 
     @abstractmethod
     def read_part(self, status: int, data: bytes, *, last: bool) -> list[bytes]:
@@ -49,16 +69,29 @@ class SocketSession(ABC):
     """The messages of one connection.
 
     ``max_lanes``: named lanes that have requests at a time. ``max_waiting``: requests of a lane that wait for the one
-    before. ``max_seconds``: how long the connection may last; requests that run by then are answered.
+    before. ``max_seconds``: how long the connection may last; requests that run by then are answered. ``max_idle``:
+    seconds without a message and without a request after which the connection ends; None: no limit. ``max_per_client``:
+    connections that one API key may have at a time; None: no limit. ``subprotocol``: that clients may ask for.
     """
 
     max_lanes: ClassVar[int]
     max_waiting: ClassVar[int]
     max_seconds: ClassVar[float]
+    max_idle: ClassVar[float | None] = None
+    max_per_client: ClassVar[int | None] = None
+    subprotocol: ClassVar[bytes] = b""
+
+    def opening_messages(self) -> list[bytes]:
+        """Return the messages that begin the connection."""
+        return []
 
     @abstractmethod
-    def read_message(self, data: bytes) -> SocketRequest | bytes:
-        """Return the request in a message, or the message that refuses it."""
+    def read_message(self, data: bytes) -> SocketRequest | LaneEnd | list[bytes]:
+        """Return the request in a message, or the messages that answer it or refuse it."""
+
+    def acknowledge(self, request: SocketRequest) -> list[bytes]:
+        """Return the messages that say that a request is accepted."""
+        return []
 
     @abstractmethod
     def count_earlier_bytes(self, request: SocketRequest) -> int:

@@ -30,7 +30,7 @@ from parley.serving.options import ServerOptions
 from parley.serving.pages.activity_history import ActivityHistory
 from parley.serving.records.background import BackgroundRuns, tenant_records
 from parley.serving.records.batch_runner import BatchRunner
-from parley.serving.records.connection_records import make_connection_store
+from parley.serving.records.connection_records import ConnectionStore
 from parley.serving.records.open_store import open_record_store
 from parley.serving.served_model import ServedModel
 from parley.tracing.request_trace import SpanExporter
@@ -87,7 +87,7 @@ class ModelRegistry:
         self.record_store = open_record_store(
             options.response_store, options.response_lifetime, options.response_store_file
         )
-        self.connection_records = make_connection_store()
+        self.connection_records = ConnectionStore()
         self.background_runs = BackgroundRuns(self.record_store)
         self.batch_runner = BatchRunner(self.background_runs, self.record_store, is_ending=lambda: self.shutting_down)
         self.reasoning_seal = ReasoningSeal(options.seal_secret)

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+from urllib.parse import parse_qsl
+
 from parley.dialects.dialect import Route
+from parley.dialects.socket_session import SocketOpening, SocketSession
 from parley.errors import UpgradeRequired
-from parley.serving.records.connection_records import RecordsOfConnection
-from parley.serving.records.memory_records import MemoryRecordStore
+from parley.serving.records.connection_records import ConnectionStore, RecordsOfConnection
 from parley.serving.registry import ModelRegistry
+from parley.web.auth import presented_key
 from parley.web.exchange import Exchange
 from parley.web.websocket import HAS_WEBSOCKETS
-from parley.web.websocket.handshake import UPGRADE_HEADERS, UPGRADE_KEY, accepting_head, check_handshake
+from parley.web.websocket.handshake import (
+    UPGRADE_HEADERS,
+    UPGRADE_KEY,
+    accepting_head,
+    agreed_protocol,
+    check_handshake,
+)
 
 
 async def handle_socket(registry: ModelRegistry, route: Route, exchange: Exchange) -> None:
@@ -17,7 +26,7 @@ async def handle_socket(registry: ModelRegistry, route: Route, exchange: Exchang
     await serve_websocket(registry.connection_records, route, exchange)
 
 
-async def serve_websocket(store: MemoryRecordStore, route: Route, exchange: Exchange) -> None:
+async def serve_websocket(store: ConnectionStore, route: Route, exchange: Exchange) -> None:
     """Serve a WebSocket until it ends; ``store`` keeps its records. Raises ParleyError if it is refused."""
     assert route.reader is not None
     switch_connection = exchange.scope.pop(UPGRADE_KEY, None)
@@ -36,10 +45,19 @@ async def serve_websocket(store: MemoryRecordStore, route: Route, exchange: Exch
         return
     from parley.serving.socket_requests import SocketConversation  # imports wsproto, an extra
 
-    websocket = switch_connection(accepting_head(key, exchange.id_headers()))
-    exchange.status, exchange.response_sent = 101, True
     records = RecordsOfConnection(store)
+    session: SocketSession = route.reader(SocketOpening(records, _read_query(exchange)))
+    client = exchange.tenant.id or presented_key(exchange.headers).hex()
     try:
-        await SocketConversation(websocket, route.reader(records), exchange).run()
+        with store.count_connection(client, session.max_per_client):
+            head = accepting_head(key, exchange.id_headers(), agreed_protocol(exchange.headers, session.subprotocol))
+            websocket = switch_connection(head)
+            exchange.status, exchange.response_sent = 101, True
+            await SocketConversation(websocket, session, exchange).run()
     finally:
         records.close()
+
+
+def _read_query(exchange: Exchange) -> dict[str, str]:
+    """Return the query's parameters; of several with a name the last."""
+    return dict(parse_qsl(exchange.scope.get("query_string", b"").decode("latin-1")))

@@ -7,16 +7,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
-from parley.dialects.socket_session import SocketRequest, SocketSession
-from parley.errors import SERVER_ERROR, Overloaded, Stopping, TimedOut, TooLarge
+from parley.dialects.socket_session import LaneEnd, SocketAnswer, SocketRequest, SocketSession
+from parley.errors import SERVER_ERROR, Overloaded, ParleyError, Stopping, TimedOut, TooLarge
 from parley.serving.inherited_headers import inherited_headers
 from parley.web.exchange import Exchange
 from parley.web.offload import to_thread_if_large
 from parley.web.request_body import ClientGone, HeldBody
+from parley.web.websocket.handshake import key_in_protocols
 from parley.web.websocket.message_cycle import MessageCycle
 from parley.web.websocket.protocol import (
     GOING_AWAY,
@@ -51,11 +53,15 @@ class SocketConversation:
         self._websocket, self._session = websocket, session
         self._options = exchange.options
         self._body_limit = min(exchange.body_limit or self._options.body_limit, exchange.dialect.body_limit or 1 << 62)
-        self._scope = {**exchange.scope, "method": "POST", "headers": inherited_headers(exchange.scope["headers"])}
+        headers = inherited_headers(exchange.scope["headers"])
+        if protocol_key := key_in_protocols(exchange.headers):
+            headers.append((b"x-api-key", protocol_key))
+        self._scope = {**exchange.scope, "method": "POST", "headers": headers}
         self._waiting: dict[str, deque[WaitingRequest]] = {}  # the waiting requests of each lane that has any
         self._waiting_bytes = 0
         self._tasks: set[asyncio.Task[None]] = set()
-        self._cycles: set[MessageCycle] = set()
+        self._cycles: dict[str, MessageCycle] = {}  # the request of each lane that runs
+        self._lane_ends: Counter[str] = Counter()  # how often the requests of each lane were ended
         self._has_expired = False
 
     async def run(self) -> None:
@@ -63,7 +69,8 @@ class SocketConversation:
         expiry = asyncio.get_running_loop().call_later(self._session.max_seconds, self._expire)
         code, reason = GOING_AWAY, SHUTTING_DOWN
         try:
-            while await self._websocket.wait_for_message():
+            self._send(self._session.opening_messages())
+            while await self._wait_for_message():
                 await self._take_message()
                 await asyncio.sleep(0)  # messages that have come already must not keep others waiting
         except ClientGone:
@@ -82,6 +89,20 @@ class SocketConversation:
             self._websocket.close(code, reason)
             await self._end_requests()
 
+    async def _wait_for_message(self) -> bool:
+        """Wait until a message has begun to arrive. Return False at the end. Raises TimedOut if none comes for long."""
+        while True:
+            try:
+                async with asyncio.timeout(self._session.max_idle):
+                    return await self._websocket.wait_for_message()
+            except TimeoutError:
+                if not self._waiting:
+                    raise TimedOut(f"No message came for {self._session.max_idle:g} seconds.") from None
+
+    def _send(self, messages: list[bytes]) -> None:
+        for message in messages:
+            self._websocket.send_text(message)
+
     async def _take_message(self) -> None:
         """Read a message, and answer its request or refuse it. Raises TooLarge, TimedOut, Overloaded, ClientGone."""
         options, held = self._options, self._options.body_budget.hold_body()
@@ -90,12 +111,17 @@ class SocketConversation:
             receive = self._websocket.receive_part
             data = await held.receive(receive, limit, options.body_timeout, options.body_rate)
             result = await to_thread_if_large(len(data), partial(self._session.read_message, data))
-            refusal = result if isinstance(result, bytes) else self._refuse_request(result, held)
-            if refusal is None:
-                assert not isinstance(result, bytes)
-                self._add_request(WaitingRequest(result, held))
-                return
-            self._websocket.send_text(refusal)
+            if isinstance(result, SocketRequest):
+                refusal = self._refuse_request(result, held)
+                if refusal is None:
+                    self._send(self._session.acknowledge(result))
+                    self._add_request(WaitingRequest(result, held))
+                    return
+                self._websocket.send_text(refusal)
+            elif isinstance(result, LaneEnd):
+                self._end_lane(result)
+            else:
+                self._send(result)
             await self._websocket.drain()  # it may repeat much of the message, whose memory is counted until then
         except BaseException:
             held.release()
@@ -165,19 +191,46 @@ class SocketConversation:
     async def _answer_request(self, waiting: WaitingRequest) -> None:
         """Answer a request. Nothing is raised but cancellation: the application answers its own errors."""
         release = partial(self._release, waiting.held)
+        lane, ends = waiting.request.lane, self._lane_ends[waiting.request.lane]
         try:
             size = waiting.held.size + self._session.count_earlier_bytes(waiting.request)
-            answer = await to_thread_if_large(size, partial(self._session.start_request, waiting.request))
-            own_headers = (*answer.headers, (b"content-length", b"%d" % len(answer.body)))
-            scope = {**self._scope, "headers": [*self._scope["headers"], *own_headers]}
-            cycle = MessageCycle(scope, self._websocket, answer.body, answer, release)
-            self._cycles.add(cycle)
+            try:
+                answer = await to_thread_if_large(size, partial(self._session.start_request, waiting.request))
+            except ParleyError as error:
+                self._websocket.send_text(self._session.refuse_request(waiting.request, error))
+                return
+            if self._lane_ends[lane] != ends:
+                return
+            scope = self._request_scope(answer)
+            cycle = self._cycles[lane] = MessageCycle(scope, self._websocket, answer.body, answer, release)
             try:
                 await cycle.run_app(self._websocket.app)
             finally:
-                self._cycles.discard(cycle)
+                del self._cycles[lane]
         finally:
             release()
+
+    def _request_scope(self, answer: SocketAnswer) -> dict[str, Any]:
+        """Return the scope of a request: that of the connection, with the request's own headers and path."""
+        own_headers = (*answer.headers, (b"content-length", b"%d" % len(answer.body)))
+        own_names = {name for name, _ in own_headers}
+        inherited = [header for header in self._scope["headers"] if header[0] not in own_names]
+        scope = {**self._scope, "headers": [*inherited, *own_headers]}
+        if answer.sibling:
+            path = f"{self._scope['path'].rpartition('/')[0]}/{answer.sibling}"
+            scope |= {"path": path, "raw_path": path.encode(), "query_string": b""}
+        return scope
+
+    def _end_lane(self, end: LaneEnd) -> None:
+        """End the requests of a lane, as if their client had left."""
+        for waiting in self._waiting.get(end.lane, ()):
+            self._release(waiting.held)
+        if end.lane in self._waiting:
+            self._waiting[end.lane].clear()
+        self._lane_ends[end.lane] += 1
+        if (cycle := self._cycles.get(end.lane)) is not None:
+            cycle.disconnect()
+        self._send(list(end.messages))
 
     def _release(self, held: HeldBody) -> None:
         """Stop counting the memory of a message. May be called twice."""
@@ -197,7 +250,7 @@ class SocketConversation:
     async def _end_requests(self) -> None:
         """End the requests that run, as if their clients had left."""
         try:
-            for cycle in tuple(self._cycles):
+            for cycle in tuple(self._cycles.values()):
                 cycle.disconnect()
             await asyncio.gather(*self._tasks, return_exceptions=True)
         finally:

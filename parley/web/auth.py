@@ -22,6 +22,7 @@ from parley.errors import Forbidden, Unauthorized
 from parley.settings.key_file import NO_KEY, HashedKey, split_key
 from parley.settings.option_kinds import UNIX_PREFIX
 from parley.types import NO_TENANT, KeyLimits, KeyOwner, Tenant
+from parley.web.websocket.handshake import key_in_protocols
 
 KEY_HEADERS = (b"api-key", b"x-api-key")
 # Scope key of a request that the server itself sends for a client: the client's ``TenantReference``.
@@ -266,7 +267,7 @@ def presented_key(headers: dict[bytes, bytes]) -> bytes:
 
 
 def presented_keys(headers: dict[bytes, bytes]) -> list[bytes]:
-    """Return the keys that a client sent, in the header Authorization and in those of other APIs."""
+    """Return the keys that a client sent: in the header Authorization, those of other APIs, or for a WebSocket."""
     scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
     scheme = scheme.lower()
     if scheme == b"basic":
@@ -275,6 +276,7 @@ def presented_keys(headers: dict[bytes, bytes]) -> list[bytes]:
         key = b""
     keys = [key.strip()]
     keys += [headers[name].strip() for name in KEY_HEADERS if name in headers]
+    keys.append(key_in_protocols(headers))
     return [key for key in keys if key]
 
 

@@ -165,6 +165,7 @@ SCRIPTS = {
     "ollama/llama_index_client.py": "llamaindex-ollama",
     "ollama/ai_sdk.mjs": "node-ollama",
     "responses/openai_sdk.py": "agents",
+    "responses/realtime_sdk.py": "agents",
     "responses/agents_client.py": "agents",
     "responses/langchain_client.py": "langchain",
     "responses/litellm_client.py": "litellm-responses",

@@ -35,7 +35,7 @@ from parley.dialects.mounts import ApiMount
 from parley.errors import SERVER_ERROR, NotAllowed, NotFound, ParleyError
 from parley.serving.options import ServerOptions
 from parley.serving.pages.page_files import send_page_file
-from parley.serving.records.connection_records import make_connection_store
+from parley.serving.records.connection_records import ConnectionStore
 from parley.serving.socket_handshake import serve_websocket
 from parley.tracing.request_trace import SpanExporter
 from parley.web.auth import ApiKeys, BrowserGuard
@@ -118,7 +118,7 @@ class InferenceFront:
             client_keys=client_keys,
         )
         self._paths = PathTable(mounts)
-        self._connection_records = make_connection_store()
+        self._connection_records = ConnectionStore()
         self._client_keys = client_keys
         self._local_answers = LocalAnswers(
             scheduler.table, metrics_page, client_keys, strict, lambda: self.load.open_requests - 1

@@ -21,6 +21,7 @@ from parley.dialects.openai import (
     embeddings,
     mistral,
     moderations,
+    realtime,
     responses,
     stored_chat_routes,
     stored_chats,
@@ -115,6 +116,7 @@ DIALECT = Dialect(
         *responses.ROUTES,
         *stored_chat_routes.ROUTES,
         *batches.ROUTES,
+        *realtime.ROUTES,
     ),
 )
 STRICT_CHAT_ROUTE = replace(CHAT_ROUTE, reader=chat.read_strict_chat_request)

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from parley.errors import Overloaded
 from parley.serving.records.memory_records import MemoryRecordStore
 from parley.web.random_ids import draw_id
 
@@ -9,9 +14,29 @@ CONNECTION_RECORD_BYTES = 64 << 20  # shared by all connections of a process
 RECORD_SECONDS = 3600.0
 
 
-def make_connection_store() -> MemoryRecordStore:
-    """Return the store for the records of all connections of a process, each of which is a tenant of it."""
-    return MemoryRecordStore(CONNECTION_RECORD_BYTES, RECORD_SECONDS)
+class ConnectionStore(MemoryRecordStore):
+    """The records of all connections of a process, each of which is a tenant of it, and how many each client has."""
+
+    def __init__(self) -> None:
+        super().__init__(CONNECTION_RECORD_BYTES, RECORD_SECONDS)
+        self._open_counts: Counter[str] = Counter()
+
+    @contextmanager
+    def count_connection(self, client: str, limit: int | None) -> Iterator[None]:
+        """Count a connection while it is open. ``client``: "" for one that nothing tells apart from others, which has
+        no limit. Raises Overloaded if it has ``limit`` connections already."""
+        if not client or limit is None:
+            yield
+            return
+        if self._open_counts[client] >= limit:
+            raise Overloaded(f"This API key has {limit} sessions, as many as it may have at a time. Close one first.")
+        self._open_counts[client] += 1
+        try:
+            yield
+        finally:
+            self._open_counts[client] -= 1
+            if not self._open_counts[client]:
+                del self._open_counts[client]
 
 
 class RecordsOfConnection:

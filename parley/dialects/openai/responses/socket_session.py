@@ -20,7 +20,13 @@ from parley.dialects.openai.error_answers import openai_error_object
 from parley.dialects.openai.labels import MAX_LABEL
 from parley.dialects.openai.responses.items import referred_name
 from parley.dialects.openai.responses.stored import HISTORY_HEADER
-from parley.dialects.socket_session import ConnectionRecords, SocketAnswer, SocketRequest, SocketSession
+from parley.dialects.socket_session import (
+    ConnectionRecords,
+    SocketAnswer,
+    SocketOpening,
+    SocketRequest,
+    SocketSession,
+)
 from parley.errors import BadRequest, Invalid, ParleyError, Unsupported, excerpt
 
 Members = dict[str, msgspec.Raw]
@@ -87,7 +93,7 @@ class ResponsesSession(SocketSession):
         self._records = records
         self._newest: dict[str, str] = {}  # of each stream: the id of its newest response that is kept; oldest first
 
-    def read_message(self, data: bytes) -> SocketRequest | bytes:
+    def read_message(self, data: bytes) -> SocketRequest | list[bytes]:
         """Return the request in a message, or the message that refuses it."""
         stream_id = ""
         try:
@@ -97,13 +103,13 @@ class ResponsesSession(SocketSession):
             if kind is None:
                 raise message.missing_member("type")
             if kind == STEER:
-                return _refused_steering(message)
+                return [_refused_steering(message)]
             if kind != CREATE:
                 raise Invalid(f"Invalid value for 'type': {excerpt(kind)}. The supported value is '{CREATE}'.",
                               field="type")  # fmt: skip
             _check_transport_members(message)
         except ParleyError as error:
-            return _error_event(400, openai_error_object(error)["error"], stream_id)
+            return [_error_event(400, openai_error_object(error)["error"], stream_id)]
         members = _members_decoder.decode(data)
         body = {name: value for name, value in members.items() if name not in ENVELOPE}
         return CreateRequest(stream_id, body | {"stream": msgspec.Raw(b"true")})
@@ -169,6 +175,11 @@ class ResponsesSession(SocketSession):
     def _forget(self, lane: str) -> None:
         if (response_id := self._newest.pop(lane, None)) is not None:
             self._records.delete_record(response_id)
+
+
+def open_responses_session(opening: SocketOpening) -> ResponsesSession:
+    """Return the session of a new connection."""
+    return ResponsesSession(opening.records)
 
 
 class ResponsesAnswer(SocketAnswer):

@@ -1,0 +1,148 @@
+"""The conversation of a session: its items, kept as records of the connection, and what a model reads of them."""
+
+from __future__ import annotations
+
+import base64
+from typing import Any
+
+import msgspec
+
+from parley.dialects.fields import Fields
+from parley.dialects.json_answer import encode_json
+from parley.dialects.openai.labels import MAX_LABEL
+from parley.dialects.openai.realtime.audio import CommittedAudio, wave_file
+from parley.dialects.openai.realtime.events import new_id
+from parley.dialects.socket_session import ConnectionRecords
+from parley.errors import Invalid, Overloaded, Unsupported, excerpt
+
+MAX_ITEMS = 1024
+MAX_PARTS = 64
+ITEM_TYPES = ("message", "function_call", "function_call_output")
+ROLES = ("user", "assistant", "system")
+TEXT_PARTS = ("input_text", "output_text", "text")
+PART_TYPES = (*TEXT_PARTS, "input_audio", "input_image")
+CALL_MEMBERS = {"function_call": ("call_id", "name", "arguments"), "function_call_output": ("call_id", "output")}
+DROPPED_SENTENCE = "An item of the conversation was dropped, because the server has no memory for it."
+FIRST_ITEM = "root"  # names the place before all items
+
+
+class Conversation:
+    """All items, in order."""
+
+    def __init__(self, records: ConnectionRecords):
+        self._records = records
+        self._order: list[str] = []  # ids
+        self._audio: dict[str, CommittedAudio] = {}  # of items that are committed audio
+
+    def add(
+        self, item: dict[str, Any], previous_id: str | None = None, audio: CommittedAudio | None = None
+    ) -> str | None:
+        """Add an item after another, or at the end. Return the id of the item before it. Raises Invalid."""
+        if len(self._order) >= MAX_ITEMS:
+            raise Invalid(f"A conversation has at most {MAX_ITEMS} items; delete one first.", field="item")
+        if item["id"] in self._order:
+            raise Invalid(f"Item with id {excerpt(item['id'])} already exists.", field="item.id")
+        place = len(self._order)
+        if previous_id is not None:
+            place = 0 if previous_id == FIRST_ITEM else self._place(previous_id, "previous_item_id") + 1
+        self._records.save_record(f"item {item['id']}", encode_json(item))
+        if audio is not None:
+            self._audio[item["id"]] = audio
+        self._order.insert(place, item["id"])
+        return self._order[place - 1] if place else None
+
+    def find(self, item_id: str) -> dict[str, Any]:
+        """Return an item. Raises Invalid, Overloaded if it was dropped."""
+        self._place(item_id, "item_id")
+        data = self._records.find_record(f"item {item_id}")
+        if data is None:
+            raise Overloaded(DROPPED_SENTENCE)
+        item: dict[str, Any] = msgspec.json.decode(data)
+        return item
+
+    def delete(self, item_id: str) -> None:
+        """Forget an item. Raises Invalid."""
+        del self._order[self._place(item_id, "item_id")]
+        self._records.delete_record(f"item {item_id}")
+        if (audio := self._audio.pop(item_id, None)) is not None:
+            audio.drop()
+
+    def discard(self, item_id: str) -> None:
+        """Forget an item, if it is still there."""
+        if item_id in self._order:
+            self.delete(item_id)
+
+    def note_transcript(self, item_id: str, transcript: str) -> None:
+        """Add the text of an item that is audio, if it is still there."""
+        if item_id in self._audio:
+            item = self.find(item_id)
+            item["content"][0]["transcript"] = transcript
+            self._records.save_record(f"item {item_id}", encode_json(item))
+
+    def input_items(self, rate: int) -> list[dict[str, Any]]:
+        """Return the items as input of the Responses API. ``rate``: of their audio. Raises Overloaded."""
+        return [input_item(self.find(item_id), rate, self._audio.get(item_id)) for item_id in self._order]
+
+    def _place(self, item_id: str, field: str) -> int:
+        if item_id not in self._order:
+            raise Invalid(f"The conversation has no item with id {excerpt(item_id)}.", field=field)
+        return self._order.index(item_id)
+
+
+def read_item(fields: Fields) -> dict[str, Any]:
+    """Return a client's item in the API's form. Raises BadRequest."""
+    kind = fields.string("type", None, cap=MAX_LABEL)
+    if kind is None:
+        raise fields.missing_member("type")
+    if kind not in ITEM_TYPES:
+        raise Unsupported(
+            f"Unsupported value: {excerpt(kind)}. Items are of the types {', '.join(ITEM_TYPES)}.",
+            field=fields.member_path("type"),
+        )
+    item: dict[str, Any] = {"id": fields.string("id", "", cap=32) or new_id("item"), "object": "realtime.item"}
+    item |= {"type": kind, "status": "completed"}
+    if kind == "message":
+        role = fields.string("role", None, allowed=ROLES)
+        if role is None:
+            raise fields.missing_member("role")
+        parts = [_read_part(part) for part in fields.objects("content", cap=MAX_PARTS)]
+        if not parts:
+            raise fields.empty_member("content", "array")
+        return item | {"role": role, "content": parts}
+    for name in CALL_MEMBERS[kind]:
+        value = fields.string(name, None, cap=1 << 24)
+        if value is None:
+            raise fields.missing_member(name)
+        item[name] = value
+    return item
+
+
+def _read_part(part: Fields) -> dict[str, Any]:
+    kind = part.string("type", None, cap=MAX_LABEL)
+    if kind not in PART_TYPES:
+        message = f"Unsupported value: {excerpt(kind)}. Parts are of the types {', '.join(PART_TYPES)}."
+        raise Unsupported(message, field=part.member_path("type"))
+    name = "text" if kind in TEXT_PARTS else "image_url" if kind == "input_image" else "audio"
+    value = part.string(name, None, cap=1 << 26)
+    if value is None:
+        raise part.missing_member(name)
+    return {"type": kind, name: value}
+
+
+def input_item(item: dict[str, Any], rate: int, audio: CommittedAudio | None = None) -> dict[str, Any]:
+    """Return an item as input of the Responses API. ``audio``: of one that is committed audio. Raises Overloaded."""
+    if item["type"] != "message":
+        return {name: item[name] for name in ("type", *CALL_MEMBERS[item["type"]])}
+    parts = [_input_part(part, item["role"], rate, audio) for part in item["content"]]
+    return {"type": "message", "role": item["role"], "content": parts}
+
+
+def _input_part(part: dict[str, Any], role: str, rate: int, audio: CommittedAudio | None) -> dict[str, Any]:
+    match part["type"]:
+        case "input_image":
+            return part
+        case "input_audio":
+            samples = audio.read_samples() if audio is not None else base64.b64decode(part["audio"])
+            data = base64.b64encode(wave_file(samples, rate)).decode()
+            return {"type": "input_audio", "input_audio": {"data": data, "format": "wav"}}
+    return {"type": "output_text" if role == "assistant" else "input_text", "text": part["text"]}

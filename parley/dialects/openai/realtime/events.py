@@ -1,0 +1,38 @@
+"""The events of the Realtime API, and its error event."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from typing import Any
+
+from parley.dialects.json_answer import encode_json
+from parley.dialects.openai.error_answers import openai_error_object
+from parley.errors import ParleyError
+
+ERROR_MEMBERS = ("type", "code", "message", "param")
+
+
+def new_id(prefix: str) -> str:
+    """Return a random id with this prefix, in the form that the API's ids have."""
+    return f"{prefix}_{secrets.token_hex(12)}"
+
+
+def write_event(event_type: str, **members: Any) -> bytes:
+    """Return an event as a message."""
+    return encode_json({"type": event_type, "event_id": new_id("event")} | members)
+
+
+def write_error(error: ParleyError, event_id: str | None) -> bytes:
+    """Return the event of an error. ``event_id``: of the client's event that caused it, if it has one."""
+    return write_fault(openai_error_object(error)["error"], event_id)
+
+
+def write_fault(error: Mapping[str, Any], event_id: str | None) -> bytes:
+    """Return the event of an error, given the error object of a refusal."""
+    return write_event("error", error=fault_members(error) | {"event_id": event_id})
+
+
+def fault_members(error: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the members of an error object that the API's own has."""
+    return {name: error.get(name) for name in ERROR_MEMBERS}

@@ -1,0 +1,179 @@
+"""A response in text: a request of the Responses API, whose events become those of the Realtime API."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from parley.dialects.json_answer import encode_json
+from parley.dialects.openai.realtime.events import write_event, write_fault
+from parley.dialects.socket_session import SocketAnswer, SocketRequest
+
+RESPONSE_LANE = "response"
+EVENT_END, DATA_START = b"\n\n", b"data: "
+EARLY_END = {"message": "The answer ended early.", "type": "server_error", "param": None, "code": None}
+LAST_EVENTS = {
+    "response.completed": "completed", "response.incomplete": "incomplete", "response.failed": "failed",
+}  # fmt: skip
+SHOWN_ITEMS = ("message", "function_call")  # reasoning is not shown
+# Events of a part or of a call, with the members that they have besides their place.
+PART_EVENTS = {
+    "response.output_text.delta": ("content_index", "delta"),
+    "response.output_text.done": ("content_index", "text"),
+    "response.function_call_arguments.delta": ("delta",),
+    "response.function_call_arguments.done": ("arguments",),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseRequest(SocketRequest):
+    """A ``response.create``. ``members``: of the body, without its input; ``items``: its own input, None: the whole
+    conversation; ``keeps_output``: the output becomes part of the conversation."""
+
+    response_id: str
+    event_id: str | None
+    members: dict[str, Any]
+    items: list[dict[str, Any]] | None
+    keeps_output: bool
+    metadata: dict[str, Any] | None
+
+
+class ResponseAnswer(SocketAnswer):
+    """The answer to one request. ``add_item`` adds an item to the conversation, and returns the id of the one before
+    it; ``on_end`` is called once."""
+
+    sibling = "responses"
+
+    def __init__(
+        self,
+        request: ResponseRequest,
+        input_items: list[dict[str, Any]],
+        add_item: Callable[[dict[str, Any]], str | None],
+        on_end: Callable[[], None],
+    ):
+        self._request, self._add_item, self._on_end = request, add_item, on_end
+        self.body = encode_json(request.members | {"input": input_items, "stream": True, "store": False})
+        self._data = b""
+        self._has_ended = False
+        self._places: dict[int, int] = {}  # of the output items that are shown, by their places in the whole output
+        self._calls: dict[str, dict[str, Any]] = {}  # of each call: its name and id
+        self._output: list[dict[str, Any]] = []
+
+    def read_part(self, status: int, data: bytes, *, last: bool) -> list[bytes]:
+        """Return the events that the next part of the answer makes."""
+        self._data += data
+        if status != 200:
+            return [self._refuse(self._data)] if last else []
+        *events, self._data = self._data.split(EVENT_END)
+        messages: list[bytes] = []
+        for event in events:
+            start = event.find(DATA_START)
+            if start >= 0 and not event.endswith(b"[DONE]") and not self._has_ended:
+                messages += self._read_event(msgspec.json.decode(event[start + len(DATA_START) :]))
+        if last and not self._has_ended:
+            messages.append(self._finish("failed", {"type": "failed", "error": EARLY_END}, None))
+        return messages
+
+    def cancelled_event(self) -> bytes:
+        """Return the event that ends a response which its client has cancelled."""
+        return self._finish("cancelled", {"type": "cancelled", "reason": "client_cancelled"}, None)
+
+    def _refuse(self, body: bytes) -> bytes:
+        """Return the error event for a refusal. Nothing has been generated."""
+        self._has_ended = True
+        self._on_end()
+        try:
+            error = msgspec.json.decode(body)["error"]
+        except (msgspec.MsgspecError, KeyError, TypeError):
+            error = EARLY_END | {"message": body.decode("utf-8", "replace") or EARLY_END["message"]}
+        return write_fault(error, self._request.event_id)
+
+    def _read_event(self, event: dict[str, Any]) -> list[bytes]:
+        kind = event["type"]
+        if kind == "response.created":
+            return [write_event(kind, response=self._show("in_progress", None, None))]
+        if kind in LAST_EVENTS:
+            return [self._end(LAST_EVENTS[kind], event["response"])]
+        if kind == "response.output_item.added" and event["item"]["type"] in SHOWN_ITEMS:
+            self._places[event["output_index"]] = len(self._places)
+        output_index = self._places.get(event.get("output_index", -1))
+        if output_index is None:
+            return []
+        place = {"response_id": self._request.response_id, "output_index": output_index}
+        if kind.startswith("response.output_item."):
+            return self._write_item(kind, event["item"], place)
+        place["item_id"] = event["item_id"]
+        if kind.startswith("response.content_part."):
+            part = {"type": "text", "text": event["part"].get("text", "")}
+            return [write_event(kind, **place, content_index=event["content_index"], part=part)]
+        if kind not in PART_EVENTS:
+            return []
+        members = {name: event[name] for name in PART_EVENTS[kind]}
+        return [write_event(kind, **place, **members, **self._calls.get(event["item_id"], {}))]
+
+    def _write_item(self, kind: str, item: dict[str, Any], place: dict[str, Any]) -> list[bytes]:
+        """Return the events about an item, which the conversation gets once it is done."""
+        shown = show_item(item)
+        if kind == "response.output_item.added":
+            if item["type"] == "function_call":
+                self._calls[item["id"]] = {"call_id": item["call_id"], "name": item["name"]}
+            return [write_event(kind, **place, item=shown)]
+        messages = [write_event(kind, **place, item=shown)]
+        self._output.append(shown)
+        if self._request.keeps_output:
+            previous_id = self._add_item(shown)
+            for name in ("conversation.item.added", "conversation.item.done"):
+                messages.append(write_event(name, previous_item_id=previous_id, item=shown))
+        return messages
+
+    def _end(self, status: str, response: dict[str, Any]) -> bytes:
+        details: dict[str, Any] | None = None
+        if status == "incomplete":
+            reason = (response.get("incomplete_details") or {}).get("reason")
+            details = {"type": "incomplete", "reason": reason}
+        elif status == "failed":
+            details = {"type": "failed", "error": response.get("error") or EARLY_END}
+        return self._finish(status, details, response.get("usage"))
+
+    def _finish(self, status: str, details: dict[str, Any] | None, usage: dict[str, Any] | None) -> bytes:
+        self._has_ended = True
+        self._on_end()
+        return write_event("response.done", response=self._show(status, details, usage))
+
+    def _show(self, status: str, details: dict[str, Any] | None, usage: dict[str, Any] | None) -> dict[str, Any]:
+        return {
+            "object": "realtime.response",
+            "id": self._request.response_id,
+            "status": status,
+            "status_details": details,
+            "output": self._output,
+            "conversation_id": None,
+            "output_modalities": ["text"],
+            "max_output_tokens": self._request.members.get("max_output_tokens", "inf"),
+            "usage": None if usage is None else _show_usage(usage),
+            "metadata": self._request.metadata,
+        }
+
+
+def show_item(item: dict[str, Any]) -> dict[str, Any]:
+    """Return an output item of the Responses API as an item of a conversation."""
+    shown = {"id": item["id"], "object": "realtime.item", "type": item["type"], "status": item["status"]}
+    if item["type"] == "function_call":
+        return shown | {name: item[name] for name in ("call_id", "name", "arguments")}
+    parts = [{"type": "output_text", "text": part.get("text", part.get("refusal", ""))} for part in item["content"]]
+    return shown | {"role": "assistant", "content": parts}
+
+
+def _show_usage(usage: dict[str, Any]) -> dict[str, Any]:
+    """Return the tokens of a response. All of its input counts as text: the Responses API tells no kinds apart."""
+    cached = usage["input_tokens_details"]["cached_tokens"]
+    return {
+        "total_tokens": usage["total_tokens"],
+        "input_tokens": usage["input_tokens"],
+        "output_tokens": usage["output_tokens"],
+        "input_token_details": {"text_tokens": usage["input_tokens"], "audio_tokens": 0, "cached_tokens": cached},
+        "output_token_details": {"text_tokens": usage["output_tokens"], "audio_tokens": 0},
+    }

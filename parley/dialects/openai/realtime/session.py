@@ -1,0 +1,280 @@
+"""The messages of a WebSocket of the Realtime API.
+
+Audio is appended to a buffer and committed. A transcript of it is made by the same server's route for transcripts, and
+a response by its Responses API, so that models, keys, limits and logs are those of such requests. Answers are text.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from parley.dialects.fields import Fields, decode_fields
+from parley.dialects.openai.common_members import unsupported_member_error
+from parley.dialects.openai.error_answers import openai_error_object
+from parley.dialects.openai.labels import MAX_LABEL
+from parley.dialects.openai.metadata import read_metadata
+from parley.dialects.openai.realtime.audio import AudioBuffer, CommittedAudio
+from parley.dialects.openai.realtime.conversation import Conversation, input_item, read_item
+from parley.dialects.openai.realtime.events import new_id, write_error, write_event
+from parley.dialects.openai.realtime.response import RESPONSE_LANE, ResponseAnswer, ResponseRequest
+from parley.dialects.openai.realtime.session_settings import (
+    NO_LIMIT,
+    SessionSettings,
+    check_modalities,
+    read_response_members,
+)
+from parley.dialects.openai.realtime.transcription import (
+    TRANSCRIPTION_LANE,
+    TranscriptionAnswer,
+    TranscriptionRequest,
+    write_failure,
+)
+from parley.dialects.socket_session import (
+    LaneEnd,
+    SocketAnswer,
+    SocketOpening,
+    SocketRequest,
+    SocketSession,
+)
+from parley.errors import BadRequest, Invalid, ParleyError, excerpt
+
+LEAST_SECONDS = 0.1  # of audio that is committed
+MAX_AUDIO_TEXT = 1 << 26  # characters of base64 in one event
+MAX_INPUT_ITEMS = 1024
+Reply = SocketRequest | LaneEnd | list[bytes]
+
+
+def open_realtime_session(opening: SocketOpening) -> RealtimeSession:
+    """Return the session of a new connection: the query names its model, or says that it only transcribes."""
+    return RealtimeSession(opening)
+
+
+class RealtimeSession(SocketSession):
+    """The messages of one connection."""
+
+    max_lanes, max_waiting, max_seconds = 2, 16, 3600.0
+    max_idle = 600.0
+    max_per_client = 64
+    subprotocol = b"realtime"
+
+    def __init__(self, opening: SocketOpening):
+        kind = "transcription" if opening.query.get("intent") == "transcription" else "realtime"
+        self._settings = SessionSettings("transcription" if kind == "transcription" else "realtime",
+                                         opening.query.get("model", "")[:MAX_LABEL])  # fmt: skip
+        self._id, self._expires_at = new_id("sess"), int(time.time() + self.max_seconds)
+        self._buffer = AudioBuffer(opening.records)
+        self._conversation = Conversation(opening.records)
+        self._last_audio_id: str | None = None
+        self._active: ResponseRequest | None = None
+        self._answer: ResponseAnswer | None = None  # of the active response, once it has begun
+        self._readers: Mapping[str, Callable[[Fields], Reply]] = {
+            "session.update": self._update_session,
+            "input_audio_buffer.append": self._append_audio,
+            "input_audio_buffer.commit": self._commit_audio,
+            "input_audio_buffer.clear": self._clear_audio,
+            "conversation.item.create": self._create_item,
+            "conversation.item.retrieve": self._retrieve_item,
+            "conversation.item.delete": self._delete_item,
+            "response.create": self._create_response,
+            "response.cancel": self._cancel_response,
+        }
+
+    # -- as the connection calls it
+
+    def opening_messages(self) -> list[bytes]:
+        """Return the event that begins the session."""
+        return [write_event("session.created", session=self._settings.show(self._id, self._expires_at))]
+
+    def read_message(self, data: bytes) -> SocketRequest | LaneEnd | list[bytes]:
+        """Return the request in an event, or the events that answer it or refuse it."""
+        event_id = None
+        try:
+            event = decode_fields(data)
+            event_id = event.string("event_id", None, cap=MAX_LABEL)
+            kind = event.string("type", None, cap=MAX_LABEL)
+            if kind is None:
+                raise event.missing_member("type")
+            if kind not in self._readers:
+                names = ", ".join(f"'{name}'" for name in self._readers)
+                raise Invalid(f"Invalid value: {excerpt(kind)}. Supported values are: {names}.", field="type")
+            return self._readers[kind](event)
+        except ParleyError as error:
+            return [write_error(error, event_id)]
+
+    def acknowledge(self, request: SocketRequest) -> list[bytes]:
+        """Return the events about committed audio."""
+        return list(request.acknowledgement) if isinstance(request, TranscriptionRequest) else []
+
+    def count_earlier_bytes(self, request: SocketRequest) -> int:
+        """Return the bytes of audio that ``start_request`` has to read."""
+        return request.audio.size if isinstance(request, TranscriptionRequest) else 0
+
+    def start_request(self, request: SocketRequest) -> SocketAnswer:
+        """Return the answer to a request, which has no parts yet. Raises Overloaded if its input was dropped."""
+        if isinstance(request, TranscriptionRequest):
+            try:
+                return TranscriptionAnswer(request, self._conversation.note_transcript)
+            finally:
+                if request.settings.kind == "transcription":
+                    self._conversation.discard(request.item_id)
+        assert isinstance(request, ResponseRequest)
+        rate = self._settings.rate
+        own_items = request.items
+        items = self._conversation.input_items(rate) if own_items is None else [input_item(i, rate) for i in own_items]
+        answer = ResponseAnswer(request, items, self._conversation.add, self._end_response)
+        if self._active is request:  # else it was cancelled
+            self._answer = answer
+        return answer
+
+    def refuse_request(self, request: SocketRequest, error: ParleyError) -> bytes:
+        """Return the event that refuses a request."""
+        if isinstance(request, TranscriptionRequest):
+            return write_failure(request.item_id, openai_error_object(error)["error"])
+        assert isinstance(request, ResponseRequest)
+        self._end_response()
+        return write_error(error, request.event_id)
+
+    def refuse_lane(self, request: SocketRequest) -> bytes:
+        """Return the event that refuses a request for want of lanes, of which each kind of request has one."""
+        raise AssertionError("there is a lane for each kind of request")
+
+    def render_expiry(self, lane: str) -> bytes:
+        """Return the event that ends a connection after ``max_seconds``, or refuses a request of a lane then."""
+        minutes = round(self.max_seconds / 60)
+        error = BadRequest(f"Your session hit the maximum duration of {minutes} minutes.", code="session_expired")
+        return write_error(error, None)
+
+    # -- settings and audio
+
+    def _update_session(self, event: Fields) -> Reply:
+        session = event.object("session")
+        if session is None:
+            raise event.missing_member("session")
+        self._settings = self._settings.updated(session)
+        return [write_event("session.updated", session=self._settings.show(self._id, self._expires_at))]
+
+    def _append_audio(self, event: Fields) -> Reply:
+        audio = event.string("audio", None, cap=MAX_AUDIO_TEXT)
+        if audio is None:
+            raise event.missing_member("audio")
+        self._buffer.append(audio)
+        return []
+
+    def _clear_audio(self, event: Fields) -> Reply:
+        self._buffer.commit().drop()
+        return [write_event("input_audio_buffer.cleared")]
+
+    def _commit_audio(self, event: Fields) -> Reply:
+        settings = self._settings
+        seconds = self._buffer.size / 2 / settings.rate
+        if seconds < LEAST_SECONDS:
+            raise Invalid(
+                "Error committing input audio buffer: buffer too small. Expected at least "
+                f"{LEAST_SECONDS * 1000:.0f}ms of audio, but buffer only has {seconds * 1000:.2f}ms of audio.",
+                code="input_audio_buffer_commit_empty",
+            )
+        if settings.kind == "transcription" and settings.transcription is None:
+            raise Invalid("Set 'session.audio.input.transcription' before audio is committed.",
+                          field="session.audio.input.transcription")  # fmt: skip
+        audio = self._buffer.commit()
+        item_id, events = self._add_audio_item(audio)
+        if settings.transcription is None:
+            return list(events)
+        return TranscriptionRequest(TRANSCRIPTION_LANE, item_id, audio, settings, settings.transcription, tuple(events))
+
+    def _add_audio_item(self, audio: CommittedAudio) -> tuple[str, list[bytes]]:
+        """Add committed audio to the conversation. Return its item's id, and the events about it."""
+        item_id = new_id("item")
+        item = {
+            "id": item_id,
+            "object": "realtime.item",
+            "type": "message",
+            "status": "completed",
+            "role": "user",
+            "content": [{"type": "input_audio", "transcript": None}],
+        }
+        previous_id = self._conversation.add(item, audio=audio) or self._last_audio_id
+        self._last_audio_id = item_id
+        committed = write_event("input_audio_buffer.committed", previous_item_id=previous_id, item_id=item_id)
+        return item_id, [committed, *_item_events(item, previous_id)]
+
+    # -- the conversation
+
+    def _create_item(self, event: Fields) -> Reply:
+        members = event.object("item")
+        if members is None:
+            raise event.missing_member("item")
+        item = read_item(members)
+        previous_id = self._conversation.add(item, event.string("previous_item_id", None, cap=MAX_LABEL))
+        return _item_events(item, previous_id)
+
+    def _retrieve_item(self, event: Fields) -> Reply:
+        return [write_event("conversation.item.retrieved", item=self._conversation.find(_read_item_id(event)))]
+
+    def _delete_item(self, event: Fields) -> Reply:
+        item_id = _read_item_id(event)
+        self._conversation.delete(item_id)
+        return [write_event("conversation.item.deleted", item_id=item_id)]
+
+    # -- responses
+
+    def _create_response(self, event: Fields) -> Reply:
+        if self._active is not None:
+            message = f"Conversation already has an active response in progress: {self._active.response_id}."
+            raise Invalid(message, code="conversation_already_has_active_response")
+        if self._settings.kind == "transcription":
+            raise Invalid("A transcription session has no responses.", field="type")
+        options = event.object("response") or Fields({}, "response")
+        check_modalities(options)
+        if options.has_value("prompt"):
+            raise unsupported_member_error(options, "prompt", "Prompts that the service keeps are")
+        members = self._settings.response_members | read_response_members(options)
+        if members.get("max_output_tokens") == NO_LIMIT:
+            del members["max_output_tokens"]
+        items = None
+        if options.has_value("input"):
+            items = [self._read_input_item(item) for item in options.objects("input", cap=MAX_INPUT_ITEMS)]
+        keeps = options.string("conversation", "auto", allowed=("auto", "none")) == "auto"
+        self._active = ResponseRequest(
+            RESPONSE_LANE,
+            new_id("resp"),
+            event.string("event_id", None, cap=MAX_LABEL),
+            {"model": self._settings.model} | members,
+            items,
+            keeps,
+            read_metadata(options) or None,
+        )
+        return self._active
+
+    def _read_input_item(self, item: Fields) -> dict[str, Any]:
+        """Return an item of a response's own input, or the one of the conversation to which it refers."""
+        if item.raw_value("type") == "item_reference":
+            return self._conversation.find(item.string("id", "", cap=MAX_LABEL))
+        return read_item(item)
+
+    def _cancel_response(self, event: Fields) -> Reply:
+        active, response_id = self._active, event.string("response_id", None, cap=MAX_LABEL)
+        if active is None or response_id not in (None, active.response_id):
+            raise Invalid("Cancellation failed: no active response found", code="response_cancel_not_active")
+        answer = self._answer
+        if answer is None:  # its request waits for the end of one that was cancelled
+            answer = ResponseAnswer(active, [], self._conversation.add, self._end_response)
+        return LaneEnd(RESPONSE_LANE, [answer.cancelled_event()])
+
+    def _end_response(self) -> None:
+        self._active = self._answer = None
+
+
+def _read_item_id(event: Fields) -> str:
+    item_id = event.string("item_id", None, cap=MAX_LABEL)
+    if item_id is None:
+        raise event.missing_member("item_id")
+    return item_id
+
+
+def _item_events(item: dict[str, Any], previous_id: str | None) -> list[bytes]:
+    """Return the events about a new item."""
+    members = {"previous_item_id": previous_id, "item": item}
+    return [write_event(f"conversation.item.{name}", **members) for name in ("added", "done")]
