@@ -124,6 +124,10 @@ for base_url in (f"http://{address}", f"http://{address}/cohere"):
     assert (texts_of(stopped.message), stopped.finish_reason) == ("The capital of ", "STOP_SEQUENCE"), stopped
     assert client.chat(model=model, messages=QUESTION, max_tokens=1).finish_reason == "MAX_TOKENS"
 
+    for input_type in ("search_document", "search_query"):  # the model has no prompts
+        vectors = client.embed(model=model, texts=["a"], input_type=input_type, embedding_types=["float"])
+        plain = cohere.Client(api_key="none", base_url=base_url).embed(model=model, texts=["a"], input_type=input_type)
+        assert plain.embeddings == vectors.embeddings.float_, plain
     refused(cohere.NotFoundError, "model 'none' not found", model="none")
     refused(cohere.BadRequestError, "temperature must be between", temperature=-1)
     refused(cohere.UnprocessableEntityError, "invalid type: parameter 'max_tokens'", max_tokens="1")
