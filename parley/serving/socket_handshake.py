@@ -9,7 +9,6 @@ from parley.dialects.socket_session import SocketOpening, SocketSession
 from parley.errors import UpgradeRequired
 from parley.serving.records.connection_records import ConnectionStore, RecordsOfConnection
 from parley.serving.registry import ModelRegistry
-from parley.web.auth import presented_key
 from parley.web.exchange import Exchange
 from parley.web.websocket import HAS_WEBSOCKETS
 from parley.web.websocket.handshake import (
@@ -47,9 +46,8 @@ async def serve_websocket(store: ConnectionStore, route: Route, exchange: Exchan
 
     records = RecordsOfConnection(store)
     session: SocketSession = route.reader(SocketOpening(records, _read_query(exchange)))
-    client = exchange.tenant.id or presented_key(exchange.headers).hex()
     try:
-        with store.count_connection(client, session.max_per_client):
+        with store.count_connection(exchange.tenant.id, session.max_per_client):
             head = accepting_head(key, exchange.id_headers(), agreed_protocol(exchange.headers, session.subprotocol))
             websocket = switch_connection(head)
             exchange.status, exchange.response_sent = 101, True

@@ -277,6 +277,8 @@ WRONG_EVENTS: list[tuple[Any, str | None, str]] = [
     ({"type": "conversation.item.create", "item": HELLO_ITEM | {"content": [{"type": "video"}]}},
      "item.content[0].type", "video"),
     ({"type": "conversation.item.create", "item": HELLO_ITEM, "previous_item_id": "none"}, "previous_item_id", "none"),
+    ({"type": "conversation.item.create",
+      "item": HELLO_ITEM | {"content": [{"type": "input_audio", "audio": "*"}]}}, "item.content[0].audio", "base64"),
     ({"type": "conversation.item.retrieve", "item_id": "none"}, "item_id", "none"),
     ({"type": "conversation.item.delete"}, "item_id", "item_id"),
     ({"type": "response.create", "response": {"output_modalities": ["audio"]}}, "response.output_modalities", "text"),
@@ -296,6 +298,16 @@ async def test_wrong_events_are_refused_by_name(serve):
         assert (error["param"], error["type"]) == (field, "invalid_request_error") and part in error["message"], error
         assert error["event_id"] == (None if isinstance(event, bytes) else "mine")
     await server.wait_until_idle()
+
+
+async def test_text_may_have_any_characters(serve):
+    server = await serve(repeat_prompt)
+    client = await open_session(server)
+    item = b'{"type":"message","role":"user","content":[{"type":"input_text","text":"\\ud800<\\u0000>\xc3\xa4"}]}'
+    await client.send(b'{"type":"conversation.item.create","item":%b}' % item)
+    assert (await client.event())["type"] in ("conversation.item.added", "error")
+    await client.send({"type": "response.create", "response": {"max_output_tokens": 3, "input": [HELLO_ITEM]}})
+    assert (await events_until(client, "response.done"))[-1]["response"]["status"] == "incomplete"
 
 
 async def test_a_model_that_only_writes_has_no_transcripts(serve):

@@ -23,8 +23,8 @@ class ConnectionStore(MemoryRecordStore):
 
     @contextmanager
     def count_connection(self, client: str, limit: int | None) -> Iterator[None]:
-        """Count a connection while it is open. ``client``: "" for one that nothing tells apart from others, which has
-        no limit. Raises Overloaded if it has ``limit`` connections already."""
+        """Count a connection while it is open. ``client``: the id of its tenant, "" for one without an API key, which
+        has no limit. Raises Overloaded if it has ``limit`` connections already."""
         if not client or limit is None:
             yield
             return

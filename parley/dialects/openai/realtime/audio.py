@@ -53,12 +53,7 @@ class AudioBuffer:
 
     def append(self, text: str) -> None:
         """Keep audio in base64. Raises Invalid, TooLarge."""
-        try:
-            data = base64.b64decode(text, validate=True)
-        except (binascii.Error, ValueError):
-            raise Invalid("Invalid 'audio': it must be base64.", field="audio") from None
-        if not data:
-            raise Invalid("Invalid 'audio': it must not be empty.", field="audio")
+        data = decode_audio(text, "audio")
         if self.size + len(data) > MAX_AUDIO_BYTES or len(self._names) >= MAX_PIECES:
             message = f"The audio buffer holds at most {MAX_AUDIO_BYTES} bytes in {MAX_PIECES} pieces; commit it first."
             raise TooLarge(message, size=self.size + len(data), limit=MAX_AUDIO_BYTES)
@@ -73,6 +68,17 @@ class AudioBuffer:
         committed = CommittedAudio(self._records, tuple(self._names), self.size)
         self._names, self.size = [], 0
         return committed
+
+
+def decode_audio(text: str, field: str) -> bytes:
+    """Return audio in base64. ``field``: its position in the message. Raises Invalid."""
+    try:
+        data = base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError):
+        raise Invalid(f"Invalid '{field}': it must be base64.", field=field) from None
+    if not data:
+        raise Invalid(f"Invalid '{field}': it must not be empty.", field=field)
+    return data
 
 
 def wave_file(samples: bytes, rate: int) -> bytes:

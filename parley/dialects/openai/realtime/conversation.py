@@ -10,7 +10,7 @@ import msgspec
 from parley.dialects.fields import Fields
 from parley.dialects.json_answer import encode_json
 from parley.dialects.openai.labels import MAX_LABEL
-from parley.dialects.openai.realtime.audio import CommittedAudio, wave_file
+from parley.dialects.openai.realtime.audio import CommittedAudio, decode_audio, wave_file
 from parley.dialects.openai.realtime.events import new_id
 from parley.dialects.socket_session import ConnectionRecords
 from parley.errors import Invalid, Overloaded, Unsupported, excerpt
@@ -74,8 +74,9 @@ class Conversation:
 
     def note_transcript(self, item_id: str, transcript: str) -> None:
         """Add the text of an item that is audio, if it is still there."""
-        if item_id in self._audio:
-            item = self.find(item_id)
+        data = self._records.find_record(f"item {item_id}")
+        if item_id in self._audio and data is not None:
+            item = msgspec.json.decode(data)
             item["content"][0]["transcript"] = transcript
             self._records.save_record(f"item {item_id}", encode_json(item))
 
@@ -126,6 +127,8 @@ def _read_part(part: Fields) -> dict[str, Any]:
     value = part.string(name, None, cap=1 << 26)
     if value is None:
         raise part.missing_member(name)
+    if name == "audio":
+        decode_audio(value, part.member_path(name))
     return {"type": kind, name: value}
 
 
