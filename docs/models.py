@@ -269,7 +269,7 @@ def models_page() -> str:
     for kind in sorted(FUSABLE_TYPES):
         forms = _join(folder.files for folder in served if folder.model_type == kind and folder.is_quantized)
         name = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(kind)
-        has_own_code = kind in ("kimi_k2", "deepseek", "nemotron-nas", "deci", "smallthinker")
+        has_own_code = kind in ("kimi_k2", "deepseek", "nemotron-nas", "deci", "smallthinker", "openelm")
         origin = "published with code of its own, which is not run" if has_own_code else "in a multimodal model"
         lines.append(f"| `{kind}` | {f'`{name}`' if name else origin} | {forms} |")
     lines += [MLX.rstrip(), GGUF.format(gguf=gguf_architectures(), projectors=gguf_projectors()).rstrip()]

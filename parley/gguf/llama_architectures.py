@@ -49,25 +49,35 @@ def check_baichuan(model: GgufModel, config: dict[str, Any]) -> None:
 
 def complete_deci(model: GgufModel, config: dict[str, Any]) -> None:
     """Add the heads of keys and the MLP of each layer. Raises GgufError if the file does not say them of each."""
-    fields, file, count = fields_of(model), model.paths[0].name, config["num_hidden_layers"]
-
-    def numbers(key: str) -> list[int]:
-        value = fields.get(key)
-        listed: list[Any] = value if isinstance(value, list) else [value] * count
-        if len(listed) != count or any(type(number) is not int or number < 0 for number in listed):
-            raise GgufError(f"{file} gives {key} as {reprlib.repr(value)}, so the model's shape is unknown")
-        return listed
-
-    heads, kv_heads = numbers("attention.head_count"), numbers("attention.head_count_kv")
-    if any(count and not shared for count, shared in zip(heads, kv_heads, strict=True)):
+    count = config["num_hidden_layers"]
+    heads, kv_heads, widths = (_read_list(model, key, count) for key in LISTS_OF_SIZES)
+    if any(queries and not shared for queries, shared in zip(heads, kv_heads, strict=True)):
+        file = model.paths[0].name
         raise GgufError(f"{file} has layers with a linear layer in place of attention, which are not read from GGUF")
     config["block_configs"] = [
         {
             "attention": {"no_op": not shared, "num_key_value_heads": shared},
             "ffn": {"no_op": not width, "intermediate_size": width},
         }
-        for shared, width in zip(kv_heads, numbers("feed_forward_length"), strict=True)
+        for shared, width in zip(kv_heads, widths, strict=True)
     ]
+
+
+def complete_openelm(model: GgufModel, config: dict[str, Any]) -> None:
+    """Add the heads and the MLP of each layer. Raises GgufError if the file does not say them of each."""
+    count = config["num_hidden_layers"]
+    heads, kv_heads, widths = (_read_list(model, key, count) for key in LISTS_OF_SIZES)
+    factors = [width / config["hidden_size"] for width in widths]
+    config |= {"num_query_heads": heads, "num_kv_heads": kv_heads, "ffn_multipliers": factors, "ffn_dim_divisor": 1}
+
+
+def _read_list(model: GgufModel, key: str, count: int) -> list[int]:
+    """Return a number of at least 0 for each layer; the file may have a single one. Raises GgufError."""
+    value = fields_of(model).get(key)
+    listed: list[Any] = value if isinstance(value, list) else [value] * count
+    if len(listed) != count or any(type(number) is not int or number < 0 for number in listed):
+        raise GgufError(f"{model.paths[0].name} gives {key} as {reprlib.repr(value)}, so the model's shape is unknown")
+    return listed
 
 
 def complete_qwen(model: GgufModel, config: dict[str, Any]) -> None:
@@ -75,6 +85,7 @@ def complete_qwen(model: GgufModel, config: dict[str, Any]) -> None:
     config["intermediate_size"] = read_size(model, "feed_forward_length") // 2
 
 
+LISTS_OF_SIZES = ("attention.head_count", "attention.head_count_kv", "feed_forward_length")
 LLAMA_BY_ANOTHER_NAME = Architecture(
     "llama", "LlamaForCausalLM", interleaved=True, fields={"sliding_window": None}, bias_layer="attn_q"
 )
@@ -92,7 +103,7 @@ LLAMA_ARCHITECTURES = {
         "DeciLMForCausalLM",
         interleaved=True,
         bias_layer="attn_q",
-        lists=("attention.head_count", "attention.head_count_kv", "feed_forward_length"),
+        lists=LISTS_OF_SIZES,
         complete=complete_deci,
     ),
     "exaone": replace(LLAMA_BY_ANOTHER_NAME, interleaved=False, keys={"attention.layer_norm_epsilon": "rms_norm_eps"}),
@@ -103,6 +114,25 @@ LLAMA_ARCHITECTURES = {
     "qwen": Architecture("qwen2", "Qwen2ForCausalLM", has_packed_heads=True, complete=complete_qwen),
     "minicpm": Architecture(
         "granite", "GraniteForCausalLM", interleaved=True, keys=GRANITE_KEYS, complete=complete_minicpm
+    ),
+    "openelm": Architecture(
+        "openelm",
+        "OpenELMForCausalLM",
+        {
+            "attn_norm": "attn_norm",
+            "attn_qkv": "attn.qkv_proj",
+            "attn_output": "attn.out_proj",
+            "attn_q_norm": "attn.q_norm",
+            "attn_k_norm": "attn.k_norm",
+            "ffn_norm": "ffn_norm",
+            "ffn_gate": "ffn.gate_proj",
+            "ffn_up": "ffn.up_proj",
+            "ffn_down": "ffn.proj_2",
+        },
+        layer_prefix="transformer.layers.",
+        model_names={"token_embd": "transformer.token_embeddings", "output_norm": "transformer.norm"},
+        lists=LISTS_OF_SIZES,
+        complete=complete_openelm,
     ),
     "orion": Architecture("stablelm", "StableLmForCausalLM", bias_layer="attn_q", complete=complete_orion),
     "jais2": Architecture("jais2", "Jais2ForCausalLM"),

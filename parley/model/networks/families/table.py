@@ -74,6 +74,7 @@ from parley.model.networks.families.multimodal_text_decoders import (
     QWEN2_VL,
     QWEN3_VL,
 )
+from parley.model.networks.families.openelm_decoders import OPENELM
 from parley.model.networks.families.recent_mixture_decoders import (
     AFMOE,
     EXAONE_MOE,
@@ -224,6 +225,7 @@ FAMILIES: dict[str, DecoderFamily] = {
     "nemotron-nas": DECILM,
     "deci": DECILM,
     "smallthinker": SMALL_THINKER,
+    "openelm": OPENELM,
     "mimo_v2_flash": MIMO_V2_FLASH,
     "gpt2": GPT2,
     "gpt_bigcode": GPT_BIGCODE,
