@@ -14,9 +14,9 @@ from parley.text.tokens.encoding_time import LONGEST_PIECE, LONGEST_WORD, has_li
 EXPONENTIAL = Regex("(a+)+$")
 
 
-@pytest.mark.parametrize("make", tiny_tokenizers.__dict__.keys() & {"byte_level", "metaspace", "word_piece"})
+@pytest.mark.parametrize("make", [tiny_tokenizers.byte_level, tiny_tokenizers.metaspace, tiny_tokenizers.word_piece])
 def test_published_kinds_of_tokenizers_are_quick(make):
-    assert getattr(tiny_tokenizers, make)().has_linear_time
+    assert make().has_linear_time
 
 
 @pytest.mark.parametrize("name", PRE_TOKENIZERS)
