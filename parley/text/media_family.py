@@ -35,12 +35,14 @@ class _KindMarks(NamedTuple):
 
     ``edges``: the special tokens around an item, if the processor's replacement does not have them.
     ``encoder_config``: the field with the encoder's config, in types whose models do not all have that encoder.
+    ``refused_option``: the field with an option that is not supported for this kind, unless it is false or 0.
     """
 
     id_fields: tuple[str, ...]
     prompt_mark: str | None = None
     edges: tuple[str, str] = ("", "")
     encoder_config: str | None = None
+    refused_option: str = ""
 
 
 class _FamilyRow(NamedTuple):
@@ -178,7 +180,13 @@ _FAMILIES: dict[str, _FamilyRow] = {
     "musicflamingo": _FamilyRow({"audio": _AUDIO}),
     "granite_speech": _FamilyRow({"audio": _AUDIO}),
     "granite_speech_plus": _FamilyRow({"audio": _AUDIO}),
-    "nemotron_h_omni": _FamilyRow({"image": _IMAGE, "audio": _AUDIO._replace(encoder_config="audio_config")}),
+    "nemotron_h_omni": _FamilyRow(
+        {
+            "image": _IMAGE,
+            "video": _VIDEO_OF_IMAGES._replace(refused_option="video_pruning_rate"),
+            "audio": _AUDIO._replace(encoder_config="audio_config"),
+        }
+    ),
     "phi4_multimodal": _FamilyRow(
         {"image": _KindMarks(("vision_config.image_token_id",)), "audio": _KindMarks(("audio_config.audio_token_id",))},
         keeps_kinds_apart=True,
@@ -261,7 +269,8 @@ def read_media_family(config: Mapping[str, Any]) -> MediaFamily | None:
     read_ids = {
         kind: _read_id(config, marks.id_fields)
         for kind, marks in row.kinds.items()
-        if marks.encoder_config is None or config.get(marks.encoder_config) is not None
+        if (marks.encoder_config is None or config.get(marks.encoder_config) is not None)
+        and not config.get(marks.refused_option)
     }
     placeholder_ids = {kind: token_id for kind, token_id in read_ids.items() if token_id is not None}
     if not placeholder_ids:

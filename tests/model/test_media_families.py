@@ -44,10 +44,10 @@ PICTURE_FAMILIES = [
 VIDEO_FAMILIES = [
     "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5", "smolvlm", "internvl", "llava_onevision", "llava_next_video",
     "qwen2_5_omni_thinker", "qwen3_omni_moe_thinker", "glm4v", "glm46v", "glm4v_moe", "glm_ocr", "exaone4_5",
-    "video_llama_3", "gemma4", "gemma4_31b", "gemma4_unified",
+    "video_llama_3", "gemma4", "gemma4_31b", "gemma4_unified", "nemotron_h_omni",
 ]  # fmt: skip
 # Of these Transformers mixes up pictures and videos
-ONE_KIND_FAMILIES = ["smolvlm", "glm4v", "glm46v", "glm4v_moe", "glm_ocr", "glmga"]
+ONE_KIND_FAMILIES = ["smolvlm", "glm4v", "glm46v", "glm4v_moe", "glm_ocr", "glmga", "nemotron_h_omni"]
 AUDIO_FAMILIES = [
     "qwen2_audio", "qwen3_asr", "qwen2_5_omni_thinker", "qwen3_omni_moe_thinker", "glmasr", "audioflamingo3", "voxtral",
     "gemma4", "gemma4_unified", "phi4_multimodal", "nemotron_h_omni", "granite_speech", "granite_speech_plus",

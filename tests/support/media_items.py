@@ -39,6 +39,8 @@ def cached_processor(folder: Path) -> Any:
 
 def process_media(folder: Path, kind: MediaKind, media: Any, text: str = "What is it?") -> dict[str, Any]:
     """Return the processor's tensors for a prompt of one item and a text, ``input_ids`` [1, T] among them."""
+    from transformers.video_utils import VideoMetadata
+
     processor = cached_processor(folder)
     content = [{"type": kind}, {"type": "text", "text": text}]
     # The processor of Phi-4-multimodal has no template
@@ -56,9 +58,12 @@ def process_media(folder: Path, kind: MediaKind, media: Any, text: str = "What i
             "duration": FRAMES / FRAME_RATE,
             "frames_indices": list(range(FRAMES)),
         }
+        is_single = "nemotron" in type(processor).__name__.lower()  # it reads one video
+        if is_single:
+            timing = VideoMetadata(**timing)
         arguments = {
             "videos": [list(media)],
-            "video_metadata": [timing],
+            "video_metadata": timing if is_single else [timing],
             "do_sample_frames": False,
             "return_metadata": True,
         }

@@ -147,6 +147,8 @@ def _process(family: str, parts: list[Any]) -> Any:
     text = "".join(part if isinstance(part, str) else marks[_kind_of(part)] for part in parts)
     media = [part for part in parts if not isinstance(part, str)]
     pictures, videos, clips = ([part for part in media if _kind_of(part) == kind] for kind in MEDIA_KINDS)
+    from transformers.video_utils import VideoMetadata
+
     nested = family in ("gemma3", "idefics3", "smolvlm")
     options: dict[str, Any] = {}
     if pictures:
@@ -162,6 +164,8 @@ def _process(family: str, parts: list[Any]) -> Any:
             }
             for video in videos
         ]
+        if family == "nemotron_h_omni":  # whose processor reads one video
+            options["video_metadata"] = VideoMetadata(**options["video_metadata"][0])
         options["do_sample_frames"] = False
         options["return_metadata"] = True
     if clips:

@@ -102,7 +102,22 @@ def load_whole_model(folder: Path, attention: str | dict[str, str] = "eager") ->
 
     config = AutoConfig.from_pretrained(folder)
     model = model_class(config).from_pretrained(folder, dtype=torch.float32, attn_implementation=attention)
+    if config.model_type == "nemotron_h_omni":
+        _return_frames_as_tuple(model)
     return model.eval()
+
+
+def _return_frames_as_tuple(model: Any) -> None:
+    """Let a model's forward pass read videos: it expects a tuple of what its own encoder returns as one tensor."""
+    encode = model.get_video_features
+
+    @functools.wraps(encode)  # generation reads its signature
+    def encode_video(*args: Any, **options: Any) -> Any:
+        output = encode(*args, **options)
+        output.pooler_output = tuple(output.pooler_output)
+        return output
+
+    model.get_video_features = encode_video
 
 
 def write_whole_omni(folder: Path, thinker: str) -> Path:

@@ -51,7 +51,7 @@ NEMOTRON_MODELS: dict[str, Family] = {
             "projector_hidden_size": 48,
         },
         {"image_token": "<image>", "audio_token": "<so_embedding>"},
-        {"image": "<image>\n", "audio": "<so_embedding>\n"},
+        {"image": "<image>\n", "video": "<video>\n", "audio": "<so_embedding>\n"},
         _nemotron_omni,
         {"image_token_id": "image_token", "audio_token_id": "audio_token"},
         tiles=["<img>", "</img>", "<so_start>", "<so_end>"],

@@ -17,6 +17,7 @@ OTHER_MARKS = {
     ("llama4", "image"): MediaMarks("<|image|>", "<|patch|>"),
     ("qianfan_ocr", "image"): MediaMarks("<image>", "<IMG_CONTEXT>"),
     ("smolvlm", "video"): MediaMarks("<video>", "<image>"),
+    ("nemotron_h_omni", "video"): MediaMarks("<video>", "<image>"),
 } | {
     (family, "video"): MediaMarks("<|video|>", "<|image|>", "<|begin_of_video|>", "<|end_of_video|>")
     for family in ("glm4v", "glm46v", "glm4v_moe", "glm_ocr", "glmga")
@@ -77,16 +78,23 @@ def test_quantization_of_a_whole_omni_model_comes_from_its_thinker(name: str):
     assert writer_config(config) == {"model_type": "qwen2_5_omni_thinker", name: {"bits": 4}}
 
 
+@pytest.mark.parametrize(("rate", "kinds"), [(0.0, {"image", "video"}), (0.7, {"image"})])
+def test_videos_whose_embeddings_are_pruned_are_not_read(rate: float, kinds: set[str]):
+    media_family = read_media_family({"model_type": "nemotron_h_omni", "image_token_id": 5, "video_pruning_rate": rate})
+    assert media_family is not None
+    assert media_family.kinds == kinds
+
+
 def test_reads_the_names_that_fields_of_nemotron_had_earlier():
     config = {"model_type": "nemotron_h_omni", "llm_config": {"vocab_size": 9}, "sound_config": {}}
     config |= {"img_context_token_id": 18, "sound_context_token_id": 27}
     assert writer_config(config)["text_config"] == {"vocab_size": 9}
     media_family = read_media_family(config)
     assert media_family is not None
-    assert media_family.placeholder_ids == {"image": 18, "audio": 27}
+    assert media_family.placeholder_ids == {"image": 18, "video": 18, "audio": 27}
     without_sound = read_media_family(config | {"sound_config": None})
     assert without_sound is not None
-    assert without_sound.placeholder_ids == {"image": 18}
+    assert without_sound.placeholder_ids == {"image": 18, "video": 18}
 
 
 GEMMA4_IDS = {"image_token_id": 7, "video_token_id": 8, "audio_token_id": 9}

@@ -49,6 +49,7 @@ MARK_NAMES = (
     "audio_end_token",
 )
 TEXT_TENSORS = {"token_type_ids", "mm_token_type_ids", "moe_mm_token_type_ids", "labels"}  # one number for each token
+SINGLE_VIDEO_TYPES = {"nemotron_h_omni"}  # whose processors read the metadata of one video, not of several
 # For models whose processors in Transformers need a package that is not installed here, or accept no mark of an item
 OWN_PROCESSORS: dict[str, Callable[[Path, int], Any]] = {
     "voxtral": VoxtralProcessor,
@@ -141,14 +142,16 @@ class ItemProcessor:
             duration=video.clock.seconds,
             frames_indices=list(video.indices),
         )
-        arguments = {
+        arguments: dict[str, Any] = {
             "videos": [torch.from_numpy(video.frames).permute(0, 3, 1, 2).contiguous()],
-            "video_metadata": [metadata],
+            "video_metadata": metadata if self._family.model_type in SINGLE_VIDEO_TYPES else [metadata],
             "do_sample_frames": False,
             "return_metadata": True,  # for Muse Glimmer's processor, which writes the time before each frame
         }
         if self._family.text_follows_time:
             arguments["fps"] = metadata.sampled_fps  # these processors do not read it from the metadata
+        if self._family.model_type in SINGLE_VIDEO_TYPES:
+            arguments["add_special_tokens"] = False  # whose text is read from the tokens
         options = {
             name: value for name, value in check_options("video", options).items() if name not in SAMPLING_OPTIONS
         }
@@ -308,7 +311,7 @@ class ItemProcessor:
                 output = self._processor(
                     text=[mark], return_text_replacement_offsets=True, return_tensors="pt", **arguments
                 )
-            replacement = self._replacement_in(output)
+            replacement = self._replacement_in(output, kind)
         except MemoryError:
             raise
         except Exception as error:
@@ -325,14 +328,17 @@ class ItemProcessor:
             tensors["placeholder_numbers"] = _number_placeholders(replacement, [self._placeholder(kind), *others])
         return ProcessedTensors(tensors, replacement, seconds)
 
-    def _replacement_in(self, output: Any) -> str:
+    def _replacement_in(self, output: Any, kind: MediaKind) -> str:
         """Return the text that a processor has written for the mark.
 
-        Those of Idefics2 and Nemotron-H Omni do not return its position; all of its tokens are marks.
+        Those of Idefics2 and Nemotron-H Omni do not return its position. All of its tokens are marks, but a video has
+        texts between them, and is all that the prompt has.
         """
         if "text_replacement_offsets" in output:
             (replaced,) = output["text_replacement_offsets"][0]
             return str(replaced["replacement"])
+        if kind == "video":
+            return str(self._processor.tokenizer.decode(output["input_ids"][0], clean_up_tokenization_spaces=False))
         marks = {getattr(self._processor, name, None) for name in MARK_NAMES}
         tokens = self._processor.tokenizer.convert_ids_to_tokens(output["input_ids"][0])
         return "".join(token for token in tokens if token in marks)
