@@ -260,8 +260,16 @@ class TextPipeline:
         return PreparedPrompt(ids, markup, thinking, tools, single_call, media=media)
 
     def apply_embedding_prompt(self, prompt: Text, pooling: PoolingOptions) -> Text:
-        """Return a text to embed with the model's own prompt before it. Raises UnknownPromptName."""
-        return msgspec.structs.replace(prompt, text=self.embedding_prompts.apply_prompt(prompt.text, pooling))
+        """Return a text to embed with the model's own prompt before it and its media. Raises UnknownPromptName."""
+
+        def add_prompt(text: str) -> str:
+            return self.embedding_prompts.apply_prompt(text, pooling)
+
+        media = [
+            msgspec.structs.replace(placed, position=len(add_prompt(prompt.text[: placed.position])))
+            for placed in prompt.media
+        ]
+        return msgspec.structs.replace(prompt, text=add_prompt(prompt.text), media=media)
 
     def _prepare_pair(
         self, pair: TextPair, encode: Callable[[str, bool], list[int]], max_tokens: int | None, kept_side: KeptSide

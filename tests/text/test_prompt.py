@@ -22,7 +22,18 @@ from parley.text.parsing.markup import detect_markup
 from parley.text.prompt import TextPipeline
 from parley.text.tokens import long_text
 from parley.text.tokens.tokenizer import Tokenizer
-from parley.types import Chat, Grammar, Message, PoolingOptions, Prompt, Text, Tokens
+from parley.types import (
+    Chat,
+    EncodedMedia,
+    Grammar,
+    Media,
+    Message,
+    PlacedMedia,
+    PoolingOptions,
+    Prompt,
+    Text,
+    Tokens,
+)
 
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {}}}
 QUESTION = [Message("user", "Why?")]
@@ -379,6 +390,16 @@ def test_embedding_prompt_precedes_the_text(tmp_path: Path) -> None:
     assert encoder_pipeline(tmp_path).prepare_prompt(Text("a"), pooling=optional).token_ids == [0, 3, 1]
     with pytest.raises(Invalid, match="no prompt 'clustering'"):  # a model with prompts has to have this one
         pipeline.prepare_prompt(Text("a"), pooling=PoolingOptions(prompt="clustering", prompt_optional=True))
+
+
+def test_embedding_prompt_precedes_the_media_of_a_text(tmp_path: Path) -> None:
+    (tmp_path / "sentence_bert_config.json").write_text('{"do_lower_case": true}')
+    pipeline = encoder_pipeline(tmp_path, prompts={"query": "query: "}, default_prompt_name="query")
+    item = Media("image", EncodedMedia("AA=="), "documents")
+    text = Text("\u0130A", media=[PlacedMedia(0, item), PlacedMedia(1, item), PlacedMedia(2, item)])
+    prompt = pipeline.apply_embedding_prompt(text, PoolingOptions())
+    assert prompt.text == "query: i\u0307a"  # two characters in place of the first one
+    assert [placed.position for placed in prompt.media] == [7, 9, 10]
 
 
 def test_lowercase_embedding_model_lowercases_text(tmp_path: Path) -> None:
