@@ -102,7 +102,7 @@ class ChatReply(Reply):
         self.request = Request(
             id=context.unique_id,
             model=body.string("model", "", cap=256),
-            prompts=[vllm_members.with_reused_tokens(body, chat_prompt)],
+            prompts=[vllm_members.with_reused_tokens(body, chat_prompt, echoes=body.boolean("echo", False))],
             sampling=read_openai_sampling(body),
             stop_conditions=read_stop_conditions(body, max_tokens, self.reading_rules),
             output_options=self._read_output_options(body, context, max_tokens, logprobs, usage=usage),

@@ -115,15 +115,16 @@ class VllmMembers(msgspec.Struct, frozen=True):
         }
 
 
-def with_reused_tokens(body: Fields, chat: Chat) -> Chat:
+def with_reused_tokens(body: Fields, chat: Chat, *, echoes: bool = False) -> Chat:
     """Return the conversation with its tokens, if the client has them from the server that prefilled it.
 
-    Like vLLM, this ignores them where the messages are needed: with media and with ``echo``. Raises BadRequest.
+    Like vLLM, this ignores them where the messages are needed: with media, and if the answer repeats one (``echoes``).
+    Raises BadRequest.
     """
     transfer = body.object("kv_transfer_params")
     if transfer is None or not transfer.has_value("prompt_token_ids"):
         return chat
-    if any(message.media for message in chat.messages) or body.boolean("echo", False):
+    if echoes or any(message.media for message in chat.messages):
         return chat
     ids = transfer.raw_value("prompt_token_ids")
     if not isinstance(ids, list) or not ids or any(type(item) is not int or item < 0 for item in ids):
