@@ -254,7 +254,7 @@ STRICT_DIALECT = Dialect(
         ),
         speech_route("/v1/audio/transcriptions", transcriptions.read_vllm_transcription),
         speech_route("/v1/audio/translations", transcriptions.read_vllm_translation),
-        Route("GET", "/v1/realtime", "socket", reader=realtime.open_vllm_session),
+        Route("GET", "/v1/realtime", "socket", reader=realtime.VllmRealtimeSession),
         Route("GET", "/v1/models", "info", reader=control.answer_models, model_list=ModelList()),
         Route("POST", "/tokenize", "tokenize", reader=control.read_vllm_tokenize, writer=tokens.write_tokens),
         Route("POST", "/detokenize", "detokenize", reader=control.read_vllm_detokenize, writer=tokens.write_token_text),

@@ -33,11 +33,6 @@ class UtteranceRequest(SocketRequest):
     model: str
 
 
-def open_vllm_session(opening: SocketOpening) -> VllmRealtimeSession:
-    """Return the session of a new connection."""
-    return VllmRealtimeSession(opening)
-
-
 class VllmRealtimeSession(SocketSession):
     """The messages of one connection."""
 

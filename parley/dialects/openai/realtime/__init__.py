@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from parley.dialects.dialect import Route
-from parley.dialects.openai.realtime.session import open_realtime_session
+from parley.dialects.openai.realtime.session import RealtimeSession
 
-ROUTES = (Route("GET", "/v1/realtime", "socket", reader=open_realtime_session),)
+ROUTES = (Route("GET", "/v1/realtime", "socket", reader=RealtimeSession),)

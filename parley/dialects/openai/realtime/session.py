@@ -21,6 +21,7 @@ from parley.dialects.openai.realtime.events import new_id, write_error, write_ev
 from parley.dialects.openai.realtime.response import RESPONSE_LANE, ResponseAnswer, ResponseRequest
 from parley.dialects.openai.realtime.session_settings import (
     NO_LIMIT,
+    SessionKind,
     SessionSettings,
     check_modalities,
     read_response_members,
@@ -43,16 +44,11 @@ from parley.errors import BadRequest, Invalid, ParleyError, excerpt
 LEAST_SECONDS = 0.1  # of audio that is committed
 MAX_AUDIO_TEXT = 1 << 26  # characters of base64 in one event
 MAX_INPUT_ITEMS = 1024
-Reply = SocketRequest | LaneEnd | list[bytes]
-
-
-def open_realtime_session(opening: SocketOpening) -> RealtimeSession:
-    """Return the session of a new connection: the query names its model, or says that it only transcribes."""
-    return RealtimeSession(opening)
+EventAnswer = SocketRequest | LaneEnd | list[bytes]
 
 
 class RealtimeSession(SocketSession):
-    """The messages of one connection."""
+    """The messages of one connection. Its query names the model, or says that it only transcribes."""
 
     max_lanes, max_waiting, max_seconds = 2, 16, 3600.0
     max_idle = 600.0
@@ -60,16 +56,15 @@ class RealtimeSession(SocketSession):
     subprotocol = b"realtime"
 
     def __init__(self, opening: SocketOpening):
-        kind = "transcription" if opening.query.get("intent") == "transcription" else "realtime"
-        self._settings = SessionSettings("transcription" if kind == "transcription" else "realtime",
-                                         opening.query.get("model", "")[:MAX_LABEL])  # fmt: skip
+        kind: SessionKind = "transcription" if opening.query.get("intent") == "transcription" else "realtime"
+        self._settings = SessionSettings(kind, opening.query.get("model", "")[:MAX_LABEL])
         self._id, self._expires_at = new_id("sess"), int(time.time() + self.max_seconds)
         self._buffer = AudioBuffer(opening.records)
         self._conversation = Conversation(opening.records)
         self._last_audio_id: str | None = None
         self._active: ResponseRequest | None = None
         self._answer: ResponseAnswer | None = None  # of the active response, once it has begun
-        self._readers: Mapping[str, Callable[[Fields], Reply]] = {
+        self._readers: Mapping[str, Callable[[Fields], EventAnswer]] = {
             "session.update": self._update_session,
             "input_audio_buffer.append": self._append_audio,
             "input_audio_buffer.commit": self._commit_audio,
@@ -87,7 +82,7 @@ class RealtimeSession(SocketSession):
         """Return the event that begins the session."""
         return [write_event("session.created", session=self._settings.show(self._id, self._expires_at))]
 
-    def read_message(self, data: bytes) -> SocketRequest | LaneEnd | list[bytes]:
+    def read_message(self, data: bytes) -> EventAnswer:
         """Return the request in an event, or the events that answer it or refuse it."""
         event_id = None
         try:
@@ -148,25 +143,25 @@ class RealtimeSession(SocketSession):
 
     # -- settings and audio
 
-    def _update_session(self, event: Fields) -> Reply:
+    def _update_session(self, event: Fields) -> EventAnswer:
         session = event.object("session")
         if session is None:
             raise event.missing_member("session")
         self._settings = self._settings.updated(session)
         return [write_event("session.updated", session=self._settings.show(self._id, self._expires_at))]
 
-    def _append_audio(self, event: Fields) -> Reply:
+    def _append_audio(self, event: Fields) -> EventAnswer:
         audio = event.string("audio", None, cap=MAX_AUDIO_TEXT)
         if audio is None:
             raise event.missing_member("audio")
         self._buffer.append(audio)
         return []
 
-    def _clear_audio(self, event: Fields) -> Reply:
+    def _clear_audio(self, event: Fields) -> EventAnswer:
         self._buffer.commit().drop()
         return [write_event("input_audio_buffer.cleared")]
 
-    def _commit_audio(self, event: Fields) -> Reply:
+    def _commit_audio(self, event: Fields) -> EventAnswer:
         settings = self._settings
         seconds = self._buffer.size / 2 / settings.rate
         if seconds < LEAST_SECONDS:
@@ -202,7 +197,7 @@ class RealtimeSession(SocketSession):
 
     # -- the conversation
 
-    def _create_item(self, event: Fields) -> Reply:
+    def _create_item(self, event: Fields) -> EventAnswer:
         members = event.object("item")
         if members is None:
             raise event.missing_member("item")
@@ -210,17 +205,17 @@ class RealtimeSession(SocketSession):
         previous_id = self._conversation.add(item, event.string("previous_item_id", None, cap=MAX_LABEL))
         return _item_events(item, previous_id)
 
-    def _retrieve_item(self, event: Fields) -> Reply:
+    def _retrieve_item(self, event: Fields) -> EventAnswer:
         return [write_event("conversation.item.retrieved", item=self._conversation.find(_read_item_id(event)))]
 
-    def _delete_item(self, event: Fields) -> Reply:
+    def _delete_item(self, event: Fields) -> EventAnswer:
         item_id = _read_item_id(event)
         self._conversation.delete(item_id)
         return [write_event("conversation.item.deleted", item_id=item_id)]
 
     # -- responses
 
-    def _create_response(self, event: Fields) -> Reply:
+    def _create_response(self, event: Fields) -> EventAnswer:
         if self._active is not None:
             message = f"Conversation already has an active response in progress: {self._active.response_id}."
             raise Invalid(message, code="conversation_already_has_active_response")
@@ -254,7 +249,7 @@ class RealtimeSession(SocketSession):
             return self._conversation.find(item.string("id", "", cap=MAX_LABEL))
         return read_item(item)
 
-    def _cancel_response(self, event: Fields) -> Reply:
+    def _cancel_response(self, event: Fields) -> EventAnswer:
         active, response_id = self._active, event.string("response_id", None, cap=MAX_LABEL)
         if active is None or response_id not in (None, active.response_id):
             raise Invalid("Cancellation failed: no active response found", code="response_cancel_not_active")

@@ -35,11 +35,11 @@ class TranscriptionAnswer(SocketAnswer):
 
     def __init__(self, request: TranscriptionRequest, note_transcript: Callable[[str, str], None]):
         self._request, self._note_transcript = request, note_transcript
-        settings, wishes = request.settings, request.transcription
+        settings, transcription = request.settings, request.transcription
         members = {
-            "model": wishes.model or settings.model,
-            "language": wishes.language,
-            "prompt": wishes.prompt,
+            "model": transcription.model or settings.model,
+            "language": transcription.language,
+            "prompt": transcription.prompt,
             "stream": "true",
             "include[]": "logprobs" if settings.wants_logprobs else "",
         }

@@ -9,7 +9,7 @@ from parley.dialects.dialect import QuerySchemas, Route, model_in_body
 from parley.dialects.openai import object_lists
 from parley.dialects.openai.responses import compact, inlined_request, reply, stored_routes
 from parley.dialects.openai.responses.response_rules import LENIENT, STRICT, ResponsesRules
-from parley.dialects.openai.responses.socket_session import open_responses_session
+from parley.dialects.openai.responses.socket_session import ResponsesSession
 
 
 def generating_routes(rules: ResponsesRules) -> Sequence[Route]:
@@ -52,7 +52,7 @@ LIST_QUERY: QuerySchemas = {
     "after": {"type": "string", "minLength": 1, "maxLength": object_lists.MAX_ID},
 }
 STORED_ROUTES = (
-    Route("GET", "/v1/responses", "socket", reader=open_responses_session),
+    Route("GET", "/v1/responses", "socket", reader=ResponsesSession),
     Route("GET", "/v1/responses/{id}", "stored", reader=stored_routes.read_response, query=REPLAY_QUERY),
     Route("DELETE", "/v1/responses/{id}", "stored", reader=stored_routes.delete_response),
     Route("POST", "/v1/responses/{id}/cancel", "stored", reader=stored_routes.cancel_response),

@@ -21,7 +21,6 @@ from parley.dialects.openai.labels import MAX_LABEL
 from parley.dialects.openai.responses.items import referred_name
 from parley.dialects.openai.responses.stored import HISTORY_HEADER
 from parley.dialects.socket_session import (
-    ConnectionRecords,
     SocketAnswer,
     SocketOpening,
     SocketRequest,
@@ -85,12 +84,12 @@ class CreateRequest(SocketRequest):
 
 
 class ResponsesSession(SocketSession):
-    """The messages of one connection. ``records``: keeps its newest responses."""
+    """The messages of one connection, which keeps its newest responses."""
 
     max_lanes, max_waiting, max_seconds = 32, 16, 3600.0
 
-    def __init__(self, records: ConnectionRecords):
-        self._records = records
+    def __init__(self, opening: SocketOpening):
+        self._records = opening.records
         self._newest: dict[str, str] = {}  # of each stream: the id of its newest response that is kept; oldest first
 
     def read_message(self, data: bytes) -> SocketRequest | list[bytes]:
@@ -175,11 +174,6 @@ class ResponsesSession(SocketSession):
     def _forget(self, lane: str) -> None:
         if (response_id := self._newest.pop(lane, None)) is not None:
             self._records.delete_record(response_id)
-
-
-def open_responses_session(opening: SocketOpening) -> ResponsesSession:
-    """Return the session of a new connection."""
-    return ResponsesSession(opening.records)
 
 
 class ResponsesAnswer(SocketAnswer):
