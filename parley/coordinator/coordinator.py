@@ -23,7 +23,6 @@ from parley.coordinator.config import CoordinatorOptions
 from parley.coordinator.controller import RoleController
 from parley.coordinator.ports.management import ManagementPort
 from parley.coordinator.ports.metrics import MetricsPort
-from parley.coordinator.ports.port import AdminRequest
 from parley.coordinator.ports.status import StatusPort
 from parley.coordinator.proxy.downstream.client_keys import ClientKeys
 from parley.coordinator.proxy.front import InferenceFront, wrap_cors
@@ -131,7 +130,7 @@ class Coordinator:
         self.front = InferenceFront(
             self.scheduler,
             self.connections,
-            self._metrics_page,
+            self.metrics.page_of_key,
             universal_mounts(pages=options.ui),
             self._front_options,
             options.memory_limit,
@@ -319,9 +318,6 @@ class Coordinator:
             warning_text = "may see the instances and their activity; set a secret or [tls] clients to keep others out"
             lines.append(banner.open_port_warning(public, warning_text))
         return lines
-
-    async def _metrics_page(self) -> bytes:
-        return (await self.metrics.metrics_page(AdminRequest("", (), b""))).body
 
 
 def run_coordinator(

@@ -11,6 +11,7 @@ from typing import Any
 
 import grpc
 import pytest
+from support.api_keys import make_keys
 from support.certificates import make_authority, make_certificate
 from support.cluster_of_servers import Cluster
 from support.grpc_client import BROKEN_MESSAGE, GrpcClient, answer_text, build_infer_request, grpc_error, is_final
@@ -62,7 +63,7 @@ class ClusterAndServer:
 @pytest.fixture
 async def cluster_and_server(live_cluster, serve) -> AsyncIterator[Callable[..., Awaitable[ClusterAndServer]]]:
     """Start a cluster of these roles and a server with the same options; ``tls`` and ``port_options`` are the
-    coordinator's."""
+    coordinator's, ``cluster_only`` the cluster's."""
     ending: list[Callable[[], Awaitable[Any]]] = []
 
     async def connect_calls(server: RunningServer, port: Any, address: str) -> GrpcClient:
@@ -74,11 +75,11 @@ async def cluster_and_server(live_cluster, serve) -> AsyncIterator[Callable[...,
         *roles: str,
         tls: TlsFiles | None = None,
         port_options: dict[str, Any] | None = None,
-        strict: bool = False,
+        cluster_only: dict[str, Any] | None = None,
         **options: Any,
     ) -> ClusterAndServer:
         options = {"reply": seeded_reply} | options
-        many, one = await live_cluster(*roles, strict=strict, **options), await serve(**options)
+        many, one = await live_cluster(*roles, **(cluster_only or {}), **options), await serve(**options)
         coordinator = many.coordinator
         port = before.CoordinatorGrpcPort(
             coordinator.table, coordinator.front, replace(coordinator.options, **(port_options or {})), HttpOptions()
@@ -258,6 +259,39 @@ async def test_cluster_grpc_checks_the_keys_of_the_instances(cluster_and_server)
         assert (await grpc_error(stream.read()))[0] == "UNAUTHENTICATED"
 
 
+@pytest.mark.parametrize("where", ["coordinator", "instances"])
+async def test_cluster_grpc_denies_what_a_key_may_not_use(cluster_and_server, where: str) -> None:
+    headers, keys = make_keys(alice={}, apis={"apis": ("openai",)}, models={"models": ["other"]})
+    at_coordinator = {"client_keys": {"hashed_keys": keys}} if where == "coordinator" else {}
+    sides = await cluster_and_server("mixed", cluster_only=at_coordinator, hashed_keys=keys, cluster_secret="s")
+    for name, expected in (("alice", None), ("apis", "PERMISSION_DENIED"), ("models", "PERMISSION_DENIED")):
+        metadata = tuple(headers[name].items())
+        answered = await sides.call_both(seeded_request(max_tokens=2), metadata=metadata)
+        assert (answered[0].name if isinstance(answered, tuple) else None) == expected, name
+        config = control.request_class("ModelConfig")(name="tiny")
+        answered = await sides.call_both(config, method="ModelConfig", metadata=metadata)
+        assert (answered[0].name if isinstance(answered, tuple) else None) == expected, name
+        if name == "apis":  # which ends a stream; a model that may not be used fails its request alone
+            for side in (sides.cluster_calls, sides.server_calls):
+                stream = side.stream(metadata=metadata)
+                await stream.write(seeded_request().SerializeToString())
+                assert (await grpc_error(stream.read()))[0] == expected
+
+
+async def test_cluster_grpc_lists_the_models_of_all_instances(cluster_and_server) -> None:
+    each = [{"names": ("first",)}, {"names": ("second", "third")}, {"names": ("first",)}]
+    sides = await cluster_and_server("mixed", "mixed", "mixed", cluster_only={"each": each})
+    index = (await sides.cluster_calls.call("RepositoryIndex", ready=True)).models
+    assert [(model.name, model.state) for model in index] == [
+        ("first", "READY"),
+        ("second", "READY"),
+        ("third", "READY"),
+    ]
+    assert await grpc_error(sides.cluster_calls.call("RepositoryIndex", repository_name="x/y")) == (
+        await grpc_error(sides.server_calls.call("RepositoryIndex", repository_name="x/y"))
+    )
+
+
 async def test_cluster_grpc_statistics_are_summed(cluster_and_server) -> None:
     sides = await cluster_and_server("prefill", "decode", "decode")
     for number in range(6):
@@ -402,7 +436,7 @@ async def test_strict_coordinator_reports_timeouts_in_grpc_form(
     cluster_and_server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sides = await cluster_and_server(
-        "prefill", "decode", strict=True, reply=lambda work, index: [70] * 3000, tick=0.005
+        "prefill", "decode", cluster_only={"strict": True}, reply=lambda work, index: [70] * 3000, tick=0.005
     )
     coordinator = sides.cluster.coordinator
     await sides.call_both(seeded_request(max_tokens=9))

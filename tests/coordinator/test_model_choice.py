@@ -270,6 +270,21 @@ async def test_a_limited_key_gets_the_models_that_it_may_use(live_cluster):
         assert (await cluster.front.post(path, body, **key)).status == 403, path
 
 
+async def test_metrics_for_a_limited_key_are_those_of_instances_with_its_models_alone(live_cluster):
+    headers, keys = make_keys(all={}, vectors={"models": ["vectors"]}, none={"models": ["gone"]})
+    each = [{"names": ("first",), "info": encoder(dimensions=4)}, EMBEDDER_SERVER]
+    cluster = await live_cluster("mixed", "mixed", each=each, client_keys={"hashed_keys": keys})
+    await cluster.front.until(lambda: all(instance.offered for instance in cluster.coordinator.table))
+    pages = {name: await cluster.front.get("/metrics", **headers[name]) for name in headers}
+    assert {name: page.status for name, page in pages.items()} == {"all": 200, "vectors": 200, "none": 403}
+    whole, limited = pages["all"].body.decode(), pages["vectors"].body.decode()
+    assert '"first"' in whole and '"vectors"' in whole and "parley:cluster_requests_total" in whole
+    assert '"first"' not in limited and '"vectors"' in limited and "parley:cluster_requests_total" not in limited
+    assert [line for line in limited.splitlines() if line.startswith("parley:cluster_instance_tasks")] == [
+        'parley:cluster_instance_tasks{instance="2",role="mixed"} 0'
+    ]
+
+
 async def test_vectors_at_paths_shared_with_text_generation_are_charged(live_cluster, tmp_path):
     headers, keys = make_keys(alice={"tokens_per_minute": 1000})
     client_keys = {"hashed_keys": keys, "usage_db": str(tmp_path / "usage.db")}

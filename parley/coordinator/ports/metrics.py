@@ -6,7 +6,7 @@ The names of its own series, listed here and in docs/coordinator.md, begin with 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import get_args
 
 from parley.coordinator.access import reading_access
@@ -16,8 +16,10 @@ from parley.coordinator.routing.health import AskInstance, Unanswered
 from parley.coordinator.routing.instance import ClusterInstance, InstancePhase
 from parley.coordinator.routing.instance_scheduler import InstanceScheduler
 from parley.coordinator.routing.instance_table import InstanceTable
+from parley.errors import Forbidden
 from parley.metrics.process import process_lines
 from parley.metrics.series import SampleGroup, format_labels, metric_header, scalar_lines
+from parley.types import Tenant
 
 CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 CACHE_SECONDS = 3.0  # seconds that the merged pages of instances stay cached
@@ -55,36 +57,50 @@ class MetricsPort:
         self, table: InstanceTable, scheduler: InstanceScheduler, ask_instance: AskInstance, host: str = "127.0.0.1"
     ):
         self._table, self._scheduler, self._ask_instance = table, scheduler, ask_instance
-        self._merged_text, self._merged_at = "", float("-inf")
+        self._pages: list[tuple[ClusterInstance, str]] = []
+        self._scraped_at = float("-inf")
         self._scrape_lock = asyncio.Lock()
         self.app = AdminPort({("GET", "/metrics"): self.metrics_page}, host, reading_access(table.options, host))
 
     async def metrics_page(self, request: AdminRequest) -> AdminReply:
         """Return the whole metrics page."""
-        page = await self._merged_pages() + self.own_series() + process_lines()
+        page = await self._merge_instances(self._table) + self.own_series() + process_lines()
         return AdminReply(200, page.encode(), CONTENT_TYPE)
 
-    async def _merged_pages(self) -> str:
-        """Return the merged pages of the instances that answer; concurrent callers share one scrape."""
-        async with self._scrape_lock:
-            if self._table.clock() - self._merged_at >= CACHE_SECONDS:
-                pages = await asyncio.gather(*map(self._scrape_instance, self._table.usable_instances()))
-                self._merged_text, self._merged_at = (
-                    merge_pages([page for page in pages if page is not None]),
-                    self._table.clock(),
-                )
-        return self._merged_text
+    async def page_of_key(self, tenant: Tenant) -> bytes:
+        """Return the page for a client's key. If it is limited to some models, the page is about the instances that
+        have no others. Raises Forbidden if there are none."""
+        if not tenant.models:
+            return (await self.metrics_page(AdminRequest("", (), b""))).body
+        visible = [instance for instance in self._table if has_only_models(instance, tenant.models)]
+        if not visible:
+            raise Forbidden("This API key may use the models of no instance alone, so it sees no metrics.")
+        return (await self._merge_instances(visible) + _instance_values(visible)).encode()
 
-    async def _scrape_instance(self, instance: ClusterInstance) -> tuple[str, float] | None:
+    async def _merge_instances(self, instances: Iterable[ClusterInstance]) -> str:
+        """Return the merged pages of those instances that answer; concurrent callers share one scrape."""
+        async with self._scrape_lock:
+            if self._table.clock() - self._scraped_at >= CACHE_SECONDS:
+                scraped = await asyncio.gather(*map(self._scrape_instance, self._table.usable_instances()))
+                self._pages = [page for page in scraped if page is not None]
+                self._scraped_at = self._table.clock()
+        merged = set(instances)
+        return merge_pages([(text, float(instance.blocks)) for instance, text in self._pages if instance in merged])
+
+    async def _scrape_instance(self, instance: ClusterInstance) -> tuple[ClusterInstance, str] | None:
         try:
             status, body = await self._ask_instance(f"{instance.metrics}/metrics", timeout=2.0)
         except Unanswered:
             return None
-        return (body.decode("utf-8", "replace"), float(instance.blocks)) if status == 200 else None
+        return (instance, body.decode("utf-8", "replace")) if status == 200 else None
 
     def own_series(self) -> str:
         """Render the coordinator's own series: of requests, and of each instance as the coordinator sees it."""
-        return "".join([*self._request_series(), *self._instance_series()])
+        counts = dict.fromkeys(get_args(InstancePhase), 0)
+        for instance in self._table:
+            counts[instance.phase_at(self._table.clock())] += 1
+        phases = _labelled_series("gauge", "instances", "Instances by state.", "state", counts.items())
+        return "".join([*self._request_series(), _instance_values(self._table), phases])
 
     def _request_series(self) -> list[str]:
         counters = self._scheduler.counters
@@ -132,21 +148,24 @@ class MetricsPort:
             parts += distribution.histogram_lines(f"parley:cluster_{name}", "", "own")
         return parts
 
-    def _instance_series(self) -> list[str]:
-        parts = []
-        labelled_instances = [
-            (format_labels({"instance": str(instance.id), "role": instance.role}), instance) for instance in self._table
-        ]
-        for kind, name, help_text, read_value in INSTANCE_SERIES:
-            groups: list[SampleGroup] = [
-                (labels, [("", read_value(instance))]) for labels, instance in labelled_instances
-            ]
-            parts.append(scalar_lines(kind, f"parley:cluster_{name}", help_text, groups))
-        counts = dict.fromkeys(get_args(InstancePhase), 0)
-        for instance in self._table:
-            counts[instance.phase_at(self._table.clock())] += 1
-        parts.append(_labelled_series("gauge", "instances", "Instances by state.", "state", counts.items()))
-        return parts
+
+def has_only_models(instance: ClusterInstance, names: Collection[str]) -> bool:
+    """Whether an instance has models, and each of them has one of these names."""
+    if not instance.offered:
+        return bool(instance.models) and all(name in names for name in instance.models)
+    return all(any(name in names for name in model.names) for model in instance.offered)
+
+
+def _instance_values(instances: Iterable[ClusterInstance]) -> str:
+    """Render the series of instances as the coordinator sees them."""
+    labelled_instances = [
+        (format_labels({"instance": str(instance.id), "role": instance.role}), instance) for instance in instances
+    ]
+    parts = []
+    for kind, name, help_text, read_value in INSTANCE_SERIES:
+        groups: list[SampleGroup] = [(labels, [("", read_value(instance))]) for labels, instance in labelled_instances]
+        parts.append(scalar_lines(kind, f"parley:cluster_{name}", help_text, groups))
+    return "".join(parts)
 
 
 def _single_series(kind: str, name: str, help_text: str, value: float) -> str:

@@ -38,6 +38,7 @@ from parley.serving.pages.page_files import send_page_file
 from parley.serving.records.connection_records import ConnectionStore
 from parley.serving.socket_handshake import serve_websocket
 from parley.tracing.request_trace import SpanExporter
+from parley.types import Tenant
 from parley.web.auth import ApiKeys, BrowserGuard
 from parley.web.framing.request_head import REQUEST_NUMBER_KEY, raise_head_error
 from parley.web.logs import log_access
@@ -86,7 +87,7 @@ class InferenceFront:
         self,
         scheduler: InstanceScheduler,
         connections: InstanceConnections,
-        metrics_page: Callable[[], Awaitable[bytes]],
+        metrics_page: Callable[[Tenant], Awaitable[bytes]],
         mounts: Sequence[ApiMount],
         options: ServerOptions,
         memory_limit: int,

@@ -13,6 +13,7 @@ from parley.coordinator.proxy.downstream.client_keys import ClientKeys
 from parley.coordinator.proxy.paths import ApiPath
 from parley.coordinator.routing.instance_table import InstanceTable
 from parley.dialects.dialect import Answer, RouteKind
+from parley.types import Tenant
 from parley.version import __version__
 
 
@@ -25,7 +26,7 @@ class LocalAnswers:
     def __init__(
         self,
         table: InstanceTable,
-        metrics_page: Callable[[], Awaitable[bytes]],
+        metrics_page: Callable[[Tenant], Awaitable[bytes]],
         client_keys: ClientKeys | None,
         strict: bool,
         count_others: Callable[[], int],
@@ -54,7 +55,7 @@ class LocalAnswers:
                 raise refusals.coordinator_error(503, refusals.TEXTS.cluster_not_ready)
             await client.send_response(b"")
         elif kind == "metrics":
-            await client.send_response(await self._metrics_page(), content_type=CONTENT_TYPE)
+            await client.send_response(await self._metrics_page(client.tenant), content_type=CONTENT_TYPE)
         elif kind == "version" and write is not None:
             await client.send_response(write(__version__), content_type=path.route.content_types[0].encode())
         elif kind == "usage" and self._client_keys is not None:

@@ -27,12 +27,12 @@ from parley.errors import BadRequest, UnknownModel
 from parley.serving.generation import Generation
 from parley.serving.grpc.grpc_call import GrpcCall
 from parley.serving.keys.accounts import RequestAccount
-from parley.serving.keys.scopes import check_key_api
+from parley.serving.keys.scopes import check_key_api, check_key_name
 from parley.serving.options import ServerOptions
 from parley.serving.registry import ModelRegistry
 from parley.serving.request_metrics import RequestMetrics
 from parley.serving.served_model import ServedModel
-from parley.types import NO_LIMITS
+from parley.types import NO_LIMITS, Tenant
 from parley.web.auth import ApiKeys
 from parley.web.grpc_limits import IdleCalls, grpc_server_options
 from parley.web.grpc_listener import GrpcListener
@@ -148,10 +148,18 @@ class TritonGrpcPort:
     ) -> bytes:
         """Answer a question about the server or its models."""
         message = await _parse_message(message_type, data)
+        self._check_named_model(message, call.tenant)
         context_of_call = call.request_context(self._registry.main_model, {})
         work = partial(ask, message, context_of_call, self._registry.server_facts(call.tenant))
         result: bytes = (await to_thread_if_large(len(data), work)).SerializeToString()
         return result
+
+    def _check_named_model(self, message: ProtoMessage, tenant: Tenant) -> None:
+        """Raise Forbidden if a message names a model that the client's key may not use."""
+        name = str(getattr(message, "name", "") or getattr(message, "model_name", ""))
+        model = self._registry.get_model(name) if name and tenant.models else None
+        if model is not None:
+            check_key_name(tenant, model, name)
 
     async def _watch_health(self, call: GrpcCall, data: bytes, context: GrpcContext) -> None:
         """Stream the state of a service: now, and whenever it changes."""

@@ -47,6 +47,7 @@ from parley.web.tls.files import TlsFiles
 
 GrpcContext = Any  # grpc.aio.ServicerContext, which has no types
 STATISTICS_METHOD = f"{SERVICE_PATH}/ModelStatistics"
+REPOSITORY_METHOD = f"{SERVICE_PATH}/RepositoryIndex"
 FORWARDED_METHODS = frozenset(f"{SERVICE_PATH}/{name}" for name in methods.GRPC_METHODS)
 PROBE_HANDLERS = {
     f"{SERVICE_PATH}/ServerLive": (methods.server_live, methods.request_class("ServerLive")),
@@ -95,6 +96,8 @@ class CoordinatorGrpcPort:
         if all(instance.native for instance in usable):
             if method == STATISTICS_METHOD:
                 return unary(partial(self._run_handler, self._sum_statistics))
+            if method == REPOSITORY_METHOD:
+                return unary(partial(self._run_handler, self._list_repository))
             if method == INFER_PATH:
                 return unary(partial(self._run_handler, self._infer_one))
             if method == STREAM_PATH:
@@ -164,7 +167,7 @@ class CoordinatorGrpcPort:
             else:
                 answers.queue_message(infer.stream_error(message, error.message).SerializeToString())
 
-    # -- probes and statistics
+    # -- probes, statistics and the list of models
 
     async def _answer_probe(
         self, ask: methods.GrpcHandler, kind: Any, data: bytes, headers: HeaderList, context: GrpcContext
@@ -213,6 +216,16 @@ class CoordinatorGrpcPort:
         names = {entry["name"] for entry in answer["model_stats"]}
         selected = {"model_stats": [entry for entry in entries if entry["name"] in names]}
         return bytes(fill_message("ModelStatisticsResponse", selected).SerializeToString())
+
+    async def _list_repository(self, data: bytes, headers: HeaderList, context: GrpcContext) -> bytes:
+        """Return the models of all instances."""
+        message = await _parse_message(INFERENCE_SCHEMA("RepositoryIndexRequest"), data)
+        if message.repository_name:  # which an instance refuses
+            return await self._forward_call(REPOSITORY_METHOD, data, headers, context)
+        body = msgspec.json.encode({"ready": message.ready})
+        page = await GrpcCycle().run_request(self._front, "POST", "/v2/repository/index", headers, body)
+        models = {"models": msgspec.json.decode(page)}
+        return bytes(fill_message("RepositoryIndexResponse", models).SerializeToString())
 
 
 async def _refuse_passthrough(requests: AsyncIterator[bytes], context: GrpcContext) -> None:
