@@ -40,6 +40,7 @@ from parley.types import BeamOptions, EngineRequest, Sampling, Settings
 ADAPTERS_FOLDER = Path(tempfile.mkdtemp(prefix="parley-adapters-"))
 GREEDY = Sampling(temperature=0.0)
 SLOTS = 5
+BEAM_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj")  # peft takes those of MLPs for experts
 ADAPTER_COUNT = 8  # number of adapters in a batch, of rank 1, 2, 3 ...
 
 
@@ -196,6 +197,7 @@ def test_adapter_on_one_linear_layer_matches_peft(target):
 def test_adapters_of_all_model_types_match_peft(base):
     """Merged layers of checkpoints, heads with norms, and the Transformers backend."""
     targets = {
+        "beam": BEAM_TARGETS,
         "phi3": ("qkv_proj", "gate_up_proj"),
         "gpt2": ("c_attn", "c_proj", "c_fc"),
         "gpt_neox": ("query_key_value", "dense", "dense_h_to_4h"),
@@ -240,10 +242,8 @@ def test_adapter_config_sets_ranks_scales_and_layers(fields):
 
 @functools.cache
 def adapters_by_name(base: str) -> dict[str, Path]:
-    return {
-        f"a{i}": cached_adapter(base, i, r=i, target_modules=tuple(ALL_PROJECTIONS))
-        for i in range(1, ADAPTER_COUNT + 1)
-    }
+    targets = BEAM_TARGETS if base == "beam" else tuple(ALL_PROJECTIONS)
+    return {f"a{i}": cached_adapter(base, i, r=i, target_modules=targets) for i in range(1, ADAPTER_COUNT + 1)}
 
 
 class ChangingBudget(FixedBudget):
