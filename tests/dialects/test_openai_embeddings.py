@@ -114,6 +114,14 @@ def test_openai_embeddings_members_reach_the_request():
     assert isinstance(chat, Chat) and not chat.add_generation_prompt
 
 
+def test_embeddings_of_pictures_are_refused_even_if_the_model_reads_them():
+    part = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+    with pytest.raises(
+        BadRequest, match=r"'messages\[0\].content\[0\].type' is 'image_url', but this route reads text "
+    ):
+        read(None, messages=[{"role": "user", "content": [part]}])
+
+
 def test_embeddings_refuse_padding_to_the_context_length():
     with pytest.raises(Unsupported, match="Padding to the context length is"):
         read(padding="max_length")

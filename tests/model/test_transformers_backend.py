@@ -219,6 +219,7 @@ def test_load_rejects_models_that_cannot_use_kv_pages(kind, fields, message, tmp
     [
         ({"model_type": "t5"}, "encoder-decoder"),
         ({"model_type": "vit"}, "no vit model that generates text"),
+        ({"model_type": "albert"}, "only such models and encoders of these types can be served: bert, camembert, "),
         ({"model_type": "no_such_thing"}, "does not know the model type no_such_thing"),
         ({"num_hidden_layers": 3}, "has no tensor model.layers.2"),
         ({"hidden_size": 128}, "cannot load this mixtral model"),

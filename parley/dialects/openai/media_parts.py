@@ -61,7 +61,8 @@ class MediaReader:
 
     ``limits``: the number of items that the request may have, by the kinds that the model reads. ``roles``: those whose
     messages may have media; empty: all. ``plain_urls``: a URL may stand where its object is due. ``typeless``: a part
-    may have no type. ``embeddings``: the operator takes embeddings from clients.
+    may have no type. ``embeddings``: the operator takes embeddings from clients. ``limited_by``: what reads text
+    only, if there are no limits.
     """
 
     part_types: tuple[str, ...] = MEDIA_PART_TYPES
@@ -75,8 +76,10 @@ class MediaReader:
         typeless: bool = False,
         embeddings: bool = False,
         members: MediaMembers | None = None,
+        limited_by: str = "this model",
     ):
         self.limits = limits
+        self.limited_by = limited_by
         self._roles, self._plain_urls, self._typeless, self._embeddings = roles, plain_urls, typeless, embeddings
         self._members = members or MediaMembers()
 
@@ -183,6 +186,7 @@ class MediaReader:
 
 
 TEXT_ONLY = MediaReader({})
+TEXT_ROUTE = MediaReader({}, limited_by="this route")  # whatever the model reads
 
 
 def media_reader(body: Fields, rules: ReadingRules, context: RequestContext) -> MediaReader:

@@ -57,7 +57,7 @@ def read_conversation(
     Without ``context``, only text is accepted.
     """
     lenient = rules.lenient_messages
-    reader = TEXT_ONLY if context is None else media_parts.media_reader(body, rules, context)
+    reader = media_parts.TEXT_ROUTE if context is None else media_parts.media_reader(body, rules, context)
     message_rules = MessageRules(
         "\n", rules.roles, lenient_calls=lenient, lenient_content=lenient, custom_tools=rules.custom_tools, media=reader
     )
@@ -233,7 +233,7 @@ def _read_content_part(part: Fields, role: str, members: dict[str, str], reader:
         raise part.missing_member("type")
     if kind in MEDIA_PARTS:
         raise Unsupported(
-            f"'{part.member_path('type')}' is '{kind}', but this model reads text only.",
+            f"'{part.member_path('type')}' is '{kind}', but {reader.limited_by} reads text only.",
             field=part.member_path("type"),
             code="unsupported_value",
         )

@@ -31,6 +31,7 @@ from transformers.utils import logging as transformers_logging
 from parley.model.checkpoint.files import Checkpoint, LoadError, read_config
 from parley.model.load.numeric_check.decoder_check import DECODER_TOLERANCE
 from parley.model.load.numeric_check.transformers_check import transformers_deviation
+from parley.model.load.text_encoders.encoders import ENCODER_LOADERS
 from parley.model.load.transformers_network import TransformersNetwork, build_network
 from parley.text.media_family import read_media_family
 
@@ -141,7 +142,7 @@ def read_supported_config(folder: Path) -> PreTrainedConfig:
     if all(type(config) not in mapping for mapping in WRITER_MAPPINGS):
         raise LoadError(
             f"Transformers {transformers.__version__} has no {kind} model that generates text; only such models and "
-            "encoders of BERT's family can be served."
+            f"encoders of these types can be served: {', '.join(sorted(ENCODER_LOADERS))}."
         )
     # Models of BERT's kind have both fields; other configs have the first one without a meaning.
     if getattr(config, "is_decoder", True) is False and hasattr(config, "add_cross_attention"):
