@@ -15,6 +15,7 @@ from test_transcriptions import post_form, speech_settings
 
 from parley.dialects.openai.realtime import audio, session
 from parley.dialects.openai.realtime.audio import wave_file
+from parley.dialects.openai.realtime.events import read_fault
 from parley.serving.records import connection_records
 
 CLIP = tone_clip(1.0)
@@ -75,6 +76,20 @@ async def reference(server: Any, clip: bytes = CLIP) -> dict[str, Any]:
 
 def test_wave_files_are_those_of_the_standard_library():
     assert wave_file(SAMPLES, 16_000) == CLIP and wave_file(SAMPLES + b"\0", 16_000) == CLIP
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (b'{"error":{"message":"No."}}', "No."),
+        (b'{"error":"Memory limit exceeded"}', "Memory limit exceeded"),
+        (b"[]", "[]"),
+        (b"Bad gateway", "Bad gateway"),
+        (b"", "The answer ended early."),
+    ],
+)
+def test_refusals_of_any_form_become_errors(body, message):
+    assert read_fault(body)["message"] == message
 
 
 async def test_openai_client_gets_the_transcript_of_committed_audio(speech):

@@ -6,11 +6,14 @@ import secrets
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
+
 from parley.dialects.json_answer import encode_json
 from parley.dialects.openai.error_answers import openai_error_object
 from parley.errors import ParleyError
 
 ERROR_MEMBERS = ("type", "code", "message", "param")
+EARLY_END = {"message": "The answer ended early.", "type": "server_error", "param": None, "code": None}
 
 
 def new_id(prefix: str) -> str:
@@ -36,3 +39,16 @@ def write_fault(error: Mapping[str, Any], event_id: str | None) -> bytes:
 def fault_members(error: Mapping[str, Any]) -> dict[str, Any]:
     """Return the members of an error object that the API's own has."""
     return {name: error.get(name) for name in ERROR_MEMBERS}
+
+
+def read_fault(body: bytes) -> dict[str, Any]:
+    """Return the error object in a refusal, by this server or another."""
+    try:
+        answer = msgspec.json.decode(body)
+    except msgspec.MsgspecError:
+        answer = None
+    error = answer.get("error") if isinstance(answer, dict) else None
+    if isinstance(error, dict) and isinstance(error.get("message"), str):
+        return error
+    message = error if isinstance(error, str) else body.decode("utf-8", "replace")
+    return EARLY_END | {"message": message or EARLY_END["message"]}

@@ -9,12 +9,11 @@ from typing import Any
 import msgspec
 
 from parley.dialects.json_answer import encode_json
-from parley.dialects.openai.realtime.events import write_event, write_fault
+from parley.dialects.openai.realtime.events import EARLY_END, read_fault, write_event, write_fault
 from parley.dialects.socket_session import SocketAnswer, SocketRequest
 
 RESPONSE_LANE = "response"
 EVENT_END, DATA_START = b"\n\n", b"data: "
-EARLY_END = {"message": "The answer ended early.", "type": "server_error", "param": None, "code": None}
 LAST_EVENTS = {
     "response.completed": "completed", "response.incomplete": "incomplete", "response.failed": "failed",
 }  # fmt: skip
@@ -85,11 +84,7 @@ class ResponseAnswer(SocketAnswer):
         """Return the error event for a refusal. Nothing has been generated."""
         self._has_ended = True
         self._on_end()
-        try:
-            error = msgspec.json.decode(body)["error"]
-        except (msgspec.MsgspecError, KeyError, TypeError):
-            error = EARLY_END | {"message": body.decode("utf-8", "replace") or EARLY_END["message"]}
-        return write_fault(error, self._request.event_id)
+        return write_fault(read_fault(body), self._request.event_id)
 
     def _read_event(self, event: dict[str, Any]) -> list[bytes]:
         kind = event["type"]

@@ -8,8 +8,9 @@ from typing import Any
 
 import msgspec
 
+from parley.dialects.openai.realtime.events import EARLY_END, read_fault
+
 EVENT_END, DATA_START, STREAM_END = b"\n\n", b"data: ", b"[DONE]"
-EARLY_END = {"message": "The answer ended early.", "type": "server_error", "param": None, "code": None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,7 @@ class TranscriptStream:
         self._data += data
         if status != 200:
             if last:
-                yield self._end(TranscriptPart(error=_read_error(self._data)))
+                yield self._end(TranscriptPart(error=read_fault(self._data)))
             return
         *events, self._data = self._data.split(EVENT_END)
         for event in events:
@@ -72,16 +73,3 @@ class TranscriptStream:
     def _end(self, part: TranscriptPart) -> TranscriptPart:
         self._has_ended = True
         return part
-
-
-def _read_error(body: bytes) -> dict[str, Any]:
-    """Return the error in a refusal."""
-    try:
-        answer = msgspec.json.decode(body)
-        error = answer["error"] if isinstance(answer, dict) else None
-    except (msgspec.MsgspecError, KeyError):
-        error = None
-    if isinstance(error, dict):
-        return error
-    message = error if isinstance(error, str) else body.decode("utf-8", "replace")
-    return EARLY_END | {"message": message or EARLY_END["message"]}
