@@ -51,14 +51,16 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("parley.engine")
 
-# Environment variables that are read when torch is imported. oneDNN and torch cache compiled code for every shape, by
-# default for 1,024 shapes each: half a gigabyte after an hour of mixed load. Compiling an evicted shape again takes a
-# fraction of a millisecond. By default, an idle OpenMP thread spins for milliseconds on a core that the API process
-# needs; this number of spins covers the gap between two kernels, about 30 microseconds.
+# Environment variables that are read when torch and numpy are imported. oneDNN and torch cache compiled code for every
+# shape, by default for 1,024 shapes each: half a gigabyte after an hour of mixed load. Compiling an evicted shape again
+# takes a fraction of a millisecond. By default, an idle OpenMP thread spins for milliseconds on a core that the API
+# process needs; this number of spins covers the gap between two kernels, about 30 microseconds. Threads of numpy's
+# OpenBLAS, which multiplies nothing here, would spin for a tenth of a second while the server starts.
 LIBRARY_SETTINGS = {
     "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "128",
     "LRU_CACHE_CAPACITY": "128",
     "GOMP_SPINCOUNT": "2000",
+    "OPENBLAS_NUM_THREADS": "1",
 }
 
 

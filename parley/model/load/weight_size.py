@@ -11,9 +11,7 @@ from parley.model.load.memory import free_memory, refuse_large_weights
 from parley.model.load.meta_values import META, MetaValues
 from parley.model.load.tensor_bytes import tensor_bytes
 
-# The largest ratio of the bytes of weights in memory to those of their tensors in the file
-MAX_GROWTH = 24  # 1 bit and scales as float32
-MAX_PLAIN_GROWTH = 2  # bfloat16 as float32
+NUMBER_BYTES = 4  # at most, of a number in memory: float32, or 8 bits or fewer with the scales of small groups
 
 
 def refuse_weights_beyond_memory(weights: DecoderWeights) -> None:
@@ -21,9 +19,14 @@ def refuse_weights_beyond_memory(weights: DecoderWeights) -> None:
 
     Measuring makes torch import a second's worth of modules, so weights that fit in any form are not measured.
     """
-    growth = MAX_GROWTH if weights.quantization.method is not None else MAX_PLAIN_GROWTH
-    if growth * weights.checkpoint.total_bytes > free_memory(weights.device):
+    if max_weight_bytes(weights) > free_memory(weights.device):
         plan_weights(weights)
+
+
+def max_weight_bytes(weights: DecoderWeights) -> int:
+    """Return an upper bound of the bytes that the stored weights take in the fused decoder, in whatever form."""
+    head = weights.config.vocab * weights.config.hidden  # one that is tied to the embedding may be in memory twice
+    return NUMBER_BYTES * (weights.total_parameters + head)
 
 
 def plan_weights(weights: DecoderWeights, *, keeps_head: bool = True) -> int:
