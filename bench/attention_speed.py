@@ -4,9 +4,10 @@ One thread is measured in CPU time, which other programs disturb least. More thr
 they wait for each other, and want a quiet machine.
 
 The shape is that of the 0.5B model: 14 heads over 2 of keys, of 64 numbers. A prefill is bound by its products, at the
-rate of a large matrix product: of bf16 where the CPU multiplies it, of float32 elsewhere. A decode is bound by reading
-keys and values, at the bandwidth of a sum over the same memory. Limit and kernel take turns of a few milliseconds,
-because other programs slow both down; the share is the median over the turns.
+rate of a large matrix product: of bf16 where the CPU multiplies it, of float32 elsewhere. A decode is bound by its
+products as well, or by reading keys and values at the bandwidth of a sum over the same memory, whichever takes longer.
+Limit and kernel take turns of a few milliseconds, because other programs slow both down; the share is the median over
+the turns. A decode's line has two shares: with pages in random order, and in order.
 """
 
 from __future__ import annotations
@@ -122,7 +123,9 @@ def measure_decode(sequences: int, context: int, *, in_order: bool) -> float:
     def kernel() -> float:
         return measure_seconds(lambda: [native.attend(queries, pool, plan, scale=DIM**-0.5) for plan in plans])
 
-    return paired_shares(bandwidth_limit(len(batches) * sequences * context * TOKEN_BYTES), kernel)
+    tokens = len(batches) * sequences * context
+    read, multiply = bandwidth_limit(tokens * TOKEN_BYTES), product_limit(4 * HEADS * DIM * tokens)
+    return paired_shares(lambda: max(read(), multiply()), kernel)
 
 
 @torch.inference_mode()

@@ -101,11 +101,16 @@ struct SoftmaxStage {
   size_t at = 0, count = 0;                             // vectors weighed, and all
   size_t overlapped = 0;                                // those that may be weighed before `finish`
 
-  void next() {
+  // The weight of a score, which is added to the total of its row
+  Vec weigh(Vec& total) {
     Vec weight =
         pow2_fast(scaled(load<Vec>(scores + at * LANES), broadcast(scale), broadcast(negated_max[at / VECTORS])));
-    totals[at / VECTORS] += weight;
-    store_weights(weight);
+    total += weight;
+    return weight;
+  }
+
+  void next() {
+    store_weights(weigh(totals[at / VECTORS]));
     at++;
   }
 
@@ -119,17 +124,18 @@ struct SoftmaxStage {
     else store((float*)weights + at * LANES, v);
   }
 
-  // value_scales [KEY_BLOCK] of an int8 block, or null
+  // Weighs the rest. value_scales [KEY_BLOCK] of an int8 block, or null.
   void finish(const float* value_scales) {
-    if (!value_scales) {
-      while (at < count) next();
-      return;
+    SoftmaxStage rest = *this;  // a copy, so that it may be in registers
+    while (rest.at < rest.count) {
+      size_t row = rest.at / VECTORS;
+      Vec total = totals[row];  // in memory, each vector would wait for the one before
+      for (; rest.at < (row + 1) * VECTORS; rest.at++) {
+        Vec weight = rest.weigh(total);
+        rest.store_weights(value_scales ? weight * load<Vec>(value_scales + rest.at % VECTORS * LANES) : weight);
+      }
+      totals[row] = total;
     }
-    for (; at < count; at++) {
-      Vec weight =
-          pow2_fast(scaled(load<Vec>(scores + at * LANES), broadcast(scale), broadcast(negated_max[at / VECTORS])));
-      totals[at / VECTORS] += weight;
-      store_weights(weight * load<Vec>(value_scales + at % VECTORS * LANES));
-    }
+    at = count;
   }
 };
