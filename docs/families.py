@@ -34,6 +34,9 @@ The chat template determines a model's family: parley takes the first row of eac
 contains. If that fails, give `--tool-parser` and `--reasoning-parser` any name below; `none` leaves everything as text.
 A row lists several names if servers use different names for the same form.
 
+This page is about texts. Which networks run is in [models.md](models.md), and
+[architecture.md](architecture.md#adding-things) says how to add a family of either kind.
+
 These rules hold for all families:
 
 * The events are the same no matter how tokens divide an answer. Arguments arrive while the model writes them.

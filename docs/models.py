@@ -255,6 +255,7 @@ def models_page() -> str:
     """Return the text of the page."""
     from support.model_zoo.file_folders import ENCODERS as ENCODER_TYPES
     from support.model_zoo.zoo import ZOO
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     from parley.model.load.text_encoders.sparse import MASKED_HEADS
@@ -269,8 +270,8 @@ def models_page() -> str:
     for kind in sorted(FUSABLE_TYPES):
         forms = _join(folder.files for folder in served if folder.model_type == kind and folder.is_quantized)
         name = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(kind)
-        has_own_code = kind in ("kimi_k2", "deepseek", "nemotron-nas", "deci", "smallthinker", "openelm")
-        origin = "published with code of its own, which is not run" if has_own_code else "in a multimodal model"
+        is_own = kind not in CONFIG_MAPPING_NAMES  # unknown to Transformers
+        origin = "published with code of its own, which is not run" if is_own else "in a multimodal model"
         lines.append(f"| `{kind}` | {f'`{name}`' if name else origin} | {forms} |")
     lines += [MLX.rstrip(), GGUF.format(gguf=gguf_architectures(), projectors=gguf_projectors()).rstrip()]
     lines += [OTHERS, "| `model_type` | Architecture |", "|---|---|"]
