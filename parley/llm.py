@@ -26,7 +26,7 @@ from parley.dialects.openai.embeddings import EmbeddingReply
 from parley.engine.protocol import Engine
 from parley.engine.remote import RemoteEngine
 from parley.errors import Invalid, WrongType
-from parley.hub import resolve_model, served_name
+from parley.hub import resolve_draft_model, resolve_model, served_name
 from parley.serving.generation import open_generation
 from parley.serving.media.script_media import MEDIA_OPTIONS, with_media_parts
 from parley.serving.options import ServerOptions
@@ -124,6 +124,8 @@ class LLM:
             if "dtype" in settings:
                 settings["dtype"] = DTYPE_NAMES.get(settings["dtype"], settings["dtype"])
             plan = Settings(model=folder, adapters=dict(adapters or {}), **settings)
+            if plan.draft_model is not None:
+                plan.speculate = f"draft={resolve_draft_model(plan.draft_model)}"
             engine: Engine = ThreadEngine(plan) if in_process else RemoteEngine(plan, name=served_name(model))
             self._model = ServedModel((served_name(model),), plan, engine, ServerOptions(max_queue=UNBOUNDED_QUEUE))
             self._run_blocking(self._model.load_engine())

@@ -28,7 +28,7 @@ from parley.gguf.folder import LINK_PATTERN
 from parley.settings.config import SERVE_OPTIONS
 from parley.settings.options import ConfigError, ResolvedOptions
 from parley.settings.serve_options.model_options import DTYPE_NAMES
-from parley.types import AttachedSettings, VLLMSettings
+from parley.types import AttachedSettings, Settings, VLLMSettings
 from parley.web.auth import is_loopback
 from parley.worker.check import ModelCheck, check_in_process
 
@@ -214,6 +214,16 @@ def _check_model(offered_model: OfferedModel, folder: Path | None) -> Generator[
         return 0
     if isinstance(settings, VLLMSettings) and (yield from check_vllm(settings)):
         return 0
+    if isinstance(settings, Settings) and (draft := settings.draft_model):
+        try:
+            draft_folder = hub.find_draft_model(draft)
+        except hub.ModelMissing as error:
+            yield Finding("fail", "model", str(error), "serve would refuse it with the same words.")
+            return 0
+        if draft_folder is None:
+            yield Finding("warn", "model", f"{draft} is not on this machine", "serve will download it from the hub.")
+            return 0
+        settings = msgspec.structs.replace(settings, speculate=f"draft={draft_folder}")
     checked = _check_loading(offered_model, settings)
     if checked.refusal:
         yield Finding("fail", "model", f"{name}: {checked.refusal}", "serve would refuse it with the same words.")
@@ -235,8 +245,6 @@ def _check_model(offered_model: OfferedModel, folder: Path | None) -> Generator[
 
 def _check_loading(offered_model: OfferedModel, settings: EngineSettings) -> ModelCheck:
     """Check whether parley's own engine would load the model. Whether vLLM would, only its start shows."""
-    from parley.types import Settings
-
     if offered_model.engine == "scripted" or not isinstance(settings, Settings) or settings.costs:
         return ModelCheck()
     return check_in_process(settings)

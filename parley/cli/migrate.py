@@ -52,6 +52,8 @@ def format_report(translation: Translation) -> str:
     if translation.added_flags:
         added = " ".join(translation.added_flags)
         lines.append(f"Added: {added}, because {translation.peer.title} listens there by default.")
+    if translation.published_flags:
+        lines.append(f"Added: {' '.join(translation.published_flags)}, because the container publishes that port.")
     if translation.skipped_words:
         lines.append(f"Left out: {shlex.join(translation.skipped_words)}, which belongs to another program.")
     if "MODEL" in translation.command():

@@ -11,9 +11,11 @@ from parley.hub.download import ModelMissing
 from parley.hub.model_folder import (
     BUILT_IN,
     check_model_folder,
+    find_draft_model,
     find_model,
     folder_problem,
     pull_model,
+    resolve_draft_model,
     resolve_model,
     served_name,
 )
@@ -22,9 +24,11 @@ __all__ = [
     "BUILT_IN",
     "ModelMissing",
     "check_model_folder",
+    "find_draft_model",
     "find_model",
     "folder_problem",
     "pull_model",
+    "resolve_draft_model",
     "resolve_model",
     "served_name",
 ]

@@ -31,6 +31,7 @@ log = logging.getLogger("parley.server")
 BUILT_IN = "parley-demo"
 NO_PROJECTOR = "none"  # the value of ``ModelOverrides.mmproj`` that leaves the encoder of pictures or sound out
 NO_OVERRIDES = ModelOverrides()
+TEXT_ONLY = ModelOverrides(mmproj=NO_PROJECTOR)
 
 
 def served_name(model: str | None) -> str:
@@ -65,6 +66,27 @@ def resolve_model(
     return check_model_folder(
         _apply_overrides(folder, name, overrides, tokenizer_folder), name, needs_weights=needs_weights
     )
+
+
+def resolve_draft_model(model: str, report: ReportProgress = lambda stage, fraction: None) -> Path:
+    """Return the folder of a draft model, which is named as in ``resolve_model``. Blocks. Raises ModelMissing."""
+    try:
+        return resolve_model(model, report, overrides=TEXT_ONLY)
+    except ModelMissing as error:
+        raise _missing_draft(error) from None
+
+
+def find_draft_model(model: str) -> Path | None:
+    """Return the folder of a draft model on this machine; None if it must be downloaded. Raises ModelMissing."""
+    try:
+        folder = find_model(model, overrides=TEXT_ONLY)
+        return None if folder is None else check_model_folder(folder, model)
+    except ModelMissing as error:
+        raise _missing_draft(error) from None
+
+
+def _missing_draft(error: ModelMissing) -> ModelMissing:
+    return ModelMissing(f"The draft model {str(error).replace('cannot be served', 'cannot be used', 1)}")
 
 
 def pull_model(name: str, report: ReportProgress = lambda stage, fraction: None) -> Path:
@@ -255,7 +277,10 @@ def folder_problem(folder: Path, *, needs_weights: bool = True, needs_tokenizer:
     if not (folder / "config.json").is_file():
         return foreign_files.config_problem(folder)
     if needs_tokenizer and not _has_tokenizer(folder):
-        return "its folder has no tokenizer.json (convert the tokenizer with Transformers' save_pretrained)"
+        return (
+            "its folder has no tokenizer.json (convert the tokenizer with Transformers' save_pretrained, "
+            "or name another one with --tokenizer)"
+        )
     for name in ("config.json", "tokenizer.json", *TOKENIZER_SOURCES):
         if problem := foreign_files.pointer_problem(folder / name):
             return problem

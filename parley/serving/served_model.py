@@ -103,7 +103,8 @@ class ServedModel:
         return self.names[0]
 
     async def fetch_weights(self) -> None:
-        """Find or download the model's folder, in a thread that does not keep the process from exiting.
+        """Find or download the folders of the model and of its draft model, in threads that do not keep the process
+        from exiting.
 
         Raises ModelMissing.
         """
@@ -123,6 +124,9 @@ class ServedModel:
             overrides=self.settings.overrides,
         )
         self.settings.model = str(await run_in_daemon_thread(resolve_folder, "parley-hub"))
+        if isinstance(self.settings, Settings) and (draft := self.settings.draft_model):
+            resolve_draft = partial(hub.resolve_draft_model, draft, report_progress)
+            self.settings.speculate = f"draft={await run_in_daemon_thread(resolve_draft, 'parley-hub')}"
 
     @property
     def memory_need(self) -> int:

@@ -421,7 +421,7 @@ class Settings(EngineSettings, kw_only=True):
     pack_cache: bool = False  # keep packed weights on disk
     step_ms: float = 250.0  # CPU: time limit of a step with prefill, in milliseconds
     step_tokens: int = 8192  # accelerator: token limit of a step
-    speculate: str = "none"  # source of draft tokens: none, ngram (earlier text) or draft=FOLDER (a model)
+    speculate: str = "none"  # source of draft tokens: none, ngram (earlier text) or draft=MODEL
     speculate_tokens: int = 15  # most draft tokens at a time
     state_cache: int | None = None  # bytes for states besides those of running sequences; None: half of all states
     shared: bool = False  # place the KV cache pages where other processes can open them
@@ -432,7 +432,7 @@ class Settings(EngineSettings, kw_only=True):
 
     @property
     def draft_model(self) -> str | None:
-        """The folder of the draft model, or None."""
+        """The draft model, or None: as the operator names it, and its folder once that is found."""
         return self.speculate.removeprefix("draft=") if self.speculate.startswith("draft=") else None
 
     @property

@@ -64,6 +64,27 @@ def test_flags_of_vllm_become_ours(peer, old, new):
         ),
         (
             "tgi",
+            "docker run --gpus all -p 8080:80 -v /data:/data huggingface/text-generation-inference:3 --model-id a/b",
+            "parley serve a/b --host 0.0.0.0 --port 8080",
+        ),
+        (
+            "vllm",
+            "docker run --publish=127.0.0.1:8001:8000/tcp vllm/vllm-openai:latest --model a/b",
+            "parley serve a/b --host 0.0.0.0 --port 8001",
+        ),
+        (
+            "triton",
+            "docker run -p8000:8000 -p8001:8001 triton tritonserver --model-repository=/m",
+            "parley serve MODEL --host 0.0.0.0 --grpc-port 8001",
+        ),
+        (
+            "llama.cpp",
+            "llama-server -m m.gguf -hfd a/b:Q8_0",
+            "parley serve m.gguf --speculate draft=a/b:Q8_0 --port 8080",
+        ),
+        ("llama.cpp", "llama-server -m m.gguf --no-webui", "parley serve m.gguf --no-ui --port 8080"),
+        (
+            "tgi",
             "MODEL_ID=a/b text-generation-launcher --quantize bitsandbytes-nf4 --json-output",
             "parley serve a/b --quantization int4 --log-format json --host 0.0.0.0 --port 3000",
         ),
@@ -106,7 +127,7 @@ def test_flags_without_counterpart_are_reported_with_the_reason(capfd):
     assert command == "parley serve m --max-batch 4 --host 0.0.0.0\n"
     rows = dict(line.strip().split("  ", 1) for line in report.splitlines()[:6])
     assert rows["--tensor-parallel-size 2"].strip().startswith("no counterpart: parley's own engine")
-    assert rows["--enforce-eager"].strip().startswith("not needed: ")
+    assert rows["--enforce-eager"].strip().startswith("no counterpart: PARLEY_CUDA_GRAPHS=off in the environment")
     assert rows["--kv-cache-dtype fp8"].strip().startswith("no counterpart: ")
     assert rows["--bogus 1"].strip().startswith("not translated: vLLM documents no --bogus")
     engine = "--engine vllm -- --tensor-parallel-size 2 --enforce-eager --kv-cache-dtype fp8"
@@ -156,7 +177,8 @@ def test_each_flag_of_the_newest_servers_has_an_answer(peer):
 @pytest.mark.parametrize(
     ("peer", "flag", "state", "reason"),
     [
-        ("vllm", "--no-enforce-eager", "missing", "it cannot be switched off: "),
+        ("vllm", "--no-disable-custom-all-reduce", "missing", "it cannot be switched off: "),
+        ("vllm", "--no-enforce-eager", "needless", "it is off unless a flag switches it on"),
         ("vllm", "--no-enable-prompt-embeds", "needless", "it is off unless a flag switches it on"),
         ("llama.cpp", "--no-perf", "missing", "it cannot be switched off: "),
         ("vllm", "--no-max-model-len", "unknown", "vLLM documents no --no-max-model-len"),

@@ -3,13 +3,18 @@
 import asyncio
 import math
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
-from support import tiny_models
+from support import gguf_files, tiny_models
 
 from parley import LLM, ParleyError
 from parley.engine.protocol import EngineFailed
 from parley.hub import ModelMissing
+from parley.serving.options import ServerOptions
+from parley.serving.served_model import ServedModel
+from parley.types import Settings
+from parley.worker.thread_engine import ThreadEngine
 
 MESSAGES = [{"role": "user", "content": "the quick brown fox"}]
 
@@ -161,6 +166,26 @@ def test_llm_raises_for_missing_or_broken_model(tmp_path):
     (tmp_path / "model.safetensors").write_bytes(b"\x08\0\0\0\0\0\0\0broken!!")
     with pytest.raises(EngineFailed):
         LLM(str(tmp_path))
+
+
+def test_a_draft_model_may_be_a_gguf_file(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    folder = gguf_files.write_folder(tmp_path / "folder", "llama")
+    file = gguf_files.write_gguf(tmp_path / "model.gguf", folder)
+    with LLM(str(file), speculate=f"draft={file}", threads=1, kv_memory=8 << 20) as drafting:
+        assert drafting.generate("the quick brown", max_tokens=12, temperature=0, ignore_eos=True)
+        assert sum(drafting.model.engine.stats.draft_accepted) > 0
+    with pytest.raises(ModelMissing, match=r"The draft model .*nothing cannot be used: there is no such folder"):
+        LLM(str(folder), speculate=f"draft={tmp_path / 'nothing'}")
+
+
+async def test_a_server_finds_the_folders_of_model_and_draft_model(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    folder = gguf_files.write_folder(tmp_path / "folder", "llama")
+    file = gguf_files.write_gguf(tmp_path / "model.gguf", folder)
+    settings = Settings(model=str(folder), speculate=f"draft={file}")
+    await ServedModel(("m",), settings, ThreadEngine(settings), ServerOptions()).fetch_weights()
+    assert settings.draft_model is not None and (Path(settings.draft_model) / "config.json").is_file()
 
 
 def test_engine_process_gives_same_answer(llm):

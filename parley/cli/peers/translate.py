@@ -28,6 +28,8 @@ COUNT = re.compile(r"(\d+(?:\.\d+)?)([kKmMgG]?)")
 COUNT_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 PROGRAM_WORDS = 3  # python -m PROGRAM; more words belong to something else
 NUMBER = re.compile(r"-?\d+(\.\d+)?")
+# A port of the host in the words of ``docker run``: ``-p 8080:80``, ``--publish=127.0.0.1:8080:80/tcp``
+PUBLISHED_PORT = re.compile(r"(?<!\S)(?:-p|--publish)[ =]?(?:\S*:)?(\d+):\d+(?:/tcp)?(?!\S)")
 
 
 class NoCounterpart(Exception):
@@ -55,12 +57,14 @@ class Translation:
     """A translated command line.
 
     ``results``: of each flag, in order. ``added_flags``: parley's flags, with values, for defaults of the other server.
+    ``published_flags``: the same, for the only port that a container publishes.
     ``skipped_words``: words before the name of its program that are no variables, such as those of ``docker run``.
     """
 
     peer: PeerServer
     results: list[FlagResult]
     added_flags: list[str]
+    published_flags: list[str]
     skipped_words: list[str]
 
     def command(self) -> list[str]:
@@ -96,7 +100,7 @@ class Translation:
                 result.parley_words[0] in flags and result.parley_words[0] not in REPEATABLE_FLAGS
             ):
                 flags += result.parley_words
-        return [*variables, "parley", "serve", models[-1], *flags, *self.added_flags, *end]
+        return [*variables, "parley", "serve", models[-1], *flags, *self.added_flags, *self.published_flags, *end]
 
 
 def _goes_to_engine(result: FlagResult) -> bool:
@@ -118,7 +122,11 @@ def translate_command(peer: PeerServer, words: Sequence[str]) -> Translation:
     ]
     while flags:
         results.append(_take_flag(peer, flags))
+    program = [word for word in command_words if not ASSIGNMENT.fullmatch(word)]
     set_flags = {word for result in results for word in result.parley_words}
+    published_ports = [] if "--port" in set_flags else PUBLISHED_PORT.findall(" ".join(program))
+    published_flags = ["--port", *published_ports] if len(published_ports) == 1 else []
+    set_flags.update(published_flags)
     plain = {option.flag: option.format_value(option.default) for option in SERVE_OPTIONS}
     added_flags = [
         word
@@ -126,8 +134,8 @@ def translate_command(peer: PeerServer, words: Sequence[str]) -> Translation:
         if flag not in set_flags and value != plain[flag]
         for word in (flag, value)
     ]
-    program = [word for word in command_words if not ASSIGNMENT.fullmatch(word)]
-    return Translation(peer, results, added_flags, program if len(program) > PROGRAM_WORDS else [])
+    skipped_words = program if len(program) > PROGRAM_WORDS else []
+    return Translation(peer, results, added_flags, published_flags, skipped_words)
 
 
 def _split_command(peer: PeerServer, words: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -197,9 +197,10 @@ ENGINE_OPTIONS: list[Option] = [
     ),
     Option(
         "speculate",
-        pattern_kind(r"none|ngram|draft=.+", "none|ngram|draft=FOLDER", "none, ngram or draft=FOLDER"),
+        pattern_kind(r"none|ngram|draft=.+", "none|ngram|draft=MODEL", "none, ngram or draft=MODEL"),
         "Draft several tokens ahead and verify them in one step: drafts come from the text so far, or from a small "
-        "model with the same tokenizer. Answers stay the same, and come sooner where drafts are right.",
+        "model with the same tokenizer, named as MODEL is. Answers stay the same, and come sooner where drafts are "
+        "right.",
         "none",
         section="engine",
         configurable=True,
