@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from parley.gguf.folder import GGUF_SUFFIX
+from parley.gguf.header import GgufError, read_header
 
 MAX_HEADER = 100 << 20  # bytes of a safetensors header, as in the format's reference implementation
 
@@ -64,22 +66,35 @@ def _describe(repo: Any) -> CachedModel:
 
 
 def count_parameters(folder: Path) -> dict[str, int]:
-    """Return how many numbers of each type the weights of a folder have, from the headers of its safetensors files.
+    """Return how many numbers of each type the weights of a folder have, from the headers of its files.
 
-    The types are those of the files: a quantized weight counts as it is stored. Format:
-    https://github.com/huggingface/safetensors#format. Files that cannot be read are left out.
+    The types are those of the files. A quantized weight counts as it is stored: in safetensors files as packed
+    integers, in GGUF files as its numbers. Files that cannot be read are left out.
     """
     counts: dict[str, int] = {}
-    for file in sorted(folder.glob("*.safetensors")):
-        for tensor in _read_header(file).values():
-            count = 1
-            for length in tensor.get("shape", []):
-                count *= length
-            counts[tensor["dtype"]] = counts.get(tensor["dtype"], 0) + count
+    for file in weight_files(folder):
+        sizes = _gguf_tensor_sizes(file) if file.suffix == GGUF_SUFFIX else _safetensors_sizes(file)
+        for kind, count in sizes:
+            counts[kind] = counts.get(kind, 0) + count
     return counts
 
 
-def _read_header(file: Path) -> dict[str, Any]:
+def _gguf_tensor_sizes(file: Path) -> list[tuple[str, int]]:
+    """Return the type and the count of numbers of each tensor of a GGUF file."""
+    try:
+        _, tensors = read_header(file, 0)
+    except GgufError:
+        return []
+    return [(tensor.blocks.name, math.prod(tensor.shape)) for tensor in tensors.values()]
+
+
+def _safetensors_sizes(file: Path) -> list[tuple[str, int]]:
+    """Return the type and the count of numbers of each tensor of a safetensors file. Format:
+    https://github.com/huggingface/safetensors#format."""
+    return [(tensor["dtype"], math.prod(tensor.get("shape", []))) for tensor in _read_safetensors_header(file).values()]
+
+
+def _read_safetensors_header(file: Path) -> dict[str, Any]:
     try:
         with file.open("rb") as stream:
             (length,) = struct.unpack("<Q", stream.read(8))
