@@ -48,8 +48,19 @@ def connect_ray(address: str = "", *, start_missing: bool = False) -> bool:
     except ConnectionError:
         if address or not start_missing:
             raise
-    ray.init(include_dashboard=False, _system_config={RECONNECT_LIMIT: RECONNECT_SECONDS}, **quiet)
+    start_ray(**quiet)
     return True
+
+
+def start_ray(**options: Any) -> None:
+    """Start Ray on this machine, for as long as this process lives, with options of ``ray.init``.
+
+    Raises ConnectionError.
+    """
+    try:
+        ray.init(include_dashboard=False, _system_config={RECONNECT_LIMIT: RECONNECT_SECONDS}, **options)
+    except Exception as error:  # Ray has no class of its own for a node that does not start
+        raise ConnectionError(f"Ray did not start on this machine: {error}") from error
 
 
 def start_cluster(plan: ClusterPlan) -> Any:
