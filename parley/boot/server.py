@@ -46,8 +46,8 @@ from parley.web.connection_limit import ADMIN_CONNECTIONS, divide_descriptors
 from parley.web.hangup import hang_up_handler
 from parley.web.port import (
     describe_address,
+    explain_listen_error,
     freeze_objects,
-    listen_error_reason,
     open_listener,
 )
 from parley.web.tls.certificate_watch import watch_certificates
@@ -87,7 +87,7 @@ def run_server(
                 banner.print_failure(f"cannot encrypt {describe_address(host, port)}: {error}.")
                 return 1
             except OSError as error:
-                banner.print_failure(f"cannot listen on {describe_address(host, port)}: {listen_error_reason(error)}.")
+                banner.print_failure(explain_listen_error(host, port, error))
                 return 1
         runner = stack.enter_context(asyncio.Runner(loop_factory=uvloop.new_event_loop))
         try:

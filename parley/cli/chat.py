@@ -307,6 +307,10 @@ def _open_server(config: ResolvedOptions) -> Iterator[OpenAIClient]:
     """Yield a client of the server at --url, of one that runs already, or of one started until the block ends."""
     if config["url"] and config["model"]:
         raise ConfigError("MODEL starts a new server; with --url, use --name to choose one of its models.")
+    if config["model"] and "://" in config["model"]:
+        raise ConfigError(
+            f"MODEL is a folder, a GGUF file or a name on the hub; for a server: --url {config['model']}."
+        )
     client = client_from_options(config)
     if config["url"] or (not config["model"] and _is_serving(client)):
         yield client

@@ -54,7 +54,8 @@ def wait_for_server(process: subprocess.Popen[bytes], client: OpenAIClient, log:
             if process.poll() is not None:
                 log.seek(0)
                 lines = log.read().decode(errors="replace").strip().splitlines()
-                raise ClientError(f"The server did not start: {lines[-1] if lines else 'it printed nothing'}")
+                reason = lines[-1].removeprefix("parley: ") if lines else "it printed nothing."
+                raise ClientError(f"The server did not start: {reason}")
             try:
                 client.call_json("GET", "/health/ready", timeout=5)
                 return

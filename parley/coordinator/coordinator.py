@@ -51,8 +51,8 @@ from parley.web.connection_limit import ADMIN_CONNECTIONS, ConnectionLimit, admi
 from parley.web.hangup import hang_up_handler
 from parley.web.port import (
     HttpServer,
+    explain_listen_error,
     freeze_objects,
-    listen_error_reason,
     open_listener,
     uvicorn_config,
 )
@@ -343,7 +343,7 @@ def run_coordinator(
             try:
                 sockets[name] = host, stack.enter_context(open_listener(host, port))
             except OSError as error:
-                banner.print_failure(f"cannot listen on {host} port {port}: {listen_error_reason(error)}.")
+                banner.print_failure(explain_listen_error(host, port, error))
                 return 1
         runner = stack.enter_context(asyncio.Runner(loop_factory=uvloop.new_event_loop))
 

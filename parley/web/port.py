@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import gc
 import os
 import socket
@@ -68,6 +69,12 @@ def remove_unix_socket(listener: socket.socket) -> None:
 def describe_address(host: str, port: int) -> str:
     """Return the address of a listener in words."""
     return host if host.startswith(UNIX_PREFIX) else f"{host} port {port}"
+
+
+def explain_listen_error(host: str, port: int, error: OSError) -> str:
+    """Return an error of ``open_listener`` in words, and what to do about a place that is taken."""
+    advice = " Choose another, or end the program that listens there." if error.errno == errno.EADDRINUSE else ""
+    return f"cannot listen on {describe_address(host, port)}: {listen_error_reason(error)}.{advice}"
 
 
 def listen_error_reason(error: OSError) -> str:

@@ -233,12 +233,17 @@ async def test_server_exits_when_its_engine_is_lost(folder, monkeypatch, capsys)
     assert "SIGKILL" in capsys.readouterr().out.splitlines()[-1]
 
 
+TAKEN_PORT = (
+    "cannot listen on 127.0.0.1 port {}: Address already in use. Choose another, or end the program that listens there."
+)
+
+
 def test_taken_port_is_reported_in_one_line(start_server):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         server = start_server("--port", str(port))
         assert server.wait_for_end() == 1
-    assert server.lines == [f"parley: cannot listen on 127.0.0.1 port {port}: Address already in use."]
+    assert server.lines == [f"parley: {TAKEN_PORT.format(port)}"]
 
 
 def test_taken_api_port_is_reported_in_one_line(start_server):
@@ -246,7 +251,7 @@ def test_taken_api_port_is_reported_in_one_line(start_server):
         port = taken.getsockname()[1]
         server = start_server("--listen", f"tgi=127.0.0.1:{port}")
         assert server.wait_for_end() == 1
-    assert server.lines == [f"parley: cannot listen on 127.0.0.1 port {port}: Address already in use."]
+    assert server.lines == [f"parley: {TAKEN_PORT.format(port)}"]
 
 
 def test_taken_peer_port_is_reported_in_one_line(start_server):

@@ -267,7 +267,15 @@ def test_chat_starts_and_stops_its_own_server(parley, own_folder):
 def test_chat_reports_why_its_server_did_not_start(parley, tmp_path):
     done = parley("chat", str(tmp_path), "-q", "x")
     assert done.returncode == 1
-    assert "The server did not start: " in done.stderr and "no config.json" in done.stderr
+    (line,) = done.stderr.splitlines()
+    assert (
+        line.startswith(f"parley: The server did not start: {tmp_path} cannot be served: ") and "no config.json" in line
+    )
+
+
+def test_chat_says_how_an_address_in_place_of_a_model_is_meant(parley):
+    done = parley("chat", "http://127.0.0.1:9", "-q", "x")
+    assert done.returncode == 2 and "--url http://127.0.0.1:9" in done.stderr
 
 
 def test_killed_chat_leaves_no_server(own_folder, tmp_path):
