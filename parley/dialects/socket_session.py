@@ -90,7 +90,7 @@ class SocketSession(ABC):
         """Return the request in a message, or the messages that answer it or refuse it."""
 
     def acknowledge(self, request: SocketRequest) -> list[bytes]:
-        """Return the messages that say that a request is accepted."""
+        """Return the messages that say that a request was read, before any that refuses it."""
         return []
 
     @abstractmethod

@@ -112,9 +112,9 @@ class SocketConversation:
             data = await held.receive(receive, limit, options.body_timeout, options.body_rate)
             result = await to_thread_if_large(len(data), partial(self._session.read_message, data))
             if isinstance(result, SocketRequest):
+                self._send(self._session.acknowledge(result))
                 refusal = self._refuse_request(result, held)
                 if refusal is None:
-                    self._send(self._session.acknowledge(result))
                     self._add_request(WaitingRequest(result, held))
                     return
                 self._websocket.send_text(refusal)
@@ -197,7 +197,8 @@ class SocketConversation:
             try:
                 answer = await to_thread_if_large(size, partial(self._session.start_request, waiting.request))
             except ParleyError as error:
-                self._websocket.send_text(self._session.refuse_request(waiting.request, error))
+                if self._lane_ends[lane] == ends:
+                    self._websocket.send_text(self._session.refuse_request(waiting.request, error))
                 return
             if self._lane_ends[lane] != ends:
                 return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import threading
 from typing import Any
 
 import msgspec
@@ -16,7 +17,9 @@ from test_transcriptions import post_form, speech_settings
 from parley.dialects.openai.realtime import audio, session
 from parley.dialects.openai.realtime.audio import wave_file
 from parley.dialects.openai.realtime.events import read_fault
+from parley.errors import Overloaded
 from parley.serving.records import connection_records
+from parley.web.offload import OFFLOAD_SIZE
 
 CLIP = tone_clip(1.0)
 SAMPLES = CLIP[44:]  # of the WAV file; 16 kHz
@@ -262,6 +265,47 @@ async def test_a_response_can_be_cancelled(serve):
     assert (await client.event())["error"]["code"] == "response_cancel_not_active"
     await client.send({"type": "response.create", "response": {"max_output_tokens": 3}})
     assert (await events_until(client, "response.done"))[-1]["response"]["status"] == "incomplete"
+
+
+async def test_a_response_that_fails_after_its_cancellation_does_not_end_the_next(serve, monkeypatch):
+    server = await serve()
+    client = await open_session(server)
+    start_request, begun, may_fail = session.RealtimeSession.start_request, threading.Event(), threading.Event()
+
+    def start_or_fail(self, request):
+        if "instructions" not in request.members:
+            return start_request(self, request)
+        begun.set()
+        assert may_fail.wait(30)
+        raise Overloaded("No memory.")
+
+    monkeypatch.setattr(session.RealtimeSession, "start_request", start_or_fail)
+    options = {"input": [HELLO_ITEM], "max_output_tokens": 3}
+    await client.send({"type": "response.create", "response": options | {"instructions": "x" * OFFLOAD_SIZE}})
+    await server.until(begun.is_set)
+    await client.send({"type": "response.cancel"})
+    assert (await client.event())["response"]["status"] == "cancelled"
+    await client.send({"type": "response.create", "response": options})
+    await client.send({"type": "response.cancel", "response_id": "none"})
+    assert (await client.event())["error"]["code"] == "response_cancel_not_active"  # the next is read by now
+    may_fail.set()
+    done = (await events_until(client, "response.done", "error"))[-1]
+    assert done["type"] == "response.done" and done["response"]["status"] == "incomplete"
+
+
+async def test_a_coordinator_answers_a_page_with_its_key(live_cluster):
+    keys = ("sk-one-key-0123456789",)
+    cluster = await live_cluster("prefill", "decode", reply=repeat_prompt, api_keys=keys, cluster_secret="s" * 20)
+    assert (await refused_handshake(cluster.front, "/v1/realtime")).status == 401
+    protocols = f"realtime, openai-insecure-api-key.{keys[0]}"
+    client = await open_session(cluster.front, sec_websocket_protocol=protocols)
+    await client.send({"type": "conversation.item.create", "item": HELLO_ITEM})
+    await events_until(client, "conversation.item.done")
+    await client.send({"type": "response.create", "response": {"max_output_tokens": 100}})
+    done = (await events_until(client, "response.done", "error"))[-1]
+    assert "Hello" in done["response"]["output"][0]["content"][0]["text"]
+    client.connection.close()
+    await cluster.wait_until_idle()
 
 
 WRONG_EVENTS: list[tuple[Any, str | None, str]] = [

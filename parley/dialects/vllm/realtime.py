@@ -16,7 +16,7 @@ from parley.dialects.json_answer import encode_json
 from parley.dialects.openai.realtime.audio import AudioBuffer, CommittedAudio, wave_file, write_clip_form
 from parley.dialects.openai.realtime.transcript_stream import TranscriptPart, TranscriptStream
 from parley.dialects.socket_session import SocketAnswer, SocketOpening, SocketRequest, SocketSession
-from parley.errors import ParleyError
+from parley.errors import ParleyError, TooLarge
 
 RATE = 16_000  # Hz
 MAX_MODEL_NAME = 256
@@ -73,7 +73,7 @@ class VllmRealtimeSession(SocketSession):
                 if self._model is None:
                     return [write_error(NOT_VALIDATED, "model_not_validated")]
                 if event.boolean("final", False):
-                    return UtteranceRequest("", self._buffer.commit(), self._model)
+                    return UtteranceRequest("", self._buffer.commit(RATE), self._model)
             case _:
                 return [write_error(f"Unknown event type: {str(kind)[:60]}", "unknown_event")]
         return []
@@ -81,8 +81,9 @@ class VllmRealtimeSession(SocketSession):
     def _append(self, event: Fields) -> list[bytes]:
         try:
             self._buffer.append(event.string("audio", "", cap=MAX_AUDIO_TEXT))
-        except ParleyError:
-            return [write_error("Invalid audio data", "invalid_audio")]
+        except ParleyError as error:
+            message = error.message if isinstance(error, TooLarge) else "Invalid audio data"
+            return [write_error(message, "invalid_audio")]
         return []
 
     def count_earlier_bytes(self, request: SocketRequest) -> int:
@@ -99,7 +100,9 @@ class VllmRealtimeSession(SocketSession):
             request.audio.drop()
 
     def refuse_request(self, request: SocketRequest, error: ParleyError) -> bytes:
-        """Return the event that refuses a request."""
+        """Return the event that refuses a request, whose audio is dropped."""
+        assert isinstance(request, UtteranceRequest)
+        request.audio.drop()
         return write_error(error.message, "processing_error")
 
     def refuse_lane(self, request: SocketRequest) -> bytes:
@@ -119,7 +122,7 @@ class UtteranceAnswer(SocketAnswer):
 
     def __init__(self, request: UtteranceRequest):
         members = {"model": request.model, "stream": "true", "stream_include_usage": "true"}
-        self.body, content_type = write_clip_form(wave_file(request.audio.read_samples(), RATE), members)
+        self.body, content_type = write_clip_form(wave_file(request.audio.read_samples(), request.audio.rate), members)
         self.headers = ((b"content-type", content_type),)
         self._stream = TranscriptStream()
 

@@ -18,23 +18,24 @@ from parley.errors import Invalid, Overloaded, TooLarge
 
 SAMPLE_BYTES = 2
 MAX_AUDIO_BYTES = 25 << 20  # in a buffer: the limit of OpenAI's for files
-MAX_PIECES = 32_768
+RECORD_BYTES = 64 << 10  # smaller pieces are joined in one record
 
 
 @dataclass(frozen=True, slots=True)
 class CommittedAudio:
-    """Audio that is complete. ``names``: of the records that have it; ``size``: in bytes."""
+    """Audio that is complete. ``names``: of the records that have it; ``size``: in bytes; ``rate``: in Hz."""
 
     records: ConnectionRecords
     names: Sequence[str]
     size: int
+    rate: int
 
     def read_samples(self) -> bytes:
         """Return the samples. Raises Overloaded if a part was dropped."""
-        pieces = [self.records.find_record(name) for name in self.names]
-        if None in pieces:
+        samples = b"".join(self.records.find_record(name) or b"" for name in self.names)
+        if len(samples) != self.size:
             raise Overloaded("The audio was dropped, because the server has no memory for it. Send it again.")
-        return b"".join(piece for piece in pieces if piece is not None)
+        return samples
 
     def drop(self) -> None:
         """Forget the audio."""
@@ -48,25 +49,29 @@ class AudioBuffer:
     def __init__(self, records: ConnectionRecords):
         self._records = records
         self._names: list[str] = []
-        self._count = 0  # pieces so far
+        self._record_count = 0  # so far
+        self._last_size = RECORD_BYTES  # bytes of the last record, which takes more if it has fewer
         self.size = 0  # bytes
 
     def append(self, text: str) -> None:
         """Keep audio in base64. Raises Invalid, TooLarge."""
         data = decode_audio(text, "audio")
-        if self.size + len(data) > MAX_AUDIO_BYTES or len(self._names) >= MAX_PIECES:
-            message = f"The audio buffer holds at most {MAX_AUDIO_BYTES} bytes in {MAX_PIECES} pieces; commit it first."
+        if self.size + len(data) > MAX_AUDIO_BYTES:
+            message = f"The audio buffer holds at most {MAX_AUDIO_BYTES} bytes; commit it first."
             raise TooLarge(message, size=self.size + len(data), limit=MAX_AUDIO_BYTES)
-        name = f"audio {self._count}"
-        self._records.save_record(name, data)
-        self._names.append(name)
-        self._count += 1
+        if self._last_size >= RECORD_BYTES:
+            self._names.append(f"audio {self._record_count}")
+            self._record_count += 1
+            self._last_size = 0
+        earlier = self._records.find_record(self._names[-1]) or b""  # a dropped one is noticed by the audio's size
+        self._records.save_record(self._names[-1], earlier + data)
+        self._last_size += len(data)
         self.size += len(data)
 
-    def commit(self) -> CommittedAudio:
-        """Return the audio, and start with an empty buffer."""
-        committed = CommittedAudio(self._records, tuple(self._names), self.size)
-        self._names, self.size = [], 0
+    def commit(self, rate: int) -> CommittedAudio:
+        """Return the audio, whose ``rate`` is in Hz, and start with an empty buffer."""
+        committed = CommittedAudio(self._records, tuple(self._names), self.size, rate)
+        self._names, self._last_size, self.size = [], RECORD_BYTES, 0
         return committed
 
 

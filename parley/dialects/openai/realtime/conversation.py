@@ -33,22 +33,41 @@ class Conversation:
         self._records = records
         self._order: list[str] = []  # ids
         self._audio: dict[str, CommittedAudio] = {}  # of items that are committed audio
+        self._sizes: dict[str, int] = {}  # of each item's record, in bytes
+
+    @property
+    def size(self) -> int:
+        """The bytes of all items and their audio."""
+        return sum(self._sizes.values()) + sum(audio.size for audio in tuple(self._audio.values()))
+
+    def check_room(self) -> None:
+        """Check that an item may be added. Raises Invalid."""
+        if len(self._order) >= MAX_ITEMS:
+            raise Invalid(f"A conversation has at most {MAX_ITEMS} items; delete one first.", field="item")
 
     def add(
         self, item: dict[str, Any], previous_id: str | None = None, audio: CommittedAudio | None = None
     ) -> str | None:
         """Add an item after another, or at the end. Return the id of the item before it. Raises Invalid."""
-        if len(self._order) >= MAX_ITEMS:
-            raise Invalid(f"A conversation has at most {MAX_ITEMS} items; delete one first.", field="item")
+        self.check_room()
         if item["id"] in self._order:
             raise Invalid(f"Item with id {excerpt(item['id'])} already exists.", field="item.id")
         place = len(self._order)
         if previous_id is not None:
             place = 0 if previous_id == FIRST_ITEM else self._place(previous_id, "previous_item_id") + 1
-        self._records.save_record(f"item {item['id']}", encode_json(item))
+        self._save(item)
         if audio is not None:
             self._audio[item["id"]] = audio
         self._order.insert(place, item["id"])
+        return self._order[place - 1] if place else None
+
+    def add_output(self, item: dict[str, Any]) -> str | None:
+        """Add an item of a response at the end, or in place of one that the client has given the same id. Return the id
+        of the item before it. There is always room: responses begin only if there is some."""
+        if item["id"] not in self._order:
+            self._order.append(item["id"])
+        self._save(item)
+        place = self._order.index(item["id"])
         return self._order[place - 1] if place else None
 
     def find(self, item_id: str) -> dict[str, Any]:
@@ -64,6 +83,7 @@ class Conversation:
         """Forget an item. Raises Invalid."""
         del self._order[self._place(item_id, "item_id")]
         self._records.delete_record(f"item {item_id}")
+        del self._sizes[item_id]
         if (audio := self._audio.pop(item_id, None)) is not None:
             audio.drop()
 
@@ -78,11 +98,17 @@ class Conversation:
         if item_id in self._audio and data is not None:
             item = msgspec.json.decode(data)
             item["content"][0]["transcript"] = transcript
-            self._records.save_record(f"item {item_id}", encode_json(item))
+            self._save(item)
 
     def input_items(self, rate: int) -> list[dict[str, Any]]:
-        """Return the items as input of the Responses API. ``rate``: of their audio. Raises Overloaded."""
-        return [input_item(self.find(item_id), rate, self._audio.get(item_id)) for item_id in self._order]
+        """Return the items as input of the Responses API. Raises Overloaded, and Invalid for one that is deleted
+        meanwhile. ``rate``: of audio that is a part of an item."""
+        return [input_item(self.find(item_id), rate, self._audio.get(item_id)) for item_id in tuple(self._order)]
+
+    def _save(self, item: dict[str, Any]) -> None:
+        data = encode_json(item)
+        self._records.save_record(f"item {item['id']}", data)
+        self._sizes[item["id"]] = len(data)
 
     def _place(self, item_id: str, field: str) -> int:
         if item_id not in self._order:
@@ -145,7 +171,10 @@ def _input_part(part: dict[str, Any], role: str, rate: int, audio: CommittedAudi
         case "input_image":
             return part
         case "input_audio":
-            samples = audio.read_samples() if audio is not None else base64.b64decode(part["audio"])
-            data = base64.b64encode(wave_file(samples, rate)).decode()
+            if audio is not None:
+                clip = wave_file(audio.read_samples(), audio.rate)
+            else:
+                clip = wave_file(base64.b64decode(part["audio"]), rate)
+            data = base64.b64encode(clip).decode()
             return {"type": "input_audio", "input_audio": {"data": data, "format": "wav"}}
     return {"type": "output_text" if role == "assistant" else "input_text", "text": part["text"]}

@@ -9,11 +9,17 @@ from typing import Any
 import msgspec
 
 from parley.dialects.json_answer import encode_json
-from parley.dialects.openai.realtime.events import EARLY_END, read_fault, write_event, write_fault
+from parley.dialects.openai.realtime.events import (
+    DATA_START,
+    EARLY_END,
+    EVENT_END,
+    read_fault,
+    write_event,
+    write_fault,
+)
 from parley.dialects.socket_session import SocketAnswer, SocketRequest
 
 RESPONSE_LANE = "response"
-EVENT_END, DATA_START = b"\n\n", b"data: "
 LAST_EVENTS = {
     "response.completed": "completed", "response.incomplete": "incomplete", "response.failed": "failed",
 }  # fmt: skip
@@ -53,7 +59,7 @@ class ResponseAnswer(SocketAnswer):
         add_item: Callable[[dict[str, Any]], str | None],
         on_end: Callable[[], None],
     ):
-        self._request, self._add_item, self._on_end = request, add_item, on_end
+        self.request, self._add_item, self._on_end = request, add_item, on_end
         self.body = encode_json(request.members | {"input": input_items, "stream": True, "store": False})
         self._data = b""
         self._has_ended = False
@@ -84,7 +90,7 @@ class ResponseAnswer(SocketAnswer):
         """Return the error event for a refusal. Nothing has been generated."""
         self._has_ended = True
         self._on_end()
-        return write_fault(read_fault(body), self._request.event_id)
+        return write_fault(read_fault(body), self.request.event_id)
 
     def _read_event(self, event: dict[str, Any]) -> list[bytes]:
         kind = event["type"]
@@ -97,7 +103,7 @@ class ResponseAnswer(SocketAnswer):
         output_index = self._places.get(event.get("output_index", -1))
         if output_index is None:
             return []
-        place = {"response_id": self._request.response_id, "output_index": output_index}
+        place = {"response_id": self.request.response_id, "output_index": output_index}
         if kind.startswith("response.output_item."):
             return self._write_item(kind, event["item"], place)
         place["item_id"] = event["item_id"]
@@ -118,7 +124,7 @@ class ResponseAnswer(SocketAnswer):
             return [write_event(kind, **place, item=shown)]
         messages = [write_event(kind, **place, item=shown)]
         self._output.append(shown)
-        if self._request.keeps_output:
+        if self.request.keeps_output:
             previous_id = self._add_item(shown)
             for name in ("conversation.item.added", "conversation.item.done"):
                 messages.append(write_event(name, previous_item_id=previous_id, item=shown))
@@ -141,15 +147,15 @@ class ResponseAnswer(SocketAnswer):
     def _show(self, status: str, details: dict[str, Any] | None, usage: dict[str, Any] | None) -> dict[str, Any]:
         return {
             "object": "realtime.response",
-            "id": self._request.response_id,
+            "id": self.request.response_id,
             "status": status,
             "status_details": details,
             "output": self._output,
             "conversation_id": None,
             "output_modalities": ["text"],
-            "max_output_tokens": self._request.members.get("max_output_tokens", "inf"),
+            "max_output_tokens": self.request.members.get("max_output_tokens", "inf"),
             "usage": None if usage is None else _show_usage(usage),
-            "metadata": self._request.metadata,
+            "metadata": self.request.metadata,
         }
 
 

@@ -99,12 +99,12 @@ class RealtimeSession(SocketSession):
             return [write_error(error, event_id)]
 
     def acknowledge(self, request: SocketRequest) -> list[bytes]:
-        """Return the events about committed audio."""
+        """Return the events about committed audio, which is an item even if it gets no transcript."""
         return list(request.acknowledgement) if isinstance(request, TranscriptionRequest) else []
 
     def count_earlier_bytes(self, request: SocketRequest) -> int:
-        """Return the bytes of audio that ``start_request`` has to read."""
-        return request.audio.size if isinstance(request, TranscriptionRequest) else 0
+        """Return the bytes of audio, or of the conversation, that ``start_request`` has to read."""
+        return request.audio.size if isinstance(request, TranscriptionRequest) else self._conversation.size
 
     def start_request(self, request: SocketRequest) -> SocketAnswer:
         """Return the answer to a request, which has no parts yet. Raises Overloaded if its input was dropped."""
@@ -112,13 +112,12 @@ class RealtimeSession(SocketSession):
             try:
                 return TranscriptionAnswer(request, self._conversation.note_transcript)
             finally:
-                if request.settings.kind == "transcription":
-                    self._conversation.discard(request.item_id)
+                self._discard_audio(request)
         assert isinstance(request, ResponseRequest)
         rate = self._settings.rate
         own_items = request.items
         items = self._conversation.input_items(rate) if own_items is None else [input_item(i, rate) for i in own_items]
-        answer = ResponseAnswer(request, items, self._conversation.add, self._end_response)
+        answer = ResponseAnswer(request, items, self._conversation.add_output, self._end_response)
         if self._active is request:  # else it was cancelled
             self._answer = answer
         return answer
@@ -126,6 +125,7 @@ class RealtimeSession(SocketSession):
     def refuse_request(self, request: SocketRequest, error: ParleyError) -> bytes:
         """Return the event that refuses a request."""
         if isinstance(request, TranscriptionRequest):
+            self._discard_audio(request)
             return write_failure(request.item_id, openai_error_object(error)["error"])
         assert isinstance(request, ResponseRequest)
         self._end_response()
@@ -158,7 +158,7 @@ class RealtimeSession(SocketSession):
         return []
 
     def _clear_audio(self, event: Fields) -> EventAnswer:
-        self._buffer.commit().drop()
+        self._buffer.commit(self._settings.rate).drop()
         return [write_event("input_audio_buffer.cleared")]
 
     def _commit_audio(self, event: Fields) -> EventAnswer:
@@ -173,7 +173,8 @@ class RealtimeSession(SocketSession):
         if settings.kind == "transcription" and settings.transcription is None:
             raise Invalid("Set 'session.audio.input.transcription' before audio is committed.",
                           field="session.audio.input.transcription")  # fmt: skip
-        audio = self._buffer.commit()
+        self._conversation.check_room()
+        audio = self._buffer.commit(settings.rate)
         item_id, events = self._add_audio_item(audio)
         if settings.transcription is None:
             return list(events)
@@ -194,6 +195,11 @@ class RealtimeSession(SocketSession):
         self._last_audio_id = item_id
         committed = write_event("input_audio_buffer.committed", previous_item_id=previous_id, item_id=item_id)
         return item_id, [committed, *_item_events(item, previous_id)]
+
+    def _discard_audio(self, request: TranscriptionRequest) -> None:
+        """Forget audio that was read or refused, if nothing but its transcript was wanted."""
+        if request.settings.kind == "transcription":
+            self._conversation.discard(request.item_id)
 
     # -- the conversation
 
@@ -232,6 +238,8 @@ class RealtimeSession(SocketSession):
         if options.has_value("input"):
             items = [self._read_input_item(item) for item in options.objects("input", cap=MAX_INPUT_ITEMS)]
         keeps = options.string("conversation", "auto", allowed=("auto", "none")) == "auto"
+        if keeps:
+            self._conversation.check_room()
         self._active = ResponseRequest(
             RESPONSE_LANE,
             new_id("resp"),
@@ -254,8 +262,8 @@ class RealtimeSession(SocketSession):
         if active is None or response_id not in (None, active.response_id):
             raise Invalid("Cancellation failed: no active response found", code="response_cancel_not_active")
         answer = self._answer
-        if answer is None:  # its request waits for the end of one that was cancelled
-            answer = ResponseAnswer(active, [], self._conversation.add, self._end_response)
+        if answer is None or answer.request is not active:  # its request waits for the end of one that was cancelled
+            answer = ResponseAnswer(active, [], self._conversation.add_output, self._end_response)
         return LaneEnd(RESPONSE_LANE, [answer.cancelled_event()])
 
     def _end_response(self) -> None:

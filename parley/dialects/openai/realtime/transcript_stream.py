@@ -8,9 +8,9 @@ from typing import Any
 
 import msgspec
 
-from parley.dialects.openai.realtime.events import EARLY_END, read_fault
+from parley.dialects.openai.realtime.events import DATA_START, EARLY_END, EVENT_END, read_fault
 
-EVENT_END, DATA_START, STREAM_END = b"\n\n", b"data: ", b"[DONE]"
+STREAM_END = b"[DONE]"
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,7 +43,7 @@ class TranscriptionAnswer(SocketAnswer):
             "stream": "true",
             "include[]": "logprobs" if settings.wants_logprobs else "",
         }
-        clip = wave_file(request.audio.read_samples(), settings.rate)
+        clip = wave_file(request.audio.read_samples(), request.audio.rate)
         self.body, content_type = write_clip_form(clip, members)
         self.headers = ((b"content-type", content_type),)
         self._stream = TranscriptStream()
