@@ -23,6 +23,7 @@ from parley.text.choice import AnswerChoice
 from parley.text.parsing.call_families import CALLS
 from parley.text.parsing.call_forms import CallFamily
 from parley.text.parsing.calls import RequestTools, write_calls
+from parley.text.parsing.calls.literals import MAX_WORD_CHARACTERS
 from parley.text.parsing.harmony_parser import make_output_parser
 from parley.text.parsing.markup import Markup, detect_markup, family_names, reasoning_options, starts_in_reasoning
 from parley.text.parsing.reasoning_families import THOUGHTS
@@ -504,6 +505,15 @@ def test_family_examples_parse_under_any_cut(name: str, text: str, content: str,
     assert parse(list(text), markup) == ("", content, calls)
     for middle in range(len(text)):
         assert parse([text[:middle], text[middle:]], markup) == ("", content, calls)
+
+
+@pytest.mark.parametrize("size", [MAX_WORD_CHARACTERS - 4, MAX_WORD_CHARACTERS - 3, MAX_WORD_CHARACTERS + 9])
+def test_sets_with_a_long_first_item_parse_under_any_cut(size: int) -> None:
+    """How much of an item has come when its braces are read depends on the cut."""
+    text = f"<|tool_call_start|>[f(l={{'{'a' * size}' , 'b'}})]<|tool_call_end|>"
+    whole = parse([text], family("lfm2"))
+    assert parse(list(text), family("lfm2")) == parse([text[:900], text[900:]], family("lfm2")) == whole
+    assert (whole[2][0][1] == f'{{"l": ["{"a" * size}", "b"]}}') is (size == MAX_WORD_CHARACTERS - 4)
 
 
 @functools.cache

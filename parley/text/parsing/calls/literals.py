@@ -178,8 +178,11 @@ def _read_items(scan: CallScanner, quote: str, depth: int, closing: str, keyed: 
 
 
 def _braces_hold_set(scan: CallScanner) -> Generator[None, None, bool]:
-    """Whether the text after an opening brace is that of a Python set: no colon follows the first item."""
-    while (first := _FIRST_ITEM.match(scan.text, scan.position)) is None:
+    """Whether the text after an opening brace is that of a Python set: no colon follows the first item.
+
+    A longer first item than MAX_WORD_CHARACTERS is a name, whether its end has come or not.
+    """
+    while (first := _FIRST_ITEM.match(scan.text, scan.position, scan.position + MAX_WORD_CHARACTERS)) is None:
         is_short = len(scan.text) - scan.position <= MAX_WORD_CHARACTERS
         if not is_short or not _PART_OF_FIRST_ITEM.match(scan.text, scan.position):
             break
