@@ -93,9 +93,7 @@ def _render_chunk(pipeline: TextPipeline, reply: ChunkRenderer, prepared: Prepar
         events = choice.push_output(output)
         tokens += _shown_tokens(events)
         frames = reply.render_chunk(events)
-    if (
-        request.output_options.logprobs is not None
-    ):  # a token may be held back until its text is known, its score is not
+    if request.output_options.logprobs is not None:  # a token whose text is not known yet has a score
         tokens += _shown_tokens(choice.push_output(EngineOutput("", 0, finish_reason="length")))
     return reply.render_answer(frames, tokens)
 

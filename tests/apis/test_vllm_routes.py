@@ -529,6 +529,14 @@ async def test_tokens_of_the_prefilling_server_are_reused(server, prefix):
     assert (refused.status, refused.error["param"]) == (400, "kv_transfer_params.prompt_token_ids")
 
 
+async def test_derender_names_its_own_member_for_unknown_tokens_of_the_prompt(server):
+    body = {"model": "tiny", "stream": True, "generate_chunk": {"choices": [{"token_ids": [70]}]},
+            "chat_request": HELLO_CHAT, "prompt_token_ids": [10**6]}  # fmt: skip
+    refused = await server.post("/vllm/v1/chat/completions/derender", body)
+    assert (refused.status, refused.error["param"]) == (400, "prompt_token_ids")
+    assert "kv_transfer_params" not in refused.error["message"]
+
+
 def sse_chunks(answer):
     lines = [line.removeprefix("data: ") for line in answer.body.decode().split("\n") if line.startswith("data: {")]
     return list(map(json.loads, lines))

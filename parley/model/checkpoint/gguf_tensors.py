@@ -32,9 +32,9 @@ DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}  #
 # Queries, keys and values in one tensor
 DOWN_EXPERTS = ".ffn_down_exps.weight"
 PACKED_HEADS = re.compile(r"(blk\.\d+\.attn_)qkv(\.weight|\.bias)")
-# The two halves of DeepSeek's layer that makes keys and values of latents; files from 2025 on have them apart
 # Scales of whole weights or experts, beside those of NVFP4's blocks, and of the rows that a weight multiplies
 OUTER_SCALE = re.compile(r"(.+)\.(scale|input_scale)")
+# The two halves of DeepSeek's layer that makes keys and values of latents; files from 2025 on have them apart
 SPLIT_LATENT_UP = re.compile(r"(blk\.\d+\.attn_)[kv]_b\.weight")
 
 

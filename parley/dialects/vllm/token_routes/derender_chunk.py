@@ -7,8 +7,8 @@ as in one stream.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
 import msgspec
 
@@ -126,6 +126,10 @@ class GeneratedChunk:
 
 class ChatChunkDerendering(VllmChatReply, ChunkRenderer):
     """A chunk of an answer to a conversation, answered as a chunk of ``/v1/chat/completions``."""
+
+    field_names: ClassVar[Mapping[str, str]] = {
+        **VllmChatReply.field_names, "kv_transfer_params.prompt_token_ids": "prompt_token_ids"
+    }  # fmt: skip
 
     def __init__(self, body: Fields, context: RequestContext):
         self._chunk = chunk = GeneratedChunk(body, "derender_chat_stream", context)
