@@ -41,6 +41,7 @@ class AnswerWatch:
         self.reason = ""
         self._sockets = sockets
         self._timer: threading.Timer | None = None
+        self._lock = threading.Lock()  # a check in the timer's thread must not outlast the answer
 
     def trace(self, event: str, info: dict[str, Any]) -> None:
         """Follow the HTTP client: its extension "trace" calls this with the name of each step."""
@@ -60,22 +61,28 @@ class AnswerWatch:
     def start_checks(self, seconds: float, find_fault: Callable[[], str]) -> None:
         """Ask for a fault every ``seconds``, and give the hub up if there is one. "" is none."""
         self.stop_timer()
+        with self._lock:
+            self._schedule_check(seconds, find_fault)
+
+    def stop_timer(self) -> None:
+        """End the time limit, or the checks."""
+        with self._lock:
+            timer, self._timer = self._timer, None
+        if timer is not None:
+            timer.cancel()
+
+    def _schedule_check(self, seconds: float, find_fault: Callable[[], str]) -> None:
         self._timer = threading.Timer(seconds, self._check, [seconds, find_fault])
         self._timer.daemon = True
         self._timer.start()
 
-    def stop_timer(self) -> None:
-        """End the time limit, or the checks."""
-        timer, self._timer = self._timer, None
-        if timer is not None:
-            timer.cancel()
-
     def _check(self, seconds: float, find_fault: Callable[[], str]) -> None:
-        if threading.current_thread() is not self._timer:  # it was stopped meanwhile
-            return
         fault = find_fault()
-        if fault:
+        with self._lock:
+            if threading.current_thread() is not self._timer:  # it was stopped meanwhile
+                return
+            if not fault:
+                self._schedule_check(seconds, find_fault)
+                return
             self.reason = f"The hub cannot be used: {fault}."
-            self._sockets.disconnect()
-        else:
-            self.start_checks(seconds, find_fault)
+        self._sockets.disconnect()

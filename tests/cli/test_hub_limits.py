@@ -11,6 +11,8 @@ import zlib
 import pytest
 from cli.test_hub import COMMIT, FakeHub, run_in_process, serve_hub
 
+from parley.hub.answer_watch import AnswerWatch, OpenSockets
+
 SCRIPT = """
 import json, sys
 from parley import hub
@@ -121,3 +123,18 @@ def reasons(tmp_path_factory):
 @pytest.mark.parametrize(("kind", "reason"), REASONS.items())
 def test_a_hub_without_end_is_given_up(reasons, kind, reason):
     assert reason in reasons[kind]
+
+
+def test_a_check_ends_with_its_answer():
+    watch, is_checked = AnswerWatch(OpenSockets()), threading.Event()
+
+    def find_fault() -> str:
+        watch.stop_timer()  # as the thread that reads does, at the end of an answer
+        is_checked.set()
+        return ""
+
+    watch.start_checks(0.01, find_fault)
+    timer = watch._timer
+    assert is_checked.wait(30)
+    timer.join(30)
+    assert watch._timer is None
