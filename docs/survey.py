@@ -144,6 +144,7 @@ COMPLETE_BODIES: list[dict[str, Any]] = [  # each route takes at least one of th
     {"model": "m", "messages": [{"role": "user", "content": "a"}], "store": True},
     {"generate_response": {"choices": [{"token_ids": [5]}]}},
     {"generate_responses": [{"choices": [{"token_ids": [5]}]}]},
+    {"stream": True, "generate_chunk": {"choices": [{"token_ids": [5]}]}},
 ]
 TABLE = {"enabled": True, "catalog_name": "a", "schema_name": "b", "table_name_prefix": "c"}
 FUNCTION = {"name": "f", "description": "d", "parameters": {"type": "object"}}
