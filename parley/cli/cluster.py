@@ -205,14 +205,11 @@ def _wait_for_cluster(supervisor: Any, timeout: float) -> str | None:
                 f"{process.name} ({process.needs})" for process in processes if not process.pid
             )
             why = (
-                f"no node has the resources for: {missing_processes}"
+                f"no node has the resources for {missing_processes}; the cluster has {ray_client.describe_resources()}."
                 if missing_processes
-                else "the instances did not become ready"
+                else "instances still load, or fail as their lines above say. --timeout gives them longer."
             )
-            print(
-                f"parley: not ready after {timeout:g} s: {why}; the cluster has {ray_client.describe_resources()}",
-                file=sys.stderr,
-            )
+            print(f"parley: not ready after {timeout:g} s: {why}", file=sys.stderr)
             return None
         time.sleep(0.1)
 

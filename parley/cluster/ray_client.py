@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import secrets
+from collections.abc import Mapping
 from typing import Any
 
 import ray
@@ -137,8 +138,14 @@ def has_live_nodes() -> bool:
 
 def describe_resources() -> str:
     """Describe the resources of all nodes together, in words."""
-    resource_names = {"CPU": "cpus", "GPU": "gpus", "memory": "memory"}
-    amounts = ray.cluster_resources()
+    return format_amounts(ray.cluster_resources())
+
+
+def format_amounts(amounts: Mapping[str, float]) -> str:
+    """Return amounts of resources by their names in Ray as words, without those that stand for single nodes."""
+    words = {"CPU": "cpus", "GPU": "gpus"}
     return ", ".join(
-        f"{resource_names.get(name, name)} {amount:g}" for name, amount in sorted(amounts.items()) if ":" not in name
+        f"{words.get(name, name)} " + (f"{amount / 2**30:.1f}GiB" if name.endswith("memory") else f"{amount:g}")
+        for name, amount in sorted(amounts.items())
+        if ":" not in name
     )

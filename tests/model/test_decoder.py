@@ -386,7 +386,8 @@ def test_load_errors_are_single_sentences(tmp_path):
     assert_load_fails("at most 2048", max_model_len=4096)
     assert_load_fails("int7 is unknown", kv_dtype="int7")
     assert_load_fails("one page", kv_memory=10)
-    assert_load_fails("not enough memory for a KV cache", kv_memory=1 << 58, max_batch=1 << 50)
+    no_room = r"not enough memory for a KV cache of [\d,]+ tokens\. .* a lower --kv-memory or --max-batch\."
+    assert_load_fails(no_room, kv_memory=1 << 58, max_batch=1 << 50)
 
     (folder / "config.json").write_text("{")
     assert_load_fails("not valid JSON")

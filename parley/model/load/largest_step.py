@@ -30,7 +30,7 @@ def measure_largest_step(
     Raises LoadError if the memory is not enough for it.
     """
     parts, used = pack_largest_step(settings.step_tokens, length)
-    with guard_allocation(f"a step of {settings.step_tokens} tokens"):
+    with guard_allocation(f"a step of {settings.step_tokens} tokens", "set a lower --step-tokens or --max-batch"):
         cache = PagedKV(network.kv_layers, used, dtype, device, int8=settings.kv_dtype == "int8")
         cache.clear_pages(list(range(used)))
         torch.cuda.synchronize(device)

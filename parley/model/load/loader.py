@@ -27,6 +27,7 @@ from parley.model.load.fuse import fuse_decoder
 from parley.model.load.kv_fingerprint import kv_fingerprint
 from parley.model.load.largest_step import measure_largest_step
 from parley.model.load.memory import (
+    FEWER_BITS,
     CacheSizes,
     free_memory,
     guard_allocation,
@@ -105,7 +106,7 @@ def _load_encoder(
     """Load an encoder. It computes in float32, because its vectors are compared with others computed in float32."""
     device, checkpoint, recipe, size = plan_encoder(settings, folder, config)
     _use_threads(settings.threads)
-    with guard_allocation("the model's weights"):
+    with guard_allocation("the model's weights", "serve a smaller model"):
         encoder = load_encoder(
             checkpoint, config, device, lambda done: progress("loading the weights", 0.05 + 0.85 * done)
         )
@@ -127,7 +128,7 @@ def _load_whole_text_decoder(
     """Load a decoder that reads whole texts, and generates nothing."""
     plan = plan_whole_text(settings, folder, config)
     _use_threads(settings.threads)
-    with guard_allocation("the model's weights"):
+    with guard_allocation("the model's weights", "serve a smaller model"):
         weights = open_whole_text_weights(folder, plan)
         head = load_whole_text_head(folder, config, plan, weights.config)
         decoder = load_whole_text_decoder(
@@ -199,7 +200,9 @@ def _load_decoder(
     if sizes.pages * PAGE_SIZE < plan.length:
         plan = plan._replace(length=sizes.pages * PAGE_SIZE)
         log.info("The context is reduced to %d tokens, the size of the KV cache.", plan.length)
-    with guard_allocation("a KV cache of this size"):
+    with guard_allocation(
+        f"a KV cache of {sizes.pages * PAGE_SIZE:,} tokens", "set a lower --kv-memory or --max-batch"
+    ):
         networks.decoder.set_context_length(plan.length)
         pages, staging = _reserve_pages(settings, plan, networks.decoder, sizes)
         runner = DecoderRunner(
@@ -403,7 +406,7 @@ def _load_network(
 ) -> tuple[DecoderNetwork, bool]:
     """Load a decoder. Returns it and whether it is the fused one. Raises LoadError."""
     checkpoint = open_decoder(folder, plan)
-    with guard_allocation("the model's weights"):
+    with guard_allocation("the model's weights", FEWER_BITS):
         if settings.lowering:
             packed_cache = None
             if settings.pack_cache and plan.device.type == "cpu":

@@ -20,17 +20,19 @@ from parley.types import Settings
 # subtracted first; the rest is for the graphs of steps, images and fragments.
 KV_MEMORY_SHARE = {"cpu": 0.4, "cuda": 0.9}
 SNAPSHOTS_PER_SEQUENCE = 4  # states that are kept at most, for each sequence that may run at once
+FEWER_BITS = "serve a smaller model or one with fewer bits (--quantization)"  # advice where weights are too large
 STAGING_DIVISOR = 8  # the staging buffer of an accelerator's cache takes at most 1/8 of the host's free memory
 
 
 @contextmanager
-def guard_allocation(purpose: str) -> Iterator[None]:
-    """Turn a failed allocation, which torch reports as RuntimeError, into a LoadError."""
+def guard_allocation(purpose: str, advice: str) -> Iterator[None]:
+    """Turn a failed allocation, which torch reports as RuntimeError, into a LoadError. ``advice``: what the operator
+    can do besides ending other programs."""
     try:
         yield
     except (MemoryError, RuntimeError) as error:
         if isinstance(error, MemoryError) or "alloc" in str(error) or "out of memory" in str(error):
-            raise LoadError(f"There is not enough memory for {purpose}.") from None
+            raise LoadError(f"There is not enough memory for {purpose}. End other programs, or {advice}.") from None
         raise
 
 
@@ -47,8 +49,7 @@ def refuse_large_tensors(subject: str, size: int, device: torch.device, advice: 
 
 def refuse_large_weights(size: int, device: torch.device) -> None:
     """Raise LoadError if a decoder's weights of ``size`` bytes do not fit into free memory."""
-    advice = "serve a smaller model or one with fewer bits (--quantization)"
-    refuse_large_tensors("The weights", size, device, advice)
+    refuse_large_tensors("The weights", size, device, FEWER_BITS)
 
 
 class CacheSizes(NamedTuple):
