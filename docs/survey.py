@@ -286,6 +286,7 @@ SHAPES: dict[str, list[Any]] = {  # values that lead to members inside members
     "parameters": [{}, {"max_new_tokens": 1}],
     "stop": ["a", ["a"]],
     "images": [["aGk="]],
+    "inputs": [[{"content": MEDIA_PARTS}], *([{"content": [part]}] for part in MEDIA_PARTS)],
     "think": [True, False, "high"],
     "stop_token_ids": [[1]],
     "chat_template_kwargs": [{"enable_thinking": False}],

@@ -49,6 +49,11 @@ class EmbeddingPrompts:
         prefixed = self.prompts[name] + text if name is not None else text
         return prefixed.lower() if self.lowercase else prefixed
 
+    def find_instruction(self, pooling: PoolingOptions) -> str:
+        """Return the prompt that a request names, or "" if it names none. Raises UnknownPromptName."""
+        name = self._find_prompt(pooling) if pooling.prompt is not None else None
+        return self.prompts[name] if name is not None else ""
+
     def _find_prompt(self, pooling: PoolingOptions) -> str | None:
         """Return the name of the prompt that a request means; None: no prompt."""
         if pooling.prompt is None:

@@ -238,6 +238,9 @@ class TextPipeline:
         loses_end: bool,
     ) -> PreparedPrompt:
         """Render and encode a conversation, and find how its answer begins. ``loses_end``: the end may be cut off."""
+        if pooling is not None and (instruction := self.embedding_prompts.find_instruction(pooling)):
+            # vLLM's form: the prompt that stands before a text is the system message of a conversation
+            prompt = msgspec.structs.replace(prompt, messages=[Message("system", instruction), *prompt.messages])
         rendered = self.render_chat(prompt, media)
         special = prompt.special and not has_own_bos(rendered.media)
         ids = prompt.preceding_ids + encode(rendered.encoder, rendered.encodable, special)

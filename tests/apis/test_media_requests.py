@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import os
 from typing import Any
@@ -52,6 +53,29 @@ def chat_body(*parts: Any, **members: Any) -> dict[str, Any]:
 
 def reference_prompt_ids(family: str, parts: list[str | None], *seeds: int) -> tuple[list[int], list[int]]:
     return reference_ids(family, chat_text(family, ("user", parts)), seeds, TOKENS)
+
+
+async def test_embedding_routes_read_pictures(serve):
+    server = await serve(settings=media_settings("qwen3_vl"))
+    turns = [[{"role": "user", "content": content}] for content in ([image_part(1)], [image_part(2)], QUESTION)]
+    mixed = [{"type": "text", "text": QUESTION}, image_part(1)]
+    turns.append([{"role": "user", "content": mixed}])
+    embedded = await server.post("/vllm/v1/embeddings", {"messages": turns})
+    assert embedded.status == 200, embedded.body
+    wanted = [item["embedding"] for item in embedded.json["data"]]
+    assert all(one != other for one, other in itertools.combinations(wanted, 2))
+    for path in ("/v2/embed", "/vllm/v2/embed", "/cohere/v2/embed"):
+        pictures = await server.post(path, {"model": "tiny", "images": [picture_url(1), picture_url(2)]})
+        assert pictures.status == 200, pictures.body
+        assert pictures.json["embeddings"]["float"] == [pytest.approx(vector, abs=1e-6) for vector in wanted[:2]]
+        inputs = [{"content": [{"type": "text", "text": QUESTION}]}, {"content": mixed}]
+        contents = await server.post(path, {"model": "tiny", "inputs": inputs})
+        assert contents.json["embeddings"]["float"] == [pytest.approx(vector, abs=1e-6) for vector in wanted[2:]]
+        billed = contents.json["meta"]["billed_units"]
+        assert billed["image_tokens"] > 0 and billed["input_tokens"] == 0
+    broken = await server.post("/vllm/v2/embed", {"images": ["data:image/png;base64,AAAA"]})
+    assert (broken.status, broken.error["param"]) == (400, "images[0]")
+    await server.wait_until_idle()
 
 
 @pytest.mark.parametrize("family", PICTURE_FAMILIES if IS_NIGHT else SAMPLE)

@@ -16,6 +16,8 @@ ROUTES = {route.path: route for route in STRICT.routes}
 EMBED_ROUTE, RERANK_ROUTE = ROUTES["/v2/embed"], ROUTES["/v2/rerank"]
 ID = b"00000000-0000-0000-0000-00000000000f"
 USAGE = Usage(prompt_tokens=70)
+PICTURE_URL = "data:image/png;base64,AAAA"
+PICTURE = {"type": "image_url", "image_url": {"url": PICTURE_URL}}
 VECTOR, OTHER = b"\x00\x00\x00\x3f\x00\x00\x00\x00", b"\x00\x00\x00\x00\x00\x00\x00\x3f"
 
 
@@ -72,8 +74,14 @@ def test_cohere_embed_has_vectors_by_type():
         (EMBED_ROUTE, {"images": ["a"]}, "invalid request: exactly one of 'texts', 'images' and 'inputs' must be"),
         (RERANK_ROUTE, {"documents": []}, "invalid request: documents must not be empty."),
         (RERANK_ROUTE, {"query": None}, "invalid request: required 'query' param is missing or empty."),
-        (EMBED_ROUTE, {"images": ["a"], "texts": None}, "images"),
-        (EMBED_ROUTE, {"inputs": ["a"], "texts": None}, "inputs"),
+        (EMBED_ROUTE, {"images": [PICTURE_URL], "texts": None}, "images"),
+        (
+            EMBED_ROUTE,
+            {"inputs": [{"content": [PICTURE]}], "texts": None},
+            "'inputs[0].content[0].type' is 'image_url'",
+        ),
+        (EMBED_ROUTE, {"inputs": [{"content": [{"type": "text"}]}], "texts": None}, "inputs[0].content[0].text"),
+        (EMBED_ROUTE, {"embedding_types": ["float", "int8", "uint8", "binary", "ubinary", "base64"]}, "got 'int8'"),
         (RERANK_ROUTE, {"instruction": "Rank."}, "instruction"),
         (RERANK_ROUTE, {"max_tokens_per_query": 100}, "max_tokens_per_query (100)"),
         (RERANK_ROUTE, {"max_tokens_per_doc": 100}, "max_tokens_per_doc (100)"),

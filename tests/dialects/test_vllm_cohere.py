@@ -3,24 +3,42 @@
 import base64
 import json
 import struct
+from dataclasses import replace
 
 import pytest
 
 from parley.dialects.dialect import RequestContext
+from parley.dialects.vllm.error_answers import vllm_error_answer
 from parley.dialects.vllm.pooling import cohere
-from parley.errors import BadRequest, UnknownPromptName, Unsupported
-from parley.types import PoolingOptions, PromptVector, Text, Usage
+from parley.errors import BadRequest, UnknownPromptName
+from parley.types import (
+    Chat,
+    EncodedMedia,
+    Media,
+    Message,
+    PlacedMedia,
+    PoolingOptions,
+    PromptVector,
+    Text,
+    Usage,
+)
 
 CONTEXT = RequestContext("0f", 1700000000, "fp_1", context_length=100, headers={b"content-type": b"application/json"})
 SIGNS = (0.5, -0.5, 0.0, -0.25, 1.0, -1.0, 2.0, -2.0, 0.125)  # nine values become nine bits, so two bytes
 
 
-def read_embed(**body):
-    return cohere.read_cohere_request(json.dumps(body).encode(), CONTEXT)
+SIGHTED = replace(CONTEXT, media_limits={"image": 1})
+PICTURE_URL = "data:image/png;base64,AAAA"
+PICTURE = {"type": "image_url", "image_url": {"url": PICTURE_URL}}
+TEXT_PART = {"type": "text", "text": "a"}
 
 
-def answer_body(**body):
-    reply = read_embed(**body)
+def read_embed(context=CONTEXT, **body):
+    return cohere.read_cohere_request(json.dumps(body).encode(), context)
+
+
+def answer_body(context=CONTEXT, **body):
+    reply = read_embed(context, **body)
     for place in reversed(range(len(reply.request.prompts))):
         reply.add_events([PromptVector(place, struct.pack("<9f", *SIGNS))])
     return reply.render_body(Usage(prompt_tokens=3))
@@ -94,8 +112,66 @@ def test_cohere_refuses_wrong_members(body, sentence):
     assert sentence in caught.value.message
 
 
-@pytest.mark.parametrize("name", ["images", "inputs"])
-def test_cohere_refuses_images_and_inputs(name):
-    with pytest.raises(Unsupported) as caught:
-        read_embed(**{name: ["a"]})
-    assert caught.value.field == name
+def conversation(text, *places):
+    media = [
+        PlacedMedia(position, Media("image", EncodedMedia("AAAA", "image/png"), path)) for position, path in places
+    ]
+    return Chat([Message("user", text, media=media)], add_generation_prompt=False)
+
+
+def test_cohere_reads_pictures_and_contents_as_conversations():
+    request = read_embed(SIGHTED, images=[PICTURE_URL, PICTURE_URL], input_type="image").request
+    assert request.prompts == [conversation("", (0, "images[0]")), conversation("", (0, "images[1]"))]
+    assert request.pooling == PoolingOptions(prompt="image")
+    inputs = [{"content": [TEXT_PART, PICTURE, TEXT_PART]}, {"content": [TEXT_PART, TEXT_PART]}]
+    request = read_embed(SIGHTED, inputs=inputs).request
+    assert request.prompts == [conversation("aa", (1, "inputs[0].content[1].image_url")), conversation("a\na")]
+
+
+def test_cohere_bills_all_tokens_of_pictures_as_theirs():
+    vector = b"[0.5,-0.5,0.0,-0.25,1.0,-1.0,2.0,-2.0,0.125]"
+    head = b'{"id":"embd-0f","embeddings":{"float":[' + vector + b']},"meta":{"api_version":{"version":"2"},'
+    tail = b'"response_type":"embeddings_by_type"}'
+    billed = b'"billed_units":{"input_tokens":0,"image_tokens":3}},'
+    assert answer_body(SIGHTED, images=[PICTURE_URL]) == head + billed + tail
+    assert answer_body(SIGHTED, inputs=[{"content": [TEXT_PART, PICTURE]}]) == head + billed + tail
+    billed = b'"billed_units":{"input_tokens":3,"image_tokens":0}},'
+    assert answer_body(inputs=[{"content": [TEXT_PART]}]) == head + billed + tail
+
+
+def content_fault(part_type, member, size):
+    sentence = f"CohereEmbedContent with type='{part_type}' requires {member}"
+    return (
+        "1 validation error:\n  {'type': 'value_error', 'loc': 'body.inputs.0.content.0', 'msg': "
+        f"\"Value error, {sentence}\", 'input': '<dict of {size} items>', 'ctx': {{'error': "
+        f'ValueError("{sentence}")}}}}'
+    )
+
+
+@pytest.mark.parametrize(
+    ("context", "body", "sentence"),
+    [
+        (CONTEXT, {"images": [PICTURE_URL]}, "At most 0 image(s) may be provided in one prompt."),
+        (CONTEXT, {"inputs": [{"content": [PICTURE]}]}, "At most 0 image(s) may be provided in one prompt."),
+        (SIGHTED, {"images": ["ftp://a/b"]}, "The URL must be either a HTTP, data or file URL."),
+        (SIGHTED, {"images": ["data:image/png,a"]}, "Only base64 data URLs are supported for now."),
+        (SIGHTED, {"inputs": [{"content": [PICTURE, PICTURE]}]}, "At most 1 image(s) may be provided in one prompt."),
+        (SIGHTED, {"inputs": [{"content": [{"type": "text"}]}]}, content_fault("text", "text", 1)),
+        (SIGHTED, {"inputs": [{"content": [PICTURE | {"image_url": {}}]}]},
+         content_fault("image_url", "image_url.url", 2)),
+        (SIGHTED, {"inputs": [{"content": [{"type": "video_url"}]}]}, "'video_url'. Supported types: text, image_url"),
+        (SIGHTED, {"inputs": [{"content": [{}]}]}, "body.inputs.0.content.0.type"),
+        (SIGHTED, {"inputs": [{"content": []}]}, "inputs[0].content must not be empty."),
+        (SIGHTED, {"inputs": [{}]}, "body.inputs.0.content"),
+        (SIGHTED, {"inputs": ["a"]}, "body.inputs.0"),
+        (SIGHTED, {"inputs": 5}, "body.inputs"),
+        (SIGHTED, {"images": [5]}, "body.images.0"),
+        (SIGHTED, {"texts": ["a"], "embedding_types": ["float", "int8", "uint8", "binary", "ubinary", "base64"]},
+         "'body.embedding_types.1', 'msg': \"Input should be 'float', 'base64', 'binary' or 'ubinary'\""),
+    ],
+)  # fmt: skip
+def test_cohere_refuses_wrong_inputs_as_vllm_does(context, body, sentence):
+    with pytest.raises(BadRequest) as caught:
+        read_embed(context, **body)
+    answer = vllm_error_answer(caught.value)
+    assert answer.status == 400 and sentence in json.loads(answer.body)["error"]["message"]

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -17,6 +18,7 @@ from parley.demo.template import CHAT_TEMPLATE
 from parley.errors import BadRequest, ContextLength, Invalid, Unsupported
 from parley.text import fill_in_middle
 from parley.text.grammar.answer_question import decode_question, encode_question
+from parley.text.model_defaults import EmbeddingPrompts
 from parley.text.parsing.chat_template import ChatTemplate
 from parley.text.parsing.markup import detect_markup
 from parley.text.prompt import TextPipeline
@@ -400,6 +402,20 @@ def test_embedding_prompt_precedes_the_media_of_a_text(tmp_path: Path) -> None:
     prompt = pipeline.apply_embedding_prompt(text, PoolingOptions())
     assert prompt.text == "query: i\u0307a"  # two characters in place of the first one
     assert [placed.position for placed in prompt.media] == [7, 9, 10]
+
+
+def test_embedding_prompt_is_the_system_message_of_a_conversation() -> None:
+    pipeline = template_pipeline("{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}")
+    pipeline.embedding_prompts = EmbeddingPrompts({"query": "Find it.", "none": ""}, default_name="query")
+    chat = Chat([Message("user", "a")])
+
+    def text_with(**options: Any) -> str:
+        return pipeline.tokenizer.decode(pipeline.prepare_prompt(chat, pooling=PoolingOptions(**options)).token_ids)
+
+    assert text_with(prompt="query") == "[system]Find it.[user]a"
+    assert text_with(prompt="none") == text_with() == "[user]a"  # the default prompt is for texts alone
+    with pytest.raises(Invalid, match="no prompt 'passage'"):
+        text_with(prompt="passage")
 
 
 def test_lowercase_embedding_model_lowercases_text(tmp_path: Path) -> None:

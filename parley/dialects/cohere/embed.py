@@ -8,10 +8,9 @@ from parley.dialects.cohere.answer_ids import id_as_uuid
 from parley.dialects.cohere.refusal_wording import COHERE_WORDING
 from parley.dialects.dialect import Answer, RequestContext
 from parley.dialects.fields import Fields, decode_fields
-from parley.dialects.vllm.pooling.cohere import UniversalCohereReply
-from parley.errors import Invalid, ParleyError
+from parley.dialects.vllm.pooling.cohere import INPUT_MEMBERS, UniversalCohereReply
+from parley.errors import BadRequest, Invalid, ParleyError
 
-INPUT_MEMBERS = ("texts", "images", "inputs")
 NO_INPUT = "invalid request: exactly one of 'texts', 'images' and 'inputs' must be given, and it must not be empty."
 
 
@@ -37,6 +36,10 @@ class CohereEmbedReply(UniversalCohereReply):
     def shown_id(self) -> str:
         """The id of the answer."""
         return id_as_uuid(self.request.id)
+
+    def content_error(self, path: str, part: Fields, part_type: str) -> BadRequest:
+        """Return the refusal of a part without its text or picture."""
+        return part.missing_member(part_type)
 
     def render_refusal(self, error: ParleyError) -> Answer | None:
         """Return None: every refusal has the form of the API's errors."""

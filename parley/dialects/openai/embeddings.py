@@ -40,6 +40,7 @@ class EmbeddingReply(UnstreamedReply):
 
     def __init__(self, body: Fields, context: RequestContext, task: PoolingTask = "embed"):
         extra_members = vllm_members.read_vllm_pooling_members(body, context)
+        self._context = context
         conversations = self._split_inputs(body)
         self.request = Request(
             id=context.unique_id,
@@ -59,7 +60,6 @@ class EmbeddingReply(UnstreamedReply):
         self._byte_order = body.string("endianness", "native", allowed=BYTE_ORDERS)
         body.string("user", None, cap=vllm_members.MAX_NAME_CHARACTERS)
         self._answer_id = extra_members.client_id or context.unique_id
-        self._context = context
         self._vectors: dict[int, bytes] = {}
         self._rows: dict[int, int] = {}  # vectors of each input that has one for each token
         if self._encoding.startswith("bytes"):
@@ -69,7 +69,11 @@ class EmbeddingReply(UnstreamedReply):
         return split_inputs(body)
 
     def _read_inputs(self, body: Fields, conversations: Iterable[Fields]) -> list[Prompt]:
-        return [prompt for conversation in conversations for prompt in read_inputs(conversation, self.reading_rules)]
+        return [
+            prompt
+            for conversation in conversations
+            for prompt in read_inputs(conversation, self.reading_rules, self._context)
+        ]
 
     def add_events(self, events: Sequence[Event]) -> None:
         """Keep the vectors of these events by input."""
@@ -161,11 +165,14 @@ def _is_conversation(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and all(isinstance(item, dict) and "role" in item for item in value)
 
 
-def read_inputs(body: Fields, rules: ReadingRules) -> list[Prompt]:
-    """Return the texts, token ids or conversation of a request for vectors. Raises BadRequest."""
+def read_inputs(body: Fields, rules: ReadingRules, context: RequestContext | None = None) -> list[Prompt]:
+    """Return the texts, token ids or conversation of a request for vectors. Raises BadRequest.
+
+    Without ``context``, a conversation may have only text.
+    """
     if body.has_value("messages") and not body.has_value("input"):
         chat_body = body.with_defaults({"add_generation_prompt": False})  # no answer follows
-        return [read_conversation(chat_body, rules)[0]]
+        return [read_conversation(chat_body, rules, context)[0]]
     return prompts.read_prompts(body, "input", cap=MAX_EMBEDDING_INPUTS)
 
 

@@ -302,8 +302,10 @@ VLLM_WORDING = VllmWording()
 def value_error(path: str, sentence: str, value: Any) -> WrongType:
     """Return pydantic's error for a value that one of vLLM's own checks of a shape refuses. ``path``: "" for a body."""
     message, ctx = f"Value error, {sentence}", {"error": ValueError(sentence)}
+    place = _dotted_path(path)
     return WrongType(
-        _error_list(_pydantic_error("value_error", path, message, value, ctx)), field=f"body.{path}" if path else "body"
+        _error_list(_pydantic_error("value_error", place, message, value, ctx)),
+        field=f"body.{place}" if place else "body",
     )
 
 

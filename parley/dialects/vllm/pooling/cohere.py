@@ -1,28 +1,33 @@
-"""``POST /v2/embed`` of Cohere's API as vLLM answers it: texts in, their vectors in several encodings out.
+"""``POST /v2/embed`` of Cohere's API as vLLM answers it: inputs in, their vectors in several encodings out.
 
-``input_type`` is the name of the model's own prompt to put before each text. On the universal route a model without
-prompts takes the API's own names, which Cohere's SDK always sends, and embeds all texts alike. Only texts are
-supported.
+The inputs are texts, pictures, or contents of both. Pictures and contents are conversations of one turn, which the
+model's chat template writes. ``input_type`` is the name of the model's own prompt: it stands before a text, and is the
+system message of a conversation. On the universal route a model without prompts takes the API's own names, which
+Cohere's SDK always sends, and embeds all inputs alike.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 from parley.dialects import vectors
 from parley.dialects.dialect import Answer, RequestContext, UnstreamedReply
 from parley.dialects.fields import Fields
 from parley.dialects.json_answer import encode_json
+from parley.dialects.media import InterleavedText
 from parley.dialects.openai import vllm_members
-from parley.dialects.openai.common_members import MAX_TOKENS, unsupported_member_error
+from parley.dialects.openai.common_members import MAX_TOKENS
 from parley.dialects.openai.embeddings import MAX_DIMENSIONS, MAX_EMBEDDING_INPUTS
+from parley.dialects.openai.media_parts import MediaReader, media_reader
+from parley.dialects.openai.messages import MAX_CONTENT_PARTS
 from parley.dialects.openai.prompts import MAX_PROMPT_SIZE
 from parley.dialects.vllm import requests
 from parley.dialects.vllm.error_answers import vllm_error_answer
+from parley.dialects.vllm.pooling.content_parts import read_content_parts
 from parley.dialects.vllm.refusal_wording import value_error
-from parley.errors import Invalid, ParleyError, UnknownPromptName, excerpt
-from parley.types import Event, PoolingOptions, PromptVector, Request, Text, Usage
+from parley.errors import BadRequest, Invalid, ParleyError, UnknownPromptName, excerpt
+from parley.types import Chat, Event, Message, PoolingOptions, Prompt, PromptVector, Request, Text, Usage
 
 EMBEDDING_TYPES = ("float", "base64", "binary", "ubinary")
 TRUNCATED_SIDES = {"END": "right", "START": "left"}  # the side to cut of a text that is too long
@@ -34,6 +39,8 @@ INPUT_TYPES: dict[str, tuple[str, ...]] = {
     "clustering": (),
     "image": (),
 }
+INPUT_MEMBERS = ("texts", "images", "inputs")
+CONTENT_MEMBERS = {"text": "text", "image_url": "image_url.url"}  # what a part of a content needs, by its type
 NO_INPUT_SENTENCE = "Exactly one of texts, images, or inputs must be provided, and it must be non-empty"
 
 
@@ -56,13 +63,16 @@ class CohereReply(UnstreamedReply):
     api_version: ClassVar[str] = "2"
 
     def __init__(self, body: Fields, context: RequestContext):
-        self._texts = _read_cohere_texts(body)
+        self._input_name = _find_input_name(body)
+        self._texts = body.strings("texts", cap=MAX_EMBEDDING_INPUTS, total=MAX_PROMPT_SIZE)
+        prompts = self._read_prompts(body, context)
+        self._has_pictures = any(isinstance(prompt, Chat) and prompt.messages[0].media for prompt in prompts)
         self._types = _read_embedding_types(body) or ["float"]
         extra_members = vllm_members.read_vllm_pooling_members(_with_truncation(body, context), context)
         self.request = Request(
             id=context.unique_id,
             model=body.string("model", "", cap=256),
-            prompts=[Text(text) for text in self._texts],
+            prompts=prompts,
             **extra_members.request_members,
             pooling=self._pooling_options(
                 body.string("input_type", None, cap=vllm_members.MAX_NAME_CHARACTERS),
@@ -74,6 +84,35 @@ class CohereReply(UnstreamedReply):
 
     def _pooling_options(self, input_type: str | None, dimensions: int | None) -> PoolingOptions:
         return PoolingOptions(dimensions, prompt=input_type)
+
+    def _read_prompts(self, body: Fields, context: RequestContext) -> list[Prompt]:
+        if self._input_name == "texts":
+            return [Text(text) for text in self._texts]
+        reader = media_reader(body, requests.VLLM_RULES, context)
+        if self._input_name == "images":
+            return [_as_conversation(read_content_parts([part], reader)) for part in _picture_parts(body)]
+        return [self._read_content(item, reader) for item in body.objects("inputs", cap=MAX_EMBEDDING_INPUTS)]
+
+    def _read_content(self, item: Fields, reader: MediaReader) -> Chat:
+        if not item.has_value("content"):
+            raise item.missing_member("content")
+        parts = list(item.objects("content", cap=MAX_CONTENT_PARTS))
+        for index, part in enumerate(parts):
+            part_type = part.string("type", None, allowed=tuple(CONTENT_MEMBERS))
+            if part_type is None:
+                raise part.missing_member("type")
+            picture = part.object("image_url") if part_type == "image_url" else None
+            if not (part.has_value("text") if part_type == "text" else picture and picture.raw_value("url")):
+                raise self.content_error(item.member_path(f"content[{index}]"), part, part_type)
+        content = read_content_parts(parts, reader)
+        if not content.text and not content.media:
+            raise item.empty_member("content", "array")
+        return _as_conversation(content)
+
+    def content_error(self, path: str, part: Fields, part_type: str) -> BadRequest:
+        """Return the original's refusal of a part without its text or picture."""
+        sentence = f"CohereEmbedContent with type='{part_type}' requires {CONTENT_MEMBERS[part_type]}"
+        return value_error(path, sentence, {name: part.raw_value(name) for name in part.member_names})
 
     @property
     def shown_id(self) -> str:
@@ -96,13 +135,16 @@ class CohereReply(UnstreamedReply):
 
     def render_body(self, usage: Usage) -> bytes:
         """Return the texts as JSON, with their vectors in every requested encoding."""
-        billed = {"input_tokens": usage.prompt_tokens, "image_tokens": 0}
+        tokens = usage.prompt_tokens
+        billed = {"input_tokens": 0, "image_tokens": tokens}
+        if not self._has_pictures:
+            billed = {"input_tokens": tokens, "image_tokens": 0}
         embeddings = self.embedding_members()
         return encode_json(
             {
                 "id": self.shown_id,
                 "embeddings": embeddings["embeddings"],
-                "texts": self._texts,
+                **({"texts": self._texts} if self._input_name == "texts" else {}),
                 "meta": {"api_version": {"version": self.api_version}, "billed_units": billed},
                 "response_type": embeddings["response_type"],
             }
@@ -110,7 +152,7 @@ class CohereReply(UnstreamedReply):
 
     def embedding_members(self) -> dict[str, Any]:
         """Return the vectors in every requested encoding, and the name of that form."""
-        ordered_vectors = [self._vectors[index] for index in range(len(self._texts))]
+        ordered_vectors = [self._vectors[index] for index in range(len(self.request.prompts))]
         embeddings = {form: [_typed_vector(values, form) for values in ordered_vectors] for form in self._types}
         return {"embeddings": embeddings, "response_type": "embeddings_by_type"}
 
@@ -135,19 +177,30 @@ def input_type_sentence(error: UnknownPromptName) -> str:
     return f"invalid request: input_type must be one of {names}, but got {excerpt(error.name)}."
 
 
-def _read_cohere_texts(body: Fields) -> list[str]:
-    texts = body.strings("texts", cap=MAX_EMBEDDING_INPUTS, total=MAX_PROMPT_SIZE)
-    given_names = [name for name in ("texts", "images", "inputs") if body.has_value(name)]
+def _find_input_name(body: Fields) -> str:
+    """Return the member that has the inputs. Raises WrongType if not exactly one has any."""
+    given_names = [name for name in INPUT_MEMBERS if body.has_value(name)]
     if len(given_names) != 1 or not body.raw_value(given_names[0]):
         raise value_error("", NO_INPUT_SENTENCE, dict.fromkeys(body.member_names))
-    if given_names != ["texts"]:
-        raise unsupported_member_error(body, given_names[0], "Anything but texts is")
-    return texts
+    return given_names[0]
+
+
+def _picture_parts(body: Fields) -> Iterator[Fields]:
+    """Yield each picture as a part of a content, which errors locate in ``images``."""
+    for index, url in enumerate(body.strings("images", cap=MAX_EMBEDDING_INPUTS, total=MAX_PROMPT_SIZE)):
+        part, place = body.without_members(set(body.member_names)), f"images[{index}]"
+        for name, value in (("type", "image_url"), ("image_url", {"url": url})):
+            part = part.with_moved_member(name, value, place)
+        yield part
+
+
+def _as_conversation(content: InterleavedText) -> Chat:
+    return Chat([Message("user", content.text, media=content.media)], add_generation_prompt=False)
 
 
 def _read_embedding_types(body: Fields) -> list[str]:
     """Return the requested encodings of each vector, without duplicates."""
-    forms = body.strings("embedding_types", cap=len(EMBEDDING_TYPES), total=MAX_PROMPT_SIZE)
+    forms = body.strings("embedding_types", cap=MAX_EMBEDDING_INPUTS, total=MAX_PROMPT_SIZE)
     for index, form in enumerate(forms):
         item_path = f"embedding_types[{index}]"
         body.with_defaults({item_path: form}).string(item_path, None, allowed=EMBEDDING_TYPES)

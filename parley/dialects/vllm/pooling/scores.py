@@ -16,18 +16,18 @@ from parley.dialects import vectors
 from parley.dialects.dialect import Answer, RequestContext, UnstreamedReply
 from parley.dialects.fields import Fields
 from parley.dialects.json_answer import encode_json
-from parley.dialects.media import check_media_counts, interleave_parts
 from parley.dialects.openai import vllm_members
 from parley.dialects.openai.common_members import MAX_TOKENS, unsupported_member_error
 from parley.dialects.openai.embeddings import MAX_EMBEDDING_INPUTS
-from parley.dialects.openai.media_parts import MediaReader, media_reader
+from parley.dialects.openai.media_parts import media_reader
 from parley.dialects.openai.messages import MAX_CONTENT_PARTS
 from parley.dialects.openai.prompts import MAX_PROMPT_SIZE
 from parley.dialects.vllm import requests
 from parley.dialects.vllm.pooling import embeddings
+from parley.dialects.vllm.pooling.content_parts import read_content_parts
 from parley.dialects.vllm.token_usage import embedding_usage
 from parley.errors import Incapable, Invalid
-from parley.types import Event, Media, PlacedMedia, PoolingOptions, Prompt, PromptVector, Request, Text, TextPair, Usage
+from parley.types import Event, PlacedMedia, PoolingOptions, Prompt, PromptVector, Request, Text, TextPair, Usage
 
 MEMBER_PAIRS = (("queries", "documents"), ("queries", "items"), ("data_1", "data_2"), ("text_1", "text_2"))
 SCORE_MEMBERS = dict.fromkeys(name for pair in MEMBER_PAIRS for name in pair)
@@ -256,26 +256,12 @@ def _read_parts_side(body: Fields, member: str, context: RequestContext) -> list
     for item, each in zip(items, fields, strict=True):
         if not each.has_value("content"):
             raise each.missing_member("content")
-        content = interleave_parts(
-            (_read_part(part, reader) for part in each.objects("content", cap=MAX_CONTENT_PARTS)), "\n"
-        )
+        content = read_content_parts(each.objects("content", cap=MAX_CONTENT_PARTS), reader)
         if not content.text and not content.media:
             raise each.empty_member("content", "array")
-        check_media_counts((placed.media for placed in content.media), context.media_limits)
         if content.media and context.labels:
             raise unsupported_member_error(body, member, "Media in pairs that a cross-encoder reads are")
         if content.media and any(body.raw_value(name) for name in TOKEN_LIMITS):
             raise unsupported_member_error(body, member, "Media with a limit of tokens are")
         inputs.append(ScoreInput(content.text, content.media, item["content"] if isinstance(item, dict) else None))
     return inputs
-
-
-def _read_part(part: Fields, reader: MediaReader) -> str | Media:
-    """Return the text or the item of a part. Raises BadRequest."""
-    item = reader.read_part(part, "user", ("text",))
-    if item is not None:
-        return item
-    text = part.string("text", None)
-    if text is None:
-        raise part.missing_member("text")
-    return text
