@@ -308,9 +308,8 @@ def _open_server(config: ResolvedOptions) -> Iterator[OpenAIClient]:
     if config["url"] and config["model"]:
         raise ConfigError("MODEL starts a new server; with --url, use --name to choose one of its models.")
     if config["model"] and "://" in config["model"]:
-        raise ConfigError(
-            f"MODEL is a folder, a GGUF file or a name on the hub; for a server: --url {config['model']}."
-        )
+        address = config["model"]
+        raise ConfigError(f"{address} is an address: `parley chat --url {address}` talks to the server there.")
     client = client_from_options(config)
     if config["url"] or (not config["model"] and _is_serving(client)):
         yield client
