@@ -204,6 +204,7 @@ class SocketConversation:
                 return
             scope = self._request_scope(answer)
             cycle = self._cycles[lane] = MessageCycle(scope, self._websocket, answer.body, answer, release)
+            answer.body = b""  # it may be large, and the application drops it once it is read
             try:
                 await cycle.run_app(self._websocket.app)
             finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import gc
 import json
 import threading
 from typing import Any
@@ -17,6 +18,7 @@ from test_transcriptions import post_form, speech_settings
 from parley.dialects.openai.realtime import audio, session
 from parley.dialects.openai.realtime.audio import wave_file
 from parley.dialects.openai.realtime.events import read_fault
+from parley.dialects.openai.realtime.response import ResponseAnswer
 from parley.errors import Overloaded
 from parley.serving.records import connection_records
 from parley.web.offload import OFFLOAD_SIZE
@@ -254,6 +256,9 @@ async def test_a_response_can_be_cancelled(serve):
     await events_until(client, "conversation.item.done")
     await client.send({"type": "response.create"})
     await events_until(client, "response.output_text.delta")
+    (running,) = (each for each in gc.get_objects() if isinstance(each, ResponseAnswer))
+    assert running.body == b""  # it may be as large as a conversation
+    del running
     await client.send({"type": "response.create", "event_id": "mine"})
     error = (await events_until(client, "error"))[-1]["error"]
     assert (error["code"], error["event_id"]) == ("conversation_already_has_active_response", "mine")

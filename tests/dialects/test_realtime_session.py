@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from parley.dialects.openai.realtime import audio, conversation
+from parley.dialects.openai.realtime import audio, conversation, session_settings
 from parley.dialects.openai.realtime.audio import wave_file
 from parley.dialects.openai.realtime.session import RealtimeSession
 from parley.dialects.socket_session import SocketOpening, SocketRequest
@@ -150,6 +150,35 @@ def test_committed_audio_keeps_its_rate(open_session):
     answer = session.start_request(send(session, "response.create"))
     (part,) = json.loads(answer.body)["input"][0]["content"]
     assert base64.b64decode(part["input_audio"]["data"]) == wave_file(TURN, 24_000)
+
+
+def test_a_response_refers_to_items_once_and_to_audio_as_well(open_session):
+    session = open_session()
+    item_id = decode(commit(session))[0]["item_id"]
+    send(session, "conversation.item.create", item=ITEM | {"id": "text"})
+    references = [{"type": "item_reference", "id": name} for name in ("text", item_id)]
+    request = send(session, "response.create", response={"input": references})
+    answer = session.start_request(request)
+    assert request.items == []  # nothing large is kept while the response runs
+    text, sound = (item["content"][0] for item in json.loads(answer.body)["input"])
+    assert text["text"] == "Hello"
+    assert base64.b64decode(sound["input_audio"]["data"]) == wave_file(TURN, 24_000)
+    send(session, "response.cancel")
+    (error,) = decode(send(session, "response.create", response={"input": [*references, references[0]]}))
+    assert error["error"]["param"] == "response.input[2].id"
+
+
+@pytest.mark.parametrize("kind", ["session.update", "response.create"])
+def test_members_that_a_session_keeps_are_bounded(open_session, kind):
+    session, name = open_session(), kind.partition(".")[0]
+    for size, has_error in (
+        (session_settings.MAX_MEMBERS_BYTES - 2, False),
+        (session_settings.MAX_MEMBERS_BYTES, True),
+    ):
+        result = send(session, kind, **{name: {"instructions": "x" * size}})
+        assert (isinstance(result, list) and b'"error"' in result[0]) is has_error
+        send(session, "response.cancel")
+    assert json.loads(result[0])["error"]["param"] == f"{name}.instructions"
 
 
 def test_vllm_names_the_bound_of_audio(open_session, monkeypatch):

@@ -23,6 +23,7 @@ TEXT_PARTS = ("input_text", "output_text", "text")
 PART_TYPES = (*TEXT_PARTS, "input_audio", "input_image")
 CALL_MEMBERS = {"function_call": ("call_id", "name", "arguments"), "function_call_output": ("call_id", "output")}
 DROPPED_SENTENCE = "An item of the conversation was dropped, because the server has no memory for it."
+ItemWithAudio = tuple[dict[str, Any], CommittedAudio | None]
 FIRST_ITEM = "root"  # names the place before all items
 
 
@@ -100,10 +101,13 @@ class Conversation:
             item["content"][0]["transcript"] = transcript
             self._save(item)
 
-    def input_items(self, rate: int) -> list[dict[str, Any]]:
-        """Return the items as input of the Responses API. Raises Overloaded, and Invalid for one that is deleted
-        meanwhile. ``rate``: of audio that is a part of an item."""
-        return [input_item(self.find(item_id), rate, self._audio.get(item_id)) for item_id in tuple(self._order)]
+    def find_with_audio(self, item_id: str) -> ItemWithAudio:
+        """Return an item, and its audio if it is committed audio. Raises Invalid, Overloaded if it was dropped."""
+        return self.find(item_id), self._audio.get(item_id)
+
+    def list_items(self) -> list[ItemWithAudio]:
+        """Return all items. Raises Overloaded if one was dropped, Invalid if one is deleted meanwhile."""
+        return [self.find_with_audio(item_id) for item_id in tuple(self._order)]
 
     def _save(self, item: dict[str, Any]) -> None:
         data = encode_json(item)
@@ -159,7 +163,8 @@ def _read_part(part: Fields) -> dict[str, Any]:
 
 
 def input_item(item: dict[str, Any], rate: int, audio: CommittedAudio | None = None) -> dict[str, Any]:
-    """Return an item as input of the Responses API. ``audio``: of one that is committed audio. Raises Overloaded."""
+    """Return an item as input of the Responses API. ``audio``: of one that is committed audio; ``rate``: of audio that
+    is a part of an item. Raises Overloaded."""
     if item["type"] != "message":
         return {name: item[name] for name in ("type", *CALL_MEMBERS[item["type"]])}
     parts = [_input_part(part, item["role"], rate, audio) for part in item["content"]]

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from parley.dialects.json_answer import encode_json
+from parley.dialects.openai.realtime.conversation import ItemWithAudio
 from parley.dialects.openai.realtime.events import (
     DATA_START,
     EARLY_END,
@@ -35,13 +36,13 @@ PART_EVENTS = {
 
 @dataclass(frozen=True, slots=True)
 class ResponseRequest(SocketRequest):
-    """A ``response.create``. ``members``: of the body, without its input; ``items``: its own input, None: the whole
-    conversation; ``keeps_output``: the output becomes part of the conversation."""
+    """A ``response.create``. ``members``: of the body, without its input; ``items``: its own input; None: the whole
+    conversation. ``keeps_output``: the output becomes part of the conversation."""
 
     response_id: str
     event_id: str | None
     members: dict[str, Any]
-    items: list[dict[str, Any]] | None
+    items: list[ItemWithAudio] | None
     keeps_output: bool
     metadata: dict[str, Any] | None
 

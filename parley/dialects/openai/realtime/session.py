@@ -16,7 +16,7 @@ from parley.dialects.openai.error_answers import openai_error_object
 from parley.dialects.openai.labels import MAX_LABEL
 from parley.dialects.openai.metadata import read_metadata
 from parley.dialects.openai.realtime.audio import AudioBuffer, CommittedAudio
-from parley.dialects.openai.realtime.conversation import Conversation, input_item, read_item
+from parley.dialects.openai.realtime.conversation import Conversation, ItemWithAudio, input_item, read_item
 from parley.dialects.openai.realtime.events import new_id, write_error, write_event
 from parley.dialects.openai.realtime.response import RESPONSE_LANE, ResponseAnswer, ResponseRequest
 from parley.dialects.openai.realtime.session_settings import (
@@ -115,9 +115,11 @@ class RealtimeSession(SocketSession):
                 self._discard_audio(request)
         assert isinstance(request, ResponseRequest)
         rate = self._settings.rate
-        own_items = request.items
-        items = self._conversation.input_items(rate) if own_items is None else [input_item(i, rate) for i in own_items]
-        answer = ResponseAnswer(request, items, self._conversation.add_output, self._end_response)
+        items = self._conversation.list_items() if request.items is None else request.items
+        inputs = [input_item(item, rate, audio) for item, audio in items]
+        answer = ResponseAnswer(request, inputs, self._conversation.add_output, self._end_response)
+        if request.items is not None:
+            request.items.clear()  # they may be large, and the answer has them now
         if self._active is request:  # else it was cancelled
             self._answer = answer
         return answer
@@ -236,7 +238,7 @@ class RealtimeSession(SocketSession):
             del members["max_output_tokens"]
         items = None
         if options.has_value("input"):
-            items = [self._read_input_item(item) for item in options.objects("input", cap=MAX_INPUT_ITEMS)]
+            items = self._read_input(options)
         keeps = options.string("conversation", "auto", allowed=("auto", "none")) == "auto"
         if keeps:
             self._conversation.check_room()
@@ -251,11 +253,20 @@ class RealtimeSession(SocketSession):
         )
         return self._active
 
-    def _read_input_item(self, item: Fields) -> dict[str, Any]:
-        """Return an item of a response's own input, or the one of the conversation to which it refers."""
-        if item.raw_value("type") == "item_reference":
-            return self._conversation.find(item.string("id", "", cap=MAX_LABEL))
-        return read_item(item)
+    def _read_input(self, options: Fields) -> list[ItemWithAudio]:
+        """Return the items of a response's own input, and those of the conversation to which it refers. Each of these
+        may be named once: a short message could otherwise repeat a large one a thousand times. Raises BadRequest."""
+        items, known_ids = list[ItemWithAudio](), set[str]()
+        for item in options.objects("input", cap=MAX_INPUT_ITEMS):
+            if item.raw_value("type") != "item_reference":
+                items.append((read_item(item), None))
+                continue
+            item_id = item.string("id", "", cap=MAX_LABEL)
+            if item_id in known_ids:
+                raise item.member_error("id", "refers to an item that an earlier one refers to.")
+            known_ids.add(item_id)
+            items.append(self._conversation.find_with_audio(item_id))
+        return items
 
     def _cancel_response(self, event: Fields) -> EventAnswer:
         active, response_id = self._active, event.string("response_id", None, cap=MAX_LABEL)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from parley.dialects.fields import Fields
+from parley.dialects.json_answer import encode_json
 from parley.dialects.openai.common_members import unsupported_member_error
 from parley.dialects.openai.labels import MAX_LABEL
 from parley.errors import Invalid, Unsupported, excerpt
@@ -20,6 +21,7 @@ MAX_CONTEXT_CHARACTERS = 100_000
 RESPONSE_MEMBERS = (
     "instructions", "tools", "tool_choice", "parallel_tool_calls", "reasoning", "temperature", "max_output_tokens",
 )  # fmt: skip
+MAX_MEMBERS_BYTES = 1 << 20  # of these as JSON: a session keeps them
 NO_LIMIT = "inf"  # as ``max_output_tokens``
 MODALITY_SENTENCE = "Output of a session is text: use ['text']. This server has no models that speak."
 TURN_SENTENCE = (
@@ -123,11 +125,15 @@ class SessionSettings:
 
 
 def read_response_members(body: Fields) -> dict[str, Any]:
-    """Return the members about responses that are present. Those of the Responses API are checked with a response."""
+    """Return the members about responses that are present. Those of the Responses API are checked with a response.
+    Raises BadRequest."""
     members = {name: body.raw_value(name) for name in RESPONSE_MEMBERS if body.has_value(name)}
     limit = members.get("max_output_tokens")
     if isinstance(limit, str) and limit != NO_LIMIT:
         raise body.mistyped_member("max_output_tokens", "an integer")
+    for name, value in members.items():
+        if (size := len(encode_json(value))) > MAX_MEMBERS_BYTES:
+            raise body.member_error(name, f"has {size} bytes; at most {MAX_MEMBERS_BYTES} are allowed.")
     return members
 
 
