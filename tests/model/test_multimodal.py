@@ -3,6 +3,7 @@
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,10 +17,11 @@ from support.multimodal_models import (
 )
 from support.run_model import load_test_runner, serve_requests
 from support.tiny_models import VOCAB
-from transformers import AutoConfig
+from transformers import AutoConfig, LlavaConfig, MptConfig
 
 from parley.model.checkpoint.files import Checkpoint
 from parley.model.load.loader import LoadError
+from parley.model.load.logit_scale import scale_forgotten_logits
 from parley.model.load.multimodal import language_model_config
 from parley.model.networks.config_reader import read_decoder_config
 from parley.model.networks.families.table import FUSABLE_TYPES
@@ -128,6 +130,15 @@ def test_logits_have_their_factor_without_the_fused_decoder_as_well(family, fiel
         expected = load_whole_model(folder).lm_head(hidden) * 0.25
         for network in (fused, plain):
             assert torch.allclose(network.compute_logits(hidden), expected, atol=1e-5)
+
+
+def test_logits_of_another_language_model_have_no_factor():
+    head = torch.nn.Linear(4, 4)
+    model = SimpleNamespace(config=LlavaConfig(text_config=MptConfig()), get_output_embeddings=lambda: head)
+    rows = torch.ones(1, 4)
+    expected = head(rows)
+    scale_forgotten_logits(model)
+    assert torch.equal(head(rows), expected)
 
 
 @pytest.mark.parametrize("thinker", ["qwen2_5_omni_thinker", "qwen3_omni_moe_thinker"])

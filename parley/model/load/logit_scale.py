@@ -20,6 +20,8 @@ def scale_forgotten_logits(model: PreTrainedModel) -> None:
     if model.config.model_type not in MODEL_TYPES:
         return
     text_config = model.config.get_text_config()
-    factor = float(getattr(text_config, "logit_scale", 1.0)) / float(getattr(text_config, "logits_scaling", 1.0))
+    factor = 1 / float(getattr(text_config, "logits_scaling", 1.0))
+    if text_config.model_type.startswith("cohere"):  # MPT has such a field, too, which Transformers never reads
+        factor *= float(text_config.logit_scale)
     head: Any = model.get_output_embeddings()
     head.register_forward_hook(lambda _module, _arguments, logits: logits * factor)
