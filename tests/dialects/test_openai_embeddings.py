@@ -2,6 +2,7 @@
 
 import json
 import struct
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from parley.dialects import vectors
 from parley.dialects.dialect import RequestContext
 from parley.dialects.openai import embeddings
+from parley.dialects.vllm.pooling import classify
 from parley.dialects.vllm.pooling import embeddings as pooling
 from parley.errors import BadRequest, Unsupported
 from parley.types import Chat, ChoiceDone, PoolingOptions, PromptAccepted, PromptVector, Text, Tokens, Usage
@@ -114,12 +116,22 @@ def test_openai_embeddings_members_reach_the_request():
     assert isinstance(chat, Chat) and not chat.add_generation_prompt
 
 
-def test_embeddings_of_pictures_are_refused_even_if_the_model_reads_them():
+def test_embeddings_of_pictures_are_refused_if_the_model_reads_text_only():
     part = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+    with pytest.raises(
+        BadRequest, match=r"'messages\[0\].content\[0\].type' is 'image_url', but this model reads text only"
+    ):
+        read(None, messages=[{"role": "user", "content": [part]}])
+
+
+def test_classification_of_pictures_is_refused_even_if_the_model_reads_them():
+    part = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+    body = json.dumps({"messages": [{"role": "user", "content": [part]}]}).encode()
+    context = replace(CONTEXT, headers={b"content-type": b"application/json"})
     with pytest.raises(
         BadRequest, match=r"'messages\[0\].content\[0\].type' is 'image_url', but this route reads text "
     ):
-        read(None, messages=[{"role": "user", "content": [part]}])
+        classify.read_classification(body, context)
 
 
 def test_embeddings_refuse_padding_to_the_context_length():
