@@ -47,6 +47,7 @@ from parley.text.tokens.tokenizer import Tokenizer
 from parley.types import (
     Chat,
     Grammar,
+    JoinedPrompt,
     KeptSide,
     MediaItem,
     MediaKind,
@@ -182,6 +183,8 @@ class TextPipeline:
             return self._render_pair(prompt, partial(encode, max_tokens=None), max_tokens)
         if isinstance(prompt, TextPair):
             return self._prepare_pair(prompt, partial(encode, self.tokenizer), max_tokens, kept_side)
+        if isinstance(prompt, JoinedPrompt):
+            return PreparedPrompt(_cut_ids(self._encode_parts(prompt, encode), max_tokens, kept_side))
         if isinstance(prompt, Tokens):
             return self._prepare_tokens(_cut_ids(prompt.ids, max_tokens, kept_side), prompt.reasoning_ended)
         if isinstance(prompt, Chat) and prompt.rendered_ids:
@@ -208,6 +211,18 @@ class TextPipeline:
             text, media = insert_replacements(prompt.text, prompt.media, media, self.media_marks)
             ids = encode(self.tokenizer, text, prompt.special and not has_own_bos(media))
         return PreparedPrompt(ids, media=self._place_media(ids, media))
+
+    def _encode_parts(self, prompt: JoinedPrompt, encode: EncodeText) -> list[int]:
+        """Return the tokens of all parts, one after the other."""
+        pieces = (
+            part.ids
+            if isinstance(part, Tokens)
+            else encode(self.tokenizer, part.text, part.special)
+            if part.text
+            else []
+            for part in prompt.parts
+        )
+        return [token_id for piece in pieces for token_id in piece]
 
     def _prepare_tokens(self, ids: list[int], reasoning_ended: bool | None) -> PreparedPrompt:
         """Find how the answer to tokens begins. ``reasoning_ended``: as in ``Tokens``."""
@@ -481,7 +496,7 @@ class TextPipeline:
         ``with_spans``: otherwise the spans are left out. ``media``: the items of the prompt. Raises Invalid if there
         are more than ``max_tokens`` tokens.
         """
-        if isinstance(prompt, TextPair):
+        if isinstance(prompt, TextPair | JoinedPrompt):
             ids = self.prepare_prompt(prompt).token_ids
             return "", ids, [(0, 0)] * len(ids)
         if isinstance(prompt, Tokens):

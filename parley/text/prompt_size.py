@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from parley.types import Chat, Prompt, Text, TextPair
+from parley.types import Chat, JoinedPrompt, Prompt, Text, TextPair
 
 MESSAGE_CHARACTERS = 64  # that a message counts besides its texts
 VALUE_CHARACTERS = 8  # that a value counts within an array or object
@@ -34,6 +34,8 @@ def text_characters(prompt: Prompt) -> int:
         return len(prompt.text) + len(prompt.suffix)
     if isinstance(prompt, TextPair):
         return text_characters(prompt.first) + text_characters(prompt.second)
+    if isinstance(prompt, JoinedPrompt):
+        return sum(map(text_characters, prompt.parts))
     if isinstance(prompt, Chat):
         return sum(len(message.content or "") for message in prompt.messages)
     return 0

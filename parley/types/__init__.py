@@ -89,6 +89,7 @@ from parley.types.media import (
 from parley.types.request import (
     BeamOptions,
     Chat,
+    JoinedPrompt,
     KeptSide,
     Message,
     OutputOptions,
@@ -139,6 +140,7 @@ __all__ = [
     "FinishReason",
     "Grammar",
     "ImageDetail",
+    "JoinedPrompt",
     "KVPrefix",
     "KeptSide",
     "KeyLimitStates",

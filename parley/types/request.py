@@ -100,7 +100,13 @@ class TextPair(msgspec.Struct, frozen=True):
     second: Text
 
 
-Prompt = Text | TextPair | Tokens | Chat
+class JoinedPrompt(msgspec.Struct, frozen=True):
+    """Texts and tokens that are one plain prompt, each tokenized on its own. The texts have no media."""
+
+    parts: list[Text | Tokens]
+
+
+Prompt = Text | TextPair | Tokens | Chat | JoinedPrompt
 
 KeptSide = Literal["head", "tail"]  # the end of a too long prompt that is kept
 

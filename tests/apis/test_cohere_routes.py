@@ -77,3 +77,25 @@ async def test_cohere_lists_models(server):
     assert (await server.get("/cohere/v1/models/tiny")).json == models[0]
     answer = await server.get("/cohere/v1/models/none")
     assert (answer.status, list(answer.json)) == (404, ["id", "message"])
+
+
+async def test_cohere_renders_the_tokens_of_a_conversation(server):
+    messages = [{"role": "user", "content": "Say hello."}]
+    chat = {"model": "tiny", "messages": messages, "max_tokens": 8, "temperature": 0.5}
+    wanted = (await server.post("/vllm/v1/chat/completions/render", chat | {"top_p": 0.9})).json
+    rendered = (await server.post("/cohere/v2/chat/render", chat | {"p": 0.9})).json
+    assert rendered["request_id"].startswith("chatcmpl-") and rendered["stream_options"] is None
+    assert rendered | {"request_id": wanted["request_id"]} == wanted
+    streamed = (await server.post("/cohere/v2/chat/render", chat | {"stream": True})).json
+    assert streamed["stream_options"] == {"include_usage": True, "continuous_usage_stats": False}
+    answer = (await server.post("/vllm/inference/v1/generate", rendered)).json
+    assert answer["usage"]["prompt_tokens"] == len(rendered["token_ids"])
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+    for members, part in (
+        ({"model": None}, "a model parameter is required"),
+        ({"tools": tools, "tool_choice": "REQUIRED"}, "tool_choice"),
+        ({"max_tokens": -1}, "max_tokens"),
+    ):
+        refused = await server.post("/cohere/v2/chat/render", chat | members)
+        assert refused.status == 400 and part in refused.json["message"] and "error" not in refused.json
+    await server.wait_until_idle()

@@ -45,6 +45,8 @@ VLLM_ROUTES = [
     "/vllm/pooling",
     "/vllm/v1/chat/completions/render",
     "/vllm/v1/completions/render",
+    "/cohere/v2/chat/render",
+    "/vllm/generative_scoring",
     "/vllm/v1/messages/render",
     "/vllm/v1/responses/render",
     "/vllm/v1/chat/completions/derender",

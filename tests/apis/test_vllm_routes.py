@@ -2,14 +2,16 @@
 
 import asyncio
 import json
+import math
 
 import pytest
 from openai import APIError, AsyncOpenAI, BadRequestError, NotFoundError
 from support.http_client import HELLO_CHAT, build_request
+from support.tiny_models import model_folder
 
 from parley.dialects.mounts import dedicated_mounts
 from parley.errors import EngineError
-from parley.types import CacheEventSettings
+from parley.types import CacheEventSettings, Settings
 
 EOS = 2
 HELLO_MESSAGE = {"model": "tiny", "max_tokens": 12, "messages": [{"role": "user", "content": "Hello"}]}
@@ -252,6 +254,34 @@ async def test_rendered_prompts_continue_as_tokens_like_the_requests_themselves(
     await server.wait_until_idle()
 
 
+async def test_generative_scores_are_the_probabilities_of_the_next_token(serve):
+    folder = str(model_folder("llama"))
+    server = await serve(settings=Settings(model=folder, dtype="float32", kv_memory=8 << 20, max_batch=8, threads=1))
+    labels, query, items = [7, 9, 300], "Is it a number? ", ["one", ""]
+    body = {"query": query, "items": items, "label_token_ids": labels}
+    for prefix, members in (("", {}), ("/vllm", {}), ("", {"item_first": True}), ("", {"add_special_tokens": False})):
+        item_first, special = members.get("item_first", False), members.get("add_special_tokens", True)
+        first = (await server.post("/tokenize", {"prompt": query, "add_special_tokens": special})).json["tokens"]
+        expected = []
+        for item in items:
+            second = item and (await server.post("/tokenize", {"prompt": item, "add_special_tokens": False})).json
+            second = second["tokens"] if item else []
+            prompt = {"prompt": [*second, *first] if item_first else [*first, *second], "max_tokens": 1}
+            named = prompt | {"logprobs": 3, "logprob_token_ids": labels, "return_tokens_as_token_ids": True}
+            choice = (await server.post("/vllm/v1/completions", named)).json["choices"][0]
+            tops = choice["logprobs"]["top_logprobs"][0]
+            expected.append([math.exp(tops[f"token_id:{label}"]) for label in labels])
+        scored = (await server.post(prefix + "/generative_scoring", body | members)).json
+        shares = [row[0] / sum(row) for row in expected]
+        assert [item["score"] for item in scored["data"]] == pytest.approx(shares, rel=1e-4)
+        plain = (await server.post(prefix + "/generative_scoring", body | members | {"apply_softmax": False})).json
+        assert [item["score"] for item in plain["data"]] == pytest.approx([row[0] for row in expected], rel=1e-4)
+    assert scored["usage"]["completion_tokens"] == 2
+    cut = (await server.post("/generative_scoring", {"query": [5] * 9000, "items": [[5]], "label_token_ids": [7]})).json
+    assert cut["usage"]["total_tokens"] == cut["usage"]["prompt_tokens"] + 1 < 9000 and cut["data"][0]["score"] == 1.0
+    await server.wait_until_idle()
+
+
 async def test_tokens_are_not_held_back_for_the_rest_of_a_character_or_stop_string(server):
     (body,) = (await server.post("/v1/completions/render", {"prompt": "Zwölf", "stop": "fx", "stream": True})).json
     events = (await server.post("/inference/v1/generate", body)).events
@@ -340,8 +370,9 @@ async def test_vllm_errors_have_its_statuses_and_members(server):
     assert (await post_error({}, **{"content-type": "text/plain"}))[0] == 400
     assert await post_error({}, "/vllm/v1/classify") == (404, {"detail": "Not Found"})
     assert (await server.get("/vllm/v1/completions")).json == {"detail": "Method Not Allowed"}
-    status, body = await post_error({}, "/vllm/generative_scoring")
-    assert (status, body["error"]["type"], body["error"]["code"]) == (501, "NotImplementedError", 501)
+    for path in ("/vllm/v1/decisions", "/vllm/v1/systemone"):
+        status, body = await post_error({}, path)
+        assert (status, body["error"]["type"], body["error"]["code"]) == (501, "NotImplementedError", 501)
 
 
 async def test_vllm_answers_unauthorized_without_a_key(serve):

@@ -315,3 +315,11 @@ def test_vllm_score_refuses_wrong_content_parts(documents, context, sentence):
     body = {"query": "a", "documents": [{"content": [PICTURE]}], "max_tokens_per_doc": 5}
     with pytest.raises(Unsupported, match="limit of tokens"):
         scores.read_rerank_request(json.dumps(body).encode(), SIGHTED)
+
+
+@pytest.mark.parametrize("reader", [embeddings.read_vllm_embedding, embeddings.read_pooling_request])
+def test_vllm_refuses_chunks_of_a_document_by_name(reader):
+    body = {"input": "a", "late_chunking_params": {"chunk_size": 4}}
+    with pytest.raises(Unsupported) as caught:
+        reader(json.dumps(body).encode(), CONTEXT)
+    assert caught.value.field == "late_chunking_params"

@@ -1,8 +1,8 @@
 """Cohere's API, version 2: its table of routes.
 
-``STRICT`` has the original's limits and refusals, its lists of models, and its rerank and embed. ``DIALECT`` is its
-part of the universal server: chat, without refusals that only get in a client's way, and the first version's embed.
-There rerank and embed of version 2 are vLLM's, which has them on the same paths.
+``STRICT`` has the original's limits and refusals, its lists of models, its rerank and embed, and vLLM's rendered chats.
+``DIALECT`` is its part of the universal server: chat, without refusals that only get in a client's way, and the first
+version's embed. There rerank and embed of version 2 are vLLM's, which has them on the same paths.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
-from parley.dialects.cohere import bench, chat, embed, first_version, models, rerank
+from parley.dialects.cohere import bench, chat, embed, first_version, models, render, rerank
 from parley.dialects.cohere.api_rules import LENIENT_COHERE_RULES, STRICT_COHERE_RULES, CohereRules
 from parley.dialects.cohere.error_answers import NO_MEMORY_BODY, cohere_error_answer
 from parley.dialects.dialect import Dialect, PromptMembers, Route, model_in_body
@@ -41,6 +41,11 @@ STRICT_ROUTES = (
 )
 
 
+def _render_route(rules: CohereRules) -> Route:
+    reader = partial(render.read_chat_rendering, rules)
+    return Route("POST", "/v2/chat/render", "render", reader=reader, model_reader=model_in_body)
+
+
 def _cohere_dialect(rules: CohereRules) -> Dialect:
     return Dialect(
         name="cohere",
@@ -55,7 +60,7 @@ def _cohere_dialect(rules: CohereRules) -> Dialect:
         routes=(
             Route("POST", "/v2/chat", "generate", reader=partial(chat.read_chat, rules), model_reader=model_in_body),
             FIRST_EMBED_ROUTE,
-            *(STRICT_ROUTES if rules.strict else ()),
+            *((_render_route(rules), *STRICT_ROUTES) if rules.strict else ()),
         ),
     )
 

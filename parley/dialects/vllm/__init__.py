@@ -24,6 +24,7 @@ from parley.dialects.vllm import (
     chat,
     completions,
     control,
+    generative_scoring,
     legacy,
     messages,
     metrics,
@@ -37,7 +38,8 @@ from parley.dialects.vllm.token_routes import derender_readers, render, token_ge
 from parley.types import ALL_MODEL_TASKS, ModelTask
 
 UNSUPPORTED_PATHS = {
-    "/generative_scoring": "Scoring of labels is",
+    "/v1/decisions": "Answering of questions by the probabilities of labels is",
+    "/v1/systemone": "Answering of questions by the probabilities of labels is",
     "/reset_encoder_cache": "Clearing the cache of the encoders of media is",
 }
 PROMPT_MEMBERS = PromptMembers(
@@ -81,6 +83,13 @@ SCORE_ROUTES = (
         Route("POST", path, "embed", reader=scores.read_rerank_request, model_reader=model_in_body, tasks=SCORE_TASKS)
         for path in ("/rerank", "/v1/rerank", "/v2/rerank")
     ),
+)
+SCORING_ROUTE = Route(
+    "POST",
+    "/generative_scoring",
+    "generate",
+    reader=generative_scoring.read_scoring_request,
+    model_reader=model_in_body,
 )
 TOKEN_ROUTES = (  # of servers that tokenize elsewhere than where they generate
     Route(
@@ -202,6 +211,7 @@ DIALECT = Dialect(
         *SCORE_ROUTES,
         replace(COHERE_ROUTE, reader=cohere.read_universal_request),
         BATCH_ROUTE,
+        SCORING_ROUTE,
         *TOKEN_ROUTES,
         RESET_ROUTE,
         MEDIA_RESET_ROUTE,
@@ -242,6 +252,7 @@ STRICT_DIALECT = Dialect(
         *SCORE_ROUTES,
         COHERE_ROUTE,
         BATCH_ROUTE,
+        SCORING_ROUTE,
         *TOKEN_ROUTES,
         Route(
             "POST",

@@ -37,9 +37,12 @@ def read_pooling_request(body: bytes, context: RequestContext) -> PoolingReply |
 
 
 def check_removed(body: Fields) -> None:
-    """Refuse what the original once had: the older name of ``use_activation``, and older tasks. Raises Invalid."""
+    """Refuse what the original once had: the older name of ``use_activation``, and older tasks; and what it has and
+    this server lacks. Raises Invalid, Unsupported."""
     if "normalize" in body.member_names:
         raise parameter_error("Parameter `normalize` was removed; use `use_activation` instead.", "normalize")
+    if body.has_value("late_chunking_params"):
+        raise unsupported_member_error(body, "late_chunking_params", "Mean vectors of a document's parts are")
     if (sentence := REMOVED_TASKS.get(str(body.raw_value("task")))) is not None:
         raise parameter_error(sentence, "task")
 

@@ -62,14 +62,14 @@ class ChatRendering(VllmChatReply, PromptRenderer):
 
     def __init__(self, body: Fields, context: RequestContext):
         super().__init__(body, context)
-        _check_renderable(self.request, body)
+        check_renderable(self.request, body)
         self._forwarded_members = _read_forwarded_members(body)
         self.wants_spans = body.boolean("return_token_offsets", False)
 
     def render_prompts(self, prompts: Sequence[RenderedPrompt]) -> bytes:
         """Return the request that continues the conversation."""
         answer_id = f"chatcmpl-{self._answer_id}"
-        return encode_json(_generate_request(answer_id, prompts[0], self.request, self._forwarded_members))
+        return encode_json(write_generate_request(answer_id, prompts[0], self.request, self._forwarded_members))
 
 
 class MessageRendering(VllmMessagesReply, PromptRenderer):
@@ -77,13 +77,13 @@ class MessageRendering(VllmMessagesReply, PromptRenderer):
 
     def __init__(self, body: Fields, context: RequestContext):
         super().__init__(LENIENT_ANTHROPIC_RULES, body, context)
-        _check_renderable(self.request, body)
+        check_renderable(self.request, body)
 
     def render_prompts(self, prompts: Sequence[RenderedPrompt]) -> bytes:
         """Return the request that continues the conversation. Its stream always counts tokens."""
         options = dict.fromkeys(STREAM_OPTIONS, True) if self.request.stream else None
         answer_id = f"chatcmpl-{self._answer_id}"
-        return encode_json(_generate_request(answer_id, prompts[0], self.request, {"stream_options": options}))
+        return encode_json(write_generate_request(answer_id, prompts[0], self.request, {"stream_options": options}))
 
 
 class ResponseRendering(VllmResponsesReply, PromptRenderer):
@@ -91,14 +91,14 @@ class ResponseRendering(VllmResponsesReply, PromptRenderer):
 
     def __init__(self, body: Fields, context: RequestContext):
         super().__init__(body, context)
-        _check_renderable(self.request, body)
+        check_renderable(self.request, body)
         own_id = f"resp_{context.unique_id[:16]}"
         self._answer_id = body.string("request_id", "") or own_id
         self._forwarded_members = {name: body.free_object(name) or None for name in vllm_members.TRANSFER_MEMBERS}
 
     def render_prompts(self, prompts: Sequence[RenderedPrompt]) -> bytes:
         """Return the request that continues the conversation."""
-        return encode_json(_generate_request(self._answer_id, prompts[0], self.request, self._forwarded_members))
+        return encode_json(write_generate_request(self._answer_id, prompts[0], self.request, self._forwarded_members))
 
 
 class CompletionRendering(VllmCompletionReply, PromptRenderer):
@@ -106,7 +106,7 @@ class CompletionRendering(VllmCompletionReply, PromptRenderer):
 
     def __init__(self, body: Fields, context: RequestContext):
         super().__init__(body, context)
-        _check_renderable(self.request, body)
+        check_renderable(self.request, body)
         self._forwarded_members = _read_forwarded_members(body)
         self.wants_spans = body.boolean("return_token_offsets", False)
 
@@ -115,7 +115,7 @@ class CompletionRendering(VllmCompletionReply, PromptRenderer):
         answer_id, several = f"cmpl-{self._answer_id}", len(prompts) > 1
         return encode_json(
             [
-                _generate_request(
+                write_generate_request(
                     f"{answer_id}-{number}" if several else answer_id, prompt, self.request, self._forwarded_members
                 )
                 for number, prompt in enumerate(prompts)
@@ -123,7 +123,7 @@ class CompletionRendering(VllmCompletionReply, PromptRenderer):
         )
 
 
-def _check_renderable(request: Request, body: Fields) -> None:
+def check_renderable(request: Request, body: Fields) -> None:
     """Refuse options that the rendered request could not express. Raises BadRequest."""
     if request.beam is not None:
         raise Invalid(BEAM_SEARCH_SENTENCE)
@@ -148,7 +148,7 @@ def _read_forwarded_members(body: Fields) -> dict[str, Any]:
     return members
 
 
-def _generate_request(
+def write_generate_request(
     request_id: str, prompt: RenderedPrompt, request: Request, forwarded_members: dict[str, Any]
 ) -> dict[str, Any]:
     """Return the body that continues a prompt, with every member of the original, also those without a value."""
