@@ -37,7 +37,16 @@ from parley.engine.messages import (
     UnloadAdapter,
 )
 from parley.engine.page_transfer import MessagePageTransfer
-from parley.types import EngineFinishReason, EngineOutput, EngineRequest, EngineStats, ModelInfo, TokenCost, TokenScore
+from parley.types import (
+    TOKEN_TASKS,
+    EngineFinishReason,
+    EngineOutput,
+    EngineRequest,
+    EngineStats,
+    ModelInfo,
+    TokenCost,
+    TokenScore,
+)
 
 ScriptedReply = Callable[[EngineRequest, int], list[int]]
 
@@ -322,9 +331,9 @@ class ScriptedEngine(MessagePageTransfer):
         if request.pooling.task == "embed_sparse":
             counted = sorted(Counter(request.token_ids).items())
             return b"".join(struct.pack("<If", token, count) for token, count in counted)
-        by_token = request.pooling.task == "token_embed"
+        by_token = request.pooling.task in TOKEN_TASKS
         size = self._model_info.dimensions
-        if request.pooling.task == "classify":
+        if request.pooling.task in ("classify", "token_classify"):
             size = len(self._model_info.labels)
         elif by_token:
             size = self._model_info.token_dimensions or size

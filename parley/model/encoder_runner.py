@@ -55,7 +55,7 @@ class EncoderRunner:
         self.max_model_len = max_model_len
         self.vocab_size = encoder.config.vocab
         self.dimensions = self.token_dimensions = 0
-        tasks: tuple[PoolingTask, ...] = ("classify",)
+        tasks: tuple[PoolingTask, ...] = ("token_classify" if head is not None and head.by_token else "classify",)
         if sparse_head is not None:
             self.dimensions, tasks = sparse_head.vocabulary, ("embed", "embed_sparse")
         elif head is None:
@@ -145,10 +145,12 @@ class EncoderRunner:
     def _score_classes(
         self, head: ClassifierHead, states: torch.Tensor, texts: PackedTexts, requests: list[EngineRequest]
     ) -> Iterator[bytes | None]:
-        """Yield the scores of each text's classes."""
+        """Yield the scores of each text's classes, or of those of its tokens."""
         logits = head.score_texts(states, texts).float()
         scores, probabilities = logits.cpu().numpy(), head.activate_scores(logits).cpu().numpy()
-        for index, request in enumerate(requests):
+        end = 0
+        for length, request in zip(texts.lengths if head.by_token else [1] * len(requests), requests, strict=True):
+            start, end = end, end + length
             is_raw = request.pooling is not None and request.pooling.normalize is False
-            row = scores[index] if is_raw else probabilities[index]
+            row = (scores if is_raw else probabilities)[start:end]
             yield row.astype("<f4").tobytes() if np.isfinite(row).all() else None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from parley.types import ChoiceDone, EngineOutput, Event, PoolingTask, PromptVector, Usage
+from parley.types import TOKEN_TASKS, ChoiceDone, EngineOutput, Event, PoolingTask, PromptVector, Usage
 
 
 class EmbeddingChoice:
@@ -10,7 +10,7 @@ class EmbeddingChoice:
 
     def __init__(self, prompt_number: int, prompt_tokens: int, task: PoolingTask):
         self.prompt_number = prompt_number
-        self._rows = prompt_tokens if task == "token_embed" else 1
+        self._rows = prompt_tokens if task in TOKEN_TASKS else 1
         self.finished = False
         self.usage = Usage(prompt_tokens=prompt_tokens)
 

@@ -22,6 +22,7 @@ MISSING_TASKS: dict[PoolingTask, str] = {
     "token_embed": "does not make embeddings of single tokens",
     "embed_sparse": "does not make sparse embeddings",
     "classify": "is no classifier",
+    "token_classify": "does not tell classes of single tokens",
 }
 
 

@@ -43,9 +43,11 @@ from parley.text.prompt_size import exceeds_size, text_characters
 from parley.text.tokens.prediction import PredictedTokens
 from parley.types import (
     BATCH_PRIORITY,
+    TOKEN_TASKS,
     Chat,
     EngineRequest,
     ModelInfo,
+    PoolingTask,
     ProcessedMedia,
     Prompt,
     Request,
@@ -355,12 +357,15 @@ def _check_room_for_text(model: ServedModel, request: Request) -> None:
         )
 
 
+TOKEN_NUMBERS: dict[PoolingTask, str] = {"token_embed": "Embeddings", "token_classify": "Scores"}
+
+
 def _check_token_vectors(request: Request, info: ModelInfo, prompts: list[tuple[PreparedPrompt, int]]) -> None:
     """Limit the vectors of single tokens in one answer, and those with a number for each token of the vocabulary.
     Raises Invalid."""
-    if request.pooling is None or request.pooling.task not in ("embed", "token_embed"):
+    if request.pooling is None or request.pooling.task not in ("embed", *TOKEN_TASKS):
         return
-    numbers = info.token_dimensions if request.pooling.task == "token_embed" else 0
+    numbers = info.token_dimensions if request.pooling.task == "token_embed" else len(info.labels)
     most = MAX_TOKEN_VECTOR_NUMBERS // (request.pooling.dimensions or numbers or info.dimensions)
     if request.pooling.task == "embed":
         if "embed_sparse" in info.pooling_tasks and len(prompts) > most:
@@ -373,8 +378,8 @@ def _check_token_vectors(request: Request, info: ModelInfo, prompts: list[tuple[
     tokens = sum(len(prepared.token_ids) for prepared, _ in prompts)
     if tokens > most:
         raise Invalid(
-            f"Embeddings of single tokens can be made for at most {most} tokens in one request, but this one has "
-            f"{tokens}. Send fewer or shorter texts.",
+            f"{TOKEN_NUMBERS[request.pooling.task]} of single tokens can be made for at most {most} tokens in one "
+            f"request, but this one has {tokens}. Send fewer or shorter texts.",
             field="prompt",
         )
 

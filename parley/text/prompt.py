@@ -202,7 +202,7 @@ class TextPipeline:
             prompt = msgspec.structs.replace(prompt, text=self._limit_text(prompt))
         if prompt.suffix:
             return PreparedPrompt(encode(self.tokenizer, self._write_gap(prompt), prompt.special))
-        if pooling is not None and pooling.task != "classify":
+        if pooling is not None and pooling.task not in ("classify", "token_classify"):
             prompt = self.apply_embedding_prompt(prompt, pooling)
         if prompt.turn and self.template:
             rendered = self.render_chat(_as_user_turn(prompt), media)

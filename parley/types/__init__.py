@@ -87,6 +87,7 @@ from parley.types.media import (
     UploadedMedia,
 )
 from parley.types.request import (
+    TOKEN_TASKS,
     BeamOptions,
     Chat,
     JoinedPrompt,
@@ -117,6 +118,7 @@ __all__ = [
     "NO_LIMITS",
     "NO_TENANT",
     "PING_NUMBER",
+    "TOKEN_TASKS",
     "Arena",
     "AttachedSettings",
     "BeamOptions",

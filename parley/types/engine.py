@@ -258,8 +258,10 @@ ALL_ENGINE_FEATURES: frozenset[EngineFeature] = frozenset(get_args(EngineFeature
 ModelAbility = Literal["chat", "tools", "thinking", "insert", "documents", "safety_mode"]
 ALL_MODEL_ABILITIES: frozenset[ModelAbility] = frozenset(get_args(ModelAbility))
 # What a model can do for clients: write text, write down speech, make vectors of texts (dense or sparse) or of their
-# tokens, score pairs of texts, tell classes of texts.
-ModelTask = Literal["generate", "transcribe", "embed", "embed_sparse", "token_embed", "score", "classify"]
+# tokens, score pairs of texts, tell classes of texts or of their tokens.
+ModelTask = Literal[
+    "generate", "transcribe", "embed", "embed_sparse", "token_embed", "score", "classify", "token_classify"
+]
 ALL_MODEL_TASKS: frozenset[ModelTask] = frozenset(get_args(ModelTask))
 EngineBound = Literal[
     "temperature",
@@ -284,7 +286,8 @@ class ModelInfo(msgspec.Struct, kw_only=True):
     """The engine's description of the loaded model. Sizes in bytes, lengths in tokens.
 
     A model generates text, or computes vectors with ``dimensions`` numbers (0: no vectors), or both. A classifier
-    computes scores of its ``labels`` instead. ``token_vectors``: it also computes vectors of single tokens. ``bounds``:
+    computes scores of its ``labels`` instead, with ``token_classes`` for each token and not for the text.
+    ``token_vectors``: it also computes vectors of single tokens. ``bounds``:
     the least and the most that the engine accepts, infinite for no limit, where that is less than the APIs allow. A
     request outside of ``features`` or ``bounds`` is refused before it reaches the engine
     (``serving/engine_features.py``).
@@ -312,6 +315,7 @@ class ModelInfo(msgspec.Struct, kw_only=True):
     token_vectors: bool = False
     token_dimensions: int = 0  # numbers in the vector of a token; 0: ``dimensions``
     labels: list[str] = []
+    token_classes: bool = False
     arena: Arena | None = None  # set if the KV pages are shared with other processes
     engine: str = "parley"  # name and version of the engine, for error messages
     features: frozenset[EngineFeature] = ALL_ENGINE_FEATURES
@@ -327,7 +331,8 @@ class ModelInfo(msgspec.Struct, kw_only=True):
             "embed": self.dimensions > 0,
             "token_embed": self.token_vectors,
             "embed_sparse": self.pooling == "splade",
-            "classify": bool(self.labels),
+            "classify": bool(self.labels) and not self.token_classes,
+            "token_classify": self.token_classes,
         }
         return frozenset(task for task, is_offered in offered.items() if is_offered)
 
@@ -341,8 +346,9 @@ class ModelInfo(msgspec.Struct, kw_only=True):
             "embed": self.dimensions > 0 and not is_sparse,
             "embed_sparse": is_sparse,
             "token_embed": self.token_vectors,
-            "score": len(self.labels) == 1,
-            "classify": len(self.labels) > 1,
+            "score": len(self.labels) == 1 and not self.token_classes,
+            "classify": len(self.labels) > 1 and not self.token_classes,
+            "token_classify": self.token_classes,
         }
         return frozenset(task for task, is_offered in offered.items() if is_offered)
 

@@ -203,8 +203,9 @@ class BeamOptions(msgspec.Struct, frozen=True):
 
 
 # A vector of the text (an embedding), a vector of each of its tokens, those weights of the vocabulary's tokens that are
-# not 0, or a score of each of the model's classes.
-PoolingTask = Literal["embed", "token_embed", "embed_sparse", "classify"]
+# not 0, or a score of each of the model's classes, for the text or for each of its tokens.
+PoolingTask = Literal["embed", "token_embed", "embed_sparse", "classify", "token_classify"]
+TOKEN_TASKS: frozenset[PoolingTask] = frozenset({"token_embed", "token_classify"})  # those with numbers for each token
 
 
 class PoolingOptions(msgspec.Struct, frozen=True, omit_defaults=True):

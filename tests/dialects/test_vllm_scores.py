@@ -323,3 +323,12 @@ def test_vllm_refuses_chunks_of_a_document_by_name(reader):
     with pytest.raises(Unsupported) as caught:
         reader(json.dumps(body).encode(), CONTEXT)
     assert caught.value.field == "late_chunking_params"
+
+
+def test_vllm_pooling_writes_scores_of_classes_for_each_token():
+    context = replace(CONTEXT, generates=False, labels=["a", "b"], pooling_tasks=frozenset({"token_classify"}))
+    body = {"input": "a", "task": "token_classify", "model": "m", "use_activation": False}
+    reply = embeddings.read_pooling_request(json.dumps(body).encode(), context)
+    assert reply.request.pooling == PoolingOptions(normalize=False, task="token_classify")
+    reply.add_events([PromptVector(0, struct.pack("<4f", 0.25, 0.75, 0.5, -0.5), 2)])
+    assert b'"data":[{"index":0,"object":"pooling","data":[[0.25,0.75],[0.5,-0.5]]}]' in reply.render_body(USAGE)

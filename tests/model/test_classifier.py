@@ -58,6 +58,40 @@ def test_classifier_logits_match_transformers(tmp_path, kind):
         torch.testing.assert_close(torch.tensor(actual[str(i)]), logits, atol=1e-4, rtol=1e-4)
 
 
+# Heads of one linear layer, and the only one with a layer before it
+@pytest.mark.parametrize("kind", ["bert", "roberta", "distilbert", "modernbert", "electra", "deberta-v2"])
+@torch.inference_mode()
+def test_scores_of_tokens_match_transformers(tmp_path, kind):
+    from transformers import AutoModelForTokenClassification
+
+    layers = {"n_layers" if kind == "distilbert" else "num_hidden_layers": 1}
+    write_encoder(tmp_path, kind, "AutoModelForTokenClassification", num_labels=3, **layers)
+    assert check_model(Settings(model=str(tmp_path))).load_caveat == ""
+    runner, info = load_test_runner(tmp_path)
+    assert (info.labels, info.pooling_tasks) == (["LABEL_0", "LABEL_1", "LABEL_2"], {"token_classify"})
+    assert info.tasks == {"token_classify"}
+    model = AutoModelForTokenClassification.from_pretrained(tmp_path).eval()
+    pooling = [PoolingOptions(task="token_classify", normalize=False), PoolingOptions(task="token_classify")]
+    texts = make_texts()
+    actual = unpack_vectors(
+        serve_requests(
+            runner, [EngineRequest(str(i), ids, 0, pooling=pooling[i % 2]) for i, ids in enumerate(texts)], step=60
+        )[0]
+    )
+    for i, ids in enumerate(texts):
+        logits = model(torch.tensor([ids])).logits[0]
+        expected = logits.softmax(-1) if i % 2 else logits
+        torch.testing.assert_close(torch.tensor(actual[str(i)]).view(-1, 3), expected, atol=1e-4, rtol=1e-4)
+
+
+def test_load_refuses_scores_of_tokens_of_other_families(tmp_path):
+    write_encoder(tmp_path, "gte", HEAD, num_labels=3, num_hidden_layers=1)
+    edit_config(tmp_path, architectures=["GteForTokenClassification"])
+    for load in (lambda: load_test_runner(tmp_path), lambda: check_model(Settings(model=str(tmp_path)))):
+        with pytest.raises(LoadError, match="Classes of single tokens are not supported for gte models"):
+            load()
+
+
 @pytest.mark.parametrize(
     ("labels", "members", "function"),
     [
@@ -91,7 +125,7 @@ def edit_config(folder, **members):
         ({"num_labels": -1, "id2label": None}, "num_labels"),
         ({"id2label": {"0": "a"}}, "shape"),
         ({"sentence_transformers": {"activation_fn": "os.system"}}, "os.system"),
-        ({"architectures": ["BertForTokenClassification"]}, "no classifier of whole texts"),
+        ({"architectures": ["BertForQuestionAnswering"]}, "no classifier of whole texts"),
     ],
 )
 def test_load_refuses_unsupported_classifiers(tmp_path, members, sentence):

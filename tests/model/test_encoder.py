@@ -392,7 +392,7 @@ def edit_json(folder, name, **values):
     [
         ({"position_embedding_type": "relative_key"}, "positions of kind relative_key"),
         ({"hidden_act": "mish"}, "activation mish"),
-        ({"architectures": ["BertForTokenClassification"]}, "not an embedding model"),
+        ({"architectures": ["BertForQuestionAnswering"]}, "not an embedding model"),
         ({"architectures": ["BertForSequenceClassification"]}, "no tensor classifier"),
         ({"hidden_size": "48"}, "hidden_size"),
         ({"num_hidden_layers": 60_000}, "no tensor"),

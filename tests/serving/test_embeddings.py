@@ -363,3 +363,27 @@ async def test_vllm_embeddings_and_pooling_have_its_members(serve):
     chat = await server.post("/vllm/v1/embeddings", {"messages": [{"role": "user", "content": "a"}]})
     assert chat.json["usage"]["prompt_tokens"] > 1
     await server.wait_until_idle()
+
+
+async def test_pooling_scores_the_classes_of_each_token(serve):
+    labels = [f"class {number}" for number in range(300)]
+    server = await serve(info=model_info(labels=labels, token_classes=True, dimensions=0, generates=False))
+    ids = (await server.post("/tokenize", {"prompt": TEXTS[0]})).json["tokens"]
+    answer = (await server.post("/pooling", {"input": TEXTS[0], "task": "token_classify"})).json
+    assert answer["data"][0]["data"] == [[float(token % 300 == place) for place in range(300)] for token in ids]
+    assert (answer["data"][0]["object"], answer["usage"]["prompt_tokens"]) == ("pooling", len(ids))
+    assert (await server.post("/pooling", {"input": TEXTS[0]})).json["data"] == answer["data"]  # its only task
+    other = await server.post("/pooling", {"input": "a", "task": "classify"})
+    assert other.error["message"] == "Unsupported task: 'classify' Supported tasks: ['token_classify']"
+    many = await server.post("/pooling", {"input": [[1] * 4000] * 60})
+    assert many.status == 400 and "Scores of single tokens can be made for at most" in many.error["message"]
+    for path, body in (
+        ("/classify", {"input": "a"}),
+        ("/score", {"text_1": "a", "text_2": "b"}),
+        ("/v1/embeddings", {"input": "a"}),
+        ("/predict", {"inputs": "a"}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}),
+    ):
+        refused = await server.post(path, body | {"model": "tiny"})
+        assert 400 <= refused.status < 500, (path, refused.body)
+    await server.wait_until_idle()

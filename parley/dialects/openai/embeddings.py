@@ -17,7 +17,7 @@ from parley.dialects.json_answer import encode_json
 from parley.dialects.openai import prompts, vllm_members
 from parley.dialects.openai.messages import read_conversation
 from parley.dialects.openai.reading_rules import OPENAI_RULES, ReadingRules
-from parley.types import Event, PoolingOptions, PoolingTask, Prompt, PromptVector, Request, Usage
+from parley.types import TOKEN_TASKS, Event, PoolingOptions, PoolingTask, Prompt, PromptVector, Request, Usage
 
 MAX_EMBEDDING_INPUTS = 2048
 MAX_DIMENSIONS = 2**31 - 1
@@ -80,7 +80,7 @@ class EmbeddingReply(UnstreamedReply):
         for event in events:
             if isinstance(event, PromptVector):
                 self._vectors[event.prompt] = event.values
-                if self.request.pooling is not None and self.request.pooling.task == "token_embed":
+                if self.request.pooling is not None and self.request.pooling.task in TOKEN_TASKS:
                     self._rows[event.prompt] = event.rows
 
     def render_body(self, usage: Usage) -> bytes:

@@ -169,6 +169,7 @@ def _describe_encoder(config: dict[str, Any], reader: EncoderRunner, dtype: torc
         token_vectors="token_embed" in reader.pooling_tasks,
         token_dimensions=reader.token_dimensions,
         labels=head.labels if head is not None else [],
+        token_classes=head is not None and head.by_token,
     )
 
 

@@ -43,7 +43,8 @@ class ClassifierHead:
 
     It reads the state of a text's first or last token, or the mean of all; ``late``: the mean follows the activation.
     The last token is the last one that is not ``padding_id``, or the first if all are. ``eps``: of the norm.
-    ``labels``: names of the classes. ``score_function`` turns logits into scores.
+    ``labels``: names of the classes. ``score_function`` turns logits into scores. ``by_token``: every token has logits
+    of its own, and ``reads`` has no meaning.
     """
 
     hidden_layer: PlainLinear | None
@@ -55,11 +56,14 @@ class ClassifierHead:
     eps: float = 0.0
     reads: HeadReads = "first"
     padding_id: int | None = None
+    by_token: bool = False
 
     def score_texts(self, states: torch.Tensor, texts: PackedTexts) -> torch.Tensor:
-        """Return the logits of texts, whose hidden states are given: [T, hidden] -> [texts, labels]."""
+        """Return the logits of texts, whose hidden states are given: [T, hidden] -> [texts, labels], or [T, labels]."""
         lengths = texts.lengths
-        if self.reads == "late":
+        if self.by_token:
+            x = self._apply_hidden_layer(states.float())
+        elif self.reads == "late":
             x = _text_means(self._apply_hidden_layer(states.float()), lengths)
         elif self.reads == "mean":
             x = self._apply_hidden_layer(_text_means(states.float(), lengths))
@@ -74,7 +78,7 @@ class ClassifierHead:
         return x if self.hidden_layer is None else self.activate(self.hidden_layer(x))
 
     def activate_scores(self, logits: torch.Tensor) -> torch.Tensor:
-        """Return the scores of logits: [texts, labels] -> [texts, labels]."""
+        """Return the scores of logits: [rows, labels] -> [rows, labels]."""
         return SCORE_FUNCTIONS[self.score_function](logits)
 
 

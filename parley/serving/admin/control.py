@@ -13,7 +13,12 @@ from parley.serving.request_reader import request_context
 from parley.types import EngineRequest, PoolingOptions, PoolingTask, Text
 from parley.web.exchange import Exchange
 
-TESTED_TASKS: tuple[PoolingTask, ...] = ("classify", "embed", "token_embed")  # the first that the model has
+TESTED_TASKS: tuple[PoolingTask, ...] = (
+    "classify",
+    "embed",
+    "token_embed",
+    "token_classify",
+)  # the first that the model has
 FORCED_DRAIN_SECONDS = 5.0  # seconds that running answers get if the server must end at once
 PAUSE_STATES: dict[PauseCommand, str] = {"hold": "held", "prepare": "prepared", "release": ""}
 

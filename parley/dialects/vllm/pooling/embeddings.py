@@ -23,7 +23,7 @@ REMOVED_TASKS = {
     "score": "`score` task was removed; use `classify` instead.",
     "encode": "`encode` task was removed; use `token_embed` or `token_classify` instead.",
 }
-OFFERED_TASKS: tuple[PoolingTask, ...] = ("embed", "token_embed", "classify")
+OFFERED_TASKS: tuple[PoolingTask, ...] = ("embed", "token_embed", "classify", "token_classify")
 
 
 def read_vllm_embedding(body: bytes, context: RequestContext) -> VllmEmbeddingReply | Answer:
@@ -99,7 +99,7 @@ def _read_task(body: Fields, context: RequestContext) -> PoolingTask:
 
 
 class PoolingReply(VllmEmbeddingReply):
-    """A pooling request: a vector for each input, one for each of its tokens, or scores of classes, in ``data``."""
+    """A pooling request: a vector or scores of classes for each input, or for each of its tokens, in ``data``."""
 
     id_prefix: ClassVar[str] = "pooling"
 

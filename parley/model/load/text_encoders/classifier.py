@@ -21,6 +21,7 @@ from parley.model.networks.encoder import LayerNorm
 
 MAX_LABELS = 1 << 17  # a config may claim any number
 HEAD_SUFFIX = "ForSequenceClassification"
+TOKEN_HEAD_SUFFIX = "ForTokenClassification"  # of encoders that tell the class of each token
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,11 @@ CLASSIFIER_FAMILIES = {
     ),
     "llama_bidirec": HeadTensorNames("", "score", reads="mean", has_output_bias=False, pooling_members=("pooling",)),
 }
+# Families whose heads for tokens are those of texts; the others with such heads have a linear layer alone.
+TOKEN_HEADS = {"modernbert": CLASSIFIER_FAMILIES["modernbert"]} | dict.fromkeys(
+    ("bert", "roberta", "xlm-roberta", "camembert", "distilbert", "mpnet", "deberta-v2", "electra"),
+    HeadTensorNames("", "classifier"),
+)
 DECODER_HEAD = HeadTensorNames("", "score", reads="last", has_output_bias=False, skips_padding=True)
 POOLING_READS: dict[str, HeadReads] = {
     "cls": "first",
@@ -95,8 +101,12 @@ PROBLEM_FUNCTIONS: dict[str, ScoreFunction] = {
 
 def is_classifier(config: Mapping[str, Any]) -> bool:
     """True if the config names a model that classifies whole texts."""
+    return _has_head(config, HEAD_SUFFIX)
+
+
+def _has_head(config: Mapping[str, Any], suffix: str) -> bool:
     names = config.get("architectures")
-    return isinstance(names, list) and any(str(name).endswith(HEAD_SUFFIX) for name in names)
+    return isinstance(names, list) and any(str(name).endswith(suffix) for name in names)
 
 
 def read_labels(config: Mapping[str, Any]) -> list[str]:
@@ -127,14 +137,19 @@ def read_score_function(config: Mapping[str, Any], label_count: int) -> ScoreFun
 def load_classifier_head(
     checkpoint: Checkpoint, config: Mapping[str, Any], hidden: int, device: torch.device
 ) -> ClassifierHead | None:
-    """Load the head of a classifier in float32; None if the config names none. ``hidden``: size of the encoder's
-    states. Raises LoadError."""
-    if not is_classifier(config):
+    """Load the head of a classifier of texts, or of an encoder's tokens, in float32; None if the config names none.
+    ``hidden``: size of the encoder's states. Raises LoadError."""
+    by_token = _has_head(config, TOKEN_HEAD_SUFFIX)
+    if not is_classifier(config) and not by_token:
         return None
-    names, labels = CLASSIFIER_FAMILIES.get(config["model_type"], DECODER_HEAD), read_labels(config)
-    if names.activation_member and (kind := config.get(names.activation_member, "gelu")) != "gelu":
-        raise LoadError(f"A classifier with the activation {kind} is not supported.")
-    if config.get("temperature") not in (None, 1) and not names.hidden:  # a divisor of logits in llama_bidirec
+    kind, labels = config["model_type"], read_labels(config)
+    if by_token and kind not in TOKEN_HEADS:
+        raise LoadError(f"Classes of single tokens are not supported for {kind} models.")
+    names = TOKEN_HEADS[kind] if by_token else CLASSIFIER_FAMILIES.get(kind, DECODER_HEAD)
+    if names.activation_member and (activation := config.get(names.activation_member, "gelu")) != "gelu":
+        raise LoadError(f"A classifier with the activation {activation} is not supported.")
+    # a divisor of logits in llama_bidirec
+    if config.get("temperature") not in (None, 1) and not names.hidden and not by_token:
         raise LoadError(f"A classifier with temperature {config['temperature']} is not supported.")
     reads = names.reads
     member = next((name for name in names.pooling_members if config.get(name) is not None), None)
@@ -158,6 +173,7 @@ def load_classifier_head(
         norm=weights.read_norm(names.norm, hidden, has_bias=bool(config.get("norm_bias"))) if names.norm else None,
         eps=float(config.get("norm_eps", 1e-5)),
         reads=reads,
+        by_token=by_token,
         padding_id=padding_id if names.skips_padding and type(padding_id) is int else None,
     )
 

@@ -20,7 +20,7 @@ from parley.model.networks.pooling import (
     read_pooling_recipe,
 )
 
-UNSUPPORTED_HEADS = ("ForTokenClassification", "ForImageClassification", "ForQuestionAnswering", "ForMultipleChoice")
+UNSUPPORTED_HEADS = ("ForImageClassification", "ForQuestionAnswering", "ForMultipleChoice")
 
 # Ends the architecture's name of sparse embedding models whose modules.json does not say it. It is vLLM's name, which
 # --hf-overrides can set.
