@@ -49,6 +49,7 @@ WAYS: list[Any] = [  # forms that a prompt can have inside a member
 
 BESIDE: list[dict[str, Any]] = [  # what a body needs besides
     {}, {"model": "m", "max_tokens": 1}, {"outputs": [{"name": "output0"}]}, {"sampling_params": {}},
+    {"items": ["lion"], "label_token_ids": [1]},
 ]  # fmt: skip
 
 

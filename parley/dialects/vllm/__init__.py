@@ -43,11 +43,14 @@ UNSUPPORTED_PATHS = {
     "/reset_encoder_cache": "Clearing the cache of the encoders of media is",
 }
 PROMPT_MEMBERS = PromptMembers(
-    conversations=("messages",), prompts=("prompt", "token_ids"), preceding=("tools",), salts=("cache_salt",)
+    conversations=("messages",),
+    prompts=("prompt", "token_ids", "query", "queries", "items"),
+    preceding=("tools",),
+    salts=("cache_salt",),
 )
 STRICT_PROMPT_MEMBERS = replace(
     PROMPT_MEMBERS,
-    prompts=("prompt", "token_ids", "input"),
+    prompts=(*PROMPT_MEMBERS.prompts, "input"),
     preceding=("tools", "instructions", "system"),
     dropped_texts=anthropic.PROMPT_MEMBERS.dropped_texts,
 )
