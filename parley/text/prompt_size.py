@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from parley.types import Chat, JoinedPrompt, Prompt, Text, TextPair
+from parley.types import Chat, JoinedPrompt, Prompt, Text, TextPair, Tokens
 
 MESSAGE_CHARACTERS = 64  # that a message counts besides its texts
 VALUE_CHARACTERS = 8  # that a value counts within an array or object
@@ -14,7 +14,7 @@ VALUE_CHARACTERS = 8  # that a value counts within an array or object
 def exceeds_size(prompts: Iterable[Prompt], limit: int) -> bool:
     """Whether prompts have more than roughly ``limit`` characters of text, with tools, calls and template options.
 
-    Token ids have no text. Takes no longer than ``limit`` allows, however large the prompts are.
+    Token ids count as in ``text_characters``. Takes no longer than ``limit`` allows, however large the prompts are.
     """
     remaining = limit
     for prompt in prompts:
@@ -29,13 +29,16 @@ def exceeds_size(prompts: Iterable[Prompt], limit: int) -> bool:
 
 
 def text_characters(prompt: Prompt) -> int:
-    """Return how many characters of text a prompt has; 0 for token ids."""
+    """Return how many characters of text a prompt has; 0 for token ids.
+
+    Those of a joined prompt count as characters: one part may be in many prompts, and each of them copies it.
+    """
     if isinstance(prompt, Text):
         return len(prompt.text) + len(prompt.suffix)
     if isinstance(prompt, TextPair):
         return text_characters(prompt.first) + text_characters(prompt.second)
     if isinstance(prompt, JoinedPrompt):
-        return sum(map(text_characters, prompt.parts))
+        return sum(len(part.ids) if isinstance(part, Tokens) else text_characters(part) for part in prompt.parts)
     if isinstance(prompt, Chat):
         return sum(len(message.content or "") for message in prompt.messages)
     return 0

@@ -282,6 +282,16 @@ async def test_generative_scores_are_the_probabilities_of_the_next_token(serve):
     await server.wait_until_idle()
 
 
+async def test_items_do_not_multiply_a_query_beyond_the_limit_of_a_body(serve):
+    server = await serve(body_limit=20_000)
+    for query in ("a " * 1000, [5] * 2000):
+        body = {"query": query, "items": [[5]] * 9, "label_token_ids": [7]}
+        assert (await server.post("/generative_scoring", body)).status == 200
+        answer = await server.post("/generative_scoring", body | {"items": [[5]] * 10})
+        assert answer.status == 413 and "20010 characters; 20000 are allowed" in answer.error["message"]
+    await server.wait_until_idle()
+
+
 async def test_tokens_are_not_held_back_for_the_rest_of_a_character_or_stop_string(server):
     (body,) = (await server.post("/v1/completions/render", {"prompt": "Zwölf", "stop": "fx", "stream": True})).json
     events = (await server.post("/inference/v1/generate", body)).events

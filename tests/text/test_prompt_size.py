@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from parley.text.prompt_size import exceeds_size
-from parley.types import Chat, Message, Text, TextPair, Tokens, ToolCall
+from parley.types import Chat, JoinedPrompt, Message, Text, TextPair, Tokens, ToolCall
 
 TEXT = "a" * 1000
 
@@ -20,6 +20,8 @@ def chat(*messages: Message, **members: object) -> Chat:
         Text(TEXT),
         Text("", suffix=TEXT),
         TextPair(Text("a"), Text(TEXT)),
+        JoinedPrompt([Text("a"), Text(TEXT)]),
+        JoinedPrompt([Tokens([1] * 1000), Text("a")]),
         chat(Message("user", TEXT)),
         chat(Message("assistant", None, reasoning=TEXT)),
         chat(Message("user", "a", name=TEXT)),
