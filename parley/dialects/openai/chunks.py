@@ -6,9 +6,8 @@ from typing import Any
 
 import msgspec
 
-EVENT_END = b"\n\n"
-DATA = b"data: "
-END_MARK = b"[DONE]"
+from parley.dialects.sse import DATA_START, STREAM_END, split_events
+
 TEXTS = ("content", "refusal", "reasoning_content", "reasoning")
 
 
@@ -23,12 +22,12 @@ class StreamedCompletion:
 
     def add_bytes(self, data: bytes) -> bool:
         """Read a part of the stream. Return whether the completion is whole now."""
-        *events, self._tail = (self._tail + data).split(EVENT_END)
+        events, self._tail = split_events(self._tail + data)
         for event in events:
-            if not event.startswith(DATA):
+            if not event.startswith(DATA_START):
                 continue  # a comment
-            content = event.removeprefix(DATA)
-            if content == END_MARK:
+            content = event.removeprefix(DATA_START)
+            if content == STREAM_END:
                 return bool(self._members) and not self._has_failed
             self._add_chunk(msgspec.json.decode(content, type=dict[str, Any]))
         return False

@@ -15,6 +15,7 @@ from typing import Any
 
 from parley.dialects.dialect import Reply
 from parley.dialects.records import NO_RECORDS, RecordChange, TenantRecords
+from parley.dialects.sse import EVENT_END, split_events
 from parley.errors import EngineError, NotReady, ParleyError
 from parley.serving.generation import Generation
 from parley.serving.records.open_store import AnyRecordStore
@@ -26,7 +27,6 @@ MAX_KEPT_BYTES = 64 << 20  # bytes of the events of ended runs, with RUN_BYTES f
 RUN_BYTES = 4096  # bytes that a run takes in addition to its events
 TOUCH_SECONDS = 20.0
 LARGEST_SHARE = 4  # a record has at most this part of the store
-EVENT_END = b"\n\n"
 
 
 class KeptEvents:
@@ -41,7 +41,7 @@ class KeptEvents:
 
     def add_bytes(self, data: bytes) -> None:
         """Add the next part of the stream."""
-        *new_events, self._tail = (self._tail + data).split(EVENT_END)
+        new_events, self._tail = split_events(self._tail + data)
         if new_events:
             self.events += [event + EVENT_END for event in new_events]
             self.size += sum(map(len, new_events)) + len(EVENT_END) * len(new_events)

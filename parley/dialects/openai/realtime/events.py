@@ -1,4 +1,4 @@
-"""The events of the Realtime API, its error event, and the form of the event streams that they are made of."""
+"""The events of the Realtime API: their form, the event of an error, and errors in answers of other routes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from parley.dialects.openai.error_answers import openai_error_object
 from parley.errors import ParleyError
 
 ERROR_MEMBERS = ("type", "code", "message", "param")
-EVENT_END, DATA_START = b"\n\n", b"data: "  # of server-sent events
 EARLY_END = {"message": "The answer ended early.", "type": "server_error", "param": None, "code": None}
 
 

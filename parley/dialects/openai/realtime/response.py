@@ -10,15 +10,9 @@ import msgspec
 
 from parley.dialects.json_answer import encode_json
 from parley.dialects.openai.realtime.conversation import ItemWithAudio
-from parley.dialects.openai.realtime.events import (
-    DATA_START,
-    EARLY_END,
-    EVENT_END,
-    read_fault,
-    write_event,
-    write_fault,
-)
+from parley.dialects.openai.realtime.events import EARLY_END, read_fault, write_event, write_fault
 from parley.dialects.socket_session import SocketAnswer, SocketRequest
+from parley.dialects.sse import STREAM_END, read_event_data, split_events
 
 RESPONSE_LANE = "response"
 LAST_EVENTS = {
@@ -73,12 +67,11 @@ class ResponseAnswer(SocketAnswer):
         self._data += data
         if status != 200:
             return [self._refuse(self._data)] if last else []
-        *events, self._data = self._data.split(EVENT_END)
+        events, self._data = split_events(self._data)
         messages: list[bytes] = []
-        for event in events:
-            start = event.find(DATA_START)
-            if start >= 0 and not event.endswith(b"[DONE]") and not self._has_ended:
-                messages += self._read_event(msgspec.json.decode(event[start + len(DATA_START) :]))
+        for event_data in map(read_event_data, events):
+            if event_data not in (b"", STREAM_END) and not self._has_ended:
+                messages += self._read_event(msgspec.json.decode(event_data))
         if last and not self._has_ended:
             messages.append(self._finish("failed", {"type": "failed", "error": EARLY_END}, None))
         return messages

@@ -8,9 +8,8 @@ from typing import Any
 
 import msgspec
 
-from parley.dialects.openai.realtime.events import DATA_START, EARLY_END, EVENT_END, read_fault
-
-STREAM_END = b"[DONE]"
+from parley.dialects.openai.realtime.events import EARLY_END, read_fault
+from parley.dialects.sse import DATA_START, STREAM_END, split_events
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +40,7 @@ class TranscriptStream:
             if last:
                 yield self._end(TranscriptPart(error=read_fault(self._data)))
             return
-        *events, self._data = self._data.split(EVENT_END)
+        events, self._data = split_events(self._data)
         for event in events:
             if event.startswith(DATA_START) and not self._has_ended:
                 yield from self._read_event(event.removeprefix(DATA_START))

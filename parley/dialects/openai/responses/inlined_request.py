@@ -20,9 +20,9 @@ from parley.dialects.openai.responses import items, members, stored
 from parley.dialects.openai.responses.events import EventStream
 from parley.dialects.openai.responses.stored import StoredResponse
 from parley.dialects.records import InlinedRequest
+from parley.dialects.sse import split_events
 from parley.errors import NotReady, ParleyError
 
-EVENT_END = b"\n\n"
 EVENT_HEAD = b"event: "
 ITEM_DONE = b"response.output_item.done"
 STATE_EVENTS = frozenset(
@@ -101,7 +101,7 @@ class InlinedResponse(InlinedRequest):
 
     def watch_stream(self, data: bytes) -> None:
         """Count the events, and keep the response whenever its state changes."""
-        *events, self._tail = (self._tail + data).split(EVENT_END)
+        events, self._tail = split_events(self._tail + data)
         for event in events:
             if event.startswith(EVENT_HEAD):
                 self._event_count += 1

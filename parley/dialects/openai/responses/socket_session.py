@@ -26,13 +26,13 @@ from parley.dialects.socket_session import (
     SocketRequest,
     SocketSession,
 )
+from parley.dialects.sse import STREAM_END, read_event_data, split_events
 from parley.errors import BadRequest, Invalid, ParleyError, Unsupported, excerpt
 
 Members = dict[str, msgspec.Raw]
 CREATE, STEER = "response.create", "response.steer"
 ENVELOPE = frozenset(("type", "stream_id"))  # members of a message that are not the body's
 MAX_STREAM_ID = 64  # characters
-EVENT_END, DATA_START = b"\n\n", b"data: "
 NO_ITEMS = b"[]"
 LAST_EVENTS = frozenset(("response.completed", "response.incomplete", "response.failed"))
 ID_MEMBER = re.compile(rb'^\s*\[.*?"id"', re.DOTALL)  # in an array
@@ -202,9 +202,8 @@ class ResponsesAnswer(SocketAnswer):
         self._data += data
         if status != 200:
             return [self._fail(status, self._data)] if last else []
-        *events, self._data = self._data.split(EVENT_END)
-        messages = [self._read_event(event[event.find(DATA_START) + len(DATA_START) :])
-                    for event in events if DATA_START in event and not event.endswith(b"[DONE]")]  # fmt: skip
+        events, self._data = split_events(self._data)
+        messages = [self._read_event(data) for data in map(read_event_data, events) if data not in (b"", STREAM_END)]
         if last and not self._has_ended:
             messages.append(self._fail(500, b""))
         return messages

@@ -17,6 +17,7 @@ from parley.dialects.fields import Fields
 from parley.dialects.json_answer import encode_json
 from parley.dialects.openai.common_members import MAX_TOKENS
 from parley.dialects.sampling_members import MAX_CHOICES_PER_PROMPT, MAX_LISTED_IDS, MAX_TOKEN_ID
+from parley.dialects.sse import read_event_data, split_events
 from parley.dialects.vllm.chat import VllmChatReply
 from parley.dialects.vllm.completions import VllmCompletionReply, ordered_lists
 from parley.dialects.vllm.refusal_wording import value_error
@@ -28,7 +29,6 @@ STOP_STRINGS_SENTENCE = (
     "stop strings are not supported by streaming derender because text already sent cannot be cut. Use non-streaming "
     "derender or output_mode=text on /inference/v1/generate which holds stop strings back."
 )
-EVENT_START, EVENT_END = b"data: ", b"\n\n"
 EARLIER_SCORE = TokenScore(0.0, 1, [], [])  # of tokens whose scores have been sent
 
 
@@ -235,8 +235,8 @@ def _refuse_stop_strings(strings: Sequence[str]) -> None:
 
 
 def _read_choices(frames: bytes) -> list[dict[str, Any]]:
-    events = [event.removeprefix(EVENT_START) for event in frames.split(EVENT_END) if event]
-    return [choice for event in events for choice in msgspec.json.decode(event)["choices"]]
+    events, _ = split_events(frames)
+    return [choice for event in events for choice in msgspec.json.decode(read_event_data(event))["choices"]]
 
 
 def _merge_deltas(choices: Sequence[dict[str, Any]]) -> dict[str, Any]:
