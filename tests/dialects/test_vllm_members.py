@@ -67,7 +67,7 @@ UNAVAILABLE: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("members", UNAVAILABLE, ids=str)
-def test_openai_extras_refuse_unavailable_members(read, members):
+def test_vllm_members_refuse_unavailable_members(read, members):
     error = refusal(read, **members)
     assert isinstance(error, Unsupported) and error.field == next(iter(members))
 
@@ -86,7 +86,7 @@ SET_TO_OFF: dict[str, Any] = {
 }  # fmt: skip
 
 
-def test_openai_extras_read_banned_and_allowed_tokens(read):
+def test_vllm_members_read_banned_and_allowed_tokens(read):
     request = read(bad_words=["x", " y"], allowed_token_ids=[7, 5], no_repeat_ngram_size=3, watermark=True).request
     sampling = request.sampling
     assert request.banned_words == ["x", " y"]
@@ -96,7 +96,7 @@ def test_openai_extras_read_banned_and_allowed_tokens(read):
         assert str(refusal(read, **{name: value}).field).startswith(name)
 
 
-def test_openai_extras_read_repetition_detection(read):
+def test_vllm_members_read_repetition_detection(read):
     detection = {"max_pattern_size": 4, "min_count": 3}
     assert read(repetition_detection=detection).request.stop_conditions.repetition == RepetitionPattern(1, 4, 3)
     assert read(
@@ -108,7 +108,7 @@ def test_openai_extras_read_repetition_detection(read):
         assert error.field == f"repetition_detection.{next(iter(wrong))}"
 
 
-def test_openai_extras_read_logprob_token_ids(read):
+def test_vllm_members_read_logprob_token_ids(read):
     members: dict[str, Any] = {"logprobs": True if read is READERS["chat"] else 1}
     assert read(logprob_token_ids=[7, 5, 7], **members).request.output_options.logprob_ids == [7, 5]
     assert read(logprob_token_ids=None, **members).request.output_options.logprob_ids == []
@@ -120,20 +120,20 @@ def test_openai_extras_read_logprob_token_ids(read):
         assert refusal(read, logprob_token_ids=[5], **members).field == "logprob_token_ids"
 
 
-def test_openai_extras_read_stream_interval(read):
+def test_vllm_members_read_stream_interval(read):
     assert (
         read(stream_interval=5).request.output_options.stream_interval == 5
         and read().request.output_options.stream_interval == 1
     )
 
 
-def test_openai_extras_max_time_allows_partial_answer(read):
+def test_vllm_members_max_time_allows_partial_answer(read):
     request = read(max_time=1.5).request
     assert (request.timeout, request.return_partial) == (1.5, True)
     assert (read().request.timeout, read().request.return_partial) == (None, False)
 
 
-def test_openai_extras_header_overrides_body(read):
+def test_vllm_members_header_overrides_body(read):
     assert read(priority=-7).request.priority == -7
     for header, priority in ((b"3", 3), (b"-9223372036854775808", -(2**63))):
         assert read(head_with(header), priority=-7).request.priority == priority
@@ -148,14 +148,14 @@ def test_openai_extras_header_overrides_body(read):
         assert caught.value.field == "cache_salt"
 
 
-def test_openai_extras_include_stop_string_by_either_name(read):
+def test_vllm_members_include_stop_string_by_either_name(read):
     assert (
         read(no_stop_trim=True).request.stop_conditions.include_in_output
         and read(include_stop_str_in_output=True).request.stop_conditions.include_in_output
     )
 
 
-def test_openai_extras_set_to_off_change_nothing(read):
+def test_vllm_members_set_to_off_change_nothing(read):
     assert read(**SET_TO_OFF).request == read().request
 
 
@@ -222,7 +222,7 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("members", "field"), MISTAKES, ids=lambda value: str(value)[:50])
-def test_openai_extras_error_names_wrong_field(read, members, field):
+def test_vllm_members_error_names_wrong_field(read, members, field):
     assert refusal(read, **members).field == field
 
 
@@ -286,13 +286,13 @@ CONSTRAINTS: list[tuple[dict[str, Any], Grammar]] = [
 
 
 @pytest.mark.parametrize(("members", "grammar"), CONSTRAINTS, ids=lambda value: str(value)[:70])
-def test_openai_extras_constraints_reach_the_request(read, members, grammar):
+def test_vllm_members_constraints_reach_the_request(read, members, grammar):
     assert read(n=2, stream=True, **members).request.grammar == grammar
 
 
 @pytest.mark.parametrize("first", [0, 9, 15])
 @pytest.mark.parametrize("second", [4, 10, 17])
-def test_openai_extras_error_names_both_conflicting_constraints(read, first, second):
+def test_vllm_members_error_names_both_conflicting_constraints(read, first, second):
     """With two constraints, the client must learn which two members conflict."""
     (left, _), (right, _) = CONSTRAINTS[first], CONSTRAINTS[second]
     both = {"structured_outputs": {"json": {}, "regex": "a"}} if left.keys() == right.keys() else left | right
@@ -332,12 +332,12 @@ def json_schema_format(schema: dict[str, Any], strict: bool | None) -> dict[str,
     }
 
 
-def test_openai_extras_accept_strict_schema(read):
+def test_vllm_members_accept_strict_schema(read):
     assert read(**json_schema_format(DEFINED, True)).request.grammar == Grammar("json", DEFINED)
 
 
 @pytest.mark.parametrize(("schema", "text"), NOT_STRICT, ids=str)
-def test_openai_extras_refuse_loose_schema_of_strict_format_below_the_prefix(schema, text):
+def test_vllm_members_refuse_loose_schema_of_strict_format_below_the_prefix(schema, text):
     error = refusal(read_strict_chat, **json_schema_format(schema, True))
     assert (error.field, error.code) == ("response_format", "invalid_value")
     assert error.message.startswith("Invalid schema for response_format 'n': In context=(") and text in error.message
@@ -346,19 +346,19 @@ def test_openai_extras_refuse_loose_schema_of_strict_format_below_the_prefix(sch
 
 
 @pytest.mark.parametrize("schema", [schema for schema, _ in NOT_STRICT])
-def test_openai_extras_follow_loose_schema_of_strict_format_at_the_root(read, schema):
+def test_vllm_members_follow_loose_schema_of_strict_format_at_the_root(read, schema):
     """Clients of other servers send them, which enforce the schema as it is."""
     assert read(**json_schema_format(schema, True)).request.grammar == Grammar("json", schema)
 
 
-def test_openai_extras_read_prompt_truncation(read):
+def test_vllm_members_read_prompt_truncation(read):
     assert read(truncate_prompt_tokens=5).request.max_prompt_tokens == 5 and read().request.kept_side == "tail"
     assert [read(truncation_side=side).request.kept_side for side in ("left", "right")] == ["tail", "head"]
     assert read(truncate_prompt_tokens=-1, max_tokens=6).request.max_prompt_tokens == 250
     assert read(truncate_prompt_tokens=-1, max_tokens=1000).request.max_prompt_tokens == 1
 
 
-def test_openai_extras_answer_with_given_request_id(read):
+def test_vllm_members_answer_with_given_request_id(read):
     reply = read(request_id="mine")
     assert reply.request.id == "0f"
     reply.add_events([ChoiceDone(0, "stop", Usage(1, 1))])
@@ -373,7 +373,7 @@ def test_openai_chat_passes_documents_to_template():
     assert refusal(READERS["chat"], documents=["x"]).field == "documents[0]"
 
 
-def test_openai_extras_report_usage_in_every_chunk(read):
+def test_vllm_members_report_usage_in_every_chunk(read):
     options = {"include_usage": True, "continuous_usage_stats": True}
     reply = read(stream=True, stream_options=options)
     assert reply.request.output_options.usage and reply.request.output_options.ids
