@@ -65,9 +65,9 @@ def test_small_pieces_of_audio_share_a_record(open_session, store, session_class
     for _ in range(2):
         append(session, bytes(audio.RECORD_BYTES))
     assert kept_records(store) == ["audio", "audio"]
-    committed = session._buffer.commit(24_000)
+    committed = session._buffer.commit_audio(24_000)
     assert committed.read_samples() == TURN + bytes(2 * audio.RECORD_BYTES)
-    committed.drop()
+    committed.drop_audio()
     assert kept_records(store) == []
 
 
@@ -78,7 +78,7 @@ def test_audio_that_was_dropped_in_part_is_not_read(open_session, store):
     session._buffer._records.delete_record(name)  # as a store without memory does
     append(session, TURN)
     with pytest.raises(Overloaded, match="no memory"):
-        session._buffer.commit(24_000).read_samples()
+        session._buffer.commit_audio(24_000).read_samples()
 
 
 def test_refused_transcripts_name_their_item_and_leave_no_audio(open_session, store):

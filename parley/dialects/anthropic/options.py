@@ -21,7 +21,7 @@ from parley.types import Grammar, Sampling, StopConditions
 
 MAX_TOKENS = 2**31 - 1
 MAX_USER_ID = 256  # characters; strict only, because Claude Code's is longer
-LEAST_BUDGET = 1024  # tokens of thinking that the original takes
+MIN_BUDGET = 1024  # tokens of thinking that the original takes
 EFFORTS = ("low", "medium", "high", "xhigh", "max")
 THINKING_TYPES = ("enabled", "disabled", "adaptive", "between_tools")
 THINKING_DISPLAYS = ("summarized", "omitted", "updates")  # updates: Claude Code's; it gets the thinking
@@ -60,7 +60,7 @@ def read_thinking(body: Fields, rules: AnthropicRules, max_tokens: int | None, *
         raise config.missing_member("type")
     check_member_names(config, THINKING_MEMBERS, rules, kind)
     omitted = config.string("display", "summarized", allowed=THINKING_DISPLAYS) == "omitted"
-    budget = config.integer("budget_tokens", None, LEAST_BUDGET if rules.strict else 1, MAX_TOKENS)
+    budget = config.integer("budget_tokens", None, MIN_BUDGET if rules.strict else 1, MAX_TOKENS)
     if kind == "disabled":
         return Thinking()
     if kind == "enabled" and budget is None:

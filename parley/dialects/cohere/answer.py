@@ -19,7 +19,7 @@ TEXT_DELTA = (
     b'event: content-delta\ndata: {"type":"content-delta","index":%d,"delta":{"message":{"content":{"text":%b}}}}\n\n'
 )
 MAX_SUFFIX = 12  # characters of an id after the tool's name
-LEAST_LOGPROB = -9999.0  # of an impossible token, because JSON has no infinity
+MIN_LOGPROB = -9999.0  # of an impossible token, because JSON has no infinity
 
 
 def cohere_event(event: dict[str, Any]) -> bytes:
@@ -46,7 +46,7 @@ def logprob_item(text: str, tokens: list[TokenInfo]) -> dict[str, Any]:
         "text": text,
         "token_ids": [token.id for token in tokens],
         "logprobs": [
-            logprob if logprob is not None and math.isfinite(logprob) else LEAST_LOGPROB for logprob in logprobs
+            logprob if logprob is not None and math.isfinite(logprob) else MIN_LOGPROB for logprob in logprobs
         ],
     }
 

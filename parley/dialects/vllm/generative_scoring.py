@@ -50,9 +50,9 @@ class GenerativeScoringReply(UnstreamedReply):
     field_names: ClassVar[Mapping[str, str]] = {"prompt": "items", "logprob_token_ids": "label_token_ids"}
 
     def __init__(self, body: Fields, context: RequestContext):
-        fault = next(requests.salt_faults(body), None)
-        if fault is not None:
-            raise fault
+        salt_error = next(requests.salt_faults(body), None)
+        if salt_error is not None:
+            raise salt_error
         special = body.boolean("add_special_tokens", True)
         query, items = _read_text(body, "query", special=special), _read_items(body)
         self._labels = _read_labels(body, context)
@@ -88,9 +88,9 @@ class GenerativeScoringReply(UnstreamedReply):
         values = [-math.inf if value is None else value for value in logprobs]
         if not self._among_labels:
             return math.exp(values[0])
-        highest = max(values)
-        shares = [1.0 if value == highest else math.exp(value - highest) for value in values]
-        return shares[0] / sum(shares)
+        max_logprob = max(values)
+        weights = [1.0 if value == max_logprob else math.exp(value - max_logprob) for value in values]
+        return weights[0] / sum(weights)
 
     def render_body(self, usage: Usage) -> bytes:
         """Return the scores as JSON, in the order of the items."""
@@ -132,8 +132,8 @@ def _read_items(body: Fields) -> list[Text | Tokens]:
         raise body.missing_member("items")
     values, items = body.array("items", cap=MAX_PROMPTS), []
     for index, value in enumerate(values):
-        place = f"items[{index}]"
-        item = body.with_moved_member("items", value, place)
+        member_path = f"items[{index}]"
+        item = body.with_moved_member("items", value, member_path)
         if isinstance(value, str) != isinstance(values[0], str):
             raise item.mistyped_member("items", "a string" if isinstance(values[0], str) else "an array")
         items.append(_read_text(item, "items", special=False))

@@ -49,7 +49,7 @@ from parley.errors import (
 )
 from parley.types import Chat, ChoiceDelta, Request, Usage
 
-LEAST_BUDGET = 1024  # tokens of thinking
+MIN_BUDGET = 1024  # tokens of thinking
 CHAT_NAMES = {"max_tokens": "max_completion_tokens", "stop_sequences": "stop"}  # of the members with other names there
 SHARED_NAMES = (
     "temperature", "top_p", "top_k", "cache_salt", "kv_transfer_params", "ec_transfer_params", "vllm_xargs",
@@ -102,7 +102,7 @@ def decode_message_body(body: bytes, context: RequestContext) -> Fields:
     fields.array("stop_sequences", cap=requests.MAX_STOP_STRINGS)
     thinking = fields.object("thinking")
     if thinking is not None:
-        budget = thinking.integer("budget_tokens", None, LEAST_BUDGET, MAX_TOKENS)
+        budget = thinking.integer("budget_tokens", None, MIN_BUDGET, MAX_TOKENS)
         if budget is not None and max_tokens is not None and budget >= max_tokens:
             members = dict.fromkeys(fields.member_names)
             raise value_error("", "thinking.budget_tokens must be less than max_tokens", members)

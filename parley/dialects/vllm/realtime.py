@@ -13,14 +13,19 @@ from typing import Any
 
 from parley.dialects.fields import Fields, decode_fields
 from parley.dialects.json_answer import encode_json
-from parley.dialects.openai.realtime.audio import AudioBuffer, CommittedAudio, wave_file, write_clip_form
+from parley.dialects.openai.realtime.audio import (
+    MAX_AUDIO_TEXT,
+    AudioBuffer,
+    CommittedAudio,
+    wave_file,
+    write_clip_form,
+)
 from parley.dialects.openai.realtime.transcript_stream import TranscriptPart, TranscriptStream
 from parley.dialects.socket_session import SocketAnswer, SocketOpening, SocketRequest, SocketSession
 from parley.errors import ParleyError, TooLarge
 
-RATE = 16_000  # Hz
+SAMPLE_RATE = 16_000  # Hz
 MAX_MODEL_NAME = 256
-MAX_AUDIO_TEXT = 1 << 26  # characters of base64 in one event
 NOT_VALIDATED = "Model not validated. Make sure to validate the model by sending a session.update event."
 ERROR_CODES = {"NotFoundError": "model_not_found"}  # others are processing_error
 
@@ -68,19 +73,19 @@ class VllmRealtimeSession(SocketSession):
                     return [write_error("Missing required field: model", "invalid_event")]
                 self._model = event.string("model", "", cap=MAX_MODEL_NAME)
             case "input_audio_buffer.append":
-                return self._append(event)
+                return self._append_audio(event)
             case "input_audio_buffer.commit":
                 if self._model is None:
                     return [write_error(NOT_VALIDATED, "model_not_validated")]
                 if event.boolean("final", False):
-                    return UtteranceRequest("", self._buffer.commit(RATE), self._model)
+                    return UtteranceRequest("", self._buffer.commit_audio(SAMPLE_RATE), self._model)
             case _:
                 return [write_error(f"Unknown event type: {str(kind)[:60]}", "unknown_event")]
         return []
 
-    def _append(self, event: Fields) -> list[bytes]:
+    def _append_audio(self, event: Fields) -> list[bytes]:
         try:
-            self._buffer.append(event.string("audio", "", cap=MAX_AUDIO_TEXT))
+            self._buffer.append_audio(event.string("audio", "", cap=MAX_AUDIO_TEXT))
         except ParleyError as error:
             message = error.message if isinstance(error, TooLarge) else "Invalid audio data"
             return [write_error(message, "invalid_audio")]
@@ -97,12 +102,12 @@ class VllmRealtimeSession(SocketSession):
         try:
             return UtteranceAnswer(request)
         finally:
-            request.audio.drop()
+            request.audio.drop_audio()
 
     def refuse_request(self, request: SocketRequest, error: ParleyError) -> bytes:
         """Return the event that refuses a request, whose audio is dropped."""
         assert isinstance(request, UtteranceRequest)
-        request.audio.drop()
+        request.audio.drop_audio()
         return write_error(error.message, "processing_error")
 
     def refuse_lane(self, request: SocketRequest) -> bytes:
@@ -128,7 +133,7 @@ class UtteranceAnswer(SocketAnswer):
 
     def read_part(self, status: int, data: bytes, *, last: bool) -> list[bytes]:
         """Return the events that the next part of the answer makes."""
-        return [self._write_part(part) for part in self._stream.read(status, data, last=last)]
+        return [self._write_part(part) for part in self._stream.read_parts(status, data, last=last)]
 
     def _write_part(self, part: TranscriptPart) -> bytes:
         if part.error is not None:

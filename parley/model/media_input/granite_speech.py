@@ -30,8 +30,8 @@ class GraniteSpeechProcessor:
 
         self.tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"))
         self.audio_token = str(self.tokenizer.convert_ids_to_tokens(placeholder_id))
-        whole, plain = (read_json_object(folder / name) for name in CONFIG_FILES)
-        fields = whole.get("audio_processor") or plain
+        processor_config, extractor_config = (read_json_object(folder / name) for name in CONFIG_FILES)
+        fields = processor_config.get("audio_processor") or extractor_config
         self.sampling_rate = int(fields.get("sampling_rate", 16_000))
         self._fft_size = int(fields.get("n_fft", 512))
         self._hop = int(fields.get("hop_length", 160))
@@ -69,8 +69,8 @@ class GraniteSpeechProcessor:
         Raises RuntimeError for a clip that is shorter than half a frame.
         """
         features = self._compute_features(torch.from_numpy(audio[0]))
-        embeddings = math.ceil(len(features) / self._block) * (self._block // self._downsample_rate)
-        replacement = self.audio_token * embeddings
+        embedding_count = math.ceil(len(features) / self._block) * (self._block // self._downsample_rate)
+        replacement = self.audio_token * embedding_count
         return {"input_features": features[None], "text_replacement_offsets": [[{"replacement": replacement}]]}
 
     def _compute_features(self, samples: torch.Tensor) -> torch.Tensor:

@@ -18,6 +18,7 @@ from parley.errors import Invalid, Overloaded, TooLarge
 
 SAMPLE_BYTES = 2
 MAX_AUDIO_BYTES = 25 << 20  # in a buffer: the limit of OpenAI's for files
+MAX_AUDIO_TEXT = 1 << 26  # characters of base64 in one event
 RECORD_BYTES = 64 << 10  # smaller pieces are joined in one record
 
 
@@ -37,7 +38,7 @@ class CommittedAudio:
             raise Overloaded("The audio was dropped, because the server has no memory for it. Send it again.")
         return samples
 
-    def drop(self) -> None:
+    def drop_audio(self) -> None:
         """Forget the audio."""
         for name in self.names:
             self.records.delete_record(name)
@@ -53,7 +54,7 @@ class AudioBuffer:
         self._last_size = RECORD_BYTES  # bytes of the last record, which takes more if it has fewer
         self.size = 0  # bytes
 
-    def append(self, text: str) -> None:
+    def append_audio(self, text: str) -> None:
         """Keep audio in base64. Raises Invalid, TooLarge."""
         data = decode_audio(text, "audio")
         if self.size + len(data) > MAX_AUDIO_BYTES:
@@ -68,7 +69,7 @@ class AudioBuffer:
         self._last_size += len(data)
         self.size += len(data)
 
-    def commit(self, rate: int) -> CommittedAudio:
+    def commit_audio(self, rate: int) -> CommittedAudio:
         """Return the audio, whose ``rate`` is in Hz, and start with an empty buffer."""
         committed = CommittedAudio(self._records, tuple(self._names), self.size, rate)
         self._names, self._last_size, self.size = [], RECORD_BYTES, 0

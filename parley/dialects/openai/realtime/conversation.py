@@ -17,6 +17,8 @@ from parley.errors import Invalid, Overloaded, Unsupported, excerpt
 
 MAX_ITEMS = 1024
 MAX_PARTS = 64
+MAX_PART_TEXT = 1 << 26  # characters of a text, or of a picture or sound in base64
+MAX_CALL_TEXT = 1 << 24  # characters of a call's arguments or output
 ITEM_TYPES = ("message", "function_call", "function_call_output")
 ROLES = ("user", "assistant", "system")
 TEXT_PARTS = ("input_text", "output_text", "text")
@@ -24,7 +26,7 @@ PART_TYPES = (*TEXT_PARTS, "input_audio", "input_image")
 CALL_MEMBERS = {"function_call": ("call_id", "name", "arguments"), "function_call_output": ("call_id", "output")}
 DROPPED_SENTENCE = "An item of the conversation was dropped, because the server has no memory for it."
 ItemWithAudio = tuple[dict[str, Any], CommittedAudio | None]
-FIRST_ITEM = "root"  # names the place before all items
+FIRST_ITEM = "root"  # names the position before all items
 
 
 class Conversation:
@@ -46,52 +48,52 @@ class Conversation:
         if len(self._order) >= MAX_ITEMS:
             raise Invalid(f"A conversation has at most {MAX_ITEMS} items; delete one first.", field="item")
 
-    def add(
+    def add_item(
         self, item: dict[str, Any], previous_id: str | None = None, audio: CommittedAudio | None = None
     ) -> str | None:
         """Add an item after another, or at the end. Return the id of the item before it. Raises Invalid."""
         self.check_room()
         if item["id"] in self._order:
             raise Invalid(f"Item with id {excerpt(item['id'])} already exists.", field="item.id")
-        place = len(self._order)
+        position = len(self._order)
         if previous_id is not None:
-            place = 0 if previous_id == FIRST_ITEM else self._place(previous_id, "previous_item_id") + 1
-        self._save(item)
+            position = 0 if previous_id == FIRST_ITEM else self._find_position(previous_id, "previous_item_id") + 1
+        self._save_item(item)
         if audio is not None:
             self._audio[item["id"]] = audio
-        self._order.insert(place, item["id"])
-        return self._order[place - 1] if place else None
+        self._order.insert(position, item["id"])
+        return self._order[position - 1] if position else None
 
     def add_output(self, item: dict[str, Any]) -> str | None:
         """Add an item of a response at the end, or in place of one that the client has given the same id. Return the id
         of the item before it. There is always room: responses begin only if there is some."""
         if item["id"] not in self._order:
             self._order.append(item["id"])
-        self._save(item)
-        place = self._order.index(item["id"])
-        return self._order[place - 1] if place else None
+        self._save_item(item)
+        position = self._order.index(item["id"])
+        return self._order[position - 1] if position else None
 
-    def find(self, item_id: str) -> dict[str, Any]:
+    def find_item(self, item_id: str) -> dict[str, Any]:
         """Return an item. Raises Invalid, Overloaded if it was dropped."""
-        self._place(item_id, "item_id")
+        self._find_position(item_id, "item_id")
         data = self._records.find_record(f"item {item_id}")
         if data is None:
             raise Overloaded(DROPPED_SENTENCE)
         item: dict[str, Any] = msgspec.json.decode(data)
         return item
 
-    def delete(self, item_id: str) -> None:
+    def delete_item(self, item_id: str) -> None:
         """Forget an item. Raises Invalid."""
-        del self._order[self._place(item_id, "item_id")]
+        del self._order[self._find_position(item_id, "item_id")]
         self._records.delete_record(f"item {item_id}")
         del self._sizes[item_id]
         if (audio := self._audio.pop(item_id, None)) is not None:
-            audio.drop()
+            audio.drop_audio()
 
-    def discard(self, item_id: str) -> None:
+    def discard_item(self, item_id: str) -> None:
         """Forget an item, if it is still there."""
         if item_id in self._order:
-            self.delete(item_id)
+            self.delete_item(item_id)
 
     def note_transcript(self, item_id: str, transcript: str) -> None:
         """Add the text of an item that is audio, if it is still there."""
@@ -99,22 +101,22 @@ class Conversation:
         if item_id in self._audio and data is not None:
             item = msgspec.json.decode(data)
             item["content"][0]["transcript"] = transcript
-            self._save(item)
+            self._save_item(item)
 
     def find_with_audio(self, item_id: str) -> ItemWithAudio:
         """Return an item, and its audio if it is committed audio. Raises Invalid, Overloaded if it was dropped."""
-        return self.find(item_id), self._audio.get(item_id)
+        return self.find_item(item_id), self._audio.get(item_id)
 
     def list_items(self) -> list[ItemWithAudio]:
         """Return all items. Raises Overloaded if one was dropped, Invalid if one is deleted meanwhile."""
         return [self.find_with_audio(item_id) for item_id in tuple(self._order)]
 
-    def _save(self, item: dict[str, Any]) -> None:
+    def _save_item(self, item: dict[str, Any]) -> None:
         data = encode_json(item)
         self._records.save_record(f"item {item['id']}", data)
         self._sizes[item["id"]] = len(data)
 
-    def _place(self, item_id: str, field: str) -> int:
+    def _find_position(self, item_id: str, field: str) -> int:
         if item_id not in self._order:
             raise Invalid(f"The conversation has no item with id {excerpt(item_id)}.", field=field)
         return self._order.index(item_id)
@@ -141,7 +143,7 @@ def read_item(fields: Fields) -> dict[str, Any]:
             raise fields.empty_member("content", "array")
         return item | {"role": role, "content": parts}
     for name in CALL_MEMBERS[kind]:
-        value = fields.string(name, None, cap=1 << 24)
+        value = fields.string(name, None, cap=MAX_CALL_TEXT)
         if value is None:
             raise fields.missing_member(name)
         item[name] = value
@@ -154,7 +156,7 @@ def _read_part(part: Fields) -> dict[str, Any]:
         message = f"Unsupported value: {excerpt(kind)}. Parts are of the types {', '.join(PART_TYPES)}."
         raise Unsupported(message, field=part.member_path("type"))
     name = "text" if kind in TEXT_PARTS else "image_url" if kind == "input_image" else "audio"
-    value = part.string(name, None, cap=1 << 26)
+    value = part.string(name, None, cap=MAX_PART_TEXT)
     if value is None:
         raise part.missing_member(name)
     if name == "audio":

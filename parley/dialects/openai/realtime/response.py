@@ -19,7 +19,7 @@ LAST_EVENTS = {
     "response.completed": "completed", "response.incomplete": "incomplete", "response.failed": "failed",
 }  # fmt: skip
 SHOWN_ITEMS = ("message", "function_call")  # reasoning is not shown
-# Events of a part or of a call, with the members that they have besides their place.
+# Events of a part or of a call, with the members that they have besides their position.
 PART_EVENTS = {
     "response.output_text.delta": ("content_index", "delta"),
     "response.output_text.done": ("content_index", "text"),
@@ -58,7 +58,7 @@ class ResponseAnswer(SocketAnswer):
         self.body = encode_json(request.members | {"input": input_items, "stream": True, "store": False})
         self._data = b""
         self._has_ended = False
-        self._places: dict[int, int] = {}  # of the output items that are shown, by their places in the whole output
+        self._shown_indices: dict[int, int] = {}  # of items that are shown, by their indices in the whole output
         self._calls: dict[str, dict[str, Any]] = {}  # of each call: its name and id
         self._output: list[dict[str, Any]] = []
 
@@ -66,21 +66,21 @@ class ResponseAnswer(SocketAnswer):
         """Return the events that the next part of the answer makes."""
         self._data += data
         if status != 200:
-            return [self._refuse(self._data)] if last else []
+            return [self._write_refusal(self._data)] if last else []
         events, self._data = split_events(self._data)
         messages: list[bytes] = []
         for event_data in map(read_event_data, events):
             if event_data not in (b"", STREAM_END) and not self._has_ended:
                 messages += self._read_event(msgspec.json.decode(event_data))
         if last and not self._has_ended:
-            messages.append(self._finish("failed", {"type": "failed", "error": EARLY_END}, None))
+            messages.append(self._write_done("failed", {"type": "failed", "error": EARLY_END}, None))
         return messages
 
     def cancelled_event(self) -> bytes:
         """Return the event that ends a response which its client has cancelled."""
-        return self._finish("cancelled", {"type": "cancelled", "reason": "client_cancelled"}, None)
+        return self._write_done("cancelled", {"type": "cancelled", "reason": "client_cancelled"}, None)
 
-    def _refuse(self, body: bytes) -> bytes:
+    def _write_refusal(self, body: bytes) -> bytes:
         """Return the error event for a refusal. Nothing has been generated."""
         self._has_ended = True
         self._on_end()
@@ -89,34 +89,34 @@ class ResponseAnswer(SocketAnswer):
     def _read_event(self, event: dict[str, Any]) -> list[bytes]:
         kind = event["type"]
         if kind == "response.created":
-            return [write_event(kind, response=self._show("in_progress", None, None))]
+            return [write_event(kind, response=self._show_response("in_progress", None, None))]
         if kind in LAST_EVENTS:
-            return [self._end(LAST_EVENTS[kind], event["response"])]
+            return [self._write_end(LAST_EVENTS[kind], event["response"])]
         if kind == "response.output_item.added" and event["item"]["type"] in SHOWN_ITEMS:
-            self._places[event["output_index"]] = len(self._places)
-        output_index = self._places.get(event.get("output_index", -1))
+            self._shown_indices[event["output_index"]] = len(self._shown_indices)
+        output_index = self._shown_indices.get(event.get("output_index", -1))
         if output_index is None:
             return []
-        place = {"response_id": self.request.response_id, "output_index": output_index}
+        position = {"response_id": self.request.response_id, "output_index": output_index}
         if kind.startswith("response.output_item."):
-            return self._write_item(kind, event["item"], place)
-        place["item_id"] = event["item_id"]
+            return self._write_item(kind, event["item"], position)
+        position["item_id"] = event["item_id"]
         if kind.startswith("response.content_part."):
             part = {"type": "text", "text": event["part"].get("text", "")}
-            return [write_event(kind, **place, content_index=event["content_index"], part=part)]
+            return [write_event(kind, **position, content_index=event["content_index"], part=part)]
         if kind not in PART_EVENTS:
             return []
         members = {name: event[name] for name in PART_EVENTS[kind]}
-        return [write_event(kind, **place, **members, **self._calls.get(event["item_id"], {}))]
+        return [write_event(kind, **position, **members, **self._calls.get(event["item_id"], {}))]
 
-    def _write_item(self, kind: str, item: dict[str, Any], place: dict[str, Any]) -> list[bytes]:
+    def _write_item(self, kind: str, item: dict[str, Any], position: dict[str, Any]) -> list[bytes]:
         """Return the events about an item, which the conversation gets once it is done."""
         shown = show_item(item)
         if kind == "response.output_item.added":
             if item["type"] == "function_call":
                 self._calls[item["id"]] = {"call_id": item["call_id"], "name": item["name"]}
-            return [write_event(kind, **place, item=shown)]
-        messages = [write_event(kind, **place, item=shown)]
+            return [write_event(kind, **position, item=shown)]
+        messages = [write_event(kind, **position, item=shown)]
         self._output.append(shown)
         if self.request.keeps_output:
             previous_id = self._add_item(shown)
@@ -124,21 +124,23 @@ class ResponseAnswer(SocketAnswer):
                 messages.append(write_event(name, previous_item_id=previous_id, item=shown))
         return messages
 
-    def _end(self, status: str, response: dict[str, Any]) -> bytes:
+    def _write_end(self, status: str, response: dict[str, Any]) -> bytes:
         details: dict[str, Any] | None = None
         if status == "incomplete":
             reason = (response.get("incomplete_details") or {}).get("reason")
             details = {"type": "incomplete", "reason": reason}
         elif status == "failed":
             details = {"type": "failed", "error": response.get("error") or EARLY_END}
-        return self._finish(status, details, response.get("usage"))
+        return self._write_done(status, details, response.get("usage"))
 
-    def _finish(self, status: str, details: dict[str, Any] | None, usage: dict[str, Any] | None) -> bytes:
+    def _write_done(self, status: str, details: dict[str, Any] | None, usage: dict[str, Any] | None) -> bytes:
         self._has_ended = True
         self._on_end()
-        return write_event("response.done", response=self._show(status, details, usage))
+        return write_event("response.done", response=self._show_response(status, details, usage))
 
-    def _show(self, status: str, details: dict[str, Any] | None, usage: dict[str, Any] | None) -> dict[str, Any]:
+    def _show_response(
+        self, status: str, details: dict[str, Any] | None, usage: dict[str, Any] | None
+    ) -> dict[str, Any]:
         return {
             "object": "realtime.response",
             "id": self.request.response_id,

@@ -15,7 +15,7 @@ from parley.dialects.openai.common_members import unsupported_member_error
 from parley.dialects.openai.error_answers import openai_error_object
 from parley.dialects.openai.labels import MAX_LABEL
 from parley.dialects.openai.metadata import read_metadata
-from parley.dialects.openai.realtime.audio import AudioBuffer, CommittedAudio
+from parley.dialects.openai.realtime.audio import MAX_AUDIO_TEXT, AudioBuffer, CommittedAudio
 from parley.dialects.openai.realtime.conversation import Conversation, ItemWithAudio, input_item, read_item
 from parley.dialects.openai.realtime.events import new_id, write_error, write_event
 from parley.dialects.openai.realtime.response import RESPONSE_LANE, ResponseAnswer, ResponseRequest
@@ -41,8 +41,7 @@ from parley.dialects.socket_session import (
 )
 from parley.errors import BadRequest, Invalid, ParleyError, excerpt
 
-LEAST_SECONDS = 0.1  # of audio that is committed
-MAX_AUDIO_TEXT = 1 << 26  # characters of base64 in one event
+MIN_AUDIO_SECONDS = 0.1  # of audio that is committed
 MAX_INPUT_ITEMS = 1024
 EventAnswer = SocketRequest | LaneEnd | list[bytes]
 
@@ -80,7 +79,7 @@ class RealtimeSession(SocketSession):
 
     def opening_messages(self) -> list[bytes]:
         """Return the event that begins the session."""
-        return [write_event("session.created", session=self._settings.show(self._id, self._expires_at))]
+        return [write_event("session.created", session=self._settings.show_session(self._id, self._expires_at))]
 
     def read_message(self, data: bytes) -> EventAnswer:
         """Return the request in an event, or the events that answer it or refuse it."""
@@ -116,8 +115,8 @@ class RealtimeSession(SocketSession):
         assert isinstance(request, ResponseRequest)
         rate = self._settings.rate
         items = self._conversation.list_items() if request.items is None else request.items
-        inputs = [input_item(item, rate, audio) for item, audio in items]
-        answer = ResponseAnswer(request, inputs, self._conversation.add_output, self._end_response)
+        input_items = [input_item(item, rate, audio) for item, audio in items]
+        answer = ResponseAnswer(request, input_items, self._conversation.add_output, self._end_response)
         if request.items is not None:
             request.items.clear()  # they may be large, and the answer has them now
         if self._active is request:  # else it was cancelled
@@ -149,34 +148,34 @@ class RealtimeSession(SocketSession):
         session = event.object("session")
         if session is None:
             raise event.missing_member("session")
-        self._settings = self._settings.updated(session)
-        return [write_event("session.updated", session=self._settings.show(self._id, self._expires_at))]
+        self._settings = self._settings.apply_update(session)
+        return [write_event("session.updated", session=self._settings.show_session(self._id, self._expires_at))]
 
     def _append_audio(self, event: Fields) -> EventAnswer:
         audio = event.string("audio", None, cap=MAX_AUDIO_TEXT)
         if audio is None:
             raise event.missing_member("audio")
-        self._buffer.append(audio)
+        self._buffer.append_audio(audio)
         return []
 
     def _clear_audio(self, event: Fields) -> EventAnswer:
-        self._buffer.commit(self._settings.rate).drop()
+        self._buffer.commit_audio(self._settings.rate).drop_audio()
         return [write_event("input_audio_buffer.cleared")]
 
     def _commit_audio(self, event: Fields) -> EventAnswer:
         settings = self._settings
         seconds = self._buffer.size / 2 / settings.rate
-        if seconds < LEAST_SECONDS:
+        if seconds < MIN_AUDIO_SECONDS:
             raise Invalid(
                 "Error committing input audio buffer: buffer too small. Expected at least "
-                f"{LEAST_SECONDS * 1000:.0f}ms of audio, but buffer only has {seconds * 1000:.2f}ms of audio.",
+                f"{MIN_AUDIO_SECONDS * 1000:.0f}ms of audio, but buffer only has {seconds * 1000:.2f}ms of audio.",
                 code="input_audio_buffer_commit_empty",
             )
         if settings.kind == "transcription" and settings.transcription is None:
             raise Invalid("Set 'session.audio.input.transcription' before audio is committed.",
                           field="session.audio.input.transcription")  # fmt: skip
         self._conversation.check_room()
-        audio = self._buffer.commit(settings.rate)
+        audio = self._buffer.commit_audio(settings.rate)
         item_id, events = self._add_audio_item(audio)
         if settings.transcription is None:
             return list(events)
@@ -193,7 +192,7 @@ class RealtimeSession(SocketSession):
             "role": "user",
             "content": [{"type": "input_audio", "transcript": None}],
         }
-        previous_id = self._conversation.add(item, audio=audio) or self._last_audio_id
+        previous_id = self._conversation.add_item(item, audio=audio) or self._last_audio_id
         self._last_audio_id = item_id
         committed = write_event("input_audio_buffer.committed", previous_item_id=previous_id, item_id=item_id)
         return item_id, [committed, *_item_events(item, previous_id)]
@@ -201,7 +200,7 @@ class RealtimeSession(SocketSession):
     def _discard_audio(self, request: TranscriptionRequest) -> None:
         """Forget audio that was read or refused, if nothing but its transcript was wanted."""
         if request.settings.kind == "transcription":
-            self._conversation.discard(request.item_id)
+            self._conversation.discard_item(request.item_id)
 
     # -- the conversation
 
@@ -210,15 +209,15 @@ class RealtimeSession(SocketSession):
         if members is None:
             raise event.missing_member("item")
         item = read_item(members)
-        previous_id = self._conversation.add(item, event.string("previous_item_id", None, cap=MAX_LABEL))
+        previous_id = self._conversation.add_item(item, event.string("previous_item_id", None, cap=MAX_LABEL))
         return _item_events(item, previous_id)
 
     def _retrieve_item(self, event: Fields) -> EventAnswer:
-        return [write_event("conversation.item.retrieved", item=self._conversation.find(_read_item_id(event)))]
+        return [write_event("conversation.item.retrieved", item=self._conversation.find_item(_read_item_id(event)))]
 
     def _delete_item(self, event: Fields) -> EventAnswer:
         item_id = _read_item_id(event)
-        self._conversation.delete(item_id)
+        self._conversation.delete_item(item_id)
         return [write_event("conversation.item.deleted", item_id=item_id)]
 
     # -- responses
@@ -229,18 +228,18 @@ class RealtimeSession(SocketSession):
             raise Invalid(message, code="conversation_already_has_active_response")
         if self._settings.kind == "transcription":
             raise Invalid("A transcription session has no responses.", field="type")
-        options = event.object("response") or Fields({}, "response")
-        check_modalities(options)
-        if options.has_value("prompt"):
-            raise unsupported_member_error(options, "prompt", "Prompts that the service keeps are")
-        members = self._settings.response_members | read_response_members(options)
+        response_options = event.object("response") or Fields({}, "response")
+        check_modalities(response_options)
+        if response_options.has_value("prompt"):
+            raise unsupported_member_error(response_options, "prompt", "Prompts that the service keeps are")
+        members = self._settings.response_members | read_response_members(response_options)
         if members.get("max_output_tokens") == NO_LIMIT:
             del members["max_output_tokens"]
         items = None
-        if options.has_value("input"):
-            items = self._read_input(options)
-        keeps = options.string("conversation", "auto", allowed=("auto", "none")) == "auto"
-        if keeps:
+        if response_options.has_value("input"):
+            items = self._read_input(response_options)
+        keeps_output = response_options.string("conversation", "auto", allowed=("auto", "none")) == "auto"
+        if keeps_output:
             self._conversation.check_room()
         self._active = ResponseRequest(
             RESPONSE_LANE,
@@ -248,16 +247,16 @@ class RealtimeSession(SocketSession):
             event.string("event_id", None, cap=MAX_LABEL),
             {"model": self._settings.model} | members,
             items,
-            keeps,
-            read_metadata(options) or None,
+            keeps_output,
+            read_metadata(response_options) or None,
         )
         return self._active
 
-    def _read_input(self, options: Fields) -> list[ItemWithAudio]:
+    def _read_input(self, response_options: Fields) -> list[ItemWithAudio]:
         """Return the items of a response's own input, and those of the conversation to which it refers. Each of these
         may be named once: a short message could otherwise repeat a large one a thousand times. Raises BadRequest."""
         items, known_ids = list[ItemWithAudio](), set[str]()
-        for item in options.objects("input", cap=MAX_INPUT_ITEMS):
+        for item in response_options.objects("input", cap=MAX_INPUT_ITEMS):
             if item.raw_value("type") != "item_reference":
                 items.append((read_item(item), None))
                 continue

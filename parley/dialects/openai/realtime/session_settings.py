@@ -38,7 +38,7 @@ class TranscriptionSettings:
     language: str = ""
     prompt: str = ""
 
-    def show(self) -> dict[str, str | None]:
+    def show_transcription(self) -> dict[str, str | None]:
         """Return them as an event has them."""
         return {"model": self.model, "language": self.language or None, "prompt": self.prompt}
 
@@ -54,7 +54,7 @@ class SessionSettings:
     wants_logprobs: bool = False
     response_members: dict[str, Any] = field(default_factory=dict)
 
-    def updated(self, session: Fields) -> SessionSettings:
+    def apply_update(self, session: Fields) -> SessionSettings:
         """Return the settings after an update. Raises BadRequest."""
         kind = session.string("type", self.kind, allowed=SESSION_KINDS)
         changed = replace(
@@ -69,9 +69,9 @@ class SessionSettings:
             raise unsupported_member_error(session, "prompt", "Prompts that the service keeps are")
         audio = session.object("audio")
         audio_input = None if audio is None else audio.object("input")
-        return changed if audio_input is None else changed._with_audio(audio_input)
+        return changed if audio_input is None else changed._apply_audio_update(audio_input)
 
-    def _with_audio(self, audio: Fields) -> SessionSettings:
+    def _apply_audio_update(self, audio: Fields) -> SessionSettings:
         """Return the settings after an update of the audio input. Raises BadRequest."""
         if audio.has_value("turn_detection"):
             raise Unsupported(TURN_SENTENCE, field=audio.member_path("turn_detection"))
@@ -94,7 +94,7 @@ class SessionSettings:
             transcription = None
         return replace(self, rate=rate, transcription=transcription)
 
-    def show(self, session_id: str, expires_at: int) -> dict[str, Any]:
+    def show_session(self, session_id: str, expires_at: int) -> dict[str, Any]:
         """Return the session as an event has it."""
         session: dict[str, Any] = {"type": self.kind, "object": "realtime.session", "id": session_id}
         if self.kind == "transcription":
@@ -112,7 +112,7 @@ class SessionSettings:
                 "tracing": None,
                 "prompt": None,
             }
-        transcription = None if self.transcription is None else self.transcription.show()
+        transcription = None if self.transcription is None else self.transcription.show_transcription()
         audio_format = {"type": PCM_FORMAT, "rate": self.rate}
         audio = {
             "format": audio_format,

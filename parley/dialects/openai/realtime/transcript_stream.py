@@ -33,42 +33,42 @@ class TranscriptStream:
     _usage: dict[str, Any] | None = None
     _has_ended: bool = False
 
-    def read(self, status: int, data: bytes, *, last: bool) -> Iterator[TranscriptPart]:
+    def read_parts(self, status: int, data: bytes, *, last: bool) -> Iterator[TranscriptPart]:
         """Return the parts that the next data complete. Exactly one part ends the transcript."""
         self._data += data
         if status != 200:
             if last:
-                yield self._end(TranscriptPart(error=read_fault(self._data)))
+                yield self._end_transcript(TranscriptPart(error=read_fault(self._data)))
             return
         events, self._data = split_events(self._data)
         for event in events:
             if event.startswith(DATA_START) and not self._has_ended:
                 yield from self._read_event(event.removeprefix(DATA_START))
         if last and not self._has_ended:
-            yield self._end(TranscriptPart(error=EARLY_END))
+            yield self._end_transcript(TranscriptPart(error=EARLY_END))
 
     def _read_event(self, data: bytes) -> Iterator[TranscriptPart]:
         if data == STREAM_END:
-            yield self._end(TranscriptPart(done=True, usage=self._usage))
+            yield self._end_transcript(TranscriptPart(done=True, usage=self._usage))
             return
         event = msgspec.json.decode(data)
         if (error := event.get("error")) is not None:
-            yield self._end(TranscriptPart(error=error))
+            yield self._end_transcript(TranscriptPart(error=error))
         elif event.get("type") == "transcript.text.done":
-            yield self._end(TranscriptPart(done=True, usage=event["usage"]))
+            yield self._end_transcript(TranscriptPart(done=True, usage=event["usage"]))
         elif "type" in event:
-            yield self._add(event["delta"], event.get("logprobs"))
+            yield self._add_text(event["delta"], event.get("logprobs"))
         else:  # vLLM's
             self._usage = event.get("usage") or self._usage
             for choice in event["choices"]:
                 if choice["delta"]["content"]:
-                    yield self._add(choice["delta"]["content"], None)
+                    yield self._add_text(choice["delta"]["content"], None)
 
-    def _add(self, delta: str, logprobs: list[Any] | None) -> TranscriptPart:
+    def _add_text(self, delta: str, logprobs: list[Any] | None) -> TranscriptPart:
         self.text += delta
         self.logprobs += logprobs or []
         return TranscriptPart(delta, logprobs)
 
-    def _end(self, part: TranscriptPart) -> TranscriptPart:
+    def _end_transcript(self, part: TranscriptPart) -> TranscriptPart:
         self._has_ended = True
         return part

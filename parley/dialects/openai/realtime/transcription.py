@@ -50,19 +50,19 @@ class TranscriptionAnswer(SocketAnswer):
 
     def read_part(self, status: int, data: bytes, *, last: bool) -> list[bytes]:
         """Return the events that the next part of the answer makes."""
-        return [self._write_part(part) for part in self._stream.read(status, data, last=last)]
+        return [self._write_part(part) for part in self._stream.read_parts(status, data, last=last)]
 
     def _write_part(self, part: TranscriptPart) -> bytes:
-        place: dict[str, Any] = {"item_id": self._request.item_id, "content_index": 0}
+        position: dict[str, Any] = {"item_id": self._request.item_id, "content_index": 0}
         if part.error is not None:
             return write_failure(self._request.item_id, part.error)
         if not part.done:
             logprobs = {} if part.logprobs is None else {"logprobs": part.logprobs}
-            return write_event(f"{EVENT_PREFIX}.delta", **place, delta=part.delta, **logprobs)
+            return write_event(f"{EVENT_PREFIX}.delta", **position, delta=part.delta, **logprobs)
         text = self._stream.text
         self._note_transcript(self._request.item_id, text)
         logprobs = {"logprobs": self._stream.logprobs} if self._request.settings.wants_logprobs else {}
-        return write_event(f"{EVENT_PREFIX}.completed", **place, transcript=text, usage=part.usage, **logprobs)
+        return write_event(f"{EVENT_PREFIX}.completed", **position, transcript=text, usage=part.usage, **logprobs)
 
 
 def write_failure(item_id: str, error: Mapping[str, Any]) -> bytes:

@@ -70,12 +70,11 @@ class GeneratedChunk:
             )
             raise value_error("stream_state", sentence, dict.fromkeys(state.member_names))
 
-    def _check_size(self, limit: int, prompt_length: int, new: int) -> None:
-        earlier = len(self._earlier_ids)
-        if limit and prompt_length + earlier + new > limit:
+    def _check_size(self, limit: int, prompt_length: int, new_count: int) -> None:
+        if limit and prompt_length + self.earlier_count + new_count > limit:
             sentence = (
-                f"prompt_token_ids length ({prompt_length}) plus output_token_ids length ({earlier}) plus delta "
-                f"({new}) exceeds max_model_len ({limit})."
+                f"prompt_token_ids length ({prompt_length}) plus output_token_ids length ({self.earlier_count}) plus "
+                f"delta ({new_count}) exceeds max_model_len ({limit})."
             )
             raise Invalid(sentence, field="stream_state")
 
@@ -118,7 +117,7 @@ class GeneratedChunk:
             "last_tool_call_ids": [],
         }
 
-    def answer(self, envelope: dict[str, Any]) -> bytes:
+    def encode_answer(self, envelope: dict[str, Any]) -> bytes:
         """Return the answer to the client. ``envelope``: the chunk, as far as it depends on the API."""
         chunk = envelope | {"usage": self._usage, "metrics": self.metrics}
         return encode_json({"chunk": chunk, "stream_state": self.new_state()})
@@ -164,7 +163,7 @@ class ChatChunkDerendering(VllmChatReply, ChunkRenderer):
             choice["logprobs"] = self._logprobs_member(tokens[chunk.earlier_count :])
             choice["token_ids"] = chunk.outputs[-1].token_ids if self._wants_ids else None
         prompt_ids = chunk.own_prompt_ids or None if self._wants_ids else None
-        return chunk.answer(self._chunk_envelope(choices) | {"prompt_token_ids": prompt_ids})
+        return chunk.encode_answer(self._chunk_envelope(choices) | {"prompt_token_ids": prompt_ids})
 
 
 class CompletionChunkDerendering(VllmCompletionReply, ChunkRenderer):
@@ -197,7 +196,7 @@ class CompletionChunkDerendering(VllmCompletionReply, ChunkRenderer):
             choice["logprobs"] = self._chunk_logprobs(tokens)
             choice["prompt_token_ids"] = chunk.own_prompt_ids or None if self._wants_ids else None
             choice["token_ids"] = chunk.outputs[-1].token_ids if self._wants_ids else None
-        return chunk.answer(self._chunk_envelope(choices))
+        return chunk.encode_answer(self._chunk_envelope(choices))
 
     def _chunk_logprobs(self, tokens: list[TokenInfo]) -> dict[str, Any] | None:
         """Return the lists of this chunk's tokens, whose offsets depend on all tokens before them."""
@@ -244,12 +243,12 @@ def _merge_deltas(choices: Sequence[dict[str, Any]]) -> dict[str, Any]:
     merged: dict[str, Any] = {"index": 0, "delta": {}, "logprobs": None, "finish_reason": None, "stop_reason": None}
     for choice in choices:
         for name, value in choice["delta"].items():
-            merged["delta"][name] = _joined(name, merged["delta"].get(name), value)
+            merged["delta"][name] = _join_member(name, merged["delta"].get(name), value)
         merged |= {name: choice[name] for name in ("finish_reason", "stop_reason") if choice.get(name) is not None}
     return merged
 
 
-def _joined(name: str, earlier: Any, value: Any) -> Any:
+def _join_member(name: str, earlier: Any, value: Any) -> Any:
     """Return a delta's member, given that of the delta before. Calls stay apart: each has its index."""
     if earlier is None:
         return value

@@ -47,7 +47,7 @@ DEFAULTS: dict[str, Any] = {  # defaults of members, which are left out if they 
     "stream_interval": 1,  # not the original's default, but the same to it
     "output_text_buffer_length": 0,
 }
-LEAST_TEMPERATURE = 0.01  # a lower one is raised to it, unless it means greedy
+MIN_TEMPERATURE = 0.01  # a lower one is raised to it, unless it means greedy
 DELTA_OUTPUT, FINAL_OUTPUT = 1, 2  # values of ``output_kind``
 # Members without an effect here: they change how vLLM represents, caches or copies something.
 IGNORED_FLAGS = ("flat_logprobs", "skip_clone", "skip_reading_prefix_cache", "spaces_between_special_tokens")
@@ -189,7 +189,7 @@ def _drawing_members(sampling: Sampling) -> dict[str, Any]:
 
 
 def _engine_temperature(temperature: float) -> float:
-    return temperature if temperature == 0 else max(temperature, LEAST_TEMPERATURE)
+    return temperature if temperature == 0 else max(temperature, MIN_TEMPERATURE)
 
 
 def _held_characters(stop: StopConditions) -> int:

@@ -20,11 +20,13 @@ def decilm_variations(fields: dict[str, Any], layer_types: list[str]) -> list[di
     """Return the heads and the MLP of each layer. Raises Unfusable."""
     heads, count = fields["num_attention_heads"], len(layer_types)
     dim = read_size(fields, "head_dim") if fields["head_dim"] else fields["hidden_size"] // heads
-    blocks, listed = fields["block_configs"], fields["num_key_value_heads_per_layer"]
+    blocks, listed_kv_heads = fields["block_configs"], fields["num_key_value_heads_per_layer"]
     if blocks is None:
-        if listed is not None and (not isinstance(listed, list) or len(listed) != count):
-            raise wrong_value("num_key_value_heads_per_layer", listed)
-        return [_read_heads({"num_key_value_heads": kv_heads}, heads, dim) for kv_heads in listed or []] or [{}] * count
+        if listed_kv_heads is not None and (not isinstance(listed_kv_heads, list) or len(listed_kv_heads) != count):
+            raise wrong_value("num_key_value_heads_per_layer", listed_kv_heads)
+        if not listed_kv_heads:
+            return [{}] * count
+        return [_read_heads({"num_key_value_heads": kv_heads}, heads, dim) for kv_heads in listed_kv_heads]
     if not isinstance(blocks, list) or len(blocks) != count:
         raise Unfusable(f"its block_configs do not describe {count} layers")
     return [

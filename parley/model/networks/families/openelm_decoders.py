@@ -15,10 +15,10 @@ from parley.native.layer_shape import HeadSizes
 
 def _read_list(fields: dict[str, Any], name: str, count: int) -> list[Any]:
     """Return the positive numbers of all layers. Raises Unfusable."""
-    listed = fields[name]
-    if not isinstance(listed, list) or len(listed) != count or not all(0 < number < 1 << 20 for number in listed):
-        raise wrong_value(name, listed)
-    return listed
+    numbers = fields[name]
+    if not isinstance(numbers, list) or len(numbers) != count or not all(0 < number < 1 << 20 for number in numbers):
+        raise wrong_value(name, numbers)
+    return numbers
 
 
 def openelm_variations(fields: dict[str, Any], layer_types: list[str]) -> list[dict[str, Any]]:
