@@ -215,11 +215,7 @@ class TextPipeline:
     def _encode_parts(self, prompt: JoinedPrompt, encode: EncodeText) -> list[int]:
         """Return the tokens of all parts, one after the other."""
         pieces = (
-            part.ids
-            if isinstance(part, Tokens)
-            else encode(self.tokenizer, part.text, part.special)
-            if part.text
-            else []
+            part.ids if isinstance(part, Tokens) else encode(self.tokenizer, part.text, part.special)
             for part in prompt.parts
         )
         return [token_id for piece in pieces for token_id in piece]

@@ -28,6 +28,7 @@ from parley.types import (
     Chat,
     EncodedMedia,
     Grammar,
+    JoinedPrompt,
     Media,
     Message,
     PlacedMedia,
@@ -416,6 +417,12 @@ def test_embedding_prompt_is_the_system_message_of_a_conversation() -> None:
     assert text_with(prompt="none") == text_with() == "[user]a"  # the default prompt is for texts alone
     with pytest.raises(Invalid, match="no prompt 'passage'"):
         text_with(prompt="passage")
+
+
+def test_empty_part_of_a_joined_prompt_has_the_tokens_around_a_text(tmp_path: Path) -> None:
+    pipeline, item = encoder_pipeline(tmp_path), Text("a", False)
+    assert pipeline.prepare_prompt(JoinedPrompt([Text(""), item])).token_ids == [0, 1, 3]
+    assert pipeline.prepare_prompt(JoinedPrompt([item, Text("", False), Tokens([])])).token_ids == [3]
 
 
 def test_lowercase_embedding_model_lowercases_text(tmp_path: Path) -> None:
