@@ -38,7 +38,7 @@ def has_linear_time(backend: tokenizers.Tokenizer, vocabulary: Iterable[str]) ->
     if isinstance(model, tokenizers.models.WordPiece) and model.max_input_chars_per_word > LONGEST_WORD:
         return False
     steps = [step for step in (backend.normalizer, backend.pre_tokenizer) if step is not None]
-    return all(_is_quick(part) for step in steps for part in _parts_of(json.loads(step.__getstate__())))
+    return all(_is_quick(part) for step in steps for part in nested_steps(json.loads(step.__getstate__())))
 
 
 def _is_quick(part: dict[str, Any]) -> bool:
@@ -46,8 +46,8 @@ def _is_quick(part: dict[str, Any]) -> bool:
     return part.get("type") in QUICK_PARTS and (expression is None or expression in QUICK_PATTERNS)
 
 
-def _parts_of(step: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def nested_steps(step: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Yield a normalizer or pre-tokenizer and those that it consists of."""
     yield step
     for part in (*step.get("normalizers", ()), *step.get("pretokenizers", ())):
-        yield from _parts_of(part)
+        yield from nested_steps(part)

@@ -11,10 +11,10 @@ import re
 import threading
 from array import array
 from collections import OrderedDict
-from collections.abc import Iterator
-from typing import Any
 
 import tokenizers
+
+from parley.text.tokens.encoding_time import nested_steps
 
 SHORTEST_TEXT = 1 << 10  # characters of a text that is divided; a shorter one is encoded in less than a millisecond
 MAX_CHARACTERS = 8 << 20  # of all parts together
@@ -79,13 +79,6 @@ def make_segment_cache(backend: tokenizers.Tokenizer) -> SegmentCache | None:
         return None
     pre_tokenizer = backend.pre_tokenizer
     state = json.loads(pre_tokenizer.__getstate__()) if pre_tokenizer is not None else {}
-    if any(part.get("type") == "Metaspace" and part.get("prepend_scheme") == "first" for part in _parts_of(state)):
+    if any(part.get("type") == "Metaspace" and part.get("prepend_scheme") == "first" for part in nested_steps(state)):
         return None  # it marks the start of the whole text
     return SegmentCache(backend, marks)
-
-
-def _parts_of(pre_tokenizer: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield a pre-tokenizer and those that it consists of."""
-    yield pre_tokenizer
-    for part in pre_tokenizer.get("pretokenizers", ()):
-        yield from _parts_of(part)
