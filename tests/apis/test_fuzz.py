@@ -45,7 +45,6 @@ VLLM_ROUTES = [
     "/vllm/pooling",
     "/vllm/v1/chat/completions/render",
     "/vllm/v1/completions/render",
-    "/cohere/v2/chat/render",
     "/vllm/generative_scoring",
     "/vllm/v1/messages/render",
     "/vllm/v1/responses/render",
@@ -54,6 +53,7 @@ VLLM_ROUTES = [
     "/vllm/inference/v1/generate",
     "/vllm/inference/v1/abort_requests",
 ]
+COHERE_ROUTES = ["/v2/chat", "/cohere/v2/chat", "/cohere/v2/chat/render"]
 TEI_ROUTES = [
     "/embed",
     "/embed_all",
@@ -283,12 +283,14 @@ async def test_cohere_chat_never_answers_odd_bodies_with_500(serve):
     server = await serve(reply=lambda work, index: [70] * min(work.max_tokens, 3))
 
     @fuzz_settings(8)
-    @given(prefix=st.sampled_from(["", "/cohere"]), body=cohere_bodies.map(encode) | raw_bytes)
-    async def fuzz(prefix, body):
-        answer = await server.post(f"{prefix}/v2/chat", body)
-        assert answer.status < 500, (prefix, body, answer.body)
+    @given(path=st.sampled_from(COHERE_ROUTES), body=cohere_bodies.map(encode) | raw_bytes)
+    async def fuzz(path, body):
+        answer = await server.post(path, body)
+        assert answer.status < 500, (path, body, answer.body)
         if answer.status >= 400:
             assert list(answer.json) == ["id", "message"] and 0 < len(answer.json["message"]) < 2000
+        elif path.endswith("/render"):
+            assert answer.json["token_ids"], (path, body)
         elif answer.headers["content-type"].startswith("text/event-stream"):
             assert answer.body.endswith(b"data: [DONE]\n\n") and b"event: message-end" in answer.body
         else:

@@ -47,6 +47,7 @@ BODIES: dict[RouteKind, list[Members]] = {
         {"text_input": "a"},
         {"input_id": [70]},
         {"instances": [{"inputs": "a"}]},
+        {"query": "a", "items": ["a"], "label_token_ids": [70]},
     ],
     "embed": [
         {"input": "a"},
