@@ -323,16 +323,29 @@ async def test_updates_of_instances_with_two_models_lose_no_request(live_cluster
         await cluster.front.until(lambda: len(statuses) >= count + 24)
 
     await let_requests_pass()
-    for server in cluster.instances:
+    table = cluster.coordinator.table
+    for server, instance in zip(cluster.instances, table, strict=True):
         model = server.model
         await model.drain_requests("It is being updated.", 30)  # as at a server that is asked to stop
         await let_requests_pass()
         model.ending_reason = ""
-        await cluster.front.until(lambda: len(cluster.coordinator.table.usable_instances()) == 4)
+        # An answer from before this line may still be on its way, so the table alone does not show it.
+        assert await cluster.coordinator.health.check_instance(instance)
+        await cluster.front.until(lambda: len(table.usable_instances()) == 4)
     ended = True
     await asyncio.gather(*senders)
     assert {status for _, status in statuses} == {200}
     assert {path for path, _ in statuses} == requests.keys()
+
+
+async def test_an_instance_that_is_ready_again_is_asked_before_its_next_health_check(live_cluster):
+    cluster = await live_cluster("mixed", "mixed", each=[EMBEDDER_SERVER, EMBEDDER_SERVER])
+    await cluster.coordinator.health.stop_checks()
+    restarted, _ = cluster.coordinator.table
+    restarted.accepts_requests = False  # as its last health check found it
+    cluster.instances[1].model.ending_reason = "It is being updated."
+    answer = await cluster.front.post("/v1/embeddings", {"model": "vectors", "input": "a"})
+    assert answer.status == 200, answer.body
 
 
 async def test_only_requests_for_an_absent_model_get_503(live_cluster):

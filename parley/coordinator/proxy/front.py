@@ -28,7 +28,7 @@ from parley.coordinator.proxy.local_answers import LocalAnswers
 from parley.coordinator.proxy.paths import ApiPath, PathTable
 from parley.coordinator.proxy.upstream import forward, merge_answers
 from parley.coordinator.proxy.upstream.connections import InstanceConnections
-from parley.coordinator.routing.instance import ClusterInstance, least_loaded
+from parley.coordinator.routing.instance import ClusterInstance
 from parley.coordinator.routing.instance_scheduler import InstanceScheduler
 from parley.dialects.dialect import ModelList, RequestContext, Route, RouteKind
 from parley.dialects.mounts import ApiMount
@@ -329,8 +329,8 @@ class InferenceFront:
             return forward.forward_and_merge(connections, client, instances, body, merge_answers.merge_activity)
         if kind in FOR_ALL_INSTANCES or (kind == "endpoint" and method not in ("GET", "HEAD")):
             return forward.forward_to_all(connections, client, instances, body)
-        holders = await self._scheduling_facts.instances_holding_model(path, client, body, instances)
-        return forward.forward_to_one(connections, client, least_loaded(holders), body)
+        candidates = await self._scheduling_facts.instances_to_ask(path, client, body, instances)
+        return forward.forward_to_one(connections, client, candidates, body)
 
     def _usable_instances(self) -> list[ClusterInstance]:
         """Return the usable instances. Raises ParleyError if there is none."""

@@ -132,8 +132,8 @@ class GenerationFront:
         try:
             scheduling_request, _ = await self._scheduling_facts.scheduling_request(path, client, body)
             if await self._reserve_tokens(path, client, body, scheduling_request):
-                holders = await self._scheduling_facts.instances_holding_model(path, client, body, usable)
-                work = forward.forward_to_one(self._connections, client, least_loaded(holders), body)
+                candidates = await self._scheduling_facts.instances_to_ask(path, client, body, usable)
+                work = forward.forward_to_one(self._connections, client, candidates, body)
                 await client.while_connected(work)
         except (ClientGone, asyncio.CancelledError):
             client_left = True

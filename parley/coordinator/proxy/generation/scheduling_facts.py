@@ -9,7 +9,7 @@ from parley.coordinator import refusals
 from parley.coordinator.proxy.client_identity import ClientIdentity
 from parley.coordinator.proxy.downstream.client import DownstreamClient
 from parley.coordinator.proxy.paths import ApiPath
-from parley.coordinator.routing.instance import ClusterInstance
+from parley.coordinator.routing.instance import ClusterInstance, least_loaded
 from parley.coordinator.routing.instance_table import InstanceTable
 from parley.coordinator.routing.model_choice import ModelRequirement
 from parley.coordinator.routing.policies import SchedulingRequest
@@ -55,18 +55,24 @@ class SchedulingFacts:
         )
         return scheduling_request, requested
 
-    async def instances_holding_model(
+    async def instances_to_ask(
         self, path: ApiPath, client: DownstreamClient, body: bytes, usable: list[ClusterInstance]
     ) -> list[ClusterInstance]:
-        """Return those of some instances that have the requested model, or all if no instance of the cluster has it, or
-        if any model will do. Raises ParleyError if none of these has it."""
+        """Return the instances to ask for the requested model, the best one first: those of ``usable`` that have it, or
+        all of these if no instance of the cluster has it, or if any model will do. Raises ParleyError if none has it.
+
+        Instances that took no requests at their last health check come last: the first ones may have begun to stop, and
+        these may be ready by now.
+        """
         requested = await self._find_model(path, client, body, (await self._hash_prompt(client, body)).model)
         holders = self._table.model_holders(requested.name, requested.requirement, usable)
         if holders:
-            return holders
+            unready = [instance for instance in self._table.running_instances() if instance not in usable]
+            unready_holders = self._table.model_holders(requested.name, requested.requirement, unready)
+            return [*least_loaded(holders), *least_loaded(unready_holders)]
         requirement = requested.requirement
         if requirement is not None and requirement.tasks is None and requested.route.kind not in MODEL_KINDS:
-            return usable
+            return least_loaded(usable)
         raise refusals.coordinator_error(503, refusals.TEXTS.cluster_not_ready)
 
     def unsuited_model_holders(self, requested: RequestedModel) -> list[ClusterInstance]:
