@@ -437,7 +437,8 @@ def test_text_keeps_its_bits_in_a_batch_with_media(level, weight_format):
     """Guards against bits that depend on whether other rows of the step have embeddings of an encoder."""
     source, texts, after = RandomModel(3), [], []
     decoder, text = source.build_decoder(MROPE, [weight_format] * 8), source.build_batch([30, 1, 40])
-    tokens, rows = torch.arange(10, 20), [source.random_bf16(10, MROPE.hidden) for _ in range(3)]
+    # Large ones, as later tokens see a small part of them only.
+    tokens, rows = torch.arange(10, 20), [16 * source.random_bf16(10, MROPE.hidden) for _ in range(3)]
     for deep in (None, 0, 2):
         batch = replace(text)
         if deep is not None:
