@@ -74,11 +74,12 @@ KINDS = {
 
 @dataclass(frozen=True)
 class ModelSize:
-    """A Llama-shaped model with a tied head. ``body``, ``head``: number of weights in linear layers, in the head."""
+    """A Llama-shaped model with a tied head. ``body``, ``head``: number of weights in linear layers, in the head.
+    ``query_width``: numbers of all query heads together."""
 
     body: int
     head: int
-    hidden: int
+    query_width: int
     layers: int
     kv: int  # bytes per token, bf16
 
@@ -108,7 +109,7 @@ class ModelSize:
 
     def _body_seconds(self, limits: Limits, kind: str, context: float) -> float:
         """Return a token's seconds in linear layers and, in bf16, in attention over ``context`` tokens."""
-        attention = 4 * self.hidden * self.layers * context / limits.bf16
+        attention = 4 * self.query_width * self.layers * context / limits.bf16
         return 2 * self.body / getattr(limits, KINDS[kind].body_rate) + attention
 
     def _head_seconds(self, limits: Limits, kind: str) -> float:

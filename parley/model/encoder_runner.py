@@ -53,15 +53,15 @@ class EncoderRunner:
         self.recipe = recipe
         self.head, self.sparse_head = head, sparse_head
         self.max_model_len = max_model_len
-        self.vocab_size = encoder.config.vocab
+        self.vocab_size = encoder.config.vocab_size
         self.dimensions = self.token_dimensions = 0
         tasks: tuple[PoolingTask, ...] = ("token_classify" if head is not None and head.by_token else "classify",)
         if sparse_head is not None:
             self.dimensions, tasks = sparse_head.vocabulary, ("embed", "embed_sparse")
         elif head is None:
-            recipe.check_width(encoder.config.hidden)
-            self.dimensions = recipe.vector_size(encoder.config.hidden)
-            self.token_dimensions = recipe.token_vector_size(encoder.config.hidden)
+            recipe.check_width(encoder.config.hidden_size)
+            self.dimensions = recipe.vector_size(encoder.config.hidden_size)
+            self.token_dimensions = recipe.token_vector_size(encoder.config.hidden_size)
             tasks = ("embed", "token_embed") if self.dimensions else ("token_embed",)
         self.pooling_tasks = frozenset(tasks)
 

@@ -25,7 +25,7 @@ from random_model import write_model
 from results_file import Results, append_record, nested_number, plan_turns, read_records
 from speed_targets import RATE, TPOT, TTFT, best_possible, extra_bytes, list_targets
 
-SIZE = ModelSize(body=1000, head=100, hidden=8, layers=2, kv=64)
+SIZE = ModelSize(body=1000, head=100, query_width=8, layers=2, kv=64)
 LIMITS = {"bandwidth": 1000.0, "bf16": 4000.0, "int8": 8000.0}
 PLANNED_LOADS = {"a": ("x", "y"), "b": ("x",), "c": ("y",)}
 

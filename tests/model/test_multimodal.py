@@ -190,10 +190,10 @@ def test_missing_fields_have_the_defaults_of_transformers(model_type: str):
     expected.allow_global_per_layer_attribute_access = True  # where layers differ, this is the value of most
     if model_type not in UNSTATED_WIDTHS:
         stated = [width for name in WIDTH_NAMES if (width := getattr(expected, name, None))]
-        assert config.intermediate == (stated[0] if stated else 4 * expected.hidden_size)
+        assert config.intermediate_size == (stated[0] if stated else 4 * expected.hidden_size)
     elif (width := UNSTATED_WIDTHS[model_type]) is not None:
-        assert config.intermediate == width
-    assert (config.vocab, config.hidden, config.layer_count, config.heads) == (
+        assert config.intermediate_size == width
+    assert (config.vocab_size, config.hidden_size, config.layer_count, config.heads) == (
         expected.vocab_size,
         expected.hidden_size,
         expected.num_hidden_layers,
@@ -231,7 +231,7 @@ def test_missing_fields_have_the_defaults_of_transformers(model_type: str):
 @pytest.mark.parametrize("model_type", sorted(WITHOUT_ATTENTION))
 def test_missing_fields_of_mamba_have_the_defaults_of_transformers(model_type: str):
     config, expected = read_decoder_config({"model_type": model_type}), AutoConfig.for_model(model_type)
-    assert (config.vocab, config.hidden) == (expected.vocab_size, expected.hidden_size)
+    assert (config.vocab_size, config.hidden_size) == (expected.vocab_size, expected.hidden_size)
     assert (config.layer_count, config.eps) == (expected.num_hidden_layers, expected.layer_norm_epsilon)
 
 

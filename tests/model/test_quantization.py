@@ -107,7 +107,7 @@ def test_int8_weights_stay_close_to_the_plain_model(architecture, dtype, tmp_pat
     runner, info = load_small_runner(folder, dtype=dtype)
     plain_logprobs = prompt_logprobs(runner, PROMPT)
     shape = read_decoder_config(read_config(folder))
-    head = shape.vocab * shape.hidden
+    head = shape.vocab_size * shape.hidden_size
     runner, int8_info = load_small_runner(folder, dtype=dtype, quantization="int8")
     assert int8_info.fused and int8_info.parameters == info.parameters and int8_info.quantization == "int8"
     table, other_parameters = head * getattr(torch, dtype).itemsize, info.parameters - head * (not shape.tied)

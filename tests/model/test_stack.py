@@ -32,8 +32,8 @@ PAST = 20  # tokens before each row, so that it reads more than its own page
 PAGES = 2  # per sequence
 VOCAB = 64
 
-SMALL = {"hidden": 896, "intermediate": 4864, "heads": 14, "kv_heads": 2, "head_dim": 64}
-LARGE = {"hidden": 4096, "intermediate": 11008, "heads": 32, "kv_heads": 8, "head_dim": 128}
+SMALL = {"hidden_size": 896, "intermediate_size": 4864, "heads": 14, "kv_heads": 2, "head_dim": 64}
+LARGE = {"hidden_size": 4096, "intermediate_size": 11008, "heads": 32, "kv_heads": 8, "head_dim": 128}
 
 
 def build_decoder(size: dict[str, int], kind: str, layers: int) -> FusedDecoder:
@@ -49,7 +49,7 @@ def build_decoder(size: dict[str, int], kind: str, layers: int) -> FusedDecoder:
         return native.pack_int8(values, scales, None, torch.bfloat16)
 
     shape = DecoderConfig(
-        vocab=VOCAB,
+        vocab_size=VOCAB,
         **size,
         eps=1e-6,
         ropes=(RopeConfig(10000.0, size["head_dim"]),),
@@ -57,17 +57,17 @@ def build_decoder(size: dict[str, int], kind: str, layers: int) -> FusedDecoder:
         max_len=64,
     )
     attention_width = shape.heads * shape.head_dim
-    ones = native.Norm(torch.ones(shape.hidden), 1e-6)
+    ones = native.Norm(torch.ones(shape.hidden_size), 1e-6)
     layer = DecoderLayer(
         attention_norm=ones,
-        qkv=random_weight(attention_width + 2 * shape.kv_heads * shape.head_dim, shape.hidden),
-        output=random_weight(shape.hidden, attention_width),
+        qkv=random_weight(attention_width + 2 * shape.kv_heads * shape.head_dim, shape.hidden_size),
+        output=random_weight(shape.hidden_size, attention_width),
         mlp_norm=ones,
-        gate_up=random_weight(2 * shape.intermediate, shape.hidden),
-        down=random_weight(shape.hidden, shape.intermediate),
+        gate_up=random_weight(2 * shape.intermediate_size, shape.hidden_size),
+        down=random_weight(shape.hidden_size, shape.intermediate_size),
     )
-    embedding = torch.randn(VOCAB, shape.hidden, generator=generator).bfloat16()
-    head, angles = random_weight(VOCAB, shape.hidden, "bf16"), make_rope_table(shape, 64, embedding.device)
+    embedding = torch.randn(VOCAB, shape.hidden_size, generator=generator).bfloat16()
+    head, angles = random_weight(VOCAB, shape.hidden_size, "bf16"), make_rope_table(shape, 64, embedding.device)
     return FusedDecoder(shape, embedding, [layer] * layers, ones, head, angles, 0, 0)
 
 

@@ -58,7 +58,7 @@ def test_weights_that_fit_in_any_form_are_not_measured(name, tmp_path, monkeypat
     """Measuring takes a second."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     weights = plan_decoder(hub.resolve_model(str(ZOO[name].write(tmp_path)[0])))
-    as_float32 = 4 * (weights.total_parameters + weights.config.vocab * weights.config.hidden)
+    as_float32 = 4 * (weights.total_parameters + weights.config.vocab_size * weights.config.hidden_size)
     monkeypatch.setattr(weight_size, "free_memory", lambda device: as_float32)
     monkeypatch.setattr(weight_size, "plan_weights", None)
     weight_size.refuse_weights_beyond_memory(weights)

@@ -105,11 +105,11 @@ class RandomModel:
             routing = layer.routing
             if routing is None:
                 return None
-            gate_up = random_experts(routing, (1 + layer.is_gated) * shape.mixture.expert_width, shape.hidden)
-            down = random_experts(routing, shape.hidden, shape.mixture.expert_width)
+            gate_up = random_experts(routing, (1 + layer.is_gated) * shape.mixture.expert_width, shape.hidden_size)
+            down = random_experts(routing, shape.hidden_size, shape.mixture.expert_width)
             experts = native.Experts(routing.experts, gate_up, down, layer.is_gated)
             numbers = routing.experts + (routing.shared == 2)
-            router = self.random_linear("bf16", numbers, shape.hidden, "experts" in shape.biases)
+            router = self.random_linear("bf16", numbers, shape.hidden_size, "experts" in shape.biases)
             return native.Mixture(router, self.random_bf16(routing.experts).float(), experts)
 
         def random_latents(sizes: native.LatentShape | None) -> dict[str, Any]:
@@ -129,10 +129,12 @@ class RandomModel:
         layers = [
             DecoderLayer(
                 **random_latents(shape.latent),
-                qkv=random_site("qkv", qkv_width, shape.hidden),
-                output=random_site("output", shape.hidden, attention_width),
-                gate_up=random_mlp_site(layer, "gate_up", (1 + layer.is_gated) * shape.intermediate, shape.hidden),
-                down=random_mlp_site(layer, "down", shape.hidden, shape.intermediate),
+                qkv=random_site("qkv", qkv_width, shape.hidden_size),
+                output=random_site("output", shape.hidden_size, attention_width),
+                gate_up=random_mlp_site(
+                    layer, "gate_up", (1 + layer.is_gated) * shape.intermediate_size, shape.hidden_size
+                ),
+                down=random_mlp_site(layer, "down", shape.hidden_size, shape.intermediate_size),
                 mixture=random_mixture(layer),
                 attention_norm=self.random_norm(shape, shape.tensors.attention_norm),
                 attention_after_norm=self.random_norm(shape, shape.tensors.attention_after_norm),
@@ -146,8 +148,8 @@ class RandomModel:
             for layer in shape.layers
         ]
         embedding, head = (
-            self.random_bf16(VOCAB, shape.hidden),
-            native.pack_weight(self.random_bf16(VOCAB, shape.hidden)),
+            self.random_bf16(VOCAB, shape.hidden_size),
+            native.pack_weight(self.random_bf16(VOCAB, shape.hidden_size)),
         )
         angles = make_rope_table(shape, CONTEXT, embedding.device)
         norm = self.random_norm(shape, shape.tensors.norm)
@@ -156,8 +158,8 @@ class RandomModel:
     def random_norm(self, shape: DecoderConfig, name: str | None) -> native.Norm | None:
         if name is None:
             return None
-        bias = self.random_bf16(shape.hidden).float() if shape.norms.has_bias else None
-        return native.Norm(self.random_bf16(shape.hidden).float(), shape.eps, bias, shape.norms.is_centered)
+        bias = self.random_bf16(shape.hidden_size).float() if shape.norms.has_bias else None
+        return native.Norm(self.random_bf16(shape.hidden_size).float(), shape.eps, bias, shape.norms.is_centered)
 
     def random_head_norm(self, heads: int, shape: DecoderConfig) -> native.Norm:
         size = heads, shape.head_dim
@@ -186,10 +188,13 @@ class RandomModel:
         (qkv_width, attention_width), latent = attention_sizes(shape), shape.latent
         kv, queries = shape.kv_heads * shape.head_dim, shape.heads * shape.head_dim
         linears = [
-            (shape.hidden, [queries, kv, kv] if latent is None else [qkv_width - latent.stored_dim, latent.stored_dim]),
-            (attention_width, [shape.hidden]),
-            (shape.hidden, [shape.intermediate] * (1 + shape.layers[0].is_gated)),
-            (shape.intermediate, [shape.hidden]),
+            (
+                shape.hidden_size,
+                [queries, kv, kv] if latent is None else [qkv_width - latent.stored_dim, latent.stored_dim],
+            ),
+            (attention_width, [shape.hidden_size]),
+            (shape.hidden_size, [shape.intermediate_size] * (1 + shape.layers[0].is_gated)),
+            (shape.intermediate_size, [shape.hidden_size]),
             (latent.query_rank, [queries]) if latent is not None and latent.query_rank else (1, []),
         ]
 
@@ -216,7 +221,7 @@ class RandomModel:
         """Give some tokens embeddings of an encoder, and all tokens positions on three axes."""
         count = len(batch.token_ids)
         tokens = torch.randperm(count, generator=self.generator)[: -(-count // 2)]
-        rows = [self.random_bf16(len(tokens), shape.hidden) for _ in range(1 + deep)]
+        rows = [self.random_bf16(len(tokens), shape.hidden_size) for _ in range(1 + deep)]
         batch.media = MediaRows(tokens, rows[0], rows[1:])
         batch.token_ids[tokens] = VOCAB + 5  # placeholders may lie beyond the embedding table
         if shape.rope.mrope_section:
@@ -282,9 +287,9 @@ def decoder_configs() -> st.SearchStrategy[DecoderConfig]:
         numbers = st.sampled_from([*range(len(ropes)), *[None] * (latent is None)])
         norms = {name: draw(st.sampled_from([None, "norm"])) for name in LAYER_NORMS[:4]}
         return DecoderConfig(
-            vocab=VOCAB,
-            hidden=draw(eights),
-            intermediate=draw(eights),
+            vocab_size=VOCAB,
+            hidden_size=draw(eights),
+            intermediate_size=draw(eights),
             heads=heads,
             kv_heads=kv_heads,
             latent=latent,
@@ -371,7 +376,7 @@ def test_fused_stack_equals_kernel_by_kernel(level, shape, formats, counts, int8
     torch.set_num_threads(number)
     actual, expected = run_both_ways(decoder, batch, int8)
     torch.set_num_threads(old_threads)
-    assert actual[0].shape == (len(batch.token_ids), shape.hidden)
+    assert actual[0].shape == (len(batch.token_ids), shape.hidden_size)
     if batch.result_counts is not None:
         actual[0], expected[0] = (select_results(hidden, batch) for hidden in (actual[0], expected[0]))
     for one, other in zip(actual, expected, strict=True):
@@ -438,7 +443,7 @@ def test_text_keeps_its_bits_in_a_batch_with_media(level, weight_format):
     source, texts, after = RandomModel(3), [], []
     decoder, text = source.build_decoder(MROPE, [weight_format] * 8), source.build_batch([30, 1, 40])
     # Large ones, as later tokens see a small part of them only.
-    tokens, rows = torch.arange(10, 20), [16 * source.random_bf16(10, MROPE.hidden) for _ in range(3)]
+    tokens, rows = torch.arange(10, 20), [16 * source.random_bf16(10, MROPE.hidden_size) for _ in range(3)]
     for deep in (None, 0, 2):
         batch = replace(text)
         if deep is not None:
@@ -477,7 +482,7 @@ def test_gates_computed_within_a_product_have_the_bits_of_two_steps(level, forma
     source = RandomModel(8)
     shape = replace(
         REAL_WIDTH,
-        intermediate=96,
+        intermediate_size=96,
         layers=tuple(replace(layer, activation=activation) for layer in REAL_WIDTH.layers),
         biases=frozenset({"gate_up"}),
     )

@@ -95,10 +95,10 @@ def write_folder(folder: Path, model_type: str, **fields: Any) -> Path:
         for name, width in weights.norms.layer_norms(layer).values():
             add(name + ".weight", width)
             tensors[name + ".weight"] += 1
-    add("model.norm.weight", shape.hidden)
-    add("model.embed_tokens.weight", shape.vocab, shape.hidden)
+    add("model.norm.weight", shape.hidden_size)
+    add("model.embed_tokens.weight", shape.vocab_size, shape.hidden_size)
     if not shape.tied:
-        add("lm_head.weight", shape.vocab, shape.hidden)
+        add("lm_head.weight", shape.vocab_size, shape.hidden_size)
     save_file(tensors, folder / "model.safetensors")
     return folder
 

@@ -26,7 +26,11 @@ class LayerAltUpWeights:
         if self._config.altup is None:
             return []
         count = self._config.altup.streams
-        sizes = {ROUTER: (count, self._config.hidden), PREDICTION: (count * count, count), CORRECTION: (count, count)}
+        sizes = {
+            ROUTER: (count, self._config.hidden_size),
+            PREDICTION: (count * count, count),
+            CORRECTION: (count, count),
+        }
         return [LinearSpec(self._weights.layer_name(layer, name), *size) for name, size in sizes.items()]
 
     def layer_tensors(self, layer: int) -> list[str]:
@@ -39,14 +43,18 @@ class LayerAltUpWeights:
     def layer_parameters(self, layer: int) -> int:
         """Return the number of elements in these tensors."""
         linears = self.layer_linears(layer)
-        return sum(linear.out_features * linear.in_features for linear in linears) + self._config.hidden * bool(linears)
+        return sum(linear.out_features * linear.in_features for linear in linears) + self._config.hidden_size * bool(
+            linears
+        )
 
     def check_shapes(self, layer: int) -> None:
         """Check shapes and types of a layer's tensors, without reading any. Raises LoadError."""
         for linear in self.layer_linears(layer):
             self._weights.quantization.check_stored_weight(self._weights.checkpoint, linear)
         if self._config.altup is not None:
-            self._weights.checkpoint.check_tensor(self._weights.layer_name(layer, OUTPUT_SCALE), self._config.hidden)
+            self._weights.checkpoint.check_tensor(
+                self._weights.layer_name(layer, OUTPUT_SCALE), self._config.hidden_size
+            )
 
     def read_coefficients(self, layer: int) -> list[torch.Tensor]:
         """Return the weights of ``layer_linears``, float32. They are never quantized here. Raises LoadError."""
@@ -61,7 +69,7 @@ class LayerAltUpWeights:
         if self._config.altup is None or not self._config.altup.has_output_scale:
             return None
         name = self._weights.layer_name(layer, OUTPUT_SCALE)
-        return self._weights.checkpoint.view_tensor(name, self._config.hidden).float()
+        return self._weights.checkpoint.view_tensor(name, self._config.hidden_size).float()
 
     def pack_layer(self, layer: int) -> AltUpWeights | None:
         """Return the weights of a layer; None for models with one residual stream. Raises LoadError."""
@@ -81,7 +89,7 @@ class LayerAltUpWeights:
         last layer; none for models with one stream."""
         if self._config.altup is None:
             return [], []
-        hidden, others = self._config.hidden, range(self._config.altup.streams - 1)
+        hidden, others = self._config.hidden_size, range(self._config.altup.streams - 1)
         first = [LinearSpec(FIRST.format(i), hidden, hidden) for i in others]
         return first, [LinearSpec(LAST.format(i), hidden, hidden) for i in others]
 

@@ -112,13 +112,19 @@ def _check_encoder(settings: Settings, folder: Path, config: dict[str, Any]) -> 
     """Return the bytes of an encoder's weights. Raises LoadError."""
     encoder_plan = plan.plan_encoder(settings, folder, config)
     encoder_config = encoders.check_encoder_tensors(encoder_plan.checkpoint, config)
-    head = classifier.load_classifier_head(encoder_plan.checkpoint, config, encoder_config.hidden, torch.device("meta"))
+    head = classifier.load_classifier_head(
+        encoder_plan.checkpoint, config, encoder_config.hidden_size, torch.device("meta")
+    )
     if encoder_plan.recipe.sparse is not None:
         sparse.load_sparse_head(
-            encoder_plan.checkpoint, config, encoder_plan.recipe.sparse, encoder_config.hidden, torch.device("meta")
+            encoder_plan.checkpoint,
+            config,
+            encoder_plan.recipe.sparse,
+            encoder_config.hidden_size,
+            torch.device("meta"),
         )
     elif head is None:
-        encoder_plan.recipe.check_width(encoder_config.hidden)
+        encoder_plan.recipe.check_width(encoder_config.hidden_size)
     return encoder_plan.size
 
 
@@ -128,7 +134,7 @@ def _check_whole_text_decoder(settings: Settings, folder: Path, config: dict[str
     text_plan = whole_text.plan_whole_text(settings, folder, config)
     weights = whole_text.open_whole_text_weights(folder, text_plan)
     if whole_text.load_whole_text_head(folder, config, text_plan, weights.config) is None:
-        text_plan.recipe.check_width(weights.config.hidden)
+        text_plan.recipe.check_width(weights.config.hidden_size)
     length = text_plan.decoder.length
     return plan_weights(weights, keeps_head=False), length * position_table_bytes(weights.config, length)
 

@@ -52,7 +52,7 @@ class DecoderWeights:
         self.norms = NormWeights(self, self.states.norm_names)
         self.linears = LayerLinearParts(self, self.states, self.mixtures)
         self.embeddings = EmbeddingWeights(self, self.norms, self.altup)
-        self.head = LinearSpec(config.tensors.head, config.vocab, config.hidden, "head" in config.biases)
+        self.head = LinearSpec(config.tensors.head, config.vocab_size, config.hidden_size, "head" in config.biases)
 
     def layer_name(self, layer: int, name: str) -> str:
         """Return the name of a layer's tensor or linear layer."""
@@ -80,8 +80,8 @@ class DecoderWeights:
     def total_parameters(self) -> int:
         """The number of elements in all weights of the model as defined, however they are stored."""
         config, numbers = self.config, 1 + self.config.norms.has_bias  # numbers of a norm for each of its outputs
-        total = config.hidden * numbers * bool(config.tensors.norm)
-        total += config.vocab * (config.hidden * (1 if config.tied else 2) + self.head.bias)
+        total = config.hidden_size * numbers * bool(config.tensors.norm)
+        total += config.vocab_size * (config.hidden_size * (1 if config.tied else 2) + self.head.bias)
         total += self.embeddings.extra_parameters
         for layer in range(config.layer_count):
             widths = dict(self.norms.layer_norms(layer).values())  # some are used twice
@@ -133,13 +133,13 @@ class DecoderWeights:
             self.read_sinks(layer)
             self.read_output_scale(layer)
             self.read_activation_factors(layer)
-            for name, size in (*self.norms.layer_norms(layer).values(), (config.tensors.norm, config.hidden)):
+            for name, size in (*self.norms.layer_norms(layer).values(), (config.tensors.norm, config.hidden_size)):
                 for tensor in self.norms.norm_tensors(name):
                     self.norms.view_norm(tensor, size)
         if not config.tied:
             self.quantization.check_stored_weight(self.checkpoint, self.head)
         if self.head.bias:
-            view(self.head.name + ".bias", config.vocab)
+            view(self.head.name + ".bias", config.vocab_size)
         self.quantization.check_stored_weight(self.checkpoint, self.embeddings.token_table)
         self.embeddings.embedding_parts()
 

@@ -25,7 +25,7 @@ class EmbeddingWeights:
     def __init__(self, weights: LinearReader, norms: NormWeights, altup: LayerAltUpWeights):
         self._weights, self._norms, self._altup = weights, norms, altup
         self._config, self._dtype, self._device = weights.config, weights.dtype, weights.device
-        self.token_table = LinearSpec(self._config.tensors.embedding, self._config.vocab, self._config.hidden)
+        self.token_table = LinearSpec(self._config.tensors.embedding, self._config.vocab_size, self._config.hidden_size)
 
     def embedding_tensors(self) -> list[str]:
         """Return the names of the tensors of ``embedding_parts``."""
@@ -44,8 +44,8 @@ class EmbeddingWeights:
         config, sizes = self._config, self._config.layer_inputs
         width = sizes.count * sizes.width
         name = config.tensors.layer_inputs
-        table = LinearSpec(name, sizes.vocab, width) if name else None
-        return table, LinearSpec(config.tensors.input_projection, width, config.hidden)
+        table = LinearSpec(name, sizes.vocab_size, width) if name else None
+        return table, LinearSpec(config.tensors.input_projection, width, config.hidden_size)
 
     def layer_inputs(self) -> LayerInputs | None:
         """Read the tensors that compute per-layer inputs; None for models without them. Raises LoadError.
@@ -60,7 +60,7 @@ class EmbeddingWeights:
         return LayerInputs(
             None if table is None else self._open_table(table),
             self._weights.pack_weights([self._weights.read_linear(projection)], None),
-            replace(norm, eps=norm.eps * config.hidden),
+            replace(norm, eps=norm.eps * config.hidden_size),
         )
 
     def embedding_parts(self) -> EmbeddingParts:
@@ -73,7 +73,9 @@ class EmbeddingWeights:
             refuse_large_tensors(subject, size, torch.device("cpu"), "serve a model with a shorter context")
             positions = config.sinusoids.make_table(rows)[first:].to(self._device, self._dtype)
         if config.tensors.positions:
-            positions = self._weights.copy_tensor(config.tensors.positions + ".weight", rows, config.hidden)[first:]
+            positions = self._weights.copy_tensor(config.tensors.positions + ".weight", rows, config.hidden_size)[
+                first:
+            ]
         if config.tensors.embedding_norm is not None:
             norm = self._norms.read_norm(config.tensors.embedding_norm)
         streams, media_rows = self._altup.pack_streams(), read_media_rows(self._weights)
@@ -85,7 +87,7 @@ class EmbeddingWeights:
         A tied head that kept its layout is the embedding itself. A table in the network's dtype stays in the mapped
         file, because few rows are ever read, and so does one of few bits; otherwise it is copied.
         """
-        shape = self._config.vocab, self._config.hidden
+        shape = self._config.vocab_size, self._config.hidden_size
         weight, is_onednn = head.weight, isinstance(head, TorchPacked) and head.onednn
         if self._config.tied and not is_onednn and (weight.shape, weight.dtype) == (shape, self._dtype):
             return weight
@@ -110,9 +112,9 @@ class EmbeddingWeights:
         """The number of elements in all weights here but the embedding of tokens."""
         config, numbers, total = self._config, 1 + self._config.norms.has_bias, 0
         if config.tensors.positions:
-            total += (config.max_len + config.position_offset) * config.hidden
+            total += (config.max_len + config.position_offset) * config.hidden_size
         if config.tensors.embedding_norm:
-            total += config.hidden * numbers
+            total += config.hidden_size * numbers
         if config.layer_inputs.count:
             total += config.layer_inputs.width + sum(
                 linear.out_features * linear.in_features for linear in filter(None, self.input_linears())

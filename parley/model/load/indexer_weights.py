@@ -29,8 +29,8 @@ class LayerIndexerWeights:
         heads, dim = config.indexer.heads, config.indexer.dim
         sizes = {
             self._names.queries: (heads * dim, config.latent.query_rank),
-            self._names.key: (dim, config.hidden),
-            self._names.head_weights: (heads, config.hidden),
+            self._names.key: (dim, config.hidden_size),
+            self._names.head_weights: (heads, config.hidden_size),
         }
         return [LinearSpec(self._weights.layer_name(layer, name), *size) for name, size in sizes.items()]
 

@@ -36,17 +36,21 @@ class LayerLinearParts:
             gate_up, down = self._mixtures.names.shared_gate_up, self._mixtures.names.shared_down
         if width and shape.has_mlp:
             parts["gate_up"] = self._name_parts(
-                "gate_up", layer, gate_up, [width] * (1 + shape.is_gated), config.hidden
+                "gate_up", layer, gate_up, [width] * (1 + shape.is_gated), config.hidden_size
             )
-            parts["down"] = self._name_parts("down", layer, (down,), [config.hidden], width)
+            parts["down"] = self._name_parts("down", layer, (down,), [config.hidden_size], width)
         if config.altup is not None:
             rank, name = config.altup.laurel_rank, "laurel.linear_{}".format
-            parts["laurel_left"] = self._name_parts("laurel_left", layer, (name("left"),), [rank], config.hidden)
-            parts["laurel_right"] = self._name_parts("laurel_right", layer, (name("right"),), [config.hidden], rank)
+            parts["laurel_left"] = self._name_parts("laurel_left", layer, (name("left"),), [rank], config.hidden_size)
+            parts["laurel_right"] = self._name_parts(
+                "laurel_right", layer, (name("right"),), [config.hidden_size], rank
+            )
         if shape.layer_input is not None:
             names, width = config.tensors, config.layer_inputs.width
-            parts["input_gate"] = self._name_parts("input_gate", layer, (names.input_gate,), [width], config.hidden)
-            parts["input_up"] = self._name_parts("input_up", layer, (names.input_up,), [config.hidden], width)
+            parts["input_gate"] = self._name_parts(
+                "input_gate", layer, (names.input_gate,), [width], config.hidden_size
+            )
+            parts["input_up"] = self._name_parts("input_up", layer, (names.input_up,), [config.hidden_size], width)
         return parts
 
     def _attention_parts(self, layer: int) -> dict[str, list[LinearSpec]]:
@@ -65,15 +69,15 @@ class LayerLinearParts:
                 outs = outs[: 2 if shape.stores_kv else 1]
                 names = names[: len(outs)]
             return {
-                "qkv": self._name_parts("qkv", layer, names, outs, config.hidden),
-                "output": self._name_parts("output", layer, (config.tensors.output,), [config.hidden], attended),
+                "qkv": self._name_parts("qkv", layer, names, outs, config.hidden_size),
+                "output": self._name_parts("output", layer, (config.tensors.output,), [config.hidden_size], attended),
             }
         assert config.tensors.latent_up is not None
         values, ups = config.heads * latent.value_dim, config.heads * (latent.plain_dim + latent.value_dim)
         outs = [latent.query_rank or q, *[config.heads] * shape.has_head_gates, latent.stored_dim]
         parts = {
-            "qkv": self._name_parts("qkv", layer, config.tensors.qkv, outs, config.hidden),
-            "output": self._name_parts("output", layer, (config.tensors.output,), [config.hidden], values),
+            "qkv": self._name_parts("qkv", layer, config.tensors.qkv, outs, config.hidden_size),
+            "output": self._name_parts("output", layer, (config.tensors.output,), [config.hidden_size], values),
             "latent_up": self._name_parts("latent_up", layer, (config.tensors.latent_up,), [ups], latent.rank),
         }
         if config.tensors.query_up:

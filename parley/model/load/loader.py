@@ -110,8 +110,8 @@ def _load_encoder(
         encoder = load_encoder(
             checkpoint, config, device, lambda done: progress("loading the weights", 0.05 + 0.85 * done)
         )
-        head = load_classifier_head(checkpoint, config, encoder.config.hidden, device)
-        sparse_head = load_sparse_head(checkpoint, config, recipe.sparse, encoder.config.hidden, device)
+        head = load_classifier_head(checkpoint, config, encoder.config.hidden_size, device)
+        sparse_head = load_sparse_head(checkpoint, config, recipe.sparse, encoder.config.hidden_size, device)
         longest = encoder.config.max_length
         length = settings.max_model_len or min(longest, recipe.max_text_tokens or longest)
         reader = EncoderRunner(encoder, recipe, max_model_len=length, head=head, sparse_head=sparse_head)

@@ -49,7 +49,7 @@ def _embed_vocabulary(weights: TensorReader, vocabulary: MediaVocabulary) -> tor
     def view(name: str, *shape: int) -> torch.Tensor:
         return weights.checkpoint.view_tensor(f"{vocabulary.module}.{name}.weight", *shape).float()
 
-    width, hidden = vocabulary.width, weights.config.hidden
+    width, hidden = vocabulary.width, weights.config.hidden_size
     rows = view("embedding", vocabulary.size, width)
     rows = F.rms_norm(rows, (width,), view("hard_embedding_norm", width), vocabulary.eps)
     rows = F.linear(rows, view("embedding_projection", hidden, width))

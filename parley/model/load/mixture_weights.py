@@ -44,7 +44,7 @@ class MixtureWeights:
     def _has_experts(self, layer: int, layout: MixtureNames) -> bool:
         """Whether the checkpoint has the experts of a layer by the names of a layout."""
         name = self._weights.layer_name(layer, layout.down.format(0))
-        down = LinearSpec(name, self._config.hidden, self._config.mixture.expert_width)
+        down = LinearSpec(name, self._config.hidden_size, self._config.mixture.expert_width)
         if not layout.is_stacked:
             names = self._weights.quantization.stored_tensor_names(self._checkpoint, down)
             return all(tensor in self._checkpoint for tensor in names)
@@ -70,13 +70,13 @@ class MixtureWeights:
         parts = {self.names.router: routing.experts}
         if routing.shared == 2 and self.names.shared_gate:
             parts[self.names.shared_gate] = 1
-        hidden, bias = self._config.hidden, self.names.has_biases
+        hidden, bias = self._config.hidden_size, self.names.has_biases
         return [LinearSpec(self._weights.layer_name(layer, name), out, hidden, bias) for name, out in parts.items()]
 
     def expert_parts(self, layer: int, expert: int) -> dict[str, list[LinearSpec]]:
         """Return the linear layers of an expert, each as the parts to be merged. In a stacked layout, their names are
         those of the tensors that hold all experts."""
-        hidden, width, bias = self._config.hidden, self._config.mixture.expert_width, self.names.has_biases
+        hidden, width, bias = self._config.hidden_size, self._config.mixture.expert_width, self.names.has_biases
         names = [self._weights.layer_name(layer, name.format(expert)) for name in self.names.gate_up]
         outputs = width * (1 + self._config.layers[layer].is_gated)
         down = self._weights.layer_name(layer, self.names.down.format(expert))
@@ -114,7 +114,9 @@ class MixtureWeights:
             return 0
         linears = chain.from_iterable(self.expert_parts(layer, 0).values())
         experts = routing.experts * sum(linear.out_features * (linear.in_features + linear.bias) for linear in linears)
-        scales = self._config.hidden * bool(self.names.router_scale) + routing.experts * bool(self.names.expert_scales)
+        scales = self._config.hidden_size * bool(self.names.router_scale) + routing.experts * bool(
+            self.names.expert_scales
+        )
         routers = sum(linear.out_features * (linear.in_features + linear.bias) for linear in self.router_parts(layer))
         return experts + routers + scales
 
@@ -165,7 +167,7 @@ class MixtureWeights:
         """Return the norm of the rows that the router reads, None if it reads those of experts. Raises LoadError."""
         if self.names.router_scale is None:
             return None
-        name, hidden = self._weights.layer_name(layer, self.names.router_scale), self._config.hidden
+        name, hidden = self._weights.layer_name(layer, self.names.router_scale), self._config.hidden_size
         weight = self._checkpoint.view_tensor(name, hidden).to(self._weights.device, torch.float32, copy=True)
         return native.Norm(weight * hidden**-0.5, self._config.eps)
 

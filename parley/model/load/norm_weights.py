@@ -47,7 +47,7 @@ class NormWeights:
         shape, sizes = config.layers[layer], config.head_sizes(layer)
         whole = shape.has_whole_qk_norm or config.norms.has_headwise_qk
         widths = {
-            **dict.fromkeys(LAYER_NORMS, config.hidden),
+            **dict.fromkeys(LAYER_NORMS, config.hidden_size),
             "query_norm": sizes.dim * (config.heads if whole else 1),
             "key_norm": sizes.dim * (sizes.kv_heads if whole else 1),
         }
@@ -96,11 +96,11 @@ class NormWeights:
         offset = self._config.norms.offset if offset is None else offset
 
         def read(tensor: str, offset: float) -> torch.Tensor:
-            stored = self.view_norm(tensor, width or self._config.hidden)
+            stored = self.view_norm(tensor, width or self._config.hidden_size)
             return stored.to(device=self._device, dtype=torch.float32, copy=True).add_(offset)
 
         if not name:
-            ones = torch.ones(width or self._config.hidden, device=self._device)
+            ones = torch.ones(width or self._config.hidden_size, device=self._device)
             return native.Norm(ones, self._config.eps, None, self._config.norms.is_centered)
         weight, *biases = self.norm_tensors(name)
         bias = read(biases[0], 0.0) if biases else None

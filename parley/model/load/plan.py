@@ -175,7 +175,7 @@ def repeats_embedding(checkpoint: Checkpoint, config: DecoderConfig) -> bool:
     The comparison reads both, so that a GPU does not hold them twice; on a CPU the embedding stays in the file anyway.
     """
     names = [f"{name}.weight" for name in (config.tensors.head, config.tensors.embedding)]
-    shape = config.vocab, config.hidden
+    shape = config.vocab_size, config.hidden_size
     if not config.tied or not all(map(checkpoint.has_plain_numbers, names)):
         return False
     if any(checkpoint.tensor_shape(name) != shape for name in names):

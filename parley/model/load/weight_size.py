@@ -25,7 +25,9 @@ def refuse_weights_beyond_memory(weights: DecoderWeights) -> None:
 
 def max_weight_bytes(weights: DecoderWeights) -> int:
     """Return an upper bound of the bytes that the stored weights take in the fused decoder, in whatever form."""
-    head = weights.config.vocab * weights.config.hidden  # one that is tied to the embedding may be in memory twice
+    head = (
+        weights.config.vocab_size * weights.config.hidden_size
+    )  # one that is tied to the embedding may be in memory twice
     return NUMBER_BYTES * (weights.total_parameters + head)
 
 

@@ -37,7 +37,7 @@ class AltUpDecoder(FusedDecoder):
         """Return the residual streams [N, T, hidden] of embeddings [T, hidden]."""
         projections = self.embeddings.parts.streams
         assert projections is not None
-        other_streams = native.linear(embeddings, projections.first).split(self.config.hidden, 1)
+        other_streams = native.linear(embeddings, projections.first).split(self.config.hidden_size, 1)
         return torch.stack([embeddings, *(native.match_sizes(rows.contiguous(), embeddings) for rows in other_streams)])
 
     def _merge_streams(self, streams: torch.Tensor) -> torch.Tensor:
@@ -91,7 +91,7 @@ class AltUpDecoder(FusedDecoder):
         tanh is computed in float64, because in float32 its bits depend on a number's index in the tensor.
         """
         normed = native.norm_rows(rows, self.layer_weights[layer].altup_norm)
-        logits = native.lm_head_logits(normed, altup.router).double() / self.config.hidden
+        logits = native.lm_head_logits(normed, altup.router).double() / self.config.hidden_size
         return logits.tanh().float().t()[:, :, None].contiguous()
 
     def _predict_streams(self, layer: int, streams: torch.Tensor, altup: AltUpWeights) -> torch.Tensor:

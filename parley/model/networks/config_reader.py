@@ -67,9 +67,9 @@ def _read_fusable_config(config: dict[str, Any]) -> DecoderConfig:
         raise Unfusable(f"it rotates {ropes[0].rotary} of {latent.rotary_dim} dimensions")
     scaling = _read_query_scaling(family, fields, ropes)
     return DecoderConfig(
-        vocab=read_size(fields, "vocab_size"),
-        hidden=hidden,
-        intermediate=read_size(fields, "intermediate_size"),
+        vocab_size=read_size(fields, "vocab_size"),
+        hidden_size=hidden,
+        intermediate_size=read_size(fields, "intermediate_size"),
         heads=heads,
         kv_heads=kv_heads,
         head_dim=head_dim,

@@ -115,7 +115,7 @@ class DecodeGraphs:
         self._visible_ends = torch.zeros(rows, dtype=torch.int32, device=device)
         self._positions = torch.zeros(rows, dtype=torch.int32, device=device)
         self._tables = torch.zeros(rows, -(-max_model_len // PAGE_SIZE), dtype=torch.int32, device=device)
-        self._hidden = torch.zeros(rows, network.config.hidden, dtype=network.dtype, device=device)
+        self._hidden = torch.zeros(rows, network.config.hidden_size, dtype=network.dtype, device=device)
         self._graphs: dict[tuple[int, int], StepGraph] = {}
         self._kept_tables: list[native.BatchTables] = []  # graphs read their memory, so they must not be freed
         self._failed = False

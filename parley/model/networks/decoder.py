@@ -87,7 +87,7 @@ class FusedDecoder:
         self.linears = linears or {}
         self.parameters = parameters
         self.weights_bytes = weights_bytes
-        self.vocab_size = config.vocab
+        self.vocab_size = config.vocab_size
         self.kv_layers = config.kv_layers
         self.state_sizes = config.state_sizes
         self.layer_weights = layer_weights
@@ -151,7 +151,7 @@ class FusedDecoder:
             return None
         table = self.embeddings.table
         if not isinstance(table, torch.Tensor):
-            table = torch.empty(0, self.config.hidden, dtype=self.dtype)
+            table = torch.empty(0, self.config.hidden_size, dtype=self.dtype)
         tables = table, self._norm, self.position_tables.rope_table
         return native.build_stack(
             self.layer_weights,

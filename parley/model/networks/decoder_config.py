@@ -68,13 +68,13 @@ class LayerInputShape:
     """The per-layer inputs: embeddings of each token that layers get besides the residual stream (Gemma 3n).
 
     ``width``: of a token's input of one layer. ``count``: number of layers with per-layer inputs; 0: none has any.
-    ``vocab``: number of tokens that have per-layer inputs; others have those of token 0. ``padding``: placeholders of
-    media have the inputs of this token.
+    ``vocab_size``: number of tokens that have per-layer inputs; others have those of token 0. ``padding``: placeholders
+    of media have the inputs of this token.
     """
 
     width: int = 0
     count: int = 0
-    vocab: int = 0
+    vocab_size: int = 0
     padding: int = 0
 
 
@@ -109,9 +109,9 @@ class MediaVocabulary:
 class DecoderConfig:
     """The sizes of a decoder and the options of its computation. ``layers``: the computation of each layer."""
 
-    vocab: int
-    hidden: int
-    intermediate: int
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
     heads: int
     kv_heads: int
     head_dim: int
@@ -162,7 +162,7 @@ class DecoderConfig:
         shape = self.layers[layer]
         if shape.routing is not None and not shape.has_parallel_dense_mlp:
             return self.mixture.shared_width
-        return shape.mlp_width or self.intermediate
+        return shape.mlp_width or self.intermediate_size
 
     def layer_kv(self, layer: int) -> LayerKV:
         """Return the KV cache of a layer with attention."""

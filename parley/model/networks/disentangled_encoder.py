@@ -103,7 +103,7 @@ class DisentangledEncoder:
         return x
 
     def _layer_norm(self, x: torch.Tensor, norm: LayerNorm) -> torch.Tensor:
-        return F.layer_norm(x, (self.config.hidden,), norm.weight, norm.bias, self.config.eps)
+        return F.layer_norm(x, (self.config.hidden_size,), norm.weight, norm.bias, self.config.eps)
 
     def _rows_of_length(self, length: int) -> torch.Tensor:
         """Return the row of each query's distance to each key, int64 [length, length]."""
@@ -118,7 +118,7 @@ class DisentangledEncoder:
         projections: DistanceProjections,
     ) -> torch.Tensor:
         """Compute attention of each text to itself: qkv [T, 3 * hidden] -> [T, hidden]."""
-        attended, start = qkv.new_empty(len(qkv), self.config.hidden), 0
+        attended, start = qkv.new_empty(len(qkv), self.config.hidden_size), 0
         for length, count in runs:
             group = max(1, MAX_SCORES // length**2)
             for first in range(0, count, group):

@@ -26,9 +26,9 @@ class EncoderConfig:
     """Sizes of an encoder. ``first_position``: the position of a text's first token. ``buckets``: number of relative
     positions. ``embedding``: width of an embedding, if a linear layer projects embeddings to hidden states, else 0."""
 
-    vocab: int
-    hidden: int
-    intermediate: int
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
     heads: int
     layers: int
     eps: float
@@ -46,18 +46,18 @@ class EncoderConfig:
     @property
     def embedding_width(self) -> int:
         """Width of an embedding."""
-        return self.embedding or self.hidden
+        return self.embedding or self.hidden_size
 
 
 class EncoderSizes(Protocol):
     """The sizes that every encoder has."""
 
     @property
-    def vocab(self) -> int:
+    def vocab_size(self) -> int:
         """The number of token ids."""
 
     @property
-    def hidden(self) -> int:
+    def hidden_size(self) -> int:
         """Width of a token's hidden state."""
 
     @property
@@ -212,7 +212,7 @@ class Encoder:
     def _attend_runs(self, qkv: torch.Tensor, runs: list[tuple[int, int]]) -> torch.Tensor:
         """Compute attention of each text to itself: qkv [T, 3 * hidden] -> [T, hidden]."""
         config, start = self.config, 0
-        attended = qkv.new_empty(len(qkv), config.hidden)
+        attended = qkv.new_empty(len(qkv), config.hidden_size)
         for length, count in runs:
             end = start + length * count
             part = qkv[start:end].view(count, length, 3, config.heads, -1).permute(2, 0, 3, 1, 4)

@@ -30,9 +30,9 @@ class RotaryEncoderConfig:
     other. ``experts``, ``experts_per_token``: how many a mixture has, and how many of them a token uses; 0 without
     mixtures. Each ``mixture_step``-th layer has one, beginning with the second layer."""
 
-    vocab: int
-    hidden: int
-    intermediate: int
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
     heads: int
     local_layers: tuple[bool, ...]
     eps: float
@@ -104,7 +104,7 @@ class RotaryEncoder:
         self._word_embeddings, self._embedding_norm, self._second_type = word_embeddings, embedding_norm, second_type
         self._layers, self._final_norm = layers, final_norm
         self._activate = ACTIVATION_FUNCTIONS[config.activation]
-        width = config.hidden // config.heads
+        width = config.hidden_size // config.heads
         self._rotary_tables = {
             is_local: tuple(
                 part.to(self.device) for part in rotary_table(theta, config.angle_divisor, width, config.max_length)
@@ -141,7 +141,7 @@ class RotaryEncoder:
         """Return ``x`` normalized, or unchanged if ``norm`` is None or not ``is_here``."""
         if norm is None or not is_here:
             return x
-        return F.layer_norm(x, (self.config.hidden,), norm.weight, norm.bias, self.config.eps)
+        return F.layer_norm(x, (self.config.hidden_size,), norm.weight, norm.bias, self.config.eps)
 
     def _feed_forward(self, layer: RotaryEncoderLayer, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         """Apply a feed-forward layer and add ``residual``: twice [T, hidden] -> [T, hidden]."""
@@ -161,7 +161,7 @@ class RotaryEncoder:
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, runs: list[tuple[int, int]], is_local: bool
     ) -> torch.Tensor:
         """Compute attention of each text to itself: three times [T, heads, width] -> [T, hidden]."""
-        attended, start = q.new_empty(len(q), self.config.hidden), 0
+        attended, start = q.new_empty(len(q), self.config.hidden_size), 0
         for length, count in runs:
             end = start + length * count
             queries, keys, values = (

@@ -12,25 +12,25 @@ LONGEST_PERIOD = 10000.0  # of a sine, over 2 pi
 
 @dataclass(frozen=True)
 class Sinusoids:
-    """Embeddings of ``hidden`` numbers: the sines of a row's number times each rate, then the cosines.
+    """Embeddings of ``hidden_size`` numbers: the sines of a row's number times each rate, then the cosines.
 
     Rates fall from 1 to 1 / LONGEST_PERIOD. ``padding``: the row of the padding token, which is zeros.
     """
 
-    hidden: int
+    hidden_size: int
     padding: int | None
 
     def table_work_bytes(self, rows: int) -> int:
         """Return the largest memory of ``make_table`` while it computes, in bytes: the angles, sines and cosines have
         half the size of the table each, their concatenation and the result its full size."""
-        return 4 * rows * self.hidden * 7 // 2
+        return 4 * rows * self.hidden_size * 7 // 2
 
     def make_table(self, rows: int) -> torch.Tensor:
-        """Return the first rows, float32 [rows, hidden]."""
-        half = self.hidden // 2
+        """Return the first rows, float32 [rows, hidden_size]."""
+        half = self.hidden_size // 2
         rates = (torch.arange(half).float() * -(math.log(LONGEST_PERIOD) / (half - 1))).exp()
         angles = torch.outer(torch.arange(rows).float(), rates)
-        table = torch.zeros(rows, self.hidden)
+        table = torch.zeros(rows, self.hidden_size)
         table[:, : 2 * half] = torch.cat((angles.sin(), angles.cos()), 1)
         if self.padding is not None and 0 <= self.padding < rows:
             table[self.padding] = 0

@@ -23,9 +23,9 @@ QUERY_BLOCK = 256  # queries that are computed at once; bounds the memory of the
 class SlopedEncoderConfig:
     """Sizes of an encoder. ``slopes``: of each head; a score falls by it with each token of distance."""
 
-    vocab: int
-    hidden: int
-    intermediate: int
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
     layers: int
     eps: float
     max_length: int
@@ -97,7 +97,7 @@ class SlopedEncoder:
     def _normalize(self, x: torch.Tensor, norm: LayerNorm | None) -> torch.Tensor:
         if norm is None:
             return x
-        return F.layer_norm(x, (self.config.hidden,), norm.weight, norm.bias, self.config.eps)
+        return F.layer_norm(x, (self.config.hidden_size,), norm.weight, norm.bias, self.config.eps)
 
     def _attend_runs(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, runs: list[tuple[int, int]]

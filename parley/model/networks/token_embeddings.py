@@ -64,7 +64,7 @@ class TokenEmbeddings:
         if self.scale != 1:
             embeddings.mul_(self.scale)
         if (rows := self.parts.media_rows) is not None:
-            row_numbers = token_ids - (self._config.vocab - len(rows))
+            row_numbers = token_ids - (self._config.vocab_size - len(rows))
             embeddings = torch.where((row_numbers >= 0)[:, None], rows[row_numbers.clamp_min(0)], embeddings)
         if media is not None:
             media_embeddings = media.embeddings * self.scale if self._config.scales_media else media.embeddings
@@ -88,8 +88,8 @@ class TokenEmbeddings:
             return result
         media = batch.media
         token_ids = batch.token_ids if media is None else batch.token_ids.index_fill(0, media.tokens, sizes.padding)
-        if sizes.vocab < self._config.vocab:  # other tokens have those of the first
-            token_ids = token_ids.masked_fill(token_ids >= sizes.vocab, 0)
+        if sizes.vocab_size < self._config.vocab_size:  # other tokens have those of the first
+            token_ids = token_ids.masked_fill(token_ids >= sizes.vocab_size, 0)
         token_inputs = native.embed_tokens(token_ids, parts.table).view(-1, sizes.width)
         # The table's factor is rounded as that of embeddings.
         scale = float(torch.tensor(sizes.width**0.5, dtype=self.table.dtype))

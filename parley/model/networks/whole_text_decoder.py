@@ -25,8 +25,8 @@ from parley.native.layout import Span
 class WholeTextSizes:
     """``encoder.EncoderSizes`` of a decoder."""
 
-    vocab: int
-    hidden: int
+    vocab_size: int
+    hidden_size: int
     max_length: int
 
 
@@ -39,7 +39,7 @@ class WholeTextDecoder:
 
     def __init__(self, decoder: FusedDecoder, max_length: int, *, reads_both_ways: bool):
         self.decoder = decoder
-        self.config = WholeTextSizes(decoder.vocab_size, decoder.config.hidden, max_length)
+        self.config = WholeTextSizes(decoder.vocab_size, decoder.config.hidden_size, max_length)
         self.device = decoder.device
         self._reads_both_ways = reads_both_ways
         self._pages = self._make_pages(1)

@@ -58,10 +58,8 @@ class _StackStruct(ctypes.Structure):
         ("embedding", P),
         ("norm", ctypes.POINTER(NormStruct)),
         ("angles", P),
-        *(
-            (name, N)
-            for name in ("vocab", "ropes", "positions", "heads", "kv_heads", "dim", "rotary", "is_interleaved", "plain")
-        ),
+        *((name, N) for name in ("vocab_size", "ropes", "positions", "heads", "kv_heads", "dim", "rotary")),
+        *((name, N) for name in ("is_interleaved", "plain")),
         ("embedding_scale", R),
     ]
 
@@ -105,7 +103,7 @@ class Stack:
             plain_dim,
             embedding_scale,
         )
-        self._hidden = embedding.shape[1]
+        self._hidden_size = embedding.shape[1]
         self._address = ctypes.addressof(self._stack)
         self._no_adapters = CompiledLoraRows(library, [])
         self._workspace_size, self._run_kernel = library.layers_workspace, library.layers
@@ -146,7 +144,7 @@ class Stack:
         attention_plan = plan_spans(spans, None)  # each layer has its own window
         tokens, positions, slot_mapping = tokens.contiguous(), positions.contiguous(), slot_mapping.contiguous()
         count = len(tokens)
-        out = torch.empty(count, self._hidden, dtype=torch.bfloat16)
+        out = torch.empty(count, self._hidden_size, dtype=torch.bfloat16)
         lora_rows = lora_rows or self._no_adapters
         assert isinstance(lora_rows, CompiledLoraRows)
         workspace = torch.empty(self._workspace_size(self._address, count, lora_rows.columns), dtype=torch.uint8)
@@ -155,7 +153,7 @@ class Stack:
             result_spans = _last_rows(attention_plan.spans, result_counts)
         stack = self._stack
         if embeddings is not None:
-            stack = _replace_fields(stack, embedding=embeddings.data_ptr(), vocab=count, embedding_scale=1.0)
+            stack = _replace_fields(stack, embedding=embeddings.data_ptr(), vocab_size=count, embedding_scale=1.0)
             tokens = torch.arange(count)
         if angles is not None:
             stack, positions = _replace_fields(stack, angles=angles.data_ptr(), positions=count), torch.arange(count)

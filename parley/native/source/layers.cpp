@@ -33,14 +33,14 @@ struct Layer {
 struct Stack {
   const Layer* layers;
   int64_t count;
-  const bf16* embedding;  // [vocab][hidden]
+  const bf16* embedding;  // [vocab_size][hidden_size]
   const Norm* norm;       // after the last layer
   const float* angles;    // [ropes][positions][2][rotary / 2]: cosines and sines
-  int64_t vocab, ropes, positions, heads, kv_heads, dim, rotary, interleaved;
+  int64_t vocab_size, ropes, positions, heads, kv_heads, dim, rotary, interleaved;
   int64_t plain;  // numbers of a query that latents replace; 0: there are no latents
   float embedding_scale;
 
-  long hidden() const { return layers->output.out_features; }
+  long hidden_size() const { return layers->output.out_features; }
 };
 
 // The data passed from kernel to kernel, in one allocation.
@@ -80,7 +80,7 @@ struct Workspace {
         max_active = std::max(max_active, layer->down.in_features);
     for (const Layer* layer = stack.layers; layer < stack.layers + stack.count; layer++)
       if (const Mixture* mixture = layer->mixture) {
-        if (layer->gate_up.out_features) max_shared = stack.hidden();
+        if (layer->gate_up.out_features) max_shared = stack.hidden_size();
         max_logits = std::max(max_logits, mixture->router.out_features);
         max_chosen = std::max(max_chosen, mixture->routing.experts_per_token + 1);
         max_experts =
@@ -98,7 +98,7 @@ struct Workspace {
     allocate(head_inputs, M * max_head_inputs);
     allocate(head_outputs, M * max_head_outputs);
     allocate(queries, stack.plain ? M * stack.heads * stack.dim : 0);
-    allocate(residual, M * stack.hidden());
+    allocate(residual, M * stack.hidden_size());
     allocate(outputs, M * max_outputs);
     allocate(plain, M * max_inputs);
     allocate(sorted, M * max_sorted);
@@ -160,8 +160,8 @@ struct ForwardPass {
   // takes int8
   void norm(const bf16* x, const Norm* after, const Layer& layer, const Norm* norm, const Linear* reader, bf16* plain) {
     add_norm(x, workspace.residual, workspace.residual, after, layer.residual_scale, 1.f, norm,
-             bf16_target(reader, plain), int8_target(reader), workspace.scales, workspace.excess, M, stack.hidden(),
-             threads);
+             bf16_target(reader, plain), int8_target(reader), workspace.scales, workspace.excess, M,
+             stack.hidden_size(), threads);
   }
 
   // residual += layer.residual_scale * after(outputs); plain gets the input of the MLP
@@ -171,7 +171,7 @@ struct ForwardPass {
       return norm(workspace.outputs, after, layer, layer.mlp_norm, layer.mlp_reader(), workspace.plain);
     norm(nullptr, nullptr, layer, layer.mlp_norm, layer.mlp_reader(), workspace.plain);
     add_norm(workspace.outputs, workspace.residual, workspace.residual, after, layer.residual_scale, 1.f, nullptr,
-             nullptr, nullptr, nullptr, nullptr, M, stack.hidden(), threads);
+             nullptr, nullptr, nullptr, nullptr, M, stack.hidden_size(), threads);
   }
 
   // Writes the latents of all rows to the pages. Returns the queries that latents are multiplied by, times
@@ -237,7 +237,7 @@ struct ForwardPass {
              router.in_features, true, threads);
     route(workspace.logits, mixture.bias, workspace.ids, workspace.weights, &mixture.routing, M, threads);
     if (mixture.routing.shared) {
-      memcpy(workspace.rows, rows, M * stack.hidden() * sizeof(bf16));
+      memcpy(workspace.rows, rows, M * stack.hidden_size() * sizeof(bf16));
       rows = workspace.rows;
       if (gate_up.form == INT8)
         quantize_rows(rows, workspace.values, workspace.scales, workspace.excess, M, gate_up.in_features, threads);
@@ -251,7 +251,7 @@ struct ForwardPass {
   // From here on, only the rows of these spans are computed: they move to the front of `attended` [M][width], which is
   // the attention's result, and of the residual.
   void keep_rows(const int64_t* spans, int64_t count, bf16* attended, long width) {
-    long kept = 0, hidden = stack.hidden();
+    long kept = 0, hidden = stack.hidden_size();
     for (const int64_t* span = spans; span < spans + SPAN_FIELDS * count; span += SPAN_FIELDS) {
       memmove(attended + kept * width, attended + span[0] * width, span[1] * width * sizeof(bf16));
       memmove(workspace.residual + kept * hidden, workspace.residual + span[0] * hidden,
@@ -263,7 +263,7 @@ struct ForwardPass {
 
   // Moves the rows that `keep_rows` kept back to their places in `out` [M][hidden].
   void restore_rows(const int64_t* spans, int64_t count, bf16* out) const {
-    long kept = M, hidden = stack.hidden();
+    long kept = M, hidden = stack.hidden_size();
     for (const int64_t* span = spans + SPAN_FIELDS * (count - 1); span >= spans; span -= SPAN_FIELDS) {
       kept -= span[1];
       memmove(out + span[0] * hidden, out + kept * hidden, span[1] * hidden * sizeof(bf16));
@@ -272,7 +272,7 @@ struct ForwardPass {
 
   // The embeddings of all tokens, times their scale, become the residual.
   void embed(const int64_t* tokens) {
-    long hidden = stack.hidden();
+    long hidden = stack.hidden_size();
     for (long m = 0; m < M; m++) {
       const bf16* from = stack.embedding + tokens[m] * hidden;
       bf16* to = workspace.residual + m * hidden;
@@ -329,7 +329,7 @@ int64_t layers(const Stack* stack, const int64_t* tokens, bf16* out, const int64
                void* memory, int64_t threads) {
   const Stack& s = *stack;
   for (long m = 0; m < M; m++)
-    if (tokens[m] < 0 || tokens[m] >= s.vocab || positions[m] < 0 || positions[m] >= s.positions) return false;
+    if (tokens[m] < 0 || tokens[m] >= s.vocab_size || positions[m] < 0 || positions[m] >= s.positions) return false;
   ForwardPass pass{s, *adapted, Workspace(s, M, adapted->columns, memory), M, threads};
   Workspace& workspace = pass.workspace;
   pass.embed(tokens);

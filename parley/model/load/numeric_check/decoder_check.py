@@ -42,8 +42,8 @@ def decoder_deviation(decoder: FusedDecoder, checkpoint: Checkpoint, quantizatio
         checked_layers = {0, config.layer_count - 1, *map(kinds.index, set(kinds))}
         sources = {config.layers[i].kv_layer for i in checked_layers} - {None}
         layers = sorted(checked_layers.union(i for i in sources if i is not None))
-    token_ids = torch.linspace(0, config.vocab - 1, PROBE_TOKENS).long()
-    outputs = torch.linspace(0, config.vocab - 1, min(config.vocab, PROBE_OUTPUTS)).long()
+    token_ids = torch.linspace(0, config.vocab_size - 1, PROBE_TOKENS).long()
+    outputs = torch.linspace(0, config.vocab_size - 1, min(config.vocab_size, PROBE_OUTPUTS)).long()
     reference = ReferenceDecoder(checkpoint, config, quantization, _picture_positions())
     expected = reference.compute_logits(token_ids, outputs, layers)
 

@@ -57,4 +57,4 @@ class ReferenceAltUpLayer(ReferenceLayer):
 
     def _modalities(self, rows: torch.Tensor, router: torch.Tensor) -> torch.Tensor:
         """Return the numbers that coefficients depend on: [T, streams]."""
-        return (self._norm_field(rows, "altup_norm") @ router.float().T / self._config.hidden).tanh()
+        return (self._norm_field(rows, "altup_norm") @ router.float().T / self._config.hidden_size).tanh()

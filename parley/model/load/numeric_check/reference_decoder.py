@@ -59,31 +59,31 @@ class ReferenceDecoder:
         """Return the embeddings of tokens with those of their positions, float32 [T, hidden]."""
         config, count = self._config, len(token_ids)
         embedding = self._weights.quantization.read_embedding(self._checkpoint, self._weights.embeddings.token_table)
-        x = embedding.select_outputs(token_ids).decode_into(torch.empty(count, config.hidden))
+        x = embedding.select_outputs(token_ids).decode_into(torch.empty(count, config.hidden_size))
         x = x * config.embedding_scale
         if (rows := read_media_rows(self._weights)) is not None:
-            first = config.vocab - len(rows)
+            first = config.vocab_size - len(rows)
             x[token_ids >= first] = rows[token_ids[token_ids >= first] - first]
         size, places = config.max_len + config.position_offset, torch.arange(count) + config.position_offset
         if config.tensors.positions:
-            x = x + self._view_float(config.tensors.positions + ".weight", size, config.hidden)[places]
+            x = x + self._view_float(config.tensors.positions + ".weight", size, config.hidden_size)[places]
         if config.sinusoids is not None:
             x = x + config.sinusoids.make_table(size)[places]
         if config.tensors.embedding_norm is not None:
-            x = self._norms.norm_rows(x, config.tensors.embedding_norm, config.hidden)
+            x = self._norms.norm_rows(x, config.tensors.embedding_norm, config.hidden_size)
         return x
 
     def _layer_inputs(self, token_ids: torch.Tensor, embeddings: torch.Tensor) -> torch.Tensor:
         """Return the inputs of all layers for the tokens with these embeddings, float32 [T, layers, width]."""
         config, sizes = self._config, self._config.layer_inputs
         table, projection = self._weights.embeddings.input_linears()
-        projected = self._weights.read_linear(projection).multiply_rows(embeddings) * config.hidden**-0.5
+        projected = self._weights.read_linear(projection).multiply_rows(embeddings) * config.hidden_size**-0.5
         projected = self._norms.norm_rows(projected, config.tensors.input_norm, sizes.width)
         shape = sizes.count, sizes.width
         if table is None:
             result: torch.Tensor = projected.unflatten(-1, shape)
             return result
-        token_ids = torch.where(token_ids < sizes.vocab, token_ids, 0)
+        token_ids = torch.where(token_ids < sizes.vocab_size, token_ids, 0)
         rows = self._weights.quantization.read_embedding(self._checkpoint, table).select_outputs(token_ids)
         own = rows.decode_into(torch.empty(len(token_ids), table.in_features)).mul(sizes.width**0.5)
         inputs: torch.Tensor = ((projected + own) / 2**0.5).unflatten(-1, shape)
@@ -92,10 +92,10 @@ class ReferenceDecoder:
     def _score_outputs(self, x: torch.Tensor, outputs: torch.Tensor) -> torch.Tensor:
         """Return the logits of ``outputs`` for rows of the last layer."""
         config, head = self._config, self._weights.head
-        rows = self._norms.norm_rows(x, config.tensors.norm, config.hidden, offset=config.norms.last_offset)
+        rows = self._norms.norm_rows(x, config.tensors.norm, config.hidden_size, offset=config.norms.last_offset)
         logits = self._weights.read_linear(head, outputs).multiply_rows(rows)
         if head.bias:
-            logits = logits + self._view_float(head.name + ".bias", config.vocab)[outputs]
+            logits = logits + self._view_float(head.name + ".bias", config.vocab_size)[outputs]
         self._checkpoint.release_pages(*self._weights.linear_tensors(head))
         logits = logits * config.logit_scale
         cap = config.logit_softcap

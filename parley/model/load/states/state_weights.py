@@ -59,7 +59,7 @@ class LayerStateWeights:
 
     def linear_parts(self, layer: int, shape: StateShape) -> dict[str, list[LinearSpec]]:
         """Return the linear layers of a layer with a state, each as the parts to be merged, in order."""
-        names, hidden, has_bias = self._names, self._config.hidden, "state" in self._config.biases
+        names, hidden, has_bias = self._names, self._config.hidden_size, "state" in self._config.biases
         assert names is not None
 
         def parts(

@@ -121,9 +121,9 @@ def read_encoder_config(config: dict[str, Any], names: BertTensorNames | None = 
     embedding = values["embedding_size"]
     first = (names or ENCODER_FAMILIES[kind]).first_position
     encoder_config = EncoderConfig(
-        vocab=fields["vocab_size"],
-        hidden=values["hidden_size"],
-        intermediate=values["intermediate_size"],
+        vocab_size=fields["vocab_size"],
+        hidden_size=values["hidden_size"],
+        intermediate_size=values["intermediate_size"],
         heads=values["num_attention_heads"],
         layers=values["num_hidden_layers"],
         eps=float(values["layer_norm_eps"]),
@@ -169,14 +169,14 @@ class BertWeights:
 
     def read_norm(self, name: str) -> LayerNorm:
         """Return one LayerNorm."""
-        width = self.config.embedding_width if name == EMBEDDING_NORM else self.config.hidden
+        width = self.config.embedding_width if name == EMBEDDING_NORM else self.config.hidden_size
         return LayerNorm(self.read_tensor(f"{name}.weight", width), self.read_tensor(f"{name}.bias", width))
 
     def read_projection(self) -> EncoderLinear | None:
         """Return the layer that makes the first hidden state of an embedding; None if that is the embedding."""
         if not self.config.embedding:
             return None
-        return EncoderLinear(*self.read_affine(PROJECTION, self.config.hidden, self.config.embedding))
+        return EncoderLinear(*self.read_affine(PROJECTION, self.config.hidden_size, self.config.embedding))
 
     def position_embeddings(self) -> torch.Tensor:
         """Return position embeddings [max_length, hidden], with the embedding of token type 0 added."""
@@ -205,7 +205,7 @@ class BertWeights:
 
     def read_encoder_layer(self, layer: int) -> EncoderLayer:
         """Return encoder layer ``layer`` with query, key and value merged."""
-        names, hidden, intermediate = self.names, self.config.hidden, self.config.intermediate
+        names, hidden, intermediate = self.names, self.config.hidden_size, self.config.intermediate_size
         prefix = names.layer.format(layer)
         return EncoderLayer(
             qkv=self.merge_linears(layer, names.query, names.key, names.value, out=hidden, width=hidden),
@@ -256,7 +256,7 @@ def load_encoder(
     for i in range(encoder_config.layers):
         layers.append(weights.read_encoder_layer(i))
         progress((i + 1) / encoder_config.layers)
-    word_embeddings = weights.read_tensor(WORD_EMBEDDINGS, encoder_config.vocab, encoder_config.embedding_width)
+    word_embeddings = weights.read_tensor(WORD_EMBEDDINGS, encoder_config.vocab_size, encoder_config.embedding_width)
     encoder = Encoder(
         encoder_config,
         word_embeddings,
@@ -276,7 +276,7 @@ def check_encoder_tensors(checkpoint: Checkpoint, config: dict[str, Any]) -> Enc
     weights = _open_weights(checkpoint, config, torch.float32, torch.device("meta"))
     for i in range(weights.config.layers):
         weights.read_encoder_layer(i)
-    weights.read_tensor(WORD_EMBEDDINGS, weights.config.vocab, weights.config.embedding_width)
+    weights.read_tensor(WORD_EMBEDDINGS, weights.config.vocab_size, weights.config.embedding_width)
     weights.position_embeddings()
     weights.read_norm(EMBEDDING_NORM)
     weights.read_projection()
@@ -308,7 +308,7 @@ def require_last_layer(weights: BertWeights) -> None:
 def encoder_deviation(encoder: Encoder, checkpoint: Checkpoint, names: BertTensorNames) -> float:
     """Return the relative error (L2) of the hidden states of two texts packed together, against ``encode_plainly``."""
     config = encoder.config
-    texts = probe_texts(config.vocab, config.max_length)
+    texts = probe_texts(config.vocab_size, config.max_length)
     plain_weights = BertWeights(checkpoint, config, names, torch.float32, torch.device("cpu"))
     second_starts = [0, len(texts[1]) // 2]
     expected = torch.cat([encode_plainly(plain_weights, *probe) for probe in zip(texts, second_starts, strict=True)])
@@ -322,7 +322,7 @@ def encode_plainly(weights: BertWeights, text: list[int], second_start: int = 0)
     ``second_start``: where the second text of a pair begins; 0: it is one text.
     """
     config, names = weights.config, weights.names
-    count, dim = len(text), config.hidden // config.heads
+    count, dim = len(text), config.hidden_size // config.heads
 
     def normalize_rows(x: torch.Tensor, name: str) -> torch.Tensor:
         layer_norm = weights.read_norm(name)
@@ -344,7 +344,7 @@ def encode_plainly(weights: BertWeights, text: list[int], second_start: int = 0)
         return x * 0.5 * (1 + torch.erf(x / math.sqrt(2)))
 
     word_embeddings = weights.checkpoint.view_tensor(
-        weights.prefix + WORD_EMBEDDINGS, config.vocab, config.embedding_width
+        weights.prefix + WORD_EMBEDDINGS, config.vocab_size, config.embedding_width
     )
     x = word_embeddings[text].float() + weights.position_embeddings()[:count]
     second_type = weights.second_type()
@@ -352,19 +352,19 @@ def encode_plainly(weights: BertWeights, text: list[int], second_start: int = 0)
         x[second_start:] += second_type
     x = normalize_rows(x, EMBEDDING_NORM)
     if config.embedding:
-        x = project_rows(x, PROJECTION, config.hidden)
+        x = project_rows(x, PROJECTION, config.hidden_size)
     bias = weights.relative_position_bias()
     for i in range(config.layers):
         prefix = names.layer.format(i)
-        parts = [project_rows(x, prefix + name, config.hidden) for name in (names.query, names.key, names.value)]
+        parts = [project_rows(x, prefix + name, config.hidden_size) for name in (names.query, names.key, names.value)]
         q, k, v = (part.view(count, config.heads, dim) for part in parts)
         scores = torch.einsum("qhd,khd->hqk", q, k) / math.sqrt(dim)
         if bias is not None:
             scores = scores + bias[:, :count, :count]
-        attended = torch.einsum("hqk,khd->qhd", scores.softmax(-1), v).reshape(count, config.hidden)
+        attended = torch.einsum("hqk,khd->qhd", scores.softmax(-1), v).reshape(count, config.hidden_size)
         x = normalize_rows(
-            x + project_rows(attended, prefix + names.output, config.hidden), prefix + names.attention_norm
+            x + project_rows(attended, prefix + names.output, config.hidden_size), prefix + names.attention_norm
         )
-        intermediate = activate_rows(project_rows(x, prefix + names.up, config.intermediate))
-        x = normalize_rows(x + project_rows(intermediate, prefix + names.down, config.hidden), prefix + names.norm)
+        intermediate = activate_rows(project_rows(x, prefix + names.up, config.intermediate_size))
+        x = normalize_rows(x + project_rows(intermediate, prefix + names.down, config.hidden_size), prefix + names.norm)
     return x

@@ -40,11 +40,11 @@ def read_config(config: dict[str, Any]) -> DisentangledEncoderConfig:
     bert_config = bert.read_encoder_config({"layer_norm_eps": 1e-7, **config}, DEBERTA_NAMES)
     if not config.get("relative_attention"):
         raise LoadError(f"A {MODEL_TYPE} model without relative_attention is not supported.")
-    if config.get("embedding_size", bert_config.hidden) != bert_config.hidden:
+    if config.get("embedding_size", bert_config.hidden_size) != bert_config.hidden_size:
         raise LoadError(f"A {MODEL_TYPE} model with embeddings of another size than its states is not supported.")
     if (
-        config.get("attention_head_size", bert_config.hidden // bert_config.heads)
-        != bert_config.hidden // bert_config.heads
+        config.get("attention_head_size", bert_config.hidden_size // bert_config.heads)
+        != bert_config.hidden_size // bert_config.heads
     ):
         raise LoadError(f"A {MODEL_TYPE} model with an attention_head_size of its own is not supported.")
     terms = _read_terms(config)
@@ -106,7 +106,7 @@ class DebertaWeights(bert.BertWeights):
             or self.kernel % 2 == 0
             or type(self.groups) is not int
             or self.groups < 1
-            or self.sizes.hidden % self.groups
+            or self.sizes.hidden_size % self.groups
             or not self.convolution_activation
         ):
             raise LoadError(f"config.json asks for a convolution that a {MODEL_TYPE} model cannot have here.")
@@ -114,11 +114,11 @@ class DebertaWeights(bert.BertWeights):
 
     def distance_embeddings(self) -> torch.Tensor:
         """Return the embeddings of distances, [2 * span, hidden], normalized if the model does that."""
-        table = self.read_tensor(DISTANCE_EMBEDDINGS, 2 * self.sizes.span, self.sizes.hidden)
+        table = self.read_tensor(DISTANCE_EMBEDDINGS, 2 * self.sizes.span, self.sizes.hidden_size)
         if not self.normalizes_distances:
             return table
         norm = self.read_norm(DISTANCE_NORM)
-        return F.layer_norm(table, (self.sizes.hidden,), norm.weight, norm.bias, self.sizes.eps)
+        return F.layer_norm(table, (self.sizes.hidden_size,), norm.weight, norm.bias, self.sizes.eps)
 
     def distance_projections(self, layer: int, embeddings: torch.Tensor) -> DistanceProjections:
         """Return the distances' ``embeddings`` as keys and queries of a layer."""
@@ -135,7 +135,7 @@ class DebertaWeights(bert.BertWeights):
 
     def _project_distances(self, layer: int, name: str, embeddings: torch.Tensor) -> torch.Tensor:
         """Project ``embeddings`` [rows, hidden] and divide the result by heads: [heads, rows, width]."""
-        hidden = self.sizes.hidden
+        hidden = self.sizes.hidden_size
         weight, bias = self.read_affine(self.names.layer.format(layer) + name, hidden, hidden)
         return F.linear(embeddings, weight, bias).view(len(embeddings), self.sizes.heads, -1).transpose(0, 1)
 
@@ -151,7 +151,7 @@ class DebertaWeights(bert.BertWeights):
         """Return the convolution of the embeddings, or None."""
         if not self.kernel:
             return None
-        hidden = self.sizes.hidden
+        hidden = self.sizes.hidden_size
         weight = self.read_tensor(f"{CONVOLUTION}.conv.weight", hidden, hidden // self.groups, self.kernel)
         return EncoderConvolution(
             weight,
@@ -171,7 +171,7 @@ class DebertaWeights(bert.BertWeights):
             progress((layer + 1) / config.layers)
         return DisentangledEncoder(
             config,
-            self.read_tensor(bert.WORD_EMBEDDINGS, config.vocab, config.hidden),
+            self.read_tensor(bert.WORD_EMBEDDINGS, config.vocab_size, config.hidden_size),
             self.read_norm("embeddings.LayerNorm"),
             layers,
             distance_rows(config).to(self.device),
@@ -202,7 +202,7 @@ def check_deberta(checkpoint: Checkpoint, config: dict[str, Any]) -> Disentangle
 def _encoder_deviation(encoder: DisentangledEncoder, weights: DebertaWeights) -> float:
     """Return the relative error (L2) of the hidden states of two texts packed together, against ``encode_plainly``."""
     config = weights.sizes
-    texts = probe_texts(config.vocab, config.max_length)
+    texts = probe_texts(config.vocab_size, config.max_length)
     second_starts = [0, len(texts[1]) // 2]
     expected = torch.cat([encode_plainly(weights, *probe) for probe in zip(texts, second_starts, strict=True)])
     actual = encoder.encode_packed(PackedTexts(texts, encoder.device, second_starts)).float().cpu()
@@ -230,7 +230,7 @@ def encode_plainly(weights: DebertaWeights, text: list[int], second_start: int) 
     def attend(x: torch.Tensor, layer: int, start: str) -> torch.Tensor:
         """Compute attention of the text to itself: [tokens, hidden] -> [tokens, hidden]."""
         q, k, v = (
-            project(x, start + name, config.hidden).view(count, config.heads, -1)
+            project(x, start + name, config.hidden_size).view(count, config.heads, -1)
             for name in (names.query, names.key, names.value)
         )
         scores = torch.einsum("qhd,khd->hqk", q, k)
@@ -240,9 +240,9 @@ def encode_plainly(weights: DebertaWeights, text: list[int], second_start: int) 
         if projections.queries is not None:
             scores = scores + torch.einsum("khd,hqkd->hqk", k, projections.queries[:, rows])
         shares = (scores / math.sqrt(q.shape[-1] * config.score_terms)).softmax(-1)
-        return torch.einsum("hqk,khd->qhd", shares, v).reshape(count, config.hidden)
+        return torch.einsum("hqk,khd->qhd", shares, v).reshape(count, config.hidden_size)
 
-    words = weights.checkpoint.view_tensor(weights.prefix + bert.WORD_EMBEDDINGS, config.vocab, config.hidden)
+    words = weights.checkpoint.view_tensor(weights.prefix + bert.WORD_EMBEDDINGS, config.vocab_size, config.hidden_size)
     x, added, second_type = words[text].float(), weights.type_and_position_embeddings(), weights.second_type()
     if added is not None:
         x = x + added[:count]
@@ -251,10 +251,10 @@ def encode_plainly(weights: DebertaWeights, text: list[int], second_start: int) 
     embeddings = x = normalize(x, weights.read_norm("embeddings.LayerNorm"))
     for layer in range(config.layers):
         start = names.layer.format(layer)
-        x = x + project(attend(x, layer, start), start + names.output, config.hidden)
+        x = x + project(attend(x, layer, start), start + names.output, config.hidden_size)
         x = normalize(x, weights.read_norm(start + names.attention_norm))
-        up = ACTIVATION_FUNCTIONS[config.activation](project(x, start + names.up, config.intermediate))
-        x = normalize(x + project(up, start + names.down, config.hidden), weights.read_norm(start + names.norm))
+        up = ACTIVATION_FUNCTIONS[config.activation](project(x, start + names.up, config.intermediate_size))
+        x = normalize(x + project(up, start + names.down, config.hidden_size), weights.read_norm(start + names.norm))
         convolution = weights.convolution() if layer == 0 else None
         if convolution is not None:
             side = convolution.weight.shape[-1] // 2

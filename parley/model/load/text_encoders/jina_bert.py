@@ -68,9 +68,9 @@ def read_config(config: dict[str, Any]) -> SlopedEncoderConfig:
     if config.get("feed_forward_type") != "geglu":
         raise LoadError(f"A {NAME} model with feed_forward_type {config.get('feed_forward_type')} is not supported.")
     return SlopedEncoderConfig(
-        vocab=values["vocab_size"],
-        hidden=values["hidden_size"],
-        intermediate=values["intermediate_size"],
+        vocab_size=values["vocab_size"],
+        hidden_size=values["hidden_size"],
+        intermediate_size=values["intermediate_size"],
         layers=min(values["num_hidden_layers"], MAX_LAYERS),
         eps=float(config.get("layer_norm_eps") or 1e-12),
         max_length=values["max_position_embeddings"],
@@ -85,7 +85,7 @@ class JinaBertWeights(TypedEncoderTensors):
         self.config = read_config(config)
         types = config.get("type_vocab_size")
         types = CONFIG_DEFAULTS["type_vocab_size"] if types is None else types
-        super().__init__(checkpoint, device, self.config.vocab, self.config.hidden, types)
+        super().__init__(checkpoint, device, self.config.vocab_size, self.config.hidden_size, types)
         first = self.prefix + LAYER.format(0)
         self.is_later = f"{first}{LATER_DOWN}.weight" in checkpoint
         self.is_split = f"{first}{SPLIT_HALVES[0]}.weight" in checkpoint
@@ -96,12 +96,12 @@ class JinaBertWeights(TypedEncoderTensors):
 
     def read_square(self, name: str) -> tuple[torch.Tensor, torch.Tensor]:
         """Return weight [hidden, hidden] and bias [hidden] of a layer of attention."""
-        return self.read_affine(name, self.config.hidden, self.config.hidden, has_bias=True)
+        return self.read_affine(name, self.config.hidden_size, self.config.hidden_size, has_bias=True)
 
     def read_halves(self, start: str) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the weights of the activated half and of the other, [intermediate, hidden] each; they have no bias.
         ``start``: begins the names of the layer."""
-        hidden, inner = self.config.hidden, self.config.intermediate
+        hidden, inner = self.config.hidden_size, self.config.intermediate_size
         if self.is_split:
             activated, other = (self.read_tensor(f"{start}{name}.weight", inner, hidden) for name in SPLIT_HALVES)
             return activated, other
@@ -111,7 +111,9 @@ class JinaBertWeights(TypedEncoderTensors):
 
     def read_down(self, start: str) -> tuple[torch.Tensor, torch.Tensor]:
         """Return weight [hidden, intermediate] and bias [hidden] of the last layer of an MLP."""
-        return self.read_affine(start + self.down, self.config.hidden, self.config.intermediate, has_bias=True)
+        return self.read_affine(
+            start + self.down, self.config.hidden_size, self.config.intermediate_size, has_bias=True
+        )
 
     def read_layer(self, layer: int) -> SlopedEncoderLayer:
         """Return a layer with its parts merged."""
@@ -159,7 +161,7 @@ def check_jina_bert(checkpoint: Checkpoint, config: dict[str, Any]) -> SlopedEnc
 @torch.inference_mode()
 def _encoder_deviation(encoder: SlopedEncoder, weights: JinaBertWeights) -> float:
     """Return the relative error (L2) of the hidden states of two texts packed together, against ``encode_plainly``."""
-    texts = probe_texts(weights.config.vocab, weights.config.max_length)
+    texts = probe_texts(weights.config.vocab_size, weights.config.max_length)
     second_starts = [0, len(texts[1]) // 2]
     expected = encode_plainly(weights, texts, second_starts)
     actual = encoder.encode_packed(PackedTexts(texts, encoder.device, second_starts)).float().cpu()

@@ -58,9 +58,9 @@ def read_config(config: dict[str, Any]) -> RotaryEncoderConfig:
         raise LoadError(f"A {MODEL_TYPE} model with the activation {values['hidden_activation']} is not supported.")
     thetas = _read_thetas(config, values)
     return RotaryEncoderConfig(
-        vocab=config["vocab_size"],
-        hidden=values["hidden_size"],
-        intermediate=values["intermediate_size"],
+        vocab_size=config["vocab_size"],
+        hidden_size=values["hidden_size"],
+        intermediate_size=values["intermediate_size"],
         heads=values["num_attention_heads"],
         local_layers=_read_layer_kinds(config, values),
         eps=float(values["norm_eps"]),
@@ -115,13 +115,13 @@ class ModernBertWeights(EncoderTensors):
 
     def read_norm(self, name: str) -> LayerNorm:
         """Return one LayerNorm; its bias is zeros if it has none."""
-        weight = self.read_tensor(f"{name}.weight", self.config.hidden)
-        bias = self.read_tensor(f"{name}.bias", self.config.hidden) if self.norm_bias else torch.zeros_like(weight)
+        weight = self.read_tensor(f"{name}.weight", self.config.hidden_size)
+        bias = self.read_tensor(f"{name}.bias", self.config.hidden_size) if self.norm_bias else torch.zeros_like(weight)
         return LayerNorm(weight, bias)
 
     def read_layer(self, layer: int) -> RotaryEncoderLayer:
         """Return one layer."""
-        hidden, intermediate, start = self.config.hidden, self.config.intermediate, f"layers.{layer}."
+        hidden, intermediate, start = self.config.hidden_size, self.config.intermediate_size, f"layers.{layer}."
         return RotaryEncoderLayer(
             attention_norm=self.read_norm(f"{start}attn_norm") if layer else None,
             qkv=self.read_linear(f"{start}attn.Wqkv", 3 * hidden, hidden, self.attention_bias),
@@ -143,7 +143,7 @@ def load_modern_bert(
         progress((layer + 1) / weights.config.layers)
     encoder = RotaryEncoder(
         weights.config,
-        weights.read_tensor(EMBEDDINGS, weights.config.vocab, weights.config.hidden),
+        weights.read_tensor(EMBEDDINGS, weights.config.vocab_size, weights.config.hidden_size),
         weights.read_norm("embeddings.norm"),
         layers,
         weights.read_norm("final_norm"),
@@ -157,7 +157,7 @@ def check_modern_bert(checkpoint: Checkpoint, config: dict[str, Any]) -> RotaryE
     weights = ModernBertWeights(checkpoint, config, torch.device("meta"))
     for layer in range(weights.config.layers):
         weights.read_layer(layer)
-    weights.read_tensor(EMBEDDINGS, weights.config.vocab, weights.config.hidden)
+    weights.read_tensor(EMBEDDINGS, weights.config.vocab_size, weights.config.hidden_size)
     weights.read_norm("embeddings.norm")
     weights.read_norm("final_norm")
     return weights.config
@@ -168,7 +168,7 @@ def _encoder_deviation(encoder: RotaryEncoder, weights: ModernBertWeights) -> fl
     """Return the relative error (L2) of the hidden states of two texts packed together, against ``encode_plainly``."""
     config = weights.config
     lengths = [min(length, config.max_length) for length in (config.reach + PROBE_EXCESS, SHORT_PROBE)]
-    texts = probe_texts(config.vocab, config.max_length, lengths)
+    texts = probe_texts(config.vocab_size, config.max_length, lengths)
     expected = torch.cat([encode_plainly(weights, text) for text in texts])
     actual = encoder.encode_packed(PackedTexts(texts, encoder.device)).float().cpu()
     return relative_error(actual, expected)
@@ -185,7 +185,7 @@ def rotate_plainly(x: torch.Tensor, theta: float, divisor: float = 1.0) -> torch
 def encode_plainly(weights: ModernBertWeights, text: list[int]) -> torch.Tensor:
     """Compute the hidden states of one text by the definition: float32 [tokens, hidden]."""
     config = weights.config
-    count, width = len(text), config.hidden // config.heads
+    count, width = len(text), config.hidden_size // config.heads
 
     def normalize(x: torch.Tensor, name: str) -> torch.Tensor:
         norm, centred = weights.read_norm(name), x - x.mean(-1, keepdim=True)
@@ -197,12 +197,12 @@ def encode_plainly(weights: ModernBertWeights, text: list[int]) -> torch.Tensor:
 
     positions = torch.arange(count)
     distances = (positions[:, None] - positions).abs()
-    x = weights.checkpoint.view_tensor(weights.prefix + EMBEDDINGS, config.vocab, config.hidden)[text].float()
+    x = weights.checkpoint.view_tensor(weights.prefix + EMBEDDINGS, config.vocab_size, config.hidden_size)[text].float()
     x = normalize(x, "embeddings.norm")
     for layer, is_local in enumerate(config.local_layers):
         start = f"layers.{layer}."
         qkv = project(
-            normalize(x, f"{start}attn_norm") if layer else x, f"{start}attn.Wqkv", 3 * config.hidden,
+            normalize(x, f"{start}attn_norm") if layer else x, f"{start}attn.Wqkv", 3 * config.hidden_size,
             weights.attention_bias,
         )  # fmt: skip
         q, k, v = qkv.view(count, 3, config.heads, width).unbind(1)
@@ -210,9 +210,11 @@ def encode_plainly(weights: ModernBertWeights, text: list[int]) -> torch.Tensor:
         scores = torch.einsum("qhd,khd->hqk", rotate_plainly(q, theta), rotate_plainly(k, theta)) / math.sqrt(width)
         if is_local:
             scores = scores.masked_fill(distances > config.reach, -math.inf)
-        attended = torch.einsum("hqk,khd->qhd", scores.softmax(-1), v).reshape(count, config.hidden)
-        x = x + project(attended, f"{start}attn.Wo", config.hidden, weights.attention_bias)
-        up = project(normalize(x, f"{start}mlp_norm"), f"{start}mlp.Wi", 2 * config.intermediate, weights.mlp_bias)
-        active = ACTIVATION_FUNCTIONS[config.activation](up[:, : config.intermediate])
-        x = x + project(active * up[:, config.intermediate :], f"{start}mlp.Wo", config.hidden, weights.mlp_bias)
+        attended = torch.einsum("hqk,khd->qhd", scores.softmax(-1), v).reshape(count, config.hidden_size)
+        x = x + project(attended, f"{start}attn.Wo", config.hidden_size, weights.attention_bias)
+        up = project(normalize(x, f"{start}mlp_norm"), f"{start}mlp.Wi", 2 * config.intermediate_size, weights.mlp_bias)
+        active = ACTIVATION_FUNCTIONS[config.activation](up[:, : config.intermediate_size])
+        x = x + project(
+            active * up[:, config.intermediate_size :], f"{start}mlp.Wo", config.hidden_size, weights.mlp_bias
+        )
     return normalize(x, "final_norm")

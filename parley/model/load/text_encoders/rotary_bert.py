@@ -156,9 +156,9 @@ def read_config(config: dict[str, Any]) -> RotaryEncoderConfig:
     theta, divisor = _read_angles(fields, kind, values)
     experts, experts_per_token, step = _read_mixture(fields, kind)
     return RotaryEncoderConfig(
-        vocab=fields["vocab_size"],
-        hidden=values["hidden_size"],
-        intermediate=values["intermediate_size"],
+        vocab_size=fields["vocab_size"],
+        hidden_size=values["hidden_size"],
+        intermediate_size=values["intermediate_size"],
         heads=values["num_attention_heads"],
         local_layers=(False,) * min(values["num_hidden_layers"], MAX_LAYERS),
         eps=float(values["layer_norm_eps"]),
@@ -224,7 +224,7 @@ class RotaryBertWeights(TypedEncoderTensors):
         self.config = read_config(config)
         default_types = (CONFIG_DEFAULTS | FAMILY_DEFAULTS[config["model_type"]])["type_vocab_size"]
         types = default_types if config.get("type_vocab_size") is None else config["type_vocab_size"]
-        super().__init__(checkpoint, device, self.config.vocab, self.config.hidden, types)
+        super().__init__(checkpoint, device, self.config.vocab_size, self.config.hidden_size, types)
         is_nomic = config["model_type"] == NOMIC
         self.attention_bias, self.up_bias, self.down_bias = (
             bool(config.get(name, not is_nomic and (name != "mlp_fc1_bias" or not self.config.is_gated)))
@@ -243,7 +243,7 @@ class RotaryBertWeights(TypedEncoderTensors):
 
     def read_qkv(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return weight [3 * hidden, hidden] and bias [3 * hidden] of query, key and value."""
-        hidden, start = self.config.hidden, self.names.layer.format(layer)
+        hidden, start = self.config.hidden_size, self.names.layer.format(layer)
         out = 3 * hidden // len(self.names.qkv)
         parts = [self.read_affine(start + name, out, hidden, self.attention_bias) for name in self.names.qkv]
         return torch.cat([weight for weight, _ in parts]), torch.cat([bias for _, bias in parts])
@@ -251,7 +251,11 @@ class RotaryBertWeights(TypedEncoderTensors):
     def read_gate_and_up(self, layer: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Return weight [intermediate, hidden] and bias [intermediate] of the activated half and of the other, if there
         is one."""
-        hidden, intermediate, start = self.config.hidden, self.config.intermediate, self.names.layer.format(layer)
+        hidden, intermediate, start = (
+            self.config.hidden_size,
+            self.config.intermediate_size,
+            self.names.layer.format(layer),
+        )
         if not self.config.is_gated:
             return [self.read_affine(start + self.names.up, intermediate, hidden, self.up_bias)]
         if self.names.gate:
@@ -264,15 +268,19 @@ class RotaryBertWeights(TypedEncoderTensors):
         """Return the router [experts, hidden], the weights of experts [experts, intermediate, hidden] before and after
         the activation, and the bias [hidden], which GGUF files lack."""
         config, start = self.config, self.names.layer.format(layer)
-        router = self.read_tensor(start + ROUTER, config.experts, config.hidden)
+        router = self.read_tensor(start + ROUTER, config.experts, config.hidden_size)
         ups, downs = (
-            self.read_tensor(start + name, config.experts * config.intermediate, config.hidden).view(
-                config.experts, config.intermediate, config.hidden
+            self.read_tensor(start + name, config.experts * config.intermediate_size, config.hidden_size).view(
+                config.experts, config.intermediate_size, config.hidden_size
             )
             for name in (EXPERT_UPS, EXPERT_DOWNS)
         )
         has_bias = self.prefix + start + EXPERT_BIAS in self.checkpoint
-        bias = self.read_tensor(start + EXPERT_BIAS, config.hidden) if has_bias else router.new_zeros(config.hidden)
+        bias = (
+            self.read_tensor(start + EXPERT_BIAS, config.hidden_size)
+            if has_bias
+            else router.new_zeros(config.hidden_size)
+        )
         return router, ups, downs, bias
 
     def read_mixture(self, layer: int) -> EncoderMixture:
@@ -288,7 +296,7 @@ class RotaryBertWeights(TypedEncoderTensors):
 
     def read_layer(self, layer: int) -> RotaryEncoderLayer:
         """Return one layer."""
-        hidden, names, start = self.config.hidden, self.names, self.names.layer.format(layer)
+        hidden, names, start = self.config.hidden_size, self.names, self.names.layer.format(layer)
         parts: dict[str, Any] = {
             "attention_norm": self.read_norm(start + names.attention_norm),
             "qkv": EncoderLinear(*self.read_qkv(layer)),
@@ -301,7 +309,9 @@ class RotaryBertWeights(TypedEncoderTensors):
         return RotaryEncoderLayer(
             **parts,
             up=EncoderLinear(torch.cat([weight for weight, _ in halves]), torch.cat([bias for _, bias in halves])),
-            down=EncoderLinear(*self.read_affine(start + names.down, hidden, self.config.intermediate, self.down_bias)),
+            down=EncoderLinear(
+                *self.read_affine(start + names.down, hidden, self.config.intermediate_size, self.down_bias)
+            ),
         )
 
 
@@ -335,7 +345,7 @@ def check_rotary_bert(checkpoint: Checkpoint, config: dict[str, Any]) -> RotaryE
 def _encoder_deviation(encoder: RotaryEncoder, weights: RotaryBertWeights) -> float:
     """Return the relative error (L2) of the hidden states of two texts packed together, against ``encode_plainly``."""
     config = weights.config
-    texts = probe_texts(config.vocab, config.max_length)
+    texts = probe_texts(config.vocab_size, config.max_length)
     second_starts = [0, len(texts[1]) // 2]
     expected = encode_plainly(weights, texts, second_starts)
     actual = encoder.encode_packed(PackedTexts(texts, encoder.device, second_starts)).float().cpu()
@@ -377,7 +387,7 @@ def encode_plainly(weights: RotaryBertWeights, texts: list[list[int]], second_st
             weight, bias = weights.read_qkv(layer)
             attended = attend(x @ weight.T + bias)
             weight, bias = weights.read_affine(
-                start + names.output, config.hidden, config.hidden, weights.attention_bias
+                start + names.output, config.hidden_size, config.hidden_size, weights.attention_bias
             )
             x = normalize(x + attended @ weight.T + bias, start + names.attention_norm)
             if config.has_mixture(layer):
@@ -386,7 +396,7 @@ def encode_plainly(weights: RotaryBertWeights, texts: list[list[int]], second_st
             activated, *others = (x @ weight.T + bias for weight, bias in weights.read_gate_and_up(layer))
             inner = math.prod(others, start=activate(activated))
             weight, bias = weights.read_affine(
-                start + names.down, config.hidden, config.intermediate, weights.down_bias
+                start + names.down, config.hidden_size, config.intermediate_size, weights.down_bias
             )
             x = normalize(x + inner @ weight.T + bias, start + names.norm)
         rows.append(x)

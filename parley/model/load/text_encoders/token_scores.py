@@ -82,4 +82,4 @@ def _read_head_rows(checkpoint: Checkpoint, config: DecoderConfig, ids: list[int
     name = next((name for name in names if checkpoint.has_plain_numbers(name)), None)
     if name is None:
         raise LoadError(f"{TOKENS_MEMBER} needs a head of plain weights.")
-    return checkpoint.view_tensor(name, config.vocab, config.hidden)[ids].float()
+    return checkpoint.view_tensor(name, config.vocab_size, config.hidden_size)[ids].float()

@@ -187,7 +187,7 @@ def load_whole_text_head(
     checkpoint, device = open_decoder(folder, plan.decoder), plan.decoder.device
     if names_score_tokens(config):
         return load_token_head(folder, checkpoint, config, decoder_config, device)
-    return load_classifier_head(checkpoint, config, decoder_config.hidden, device)
+    return load_classifier_head(checkpoint, config, decoder_config.hidden_size, device)
 
 
 def load_whole_text_decoder(
