@@ -30,7 +30,7 @@ from random_model import SHAPES, write_model
 
 CLIENTS = 16  # of the closed loop that measures the capacity
 MIXED = Trace("mixed", 256, 1.0, 64, 1.2, prompt_limits=(32, 4096), output_limits=(1, 512))
-LONGEST_CONTEXT = "8192"  # tokens; vLLM's setting
+MAX_CONTEXT = "8192"  # tokens; vLLM's setting
 
 
 class MixedLoad:
@@ -109,7 +109,7 @@ def main() -> int:
         write_model(folder, SHAPES[options.model])
     ours = parley_peer("parley", options.model, "bf16", ())
     theirs = (
-        vllm_peer("vLLM", options.model, "bf16", (), "--max-model-len", LONGEST_CONTEXT)
+        vllm_peer("vLLM", options.model, "bf16", (), "--max-model-len", MAX_CONTEXT)
         if options.peer == "vllm"
         else parley_peer("peer", options.model, "bf16", ())
     )

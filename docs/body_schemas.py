@@ -28,8 +28,8 @@ Schema = dict[str, Any]
 Put = Callable[[Any], Any]  # a value for a place -> a body with the value at that place
 
 TEXT_PROBES = ["zebra 12", 'é\n"\\', "{", "(", "1", "x" * 40]
-LONGEST_TEXT = 70_000
-LONGEST_ARRAY = 3000
+MAX_TEXT_LENGTH = 70_000
+MAX_ARRAY_LENGTH = 3000
 HUGE = 10**25
 WORDS = ["auto", "none", "default", "low", "medium", "high", "text", "json", "user", "assistant", "system", "tool",
          "developer", "function", "true", "false", "float", "base64", "left", "right", "a", "b"]  # fmt: skip
@@ -167,14 +167,14 @@ class SchemaLearner:
     def _learn_texts(self, takes: Callable[[Any], bool], asked: Member, examples: list[Any]) -> list[Schema]:
         if all(map(takes, TEXT_PROBES)):
             schema: Schema = {"type": "string"} | ({} if takes("") else {"minLength": 1})
-            if not takes("x" * LONGEST_TEXT):
+            if not takes("x" * MAX_TEXT_LENGTH):
                 schema["maxLength"] = find_last_taken(
-                    lambda size: takes("x" * size), 40, LONGEST_TEXT, [asked.cap or 0]
+                    lambda size: takes("x" * size), 40, MAX_TEXT_LENGTH, [asked.cap or 0]
                 )
             return [schema]
         for pattern, texts in OPEN_PATTERN_TEXTS.items():
             if all(map(takes, texts)):
-                longest = find_last_taken(lambda size: takes("x" * size), 40, LONGEST_TEXT, [asked.cap or 0])
+                longest = find_last_taken(lambda size: takes("x" * size), 40, MAX_TEXT_LENGTH, [asked.cap or 0])
                 return [{"type": "string", "pattern": pattern, "maxLength": longest}]
         for format_name, texts in FORMAT_TEXTS.items():
             if all(map(takes, texts)):
@@ -270,8 +270,8 @@ class SchemaLearner:
                 most = {"maxItems": asked.cap} if asked.cap is not None and asked.cap < 20_000 else {}
                 return array | {"uniqueItems": True} | most
             return array | {"maxItems": 1}
-        if not takes_many(LONGEST_ARRAY):
-            array["maxItems"] = find_last_taken(takes_many, 2, LONGEST_ARRAY, [asked.cap or 0])
+        if not takes_many(MAX_ARRAY_LENGTH):
+            array["maxItems"] = find_last_taken(takes_many, 2, MAX_ARRAY_LENGTH, [asked.cap or 0])
         elif asked.cap is not None and asked.cap < 20_000 and not takes_many(asked.cap + 1):
             array["maxItems"] = asked.cap
         return array

@@ -9,7 +9,7 @@ import msgspec
 
 from parley.dialects.json_body import decode_json
 
-LARGEST_DOUBLE = sys.float_info.max
+MAX_DOUBLE = sys.float_info.max
 
 
 def parse_object(body: bytes) -> dict[str, Any] | None:
@@ -23,7 +23,7 @@ def parse_object(body: bytes) -> dict[str, Any] | None:
 
 def is_amount(value: Any) -> TypeGuard[int | float]:
     """Whether a value is a number of at least 0 that fits a double. JSON numbers may have hundreds of digits."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= LARGEST_DOUBLE
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= MAX_DOUBLE
 
 
 def is_count(value: Any) -> TypeGuard[int]:

@@ -23,7 +23,7 @@ from typing import NamedTuple
 from parley.types import EmbeddingRun, MediaItem
 
 OUTPUT_DIGEST = b"output after a jump of positions"
-LARGEST_STEP = 1e9  # positions between frames; no context is as long, so such prompts are refused
+MAX_FRAME_STEP = 1e9  # positions between frames; no context is as long, so such prompts are refused
 _FLOAT = struct.Struct("f")
 
 
@@ -136,9 +136,9 @@ def _text_position(piece: _Piece, token: int) -> int:
 def _frame_time(frame: int, step: float) -> int:
     """Return the time of a frame in positions. The product is rounded to float32 first, as in Transformers.
 
-    ``step`` is limited to 0 .. LARGEST_STEP; NaN counts as 0.
+    ``step`` is limited to 0 .. MAX_FRAME_STEP; NaN counts as 0.
     """
-    step = min(max(0.0, step), LARGEST_STEP)
+    step = min(max(0.0, step), MAX_FRAME_STEP)
     return int(_round_to_float32(frame * _round_to_float32(step)))
 
 

@@ -69,11 +69,11 @@ def _find_excess(pieces: Iterator[bytes] | list[bytes]) -> str:
 
 def marks_outside_strings(text: bytes) -> Iterator[bytes]:
     """Yield the punctuation outside of strings, for each slice of the text."""
-    in_string, carry = False, b""
+    in_string, open_escape = False, b""
     for start in range(0, len(text), SLICE_SIZE):
-        piece = carry + text[start : start + SLICE_SIZE]
-        carry = b"\\" * (_trailing_backslashes(piece) % 2)  # begins an escape that the next slice completes
-        piece = piece[: len(piece) - len(carry)]
+        piece = open_escape + text[start : start + SLICE_SIZE]
+        open_escape = b"\\" * (_trailing_backslashes(piece) % 2)  # begins an escape that the next slice completes
+        piece = piece[: len(piece) - len(open_escape)]
         marks = piece.replace(b"\\\\", b"").replace(b'\\"', b"").translate(None, _OTHER_BYTES)
         parts = marks.split(b'"')
         yield b"".join(parts[in_string::2])

@@ -27,7 +27,7 @@ def _code_magnitudes(mantissa: int, bias: int, last: int) -> list[float]:
     ]
 
 
-LARGEST_FLOAT32 = 3.4028234663852886e38
+MAX_FLOAT32 = 3.4028234663852886e38
 FLOAT8 = {"fp8_e4m3": _code_magnitudes(3, 7, 126), "fp8_e5m2": _code_magnitudes(2, 15, 124)}
 
 
@@ -58,7 +58,7 @@ _FLOAT32 = struct.Struct("f")
 
 def shortest_float32(value: float | None) -> float | None:
     """Return the float whose shortest decimal form is that of its 32-bit value; None for NaN and infinity."""
-    if value is None or not -LARGEST_FLOAT32 <= value <= LARGEST_FLOAT32:
+    if value is None or not -MAX_FLOAT32 <= value <= MAX_FLOAT32:
         return None
     packed = _FLOAT32.pack(value)
     (exact,) = _FLOAT32.unpack(packed)

@@ -52,7 +52,7 @@ LAYER_NUMBER = re.compile(r"blk\.(\d+)\.")
 DELTA_CONVOLUTION = re.compile(r"blk\.\d+\.ssm_conv1d_[qkv]\.weight")  # of Kimi Delta Attention
 # How scores of experts are made of logits, by the numbers in files
 SOFTMAX, SIGMOID = 1, 2
-LARGEST_FLOAT32 = (2 - 2**-23) * 2.0**127
+MAX_FLOAT32 = (2 - 2**-23) * 2.0**127
 
 
 @dataclass(frozen=True)
@@ -175,7 +175,7 @@ def read_layer_numbers(model: GgufModel, key: str, count: int) -> list[float]:
 
 def shortest_number(value: Any) -> Any:
     """Return the shortest decimal number that is the same as float32, as configs have it; other values as they are."""
-    if not isinstance(value, float) or not abs(value) <= LARGEST_FLOAT32:
+    if not isinstance(value, float) or not abs(value) <= MAX_FLOAT32:
         return value
     candidates = (float(f"{value:.{digits}g}") for digits in (7, 8))
     return next((number for number in candidates if struct.pack("<f", number) == struct.pack("<f", value)), value)

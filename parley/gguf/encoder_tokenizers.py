@@ -34,7 +34,7 @@ SPECIAL_FIELDS = (
 UNIGRAM_UNKNOWN = 3  # the id of the unknown token in XLM-RoBERTa
 MASK = "<mask>"
 # The double array of a SentencePiece model's rules: units of 32 bits (github.com/s-yata/darts-clone)
-VALUE_BIT, LEAF_BIT, WIDE_OFFSET_BIT, OFFSET_SHIFT, LARGEST_LABEL = 1 << 31, 1 << 8, 1 << 9, 10, 0xFF
+VALUE_BIT, LEAF_BIT, WIDE_OFFSET_BIT, OFFSET_SHIFT, MAX_TRIE_LABEL = 1 << 31, 1 << 8, 1 << 9, 10, 0xFF
 
 
 def word_piece_vocabulary(vocabulary: Vocabulary, name: str) -> Vocabulary:
@@ -178,7 +178,7 @@ def _is_charsmap(data: bytes) -> bool:
         if unit & VALUE_BIT:
             continue
         target = position ^ (unit >> OFFSET_SHIFT) << ((unit & WIDE_OFFSET_BIT) >> 6)
-        if target | LARGEST_LABEL >= len(units):
+        if target | MAX_TRIE_LABEL >= len(units):
             return False
         if unit & LEAF_BIT and not _begins_text(texts, units[target] & ~VALUE_BIT):
             return False

@@ -145,8 +145,8 @@ class LayerShape:
         residual += residual_scale * mlp_after_norm(mlp(mlp_norm(residual)))
 
     A norm that is None in the layer's weights (``DecoderLayer``) is skipped. Before each sum, the residual is
-    multiplied by ``attention_carry`` or ``mlp_carry``. With ``has_normed_residual``, the sums add to
-    attention_norm(residual) and mlp_norm(residual) instead of the residual.
+    multiplied by ``attention_residual_factor`` or ``mlp_residual_factor``. With ``has_normed_residual``, the sums add
+    to attention_norm(residual) and mlp_norm(residual) instead of the residual.
 
     The MLP is down(activation(gate(x)) * up(x)). With ``has_parallel_dense_mlp`` there are a dense MLP and a mixture of
     experts, each with norms of its own:
@@ -196,8 +196,8 @@ class LayerShape:
     is_gated: bool = True  # False: the MLP is down(activation(up(x)))
     is_parallel: bool = False  # attention and the MLP both read the residual before the layer
     residual_scale: float = 1.0
-    attention_carry: float = 1.0
-    mlp_carry: float = 1.0
+    attention_residual_factor: float = 1.0
+    mlp_residual_factor: float = 1.0
     has_normed_residual: bool = False
     routing: Routing | None = None  # the MLP is a mixture of such MLPs
     routes_early: bool = False  # the mixture's router reads the residual before the layer

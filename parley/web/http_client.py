@@ -17,8 +17,8 @@ import httptools
 CONNECT_TIMEOUT = 5.0  # seconds to open a connection
 IDLE_SECONDS = 20.0  # seconds that an idle connection stays reusable; servers keep them open longer
 MAX_IDLE = 2048  # idle connections that are kept, enough for as many concurrent requests
-LARGEST_ANSWER = 256 << 20  # bytes of a collected answer
-LARGEST_HEAD = 1 << 20  # bytes of an answer that belong to no body: its head and trailers
+MAX_COLLECTED_BYTES = 256 << 20  # bytes of a collected answer
+MAX_HEAD_BYTES = 1 << 20  # bytes of an answer that belong to no body: its head and trailers
 
 HeaderPairs = Sequence[tuple[bytes, bytes]]
 
@@ -130,7 +130,7 @@ class HttpClientConnection(asyncio.Protocol):
         except (httptools.HttpParserError, httptools.HttpParserUpgrade):
             self.fail_connection("The answer is not valid HTTP.", abandoned=False)
             return
-        if self._head_size > LARGEST_HEAD:
+        if self._head_size > MAX_HEAD_BYTES:
             self.fail_connection("The head of the answer is too large.", abandoned=False)
 
     def eof_received(self) -> None:
@@ -207,7 +207,7 @@ class HttpClientConnection(asyncio.Protocol):
 class CollectedAnswer:
     """A sink that collects an answer of at most ``limit`` bytes of body in ``future``."""
 
-    def __init__(self, connection: HttpClientConnection, limit: int = LARGEST_ANSWER):
+    def __init__(self, connection: HttpClientConnection, limit: int = MAX_COLLECTED_BYTES):
         self.future: asyncio.Future[InstanceAnswer] = asyncio.get_running_loop().create_future()
         self._connection, self._limit = connection, limit
         self._status = 0
@@ -303,7 +303,7 @@ class InstanceHttpClient:
         body: Sequence[bytes] = (),
         *,
         resend: bool = True,
-        limit: int = LARGEST_ANSWER,
+        limit: int = MAX_COLLECTED_BYTES,
         on_sent: Callable[[CollectedAnswer], None] = lambda whole: None,
     ) -> InstanceAnswer:
         """Send a request and return the collected answer.

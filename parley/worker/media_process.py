@@ -40,7 +40,7 @@ log = logging.getLogger("parley.engine")
 
 JOB_SECONDS = 60  # most seconds of processor time of a job
 JOB_MEMORY = 4 << 30  # most bytes of address space of a job, in addition to that of the libraries
-LARGEST_FILE = 1 << 30  # most bytes of a result
+MAX_RESULT_BYTES = 1 << 30  # most bytes of a result
 NICENESS = 10  # above the server's: the engine's steps come first
 
 _decoder = msgspec.msgpack.Decoder(ProcessMedia)
@@ -56,7 +56,7 @@ class MediaProcess:
     def serve_jobs(self) -> None:
         """Do jobs until the end of file."""
         limit_resource(resource.RLIMIT_AS, address_space() + JOB_MEMORY)
-        limit_resource(resource.RLIMIT_FSIZE, LARGEST_FILE)
+        limit_resource(resource.RLIMIT_FSIZE, MAX_RESULT_BYTES)
         send_message(self._socket, MediaProcessReady())
         while (job := wire.receive_frame(self._socket, _decoder)) is not None:
             limit_resource(resource.RLIMIT_CPU, int(time.process_time()) + 1 + JOB_SECONDS)

@@ -102,7 +102,7 @@ async def test_a_decode_instance_that_computes_between_recomputes_may_ask_for_ma
 
 
 async def test_the_kept_outputs_of_an_answer_are_bounded(cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stream_merge, "LARGEST_ANSWER", 1000)
+    monkeypatch.setattr(stream_merge, "MAX_COLLECTED_BYTES", 1000)
     p, d = ScriptedInstance("prefill", script=CHAT_SCRIPT), ScriptedInstance("decode")
     running = await cluster(p, d)
 
@@ -127,7 +127,7 @@ ENDLESS_HEADS = {
 
 @pytest.mark.parametrize("kind", ENDLESS_HEADS)
 async def test_an_endless_head_is_cut_off(cluster, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
-    monkeypatch.setattr(http_client, "LARGEST_HEAD", 100_000)
+    monkeypatch.setattr(http_client, "MAX_HEAD_BYTES", 100_000)
     liar, honest = ScriptedInstance("prefill"), ScriptedInstance("prefill", script=CHAT_SCRIPT)
     running = await cluster(liar, honest, ScriptedInstance("decode"))
 
@@ -141,7 +141,7 @@ async def test_an_endless_head_is_cut_off(cluster, monkeypatch: pytest.MonkeyPat
 
 
 async def test_a_huge_status_is_not_read(cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "LARGEST_REPORT", 3000)
+    monkeypatch.setattr(connections, "MAX_REPORT_BYTES", 3000)
     instance = ScriptedInstance()
     running = await cluster(instance, heartbeat=30)
     instance.models = ["m", "n" * 5000]

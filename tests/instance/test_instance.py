@@ -222,7 +222,7 @@ async def test_instance_status_lists_role_resources_and_peers(serve) -> None:
 
 
 async def test_role_change_links_peers_in_the_background(serve, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(role, "LONGEST_LINK_CHECK", 0.01)
+    monkeypatch.setattr(role, "MAX_LINK_PAUSE", 0.01)
     server = await serve(role="none", peer_port=0)
     attempts, fail = [], OSError(111, "no")
 

@@ -9,7 +9,7 @@ from tokenizers import Regex, models, normalizers, pre_tokenizers
 from tokenizers.pre_tokenizers import Sequence, Split
 
 from parley.gguf.pre_tokenizers import PRE_TOKENIZERS
-from parley.text.tokens.encoding_time import LONGEST_PIECE, LONGEST_WORD, has_linear_time
+from parley.text.tokens.encoding_time import MAX_UNIGRAM_LENGTH, MAX_WORDPIECE_LENGTH, has_linear_time
 
 EXPONENTIAL = Regex("(a+)+$")
 
@@ -34,8 +34,8 @@ def test_expressions_of_published_models_are_quick(name):
         (models.BPE(), Sequence([pre_tokenizers.Whitespace(), Sequence([Split(EXPONENTIAL, "isolated")])])),
         (models.BPE(), normalizers.Replace(EXPONENTIAL, "")),
         (models.BPE(), normalizers.Sequence([normalizers.NFC(), normalizers.Replace(EXPONENTIAL, "")])),
-        (models.WordPiece(max_input_chars_per_word=LONGEST_WORD + 1), None),
-        (models.Unigram([("a" * (LONGEST_PIECE + 1), 0.0)], 0), None),
+        (models.WordPiece(max_input_chars_per_word=MAX_WORDPIECE_LENGTH + 1), None),
+        (models.Unigram([("a" * (MAX_UNIGRAM_LENGTH + 1), 0.0)], 0), None),
     ],
 )
 def test_other_parts_are_not_trusted_to_be_quick(model, step):

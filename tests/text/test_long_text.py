@@ -64,7 +64,7 @@ def test_pieces_of_a_monotonous_text_agree_with_the_whole(kind, unit, small_piec
 
 
 def test_long_text_without_a_place_to_divide_it_is_refused(small_pieces, monkeypatch):
-    monkeypatch.setattr(long_text, "LARGEST_PIECE", 1600)
+    monkeypatch.setattr(long_text, "MAX_PIECE_LENGTH", 1600)
     tokenizer = make_tokenizer("word_piece")
     assert tokenizer.encode("a" * 1000) == tokenizer.backend.encode("a" * 1000).ids
     with pytest.raises(Invalid, match="1600 characters in a row"):

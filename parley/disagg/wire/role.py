@@ -18,7 +18,7 @@ InstanceRoleName = Literal["none", "prefill", "decode", "flex", "mixed"]
 RoleStatus = Literal["RoleUnknown", "RoleSwitching", "RoleReady"]
 
 ROLE_DRAIN_SECONDS = 300.0  # seconds that running requests have to finish before the role changes anyway
-FIRST_LINK_CHECK, LONGEST_LINK_CHECK = 0.1, 10.0  # seconds between two checks of the links: at first, and at most
+FIRST_LINK_PAUSE, MAX_LINK_PAUSE = 0.1, 10.0  # seconds between two checks of the links: at first, and at most
 DEFAULT_PREFILL_SHARE = 50  # default percentage of a flex instance's time for prefill
 
 
@@ -115,14 +115,14 @@ class InstanceRole:
             old_role, self.is_draining = self.name, False
             self._on_role_end(old_role)
         self._set_role(assignment)
-        pause = FIRST_LINK_CHECK
+        pause = FIRST_LINK_PAUSE
         while True:
             states = await asyncio.gather(*map(self._link_peer, assignment.peers))
             self.link_states = dict(zip(assignment.peers, states, strict=True))
             if all(state == "ok" for state in states):
                 self.status = "RoleReady"
             await asyncio.sleep(pause)
-            pause = min(2 * pause, LONGEST_LINK_CHECK)
+            pause = min(2 * pause, MAX_LINK_PAUSE)
 
     def _set_role(self, assignment: RoleAssignment) -> None:
         self.name, self.prefill_share = (

@@ -260,7 +260,7 @@ class FusedDecoder:
         if shape.has_mlp:
             x, after_norm = self._mlps.run_mlps(i, x, residual, batch, logits), weights.mlp_after_norm
         scale = shape.mlp_scale if shape.has_mlp and shape.mlp_scale is not None else shape.residual_scale
-        carry = shape.mlp_carry if shape.has_mlp else shape.attention_carry
+        residual_factor = shape.mlp_residual_factor if shape.has_mlp else shape.attention_residual_factor
         if step.layer_inputs is not None and shape.layer_input is not None:
             residual = native.add_norm(x, residual, None, after=after_norm, scale=scale)[1]
             x = self._mlps.apply_layer_input(i, residual, step.layer_inputs[:, shape.layer_input], batch)
@@ -270,8 +270,8 @@ class FusedDecoder:
             residual,
             next_norm.norm,
             after=after_norm,
-            scale=scale / carry,
-            total_scale=carry * weights.output_scale,
+            scale=scale / residual_factor,
+            total_scale=residual_factor * weights.output_scale,
             consumer=next_norm.consumer,
         )
         if batch.media is not None and i < len(batch.media.deepstack):
@@ -299,17 +299,21 @@ class FusedDecoder:
     ) -> tuple[torch.Tensor | native.QuantizedRows, torch.Tensor]:
         """Add the output of a layer's attention to the residual. Return (the input of the MLP, the residual)."""
         shape, weights = self.config.layers[layer], self.layer_weights[layer]
-        norm, after_norm, carry = weights.mlp_norm, weights.attention_after_norm, shape.attention_carry
-        scale = shape.residual_scale / carry
+        norm, after_norm, residual_factor = (
+            weights.mlp_norm,
+            weights.attention_after_norm,
+            shape.attention_residual_factor,
+        )
+        scale = shape.residual_scale / residual_factor
         has_other_readers = batch.lora_rows is not None or weights.mixture is not None or shape.has_normed_residual
         consumer = None if has_other_readers else weights.gate_up
         if not shape.is_parallel:
             rows, residual = native.add_norm(
-                x, residual, norm, after=after_norm, scale=scale, total_scale=carry, consumer=consumer
+                x, residual, norm, after=after_norm, scale=scale, total_scale=residual_factor, consumer=consumer
             )
             return rows, rows if shape.has_normed_residual else residual
         rows = native.norm_rows(residual, norm, consumer=consumer)
-        return rows, native.add_norm(x, residual, None, after=after_norm, scale=scale, total_scale=carry)[1]
+        return rows, native.add_norm(x, residual, None, after=after_norm, scale=scale, total_scale=residual_factor)[1]
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return logits of the given hidden rows: float32 [rows, vocab_size]."""

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 import torch
 
-LONGEST_PERIOD = 10000.0  # of a sine, over 2 pi
+MAX_SINE_PERIOD = 10000.0  # of a sine, over 2 pi
 
 
 @dataclass(frozen=True)
 class Sinusoids:
     """Embeddings of ``hidden_size`` numbers: the sines of a row's number times each rate, then the cosines.
 
-    Rates fall from 1 to 1 / LONGEST_PERIOD. ``padding``: the row of the padding token, which is zeros.
+    Rates fall from 1 to 1 / MAX_SINE_PERIOD. ``padding``: the row of the padding token, which is zeros.
     """
 
     hidden_size: int
@@ -28,7 +28,7 @@ class Sinusoids:
     def make_table(self, rows: int) -> torch.Tensor:
         """Return the first rows, float32 [rows, hidden_size]."""
         half = self.hidden_size // 2
-        rates = (torch.arange(half).float() * -(math.log(LONGEST_PERIOD) / (half - 1))).exp()
+        rates = (torch.arange(half).float() * -(math.log(MAX_SINE_PERIOD) / (half - 1))).exp()
         angles = torch.outer(torch.arange(rows).float(), rates)
         table = torch.zeros(rows, self.hidden_size)
         table[:, : 2 * half] = torch.cat((angles.sin(), angles.cos()), 1)

@@ -13,7 +13,7 @@ from pathlib import Path
 from parley.types import MediaKind
 
 CONFIG_FILE = "adapter_config.json"
-LARGEST_RANK = 512
+MAX_LORA_RANK = 512
 # The folders of adapters within that of a model, by its type. "": the model's own.
 ADAPTER_FOLDERS: dict[object, dict[MediaKind, str]] = {
     "phi4_multimodal": {"image": "vision-lora", "audio": "speech-lora"},
@@ -33,9 +33,9 @@ def find_media_adapters(folder: Path) -> dict[MediaKind, Path]:
 
 
 def adapter_rank(folder: Path) -> int:
-    """Return the rank that an adapter's config states, at most LARGEST_RANK; 0 if it states none."""
+    """Return the rank that an adapter's config states, at most MAX_LORA_RANK; 0 if it states none."""
     try:
         rank = json.loads((folder / CONFIG_FILE).read_bytes())["r"]
     except (OSError, ValueError, KeyError, TypeError):
         return 0  # loading the adapter reports the error
-    return min(rank, LARGEST_RANK) if type(rank) is int else 0
+    return min(rank, MAX_LORA_RANK) if type(rank) is int else 0

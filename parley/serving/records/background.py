@@ -26,7 +26,7 @@ EVENTS_KEPT_SECONDS = 300.0  # after the end of a run
 MAX_KEPT_BYTES = 64 << 20  # bytes of the events of ended runs, with RUN_BYTES for each
 RUN_BYTES = 4096  # bytes that a run takes in addition to its events
 TOUCH_SECONDS = 20.0
-LARGEST_SHARE = 4  # a record has at most this part of the store
+RECORD_SHARE_DIVISOR = 4  # a record has at most the store's size divided by this
 
 
 class KeptEvents:
@@ -218,7 +218,7 @@ class RecordsOfTenant:
     @property
     def largest_record(self) -> int:
         """The bytes that one record may have: a part of the store, so that it does not displace all others."""
-        return self._store.size // LARGEST_SHARE
+        return self._store.size // RECORD_SHARE_DIVISOR
 
     def list_names(self, prefix: str) -> list[str]:
         """Return the names of the records that begin with ``prefix``, in alphabetical order."""

@@ -15,8 +15,8 @@ import tokenizers
 
 from parley.gguf.pre_tokenizers import PRE_TOKENIZERS
 
-LONGEST_PIECE = 256  # characters of a Unigram model's piece; each place of a text is compared with all pieces
-LONGEST_WORD = 256  # characters of a WordPiece model's word; its time grows with the cube
+MAX_UNIGRAM_LENGTH = 256  # characters of a Unigram model's piece; each place of a text is compared with all pieces
+MAX_WORDPIECE_LENGTH = 256  # characters of a WordPiece model's word; its time grows with the cube
 QUICK_PATTERNS = frozenset(pattern for pre_tokenizer in PRE_TOKENIZERS.values() for pattern in pre_tokenizer.patterns)
 QUICK_PARTS = frozenset(
     {  # normalizers
@@ -33,9 +33,9 @@ QUICK_PARTS = frozenset(
 def has_linear_time(backend: tokenizers.Tokenizer, vocabulary: Iterable[str]) -> bool:
     """Whether the time to encode a text grows with its length alone. ``vocabulary``: all tokens of ``backend``."""
     model = backend.model
-    if isinstance(model, tokenizers.models.Unigram) and max(map(len, vocabulary), default=0) > LONGEST_PIECE:
+    if isinstance(model, tokenizers.models.Unigram) and max(map(len, vocabulary), default=0) > MAX_UNIGRAM_LENGTH:
         return False
-    if isinstance(model, tokenizers.models.WordPiece) and model.max_input_chars_per_word > LONGEST_WORD:
+    if isinstance(model, tokenizers.models.WordPiece) and model.max_input_chars_per_word > MAX_WORDPIECE_LENGTH:
         return False
     steps = [step for step in (backend.normalizer, backend.pre_tokenizer) if step is not None]
     return all(_is_quick(part) for step in steps for part in nested_steps(json.loads(step.__getstate__())))

@@ -15,7 +15,7 @@ from parley.errors import Invalid
 from parley.interrupt import stop_if_abandoned
 
 PIECE_SIZE = 1 << 18  # characters of a piece, which takes 40 MB; shorter texts are encoded at once
-LARGEST_PIECE = 1 << 21  # characters of the largest piece that is tried; it takes 300 MB
+MAX_PIECE_LENGTH = 1 << 21  # characters of the largest piece that is tried; it takes 300 MB
 OVERLAP = 1 << 12  # characters that a piece shares with the next one
 JOINT_LENGTH = 16  # tokens in a row that have to agree
 
@@ -63,9 +63,9 @@ def encode_pieces(encode: Encode, text: str) -> Iterator[tuple[Piece, slice]]:
 def encode_piece(encode: Encode, text: str, start: int, size: int) -> Piece:
     """Encode ``size`` characters of a text. Raises Invalid if they are too many, Abandoned."""
     stop_if_abandoned()
-    if size > LARGEST_PIECE:
+    if size > MAX_PIECE_LENGTH:
         raise Invalid(
-            f"The text has {LARGEST_PIECE} characters in a row without a place where it can be divided into tokens.",
+            f"The text has {MAX_PIECE_LENGTH} characters in a row without a place where it can be divided into tokens.",
             field="prompt",
         )
     end = min(start + size, len(text))

@@ -59,7 +59,7 @@ class Jobs:
         return MediaProcessed(ProcessedMedia("image", bytes(32), str(os.nice(0)), "<x>", 1), len(word))
 
 media_process.JOB_SECONDS = 0
-media_process.LARGEST_FILE = 1 << 22
+media_process.MAX_RESULT_BYTES = 1 << 22
 from pathlib import Path
 media_process.serve_media_socket(Path(sys.argv[1]), int(sys.argv[2]), Jobs)
 """

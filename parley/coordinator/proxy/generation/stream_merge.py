@@ -22,7 +22,7 @@ from parley.disagg.wire import handover
 from parley.disagg.wire.result_frames import ResultFrame
 from parley.disagg.wire.vouched_client import UsedTokens, read_used_tokens
 from parley.errors import Malformed
-from parley.web.http_client import LARGEST_ANSWER, CollectedAnswer
+from parley.web.http_client import MAX_COLLECTED_BYTES, CollectedAnswer
 
 MAX_EARLY_BYTES = 16 << 20  # bytes of D's frames that are buffered until P answers
 
@@ -232,7 +232,7 @@ class StreamMerge:
         """Keep the engine outputs of a part for later attempts."""
         self._output_records.append(record)
         self._record_bytes += len(record)
-        if self._record_bytes > LARGEST_ANSWER:
+        if self._record_bytes > MAX_COLLECTED_BYTES:
             self._fail_attempt(ResultsCut(final=True))
 
     def _buffer_frame(self, frame: ResultFrame) -> None:
@@ -277,7 +277,7 @@ class StreamMerge:
         self._meter_part(data)
         self._collected_parts.append(data)
         self._collected_bytes += len(data)
-        if self._collected_bytes > LARGEST_ANSWER:
+        if self._collected_bytes > MAX_COLLECTED_BYTES:
             self._fail_attempt(ResultsCut(final=True))
 
     def _finish_results(self, payload: bytes) -> None:

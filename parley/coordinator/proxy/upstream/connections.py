@@ -24,7 +24,7 @@ from parley.disagg.wire.headers import FORWARDED_HEADER, SECRET_HEADER
 from parley.web.http_client import ConnectionBroken, InstanceHttpClient, InstanceUnreachable
 from parley.web.random_ids import draw_id
 
-LARGEST_REPORT = 16 << 20  # bytes of an answer to the coordinator itself: a status, metrics
+MAX_REPORT_BYTES = 16 << 20  # bytes of an answer to the coordinator itself: a status, metrics
 COMMAND_TIMEOUT = 10.0  # seconds that an instance may take to answer a command
 JSON_CONTENT_TYPE = [(b"content-type", b"application/json")]
 
@@ -92,7 +92,7 @@ class InstanceConnections:
         try:
             async with asyncio.timeout(timeout):
                 answer = await http_client.request_answer(
-                    method.encode(), target, headers, (body,) if body else (), limit=LARGEST_REPORT
+                    method.encode(), target, headers, (body,) if body else (), limit=MAX_REPORT_BYTES
                 )
         except (InstanceUnreachable, ConnectionBroken, TimeoutError) as error:
             raise Unanswered(str(error) or "Nothing came in time.") from None

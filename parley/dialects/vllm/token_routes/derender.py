@@ -25,7 +25,7 @@ from parley.types import EngineFinishReason, EngineOutput, Request, Tokens, Toke
 MAX_RESPONSES = 1024
 MAX_ALTERNATIVES = 20  # listed for one token
 METRIC_NAMES = ("time_to_first_token_ms", "generation_time_ms", "queue_time_ms", "mean_itl_ms", "tokens_per_second")
-LARGEST_RANK = 2**31 - 1
+MAX_TOKEN_RANK = 2**31 - 1
 NO_PROMPT = [0]  # stands for a prompt that the client does not send
 NO_CONVERSATION = {"messages": [{"role": "user", "content": "-"}]}  # likewise
 FINISH_REASONS: dict[str, EngineFinishReason] = {"length": "length", "abort": "cancel"}  # others mean "stop"
@@ -231,7 +231,7 @@ def read_scores(choice: Fields, index: int, count: int) -> list[TokenScore] | No
             sentence = f"top_logprobs count ({len(listed)}) in choice {index} exceeds maximum ({MAX_ALTERNATIVES})."
             raise Invalid(sentence, field="top_logprobs")
         ids = [other.integer("token_id", 0, 0, MAX_TOKEN_ID) for other in listed]
-        rank = entry.integer("rank", 1, 0, LARGEST_RANK)
+        rank = entry.integer("rank", 1, 0, MAX_TOKEN_RANK)
         scores.append(TokenScore(_read_logprob(entry), rank, ids, list(map(_read_logprob, listed))))
     return scores
 

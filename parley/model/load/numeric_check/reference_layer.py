@@ -103,12 +103,14 @@ class ReferenceLayer:
             mixed = self._mix_rows(normed)
             if shape.is_hybrid and shape.state is not None:
                 x = x + shape.state_scale * self._run_state(normed, shape.state)
-            x = shape.attention_carry * x + shape.residual_scale * self._norm_field(mixed, "attention_after_norm")
+            x = shape.attention_residual_factor * x + shape.residual_scale * self._norm_field(
+                mixed, "attention_after_norm"
+            )
         if shape.has_mlp:
             mlp_output = self._run_mlps(layer_input if shape.is_parallel else x, layer_input)
             scale = shape.residual_scale if shape.mlp_scale is None else shape.mlp_scale
             x = self._norm_field(x, "mlp_norm") if shape.has_normed_residual else x
-            x = shape.mlp_carry * x + scale * self._norm_field(mlp_output, "mlp_after_norm")
+            x = shape.mlp_residual_factor * x + scale * self._norm_field(mlp_output, "mlp_after_norm")
         if inputs is not None:
             active = ACTIVATION_DEFINITIONS[shape.activation](self._project(x, "input_gate"), inputs)
             x = x + self._norm_field(self._project(active, "input_up"), "input_after_norm")

@@ -132,9 +132,9 @@ def minimax_variations(fields: dict[str, Any], layer_types: list[str]) -> list[d
         kind, share = "linear_attn" if is_linear else "full_attn", 1 - i / (last + 1e-5) + 1e-5
         variations.append(
             {
-                "attention_carry": factors[f"{kind}_alpha"],
+                "attention_residual_factor": factors[f"{kind}_alpha"],
                 "residual_scale": factors[f"{kind}_beta"],
-                "mlp_carry": factors["mlp_alpha"],
+                "mlp_residual_factor": factors["mlp_alpha"],
                 "mlp_scale": factors["mlp_beta"],
                 "has_normed_residual": True,
                 **({"state": replace(shape, rate_share=share)} if is_linear else {}),
