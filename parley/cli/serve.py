@@ -174,6 +174,6 @@ def engine_of(config: ResolvedOptions) -> EngineKind:
         return "attached"
     if config["engine"] == "vllm":
         return "vllm"
-    if config["fake-engine"]:
+    if config["scripted-engine"]:
         return "scripted"
     return "thread" if config["in-process"] else "process"

@@ -56,7 +56,7 @@ class ScriptedFailure(Exception):
 
 
 SCRIPTED_MODEL = ModelInfo(
-    architecture="fake",
+    architecture="scripted",
     dtype="none",
     device="none",
     parameters=0,

@@ -303,7 +303,7 @@ def test_hang_up_reloads_certificates_and_limits_of_a_coordinator(tmp_path: Path
 
 def test_a_terminal_that_closes_ends_the_server(folder: Path, tmp_path: Path) -> None:
     """Nobody could stop it any more."""
-    with Terminal("serve", str(folder), "--fake-engine", "--port", "0", home=tmp_path) as terminal:
+    with Terminal("serve", str(folder), "--scripted-engine", "--port", "0", home=tmp_path) as terminal:
         terminal.read_until("ready in")
         terminal.hang_up()
         terminal.exit_code()

@@ -89,7 +89,7 @@ def screen_lines(output: str) -> list[str]:
 
 
 def test_progress_bar_leaves_nothing_on_the_terminal(folder, tmp_path):
-    with Terminal("serve", str(folder), "--fake-engine", "--port", "0", home=tmp_path) as terminal:
+    with Terminal("serve", str(folder), "--scripted-engine", "--port", "0", home=tmp_path) as terminal:
         output = terminal.read_until("ready in ")
     assert "····" in output
     assert not [line for line in screen_lines(output) if "··" in line or "██" in line]
@@ -366,7 +366,7 @@ def test_loaded_line_shows_the_memory_plan():
 
 
 def start_ready_process(
-    folder: Path, port: int, shell: str = 'exec "$@"', options: Sequence[str] = ("--fake-engine",), **streams: Any
+    folder: Path, port: int, shell: str = 'exec "$@"', options: Sequence[str] = ("--scripted-engine",), **streams: Any
 ) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "parley", "serve", str(folder), *options, "--port", str(port)]
     process = subprocess.Popen(["sh", "-c", shell, "sh", *command], **streams)
@@ -400,10 +400,10 @@ def test_unread_log_pipe_does_not_block_the_server(folder):
         os.close(writer)
 
 
-@pytest.mark.parametrize("options", [["--fake-engine"], ["--kv-memory", "64MiB"]])
+@pytest.mark.parametrize("options", [["--scripted-engine"], ["--kv-memory", "64MiB"]])
 def test_closed_standard_streams_are_replaced_by_dev_null(folder, options):
     """Also where the engine's process is started first: its socket could get their numbers."""
-    model = folder if "--fake-engine" in options else tiny_models.model_folder("llama")
+    model = folder if "--scripted-engine" in options else tiny_models.model_folder("llama")
     process = start_ready_process(model, free_port(), 'exec "$@" <&- >&- 2>&-', options)
     try:
         if sys.platform == "linux":

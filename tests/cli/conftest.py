@@ -41,7 +41,7 @@ def serve(tiny) -> Iterator[Callable[..., str]]:
 
     def start(*flags: str) -> str:
         url = f"http://127.0.0.1:{(port := free_port())}"
-        command = [sys.executable, "-m", "parley", "serve", str(tiny), "--fake-engine", "--port", str(port), *flags]
+        command = [sys.executable, "-m", "parley", "serve", str(tiny), "--scripted-engine", "--port", str(port), *flags]
         running.append(
             subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=clean_environment())
         )

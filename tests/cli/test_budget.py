@@ -56,7 +56,7 @@ def test_api_process_imports_neither_torch_nor_transformers(tiny, tmp_path, engi
         from support.tiny_models import write_model
 
         model = write_model(tmp_path / "model", "llama")
-    flags = ["--fake-engine"] if engine == "scripted" else ["--kv-memory", "8MiB", "--threads", "1"]
+    flags = ["--scripted-engine"] if engine == "scripted" else ["--kv-memory", "8MiB", "--threads", "1"]
     words = ["serve", str(model), "--port", str(port), "--quiet", *flags]
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, f"http://127.0.0.1:{port}", *words],

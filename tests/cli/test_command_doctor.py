@@ -112,27 +112,27 @@ def test_doctor_refuses_options_that_serve_refuses(flags, words, tmp_path):
 
 def test_doctor_finds_a_broken_tokenizer_and_a_missing_template(copy):
     (copy / "tokenizer_config.json").unlink()
-    assert findings(doctor.check_models, str(copy), "--fake-engine")["template"].level == "warn"
+    assert findings(doctor.check_models, str(copy), "--scripted-engine")["template"].level == "warn"
     (copy / "chat_template.jinja").write_text("{{ messages }}")
-    assert "template" not in findings(doctor.check_models, str(copy), "--fake-engine")
+    assert "template" not in findings(doctor.check_models, str(copy), "--scripted-engine")
     (copy / "tokenizer.json").write_text("{}")
-    assert findings(doctor.check_models, str(copy), "--fake-engine")["tokenizer"].level == "fail"
+    assert findings(doctor.check_models, str(copy), "--scripted-engine")["tokenizer"].level == "fail"
 
 
 def test_doctor_says_that_a_family_of_multimodal_models_reads_text_only(tmp_path):
     folder = shutil.copytree(multimodal_folder("llava"), tmp_path / "model")
     config = json.loads((folder / "config.json").read_text()) | {"model_type": "molmo2"}
     (folder / "config.json").write_text(json.dumps(config))
-    finding = findings(doctor.check_models, str(folder), "--fake-engine")["media"]
+    finding = findings(doctor.check_models, str(folder), "--scripted-engine")["media"]
     assert (finding.level, finding.hint) == ("warn", "It reads text only.")
     assert finding.observation == "encoders of molmo2 models are not supported"
 
 
 def test_doctor_names_the_packages_that_media_need(monkeypatch):
     folder = str(multimodal_folder("qwen2_vl"))
-    assert findings(doctor.check_models, folder, "--fake-engine")["media"].observation == "image, video"
+    assert findings(doctor.check_models, folder, "--scripted-engine")["media"].observation == "image, video"
     monkeypatch.setitem(workers.PACKAGES, "parley_no_such_package", "PyNone")
-    finding = findings(doctor.check_models, folder, "--fake-engine")["media"]
+    finding = findings(doctor.check_models, folder, "--scripted-engine")["media"]
     assert finding.level == "warn"
     assert finding.observation == "the model reads image, video, but PyNone is not installed"
     assert "parley-llm[media]" in finding.hint
@@ -163,9 +163,9 @@ def test_doctor_names_the_decoder_that_vllms_python_lacks(tmp_path, monkeypatch)
 
 
 def test_doctor_includes_the_kv_cache_in_the_memory_check(copy):
-    fake = (str(copy), "--fake-engine")
-    assert findings(doctor.check_models, *fake)["memory"].level == "ok"
-    assert findings(doctor.check_models, *fake, "--kv-memory", "900TiB")["memory"].level == "fail"
+    scripted = (str(copy), "--scripted-engine")
+    assert findings(doctor.check_models, *scripted)["memory"].level == "ok"
+    assert findings(doctor.check_models, *scripted, "--kv-memory", "900TiB")["memory"].level == "fail"
 
 
 def test_doctor_only_warns_about_a_model_on_the_hub(monkeypatch, tmp_path):

@@ -87,7 +87,7 @@ def test_serve_passes_every_option_to_the_server(tmp_path):
         log_format="json",
     )
     assert [offer.engine for offer in models(*flags.split(), *more.split())] == ["thread"]
-    assert [offer.engine for offer in models("--fake-engine")] == ["scripted"]
+    assert [offer.engine for offer in models("--scripted-engine")] == ["scripted"]
     assert [offer.engine for offer in models()] == ["process"]
 
 
@@ -164,7 +164,7 @@ def test_rejects_a_key_file_without_keys(tmp_path, content):
 
 def test_serves_names_from_a_config_file_and_exits_on_ctrl_c(tiny, tmp_path):
     (tmp_path / "parley.toml").write_text(f'model = "{tiny}"\nname = ["one", "two"]\n[server]\nport = 0\n')
-    command = [sys.executable, "-m", "parley", "serve", "--fake-engine", "--config", str(tmp_path / "parley.toml")]
+    command = [sys.executable, "-m", "parley", "serve", "--scripted-engine", "--config", str(tmp_path / "parley.toml")]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=clean_environment()
     ) as process:
@@ -183,7 +183,7 @@ def test_serves_names_from_a_config_file_and_exits_on_ctrl_c(tiny, tmp_path):
 
 def test_serve_exits_with_1_when_its_port_is_taken(parley, tiny):
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        done = parley("serve", str(tiny), "--fake-engine", "--port", str(taken.getsockname()[1]))
+        done = parley("serve", str(tiny), "--scripted-engine", "--port", str(taken.getsockname()[1]))
     assert done.returncode == 1
     assert "cannot listen on 127.0.0.1 port" in done.stdout + done.stderr and "Traceback" not in done.stderr
 

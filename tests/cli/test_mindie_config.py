@@ -278,7 +278,7 @@ def test_mindie_dynamic_timeouts_and_mock_instances(tmp_path):
     plan = read_config(tmp_path, changed_config("EnableDynamicAdjustTimeoutConfig", True))
     assert (plan.token_timeout, plan.timeout) == (3600, 65535)
     plan = read_config(tmp_path, changed_config(MODEL + "modelInstanceType", "StandardMock"))
-    assert plan.options["fake-engine"] is True
+    assert plan.options["scripted-engine"] is True
 
 
 def test_mindie_config_caps_the_context_at_the_models_length(tmp_path):

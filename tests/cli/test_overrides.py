@@ -149,7 +149,7 @@ def test_server_reads_the_overrides_and_doctor_agrees(copy, tmp_path):
         body = {"messages": [{"role": "user", "content": "fox"}], "return_token_strs": True}
         with urllib.request.urlopen(server.wait_until_ready().url + "/tokenize", json.dumps(body).encode()) as answer:
             assert "".join(json.load(answer)["token_strs"]) == "[fox]"
-    assert findings(str(copy), "--fake-engine", *flags) == {"model", "tokenizer", "memory"}
+    assert findings(str(copy), "--scripted-engine", *flags) == {"model", "tokenizer", "memory"}
     with ScriptedServer(copy, "--chat-template", "nowhere.jinja", "--tokenizer", str(tmp_path)) as server:
         assert server.wait_for_end() == 1
         sentence = (

@@ -92,7 +92,7 @@ class WatchedModel(ServedModel):
 
 
 def model_info(kind: str, name: str) -> ModelInfo:
-    architecture = "HiddenArchitecture" if name == "hidden" else "fake"
+    architecture = "HiddenArchitecture" if name == "hidden" else "scripted"
     return msgspec.structs.replace(MODEL_INFO, **KINDS[kind], architecture=architecture, max_model_len=1024)
 
 

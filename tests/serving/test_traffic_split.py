@@ -259,7 +259,7 @@ def test_endpoints_file_is_complete_whenever_its_writer_is_killed(tmp_path):
 
 def test_killed_server_restores_its_endpoints(tmp_path):
     file = tmp_path / "endpoints.json"
-    command = [sys.executable, "-m", "parley", "serve", "--fake-engine", "--port", "0", "--endpoints", str(file)]
+    command = [sys.executable, "-m", "parley", "serve", "--scripted-engine", "--port", "0", "--endpoints", str(file)]
     for number in range(2):
         server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         try:

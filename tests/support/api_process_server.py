@@ -64,4 +64,4 @@ def slow_model(folder: Path, target: Path) -> list[str]:
     (target / "config.json").write_text('{"model_type":"llama","architectures":["LlamaForCausalLM"]}')
     (target / "model.safetensors").write_bytes(b"\2\0\0\0\0\0\0\0{}")
     (target / "costs.toml").write_text(COSTS)
-    return ["--no-fake-engine", "--cost-model", str(target / "costs.toml")]
+    return ["--no-scripted-engine", "--cost-model", str(target / "costs.toml")]

@@ -161,7 +161,7 @@ class ScriptedServer(ServerProcess):
     """A server of a folder's model with the scripted engine."""
 
     def __init__(self, folder: Path, *flags: str):
-        super().__init__(folder, "--fake-engine", *flags)
+        super().__init__(folder, "--scripted-engine", *flags)
 
     def wait_until_ready(self) -> ScriptedServer:
         """Wait until the server writes that it is ready."""

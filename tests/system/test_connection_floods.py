@@ -135,7 +135,9 @@ COMPLETION = json.dumps({"prompt": "a", "max_tokens": 2}).encode()
 def test_a_server_answers_probes_and_clients_while_strangers_hold_its_connections(tmp_path: Path) -> None:
     port, grpc_port = free_port(), free_port()
     ages = ("--header-timeout", "2s", "--idle-timeout", "2s")
-    with few_descriptors(tmp_path / "log", "serve", "--fake-engine", "--port", port, "--grpc-port", grpc_port, *ages):
+    with few_descriptors(
+        tmp_path / "log", "serve", "--scripted-engine", "--port", port, "--grpc-port", grpc_port, *ages
+    ):
         wait_until(lambda: http_status(port, "/health/ready") == 200)
         with open_strangers((port, b""), (grpc_port, HTTP2_HELLO)):
             for _ in range(10):
@@ -150,7 +152,7 @@ def test_a_server_answers_probes_and_clients_while_strangers_hold_its_connection
 @nightly
 def test_connections_of_strangers_age_although_they_have_sent_something(tmp_path: Path, start: bytes) -> None:
     port = free_port()
-    with few_descriptors(tmp_path / "log", "serve", "--fake-engine", "--port", port):
+    with few_descriptors(tmp_path / "log", "serve", "--scripted-engine", "--port", port):
         wait_until(lambda: http_status(port, "/health/ready") == 200)
         with open_strangers((port, start)):
             for _ in range(40):
@@ -163,7 +165,7 @@ def test_health_watches_of_strangers_do_not_keep_grpc_clients_out(tmp_path: Path
     """gRPC never closes a connection with an open call, so calls that do nothing are limited as well."""
     port, grpc_port = free_port(), free_port()
     options = [("grpc.use_local_subchannel_pool", 1), ("grpc.initial_reconnect_backoff_ms", 60_000)]
-    serve_words = ("serve", "--fake-engine", "--port", port)
+    serve_words = ("serve", "--scripted-engine", "--port", port)
     with contextlib.ExitStack() as stack:
         stack.enter_context(
             few_descriptors(tmp_path / "log", *serve_words, "--grpc-port", grpc_port, "--idle-timeout", "2s")

@@ -9,8 +9,9 @@ from parley.settings.options import ConfigError, ResolvedOptions
 # Options of parley's own engine, which vLLM has flags of its own for, or no counterpart.
 OWN_ENGINE_OPTIONS = (
     "quantization", "device", "kv-staging", "kv-dtype", "state-cache", "step-ms", "step-tokens", "threads",
-    "pack-cache", "lowering", "speculate", "speculate-tokens", "media-cache", "in-process", "fake-engine", "cost-model",
-    "kv-events", "kv-events-replay", "kv-events-topic", "kv-events-form", "kv-events-buffer", "kv-events-hwm",
+    "pack-cache", "lowering", "speculate", "speculate-tokens", "media-cache", "in-process", "scripted-engine",
+    "cost-model", "kv-events", "kv-events-replay", "kv-events-topic", "kv-events-form", "kv-events-buffer",
+    "kv-events-hwm",
 )  # fmt: skip
 VLLM_OPTIONS = ("engine-python", "engine-args", "exact")
 # Options of an engine that a server that runs already has been started with.

@@ -80,7 +80,7 @@ class MindIEPlan:
             lacking = hub.folder_problem(folder) if folder is not None else ""
         except hub.ModelMissing as error:
             raise ConfigError(f"{self.file}: {member}: {error}") from None
-        mine = models == self.options.get("model") and not self.options["fake-engine"]
+        mine = models == self.options.get("model") and not self.options["scripted-engine"]
         if lacking and self.weights is not None and mine:
             raise ConfigError(f"{self.file}: {member}: {show_value(self.weights)} cannot be served: {lacking}.")
 
@@ -233,7 +233,7 @@ def _plan_options(
         "media-request-size": MAX_MEDIA_SIZE,
         "media-limit": [("image", MAX_MEDIA_ITEMS), ("video", MAX_MEDIA_ITEMS), ("audio", MAX_MEDIA_ITEMS)],
         "drain": members.timeout,
-        "fake-engine": members.instance == "StandardMock",
+        "scripted-engine": members.instance == "StandardMock",
         **_adapter_options(sections.deploy, root),
     }
     if members.is_separated:

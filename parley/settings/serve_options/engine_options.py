@@ -233,7 +233,13 @@ ENGINE_OPTIONS: list[Option] = [
         configurable=True,
     ),
     Option(
-        "fake-engine", switch_kind(), "Answer without a model.", False, section="engine", hidden=True, configurable=True
+        "scripted-engine",
+        switch_kind(),
+        "Answer without a model.",
+        False,
+        section="engine",
+        hidden=True,
+        configurable=True,
     ),
     Option(
         "cost-model",
