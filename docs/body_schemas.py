@@ -78,7 +78,9 @@ class SchemaLearner:
             return None
         variants = self._learn_objects(lambda body: body, "", bodies, 0)
         if len(variants) > 1:  # what only one kind of body ignores belongs to another
-            ignored_names = [{name for name, member in each["properties"].items() if member == {}} for each in variants]
+            ignored_names = [
+                {name for name, member in variant["properties"].items() if member == {}} for variant in variants
+            ]
             ignored_by_all = set.intersection(*ignored_names)
             for variant in variants:
                 required = variant.get("required", ())

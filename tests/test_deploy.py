@@ -24,7 +24,7 @@ FILES = ["secret.yaml", "coordinator.yaml", "prefill.yaml", "decode.yaml"]
 
 def manifests(kind=None):
     loaded = [manifest for name in FILES for manifest in yaml.safe_load_all((DEPLOY / "k8s" / name).read_text("utf-8"))]
-    return [each for each in loaded if kind in (None, each["kind"])]
+    return [manifest for manifest in loaded if kind in (None, manifest["kind"])]
 
 
 def only_container(document):
@@ -64,13 +64,13 @@ def test_pods_that_clients_reach_serve_until_load_balancers_know_of_their_end():
         "k8s": "coordinator.yaml", "gateway": "parley.yaml", "vllm": "leader-workers.yaml", "kserve": "runtime.yaml",
     }  # fmt: skip
     for path in [DEPLOY / folder / name for folder, name in folders.items()] + [DEPLOY / "kserve/llm.yaml"]:
-        (line,) = (each for each in path.read_text("utf-8").splitlines() if "preStop" in each)
+        (line,) = (line for line in path.read_text("utf-8").splitlines() if "preStop" in line)
         hook = yaml.safe_load(line)["lifecycle"]["preStop"]["exec"]["command"]
         assert hook[1:] == ["-c", "import time; time.sleep(5)"]
     (runtime,) = yaml.safe_load_all((DEPLOY / "kserve/runtime.yaml").read_text("utf-8"))
     (service,) = yaml.safe_load_all((DEPLOY / "kserve/service.yaml").read_text("utf-8"))
     _, *flags = runtime["spec"]["containers"][0]["args"]
-    ((drain, _),) = [each for name, each in read_flags(SERVE_OPTIONS, flags).items() if name == "drain"]
+    ((drain, _),) = [flag_values for name, flag_values in read_flags(SERVE_OPTIONS, flags).items() if name == "drain"]
     grace = service["spec"]["predictor"]["terminationGracePeriodSeconds"]  # a runtime has no member for it
     assert grace > duration_kind().parse_raw(drain) + 5 + 5
 
@@ -92,7 +92,9 @@ def test_pod_grace_period_outlasts_drain():
         command, *flags = only_container(pod)["args"]
         needed = DRAIN_SECONDS + GRACE_SECONDS
         if command == "serve":
-            ((raw, _),) = [each for name, each in read_flags(SERVE_OPTIONS, flags).items() if name == "drain"]
+            ((raw, _),) = [
+                flag_values for name, flag_values in read_flags(SERVE_OPTIONS, flags).items() if name == "drain"
+            ]
             needed = duration_kind().parse_raw(raw)
         needed += 5  # of the hook preStop
         assert pod["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] > needed + 5
@@ -242,7 +244,7 @@ def test_compose_file_mounts_existing_files_and_serves_with_existing_flags():
     services = yaml.safe_load((DEPLOY / "compose/compose.yaml").read_text("utf-8"))["services"]
     command, *flags = services["parley"]["command"]
     assert command == "serve" and read_flags(SERVE_OPTIONS, flags)
-    sources = [mount.split(":")[0] for each in services.values() for mount in each["volumes"]]
+    sources = [mount.split(":")[0] for service in services.values() for mount in service["volumes"]]
     files = [source for source in sources if source.startswith("./")]
     assert files and all((DEPLOY / "compose" / source).is_file() for source in files)
 
@@ -325,5 +327,7 @@ def test_pods_use_the_secret_that_the_job_makes():
     (role,) = manifests("Role")
     assert role["rules"] == [{"apiGroups": [""], "resources": ["secrets"], "verbs": ["create"]}]
     for pod in manifests("StatefulSet"):
-        (variable,) = (each for each in only_container(pod)["env"] if each["name"] == "PARLEY_CLUSTER_SECRET")
+        (variable,) = (
+            variable for variable in only_container(pod)["env"] if variable["name"] == "PARLEY_CLUSTER_SECRET"
+        )
         assert variable["valueFrom"]["secretKeyRef"] == {"name": "parley-cluster", "key": "secret"}

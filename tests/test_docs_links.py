@@ -50,5 +50,5 @@ def test_index_of_the_documentation_reaches_every_page():
         page = new.pop()
         reached.add(page)
         linked = {(page.parent / target.partition("#")[0]).resolve() for target in local_links(page)}
-        new += [each for each in linked if each.suffix == ".md" and each.exists() and each not in reached]
+        new += [path for path in linked if path.suffix == ".md" and path.exists() and path not in reached]
     assert {page for page in PAGES if page.parent.is_relative_to(ROOT / "docs")} <= reached

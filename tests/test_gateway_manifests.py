@@ -144,7 +144,7 @@ def test_pool_route_and_picker_refer_to_each_other():
     (rule,) = route["spec"]["rules"]
     assert rule["backendRefs"][0]["name"] == pool["metadata"]["name"]
     assert route["spec"]["parentRefs"][0]["name"] == gateway["metadata"]["name"]
-    listed = {name for each in manifests("Kustomization") for name in each["resources"]}
+    listed = {name for manifest in manifests("Kustomization") for name in manifest["resources"]}
     assert listed == {file.name for file in (DEPLOY / "gateway").glob("*.yaml")} - {"kustomization.yaml"}
 
 
@@ -153,7 +153,9 @@ def test_services_of_kserve_use_the_runtime():
     model = service["spec"]["predictor"]["model"]
     assert model["runtime"] == runtime["metadata"]["name"]
     assert model["protocolVersion"] in runtime["spec"]["protocolVersions"]
-    assert model["modelFormat"]["name"] in [each["name"] for each in runtime["spec"]["supportedModelFormats"]]
+    assert model["modelFormat"]["name"] in [
+        model_format["name"] for model_format in runtime["spec"]["supportedModelFormats"]
+    ]
     (container,) = runtime["spec"]["containers"]
     assert container["name"] == "kserve-container"
     assert runtime["spec"]["annotations"]["prometheus.kserve.io/port"] == str(container["ports"][0]["containerPort"])
@@ -168,7 +170,7 @@ def test_gateway_and_kserve_pods_start_servers_with_existing_flags():
         assert command == "serve"
         values = {name: raw for name, (raw, _) in read_flags(SERVE_OPTIONS, flags).items()}
         assert values["host"] == "0.0.0.0" and int(values["port"]) == container["ports"][0]["containerPort"]
-        probes = {name: each for name, each in container.items() if name.endswith("Probe")}
+        probes = {name: member for name, member in container.items() if name.endswith("Probe")}
         assert {"livenessProbe", "readinessProbe"} <= probes.keys()
         assert {probe["httpGet"]["port"] for probe in probes.values()} <= {"http", int(values["port"])}
         drain = duration_kind().parse_raw(values["drain"])

@@ -21,7 +21,9 @@ def listed_names(path, choice):
     if "chat" not in path:
         return choice["logprobs"]["tokens"], list(choice["logprobs"]["top_logprobs"][0])
     content = choice["logprobs"]["content"]
-    return [each["token"] for each in content], [top_logprob["token"] for top_logprob in content[0]["top_logprobs"]]
+    return [logprob["token"] for logprob in content], [
+        top_logprob["token"] for top_logprob in content[0]["top_logprobs"]
+    ]
 
 
 @BOTH_APIS

@@ -12,7 +12,9 @@ from support.member_paths import member_paths
 EXAMPLES = json.loads((Path(__file__).parent.parent / "data" / "examples.json").read_text("utf-8"))
 
 
-@pytest.mark.parametrize("example", EXAMPLES, ids=[f"{each['source']}: {each['name']}" for each in EXAMPLES])
+@pytest.mark.parametrize(
+    "example", EXAMPLES, ids=[f"{listed_example['source']}: {listed_example['name']}" for listed_example in EXAMPLES]
+)
 async def test_documented_example_gets_the_documented_members(serve, example):
     server = await serve(names=("mymodel",))
     for path in example["paths"]:

@@ -255,12 +255,13 @@ async def test_mindie_infer_reports_which_time_limit_was_exceeded(serve):
         server = await serve(tick=0.01, **options)
         server.engine.step_gate.clear()
         unstarted = [
-            asyncio.create_task(server.post("/mindie/infer", body | {"stream": each})) for each in (False, True)
+            asyncio.create_task(server.post("/mindie/infer", body | {"stream": is_streamed}))
+            for is_streamed in (False, True)
         ]
         await server.until(lambda server=server: server.engine.open_stream_count == 2)
         await pass_time(seconds)
-        for each in unstarted:
-            assert read_error(await each) == (500, message, "Incomplete Generation")
+        for request_task in unstarted:
+            assert read_error(await request_task) == (500, message, "Incomplete Generation")
         server.engine.step_gate.set()
         await server.wait_until_idle()
         stream = asyncio.create_task(server.post("/mindie/infer", body | {"stream": True}))

@@ -40,9 +40,9 @@ def masked(value: Any) -> Any:
     """Return a value with its ids, which are random, replaced by their prefixes."""
     if isinstance(value, dict):
         return {
-            name: each.partition("_")[0] if name in MASKED and isinstance(each, str) else
-            0 if name == "expires_at" else masked(each)
-            for name, each in value.items()
+            name: member.partition("_")[0] if name in MASKED and isinstance(member, str) else
+            0 if name == "expires_at" else masked(member)
+            for name, member in value.items()
         }  # fmt: skip
     return list(map(masked, value)) if isinstance(value, list) else value
 
@@ -256,7 +256,7 @@ async def test_a_response_can_be_cancelled(serve):
     await events_until(client, "conversation.item.done")
     await client.send({"type": "response.create"})
     await events_until(client, "response.output_text.delta")
-    (running,) = (each for each in gc.get_objects() if isinstance(each, ResponseAnswer))
+    (running,) = (answer for answer in gc.get_objects() if isinstance(answer, ResponseAnswer))
     assert running.body == b""  # it may be as large as a conversation
     del running
     await client.send({"type": "response.create", "event_id": "mine"})

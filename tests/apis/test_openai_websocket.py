@@ -21,8 +21,8 @@ CHANGING = ("id", "created_at", "completed_at", "item_id")
 def without_ids(value):
     """Return a value without what differs from response to response."""
     if isinstance(value, dict):
-        return {name: without_ids(each) for name, each in value.items() if name not in CHANGING}
-    return [without_ids(each) for each in value] if isinstance(value, list) else value
+        return {name: without_ids(member) for name, member in value.items() if name not in CHANGING}
+    return [without_ids(item) for item in value] if isinstance(value, list) else value
 
 
 def prompt_of(response) -> str:

@@ -27,11 +27,11 @@ async def test_an_encoder_has_teis_routes_and_a_generator_tgis(serve):
         tokens = (await encoder.post(prefix + "/tokenize", {"inputs": TEXTS})).json
         assert int(vectors.headers["x-compute-tokens"]) == sum(map(len, tokens))
         rows = (await encoder.post(prefix + "/embed_all", {"inputs": TEXTS})).json
-        assert [len(row) for row in rows] == [len(each) for each in tokens]
-        for text, each in zip(TEXTS, tokens, strict=True):
-            assert "".join(token["text"] for token in each) == text
-            assert each[-1]["stop"] == len(text.encode()) and each[0]["special"] is False
-        ids = [[token["id"] for token in each] for each in tokens]
+        assert [len(row) for row in rows] == [len(text_tokens) for text_tokens in tokens]
+        for text, text_tokens in zip(TEXTS, tokens, strict=True):
+            assert "".join(token["text"] for token in text_tokens) == text
+            assert text_tokens[-1]["stop"] == len(text.encode()) and text_tokens[0]["special"] is False
+        ids = [[token["id"] for token in text_tokens] for text_tokens in tokens]
         assert (await encoder.post(prefix + "/decode", {"ids": ids})).json == TEXTS
         assert (await encoder.get(prefix + "/info")).json["model_type"] == {"embedding": {"pooling": "mean"}}
         assert (await encoder.get(prefix + "/health")).status == 200
@@ -58,8 +58,11 @@ async def test_a_sparse_model_answers_with_weights_of_tokens(serve):
     server = await serve(info=model_info(dimensions=MODEL_INFO.vocab_size, pooling="splade"))
     for prefix in ("", "/tei"):
         tokens = (await server.post(prefix + "/tokenize", {"inputs": TEXTS})).json
-        counts = [Counter(token["id"] for token in each) for each in tokens]
-        expected = [[{"index": token, "value": count} for token, count in sorted(each.items())] for each in counts]
+        counts = [Counter(token["id"] for token in text_tokens) for text_tokens in tokens]
+        expected = [
+            [{"index": token, "value": count} for token, count in sorted(token_counts.items())]
+            for token_counts in counts
+        ]
         assert (await server.post(prefix + "/embed_sparse", {"inputs": TEXTS})).json == expected
         assert (await server.post(prefix + "/", {"inputs": TEXTS[0]})).json == expected[:1]
         dense = (await server.post(prefix + "/embed", {"inputs": TEXTS, "normalize": False})).json

@@ -171,10 +171,10 @@ async def test_generated_tokens_become_the_answer_of_their_request(server, prefi
             assert (choice["index"], choice["finish_reason"]) == (wanted["index"], wanted["finish_reason"])
             scored = choice["logprobs"] and choice["logprobs"]["content"]
             assert bool(scored) == ("logprobs" in members)
-            assert [each["token"] for each in scored or ()] == [
-                each["token"] for each in (wanted["logprobs"] or {}).get("content", ())
+            assert [logprob["token"] for logprob in scored or ()] == [
+                logprob["token"] for logprob in (wanted["logprobs"] or {}).get("content", ())
             ]
-        assert answer["usage"]["completion_tokens"] == sum(len(each["token_ids"]) for each in generated["choices"])
+        assert answer["usage"]["completion_tokens"] == sum(len(choice["token_ids"]) for choice in generated["choices"])
         assert answer["usage"]["prompt_tokens"] == len(rendered["token_ids"])
     bare = {"model": "tiny", "generate_response": generated}
     plain = (await server.post(prefix + "/v1/chat/completions/derender", bare)).json
@@ -185,7 +185,7 @@ async def test_generated_tokens_become_the_answer_of_their_request(server, prefi
     answers = [(await server.post(prefix + "/inference/v1/generate", prompt)).json for prompt in prompts]
     body = {"model": "tiny", "generate_responses": answers, "completion_request": texts, "prompt_tokens": [5, 1]}
     answer = (await server.post(prefix + "/v1/completions/derender", body)).json
-    assert [each["text"] for each in answer["choices"]] == [each["text"] for each in whole["choices"]]
+    assert [choice["text"] for choice in answer["choices"]] == [choice["text"] for choice in whole["choices"]]
     assert (answer["id"], answer["usage"]["prompt_tokens"]) == (answers[0]["request_id"], 6)
     for token_id, status in ((639, 200), (640, 400)):  # the model has 640 tokens, and the tokenizer knows fewer
         listed = {"token_id": 5, "logprob": -1, "top_logprobs": [{"token_id": token_id, "logprob": -1}]}
@@ -295,7 +295,9 @@ async def test_items_do_not_multiply_a_query_beyond_the_limit_of_a_body(serve):
 async def test_tokens_are_not_held_back_for_the_rest_of_a_character_or_stop_string(server):
     (body,) = (await server.post("/v1/completions/render", {"prompt": "Zwölf", "stop": "fx", "stream": True})).json
     events = (await server.post("/inference/v1/generate", body)).events
-    assert [event["choices"][0]["token_ids"] for event in events] == [[each] for each in [*body["token_ids"], EOS]]
+    assert [event["choices"][0]["token_ids"] for event in events] == [
+        [token_id] for token_id in [*body["token_ids"], EOS]
+    ]
     texts = (await server.post("/inference/v1/generate", body | {"output_mode": "text"})).events
     assert "".join(event["choices"][0]["text"] for event in texts) == "Zwölf"
 

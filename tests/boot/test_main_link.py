@@ -81,4 +81,4 @@ async def test_a_request_that_is_cancelled_while_it_is_counted_gives_its_lease_b
     opening.cancel()
     with pytest.raises(asyncio.CancelledError):
         await opening
-    assert [type(each) for each in sent] == [OpenAccount, EndRequest] and sent[0].id == sent[1].id
+    assert [type(message) for message in sent] == [OpenAccount, EndRequest] and sent[0].id == sent[1].id

@@ -37,8 +37,8 @@ def start_server(folder: Path) -> Iterator[Callable[..., ScriptedServer]]:
         return running[-1].wait_until_ready()
 
     yield start
-    for each in running:
-        each.close()
+    for server in running:
+        server.close()
 
 
 def completion_status(server: ScriptedServer, key: str, padding: int = 0) -> int:

@@ -71,7 +71,7 @@ async def test_key_file_is_replaced_under_load_with_exact_limits(folder, tmp_pat
             os.kill(os.getpid(), signal.SIGHUP)
             while hashed_key not in (instance.options.hashed_keys or ()):
                 await asyncio.sleep(0)
-            assert [await send(connection, each) for each in (key, earlier)] == [200, 401]
+            assert [await send(connection, api_key) for api_key in (key, earlier)] == [200, 401]
             earlier = key
         replaced.set()
         counts = await asyncio.gather(*clients)

@@ -349,14 +349,14 @@ def test_named_crl_files_that_do_not_exist_are_a_warning_until_one_does(tmp_path
     content = changed_config("ServerConfig.tlsCrlFiles", ["one.pem", "two.pem"])
     plan = read_config(tmp_path, content)
     assert all(listener.tls is not None and not listener.tls.revocation_lists for listener in plan.listen)
-    (note,) = (each for each in plan.apply_to_options(default_options, "strict").notes if "revocation" in each)
+    (note,) = (note for note in plan.apply_to_options(default_options, "strict").notes if "revocation" in note)
     assert note.endswith("certs/one.pem, " + str(tmp_path / "security/certs/two.pem") + " does not exist.")
     (tmp_path / "security/certs").mkdir(parents=True)
     (tmp_path / "security/certs/two.pem").touch()
     plan = read_config(tmp_path, content)
     assert plan.listen[0].tls is not None
     assert [file.name for file in plan.listen[0].tls.revocation_lists] == ["one.pem", "two.pem"]
-    assert not any("revocation" in each for each in plan.apply_to_options(default_options, "strict").notes)
+    assert not any("revocation" in note for note in plan.apply_to_options(default_options, "strict").notes)
 
 
 @pytest.mark.parametrize(

@@ -138,7 +138,7 @@ def test_overrides_of_the_config_are_a_json_object(text):
 def findings(*flags: str) -> set[str]:
     """Return the subjects of what doctor finds, and its observations where serve would refuse the model."""
     found = list(doctor.check_models(resolve_options(SERVE_OPTIONS, flags, {})))
-    return {each.observation if each.level == "fail" else each.subject for each in found}
+    return {finding.observation if finding.level == "fail" else finding.subject for finding in found}
 
 
 def test_server_reads_the_overrides_and_doctor_agrees(copy, tmp_path):

@@ -22,7 +22,7 @@ for surface in ("", "/databricks"):
     assert whole.content == ANSWER and whole.usage_metadata["output_tokens"] > 0
     *chunks, last = chat.stream("What is the capital of France?")
     assert "".join(chunk.content for chunk in (*chunks, last)) == ANSWER
-    counted = [each.usage_metadata["output_tokens"] for each in (*chunks, last) if each.usage_metadata]
+    counted = [chunk.usage_metadata["output_tokens"] for chunk in (*chunks, last) if chunk.usage_metadata]
     assert counted == sorted(counted) and counted[-1] == whole.usage_metadata["output_tokens"]
 
     (call,) = chat.bind_tools([get_weather]).invoke("What is the weather in Paris?").tool_calls
@@ -30,7 +30,7 @@ for surface in ("", "/databricks"):
 
     vectors = DatabricksEmbeddings(endpoint=model, query_params={"instruction": "Find:"})
     several = vectors.embed_documents([f"text {number}" for number in range(25)])  # the client batches by twenty
-    assert len(several) == 25 and len({tuple(each) for each in several}) == 25
+    assert len(several) == 25 and len({tuple(vector) for vector in several}) == 25
     assert vectors.embed_query("text 0") != several[0]
 
     try:

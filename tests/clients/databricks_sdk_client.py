@@ -53,7 +53,7 @@ logging.getLogger("databricks.sdk").addHandler(Warnings(logging.WARNING))
 for surface in ("", "/databricks"):
     client = WorkspaceClient(host=f"http://{address}{surface}", token="none")
     endpoints = client.serving_endpoints
-    assert [each.name for each in endpoints.list()] == [model]
+    assert [endpoint.name for endpoint in endpoints.list()] == [model]
 
     endpoint = endpoints.create_and_wait("ab", config=EndpointCoreConfigInput(name="ab", **served_config(a=70, b=30)))
     assert endpoint.name == "ab" and endpoint.state.ready.value == "READY"
@@ -63,7 +63,7 @@ for surface in ("", "/databricks"):
     assert changed.config.config_version == 2
     tags = endpoints.patch("ab", add_tags=[EndpointTag("team", "x")])
     assert [(tag.key, tag.value) for tag in tags.tags] == [("team", "x")]
-    assert sorted(each.name for each in endpoints.list()) == ["ab", model]
+    assert sorted(endpoint.name for endpoint in endpoints.list()) == ["ab", model]
     assert endpoints.logs("ab", "a").logs == endpoints.build_logs("ab", "c").logs == ""
     assert b"parley" in endpoints.export_metrics("ab").contents.read()
     assert b"invocations" in endpoints.get_open_api("ab").contents.read()

@@ -30,7 +30,7 @@ assert call == {"name": "get_weather", "arguments": {"city": "Paris"}}
 for text in ("I live in Paris", "I like green tea"):
     memory.add(text, user_id="me", infer=False)
 stored = memory.get_all(filters={"user_id": "me"})["results"]
-assert sorted(each["memory"] for each in stored) == ["I like green tea", "I live in Paris"]
+assert sorted(memory["memory"] for memory in stored) == ["I like green tea", "I live in Paris"]
 found = memory.search("I live in Paris", filters={"user_id": "me"}, threshold=0.0)["results"]
 assert found[0]["memory"] == "I live in Paris", found
 print("good")

@@ -23,7 +23,7 @@ os.environ["DATABRICKS_TOKEN"] = "none"
 for surface in ("", "/databricks"):
     os.environ["DATABRICKS_HOST"] = f"http://{address}{surface}"
     client = get_deploy_client("databricks")
-    assert [each["name"] for each in client.list_endpoints()] == [model]
+    assert [endpoint["name"] for endpoint in client.list_endpoints()] == [model]
     server = [{"entity_name": model, "name": name} for name in "ab"]
     routes = [
         {"served_model_name": "a", "traffic_percentage": 0},

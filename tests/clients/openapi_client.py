@@ -45,15 +45,17 @@ with tempfile.TemporaryDirectory() as name:
             base_url=f"http://{address}/{prefix}", headers={"anthropic-version": "2023-06-01"}, timeout=60
         )
         models = vars(importlib.import_module(f"{package}.models"))
-        classes = {name: each for name, each in models.items() if isinstance(each, type)}
+        classes = {name: value for name, value in models.items() if isinstance(value, type)}
         call = importlib.import_module(f"{package}.api.{operation}")
         arguments = {}
         if body is not None:
             kind = operation.rpartition("post_")[2].replace("_", "")
-            (body_class,) = (each for name, each in classes.items() if name.lower() == kind)
+            (body_class,) = (model_class for name, model_class in classes.items() if name.lower() == kind)
             arguments["body"] = body_class.from_dict(body)
         if "anthropic_version" in call.sync_detailed.__annotations__:
-            (versions,) = (each for name, each in classes.items() if name.lower() == f"post{kind}anthropicversion")
+            (versions,) = (
+                model_class for name, model_class in classes.items() if name.lower() == f"post{kind}anthropicversion"
+            )
             arguments["anthropic_version"] = next(iter(versions))
         reply = call.sync_detailed(client=client, **arguments)
         assert reply.status_code == 200 and json.loads(reply.content)[member], reply.content

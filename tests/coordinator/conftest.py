@@ -25,11 +25,15 @@ async def cluster() -> AsyncIterator[StartCluster]:
 
     async def start_cluster(*instances: ScriptedInstance, ready: bool = True, **keys: Any) -> RunningCoordinator:
         instance_configs = []
-        for number, each in enumerate(instances, 1):
-            if not each.port:
-                await each.start_serving()
-            scripted.append(each)
-            instance_configs.append(InstanceConfig(id=number, url=each.url, role=each.role, peer=each.target))
+        for number, scripted_instance in enumerate(instances, 1):
+            if not scripted_instance.port:
+                await scripted_instance.start_serving()
+            scripted.append(scripted_instance)
+            instance_configs.append(
+                InstanceConfig(
+                    id=number, url=scripted_instance.url, role=scripted_instance.role, peer=scripted_instance.target
+                )
+            )
         for instance in instances:
             instance.peers = {other.target: other for other in instances}
         placement = {"separate": "always", "heartbeat": 0.05, "predict_port": 0} | keys
@@ -47,9 +51,9 @@ async def cluster() -> AsyncIterator[StartCluster]:
         return started
 
     yield start_cluster
-    for each in running:
-        each.close_connections()
-        each.coordinator.request_stop()
-        await asyncio.gather(each.task, return_exceptions=True)
+    for running_cluster in running:
+        running_cluster.close_connections()
+        running_cluster.coordinator.request_stop()
+        await asyncio.gather(running_cluster.task, return_exceptions=True)
     for one in scripted:
         await one.kill_instance()

@@ -144,8 +144,8 @@ async def test_refuses_requests_that_wait_too_long_or_meet_a_full_queue():
 async def test_busy_model_does_not_delay_requests_for_other_models():
     """A full queue for one model must not block the whole queue."""
     table, scheduler = simulated_cluster("mixed", "mixed", single_node_max_requests=1)
-    for each, model in zip(table, ("a", "b"), strict=True):
-        report_status(table, each, models=[model])
+    for instance, model in zip(table, ("a", "b"), strict=True):
+        report_status(table, instance, models=[model])
     await scheduler.place_request(SchedulingRequest(5, model="a"))
     waiting = asyncio.ensure_future(scheduler.place_request(SchedulingRequest(5, model="a")))
     await asyncio.sleep(0)
@@ -223,7 +223,7 @@ async def test_a_tenant_with_long_prompts_gets_fewer_turns():
             server.append(tenant)
 
     lengths = [*[("a", 40)] * 3, *[("b", 10)] * 6]
-    waiting = [asyncio.ensure_future(place_and_end(*each)) for each in lengths]
+    waiting = [asyncio.ensure_future(place_and_end(*tenant_length)) for tenant_length in lengths]
     await asyncio.sleep(0)
     first.close_placement()
     await asyncio.gather(*waiting)

@@ -82,22 +82,22 @@ async def test_long_prompt_is_retried_only_where_the_context_is_longer(cluster):
     """Instances with equally short contexts are skipped; with no longer one left, the refusal reaches the client."""
     short = [ScriptedInstance("prefill") for _ in range(6)]
     long = ScriptedInstance("prefill", script=CHAT_SCRIPT)
-    for each in short:
-        each.max_context = 512
+    for instance in short:
+        instance.max_context = 512
     running = await cluster(*short, long, ScriptedInstance("decode"), scheduler_type="default_scheduler")
 
     async def refuse(request: ReceivedRequest) -> bytes:
         return raw_answer(400, b"too long", b"parley-short: context")
 
-    for each in short:
-        each.before_prefill = refuse
+    for instance in short:
+        instance.before_prefill = refuse
     for _ in range(3):
         assert (await running.post(body=CHAT_BODY)).body == b"".join(CHAT_SCRIPT.parts)
-    assert sum(len(each.requests) for each in short) == 3
+    assert sum(len(instance.requests) for instance in short) == 3
     long.before_prefill = refuse
     answer = await running.post(body=CHAT_BODY)
     assert (answer.status, answer.body) == (400, b"too long") and "parley-short" not in answer.headers
-    assert sum(len(each.requests) for each in short) <= 4 and len(long.requests) == 4
+    assert sum(len(instance.requests) for instance in short) <= 4 and len(long.requests) == 4
 
 
 async def test_strict_coordinator_reports_the_loss_of_the_only_prefill_instance_at_once(cluster):
@@ -154,7 +154,7 @@ async def test_retries_another_decode_instance_when_one_has_no_room(cluster):
     p.before_prefill = refuse
     for _ in range(3):
         assert (await running.post(body=CHAT_BODY)).body == b"".join(CHAT_SCRIPT.parts)
-    assert {each.headers["d-target"] for each in p.requests} == {full.target, other.target}
+    assert {request.headers["d-target"] for request in p.requests} == {full.target, other.target}
 
 
 async def test_retries_another_prefill_instance_when_one_dies(cluster):
@@ -388,11 +388,11 @@ async def test_result_connection_sends_run_and_seat_of_the_coordinator(cluster):
     ports = [(await cluster(ScriptedInstance("prefill"), d)).port for _ in range(2)]
     queries = [dict(parse_qsl(request.target.partition("?")[2])) for request in d.result_requests]
     assert len({query["client"] for query in queries}) == 2
-    for each, port in zip(queries, ports, strict=True):
+    for query, port in zip(queries, ports, strict=True):
         with socket.create_server(("127.0.0.1", 0)) as other:
-            assert each["seat"] != coordinator_id("127.0.0.1", other)
+            assert query["seat"] != coordinator_id("127.0.0.1", other)
         run = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        assert each["seat"] == sha256(f"{run} {socket.gethostname()} 127.0.0.1 {port}".encode()).hexdigest()[:32]
+        assert query["seat"] == sha256(f"{run} {socket.gethostname()} 127.0.0.1 {port}".encode()).hexdigest()[:32]
 
 
 async def test_requests_of_a_restarted_decode_instance_resume(cluster):

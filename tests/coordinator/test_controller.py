@@ -23,7 +23,7 @@ class SimulatedInstances(FakeHttp):
         self.role_requests = []  # instance id, role, its open requests at that time, ids of its peers
 
     async def __call__(self, url, method="GET", body=b"", timeout=5.0):
-        instance = next(each for each in self.table if url.startswith(each.management))
+        instance = next(instance for instance in self.table if url.startswith(instance.management))
         if method == "POST":
             role, role_body = url.rsplit("/", 1)[1], json.loads(body)
             self.role_requests.append((instance.id, role, instance.tasks, [peer["id"] for peer in role_body["peers"]]))
@@ -99,8 +99,8 @@ async def test_controller_changes_a_role_after_its_running_requests_ended():
         later_placements = [await scheduler.place_request(SchedulingRequest(10)) for _ in range(6)]
         assert changing not in [later_placement.d for later_placement in later_placements]
         table.set_instance_offline(changing, True)  # the end of the role change must not undo this
-        for each in placements + later_placements:
-            each.close_placement()
+        for open_placement in placements + later_placements:
+            open_placement.close_placement()
         await wait_until(lambda: controller.roles_changed)
         assert net.role_requests[0][:3] == (changing.id, "prefill", 0)
         others = [instance.id for instance in table if instance.role == "decode"]

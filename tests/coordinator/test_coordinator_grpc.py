@@ -279,8 +279,8 @@ async def test_cluster_grpc_denies_what_a_key_may_not_use(cluster_and_server, wh
 
 
 async def test_cluster_grpc_lists_the_models_of_all_instances(cluster_and_server) -> None:
-    each = [{"names": ("first",)}, {"names": ("second", "third")}, {"names": ("first",)}]
-    sides = await cluster_and_server("mixed", "mixed", "mixed", cluster_only={"each": each})
+    instance_options = [{"names": ("first",)}, {"names": ("second", "third")}, {"names": ("first",)}]
+    sides = await cluster_and_server("mixed", "mixed", "mixed", cluster_only={"instance_options": instance_options})
     index = (await sides.cluster_calls.call("RepositoryIndex", ready=True)).models
     assert [(model.name, model.state) for model in index] == [
         ("first", "READY"),

@@ -156,8 +156,8 @@ async def test_coordinator_closes_connections_above_the_limit(cluster):
     reader, writer = await running.send_raw(b"")
     assert await reader.read() == b""
     writer.close()
-    for _, each in open_connections:
-        each.close()
+    for _, open_writer in open_connections:
+        open_writer.close()
 
 
 async def test_strict_coordinator_limits_requests_per_connection(cluster):
@@ -255,7 +255,9 @@ async def test_queries_go_to_one_instance_and_changes_to_all(cluster):
     assert (await running.get("/v1/models", "HEAD")).status == 200
     answer = await running.post("/v1/load_lora_adapter", b'{"lora_name":"a","lora_path":"b"}')
     assert json.loads(answer.body)["path"] == "/v1/load_lora_adapter"
-    assert [[request.target for request in each.requests][-1] for each in (one, two)] == ["/v1/load_lora_adapter"] * 2
+    assert [[request.target for request in instance.requests][-1] for instance in (one, two)] == [
+        "/v1/load_lora_adapter"
+    ] * 2
 
     async def refuse(request: ReceivedRequest) -> bytes:
         return b"HTTP/1.1 409 X\r\ncontent-length: 2\r\n\r\nno"
@@ -310,13 +312,13 @@ async def test_queries_go_to_an_instance_that_has_the_model(cluster):
         entries = [{"name" if path == "/api/tags" else "id": name, "created": 5} for name in names]
         return json.dumps({"object": "list", "data": entries}).encode()
 
-    for each in (one, two):
+    for instance in (one, two):
 
-        async def send_page(request: ReceivedRequest, names: list[str] = each.models) -> bytes:
+        async def send_page(request: ReceivedRequest, names: list[str] = instance.models) -> bytes:
             page = listing(request.target, names)
             return b"HTTP/1.1 200 X\r\ncontent-length: %d\r\n\r\n%b" % (len(page), page)
 
-        each.before_prefill = send_page
+        instance.before_prefill = send_page
     for path in ("/v1/models", "/api/tags"):
         assert json.loads((await running.get(path)).body) == json.loads(listing(path, ["m", "other"]))
     one.before_prefill = two.before_prefill = None

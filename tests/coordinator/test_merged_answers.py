@@ -229,7 +229,7 @@ async def test_plain_decode_instance_can_request_recompute(cluster):
     assert {later_request.body for later_request in later_requests} == {b'{"messages":"3,1,2,3"}'} and len(
         later_requests
     ) == 2
-    assert {each.headers["req-id"] for each in p.requests} == {first_request.headers["req-id"]}
+    assert {request.headers["req-id"] for request in p.requests} == {first_request.headers["req-id"]}
 
 
 def test_scripted_records_are_lists_of_outputs():

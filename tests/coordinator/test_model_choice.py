@@ -145,7 +145,7 @@ CHAT = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 2}
 @pytest.fixture
 async def fleet(live_cluster) -> Cluster:
     """A cluster whose instances have one model each, the classifier first."""
-    cluster = await live_cluster(*["mixed"] * len(FLEET), each=FLEET)
+    cluster = await live_cluster(*["mixed"] * len(FLEET), instance_options=FLEET)
     await cluster.front.until(lambda: all(instance.offered for instance in cluster.coordinator.table))
     return cluster
 
@@ -196,10 +196,10 @@ async def test_requests_without_a_model_reach_the_instance_that_can_answer(fleet
 )
 async def test_a_model_that_cannot_do_what_is_asked_is_refused_before_anything_is_queued(fleet, path, body, sentence):
     scheduler = fleet.coordinator.scheduler
-    holder = next(each for each in scheduler.table if body.get("model", "vectors") in each.models)
+    holder = next(instance for instance in scheduler.table if body.get("model", "vectors") in instance.models)
     placed, holder.slots = scheduler.counters.requests, 0  # no room: whoever waited for it would get nothing
     refused = await fleet.front.post(path, body, **{"anthropic-version": "2023-06-01"})
-    alone = fleet.instances[[each.id for each in scheduler.table].index(holder.id)]
+    alone = fleet.instances[[instance.id for instance in scheduler.table].index(holder.id)]
     expected = await alone.post(path, body, **{"anthropic-version": "2023-06-01"})
     assert (refused.status, refused.body) == (expected.status, expected.body)
     assert 400 <= refused.status < 500 and sentence in refused.body.decode().replace('\\"', '"')
@@ -255,8 +255,8 @@ async def test_lists_and_descriptions_of_models_are_those_of_the_whole_cluster(f
 
 async def test_a_limited_key_gets_the_models_that_it_may_use(live_cluster):
     headers, keys = make_keys(vectors={"models": ["vectors"]})
-    each = [{"names": ("first",), "info": encoder(dimensions=4)}, EMBEDDER_SERVER]
-    cluster = await live_cluster("mixed", "mixed", each=each, client_keys={"hashed_keys": keys})
+    instance_options = [{"names": ("first",), "info": encoder(dimensions=4)}, EMBEDDER_SERVER]
+    cluster = await live_cluster("mixed", "mixed", instance_options=instance_options, client_keys={"hashed_keys": keys})
     key = headers["vectors"]
     assert len((await cluster.front.post("/tei/embed", {"inputs": "a"}, **key)).json[0]) == 8
     assert (await cluster.front.get("/tei/info", **key)).json["model_id"] == "vectors"
@@ -272,8 +272,8 @@ async def test_a_limited_key_gets_the_models_that_it_may_use(live_cluster):
 
 async def test_metrics_for_a_limited_key_are_those_of_instances_with_its_models_alone(live_cluster):
     headers, keys = make_keys(all={}, vectors={"models": ["vectors"]}, none={"models": ["gone"]})
-    each = [{"names": ("first",), "info": encoder(dimensions=4)}, EMBEDDER_SERVER]
-    cluster = await live_cluster("mixed", "mixed", each=each, client_keys={"hashed_keys": keys})
+    instance_options = [{"names": ("first",), "info": encoder(dimensions=4)}, EMBEDDER_SERVER]
+    cluster = await live_cluster("mixed", "mixed", instance_options=instance_options, client_keys={"hashed_keys": keys})
     await cluster.front.until(lambda: all(instance.offered for instance in cluster.coordinator.table))
     pages = {name: await cluster.front.get("/metrics", **headers[name]) for name in headers}
     assert {name: page.status for name, page in pages.items()} == {"all": 200, "vectors": 200, "none": 403}
@@ -288,7 +288,9 @@ async def test_metrics_for_a_limited_key_are_those_of_instances_with_its_models_
 async def test_vectors_at_paths_shared_with_text_generation_are_charged(live_cluster, tmp_path):
     headers, keys = make_keys(alice={"tokens_per_minute": 1000})
     client_keys = {"hashed_keys": keys, "usage_db": str(tmp_path / "usage.db")}
-    cluster = await live_cluster("mixed", "mixed", each=[EMBEDDER_SERVER, WRITER_SERVER], client_keys=client_keys)
+    cluster = await live_cluster(
+        "mixed", "mixed", instance_options=[EMBEDDER_SERVER, WRITER_SERVER], client_keys=client_keys
+    )
     await cluster.front.until(lambda: all(instance.offered for instance in cluster.coordinator.table))
     for path in ("/", "/invocations"):
         assert (await cluster.front.post(path, {"inputs": "a b c"}, **headers["alice"])).status == 200
@@ -302,8 +304,8 @@ async def test_vectors_at_paths_shared_with_text_generation_are_charged(live_clu
 
 
 async def test_updates_of_instances_with_two_models_lose_no_request(live_cluster):
-    each = [WRITER_SERVER, WRITER_SERVER, EMBEDDER_SERVER, EMBEDDER_SERVER]
-    cluster = await live_cluster("mixed", "mixed", "mixed", "mixed", each=each, tick=0.002)
+    instance_options = [WRITER_SERVER, WRITER_SERVER, EMBEDDER_SERVER, EMBEDDER_SERVER]
+    cluster = await live_cluster("mixed", "mixed", "mixed", "mixed", instance_options=instance_options, tick=0.002)
     ended, statuses = False, []
 
     async def send_requests(path: str, body: Any) -> None:
@@ -339,7 +341,7 @@ async def test_updates_of_instances_with_two_models_lose_no_request(live_cluster
 
 
 async def test_an_instance_that_is_ready_again_is_asked_before_its_next_health_check(live_cluster):
-    cluster = await live_cluster("mixed", "mixed", each=[EMBEDDER_SERVER, EMBEDDER_SERVER])
+    cluster = await live_cluster("mixed", "mixed", instance_options=[EMBEDDER_SERVER, EMBEDDER_SERVER])
     await cluster.coordinator.health.stop_checks()
     restarted, _ = cluster.coordinator.table
     restarted.accepts_requests = False  # as its last health check found it
@@ -349,7 +351,7 @@ async def test_an_instance_that_is_ready_again_is_asked_before_its_next_health_c
 
 
 async def test_only_requests_for_an_absent_model_get_503(live_cluster):
-    cluster = await live_cluster("mixed", "mixed", each=[WRITER_SERVER, EMBEDDER_SERVER])
+    cluster = await live_cluster("mixed", "mixed", instance_options=[WRITER_SERVER, EMBEDDER_SERVER])
     embedder = cluster.instances[1].model
     vectors = [("/v1/embeddings", {"model": "vectors", "input": "a"}), ("/embed", {"inputs": "a"})]
     texts = [("/v1/completions", {"model": "writer", "prompt": "a"}), ("/tgi/generate", {"inputs": "a"})]

@@ -146,8 +146,8 @@ async def test_pairs_only_linked_instances_of_one_group_and_layout():
 async def test_resumes_only_where_the_layout_is_equal_or_unknown():
     """Tokens of other weights must never continue an answer."""
     table, scheduler = simulated_cluster("mixed", "mixed", "mixed")
-    for each, layout in zip(table, ("model=1", "model=2", ""), strict=True):
-        report_status(table, each, layout=layout)
+    for instance, layout in zip(table, ("model=1", "model=2", ""), strict=True):
+        report_status(table, instance, layout=layout)
     for _ in range(6):
         placement = await scheduler.place_request(
             SchedulingRequest(10, layout="model=2", earlier_attempts=1, failed_instances=frozenset([2]))
@@ -353,7 +353,7 @@ MEMBERS = (
 )
 LEAVES = st.none() | st.booleans() | st.integers() | st.floats() | st.text()
 STATUS_BODIES = st.recursive(
-    LEAVES, lambda each: st.lists(each) | st.dictionaries(st.sampled_from(MEMBERS.split()), each), max_leaves=10
+    LEAVES, lambda values: st.lists(values) | st.dictionaries(st.sampled_from(MEMBERS.split()), values), max_leaves=10
 )
 
 
@@ -484,8 +484,8 @@ def test_explains_why_a_cluster_is_not_ready(roles, keys, parts):
 
 def test_names_instances_with_different_kv_layouts():
     table, _ = simulated_cluster("prefill", "decode")
-    for each, pages in zip(table, ("pages=16 plain", "pages=16 int8"), strict=True):
-        report_status(table, each, layout=f"model=1;{pages}")
+    for instance, pages in zip(table, ("pages=16 plain", "pages=16 int8"), strict=True):
+        report_status(table, instance, layout=f"model=1;{pages}")
     assert (
         not table.is_cluster_ready()
         and "1 and 2" in table.explain_lack()

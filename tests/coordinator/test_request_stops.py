@@ -128,7 +128,7 @@ async def test_listed_requests_stop_although_an_instance_has_gone(cluster) -> No
     await gone.kill_instance()
     stopped = await running.post("/inference/v1/abort_requests", b'{"request_ids":["77"]}', JSON_HEADER)
     assert (stopped.status, (await call).status) == (200, 200)
-    (request,) = (each for each in other.requests if each.target == "/inference/v1/generate")
+    (request,) = (request for request in other.requests if request.target == "/inference/v1/generate")
     assert request.headers["parley-stopped"] == "true"
 
 

@@ -65,8 +65,8 @@ def done(reason: FinishReason = "stop", stop: str | None = None) -> ChoiceDone:
 def call(index: int, name: str, *pieces: str) -> list[ChoiceDelta]:
     first = ToolCallDelta(index, f"call_{index}", name)
     return [
-        ChoiceDelta(0, "", "tool", tool_call=each)
-        for each in (first, *(ToolCallDelta(index, arguments=p) for p in pieces))
+        ChoiceDelta(0, "", "tool", tool_call=delta)
+        for delta in (first, *(ToolCallDelta(index, arguments=p) for p in pieces))
     ]
 
 
@@ -78,7 +78,7 @@ def answer_body(events: list[Any], usage: Usage = USAGE, **members: Any) -> dict
 
 def stream(events: list[Any], **members: Any) -> bytes:
     reply = read(stream=True, **members)
-    return b"".join([reply.render_chunk([ACCEPTED]), *(reply.render_chunk([each]) for each in events)]) + (
+    return b"".join([reply.render_chunk([ACCEPTED]), *(reply.render_chunk([event]) for event in events)]) + (
         reply.finish_stream(USAGE)
     )
 
@@ -289,8 +289,8 @@ def test_anthropic_stream_counts_no_token_twice(control: dict[str, str] | None):
     """Claude Code keeps the counts of message_start for which message_delta says 0."""
     events = stream([ChoiceDelta(0, "a"), done()], cache_control=control)
     data = [json.loads(line[6:]) for line in events.splitlines() if line.startswith(b"data: ")]
-    first = next(each["message"]["usage"] for each in data if each["type"] == "message_start")
-    last = next(each["usage"] for each in data if each["type"] == "message_delta")
+    first = next(event["message"]["usage"] for event in data if event["type"] == "message_start")
+    last = next(event["usage"] for event in data if event["type"] == "message_delta")
     assert sum(input_counts(first).values()) == sum(input_counts(last).values()) == 12
     kept = {name: count or input_counts(first)[name] for name, count in input_counts(last).items()}
     assert kept == input_counts(last)

@@ -248,7 +248,7 @@ def test_anthropic_reads_tools_and_the_choice_among_them():
         "tool": {"type": "tool", "name": "f"},
     }  # fmt: skip
     prompts = {name: chat(tools=[TOOL], tool_choice=choice) for name, choice in choices.items()}
-    seen = {name: (each.tool_choice, each.forced_tool, each.parallel_calls) for name, each in prompts.items()}
+    seen = {name: (prompt.tool_choice, prompt.forced_tool, prompt.parallel_calls) for name, prompt in prompts.items()}
     assert seen == {
         "auto": ("auto", None, True), "none": ("none", None, True), "any": ("required", None, False),
         "tool": ("required", "f", True),

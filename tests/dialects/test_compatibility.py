@@ -50,7 +50,7 @@ def test_every_api_has_a_page_that_lists_its_routes():
         api = next(
             api
             for api, columns in generator["dialects_by_api"]().items()
-            if surface.dialect in [each for _, each in columns]
+            if surface.dialect in [dialect for _, dialect in columns]
         )
         assert f"(compatibility/{api}.md)" in index
         page = pages[DOCS / "compatibility" / f"{api}.md"]
@@ -109,7 +109,7 @@ def top_members(known: dict[str, Any]) -> set[str]:
     """Return the members of a body that its schema or its description names."""
     schema = known.get("schema", {})
     variants = schema.get("anyOf", [schema])
-    return {*known.get("left_out", ()), *(name for each in variants for name in each.get("properties", ()))}
+    return {*known.get("left_out", ()), *(name for variant in variants for name in variant.get("properties", ()))}
 
 
 def test_tgi_documents_its_routes():

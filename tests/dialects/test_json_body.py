@@ -17,7 +17,7 @@ from parley.errors import Malformed
 def count_kinds(value) -> tuple[int, int, int]:
     """Return the numbers of arrays and objects, of members, and of commas that a value takes."""
     if isinstance(value, list | dict):
-        inner = [count_kinds(each) for each in (value.values() if isinstance(value, dict) else value)]
+        inner = [count_kinds(item) for item in (value.values() if isinstance(value, dict) else value)]
         members = len(value) if isinstance(value, dict) else 0
         arrays, inner_members, commas = map(sum, zip((0, 0, 0), *inner, strict=True))
         return 1 + arrays, members + inner_members, commas + max(0, len(value) - 1)

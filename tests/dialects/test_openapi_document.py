@@ -235,12 +235,12 @@ async def test_every_documented_route_exists(serve):
 def with_components(document: dict[str, Any], schema: Any) -> Any:
     """Return a schema with components in place of references to them."""
     if isinstance(schema, list):
-        return [with_components(document, each) for each in schema]
+        return [with_components(document, item) for item in schema]
     if not isinstance(schema, dict):
         return schema
     if "$ref" in schema:
         return with_components(document, document["components"]["schemas"][schema["$ref"].rpartition("/")[2]])
-    return {name: with_components(document, each) for name, each in schema.items()}
+    return {name: with_components(document, member) for name, member in schema.items()}
 
 
 async def test_server_accepts_bodies_of_its_documents(serve):
@@ -259,7 +259,9 @@ async def test_server_accepts_bodies_of_its_documents(serve):
         for path, way, operation in operations[:: 1 if NIGHTLY else 3]:
             schema = with_components(document, operation["requestBody"]["content"]["application/json"]["schema"])
             required = [parameter for parameter in operation.get("parameters", ()) if parameter["in"] == "header"]
-            headers = {each["name"]: each["schema"]["enum"][0] for each in required if each.get("required")}
+            headers = {
+                parameter["name"]: parameter["schema"]["enum"][0] for parameter in required if parameter.get("required")
+            }
             for _ in range(10 if NIGHTLY else 1):
                 body = load_generator()["draw_value"](schema, source)
                 if isinstance(body.get("parameters"), dict):

@@ -98,7 +98,9 @@ def test_vllm_message_ignores_members_that_the_original_does_not_know():
     }  # fmt: skip
     assert read(**members).request == read().request
     body = {"model": "m", "messages": [{"role": "user", "content": "Hi"}]}
-    counts = [messages.read_vllm_count(json.dumps(each).encode(), CONTEXT) for each in (body, body | members)]
+    counts = [
+        messages.read_vllm_count(json.dumps(request_body).encode(), CONTEXT) for request_body in (body, body | members)
+    ]
     assert counts[0].prompt == counts[1].prompt
 
 

@@ -266,7 +266,7 @@ def test_vllm_pooling_has_the_tasks_of_the_model():
 def test_late_interaction_compares_each_token_with_all_of_the_other_text(rows, others):
     numbers = np.random.default_rng(0).standard_normal((rows + others, 7)).astype("<f4")
     first, second = numbers[:rows], numbers[rows:]
-    score = vectors.max_similarity(*(PromptVector(0, each.tobytes(), len(each)) for each in (first, second)))
+    score = vectors.max_similarity(*(PromptVector(0, rows.tobytes(), len(rows)) for rows in (first, second)))
     expected = sum(max(float(one.astype(float) @ other) for other in second) for one in first)
     assert score == pytest.approx(expected, rel=1e-5)
 

@@ -107,17 +107,17 @@ async def cluster(serve) -> AsyncIterator[Any]:
         options = {"surfaces": dedicated_mounts("mindie", apis=DEDICATED_APIS)} | options
         single = await serve(**options)
         server = [await serve(role=role, **options) for role in ("prefill", "decode", "decode")]
-        for each in server:
-            members.append(await join_cluster(each, surfaces=options["surfaces"]))
+        for running_server in server:
+            members.append(await join_cluster(running_server, surfaces=options["surfaces"]))
         addresses = [InstanceAddress("127.0.0.1", member.peer.port) for member in members[-2:]]
         clusters.append(PlainCluster(server[0], server[1:], addresses, single))
-        for each in server[1:]:
-            await clusters[-1].coordinator.follow(each)
+        for running_server in server[1:]:
+            await clusters[-1].coordinator.follow(running_server)
         return clusters[-1]
 
     yield start_cluster
-    for each in clusters:
-        for task in each.coordinator.tasks:
+    for cluster in clusters:
+        for task in cluster.coordinator.tasks:
             task.cancel()
     for member in members:
         await member.close_member()
@@ -335,11 +335,11 @@ async def test_strict_prefill_refuses_what_the_original_cannot_hand_over(cluster
 async def test_flex_instance_runs_both_stages_itself(serve, stream: bool, lost: bool) -> None:
     options = {"surfaces": dedicated_mounts("mindie", apis=DEDICATED_APIS), "tick": 0.01}
     single, *pair = await serve(**options), await serve(role="flex", **options), await serve(role="flex", **options)
-    members = [await join_cluster(each, surfaces=options["surfaces"]) for each in pair]
+    members = [await join_cluster(running_server, surfaces=options["surfaces"]) for running_server in pair]
     addresses = [InstanceAddress("127.0.0.1", member.peer.port) for member in members]
     coordinator = PlainCoordinator(pair[0])
-    for each in pair:
-        await coordinator.follow(each)
+    for running_server in pair:
+        await coordinator.follow(running_server)
     try:
         body = CHAT_BODY | {"stream": stream, "temperature": 0}
         expected = await single.call("POST", CHAT, body, {"req-id": "77"})

@@ -196,8 +196,8 @@ async def test_coordinator_that_does_not_read_blocks_its_own_requests(monkeypatc
         await settle_tasks()
         _, *data_frames = connection.take_frames()
         assert b"".join(frame.payload for frame in data_frames) == (b"x" * 99 + b"\n") * (written_count + 1)
-        for each in (connection, other):
-            await each.detach()
+        for open_connection in (connection, other):
+            await open_connection.detach()
 
 
 async def test_pausing_one_result_channel_does_not_hold_back_others() -> None:

@@ -131,12 +131,12 @@ async def test_separation_under_page_pressure_changes_no_answer(alike) -> None:
     assert refused
     # Prompts are counted at prefill; decode only counts the tokens it received or had cached, and those it recomputed.
     prefill_stats, decode_stats, single_stats = (
-        each.engine.stats for each in (pair.prefill, pair.decode, single_server)
+        server.engine.stats for server in (pair.prefill, pair.decode, single_server)
     )
     assert decode_stats.prompt_tokens == decode_stats.prefix_queries == decode_stats.prefix_hits == 0
     moved, repeated = (
-        each.total_count
-        for each in (pair.decode.model.metrics.external_tokens, pair.decode.model.metrics.recomputed_tokens)
+        counter.total_count
+        for counter in (pair.decode.model.metrics.external_tokens, pair.decode.model.metrics.recomputed_tokens)
     )
     assert moved + repeated <= single_stats.prompt_tokens <= prefill_stats.prompt_tokens and 0 < repeated < moved
     await pair.wait_until_idle()  # sends each a request of its own, which is counted
@@ -181,8 +181,8 @@ async def test_handover_through_host_staging_changes_no_answer(alike, places: tu
 
     stopped, *answers = await asyncio.gather(retry_until_accepted(bodies[0], 4), *map(retry_until_accepted, bodies[1:]))
     assert (await post_json(single_server, CHAT, bodies[0])).body.startswith(stopped)
-    for each, answer in zip(bodies[1:], answers, strict=True):
-        assert same_answer(answer, (await post_json(single_server, CHAT, each)).body), (each, answer)
+    for request_body, answer in zip(bodies[1:], answers, strict=True):
+        assert same_answer(answer, (await post_json(single_server, CHAT, request_body)).body), (request_body, answer)
     assert max(received_counts.values()) <= min(places)
     assert sum(received_counts.values()) > 20 if min(places) == 40 else received_counts
     await pair.wait_until_idle()
@@ -229,6 +229,6 @@ async def test_states_travel_with_the_pages_of_their_prompt(alike, architecture:
         await assert_same_answer(single_server, pair, path, body)
         await check_resume(pair, path, body, rng)
     metrics = pair.decode.model.metrics
-    moved, repeated = (each.total_count for each in (metrics.external_tokens, metrics.recomputed_tokens))
+    moved, repeated = (counter.total_count for counter in (metrics.external_tokens, metrics.recomputed_tokens))
     assert moved > 2 * (64 + 64 + 80) and repeated < 2 * 4 * 16
     await pair.wait_until_idle()

@@ -390,8 +390,8 @@ async def test_restarted_coordinator_ends_requests_of_its_predecessor(alike, sam
     others.append(await connect_results("e", "here"))
     assert not has_channels("a")
     server.engine.step_gate.set()
-    for each in (first, *others):
-        each.close()
+    for open_connection in (first, *others):
+        open_connection.close()
     await pair.wait_until_idle()
 
 
@@ -428,8 +428,8 @@ async def test_coordinators_sharing_a_seat_do_not_disturb_each_other(alike) -> N
     connections["a"] = await connect_results("a", results.clients["a"].epoch)
     assert results.clients["a"].channels
     server.engine.step_gate.set()
-    for each in connections.values():
-        each.close()
+    for open_connection in connections.values():
+        open_connection.close()
     await pair.wait_until_idle()
 
 

@@ -190,7 +190,7 @@ async def test_a_server_finds_the_folders_of_model_and_draft_model(tmp_path, mon
 
 def test_engine_process_gives_same_answer(llm):
     with LLM(str(tiny_models.model_folder("qwen3")), in_process=False, threads=1, kv_memory=8 << 20) as other:
-        theirs, ours = (each.chat(MESSAGES, max_tokens=12, temperature=0) for each in (other, llm))
+        theirs, ours = (model.chat(MESSAGES, max_tokens=12, temperature=0) for model in (other, llm))
         assert theirs.completions == ours.completions
         closed_stream, open_stream = (other.stream(MESSAGES, max_tokens=1500, ignore_eos=True) for _ in range(2))
         assert next(closed_stream) and next(open_stream)

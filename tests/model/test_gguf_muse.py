@@ -50,7 +50,9 @@ def test_answers_of_muse_glimmer_are_the_folders(tmp_path, monkeypatch):
     """Weights of norms and factors of scores are rounded elsewhere."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     folder = write_plain(tmp_path / "folder", *FAMILIES["muse_glimmer"], dtype="float32")
-    actual, expected = (answers(each) for each in (unpack_gguf(convert_muse(tmp_path / "x.gguf", folder)), folder))
+    actual, expected = (
+        answers(model_folder) for model_folder in (unpack_gguf(convert_muse(tmp_path / "x.gguf", folder)), folder)
+    )
     assert actual.token_ids == expected.token_ids
     scores = [[score.logprob for score in answer.scores] for answer in (actual, expected)]
     assert scores[0] == pytest.approx(scores[1], abs=1e-4)

@@ -156,7 +156,7 @@ def test_every_schedule_gives_the_same_bits(folder):
 def test_a_gguf_file_has_the_log_probabilities_of_its_folder(folder, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     unpacked = unpack_gguf(write_file(tmp_path / "x.gguf", folder))
-    shapes = [read_decoder_config(read_config(each)).layers for each in (unpacked, folder)]
+    shapes = [read_decoder_config(read_config(model_folder)).layers for model_folder in (unpacked, folder)]
     assert shapes[0] == shapes[1]
     assert torch.equal(long_logprobs(unpacked, "float32"), long_logprobs(folder, "float32"))
 

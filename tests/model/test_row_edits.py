@@ -71,12 +71,12 @@ def test_typical_tokens_equal_those_of_parleys_engine(typical_p, min_p, top_k, t
     wide_ids = (shares > 1e-4).nonzero()[:, 0]
     rows = len(wide_ids)
 
-    def each(value: float) -> torch.Tensor:
+    def full_rows(value: float) -> torch.Tensor:
         return torch.full((rows,), value, dtype=torch.float64)
 
     drawn = draw_typical(
-        logits.expand(rows, -1), each(temperature).float(), each(min_p), torch.full((rows,), top_k), each(top_p),
-        each(typical_p), (shares.cumsum(-1) - shares / 2)[wide_ids],
+        logits.expand(rows, -1), full_rows(temperature).float(), full_rows(min_p), torch.full((rows,), top_k),
+        full_rows(top_p), full_rows(typical_p), (shares.cumsum(-1) - shares / 2)[wide_ids],
     )  # fmt: skip
     assert drawn.tolist() == wide_ids.tolist()
 

@@ -172,7 +172,7 @@ def test_a_gguf_file_has_the_log_probabilities_of_its_folder(folder, tmp_path, m
     copy = Path(shutil.copytree(folder, tmp_path / "copy"))
     change_config(copy, **changes)
     unpacked = unpack_gguf(write_file(tmp_path / "x.gguf", copy))
-    shapes = [read_decoder_config(read_config(each)).layers for each in (unpacked, copy)]
+    shapes = [read_decoder_config(read_config(model_folder)).layers for model_folder in (unpacked, copy)]
     assert shapes[0] == shapes[1]
     assert torch.equal(long_logprobs(unpacked, "float32"), long_logprobs(copy, "float32"))
 

@@ -459,7 +459,13 @@ def test_text_keeps_its_bits_in_a_batch_with_media(level, weight_format):
 
 @pytest.mark.parametrize(
     ("shape", "weight_format"),
-    [*((REAL_WIDTH, each) for each in FORMATS), (ODD, "bf16"), (ODD, "int8"), (DEEPSEEK, "bf16"), (DEEPSEEK, "int8")],
+    [
+        *((REAL_WIDTH, weight_format) for weight_format in FORMATS),
+        (ODD, "bf16"),
+        (ODD, "int8"),
+        (DEEPSEEK, "bf16"),
+        (DEEPSEEK, "int8"),
+    ],
 )
 def test_fused_stack_equals_kernel_by_kernel_at_real_width(level, shape, weight_format):
     if level == "generic" and shape is REAL_WIDTH and weight_format != "int4" and not IS_NIGHT:

@@ -62,7 +62,7 @@ async def test_late_interaction_compares_tokens(serve, prefix):
     query, *documents = TEXTS
     ids = [{token % 5 for token in (await server.post("/tokenize", {"prompt": text})).json["tokens"]} for text in TEXTS]
     tokens = (await server.post("/tokenize", {"prompt": query})).json["tokens"]
-    expected = [sum(token % 5 in each for token in tokens) for each in ids[1:]]
+    expected = [sum(token % 5 in document_ids for token in tokens) for document_ids in ids[1:]]
     scored = await server.post(prefix + "/score", {"queries": query, "documents": documents})
     assert [entry["score"] for entry in scored.json["data"]] == expected
     ranked = (await server.post(prefix + "/rerank", {"query": query, "documents": documents})).json["results"]
@@ -97,7 +97,7 @@ async def test_rerank_and_score_agree(serve, prefix):
     for path in ("/rerank", "/v1/rerank", "/v2/rerank"):
         answer = await server.post(prefix + path, {"model": "tiny", "query": TEXTS[0], "documents": documents})
         ranked.append(answer.json["results"])
-    scored = {each["index"]: each["relevance_score"] for each in ranked[0]}
+    scored = {result["index"]: result["relevance_score"] for result in ranked[0]}
     assert ranked[0] == ranked[1] == ranked[2] and sorted(scored.values(), reverse=True) == list(scored.values())
     for path in ("/score", "/v1/score"):
         scores = (await server.post(prefix + path, {"text_1": TEXTS[0], "text_2": documents})).json

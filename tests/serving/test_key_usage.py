@@ -183,7 +183,7 @@ def test_usage_counted_before_a_kill_is_on_disk(tmp_path: Path) -> None:
 async def test_admins_read_what_requests_used_also_if_they_were_cancelled(serve, tmp_path: Path) -> None:
     key, hashed = make_key("alice", tokens_per_day=1000)
     admin, hashed_admin = make_key("boss", admin=True)
-    headers, admin_headers = ({"authorization": f"Bearer {each}"} for each in (key, admin))
+    headers, admin_headers = ({"authorization": f"Bearer {api_key}"} for api_key in (key, admin))
     server = await serve(hashed_keys=(hashed, hashed_admin), usage_db=str(tmp_path / "usage.db"), tick=0.005)
     for _ in range(2):
         assert (await server.post("/v1/completions", COMPLETION, **headers)).status == 200

@@ -198,7 +198,7 @@ async def test_metrics_count_each_model_separately(two_models):
         assert f'vllm:e2e_request_latency_seconds_count{{model_name="{name}",engine="0"}} {count}\n' in page
         assert f'nv_inference_request_success{{model="{name}",version="1"}} {count}\n' in page
         counts = (await two_models.get(f"/v2/models/{name}/stats")).json["model_stats"]
-        assert [each["inference_count"] for each in counts] == [count]
+        assert [model_counts["inference_count"] for model_counts in counts] == [count]
     assert "\ntgi_request_success 3\n" in page
     assert page.count("# TYPE vllm:request_success_total") == 1
     types = [line for line in page.splitlines() if line.startswith("# TYPE")]

@@ -558,7 +558,7 @@ async def test_truncated_tool_call_finishes_with_length_in_every_api(reasoning_s
         assert choice["finish_reason"] in reasons and choice["message"]["tool_calls"][0]["function"]["name"] == "add"
         events = (await reasoning_server.post(path, body | {"stream": True})).events
         finish_reasons = [
-            each["finish_reason"] for event in events for each in event["choices"] if each["finish_reason"]
+            choice["finish_reason"] for event in events for choice in event["choices"] if choice["finish_reason"]
         ]
         assert set(finish_reasons) <= reasons and (
             finish_reasons or "tgi" in path

@@ -72,7 +72,7 @@ async def test_a_coordinator_keeps_the_prefixes_of_keys_apart(live_cluster, role
     assert await cached_tokens(cluster.front, b, **members) == 0 < await cached_tokens(cluster.front, b, **members)
     if roles != ("mixed",):  # instances and coordinator hash the prompts of a key alike
         statuses = [await server.get("/v1/status", **{"parley-secret": "s"}) for server in cluster.instances]
-        reported = {each for status in statuses for each in status.json["parley"]["prefix_hash"]}
+        reported = {tenant_hash for status in statuses for tenant_hash in status.json["parley"]["prefix_hash"]}
         assert reported and reported == {
             mark for instance in cluster.coordinator.table for mark in instance.sent_hashes
         }
@@ -80,7 +80,7 @@ async def test_a_coordinator_keeps_the_prefixes_of_keys_apart(live_cluster, role
 
 async def test_ids_of_tenants_do_not_reveal_keys_and_depend_on_the_secret():
     ids = {tenant_id(key, secret) for key in (b"k", b"l") for secret in ("", "s")}
-    assert len(ids) == 4 and {len(each) for each in ids} == {32} and tenant_id(b"", "s") == ""
+    assert len(ids) == 4 and {len(hashed_id) for hashed_id in ids} == {32} and tenant_id(b"", "s") == ""
 
 
 # -- the ids of requests

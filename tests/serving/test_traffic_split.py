@@ -37,7 +37,7 @@ def split_config(**percent: int) -> dict:
 
 def put_endpoint(name: str, **percent: int) -> EndpointChange:
     return EndpointChange(
-        Answer(), put_endpoint=Endpoint(name, [EndpointShare(each, "tiny", part) for each, part in percent.items()])
+        Answer(), put_endpoint=Endpoint(name, [EndpointShare(target, "tiny", part) for target, part in percent.items()])
     )
 
 

@@ -82,7 +82,9 @@ def test_pages_load_nothing_but_their_own_files():
         found = Elements(text)
         assert not found.inline, path
         assert not re.search(r"<[^>]+\s(on\w+|style)\s*=", text), path
-        links = [each[name] for _, each in found.elements for name in ("src", "href") if each.get(name)]
+        links = [
+            attributes[name] for _, attributes in found.elements for name in ("src", "href") if attributes.get(name)
+        ]
         for link in links:
             target = urlsplit(urljoin(path, link)).path
             known = target in PAGE_NAMES or target == DOCUMENT_PATH or target.removeprefix("/ui/") in page_files()
@@ -110,7 +112,9 @@ async def test_accept_header_selects_the_api_at_shared_paths(serve):
         page = await server.call("GET", path, headers=HTML)
         assert page.status == 200 and page.body == page_files()[PAGE_NAMES[path]].body
         for headers in ({}, {"accept": "*/*"}, {"accept": "application/json"}):
-            with_page, without = [await each.call("GET", path, headers=headers) for each in (server, plain)]
+            with_page, without = [
+                await running_server.call("GET", path, headers=headers) for running_server in (server, plain)
+            ]
             assert (with_page.status, with_page.body) == (without.status, without.body)
             assert "content-security-policy" not in with_page.headers
 

@@ -39,7 +39,7 @@ def add_recent(writer: gguf.GGUFWriter, config: dict[str, Any]) -> dict[str, Any
     if writer.arch == "cohere2moe":
         writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
         writer.add_expert_shared_feed_forward_length(config["intermediate_size"] * config["num_shared_experts"])
-        writer.add_sliding_window_pattern([each == "sliding_attention" for each in config["layer_types"]])
+        writer.add_sliding_window_pattern([layer_type == "sliding_attention" for layer_type in config["layer_types"]])
         return {"moe_intermediate_size": config["intermediate_size"]}
     if writer.arch == "laguna":
         return add_laguna(writer, config)
@@ -58,7 +58,7 @@ def add_laguna(writer: gguf.GGUFWriter, config: dict[str, Any]) -> dict[str, Any
     writer.add_expert_weights_norm(True)
     writer.add_expert_weights_scale(config["moe_routed_scaling_factor"])
     if config.get("sliding_window"):
-        writer.add_sliding_window_pattern([each == "sliding_attention" for each in config["layer_types"]])
+        writer.add_sliding_window_pattern([layer_type == "sliding_attention" for layer_type in config["layer_types"]])
     if "sliding_attention" in ropes:
         share = ropes["sliding_attention"].get("partial_rotary_factor", 1.0)
         writer.add_uint32("laguna.rope.dimension_count_swa", int(config["head_dim"] * share))

@@ -176,9 +176,9 @@ async def alike(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[
 async def live_cluster(serve, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Callable[..., Any]]:
     """Start a cluster with these roles, whose answers have the same id and creation time as those of single servers.
 
-    ``settings`` returns the settings of an instance that loads a real model; ``each`` has further options of each
-    instance, where they differ; ``separate``, ``strict``, ``memory_limit``, ``max_running`` and ``client_keys`` are
-    options of the coordinator; the rest are options of ``serve``.
+    ``settings`` returns the settings of an instance that loads a real model; ``instance_options`` has
+    further options of each instance, where they differ; ``separate``, ``strict``, ``memory_limit``, ``max_running`` and
+    ``client_keys`` are options of the coordinator; the rest are options of ``serve``.
     """
     running: list[tuple[Cluster, asyncio.Task[int]]] = []
 
@@ -190,10 +190,10 @@ async def live_cluster(serve, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[
         settings: Callable[[], Settings | None] = lambda: None,
         client_keys: Mapping[str, Any] = NO_CLIENT_KEYS,
         max_running: int = CoordinatorOptions.single_node_max_requests,
-        each: Sequence[Mapping[str, Any]] = (),
+        instance_options: Sequence[Mapping[str, Any]] = (),
         **options: Any,
     ) -> Cluster:
-        own_options = each or [{}] * len(roles)
+        own_options = instance_options or [{}] * len(roles)
         instances = [
             await serve(role=role, settings=settings(), **options, **own)
             for role, own in zip(roles, own_options, strict=True)

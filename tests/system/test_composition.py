@@ -174,7 +174,8 @@ def check_answers(names: Names, alone: Any, crowd: list[Any]) -> list[str]:
     pairs = refused_pairs(names)
     if pairs:
         refused = [
-            isinstance(each, str) and any(one in each and other in each for one, other in pairs) for each in crowd
+            isinstance(message, str) and any(one in message and other in message for one, other in pairs)
+            for message in crowd
         ]
         return [] if all(refused) else [f"{title}: not refused with {pairs}: {str(crowd)[:300]}"]
     for answer in (alone, *crowd):

@@ -119,14 +119,14 @@ def few_descriptors(log: Path, *words: object) -> Iterator[None]:
 def open_strangers(*attacks: tuple[int, bytes]) -> Iterator[Sequence[Stranger]]:
     holding = [Stranger(*attack) for attack in attacks]
     try:
-        for each in holding:
-            each.settle()
+        for stranger in holding:
+            stranger.settle()
         yield holding
     finally:
-        for each in holding:
-            each.stop.set()
-        for each in holding:
-            each.leave()
+        for stranger in holding:
+            stranger.stop.set()
+        for stranger in holding:
+            stranger.leave()
 
 
 COMPLETION = json.dumps({"prompt": "a", "max_tokens": 2}).encode()

@@ -59,7 +59,7 @@ def test_stopped_engine_is_noticed_by_all_apis_and_replaced(serve: Callable[...,
     (engine,) = server.children()
     assert all(server.get(path)[0] == 200 for path in READY_PATHS) and is_serving(address)
     lines: dict[str, list[str]] = {path: [] for path in STREAMS}
-    readers = [threading.Thread(target=read_stream, args=(server.url, *each)) for each in lines.items()]
+    readers = [threading.Thread(target=read_stream, args=(server.url, *line)) for line in lines.items()]
     for reader in readers:
         reader.start()
     assert server.wait_for(lambda: all(map(len, lines.values())))

@@ -68,7 +68,7 @@ class HeldWatcher:
         self._instances = instances
 
     def any_held(self, *names: str) -> bool:
-        return any(each[name] for each in self.held for name in names)
+        return any(counts[name] for counts in self.held for name in names)
 
     async def run(self) -> None:
         await asyncio.gather(*(self._poll_instance(number) for number in range(len(self._instances))))
@@ -161,7 +161,9 @@ async def test_answers_stay_exact_when_a_process_dies_or_stops(
         victim = cluster.coordinator
         if who != "coordinator":  # choose the busiest instance
             role = {"P": "prefill", "D": "decode"}[who]
-            busy = {n: sum(watch.held[n].values()) for n, each in enumerate(cluster.instances) if each.role == role}
+            busy = {
+                n: sum(watch.held[n].values()) for n, instance in enumerate(cluster.instances) if instance.role == role
+            }
             busiest = max(busy, key=lambda n: (busy[n], rng.random()))
             victim = cluster.instances[busiest]
             held.update(name for name, count in watch.held[busiest].items() if count)

@@ -77,7 +77,7 @@ def wait_for(condition, seconds=120.0):
 def placed_processes(supervisor, *unlike):
     """Returns where each process runs once all run, with process ids other than those in ``unlike``."""
     seen, _ = ray_client.cluster_processes(supervisor)
-    processes = {each.name: each for each in seen if each.pid and each.pid not in unlike}
+    processes = {process.name: process for process in seen if process.pid and process.pid not in unlike}
     return processes if len(processes) == 3 else None
 
 
@@ -136,7 +136,7 @@ async def test_scaled_down_instance_finishes_its_requests(nodes, tmp_path):
     await asyncio.sleep(2.0)
     seen, target_counts = await asyncio.to_thread(ray_client.cluster_processes, supervisor)
     assert target_counts == {"prefill": 1, "decode": 0}
-    assert not answer.over and "decode-2" in [each.name for each in seen]
+    assert not answer.over and "decode-2" in [process.name for process in seen]
     assert await asyncio.to_thread(ray_client.scale_group, supervisor, "decode", 1) == ""
     await asyncio.wait_for(running, 150)
     assert answer.whole and b'"error"' not in answer.body, answer.body[-500:]

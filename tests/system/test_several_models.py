@@ -32,7 +32,7 @@ def test_killed_engine_does_not_disturb_the_other_model(serve):
     engines = server.children()
     assert len(engines) == 2  # in start order
     streams = {name: [] for name in ("first", "second")}
-    threads = [threading.Thread(target=collect_stream, args=(server, *each)) for each in streams.items()]
+    threads = [threading.Thread(target=collect_stream, args=(server, *stream)) for stream in streams.items()]
     for thread in threads:
         thread.start()
     assert server.wait_for(lambda: all(map(len, streams.values())))

@@ -36,7 +36,7 @@ def picture(number: int, height: int = 64, width: int = 64) -> str:
 
 
 def chat_body(*pictures: str, **members: Any) -> dict[str, Any]:
-    parts = [{"type": "image_url", "image_url": {"url": f"data:image/png;base64,{each}"}} for each in pictures]
+    parts = [{"type": "image_url", "image_url": {"url": f"data:image/png;base64,{picture}"}} for picture in pictures]
     content = [*parts, {"type": "text", "text": "What is it?"}]
     options = {"max_tokens": TOKENS, "temperature": 0, "ignore_eos": True}
     return {"model": "m", "messages": [{"role": "user", "content": content}]} | options | members
@@ -57,7 +57,7 @@ def post(url: str, body: dict[str, Any]) -> dict[str, Any]:
 def comparable_parts(answer: dict[str, Any]) -> tuple[int, str, list[float]]:
     """Return what must not differ: the number of tokens in the prompt, the answer, and its log-probabilities."""
     choice = answer["choices"][0]
-    scores = [round(each["logprob"], 3) for each in choice["logprobs"]["content"]]
+    scores = [round(logprob["logprob"], 3) for logprob in choice["logprobs"]["content"]]
     return answer["usage"]["prompt_tokens"], choice["message"]["content"], scores
 
 

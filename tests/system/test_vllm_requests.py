@@ -123,7 +123,7 @@ def round_numbers(parts: Any) -> Any:
     if isinstance(parts, float):
         return round(parts, 3)
     if isinstance(parts, dict):
-        return {name: round_numbers(each) for name, each in parts.items()}
+        return {name: round_numbers(part) for name, part in parts.items()}
     return [round_numbers(part) for part in parts] if isinstance(parts, list | tuple) else parts
 
 

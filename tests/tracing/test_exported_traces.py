@@ -57,7 +57,7 @@ def over_http() -> Iterator[Collector]:
 def depth_first(spans: list[ReceivedSpan], parent_id: str, depth: int = 0) -> list[tuple[int, str, str]]:
     """Return depth, role and name of all spans below a span."""
     lines = []
-    for span in sorted((each for each in spans if each.parent_id == parent_id), key=lambda each: each.start):
+    for span in sorted((child for child in spans if child.parent_id == parent_id), key=lambda child: child.start):
         lines += [(depth, span.role, span.name), *depth_first(spans, span.span_id, depth + 1)]
     return lines
 

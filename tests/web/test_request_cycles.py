@@ -41,7 +41,7 @@ def find_garbage() -> list[object]:
 
 def bodies_in_garbage() -> set[bytes]:
     """Return the beginnings of the bodies in the garbage."""
-    held = [part for each in find_garbage() for part in gc.get_referents(each)]
+    held = [part for garbage in find_garbage() for part in gc.get_referents(garbage)]
     return {bytes(part[:160]) for part in held if is_body(part)}
 
 

@@ -214,7 +214,7 @@ def test_silent_tls_handshakes_make_room_for_others(tls_files):
 )
 def test_tls_errors_name_the_unusable_file(tls_files, changed, text):
     def in_folder(value: object) -> object:
-        return tuple(tls_files / each for each in value) if isinstance(value, tuple) else tls_files / str(value)
+        return tuple(tls_files / name for name in value) if isinstance(value, tuple) else tls_files / str(value)
 
     with pytest.raises(TlsFileError, match=text):
         server_tls_context(tls_options(tls_files, **{name: in_folder(value) for name, value in changed.items()}))
@@ -309,9 +309,9 @@ async def test_link_uses_the_shorter_lease_and_either_sides_checksums():
 
     one, other = server.make_peer(ServerOptions(peer_lease=7.0)), server.make_peer(ServerOptions(peer_checksum=True))
     try:
-        for each in (one, other):
-            each.add_arena("tiny", Arena(0, -1, 4, [], "none"))
-            await each.listen("127.0.0.1", 0, accept)
+        for peer_link in (one, other):
+            peer_link.add_arena("tiny", Arena(0, -1, 4, [], "none"))
+            await peer_link.listen("127.0.0.1", 0, accept)
         for sending, receiving in ((one, other), (other, one)):
             sender = await sending.open_handover(f"127.0.0.1;{receiving.port}", "tiny")
             assert {(link.lease, link.checksum) for link in sending.links} == {(7.0, True)}

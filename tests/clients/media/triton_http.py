@@ -24,7 +24,7 @@ def make_inputs(name, value, *, binary=True):
 
 
 with triton.InferenceServerClient(address) as client:
-    names = {each["name"] for each in client.get_model_metadata(vision)["inputs"]}
+    names = {tensor["name"] for tensor in client.get_model_metadata(vision)["inputs"]}
     assert {"image", "image_url"} <= names, names
     for name, value in (("image", base64_text("picture")), ("image_url", data_url("picture"))):
         for binary in (True, False):

@@ -177,7 +177,7 @@ def main(folder: Path) -> None:
             written = MistralTokenizer.from_file(str(path)).encode_chat_completion(request)
             chats.append({"version": version, "messages": messages, "tools": tools, "ids": written.tokens})
     tekken = Tekkenizer.from_file(path)
-    recorded["tekken"] = [tekken.encode(each, bos=False, eos=False) for each in texts]
+    recorded["tekken"] = [tekken.encode(text, bos=False, eos=False) for text in texts]
     content = json.dumps({"texts": texts, "ids": recorded, "chats": chats}, ensure_ascii=False).encode()
     (folder / "recorded.json.gz").write_bytes(gzip.compress(content, mtime=0))
 

@@ -141,7 +141,7 @@ async def test_does_one_job_for_the_same_picture_in_many_requests():
     fetcher = fetcher_of(loader)
     runner.gate.clear()
     same = [loader.load_items([encoded(b"x"), media(MediaAddress("http://h/y"))], str(owner)) for owner in range(100)]
-    tasks = [asyncio.ensure_future(each) for each in same]
+    tasks = [asyncio.ensure_future(loading) for loading in same]
     await settle()
     runner.gate.set()
     leases = await asyncio.gather(*tasks)

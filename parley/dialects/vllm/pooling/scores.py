@@ -253,12 +253,12 @@ def _read_parts_side(body: Fields, member: str, context: RequestContext) -> list
     reader = media_reader(body, requests.VLLM_RULES, context)
     inputs = []
     fields = body.with_members({member: as_objects}).objects(member, cap=MAX_EMBEDDING_INPUTS)
-    for item, each in zip(items, fields, strict=True):
-        if not each.has_value("content"):
-            raise each.missing_member("content")
-        content = read_content_parts(each.objects("content", cap=MAX_CONTENT_PARTS), reader)
+    for item, item_fields in zip(items, fields, strict=True):
+        if not item_fields.has_value("content"):
+            raise item_fields.missing_member("content")
+        content = read_content_parts(item_fields.objects("content", cap=MAX_CONTENT_PARTS), reader)
         if not content.text and not content.media:
-            raise each.empty_member("content", "array")
+            raise item_fields.empty_member("content", "array")
         if content.media and context.labels:
             raise unsupported_member_error(body, member, "Media in pairs that a cross-encoder reads are")
         if content.media and any(body.raw_value(name) for name in TOKEN_LIMITS):
