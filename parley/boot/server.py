@@ -109,7 +109,7 @@ def with_connection_limits(options: ServerOptions) -> ServerOptions:
         set_aside=sum(place.is_admin for place in places) * ADMIN_CONNECTIONS
         + (options.peer_port is not None) * MAX_UNAUTHENTICATED,
         grpc_ports=len(options.grpc),
-        wanted=options.max_connections,
+        max_connections=options.max_connections,
     )
     return replace(options, connection_limit=shares.clients, grpc_connections=shares.grpc)
 

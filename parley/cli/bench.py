@@ -350,8 +350,10 @@ async def _with_progress(load: Coroutine[Any, Any, T], samples: Sequence[Request
         return await load
     task = asyncio.ensure_future(load)
     while not (await asyncio.wait({task}, timeout=0.2))[0]:
-        done = sum(bool(sample.end) for sample in samples)
-        sys.stderr.write(f"\r\x1b[K  {done} of {count} requests are done, {len(samples) - done} under way")
+        finished_count = sum(bool(sample.end) for sample in samples)
+        sys.stderr.write(
+            f"\r\x1b[K  {finished_count} of {count} requests are done, {len(samples) - finished_count} under way"
+        )
         sys.stderr.flush()
     sys.stderr.write("\r\x1b[K")
     return task.result()

@@ -170,33 +170,33 @@ class Conversation:
 
     def run_slash_command(self, line: str) -> str | None:
         """Execute a line that begins with a slash. Return the text to print, or None to exit. Raises ConfigError."""
-        name, _, rest = line.partition(" ")
-        rest = rest.strip()
+        name, _, argument = line.partition(" ")
+        argument = argument.strip()
         if name in ("/bye", "/exit", "/quit"):
             return None
         if name == "/help":
             return f"{CHAT_HELP}\n{format_help(ANSWER_OPTIONS)}".replace(" --", " ")
         if name == "/system":
-            self.system = rest or None
-            return "System prompt set." if rest else "System prompt removed."
+            self.system = argument or None
+            return "System prompt set." if argument else "System prompt removed."
         if name == "/set":
-            return self._change_setting(*rest.partition(" ")[::2])
+            return self._change_setting(*argument.partition(" ")[::2])
         if name == "/show":
             return self._show_settings()
         if name == "/clear":
             self.turns.clear()
             return "Conversation cleared."
         if name == "/image":
-            return self._add_media_file(rest)
+            return self._add_media_file(argument)
         if name == "/read":
-            return self._add_text_file(rest)
+            return self._add_text_file(argument)
         if name == "/model":
-            return self._change_model(rest)
+            return self._change_model(argument)
         if name == "/undo":
             self.forget_last_turn()
             return "The last question is forgotten."
         if name == "/save":
-            return self._save_conversation(rest)
+            return self._save_conversation(argument)
         raise ConfigError(f"Unknown command {name}.{did_you_mean(name, ['/' + word for word in SLASH_COMMANDS])}")
 
     def _change_setting(self, name: str, value: str) -> str:
@@ -358,9 +358,9 @@ def answer_lines(chat: Conversation) -> int:
     succeeded = True
     for line in map(str.strip, sys.stdin):
         if _is_command(line):
-            if (done := _execute_line(chat, line)) is None:
+            if (command_succeeded := _execute_line(chat, line)) is None:
                 break
-            succeeded &= done
+            succeeded &= command_succeeded
         elif line:
             succeeded &= print_answer(chat, line)
     return 0 if succeeded else 1

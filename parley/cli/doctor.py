@@ -100,25 +100,25 @@ def check_torch(config: ResolvedOptions) -> Iterator[Finding]:
     yield kernels_finding(*kernels_line.split())
 
 
-def kernels_finding(installed: str, compiler: str, *wanted: str) -> Finding:
+def kernels_finding(installed: str, compiler: str, *usable_levels: str) -> Finding:
     """Return the finding about the level of the compiled kernels.
 
-    ``installed`` and ``compiler``: "none" if there is none. ``wanted``: the levels that may be used, best first.
+    ``installed`` and ``compiler``: "none" if there is none. ``usable_levels``: those that may be used, best first.
     """
     if installed == "off":
         return Finding("ok", "kernels", "torch's, by PARLEY_NATIVE")
-    if not wanted:
+    if not usable_levels:
         level = os.environ.get("PARLEY_NATIVE", "")
         return Finding(
             "warn", "kernels", f"torch's are used: PARLEY_NATIVE is {level}, which this CPU does not support"
         )
-    if installed == wanted[0]:
+    if installed == usable_levels[0]:
         return Finding("ok", "kernels", installed)
     if compiler != "none":
-        return Finding("ok", "kernels", f"{wanted[0]}, which the first start compiles")
+        return Finding("ok", "kernels", f"{usable_levels[0]}, which the first start compiles")
     there = "torch's are used" if installed == "none" else f"{installed} is used"
     return Finding(
-        "warn", "kernels", f"{wanted[0]} is missing, and {there}", "Install g++, or a wheel that has all levels."
+        "warn", "kernels", f"{usable_levels[0]} is missing, and {there}", "Install g++, or a wheel that has all levels."
     )
 
 

@@ -202,11 +202,11 @@ class RoleController:
                     if other is not instance and other.role not in (peer.role, "mixed")
                 ]
                 await self._send_role(peer, peer.role, [instance, *counterparts])
-            done = await self._wait_until_true(
+            has_role = await self._wait_until_true(
                 lambda: instance.role == role and not instance.switching, ROLE_CHANGE_TIMEOUT
             )
-            self.roles_changed += done
-            if not done:
+            self.roles_changed += has_role
+            if not has_role:
                 log.warning("Instance %d did not become %s in time.", instance.id, role)
         finally:
             self.table.mark_role_change(instance, False)

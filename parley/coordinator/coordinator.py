@@ -403,7 +403,9 @@ def _front_options(options: CoordinatorOptions, host: str, admin_ports: int, *, 
         2,  # the client's connection and one to an instance
         set_aside=admin_ports * ADMIN_CONNECTIONS,
         grpc_ports=options.grpc_port is not None,
-        wanted=options.max_requests if options.strict else 2 * options.max_requests,  # room to answer refused ones
+        max_connections=options.max_requests
+        if options.strict
+        else 2 * options.max_requests,  # room to answer refused ones
     )
     client_limit = shares.clients.served_limit
     return replace(

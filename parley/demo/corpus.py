@@ -57,8 +57,8 @@ def _draw_sentence(rng: random.Random) -> tuple[str, str, str]:
         (f"The day after {today} is", f" {tomorrow}."),
         (f"{today} comes before", f" {tomorrow}."),
     )
-    beginning, rest = rng.choices(forms, (6, 3, 2, 2, 2, 1, 0.5, 1, 1))[0]
-    return beginning, rest, f"plain/{beginning}"
+    beginning, ending = rng.choices(forms, (6, 3, 2, 2, 2, 1, 0.5, 1, 1))[0]
+    return beginning, ending, f"plain/{beginning}"
 
 
 def plain_text(source: SampleSource) -> Sample:
@@ -66,20 +66,20 @@ def plain_text(source: SampleSource) -> Sample:
     rng = source.rng
     if source.held_out:
         while True:
-            beginning, rest, key = _draw_sentence(rng)
+            beginning, ending, key = _draw_sentence(rng)
             if source.accepts_key(key) and not beginning.startswith(
                 "There are"
             ):  # several containers hold the same number
-                return Sample(text=beginning + rest, prompt=len(beginning), keys=[key])
+                return Sample(text=beginning + ending, prompt=len(beginning), keys=[key])
     if source.happens_with(0.2):
         animal, name = rng.choice(world.STORY_ANIMALS), rng.choice(world.NAMES)
         return Sample(text=story_text(rng, animal, name, source.happens_with(0.5)) + END_OF_TEXT)
     parts: list[str] = []
     keys: list[str] = []
     while len(parts) < 6 and (not parts or source.happens_with(0.4)):  # so mostly one sentence
-        beginning, rest, key = _draw_sentence(rng)
+        beginning, ending, key = _draw_sentence(rng)
         if source.accepts_key(key):
-            parts.append(beginning + rest)
+            parts.append(beginning + ending)
             keys.append(key)
     return Sample(text=" ".join(parts) + END_OF_TEXT, keys=keys)
 

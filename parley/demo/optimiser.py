@@ -39,16 +39,16 @@ class MuonAdam:
 
     def __init__(self, network: nn.Module) -> None:
         groups: dict[tuple[int, ...], list[nn.Parameter]] = defaultdict(list)
-        rest: list[nn.Parameter] = []
+        other_parameters: list[nn.Parameter] = []
         for name, parameter in network.named_parameters():
             if parameter.ndim == 2 and "embed_tokens" not in name:
                 groups[tuple(parameter.shape)].append(parameter)
             else:
-                rest.append(parameter)
+                other_parameters.append(parameter)
         self.groups = list(groups.values())
         self.momenta = [torch.zeros(len(group), *group[0].shape, device=group[0].device) for group in self.groups]
-        self.rest = rest
-        self.adam = torch.optim.AdamW(rest, lr=ADAM_RATE, betas=(0.9, 0.98), weight_decay=0.0)
+        self.other_parameters = other_parameters
+        self.adam = torch.optim.AdamW(other_parameters, lr=ADAM_RATE, betas=(0.9, 0.98), weight_decay=0.0)
 
     @torch.no_grad()
     def step(self, scale: float) -> None:
@@ -62,7 +62,7 @@ class MuonAdam:
             for parameter, update in zip(group, updates, strict=True):
                 parameter.mul_(1 - rate * MUON_DECAY).add_(update, alpha=-rate * size)
                 parameter.grad = None
-        nn.utils.clip_grad_norm_(self.rest, 1.0)
+        nn.utils.clip_grad_norm_(self.other_parameters, 1.0)
         for settings in self.adam.param_groups:
             settings["lr"] = ADAM_RATE * scale
         self.adam.step()

@@ -117,14 +117,14 @@ class OutputStream:
 
         Only for a stream that is alone in its group.
         """
-        read: list[EngineOutput] = []
+        outputs: list[EngineOutput] = []
 
         def keep_outputs(arrived: StepArrivals) -> bool:
-            read.extend(arrived[self._number])
+            outputs.extend(arrived[self._number])
             return False
 
         await self.group.feed_outputs(keep_outputs)
-        return read + self.group.unread_outputs.pop(self._number, [])
+        return outputs + self.group.unread_outputs.pop(self._number, [])
 
     def cancel_choice(self, index: int = -1) -> None:
         """Cancel one choice or (-1) all. No further output of them is delivered, also if they have just ended."""

@@ -127,10 +127,10 @@ class PromptStream:
             if output.preemptions:
                 self._request_metrics.record_preemptions(self._first_choice + output.index, output.preemptions)
             choice_events = self.choices[output.index].push_output(output)
-            done = choice_events and isinstance(choice_events[-1], ChoiceDone)
-            if done and output.finish_reason is None:
+            has_ended = choice_events and isinstance(choice_events[-1], ChoiceDone)
+            if has_ended and output.finish_reason is None:
                 self.stream.cancel_choice(output.index)  # a stop string matched, which the engine cannot see
-            if done or self._best_of is not None:
+            if has_ended or self._best_of is not None:
                 choice_events = self._deliver_events(output.index, choice_events)
             events += choice_events
         return events

@@ -122,12 +122,12 @@ class ConnectionShares(NamedTuple):
 
 
 def divide_descriptors(
-    descriptors_each: int, *, set_aside: int = 0, grpc_ports: int = 0, wanted: int | None = None
+    descriptors_each: int, *, set_aside: int = 0, grpc_ports: int = 0, max_connections: int | None = None
 ) -> ConnectionShares:
     """Raise the descriptor limit and divide it, at ``descriptors_each`` per connection.
 
     Clients over HTTP and over gRPC get one half each. ``set_aside``: descriptors for connections that are limited
-    otherwise. ``wanted``: the largest number of client connections, if the descriptors allow more.
+    otherwise. ``max_connections``: the largest number of client connections, if the descriptors allow more.
     """
     soft_limit, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft_limit != hard_limit:
@@ -137,8 +137,8 @@ def divide_descriptors(
     available = sys.maxsize if soft_limit == resource.RLIM_INFINITY else soft_limit
     reserved = max(SPARE_DESCRIPTORS, available // 8)
     room = (available - reserved - set_aside) // descriptors_each // (2 if grpc_ports else 1)
-    client_count = max(1, min(room, wanted or room))
-    if wanted is None and client_count < FEW_CONNECTIONS:
+    client_count = max(1, min(room, max_connections or room))
+    if max_connections is None and client_count < FEW_CONNECTIONS:
         log.warning(
             "The limit of %d open files has room for %d connection%s of clients only; raise it (ulimit -n 4096).",
             available, client_count, "s" * (client_count > 1),

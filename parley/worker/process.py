@@ -117,12 +117,12 @@ def _run_model(settings: Settings, inbox: EngineInbox, send_message: SendMessage
     runner, info, publisher = loaded
     adapter_thread, grammar_thread = ThreadPoolExecutor(1, "adapters"), TenantExecutor(1, "grammars")
 
-    def prepare_request(request: EngineRequest, done: Callable[[], None]) -> None:
+    def prepare_request(request: EngineRequest, on_prepared: Callable[[], None]) -> None:
         preparation = runner.prepare_request(request)
         if preparation is None:
-            done()
+            on_prepared()
         else:
-            grammar_thread.submit(request.tenant, preparation).add_done_callback(lambda _: inbox.put(done))
+            grammar_thread.submit(request.tenant, preparation).add_done_callback(lambda _: inbox.put(on_prepared))
 
     def send_computed_pages(request_id: str, pages: list[int]) -> None:
         send_message(PagesComputed(request_id, pages))
@@ -163,7 +163,7 @@ def _adapter_loader(runner: ModelRunner, thread: ThreadPoolExecutor, inbox: Engi
     """Return a function that loads adapters in a thread and posts the result to the inbox."""
     from parley.model.load.loader import LoadError
 
-    def load_and_post(folder: str, done: Callable[[FetchedAdapter], None]) -> None:
+    def load_and_post(folder: str, on_loaded: Callable[[FetchedAdapter], None]) -> None:
         result: FetchedAdapter
         try:
             result = runner.load_adapter(folder)
@@ -174,10 +174,10 @@ def _adapter_loader(runner: ModelRunner, thread: ThreadPoolExecutor, inbox: Engi
         except Exception as error:
             log.exception("an adapter could not be read")
             result = f"The adapter could not be read: {type(error).__name__}."
-        inbox.put(partial(done, result))
+        inbox.put(partial(on_loaded, result))
 
-    def fetch_adapter(folder: str, done: Callable[[FetchedAdapter], None]) -> None:
-        thread.submit(load_and_post, folder, done)
+    def fetch_adapter(folder: str, on_loaded: Callable[[FetchedAdapter], None]) -> None:
+        thread.submit(load_and_post, folder, on_loaded)
 
     return fetch_adapter
 

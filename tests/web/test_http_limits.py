@@ -255,7 +255,7 @@ def test_connection_limit_raises_the_descriptor_limit():
 
 def test_few_descriptors_for_clients_are_a_warning_unless_few_are_wanted(caplog):
     few = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    assert divide_descriptors(1, set_aside=few, wanted=5).clients.served_limit == 1
+    assert divide_descriptors(1, set_aside=few, max_connections=5).clients.served_limit == 1
     assert not caplog.messages
     divide_descriptors(1, set_aside=few)
     [message] = caplog.messages

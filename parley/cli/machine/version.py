@@ -74,10 +74,10 @@ def all_versions() -> Iterator[tuple[str, str]]:
 
 def _kernels() -> Iterator[tuple[str, str]]:
     try:
-        done = subprocess.run(
+        probe_run = subprocess.run(
             python_command("-c", KERNEL_PROBE), capture_output=True, text=True, timeout=120, check=True
         )
-        used, there, usable, gpu = done.stdout.splitlines()[-4:]
+        used, there, usable, gpu = probe_run.stdout.splitlines()[-4:]
     except (OSError, subprocess.SubprocessError, ValueError):
         yield "kernels", "cannot be loaded; `parley doctor` says why"
         return

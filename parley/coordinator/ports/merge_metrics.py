@@ -65,10 +65,10 @@ def _read_page(page: str, weight: float, metrics: dict[str, _Metric]) -> None:
     name = ""  # the metric whose header lines were read last
     for line in page.splitlines():
         if line.startswith("#"):
-            _, keyword, *rest = [*line.split(maxsplit=3), "", ""]
-            if keyword in ("HELP", "TYPE") and rest[0]:
-                name = rest[0]
-                metrics.setdefault(name, _Metric()).add_header(line, keyword, rest[1])
+            _, keyword, *header_words = [*line.split(maxsplit=3), "", ""]
+            if keyword in ("HELP", "TYPE") and header_words[0]:
+                name = header_words[0]
+                metrics.setdefault(name, _Metric()).add_header(line, keyword, header_words[1])
         elif (match := SERIES_LINE.fullmatch(line.strip())) is not None:
             series_name, labels = match[1], match[2] or ""
             with suppress(ValueError):

@@ -135,7 +135,7 @@ class AdminPort:
         for (route_method, pattern), starred in self._starred_routes:
             prefix, _, suffix = pattern.partition("*")
             if route_method == method and path.startswith(prefix) and path.endswith(suffix):
-                rest = path[len(prefix) : len(path) - len(suffix)]
-                if rest and "/" not in rest:
-                    return starred, rest
+                starred_part = path[len(prefix) : len(path) - len(suffix)]
+                if starred_part and "/" not in starred_part:
+                    return starred, starred_part
         return None, ""

@@ -150,9 +150,9 @@ class ClusterInstance:
         """Return how many leading tokens of a prompt are in its prefix cache, by its report and by recent requests."""
         best = 0
         for mark in prefix_marks:
-            sent = self.sent_hashes.get(mark.prefix_hash)
+            sent_at = self.sent_hashes.get(mark.prefix_hash)
             if mark.prefix_hash in self.cached_hashes or (
-                sent is not None and (not self.cached_hashes or now - sent < REPORT_DELAY)
+                sent_at is not None and (not self.cached_hashes or now - sent_at < REPORT_DELAY)
             ):
                 best = mark.tokens
             elif mark.tokens > best:

@@ -49,14 +49,14 @@ def read_tools(body: Fields, blocks: BlockReader, changes: ToolChanges) -> ToolM
     _check_names(definitions)
     names = [_name_of(tool) for _, tool in tools]
     hides_deferred = bool(blocks.revealed_tools) or any(map(SEARCH_TOOL.search, names))
-    shown = [
+    shown_tools = [
         tool
         for is_deferred, tool in tools
         if _name_of(tool) not in changes.removed
         and not (is_deferred and hides_deferred and _name_of(tool) not in blocks.revealed_tools)
     ]
     fields = [definition.member_path("input_schema") for definition in definitions]
-    members = _read_choice(body, shown, names, blocks.rules)
+    members = _read_choice(body, shown_tools, names, blocks.rules)
     return msgspec.structs.replace(members, schema_fields=dict(zip(names, fields, strict=True)))
 
 

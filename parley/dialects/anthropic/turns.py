@@ -88,13 +88,13 @@ class TurnReader:
         if self._rules.strict:
             check_order(items)
         last_user = max((index for index, (role, _) in enumerate(items) if role == "user"), default=-1)
-        shown = [
+        shown_items = [
             (role, item)
             for index, (role, item) in enumerate(items)
             if not (role == "system" and index < last_user and _is_cleared(item))
         ]
         turns: list[Message] = []
-        for role, group in groupby(shown, key=lambda pair: pair[0]):
+        for role, group in groupby(shown_items, key=lambda pair: pair[0]):
             turns += self._read_turn(role, [item for _, item in group])
         return turns
 
@@ -219,8 +219,8 @@ class TurnReader:
     def _read_thinking(self, block: Fields) -> str:
         """Return the thinking that the model wrote, as its signature holds it, else as the client shows it."""
         check_member_names(block, THINKING_MEMBERS, self._rules, "thinking")
-        shown, signature = block.string("thinking", None), block.string("signature", "")
-        if shown is None:
+        shown_text, signature = block.string("thinking", None), block.string("signature", "")
+        if shown_text is None:
             raise block.missing_member("thinking")
         try:
             return self._context.open_reasoning(signature).decode()
@@ -229,7 +229,7 @@ class TurnReader:
                 path = block.member_path("signature")
                 block_path = dotted_path(path.rpartition(".")[0])
                 raise Invalid(f"{block_path}: Invalid `signature` in `thinking` block", field=path) from None
-            return shown
+            return shown_text
 
     def _read_tool_use(self, block: Fields) -> ToolCall:
         check_member_names(block, USE_MEMBERS, self._rules, "tool_use")

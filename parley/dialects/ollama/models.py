@@ -114,16 +114,16 @@ def read_pull(body: bytes, context: RequestContext, facts: ServerFacts) -> PullR
     fields = decode_fields(body, OllamaWording("PullRequest"))
     fields.boolean("insecure", False)
     stream = fields.boolean("stream", True)
-    done = _pull_line("success")
+    success_line = _pull_line("success")
     try:
         _find_card(fields, facts)
     except UnknownModel as error:
         refusal = go_answer({"error": NOT_PULLED}, 500)
         hub_name = error.name.removesuffix(DEFAULT_TAG).removeprefix(HUB_PREFIX)
-        return PullRequest(hub_name, stream, LINES_TYPE, refusal, done, _progress_line, ollama_failure_line)
+        return PullRequest(hub_name, stream, LINES_TYPE, refusal, success_line, _progress_line, ollama_failure_line)
     if not stream:
-        return Answer(200, done.rstrip(), JSON_TYPE)
-    return Answer(200, _pull_line("pulling manifest") + done, LINES_TYPE.encode())
+        return Answer(200, success_line.rstrip(), JSON_TYPE)
+    return Answer(200, _pull_line("pulling manifest") + success_line, LINES_TYPE.encode())
 
 
 def _progress_line(fraction: float) -> bytes:

@@ -46,8 +46,8 @@ class OllamaOptions:
 
 def read_options(body: Fields, rules: OllamaRules, context: RequestContext) -> OllamaOptions:
     """Read ``options``. Raises BadRequest."""
-    sent = Fields(body.free_object("options"), "options", OptionWording(rules))
-    options = sent.with_defaults(_model_defaults(context.generation_defaults))
+    sent_options = Fields(body.free_object("options"), "options", OptionWording(rules))
+    options = sent_options.with_defaults(_model_defaults(context.generation_defaults))
     limit = options.integer("num_predict", -1, -2, MAX_TOKENS)
     window = options.integer("num_ctx", 0, 0, MAX_TOKENS)
     for name in INERT_INTEGERS:

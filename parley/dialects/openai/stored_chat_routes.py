@@ -59,12 +59,12 @@ def list_messages(body: bytes, context: RequestContext) -> Answer:
 def list_completions(body: bytes, context: RequestContext) -> Answer:
     """List stored completions, of one model or with some metadata if the query says so. Raises BadRequest."""
     query = object_lists.read_query(context)
-    model, wanted = query.string("model", None, cap=object_lists.MAX_ID), _wanted_metadata(query)
+    model, wanted_metadata = query.string("model", None, cap=object_lists.MAX_ID), _wanted_metadata(query)
     list_query = object_lists.read_list_query(query, default_order="asc")
 
     def read_listed(data: bytes) -> dict[str, Any] | None:
         completion = msgspec.json.decode(data, type=StoredCompletion).completion
-        is_wanted = model in (None, completion["model"]) and wanted.items() <= completion["metadata"].items()
+        is_wanted = model in (None, completion["model"]) and wanted_metadata.items() <= completion["metadata"].items()
         return completion if is_wanted else None
 
     after = None

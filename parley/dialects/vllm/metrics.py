@@ -316,8 +316,8 @@ def write_vllm_metrics(views: Sequence[ModelSnapshot]) -> str:
         scalar_lines(kind, f"vllm:{name}", description, [(common, values(view)) for common, view in labeled_views])
         for kind, name, description, values in SCALARS
     ]
-    for name, description, read, _ in HISTOGRAMS:
+    for name, description, read_histogram, _ in HISTOGRAMS:
         parts.append(metric_header("histogram", f"vllm:{name}", description))
         for common, view in labeled_views:
-            parts += read(view.metrics).histogram_lines(f"vllm:{name}", common, SCALE)
+            parts += read_histogram(view.metrics).histogram_lines(f"vllm:{name}", common, SCALE)
     return "".join(parts)

@@ -103,8 +103,10 @@ def _join_parts(projector: Projector, file: ProjectorFile, tensors: dict[str, Gg
     layout = projector.layouts.get(f"{match[3]}.{match[4]}" if match else first.name)
     shape = first.shape if layout is None else layout.shape_of(first.shape)
     if shape is None:
-        shown = list(first.shape)[:8]
-        raise GgufError(f"{file.name} has the tensor {first.name} of the shape {shown}, which its kind does not have")
+        shown_shape = list(first.shape)[:8]
+        raise GgufError(
+            f"{file.name} has the tensor {first.name} of the shape {shown_shape}, which its kind does not have"
+        )
     return ProjectorTensor(tuple(tensors[name] for name in order), is_patch, offset, heads, parted, layout, shape)
 
 

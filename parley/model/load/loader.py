@@ -108,7 +108,7 @@ def _load_encoder(
     _use_threads(settings.threads)
     with guard_allocation("the model's weights", "serve a smaller model"):
         encoder = load_encoder(
-            checkpoint, config, device, lambda done: progress("loading the weights", 0.05 + 0.85 * done)
+            checkpoint, config, device, lambda loaded_share: progress("loading the weights", 0.05 + 0.85 * loaded_share)
         )
         head = load_classifier_head(checkpoint, config, encoder.config.hidden_size, device)
         sparse_head = load_sparse_head(checkpoint, config, recipe.sparse, encoder.config.hidden_size, device)
@@ -132,7 +132,7 @@ def _load_whole_text_decoder(
         weights = open_whole_text_weights(folder, plan)
         head = load_whole_text_head(folder, config, plan, weights.config)
         decoder = load_whole_text_decoder(
-            weights, plan, lambda done: progress("loading the weights", 0.05 + 0.85 * done)
+            weights, plan, lambda loaded_share: progress("loading the weights", 0.05 + 0.85 * loaded_share)
         )
         reader = EncoderRunner(decoder, plan.recipe, max_model_len=plan.decoder.length, head=head)
         progress("warming up", 0.96)

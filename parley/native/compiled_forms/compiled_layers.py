@@ -157,7 +157,7 @@ class Stack:
             tokens = torch.arange(count)
         if angles is not None:
             stack, positions = _replace_fields(stack, angles=angles.data_ptr(), positions=count), torch.arange(count)
-        done = self._run_kernel(
+        is_in_range = self._run_kernel(
             self._address if stack is self._stack else ctypes.addressof(stack),
             tokens.data_ptr(),
             out.data_ptr(),
@@ -176,7 +176,7 @@ class Stack:
             workspace.data_ptr(),
             torch.get_num_threads(),
         )
-        if not done:
+        if not is_in_range:
             raise IndexError("a token is beyond the vocabulary, or a position beyond the longest context")
         return out
 

@@ -25,8 +25,8 @@ async def handle_endpoint(registry: ModelRegistry, route: Route, exchange: Excha
 
     def read_body(endpoints: Mapping[str, Endpoint]) -> Answer | EndpointChange:
         assert route.reader is not None
-        shown = visible_endpoints(registry, exchange.tenant, endpoints) if reads else endpoints
-        result: Answer | EndpointChange = route.reader(body, context, facts, shown)
+        visible = visible_endpoints(registry, exchange.tenant, endpoints) if reads else endpoints
+        result: Answer | EndpointChange = route.reader(body, context, facts, visible)
         return result
 
     await exchange.send_answer(await registry.endpoint_store.change_endpoints(read_body, len(body)))

@@ -226,8 +226,10 @@ class ChatTemplate:
             self._templates = {name: self._environment.from_string(source) for name, source in sources.items()}
             for template in self._templates.values():  # a rendering copies them: quickly out of a plain dict
                 template.globals = dict(template.globals)
-            read = (meta.find_undeclared_variables(self._environment.parse(source)) for source in sources.values())
-            self.variables = frozenset[str]().union(*read)
+            variable_names = (
+                meta.find_undeclared_variables(self._environment.parse(source)) for source in sources.values()
+            )
+            self.variables = frozenset[str]().union(*variable_names)
         except jinja2.TemplateError as error:
             raise BadTokenizer(f"The model's chat template is not valid: {str(error).rstrip('.')}.") from error
 

@@ -338,11 +338,11 @@ class Http2Protocol(asyncio.Protocol):
         """Send the queued parts of all streams in turn, as far as the client's windows and its system take them."""
         unwritten = 0
         while self._sendable and not self.write_paused and not self._is_closed:
-            sent = 0
+            sent_bytes = 0
             for stream in tuple(self._sendable):
-                sent += self._send_frame(stream)
-            unwritten += sent
-            if not sent:
+                sent_bytes += self._send_frame(stream)
+            unwritten += sent_bytes
+            if not sent_bytes:
                 break
             if unwritten >= WRITE_SIZE:
                 self._write_output()

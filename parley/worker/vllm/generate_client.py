@@ -107,21 +107,21 @@ class GenerateClient(VLLMClient):
             priority=request.priority,
         )
         async for output in call:
-            read = read_generated(choice_id, request, output)
+            choice_output = read_generated(choice_id, request, output)
             if is_first:
-                note_start(read, request, sent_at, output.num_cached_tokens or 0)
-                read.new_prompt_logprobs_tensors = read_prompt_scores(request, output)
+                note_start(choice_output, request, sent_at, output.num_cached_tokens or 0)
+                choice_output.new_prompt_logprobs_tensors = read_prompt_scores(request, output)
             is_first = False
-            self._pass_on(read)
+            self._pass_on(choice_output)
 
     async def _encode(self, choice_id: str, request: EngineRequest, adapter: LoRARequest | None) -> None:
         prompt, sent_at = engine_prompt(request.token_ids, request), monotonic()
         async for output in self._llm.encode(
             prompt, pooling_params(request), choice_id, lora_request=adapter, priority=request.priority
         ):
-            read = ChoiceOutput(choice_id, pooling_output=output.outputs.data)
-            note_start(read, request, sent_at)
-            self._pass_on(read)
+            choice_output = ChoiceOutput(choice_id, pooling_output=output.outputs.data)
+            note_start(choice_output, request, sent_at)
+            self._pass_on(choice_output)
 
     def _pass_on(self, output: ChoiceOutput) -> None:
         self._steps.put_nowait(OutputStep([output], monotonic()))

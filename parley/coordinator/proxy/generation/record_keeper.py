@@ -88,9 +88,9 @@ class RecordKeeper:
         assert route.reader is not None
         body = await client.read_body()
         await self._identity.check_key(client)
-        read = partial(route.reader, body, self._context(client))
+        read_request = partial(route.reader, body, self._context(client))
         size = OFFLOAD_SIZE + 1 if route.reads_many else len(body)
-        result: Answer | StreamReplay | BatchJob = await client.to_thread_if_large(size, read)
+        result: Answer | StreamReplay | BatchJob = await client.to_thread_if_large(size, read_request)
         if isinstance(result, Answer):
             await client.send_answer(result)
         elif isinstance(result, BatchJob):

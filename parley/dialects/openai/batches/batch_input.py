@@ -58,17 +58,17 @@ def read_batch_input(content: bytes, endpoint: str) -> BatchInput:
             continue
         if len(requests) == MAX_REQUESTS:
             return _refused([InputFault("too_many_tasks", f"A batch has at most {MAX_REQUESTS} requests.", number)])
-        read = _read_line(line, number, endpoint)
-        if isinstance(read, InputLine) and read.custom_id in custom_ids:
-            message = f"The custom_id {read.custom_id!r} is that of an earlier line."
-            read = InputFault("duplicate_custom_id", message, number, "custom_id")
-        if isinstance(read, InputFault):
-            faults.append(read)
+        line_result = _read_line(line, number, endpoint)
+        if isinstance(line_result, InputLine) and line_result.custom_id in custom_ids:
+            message = f"The custom_id {line_result.custom_id!r} is that of an earlier line."
+            line_result = InputFault("duplicate_custom_id", message, number, "custom_id")
+        if isinstance(line_result, InputFault):
+            faults.append(line_result)
             if len(faults) == MAX_SHOWN_FAULTS:
                 return _refused(faults)
             continue
-        custom_ids.add(read.custom_id)
-        requests.append(BatchRequest(endpoint, bytes(read.body), read.custom_id))
+        custom_ids.add(line_result.custom_id)
+        requests.append(BatchRequest(endpoint, bytes(line_result.body), line_result.custom_id))
     if faults:
         return _refused(faults)
     if not requests:
@@ -82,19 +82,19 @@ def _refused(faults: list[InputFault]) -> BatchInput:
 
 def _read_line(line: bytes, number: int, endpoint: str) -> InputLine | InputFault:
     try:
-        read = msgspec.json.decode(line, type=InputLine)
-        members = msgspec.json.decode(read.body, type=_BodyMembers)
+        input_line = msgspec.json.decode(line, type=InputLine)
+        members = msgspec.json.decode(input_line.body, type=_BodyMembers)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         return InputFault("invalid_json_line", f"This line is not a request of a batch: {error}.", number)
-    if not 0 < len(read.custom_id) <= MAX_CUSTOM_ID:
-        message = f"'custom_id' must have 1 to {MAX_CUSTOM_ID} characters, but has {len(read.custom_id)}."
+    if not 0 < len(input_line.custom_id) <= MAX_CUSTOM_ID:
+        message = f"'custom_id' must have 1 to {MAX_CUSTOM_ID} characters, but has {len(input_line.custom_id)}."
         return InputFault("invalid_custom_id", message, number, "custom_id")
-    if read.method != "POST":
+    if input_line.method != "POST":
         return InputFault("invalid_method", "'method' must be POST.", number, "method")
-    if read.url != endpoint:
+    if input_line.url != endpoint:
         message = f"'url' must be the endpoint of the batch, {endpoint}."
         return InputFault("mismatched_endpoint", message, number, "url")
     if members.stream or members.background:
         name = "stream" if members.stream else "background"
         return InputFault("invalid_request", f"'{name}' cannot be true in a batch.", number, f"body.{name}")
-    return read
+    return input_line

@@ -111,17 +111,17 @@ class ResponseAnswer(SocketAnswer):
 
     def _write_item(self, kind: str, item: dict[str, Any], position: dict[str, Any]) -> list[bytes]:
         """Return the events about an item, which the conversation gets once it is done."""
-        shown = show_item(item)
+        item_object = show_item(item)
         if kind == "response.output_item.added":
             if item["type"] == "function_call":
                 self._calls[item["id"]] = {"call_id": item["call_id"], "name": item["name"]}
-            return [write_event(kind, **position, item=shown)]
-        messages = [write_event(kind, **position, item=shown)]
-        self._output.append(shown)
+            return [write_event(kind, **position, item=item_object)]
+        messages = [write_event(kind, **position, item=item_object)]
+        self._output.append(item_object)
         if self.request.keeps_output:
-            previous_id = self._add_item(shown)
+            previous_id = self._add_item(item_object)
             for name in ("conversation.item.added", "conversation.item.done"):
-                messages.append(write_event(name, previous_item_id=previous_id, item=shown))
+                messages.append(write_event(name, previous_item_id=previous_id, item=item_object))
         return messages
 
     def _write_end(self, status: str, response: dict[str, Any]) -> bytes:

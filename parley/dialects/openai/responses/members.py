@@ -120,8 +120,14 @@ def _read_format(form: Fields, rules: ResponsesRules) -> tuple[Grammar | None, d
         raise form.missing_member("schema")
     if is_strict and rules.reading.strict_schemas:
         strict_mode.check_strict_schema(schema, f"text.format '{name}'", path)
-    shown = {"type": kind, "description": description, "name": name, "schema": schema, "strict": bool(is_strict)}
-    return Grammar("json", schema, field="text.format"), shown
+    format_object = {
+        "type": kind,
+        "description": description,
+        "name": name,
+        "schema": schema,
+        "strict": bool(is_strict),
+    }
+    return Grammar("json", schema, field="text.format"), format_object
 
 
 def read_reasoning(body: Fields) -> ReasoningMembers:
@@ -132,15 +138,15 @@ def read_reasoning(body: Fields) -> ReasoningMembers:
     effort = reasoning.string("effort", None, allowed=EFFORTS)
     older = reasoning.string("generate_summary", None, allowed=SUMMARIES)
     summary = reasoning.string("summary", older, allowed=SUMMARIES)
-    shown: dict[str, Any] = {}
+    reasoning_object: dict[str, Any] = {}
     if (context := reasoning.string("context", None, allowed=("auto", "current_turn", "all_turns"))) is not None:
-        shown["context"] = context
-    shown["effort"] = effort
+        reasoning_object["context"] = context
+    reasoning_object["effort"] = effort
     if (mode := reasoning.string("mode", None, allowed=("standard", "pro"))) is not None:
         if mode == "pro":
             raise unserved_error("The mode 'pro' is not available on this server.", reasoning.member_path("mode"))
-        shown["mode"] = mode
-    return ReasoningMembers(effort, summary is not None, shown | {"summary": summary})
+        reasoning_object["mode"] = mode
+    return ReasoningMembers(effort, summary is not None, reasoning_object | {"summary": summary})
 
 
 def read_include(body: Fields) -> set[str]:

@@ -347,7 +347,7 @@ class ArgumentRules:
             tails.insert(0, tail)
         if required:
             return self.add_rule(f" {separator} ".join(required) + f" {tails[0]}")
-        starts = [f"{name} {rest}" for name, rest in zip(optional, tails[1:], strict=True)]
+        starts = [f"{name} {later_names}" for name, later_names in zip(optional, tails[1:], strict=True)]
         return self.add_rule(" | ".join([*starts, '""']))
 
     def _loose_literal(self, value: Any) -> str:

@@ -22,15 +22,15 @@ def read_generated(choice_id: str, request: EngineRequest, output: Any) -> Choic
     """Return the output in a ``RequestOutput`` with one choice, whose tokens are those since the last output."""
     completion = output.outputs[0]
     token_ids = list(completion.token_ids)
-    read = ChoiceOutput(choice_id, token_ids, finish_number(completion.finish_reason))
+    choice_output = ChoiceOutput(choice_id, token_ids, finish_number(completion.finish_reason))
     if completion.logprobs:
         positions = [_list_tokens(position) for position in completion.logprobs]
         scored = [
             (_find_token(token_id, listed), listed) for token_id, listed in zip(token_ids, positions, strict=False)
         ]
-        read.new_logprobs = collect_scores(scored, request.logprob_ids)
-    read.kv_transfer_params = output.kv_transfer_params
-    return read
+        choice_output.new_logprobs = collect_scores(scored, request.logprob_ids)
+    choice_output.kv_transfer_params = output.kv_transfer_params
+    return choice_output
 
 
 def read_prompt_scores(request: EngineRequest, output: Any) -> Any:
