@@ -94,7 +94,7 @@ class ApiProcess:
         self._facts = {planned.names[0]: planned.facts for planned in plan.models}
         places = listening_places(options)
         parts.handlers.update(dict.fromkeys(parts.handlers, self._pass_to_main))
-        parts.handlers["generate"] = parts.handlers["embed"] = self._generate
+        parts.handlers["generate"] = parts.handlers["embed"] = self._generate_answer
         parts.handlers["socket"] = handle_socket  # here, where the connection is; its requests may be passed
         self._main_client = MainHttpClient(pass_socket, plan.passed_limit)
         self._places: dict[App, int] = {}
@@ -181,7 +181,7 @@ class ApiProcess:
             server.use_options(options)
         self.has_current_options.set()
 
-    async def _generate(self, registry: ModelRegistry, route: Route, exchange: Exchange) -> None:
+    async def _generate_answer(self, registry: ModelRegistry, route: Route, exchange: Exchange) -> None:
         """Answer a generating request here, unless it needs state that only the main process has."""
         if route.names_endpoint or is_from_coordinator(exchange.headers):
             await self._pass_to_main(registry, route, exchange)

@@ -161,7 +161,7 @@ def _write_once(name: str, links: dict[str, Path], contents: dict[str, str], sou
     """
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "parley" / "folders"
     links = {file_name: Path(os.path.realpath(path)) for file_name, path in links.items() if file_name not in contents}
-    folder = home / f"{name[:100]}-{_digest(links, contents, source)}"
+    folder = home / f"{name[:100]}-{_folder_digest(links, contents, source)}"
     if folder.is_dir():
         return folder
     if source is not None:
@@ -186,7 +186,7 @@ def _write_once(name: str, links: dict[str, Path], contents: dict[str, str], sou
     return folder
 
 
-def _digest(links: dict[str, Path], contents: dict[str, str], source: str | None) -> str:
+def _folder_digest(links: dict[str, Path], contents: dict[str, str], source: str | None) -> str:
     """Return a digest of the files, and of the sources of the tokenizer. Raises OSError."""
     digest = hashlib.sha256(str(CONTENT_VERSION).encode())
     for name, path in sorted(links.items()):

@@ -136,7 +136,7 @@ class MessageBatch(BatchJob):
         """Record the numbers of results, if they have changed."""
         if len(self._results) != self._saved_count:
             self._saved_count = len(self._results)
-            self._change({"request_counts": self._counts})
+            self._store_changes({"request_counts": self._counts})
 
     def finish(self, end: BatchEnd, now: int) -> None:
         """Keep the results, and record the end."""
@@ -153,7 +153,7 @@ class MessageBatch(BatchJob):
         self._counts |= {"errored": self._counts["errored"] + self._counts["processing"], "processing": 0}
         delete_content(self._records, self._id)
         ended = {"processing_status": "ended", "ended_at": iso_time(now), "results_url": results_url}
-        self._change({"request_counts": self._counts, **ended})
+        self._store_changes({"request_counts": self._counts, **ended})
 
     def has_ended(self) -> bool:
         """Whether the batch has ended, according to its record."""
@@ -174,7 +174,7 @@ class MessageBatch(BatchJob):
             error = _error_object(SERVER_ENDED if self._has_room else NO_ROOM)
             self._add_result(number, custom_id, "errored", error=error)
 
-    def _change(self, changes: dict[str, Any]) -> None:
+    def _store_changes(self, changes: dict[str, Any]) -> None:
         def change(data: bytes) -> bytes:
             stored = msgspec.json.decode(data, type=StoredBatch)
             stored.batch |= changes

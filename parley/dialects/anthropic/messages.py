@@ -225,7 +225,7 @@ class MessagesReply(Reply):
         Claude Code keeps a count of this event if ``message_delta`` says 0, so all tokens are in one that will not be.
         """
         usage = message_usage(Usage(prompt_tokens=prompt_tokens), self._cache_ttl, reasons=False)
-        message = self._envelope([], None, None, usage)
+        message = self._message_envelope([], None, None, usage)
         return named_event("message_start", {"type": "message_start", "message": message})
 
     # -- one answer
@@ -245,12 +245,12 @@ class MessagesReply(Reply):
         content = self._block_list.content(self._done.reason)
         called = any(block["type"] == "tool_use" for block in content)
         counts = message_usage(usage, self._cache_ttl, reasons=self._reasons)
-        envelope = self._envelope(content, *self.stop_reason(usage, called=called), counts)
+        envelope = self._message_envelope(content, *self.stop_reason(usage, called=called), counts)
         return encode_json(envelope | self._context_member())
 
     # -- both
 
-    def _envelope(
+    def _message_envelope(
         self, content: list[dict[str, Any]], reason: str | None, sequence: str | None, usage: dict[str, Any]
     ) -> dict[str, Any]:
         return {

@@ -82,7 +82,7 @@ def _model_object(card: ModelCard) -> dict[str, Any]:
         "created_at": datetime.fromtimestamp(card.created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         "max_input_tokens": card.max_model_len,
         "max_tokens": card.max_model_len,
-        "capabilities": None if card.info is None else _capabilities(card, card.info),
+        "capabilities": None if card.info is None else _capability_object(card, card.info),
         "lifecycle": "active",
         "line": None,
         "deprecated_at": None,
@@ -90,7 +90,7 @@ def _model_object(card: ModelCard) -> dict[str, Any]:
     }
 
 
-def _capabilities(card: ModelCard, info: ModelInfo) -> dict[str, Any]:
+def _capability_object(card: ModelCard, info: ModelInfo) -> dict[str, Any]:
     """Return what the model supports, with every member of the original's list. No context is edited here, documents
     are texts, and the server runs no tools. Clients such as Home Assistant offer only the options that are listed."""
     writes = info.generates and "chat" in card.abilities

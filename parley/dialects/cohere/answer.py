@@ -81,7 +81,7 @@ class MessageStream:
     def finish(self) -> bytes:
         """Return the end of what is open. A message without any block or call has an empty text."""
         opening = self._open_block("text") if not self._blocks and not self._calls else b""
-        return opening + self._close()
+        return opening + self._close_block()
 
     def _hold_tokens(self, tokens: list[TokenInfo], block_type: BlockType) -> bytes:
         """Keep the tokens until their text. Return the event of those that the other block still has."""
@@ -94,7 +94,7 @@ class MessageStream:
         return other_block_tokens
 
     def _open_block(self, block_type: BlockType) -> bytes:
-        start = self._close(block_type)
+        start = self._close_block(block_type)
         self._open, self._blocks = block_type, self._blocks + 1
         return start + self._event("content-start", self._blocks - 1, {"content": {"type": block_type, block_type: ""}})
 
@@ -109,7 +109,7 @@ class MessageStream:
         """Return the events of a piece of a call; its arguments are passed on as they arrive."""
         opening = b""
         if call.name is not None:
-            opening = self._close()
+            opening = self._close_block()
             self._open, self._calls, self.called = "call", self._calls + 1, True
             function = {"name": call.name, "arguments": ""}
             start = {"id": client_call_id(call.id or "", call.name), "type": "function", "function": function}
@@ -119,7 +119,7 @@ class MessageStream:
         piece = {"tool_calls": {"function": {"arguments": call.arguments}}}
         return opening + self._event("tool-call-delta", self._calls - 1, piece)
 
-    def _close(self, next_type: BlockType | None = None) -> bytes:
+    def _close_block(self, next_type: BlockType | None = None) -> bytes:
         """Return the end of what is open, with the tokens that are left unless they belong to the block that follows.
 
         ``next_type``: of that block, None for a call or the end of the message.

@@ -76,10 +76,10 @@ def _is_in_string(body: bytes, position: int) -> bool:
 def _character_sentence(body: bytes, position: int, context: str) -> str | None:
     if not 0 <= position < len(body):
         return None
-    return f"invalid character {_quoted(chr(body[position]))} {context}"
+    return f"invalid character {_quote_character(chr(body[position]))} {context}"
 
 
-def _quoted(character: str) -> str:
+def _quote_character(character: str) -> str:
     r"""Return a character in Go's single quotes: ``'x'``, ``'\n'``, ``'\x01'``."""
     return "'\"'" if character == '"' else r"'\''" if character == "'" else repr(character)
 

@@ -62,7 +62,7 @@ def write_tags(cards: Sequence[ModelCard]) -> bytes:
     for card in cards:
         entry = _list_entry(card)
         entry["details"] |= _lengths(card)
-        entries.append(entry | _capabilities(card))
+        entries.append(entry | _model_capabilities(card))
     return encode_go({"models": entries})
 
 
@@ -92,7 +92,7 @@ def answer_show(rules: OllamaRules, body: bytes, context: RequestContext, facts:
     answer["template"] = template
     answer["details"] = _details(card)
     answer["model_info"] = _model_info(card, _shown_name(name, card, context.headers))
-    return go_answer(answer | _capabilities(card) | {"modified_at": go_time(card.created)})
+    return go_answer(answer | _model_capabilities(card) | {"modified_at": go_time(card.created)})
 
 
 class _ShownName(msgspec.Struct):
@@ -197,12 +197,12 @@ def _list_entry(card: ModelCard) -> dict[str, Any]:
         "model": name,
         "modified_at": go_time(card.created),
         "size": card.info.weights_bytes if card.info is not None else 0,
-        "digest": _digest(card),
+        "digest": _model_digest(card),
         "details": _details(card),
     }
 
 
-def _digest(card: ModelCard) -> str:
+def _model_digest(card: ModelCard) -> str:
     """Return a digest that stays the same as long as the model does."""
     info = card.info
     numbers = (info.architecture, info.parameters, info.dtype, info.quantization) if info is not None else ()
@@ -255,7 +255,7 @@ def _quantization_level(card: ModelCard) -> str:
     return QUANTIZED_LEVELS.get(quantization, quantization.upper())
 
 
-def _capabilities(card: ModelCard) -> dict[str, list[str]]:
+def _model_capabilities(card: ModelCard) -> dict[str, list[str]]:
     """Return the model's abilities, in the words that clients choose models by."""
     names = []
     if card.purpose != "vectors":

@@ -61,8 +61,8 @@ def render_prompt(source: str, request: TemplateInput) -> tuple[str, list[Placed
     if request.prompt and request.suffix:
         values |= {"Prompt": request.prompt, "Suffix": request.suffix}
     elif variable_names(template).intersection(CONVERSATION_VARIABLES):
-        messages = [_message("system", request.system)] if request.system else []
-        values |= {"System": request.system, "Messages": [*messages, _message("user", prompt)], "Tools": []}
+        messages = [_message_struct("system", request.system)] if request.system else []
+        values |= {"System": request.system, "Messages": [*messages, _message_struct("user", prompt)], "Tools": []}
         values |= {"Query": "", "Document": "", "Instruction": ""}
     else:
         template = GoTemplate(_cut_after_response(template.nodes)[0], template.definitions)
@@ -79,7 +79,7 @@ def read_template(source: str) -> GoTemplate:
     return template
 
 
-def _message(role: str, content: str) -> GoStruct:
+def _message_struct(role: str, content: str) -> GoStruct:
     members: dict[str, Any] = {"Role": role, "Content": content, "Thinking": "", "Images": [], "ToolCalls": []}
     return GoStruct("*api.Message", members | {"ToolName": "", "ToolCallID": ""}, MESSAGE_JSON)
 

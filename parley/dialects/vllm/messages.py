@@ -221,7 +221,7 @@ class VllmMessagesReply(MessagesReply):
 
     def message_start(self, prompt_tokens: int) -> bytes:
         """Return the first event."""
-        message = self._message([]) | {"stop_reason": None, "stop_sequence": None}
+        message = self._message_object([]) | {"stop_reason": None, "stop_sequence": None}
         message |= {"usage": {"input_tokens": prompt_tokens, "output_tokens": 0}}
         return named_event("message_start", {"type": "message_start", "message": message})
 
@@ -250,7 +250,7 @@ class VllmMessagesReply(MessagesReply):
         called = any(block["type"] == "tool_use" for block in content)
         reason, sequence = self.stop_reason(usage, called=called, is_complete=called)
         ending = {"stop_reason": reason} | ({} if sequence is None else {"stop_sequence": sequence})
-        return encode_json(self._message(content) | ending | {"usage": _message_usage(usage, self._context)})
+        return encode_json(self._message_object(content) | ending | {"usage": _message_usage(usage, self._context)})
 
     # -- both
 
@@ -264,7 +264,7 @@ class VllmMessagesReply(MessagesReply):
             return "tool_use", None
         return ("max_tokens" if reason == "model_context_window_exceeded" else reason), sequence
 
-    def _message(self, content: list[dict[str, Any]]) -> dict[str, Any]:
+    def _message_object(self, content: list[dict[str, Any]]) -> dict[str, Any]:
         return {
             "id": f"chatcmpl-{self._answer_id}",
             "type": "message",

@@ -30,8 +30,8 @@ class RawMessages:
 
     def members(self) -> dict[str, Any]:
         """Return both lists, null where nothing was read or written."""
-        prompt = None if self._prompt is None else [_message(self._prompt.text or "", self._prompt.token_ids)]
-        answer = [_message(self._text(), [token.id for token in self._tokens])] if self._tokens else None
+        prompt = None if self._prompt is None else [_raw_message(self._prompt.text or "", self._prompt.token_ids)]
+        answer = [_raw_message(self._text(), [token.id for token in self._tokens])] if self._tokens else None
         return {"input_messages": prompt, "output_messages": answer}
 
     def _text(self) -> str:
@@ -42,5 +42,5 @@ class RawMessages:
         return text
 
 
-def _message(text: str, token_ids: list[int]) -> dict[str, Any]:
+def _raw_message(text: str, token_ids: list[int]) -> dict[str, Any]:
     return {"message": text, "tokens": token_ids, "type": "raw_message_tokens"}

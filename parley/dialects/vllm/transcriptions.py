@@ -101,7 +101,7 @@ class VllmTranscriptionReply(TranscriptionReply):
         if not self.request.output_options.usage:
             return STREAM_DONE
         totals = _usage_counts(usage.prompt_tokens, usage.completion_tokens)
-        return data_event(self._envelope([]) | {"usage": totals}) + STREAM_DONE
+        return data_event(self._chunk_envelope([]) | {"usage": totals}) + STREAM_DONE
 
     def fail_stream(self, error: ParleyError) -> bytes:
         """Return vLLM's error event and the ``[DONE]`` mark."""
@@ -112,12 +112,12 @@ class VllmTranscriptionReply(TranscriptionReply):
         return {"delta": {"content": self.finish_text()}, "finish_reason": reason, "stop_reason": done.stop}
 
     def _chunk(self, choices: list[dict[str, Any]]) -> bytes:
-        chunk = self._envelope(choices)
+        chunk = self._chunk_envelope(choices)
         if self.usage_per_chunk:
             chunk["usage"] = _usage_counts(self._prompt_tokens, self._sent_tokens)
         return data_event(chunk)
 
-    def _envelope(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
+    def _chunk_envelope(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
         prefix, object_name = OBJECT_NAMES[self.task]
         answer_id = f"{prefix}-{self.request.id}"
         return vllm_envelope(answer_id, object_name, self.context, self.request, choices)

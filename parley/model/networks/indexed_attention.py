@@ -62,7 +62,7 @@ class IndexedStep:
         """
         assert isinstance(x, torch.Tensor) and isinstance(latents, torch.Tensor), "indexers read rows as they are"
         keys = native.norm_rows(native.linear(x, weights.key), weights.key_norm)
-        keys = self._rotate(keys[:, None], self._cos, self._sin)
+        keys = self._rotate_rows(keys[:, None], self._cos, self._sin)
         pages.write_kv(kv_index, keys, keys[..., :0], self._batch)
         if self.has_choice:
             self._choose_tokens(x, latents, weights, pages.layer_pool(kv_index))
@@ -73,7 +73,7 @@ class IndexedStep:
         if self._groups is None:
             self._groups = indexer.plan_choice(self._spans, shape.heads, pool)
         x, latents, cos, sin = (part.index_select(0, self._rows) for part in (x, latents, self._cos, self._sin))
-        queries = self._rotate(native.linear(latents, weights.queries).view(-1, shape.heads, shape.dim), cos, sin)
+        queries = self._rotate_rows(native.linear(latents, weights.queries).view(-1, shape.heads, shape.dim), cos, sin)
         head_weights = native.lm_head_logits(x, weights.head_weights)
         positions = indexer.choose_tokens(queries, head_weights, pool, self._groups, shape.top_k)
         tables, spans = self._page_tables()
@@ -93,7 +93,7 @@ class IndexedStep:
             results.append(native.attend(batch_queries, copies, plan, scale=scale))
         attended.index_copy_(0, self._rows, torch.cat(results))
 
-    def _rotate(self, rows: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    def _rotate_rows(self, rows: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
         return indexer.rotate_first(rows, cos, sin, is_interleaved=self._shape.is_interleaved)
 
     def _page_tables(self) -> tuple[torch.Tensor, torch.Tensor]:

@@ -118,7 +118,7 @@ class RotaryEncoder:
         x = self._word_embeddings.index_select(0, texts.token_ids)
         if texts.second_rows is not None and self._second_type is not None:
             x[texts.second_rows] += self._second_type
-        x = self._normalize(x, self._embedding_norm)
+        x = self._normalize_rows(x, self._embedding_norm)
         angles = {
             is_local: tuple(part.index_select(0, texts.positions)[:, None] for part in table)
             for is_local, table in self._rotary_tables.items()
@@ -126,18 +126,22 @@ class RotaryEncoder:
         norms_before, norms_after = (False, True) if self.config.normalizes_sums else (True, False)
         for layer, is_local in zip(self._layers, self.config.local_layers, strict=True):
             beat()
-            normalized = self._normalize(x, layer.attention_norm, norms_before)
+            normalized = self._normalize_rows(x, layer.attention_norm, norms_before)
             qkv = layer.qkv(normalized).view(len(x), 3, self.config.heads, -1)
             cosine, sine = angles[is_local]
             attended = self._attend_runs(
-                _rotate(qkv[:, 0], cosine, sine), _rotate(qkv[:, 1], cosine, sine), qkv[:, 2], texts.runs, is_local
+                _rotate_heads(qkv[:, 0], cosine, sine),
+                _rotate_heads(qkv[:, 1], cosine, sine),
+                qkv[:, 2],
+                texts.runs,
+                is_local,
             )
-            x = self._normalize(layer.output.apply_added(attended, x), layer.attention_norm, norms_after)
-            x = self._feed_forward(layer, self._normalize(x, layer.norm, norms_before), x)
-            x = self._normalize(x, layer.norm, norms_after)
-        return self._normalize(x, self._final_norm)
+            x = self._normalize_rows(layer.output.apply_added(attended, x), layer.attention_norm, norms_after)
+            x = self._feed_forward(layer, self._normalize_rows(x, layer.norm, norms_before), x)
+            x = self._normalize_rows(x, layer.norm, norms_after)
+        return self._normalize_rows(x, self._final_norm)
 
-    def _normalize(self, x: torch.Tensor, norm: LayerNorm | None, is_here: bool = True) -> torch.Tensor:
+    def _normalize_rows(self, x: torch.Tensor, norm: LayerNorm | None, is_here: bool = True) -> torch.Tensor:
         """Return ``x`` normalized, or unchanged if ``norm`` is None or not ``is_here``."""
         if norm is None or not is_here:
             return x
@@ -192,7 +196,7 @@ class RotaryEncoder:
         return torch.cat(results, 2)
 
 
-def _rotate(x: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> torch.Tensor:
+def _rotate_heads(x: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> torch.Tensor:
     """Rotate queries or keys [T, heads, width] by the angles of their positions [T, 1, width]."""
     first_half, second_half = x.chunk(2, -1)
     return x * cosine + torch.cat((-second_half, first_half), -1) * sine

@@ -79,22 +79,25 @@ class SlopedEncoder:
         x = self._word_embeddings.index_select(0, texts.token_ids)
         if texts.second_rows is not None and self._second_type is not None:
             x[texts.second_rows] += self._second_type
-        x = self._normalize(x, self._embedding_norm)
+        x = self._normalize_rows(x, self._embedding_norm)
         for layer in self._layers:
             beat()
             query, key, value = layer.qkv(x).chunk(3, -1)
             attended = self._attend_runs(
-                self._normalize(query, layer.query_norm), self._normalize(key, layer.key_norm), value, texts.runs
+                self._normalize_rows(query, layer.query_norm),
+                self._normalize_rows(key, layer.key_norm),
+                value,
+                texts.runs,
             )
-            added = self._normalize(layer.output.apply_added(attended, x), layer.attention_norm)
+            added = self._normalize_rows(layer.output.apply_added(attended, x), layer.attention_norm)
             if layer.second_norm is not None:
-                added = self._normalize(x + added, layer.second_norm)
+                added = self._normalize_rows(x + added, layer.second_norm)
             activated, gate = layer.up(added).chunk(2, -1)
             inner = ACTIVATION_FUNCTIONS[GELU](activated) * gate
-            x = self._normalize(layer.down.apply_added(inner, added), layer.norm)
+            x = self._normalize_rows(layer.down.apply_added(inner, added), layer.norm)
         return x
 
-    def _normalize(self, x: torch.Tensor, norm: LayerNorm | None) -> torch.Tensor:
+    def _normalize_rows(self, x: torch.Tensor, norm: LayerNorm | None) -> torch.Tensor:
         if norm is None:
             return x
         return F.layer_norm(x, (self.config.hidden_size,), norm.weight, norm.bias, self.config.eps)

@@ -80,15 +80,15 @@ class FrameLink(asyncio.Protocol):
                 start = end
                 self._handle_message(self._decoder.decode(memoryview(data)[first:end]))
         except Exception as error:
-            self._end(error)
+            self._end_link(error)
             return
         self._unread = data[start:]
 
     def connection_lost(self, error: Exception | None) -> None:
         """End the link."""
-        self._end(BrokenFrame("the stream ended inside a frame") if self._unread else None)
+        self._end_link(BrokenFrame("the stream ended inside a frame") if self._unread else None)
 
-    def _end(self, error: Exception | None) -> None:
+    def _end_link(self, error: Exception | None) -> None:
         transport, self._transport = self._transport, None
         if transport is not None:
             transport.close()

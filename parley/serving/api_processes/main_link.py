@@ -149,13 +149,13 @@ class RelayedAccount(RequestAccount):
         self, model: str, usage: Usage, output_tokens: int, *, was_submitted: bool, handed_over: bool = False
     ) -> None:
         """Charge the key for the request."""
-        self._end(EndRequest(self.id, usage.prompt_tokens, usage.cached_tokens, output_tokens, was_submitted))
+        self._send_end(EndRequest(self.id, usage.prompt_tokens, usage.cached_tokens, output_tokens, was_submitted))
 
     def cancel(self) -> None:
         """End the account of a request that has used nothing."""
-        self._end(EndRequest(self.id))
+        self._send_end(EndRequest(self.id))
 
-    def _end(self, message: EndRequest) -> None:
+    def _send_end(self, message: EndRequest) -> None:
         self._link.generations.pop(self.id, None)
         if self._is_open:
             self._is_open = False

@@ -143,7 +143,7 @@ class ItemFetch:
             if isinstance(answer, bytes):
                 return answer
             address = self._redirected_address(address, answer)
-        self._fail("unreachable", f"could not be fetched: there are more than {MAX_REDIRECTS} redirects")
+        self._fail_fetch("unreachable", f"could not be fetched: there are more than {MAX_REDIRECTS} redirects")
 
     async def _get(self, address: FetchAddress) -> bytes | Redirect:
         """Send one request, while there is a connection free for it."""
@@ -159,9 +159,9 @@ class ItemFetch:
                     async with open_answer(address, ip_addresses, self._fetcher.ssl_context(address)) as answer:
                         return await self._read_answer(answer)
             except TimeoutError:
-                self._fail("unreachable", "could not be fetched: its server is too slow")
+                self._fail_fetch("unreachable", "could not be fetched: its server is too slow")
             except OSError:
-                self._fail("unreachable", "could not be fetched: its server cannot be reached, or broke off")
+                self._fail_fetch("unreachable", "could not be fetched: its server cannot be reached, or broke off")
             finally:
                 self._seconds_left -= loop.time() - began_at
 
@@ -189,9 +189,11 @@ class ItemFetch:
             return Redirect(answer.headers[b"location"].decode("utf-8", "surrogateescape"))
         if answer.status != 200:
             why = f"could not be fetched: the answer of its server has status {answer.status}"
-            self._fail("unreachable", why, status=answer.status)
+            self._fail_fetch("unreachable", why, status=answer.status)
         if answer.headers.get(b"content-encoding", b"identity").lower() != b"identity":
-            self._fail("unreachable", "could not be fetched: its server compressed the answer without being asked to")
+            self._fail_fetch(
+                "unreachable", "could not be fetched: its server compressed the answer without being asked to"
+            )
         if answer.size is not None and answer.size > self._size_limit:
             self._refuse_size(size=answer.size)
         return await answer.read_body(self._count_bytes)
@@ -200,7 +202,7 @@ class ItemFetch:
         try:
             return parse_fetch_url(urljoin(address.url, redirect.location))
         except ValueError:
-            self._fail("unreachable", "could not be fetched: its server redirects to something that is no URL")
+            self._fail_fetch("unreachable", "could not be fetched: its server redirects to something that is no URL")
 
     def _count_bytes(self, size: int) -> None:
         self._size += size
@@ -210,7 +212,7 @@ class ItemFetch:
 
     def _refuse_size(self, **detail: int) -> NoReturn:
         limit = self._size_limit
-        self._fail("too_large", f"is larger than the limit of {limit} bytes", limit=limit, **detail)
+        self._fail_fetch("too_large", f"is larger than the limit of {limit} bytes", limit=limit, **detail)
 
     def _refuse_url(self, url: str, problem: ValueError) -> NoReturn:
         detail = {"size": len(url), "limit": MAX_URL_LENGTH} if len(url) > MAX_URL_LENGTH else {}
@@ -220,9 +222,9 @@ class ItemFetch:
     def _forbid(self, why: str) -> NoReturn:
         """Refuse a host. Some APIs list the hosts that are allowed; those of private networks stay private."""
         allowed = [str(rule) for rule in self._fetcher.options.hosts if not rule.internal]
-        self._fail("forbidden_address", f"is not allowed: {why}", allowed=str(allowed))
+        self._fail_fetch("forbidden_address", f"is not allowed: {why}", allowed=str(allowed))
 
-    def _fail(self, reason: MediaFault, predicate: str, **detail: int | float | str) -> NoReturn:
+    def _fail_fetch(self, reason: MediaFault, predicate: str, **detail: int | float | str) -> NoReturn:
         """Raise BadMedia with a sentence about the item from the client's URL."""
         host = self._named_host
         message = f"The {KIND_NAMES[self._kind]} from {excerpt(host)} {predicate}."

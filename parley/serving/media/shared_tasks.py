@@ -29,17 +29,17 @@ class SharedTasks(Generic[T]):
         running = self._running.get(key)
         if running is None:
             running = self._running[key] = _RunningTask(asyncio.ensure_future(start()))
-            running.task.add_done_callback(lambda task: self._forget(key, task))
+            running.task.add_done_callback(lambda task: self._forget_task(key, task))
         running.waiters += 1
         try:
             return await asyncio.shield(running.task)
         finally:
             running.waiters -= 1
             if not running.waiters and not running.task.done():
-                self._forget(key, running.task)
+                self._forget_task(key, running.task)
                 running.task.cancel()
 
-    def _forget(self, key: Hashable, task: asyncio.Task[T]) -> None:
+    def _forget_task(self, key: Hashable, task: asyncio.Task[T]) -> None:
         if (running := self._running.get(key)) is not None and running.task is task:
             del self._running[key]
         if task.done() and not task.cancelled():

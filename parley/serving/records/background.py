@@ -125,7 +125,7 @@ class BackgroundRuns:
         it.
         """
         key = tenant, name
-        self._forget(key)  # an ended run of this name, whose time would end the new one's
+        self._forget_run(key)  # an ended run of this name, whose time would end the new one's
         task = asyncio.get_running_loop().create_task(self._run_to_end(key, kept_events, work, touched_prefixes))
         run = self._runs[key] = BackgroundRun(kept_events, is_stream, task)
         return run
@@ -179,11 +179,11 @@ class BackgroundRuns:
         """Keep a run that has ended, and forget those that ended first if the events of all are too large."""
         self._ended_sizes[key] = size
         self._ended_size += size
-        asyncio.get_running_loop().call_later(EVENTS_KEPT_SECONDS, self._forget, key)
+        asyncio.get_running_loop().call_later(EVENTS_KEPT_SECONDS, self._forget_run, key)
         while self._ended_size > MAX_KEPT_BYTES:
-            self._forget(next(iter(self._ended_sizes)))
+            self._forget_run(next(iter(self._ended_sizes)))
 
-    def _forget(self, key: RunKey) -> None:
+    def _forget_run(self, key: RunKey) -> None:
         """Forget a run that has ended, unless that has been done."""
         if size := self._ended_sizes.pop(key, 0):
             self._ended_size -= size

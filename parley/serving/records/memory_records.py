@@ -42,14 +42,14 @@ class MemoryRecordStore:
     def save_record(self, tenant: str, name: str, data: bytes, parts: Sequence[str] = ()) -> None:
         """Keep a record, and drop expired and old ones."""
         with self._lock:
-            self._write(tenant, name, data, parts)
+            self._write_record(tenant, name, data, parts)
 
     def update_record(self, tenant: str, name: str, change: RecordChange) -> bool:
         """Replace a record by the result of ``change``. Return whether the record exists."""
         with self._lock:
             data = self._find(tenant, name)
             if data is not None:
-                self._write(tenant, name, *change(data))
+                self._write_record(tenant, name, *change(data))
         return data is not None
 
     def find_record(self, tenant: str, name: str) -> bytes | None:
@@ -105,7 +105,7 @@ class MemoryRecordStore:
         record = self._records.get((tenant, name))
         return None if record is None or record.kept_at < self._clock() - self.lifetime else record.data
 
-    def _write(self, tenant: str, name: str, data: bytes, parts: Sequence[str]) -> None:
+    def _write_record(self, tenant: str, name: str, data: bytes, parts: Sequence[str]) -> None:
         size = len(data) + RECORD_OVERHEAD + PART_OVERHEAD * len(parts)
         if size > self.size:
             return

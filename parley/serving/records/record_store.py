@@ -75,7 +75,7 @@ class RecordStore:
     def save_record(self, tenant: str, name: str, data: bytes, parts: Sequence[str] = ()) -> None:
         """Keep a record, and drop expired and old ones."""
         with self._use_database():
-            self._write(tenant, name, data, parts)
+            self._write_record(tenant, name, data, parts)
         self._fault.report_end()  # on a full disk, records are still found
 
     def update_record(self, tenant: str, name: str, change: RecordChange) -> bool:
@@ -84,7 +84,7 @@ class RecordStore:
             database.execute("BEGIN IMMEDIATE")  # other processes wait, so that none changes the record meanwhile
             data = self._select(BY_NAME, tenant, name)
             if data is not None:
-                self._write(tenant, name, *change(data))
+                self._write_record(tenant, name, *change(data))
         if data is not None:
             self._fault.report_end()
         return data is not None
@@ -187,7 +187,7 @@ class RecordStore:
         row = self._database.execute(query, (*values, self._clock() - self.lifetime)).fetchone()
         return None if row is None else bytes(row[0])
 
-    def _write(self, tenant: str, name: str, data: bytes, parts: Sequence[str]) -> None:
+    def _write_record(self, tenant: str, name: str, data: bytes, parts: Sequence[str]) -> None:
         size = len(data) + RECORD_OVERHEAD + PART_OVERHEAD * len(parts)
         if size > self.size:
             return

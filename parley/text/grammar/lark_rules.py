@@ -79,7 +79,7 @@ class _LarkParser:
     def parse_rules(self) -> dict[str, GrammarNode]:
         """Parse all rules, and check that every reference is defined."""
         while self._position < len(self._tokens):
-            self._parse_statement(self._next())
+            self._parse_statement(self._next_token())
         if "start" not in self._rules:
             raise GrammarRefused("it has no rule start: …")
         start: GrammarNode = RuleReference(_rule_name("start"))
@@ -108,16 +108,16 @@ class _LarkParser:
         else:
             raise self._syntax_error(token)
 
-    def _next(self) -> re.Match[str]:
+    def _next_token(self) -> re.Match[str]:
         self._position += 1
         return self._tokens[self._position - 1]
 
-    def _peek(self) -> str:
+    def _peek_mark(self) -> str:
         """Return the mark that comes next; empty for anything else."""
         return (self._tokens[self._position]["mark"] or "") if self._position < len(self._tokens) else ""
 
     def _skip_mark(self, mark: str) -> bool:
-        is_here = self._peek() == mark
+        is_here = self._peek_mark() == mark
         self._position += is_here
         return is_here
 
@@ -137,7 +137,7 @@ class _LarkParser:
     def _parse_sequence(self) -> GrammarNode:
         nodes: list[GrammarNode] = []
         while self._begins_item():
-            nodes.append(self._parse_repeats(self._parse_item(self._next())))
+            nodes.append(self._parse_repeats(self._parse_item(self._next_token())))
         return nodes[0] if len(nodes) == 1 else SequenceNode(tuple(nodes))
 
     def _begins_item(self) -> bool:
@@ -173,15 +173,15 @@ class _LarkParser:
     def _parse_string(self, token: re.Match[str]) -> GrammarNode:
         text = _read_literal(token["string"])
         if self._skip_mark(".."):
-            last = _read_literal(self._next()["string"] or '""') if self._position < len(self._tokens) else ""
+            last = _read_literal(self._next_token()["string"] or '""') if self._position < len(self._tokens) else ""
             if len(text) != 1 or len(last) != 1 or last < text:
                 raise self._syntax_error(token)
             return CharacterNode(((ord(text), ord(last)),))
         return parse_regex(re.escape(text), "i") if token["insensitive"] else TextNode(text)
 
     def _parse_repeats(self, node: GrammarNode) -> GrammarNode:
-        while self._peek() in ("*", "+", "?"):
-            mark = self._next()[0]
+        while self._peek_mark() in ("*", "+", "?"):
+            mark = self._next_token()[0]
             node = RepeatNode(node, int(mark == "+"), 1 if mark == "?" else None)
         if self._position < len(self._tokens) and (count := self._tokens[self._position]["count"]):
             self._position += 1

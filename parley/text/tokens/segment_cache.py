@@ -42,7 +42,7 @@ class SegmentCache:
             ids_by_part.update(
                 {part: array("I", encoding.ids) for part, encoding in zip(missing, encodings, strict=True)}
             )
-            self._keep({part: ids_by_part[part] for part in missing})
+            self._keep_segments({part: ids_by_part[part] for part in missing})
         ids: list[int] = []
         for number, piece in enumerate(pieces):
             if number % 2:
@@ -60,7 +60,7 @@ class SegmentCache:
                     self._parts.move_to_end(part)
         return ids_by_part
 
-    def _keep(self, encoded: dict[str, array[int] | None]) -> None:
+    def _keep_segments(self, encoded: dict[str, array[int] | None]) -> None:
         with self._lock:
             for part, ids in encoded.items():
                 if ids is not None and part not in self._parts:

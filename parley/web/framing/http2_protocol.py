@@ -164,7 +164,7 @@ class Http2Protocol(asyncio.Protocol):
 
     def give_way(self) -> None:
         """Close, because another connection takes its place."""
-        self._close(NO_ERROR)
+        self._close_connection(NO_ERROR)
         if self.transport.get_write_buffer_size():  # the client does not read: a close would wait for it
             self.transport.abort()
 
@@ -177,7 +177,7 @@ class Http2Protocol(asyncio.Protocol):
         """Close after the last stream. uvicorn calls it."""
         self._leave()
         if not self._streams:
-            self._close(NO_ERROR)
+            self._close_connection(NO_ERROR)
 
     # -- for the streams
 
@@ -442,7 +442,7 @@ class Http2Protocol(asyncio.Protocol):
             self._is_leaving = True
             self._write_goaway(self._h2.highest_inbound_stream_id, NO_ERROR)
         self._write_output()
-        self._timer.schedule_action(LINGER_SECONDS, lambda: self._close(NO_ERROR))
+        self._timer.schedule_action(LINGER_SECONDS, lambda: self._close_connection(NO_ERROR))
 
     def _write_goaway(self, last_stream: int, code: int) -> None:
         """Write GOAWAY; h2's own would end the streams that are open."""
@@ -458,9 +458,9 @@ class Http2Protocol(asyncio.Protocol):
         """Close a connection whose frames cannot be accepted."""
         if not self._is_closed and self.options.access_log:
             log_refused_connection(str((self._client or ("",))[0]), 400, reason)
-        self._close(code)
+        self._close_connection(code)
 
-    def _close(self, code: int) -> None:
+    def _close_connection(self, code: int) -> None:
         """Close the connection after sending all written bytes, and end its streams."""
         if self._is_closed:
             return

@@ -100,7 +100,7 @@ class WebSocketProtocol(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """End everything that waits for the client."""
-        self._end()
+        self._end_messages()
         self._ping_timer.stop_timer()
         self._end_timer.stop_timer()
         self._server_state.connections.discard(self)
@@ -108,7 +108,7 @@ class WebSocketProtocol(asyncio.Protocol):
 
     def eof_received(self) -> bool:
         """Return False: a client that sends nothing more has gone."""
-        self._end()
+        self._end_messages()
         self._end_timer.schedule_action(LINGER_SECONDS, self.transport.abort)
         return False
 
@@ -204,7 +204,7 @@ class WebSocketProtocol(asyncio.Protocol):
         it without a code."""
         if self._is_closing:
             return
-        self._end()
+        self._end_messages()
         self.transport.write(self._frames.send(CloseConnection(code=code, reason=reason)))
         self._end_timer.schedule_action(LINGER_SECONDS, self.transport.abort)
 
@@ -255,7 +255,7 @@ class WebSocketProtocol(asyncio.Protocol):
             self.close(event.code, event.reason or "")
         elif self._frames.state is ConnectionState.REMOTE_CLOSING:
             self.transport.write(self._frames.send(event.response()))
-        self._end()
+        self._end_messages()
         self.transport.close()
         self._end_timer.schedule_action(LINGER_SECONDS, self.transport.abort)  # it may not read what was sent before
 
@@ -281,7 +281,7 @@ class WebSocketProtocol(asyncio.Protocol):
         else:
             self.transport.resume_reading()
 
-    def _end(self) -> None:
+    def _end_messages(self) -> None:
         """Read and write no message any more."""
         self._is_closing = True
         self._parts.clear()

@@ -83,14 +83,14 @@ class GenerateClient(VLLMClient):
         self._preparing.discard(choice_id)
         try:
             if request.pooling is None:
-                await self._generate(choice_id, request, index, continuation, adapter)
+                await self._generate_choice(choice_id, request, index, continuation, adapter)
             else:
-                await self._encode(choice_id, request, adapter)
+                await self._encode_choice(choice_id, request, adapter)
         except Exception as error:  # vLLM does not document what it raises
             if not self._llm.errored:  # else all choices end with the engine
                 self._reject(choice_id, error)
 
-    async def _generate(
+    async def _generate_choice(
         self,
         choice_id: str,
         request: EngineRequest,
@@ -114,7 +114,7 @@ class GenerateClient(VLLMClient):
             is_first = False
             self._pass_on(choice_output)
 
-    async def _encode(self, choice_id: str, request: EngineRequest, adapter: LoRARequest | None) -> None:
+    async def _encode_choice(self, choice_id: str, request: EngineRequest, adapter: LoRARequest | None) -> None:
         prompt, sent_at = engine_prompt(request.token_ids, request), monotonic()
         async for output in self._llm.encode(
             prompt, pooling_params(request), choice_id, lora_request=adapter, priority=request.priority

@@ -90,7 +90,7 @@ class _Execution:
         if self._characters_left < 0:
             raise TemplateFault("the template writes more text than is allowed for this prompt")
 
-    def _write(self, text: str) -> None:
+    def _write_output(self, text: str) -> None:
         self._count_characters(len(text))
         self.pieces.append(text)
 
@@ -113,11 +113,11 @@ class _Execution:
     def _walk_node(self, node: Node, dot: Any, variables: list[tuple[str, Any]]) -> None:
         match node:
             case TextNode(text):
-                self._write(text)
+                self._write_output(text)
             case Action(pipeline):
                 value = self._evaluate_pipeline(pipeline, dot, variables)
                 if not pipeline.variables:
-                    self._write(NO_VALUE if value is None else write_value(value))
+                    self._write_output(NO_VALUE if value is None else write_value(value))
             case Branch():
                 self._walk_branch(node, dot, variables)
             case Invocation():

@@ -57,28 +57,28 @@ class _Parser:
 
     # -- tokens
 
-    def _peek(self) -> TemplateToken:
+    def _peek_token(self) -> TemplateToken:
         return self._tokens[self._position] if self._position < len(self._tokens) else END_TOKEN
 
-    def _next(self) -> TemplateToken:
-        token = self._peek()
+    def _next_token(self) -> TemplateToken:
+        token = self._peek_token()
         self._position += 1
         self._line = token.line or self._line
         return token
 
-    def _fail(self, message: str) -> NoReturn:
+    def _raise_error(self, message: str) -> NoReturn:
         raise template_error(self._line, message)
 
     def _expect(self, kind: str, context: str) -> TemplateToken:
-        token = self._next()
+        token = self._next_token()
         if token.kind != kind:
-            self._fail(f"unexpected {_quoted(token)} in {context}")
+            self._raise_error(f"unexpected {_quote_token(token)} in {context}")
         return token
 
     def _enter(self) -> None:
         self._nesting += 1
         if self._nesting > MAX_NESTING:
-            self._fail(f"blocks and parentheses may be at most {MAX_NESTING} within each other")
+            self._raise_error(f"blocks and parentheses may be at most {MAX_NESTING} within each other")
 
     # -- nodes
 
@@ -86,19 +86,19 @@ class _Parser:
         """Return the nodes up to an action of one of these keywords, and that keyword; without: up to the end."""
         nodes: list[Node] = []
         while self._position < len(self._tokens):
-            token = self._next()
+            token = self._next_token()
             if token.kind == "text":
                 nodes.append(TextNode(token.text))
                 continue
-            keyword = self._peek().text if self._peek().kind == "name" else ""
+            keyword = self._peek_token().text if self._peek_token().kind == "name" else ""
             if keyword in ends:
-                self._next()
+                self._next_token()
                 return tuple(nodes), keyword
             node = self._read_keyword(keyword) if keyword in KEYWORDS else self._read_action()
             if node is not None:
                 nodes.append(node)
         if ends:
-            self._fail("unexpected EOF")
+            self._raise_error("unexpected EOF")
         return tuple(nodes), ""
 
     def _read_action(self) -> Action:
@@ -106,7 +106,7 @@ class _Parser:
 
     def _read_keyword(self, keyword: str) -> Node | None:
         """Read the rest of an action that begins with a keyword."""
-        self._next()
+        self._next_token()
         if keyword in BRANCHES:
             return self._read_branch(BRANCHES[keyword])
         match keyword:
@@ -119,10 +119,10 @@ class _Parser:
                 return self._read_invocation()
             case "break" | "continue":
                 if not self._loops:
-                    self._fail(f"{{{{{keyword}}}}} outside {{{{range}}}}")
+                    self._raise_error(f"{{{{{keyword}}}}} outside {{{{range}}}}")
                 self._expect("close", f"{{{{{keyword}}}}}")
                 return LoopExit(keyword)
-        self._fail(f"unexpected {{{{{keyword}}}}}")
+        self._raise_error(f"unexpected {{{{{keyword}}}}}")
 
     def _read_branch(self, keyword: BranchKeyword) -> Branch:
         """Read a branch up to its end. Its variables end there, too."""
@@ -143,9 +143,9 @@ class _Parser:
 
     def _read_else(self, keyword: BranchKeyword) -> tuple[Node, ...]:
         """Read the rest of a branch after ``else``: nodes, or another branch of the same keyword."""
-        token = self._peek()
+        token = self._peek_token()
         if token.kind == "name" and token.text == keyword and keyword != "range":
-            self._next()
+            self._next_token()
             return (self._read_branch(keyword),)
         self._expect("close", "else")
         nodes, _ = self.read_nodes(("end",))
@@ -154,7 +154,7 @@ class _Parser:
 
     def _read_definition(self) -> None:
         if self._nesting:
-            self._fail("unexpected {{define}}")
+            self._raise_error("unexpected {{define}}")
         self._add_definition(self._read_name("define clause"))
 
     def _read_block(self) -> Invocation:
@@ -176,16 +176,16 @@ class _Parser:
 
     def _read_invocation(self) -> Invocation:
         name, line = self._read_name("template clause", closes=False), self._line
-        if self._peek().kind == "close":
-            self._next()
+        if self._peek_token().kind == "close":
+            self._next_token()
             return Invocation(name, line)
         return Invocation(name, line, self._read_pipeline("template clause"))
 
     def _read_name(self, context: str, closes: bool = True) -> str:
         """Read the name of a template, a constant text; then the action's end if it ``closes``."""
-        name = self._read_constant(self._next())
+        name = self._read_constant(self._next_token())
         if not isinstance(name, str):
-            self._fail(f"the name in a {context} must be a text in quotes")
+            self._raise_error(f"the name in a {context} must be a text in quotes")
         if closes:
             self._expect("close", context)
         return name
@@ -199,26 +199,26 @@ class _Parser:
         while True:
             operands = self._read_operands(context, end)
             if commands and not isinstance(operands[0], FunctionName):
-                self._fail(f"non executable command in pipeline stage {len(commands) + 1}")
+                self._raise_error(f"non executable command in pipeline stage {len(commands) + 1}")
             commands.append(Command(operands))
-            if self._next().text != "|":
+            if self._next_token().text != "|":
                 break
         if not assigns:
             self._variables += variables
             if len(self._variables) > MAX_VARIABLES:
-                self._fail(f"at most {MAX_VARIABLES} variables may be in scope")
+                self._raise_error(f"at most {MAX_VARIABLES} variables may be in scope")
         return Pipeline(tuple(commands), line, variables, assigns)
 
     def _read_variables(self, context: str) -> tuple[tuple[str, ...], bool]:
         """Return the variables that a pipeline sets, and whether they exist already."""
         start = self._position
         names: list[str] = []
-        while self._peek().kind == "variable" and len(names) < (2 if context == "range" else 1):
-            names.append(self._next().text)
-            sign = self._next().text
+        while self._peek_token().kind == "variable" and len(names) < (2 if context == "range" else 1):
+            names.append(self._next_token().text)
+            sign = self._next_token().text
             if sign in (":=", "="):
                 if sign == "=" and (unknown := [name for name in names if name not in self._variables]):
-                    self._fail(f'undefined variable "{unknown[0]}"')
+                    self._raise_error(f'undefined variable "{unknown[0]}"')
                 return tuple(names), sign == "="
             if sign != ",":
                 break
@@ -229,25 +229,25 @@ class _Parser:
         """Return the operands of a command."""
         operands: list[Operand] = []
         while True:
-            token = self._peek()
+            token = self._peek_token()
             if token.text == "|" or token.kind == end or (token.kind == "sign" and token.text == end):
                 break
             if operands and not token.spaced:
-                self._next()
-                self._fail(f"unexpected {_quoted(token)} in operand")
+                self._next_token()
+                self._raise_error(f"unexpected {_quote_token(token)} in operand")
             operands.append(self._read_operand(context))
         if not operands:
-            self._next()
-            self._fail(f"missing value for {context}")
+            self._next_token()
+            self._raise_error(f"missing value for {context}")
         return tuple(operands)
 
     def _read_operand(self, context: str) -> Operand:
         """Return one operand with the members that are read from it."""
-        token = self._next()
+        token = self._next_token()
         operand = self._read_term(token, context)
         names = []
-        while self._peek().kind == "field" and not self._peek().spaced:
-            names.append(self._next().text[1:])
+        while self._peek_token().kind == "field" and not self._peek_token().spaced:
+            names.append(self._next_token().text[1:])
         if not names:
             return operand
         match operand:
@@ -257,7 +257,7 @@ class _Parser:
                 return Variable(name, tuple(names))
             case Pipeline():
                 return Chain(operand, tuple(names))
-        self._fail(f"unexpected . after term {_quoted(token)}")
+        self._raise_error(f"unexpected . after term {_quote_token(token)}")
 
     def _read_term(self, token: TemplateToken, context: str) -> Operand:
         match token.kind:
@@ -267,7 +267,7 @@ class _Parser:
                 return FieldPath((token.text[1:],))
             case "variable":
                 if token.text not in self._variables:
-                    self._fail(f'undefined variable "{token.text}"')
+                    self._raise_error(f'undefined variable "{token.text}"')
                 return Variable(token.text)
             case "name":
                 return self._read_named_term(token.text, context)
@@ -282,9 +282,9 @@ class _Parser:
         if name in NAMED_CONSTANTS:
             return Constant(NAMED_CONSTANTS[name])
         if name in KEYWORDS:
-            self._fail(f"unexpected <{name}> in {context}")
+            self._raise_error(f"unexpected <{name}> in {context}")
         if name not in self._functions:
-            self._fail(f'function "{name}" not defined')
+            self._raise_error(f'function "{name}" not defined')
         return FunctionName(name)
 
     def _read_constant(self, token: TemplateToken) -> str | int | float:
@@ -299,9 +299,9 @@ class _Parser:
                 case "number":
                     return constants.read_number(token.text)
         except (ValueError, OverflowError):
-            self._fail(f"bad constant {token.text[:40]}")
-        self._fail(f"unexpected {_quoted(token)} in operand")
+            self._raise_error(f"bad constant {token.text[:40]}")
+        self._raise_error(f"unexpected {_quote_token(token)} in operand")
 
 
-def _quoted(token: TemplateToken) -> str:
+def _quote_token(token: TemplateToken) -> str:
     return "EOF" if token is END_TOKEN else f'"{token.text[:40]}"'

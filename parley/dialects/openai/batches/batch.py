@@ -78,7 +78,7 @@ class OpenAIBatch(BatchJob):
             else:
                 self._requests, self._faults = read_batch_input(content, self._batch["endpoint"])
         if self._requests and self._batch["in_progress_at"] is None:
-            self._change({"status": "in_progress", "in_progress_at": now, "request_counts": self._counts()})
+            self._store_changes({"status": "in_progress", "in_progress_at": now, "request_counts": self._counts()})
             self._batch["in_progress_at"] = now
         return self._requests
 
@@ -118,7 +118,7 @@ class OpenAIBatch(BatchJob):
         """Record the numbers of answers, if they have changed."""
         if len(self._answered) != self._saved_count:
             self._saved_count = len(self._answered)
-            self._change({"request_counts": self._counts()})
+            self._store_changes({"request_counts": self._counts()})
 
     def finish(self, end: BatchEnd, now: int) -> None:
         """Keep the files, and record the end."""
@@ -167,7 +167,7 @@ class OpenAIBatch(BatchJob):
 
         BATCHES.update(self._records, self._batch["id"], self._batch["created_at"], end_batch)
 
-    def _change(self, changes: dict[str, Any]) -> None:
+    def _store_changes(self, changes: dict[str, Any]) -> None:
         """Change members of the batch; one that is being cancelled stays so."""
 
         def change(data: bytes) -> bytes:

@@ -97,7 +97,7 @@ class InlinedResponse(InlinedRequest):
     def watch_body(self, data: bytes) -> None:
         """Keep the response."""
         if self._storage.is_stored:
-            self._keep(msgspec.json.decode(data, type=dict[str, Any]))
+            self._keep_response(msgspec.json.decode(data, type=dict[str, Any]))
 
     def watch_stream(self, data: bytes) -> None:
         """Count the events, and keep the response whenever its state changes."""
@@ -116,7 +116,7 @@ class InlinedResponse(InlinedRequest):
             self._opening = self._opening or response
             is_running = response["status"] in stored.RUNNING
             if not is_running or self.background_name:
-                self._keep(response)
+                self._keep_response(response)
 
     def render_accepted(self) -> bytes:
         """Return the response as its stream announced it."""
@@ -128,7 +128,7 @@ class InlinedResponse(InlinedRequest):
         events.write_failure(error, self._opening | {"output": self._output})
         return events.end_bytes()
 
-    def _keep(self, response: dict[str, Any]) -> None:
+    def _keep_response(self, response: dict[str, Any]) -> None:
         """Keep the response, and add one that has ended to its conversation."""
         if not self._storage.is_stored:
             return

@@ -225,7 +225,7 @@ class ResponsesReply(Reply):
 
     def fail_stream(self, error: ParleyError) -> bytes:
         """Return the error, the failed response and the ``[DONE]`` mark."""
-        self._keep(self._events.write_failure(error, self._object.snapshot("failed", self._output.items)))
+        self._keep_response(self._events.write_failure(error, self._object.snapshot("failed", self._output.items)))
         return self._events.end_bytes()
 
     def render_ping(self) -> bytes:
@@ -257,7 +257,7 @@ class ResponsesReply(Reply):
     def render_accepted(self) -> bytes:
         """Keep the response as queued, and return it."""
         queued = self._object.snapshot("queued")
-        self._keep(queued)
+        self._keep_response(queued)
         return encode_json(queued)
 
     def _announce(self) -> None:
@@ -280,9 +280,9 @@ class ResponsesReply(Reply):
     def _begin_output(self) -> None:
         self._has_output = True
         if self._storage.in_background:
-            self._keep(self._object.snapshot("in_progress"))
+            self._keep_response(self._object.snapshot("in_progress"))
 
-    def _keep(self, response: dict[str, Any]) -> None:
+    def _keep_response(self, response: dict[str, Any]) -> None:
         """Keep the response, and add one that has ended to its conversation. If the store fails, output that is there
         is answered nevertheless, as not stored. Raises NotReady before that."""
         records = self._context.records
@@ -306,7 +306,7 @@ class ResponsesReply(Reply):
         seconds = int(self.timings.total) if self.timings is not None else 0
         completed_at = self._context.created + seconds if status == "completed" else None
         final = self._object.snapshot(status, output, completed_at=completed_at, incomplete_reason=reason, usage=usage)
-        self._keep(final)
+        self._keep_response(final)
         return final
 
 

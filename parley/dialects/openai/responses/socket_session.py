@@ -155,9 +155,9 @@ class ResponsesSession(SocketSession):
 
     def keep_response(self, request: CreateRequest, response_id: str, items: bytes) -> None:
         """Keep a response in place of the one before it in its stream. ``items``: of its conversation, as JSON."""
-        self._forget(request.lane)
+        self._forget_lane(request.lane)
         while len(self._newest) > self.max_lanes:
-            self._forget(next(iter(self._newest)))
+            self._forget_lane(next(iter(self._newest)))
         self._newest[request.lane] = response_id
         self._records.save_record(response_id, items)
 
@@ -165,13 +165,13 @@ class ResponsesSession(SocketSession):
         """Forget a response, because a request that continues it has failed."""
         for lane, newest in tuple(self._newest.items()):
             if newest == response_id:
-                self._forget(lane)
+                self._forget_lane(lane)
 
     def drop_older(self, lane: str) -> None:
         """Forget the newest response of a stream that is kept: the server stores a newer one."""
-        self._forget(lane)
+        self._forget_lane(lane)
 
-    def _forget(self, lane: str) -> None:
+    def _forget_lane(self, lane: str) -> None:
         if (response_id := self._newest.pop(lane, None)) is not None:
             self._records.delete_record(response_id)
 
@@ -201,11 +201,11 @@ class ResponsesAnswer(SocketAnswer):
         """Return the messages that the next part of the answer makes."""
         self._data += data
         if status != 200:
-            return [self._fail(status, self._data)] if last else []
+            return [self._failure_message(status, self._data)] if last else []
         events, self._data = split_events(self._data)
         messages = [self._read_event(data) for data in map(read_event_data, events) if data not in (b"", STREAM_END)]
         if last and not self._has_ended:
-            messages.append(self._fail(500, b""))
+            messages.append(self._failure_message(500, b""))
         return messages
 
     def _read_event(self, data: bytes) -> bytes:
@@ -230,7 +230,7 @@ class ResponsesAnswer(SocketAnswer):
         items = _joined_items(self._earlier or NO_ITEMS, self._new_items or NO_ITEMS)
         self._session.keep_response(self._request, outcome.id, _joined_items(items, bytes(outcome.output)))
 
-    def _fail(self, status: int, body: bytes) -> bytes:
+    def _failure_message(self, status: int, body: bytes) -> bytes:
         """Return the error that ends the request. ``body``: of the server's refusal."""
         self._has_ended = True
         self._session.drop_response(self._request.previous)

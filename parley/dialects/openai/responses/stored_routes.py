@@ -99,7 +99,9 @@ def update_conversation(body: bytes, context: RequestContext) -> Answer:
     if not fields.has_value("metadata"):
         raise fields.missing_member("metadata")
     metadata = read_metadata(fields)
-    return json_answer(_change(context, lambda record: record.conversation.update(metadata=metadata)).conversation)
+    return json_answer(
+        _change_conversation(context, lambda record: record.conversation.update(metadata=metadata)).conversation
+    )
 
 
 def delete_conversation(body: bytes, context: RequestContext) -> Answer:
@@ -116,7 +118,7 @@ def add_items(body: bytes, context: RequestContext) -> Answer:
     if not fields.has_value("items"):
         raise fields.missing_member("items")
     added = _read_added_items(fields, context)
-    _change(context, lambda record: record.items.extend(added))
+    _change_conversation(context, lambda record: record.items.extend(added))
     return json_answer(object_lists.list_object(added, has_more=False))
 
 
@@ -132,14 +134,16 @@ def read_item(body: bytes, context: RequestContext) -> Answer:
 
 def delete_item(body: bytes, context: RequestContext) -> Answer:
     """Remove an item from a conversation, and return the conversation. Raises UnknownRecord."""
-    return json_answer(_change(context, lambda record: record.items.remove(_find_item(record, context))).conversation)
+    return json_answer(
+        _change_conversation(context, lambda record: record.items.remove(_find_item(record, context))).conversation
+    )
 
 
 def _load(context: RequestContext) -> StoredConversation:
     return stored.load_conversation(context, context.path_parts["id"])
 
 
-def _change(context: RequestContext, change: Callable[[StoredConversation], None]) -> StoredConversation:
+def _change_conversation(context: RequestContext, change: Callable[[StoredConversation], None]) -> StoredConversation:
     return stored.change_conversation(context, context.path_parts["id"], change)
 
 

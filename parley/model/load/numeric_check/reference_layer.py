@@ -47,7 +47,7 @@ class ReferenceNorms:
         """Return the norm of rows of ``width`` numbers, or of each part of this width. ``name`` "": without weights.
         ``offset``: as ``NormForm.offset`` of the config, which is the default."""
         config = self._config
-        x = self._normalize(x.unflatten(-1, (-1, width)), config.eps if eps is None else eps)
+        x = self._normalize_rows(x.unflatten(-1, (-1, width)), config.eps if eps is None else eps)
         if name:
             offset = config.norms.offset if offset is None else offset
             x = x * (offset + self._weights.norms.view_norm(name + ".weight", width).float())
@@ -57,16 +57,16 @@ class ReferenceNorms:
 
     def norm_unweighted(self, x: torch.Tensor) -> torch.Tensor:
         """Return the norm of rows [T, width] without weights: [T, width]."""
-        return self._normalize(x, self._config.eps)
+        return self._normalize_rows(x, self._config.eps)
 
     def norm_heads(self, x: torch.Tensor, name: str, width: int) -> torch.Tensor:
         """Return the norm of queries or keys of all heads: [T, heads * head_dim] -> the same."""
         if not self._config.norms.has_headwise_qk:
             return self.norm_rows(x, name, width)
-        heads = self._normalize(x.unflatten(-1, (-1, self._config.head_dim)), self._config.eps)
+        heads = self._normalize_rows(x.unflatten(-1, (-1, self._config.head_dim)), self._config.eps)
         return heads.flatten(-2) * self._weights.norms.view_norm(name + ".weight", width).float()
 
-    def _normalize(self, x: torch.Tensor, eps: float) -> torch.Tensor:
+    def _normalize_rows(self, x: torch.Tensor, eps: float) -> torch.Tensor:
         if self._config.norms.is_centered:
             x = x - x.mean(-1, keepdim=True)
         return x * torch.rsqrt((x * x).mean(-1, keepdim=True) + eps)
@@ -164,7 +164,7 @@ class ReferenceLayer:
         kv_heads, dim = config.head_sizes(self._number).kv_heads, config.head_sizes(self._number).dim
         if shape.kv_layer is not None:
             q = self._norms.norm_heads(rows[0], *fields["query_norm"]).unflatten(-1, (-1, dim))
-            q = q if shape.rope is None else self._rotate(q, config.ropes[shape.rope])
+            q = q if shape.rope is None else self._rotate_heads(q, config.ropes[shape.rope])
             return [q, *self._stored[shape.kv_layer]]
         if shape.has_keys_as_values:
             rows = [*rows, rows[-1]]
@@ -179,7 +179,7 @@ class ReferenceLayer:
         if shape.has_normed_values:
             v = self._norms.norm_unweighted(v)
         if shape.rope is not None:
-            q, k = (self._rotate(heads, config.ropes[shape.rope]) for heads in (q, k))
+            q, k = (self._rotate_heads(heads, config.ropes[shape.rope]) for heads in (q, k))
         if "query_norm" in fields and shape.is_qk_norm_late:
             q = self._norms.norm_rows(q, *fields["query_norm"])
             k = self._norms.norm_rows(k, *fields["key_norm"])
@@ -204,7 +204,9 @@ class ReferenceLayer:
         latents, k_turning = rows.split([latent.rank, latent.rotary_dim], -1)
         ups = self._project(self._norm_latents(latents, "latent_norm"), "latent_up")
         k_plain, v = ups.unflatten(-1, (self._config.heads, -1)).split([latent.plain_dim, latent.value_dim], -1)
-        q_turning, k_turning = (self._rotate(heads, self._config.rope) for heads in (q_turning, k_turning[:, None]))
+        q_turning, k_turning = (
+            self._rotate_heads(heads, self._config.rope) for heads in (q_turning, k_turning[:, None])
+        )
         k = torch.cat((k_plain, k_turning.expand_as(q_turning)), -1)
         q = torch.cat((q_plain, q_turning), -1)
         return [q * self._query_scales() if self._shape.has_scaled_queries else q, k, v]
@@ -212,7 +214,7 @@ class ReferenceLayer:
     def _norm_latents(self, x: torch.Tensor, field: str) -> torch.Tensor:
         return self._norms.norm_rows(x, *self._norm_fields[field], LATENT_NORM_EPS)
 
-    def _rotate(self, x: torch.Tensor, rope: RopeConfig) -> torch.Tensor:
+    def _rotate_heads(self, x: torch.Tensor, rope: RopeConfig) -> torch.Tensor:
         """Apply the rotary embedding to queries or keys [T, heads, dim]."""
         angles = self._rotary_positions(rope) * rope.inverse_frequencies()
         cos, sin = angles.cos() * rope.scale, angles.sin() * (-rope.scale if rope.is_reversed else rope.scale)
