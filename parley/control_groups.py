@@ -58,7 +58,7 @@ def memory_limit(root: Path = ROOT) -> int | None:
 def count_memory_kills(root: Path = ROOT) -> int | None:
     """Return how many processes of this process's control group the kernel has killed so far because memory ran out,
     the group's or the machine's; None if it does not say."""
-    files = [folder / KILL_FILES[version] for folder, version in _groups("memory", root)]
+    files = [folder / KILL_FILES[version] for folder, version in _own_groups("memory", root)]
     for file in (*files, root / "proc/vmstat"):  # the last one counts kills of the whole machine
         with contextlib.suppress(OSError):
             if kills := re.search(r"^oom_kill (\d+)$", file.read_text(), re.M):
@@ -72,7 +72,7 @@ def _scheduled_cores() -> int:
 
 def _processor_shares(root: Path) -> Iterator[float]:
     """Yield the limit of each group that has one, in cores."""
-    for folder, version in _groups("cpu", root):
+    for folder, version in _own_groups("cpu", root):
         with contextlib.suppress(OSError, ValueError):
             if version == 2:
                 quota, period = (folder / "cpu.max").read_text().split()
@@ -86,7 +86,7 @@ def _memory_limits(root: Path, *, hard: bool = False) -> Iterator[tuple[int, int
     """Yield each limit of each group, and the memory that counts against it, in bytes. Cached files do not count, such
     as a model that was just read; the kernel drops them when memory is needed. ``hard``: without limits that only slow
     a group."""
-    for folder, version in _groups("memory", root):
+    for folder, version in _own_groups("memory", root):
         limits, use, prefix = (
             (("memory.max", "memory.high"), "memory.current", "")
             if version == 2
@@ -102,7 +102,7 @@ def _memory_limits(root: Path, *, hard: bool = False) -> Iterator[tuple[int, int
                     yield int(limit), used_bytes
 
 
-def _groups(controller: str, root: Path) -> Iterator[_Group]:
+def _own_groups(controller: str, root: Path) -> Iterator[_Group]:
     """Yield this process's group and those above it, as far as they are visible, in each hierarchy that may have
     limits of this ``controller``."""
     paths: dict[str, str] = {}  # paths of the process's group by controller; "" means version 2

@@ -46,7 +46,7 @@ def explain_flag(flag: str) -> str:
 
 def format_report(translation: Translation) -> str:
     """Return the report: a line for each flag, and the command with the other server's engine."""
-    rows = [(shlex.join(result.original_words), _outcome(result)) for result in translation.results]
+    rows = [(shlex.join(result.original_words), _describe_outcome(result)) for result in translation.results]
     width = min(max((len(written) for written, _ in rows), default=0), 40)
     lines = [f"  {written:<{width}}  {outcome}" for written, outcome in rows]
     if translation.added_flags:
@@ -64,7 +64,7 @@ def format_report(translation: Translation) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
-def _outcome(result: FlagResult) -> str:
+def _describe_outcome(result: FlagResult) -> str:
     if result.state != "translated":
         return STATES[result.state] + result.reason
     return shlex.join(result.parley_words) + (f"  ({result.reason})" if result.reason else "")

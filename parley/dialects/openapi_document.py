@@ -202,7 +202,7 @@ class _DocumentWriter:
             "summary": SUMMARIES[route.kind],
             "tags": titles,
         }
-        if parameters := self._parameters(path, answering):
+        if parameters := self._parameter_objects(path, answering):
             operation["parameters"] = parameters
         notes = ["The members of the body decide which API answers."] if len(answering) > 1 else []
         bodies = [(known_body, route) for route, dialect in answering for known_body in find_bodies(route, dialect)]
@@ -214,10 +214,10 @@ class _DocumentWriter:
             operation["requestBody"] = {"content": {"application/json": {}}, "required": True}
         if notes:
             operation["description"] = " ".join(notes)
-        operation["responses"] = self._answers(path, answering, [known_body for known_body, _ in bodies])
+        operation["responses"] = self._answer_objects(path, answering, [known_body for known_body, _ in bodies])
         return operation
 
-    def _parameters(self, path: str, answering: Sequence[tuple[Route, Dialect]]) -> list[Json]:
+    def _parameter_objects(self, path: str, answering: Sequence[tuple[Route, Dialect]]) -> list[Json]:
         parameters: list[Json] = [
             {
                 "name": name,
@@ -297,7 +297,7 @@ class _DocumentWriter:
         self.schemas[name] = {}
         return name
 
-    def _answers(
+    def _answer_objects(
         self, path: str, answering: Sequence[tuple[Route, Dialect]], bodies: Sequence[Json]
     ) -> dict[str, Json]:
         """Return the answers of an operation by their statuses."""

@@ -193,7 +193,9 @@ class RemoteEngine(MessagePageTransfer):
             while (message := await wire.read_frame(reader, decoder)) is not None:
                 self._message_count += 1
                 match message:
-                    case EngineReady(info) if self.info is not None and _identity(info) != _identity(self.info):
+                    case EngineReady(info) if self.info is not None and _model_identity(info) != _model_identity(
+                        self.info
+                    ):
                         return REPLACED_MODEL
                     case EngineReady(info):
                         self._ready_at = time.monotonic()
@@ -232,6 +234,6 @@ class RemoteEngine(MessagePageTransfer):
         return exit_code
 
 
-def _identity(info: ModelInfo) -> tuple[object, ...]:
+def _model_identity(info: ModelInfo) -> tuple[object, ...]:
     """Return values that differ between models: if they change, the files are those of another one."""
     return info.architecture, info.vocab_size, info.parameters, info.dimensions, info.labels

@@ -72,11 +72,11 @@ class AnswerWatch:
             timer.cancel()
 
     def _schedule_check(self, seconds: float, find_fault: Callable[[], str]) -> None:
-        self._timer = threading.Timer(seconds, self._check, [seconds, find_fault])
+        self._timer = threading.Timer(seconds, self._check_progress, [seconds, find_fault])
         self._timer.daemon = True
         self._timer.start()
 
-    def _check(self, seconds: float, find_fault: Callable[[], str]) -> None:
+    def _check_progress(self, seconds: float, find_fault: Callable[[], str]) -> None:
         fault = find_fault()
         with self._lock:
             if threading.current_thread() is not self._timer:  # it was stopped meanwhile

@@ -29,7 +29,7 @@ class CachedModel:
 
 def list_cached_models() -> list[CachedModel]:
     """Return the models in the cache, by name. A cache that does not exist has none."""
-    return sorted((_describe(repo) for repo in _cached_repositories()), key=lambda model: model.name.lower())
+    return sorted((_describe_repo(repo) for repo in _cached_repositories()), key=lambda model: model.name.lower())
 
 
 def remove_cached_model(name: str, commit: str | None = None) -> int:
@@ -58,7 +58,7 @@ def _cached_repositories() -> Iterator[Any]:
     yield from (repo for repo in repositories if repo.repo_type == "model")
 
 
-def _describe(repo: Any) -> CachedModel:
+def _describe_repo(repo: Any) -> CachedModel:
     revisions = sorted(repo.revisions, key=lambda revision: revision.last_modified, reverse=True)
     folder = revisions[0].snapshot_path if revisions else repo.repo_path
     commits = tuple(revision.commit_hash for revision in revisions)

@@ -133,11 +133,11 @@ def convert_sentence_piece(path: Path, config: dict[str, Any], more_tokens: dict
         "truncation": None,
         "padding": None,
         "added_tokens": _added_tokens(model, config, more_tokens),
-        "normalizer": _normalizer(model, has_prefix, always=config.get("legacy") is not False),
+        "normalizer": _normalizer_object(model, has_prefix, always=config.get("legacy") is not False),
         "pre_tokenizer": _pre_tokenizer(model, has_prefix, always=config.get("legacy") is not False),
         "post_processor": _post_processor(model, config),
-        "decoder": _decoder(has_prefix),
-        "model": _model(model),
+        "decoder": _decoder_object(has_prefix),
+        "model": _model_object(model),
     }
     return {"tokenizer.json": tokenizer, "tokenizer_config.json": names}
 
@@ -148,7 +148,7 @@ def _user_defined(model: SentencePieceModel) -> list[str]:
     return sorted(pieces, key=len, reverse=True)
 
 
-def _normalizer(model: SentencePieceModel, has_prefix: bool, *, always: bool) -> dict[str, Any]:
+def _normalizer_object(model: SentencePieceModel, has_prefix: bool, *, always: bool) -> dict[str, Any]:
     steps: list[dict[str, Any]] = []
     if model.trims_blanks:
         steps.append({"type": "Replace", "pattern": {"Regex": r"\A +|[ ▁]+\z"}, "content": ""})
@@ -169,7 +169,7 @@ def _pre_tokenizer(model: SentencePieceModel, has_prefix: bool, *, always: bool)
     return {"type": "Sequence", "pretokenizers": steps} if steps else None
 
 
-def _decoder(has_prefix: bool) -> dict[str, Any]:
+def _decoder_object(has_prefix: bool) -> dict[str, Any]:
     steps: list[dict[str, Any]] = [
         {"type": "Replace", "pattern": {"String": BLANK}, "content": " "},
         {"type": "ByteFallback"},
@@ -180,7 +180,7 @@ def _decoder(has_prefix: bool) -> dict[str, Any]:
     return {"type": "Sequence", "decoders": steps}
 
 
-def _model(model: SentencePieceModel) -> dict[str, Any]:
+def _model_object(model: SentencePieceModel) -> dict[str, Any]:
     unknown = next((number for number, kind in enumerate(model.kinds) if kind == UNKNOWN), None)
     ids = {piece: number for number, piece in enumerate(model.pieces)}
     mergeable = {piece: number for piece, number in ids.items() if model.kinds[number] == NORMAL}

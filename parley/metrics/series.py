@@ -76,15 +76,15 @@ class BucketHistogram:
 
     def __init__(self, **scales: Sequence[float]):
         self._bounds = {name: tuple(bounds) for name, bounds in scales.items()}
-        self._clear()
+        self._clear_series()
 
     def set_scale(self, name: str, bounds: Sequence[float]) -> None:
         """Add a scale or change its bounds, which drops all recorded numbers. The same bounds change nothing."""
         if self._bounds.get(name) != tuple(bounds):
             self._bounds[name] = tuple(bounds)
-            self._clear()
+            self._clear_series()
 
-    def _clear(self) -> None:
+    def _clear_series(self) -> None:
         self._unsorted: list[float] = []
         self._sum, self._count = 0.0, 0
         self._bucket_counts = {name: [0] * (len(bounds) + 1) for name, bounds in self._bounds.items()}
@@ -102,7 +102,7 @@ class BucketHistogram:
         """Return the recorded numbers since the last call, for another process to add, and reset them."""
         self._sort_observed()
         delta = HistogramDelta(self._sum, self._count, self._bucket_counts)
-        self._clear()
+        self._clear_series()
         return delta
 
     def add_delta(self, delta: HistogramDelta) -> None:

@@ -69,7 +69,7 @@ class SocketConversation:
         expiry = asyncio.get_running_loop().call_later(self._session.max_seconds, self._expire)
         code, reason = GOING_AWAY, SHUTTING_DOWN
         try:
-            self._send(self._session.opening_messages())
+            self._send_messages(self._session.opening_messages())
             while await self._wait_for_message():
                 await self._take_message()
                 await asyncio.sleep(0)  # messages that have come already must not keep others waiting
@@ -99,7 +99,7 @@ class SocketConversation:
                 if not self._waiting:
                     raise TimedOut(f"No message came for {self._session.max_idle:g} seconds.") from None
 
-    def _send(self, messages: list[bytes]) -> None:
+    def _send_messages(self, messages: list[bytes]) -> None:
         for message in messages:
             self._websocket.send_text(message)
 
@@ -112,7 +112,7 @@ class SocketConversation:
             data = await held.receive(receive, limit, options.body_timeout, options.body_rate)
             result = await to_thread_if_large(len(data), partial(self._session.read_message, data))
             if isinstance(result, SocketRequest):
-                self._send(self._session.acknowledge(result))
+                self._send_messages(self._session.acknowledge(result))
                 refusal = self._refuse_request(result, held)
                 if refusal is None:
                     self._add_request(WaitingRequest(result, held))
@@ -121,7 +121,7 @@ class SocketConversation:
             elif isinstance(result, LaneEnd):
                 self._end_lane(result)
             else:
-                self._send(result)
+                self._send_messages(result)
             await self._websocket.drain()  # it may repeat much of the message, whose memory is counted until then
         except BaseException:
             held.release()
@@ -174,14 +174,14 @@ class SocketConversation:
                 if (refusal := self._refuse_late(request.request)) is None:
                     await self._answer_request(request)
                 else:
-                    self._release(request.held)
+                    self._release_memory(request.held)
                     self._websocket.send_text(refusal)
         except Exception:
             log.exception("A request on a WebSocket failed.")
             self._websocket.close(INTERNAL_ERROR, SERVER_ERROR)
         finally:
             for waiting_task in waiting:
-                self._release(waiting_task.held)
+                self._release_memory(waiting_task.held)
             del self._waiting[lane]
             if not self._waiting:
                 self._websocket.mark_idle()
@@ -190,7 +190,7 @@ class SocketConversation:
 
     async def _answer_request(self, waiting: WaitingRequest) -> None:
         """Answer a request. Nothing is raised but cancellation: the application answers its own errors."""
-        release = partial(self._release, waiting.held)
+        release = partial(self._release_memory, waiting.held)
         lane, ends = waiting.request.lane, self._lane_ends[waiting.request.lane]
         try:
             size = waiting.held.size + self._session.count_earlier_bytes(waiting.request)
@@ -226,15 +226,15 @@ class SocketConversation:
     def _end_lane(self, end: LaneEnd) -> None:
         """End the requests of a lane, as if their client had left."""
         for waiting in self._waiting.get(end.lane, ()):
-            self._release(waiting.held)
+            self._release_memory(waiting.held)
         if end.lane in self._waiting:
             self._waiting[end.lane].clear()
         self._lane_ends[end.lane] += 1
         if (cycle := self._cycles.get(end.lane)) is not None:
             cycle.disconnect()
-        self._send(list(end.messages))
+        self._send_messages(list(end.messages))
 
-    def _release(self, held: HeldBody) -> None:
+    def _release_memory(self, held: HeldBody) -> None:
         """Stop counting the memory of a message. May be called twice."""
         self._waiting_bytes -= held.size
         held.release()

@@ -34,8 +34,10 @@ pack_times = struct.Struct("<BQBQ").pack
 def encode_batch(encoded_spans: Iterable[bytes], resource: Mapping[str, AttributeValue]) -> bytes:
     """Return the ExportTraceServiceRequest of spans that ``encode_span`` encoded. ``resource``: the attributes of this
     server."""
-    scope = _field(1, _field(1, b"parley") + _field(2, __version__.encode()))
-    return _field(1, _field(1, _encode_pairs(1, resource)) + _field(2, scope + b"".join(encoded_spans)))
+    scope = _encode_field(1, _encode_field(1, b"parley") + _encode_field(2, __version__.encode()))
+    return _encode_field(
+        1, _encode_field(1, _encode_pairs(1, resource)) + _encode_field(2, scope + b"".join(encoded_spans))
+    )
 
 
 def encode_span(
@@ -66,10 +68,12 @@ def encode_span(
     if attributes:
         parts.append(_encode_pairs(9, attributes))
     if context.state:
-        parts.append(_field(3, context.state))
+        parts.append(_encode_field(3, context.state))
     if error:
-        parts.append(_field(15, _field(2, _as_utf8(error)) + bytes((_tag(3, VARINT), STATUS_ERROR))))
-    return _field(2, b"".join(parts))
+        parts.append(
+            _encode_field(15, _encode_field(2, _as_utf8(error)) + bytes((_encode_tag(3, VARINT), STATUS_ERROR)))
+        )
+    return _encode_field(2, b"".join(parts))
 
 
 def encode_attributes(attributes: Mapping[str, AttributeValue]) -> bytes:
@@ -80,7 +84,7 @@ def encode_attributes(attributes: Mapping[str, AttributeValue]) -> bytes:
 @lru_cache(1024)  # names are those of the code, with a route or a model
 def _encode_name_and_kind(name: str, kind: SpanKind) -> bytes:
     """Return the fields of a span that all of its kind have in common."""
-    return _field(5, _as_utf8(name)) + KINDS[kind] + FLAGS
+    return _encode_field(5, _as_utf8(name)) + KINDS[kind] + FLAGS
 
 
 def _encode_pairs(number: int, attributes: Mapping[str, AttributeValue]) -> bytes:
@@ -99,7 +103,7 @@ def _encode_pairs(number: int, attributes: Mapping[str, AttributeValue]) -> byte
 
 @lru_cache(1024, typed=True)  # most values are those of other requests as well
 def _encode_pair(number: int, name: str, value: AttributeValue) -> bytes:
-    return _field(number, _encode_name(name) + _field(2, _encode_value(value)))
+    return _encode_field(number, _encode_name(name) + _encode_field(2, _encode_value(value)))
 
 
 def _encode_long_text(number: int, name: str, text: str) -> bytes:
@@ -110,47 +114,51 @@ def _encode_long_text(number: int, name: str, text: str) -> bytes:
 @lru_cache(256)  # ids have the same length in all requests
 def _text_head(number: int, name: str, size: int) -> bytes:
     """Return a pair whose value is a text of ``size`` bytes, without these bytes, its last ones."""
-    pair = _field(number, _encode_name(name) + _field(2, _field(1, bytes(size))))
+    pair = _encode_field(number, _encode_name(name) + _encode_field(2, _encode_field(1, bytes(size))))
     return pair[: len(pair) - size]
 
 
 @cache  # names are those of the code
 def _encode_name(name: str) -> bytes:
-    return _field(1, name.encode())
+    return _encode_field(1, name.encode())
 
 
 @cache
 def _double_head(number: int, name: str) -> bytes:
     """Return a pair whose value is a double, without its last eight bytes, the value."""
-    return _field(number, _encode_name(name) + _field(2, _encode_value(0.0)))[:-8]
+    return _encode_field(number, _encode_name(name) + _encode_field(2, _encode_value(0.0)))[:-8]
 
 
 def _encode_value(value: AttributeValue) -> bytes:
     """Return a value as an AnyValue message."""
     if isinstance(value, str):
-        return _field(1, _as_utf8(value))
+        return _encode_field(1, _as_utf8(value))
     if isinstance(value, bool):
         return b"\x10\x01" if value else b"\x10\x00"
     if isinstance(value, int):
-        return b"\x18" + _varint(value & (1 << 64) - 1) if -(1 << 63) <= value < 1 << 63 else _encode_value(str(value))
+        return (
+            b"\x18" + _encode_varint(value & (1 << 64) - 1)
+            if -(1 << 63) <= value < 1 << 63
+            else _encode_value(str(value))
+        )
     if isinstance(value, float):
         return b"\x21" + pack_double(value)
-    return _field(5, b"".join([_field(1, _encode_value(item)) for item in value]))
+    return _encode_field(5, b"".join([_encode_field(1, _encode_value(item)) for item in value]))
 
 
-def _field(number: int, content: bytes) -> bytes:
+def _encode_field(number: int, content: bytes) -> bytes:
     """Return a field with a length: text or a message."""
     size = len(content)
     tag = number << 3 | LENGTH  # not by a call, because this runs for each text
-    return bytes((tag, size)) + content if size < 0x80 else bytes((tag,)) + _varint(size) + content
+    return bytes((tag, size)) + content if size < 0x80 else bytes((tag,)) + _encode_varint(size) + content
 
 
-def _tag(number: int, kind: int) -> int:
+def _encode_tag(number: int, kind: int) -> int:
     """Return the tag of a field with a number below 16, which is one byte."""
     return number << 3 | kind
 
 
-def _varint(value: int) -> bytes:
+def _encode_varint(value: int) -> bytes:
     """Return a number that is not negative, in groups of seven bits, the lowest ones first."""
     groups = bytearray()
     while value > 0x7F:

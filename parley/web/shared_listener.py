@@ -42,16 +42,16 @@ class ConnectionCounts:
     def add_own(self) -> None:
         """Count a connection that this process has accepted."""
         assert self._own is not None
-        self.set_own(self._read(self._own) + 1)
+        self.set_own(self._read_place(self._own) + 1)
 
     @property
     def is_ahead(self) -> bool:
         """Whether this process has more connections than another one that serves."""
         assert self._own is not None
-        serving = [count for count in map(self._read, range(self._processes)) if count != NOT_SERVING]
-        return self._read(self._own) > min(serving, default=0)
+        serving = [count for count in map(self._read_place, range(self._processes)) if count != NOT_SERVING]
+        return self._read_place(self._own) > min(serving, default=0)
 
-    def _read(self, place: int) -> int:
+    def _read_place(self, place: int) -> int:
         count: int = COUNT.unpack_from(self._memory, place * COUNT.size)[0]
         return count
 

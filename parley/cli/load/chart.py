@@ -50,11 +50,11 @@ def draw_loads(loads: Sequence[MeasuredLoad]) -> str:
     ]
     for number, load in enumerate(loads):
         y = LEGEND_LINE * number + 14
-        parts.append(f'<line x1="{LEFT}" x2="{LEFT + 28}" y1="{y - 4}" y2="{y - 4}" {_stroke(number)}/>')
+        parts.append(f'<line x1="{LEFT}" x2="{LEFT + 28}" y1="{y - 4}" y2="{y - 4}" {_stroke_style(number)}/>')
         parts.append(f'<text x="{LEFT + 36}" y="{y}">{escape(load.name)}</text>')
     times = [collect_times(load.successes) for load in loads]
     for number, (name, title) in enumerate(TIMES.items()):
-        curves = [_distribution([value * 1000 for value in load_times[name]]) for load_times in times]
+        curves = [_distribution_points([value * 1000 for value in load_times[name]]) for load_times in times]
         origin = (LEFT + number % 2 * (PANEL_WIDTH + LEFT), top + number // 2 * ROW + TOP)
         parts += _draw_latencies(f"{title}, ms", curves, origin)
     parts += _draw_rates([_rates_over_time(load) for load in loads], (LEFT, top + 2 * ROW + TOP))
@@ -71,7 +71,7 @@ def draw_page(loads: Sequence[MeasuredLoad], table: str) -> str:
     )
 
 
-def _distribution(values: Sequence[float]) -> list[Point]:
+def _distribution_points(values: Sequence[float]) -> list[Point]:
     """Return the points of a cumulative distribution: a value, and the share of all that do not exceed it."""
     if not values:
         return []
@@ -158,13 +158,13 @@ def _draw_frame(
 
 def _draw_curves(curves: Sequence[Sequence[Point]], across: Scale, up: Scale) -> list[str]:
     return [
-        f'<polyline points="{" ".join(f"{across(x):.1f},{up(y):.1f}" for x, y in curve)}" {_stroke(number)}/>'
+        f'<polyline points="{" ".join(f"{across(x):.1f},{up(y):.1f}" for x, y in curve)}" {_stroke_style(number)}/>'
         for number, curve in enumerate(curves)
         if curve
     ]
 
 
-def _stroke(number: int) -> str:
+def _stroke_style(number: int) -> str:
     """Return the look of a load's lines. After the last colour they begin again, with dashes."""
     dashes = f' stroke-dasharray="{2 + 2 * (number // len(COLOURS))} 3"' if number >= len(COLOURS) else ""
     return f'fill="none" stroke="{COLOURS[number % len(COLOURS)]}" stroke-width="1.8"{dashes}'

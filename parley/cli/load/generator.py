@@ -88,7 +88,7 @@ class RequestSample:
             return "no reason given"
 
 
-def _content(prompt: Any) -> Any:
+def _message_content(prompt: Any) -> Any:
     return prompt.text if isinstance(prompt, PromptRow) else prompt
 
 
@@ -189,7 +189,7 @@ class LoadGenerator:
         ``prompt``: in the API's form, or a ``PromptRow``, which has an output length of its own.
         """
         members = self.api.build_body(
-            replace(self.shape, output_tokens=self._requested_tokens(prompt)), _content(prompt)
+            replace(self.shape, output_tokens=self._requested_tokens(prompt)), _message_content(prompt)
         )
         if isinstance(prompt, PromptRow) and prompt.messages is not None:
             members[self.api.messages_member] = prompt.messages

@@ -113,7 +113,7 @@ def zsh_script(commands: Commands) -> str:
         "    local -a commands",
         "    commands=(",
     ]
-    lines += [f"        {_quote(f'{name}:{text}')}" for name, (text, _) in commands.items()]
+    lines += [f"        {_quote_word(f'{name}:{text}')}" for name, (text, _) in commands.items()]
     lines += [
         "    )",
         "    if (( CURRENT == 2 )); then",
@@ -129,9 +129,11 @@ def zsh_script(commands: Commands) -> str:
             action = (
                 f":value:({' '.join(flag.values)})" if flag.values else ":file:_files" if flag.is_path else ":value:"
             )
-            lines.append(f"            {_quote(f'*{flag.flag}[{text}]' + (action if flag.takes_value else ''))} \\")
+            lines.append(
+                f"            {_quote_word(f'*{flag.flag}[{text}]' + (action if flag.takes_value else ''))} \\"
+            )
         models = "_parley_models" if name in MODEL_COMMANDS else "_files"
-        lines.append(f"            {_quote(f'*:argument:{models}')};;")
+        lines.append(f"            {_quote_word(f'*:argument:{models}')};;")
     lines += [
         "    esac",
         "}",
@@ -147,17 +149,21 @@ def fish_script(commands: Commands) -> str:
     """Return the script for fish."""
     lines = ["# made by `parley completion fish`"]
     for name, (text, flags) in commands.items():
-        lines.append(f"complete -c parley -n __fish_use_subcommand -f -a {name} -d {_quote(text)}")
+        lines.append(f"complete -c parley -n __fish_use_subcommand -f -a {name} -d {_quote_word(text)}")
         of_command = f"complete -c parley -n '__fish_seen_subcommand_from {name}'"
         if name in MODEL_COMMANDS:
             lines.append(f"{of_command} -a '(parley list --names 2>/dev/null)'")
         for flag in flags:
-            value = f" -x -a {_quote(' '.join(flag.values))}" if flag.values else " -r -F" if flag.is_path else " -x"
-            lines.append(f"{of_command} -l {flag.flag[2:]} -d {_quote(flag.text)}{value if flag.takes_value else ''}")
+            value = (
+                f" -x -a {_quote_word(' '.join(flag.values))}" if flag.values else " -r -F" if flag.is_path else " -x"
+            )
+            lines.append(
+                f"{of_command} -l {flag.flag[2:]} -d {_quote_word(flag.text)}{value if flag.takes_value else ''}"
+            )
     return "\n".join(lines) + "\n"
 
 
-def _quote(text: str) -> str:
+def _quote_word(text: str) -> str:
     return "'" + text.replace("'", "`") + "'"
 
 

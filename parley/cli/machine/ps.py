@@ -24,7 +24,7 @@ def run_command(config: ResolvedOptions) -> int:
     client = client_from_options(config)
     try:
         cards = client.list_model_cards()
-        state = _readiness(client)
+        state = _read_readiness(client)
     except ClientError as error:
         print(f"parley: {error}", file=sys.stderr)
         return 1
@@ -34,7 +34,7 @@ def run_command(config: ResolvedOptions) -> int:
                 json.dumps({"name": card["id"], "context": card.get("max_model_len"), "adapter_of": card.get("parent")})
             )
         return 0
-    rows = [("NAME", "CONTEXT", "ADAPTER OF")] + [_row(card) for card in cards]
+    rows = [("NAME", "CONTEXT", "ADAPTER OF")] + [_model_row(card) for card in cards]
     widths = [max(len(row[column]) for row in rows) for column in range(3)]
     for row in rows:
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
@@ -42,11 +42,11 @@ def run_command(config: ResolvedOptions) -> int:
     return 0
 
 
-def _row(card: dict[str, Any]) -> tuple[str, str, str]:
+def _model_row(card: dict[str, Any]) -> tuple[str, str, str]:
     return str(card["id"]), str(card.get("max_model_len") or ""), str(card.get("parent") or "")
 
 
-def _readiness(client: Any) -> str:
+def _read_readiness(client: Any) -> str:
     """Return "ready", or why the server is not. Raises ClientError if it does not answer."""
     try:
         client.call_json("GET", "/health/ready", timeout=10)

@@ -65,14 +65,14 @@ def all_versions() -> Iterator[tuple[str, str]]:
             yield name, importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             continue
-    yield from _kernels()
-    yield "processor", _processor()
-    yield "compiler", _compiler()
+    yield from _kernel_lines()
+    yield "processor", _processor_name()
+    yield "compiler", _compiler_version()
     variables = sorted(name for name in os.environ if name.startswith(("PARLEY_", "HF_", "OMP_", "CUDA_")))
     yield "variables", ", ".join(variables) or "none of PARLEY_, HF_, OMP_, CUDA_"
 
 
-def _kernels() -> Iterator[tuple[str, str]]:
+def _kernel_lines() -> Iterator[tuple[str, str]]:
     try:
         probe_run = subprocess.run(
             python_command("-c", KERNEL_PROBE), capture_output=True, text=True, timeout=120, check=True
@@ -86,7 +86,7 @@ def _kernels() -> Iterator[tuple[str, str]]:
     yield "GPU", gpu
 
 
-def _processor() -> str:
+def _processor_name() -> str:
     try:
         info = Path("/proc/cpuinfo").read_text("utf-8")
     except OSError:
@@ -98,7 +98,7 @@ def _processor() -> str:
     return f"{model[1] if model else 'unknown'}, {cores}, {' '.join(vector_flags) or 'no vector extensions'}"
 
 
-def _compiler() -> str:
+def _compiler_version() -> str:
     command = os.environ.get("CXX", "g++")
     try:
         done = subprocess.run([command, "--version"], capture_output=True, text=True, timeout=20, check=True)

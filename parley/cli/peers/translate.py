@@ -69,7 +69,7 @@ class Translation:
 
     def command(self) -> list[str]:
         """Return the words of the command, with the variables before it; MODEL stands for a model that is not named."""
-        return self._command(self.results, [])
+        return self._command_text(self.results, [])
 
     def engine_command(self) -> list[str] | None:
         """Return the command that runs the other server's engine under parley; None if no further flag would apply."""
@@ -77,7 +77,7 @@ class Translation:
             return None
         passed = [word for result in self.results if _goes_to_engine(result) for word in result.original_words]
         kept_results = [result for result in self.results if not _goes_to_engine(result)]
-        return self._command(kept_results, ["--engine", self.peer.engine, "--", *passed])
+        return self._command_text(kept_results, ["--engine", self.peer.engine, "--", *passed])
 
     def problem(self) -> str:
         """Return why ``parley serve`` would refuse the command, as a sentence; "" if it would not."""
@@ -88,7 +88,7 @@ class Translation:
             return str(error)
         return ""
 
-    def _command(self, results: Sequence[FlagResult], end: list[str]) -> list[str]:
+    def _command_text(self, results: Sequence[FlagResult], end: list[str]) -> list[str]:
         variables: list[str] = []
         models, flags = [MODEL], list[str]()
         for result in results:

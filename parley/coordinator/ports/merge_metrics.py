@@ -86,12 +86,12 @@ def _merged_value(name: str, series: str, metrics: Mapping[str, _Metric]) -> str
         return "1"
     if name in HIT_RATES:
         hits, lookups = (_sum_of(metrics.get(part), series.replace(name, part, 1)) for part in HIT_RATES[name])
-        return _format(hits / lookups if lookups else 0.0)
+        return _format_value(hits / lookups if lookups else 0.0)
     if metric.kind in ("gauge", "untyped") and name.endswith(AVERAGED_SUFFIXES):
         weights = sum(weight for _, weight in metric.series[series])
         total = sum(value * weight for value, weight in metric.series[series])
-        return _format(total / weights if weights else 0.0)
-    return _format(_sum_of(metric, series))
+        return _format_value(total / weights if weights else 0.0)
+    return _format_value(_sum_of(metric, series))
 
 
 def _sum_of(metric: _Metric | None, series: str) -> float:
@@ -99,5 +99,5 @@ def _sum_of(metric: _Metric | None, series: str) -> float:
     return sum(value for value, _ in metric.series.get(series, ())) if metric is not None else 0.0
 
 
-def _format(value: float) -> str:
+def _format_value(value: float) -> str:
     return f"{value:.17g}"

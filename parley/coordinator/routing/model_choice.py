@@ -100,13 +100,13 @@ def _choose_model(requirement: ModelRequirement, instances: Iterable[ClusterInst
     if not own_choices:
         return ModelChoice(None, frozenset())
     usable = [model for _, model in own_choices if _is_open_to_key(requirement, model)] or [own_choices[0][1]]
-    suitable = [model for model in usable if model.tasks is not None and _suits(requirement, model)]
+    suitable = [model for model in usable if model.tasks is not None and _suits_requirement(requirement, model)]
     unreported = [model for model in usable if model.tasks is None]
     expects_text = requirement.tasks is None or "generate" in requirement.tasks
     if requirement.main_only:
         chosen = own_choices[0][1]
     elif expects_text:  # a model that reports no tasks most likely writes text
-        chosen = next((model for model in usable if _suits(requirement, model)), usable[0])
+        chosen = next((model for model in usable if _suits_requirement(requirement, model)), usable[0])
     else:
         chosen = (*suitable, *unreported, usable[0])[0]
     names = set(chosen.names)
@@ -121,10 +121,10 @@ def _own_choice(requirement: ModelRequirement, offered: Sequence[OfferedModel]) 
     usable = [model for model in offered if _is_open_to_key(requirement, model)] or offered
     if requirement.main_only:
         return offered[0]
-    return next((model for model in usable if _suits(requirement, model)), usable[0])
+    return next((model for model in usable if _suits_requirement(requirement, model)), usable[0])
 
 
-def _suits(requirement: ModelRequirement, model: OfferedModel) -> bool:
+def _suits_requirement(requirement: ModelRequirement, model: OfferedModel) -> bool:
     return model.tasks is None or requirement.tasks is None or not requirement.tasks.isdisjoint(model.tasks)
 
 

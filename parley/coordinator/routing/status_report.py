@@ -22,9 +22,9 @@ COUNT_KEYS = ("pinned", "reserved", "waiting", "running", "slots", "block_size")
 def apply_status(instance: ClusterInstance, status: Mapping[str, Any]) -> str:
     """Update an instance from its status; return its epoch, empty if it has none."""
     service, resource, own_members = (
-        _subtable(status, "service"),
-        _subtable(status, "resource"),
-        _subtable(status, "parley"),
+        _read_subtable(status, "service"),
+        _read_subtable(status, "resource"),
+        _read_subtable(status, "parley"),
     )
     instance.native = bool(own_members)
     role = own_members.get("role") or service.get("currentRole")
@@ -59,7 +59,7 @@ def apply_status(instance: ClusterInstance, status: Mapping[str, Any]) -> str:
         instance.cached_hashes = frozenset(
             prompt_hash for prompt_hash in hashes[:MAX_REPORTED_HASHES] if isinstance(prompt_hash, int)
         )
-    transfers = _subtable(own_members, "transfers")
+    transfers = _read_subtable(own_members, "transfers")
     instance.transfers = {name: value for name, value in transfers.items() if is_amount(value)}
     epoch = own_members.get("epoch")
     return epoch if isinstance(epoch, str) else ""
@@ -73,7 +73,7 @@ def _keep_known_tasks(known: tuple[OfferedModel, ...], offered: tuple[OfferedMod
     )
 
 
-def _subtable(status: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+def _read_subtable(status: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     value = status.get(name)
     return value if isinstance(value, dict) else {}
 

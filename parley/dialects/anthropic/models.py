@@ -95,18 +95,18 @@ def _capability_object(card: ModelCard, info: ModelInfo) -> dict[str, Any]:
     are texts, and the server runs no tools. Clients such as Home Assistant offer only the options that are listed."""
     writes = info.generates and "chat" in card.abilities
     thinks = writes and "thinking" in card.abilities
-    thinking_types = {name: _support(_takes_thinking(name, thinks)) for name in THINKING_TYPES}
+    thinking_types = {name: _support_object(_takes_thinking(name, thinks)) for name in THINKING_TYPES}
     return {
-        "batch": _support(writes),
-        "citations": _support(False),
-        "code_execution": _support(False),
-        "context_management": _support(False, *CONTEXT_STRATEGIES),
-        "effort": _support(thinks, *EFFORTS),
-        "image_input": _support(writes and "image" in info.media_kinds),
-        "pdf_input": _support(False),
-        "server_tools": _support(False, "code_execution", "web_search"),
-        "structured_outputs": _support(writes and "grammar" in info.features),
-        "thinking": _support(thinks) | {"types": thinking_types},
+        "batch": _support_object(writes),
+        "citations": _support_object(False),
+        "code_execution": _support_object(False),
+        "context_management": _support_object(False, *CONTEXT_STRATEGIES),
+        "effort": _support_object(thinks, *EFFORTS),
+        "image_input": _support_object(writes and "image" in info.media_kinds),
+        "pdf_input": _support_object(False),
+        "server_tools": _support_object(False, "code_execution", "web_search"),
+        "structured_outputs": _support_object(writes and "grammar" in info.features),
+        "thinking": _support_object(thinks) | {"types": thinking_types},
     }
 
 
@@ -115,7 +115,7 @@ def _takes_thinking(name: str, thinks: bool) -> bool:
     return thinks or name in ("disabled", "between_tools")
 
 
-def _support(supported: bool, *parts: str) -> dict[str, Any]:
+def _support_object(supported: bool, *parts: str) -> dict[str, Any]:
     """Return whether something is supported, and with it each of its parts."""
     return {"supported": supported} | {part: {"supported": supported} for part in parts}
 

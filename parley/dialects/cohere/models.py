@@ -95,7 +95,7 @@ def _with_defaults(models: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
-def _endpoints(card: ModelCard) -> list[str]:
+def _list_endpoints(card: ModelCard) -> list[str]:
     """Return the endpoints that a model can answer, as far as it is known before the model is loaded."""
     if card.info is None:
         return {"chat": ["chat"], "text": [], "vectors": ["embed", "rerank"]}[card.purpose]
@@ -109,7 +109,7 @@ def _endpoints(card: ModelCard) -> list[str]:
 
 
 def _model_object(card: ModelCard) -> dict[str, Any]:
-    endpoints = _endpoints(card)
+    endpoints = _list_endpoints(card)
     return {
         "name": card.name,
         "is_deprecated": False,

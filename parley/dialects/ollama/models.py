@@ -61,7 +61,7 @@ def write_tags(cards: Sequence[ModelCard]) -> bytes:
     entries = []
     for card in cards:
         entry = _list_entry(card)
-        entry["details"] |= _lengths(card)
+        entry["details"] |= _model_lengths(card)
         entries.append(entry | _model_capabilities(card))
     return encode_go({"models": entries})
 
@@ -86,11 +86,11 @@ def answer_show(rules: OllamaRules, body: bytes, context: RequestContext, facts:
     fields.boolean("verbose", False)  # tensors and vocabularies are never listed
     parameters, template = _parameter_lines(card.sampling_defaults), _template_stand_in(card)
     answer: dict[str, Any] = {"license": card.license} if card.license else {}
-    answer["modelfile"] = _modelfile(card, template, parameters)
+    answer["modelfile"] = _write_modelfile(card, template, parameters)
     if parameters:
         answer["parameters"] = parameters
     answer["template"] = template
-    answer["details"] = _details(card)
+    answer["details"] = _details_object(card)
     answer["model_info"] = _model_info(card, _shown_name(name, card, context.headers))
     return go_answer(answer | _model_capabilities(card) | {"modified_at": go_time(card.created)})
 
@@ -198,7 +198,7 @@ def _list_entry(card: ModelCard) -> dict[str, Any]:
         "modified_at": go_time(card.created),
         "size": card.info.weights_bytes if card.info is not None else 0,
         "digest": _model_digest(card),
-        "details": _details(card),
+        "details": _details_object(card),
     }
 
 
@@ -209,8 +209,8 @@ def _model_digest(card: ModelCard) -> str:
     return hashlib.sha256(repr((card.root, card.name, *numbers)).encode()).hexdigest()
 
 
-def _details(card: ModelCard) -> dict[str, Any]:
-    architecture = _architecture(card)
+def _details_object(card: ModelCard) -> dict[str, Any]:
+    architecture = _architecture_name(card)
     return {
         "parent_model": card.root if card.adapter_folder else "",
         "format": card.weight_format,
@@ -221,14 +221,14 @@ def _details(card: ModelCard) -> dict[str, Any]:
     }
 
 
-def _lengths(card: ModelCard) -> dict[str, int]:
+def _model_lengths(card: ModelCard) -> dict[str, int]:
     """Return the lengths of the context and of a token's vector, which only the list of models has in its details."""
     width = _text_config(card.config).get("hidden_size")
     lengths = {"context_length": card.max_model_len, "embedding_length": width if isinstance(width, int) else None}
     return {name: length for name, length in lengths.items() if length}
 
 
-def _architecture(card: ModelCard) -> str:
+def _architecture_name(card: ModelCard) -> str:
     model_type = _text_config(card.config).get("model_type") or card.config.get("model_type")
     return model_type if isinstance(model_type, str) and model_type else "unknown"
 
@@ -277,7 +277,7 @@ def _parameter_lines(defaults: Mapping[str, float]) -> str:
     return "\n".join(f"{name:<30} {value:g}" for name, value in shown.items())
 
 
-def _modelfile(card: ModelCard, template: str, parameters: str) -> str:
+def _write_modelfile(card: ModelCard, template: str, parameters: str) -> str:
     """Return the file that would make the model anew at the original, which typed clients require."""
     lines = [f"FROM {tagged_name(card.name)}", f'TEMPLATE """{template}"""']
     lines += (f"PARAMETER {' '.join(line.split())}" for line in parameters.splitlines())
@@ -302,7 +302,7 @@ def _shown_name(name: str, card: ModelCard, headers: Mapping[bytes, bytes]) -> s
 
 def _model_info(card: ModelCard, base_name: str) -> dict[str, Any]:
     """Return the model's numbers under the names that GGUF files have for them."""
-    architecture, config = _architecture(card), _text_config(card.config)
+    architecture, config = _architecture_name(card), _text_config(card.config)
     members: dict[str, Any] = {"general.architecture": architecture, "general.basename": base_name}
     if card.info is not None:
         members["general.parameter_count"] = card.info.parameters

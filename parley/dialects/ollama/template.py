@@ -92,20 +92,20 @@ def variable_names(template: GoTemplate) -> set[str]:
     return {
         name.lower()
         for nodes in (template.nodes, *template.definitions.values())
-        for pipeline in _pipelines(nodes)
+        for pipeline in _find_pipelines(nodes)
         for name in _pipeline_names(pipeline)
     }
 
 
-def _pipelines(nodes: Sequence[Node]) -> Iterator[Pipeline]:
+def _find_pipelines(nodes: Sequence[Node]) -> Iterator[Pipeline]:
     for node in nodes:
         match node:
             case Action(pipeline) | Invocation(pipeline=Pipeline() as pipeline):
                 yield pipeline
             case Branch(pipeline=pipeline, body=body, otherwise=otherwise):
                 yield pipeline
-                yield from _pipelines(body)
-                yield from _pipelines(otherwise)
+                yield from _find_pipelines(body)
+                yield from _find_pipelines(otherwise)
 
 
 def _pipeline_names(pipeline: Pipeline) -> Iterator[str]:

@@ -250,7 +250,7 @@ class TranscriptionReply(Reply):
         self.finish_text()
         if self._format == "json":
             return encode_json(self.json_answer("".join(self._text), usage))
-        return FORMAT_WRITERS[self._format](self._transcript(usage))
+        return FORMAT_WRITERS[self._format](self._transcript_object(usage))
 
     def json_answer(self, text: str, usage: Usage) -> dict[str, Any]:
         """Return the answer as JSON without times."""
@@ -263,7 +263,7 @@ class TranscriptionReply(Reply):
         """Return a language as this API shows it."""
         return name.lower()
 
-    def _transcript(self, usage: Usage) -> Transcript:
+    def _transcript_object(self, usage: Usage) -> Transcript:
         return Transcript(
             self.task,
             "".join(self._text),

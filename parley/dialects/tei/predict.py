@@ -34,7 +34,7 @@ def read_rerank(rules: TeiRules, body: bytes, context: RequestContext) -> Rerank
     return RerankReply(rules, decode_fields(body, rules.wording), context)
 
 
-def _scores(logits: list[float], *, raw: bool) -> list[float]:
+def _score_logits(logits: list[float], *, raw: bool) -> list[float]:
     """Return the scores of a model's logits."""
     if raw:
         return logits
@@ -67,7 +67,7 @@ class PredictReply(TeiReply):
         return encode_json(predictions if self._is_batch else predictions[0])
 
     def _predict_classes(self, logits: list[float]) -> list[dict[str, Any]]:
-        scores = _scores(logits, raw=self._is_raw)
+        scores = _score_logits(logits, raw=self._is_raw)
         labelled = zip(scores, self._context.labels, strict=True)
         return _best_first([{"score": vectors.shortest_float32(score), "label": label} for score, label in labelled])
 
@@ -100,7 +100,7 @@ class RerankReply(TeiReply):
         """Return the texts, those with the highest scores first."""
         ranks: list[dict[str, Any]] = []
         for index, answer in enumerate(answers):
-            (score,) = _scores(vectors.vector_numbers(answer.values), raw=self._is_raw)
+            (score,) = _score_logits(vectors.vector_numbers(answer.values), raw=self._is_raw)
             text = {"text": self._texts[index]} if self._with_text else {}
             ranks.append({"index": index, **text, "score": vectors.shortest_float32(score)})
         return encode_json(_best_first(ranks))

@@ -91,9 +91,9 @@ class VllmTranscriptionReply(TranscriptionReply):
                 case ChoiceDelta():
                     self._sent_tokens += len(event.tokens)
                     if text := self.read_delta(event):
-                        chunks.append(self._chunk([{"delta": {"content": text}}]))
+                        chunks.append(self._chunk_frame([{"delta": {"content": text}}]))
                 case ChoiceDone():
-                    chunks.append(self._chunk([self._last_choice(event)]))
+                    chunks.append(self._chunk_frame([self._last_choice(event)]))
         return b"".join(chunks)
 
     def finish_stream(self, usage: Usage) -> bytes:
@@ -111,7 +111,7 @@ class VllmTranscriptionReply(TranscriptionReply):
         reason = FINISH_REASONS.get(done.reason, done.reason)
         return {"delta": {"content": self.finish_text()}, "finish_reason": reason, "stop_reason": done.stop}
 
-    def _chunk(self, choices: list[dict[str, Any]]) -> bytes:
+    def _chunk_frame(self, choices: list[dict[str, Any]]) -> bytes:
         chunk = self._chunk_envelope(choices)
         if self.usage_per_chunk:
             chunk["usage"] = _usage_counts(self._prompt_tokens, self._sent_tokens)

@@ -47,14 +47,14 @@ def _llava_encoder(file: ProjectorFile) -> dict[str, Any]:
 
 def _llava_processor(file: ProjectorFile) -> dict[str, Any]:
     """Return the processor, which pads a picture to a square, as the published config and llama.cpp do."""
-    return _processor(file, "LlavaProcessor", "LlavaImageProcessor", do_pad=True)
+    return _processor_config(file, "LlavaProcessor", "LlavaImageProcessor", do_pad=True)
 
 
 def _encoder_width(file: ProjectorFile) -> tuple[int, ...]:
     return (file.read_count("embedding_length"),)
 
 
-def _processor(file: ProjectorFile, name: str, image_name: str, **members: Any) -> dict[str, Any]:
+def _processor_config(file: ProjectorFile, name: str, image_name: str, **members: Any) -> dict[str, Any]:
     size = file.read_count("image_size")
     return SELECTED | {
         "processor_class": name,
@@ -70,7 +70,7 @@ def _processor(file: ProjectorFile, name: str, image_name: str, **members: Any) 
     }
 
 
-def _pinpoints(file: ProjectorFile) -> list[list[int]]:
+def _read_pinpoints(file: ProjectorFile) -> list[list[int]]:
     """Return the sizes (height, width) of pictures that are divided into tiles. Raises GgufError."""
     sides, tile = file.read_field(PINPOINTS), file.read_count("image_size")
     if (
@@ -86,11 +86,13 @@ def _pinpoints(file: ProjectorFile) -> list[list[int]]:
 
 
 def _llava_next_encoder(file: ProjectorFile) -> dict[str, Any]:
-    return _llava_encoder(file) | {"image_grid_pinpoints": _pinpoints(file)}
+    return _llava_encoder(file) | {"image_grid_pinpoints": _read_pinpoints(file)}
 
 
 def _llava_next_processor(file: ProjectorFile) -> dict[str, Any]:
-    return _processor(file, "LlavaNextProcessor", "LlavaNextImageProcessor", image_grid_pinpoints=_pinpoints(file))
+    return _processor_config(
+        file, "LlavaNextProcessor", "LlavaNextImageProcessor", image_grid_pinpoints=_read_pinpoints(file)
+    )
 
 
 def llava_variant(file: ProjectorFile) -> Projector | None:

@@ -46,7 +46,7 @@ class BitsAndBytesFormat:
     def tensor_names(self, checkpoint: Checkpoint, linear: LinearSpec) -> list[str]:
         """Return the names of the weight and of all that describes it."""
         weight = linear.name + ".weight"
-        if (table := self._table(checkpoint, linear)) is not None:
+        if (table := self._find_table(checkpoint, linear)) is not None:
             parts = ("absmax", "quant_map", "nested_absmax", "nested_quant_map")
             present = [f"{weight}.{part}" for part in parts if f"{weight}.{part}" in checkpoint]
             return [weight, self._state_name(linear, table), *present]
@@ -54,7 +54,7 @@ class BitsAndBytesFormat:
 
     def view_tensors(self, checkpoint: Checkpoint, linear: LinearSpec) -> list[torch.Tensor]:
         """Return the weight and the tensors of its scales as views of the file. Raises LoadError."""
-        weight, table = linear.name + ".weight", self._table(checkpoint, linear)
+        weight, table = linear.name + ".weight", self._find_table(checkpoint, linear)
         if table is None:
             return [
                 checkpoint.view_tensor(weight, linear.out_features, linear.in_features, dtype=torch.int8),
@@ -76,7 +76,7 @@ class BitsAndBytesFormat:
     def read_weight(self, checkpoint: Checkpoint, linear: LinearSpec) -> LinearWeight:
         """Read the weight. Raises LoadError."""
         values, *scales = self.view_tensors(checkpoint, linear)
-        table = self._table(checkpoint, linear)
+        table = self._find_table(checkpoint, linear)
         if table is None:
             zeros = torch.full((linear.out_features, 1), 128, dtype=torch.uint8)
             numbers = (values.short() + 128).to(torch.uint8)
@@ -110,7 +110,7 @@ class BitsAndBytesFormat:
         ):
             raise LoadError(f"Tensor {name} does not hold the numbers of {table}.")
 
-    def _table(self, checkpoint: Checkpoint, linear: LinearSpec) -> str | None:
+    def _find_table(self, checkpoint: Checkpoint, linear: LinearSpec) -> str | None:
         """Return the name of the table of a weight, None if it is not of 4 bits."""
         return next((table for table in TABLES if self._state_name(linear, table) in checkpoint), None)
 

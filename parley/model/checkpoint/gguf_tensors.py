@@ -278,7 +278,7 @@ def _make_entry(
         tensor.end,
         None if dtype else tensor.blocks,
         _interleaved_heads(model, tensor, config) if architecture.interleaved else 0,
-        restore=partial(_subtract, architecture.norm_offset) if is_norm and architecture.norm_offset else None,
+        restore=partial(_subtract_offset, architecture.norm_offset) if is_norm and architecture.norm_offset else None,
     )
     match = LAYER_TENSOR.fullmatch(tensor.name)
     if architecture.has_positive_rates and match and match[2] == "ssm_a":
@@ -311,7 +311,7 @@ def _interleaved_heads(model: GgufModel, tensor: GgufTensor, config: dict[str, A
     return counts.get(match[2], 0) if match else 0
 
 
-def _subtract(offset: float, numbers: torch.Tensor) -> torch.Tensor:
+def _subtract_offset(offset: float, numbers: torch.Tensor) -> torch.Tensor:
     return numbers - offset
 
 

@@ -76,12 +76,12 @@ class GptqFormat:
         packed, zero_points, scales, *index = self.view_tensors(checkpoint, linear)
         group = min(self.group or linear.in_features, linear.in_features)
         order = input_order(linear.name + ".g_idx", group, *index) if index else None
-        values = self._unpack(packed.t(), linear.in_features)
+        values = self._unpack_words(packed.t(), linear.in_features)
         if order is not None:
             values = values[:, order]
         if self.minus_one and self.bits in ONE_IN_EACH:
             zero_points = zero_points + ONE_IN_EACH[self.bits]
-        zeros = self._unpack(zero_points, linear.out_features)
+        zeros = self._unpack_words(zero_points, linear.out_features)
         if self.minus_one and self.bits not in ONE_IN_EACH:  # of numbers that cross words, each is stored less one
             zeros = (zeros + 1) & ((1 << self.bits) - 1)
         return GroupedLinearWeight(
@@ -98,7 +98,7 @@ class GptqFormat:
     def _packed_size(self, numbers: int) -> int:
         return -(-numbers * 3 // 32) if self.bits == 3 else packed_size(numbers, self.bits)
 
-    def _unpack(self, words: torch.Tensor, count: int) -> torch.Tensor:
+    def _unpack_words(self, words: torch.Tensor, count: int) -> torch.Tensor:
         return (unpack_crossing if self.bits == 3 else unpack_rows)(words, count, self.bits)
 
 

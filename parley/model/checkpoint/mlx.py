@@ -89,7 +89,9 @@ class MlxRows:
             return self._read_floats()
         width = 4 if self.bits <= 4 else 8
         code = f"least{width}_{ZERO_CODES[self.scales.dtype]}"
-        return GroupedLinearWeight(GroupedWeight(self._unpack(), self.scales, self.biases, self.group, code=code))
+        return GroupedLinearWeight(
+            GroupedWeight(self._unpack_integers(), self.scales, self.biases, self.group, code=code)
+        )
 
     def _read_floats(self) -> GroupedLinearWeight:
         packed = self.words.contiguous().view(torch.uint8)
@@ -100,7 +102,7 @@ class MlxRows:
             return read_mxfp4(packed, self.scales)
         return read_nvfp4(packed, self.scales.view(torch.float8_e4m3fn), torch.ones(1))
 
-    def _unpack(self) -> torch.Tensor:
+    def _unpack_integers(self) -> torch.Tensor:
         """Return the integers, uint8 [out_features, in_features]."""
         if 8 % self.bits == 0:
             return unpack_rows(self.words, self.in_features, self.bits)

@@ -77,7 +77,7 @@ class TorchaoWeight:
         """Return integers, scales and zero points if there are any, as views of the file. Raises LoadError."""
         stored, (qdata, scale, zero) = self.read_class(), map(self.part, PARTS)
         view, out_features, in_features, groups = (
-            self._view,
+            self._view_part,
             self.out_features,
             self.in_features,
             self.in_features // stored.inputs,
@@ -98,7 +98,7 @@ class TorchaoWeight:
         views = [view(qdata, out_features, in_features, dtype=torch.int8), view(scale, *rows)]
         return views + [view(zero, *rows, dtype=torch.int8)] * (zero in self.checkpoint)
 
-    def _view(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+    def _view_part(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
         leading = () if self.experts is None else (self.experts,)
         return self.checkpoint.view_tensor(name, *leading, *shape, dtype=dtype)
 

@@ -176,10 +176,10 @@ class CheckedTensor(NamedTuple):
 def _copy_to_memory(tensor: torch.Tensor) -> CheckedTensor:
     """Copy a tensor to memory for weights: mapped file pages are small, and the kernel may evict them."""
     copy = memory.map_tensor(tensor.numel(), tensor.dtype).view(tensor.shape).copy_(tensor)
-    return CheckedTensor(copy, _checksum(copy))
+    return CheckedTensor(copy, _tensor_checksum(copy))
 
 
-def _checksum(tensor: torch.Tensor) -> int:
+def _tensor_checksum(tensor: torch.Tensor) -> int:
     """Return the sum of a contiguous tensor's bytes, taken as 64-bit numbers, modulo 2^64.
 
     Damaged bytes change it, and it takes a third of the time of copying them; a CRC takes longer, with most libraries
@@ -199,7 +199,7 @@ def _split_tensors(value: Any, tensors: dict[str, torch.Tensor]) -> Any:
     if isinstance(value, torch.Tensor):
         name = str(len(tensors))
         tensors[name] = tensor = value.contiguous()
-        return {"tensor": name, "checksum": _checksum(tensor)}
+        return {"tensor": name, "checksum": _tensor_checksum(tensor)}
     if isinstance(value, torch.dtype):
         return {"dtype": str(value)}
     if isinstance(value, list):

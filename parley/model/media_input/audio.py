@@ -24,7 +24,7 @@ def decode_audio(data: bytes, rate: int, max_seconds: float) -> NDArray[np.float
         check_codec(stream)
         stream.codec_context.thread_count = 1
         frames = _limit_length(container.decode(stream), max_seconds)
-        parts = list(_resample(frames, rate))
+        parts = list(_resample_frames(frames, rate))
     if not parts:
         raise damaged_media()
     return np.concatenate(parts)
@@ -44,7 +44,7 @@ def _limit_length(frames: Iterator[av.AudioFrame], max_seconds: float) -> Iterat
         yield frame
 
 
-def _resample(frames: Iterator[av.AudioFrame], rate: int) -> Iterator[NDArray[np.float32]]:
+def _resample_frames(frames: Iterator[av.AudioFrame], rate: int) -> Iterator[NDArray[np.float32]]:
     """Return the mean of the channels at another rate. Channels keep their own sound until then: FFmpeg would weight
     them. A stream whose format changes within gets a new resampler, as a new file would."""
     resampler: av.AudioResampler | None = None

@@ -53,16 +53,18 @@ class SparseHead:
             beat()
             logits = self.output_layer(rows).relu_()
             if sums:
-                logits = self._damp(logits)
+                logits = self._damp_logits(logits)
             while len(logits):  # the rows of a text may be in several parts, and a part may have those of several texts
                 part, logits = logits[:missing], logits[missing:]
                 total = total + part.sum(0) if sums else torch.maximum(total, part.amax(0))
                 missing -= len(part)
                 if not missing:
-                    yield total if sums else self._damp(total)  # the logarithm keeps the order, so it can come last
+                    yield (
+                        total if sums else self._damp_logits(total)
+                    )  # the logarithm keeps the order, so it can come last
                     missing, total = next(remaining, 0), torch.zeros_like(total)
 
-    def _damp(self, logits: torch.Tensor) -> torch.Tensor:
+    def _damp_logits(self, logits: torch.Tensor) -> torch.Tensor:
         for _ in range(self.pooling.logarithms):
             logits = logits.log1p()
         return logits

@@ -146,13 +146,13 @@ class ApiLink:
             case EngineMessage():
                 self._handle_order(message)
             case AdmitRequest():
-                self._answer(message.id, message.tenant, partial(self._admit_request, message))
+                self._answer_message(message.id, message.tenant, partial(self._admit_request, message))
             case OpenAccount():
-                self._answer(message.id, message.tenant, partial(self._open_account, message))
+                self._answer_message(message.id, message.tenant, partial(self._open_account, message))
             case ReserveTokens():
                 account = self._accounts.get(message.id)
                 tenant = NO_TENANT if account is None else account.tenant
-                self._answer(message.id, tenant, partial(self._reserve_tokens, message))
+                self._answer_message(message.id, tenant, partial(self._reserve_tokens, message))
             case EndRequest():
                 self._end_request(message)
             case WithdrawRequest():
@@ -160,7 +160,7 @@ class ApiLink:
             case Snapshot():
                 self._take_snapshot(message)
 
-    def _answer(self, request_id: int, tenant: Tenant, work: Callable[[], None]) -> None:
+    def _answer_message(self, request_id: int, tenant: Tenant, work: Callable[[], None]) -> None:
         """Do the work that a message asks for, and answer it."""
         refusal: RelayedError | None = None
         try:

@@ -46,14 +46,14 @@ class EndpointUsage:
                 raise _limit_error(
                     endpoint, limit, WINDOW_SECONDS if window is None else window.ends_at - self._clock()
                 )
-        self._add(endpoint, tenant, calls=1)
+        self._add_usage(endpoint, tenant, calls=1)
         return EndpointLease(self, endpoint, tenant)
 
     def add_tokens(self, endpoint: Endpoint, tenant: str, count: int) -> None:
         """Count the tokens of a request that has ended."""
-        self._add(endpoint, tenant, tokens=count)
+        self._add_usage(endpoint, tenant, tokens=count)
 
-    def _add(self, endpoint: Endpoint, tenant: str, calls: int = 0, tokens: int = 0) -> None:
+    def _add_usage(self, endpoint: Endpoint, tenant: str, calls: int = 0, tokens: int = 0) -> None:
         now = self._clock()
         if len(self._windows) > MAX_WINDOWS:
             self._windows = {key: window for key, window in self._windows.items() if window.ends_at > now}

@@ -36,16 +36,16 @@ class RefillingBudget:
     @property
     def remaining(self) -> int:
         """The whole units that are left; negative after more than all were spent."""
-        return self.limit + -self._refill() // self._period
+        return self.limit + -self._refill_budget() // self._period
 
     def spend(self, units: int) -> None:
         """Spend units, even more than are left. Negative units are given back, because they were not used."""
-        spent = self._refill() + units * self._period
+        spent = self._refill_budget() + units * self._period
         self._spent = spent if spent > 0 else 0
 
     def try_spend(self, units: int) -> bool:
         """Spend units if that many are left, and return whether they were."""
-        spent = self._refill() + units * self._period
+        spent = self._refill_budget() + units * self._period
         if spent > self.limit * self._period:
             return False
         self._spent = spent
@@ -53,16 +53,16 @@ class RefillingBudget:
 
     def seconds_until(self, units: int) -> float:
         """Return the seconds until this many units are left; 0 if they are."""
-        missing_units = self._refill() + (units - self.limit) * self._period
+        missing_units = self._refill_budget() + (units - self.limit) * self._period
         return max(0, -(-missing_units // self.limit)) / 1e9
 
     def limit_state(self) -> LimitState:
         """Return the budget as answers report it."""
-        spent = self._refill()
+        spent = self._refill_budget()
         remaining = self.limit + -spent // self._period
         return LimitState(self.limit, remaining if remaining > 0 else 0, -(-spent // self.limit) / 1e9)
 
-    def _refill(self) -> int:
+    def _refill_budget(self) -> int:
         now = self._clock()
         spent = self._spent - (now - self._counted_at) * self.limit
         self._spent, self._counted_at = spent if spent > 0 else 0, now

@@ -139,13 +139,13 @@ class ItemFetch:
             self._refuse_url(url, problem)
         self._named_host = address.host
         for _ in range(MAX_REDIRECTS + 1):
-            answer = await self._get(address)
+            answer = await self._send_get(address)
             if isinstance(answer, bytes):
                 return answer
             address = self._redirected_address(address, answer)
         self._fail_fetch("unreachable", f"could not be fetched: there are more than {MAX_REDIRECTS} redirects")
 
-    async def _get(self, address: FetchAddress) -> bytes | Redirect:
+    async def _send_get(self, address: FetchAddress) -> bytes | Redirect:
         """Send one request, while there is a connection free for it."""
         from parley.serving.media.pinned_connection import open_answer  # takes time to load, and few servers need it
 
@@ -169,7 +169,7 @@ class ItemFetch:
         """Return the entries of the operator's list for a URL's host and port. Raises BadMedia if there is none."""
         rules = [rule for rule in self._fetcher.options.hosts if rule.includes(address.host, address.port)]
         if not rules:
-            self._forbid("this server's --media-hosts does not include that host")
+            self._forbid_host("this server's --media-hosts does not include that host")
         return rules
 
     async def _checked_addresses(self, address: FetchAddress, rules: Sequence[MediaHost]) -> list[IpAddress]:
@@ -180,7 +180,7 @@ class ItemFetch:
             async with asyncio.timeout(LOOKUP_SECONDS):
                 ip_addresses = await self._fetcher.resolve_host(address.host, address.port)
         if not any(rule.internal for rule in rules) and not all(map(is_public, ip_addresses)):
-            self._forbid("an address of that host is not public")
+            self._forbid_host("an address of that host is not public")
         return ip_addresses
 
     async def _read_answer(self, answer: FetchedAnswer) -> bytes | Redirect:
@@ -219,7 +219,7 @@ class ItemFetch:
         message = f"The URL of the {KIND_NAMES[self._kind]} {problem}."
         raise BadMedia(message, reason="bad_address", kind=self._kind, field=self._field, **detail)
 
-    def _forbid(self, why: str) -> NoReturn:
+    def _forbid_host(self, why: str) -> NoReturn:
         """Refuse a host. Some APIs list the hosts that are allowed; those of private networks stay private."""
         allowed = [str(rule) for rule in self._fetcher.options.hosts if not rule.internal]
         self._fail_fetch("forbidden_address", f"is not allowed: {why}", allowed=str(allowed))

@@ -171,7 +171,7 @@ class MediaLoader:
         """Return an item's bytes, within the limits of its kind and of its request. Raises BadMedia."""
         source = media.source
         if isinstance(source, MediaAddress):
-            data = _Data(await self._fetch(media, source.url, request), "file")
+            data = _Data(await self._fetch_url(media, source.url, request), "file")
         elif isinstance(source, MediaPath):
             read_file = self._folder.read_file
             data = _Data(await asyncio.to_thread(read_file, source.path, media.kind, media.field), "file")
@@ -188,7 +188,7 @@ class MediaLoader:
         request.add_bytes(media, data.encoded_size)
         return data
 
-    async def _fetch(self, media: Media, url: str, request: _RequestShare) -> bytes:
+    async def _fetch_url(self, media: Media, url: str, request: _RequestShare) -> bytes:
         def start() -> Coroutine[None, None, bytes]:
             return self._fetcher.fetch(url, media.kind, media.field, request.connections)
 

@@ -47,7 +47,7 @@ class MemoryRecordStore:
     def update_record(self, tenant: str, name: str, change: RecordChange) -> bool:
         """Replace a record by the result of ``change``. Return whether the record exists."""
         with self._lock:
-            data = self._find(tenant, name)
+            data = self._find_record(tenant, name)
             if data is not None:
                 self._write_record(tenant, name, *change(data))
         return data is not None
@@ -55,31 +55,33 @@ class MemoryRecordStore:
     def find_record(self, tenant: str, name: str) -> bytes | None:
         """Return a record, None if there is none."""
         with self._lock:
-            return self._find(tenant, name)
+            return self._find_record(tenant, name)
 
     def list_names(self, tenant: str, prefix: str) -> list[str]:
         """Return the names of a tenant's records that begin with ``prefix``, in alphabetical order."""
         with self._lock:
             names = self._names.get(tenant, ())
-            return sorted(name for name in names if name.startswith(prefix) and self._find(tenant, name) is not None)
+            return sorted(
+                name for name in names if name.startswith(prefix) and self._find_record(tenant, name) is not None
+            )
 
     def find_part(self, tenant: str, part: str) -> bytes | None:
         """Return the record that has this part, None if there is none."""
         with self._lock:
             name = self._parts.get((tenant, part))
-            return None if name is None else self._find(tenant, name)
+            return None if name is None else self._find_record(tenant, name)
 
     def touch_record(self, tenant: str, name: str) -> None:
         """Let a record count as new."""
         with self._lock:
-            self._touch(tenant, name)
+            self._touch_record(tenant, name)
 
     def touch_records(self, tenant: str, prefix: str) -> None:
         """Let the records of a tenant whose names begin with ``prefix`` count as new."""
         with self._lock:
             for name in self._names.get(tenant, ()):
                 if name.startswith(prefix):
-                    self._touch(tenant, name)
+                    self._touch_record(tenant, name)
 
     def record_age(self, tenant: str, name: str) -> float:
         """Return the seconds since a record was kept or touched; 0 if there is none."""
@@ -90,18 +92,18 @@ class MemoryRecordStore:
     def delete_record(self, tenant: str, name: str) -> bool:
         """Drop a record. Return whether there was one."""
         with self._lock:
-            return self._drop(tenant, name)
+            return self._drop_record(tenant, name)
 
     def close(self) -> None:
         """Do nothing."""
 
-    def _touch(self, tenant: str, name: str) -> None:
+    def _touch_record(self, tenant: str, name: str) -> None:
         record = self._records.pop((tenant, name), None)
         if record is not None:
             record.kept_at = self._clock()
             self._records[tenant, name] = record
 
-    def _find(self, tenant: str, name: str) -> bytes | None:
+    def _find_record(self, tenant: str, name: str) -> bytes | None:
         record = self._records.get((tenant, name))
         return None if record is None or record.kept_at < self._clock() - self.lifetime else record.data
 
@@ -109,7 +111,7 @@ class MemoryRecordStore:
         size = len(data) + RECORD_OVERHEAD + PART_OVERHEAD * len(parts)
         if size > self.size:
             return
-        self._drop(tenant, name)
+        self._drop_record(tenant, name)
         now = self._clock()
         self._records[tenant, name] = MemoryRecord(data, tuple(parts), now, size)
         self._names.setdefault(tenant, {})[name] = None
@@ -117,16 +119,16 @@ class MemoryRecordStore:
             self._parts[tenant, part] = name
         self._add_size(tenant, size)
         while self._records[oldest := next(iter(self._records))].kept_at < now - self.lifetime:
-            self._drop(*oldest)
+            self._drop_record(*oldest)
         while self._total_size > self.size:
             largest = max(self._sizes, key=self._sizes.__getitem__)
-            self._drop(largest, next(iter(self._names[largest])))
+            self._drop_record(largest, next(iter(self._names[largest])))
 
     def _add_size(self, tenant: str, size: int) -> None:
         self._sizes[tenant] = self._sizes.get(tenant, 0) + size
         self._total_size += size
 
-    def _drop(self, tenant: str, name: str) -> bool:
+    def _drop_record(self, tenant: str, name: str) -> bool:
         record = self._records.pop((tenant, name), None)
         if record is None:
             return False

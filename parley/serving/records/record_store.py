@@ -82,7 +82,7 @@ class RecordStore:
         """Replace a record by the result of ``change``. Return whether the record exists."""
         with self._use_database() as database:
             database.execute("BEGIN IMMEDIATE")  # other processes wait, so that none changes the record meanwhile
-            data = self._select(BY_NAME, tenant, name)
+            data = self._select_records(BY_NAME, tenant, name)
             if data is not None:
                 self._write_record(tenant, name, *change(data))
         if data is not None:
@@ -92,7 +92,7 @@ class RecordStore:
     def find_record(self, tenant: str, name: str) -> bytes | None:
         """Return a record, None if there is none."""
         with self._use_database():
-            return self._select(BY_NAME, tenant, name)
+            return self._select_records(BY_NAME, tenant, name)
 
     def list_names(self, tenant: str, prefix: str) -> list[str]:
         """Return the names of a tenant's records that begin with ``prefix``, in alphabetical order."""
@@ -112,7 +112,7 @@ class RecordStore:
     def find_part(self, tenant: str, part: str) -> bytes | None:
         """Return the record that has this part, None if there is none."""
         with self._use_database():
-            return self._select(BY_PART, tenant, part)
+            return self._select_records(BY_PART, tenant, part)
 
     def touch_record(self, tenant: str, name: str) -> None:
         """Let a record count as new."""
@@ -182,7 +182,7 @@ class RecordStore:
             with suppress(sqlite3.ProgrammingError):  # the database has been closed
                 self._database.execute(f"PRAGMA busy_timeout = {round(1000 * seconds)}")
 
-    def _select(self, condition: str, *values: str) -> bytes | None:
+    def _select_records(self, condition: str, *values: str) -> bytes | None:
         query = f"SELECT data FROM records {condition} AND kept_at >= ?"
         row = self._database.execute(query, (*values, self._clock() - self.lifetime)).fetchone()
         return None if row is None else bytes(row[0])

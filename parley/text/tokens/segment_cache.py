@@ -36,7 +36,7 @@ class SegmentCache:
     def encode(self, text: str) -> list[int]:
         """Return the token ids of a text. Raises TypeError for half of a surrogate pair."""
         pieces = self._any_mark.split(text)  # every second one is a mark
-        ids_by_part = self._find(pieces[::2])
+        ids_by_part = self._find_tokens(pieces[::2])
         if missing := [part for part, ids in ids_by_part.items() if ids is None]:
             encodings = self._backend.encode_batch_fast(missing, add_special_tokens=False)
             ids_by_part.update(
@@ -51,7 +51,7 @@ class SegmentCache:
                 ids += ids_by_part[piece] or ()
         return ids
 
-    def _find(self, parts: list[str]) -> dict[str, array[int] | None]:
+    def _find_tokens(self, parts: list[str]) -> dict[str, array[int] | None]:
         """Return the tokens of each part, None if they are not known."""
         with self._lock:
             ids_by_part = {part: self._parts.get(part) for part in parts if part}

@@ -175,7 +175,7 @@ class Http2Protocol(asyncio.Protocol):
 
     def shutdown(self) -> None:
         """Close after the last stream. uvicorn calls it."""
-        self._leave()
+        self._refuse_streams()
         if not self._streams:
             self._close_connection(NO_ERROR)
 
@@ -216,7 +216,7 @@ class Http2Protocol(asyncio.Protocol):
 
     def close_when_idle(self) -> None:
         """Accept no more streams, and close the connection after the last one."""
-        self._leave()
+        self._refuse_streams()
 
     # -- receiving
 
@@ -288,7 +288,7 @@ class Http2Protocol(asyncio.Protocol):
             tasks.add(task)
             task.add_done_callback(tasks.discard)
         if self._over_limit:
-            self._leave()
+            self._refuse_streams()
 
     def _refuse_stream(self, number: int, code: int) -> None:
         """Reset a stream whose request is not handled. Raises HostileFrames."""
@@ -427,7 +427,7 @@ class Http2Protocol(asyncio.Protocol):
             seconds = LINGER_SECONDS if self._client_leaves else self.options.keep_alive
             self._timer.schedule_action(seconds, self._close_idle_connection)
 
-    def _leave(self) -> None:
+    def _refuse_streams(self) -> None:
         """Accept no more streams, and close the connection after the last one."""
         if self._is_closed or self._is_leaving:
             return

@@ -113,18 +113,18 @@ class AttachedEngine(MessagePageTransfer):
         """Reach the server, serve until it is away, and begin again."""
         while True:
             try:
-                self._attach(await read_facts(self._calls, self.settings, self.name))
+                self._attach_server(await read_facts(self._calls, self.settings, self.name))
                 await self._poll_server()
             except AttachRefused as error:
                 if self.info is None:
                     self._fail_for_good(str(error))
                     return
-                self._detach(str(error))
+                self._detach_server(str(error))
             except ServerAway as error:
-                self._detach(f"The vLLM server at {self.settings.url} is away: {error}.")
+                self._detach_server(f"The vLLM server at {self.settings.url} is away: {error}.")
             await asyncio.sleep(RETRY_SECONDS)
 
-    def _attach(self, facts: AttachedServerFacts) -> None:
+    def _attach_server(self, facts: AttachedServerFacts) -> None:
         """Serve with the server."""
         self._facts = facts
         self._totals = ServerTotals(facts.kv_pages)
@@ -143,7 +143,7 @@ class AttachedEngine(MessagePageTransfer):
         )  # fmt: skip
         self._become_ready(describe_model(facts, self.settings))
 
-    def _detach(self, reason: str) -> None:
+    def _detach_server(self, reason: str) -> None:
         """Fail all requests because the server is away, or has changed. The log says it once."""
         is_news, self._away_reason = self._away_reason != reason, reason
         self.progress = LoadProgress("waiting for the server that computes", 0.0)

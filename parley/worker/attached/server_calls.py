@@ -40,19 +40,19 @@ class ServerCalls:
     async def get(self, path: str) -> InstanceAnswer:
         """Return the answer to a GET request. Raises ServerAway if none comes in time, or if the server is not
         ready."""
-        return await self._call(b"GET", path, b"")
+        return await self._call_server(b"GET", path, b"")
 
     async def post(self, path: str, body: Any) -> InstanceAnswer:
         """Return the answer to a POST request. Raises ServerAway if none comes in time, or if the server is not
         ready."""
-        return await self._call(b"POST", path, msgspec.json.encode(body))
+        return await self._call_server(b"POST", path, msgspec.json.encode(body))
 
     def close(self) -> None:
         """Close all connections."""
         self.http_client.fail_all("The engine was closed.")
         self.http_client.close_idle()
 
-    async def _call(self, method: bytes, path: str, body: bytes) -> InstanceAnswer:
+    async def _call_server(self, method: bytes, path: str, body: bytes) -> InstanceAnswer:
         parts = (body,) if body else ()
         try:
             async with asyncio.timeout(self._timeout):

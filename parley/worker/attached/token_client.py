@@ -196,7 +196,7 @@ class ChoiceExchange:
         elif self._status in NOT_READY:
             self._client.on_loss(self._choice_id, f"it is not ready (status {self._status})")
         elif self._status != 200:
-            self._refuse(error_text(self._status, self._unread))
+            self._refuse_answer(error_text(self._status, self._unread))
         elif not self._is_stream:
             self._read_event(self._unread)
         elif self._last_output is not None:
@@ -215,10 +215,10 @@ class ChoiceExchange:
                 answer = _ANSWER_DECODER.decode(event)
                 output = read_answer(self._choice_id, self._request, answer)
         except (msgspec.DecodeError, ValueError):
-            self._refuse("its answer could not be read")
+            self._refuse_answer("its answer could not be read")
             return
         if answer.error is not None:
-            self._refuse(answer.error.message or "it failed")
+            self._refuse_answer(answer.error.message or "it failed")
             return
         if output is not None:
             self._start_output(output, answer)
@@ -242,7 +242,7 @@ class ChoiceExchange:
         self._is_finished = output.finish_reason is not None or self._request.pooling is not None
         self._client.add_output(output)
 
-    def _refuse(self, reason: str) -> None:
+    def _refuse_answer(self, reason: str) -> None:
         self._is_finished = True
         if self._connection is not None:
             self._connection.abort_silently()

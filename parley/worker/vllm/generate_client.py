@@ -48,7 +48,7 @@ class GenerateClient(VLLMClient):
         """Begin a choice."""
         self._preparing.add(choice_id)
         task = asyncio.create_task(
-            self._compute(choice_id, request, index, continuation, self._adapters.get(request.adapter))
+            self._compute_choice(choice_id, request, index, continuation, self._adapters.get(request.adapter))
         )
         self._calls[choice_id] = task
         task.add_done_callback(lambda _: self._end_call(choice_id, continuation))
@@ -71,7 +71,7 @@ class GenerateClient(VLLMClient):
             if continuation.page_move is not None:
                 self.reject_pages(continuation.page_move)
 
-    async def _compute(
+    async def _compute_choice(
         self,
         choice_id: str,
         request: EngineRequest,

@@ -187,9 +187,9 @@ class Host:
         self._client = await client_class.connect(
             self._llm, lambda choice_id, reason: self._loop.reject_choice(choice_id, reason)
         )
-        self._loop = HostLoop(self._client, self._send)
+        self._loop = HostLoop(self._client, self._send_message)
         await self._load_adapters()
-        self._send(EngineReady(self._client.describe_model(self._settings, __version__)))
+        self._send_message(EngineReady(self._client.describe_model(self._settings, __version__)))
         coroutines = (self._read_messages(reader), self._read_steps(), self._send_beats(), self._watch_core())
         tasks = [asyncio.create_task(coroutine) for coroutine in coroutines]
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -208,13 +208,13 @@ class Host:
             except Exception as error:  # vLLM does not document what it raises
                 log.warning("The adapter %s is not loaded: %s", name, explain_adapter_failure(error, folder))
 
-    def _send(self, message: FromEngine) -> None:
+    def _send_message(self, message: FromEngine) -> None:
         if not self._writer.is_closing():
             self._writer.write(wire.encode_frame(message))
 
     async def _send_beats(self) -> None:
         while True:
-            self._send(Heartbeat())
+            self._send_message(Heartbeat())
             await asyncio.sleep(BEAT_SECONDS)
 
     async def _read_steps(self) -> None:
@@ -229,11 +229,11 @@ class Host:
             if not is_dead:
                 log.exception("vLLM's steps cannot be read")
             reason = "its processes died" if is_dead else f"its steps cannot be read ({type(error).__name__})"
-            self._send(EngineFatal(f"vLLM ended: {reason}."))
+            self._send_message(EngineFatal(f"vLLM ended: {reason}."))
 
     async def _watch_core(self) -> None:
         """Wait until vLLM hangs. Report it, and end all processes: they would not end by themselves."""
-        self._send(EngineFatal(await self._core_watch.wait_for_hang()))
+        self._send_message(EngineFatal(await self._core_watch.wait_for_hang()))
         with contextlib.suppress(OSError):
             await self._writer.drain()
         end_group()
@@ -257,20 +257,20 @@ class Host:
             case CancelRequest(request_id, index):
                 self._loop.cancel_request(request_id, index)
             case LoadAdapter(number, name, folder):
-                self._answer(number, partial(self._client.load_adapter, name, folder), folder)
+                self._answer_change(number, partial(self._client.load_adapter, name, folder), folder)
             case UnloadAdapter(number, name) if not self._client.knows_adapter(name):
-                self._send(AdapterResult(number, UNKNOWN_ADAPTER))
+                self._send_message(AdapterResult(number, UNKNOWN_ADAPTER))
             case UnloadAdapter(number, name):
                 in_use = self._loop.uses_adapter(name)
-                self._answer(number, partial(self._client.unload_adapter, name, in_use=in_use))
+                self._answer_change(number, partial(self._client.unload_adapter, name, in_use=in_use))
             case ResetPrefixCache():
-                self._start(self._reset_prefix_cache(message))
+                self._start_task(self._reset_prefix_cache(message))
             case FinishBeamSearch(request_id, reason):
                 self._loop.finish_beam_search(request_id, reason)
             case ReservePages(number, _, prefix):
-                self._send(compare_adapter(number, prefix, self._client.digest_adapter))
+                self._send_message(compare_adapter(number, prefix, self._client.digest_adapter))
 
-    def _answer(self, number: int, change: Callable[[], Awaitable[None]], folder: str = "") -> None:
+    def _answer_change(self, number: int, change: Callable[[], Awaitable[None]], folder: str = "") -> None:
         """Change an adapter, and send the result. Errors name no ``folder``: clients read them."""
 
         async def change_and_answer() -> None:
@@ -279,17 +279,17 @@ class Host:
                 error = ""
             except Exception as failure:
                 error = explain_adapter_failure(failure, folder)
-            self._send(AdapterResult(number, error))
+            self._send_message(AdapterResult(number, error))
 
-        self._start(change_and_answer())
+        self._start_task(change_and_answer())
 
     async def _reset_prefix_cache(self, message: ResetPrefixCache) -> None:
         is_done = False
         if message.running or self._loop.is_idle:
             is_done = await self._client.reset_prefix_cache(running=message.running)
-        self._send(ResetDone(message.id, is_done))
+        self._send_message(ResetDone(message.id, is_done))
 
-    def _start(self, coroutine: Coroutine[Any, Any, None]) -> None:
+    def _start_task(self, coroutine: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

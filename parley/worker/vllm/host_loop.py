@@ -319,15 +319,15 @@ class HostLoop:
         return sequences
 
     def _stop_choices(self, sequences: Iterable[Sequence]) -> None:
-        self._withdraw(sequences)
+        self._withdraw_sequences(sequences)
         for sequence in sequences:
             self._close_choice(sequence)
 
     def _end_search(self, search: BeamSearch) -> None:
         """Withdraw the rounds of a search that has ended."""
-        self._withdraw(search.beam_sequences)
+        self._withdraw_sequences(search.beam_sequences)
 
-    def _withdraw(self, sequences: Iterable[Sequence]) -> None:
+    def _withdraw_sequences(self, sequences: Iterable[Sequence]) -> None:
         """Remove these sequences from the queue, and from vLLM if it computes them."""
         ids = set(map(id, sequences))
         choice_ids = [choice_id for choice_id, submitted in self._computing.items() if id(submitted.sequence) in ids]

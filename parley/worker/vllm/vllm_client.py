@@ -162,20 +162,20 @@ class VLLMClient:
         """Give a choice to vLLM."""
         self._preparing.add(choice_id)
         adapter = self._adapters.get(request.adapter)
-        self._start(self._submit_choice(choice_id, request, index, continuation, adapter))
+        self._start_task(self._submit_choice(choice_id, request, index, continuation, adapter))
 
     def cancel_choices(self, choice_ids: list[str]) -> None:
         """Take choices away from vLLM. Pages that a choice has not fetched by then are freed."""
         submitted = [choice_id for choice_id in choice_ids if choice_id not in self._preparing]
         self._preparing.difference_update(choice_ids)
         if submitted:
-            self._start(self._llm.engine_core.abort_requests_async(submitted))
+            self._start_task(self._llm.engine_core.abort_requests_async(submitted))
 
     def reject_pages(self, page_move: dict[str, Any]) -> None:
         """Let the other instance free pages that are not fetched."""
-        self._start(self._notify_of_rejection(page_move))
+        self._start_task(self._notify_of_rejection(page_move))
 
-    def _start(self, coroutine: Coroutine[Any, Any, None]) -> None:
+    def _start_task(self, coroutine: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(coroutine)
         self._running_tasks.add(task)
         task.add_done_callback(self._running_tasks.discard)

@@ -74,7 +74,7 @@ class RecordKeeper:
         assert path.route.inliner is not None
         try:
             inlined = await client.to_thread_if_large(
-                len(body), partial(path.route.inliner, body, self._context(client))
+                len(body), partial(path.route.inliner, body, self._record_context(client))
             )
         except ParleyError:
             await self._identity.check_key(client)
@@ -88,7 +88,7 @@ class RecordKeeper:
         assert route.reader is not None
         body = await client.read_body()
         await self._identity.check_key(client)
-        read_request = partial(route.reader, body, self._context(client))
+        read_request = partial(route.reader, body, self._record_context(client))
         size = OFFLOAD_SIZE + 1 if route.reads_many else len(body)
         result: Answer | StreamReplay | BatchJob = await client.to_thread_if_large(size, read_request)
         if isinstance(result, Answer):
@@ -112,7 +112,7 @@ class RecordKeeper:
         else:
             await client.send_response(inlined.render_accepted())
 
-    def _context(self, client: DownstreamClient) -> RequestContext:
+    def _record_context(self, client: DownstreamClient) -> RequestContext:
         tenant = self._identity.tenant_of(client)
         return RequestContext(
             client.request_uuid,

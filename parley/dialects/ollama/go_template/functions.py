@@ -46,7 +46,7 @@ def take_item(value: Any, *positions: Any) -> Any:
                 raise TemplateFault(f"value has type {kind_of(position)}; should be string")
             value = value.get(position)
             continue
-        items = _items(value, "index")
+        items = _items_of(value, "index")
         value = items[_check_position(position, len(items) - 1)]
     return value
 
@@ -55,7 +55,7 @@ def cut_slice(value: Any, *bounds: Any) -> Any:
     """Return a part of a slice, or of a text by its bytes."""
     if len(bounds) > 2:
         raise TemplateFault("cannot 3-index slice a string" if isinstance(value, str) else "too many slice indexes")
-    items = _items(value, "slice")
+    items = _items_of(value, "slice")
     low, high = (*(_check_position(bound, len(items)) for bound in bounds), *(0, len(items))[len(bounds) :])
     if low > high:
         raise TemplateFault(f"invalid slice index: {low} > {high}")
@@ -63,7 +63,7 @@ def cut_slice(value: Any, *bounds: Any) -> Any:
     return part.decode(errors="replace") if isinstance(part, bytes) else list(part)
 
 
-def _items(value: Any, verb: str) -> Sequence[Any]:
+def _items_of(value: Any, verb: str) -> Sequence[Any]:
     if isinstance(value, str):
         return value.encode(errors="replace")
     if not isinstance(value, list):

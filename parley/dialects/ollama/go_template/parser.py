@@ -69,13 +69,13 @@ class _Parser:
     def _raise_error(self, message: str) -> NoReturn:
         raise template_error(self._line, message)
 
-    def _expect(self, kind: str, context: str) -> TemplateToken:
+    def _expect_token(self, kind: str, context: str) -> TemplateToken:
         token = self._next_token()
         if token.kind != kind:
             self._raise_error(f"unexpected {_quote_token(token)} in {context}")
         return token
 
-    def _enter(self) -> None:
+    def _enter_block(self) -> None:
         self._nesting += 1
         if self._nesting > MAX_NESTING:
             self._raise_error(f"blocks and parentheses may be at most {MAX_NESTING} within each other")
@@ -120,13 +120,13 @@ class _Parser:
             case "break" | "continue":
                 if not self._loops:
                     self._raise_error(f"{{{{{keyword}}}}} outside {{{{range}}}}")
-                self._expect("close", f"{{{{{keyword}}}}}")
+                self._expect_token("close", f"{{{{{keyword}}}}}")
                 return LoopExit(keyword)
         self._raise_error(f"unexpected {{{{{keyword}}}}}")
 
     def _read_branch(self, keyword: BranchKeyword) -> Branch:
         """Read a branch up to its end. Its variables end there, too."""
-        self._enter()
+        self._enter_block()
         scope = len(self._variables)
         pipeline = self._read_pipeline(keyword)
         self._loops += keyword == "range"
@@ -136,7 +136,7 @@ class _Parser:
         if ending == "else":
             otherwise = self._read_else(keyword)
         else:
-            self._expect("close", "end")
+            self._expect_token("close", "end")
         del self._variables[scope:]
         self._nesting -= 1
         return Branch(keyword, pipeline, body, otherwise)
@@ -147,9 +147,9 @@ class _Parser:
         if token.kind == "name" and token.text == keyword and keyword != "range":
             self._next_token()
             return (self._read_branch(keyword),)
-        self._expect("close", "else")
+        self._expect_token("close", "else")
         nodes, _ = self.read_nodes(("end",))
-        self._expect("close", "end")
+        self._expect_token("close", "end")
         return nodes
 
     def _read_definition(self) -> None:
@@ -165,10 +165,10 @@ class _Parser:
 
     def _add_definition(self, name: str) -> None:
         """Read the nodes of a named template, which knows no variable of those around it."""
-        self._enter()
+        self._enter_block()
         outer, self._variables, loops, self._loops = self._variables, ["$"], self._loops, 0
         nodes, _ = self.read_nodes(("end",))
-        self._expect("close", "end")
+        self._expect_token("close", "end")
         self._variables, self._loops = outer, loops
         self._nesting -= 1
         if nodes or name not in self.definitions:
@@ -187,7 +187,7 @@ class _Parser:
         if not isinstance(name, str):
             self._raise_error(f"the name in a {context} must be a text in quotes")
         if closes:
-            self._expect("close", context)
+            self._expect_token("close", context)
         return name
 
     # -- pipelines
@@ -272,7 +272,7 @@ class _Parser:
             case "name":
                 return self._read_named_term(token.text, context)
             case "sign" if token.text == "(":
-                self._enter()
+                self._enter_block()
                 pipeline = self._read_pipeline("parenthesized pipeline", end=")")
                 self._nesting -= 1
                 return pipeline

@@ -59,7 +59,7 @@ def _fill_verb(match: re.Match[str], remaining: list[Any]) -> str:
     text = _write_verb(verb, flags, precision, value)
     if text is None:
         return _unfit(verb, value)
-    return _pad(text, flags, width, numeric=isinstance(value, int | float))
+    return _pad_text(text, flags, width, numeric=isinstance(value, int | float))
 
 
 def _unfit(verb: str, value: Any) -> str:
@@ -96,7 +96,7 @@ def _write_verb(verb: str, flags: str, precision: int | None, value: Any) -> str
     return None
 
 
-def _pad(text: str, flags: str, width: int, numeric: bool) -> str:
+def _pad_text(text: str, flags: str, width: int, numeric: bool) -> str:
     if "-" in flags:
         return text.ljust(width)
     return text.zfill(width) if "0" in flags and numeric else text.rjust(width)

@@ -78,7 +78,9 @@ class OpenAIBatch(BatchJob):
             else:
                 self._requests, self._faults = read_batch_input(content, self._batch["endpoint"])
         if self._requests and self._batch["in_progress_at"] is None:
-            self._store_changes({"status": "in_progress", "in_progress_at": now, "request_counts": self._counts()})
+            self._store_changes(
+                {"status": "in_progress", "in_progress_at": now, "request_counts": self._request_counts()}
+            )
             self._batch["in_progress_at"] = now
         return self._requests
 
@@ -118,7 +120,7 @@ class OpenAIBatch(BatchJob):
         """Record the numbers of answers, if they have changed."""
         if len(self._answered) != self._saved_count:
             self._saved_count = len(self._answered)
-            self._store_changes({"request_counts": self._counts()})
+            self._store_changes({"request_counts": self._request_counts()})
 
     def finish(self, end: BatchEnd, now: int) -> None:
         """Keep the files, and record the end."""
@@ -127,7 +129,7 @@ class OpenAIBatch(BatchJob):
                 if number not in self._answered:
                     self._add_line(number, request.custom_id, None, EXPIRED, has_succeeded=False)
         changes = {
-            "request_counts": self._counts(),
+            "request_counts": self._request_counts(),
             "output_file_id": self._save_results("output", self._succeeded, now),
             "error_file_id": self._save_results("error", self._failed, now),
         }
@@ -177,7 +179,7 @@ class OpenAIBatch(BatchJob):
 
         BATCHES.update(self._records, self._batch["id"], self._batch["created_at"], change)
 
-    def _counts(self) -> dict[str, int]:
+    def _request_counts(self) -> dict[str, int]:
         total = len(self._requests) or self._batch["request_counts"]["total"]  # as restored, without an input
         return {"total": total, "completed": len(self._succeeded), "failed": len(self._failed)}
 

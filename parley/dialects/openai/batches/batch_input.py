@@ -57,7 +57,9 @@ def read_batch_input(content: bytes, endpoint: str) -> BatchInput:
         if not line.strip():
             continue
         if len(requests) == MAX_REQUESTS:
-            return _refused([InputFault("too_many_tasks", f"A batch has at most {MAX_REQUESTS} requests.", number)])
+            return _refused_input(
+                [InputFault("too_many_tasks", f"A batch has at most {MAX_REQUESTS} requests.", number)]
+            )
         line_result = _read_line(line, number, endpoint)
         if isinstance(line_result, InputLine) and line_result.custom_id in custom_ids:
             message = f"The custom_id {line_result.custom_id!r} is that of an earlier line."
@@ -65,18 +67,18 @@ def read_batch_input(content: bytes, endpoint: str) -> BatchInput:
         if isinstance(line_result, InputFault):
             faults.append(line_result)
             if len(faults) == MAX_SHOWN_FAULTS:
-                return _refused(faults)
+                return _refused_input(faults)
             continue
         custom_ids.add(line_result.custom_id)
         requests.append(BatchRequest(endpoint, bytes(line_result.body), line_result.custom_id))
     if faults:
-        return _refused(faults)
+        return _refused_input(faults)
     if not requests:
-        return _refused([InputFault("empty_file", "The input file has no requests.")])
+        return _refused_input([InputFault("empty_file", "The input file has no requests.")])
     return BatchInput(requests, [])
 
 
-def _refused(faults: list[InputFault]) -> BatchInput:
+def _refused_input(faults: list[InputFault]) -> BatchInput:
     return BatchInput([], faults)
 
 

@@ -60,7 +60,7 @@ class ConversationReader:
     def read_instructions(self, text: str | None) -> None:
         """Begin with the instructions of the request, if it has any."""
         if text:
-            self._append("system", InterleavedText(text, []))
+            self._append_message("system", InterleavedText(text, []))
 
     def read_earlier(self, items: list[Item]) -> None:
         """Read the items of an earlier response or of a conversation, as they were stored."""
@@ -90,9 +90,9 @@ class ConversationReader:
             self._in_turn = True
             self._texts.append(content.text)
         else:
-            self._append("system" if role == "developer" else role, content)
+            self._append_message("system" if role == "developer" else role, content)
 
-    def _append(self, role: str, content: InterleavedText) -> None:
+    def _append_message(self, role: str, content: InterleavedText) -> None:
         """Add a message that is not the assistant's."""
         self._end_turn()
         last = self.messages[-1] if self.messages else None
@@ -102,25 +102,25 @@ class ConversationReader:
             self.messages.append(Message(role, content.text, media=content.media))
 
     def _read_function_call(self, item: Fields) -> None:
-        name = tools.joined_name(item.string("namespace", "", cap=MAX_NAME), _required(item, "name"))
+        name = tools.joined_name(item.string("namespace", "", cap=MAX_NAME), _required_string(item, "name"))
         self._add_call(item, name, item.string("arguments", "{}") or "{}")
 
     def _read_custom_call(self, item: Fields) -> None:
-        name = tools.joined_name(item.string("namespace", "", cap=MAX_NAME), _required(item, "name"))
+        name = tools.joined_name(item.string("namespace", "", cap=MAX_NAME), _required_string(item, "name"))
         text = item.string("input", None)
         if text is None:
             raise item.missing_member("input")
         self._add_call(item, name, custom_arguments(text))
 
     def _add_call(self, item: Fields, name: str, arguments: str) -> None:
-        call_id = _required(item, "call_id")
+        call_id = _required_string(item, "call_id")
         self._in_turn = True
         self._calls.append(ToolCall(call_id, name, arguments))
         self._call_ids.add(call_id)
         self._unanswered[call_id] = None
 
     def _read_call_output(self, item: Fields) -> None:
-        call_id = _required(item, "call_id")
+        call_id = _required_string(item, "call_id")
         if call_id not in self._call_ids and self._rules.pairs_calls:
             raise conversation_error(f"No tool call found for function call output with call_id {call_id[:60]}.")
         content = self._content_reader.read_content(item, "output")
@@ -131,8 +131,8 @@ class ConversationReader:
     def _read_reasoning(self, item: Fields) -> None:
         """Read reasoning: as it was sealed, else its text, else its summary, which is the reasoning itself here."""
         sealed = item.string("encrypted_content", None)
-        content = "".join(_texts(item, "content", "reasoning_text"))
-        summary = MESSAGE_JOINT.join(_texts(item, "summary", "summary_text"))
+        content = "".join(_part_texts(item, "content", "reasoning_text"))
+        summary = MESSAGE_JOINT.join(_part_texts(item, "summary", "summary_text"))
         self._in_turn = True
         text = content or summary if sealed is None else self._open_reasoning(item, sealed, content or summary)
         if text:
@@ -155,7 +155,7 @@ class ConversationReader:
             summary = self._context.open_reasoning(sealed).decode()
         except ValueError:
             raise encrypted_content_error(item) from None
-        self._append("user", InterleavedText(f"{SUMMARY_HEADING}\n{summary}", []))
+        self._append_message("user", InterleavedText(f"{SUMMARY_HEADING}\n{summary}", []))
 
     def _read_added_tools(self, item: Fields) -> None:
         if self._rules.strict:
@@ -257,14 +257,14 @@ def _unread_item(item: Fields, kind: str) -> BadRequest:
     return Invalid(f"Invalid value for '{path}': unsupported input item type {excerpt(kind)}.", field=path)
 
 
-def _required(item: Fields, name: str) -> str:
+def _required_string(item: Fields, name: str) -> str:
     value = item.string(name, None, cap=MAX_NAME)
     if not value:
         raise item.missing_member(name)
     return value
 
 
-def _texts(item: Fields, name: str, kind: str) -> list[str]:
+def _part_texts(item: Fields, name: str, kind: str) -> list[str]:
     """Return the texts of the parts of a reasoning item."""
     texts = []
     for part in item.objects(name, cap=MAX_ITEMS):

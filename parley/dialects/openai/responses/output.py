@@ -280,7 +280,7 @@ class OutputItems:
     def _begin_message(self) -> MessageItem:
         self._close_open("completed")
         message = MessageItem(self._unique_id, len(self.items), self._events, self._wants_logprobs)
-        self._begin(message)
+        self._begin_item(message)
         return message
 
     def _add_reasoning(self, text: str) -> None:
@@ -290,7 +290,7 @@ class OutputItems:
             item = ReasoningItem(
                 self._unique_id, len(self.items), self._events, self._as_summary, self._seal, self._reasoning_status
             )
-            self._begin(item)
+            self._begin_item(item)
         item.add_text(text)
 
     def _add_call(self, call: ToolCallDelta) -> None:
@@ -300,11 +300,11 @@ class OutputItems:
             tool = self._declared.get(name, DeclaredTool(name))
             self._close_open("completed")
             item_class = CustomCallItem if tool.is_custom else CallItem
-            self._begin(item_class(self._unique_id, len(self.items), self._events, call.id or "", tool))
+            self._begin_item(item_class(self._unique_id, len(self.items), self._events, call.id or "", tool))
         assert isinstance(self._open_item, CallItem)
         self._open_item.add_arguments(call.arguments)
 
-    def _begin(self, item: OpenItem) -> None:
+    def _begin_item(self, item: OpenItem) -> None:
         self._open_item = item
         if self._events.enabled:
             item.open()

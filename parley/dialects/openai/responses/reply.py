@@ -160,7 +160,7 @@ class ResponsesReply(Reply):
             tool_members.declared,
             wants_logprobs=alternatives is not None,
             as_summary=reasoning.as_summary and not self.reasoning_as_text,
-            seal=self._seal if members.SEALED_INCLUDED in included and not self.reasoning_as_text else None,
+            seal=self._seal_reasoning if members.SEALED_INCLUDED in included and not self.reasoning_as_text else None,
             reasoning_status=self.reasoning_status,
         )
         self._client_streams = body.boolean("stream", False)
@@ -201,7 +201,7 @@ class ResponsesReply(Reply):
         """Return the response object. ``settings``: its members that do not change."""
         return ResponseObject(settings)
 
-    def _seal(self, text: str) -> str:
+    def _seal_reasoning(self, text: str) -> str:
         return self._context.seal_reasoning(text.encode())
 
     @property
@@ -248,7 +248,7 @@ class ResponsesReply(Reply):
                 case ChoiceDone():
                     self._done = event
                 case PromptAccepted():
-                    self._announce()
+                    self._announce_response()
 
     def render_body(self, usage: Usage) -> bytes:
         """Return the response as JSON."""
@@ -260,7 +260,7 @@ class ResponsesReply(Reply):
         self._keep_response(queued)
         return encode_json(queued)
 
-    def _announce(self) -> None:
+    def _announce_response(self) -> None:
         if not self._events.enabled:
             return
         in_progress = opening = self._encoded_snapshot("in_progress")

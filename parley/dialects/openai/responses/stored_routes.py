@@ -89,12 +89,12 @@ def create_conversation(body: bytes, context: RequestContext) -> Answer:
 
 def read_conversation(body: bytes, context: RequestContext) -> Answer:
     """Return a conversation. Raises UnknownRecord."""
-    return json_answer(_load(context).conversation)
+    return json_answer(_load_conversation(context).conversation)
 
 
 def update_conversation(body: bytes, context: RequestContext) -> Answer:
     """Replace the metadata of a conversation. Raises UnknownRecord, BadRequest."""
-    _load(context)
+    _load_conversation(context)
     fields = decode_fields(body)
     if not fields.has_value("metadata"):
         raise fields.missing_member("metadata")
@@ -106,14 +106,14 @@ def update_conversation(body: bytes, context: RequestContext) -> Answer:
 
 def delete_conversation(body: bytes, context: RequestContext) -> Answer:
     """Delete a conversation. Raises UnknownRecord."""
-    conversation_id = _load(context).conversation["id"]
+    conversation_id = _load_conversation(context).conversation["id"]
     context.records.delete_record(conversation_id)
     return json_answer({"id": conversation_id, "object": "conversation.deleted", "deleted": True})
 
 
 def add_items(body: bytes, context: RequestContext) -> Answer:
     """Add items to a conversation, and list them. Raises UnknownRecord, BadRequest."""
-    _load(context)
+    _load_conversation(context)
     fields = decode_fields(body)
     if not fields.has_value("items"):
         raise fields.missing_member("items")
@@ -124,12 +124,12 @@ def add_items(body: bytes, context: RequestContext) -> Answer:
 
 def list_items(body: bytes, context: RequestContext) -> Answer:
     """List the items of a conversation. Raises UnknownRecord, BadRequest."""
-    return _list_items(_load(context).items, context)
+    return _list_items(_load_conversation(context).items, context)
 
 
 def read_item(body: bytes, context: RequestContext) -> Answer:
     """Return an item of a conversation. Raises UnknownRecord."""
-    return json_answer(_find_item(_load(context), context))
+    return json_answer(_find_item(_load_conversation(context), context))
 
 
 def delete_item(body: bytes, context: RequestContext) -> Answer:
@@ -139,7 +139,7 @@ def delete_item(body: bytes, context: RequestContext) -> Answer:
     )
 
 
-def _load(context: RequestContext) -> StoredConversation:
+def _load_conversation(context: RequestContext) -> StoredConversation:
     return stored.load_conversation(context, context.path_parts["id"])
 
 

@@ -76,7 +76,7 @@ def _read_tool(tool: Fields, members: ToolMembers, rules: ResponsesRules, namesp
         case None:
             raise tool.missing_member("type")
         case "function":
-            return _read_function(_unwrapped(tool, rules), members, rules, namespace)
+            return _read_function(_unwrapped_function(tool, rules), members, rules, namespace)
         case "custom":
             return _read_custom_tool(tool, members, namespace)
         case "namespace" if not namespace:
@@ -87,7 +87,7 @@ def _read_tool(tool: Fields, members: ToolMembers, rules: ResponsesRules, namesp
     return {name: tool.raw_value(name) for name in tool.member_names}
 
 
-def _unwrapped(tool: Fields, rules: ResponsesRules) -> Fields:
+def _unwrapped_function(tool: Fields, rules: ResponsesRules) -> Fields:
     """Return the members of a function, which some clients nest as in chat completions."""
     nested = None if rules.strict or tool.has_value("name") else tool.object("function")
     return tool if nested is None else nested
@@ -104,7 +104,7 @@ def _read_function(function: Fields, members: ToolMembers, rules: ResponsesRules
     if description is not None:
         signature["description"] = description
     signature |= {"parameters": parameters} | ({"strict": True} if is_strict else {})
-    _declare(function, members, signature, DeclaredTool(name, namespace), "parameters")
+    _declare_tool(function, members, signature, DeclaredTool(name, namespace), "parameters")
     shown_parameters = parameters if function.has_value("parameters") else None
     return {
         "type": "function",
@@ -143,7 +143,7 @@ def _read_custom_tool(tool: Fields, members: ToolMembers, namespace: str) -> dic
     if description is not None:
         signature["description"] = description
     signature |= {"parameters": parameters, "strict": True}
-    _declare(tool, members, signature, DeclaredTool(name, namespace, is_custom=True), "format.definition")
+    _declare_tool(tool, members, signature, DeclaredTool(name, namespace, is_custom=True), "format.definition")
     return {"type": "custom"} | {key: tool.raw_value(key) for key in tool.member_names if key != "type"}
 
 
@@ -154,7 +154,7 @@ def _read_namespace(tool: Fields, members: ToolMembers, rules: ResponsesRules) -
     return {"type": "namespace", "description": description, "name": namespace, "tools": inner}
 
 
-def _declare(
+def _declare_tool(
     tool: Fields, members: ToolMembers, signature: dict[str, Any], declared: DeclaredTool, schema_member: str
 ) -> None:
     if signature["name"] in members.declared:
@@ -200,7 +200,7 @@ def _read_allowed_tools(choice_object: Fields, members: ToolMembers, rules: Resp
 
 def _chosen_tool(choice_object: Fields, members: ToolMembers, rules: ResponsesRules) -> str:
     """Return the model's name for the tool that a choice names."""
-    choice_object = _unwrapped(choice_object, rules)
+    choice_object = _unwrapped_function(choice_object, rules)
     name = choice_object.string("name", None, cap=256)
     if name is None:
         raise choice_object.missing_member("name")

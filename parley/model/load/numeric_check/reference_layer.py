@@ -144,15 +144,15 @@ class ReferenceLayer:
         if shape.qkv_limit is not None:
             rows = [part.clamp(-shape.qkv_limit, shape.qkv_limit) for part in rows]
         if self._config.latent is not None:
-            attended = self._attend(*self._project_latents(rows[0], rows[-1], self._config.latent))
+            attended = self._attend_heads(*self._project_latents(rows[0], rows[-1], self._config.latent))
             for gate in rows[1:-1]:
                 attended = attended * gate.sigmoid().repeat_interleave(self._config.latent.value_dim, 1)
             return self._project(attended, "output")
         if not shape.has_output_gate:
-            attended = self._attend(*self._project_heads(rows))
+            attended = self._attend_heads(*self._project_heads(rows))
             return self._project(self._norm_field(attended, "attended_norm"), "output")
         q, gates, *key_and_value = rows if len(rows) == 4 else [*rows[0].chunk(2, -1), *rows[1:]]
-        attended = self._attend(*self._project_heads([q, *key_and_value]))
+        attended = self._attend_heads(*self._project_heads([q, *key_and_value]))
         if shape.has_head_gates:
             gates = gates.repeat_interleave(self._config.head_sizes(self._number).dim, 1)
         gates = (1 + gates.exp()).log() if shape.has_softplus_gates else gates.sigmoid()
@@ -234,7 +234,7 @@ class ReferenceLayer:
             axes = [pair % 3 if pair < 3 * rope.mrope_section[pair % 3] else 0 for pair in range(rope.rotary // 2)]
         return self._media_positions[axes].T.float()[:, None]
 
-    def _attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    def _attend_heads(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         """Return the attended values of all heads, [T, heads * dim]."""
         shape, count = self._shape, len(q)
         distance = self._places[:, None] - self._places
