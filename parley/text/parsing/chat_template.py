@@ -154,8 +154,8 @@ class _TemplateEnvironment(ImmutableSandboxedEnvironment):
                 self._safe_attributes[key] = is_safe
         return is_safe
 
-    def _parse_source(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
-        tree = super()._parse_source(source, name, filename)
+    def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
+        tree = super()._parse(source, name, filename)
         for loop in tree.find_all(nodes.For):
             loop.iter = nodes.Filter(loop.iter, "__pace", [], [], None, None)
         return tree
