@@ -23,6 +23,8 @@ TEXT = f"""\
 
 <!-- Made by docs/engines.py; change it there. -->
 
+For operators who choose an engine, or run vLLM behind parley.
+
 parley has its own engine and can use vLLM instead. It either starts vLLM itself or connects to running vLLM servers.
 The APIs, errors, limits, tools, grammars and the coordinator are the same with every engine.
 
