@@ -58,8 +58,8 @@ vLLM's processes.
   log.
 * All of these processes form one process group. If one of them dies or hangs, running requests get an error, and the
   group is killed and started again.
-* They count as hanging if they have choices to compute, but send no step and use no processor time for
-  `--engine-timeout`.
+* parley takes them to be hanging if they have choices to compute, but send no result of a step and use no processor
+  time for `--engine-timeout`.
 
 **Pictures, video and sound** are fetched, checked and decoded by parley, with the same limits and errors as for its own
 engine ([media.md](media.md)). Before the request is queued, a media process with vLLM's Python runs vLLM's own
@@ -108,10 +108,11 @@ names a file with the server's API key. An address may have a path: below `/vllm
 server (`--engine http://localhost:8000/vllm`).
 
 * **Before it serves**, parley asks the server for its version, its model, the context length and the limit of
-  log-probabilities (vLLM's `--max-logprobs`, {DEFAULT_MAX_LOGPROBS} by default). Requests for one token each show
-  whether it takes grammars and what speculation excludes, and a text shows whether the two tokenizers agree. If the
-  server lists several models, choose one by name: `--model NAME=MODEL`. If the server cannot be used, parley does not
-  start and says why; `parley doctor` with the same options makes the same checks.
+  log-probabilities (vLLM's `--max-logprobs`, {DEFAULT_MAX_LOGPROBS} by default). It sends
+  requests for one token to see whether the server takes grammars, and which features its speculation excludes. It also
+  compares the tokens that the two tokenizers make of a text. If the server lists several models, choose one by name:
+  `--model NAME=MODEL`. If the server cannot be used, parley does not start and says why; `parley doctor` with the same
+  options makes the same checks.
 * **Readiness follows the server.** parley waits for a server that is not up yet, and asks every two seconds for its
   health, its model and its metrics. If the server does not answer within `--engine-timeout`, running requests get an
   error, and `/health/ready` and new requests get 503 until it answers again. Then parley repeats all checks.
@@ -147,14 +148,15 @@ DIFFERENCES = """
 * **Answers that another instance began**: vLLM takes tokens from another instance only as part of a prompt, where they
   do not count as output. Greedy answers are continued in this way. If a temperature, penalties that count output,
   banned sequences, a grammar or a thinking budget need the output, vLLM draws it again, and the plugin below forces the
-  known tokens. Without the plugin the same tokens come out nearly always. If they do not, the answer ends with an
+  known tokens. Without the plugin, vLLM nearly always draws the same tokens. If it does not, the answer ends with an
   error, or, if only a temperature is set, continues with other random numbers.
 * **typical_p, no_repeat_ngram, the window of penalties (Ollama's `repeat_last_n`), the watermark and the thinking
   budget** are implemented by a plugin that vLLM's workers load, with the rules of parley's engine. It costs processor
   time for each token of a choice that uses one of these options. With `typical_p` the plugin applies min_p, top_k and
   top_p as well. vLLM loads no such plugin together with speculation, and workers started by Ray do not see it. These
   options are then refused.
-* **Beam search** is done by parley: a round of vLLM for each token. It takes no options that change logits.
+* **Beam search** is parley's, with one round of requests to vLLM for each token. It takes no options that change
+  logits.
 * **Predictions** of the output have no effect. Speculation is configured with vLLM's `--speculative-config`.
 * **Video frames** are taken at equal distances: 32 of them, unless the request names a number.
 * **Embeddings in place of media** are refused.
