@@ -13,7 +13,18 @@ STREAM_DONE = DATA_START + STREAM_END + EVENT_END
 
 def data_event(value: Any) -> bytes:
     """Return an event without a name."""
-    return DATA_START + encode_json(value) + EVENT_END
+    return encoded_event(encode_json(value))
+
+
+def encoded_event(data: bytes) -> bytes:
+    """Return an event without a name. ``data``: JSON in one line."""
+    return DATA_START + data + EVENT_END
+
+
+def choice_event_start(envelope: dict[str, Any]) -> bytes:
+    """Return the start of an event, up to its first choice. ``envelope``: its value, whose last member is an empty list
+    of choices."""
+    return DATA_START + encode_json(envelope).removesuffix(b"]}")
 
 
 def named_event(name: str, value: Any) -> bytes:

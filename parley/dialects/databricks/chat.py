@@ -23,7 +23,7 @@ from parley.dialects.json_answer import encode_json
 from parley.dialects.openai import chat
 from parley.dialects.openai.reading_rules import ReadingRules
 from parley.dialects.openai.token_usage import running_usage
-from parley.dialects.sse import STREAM_DONE
+from parley.dialects.sse import STREAM_DONE, choice_event_start
 from parley.errors import ParleyError
 from parley.types import ChoiceDelta, ChoiceDone, Event, Usage
 
@@ -102,8 +102,7 @@ class DatabricksChatReply(chat.ChatReply):
 
     def _chat_chunk(self, index: int, choice: bytes, more: bytes = b"") -> bytes:
         if not self._chunk_start:  # the model's name is final only after the server has looked it up
-            envelope = encode_json(self._chat_envelope("chat.completion.chunk", []))
-            self._chunk_start = b"data: " + envelope.removesuffix(b"]}")
+            self._chunk_start = choice_event_start(self._chat_envelope("chat.completion.chunk", []))
         usage = b',"usage":' + encode_json(self._token_count.usage_so_far()) if self._with_usage else b""
         return self._chunk_start + choice + b"]" + more + usage + b"}\n\n"
 

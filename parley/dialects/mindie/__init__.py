@@ -37,16 +37,9 @@ EMBEDDING_ROUTES = (
 def service_dialect(rules: MindieRules) -> Dialect:
     """Return the dialect of the service port, which a model's clients use."""
     model_paths = MODEL_PATHS[:1] if rules.strict else MODEL_PATHS
-    return Dialect(
-        name="mindie",
+    return replace(
+        _port_dialect(rules, "mindie", "MindIE"),
         body_schemas=f"mindie-{rules.profile}",
-        title="MindIE",
-        base_path="",
-        render_error=partial(mindie_error_answer, rules=rules),
-        prompt_members=MINDIE_PROMPT_MEMBERS,
-        id_header=REQUEST_ID_HEADER,
-        whole_answer_headers=STRICT_HEADERS if rules.strict else (),
-        documented_errors=True,
         chunk_per_event=True,
         routes=(
             Route("POST", "/", "generate", reader=partial(tgi.read_mindie_any, rules)),
@@ -90,6 +83,21 @@ def service_dialect(rules: MindieRules) -> Dialect:
     )
 
 
+def _port_dialect(rules: MindieRules, name: str, title: str) -> Dialect:
+    """Return what the dialects of all ports share. They differ in their routes."""
+    return Dialect(
+        name=name,
+        title=title,
+        base_path="",
+        render_error=partial(mindie_error_answer, rules=rules),
+        prompt_members=MINDIE_PROMPT_MEMBERS,
+        id_header=REQUEST_ID_HEADER,
+        whole_answer_headers=STRICT_HEADERS if rules.strict else (),
+        documented_errors=True,
+        routes=(),
+    )
+
+
 def unique_routes(rules: MindieRules) -> tuple[Route, ...]:
     """Return the routes whose paths no other API has."""
     return (
@@ -126,15 +134,8 @@ def shared_root_dialect(rules: MindieRules) -> Dialect:
 
 def management_dialect(rules: MindieRules) -> Dialect:
     """Return the dialect of the management port, which operators use."""
-    return Dialect(
-        name="mindie-management",
-        title="MindIE management",
-        base_path="",
-        render_error=partial(mindie_error_answer, rules=rules),
-        prompt_members=MINDIE_PROMPT_MEMBERS,
-        id_header=REQUEST_ID_HEADER,
-        whole_answer_headers=STRICT_HEADERS if rules.strict else (),
-        documented_errors=True,
+    return replace(
+        _port_dialect(rules, "mindie-management", "MindIE management"),
         routes=(
             Route("GET", "/health", "probe", reader=partial(management_ports.check_ready, rules)),
             Route(
@@ -199,15 +200,8 @@ def metrics_dialect(rules: MindieRules) -> Dialect:
     page = Route("GET", "/metrics", "metrics")
     if rules.strict and not rules.has_metrics_port:
         page = Route("GET", "/metrics", "info", reader=management_ports.refuse_metrics)
-    return Dialect(
-        name="mindie-metrics",
-        title="MindIE metrics",
-        base_path="",
-        render_error=partial(mindie_error_answer, rules=rules),
-        prompt_members=MINDIE_PROMPT_MEMBERS,
-        id_header=REQUEST_ID_HEADER,
-        whole_answer_headers=STRICT_HEADERS if rules.strict else (),
-        documented_errors=True,
+    return replace(
+        _port_dialect(rules, "mindie-metrics", "MindIE metrics"),
         routes=(page,),
         own_metrics=metrics.write_mindie_metrics,
         add_buckets=metrics.add_mindie_buckets,

@@ -35,7 +35,7 @@ from parley.dialects.openai.stored_chats import is_stored, read_keeper
 from parley.dialects.openai.timings import metrics_member
 from parley.dialects.openai.token_objects import FINISH_REASONS, finite_logprob, prompt_logprob_maps
 from parley.dialects.openai.token_usage import openai_usage, running_usage
-from parley.dialects.sse import STREAM_DONE, data_event
+from parley.dialects.sse import STREAM_DONE, choice_event_start, data_event
 from parley.errors import Invalid, ParleyError, excerpt
 from parley.types import (
     Chat,
@@ -264,8 +264,7 @@ class ChatReply(Reply):
     def _chat_chunk(self, index: int, choice: bytes, more: bytes = b"") -> bytes:
         """Return a chunk with one choice. ``more``: further members to write after the choices."""
         if not self._chunk_start:  # the model's name is final only after the server has resolved it
-            envelope = encode_json(self._chat_envelope("chat.completion.chunk", []))
-            self._chunk_start = b"data: " + envelope.removesuffix(b"]}")
+            self._chunk_start = choice_event_start(self._chat_envelope("chat.completion.chunk", []))
         if self._usage_per_chunk:
             usage = running_usage(len(self._prompt_ids or ()), self._choices[index].sent_tokens)
             return self._chunk_start + choice + b"]" + more + b',"usage":' + encode_json(usage) + b"}\n\n"

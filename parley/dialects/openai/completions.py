@@ -32,7 +32,7 @@ from parley.dialects.openai.reading_rules import OPENAI_RULES, STRICT_OPENAI_RUL
 from parley.dialects.openai.timings import metrics_member
 from parley.dialects.openai.token_objects import FINISH_REASONS, finite_logprob, prompt_logprob_maps
 from parley.dialects.openai.token_usage import openai_usage, running_usage
-from parley.dialects.sse import STREAM_DONE, data_event
+from parley.dialects.sse import STREAM_DONE, choice_event_start, data_event
 from parley.errors import ParleyError
 from parley.types import (
     ChoiceDelta,
@@ -266,7 +266,7 @@ class CompletionReply(Reply):
 
     def _completion_chunk(self, index: int, choice: bytes) -> bytes:
         if not self._chunk_start:  # the model's name is final only after the server has resolved it
-            self._chunk_start = b"data: " + encode_json(self._completion_envelope([])).removesuffix(b"]}")
+            self._chunk_start = choice_event_start(self._completion_envelope([]))
         if self._usage_per_chunk:
             prompt = self._prompt_ids.get(index // self.request.n, ())
             usage = encode_json(running_usage(len(prompt), self._choices[index].sent_tokens))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from parley.dialects.sse import DATA_START
 from parley.dialects.tgi.refusal_wording import STRICT_TGI_WORDING, TGI_WORDING, TgiErrorWording
 
 TGI_VERSION = "3.3.7"  # version of the original that this API follows; clients infer the supported members from it
@@ -29,7 +30,7 @@ class TgiRules:
     @property
     def line_prefix(self) -> bytes:
         """The start of each line of a stream."""
-        return b"data:" if self.old else b"data: "
+        return b"data:" if self.old else DATA_START
 
     @property
     def wording(self) -> TgiErrorWording:

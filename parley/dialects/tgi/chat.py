@@ -9,7 +9,7 @@ from parley.dialects import vectors
 from parley.dialects.dialect import Answer, RequestContext
 from parley.dialects.fields import MAX_F32, MAX_U32, Fields, decode_fields
 from parley.dialects.json_answer import encode_json
-from parley.dialects.sse import STREAM_DONE
+from parley.dialects.sse import STREAM_DONE, choice_event_start
 from parley.dialects.tgi import messages, openai, parameters
 from parley.dialects.tgi.answer_parts import tgi_event
 from parley.dialects.tgi.api_rules import TgiRules
@@ -160,8 +160,7 @@ class TgiChatReply(openai.TgiOpenAIReply):
 
     def _chunk_frame(self, choice: bytes) -> bytes:
         if not self._frame_start:  # the model's name is final only after the server has looked it up
-            envelope = encode_json(self._chat_envelope("chat.completion.chunk", []))
-            self._frame_start = b"data: " + envelope.removesuffix(b"]}")
+            self._frame_start = choice_event_start(self._chat_envelope("chat.completion.chunk", []))
         return self._frame_start + choice + b'],"usage":null}\n\n'
 
     # -- in one piece

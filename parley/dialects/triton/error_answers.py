@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from parley.dialects.dialect import Answer
 from parley.dialects.json_answer import encode_json
+from parley.dialects.sse import encoded_event
 from parley.errors import (
     BadRequest,
     Expired,
@@ -89,4 +90,4 @@ def lenient_error_answer(error: ParleyError) -> Answer:
 
 def triton_failure_event(error: ParleyError) -> bytes:
     """Return the event that ends a stream after an error."""
-    return b"data: " + triton_error_answer(error).body + b"\n\n"
+    return encoded_event(triton_error_answer(error).body)

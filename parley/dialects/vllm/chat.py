@@ -213,10 +213,6 @@ class VllmChatReply(VllmStreamMixin, chat.ChatReply):
             | self.passed_members()
         )
 
-    def passed_members(self) -> dict[str, Any]:
-        """Return the members of the whole answer that another answer already has; none by default."""
-        return {}
-
     def _choice_object(self, index: int, choice: chat.ChatChoice) -> dict[str, Any]:
         assert choice.done is not None
         reasoning = ("".join(choice.reasoning) if self._wants_reasoning else "") or None

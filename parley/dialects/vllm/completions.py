@@ -147,10 +147,6 @@ class VllmCompletionReply(VllmStreamMixin, completions.CompletionReply):
             | self.passed_members()
         )
 
-    def passed_members(self) -> dict[str, Any]:
-        """Return the members of the whole answer that another answer already has; none by default."""
-        return {}
-
     def _choice_answer(self, index: int, state: completions.CompletionChoice) -> dict[str, Any]:
         assert state.done is not None
         prompt = index // self.request.n

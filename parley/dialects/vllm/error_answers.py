@@ -8,7 +8,7 @@ from typing import Any
 
 from parley.dialects.dialect import Answer
 from parley.dialects.json_answer import encode_json
-from parley.dialects.sse import STREAM_DONE
+from parley.dialects.sse import STREAM_DONE, encoded_event
 from parley.dialects.vllm.media_wording import media_error_members
 from parley.dialects.vllm.refusal_wording import unknown_ids_sentence, unknown_token_sentence
 from parley.errors import (
@@ -62,7 +62,7 @@ def vllm_error_answer(error: ParleyError) -> Answer:
 
 def vllm_failure_events(error: ParleyError) -> bytes:
     """Return the end of a stream that an error cuts short; like the original with spaces and escaped non-ASCII."""
-    return b"data: " + json.dumps(vllm_error_object(error)).encode() + b"\n\n" + STREAM_DONE
+    return encoded_event(json.dumps(vllm_error_object(error)).encode()) + STREAM_DONE
 
 
 def vllm_error_object(error: ParleyError) -> dict[str, Any]:

@@ -7,9 +7,8 @@ from typing import Any
 
 from parley.dialects import orca
 from parley.dialects.dialect import ApiOptions, HeaderList, Reply, RequestContext, RequestTimings
-from parley.dialects.json_answer import encode_json
 from parley.dialects.openai.timings import metrics_member
-from parley.dialects.sse import STREAM_DONE, data_event
+from parley.dialects.sse import STREAM_DONE, choice_event_start, data_event
 from parley.dialects.vllm.error_answers import vllm_failure_events
 from parley.dialects.vllm.token_usage import vllm_final_usage
 from parley.errors import ParleyError
@@ -56,9 +55,13 @@ class VllmStreamMixin(Reply):
         """Return how many tokens of the prompt are in new pages of the prefix cache, None if the usage lacks that."""
         return None
 
+    def passed_members(self) -> dict[str, Any]:
+        """Return the members of the whole answer that another answer already has; none by default."""
+        return {}
+
     def _start_of_chunk(self) -> bytes:
         if not self._chunk_start:  # the model's name is final only after the server has resolved it
-            self._chunk_start = b"data: " + encode_json(self._chunk_envelope([])).removesuffix(b"]}")
+            self._chunk_start = choice_event_start(self._chunk_envelope([]))
         return self._chunk_start
 
     def _chunk_envelope(self, choices: list[Any]) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from parley.dialects.mindie.api_rules import MindieRules
 from parley.dialects.mindie.error_answers import body_refusal_answer, mindie_error_answer, mindie_failure_text
 from parley.dialects.mindie.interfaces.request_names import header_request_id, request_name
 from parley.dialects.mindie.members.inputs import MAX_INPUT_IDS, PromptInput
+from parley.dialects.sse import encoded_event
 from parley.dialects.tgi.answer_parts import tgi_finish_reason
 from parley.errors import NoTokens, ParleyError
 from parley.types import ChoiceDelta, ChoiceDone, Event, PromptAccepted, PromptScored, TokenCost, TokenInfo, Usage
@@ -50,7 +51,7 @@ class MindieReply(Reply):
         """Return the end of a stream after an error; like the original, strict rules send the bare text."""
         if self._rules.strict:
             return mindie_failure_text(error)
-        return b"data: " + mindie_error_answer(error, self._rules).body + b"\n\n"
+        return encoded_event(mindie_error_answer(error, self._rules).body)
 
     def render_refusal(self, error: ParleyError) -> Answer | None:
         """Return the refusal of a prompt without tokens; None for other errors."""

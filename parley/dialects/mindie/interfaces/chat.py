@@ -20,7 +20,7 @@ from parley.dialects.mindie.members import choices, constraints, messages, param
 from parley.dialects.mindie.refusal_wording import MINDIE_WORDING
 from parley.dialects.openai import tools
 from parley.dialects.openai.token_objects import finite_logprob
-from parley.dialects.sse import data_event
+from parley.dialects.sse import DATA_START, data_event
 from parley.types import ChoiceDelta, ChoiceDone, Event, OutputOptions, Request, TokenInfo, Usage
 
 # The fast path, for nearly all events.
@@ -115,7 +115,7 @@ class MindieChatReply(MindieOpenAIReply):
         self._opened_choices.add(index)
         # the model's name is final only after the server has looked it up
         self._event_start = (
-            b"data: " + encode_json(self._mindie_envelope("chat.completion.chunk")).removesuffix(b"}") + b","
+            DATA_START + encode_json(self._mindie_envelope("chat.completion.chunk")).removesuffix(b"}") + b","
         )
         delta = {"role": "assistant", "content": ""}
         choice_object = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
