@@ -6,13 +6,14 @@ https://opentelemetry.io/docs/specs/semconv/gen-ai/gen-ai-spans/
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple
 
 from parley.tracing.encode_spans import Attributes, encode_attributes
 from parley.tracing.request_trace import RequestTrace
+from parley.tracing.trace_context import TraceContext
 from parley.types import Chat, PrefillChunk, Request, Sampling, Usage
 
 PROVIDER = "parley"
@@ -57,19 +58,7 @@ class EndedGeneration(NamedTuple):
 
 def encode_generation_spans(trace: RequestTrace, ended: EndedGeneration) -> bytes:
     """Encode the spans of a generation that has ended."""
-    times, resumed, usage = ended.times, ended.resumed, ended.usage
-    attributes: Attributes = {
-        "gen_ai.request.id": ended.request_id,
-        "gen_ai.response.id": ended.request_id,
-        **_usage_attributes(usage, ended.output_tokens),
-        **_latency_attributes(times, resumed),
-    }
-    if ended.sampling is not None and ended.sampling.seed is not None:
-        attributes["gen_ai.request.seed"] = ended.sampling.seed
-    if ended.stream and times.first_token and not resumed:
-        attributes["gen_ai.response.time_to_first_chunk"] = times.first_token - times.arrived
-    if ended.error:
-        attributes["error.type"] = ended.error
+    times = ended.times
     encode, context = trace.encode_span, trace.new_context()
     name = f"{ended.operation} {ended.model}"
     common = _encode_request_attributes(
@@ -81,26 +70,17 @@ def encode_generation_spans(trace: RequestTrace, ended: EndedGeneration) -> byte
             name,
             trace.started_at,
             times.ended,
-            attributes,
+            _generation_attributes(ended),
             context=context,
             error=ended.error,
             encoded_attributes=common,
         ),
         encode("prepare", trace.started_at, times.submitted, parent=context),
     ]
-    if not resumed:
+    if not ended.resumed:
         spans.append(encode("queue", times.submitted, times.first_step or times.ended, parent=context))
-    if times.first_token and not resumed:
-        prefill = trace.new_context()
-        tokens: Attributes = {
-            "parley.prompt.tokens": usage.prompt_tokens,
-            "parley.prompt.cached_tokens": usage.cached_tokens,
-        }
-        spans.append(encode("prefill", times.first_step, times.first_token, tokens, context=prefill, parent=context))
-        for chunk in times.chunks:
-            start = times.submitted + chunk.start_seconds
-            chunk_tokens: Attributes = {"parley.chunk.tokens": chunk.tokens}
-            spans.append(encode("prefill chunk", start, start + chunk.seconds, chunk_tokens, parent=prefill))
+    if times.first_token and not ended.resumed:
+        spans += _encode_prefill_spans(trace, ended, context)
     if times.last_token > times.first_token > 0:
         decoded: Attributes = {
             "gen_ai.usage.output_tokens": ended.output_tokens,
@@ -108,6 +88,38 @@ def encode_generation_spans(trace: RequestTrace, ended: EndedGeneration) -> byte
         }
         spans.append(encode("decode", times.first_token, times.last_token, decoded, parent=context))
     return b"".join(spans)
+
+
+def _generation_attributes(ended: EndedGeneration) -> Attributes:
+    """Return the attributes of the span of a whole generation that differ between requests."""
+    times = ended.times
+    attributes: Attributes = {
+        "gen_ai.request.id": ended.request_id,
+        "gen_ai.response.id": ended.request_id,
+        **_usage_attributes(ended.usage, ended.output_tokens),
+        **_latency_attributes(times, ended.resumed),
+    }
+    if ended.sampling is not None and ended.sampling.seed is not None:
+        attributes["gen_ai.request.seed"] = ended.sampling.seed
+    if ended.stream and times.first_token and not ended.resumed:
+        attributes["gen_ai.response.time_to_first_chunk"] = times.first_token - times.arrived
+    if ended.error:
+        attributes["error.type"] = ended.error
+    return attributes
+
+
+def _encode_prefill_spans(trace: RequestTrace, ended: EndedGeneration, parent: TraceContext) -> Iterator[bytes]:
+    """Encode the span of the prefill, and one for each of its chunks."""
+    times, prefill = ended.times, trace.new_context()
+    tokens: Attributes = {
+        "parley.prompt.tokens": ended.usage.prompt_tokens,
+        "parley.prompt.cached_tokens": ended.usage.cached_tokens,
+    }
+    yield trace.encode_span("prefill", times.first_step, times.first_token, tokens, context=prefill, parent=parent)
+    for chunk in times.chunks:
+        start = times.submitted + chunk.start_seconds
+        chunk_tokens: Attributes = {"parley.chunk.tokens": chunk.tokens}
+        yield trace.encode_span("prefill chunk", start, start + chunk.seconds, chunk_tokens, parent=prefill)
 
 
 def operation_name(request: Request) -> str:
