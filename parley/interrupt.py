@@ -3,7 +3,8 @@
 A thread cannot be cancelled from outside. The caller runs the work with ``run_until_abandoned``, and the work calls
 ``stop_if_abandoned`` between its parts, at any depth, without being passed anything.
 
-The event loop tries work with ``run_briefly``, and the work calls ``stop_if_not_brief``.
+The event loop tries work with ``run_briefly``, and the work calls ``stop_if_not_brief``. Only its processor time
+counts: work is not slow because other programs run meanwhile.
 """
 
 from __future__ import annotations
@@ -16,10 +17,11 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-BRIEF_SECONDS = 0.05  # that work may hold the event loop before it is done in a thread
+BRIEF_SECONDS = 0.05  # of processor time that work may take in the event loop before it is done in a thread
 
 _ABANDONED: ContextVar[threading.Event | None] = ContextVar("abandoned", default=None)
-_BRIEF_END: ContextVar[float] = ContextVar("brief_end", default=float("inf"))
+# When work has to end: by the clock at the earliest (monotonic seconds), and by the processor time of its thread.
+_BRIEF_ENDS: ContextVar[tuple[float, float] | None] = ContextVar("brief_ends", default=None)
 
 
 class Abandoned(Exception):
@@ -52,19 +54,22 @@ def stop_if_abandoned() -> None:
 
 def run_briefly(work: Callable[[], T]) -> T:
     """Call ``work``. After BRIEF_SECONDS it raises NotBrief at its next check."""
-    token = _BRIEF_END.set(time.monotonic() + BRIEF_SECONDS)
+    token = _BRIEF_ENDS.set((time.monotonic() + BRIEF_SECONDS, time.thread_time() + BRIEF_SECONDS))
     try:
         return work()
     finally:
-        _BRIEF_END.reset(token)
+        _BRIEF_ENDS.reset(token)
 
 
-def brief_end() -> float:
-    """Return the time (monotonic seconds) at which the work that runs here has to end; infinity without a limit."""
-    return _BRIEF_END.get()
+def brief_end() -> float | None:
+    """Return the time (monotonic seconds) before which ``stop_if_not_brief`` need not be called; None outside of
+    ``run_briefly``."""
+    ends = _BRIEF_ENDS.get()
+    return None if ends is None else ends[0]
 
 
 def stop_if_not_brief() -> None:
     """Raise NotBrief if the work that runs here takes too long for the event loop."""
-    if time.monotonic() > brief_end():
+    ends = _BRIEF_ENDS.get()
+    if ends is not None and time.thread_time() > ends[1]:
         raise NotBrief

@@ -54,7 +54,7 @@ from parley.types import (
     Tenant,
     Tokens,
 )
-from parley.web.offload import OFFLOAD_SIZE, run_in_thread, to_thread_if_large
+from parley.web.offload import OFFLOAD_SIZE, run_in_thread, to_thread_if_slow
 
 MAX_PRIORITY = (1 << 63) - 1
 # Keep engine ids unique: a retried request may arrive while the engine still runs its first attempt.
@@ -98,7 +98,7 @@ async def prepare_engine_requests(
     )
     grammars = await _compile_grammars(model, request, tenant)
     prepare = partial(_prepare_prompts, model, request, media)
-    prompts = await run_in_thread(prepare) if needs_thread else await to_thread_if_large(size, prepare)
+    prompts = await run_in_thread(prepare) if needs_thread else await to_thread_if_slow(prepare)
     return [
         (prepared, _build_engine_request(model, request, number, prepared, max_tokens, grammars[number], tenant))
         for number, (prepared, max_tokens) in enumerate(prompts)

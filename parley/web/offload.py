@@ -18,14 +18,18 @@ OFFLOAD_SIZE = 16 << 10  # bytes or characters of input above which work runs in
 async def to_thread_if_large(size: int, work: Callable[[], T]) -> T:
     """Call ``work`` and return its result; use a thread if its input is larger than OFFLOAD_SIZE.
 
-    Work that notices (``stop_if_not_brief``) that it takes long all the same is done again in a thread. If the caller
-    is cancelled, work in a thread ends at its next ``stop_if_abandoned``.
+    If the caller is cancelled, work in a thread ends at its next ``stop_if_abandoned``.
     """
-    if size <= OFFLOAD_SIZE:
-        try:
-            return run_briefly(work)
-        except NotBrief:
-            pass
+    return work() if size <= OFFLOAD_SIZE else await run_in_thread(work)
+
+
+async def to_thread_if_slow(work: Callable[[], T]) -> T:
+    """Call ``work`` and return its result. Work that notices (``stop_if_not_brief``) that it takes long is done again
+    in a thread, where it ends as in ``to_thread_if_large``."""
+    try:
+        return run_briefly(work)
+    except NotBrief:
+        pass
     return await run_in_thread(work)
 
 

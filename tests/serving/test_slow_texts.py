@@ -1,13 +1,16 @@
 """A tokenizer or a chat template that is slow, even for a short prompt, does not hold up the event loop."""
 
 import threading
+import time
 
 import pytest
 from support.http_client import HELLO_CHAT
 
+from parley.interrupt import BRIEF_SECONDS, run_briefly
 from parley.text.parsing import chat_template
 from parley.text.parsing.chat_template import ChatTemplate
 from parley.text.tokens.tokenizer import Tokenizer
+from parley.types import Chat, Message
 
 BODIES = {
     "/v1/chat/completions": HELLO_CHAT | {"max_tokens": 1},
@@ -42,7 +45,8 @@ async def test_tokenizer_that_may_be_slow_encodes_in_a_thread(serve, encoding_th
     await server.wait_until_idle()
 
 
-async def test_endless_template_is_rendered_in_a_thread_and_refused(serve, monkeypatch):
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/chat/completions/render", "/tokenize"])
+async def test_endless_template_is_rendered_in_a_thread_and_refused(serve, monkeypatch, path):
     monkeypatch.setattr(chat_template, "MAX_RENDER_SECONDS", 0.3)
     server = await serve()
     server.model.text_pipeline.template = ChatTemplate({"default": ENDLESS})
@@ -54,9 +58,20 @@ async def test_endless_template_is_rendered_in_a_thread_and_refused(serve, monke
 
     monkeypatch.setattr(ChatTemplate, "_render_turns", render_and_note)
     for in_loop in ([True, False], [False]):  # the second request does not try again
-        refused = await server.post("/v1/chat/completions", HELLO_CHAT)
+        refused = await server.post(path, HELLO_CHAT)
         assert refused.status == 400
         assert "rendering took longer than 0.3 seconds" in refused.json["error"]["message"]
         assert [thread is threading.current_thread() for thread in threads] == in_loop
         threads.clear()
     await server.wait_until_idle()
+
+
+def test_template_that_only_waits_for_a_processor_is_not_slow():
+    template = ChatTemplate({"default": "{% for message in messages %}{{ message.content }}{% endfor %}"})
+
+    def wait(values):
+        time.sleep(2 * BRIEF_SECONDS)
+        return values
+
+    assert run_briefly(lambda: template.render_conversation(Chat([Message("user", "Hello")]), wait)) == "Hello"
+    assert not template.is_slow

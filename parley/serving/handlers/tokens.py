@@ -23,7 +23,7 @@ from parley.serving.served_model import ServedModel
 from parley.text.tokens.tokenizer import Tokenizer
 from parley.types import Chat, ProcessedMedia, Prompt, Text
 from parley.web.exchange import Exchange
-from parley.web.offload import OFFLOAD_SIZE, to_thread_if_large
+from parley.web.offload import OFFLOAD_SIZE, to_thread_if_large, to_thread_if_slow
 
 HUGE_TEXT = 1 << 20  # characters; longer texts are tokenized one at a time, so that they leave threads to others
 MAX_TOKENS_COUNTED = 1 << 20  # most tokens of a text to tokenize, or twice the model's context if that is more
@@ -62,8 +62,10 @@ async def handle_tokenize(registry: ModelRegistry, route: Route, exchange: Excha
         answer = await exchange.while_connected(
             _run_alone(registry.huge_text_lock, partial(to_thread_if_large, size, work))
         )
-    else:
+    elif size > OFFLOAD_SIZE:
         answer = await exchange.to_thread_if_large(size, work)
+    else:
+        answer = await exchange.while_connected(to_thread_if_slow(work))
     await exchange.send_response(answer)
 
 

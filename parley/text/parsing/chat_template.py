@@ -67,15 +67,23 @@ class _BudgetExceeded(jinja2.TemplateError):
 
 
 class _RenderBudget(threading.local):
-    """The deadline of the rendering in this thread (monotonic seconds)."""
+    """The deadline of the rendering in this thread (monotonic seconds). ``in_loop``: the event loop renders, which
+    stops if that is not brief."""
 
-    deadline = float("inf")
+    deadline, in_loop = float("inf"), False
+
+    def set_deadline(self) -> None:
+        """Begin a rendering."""
+        loop_end = brief_end()
+        self.in_loop = loop_end is not None
+        self.deadline = time.monotonic() + MAX_RENDER_SECONDS if loop_end is None else loop_end
 
     def check_render_time(self) -> None:
-        """Raise _BudgetExceeded after the deadline, NotBrief after that of the event loop."""
+        """Raise _BudgetExceeded after the deadline, in the event loop NotBrief."""
         if time.monotonic() > self.deadline:
+            if not self.in_loop:
+                raise _BudgetExceeded(f"rendering took longer than {MAX_RENDER_SECONDS:g} seconds")
             stop_if_not_brief()
-            raise _BudgetExceeded(f"rendering took longer than {MAX_RENDER_SECONDS:g} seconds")
 
 
 _render_budget = _RenderBudget()
@@ -455,7 +463,7 @@ def _render_within_budget(template: jinja2.Template, values: dict[str, Any]) -> 
     """Render within the budget. Raises BadRequest for any error of the template."""
     parts: list[str] = []
     size = 0
-    _render_budget.deadline = min(time.monotonic() + MAX_RENDER_SECONDS, brief_end())
+    _render_budget.set_deadline()
     context = template.new_context(values)
     try:
         for part in template.root_render_func(context):
