@@ -52,6 +52,7 @@ FOR_ALL_INSTANCES: frozenset[RouteKind] = frozenset({"adapter", "reset", "reset_
 # Answered here, for clients whose key an instance accepts.
 GUARDED_KINDS: frozenset[RouteKind] = frozenset({"metrics", "load"})
 PROBE_KINDS: frozenset[RouteKind] = frozenset({"live", "ready", "probe", "health", "metrics", "load"})
+OPEN_PROBE_KINDS = PROBE_KINDS - GUARDED_KINDS
 READY_SECONDS = 1.0  # seconds between two checks whether requests can be served
 ACCEPT_ALL_CLIENTS, REFUSE_ALL_KEYS = ApiKeys(()), ApiKeys((), hashed_keys=())
 
@@ -216,7 +217,7 @@ class InferenceFront:
         Raises ParleyError, ClientGone.
         """
         kind = None if path is None else path.kind
-        raise_head_error(client.scope, is_probe=kind in PROBE_KINDS - GUARDED_KINDS)
+        raise_head_error(client.scope, is_probe=kind in OPEN_PROBE_KINDS)
         self._browser_guard.check_headers(client.headers, client.dialect.web_origins)
         if self._client_keys is not None:
             self._client_keys.authenticate_client(client, path)

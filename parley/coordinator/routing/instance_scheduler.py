@@ -232,9 +232,10 @@ class InstanceScheduler:
         """
         self.counters.count_request(request.earlier_attempts)
         usable = self.table.usable_instances()
-        if not request.earlier_attempts and not self._can_serve_with(self._instances_with_model(request, usable)):
+        candidates = self._instances_with_model(request, usable)
+        if not request.earlier_attempts and not self._can_serve_with(candidates):
             raise self._refuse_request(503, refusals.TEXTS.cluster_not_ready, 1.0)
-        placement = None if self.queue else self._try_placement(request, usable)
+        placement = None if self.queue else self._try_placement(request, usable, candidates)
         if placement is not None:
             return placement
         if self.queue.is_full_for(request.tenant):
@@ -280,9 +281,12 @@ class InstanceScheduler:
     def _can_serve_with(self, usable: Sequence[ClusterInstance]) -> bool:
         return self.table.is_complete(usable) or (self.options.fallback and any(instance.native for instance in usable))
 
-    def _try_placement(self, request: SchedulingRequest, usable: Sequence[ClusterInstance]) -> Placement | None:
-        """Place a request now; None if there is no room. Raises RequestRefused."""
-        candidates, now = self._instances_with_model(request, usable), self.table.clock()
+    def _try_placement(
+        self, request: SchedulingRequest, usable: Sequence[ClusterInstance], candidates: Sequence[ClusterInstance]
+    ) -> Placement | None:
+        """Place a request now; None if there is no room. ``candidates``: the usable instances with its model. Raises
+        RequestRefused."""
+        now = self.table.clock()
         preferred = (
             [instance for instance in candidates if instance.id not in request.failed_instances]
             if request.failed_instances
@@ -355,7 +359,8 @@ class InstanceScheduler:
             if queued.future.done() or model in full_models:
                 continue
             try:
-                placement = self._try_placement(queued.request, usable)
+                candidates = self._instances_with_model(queued.request, usable)
+                placement = self._try_placement(queued.request, usable, candidates)
             except RequestRefused as refusal:
                 queued.future.set_exception(refusal)
                 self.queue.remove_request(queued)

@@ -172,7 +172,7 @@ class InstanceTable:
 
     def model_names(self) -> set[str]:
         """Return the names of models that instances report."""
-        return {name for instance in self for name in instance.models}
+        return set().union(*(instance.models for instance in self.instances.values()))
 
     def served_name(self, model: str) -> str:
         """Return a model's name as instances report it, which may have or lack a default tag; itself if none does."""

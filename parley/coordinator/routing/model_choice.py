@@ -85,13 +85,14 @@ class ModelChoices:
 
     def lacks_task(self, model: str, route: Route) -> bool:
         """Whether all instances that have a model say that it does not suit a route."""
-        task_sets = [
-            offered.tasks
-            for instance in self._list_instances()
-            for offered in instance.offered
-            if model in offered.names
-        ]
-        return bool(task_sets) and all(tasks is not None and not route.suits_model(tasks) for tasks in task_sets)
+        is_offered = False
+        for instance in self._list_instances():
+            for offered in instance.offered:
+                if model in offered.names:
+                    is_offered = True
+                    if offered.tasks is None or route.suits_model(offered.tasks):
+                        return False
+        return is_offered
 
 
 def _choose_model(requirement: ModelRequirement, instances: Iterable[ClusterInstance]) -> ModelChoice:

@@ -114,6 +114,7 @@ class PromptReader:
         self._salt_members = ("model", *salt_members)
         self._dropped_texts = list(dict.fromkeys(text for members in prompt_members for text in members.dropped_texts))
         self._media_members = _unique_names(members.media for members in prompt_members)
+        self._preceding_members = frozenset((*self._prefix_members, *self._media_members))
         self._message_readers = list(
             dict.fromkeys(members.read_non_json for members in prompt_members if members.read_non_json is not None)
         )
@@ -129,15 +130,18 @@ class PromptReader:
         except (msgspec.MsgspecError, RecursionError):
             return self._hash_message(body, characters_per_token, owner)
 
-        def member_texts(names: Iterable[str]) -> list[bytes]:
-            return [bytes(members[name]) if name in members else b"" for name in names]
+        def member_text(name: str) -> bytes:
+            return bytes(members[name]) if name in members else b""
 
-        conversation = shrink_media(_first_present(member_texts(self._conversation_members)))
-        prompt = conversation or shrink_media(_first_present(member_texts(self._prompt_members)))
-        media = map(_digest_text, member_texts(self._media_members))
-        prefix, salts = b"".join((*member_texts(self._prefix_members), *media)), member_texts(self._salt_members)
-        for dropped_text in self._dropped_texts:
-            prefix = dropped_text.sub(b"", prefix)
+        conversation = shrink_media(_first_present(map(member_text, self._conversation_members)))
+        prompt = conversation or shrink_media(_first_present(map(member_text, self._prompt_members)))
+        salts = list(map(member_text, self._salt_members))
+        prefix = b""
+        if not self._preceding_members.isdisjoint(members):
+            media = map(_digest_text, map(member_text, self._media_members))
+            prefix = b"".join((*map(member_text, self._prefix_members), *media))
+            for dropped_text in self._dropped_texts:
+                prefix = dropped_text.sub(b"", prefix)
         text = prefix + prompt.rstrip(b']}" \t\r\n')  # without its end, a prompt is a prefix of its own continuation
         length = _estimate_tokens(prompt, characters_per_token) + int(len(prefix) / characters_per_token)
         salt = _owner_salt(owner, b"\0".join(salts))

@@ -81,13 +81,14 @@ class GenerationFront:
             text = await client.to_thread_if_large(len(body), partial(BODY_FAULT, path.route.path, body))
             if text:
                 raise refusals.coordinator_error(400, text)
-        client_id = (self._identity.tenant_of(client), client.client_request_id)
+        request_id = client.client_request_id
+        client_id = (self._identity.tenant_of(client), request_id) if request_id else None
         if client_id in self._client_ids:
             raise refusals.coordinator_error(400, refusals.TEXTS.duplicate_id)
         inflated = len(body) if b"content-encoding" in client.headers else 0
         self._load.check_memory(inflated)
         self._load.body_bytes += inflated
-        if client.client_request_id:
+        if client_id is not None:
             self._client_ids.add(client_id)
         try:
             inlined = await self._record_keeper.inline_records(path, client, body)
@@ -106,7 +107,8 @@ class GenerationFront:
             raise
         finally:
             self._load.body_bytes -= inflated
-            self._client_ids.discard(client_id)
+            if client_id is not None:
+                self._client_ids.discard(client_id)
 
     async def _admit_to_limits(self, path: ApiPath, client: DownstreamClient, body: bytes | None) -> bytes:
         """Count a request for the limits of its client's key, and return its body. The body is read first only if it
@@ -169,7 +171,7 @@ class GenerationFront:
             return
         render_error_end = partial(self._render_error_end, path, client, body, inlined)
         runner = RequestRunner(self._scheduler, self._connections, client, body, scheduling_request, render_error_end)
-        self._stops.add_run(runner, self._identity.tenant_of(client), scheduling_request.model, path, body)
+        self._stops.add_run(runner, scheduling_request.tenant, scheduling_request.model, path, body)
         client_left = False
         try:
             await runner.run_attempts()

@@ -14,7 +14,7 @@ from parley.coordinator.routing.instance_table import InstanceTable
 from parley.coordinator.routing.model_choice import ModelRequirement
 from parley.coordinator.routing.policies import SchedulingRequest
 from parley.dialects.dialect import Route, RouteKind
-from parley.dialects.mounts import names_any_model
+from parley.dialects.mounts import known_spelling, names_any_model
 from parley.disagg.wire.prompt_hash import PromptHashes, hash_prompt
 
 # Answered from a model's files, whichever model it is; answers of other kinds for any model are about the server.
@@ -78,13 +78,13 @@ class SchedulingFacts:
     def unsuited_model_holders(self, requested: RequestedModel) -> list[ClusterInstance]:
         """Return the usable instances of a model that cannot do what a request asks of it, so that one of them says so;
         none if it can, or if that is not known."""
-        choices, usable = self._table.choices, self._table.usable_instances()
-        name = requested.name
+        choices, name = self._table.choices, requested.name
         if requested.requirement is not None:
             model = choices.choose_model(requested.requirement).model
             name = "" if model is None else model.names[0]
         if not name or not choices.lacks_task(name, requested.route):
             return []
+        usable = self._table.usable_instances()
         holders = self._table.model_holders(requested.name, requested.requirement, usable)
         return [instance for instance in holders if instance.role == "mixed"]  # others take no whole requests
 
@@ -95,7 +95,8 @@ class SchedulingFacts:
         route = await client.to_thread_if_large(len(body), partial(path.route_for_model, body, client.headers))
         known_names = self._table.model_names()
         named = path.named_model(route, body, client.path_params)
-        name = self._table.served_name(name_in_body if named is None else named)
+        name = name_in_body if named is None else named
+        name = known_spelling(name, known_names) or name
         if path.names_endpoint and name not in known_names:  # an endpoint, whose models only instances know
             client.log_entry.model = name
             return RequestedModel("", None, route)
