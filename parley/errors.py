@@ -45,8 +45,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any, Literal
 
 Limit = Literal["client", "server", "token"]
@@ -117,17 +116,6 @@ class BadRequest(ParleyError):
         """Add the position of the wrong prompt to the message."""
         self.place = place
         self.message = f"{self.message} ({place})"
-
-
-@contextmanager
-def place_in_errors(place: str) -> Iterator[None]:
-    """Have errors of the block name the position of the prompt that it prepares; an empty one changes nothing."""
-    try:
-        yield
-    except BadRequest as error:
-        if place:
-            error.name_place(place)
-        raise
 
 
 class Malformed(BadRequest):

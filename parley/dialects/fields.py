@@ -73,7 +73,8 @@ class Fields:
 
     def member_path(self, name: str) -> str:
         """Return the position of member ``name`` in the body, such as ``messages[0].content``."""
-        name = self._places.get(name, name)
+        if self._places:
+            name = self._places.get(name, name)
         return f"{self._path}.{name}" if self._path else name
 
     def with_defaults(self, defaults: Mapping[str, Any]) -> Fields:

@@ -16,6 +16,7 @@ import msgspec
 
 from parley.core.rope_positions import largest_position
 from parley.errors import (
+    BadRequest,
     ContextLength,
     Invalid,
     NoTokens,
@@ -24,7 +25,6 @@ from parley.errors import (
     UnknownToken,
     UnknownTokenIds,
     excerpt,
-    place_in_errors,
 )
 from parley.serving import beam_limits
 from parley.serving.engine_features import check_engine_bounds, check_engine_features
@@ -78,9 +78,10 @@ def check_request(model: ServedModel, request: Request) -> None:
     A beam search of width 1 is replaced in ``request`` by options that express it.
     """
     check_adapter(model, request)
-    check_engine_features(request, model.model_info)
+    info = model.model_info
+    check_engine_features(request, info)
     beam_limits.check_beam_search(request, model.settings.max_batch)
-    _check_token_ids(request, model.model_info)
+    _check_token_ids(request, info)
     _check_text_size(request, model.options.body_limit)
 
 
@@ -203,24 +204,28 @@ def _prepare_prompts(
     model: ServedModel, request: Request, media: Sequence[ProcessedMedia]
 ) -> list[tuple[PreparedPrompt, int]]:
     """Tokenize each prompt and compute how many tokens may follow it. Raises BadRequest."""
-    pipeline, prepared_prompts = model.text_pipeline, []
+    pipeline, info, prepared_prompts = model.text_pipeline, model.model_info, []
     _check_room_for_text(model, request)
-    predicted = pipeline.prepare_prediction(request.prediction, model.model_info.max_model_len)
+    predicted = pipeline.prepare_prediction(request.prediction, info.max_model_len)
     places = request.prompt_places or [""] * len(request.prompts)
     for prompt, items, place in zip(request.prompts, media_by_prompt(request, media), places, strict=True):
         prepare = partial(_prepare_prompt, model, request, items, predicted)
-        with place_in_errors(place):
+        try:
             if request.on_overflow == "oldest_turns" and isinstance(prompt, Chat) and not items:
                 prepared_prompts.append(fit_chat(prompt, prepare))
             else:
                 prepared_prompts.append(prepare(prompt))
-    check_answer_logprobs(request, model.model_info, prepared_prompts)
-    _check_token_vectors(request, model.model_info, prepared_prompts)
+        except BadRequest as error:
+            if place:
+                error.name_place(place)
+            raise
+    check_answer_logprobs(request, info, prepared_prompts)
+    _check_token_vectors(request, info, prepared_prompts)
     if request.banned_words:
         request.sampling = msgspec.structs.replace(
             request.sampling, banned=pipeline.word_token_ids(request.banned_words)
         )
-        check_engine_bounds(request, model.model_info)  # a word may have several spellings in tokens
+        check_engine_bounds(request, info)  # a word may have several spellings in tokens
     return prepared_prompts
 
 
@@ -232,7 +237,7 @@ def _prepare_prompt(
     prompt: Prompt,
 ) -> tuple[PreparedPrompt, int]:
     """Tokenize a prompt, and compute how many tokens may follow it. Raises BadRequest."""
-    context_length, max_prompt = _context_length(model, request), model.options.max_prompt
+    context_length, max_prompt = _context_length(model.model_info, request), model.options.max_prompt
     keeps_tokens = request.on_overflow in ("head", "tail")
     prepared = model.text_pipeline.prepare_prompt(
         prompt,
@@ -252,9 +257,9 @@ def _prepare_prompt(
     return prepared, _output_limit(model, request, prepared)
 
 
-def _context_length(model: ServedModel, request: Request) -> int:
+def _context_length(info: ModelInfo, request: Request) -> int:
     """Return how many tokens a prompt and its output may have together."""
-    return min(model.model_info.max_model_len, request.context_limit or model.model_info.max_model_len)
+    return min(info.max_model_len, request.context_limit or info.max_model_len)
 
 
 def _context_owner(request: Request) -> str:
@@ -281,7 +286,7 @@ def _truncate_prompt(request: Request, prepared: PreparedPrompt, max_prompt: int
 def _output_limit(model: ServedModel, request: Request, prepared: PreparedPrompt) -> int:
     """Return how many tokens may be generated after the prompt. Raises ContextLength, Invalid."""
     info, stop_conditions, token_ids = model.model_info, request.stop_conditions, prepared.token_ids
-    context_length = _context_length(model, request)
+    context_length = _context_length(info, request)
     if not token_ids:
         raise NoTokens("The prompt is empty: it has no tokens.", field="prompt")
     if max(token_ids) >= info.vocab_size:

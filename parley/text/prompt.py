@@ -179,6 +179,9 @@ class TextPipeline:
             kept_side=kept_side,
             counts_special=kept_side == "head" or pooling is not None,
         )
+        if isinstance(prompt, Chat) and not prompt.rendered_ids:
+            loses_end = kept_side == "head" and max_tokens is not None
+            return self._prepare_chat(prompt, encode, pooling, media, loses_end=loses_end)
         if isinstance(prompt, TextPair) and self.has_pair_template:
             return self._render_pair(prompt, partial(encode, max_tokens=None), max_tokens)
         if isinstance(prompt, TextPair):
@@ -187,12 +190,9 @@ class TextPipeline:
             return PreparedPrompt(_cut_ids(self._encode_parts(prompt, encode), max_tokens, kept_side))
         if isinstance(prompt, Tokens):
             return self._prepare_tokens(_cut_ids(prompt.ids, max_tokens, kept_side), prompt.reasoning_ended)
-        if isinstance(prompt, Chat) and prompt.rendered_ids:
-            return self._prepare_rendered_chat(prompt, _cut_ids(prompt.rendered_ids, max_tokens, kept_side))
         if isinstance(prompt, Text):
             return self._prepare_text(prompt, encode, pooling, media)
-        loses_end = kept_side == "head" and max_tokens is not None
-        return self._prepare_chat(prompt, encode, pooling, media, loses_end=loses_end)
+        return self._prepare_rendered_chat(prompt, _cut_ids(prompt.rendered_ids, max_tokens, kept_side))
 
     def _prepare_text(
         self, prompt: Text, encode: EncodeText, pooling: PoolingOptions | None, media: Sequence[ProcessedMedia]

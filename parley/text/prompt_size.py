@@ -33,14 +33,14 @@ def text_characters(prompt: Prompt) -> int:
 
     Those of a joined prompt count as characters: one part may be in many prompts, and each of them copies it.
     """
+    if isinstance(prompt, Chat):
+        return sum(len(message.content or "") for message in prompt.messages)
     if isinstance(prompt, Text):
         return len(prompt.text) + len(prompt.suffix)
     if isinstance(prompt, TextPair):
         return text_characters(prompt.first) + text_characters(prompt.second)
     if isinstance(prompt, JoinedPrompt):
         return sum(len(part.ids) if isinstance(part, Tokens) else text_characters(part) for part in prompt.parts)
-    if isinstance(prompt, Chat):
-        return sum(len(message.content or "") for message in prompt.messages)
     return 0
 
 

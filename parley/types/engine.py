@@ -5,6 +5,7 @@ The messages that carry these structs are in ``engine/messages.py``.
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any, Literal, get_args
 
 import msgspec
@@ -282,7 +283,7 @@ EngineBound = Literal[
 ]
 
 
-class ModelInfo(msgspec.Struct, kw_only=True):
+class ModelInfo(msgspec.Struct, kw_only=True, frozen=True, dict=True):
     """The engine's description of the loaded model. Sizes in bytes, lengths in tokens.
 
     A model generates text, or computes vectors with ``dimensions`` numbers (0: no vectors), or both. A classifier
@@ -324,7 +325,7 @@ class ModelInfo(msgspec.Struct, kw_only=True):
     media_counts: dict[MediaKind, int] = {}  # the most items of these kinds in a prompt, where the engine has a limit
     adapters: dict[str, str] = {}  # adapters that the engine has without loading them on request: their sources by name
 
-    @property
+    @cached_property
     def pooling_tasks(self) -> frozenset[PoolingTask]:
         """The tasks that the model performs instead of generating text."""
         offered: dict[PoolingTask, bool] = {
@@ -336,7 +337,7 @@ class ModelInfo(msgspec.Struct, kw_only=True):
         }
         return frozenset(task for task, is_offered in offered.items() if is_offered)
 
-    @property
+    @cached_property
     def tasks(self) -> frozenset[ModelTask]:
         """What it can do for clients. Its vectors of texts are either dense or sparse."""
         is_sparse = self.pooling == "splade"

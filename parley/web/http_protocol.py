@@ -54,7 +54,7 @@ class _HttpFlow(FlowControl):
 
     def resume_reading(self) -> None:
         """Read on, if reading was paused and all received data has been parsed."""
-        if not self.holds_data:
+        if self.read_paused and not self.holds_data:
             super().resume_reading()
 
 

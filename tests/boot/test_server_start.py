@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from support import tiny_models
 from support.free_ports import free_port
@@ -359,9 +360,9 @@ def test_loaded_line_shows_the_memory_plan():
     ):
         assert part in text
     assert "reads" not in text
-    info.kernels = "avx2"
+    info = msgspec.structs.replace(info, kernels="avx2")
     assert "bfloat16 on cpu with avx2 kernels" in loaded_line("chat", info)
-    info.media_kinds = frozenset({"image", "video"})
+    info = msgspec.structs.replace(info, media_kinds=frozenset({"image", "video"}))
     assert loaded_line("chat", info).endswith("; reads text, images and videos")
 
 

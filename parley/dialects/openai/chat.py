@@ -99,10 +99,11 @@ class ChatReply(Reply):
         usage, self._usage_per_chunk = read_usage_options(body, stream, options)
         self._wants_ids = body.boolean("return_token_ids", False)
         logprobs = _read_logprobs(body, self.reading_rules, context)
+        echoes = body.boolean("echo", False)
         self.request = Request(
             id=context.unique_id,
             model=body.string("model", "", cap=256),
-            prompts=[vllm_members.with_reused_tokens(body, chat_prompt, echoes=body.boolean("echo", False))],
+            prompts=[vllm_members.with_reused_tokens(body, chat_prompt, echoes=echoes)],
             sampling=read_openai_sampling(body),
             stop_conditions=read_stop_conditions(body, max_tokens, self.reading_rules),
             output_options=self._read_output_options(body, context, max_tokens, logprobs, usage=usage),
@@ -118,7 +119,7 @@ class ChatReply(Reply):
         self._keeper = read_keeper(body, context) if stores else None
         # A client's own id may be one that another stored completion has, or may not fit into a path.
         own_id = None if stores and is_stored(body, context) else extra_members.client_id
-        self._echo_text = _last_answer(chat_prompt) if body.boolean("echo", False) else ""
+        self._echo_text = _last_answer(chat_prompt) if echoes else ""
         self._wants_reasoning = body.boolean("include_reasoning", True)
         self._tool_chosen = chat_prompt.forced_tool is not None
         self._answer_id = own_id or context.unique_id

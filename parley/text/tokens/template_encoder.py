@@ -123,7 +123,7 @@ class TemplateEncoder(TextEncoder):
         """Return the token ids of a text; like ``TextEncoder.encode``."""
         if self._written_by_model:  # spans are needed to spell those out
             return self.encode_with_offsets(text, special, stop_after)[0]
-        return [self._real_ids.get(token_id, token_id) for token_id in super().encode(text, special, stop_after)]
+        return self._to_real_ids(super().encode(text, special, stop_after))
 
     def encode_with_offsets(
         self, text: str, special: bool = True, stop_after: int | None = None
@@ -132,7 +132,10 @@ class TemplateEncoder(TextEncoder):
         ids, spans = super().encode_with_offsets(text, special, stop_after)
         if not self._written_by_model.isdisjoint(ids):
             ids, spans = self._spell_out(text, ids, spans)
-        return [self._real_ids.get(token_id, token_id) for token_id in ids], spans
+        return self._to_real_ids(ids), spans
+
+    def _to_real_ids(self, ids: list[int]) -> list[int]:
+        return list(map(self._real_ids.get, ids, ids))  # without a step of the interpreter for each token
 
     def _spell_out(self, text: str, ids: list[int], spans: Spans) -> tuple[list[int], Spans]:
         """Return tokens with the special ones that the model has made of plain text replaced by their characters'."""
