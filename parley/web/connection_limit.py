@@ -15,6 +15,8 @@ from math import inf
 from time import monotonic
 from typing import NamedTuple, Protocol
 
+from parley.web.loop_turns import LoopTurns
+
 log = logging.getLogger("parley.server")
 
 FEW_CONNECTIONS = 32  # a limit of open files that allows fewer is worth a warning
@@ -37,7 +39,7 @@ class ConnectionLimit:
     """Serves ``served_limit`` connections. Further ones, up to ``refused_limit``, get an error.
 
     Without a request in progress, a connection is *idle* between two requests, and *opening* otherwise, also before
-    a handshake is complete.
+    a handshake is complete. ``turns``: in which connections parse much of what their clients send.
     """
 
     def __init__(self, served_limit: int = sys.maxsize, refused_limit: int = sys.maxsize):
@@ -46,6 +48,7 @@ class ConnectionLimit:
         self._idle: dict[LimitedConnection, None] = {}  # the one that has been idle the longest comes first
         self._opening: dict[LimitedConnection, float] = {}  # the oldest comes first; with the time of its start
         self._warned_at = -inf
+        self.turns = LoopTurns()
 
     @property
     def free_count(self) -> int:

@@ -9,6 +9,7 @@ from hpack import Encoder
 from support.http2_client import PREFACE, SETTINGS, Http2Client, goaway_code, make_frame
 from support.loop_clock import pass_time
 
+from parley.web import loop_turns
 from parley.web.framing import frame_guard, http2_protocol
 from parley.web.framing.frame_guard import (
     ENHANCE_YOUR_CALM,
@@ -106,6 +107,33 @@ async def test_floods_end_their_connection_and_nothing_else(serve, small_allowan
     assert await server.control() == before
 
 
+async def test_connections_that_flood_at_once_take_turns_with_an_honest_one(serve, monkeypatch):
+    monkeypatch.setattr(loop_turns, "TURN_SECONDS", 0)  # one turn in each iteration of the loop
+    server = await serve()
+    writers = [(await asyncio.open_connection("127.0.0.1", server.port))[1] for _ in range(8)]
+    other = await Http2Client.connect(server)
+    assert (await other.call("/health")).status == 200
+    handled: list[int] = []
+    split_frames = FrameGuard.split_frames
+
+    def count_frames(guard: FrameGuard):
+        for frame in split_frames(guard):
+            handled.append(id(guard))
+            yield frame
+
+    monkeypatch.setattr(FrameGuard, "split_frames", count_frames)
+    for writer in writers:
+        writer.write(OPENING + make_resets(400))
+    await server.until(lambda: len(set(handled)) == 8)
+    assert (await other.call("/health")).status == 200
+    assert (await server.get("/health")).status == 200
+    assert len(handled) < 8 * 400, "the floods were handled first"
+    assert len(server.server.server_state.tasks) < 8, "requests began that had been reset before"
+    for writer in writers:
+        writer.transport.abort()
+    other.close()
+
+
 async def test_frames_earned_by_responses_are_not_a_flood(serve, monkeypatch):
     monkeypatch.setattr(frame_guard, "FRAME_BURST", 60)
     monkeypatch.setattr(frame_guard, "FRAMES_PER_SECOND", 1e-9)
@@ -148,7 +176,8 @@ def test_guard_names_the_reason_of_each_flood(small_allowances):
     for name, (frames, code) in FLOODS.items():
         guard = FrameGuard(header_block_limit=131072)
         try:
-            for _ in guard.split_frames(OPENING + frames):
+            guard.add_data(OPENING + frames)
+            for _ in guard.split_frames():
                 pass
         except HostileFrames as error:
             assert error.code == code or name == "empty continuations"

@@ -82,10 +82,16 @@ class FrameGuard:
         self._frames = Allowance(FRAME_BURST, FRAMES_PER_SECOND)
         self._resets = Allowance(RESET_BURST, RESETS_PER_SECOND)
 
-    def split_frames(self, data: bytes) -> Iterator[ReceivedFrame]:
-        """Yield the frames that these bytes complete; the preface counts to the first one. Raises HostileFrames."""
+    def add_data(self, data: bytes) -> None:
+        """Keep received bytes for ``split_frames``."""
+        self._buffer += data
+
+    def split_frames(self) -> Iterator[ReceivedFrame]:
+        """Yield the complete frames among the bytes that are kept, and drop each; the preface counts to the first one.
+
+        Raises HostileFrames.
+        """
         buffer = self._buffer
-        buffer += data
         if self._preface and not self._skip_preface():
             return
         while len(buffer) >= FRAME_HEADER:

@@ -29,6 +29,7 @@ from parley.web.framing.frame_guard import (
     PROTOCOL_ERROR,
     FrameGuard,
     HostileFrames,
+    ReceivedFrame,
 )
 from parley.web.framing.header_decoder import HeaderDecoder
 from parley.web.framing.http2_head import HeaderFields, Http2Head, MalformedHead, read_head
@@ -40,6 +41,7 @@ from parley.web.logs import log_refused_connection
 
 MAX_STREAMS = 128  # concurrent requests on a connection, as announced to clients
 MAX_TASKS = 2 * MAX_STREAMS  # running tasks of requests, including those of streams that were just reset
+FRAMES_PER_TURN = 8  # frames that are handled before other connections have their turn
 STREAM_WINDOW = 256 << 10  # bytes of a body that a client may send before the application has read some
 CONNECTION_WINDOW = 1 << 20  # the same for all bodies of a connection
 MIN_HEADER_LIST = 16 << 10  # bytes
@@ -82,7 +84,9 @@ class Http2Protocol(asyncio.Protocol):
         self._h2 = _make_connection(header_list)
         self._streams: dict[int, Http2Stream] = {}
         self._sendable: dict[Http2Stream, None] = {}  # streams with unsent parts
+        self._starting: list[Http2Cycle] = []  # requests that have come, but have not begun
         self._running: set[asyncio.Task[None]] = set()
+        self._awaits_turn = False  # True: received frames wait for other connections, so no more is read
         self._request_count = 0
         self._write_scheduled = False
         self._client_leaves = False  # True: it has sent GOAWAY
@@ -119,27 +123,39 @@ class Http2Protocol(asyncio.Protocol):
         self._end_streams()
 
     def data_received(self, data: bytes) -> None:
-        """Handle bytes from the client."""
+        """Handle bytes from the client, and read no more until all have had their turn."""
+        if self._is_closed:
+            return
+        self._guard.add_data(data)
+        if not self._awaits_turn and self.options.connection_limit.turns.request_turn(self):
+            self._awaits_turn = True
+            self._update_reading()
+
+    def take_turn(self) -> bool:
+        """Handle some of the received frames. Return whether more may be left."""
+        count = 0
         try:
-            for frame in self._guard.split_frames(data):
-                if self._is_closed:
-                    return
-                if frame.kind == GOAWAY:  # it says nothing about the client's own streams, also of those to come
-                    if not self._client_leaves and not self._streams:
-                        self._timer.schedule_action(LINGER_SECONDS, self._close_idle_connection)
-                    self._client_leaves = True
-                    continue
-                for event in self._h2.receive_data(frame.data):
-                    self._handle_event(event)
+            for frame in self._guard.split_frames():
+                self._handle_frame(frame)
+                count += 1
+                if self._is_closed or count >= FRAMES_PER_TURN:
+                    break
         except HostileFrames as error:
             self._refuse_connection(error.code, error.reason)
-            return
         except ProtocolError as error:
             self._refuse_connection(int(error.error_code), "Invalid HTTP/2 frames received.")
-            return
-        if not self._is_closed:
-            self._time_header_block()
-            self._send_queued()
+        if self._is_closed:
+            return False
+        has_more = count >= FRAMES_PER_TURN
+        self._start_requests(has_more=has_more)
+        self._time_header_block()
+        self._send_queued()
+        if has_more:
+            return True
+        if self._awaits_turn:
+            self._awaits_turn = False
+            self._update_reading()
+        return False
 
     def eof_received(self) -> bool:
         """Return False: a client that sends nothing more has gone."""
@@ -148,7 +164,7 @@ class Http2Protocol(asyncio.Protocol):
     def pause_writing(self) -> None:
         """Read no more while the client takes nothing: answers to its frames would fill the memory."""
         self.write_paused = True
-        self.transport.pause_reading()
+        self._update_reading()
         self._update_write_pauses()
         self._write_timer.schedule_action(self.options.write_timeout, self.transport.abort)
 
@@ -158,7 +174,7 @@ class Http2Protocol(asyncio.Protocol):
         if self._is_closed:
             return
         self._write_timer.clear_action()
-        self.transport.resume_reading()
+        self._update_reading()
         self._update_write_pauses()
         self._schedule_write()
 
@@ -220,6 +236,22 @@ class Http2Protocol(asyncio.Protocol):
 
     # -- receiving
 
+    def _update_reading(self) -> None:
+        if self.write_paused or self._awaits_turn:
+            self.transport.pause_reading()
+        elif not self.transport.is_closing():
+            self.transport.resume_reading()
+
+    def _handle_frame(self, frame: ReceivedFrame) -> None:
+        """Handle a frame. Raises HostileFrames, ProtocolError."""
+        if frame.kind == GOAWAY:  # it says nothing about the client's own streams, also of those to come
+            if not self._client_leaves and not self._streams:
+                self._timer.schedule_action(LINGER_SECONDS, self._close_idle_connection)
+            self._client_leaves = True
+            return
+        for event in self._h2.receive_data(frame.data):
+            self._handle_event(event)
+
     def _handle_event(self, event: Event) -> None:
         """Handle an event of h2. Raises HostileFrames."""
         if isinstance(event, RequestReceived):
@@ -259,7 +291,7 @@ class Http2Protocol(asyncio.Protocol):
         """Start a request, or refuse its stream. Raises HostileFrames."""
         number, fields = event.stream_id or 0, event.headers or ()
         self._guard.count_fields(len(fields), sum(len(name) + len(value) for name, value in fields))
-        if self._is_leaving or len(self._running) >= MAX_TASKS:
+        if self._is_leaving or len(self._running) + len(self._starting) >= MAX_TASKS:
             self._refuse_stream(number, REFUSED_STREAM)
             return
         try:
@@ -283,12 +315,24 @@ class Http2Protocol(asyncio.Protocol):
             expects_continue=(b"expect", b"100-continue") in head.headers,
             on_complete=self._count_response,
         )
-        task = self._loop.create_task(cycle.run_app(self._opened.app))
-        for tasks in (self._running, self._server_state.tasks):
-            tasks.add(task)
-            task.add_done_callback(tasks.discard)
+        self._starting.append(cycle)
         if self._over_limit:
             self._refuse_streams()
+
+    def _start_requests(self, *, has_more: bool) -> None:
+        """Run the application for the requests that have come, except those that the client has reset already.
+
+        ``has_more``: the next frame has come, too, which may reset the last one.
+        """
+        starting, self._starting = self._starting, []
+        if has_more and starting:
+            self._starting.append(starting.pop())
+        for cycle in starting:
+            if not cycle.disconnected:
+                task = self._loop.create_task(cycle.run_app(self._opened.app))
+                for tasks in (self._running, self._server_state.tasks):
+                    tasks.add(task)
+                    task.add_done_callback(tasks.discard)
 
     def _refuse_stream(self, number: int, code: int) -> None:
         """Reset a stream whose request is not handled. Raises HostileFrames."""
@@ -410,6 +454,7 @@ class Http2Protocol(asyncio.Protocol):
     def _end_streams(self) -> None:
         """End all streams, because the connection has ended."""
         streams, self._streams = tuple(self._streams.values()), {}
+        self._starting.clear()
         self._sendable.clear()
         for stream in streams:
             stream.end()
