@@ -21,6 +21,7 @@ LAYERS = (
         "foreign_files",
         "weight_shards",
         "control_groups",
+        "early_hang_up",
         "heartbeat",
         "interrupt",
         "log_lines",

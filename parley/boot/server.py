@@ -43,7 +43,7 @@ from parley.serving.served_model import ServedModel, divide_memory
 from parley.text.tokens.json_files import BadTokenizer
 from parley.web import banner, logs
 from parley.web.connection_limit import ADMIN_CONNECTIONS, divide_descriptors
-from parley.web.hangup import hang_up_handler
+from parley.web.hangup import install_hang_up_handler
 from parley.web.port import (
     describe_address,
     explain_listen_error,
@@ -174,8 +174,7 @@ class ServerProcess:
         for signal_number in STOP_SIGNALS:
             loop.add_signal_handler(signal_number, self._on_signal, signal_number)
         reloader = self._reloader
-        hang_up = hang_up_handler(reloader.read_options, reloader.reload_options, self.request_stop)
-        loop.add_signal_handler(signal.SIGHUP, hang_up)
+        install_hang_up_handler(reloader.read_options, reloader.reload_options, self.request_stop)
         self._print_opening(grpc_addresses)
         serving = asyncio.create_task(self._ports.serve_http())
         self._ports.start_api_processes()

@@ -48,7 +48,7 @@ from parley.tracing.otlp import open_span_exporter
 from parley.version import __version__
 from parley.web import banner, logs
 from parley.web.connection_limit import ADMIN_CONNECTIONS, ConnectionLimit, admin_limit, divide_descriptors
-from parley.web.hangup import hang_up_handler
+from parley.web.hangup import install_hang_up_handler
 from parley.web.port import (
     HttpServer,
     explain_listen_error,
@@ -170,8 +170,7 @@ class Coordinator:
         for signal_number in STOP_SIGNALS if signals else ():
             loop.add_signal_handler(signal_number, self._handle_signal, signal_number)
         if signals:
-            hang_up = hang_up_handler(self._read_options, self.reload_options, self.request_stop)
-            loop.add_signal_handler(signal.SIGHUP, hang_up)
+            install_hang_up_handler(self._read_options, self.reload_options, self.request_stop)
         try:
             grpc_lines = await self._listen_grpc()
         except OSError as error:

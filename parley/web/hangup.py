@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
+import signal
 from collections.abc import Callable
 from typing import TypeVar
 
+from parley.early_hang_up import EarlyHangUp, has_terminal
 from parley.settings.options import ConfigError
 from parley.settings.reload import ReloadedNames
 from parley.web.tls.files import TlsFileError
@@ -18,20 +19,22 @@ log = logging.getLogger("parley.server")
 Options = TypeVar("Options")
 
 
-def hang_up_handler(
+def install_hang_up_handler(
     read_options: Callable[[], Options], use_options: Callable[[Options], ReloadedNames], stop: Callable[[], None]
-) -> Callable[[], None]:
-    """Return a handler for the signal, for the running loop.
+) -> None:
+    """Handle the signal in the running loop from now on, and once if it has come while the process was starting.
 
     ``read_options`` runs in a thread, because files may be slow. Both raise ConfigError or TlsFileError before they
     change anything. A terminal that closes sends the same signal. Then the process ends, because no terminal is left to
-    end it from.
+    end it from, unless it was started to ignore the signal (``nohup``).
     """
-    had_terminal, loop, lock = _has_terminal(), asyncio.get_running_loop(), asyncio.Lock()
+    earlier_handler = signal.getsignal(signal.SIGHUP)
+    early = earlier_handler if isinstance(earlier_handler, EarlyHangUp) else EarlyHangUp()
+    loop, lock = asyncio.get_running_loop(), asyncio.Lock()
     tasks: set[asyncio.Task[None]] = set()
 
     def handle_hang_up() -> None:
-        if had_terminal and not _has_terminal():
+        if early.follows_terminal and not has_terminal():
             stop()
             return
         task = loop.create_task(reload())
@@ -49,13 +52,6 @@ def hang_up_handler(
         else:
             log.info("The configuration and all certificates were reloaded; %s.", outcome.describe())
 
-    return handle_hang_up
-
-
-def _has_terminal() -> bool:
-    """Whether the process has a controlling terminal."""
-    try:
-        os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY))
-    except OSError:
-        return False
-    return True
+    loop.add_signal_handler(signal.SIGHUP, handle_hang_up)
+    if early.has_come:
+        handle_hang_up()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -307,3 +308,55 @@ def test_a_terminal_that_closes_ends_the_server(folder: Path, tmp_path: Path) ->
         terminal.read_until("ready in")
         terminal.hang_up()
         terminal.exit_code()
+
+
+@pytest.mark.parametrize("command", ["serve", "coordinator"])
+def test_a_hang_up_during_the_start_is_handled_after_it(folder: Path, tmp_path: Path, command: str) -> None:
+    pipe = tmp_path / "config.toml"
+    os.mkfifo(pipe)
+    words = {
+        "serve": ["serve", str(folder), "--fake-engine", "--port", "0"],
+        "coordinator": ["coordinator", "--port", "0"],
+    }
+    contents = {
+        "serve": ("max-queue = 7\n", "max-queue = 8\n"),
+        "coordinator": tuple(
+            f"max_requests = {count}\nmanagement_port = 0\nmetrics_port = 0\nstatus_port = 0\n" for count in (7, 8)
+        ),
+    }
+    log = tmp_path / "log"
+    with log.open("w") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "parley", *words[command], "--config", pipe],
+            stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True,
+        )  # fmt: skip
+    try:
+        first, second = contents[command]
+        with pipe.open("w") as writer:  # waits until the process reads the pipe
+            process.send_signal(signal.SIGHUP)
+            writer.write(first)
+        wait_until(lambda: "parley 0" in log.read_text(), 120)
+        pipe.write_text(second)
+        wait_until(lambda: re.search(r"were reloaded; changed: max_(queue|requests)\.", log.read_text()), 120)
+        assert process.poll() is None
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_a_closed_terminal_leaves_a_server_that_ignores_it(folder: Path, tmp_path: Path) -> None:
+    """Started under ``nohup``, which ignores the signal."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        terminal = Terminal("serve", str(folder), "--fake-engine", "--port", "0", home=tmp_path)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    with terminal:
+        url = re.findall(r"http://127\.0\.0\.1:\d+", terminal.read_until("ready in"))[0]
+        terminal.hang_up()
+        terminal.process.send_signal(signal.SIGHUP)
+        for _ in range(20):
+            with urllib.request.urlopen(f"{url}/health", timeout=10) as answer:
+                assert answer.status == 200
+            time.sleep(0.05)
+        assert terminal.process.poll() is None
