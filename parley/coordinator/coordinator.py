@@ -79,6 +79,11 @@ RELOADED_KEYS = frozenset(
         "infer_timeout", "tokenizer_timeout", "heartbeat", "misses", "fault_seconds", "hashed_keys",
     }
 )  # fmt: skip
+NO_INSTANCES = """\
+  instances  none yet, so requests get 503 until a controller lists some at the management port. To name them
+             yourself, start with --config FILE, and have in the file for each server:
+               [[instances]]
+               url = "http://127.0.0.1:8000\""""
 POLL_SECONDS = 0.05  # seconds between two checks whether requests are still open
 
 
@@ -306,6 +311,8 @@ class Coordinator:
             f"  {port.name:<10} {banner.local_url(port.host, port.sock.getsockname()[1], secure)}"
             for port in self._ports
         ]
+        if not self.options.instances:
+            lines.append(NO_INSTANCES)
         if self.options.secret or self.options.cluster_network:
             return lines
         public = [
