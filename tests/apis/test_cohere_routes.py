@@ -49,6 +49,31 @@ async def test_cohere_stream_sends_a_logprob_for_each_token(server):
     assert sum(len(item["token_ids"]) for item in items) == sum(len(item["logprobs"]) for item in items) == 8
 
 
+async def test_first_version_streams_the_answer_that_it_gives_as_a_whole(server):
+    body = {"message": "Hello", "preamble": "Be kind.", "temperature": 0, "max_tokens": 8}
+    for prefix in ("", "/cohere"):
+        whole = (await server.post(f"{prefix}/v1/chat", body)).json
+        stream = await server.post(f"{prefix}/v1/chat", body | {"stream": True})
+        assert stream.headers["content-type"] == "application/stream+json"
+        start, *pieces, end = map(json.loads, stream.body.splitlines())
+        assert start["generation_id"] == end["response"]["generation_id"] != end["response"]["response_id"]
+        assert "".join(piece["text"] for piece in pieces) == end["response"]["text"] == whole["text"] != ""
+        assert whole["meta"]["tokens"] == end["response"]["meta"]["tokens"]
+        assert whole["finish_reason"] == end["finish_reason"] == "MAX_TOKENS"
+        refusal = await server.post(f"{prefix}/v1/chat", body | {"preamble": 5})
+        assert refusal.status == 422 and list(refusal.json) == ["id", "message"]
+
+
+async def test_first_version_drops_the_oldest_turns_of_a_prompt_that_is_too_long(server):
+    history = [{"role": "USER", "message": "word " * 300}, {"role": "CHATBOT", "message": "Well."}] * 20
+    body = {"message": "Hello", "chat_history": history, "max_tokens": 8}
+    refusal = await server.post("/v1/chat", body)
+    assert refusal.status == 400 and refusal.json["message"].startswith("too many tokens: ")
+    for truncation in ("AUTO", "AUTO_PRESERVE_ORDER"):
+        answer = await server.post("/v1/chat", body | {"prompt_truncation": truncation})
+        assert answer.status == 200 and len(answer.json["chat_history"]) == 42
+
+
 async def test_cohere_errors_have_an_id_and_a_message(server):
     for prefix in ("", "/cohere"):
         for body, status, part in (

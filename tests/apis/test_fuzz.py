@@ -13,6 +13,7 @@ from support.member_strategies import json_values, scalars
 from support.odd_bodies import (
     anthropic_bodies,
     cohere_bodies,
+    first_cohere_bodies,
     mindie_bodies,
     odd_members,
     odd_stop_ids,
@@ -53,6 +54,7 @@ VLLM_ROUTES = [
     "/vllm/inference/v1/generate",
     "/vllm/inference/v1/abort_requests",
 ]
+FIRST_COHERE_ROUTES = ["/v1/chat", "/cohere/v1/chat"]
 COHERE_ROUTES = ["/v2/chat", "/cohere/v2/chat", "/cohere/v2/chat/render"]
 TEI_ROUTES = [
     "/embed",
@@ -275,6 +277,26 @@ async def test_anthropic_routes_never_answer_odd_bodies_with_500(serve):
     @given(prefix=st.sampled_from(["", "/anthropic"]), path=paths, body=anthropic_bodies.map(encode) | raw_bytes)
     async def fuzz(prefix, path, body):
         await check_anthropic(server, prefix + path, body)
+
+    await run_undisturbed(server, fuzz)
+
+
+async def test_first_cohere_chat_never_answers_odd_bodies_with_500(serve):
+    server = await serve(reply=lambda work, index: [70] * min(work.max_tokens, 3))
+
+    @fuzz_settings(8)
+    @given(path=st.sampled_from(FIRST_COHERE_ROUTES), body=first_cohere_bodies.map(encode) | raw_bytes)
+    async def fuzz(path, body):
+        answer = await server.post(path, body)
+        assert answer.status < 500, (path, body, answer.body)
+        if answer.status >= 400:
+            assert list(answer.json) == ["id", "message"] and 0 < len(answer.json["message"]) < 2000
+            return
+        lines = [json.loads(line) for line in answer.body.splitlines()]
+        if answer.headers["content-type"] == "application/stream+json":
+            assert [line["is_finished"] for line in lines] == [False] * (len(lines) - 1) + [True]
+            lines = [lines[-1]["response"]]
+        assert lines[-1]["chat_history"][-1]["role"] == "CHATBOT"
 
     await run_undisturbed(server, fuzz)
 

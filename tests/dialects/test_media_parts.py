@@ -40,7 +40,7 @@ ROUTES_BY_PATH = {
 IMAGE = "data:image/png;base64,aGk="
 TEXT_ONLY_PATH = re.compile(  # the last are Databricks' strict form, which refuses the members of random requests
     r"(?<!chat)/completions$|/infer_token$|^/vllm.*/generate$|^/mindie.*/v2/.*/infer$|^/inference/v1/generate$"
-    r"|/generative_scoring$|^/databricks/.*/invocations$"
+    r"|/generative_scoring$|/v1/chat$|^/databricks/.*/invocations$"
 )
 MIXED_PARTS = st.lists(st.text(max_size=9) | st.integers(0, 99), max_size=6)  # texts, and numbers of images
 

@@ -48,6 +48,7 @@ BODIES: dict[RouteKind, list[Members]] = {
         {"input_id": [70]},
         {"instances": [{"inputs": "a"}]},
         {"query": "a", "items": ["a"], "label_token_ids": [70]},
+        {"message": "a", "max_tokens": 2},
     ],
     "embed": [
         {"input": "a"},

@@ -350,6 +350,43 @@ cohere_bodies = st.builds(
         },
     ),
 )
+first_cohere_turns = st.fixed_dictionaries(
+    {"role": st.sampled_from(["USER", "Chatbot", "SYSTEM", "TOOL"]) | scalars},
+    optional={
+        "message": client_texts | scalars,
+        "tool_calls": json_values | st.just([{"name": "f", "parameters": {"a": 1}}]),
+        "tool_results": json_values | st.just([{"call": {"name": "f", "parameters": {"a": 1}}, "outputs": [{"b": 2}]}]),
+    },
+)
+first_cohere_bodies = st.builds(
+    lambda base, body: base | body,
+    st.sampled_from([{}, {"model": "tiny", "max_tokens": 3, "message": "Hello"}]),
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "message": client_texts | scalars,
+            "preamble": client_texts | scalars,
+            "chat_history": st.lists(first_cohere_turns, max_size=3) | json_values,
+            "tool_results": json_values | st.just([{"call": {"name": "f", "parameters": {}}, "outputs": [1]}]),
+            "documents": st.lists(json_values | st.just({"text": "a", "_excludes": ["b"]}), max_size=2) | json_values,
+            "tools": json_values
+            | st.builds(
+                lambda kind: [{"name": "f", "description": "", "parameter_definitions": {"a": {"type": kind}}}],
+                st.sampled_from(["str", "List[int]", "Optional[Dict[str, int]]"]) | client_texts | scalars,
+            ),
+            "response_format": json_values
+            | st.builds(lambda schema: {"type": "json_object", "schema": schema}, schemas),
+            "safety_mode": st.sampled_from(["NONE", "STRICT", "CONTEXTUAL"]) | scalars,
+            "citation_quality": st.sampled_from(["off", "ACCURATE"]) | scalars,
+            "prompt_truncation": st.sampled_from(["OFF", "AUTO"]) | scalars,
+            "raw_prompting": scalars,
+            "connectors": json_values,
+            "stop_sequences": json_values,
+            "stream": scalars,
+            "max_tokens": scalars,
+        },
+    ),
+)
 anthropic_turns = st.fixed_dictionaries(
     {"role": st.sampled_from(["user", "assistant", "system"]) | scalars},
     optional={"content": client_texts | st.lists(anthropic_blocks | scalars, max_size=3) | json_values},

@@ -63,6 +63,12 @@ COHERE: list[Members] = [
     {"thinking": {"type": "disabled"}}, {"citation_options": {"mode": "OFF"}},
     {"tools": [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]},
 ]  # fmt: skip
+FIRST_COHERE: list[Members] = [
+    {"temperature": 0}, {"temperature": 0.7}, {"p": 0.5}, {"k": 7}, {"seed": 5}, {"frequency_penalty": 0.3},
+    {"stop_sequences": ["a", " b", "he"]}, {"preamble": "Be kind."}, {"documents": [{"text": "Be kind."}]},
+    {"chat_history": [{"role": "USER", "message": "Hi"}, {"role": "CHATBOT", "message": "Hello"}]},
+    {"tools": [{"name": "add", "description": "d", "parameter_definitions": {"a": {"type": "int"}}}]},
+]  # fmt: skip
 RESPONSES: list[Members] = [
     {"instructions": "Be kind."}, {"temperature": 0}, {"top_p": 0.7}, {"truncation": "auto"},
     {"include": ["message.output_text.logprobs"], "top_logprobs": 2}, {"metadata": {"a": "b"}},
@@ -203,6 +209,8 @@ def random_body(path: str, rng: random.Random) -> bytes:
     if path.endswith("/v2/chat"):
         turn = {"role": "user", "content": text}
         return json.dumps(request | {"messages": [turn]} | pick_options(COHERE) | stream).encode()
+    if path.endswith("/v1/chat"):
+        return json.dumps(request | {"message": text or "Hi"} | pick_options(FIRST_COHERE) | stream).encode()
     if path.endswith("/batch"):
         turns = [[{"role": "user", "content": content}] for content in (text, "Hello!", text + "?")]
         return json.dumps(request | {"messages": turns} | pick_options(SAMPLING)).encode()

@@ -176,7 +176,7 @@ class ConversationReader:
                     document = part.object("document")
                     if document is None:
                         raise part.missing_member("document")
-                    yield _result_text(read_document(document, self._rules))
+                    yield result_text(read_document(document, self._rules))
                 case _:
                     yield self._read_text(part, "text", TEXT_MEMBERS)
 
@@ -225,7 +225,7 @@ def read_document(item: Fields, rules: CohereRules) -> Document:
     return Document(document_id, {"text": item.string("data", "")} if is_text else item.free_object("data"))
 
 
-def _result_text(document: Document) -> str:
+def result_text(document: Document) -> str:
     """Return a document in a tool's result as the model reads it: its text alone, or an object."""
     text = document.data.get("text")
     return text if isinstance(text, str) and len(document.data) == 1 else encode_json(document.data).decode()

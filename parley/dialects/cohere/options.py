@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -30,7 +31,6 @@ STRICT_TOOL_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,255}")
 TOOL_NAME = re.compile(r"[A-Za-z0-9_.:-]{1,256}")
 TOOL_MEMBERS = {"type", "function"}
 FUNCTION_MEMBERS = {"name", "description", "parameters"}
-FORMAT_MEMBERS = {"type", "json_schema"}
 THINKING_MEMBERS = {"type", "token_budget"}
 CITATION_MEMBERS = {"mode"}
 CITATION_MODES = ("ENABLED", "DISABLED", "FAST", "ACCURATE", "OFF")
@@ -77,13 +77,7 @@ def _read_function(function: Fields, rules: CohereRules) -> dict[str, Any]:
     name = function.string("name", None)
     if name is None:
         raise function.missing_member("name")
-    if not (STRICT_TOOL_NAME if rules.strict else TOOL_NAME).fullmatch(name):
-        path = function.member_path("name")
-        raise Invalid(
-            "invalid request: tool names can only contain certain characters (A-Za-z0-9_) and can't begin with a "
-            f"digit (provided name: {excerpt(name)}): '{path}'",
-            field=path,
-        )
+    check_tool_name(function, name, rules)
     if rules.strict and not function.has_value("parameters"):
         raise function.missing_member("parameters")
     parameters = function.free_object("parameters") or {"type": "object", "properties": {}}
@@ -93,6 +87,17 @@ def _read_function(function: Fields, rules: CohereRules) -> dict[str, Any]:
     description = function.string("description", None)
     signature = {"name": name} if description is None else {"name": name, "description": description}
     return signature | {"parameters": parameters}
+
+
+def check_tool_name(function: Fields, name: str, rules: CohereRules) -> None:
+    """Refuse the name of a tool that has other characters than the rules allow. Raises Invalid."""
+    if not (STRICT_TOOL_NAME if rules.strict else TOOL_NAME).fullmatch(name):
+        path = function.member_path("name")
+        raise Invalid(
+            "invalid request: tool names can only contain certain characters (A-Za-z0-9_) and can't begin with a "
+            f"digit (provided name: {excerpt(name)}): '{path}'",
+            field=path,
+        )
 
 
 def read_sampling(body: Fields, rules: CohereRules) -> Sampling:
@@ -136,19 +141,22 @@ def read_stop_conditions(body: Fields, rules: CohereRules) -> StopConditions:
     )
 
 
-def read_response_format(body: Fields, rules: CohereRules) -> Grammar | None:
+def read_response_format(
+    body: Fields, rules: CohereRules, own_name: str = "json_schema", other_name: str = "schema"
+) -> Grammar | None:
     """Return the form of the answer: any JSON object, or one that follows a schema; None for text. Raises BadRequest.
 
-    The original takes no form together with tools or documents.
+    ``own_name``: of the member with the schema in this version of the API; ``other_name``: in the other version. The
+    original takes no form together with tools or documents.
     """
     form = body.object("response_format")
     if form is None:
         return None
-    check_member_names(form, FORMAT_MEMBERS, rules)
+    check_member_names(form, {"type", own_name}, rules)
     form_type = form.string("type", None, allowed=("text", "json_object"))
     if form_type is None:
         raise form.missing_member("type")
-    member = "json_schema" if rules.strict or not form.has_value("schema") else "schema"  # the older name
+    member = own_name if rules.strict or not form.has_value(other_name) else other_name
     schema = read_json_schema(form, member)
     if form_type == "text":
         if schema is not None:
@@ -192,13 +200,13 @@ def check_citations(body: Fields, rules: CohereRules) -> None:
         )
 
 
-def read_safety_mode(body: Fields, context: RequestContext) -> dict[str, Any]:
+def read_safety_mode(body: Fields, context: RequestContext, modes: Sequence[str] = SAFETY_MODES) -> dict[str, Any]:
     """Return the variable of the chat template for the safety mode, where it has one. Raises BadRequest.
 
-    Without one the model reads no safety instruction, which is the mode OFF; CONTEXTUAL is taken too, as clients send
-    the default.
+    ``modes``: those of this version of the API. Without the variable the model reads no safety instruction, which is
+    the last mode; CONTEXTUAL is taken too, as clients send the default.
     """
-    mode = body.string("safety_mode", None, allowed=SAFETY_MODES)
+    mode = body.string("safety_mode", None, allowed=modes)
     if mode is None:
         return {}
     if "safety_mode" in context.abilities:

@@ -1,4 +1,7 @@
-"""The cohere package: chats, streams, tool loops, forms, documents, errors, models. Takes HOST:PORT MODEL."""
+"""The cohere package: chats of both versions, streams, tool loops, forms, documents, errors, models.
+
+Takes HOST:PORT MODEL.
+"""
 
 import asyncio
 import json
@@ -58,7 +61,46 @@ def collect(events):
     return text, thinking, calls, last
 
 
+FIRST_WEATHER = {
+    "name": "get_weather",
+    "description": "Get the weather in a city.",
+    "parameter_definitions": {"city": {"description": "The city", "type": "str", "required": True}},
+}
+
+
+def check_first_version(base_url):
+    """Check the chat of the first version."""
+    client = cohere.Client(api_key="none", base_url=base_url)
+    question = QUESTION[0]["content"]
+    whole = client.chat(model=model, message=question, temperature=0)
+    assert (whole.text, whole.finish_reason) == (ANSWER, "COMPLETE") and whole.meta.tokens.input_tokens > 0, whole
+    assert [turn.role for turn in whole.chat_history] == ["USER", "CHATBOT"], whole
+    *pieces, last = client.chat_stream(model=model, message=question, temperature=0)
+    assert "".join(piece.text for piece in pieces[1:]) == last.response.text == ANSWER, last
+    assert pieces[0].event_type == "stream-start" and last.event_type == "stream-end", last
+
+    weather = {"model": model, "tools": [FIRST_WEATHER], "temperature": 0}
+    asked = client.chat(message="What is the weather in Paris and London?", **weather)
+    assert [call.parameters for call in asked.tool_calls] == [{"city": "Paris"}, {"city": "London"}], asked
+    events = list(client.chat_stream(message="What is the weather in Paris and London?", **weather))
+    (calls,) = (event.tool_calls for event in events if event.event_type == "tool-calls-generation")
+    assert calls == asked.tool_calls and any(event.event_type == "tool-calls-chunk" for event in events), events
+    results = [{"call": call, "outputs": [{"sky": "sunny", "temperature": 21}]} for call in asked.tool_calls]
+    final = client.chat(message="", chat_history=asked.chat_history, tool_results=results, **weather)
+    assert "sunny" in final.text and [turn.role for turn in final.chat_history][2:] == ["TOOL", "CHATBOT"], final
+    form = cohere.JsonObjectResponseFormat(schema=PERSON)
+    person = client.chat(model=model, message="Give me JSON for a person: Anna.", response_format=form, max_tokens=200)
+    assert set(json.loads(person.text)) == {"name", "age", "city"}, person
+    try:
+        client.chat(model=model, message=question, connectors=[{"id": "web-search"}])
+    except cohere.BadRequestError as error:
+        assert "connectors" in error.body["message"], error.body
+    else:
+        raise AssertionError("connectors were not refused")
+
+
 for base_url in (f"http://{address}", f"http://{address}/cohere"):
+    check_first_version(base_url)
     client = cohere.ClientV2(api_key="none", base_url=base_url)
     whole = client.chat(model=model, messages=QUESTION, temperature=0, thinking=OFF, logprobs=True)
     assert texts_of(whole.message) == ANSWER and whole.finish_reason == "COMPLETE", whole
