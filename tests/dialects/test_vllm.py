@@ -267,6 +267,9 @@ def test_vllm_response_format_replaces_constraint_of_same_kind(read):
     assert (grammar.kind, grammar.value) == ("choice", ["a"])
     grammar = read(structured_outputs={"regex": "a"}, response_format={"type": "text"}).request.grammar
     assert (grammar.kind, grammar.value) == ("regex", "a")
+    beside = {"type": "json_schema", "json_schema": {}, "value": {"schema": schema}}
+    grammar = read(structured_outputs=constraint, response_format=beside).request.grammar
+    assert (grammar.kind, grammar.value) == ("json", schema)
     wrong = {"type": "json_schema", "json_schema": {"schema": schema}}
     assert refusal(read, structured_outputs=constraint, response_format=wrong)["code"] == 400
 

@@ -223,14 +223,12 @@ def with_response_format(body: Fields) -> Fields:
     kinds = _format_kind(body)
     if not options or not kinds:
         return body
-    constraints.read_response_format(body, strict_schemas=False)
+    grammar = constraints.read_response_format(body, strict_schemas=False)
+    assert grammar is not None  # of each of these kinds
     (kind,) = kinds
-    values: dict[str, Callable[[], Any]] = {
-        "json_object": lambda: True,
-        "json": lambda: format_object["json_schema"]["schema"],
-        "structural_tag": lambda: json.dumps(format_object),
-    }
-    replacement = {"structured_outputs": options | {kind: values[kind]()}}
+    # The schema may be in TGI's or llama.cpp's members, with an unread "json_schema" beside them.
+    values = {"json_object": True, "json": grammar.value, "structural_tag": json.dumps(format_object)}
+    replacement = {"structured_outputs": options | {kind: values[kind]}}
     return body.without_members({"structured_outputs", "response_format"}).with_defaults(replacement)
 
 
