@@ -61,7 +61,7 @@ CHAT_ROUTE = Route(
     reader=chat.read_chat_request,
     model_reader=model_in_body,
     inliner=stored_chats.inline_chat,
-    inliner_pattern=stored_chats.STORE_PATTERN,
+    inliner_pattern=stored_chats.RECORD_PATTERN,
 )
 COMPLETION_ROUTE = Route(
     "POST", "/v1/completions", "generate", reader=completions.read_completion_request, model_reader=model_in_body

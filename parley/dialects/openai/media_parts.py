@@ -16,6 +16,7 @@ from parley.dialects.error_wording import json_type
 from parley.dialects.fields import Fields
 from parley.dialects.openai.common_members import unsupported_member_error
 from parley.dialects.openai.reading_rules import ReadingRules, applied_options
+from parley.dialects.openai.uploaded_files import with_uploaded_file
 from parley.errors import BadMedia, BadRequest, Invalid, ParleyError
 from parley.types import (
     MEDIA_KINDS,
@@ -62,7 +63,7 @@ class MediaReader:
     ``limits``: the number of items that the request may have, by the kinds that the model reads. ``roles``: those whose
     messages may have media; empty: all. ``plain_urls``: a URL may stand where its object is due. ``typeless``: a part
     may have no type. ``embeddings``: the operator takes embeddings from clients. ``limited_by``: what reads text
-    only, if there are no limits.
+    only, if there are no limits. ``uploads``: of the request, if parts may name files that its client has uploaded.
     """
 
     part_types: tuple[str, ...] = MEDIA_PART_TYPES
@@ -77,11 +78,13 @@ class MediaReader:
         embeddings: bool = False,
         members: MediaMembers | None = None,
         limited_by: str = "this model",
+        uploads: RequestContext | None = None,
     ):
         self.limits = limits
         self.limited_by = limited_by
         self._roles, self._plain_urls, self._typeless, self._embeddings = roles, plain_urls, typeless, embeddings
         self._members = members or MediaMembers()
+        self._uploads = uploads
 
     def read_part(self, part: Fields, role: str, text_types: tuple[str, ...]) -> Media | None:
         """Return the item of a part of a message, or None for a text. Raises BadRequest.
@@ -148,12 +151,14 @@ class MediaReader:
         return MediaEmbeddings(part.string(member, ""))
 
     def _read_file(self, part: Fields) -> Media:
-        """Read a file in the body. Files that the server keeps, by ``file_id``, do not exist here."""
+        """Read a file in the body, or one that the client has uploaded."""
         file_object = part.object("file")
         if file_object is None:
             raise part.missing_member("file")
         if file_object.has_value("file_id"):
-            raise unsupported_member_error(file_object, "file_id", "Uploaded files are")
+            if self._uploads is None:
+                raise unsupported_member_error(file_object, "file_id", "Uploaded files are")
+            file_object = with_uploaded_file(file_object, "file_data", self._uploads)
         file_object.string("filename", None)
         url = file_object.string("file_data", None)
         if url is None:
@@ -201,6 +206,7 @@ def media_reader(body: Fields, rules: ReadingRules, context: RequestContext) -> 
         typeless=rules.lenient_messages,
         embeddings=options.enable_mm_embeds,
         members=_read_media_members(body) if options.trust_request_mm_kwargs else None,
+        uploads=context if context.records.are_kept else None,
     )
 
 

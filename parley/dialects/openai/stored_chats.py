@@ -13,12 +13,14 @@ from parley.dialects.fields import Fields, decode_fields
 from parley.dialects.json_answer import encode_json
 from parley.dialects.openai.chunks import StreamedCompletion
 from parley.dialects.openai.metadata import read_metadata
+from parley.dialects.openai.uploaded_files import with_uploaded_file
 from parley.dialects.records import InlinedRequest
 from parley.dialects.stored_objects import ObjectKind
 from parley.errors import NotReady
 
 COMPLETIONS = ObjectKind("chat", "chatcmpl-")
-STORE_PATTERN = re.compile(rb'"store"\s*:\s*true')  # in every body that asks for it
+# In every body that asks for it, or that names a file.
+RECORD_PATTERN = re.compile(rb'"store"\s*:\s*true|"file_id"')
 # Members of a request that its stored completion shows.
 SHOWN_MEMBERS = (
     "frequency_penalty", "presence_penalty", "response_format", "seed", "temperature", "tool_choice", "tools", "top_p",
@@ -69,9 +71,38 @@ def read_keeper(body: Fields, context: RequestContext) -> CompletionKeeper | Non
 
 
 def inline_chat(body: bytes, context: RequestContext) -> InlinedRequest:
-    """Return a request for a completion that a coordinator stores. Raises BadRequest."""
-    keeper = read_keeper(decode_fields(body), context)
+    """Return a request for a completion that a coordinator stores, with the files that its messages name by id.
+
+    Raises BadRequest, and UnknownRecord if there is no such file.
+    """
+    fields = decode_fields(body)
+    keeper = read_keeper(fields, context)
+    messages: list[Any] = fields.array("messages", cap=1 << 31)
+    inlined = [
+        _with_uploads(message, f"messages[{number}]", context) if context.records.are_kept else message
+        for number, message in enumerate(messages)
+    ]
+    if inlined != messages:
+        body = encode_json({name: fields.raw_value(name) for name in fields.member_names} | {"messages": inlined})
     return InlinedRequest(body) if keeper is None else InlinedChat(body, keeper)
+
+
+def _with_uploads(message: Any, place: str, context: RequestContext) -> Any:
+    """Return a message with uploaded files in place of their ids; the message itself if it names none."""
+    parts = message.get("content") if isinstance(message, dict) else None
+    if not isinstance(parts, list):
+        return message
+    inlined = [_with_upload(part, f"{place}.content[{number}].file", context) for number, part in enumerate(parts)]
+    return message | {"content": inlined} if inlined != parts else message
+
+
+def _with_upload(part: Any, place: str, context: RequestContext) -> Any:
+    file_object = part.get("file") if isinstance(part, dict) else None
+    if not isinstance(file_object, dict) or file_object.get("file_id") is None:
+        return part
+    fields = with_uploaded_file(Fields(file_object, place), "file_data", context)
+    others = {name: value for name, value in file_object.items() if name != "file_id"}
+    return part | {"file": others | {"file_data": fields.raw_value("file_data")}}
 
 
 class InlinedChat(InlinedRequest):

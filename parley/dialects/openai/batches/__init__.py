@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from parley.dialects.dialect import QuerySchemas, Route
 from parley.dialects.openai import object_lists
-from parley.dialects.openai.batches import batch, batch_routes, files
+from parley.dialects.openai import uploaded_files as files
+from parley.dialects.openai.batches import batch, batch_routes
 
 ID_SCHEMA = {"type": "string", "minLength": 1, "maxLength": object_lists.MAX_ID}
 FILES_QUERY: QuerySchemas = {

@@ -10,7 +10,7 @@ import msgspec
 from parley.dialects.batch_job import BatchAnswer, BatchEnd, BatchJob, BatchRequest
 from parley.dialects.json_answer import encode_json
 from parley.dialects.openai.batches.batch_input import InputFault, read_batch_input
-from parley.dialects.openai.batches.files import save_file
+from parley.dialects.openai.uploaded_files import save_file
 from parley.dialects.openai.vllm_members import PRIORITY_HEADER, SALT_HEADER
 from parley.dialects.records import TenantRecords
 from parley.dialects.stored_files import content_name, find_content

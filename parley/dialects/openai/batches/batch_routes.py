@@ -20,8 +20,8 @@ from parley.dialects.openai.batches.batch import (
     error_list,
 )
 from parley.dialects.openai.batches.batch_input import ENDPOINTS
-from parley.dialects.openai.batches.files import find_file, read_expiry
 from parley.dialects.openai.metadata import read_metadata
+from parley.dialects.openai.uploaded_files import find_file, read_expiry
 from parley.errors import BadRequest, Conflict, Invalid, UnknownRecord, Unsupported, excerpt
 
 __all__ = ["BATCHES_PATH", "cancel_batch", "create_batch", "list_batches", "read_batch"]

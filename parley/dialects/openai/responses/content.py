@@ -5,12 +5,15 @@ from __future__ import annotations
 import base64
 import binascii
 import mimetypes
+from typing import Any
 
 from parley.dialects import media
+from parley.dialects.dialect import RequestContext
 from parley.dialects.fields import Fields
 from parley.dialects.media import InterleavedText
 from parley.dialects.openai.media_parts import MediaReader
 from parley.dialects.openai.responses.response_rules import ResponsesRules, unserved_error
+from parley.dialects.openai.uploaded_files import with_uploaded_file
 from parley.errors import BadMedia, Unsupported
 from parley.types import EncodedMedia, Media, MediaKind
 
@@ -19,6 +22,7 @@ PART_JOINT = "\n"  # separates two parts with text
 TEXT_MEMBERS = {"input_text": "text", "output_text": "text", "refusal": "refusal"}
 CHAT_TEXT_MEMBERS = TEXT_MEMBERS | {"text": "text"}  # chat's name, a common error of gateways
 MEDIA_PARTS = ("input_image", "input_file", "input_audio")
+DATA_MEMBERS = {"input_image": "image_url", "input_file": "file_data"}  # in place of ``file_id``
 IMAGE_DETAILS = ("auto", "low", "high", "original")
 MEDIA_KINDS_BY_TYPE: dict[str, MediaKind] = {"image": "image", "video": "video", "audio": "audio"}
 
@@ -26,8 +30,9 @@ MEDIA_KINDS_BY_TYPE: dict[str, MediaKind] = {"image": "image", "video": "video",
 class ContentReader:
     """Reads contents. ``limits`` of ``media_reader``: the media that the model reads."""
 
-    def __init__(self, rules: ResponsesRules, media_reader: MediaReader):
+    def __init__(self, rules: ResponsesRules, media_reader: MediaReader, context: RequestContext):
         self._media_reader = media_reader
+        self._context = context
         self._text_members = TEXT_MEMBERS if rules.strict else CHAT_TEXT_MEMBERS
 
     def read_content(self, item: Fields, name: str) -> InterleavedText:
@@ -50,18 +55,16 @@ class ContentReader:
             if text is None:
                 raise part.missing_member(text_member)
             return text
+        if part.has_value("file_id"):
+            part = _with_upload(part, kind, self._context)
         if kind == "input_file":
             return self._read_file(part)
-        if part.has_value("file_id"):
-            raise _uploaded_file_error(part)
         if not self._media_reader.limits:
             raise _text_only_error(part, kind)
         return self._media_reader.read_item(part, kind, plain_urls=True)
 
     def _read_file(self, part: Fields) -> str | Media:
         """Return the text of a text file, or the picture, video or clip that another file is."""
-        if part.has_value("file_id"):
-            raise _uploaded_file_error(part)
         if part.has_value("file_url"):
             raise unserved_error("Files at URLs are not available on this server.", part.member_path("file_url"))
         part.string("detail", "auto", allowed=IMAGE_DETAILS)
@@ -102,8 +105,40 @@ def _decode_text(part: Fields, source: EncodedMedia) -> str:
         raise part.member_error("file_data", "the text must be UTF-8 in base64.") from None
 
 
-def _uploaded_file_error(part: Fields) -> Unsupported:
-    return unserved_error("Uploaded files are not available on this server.", part.member_path("file_id"))
+def _with_upload(part: Fields, kind: str, context: RequestContext) -> Fields:
+    """Return a part of this type with the file that it names by ``file_id``.
+
+    Raises BadRequest, and UnknownRecord if there is no such file.
+    """
+    if not context.records.are_kept or kind not in DATA_MEMBERS:
+        raise unserved_error("Uploaded files are not available on this server.", part.member_path("file_id"))
+    return with_uploaded_file(part, DATA_MEMBERS[kind], context)
+
+
+def inline_uploaded_files(item: Any, place: str, context: RequestContext) -> Any:
+    """Return an item with uploaded files in place of their ids; the item itself if it names none.
+
+    ``place``: of the item in the body. Raises BadRequest, and UnknownRecord if there is no such file.
+    """
+    if not isinstance(item, dict):
+        return item
+    changes = {}
+    for name in ("content", "output"):
+        parts = item.get(name)
+        if not isinstance(parts, list) or not any(isinstance(part, dict) and part.get("file_id") for part in parts):
+            continue
+        changes[name] = [_inlined_part(part, f"{place}.{name}[{number}]", context) for number, part in enumerate(parts)]
+    return item | changes if changes else item
+
+
+def _inlined_part(part: Any, place: str, context: RequestContext) -> Any:
+    kind = part.get("type") if isinstance(part, dict) else None
+    if kind not in DATA_MEMBERS or part.get("file_id") is None:
+        return part
+    data_member = DATA_MEMBERS[kind]
+    inlined = _with_upload(Fields(part, place), kind, context)
+    others = {name: value for name, value in part.items() if name != "file_id"}
+    return others | {data_member: inlined.raw_value(data_member)}
 
 
 def _text_only_error(part: Fields, kind: str) -> Unsupported:

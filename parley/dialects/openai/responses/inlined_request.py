@@ -17,6 +17,7 @@ from parley.dialects.dialect import RequestContext
 from parley.dialects.fields import Fields, decode_fields
 from parley.dialects.json_answer import encode_json
 from parley.dialects.openai.responses import items, members, stored
+from parley.dialects.openai.responses.content import inline_uploaded_files
 from parley.dialects.openai.responses.events import EventStream
 from parley.dialects.openai.responses.stored import StoredResponse
 from parley.dialects.records import InlinedRequest
@@ -58,7 +59,10 @@ def inline_response(
 
 
 class _InlinedBody:
-    """A body with its items. ``new_items``: those that the client sent; ``earlier``: those that it refers to."""
+    """A body with its items. ``new_items``: those that the client sent; ``earlier``: those that it refers to.
+
+    Instances get all of them, with uploaded files in place of their ids.
+    """
 
     def __init__(self, body: bytes, fields: Fields, context: RequestContext):
         self._body, self.fields = body, fields
@@ -67,14 +71,22 @@ class _InlinedBody:
         with_items, self.new_items = items.input_with_items(
             self.fields, partial(stored.find_item, context), may_be_missing=bool(self.earlier)
         )
-        self._is_changed = bool(self.earlier) or with_items.raw_value("input") != self.fields.raw_value("input")
+        items_before = [*self.earlier, *self.new_items]
+        self._items = [
+            inline_uploaded_files(item, f"input[{number}]", context) for number, item in enumerate(items_before)
+        ]
+        self._is_changed = (
+            bool(self.earlier)
+            or self._items != items_before
+            or with_items.raw_value("input") != self.fields.raw_value("input")
+        )
 
     def encode(self) -> bytes:
         """Return the body for instances."""
         if not self._is_changed:
             return self._body
         values = {name: self.fields.raw_value(name) for name in self.fields.member_names}
-        return encode_json(values | {"input": [*self.earlier, *self.new_items]})
+        return encode_json(values | {"input": self._items})
 
 
 class InlinedResponse(InlinedRequest):

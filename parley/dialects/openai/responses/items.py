@@ -49,7 +49,7 @@ class ConversationReader:
         self.added_tools: list[Fields] = []
         self._rules, self._context = rules, context
         self._limits = context.media_limits
-        self._content_reader = ContentReader(rules, MediaReader(context.media_limits))
+        self._content_reader = ContentReader(rules, MediaReader(context.media_limits), context)
         self._reasoning: list[str] = []  # of the assistant's turn that is being read, like the next two
         self._texts: list[str] = []
         self._calls: list[ToolCall] = []

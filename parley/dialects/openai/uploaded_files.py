@@ -1,7 +1,12 @@
-"""Files of batches: upload, list, read and delete."""
+"""Files that clients upload: the input of batches, and those that parts of later messages name by ``file_id``.
+
+They are uploaded, listed, read and deleted at ``/v1/files``.
+"""
 
 from __future__ import annotations
 
+import base64
+import mimetypes
 from typing import Any
 
 import msgspec
@@ -18,7 +23,7 @@ from parley.errors import Invalid, TooLarge, UnknownRecord, Unsupported, excerpt
 
 FILES = ObjectKind("file", "file-")
 FileObject = dict[str, Any]
-PURPOSES = ("batch",)
+PURPOSES = ("batch", "user_data", "vision", "assistants")
 MAX_LISTED = 10_000  # files in an answer
 MAX_FILENAME = 512  # characters
 EXPIRY_ANCHOR = "created_at"
@@ -122,6 +127,25 @@ def delete_file(body: bytes, context: RequestContext) -> Answer:
     delete_content(context.records, file["id"])
     context.records.delete_record(FILES.record_name(file["id"], file["created_at"]))
     return json_answer({"id": file["id"], "object": "file", "deleted": True})
+
+
+def with_uploaded_file(part: Fields, data_member: str, context: RequestContext) -> Fields:
+    """Return a part with the file that its ``file_id`` names in ``data_member``: as a data: URL, with the type that the
+    file's name says.
+
+    Raises BadRequest, and UnknownRecord if there is no such file.
+    """
+    for name in ("image_url", "file_data", "file_url"):
+        if part.has_value(name):
+            raise part.member_error("file_id", f"not allowed together with '{name}'.")
+    file_id, path = part.string("file_id", "", cap=object_lists.MAX_ID), part.member_path("file_id")
+    file = find_file(context.records, file_id, context.created)
+    content = None if file is None else find_content(context.records, file_id)
+    if file is None or content is None:
+        raise UnknownRecord(f"No such File object: {excerpt(file_id)}.", field=path)
+    media_type = mimetypes.guess_type(file["filename"])[0] or ""
+    data_url = f"data:{media_type};base64,{base64.b64encode(content).decode()}"
+    return part.with_moved_member(data_member, data_url, "file_id")
 
 
 def list_files(body: bytes, context: RequestContext) -> Answer:
