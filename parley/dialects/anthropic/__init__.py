@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from functools import partial
 
-from parley.dialects.anthropic import batches, bench, messages, models
+from parley.dialects.anthropic import batches, bench, file_sources, files, messages, models
 from parley.dialects.anthropic.api_headers import VERSION_HEADER, anthropic_limit_headers
 from parley.dialects.anthropic.api_rules import (
     LENIENT_ANTHROPIC_RULES,
@@ -56,6 +56,8 @@ def _anthropic_dialect(rules: AnthropicRules) -> Dialect:
                 "generate",
                 reader=partial(messages.read_messages, rules),
                 model_reader=model_in_body,
+                inliner=file_sources.inline_files,
+                inliner_pattern=file_sources.FILE_PATTERN,
             ),
             Route(
                 "POST",
@@ -63,6 +65,8 @@ def _anthropic_dialect(rules: AnthropicRules) -> Dialect:
                 "tokenize",
                 reader=partial(messages.read_count, rules),
                 writer=messages.write_count,
+                inliner=file_sources.inline_files,
+                inliner_pattern=file_sources.FILE_PATTERN,
             ),
             Route(
                 "GET",
@@ -82,6 +86,7 @@ def _anthropic_dialect(rules: AnthropicRules) -> Dialect:
             ),
             *((Route("GET", "/", "health"),) if rules.strict else ()),  # elsewhere it is another API's
             *batches.ROUTES,
+            *files.ROUTES,
             Route("POST", "/v1/v1/messages", "info", reader=partial(refuse_path, DOUBLED_VERSION)),
         ),
     )

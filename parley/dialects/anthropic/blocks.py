@@ -10,6 +10,7 @@ from typing import Literal, get_args
 
 from parley.dialects import media
 from parley.dialects.anthropic.api_rules import AnthropicRules
+from parley.dialects.anthropic.file_sources import with_file_content
 from parley.dialects.anthropic.refusal_wording import check_member_names, dotted_path, unsupported_value_error
 from parley.dialects.dialect import RequestContext
 from parley.dialects.fields import Fields
@@ -32,6 +33,7 @@ HOSTED_BLOCKS = frozenset({
     "mcp_tool_use", "mcp_tool_result", "container_upload", "compaction", "advisor_tool_result", "fallback",
 })  # fmt: skip
 SHARED_BLOCKS = ("text", "image", "document", "search_result")
+SOURCE_TYPES = {"image": ("base64", "url", "file"), "document": ("text", "content", "base64", "url", "file")}
 DOCUMENT_BLOCKS = ("text", "image")  # in a document; with documents among them, a body could nest them without end
 
 Parts = list[str | Media]
@@ -47,6 +49,7 @@ class BlockReader:
         self.rules = rules
         self.cache_ttl: CacheTtl | None = None
         self.revealed_tools: set[str] = set()
+        self._context = context
         self._media_limits = context.media_limits
 
     def read_parts(self, item: Fields, name: str, *, in_result: bool = False) -> Parts:
@@ -125,8 +128,8 @@ class BlockReader:
             readable = media.name_readable_kinds(self._media_limits)
             sentence = f"{dotted_path(path)}: this model reads {readable} only, but got 'image'"
             raise Unsupported(sentence, field=path, code="unsupported_value")
-        source = _read_source(block)
-        match source.string("type", None, allowed=("base64", "url", "file")):
+        source = self._read_source(block, "image")
+        match source.raw_value("type"):
             case "base64":
                 return self._image(block, _read_base64_image(source))
             case "url":
@@ -134,9 +137,7 @@ class BlockReader:
                 if url is None:
                     raise source.missing_member("url")
                 return self._image(block, _read_image_url(url, dotted_path(source.member_path("url"))))
-            case None:
-                raise source.missing_member("type")
-        raise unsupported_value_error(source, "type", "file")
+        raise source.missing_member("type")
 
     def _image(self, block: Fields, source: EncodedMedia | MediaAddress) -> Media:
         return Media("image", source, dotted_path(block.member_path("source")))
@@ -146,8 +147,8 @@ class BlockReader:
         check_member_names(block, DOCUMENT_MEMBERS, self.rules, "document")
         self._check_citations(block)
         heading = [block.string(name, None) for name in ("title", "context")]
-        source = _read_source(block)
-        match source.string("type", None, allowed=("text", "content", "base64", "url", "file")):
+        source = self._read_source(block, "document")
+        match source.raw_value("type"):
             case "text":
                 source.string("media_type", "text/plain", allowed=("text/plain",))
                 data = source.string("data", None)
@@ -190,19 +191,20 @@ class BlockReader:
         self.revealed_tools.add(name)
         return name
 
+    def _read_source(self, block: Fields, block_type: str) -> Fields:
+        """Return the source of a block; one that names a file, with the file's content. Raises BadRequest."""
+        source = block.object("source")
+        if source is None:
+            raise block.missing_member("source")
+        source_type = source.string("type", None, allowed=SOURCE_TYPES[block_type])
+        return with_file_content(source, block_type, self._context) if source_type == "file" else source
+
     def _check_citations(self, block: Fields) -> None:
         """Refuse citations, which no answer has, if the rules are strict. Raises Unsupported."""
         citations = block.object("citations")
         if citations is not None and citations.boolean("enabled", False) and self.rules.strict:
             path = citations.member_path("enabled")
             raise Unsupported(f"{dotted_path(path)}: citations are not supported by this server", field=path)
-
-
-def _read_source(block: Fields) -> Fields:
-    source = block.object("source")
-    if source is None:
-        raise block.missing_member("source")
-    return source
 
 
 def _read_base64_image(source: Fields) -> EncodedMedia:
