@@ -35,6 +35,16 @@ class AttentionProducts {
       __builtin_prefetch(columns.prefetch_from + at, 0, 2);
   }
 
+  // lane_max [rows] = the largest scores of the column pairs up to `pair`. They were stored a while ago, because a load
+  // waits for a matrix register that is being stored.
+  static void fold_largest(long rows, const float* scores, long pair, Vec* lane_max) {
+    for (long r = 0; r < rows; r++) {
+      const float* row = scores + r * KEY_BLOCK + pair * PANEL;
+      Vec largest = max_of(load<Vec>(row), load<Vec>(row + LANES));
+      lane_max[r] = pair ? max_of(largest, lane_max[r]) : largest;
+    }
+  }
+
  public:
   AttentionProducts(long pairs, bool) : pairs(pairs) {}
 
@@ -55,14 +65,11 @@ class AttentionProducts {
         multiply_columns<4, 5>(x + whole, pairs, left + whole * PAGE, right + whole * PAGE, PAGE);
         softmax.do_share(shares--);
       }
+      if (s) fold_largest(rows, scores, s - 1, lane_max);
       store_register<0>(scores + s * PANEL, KEY_BLOCK * sizeof(float));
       store_register<1>(scores + s * PANEL + LANES, KEY_BLOCK * sizeof(float));
     }
-    for (long r = 0; r < rows; r++) {
-      const float* row = scores + r * KEY_BLOCK;
-      lane_max[r] = load<Vec>(row);
-      for (long i = LANES; i < count * PANEL; i += LANES) lane_max[r] = max_of(load<Vec>(row + i), lane_max[r]);
-    }
+    fold_largest(rows, scores, count - 1, lane_max);
   }
 
   void sum(long rows, const Pair* weights, const ColumnPair* columns, long count, long wide, float* sums) {

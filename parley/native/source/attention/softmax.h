@@ -59,7 +59,19 @@ static inline Vec largest_of_each(const Vec* rows) {
   return folded[0];
 }
 
-#if defined(__AVX512F__)
+#if defined(PARLEY_AMX)
+// As pow2, but with a relative error of 7.5e-5, much less than that of rounding to bf16. The registers of AMX compute
+// the products meanwhile, so the number of vector instructions limits attention; this has the fewest.
+static inline Vec pow2_fast(Vec x) {
+  Vec f = (Vec)_mm512_reduce_ps((__m512)x, _MM_FROUND_TO_NEG_INF);  // x - floor(x); 0 of infinities
+  Vec p = fma(broadcast(7.8024380e-2f), f, broadcast(2.2606706e-1f));
+  p = fma(p, f, broadcast(6.9583373e-1f));
+  p = fma(p, f, broadcast(9.9992518e-1f));
+  return (Vec)_mm512_scalef_ps((__m512)p, (__m512)x);  // p * 2^floor(x)
+}
+
+static inline Vec scaled(Vec a, Vec b, Vec c) { return fma(a, b, c); }
+#elif defined(__AVX512F__)
 // 2^(i / 16) times 1 and times ln 2, less what adding i << 19 to the bits adds
 struct alignas(64) PowerTable {
   uint32_t one[16], slope[16];
@@ -114,9 +126,25 @@ struct SoftmaxStage {
     at++;
   }
 
-  // One of `shares` equal parts of what may be weighed before `finish`
-  void do_share(long shares) {
-    for (long parts = ((long)overlapped - (long)at + shares - 1) / shares; parts > 0; parts--) next();
+  // Weighs a whole row, with its constants in registers
+  __attribute__((always_inline)) void next_row() {
+    size_t row = at / VECTORS;
+    Vec total = totals[row], negated = broadcast(negated_max[row]), factor = broadcast(scale);
+#pragma GCC unroll 8
+    for (size_t i = 0; i < VECTORS; i++, at++) {
+      Vec weight = pow2_fast(scaled(load<Vec>(scores + at * LANES), factor, negated));
+      total += weight;
+      store_weights(weight);
+    }
+    totals[row] = total;
+  }
+
+  // One of `shares` equal parts, in whole rows, of what may be weighed before `finish`
+  __attribute__((always_inline)) void do_share(long shares) {
+    SoftmaxStage part = *this;  // a copy, so that it may be in registers
+    long rows = (long)(overlapped - at) / (long)VECTORS;
+    for (long left = (rows + shares - 1) / shares; left > 0; left--) part.next_row();
+    at = part.at;
   }
 
   void store_weights(Vec v) {
