@@ -30,6 +30,7 @@ from parley.coordinator.proxy.upstream.connections import InstanceConnections
 from parley.coordinator.routing.health import HealthChecker
 from parley.coordinator.routing.instance_scheduler import InstanceScheduler
 from parley.coordinator.routing.instance_table import InstanceTable
+from parley.coordinator.routing.recheck import InstanceRecheck
 from parley.coordinator.tls_contexts import (
     coordinator_tls_files,
     instance_tls_context,
@@ -115,11 +116,12 @@ class Coordinator:
         self._instance_context = instance_tls_context(options.tls)
         self._span_exporter = open_span_exporter(options.otlp_traces_endpoint, "coordinator")
         self.table = InstanceTable(options)
-        self.scheduler = InstanceScheduler(self.table)
         self.connections = InstanceConnections(
             self.table, options, coordinator_id(*sockets["predict"]), self._instance_context
         )
         self.health = HealthChecker(self.table, self.connections.ask_instance, self.connections.last_heard)
+        self._recheck = InstanceRecheck(self.table, self.health, self.connections.connect_results)
+        self.scheduler = InstanceScheduler(self.table, check_unusable=self._recheck.check_unusable)
         self.controller = RoleController(self.table, self.scheduler, self.connections.ask_instance)
         hosts = {name: host for name, (host, _) in sockets.items()}
         host = hosts["predict"]
@@ -205,6 +207,7 @@ class Coordinator:
                 await self._grpc_port.stop_server(POLL_SECONDS)
             await self.controller.stop_loop()
             await self.health.stop_checks()
+            await self._recheck.close()
             await self.connections.close_connections()
             await self.front.close()
             if self._span_exporter is not None:

@@ -30,9 +30,8 @@ class ClientIdentity:
         """Check the client's API key if only instances know it. Raises ClientRefused, ParleyError."""
         table = self._table
         if table.checks_keys and self._client_keys is None:
-            now = table.clock()
-            instance = min(table, key=lambda instance: (not instance.is_usable(now), instance.id))
-            await forward.check_client(self._connections, client, instance)
+            instances = table.usable_instances() or list(table)[:1]
+            await forward.check_client(self._connections, client, instances)
 
     async def check_with_instance(self, path: ApiPath, client: DownstreamClient) -> None:
         """Ask an instance to check a request that the coordinator answers: its key, and the object that its path names.
@@ -41,4 +40,4 @@ class ClientIdentity:
         usable = self._table.usable_instances()
         if usable and (names_object or self._client_keys is None):
             refusing = (*forward.KEY_REFUSALS, 404) if names_object else forward.KEY_REFUSALS
-            await forward.check_client(self._connections, client, least_loaded(usable)[0], refusing)
+            await forward.check_client(self._connections, client, least_loaded(usable), refusing)

@@ -102,7 +102,7 @@ class InferenceFront:
         self._span_exporter = span_exporter
         table = scheduler.table
         self._identity = ClientIdentity(table, connections, client_keys)
-        self._scheduling_facts = SchedulingFacts(table, self._identity)
+        self._scheduling_facts = SchedulingFacts(scheduler, self._identity)
         self._record_keeper = RecordKeeper(
             table, self._identity, knows_keys=client_keys is not None, is_ending=lambda: self.load.stopping
         )
@@ -287,7 +287,7 @@ class InferenceFront:
         if kind == "stored" and self._record_keeper.serves(client):
             await self._record_keeper.answer_stored(path.route, client, self)
             return
-        if kind == "tokenize" and self._strict and not self.load.is_ready:
+        if kind == "tokenize" and self._strict and not await self.load.becomes_ready():
             raise refusals.coordinator_error(503, refusals.TEXTS.cluster_not_ready)
         body = await client.read_body() if body is None else body
         if kind == "abort" or kind == "abort_list":
@@ -298,9 +298,9 @@ class InferenceFront:
 
     async def _forward_request(self, route: Route, path: ApiPath, client: DownstreamClient, body: bytes) -> None:
         """Have instances answer a request that does not generate. Raises ParleyError, ClientGone."""
-        kind, usable = route.kind, self._usable_instances()
+        kind, usable = route.kind, await self._usable_instances()
         if kind == "embed" and self._client_keys is not None:
-            await self._generation.embed_with_account(path, client, body, usable)
+            await self._generation.embed_with_account(path, client, body)
             return
         if (inlined := await self._record_keeper.inline_records(path, client, body)) is not None:
             body = inlined.body
@@ -330,12 +330,12 @@ class InferenceFront:
             return forward.forward_and_merge(connections, client, instances, body, merge_answers.merge_activity)
         if kind in FOR_ALL_INSTANCES or (kind == "endpoint" and method not in ("GET", "HEAD")):
             return forward.forward_to_all(connections, client, instances, body)
-        candidates = await self._scheduling_facts.instances_to_ask(path, client, body, instances)
+        candidates = await self._scheduling_facts.instances_to_ask(path, client, body)
         return forward.forward_to_one(connections, client, candidates, body)
 
-    def _usable_instances(self) -> list[ClusterInstance]:
+    async def _usable_instances(self) -> list[ClusterInstance]:
         """Return the usable instances. Raises ParleyError if there is none."""
-        usable = self._scheduler.table.usable_instances()
+        usable = await self._scheduler.find_usable(bool)
         if not usable:
             raise refusals.coordinator_error(503, refusals.TEXTS.cluster_not_ready)
         return usable

@@ -31,7 +31,7 @@ class FrontLoad:
 
     @property
     def is_ready(self) -> bool:
-        """Whether requests can be served now."""
+        """Whether requests can be served now, as far as known."""
         return not self.stopping and self._scheduler.can_serve()
 
     def add_body_bytes(self, count: int) -> None:
@@ -40,7 +40,11 @@ class FrontLoad:
         if self.body_bytes > self.memory_limit:
             raise refusals.coordinator_error(429, refusals.TEXTS.memory_exceeded, 1.0)
 
-    def check_room(self, announced: int, body_limit: int, *, always_ask_ready: bool) -> None:
+    async def becomes_ready(self) -> bool:
+        """Whether requests can be served now; if it seems not so, the instances are asked again."""
+        return not self.stopping and await self._scheduler.can_serve_now()
+
+    async def check_room(self, announced: int, body_limit: int, *, always_ask_ready: bool) -> None:
         """Raise ParleyError if no further generating request is accepted.
 
         ``announced``: the announced bytes of its body; ``body_limit``: the most that a body may have.
@@ -50,7 +54,7 @@ class FrontLoad:
         memory_full = self.body_bytes + announced > self.memory_limit and announced <= body_limit
         too_many = self.open_requests > self._scheduler.options.max_requests
         # "Not ready" takes precedence over other errors. If it is the only one, the scheduler reports it.
-        if (memory_full or too_many or self.stopping or always_ask_ready) and not self.is_ready:
+        if (memory_full or too_many or self.stopping or always_ask_ready) and not await self.becomes_ready():
             raise refusals.coordinator_error(503, refusals.TEXTS.cluster_not_ready)
         if memory_full or too_many:
             raise refusals.coordinator_error(

@@ -21,7 +21,12 @@ STATUS_HINTS = {401: "it has API keys or another secret; give both sides the sam
 
 
 class Unanswered(Exception):
-    """No answer came, or none that is valid HTTP."""
+    """No answer came, or none that is valid HTTP. ``responded``: the machine at least ended or refused the
+    connection."""
+
+    def __init__(self, message: str = "", *, responded: bool = False):
+        super().__init__(message)
+        self.responded = responded
 
 
 class AskInstance(Protocol):
@@ -69,12 +74,19 @@ class HealthChecker:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def check_instance(self, instance: ClusterInstance) -> bool:
-        """Check an instance once; True if it answered with a status, or that it is about to stop."""
+    async def check_instance(self, instance: ClusterInstance, *, counts_miss: bool = True) -> bool:
+        """Check an instance once; True if it answered with a status, or that it is about to stop.
+
+        ``counts_miss``: otherwise, it is not closer to being lost if it does not answer. The outcome is dropped if that
+        of a check that began later is known.
+        """
         period = max(self._table.options.heartbeat, 0.5)
         problem, began = "", time.monotonic()
         try:
             status, body = await self._ask_instance(f"{instance.management}/v1/status", timeout=period)
+            if began < instance.checked_at:
+                return True
+            instance.checked_at, instance.responds = began, True
             status_body = tolerant_json.parse_object(body) if status == 200 else None
             if status_body is not None:
                 self._table.record_status(instance, status_body)
@@ -86,9 +98,12 @@ class HealthChecker:
                 return True
             problem = f"its /v1/status answers {status}: {STATUS_HINTS.get(status, 'it is no instance')}"
         except Unanswered as error:
-            if self._last_heard(instance) > began:
+            if self._last_heard(instance) > began or began < instance.checked_at:
                 return False
+            instance.checked_at, instance.responds = began, error.responded
             problem = f"it does not answer: {error}"
+        if not counts_miss:
+            return False
         self._table.record_miss(instance)
         if instance.missed_checks >= self._table.options.misses:
             self._log_problem(instance, problem)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from parley.coordinator import refusals
@@ -196,10 +196,19 @@ def create_policy(options: CoordinatorOptions) -> SchedulingPolicy:
 
 
 class InstanceScheduler:
-    """The scheduler of one cluster: places requests on instances, and queues those that find no room."""
+    """The scheduler of one cluster: places requests on instances, and queues those that find no room.
 
-    def __init__(self, table: InstanceTable, counters: RequestCounters | None = None):
+    ``check_unusable`` checks again the instances that could not be used at their last health check.
+    """
+
+    def __init__(
+        self,
+        table: InstanceTable,
+        counters: RequestCounters | None = None,
+        check_unusable: Callable[[], Awaitable[None]] | None = None,
+    ):
         self.table = table
+        self._check_unusable = check_unusable
         self.counters = counters or RequestCounters(self.options.slo_ttft, self.options.slo_tpot)
         self._policy = create_policy(self.options)
         self.queue: RequestQueue[Placement] = RequestQueue(
@@ -231,7 +240,7 @@ class InstanceScheduler:
         A request cancelled while it waits holds nothing. The caller must end the placement that is returned.
         """
         self.counters.count_request(request.earlier_attempts)
-        usable = self.table.usable_instances()
+        usable = await self.find_usable(lambda usable: self._has_untried_instances(request, usable))
         candidates = self._instances_with_model(request, usable)
         if not request.earlier_attempts and not self._can_serve_with(candidates):
             raise self._refuse_request(503, refusals.TEXTS.cluster_not_ready, 1.0)
@@ -274,9 +283,27 @@ class InstanceScheduler:
         finally:
             self.queue.remove_request(queued)
 
+    async def find_usable(self, suffices: Callable[[list[ClusterInstance]], bool]) -> list[ClusterInstance]:
+        """Return the usable instances. If they do not suffice, those that may have become usable since their last
+        health check are asked first."""
+        usable = self.table.usable_instances()
+        if not suffices(usable) and self._check_unusable is not None:
+            await self._check_unusable()
+            usable = self.table.usable_instances()
+        return usable
+
     def can_serve(self) -> bool:
-        """Whether the cluster can serve requests at all."""
+        """Whether the cluster can serve requests at all, as far as known."""
         return self._can_serve_with(self.table.usable_instances())
+
+    async def can_serve_now(self) -> bool:
+        """Whether the cluster can serve requests at all; if it seems not to, its instances are asked again."""
+        return self._can_serve_with(await self.find_usable(self._can_serve_with))
+
+    def _has_untried_instances(self, request: SchedulingRequest, usable: Sequence[ClusterInstance]) -> bool:
+        """Whether instances that have not failed a request can serve it."""
+        untried = [instance for instance in usable if instance.id not in request.failed_instances]
+        return self._can_serve_with(self._instances_with_model(request, untried))
 
     def _can_serve_with(self, usable: Sequence[ClusterInstance]) -> bool:
         return self.table.is_complete(usable) or (self.options.fallback and any(instance.native for instance in usable))

@@ -52,6 +52,16 @@ class InstanceTable:
         now = self.clock()
         return [instance for instance in self.instances.values() if instance.is_usable(now)]
 
+    def possibly_usable_instances(self) -> list[ClusterInstance]:
+        """Return the instances that could not be used when they were last checked, but may have become usable since.
+        Machines that did not respond are left out: to ask them takes long."""
+        now = self.clock()
+        return [
+            instance
+            for instance in self.instances.values()
+            if instance.polled and instance.responds and not instance.offline and not instance.is_usable(now)
+        ]
+
     def running_instances(self) -> list[ClusterInstance]:
         """Return the instances that may be running requests, whether or not they take new ones."""
         return [instance for instance in self.instances.values() if instance.has_answered and not instance.lost]

@@ -72,7 +72,7 @@ class GenerationFront:
         """Run a generating request. Raises ParleyError before anything was sent, and ClientGone."""
         content_length = client.headers.get(b"content-length", b"")
         announced = int(content_length) if content_length.isdigit() else 0
-        self._load.check_room(announced, self._options.body_limit, always_ask_ready=self._strict)
+        await self._load.check_room(announced, self._options.body_limit, always_ask_ready=self._strict)
         if self._client_keys is not None:
             body = await self._admit_to_limits(path, client, body)
         elif body is None:
@@ -123,9 +123,7 @@ class GenerationFront:
         self._client_keys.admit_request(client)
         return body
 
-    async def embed_with_account(
-        self, path: ApiPath, client: DownstreamClient, body: bytes, usable: list[ClusterInstance]
-    ) -> None:
+    async def embed_with_account(self, path: ApiPath, client: DownstreamClient, body: bytes) -> None:
         """Have one instance answer a request for vectors, and charge the client's key. Raises ParleyError,
         ClientGone."""
         assert self._client_keys is not None
@@ -134,7 +132,7 @@ class GenerationFront:
         try:
             scheduling_request, _ = await self._scheduling_facts.scheduling_request(path, client, body)
             if await self._reserve_tokens(path, client, body, scheduling_request):
-                candidates = await self._scheduling_facts.instances_to_ask(path, client, body, usable)
+                candidates = await self._scheduling_facts.instances_to_ask(path, client, body)
                 work = forward.forward_to_one(self._connections, client, candidates, body)
                 await client.while_connected(work)
         except (ClientGone, asyncio.CancelledError):
@@ -148,12 +146,11 @@ class GenerationFront:
     ) -> bool:
         """Reserve the tokens that a request may use, if its client's key has limits of tokens. False if an instance has
         refused the request, and the client has that answer. Raises ParleyError, ClientGone."""
-        table = self._scheduler.table
-        usable = table.usable_instances()
-        holders = least_loaded(table.model_holders(scheduling_request.model, scheduling_request.requirement, usable))
         rate = self._scheduler.options.string_token_rate
-        if not all(instance.native for instance in usable):
+        if not all(instance.native for instance in self._scheduler.table.usable_instances()):
             client.meter = AnswerMeter(scheduling_request.model, scheduling_request.prompt_tokens, rate)
+        requirement = scheduling_request.requirement
+        holders = await self._scheduling_facts.holders_to_ask(scheduling_request.model, requirement)
         refusal = await reserve_tokens(self._connections, client, path, body, scheduling_request, holders)
         if refusal is not None:
             client.send_complete(*refusal)

@@ -10,7 +10,7 @@ from parley.coordinator.proxy.client_identity import ClientIdentity
 from parley.coordinator.proxy.downstream.client import DownstreamClient
 from parley.coordinator.proxy.paths import ApiPath
 from parley.coordinator.routing.instance import ClusterInstance, least_loaded
-from parley.coordinator.routing.instance_table import InstanceTable
+from parley.coordinator.routing.instance_scheduler import InstanceScheduler
 from parley.coordinator.routing.model_choice import ModelRequirement
 from parley.coordinator.routing.policies import SchedulingRequest
 from parley.dialects.dialect import Route, RouteKind
@@ -32,8 +32,8 @@ class RequestedModel(NamedTuple):
 class SchedulingFacts:
     """Reads from requests the facts that decide on their instances."""
 
-    def __init__(self, table: InstanceTable, identity: ClientIdentity):
-        self._table, self._identity = table, identity
+    def __init__(self, scheduler: InstanceScheduler, identity: ClientIdentity):
+        self._scheduler, self._table, self._identity = scheduler, scheduler.table, identity
 
     async def scheduling_request(
         self, path: ApiPath, client: DownstreamClient, body: bytes
@@ -55,25 +55,32 @@ class SchedulingFacts:
         )
         return scheduling_request, requested
 
-    async def instances_to_ask(
-        self, path: ApiPath, client: DownstreamClient, body: bytes, usable: list[ClusterInstance]
-    ) -> list[ClusterInstance]:
-        """Return the instances to ask for the requested model, the best one first: those of ``usable`` that have it, or
-        all of these if no instance of the cluster has it, or if any model will do. Raises ParleyError if none has it.
-
-        Instances that took no requests at their last health check come last: the first ones may have begun to stop, and
-        these may be ready by now.
-        """
+    async def instances_to_ask(self, path: ApiPath, client: DownstreamClient, body: bytes) -> list[ClusterInstance]:
+        """Return the instances to ask for the requested model, the best one first: those that have it, or all usable
+        ones if any model will do. Raises ParleyError if none has it."""
         requested = await self._find_model(path, client, body, (await self._hash_prompt(client, body)).model)
-        holders = self._table.model_holders(requested.name, requested.requirement, usable)
-        if holders:
-            unready = [instance for instance in self._table.running_instances() if instance not in usable]
-            unready_holders = self._table.model_holders(requested.name, requested.requirement, unready)
-            return [*least_loaded(holders), *least_loaded(unready_holders)]
         requirement = requested.requirement
-        if requirement is not None and requirement.tasks is None and requested.route.kind not in MODEL_KINDS:
+        if holders := await self.holders_to_ask(requested.name, requirement):
+            return holders
+        usable = self._table.usable_instances()
+        if usable and requirement and requirement.tasks is None and requested.route.kind not in MODEL_KINDS:
             return least_loaded(usable)
         raise refusals.coordinator_error(503, refusals.TEXTS.cluster_not_ready)
+
+    async def holders_to_ask(self, model: str, requirement: ModelRequirement | None) -> list[ClusterInstance]:
+        """Return the usable instances that have a model, the best one first, or all of these if no instance of the
+        cluster has the model that is named. None if no usable instance has it.
+
+        Instances that could not be used when they were last checked come last: the first ones may have begun to stop,
+        and these may be ready by now.
+        """
+
+        def find_holders(instances: list[ClusterInstance]) -> list[ClusterInstance]:
+            return self._table.model_holders(model, requirement, instances)
+
+        usable = await self._scheduler.find_usable(lambda usable: bool(find_holders(usable)))
+        holders = least_loaded(find_holders(usable))
+        return holders and [*holders, *least_loaded(find_holders(self._table.possibly_usable_instances()))]
 
     def unsuited_model_holders(self, requested: RequestedModel) -> list[ClusterInstance]:
         """Return the usable instances of a model that cannot do what a request asks of it, so that one of them says so;

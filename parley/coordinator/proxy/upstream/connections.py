@@ -26,6 +26,7 @@ from parley.web.random_ids import draw_id
 
 MAX_REPORT_BYTES = 16 << 20  # bytes of an answer to the coordinator itself: a status, metrics
 COMMAND_TIMEOUT = 10.0  # seconds that an instance may take to answer a command
+CONNECT_RESULTS_TIMEOUT = 1.0  # seconds that a request waits for a connection for results
 JSON_CONTENT_TYPE = [(b"content-type", b"application/json")]
 
 
@@ -94,8 +95,12 @@ class InstanceConnections:
                 answer = await http_client.request_answer(
                     method.encode(), target, headers, (body,) if body else (), limit=MAX_REPORT_BYTES
                 )
-        except (InstanceUnreachable, ConnectionBroken, TimeoutError) as error:
-            raise Unanswered(str(error) or "Nothing came in time.") from None
+        except TimeoutError:
+            raise Unanswered("Nothing came in time.") from None
+        except InstanceUnreachable as error:
+            raise Unanswered(str(error), responded=error.refused) from None
+        except ConnectionBroken as error:
+            raise Unanswered(str(error), responded=True) from None
         return answer.status, answer.body
 
     def _create_client(self, root: str) -> InstanceHttpClient:
@@ -106,6 +111,13 @@ class InstanceConnections:
         """Return the result stream of an instance; None if it has none."""
         stream_entry = self._result_streams.get(instance.id)
         return stream_entry[0] if stream_entry is not None else None
+
+    async def connect_results(self, instance: ClusterInstance) -> None:
+        """Try to receive the results of an instance now, and return when that has succeeded or failed."""
+        if (stream := self.result_stream(instance)) is not None:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(CONNECT_RESULTS_TIMEOUT):
+                    await stream.connect_now()
 
     # -- commands whose completion is not awaited
 

@@ -97,21 +97,24 @@ class ClientRefused(Exception):
 async def check_client(
     connections: InstanceConnections,
     client: DownstreamClient,
-    instance: ClusterInstance,
+    instances: Sequence[ClusterInstance],
     refusing: Container[int] = KEY_REFUSALS,
 ) -> None:
-    """Check that an instance lets the client in: API keys are known to instances only.
+    """Check that the first of these instances that answers lets the client in: API keys are known to instances only.
 
     ``refusing``: the statuses of its answers that refuse the client. Raises ClientRefused, ParleyError.
     """
-    try:
-        answer = await connections.http_client(instance).request_answer(
-            b"GET", client.request_target, forwarded_headers(connections, client, instance)
-        )
-    except (InstanceUnreachable, ConnectionBroken):
-        raise refusals.coordinator_error(503, refusals.TEXTS.cluster_not_ready) from None
-    if answer.status in refusing:
-        raise ClientRefused(answer)
+    for instance in instances:
+        try:
+            answer = await connections.http_client(instance).request_answer(
+                b"GET", client.request_target, forwarded_headers(connections, client, instance)
+            )
+        except (InstanceUnreachable, ConnectionBroken):
+            continue
+        if answer.status in refusing:
+            raise ClientRefused(answer)
+        return
+    raise refusals.coordinator_error(503, refusals.TEXTS.cluster_not_ready)
 
 
 async def forward_to_one(

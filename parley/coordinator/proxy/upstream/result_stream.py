@@ -73,6 +73,8 @@ class ResultStreamClient:
         self._on_attached, self._on_orphan = on_attached, on_orphan
         self._receivers: dict[bytes, ResultReceiver] = {}
         self._connected_event = asyncio.Event()  # set while ``connected``
+        self._hurry_event = asyncio.Event()  # set while the next attempt to connect must not wait
+        self._outcome: asyncio.Future[None] | None = None  # done when the next attempt to connect has an outcome
         self._orphans: OrderedDict[bytes, None] = OrderedDict()
         self._epoch = b""
         self._frames_received = 0  # frames of this epoch received over earlier connections
@@ -91,6 +93,17 @@ class ResultStreamClient:
                     await self._connected_event.wait()
         return self.connected
 
+    async def connect_now(self) -> None:
+        """Try to connect without a delay, and return when that has succeeded or failed. An attempt that is under way
+        may have begun too early, so another one follows it."""
+        for _ in range(2):
+            if self.connected or self.taken_over:
+                return
+            self._hurry_event.set()
+            if self._outcome is None:
+                self._outcome = asyncio.get_running_loop().create_future()
+            await asyncio.shield(self._outcome)
+
     def register_receiver(self, request_id: str, receiver: ResultReceiver) -> None:
         """Register ``receiver`` for the frames of a request."""
         self._receivers[request_id.encode()] = receiver
@@ -104,6 +117,7 @@ class ResultStreamClient:
         failures, since = 0, 0.0
         try:
             while not self.taken_over:
+                self._hurry_event.clear()
                 try:
                     reason = await self._run_connection()
                     if self._accepted:
@@ -117,10 +131,24 @@ class ResultStreamClient:
                     self.fail_requests(reason)
                 if failures > 1 or not self.native:
                     self._on_attached(False, reason if failures >= LASTING_FAILURES or self.taken_over else "")
-                await asyncio.sleep(RECONNECT_DELAYS[min(failures, len(RECONNECT_DELAYS)) - 1])
+                self._report_outcome()
+                await self._pause(RECONNECT_DELAYS[min(failures, len(RECONNECT_DELAYS)) - 1])
         finally:
             self._drop_connection()
+            self._report_outcome()
             self.fail_requests("The instance is not used any more.")
+
+    async def _pause(self, seconds: float) -> None:
+        """Wait before the next attempt to connect, unless it must not wait."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._hurry_event.wait()
+
+    def _report_outcome(self) -> None:
+        """Report that an attempt to connect has succeeded or failed."""
+        outcome, self._outcome = self._outcome, None
+        if outcome is not None and not outcome.done():
+            outcome.set_result(None)
 
     def fail_requests(self, reason: str) -> None:
         """Fail all requests that wait for results on this stream."""
@@ -176,6 +204,7 @@ class ResultStreamClient:
             self.connected = True
             self._connected_event.set()
             self._on_attached(True, "")
+            self._report_outcome()
 
     def receive_data(self, data: bytes) -> None:
         """Parse received bytes and hand the frames to their receivers."""

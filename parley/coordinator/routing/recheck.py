@@ -1,0 +1,60 @@
+"""A further check of instances that could not be used when they were last checked, for requests that would otherwise be
+refused: an instance that has just become ready is found without waiting for its next regular check."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from parley.coordinator.routing.health import HealthChecker
+from parley.coordinator.routing.instance import ClusterInstance
+from parley.coordinator.routing.instance_table import InstanceTable
+
+
+class InstanceRecheck:
+    """Checks the unusable instances of a table when asked to.
+
+    ``connect_results`` tries to connect to the results of an instance, and returns when that has succeeded or failed.
+    """
+
+    def __init__(
+        self,
+        table: InstanceTable,
+        health: HealthChecker,
+        connect_results: Callable[[ClusterInstance], Awaitable[None]],
+    ):
+        self._table, self._health, self._connect_results = table, health, connect_results
+        self._running: asyncio.Task[None] | None = None
+        self._next: asyncio.Task[None] | None = None  # begins when the running one has ended
+
+    async def check_unusable(self) -> None:
+        """Check the instances that may have become usable, all at once, and return when the table knows the result.
+
+        An answer to an earlier question may be out of date. So callers that come while a round of checks runs share the
+        next one.
+        """
+        if self._next is None:
+            if not self._table.possibly_usable_instances():
+                return
+            self._next = asyncio.get_running_loop().create_task(self._run_round(self._running))
+        await asyncio.shield(self._next)
+
+    async def close(self) -> None:
+        """Stop all checks."""
+        tasks = [task for task in (self._running, self._next) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _run_round(self, earlier_round: asyncio.Task[None] | None) -> None:
+        if earlier_round is not None:
+            await asyncio.wait((earlier_round,))
+        self._running, self._next = self._next, None
+        instances = self._table.possibly_usable_instances()
+        await asyncio.gather(*(self._check_again(instance) for instance in instances))
+
+    async def _check_again(self, instance: ClusterInstance) -> None:
+        # Many requests may ask in a short time, so a miss says no more than the last one did.
+        await self._health.check_instance(instance, counts_miss=False)
+        if not instance.has_result_stream and instance.phase_at(self._table.clock()) == "ready":
+            await self._connect_results(instance)
