@@ -156,6 +156,20 @@ def test_prompt_length_is_estimated_from_text_or_token_ids():
     assert len(big.marks) < 100 and big.marks[-1].tokens > 0.85 * big.token_count
 
 
+@pytest.mark.parametrize("documents", ["items", "documents", "texts"])
+def test_a_prompt_counts_once_for_each_text_that_is_computed_with_it(documents):
+    alone = hash_prompt(json.dumps({"query": "a" * 400}).encode())
+    texts = ["b" * 100] * 5
+    scored = hash_prompt(json.dumps({documents: texts, "query": "a" * 400}).encode())
+    listed = hash_prompt(json.dumps({"input": texts}).encode()).token_count
+    assert abs(scored.token_count - 5 * alone.token_count - listed) <= 1
+    pairs = hash_prompt(json.dumps({"queries": ["c" * 100] * 5, documents: texts}).encode())
+    assert abs(pairs.token_count - 2 * listed) <= 1
+    if documents != "documents":  # those of a conversation come before it
+        assert scored.marks == alone.marks
+    assert hash_prompt(json.dumps({documents: texts}).encode()).token_count <= listed
+
+
 def test_a_body_with_too_many_members_is_not_decoded():
     """No instance takes it; its members would keep the coordinator busy for seconds."""
     members = b",".join(b'"%d":1' % number for number in range(MAX_MEMBERS))

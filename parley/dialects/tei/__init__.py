@@ -27,7 +27,7 @@ from parley.dialects.tei.api_rules import EXTENDED_TEI_RULES, STRICT_TEI_RULES, 
 from parley.dialects.tei.error_answers import NO_MEMORY_BODY, refuse_other_content_if_strict, tei_error_answer
 from parley.types import ModelTask
 
-TEI_PROMPT_MEMBERS = PromptMembers(prompts=("inputs", "input", "query", "texts"))
+TEI_PROMPT_MEMBERS = PromptMembers(prompts=("inputs", "input", "query", "texts"), scored=("texts",))
 TEI_TASKS = KIND_TASKS["embed"]  # those of the original's models
 BodyReader = Callable[[TeiRules, bytes, RequestContext], Reply | Answer]
 

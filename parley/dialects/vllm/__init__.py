@@ -46,6 +46,7 @@ PROMPT_MEMBERS = PromptMembers(
     conversations=("messages",),
     prompts=("prompt", "token_ids", "query", "queries", "items"),
     preceding=("tools",),
+    scored=("items", "documents"),
     salts=("cache_salt",),
 )
 STRICT_PROMPT_MEMBERS = replace(

@@ -113,6 +113,7 @@ class PromptReader:
         salt_members = sorted(_unique_names(members.salts for members in prompt_members))  # in no table's order
         self._salt_members = ("model", *salt_members)
         self._dropped_texts = list(dict.fromkeys(text for members in prompt_members for text in members.dropped_texts))
+        self._scored_members = _unique_names(members.scored for members in prompt_members)
         self._media_members = _unique_names(members.media for members in prompt_members)
         self._preceding_members = frozenset((*self._prefix_members, *self._media_members))
         self._message_readers = list(
@@ -134,7 +135,8 @@ class PromptReader:
             return bytes(members[name]) if name in members else b""
 
         conversation = shrink_media(_first_present(map(member_text, self._conversation_members)))
-        prompt = conversation or shrink_media(_first_present(map(member_text, self._prompt_members)))
+        whole_prompt = b"" if conversation else _first_present(map(member_text, self._prompt_members))
+        prompt = conversation or shrink_media(whole_prompt)
         salts = list(map(member_text, self._salt_members))
         prefix = b""
         if not self._preceding_members.isdisjoint(members):
@@ -144,8 +146,12 @@ class PromptReader:
                 prefix = dropped_text.sub(b"", prefix)
         text = prefix + prompt.rstrip(b']}" \t\r\n')  # without its end, a prompt is a prefix of its own continuation
         length = _estimate_tokens(prompt, characters_per_token) + int(len(prefix) / characters_per_token)
-        salt = _owner_salt(owner, b"\0".join(salts))
-        return PromptHashes(_decode_name(salts[0]), length, _mark_prefixes(text, salt, length), conversation, owner)
+        marks = _mark_prefixes(text, _owner_salt(owner, b"\0".join(salts)), length)
+        scored_lists = [texts for texts in map(member_text, self._scored_members) if texts not in (b"", whole_prompt)]
+        if whole_prompt and scored_lists:
+            preceding = list(map(member_text, self._prefix_members))
+            length += _estimate_scored(whole_prompt, scored_lists, preceding, characters_per_token)
+        return PromptHashes(_decode_name(salts[0]), length, marks, conversation, owner)
 
     def _hash_message(self, body: bytes, characters_per_token: float, owner: str) -> PromptHashes:
         for read_message in self._message_readers:
@@ -235,6 +241,28 @@ def _estimate_tokens(prompt: bytes, characters_per_token: float) -> int:
     if prompt[:1] == b"[" and prompt[1:].lstrip(b" [\r\n\t")[:1].isdigit():
         return prompt.count(b",") + 1  # token ids
     return max(1, int(len(prompt.decode("utf-8", "replace")) / characters_per_token)) if prompt else 0
+
+
+def _estimate_scored(
+    prompt: bytes, scored_lists: Sequence[bytes], preceding: Sequence[bytes], characters_per_token: float
+) -> int:
+    """Return the tokens that texts which are each computed with a prompt, or with one of several, add to the prompt's
+    own. Those among the ``preceding`` texts are counted already."""
+    added = 0
+    for texts in scored_lists:
+        text_count, prompt_count = _count_elements(texts), _count_elements(prompt)
+        added += (max(1, text_count // prompt_count) - 1) * _estimate_tokens(prompt, characters_per_token)
+        if texts not in preceding:
+            added += _estimate_tokens(texts, characters_per_token)
+    return added
+
+
+def _count_elements(text: bytes) -> int:
+    """Return the number of elements of a JSON array; 1 for anything else."""
+    try:
+        return max(1, len(_LIST_DECODER.decode(text)))
+    except msgspec.MsgspecError:
+        return 1
 
 
 def _decode_name(raw: bytes) -> str:
