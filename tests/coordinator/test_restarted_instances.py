@@ -133,6 +133,22 @@ async def test_an_old_answer_does_not_replace_a_newer_one():
     assert one.is_usable(table.clock())
 
 
+async def test_the_only_instance_is_used_again_after_a_fault_as_soon_as_it_answers():
+    """A coordinator that gets no processor time for some seconds takes a connection for one that timed out."""
+    table, _ = simulated_cluster("prefill", "decode")
+    one, two = table
+    asked: list[str] = []
+
+    async def answer(url, method="GET", body=b"", timeout=5.0):
+        asked.append(url)
+        return 200, json.dumps(status_body("prefill", ready=True)).encode()
+
+    scheduler, _, _ = recheck_of(table, answer)
+    table.mark_faulty(one)
+    placement = await scheduler.place_request(SchedulingRequest(10))
+    assert (placement.p, placement.d) == (one, two) and asked == ["http://10.0.0.1:8000/v1/status"]
+
+
 async def test_a_refusal_costs_one_question_to_those_that_respond_and_loses_no_instance():
     table, _ = simulated_cluster("mixed", "mixed", "mixed", "mixed")
     stopping, silent, offline, dead = table

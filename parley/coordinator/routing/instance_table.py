@@ -106,6 +106,12 @@ class InstanceTable:
         instance.good_checks, instance.fault_reason = 0, reason
         self.notify_watchers(instance, "faulty")
 
+    def end_fault(self, instance: ClusterInstance) -> None:
+        """End the fault of an instance that can be reached again, because no other can serve."""
+        was_usable, instance.faulty_until = instance.is_usable(self.clock()), 0.0
+        if not was_usable and instance.is_usable(self.clock()):
+            self.notify_watchers(instance, "ready")
+
     def set_instance_offline(self, instance: ClusterInstance, offline: bool) -> None:
         """Take an instance out of service, or back into it."""
         was_offline, instance.offline = instance.offline, offline

@@ -55,6 +55,7 @@ class InstanceRecheck:
 
     async def _check_again(self, instance: ClusterInstance) -> None:
         # Many requests may ask in a short time, so a miss says no more than the last one did.
-        await self._health.check_instance(instance, counts_miss=False)
+        if await self._health.check_instance(instance, counts_miss=False):
+            self._table.end_fault(instance)
         if not instance.has_result_stream and instance.phase_at(self._table.clock()) == "ready":
             await self._connect_results(instance)
