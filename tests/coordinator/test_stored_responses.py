@@ -135,6 +135,7 @@ async def test_vllm_routes_behind_a_coordinator_answer_like_one_server(live_clus
 async def test_tenants_behind_a_coordinator_cannot_reach_each_others_responses(live_cluster):
     cluster = await live_cluster("prefill", "decode", tick=0.01, api_keys=KEYS, cluster_secret="s" * 20)
     front = cluster.front
+    cluster.instances[1].engine.step_gate.clear()  # the response runs until it is cancelled
     response = await create(front, OWNER, background=True, max_output_tokens=3000)
     path = f"/v1/responses/{response['id']}"
     for method, place in (("GET", path), ("GET", f"{path}?stream=true"), ("DELETE", path), ("POST", f"{path}/cancel"),
@@ -147,6 +148,7 @@ async def test_tenants_behind_a_coordinator_cannot_reach_each_others_responses(l
     assert (await front.call("POST", "/v1/conversations", {})).status == 401
     cancelled = await front.call("POST", f"{path}/cancel", None, OWNER)
     assert cancelled.json["status"] == "cancelled", cancelled.body
+    cluster.instances[1].engine.step_gate.set()
     assert not (await create(front, {"authorization": "Bearer sk-none", "x-api-key": KEYS[0]}))["store"]
     await cluster.wait_until_idle()
 

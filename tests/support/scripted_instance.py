@@ -92,7 +92,8 @@ class ScriptedInstance:
         return f"127.0.0.1;{self.port}"
 
     async def start_serving(self, port: int = 0) -> ScriptedInstance:
-        self._server = await asyncio.start_server(self._serve_connection, "127.0.0.1", port)
+        # Hundreds of connections may come before a busy event loop accepts one; the kernel drops those above `backlog`.
+        self._server = await asyncio.start_server(self._serve_connection, "127.0.0.1", port, backlog=2048)
         self.port = self._server.sockets[0].getsockname()[1]
         return self
 
