@@ -264,7 +264,7 @@ class InferenceFront:
             await send_page_file(page, client)
             return
         body, kind, route = None, path.kind, path.route
-        if kind is None:  # the path belongs to two APIs
+        if kind is None or (kind == "stored" and not path.has_one_route):  # the path belongs to two APIs
             body = await client.read_body()
             route, client.dialect = await client.to_thread_if_large(
                 len(body), partial(path.pick_route, body, client.headers)
@@ -285,7 +285,7 @@ class InferenceFront:
                 await serve_websocket(self._connection_records, path.route, client)
             return
         if kind == "stored" and self._record_keeper.serves(client):
-            await self._record_keeper.answer_stored(path.route, client, self)
+            await self._record_keeper.answer_stored(route, client, self, body)
             return
         if kind == "tokenize" and self._strict and not await self.load.becomes_ready():
             raise refusals.coordinator_error(503, refusals.TEXTS.cluster_not_ready)

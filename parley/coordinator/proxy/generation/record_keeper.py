@@ -82,11 +82,11 @@ class RecordKeeper:
         client.records_inlined = True
         return inlined
 
-    async def answer_stored(self, route: Route, client: DownstreamClient, app: PortApp) -> None:
+    async def answer_stored(self, route: Route, client: DownstreamClient, app: PortApp, body: bytes | None) -> None:
         """Read or change the client's records, stream a background request again, or begin a batch, whose requests go
-        to ``app``. Raises ParleyError, ClientGone."""
+        to ``app``. ``body``: None if it has not been read. Raises ParleyError, ClientGone."""
         assert route.reader is not None
-        body = await client.read_body()
+        body = await client.read_body() if body is None else body
         await self._identity.check_key(client)
         read_request = partial(route.reader, body, self._record_context(client))
         size = OFFLOAD_SIZE + 1 if route.reads_many else len(body)
