@@ -289,7 +289,7 @@ async def test_cancelled_grpc_call_cancels_its_generation(serve_grpc, stage):
 async def test_grpc_deadline_cancels_the_generation(serve_grpc):
     calls = await serve_grpc(tick=0.005)
     assert (await grpc_error(calls.infer(max_tokens=3000, timeout=0.2)))[0] == "DEADLINE_EXCEEDED"
-    stream = calls.stream(timeout=1)  # the message has to be sent in it
+    stream = calls.stream(timeout=3)  # the message has to be sent in it
     await stream.write(build_infer_request(stream=True, max_tokens=3000).SerializeToString())
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         while True:

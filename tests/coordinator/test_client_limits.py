@@ -50,7 +50,7 @@ async def test_client_disconnect_cancels_the_request_on_every_instance(cluster, 
         assert b"503" in await reader.readline()
         writer.close()
         return
-    await asyncio.wait_for(reached.wait(), 5)
+    await asyncio.wait_for(reached.wait(), 60)
     if stage in ("first", "middle"):
         await reader.readuntil(LONG_SCRIPT.parts[0])
     writer.close()

@@ -36,7 +36,7 @@ class SimulatedInstances(FakeHttp):
 
 
 async def wait_until(condition):
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not condition():
             await asyncio.sleep(0.01)
 

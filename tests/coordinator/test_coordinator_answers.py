@@ -352,7 +352,7 @@ async def test_coordinator_uses_tls_for_clients_and_instances(tmp_path: Path) ->
     )
     task = asyncio.create_task(coordinator.run_until_stopped(signals=False))
     try:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while not coordinator.table.usable_instances():
                 await asyncio.sleep(0.01)
         client_context = ssl.create_default_context(cafile=str(tmp_path / "ca.pem"))

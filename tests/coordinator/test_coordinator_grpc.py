@@ -53,7 +53,7 @@ class ClusterAndServer:
         answers = []
         for side in (self.cluster_calls, self.server_calls):
             try:
-                answers.append(await side.send(method, message.SerializeToString(), 20, metadata))
+                answers.append(await side.send(method, message.SerializeToString(), 120, metadata))
             except grpc.aio.AioRpcError as error:
                 answers.append((error.code(), error.details()))
         assert answers[0] == answers[1]

@@ -400,12 +400,12 @@ async def test_polls_listed_instances_without_dynamic_info():
     net.answers[url] = status
     async with serve_app(management.app) as say:
         assert (await say("POST", "/v1/instances/refresh", list_body(static_item)))[0] == 200
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while not net.requests:
                 await asyncio.sleep(0.01)
         assert not scheduler.can_serve()  # it is still loading
         status["parley"]["ready"] = True
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while not scheduler.can_serve():
                 await asyncio.sleep(0.01)
         assert (await say("POST", "/v1/instances/refresh", list_body(static_item)))[0] == 200
@@ -459,7 +459,7 @@ async def test_silent_instance_is_lost_and_recovers():
     }
 
     async def wait_for_news(event):
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while event not in news:
                 await asyncio.sleep(0.01)
 

@@ -21,15 +21,15 @@ class GrpcClient:
         self.server, self.port, self.address = server, port, address
         self.channel = grpc.aio.insecure_channel(address, options=[("grpc.max_receive_message_length", -1)])
 
-    def call(self, name: str, /, timeout: float = 20, metadata: Any = (), **members: Any) -> Any:
+    def call(self, name: str, /, timeout: float = 120, metadata: Any = (), **members: Any) -> Any:
         return self.send(name, INFERENCE_SCHEMA(f"{name}Request")(**members).SerializeToString(), timeout, metadata)
 
-    def send(self, name: str, data: bytes, /, timeout: float = 20, metadata: Any = ()) -> Any:
+    def send(self, name: str, data: bytes, /, timeout: float = 120, metadata: Any = ()) -> Any:
         answer = INFERENCE_SCHEMA(f"{name}Response").FromString
         method = self.channel.unary_unary(f"/inference.GRPCInferenceService/{name}", response_deserializer=answer)
         return method(data, timeout=timeout, metadata=metadata)
 
-    def infer(self, *, timeout: float = 20, metadata: Any = (), **members: Any) -> Any:
+    def infer(self, *, timeout: float = 120, metadata: Any = (), **members: Any) -> Any:
         return self.send("ModelInfer", build_infer_request(**members).SerializeToString(), timeout, metadata)
 
     def stream(self, **options: Any) -> Any:

@@ -103,4 +103,4 @@ async def open_websocket(server: RunningServer, path: str = "/v1/responses", **h
 async def refused_handshake(server: RunningServer, path: str = "/v1/responses", **headers: str) -> Answer:
     connection = await server.connect()
     await connection.send(handshake(path, {name.replace("_", "-"): value for name, value in headers.items()}))
-    return await asyncio.wait_for(connection.answer(), 10)
+    return await asyncio.wait_for(connection.answer(), 60)

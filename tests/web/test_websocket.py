@@ -125,7 +125,7 @@ async def test_a_client_that_sends_nothing_more_gets_no_websocket(serve):
     connection = await server.connect()
     connection.writer.write(build_request("POST", PATH, LONG | {"max_output_tokens": 50}) + handshake(PATH))
     connection.writer.write_eof()
-    answers = await asyncio.wait_for(connection.ended(), 10)
+    answers = await asyncio.wait_for(connection.ended(), 60)
     assert b"HTTP/1.1 200" in answers and b"HTTP/1.1 400" in answers and b"ended its side" in answers
     await gone(server)
 
@@ -245,7 +245,7 @@ async def test_a_flood_of_frames_closes_with_1008(serve, monkeypatch, frame):
     server = await serve()
     client = await open_websocket(server)
     await client.connection.send(frame * 5000)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while (closing := await client.frame()).opcode != CLOSE:
             pass
     assert int.from_bytes(closing.data[:2]) == 1008
