@@ -1,7 +1,7 @@
 """vLLM as an engine: a host process, run by the Python that vLLM is installed for, which starts vLLM's own processes.
 
 The host (``worker/vllm/host.py``) speaks the messages of any engine process. Media processes run vLLM's processor of
-the model. Both see of parley's environment nothing but parley's own modules (``worker/vllm/start.py``): parley's
+the model. Of parley's environment, both see only parley's own modules (``worker/vllm/start.py``), because parley's
 libraries, torch among them, have other versions.
 """
 

@@ -42,8 +42,10 @@ def mamba_variant(model: GgufModel) -> Architecture | None:
 
 
 def _read_period(file: str, layers: list[int], count: int, part: str) -> tuple[int, int]:
-    """Return period and offset of the numbers of ``layers``, among ``count``. Raises GgufError if they have none.
-    ``part``: what these layers have, for the message."""
+    """Return the distance between the numbers of ``layers``, of ``count`` layers, and the first number.
+
+    ``part``: what these layers have, for the message. Raises GgufError if the distances differ.
+    """
     offset = layers[0] if layers else count
     period = layers[1] - offset if len(layers) > 1 else count + 1
     if layers != list(range(offset, count, period)):

@@ -32,8 +32,8 @@ class Experts:
 
 @dataclass(frozen=True)
 class Mixture:
-    """A router with its experts. ``router``: computes a logit of each expert, and one for the weight of a shared expert
-    if there is a learned one.
+    """A router with its experts. ``router`` computes a logit for each expert, and one more if the weight of the shared
+    expert is learned.
 
     ``bias`` float32 [experts] is added to scores for the choice only. ``router_norm``: the norm of the router's input,
     if that is not the input of the experts. ``scales`` float32 [experts] multiply the weights of chosen experts.

@@ -188,7 +188,7 @@ def _error_object(error: dict[str, str]) -> dict[str, Any]:
 
 
 def restore_batch(records: TenantRecords, record_name: str, expiry: int | None) -> MessageBatch | None:
-    """Return a batch of a server that has ended, None if it has ended itself."""
+    """Return the batch of a server that has ended; None if the batch has ended, too, or has no record."""
     data = records.find_record(record_name)
     stored = None if data is None else msgspec.json.decode(data, type=StoredBatch)
     is_running = stored is not None and stored.batch["processing_status"] != "ended"
@@ -344,7 +344,7 @@ def _load_batch(context: RequestContext) -> StoredBatch:
 
 
 def _settled_batch(context: RequestContext, data: bytes) -> StoredBatch:
-    """Return a batch; one whose server has ended while it ran, and that no other runs, has ended with errors."""
+    """Return a batch. If its server ended while it ran, and no other server runs it, end it with errors first."""
     stored = msgspec.json.decode(data, type=StoredBatch)
     is_running = stored.batch["processing_status"] != "ended"
     if is_running and has_lost_server(context.records, stored.record_name, stored.deadline, context.created):

@@ -84,7 +84,8 @@ class MessageStream:
         return opening + self._close_block()
 
     def _hold_tokens(self, tokens: list[TokenInfo], block_type: BlockType) -> bytes:
-        """Keep the tokens until their text. Return the event of those that the other block still has."""
+        """Keep the tokens until their text arrives. If tokens of the other kind of block are kept, and that block is
+        open, return the event that reports them."""
         other_block_tokens = b""
         if self._token_type != block_type:
             if self._tokens and self._open == self._token_type:

@@ -1,8 +1,7 @@
 """MindIE's management and metrics ports: health, server information, statistics, shutdown.
 
-Health is reported from present knowledge: a dead engine is noticed at once, so no periodic test is needed. ``timed``
-health actually generates one token. There are no accelerators to recover from faults: the commands for that stop and
-resume the intake of new requests.
+The server notices at once when its engine dies, so health needs no periodic test; only the ``timed`` health check
+generates a token. The original's commands for faults of accelerators stop and resume the intake of new requests here.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Joins the chunks of a stream of chat completions to the completion that would have been the answer in one piece."""
+"""Joins the chunks of a streamed chat completion into the completion that its answer in one piece would be."""
 
 from __future__ import annotations
 

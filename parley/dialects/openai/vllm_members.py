@@ -87,7 +87,7 @@ UNTRUSTED_OPTIONS = "Without --trust-request-mm-kwargs, options of media are"
 
 class VllmMembers(msgspec.Struct, frozen=True):
     """The extra members of a request. ``client_id``: the client's id for it. ``max_prompt_tokens``: the maximum prompt
-    length in tokens; of a longer prompt ``kept_side`` says whether its beginning or its end is kept.
+    length in tokens; ``kept_side``: whether the beginning or the end of a longer prompt is kept.
 
     ``priority``: lower values run earlier. ``grammar``: the constraint on the answer's form. ``time_limit``: the time
     limit; the partial answer is returned when it expires. ``thinking_budget``: the maximum number of reasoning tokens.
@@ -142,7 +142,7 @@ def read_vllm_members(
 ) -> VllmMembers:
     """Read the extra members of a request that generates. Raises BadRequest.
 
-    ``options``: those of the operator for a request that may have media; None: it has none.
+    ``options``: those of the operator, for a request that may have media; None: the request has none.
     """
     _check_other_members(body, options if context.media_limits else None)
     grammar = constraints.read_grammar(body, strict_schemas=rules.strict_schemas)

@@ -172,7 +172,7 @@ class Checkpoint:
         self._entries = {name: entry for name, entry in self._entries.items() if not name.startswith(prefix)}
 
     def select_tensors(self, prefixes: dict[str, str]) -> None:
-        """Keep only the tensors whose names begin with one of ``prefixes``, and replace it by its value.
+        """Keep only the tensors whose names begin with one of ``prefixes``, and replace that prefix by its value.
 
         Raises LoadError if two tensors get the same name.
         """
@@ -256,7 +256,8 @@ class Checkpoint:
         return entry.order_rows(self._view_data(entry, entry.end - entry.start).view(*shape[:-1], -1))
 
     def _join_parts(self, entry: TensorEntry) -> torch.Tensor:
-        """Return the numbers of an entry that are made of others in the file, or known without it; float32."""
+        """Return the float32 numbers of an entry that the file does not store: they are computed from other entries, or
+        known without any."""
         if not self._has_data and entry.parts:
             return torch.empty(entry.shape, device="meta")
         assert entry.join is not None

@@ -24,8 +24,8 @@ SequencePart = tuple[list[int], int, list[int]]  # tokens, the position of the f
 def measure_largest_step(
     network: DecoderNetwork, dtype: torch.dtype, device: torch.device, length: int, settings: Settings
 ) -> int:
-    """Return the bytes that torch allocates on a GPU during a step of ``settings.step_tokens`` tokens that are computed
-    and ``settings.max_batch`` tokens that are drawn. ``length``: tokens of the longest context.
+    """Return the bytes that torch allocates on a GPU during a step that computes ``settings.step_tokens`` tokens and
+    draws ``settings.max_batch``. ``length``: tokens of the longest context.
 
     Raises LoadError if the memory is not enough for it.
     """
@@ -48,7 +48,7 @@ def measure_largest_step(
 def pack_largest_step(tokens: int, length: int) -> tuple[list[SequencePart], int]:
     """Return parts for ``PackedBatch.pack_parts``, and how many pages they need.
 
-    They are whole sequences of at most ``length`` tokens, which have ``tokens`` together.
+    The parts are whole sequences of at most ``length`` tokens, and have ``tokens`` tokens together.
     """
     parts: list[SequencePart] = []
     pages = 0

@@ -13,9 +13,9 @@ from parley.model.networks.network import PackedBatch
 
 @dataclass(frozen=True)
 class LayerInputs:
-    """Computes the per-layer inputs, a row of ``width`` numbers for each token and layer (Gemma 3n). A row is the norm
-    of ``projection`` of the token's embedding; with a ``table`` [vocab, layers * width], the token's row of it, times
-    the square root of ``width``, is added.
+    """Computes the per-layer inputs, a row of ``width`` numbers for each token and layer (Gemma 3n). A row is the
+    normed ``projection`` of the token's embedding. If there is a ``table`` [vocab, layers * width], the token's row in
+    it, times the square root of ``width``, is added.
     """
 
     table: native.EmbeddingRows | None

@@ -104,7 +104,8 @@ STRUCTS: dict[str, type[msgspec.Struct]] = {
 
 
 def find_answered_chat(prompt: Prompt | None) -> Chat | None:
-    """Return the conversation that a prompt is, None for a plain text. In tokens, only the end of one is known."""
+    """Return the conversation of a prompt, None for a plain text. Of a conversation in tokens only the end is known, so
+    an empty one stands for it."""
     if isinstance(prompt, Tokens) and not prompt.reasoning_ended:
         return Chat([])
     return prompt if isinstance(prompt, Chat) else None

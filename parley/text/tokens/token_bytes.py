@@ -47,7 +47,8 @@ def _clean_up_spacing(text: str) -> str:
 
 
 def compile_decoder(decoder: dict[str, Any] | None) -> tuple[TokenDecoder, TokenDecoder] | None:
-    """Return two functions from a token to its bytes: (inside a text, at its start). None if not token by token.
+    """Return two functions from a token to its bytes: inside a text, and at its start. Return None for a decoder that
+    does not work token by token.
 
     ``decoder``: the member "decoder" of a tokenizer.json; None for a tokenizer without one (words joined by blanks).
     """

@@ -40,7 +40,7 @@ DEEP_LAYERS = 2
 
 @dataclass
 class ProbePicture:
-    """A random picture in a sequence of T tokens, which are part of it where ``is_media`` bool [T] says so.
+    """A random picture in a sequence of T tokens. ``is_media`` bool [T]: which of them belong to it.
 
     ``rows`` and each of ``deepstack`` [T, hidden] hold its embeddings at its tokens. ``rope_positions`` int64 [3, T]
     and ``visible_ends`` int64 [T]: as in ``PackedBatch``.
@@ -74,10 +74,11 @@ def body_of(model: PreTrainedModel) -> PreTrainedModel:
 def transformers_deviation(network: DecoderNetwork, model: PreTrainedModel, family: MediaFamily | None = None) -> float:
     """Return the relative error (L2) of the logits over pages, as the median over positions.
 
-    ``family``: of the media that the model takes. Then it is the larger of the errors without and with pictures.
+    ``family``: that of the media which the model takes, None if it takes none. With a family, the result is the larger
+    of two errors: without and with pictures.
 
-    The median, because in a mixture of experts rounding alone may send single tokens to other experts. Only positions
-    after a sequence's first step count, because a model that reads nothing from the pages is right in the others.
+    It is the median, because in a mixture of experts rounding alone may send single tokens to other experts. Only
+    positions after a sequence's first step count: in the others, a model is right even if it reads nothing from pages.
     """
     sequences = [
         ProbeSequence(torch.linspace(1, network.vocab_size - 1, length, device=model.device).long())
@@ -95,7 +96,7 @@ def transformers_deviation(network: DecoderNetwork, model: PreTrainedModel, fami
 
 
 def _random_picture(model: PreTrainedModel, family: MediaFamily, ids: torch.Tensor, start: int) -> ProbePicture:
-    """Return a picture whose tokens begin at ``start``. Its embeddings are as large as those of tokens."""
+    """Return a picture whose tokens begin at ``start``. Its embeddings vary as much as those of tokens."""
     embeddings, count, end = model.get_input_embeddings()(ids), len(ids), start + PICTURE_TOKENS
     generator = torch.Generator().manual_seed(start)
     rows = [

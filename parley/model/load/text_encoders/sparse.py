@@ -21,8 +21,8 @@ EMBEDDINGS = ("embeddings.word_embeddings.weight", "embeddings.tok_embeddings.we
 
 @dataclass(frozen=True)
 class MaskedHeadNames:
-    """A family's tensor names. ``bias``: of the logits, where it is not ``output``'s own. Without weights of
-    ``output``, the embeddings of tokens stand in.
+    """A family's tensor names. ``bias``: that of the logits, if it is not the bias of ``output``. If a
+    checkpoint has no weights of ``output``, the embeddings of tokens take their place.
 
     ``activation_member``: the member of the config that names the activation; "": it is GELU. ``eps_member``: the
     member with the norm's epsilon; ``eps``: the epsilon if there is none. The layer has a bias only if the config's
