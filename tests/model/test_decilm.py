@@ -13,18 +13,16 @@ import torch
 from safetensors.torch import load_file, save_file
 from support import gguf_files, tiny_models
 from support.gguf_conversion import turn_heads
-from support.run_model import load_test_runner, long_logprobs
+from support.run_model import load_test_runner
+from support.same_model import check_gguf_logprobs, check_reference_logprobs
 from test_decoder_families import check_schedules
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaMLP
 
 from parley.gguf.folder import unpack_gguf
 from parley.gguf.header import GgufError
-from parley.model.checkpoint.files import read_config
-from parley.model.load.check import check_model
 from parley.model.networks.config_reader import read_decoder_config
 from parley.model.networks.rope import Unfusable
-from parley.types import Settings
 
 HEADS, HIDDEN = 4, 64
 # Heads of keys and width of the MLP of each layer; 0: it has none
@@ -123,14 +121,8 @@ def write_file(path, folder, **changes):
     return path
 
 
-@torch.inference_mode()
 def test_log_probabilities_are_those_of_the_same_layers_in_transformers(model, folder):
-    assert check_model(Settings(model=str(folder))).load_caveat == ""
-    runner, info = load_test_runner(folder, dtype="float32")
-    assert info.fused
-    tokens = torch.randint(3, runner.vocab_size, (200,), generator=torch.Generator().manual_seed(0))
-    expected = model.eval()(tokens[None]).logits[0].log_softmax(-1)
-    assert (long_logprobs(folder, "float32") - expected).norm() < 1e-5 * expected.norm()
+    check_reference_logprobs(folder, model)
 
 
 def test_every_schedule_gives_the_same_bits(folder):
@@ -139,10 +131,7 @@ def test_every_schedule_gives_the_same_bits(folder):
 
 def test_a_gguf_file_has_the_log_probabilities_of_its_folder(folder, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    unpacked = unpack_gguf(write_file(tmp_path / "x.gguf", folder))
-    shapes = [read_decoder_config(read_config(model_folder)).layers for model_folder in (unpacked, folder)]
-    assert shapes[0] == shapes[1]
-    assert torch.equal(long_logprobs(unpacked, "float32"), long_logprobs(folder, "float32"))
+    check_gguf_logprobs(write_file(tmp_path / "x.gguf", folder), folder)
 
 
 def test_a_file_with_linear_layers_in_place_of_attention_is_refused(folder, tmp_path, monkeypatch):

@@ -13,15 +13,14 @@ import torch
 from safetensors.torch import load_file, save_file
 from support import tiny_models
 from support.gguf_conversion import convert_folder
-from support.run_model import load_test_runner, long_logprobs
+from support.run_model import long_logprobs
+from support.same_model import check_reference_logprobs
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from parley.gguf.folder import unpack_gguf
 from parley.model.checkpoint.files import read_config
-from parley.model.load.check import check_model
 from parley.model.networks.config_reader import read_decoder_config
 from parley.model.networks.rope import Unfusable
-from parley.types import Settings
 
 WIDTH, EXPERTS, SHARED = 32, 8, 2
 QWEN = {
@@ -97,15 +96,9 @@ def folders(tmp_path_factory):
     return home / "qwen", folder, convert_folder(home / "x.gguf", folder, turns_heads=True)
 
 
-@torch.inference_mode()
 def test_log_probabilities_are_those_of_the_same_model_in_transformers(folders):
-    assert check_model(Settings(model=str(folders[1]))).load_caveat == ""
-    runner, info = load_test_runner(folders[1], dtype="float32")
-    assert info.fused
-    tokens = torch.randint(3, runner.vocab_size, (200,), generator=torch.Generator().manual_seed(0))
     model = AutoModelForCausalLM.from_pretrained(folders[0], dtype=torch.float32, attn_implementation="eager")
-    expected = model(tokens[None]).logits[0].log_softmax(-1)
-    assert (long_logprobs(folders[1], "float32") - expected).norm() < 1e-5 * expected.norm()
+    check_reference_logprobs(folders[1], model)
 
 
 def test_a_gguf_file_has_the_log_probabilities_of_its_folder(folders, tmp_path, monkeypatch):

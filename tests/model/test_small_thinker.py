@@ -11,7 +11,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from support import gguf_files, tiny_models
-from support.run_model import load_test_runner, long_logprobs
+from support.run_model import load_test_runner
+from support.same_model import check_gguf_logprobs, check_reference_logprobs
 from test_decoder_families import check_schedules
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -19,10 +20,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from parley.gguf.folder import unpack_gguf
 from parley.gguf.header import GgufError
 from parley.model.checkpoint.files import read_config
-from parley.model.load.check import check_model
 from parley.model.networks.config_reader import read_decoder_config
 from parley.model.networks.rope import Unfusable
-from parley.types import Settings
 
 LAYERS, EXPERTS, CHOSEN, WIDTH = 5, 8, 3, 32
 HEADS = {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
@@ -144,19 +143,13 @@ def write_file(path, folder, **changes):
     return path
 
 
-@torch.inference_mode()
 @pytest.mark.parametrize(("window", "is_softmax"), [(20, False), (4096, True)])
 def test_log_probabilities_are_those_of_the_layers_in_torch(model, folder, tmp_path, window, is_softmax):
     copy = Path(shutil.copytree(folder, tmp_path / "copy"))
     change_config(copy, sliding_window_size=window, moe_primary_router_apply_softmax=is_softmax)
-    assert check_model(Settings(model=str(copy))).load_caveat == ""
-    runner, info = load_test_runner(copy, dtype="float32")
-    assert info.fused
     for layer in model.model.layers:
         layer.window, layer.is_softmax = window, is_softmax
-    tokens = torch.randint(3, runner.vocab_size, (200,), generator=torch.Generator().manual_seed(0))
-    expected = model.eval()(tokens[None]).logits[0].log_softmax(-1)
-    assert (long_logprobs(copy, "float32") - expected).norm() < 1e-5 * expected.norm()
+    check_reference_logprobs(copy, model)
 
 
 def test_every_schedule_gives_the_same_bits(folder):
@@ -171,10 +164,7 @@ def test_a_gguf_file_has_the_log_probabilities_of_its_folder(folder, tmp_path, m
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     copy = Path(shutil.copytree(folder, tmp_path / "copy"))
     change_config(copy, **changes)
-    unpacked = unpack_gguf(write_file(tmp_path / "x.gguf", copy))
-    shapes = [read_decoder_config(read_config(model_folder)).layers for model_folder in (unpacked, copy)]
-    assert shapes[0] == shapes[1]
-    assert torch.equal(long_logprobs(unpacked, "float32"), long_logprobs(copy, "float32"))
+    check_gguf_logprobs(write_file(tmp_path / "x.gguf", copy), copy)
 
 
 def test_a_layout_has_a_flag_for_each_layer(folder):
