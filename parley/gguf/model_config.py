@@ -82,8 +82,33 @@ def model_config(model: GgufModel, read_factors: ReadFactors = lambda name: None
 
     Raises GgufError if a number is missing or has an impossible value.
     """
-    architecture, name = find_architecture(model), model.metadata["general.architecture"]
+    architecture = find_architecture(model)
     config: dict[str, Any] = {"architectures": [architecture.class_name], "model_type": architecture.model_type}
+    config |= _metadata_fields(model, architecture)
+    config |= _tensor_fields(model, architecture)
+    config["num_hidden_layers"] = _layer_count(model, config["num_hidden_layers"])
+    fields = fields_of(model)
+    if (is_normalized := fields.get("expert_weights_norm")) is not None:
+        config["norm_topk_prob"] = bool(is_normalized)
+    windows = fields.get("attention.sliding_window_pattern")
+    if isinstance(windows, list):
+        config["layer_types"] = ["sliding_attention" if has_window else "full_attention" for has_window in windows]
+    if architecture.layer_names is GEMMA_LAYER_NAMES:
+        config["query_pre_attn_scalar"] = _query_scalar(config)
+    config["quantization_config"] = {"quant_method": "gguf"}
+    if fields.get("attention.causal") is False and not architecture.is_encoder:
+        config["is_causal"] = False
+    if architecture.has_attention:
+        config |= _rope_fields(model, config, read_factors, architecture)
+    config |= architecture.fields
+    architecture.complete(model, config)
+    return config
+
+
+def _metadata_fields(model: GgufModel, architecture: Architecture) -> dict[str, Any]:
+    """Return the members of config.json that the numbers of the metadata give. Raises GgufError."""
+    config: dict[str, Any] = {}
+    name = model.metadata["general.architecture"]
     for key, config_field in (CONFIG_FIELDS | architecture.keys).items():
         value = model.metadata.get(f"{name}.{key}")
         if not architecture.has_attention and key in ("attention.head_count", INNER_FIELDS[0]):
@@ -106,31 +131,23 @@ def model_config(model: GgufModel, read_factors: ReadFactors = lambda name: None
             config[config_field] = shortest_number(value)
     if not any(f"{name}.{key}" in model.metadata for key in INNER_FIELDS):
         raise GgufError(f"{model.paths[0].name} has no {name}.{INNER_FIELDS[0]}, so the model's shape is unknown")
-    if "token_embd.weight" not in model.tensors:
-        raise GgufError(f"{model.paths[0].name} has no tensor token_embd.weight")
-    config["vocab_size"] = model.tensors["token_embd.weight"].shape[0]
-    config["tie_word_embeddings"] = "output.weight" not in model.tensors
-    config["num_hidden_layers"] = _layer_count(model, config["num_hidden_layers"])
-    config["attention_bias"] = f"blk.0.{architecture.bias_layer}.bias" in model.tensors
-    config["use_qk_norm"] = "blk.0.attn_q_norm.weight" in model.tensors
-    if (is_normalized := model.metadata.get(f"{name}.expert_weights_norm")) is not None:
-        config["norm_topk_prob"] = bool(is_normalized)
-    windows = model.metadata.get(f"{name}.attention.sliding_window_pattern")
-    if isinstance(windows, list):
-        config["layer_types"] = ["sliding_attention" if has_window else "full_attention" for has_window in windows]
-    config["mlp_bias"] = "blk.0.ffn_down.bias" in model.tensors
-    if architecture.layer_names is GEMMA_LAYER_NAMES:
-        config["query_pre_attn_scalar"] = _query_scalar(config)
-    is_float32 = {tensor.blocks.name for tensor in model.tensors.values()} == {"F32"}
-    config["dtype"] = "float32" if is_float32 else "bfloat16"
-    config["quantization_config"] = {"quant_method": "gguf"}
-    if fields_of(model).get("attention.causal") is False and not architecture.is_encoder:
-        config["is_causal"] = False
-    if architecture.has_attention:
-        config |= _rope_fields(model, config, read_factors, architecture)
-    config |= architecture.fields
-    architecture.complete(model, config)
     return config
+
+
+def _tensor_fields(model: GgufModel, architecture: Architecture) -> dict[str, Any]:
+    """Return the members of config.json that only the presence and the shapes of tensors tell. Raises GgufError."""
+    tensors = model.tensors
+    if "token_embd.weight" not in tensors:
+        raise GgufError(f"{model.paths[0].name} has no tensor token_embd.weight")
+    is_float32 = {tensor.blocks.name for tensor in tensors.values()} == {"F32"}
+    return {
+        "vocab_size": tensors["token_embd.weight"].shape[0],
+        "tie_word_embeddings": "output.weight" not in tensors,
+        "attention_bias": f"blk.0.{architecture.bias_layer}.bias" in tensors,
+        "use_qk_norm": "blk.0.attn_q_norm.weight" in tensors,
+        "mlp_bias": "blk.0.ffn_down.bias" in tensors,
+        "dtype": "float32" if is_float32 else "bfloat16",
+    }
 
 
 def _layer_count(model: GgufModel, count: int) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from parley.hub.mistral_template import mistral_template
 from parley.hub.sentence_piece import BadTokenizerModel
@@ -24,11 +24,31 @@ FIRST_SPECIAL_TOKENS = (
 )  # fmt: skip
 
 
+class TekkenFile(NamedTuple):
+    """The contents of a ``tekken.json``."""
+
+    special_texts: list[str]  # by id
+    tokens: list[bytes]  # in the order of their ranks; their ids follow those of the special tokens
+    pattern: str  # the regular expression that splits texts
+    version: str  # tells how a conversation is written
+
+
 def convert_tekken(path: Path) -> dict[str, Any]:
     """Return the contents of tokenizer.json and tokenizer_config.json, with a chat template, by file name.
 
     Raises OSError, BadTokenizerModel.
     """
+    tekken = _read_tekken(path)
+    names = {name: text for name, text in NAMES.items() if text in tekken.special_texts}
+    template = mistral_template(tekken.version)
+    return {
+        "tokenizer.json": _tokenizer_json(tekken),
+        "tokenizer_config.json": names if template is None else names | {"chat_template": template},
+    }
+
+
+def _read_tekken(path: Path) -> TekkenFile:
+    """Read a file. Raises OSError, BadTokenizerModel."""
     try:
         content = json.loads(path.read_text("utf-8"))
         config = content["config"]
@@ -49,8 +69,13 @@ def convert_tekken(path: Path) -> dict[str, Any]:
     special_texts = [special.get(number, FILLER.format(number)) for number in range(count)]
     if len(tokens) != size - count or len(set(tokens)) < len(tokens) or len(set(special_texts)) < count:
         raise BadTokenizerModel("its tekken.json does not have one token for each rank")
-    names = {name: text for name, text in NAMES.items() if text in special_texts}
-    tokenizer = {
+    return TekkenFile(special_texts, tokens, pattern, version)
+
+
+def _tokenizer_json(tekken: TekkenFile) -> dict[str, Any]:
+    """Return the contents of tokenizer.json."""
+    special_texts, tokens = tekken.special_texts, tekken.tokens
+    return {
         "version": "1.0",
         "truncation": None,
         "padding": None,
@@ -59,7 +84,7 @@ def convert_tekken(path: Path) -> dict[str, Any]:
         "pre_tokenizer": {
             "type": "Sequence",
             "pretokenizers": [
-                {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False},
+                {"type": "Split", "pattern": {"Regex": tekken.pattern}, "behavior": "Isolated", "invert": False},
                 {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False},
             ],
         },
@@ -68,15 +93,10 @@ def convert_tekken(path: Path) -> dict[str, Any]:
         "model": {
             "type": "BPE",
             "ignore_merges": True,
-            "vocab": dict(zip(special_texts, range(count), strict=True))
-            | {_byte_text(token): count + rank for rank, token in enumerate(tokens)},
+            "vocab": {text: number for number, text in enumerate(special_texts)}
+            | {_byte_text(token): number for number, token in enumerate(tokens, len(special_texts))},
             "merges": _merges_by_rank(tokens),
         },
-    }
-    template = mistral_template(version)
-    return {
-        "tokenizer.json": tokenizer,
-        "tokenizer_config.json": names if template is None else names | {"chat_template": template},
     }
 
 
