@@ -145,8 +145,8 @@ they are needed.
   Layers of GLM-5 use the tokens of an earlier layer where the file says so (`attention.indexer.types`) or lacks the
   tensors of their indexer. Files of GLM-5.2 and later that do neither get the published choice, as in llama.cpp.
 * `mistral4` is Mistral 4, `cohere2moe` Command A+, and `laguna` Laguna.
-* `deci` is Llama-Nemotron 49B and 253B, and DeciLM 7B. Llama-Nemotron 51B is refused: some of its layers have a linear
-  layer in place of attention. The same holds for the folders (`nemotron-nas`, `deci`).
+* `deci` is Llama-Nemotron 49B, 51B and 253B, and DeciLM 7B, as are the folders of `nemotron-nas` and `deci`. A linear
+  layer in place of attention, as in the 51B, keeps nothing of a sequence. In place of an MLP it is refused.
 * `mimo2` is MiMo-V2-Flash; queries, keys and values may be one tensor, as in MiMo-V2.5. Values are scaled as published
   in files that do not say it. Its window has one token more than in llama.cpp, as in Transformers.
 * `kimi-linear` is Kimi Linear, with keys and values of latents in one layer or two, and `bailingmoe3` Ling 3; files

@@ -51,15 +51,16 @@ def complete_deci(model: GgufModel, config: dict[str, Any]) -> None:
     """Add the heads of keys and the MLP of each layer. Raises GgufError if the file does not say them of each."""
     count = config["num_hidden_layers"]
     heads, kv_heads, widths = (_read_list(model, key, count) for key in LISTS_OF_SIZES)
-    if any(queries and not shared for queries, shared in zip(heads, kv_heads, strict=True)):
-        file = model.paths[0].name
-        raise GgufError(f"{file} has layers with a linear layer in place of attention, which are not read from GGUF")
     config["block_configs"] = [
         {
-            "attention": {"no_op": not shared, "num_key_value_heads": shared},
+            "attention": {
+                "no_op": not queries,
+                "num_key_value_heads": shared,
+                "replace_with_linear": bool(queries and not shared),
+            },
             "ffn": {"no_op": not width, "intermediate_size": width},
         }
-        for shared, width in zip(kv_heads, widths, strict=True)
+        for queries, shared, width in zip(heads, kv_heads, widths, strict=True)
     ]
 
 

@@ -220,11 +220,12 @@ class LayerShape:
     # The mean of a token's gates plus this multiple of their standard deviation is subtracted from each gate, and
     # negative results become 0; None: gates are not changed
     gate_deviations: float | None = None
+    has_linear_mixer: bool = False  # a linear layer without a bias replaces attention, as the layer's ``output``
 
     @property
     def has_attention(self) -> bool:
         """Whether the layer reads keys and values."""
-        return self.has_mixer and (self.state is None or self.is_hybrid)
+        return self.has_mixer and not self.has_linear_mixer and (self.state is None or self.is_hybrid)
 
     @property
     def stores_kv(self) -> bool:

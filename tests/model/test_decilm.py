@@ -1,6 +1,7 @@
 """DeciLM (Llama-Nemotron), as a folder and as a GGUF file, against a Llama of Transformers with the same layers.
 
-Transformers does not have its code: each layer is that of a Llama of other sizes, or lacks its attention or its MLP.
+Transformers does not have its code: each layer is that of a Llama of other sizes, or lacks its attention or its MLP, or
+has a linear layer in place of attention.
 """
 
 from __future__ import annotations
@@ -19,18 +20,17 @@ from test_decoder_families import check_schedules
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaMLP
 
-from parley.gguf.folder import unpack_gguf
-from parley.gguf.header import GgufError
 from parley.model.networks.config_reader import read_decoder_config
 from parley.model.networks.rope import Unfusable
 
 HEADS, HIDDEN = 4, 64
-# Heads of keys and width of the MLP of each layer; 0: it has none
-LAYERS = [(2, 256), (0, 512), (4, 0), (0, 0), (0, 0), (1, 256)]
+# Heads of keys and width of the MLP of each layer; 0: it has none; LINEAR: a linear layer replaces attention
+LINEAR = -1
+LAYERS = [(2, 256), (0, 512), (4, 0), (0, 0), (0, 0), (LINEAR, 256), (LINEAR, 0), (1, 256)]
 BLOCKS = [
     {
-        "attention": {"no_op": not kv_heads, "n_heads_in_group": HEADS // kv_heads if kv_heads else None,
-                      "replace_with_linear": False, "window_length": None},
+        "attention": {"no_op": not kv_heads, "n_heads_in_group": HEADS // kv_heads if kv_heads > 0 else None,
+                      "replace_with_linear": kv_heads == LINEAR, "window_length": None},
         "ffn": {"no_op": not width, "ffn_mult": 3 * (width - 100) / 2 / HIDDEN if width else None, "sparsify": None},
     }
     for kv_heads, width in LAYERS
@@ -53,6 +53,17 @@ class NoAttention(torch.nn.Module):
         return torch.zeros_like(hidden_states), None
 
 
+class LinearAttention(torch.nn.Module):
+    """Is a linear layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear_attn = torch.nn.Linear(HIDDEN, HIDDEN, bias=False)
+
+    def forward(self, hidden_states, **kwargs):
+        return self.linear_attn(hidden_states), None
+
+
 class NoMlp(torch.nn.Module):
     """Adds nothing to the residual stream."""
 
@@ -69,11 +80,13 @@ def model():
     llama = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager")
     for number, (kv_heads, width) in enumerate(LAYERS):
         layer, own = llama.model.layers[number], config.to_dict() | {
-            "num_key_value_heads": kv_heads or HEADS, "intermediate_size": width or 8
+            "num_key_value_heads": max(kv_heads, 0) or HEADS, "intermediate_size": width or 8
         }  # fmt: skip
         own = AutoConfig.for_model("llama", **{name: own[name] for name in own if name != "model_type"})
         own._attn_implementation = "eager"
-        layer.self_attn = LlamaAttention(own, number) if kv_heads else NoAttention()
+        layer.self_attn = LlamaAttention(own, number) if kv_heads > 0 else NoAttention()
+        if kv_heads == LINEAR:
+            layer.self_attn = LinearAttention()
         layer.mlp = LlamaMLP(own) if width else NoMlp()
     return llama
 
@@ -106,7 +119,7 @@ def write_file(path, folder, **changes):
     writer = gguf.GGUFWriter(path, "deci")
     shape = {
         "num_attention_heads": [HEADS * bool(kv_heads) for kv_heads, _ in LAYERS],
-        "num_key_value_heads": [kv_heads for kv_heads, _ in LAYERS],
+        "num_key_value_heads": [max(kv_heads, 0) for kv_heads, _ in LAYERS],
         "intermediate_size": [width for _, width in LAYERS],
         "head_dim": HIDDEN // HEADS,
     }
@@ -116,7 +129,8 @@ def write_file(path, folder, **changes):
         number = int(name.split(".")[2]) if ".layers." in name else 0
         heads = {"num_attention_heads": HEADS, "num_key_value_heads": LAYERS[number][0]}
         (turned,) = turn_heads(config | heads, {name: tensor}).values()
-        gguf_files.add_tensor(writer, gguf_files.gguf_name(name, "deci"), turned.float().numpy(), "F32")
+        written = gguf_files.gguf_name(name.replace("linear_attn", "o_proj"), "deci")
+        gguf_files.add_tensor(writer, written, turned.float().numpy(), "F32")
     gguf_files.close_writer(writer)
     return path
 
@@ -134,11 +148,14 @@ def test_a_gguf_file_has_the_log_probabilities_of_its_folder(folder, tmp_path, m
     check_gguf_logprobs(write_file(tmp_path / "x.gguf", folder), folder)
 
 
-def test_a_file_with_linear_layers_in_place_of_attention_is_refused(folder, tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    path = write_file(tmp_path / "x.gguf", folder, num_attention_heads=[HEADS] * len(LAYERS))
-    with pytest.raises(GgufError, match=r"^x\.gguf has layers with a linear layer in place of attention, which are"):
-        unpack_gguf(path)
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_linear_layers_in_place_of_attention_are_quantized_as_others(folder, quantization):
+    check_schedules(load_test_runner(folder, dtype="bfloat16", quantization=quantization)[0].network)
+
+
+def test_linear_layers_in_place_of_attention_have_no_pages(folder):
+    runner, _ = load_test_runner(folder, dtype="float32")
+    assert len(runner.network.kv_layers) == sum(kv_heads > 0 for kv_heads, _ in LAYERS)
 
 
 def test_heads_of_keys_may_be_listed_by_layer():
@@ -150,7 +167,7 @@ def test_heads_of_keys_may_be_listed_by_layer():
 @pytest.mark.parametrize(
     ("part", "change", "reason"),
     [
-        ("attention", {"replace_with_linear": True}, "its block_configs give attention.replace_with_linear as True"),
+        ("ffn", {"replace_with_linear": True}, "its block_configs give ffn.replace_with_linear as True"),
         ("attention", {"window_length": 8}, "its block_configs give attention.window_length as 8"),
         ("attention", {"n_heads_in_group": 3}, "its config gives n_heads_in_group as 3"),
         ("ffn", {"ffn_mult": None}, "its config gives ffn_mult as None"),

@@ -26,7 +26,10 @@ class LayerLinearParts:
         """Return the linear layers of a layer, each as the parts to be merged, in order."""
         config, state = self._config, self._config.layers[layer].state
         parts: dict[str, list[LinearSpec]] = {}
-        if config.layers[layer].has_mixer:
+        if config.layers[layer].has_linear_mixer:
+            (linear,) = self._name_parts("output", layer, (config.tensors.output,), [config.hidden], config.hidden)
+            parts = {"output": [replace(linear, bias=False)]}
+        elif config.layers[layer].has_mixer:
             parts = self._attention_parts(layer) if state is None else self._states.linear_parts(layer, state)
         if state is not None and config.layers[layer].is_hybrid:
             parts = {**self._attention_parts(layer), "state_input": parts["qkv"], "state_output": parts["output"]}

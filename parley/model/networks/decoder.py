@@ -251,6 +251,8 @@ class FusedDecoder:
             rotation = step.rotations[shape.rope]
             mixed = self._attention.attend_layer(i, x, batch, step.pages, *rotation, step.query_scales, step.indexed)
             mixed = native.norm_rows(mixed, weights.attended_norm)
+        elif shape.has_linear_mixer:
+            mixed = x
         elif shape.has_mixer:
             mixed = self._state_scans.scan_layer(i, x, batch, step.states)
         if shape.has_mixer:
@@ -282,7 +284,7 @@ class FusedDecoder:
     def _first_norm(self, layer: int, has_adapters: bool) -> _NormOfRows:
         """Return the norm of a layer's input, with its only reader, if there is a single one."""
         shape, weights = self.config.layers[layer], self.layer_weights[layer]
-        norm, consumer = (weights.attention_norm, weights.qkv)
+        norm, consumer = weights.attention_norm, weights.output if shape.has_linear_mixer else weights.qkv
         if not shape.has_mixer:  # nor a norm, in a layer without an MLP
             norm, consumer = (weights.mlp_norm, weights.gate_up)
         has_other_readers = (

@@ -59,7 +59,7 @@ def build_stack(
 
 def _fits_stack(shape: LayerShape, layer: DecoderLayer) -> bool:
     """Whether ``layers.cpp`` has everything that a layer computes."""
-    is_usual = shape.state is None and shape.has_mixer and shape.has_mlp and not shape.has_output_gate
+    is_usual = shape.state is None and shape.has_attention and shape.has_mlp and not shape.has_output_gate
     has_own_kv = shape.heads is None and shape.head_sizes is None and shape.kv_layer is None
     has_plain_values = not (shape.has_normed_values or shape.has_keys_as_values or shape.value_dim is not None)
     has_plain_mlp = not shape.has_parallel_dense_mlp and shape.mlp_width is None and shape.layer_input is None

@@ -140,6 +140,8 @@ class ReferenceLayer:
         shape = self._shape
         if shape.state is not None and not shape.is_hybrid:
             return self._run_state(x, shape.state)
+        if shape.has_linear_mixer:
+            return self._project(x, "output")
         rows = self._project_parts(x, "qkv")
         if shape.qkv_limit is not None:
             rows = [part.clamp(-shape.qkv_limit, shape.qkv_limit) for part in rows]

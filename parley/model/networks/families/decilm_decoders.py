@@ -1,7 +1,8 @@
-"""DeciLM: Llama-Nemotron 49B and 253B (``nemotron-nas``) and DeciLM-7B (``deci``), Llamas whose layers differ.
+"""DeciLM: Llama-Nemotron 49B, 51B and 253B (``nemotron-nas``) and DeciLM-7B (``deci``), Llamas whose layers differ.
 
-A search over architectures chose for each layer how many heads of keys it has, how wide its MLP is, and whether it has
-either at all. ``block_configs`` says so in the published configs (configuration_decilm.py of nvidia's repositories).
+A search over architectures chose for each layer how many heads of keys it has, how wide its MLP is, whether it has
+either at all, and whether a linear layer replaces attention. ``block_configs`` says so in the published configs
+(configuration_decilm.py of nvidia's repositories).
 """
 
 from __future__ import annotations
@@ -9,11 +10,13 @@ from __future__ import annotations
 from typing import Any
 
 from parley.model.networks.config_fields import read_size
+from parley.model.networks.decoder_tensors import TensorNames
 from parley.model.networks.families.decoder_family import ATTENTION_BIASES, COMMON_FIELDS, MLP_BIASES, DecoderFamily
 from parley.model.networks.rope import Unfusable, wrong_value
 from parley.native.layer_shape import HeadSizes
 
 WIDTH_UNIT = 256  # widths of MLPs are rounded up to multiples of it
+LINEAR_ATTENTION = "attention", "replace_with_linear"
 
 
 def decilm_variations(fields: dict[str, Any], layer_types: list[str]) -> list[dict[str, Any]]:
@@ -41,7 +44,7 @@ def _read_part(block: Any, name: str) -> dict[str, Any]:
     if not isinstance(part, dict):
         raise Unfusable(f"its block_configs lack {name} of a layer")
     for option in ("replace_with_linear", "sparsify", "window_length", "num_sink_tokens", "unshifted_sink"):
-        if part.get(option):
+        if part.get(option) and (name, option) != LINEAR_ATTENTION:
             raise Unfusable(f"its block_configs give {name}.{option} as {str(part[option])[:100]}")
     return part
 
@@ -50,6 +53,8 @@ def _read_heads(attention: dict[str, Any], heads: int, dim: int) -> dict[str, An
     """Return the fields of ``LayerShape`` for a layer's attention. Raises Unfusable."""
     if attention.get("no_op"):
         return {"has_mixer": False}
+    if attention.get("replace_with_linear"):
+        return {"has_linear_mixer": True}
     if attention.get("num_key_value_heads") is None:
         group = read_size(attention, "n_heads_in_group")
         if heads % group:
@@ -83,5 +88,6 @@ DECILM = DecoderFamily(
         "num_key_value_heads_per_layer": None,
     },
     biases=ATTENTION_BIASES | MLP_BIASES,
+    tensors=TensorNames(published={"self_attn.linear_attn": "self_attn.o_proj"}),
     layer_variations=decilm_variations,
 )
