@@ -79,6 +79,20 @@ def complete_mpt(model: GgufModel, config: dict[str, Any]) -> None:
     config["attn_config"] = {"alibi": True, "alibi_bias_max": largest, "clip_qkv": limit}
 
 
+def complete_dbrx(model: GgufModel, config: dict[str, Any]) -> None:
+    """Add the objects about attention and MLPs that this model type has."""
+    config["attn_config"] = {
+        "kv_n_heads": config.get("num_key_value_heads", 1),
+        "clip_qkv": fields_of(model).get("attention.clamp_kqv"),
+        "rope_theta": config.get("rope_theta", 1e4),
+    }
+    config["ffn_config"] = {
+        "ffn_hidden_size": config["intermediate_size"],
+        "moe_num_experts": config["num_experts"],
+        "moe_top_k": config["num_experts_per_tok"],
+    }
+
+
 def complete_multi_query(model: GgufModel, config: dict[str, Any]) -> None:
     """Set whether all heads share one head of keys and values (``multi_query``)."""
     config["multi_query"] = config.get("num_key_value_heads") == 1
@@ -106,7 +120,21 @@ FALCON = replace(
 FALCON_OF_TWO_NORMS = replace(
     FALCON, layer_names=FALCON.layer_names | {"attn_norm": "ln_mlp", "attn_norm_2": "ln_attn"}
 )
+DBRX = Architecture(
+    "dbrx",
+    "DbrxForCausalLM",
+    {
+        "attn_norm": "norm_attn_norm.norm_1",
+        "attn_qkv": "norm_attn_norm.attn.Wqkv",
+        "attn_output": "norm_attn_norm.attn.out_proj",
+        "attn_output_norm": "norm_attn_norm.norm_2",
+    },
+    layer_prefix="transformer.blocks.",
+    model_names={"token_embd": "transformer.wte", "output_norm": "transformer.norm_f"},
+    complete=complete_dbrx,
+)
 GPT_ARCHITECTURES = {
+    "dbrx": replace(DBRX, mixture=DBRX),
     "gpt2": GPT2,
     "starcoder": replace(
         GPT2, model_type="gpt_bigcode", class_name="GPTBigCodeForCausalLM", complete=complete_multi_query

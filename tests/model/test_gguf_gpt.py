@@ -28,6 +28,7 @@ def _own_cache(tmp_path, monkeypatch):
         "bloom",
         "mpt",
         "mpt with limits",
+        "dbrx",
     ],
 )
 def test_answers_are_the_folders(name, tmp_path):

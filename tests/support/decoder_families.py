@@ -40,6 +40,12 @@ LATER_FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         {"num_local_experts": 4, "num_experts_per_tok": 2, "router_jitter_noise": 0.3, "attention_bias": True,
          "lm_head_bias": True},
     ),
+    "dbrx": (
+        "dbrx",
+        {"d_model": 64, "n_heads": 4, "n_layers": 2, "max_seq_len": 256,
+         "attn_config": {"kv_n_heads": 2, "clip_qkv": 0.5, "rope_theta": 1e4},
+         "ffn_config": {"ffn_hidden_size": 48, "moe_num_experts": 4, "moe_top_k": 2, "hidden_size": 64}},
+    ),
     "gpt2": ("gpt2", GPT_SIZES),
     "gpt_bigcode": ("gpt_bigcode", GPT_SIZES),
     "gpt_bigcode with heads of their own": ("gpt_bigcode", GPT_SIZES | {"multi_query": False}),

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from support import gguf_files
 
 ARCHITECTURES = {"gpt2": "gpt2", "gpt_bigcode": "starcoder", "gpt_neox": "gptneox", "phi": "phi2", "falcon": "falcon",
-    "bloom": "bloom", "mpt": "mpt"}  # fmt: skip
+    "bloom": "bloom", "mpt": "mpt", "dbrx": "dbrx"}  # fmt: skip
 SYNONYMS = {
     "hidden_size": ("n_embd", "d_model", "n_embed"),
     "num_hidden_layers": ("n_layer", "n_layers"),
@@ -39,6 +39,9 @@ def convert_gpt(path: Path, folder: Path) -> Path:
     numbers = {name: number for number, name in gguf.MODEL_ARCH_NAMES.items()}
     names = gguf.get_tensor_name_map(numbers[ARCHITECTURES[kind]], config["num_hidden_layers"])
     for name, tensor in load_file(folder / "model.safetensors").items():
+        if ".experts.mlp." in name:
+            name, tensor = name + ".weight", tensor.unflatten(0, (config["ffn_config"]["moe_num_experts"], -1))
+            tensor = tensor.mT if name.endswith(".w2.weight") else tensor
         if kind == "gpt2" and TRANSPOSED.fullmatch(name):
             tensor = tensor.T
         if kind in GROUPED and "query_key_value" in name:
@@ -61,6 +64,8 @@ def add_numbers(writer: gguf.GGUFWriter, config: dict[str, Any]) -> int:
     """Add the numbers of a config.json, and return how many heads of keys and values there are."""
     kind, heads = config["model_type"], config["num_attention_heads"]
     kv_heads = config["num_key_value_heads"] if kind == "phi" else heads
+    if kind == "dbrx":
+        return add_dbrx(writer, config)
     if kind == "gpt_bigcode" and config["multi_query"]:
         kv_heads = 1
     if kind == "falcon":
@@ -86,3 +91,20 @@ def add_numbers(writer: gguf.GGUFWriter, config: dict[str, Any]) -> int:
         if limit := config["attn_config"]["clip_qkv"]:
             writer.add_clamp_kqv(float(limit))
     return kv_heads
+
+
+def add_dbrx(writer: gguf.GGUFWriter, config: dict[str, Any]) -> int:
+    """Add the numbers of a DBRX, and return how many heads of keys and values there are."""
+    attention, mlp = config["attn_config"], config["ffn_config"]
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_feed_forward_length(mlp["ffn_hidden_size"])
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_head_count(config["num_attention_heads"])
+    writer.add_head_count_kv(attention["kv_n_heads"])
+    writer.add_rope_freq_base(attention["rope_theta"])
+    writer.add_clamp_kqv(attention["clip_qkv"])
+    writer.add_expert_count(mlp["moe_num_experts"])
+    writer.add_expert_used_count(mlp["moe_top_k"])
+    writer.add_layer_norm_eps(1e-5)
+    return int(attention["kv_n_heads"])

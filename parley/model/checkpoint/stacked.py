@@ -36,9 +36,12 @@ class StackedFormat(Protocol):
 @dataclass(frozen=True)
 class StackedPlainFormat:
     """One tensor of floating-point numbers, or of a GGUF file's blocks of them. ``transposed``: each expert's
-    matrix is [in, out]; False: it is [out, in]; None: the shape decides, and [out, in] has precedence."""
+    matrix is [in, out]; False: it is [out, in]; None: the shape decides, and [out, in] has precedence.
+    ``has_joined_rows``: the matrices of all experts, [out, in] unless ``transposed`` of a linear layer says
+    otherwise, are one [experts * rows, columns]."""
 
     transposed: bool | None = False
+    has_joined_rows: bool = False
 
     def tensor_names(self, checkpoint: Checkpoint, linear: LinearSpec) -> list[str]:
         """Return the name of the tensor."""
@@ -52,7 +55,10 @@ class StackedPlainFormat:
         shape, is_transposed = self._stored_shape(checkpoint, linear, experts)
         if checkpoint.block_type(linear.name) is not None:
             return [checkpoint.view_blocks(linear.name, *shape)]
-        stacked = checkpoint.view_tensor(linear.name, *shape)
+        if self.has_joined_rows:
+            stacked = checkpoint.view_tensor(linear.name, shape[0] * shape[1], shape[2]).view(shape)
+        else:
+            stacked = checkpoint.view_tensor(linear.name, *shape)
         return [stacked.mT if is_transposed else stacked]
 
     def read_expert(self, checkpoint: Checkpoint, linear: LinearSpec, experts: int, expert: int) -> LinearWeight:
@@ -60,6 +66,9 @@ class StackedPlainFormat:
         shape, is_transposed = self._stored_shape(checkpoint, linear, experts)
         if (blocks := checkpoint.block_type(linear.name)) is not None:
             return BlockWeight(checkpoint.view_blocks(linear.name, *shape)[expert], blocks)
+        if self.has_joined_rows:
+            values = self.view_tensors(checkpoint, linear, experts)[0][expert]
+            return PlainWeight(values)
         values = checkpoint.view_item(linear.name, expert, shape)
         return PlainWeight(values.mT if is_transposed else values)
 
@@ -69,6 +78,7 @@ class StackedPlainFormat:
         if checkpoint.block_type(linear.name) is not None:
             return shape, False
         is_transposed = checkpoint.tensor_shape(linear.name) != shape if self.transposed is None else self.transposed
+        is_transposed = linear.transposed if self.has_joined_rows else is_transposed
         return ((experts, linear.in_features, linear.out_features) if is_transposed else shape), is_transposed
 
 

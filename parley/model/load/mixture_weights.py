@@ -55,7 +55,10 @@ class MixtureWeights:
 
     def _find_stacked_format(self) -> StackedFormat:
         """Return the format of the tensors that hold all experts. A quantized file may have plain ones."""
-        stored, plain_format = self._weights.quantization.stacked_format, StackedPlainFormat(self.names.transposed)
+        stored, plain_format = (
+            self._weights.quantization.stacked_format,
+            StackedPlainFormat(self.names.transposed, self.names.has_joined_rows),
+        )
         first = next((i for i, shape in enumerate(self._config.layers) if shape.routing is not None), None)
         if stored is None or first is None:
             return plain_format
@@ -82,7 +85,7 @@ class MixtureWeights:
         down = self._weights.layer_name(layer, self.names.down.format(expert))
         return {
             "gate_up": [LinearSpec(name, outputs // len(names), hidden, bias) for name in names],
-            "down": [LinearSpec(down, hidden, width, bias)],
+            "down": [LinearSpec(down, hidden, width, bias, transposed=self.names.has_joined_rows)],
         }
 
     def layer_tensors(self, layer: int) -> list[str]:

@@ -22,6 +22,8 @@ class MixtureNames:
     [experts, out, in] has precedence.
     ``gate_up`` lists the layers to be merged, as does ``shared_gate_up``; its outputs are those of gate and then of up,
     or of both in turn if ``interleaved``.
+    ``has_joined_rows``: such tensors are [experts * width, hidden], of experts of an inner size of ``width``, and
+    ``down`` is, too.
     ``choice_bias``, which is added to scores to choose experts, and ``shared_gate``, the logit of the shared expert's
     weight, need not exist. ``has_biases``: the router has a bias, and each tensor of all experts one named NAME_bias
     [experts, out].
@@ -38,6 +40,7 @@ class MixtureNames:
     shared_gate: str | None = None
     transposed: bool | None = False
     interleaved: bool = False
+    has_joined_rows: bool = False
     has_biases: bool = False
     router_scale: str | None = None
     expert_scales: str | None = None

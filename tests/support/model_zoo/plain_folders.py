@@ -76,9 +76,6 @@ THROUGH_TRANSFORMERS: dict[str, tuple[str, dict[str, Any]]] = {
     "cohere_compass_text": ("cohere_compass_text", WINDOW | {
         "layer_types": ["sliding_attention", "full_attention"],
         "rope_parameters": {"full_attention": DEFAULT_ROPE, "sliding_attention": DEFAULT_ROPE}}),
-    "dbrx": ("dbrx", {
-        "d_model": 64, "n_heads": 4, "n_layers": 2, "attn_config": {"kv_n_heads": 2, "rope_theta": 1e4, "clip_qkv": 8},
-        "ffn_config": {"ffn_hidden_size": 96, "moe_num_experts": 4, "moe_top_k": 2, "hidden_size": 64}}),
     "kolibri1": ("kolibri1", WINDOW | SHARED_EXPERT),
     "minimax_m3_vl_text": (
         "minimax_m3_vl_text",

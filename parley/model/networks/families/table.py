@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from parley.model.networks.families.dbrx_decoders import DBRX
 from parley.model.networks.families.decilm_decoders import DECILM
 from parley.model.networks.families.decoder_family import DecoderFamily
 from parley.model.networks.families.gemma3n_decoders import GEMMA3N
@@ -218,6 +219,7 @@ FAMILIES: dict[str, DecoderFamily] = {
     "llama4_text": LLAMA4,
     "phimoe": PHIMOE,
     "granite_swa": GRANITE_SWA,
+    "dbrx": DBRX,
     "granitemoe_swa": GRANITE_MOE_SWA,
     "mellum": MELLUM,
     "flint": FLINT,
