@@ -40,6 +40,7 @@ from parley.gguf.state_architectures import (
     QWEN3_5_MOE,
     QWEN3_NEXT,
 )
+from parley.gguf.step_architecture import STEP_ARCHITECTURES
 
 # What files hold that are no models, by their ``general.type`` or architecture
 FOREIGN_KINDS = {
@@ -226,6 +227,7 @@ ARCHITECTURES = {
     **LLAMA_ARCHITECTURES,
     **MIXTURE_ARCHITECTURES,
     **RECENT_ARCHITECTURES,
+    **STEP_ARCHITECTURES,
     **AXES_ARCHITECTURES,
     **MAMBA_ARCHITECTURES,
     **GPT_ARCHITECTURES,

@@ -54,7 +54,15 @@ from parley.native.kernel_table.logit_kernels import (
     softmax_totals,
     top_k,
 )
-from parley.native.kernel_table.row_kernels import activate, add_norm, gate_rows, match_sizes, norm_rows, sparsify_gates
+from parley.native.kernel_table.row_kernels import (
+    activate,
+    add_norm,
+    gate_rows,
+    limit_gates,
+    match_sizes,
+    norm_rows,
+    sparsify_gates,
+)
 from parley.native.kernel_table.state_kernels import (
     convolve_channels,
     convolve_gated,
@@ -127,6 +135,7 @@ __all__ = [
     "has_table_attention",
     "kernels_in_use",
     "kernels_of_parts",
+    "limit_gates",
     "linear",
     "linear_heads",
     "lm_head_logits",

@@ -138,6 +138,14 @@ class HeadSizes:
 
 
 @dataclass(frozen=True)
+class GateLimits:
+    """The limits of what enters the activation of an MLP: gates are at most ``gate``, ups within -``up`` .. ``up``."""
+
+    gate: float
+    up: float
+
+
+@dataclass(frozen=True)
 class LayerShape:
     """The computation of one decoder layer, apart from its sizes and weights. The defaults are those of Llama.
 
@@ -212,6 +220,7 @@ class LayerShape:
     has_softplus_gates: bool = False  # the softplus of the gate is used instead of its sigmoid
     state: StateShape | None = None  # a layer with a state of this kind replaces attention: no keys and values
     has_mixer: bool = True  # False: neither attention nor a state
+    has_linear_mixer: bool = False  # a linear layer without a bias replaces attention, as the layer's ``output``
     has_mlp: bool = True
     is_hybrid: bool = False  # attention and a state
     state_scale: float = 1.0
@@ -220,7 +229,8 @@ class LayerShape:
     # The mean of a token's gates plus this multiple of their standard deviation is subtracted from each gate, and
     # negative results become 0; None: gates are not changed
     gate_deviations: float | None = None
-    has_linear_mixer: bool = False  # a linear layer without a bias replaces attention, as the layer's ``output``
+    mlp_limits: GateLimits | None = None  # of the MLP, or of the expert that computes each row
+    expert_limits: GateLimits | None = None  # of chosen experts
 
     @property
     def has_attention(self) -> bool:

@@ -29,7 +29,7 @@ from parley.native.layer_shape import HeadSizes
 from parley.types import EngineRequest, Sampling
 
 NEW_TOKENS = 6
-THROUGH_TRANSFORMERS = ("aria", "step3p7", "ernie4_5_vl_moe", "granite4_vision")  # decoders without a fused form
+THROUGH_TRANSFORMERS = ("aria", "ernie4_5_vl_moe", "granite4_vision")  # decoders without a fused form
 LENGTHS = (1, 17, 70)  # prompt tokens
 # The prefixes that Transformers 5 writes, and those that it gives the modules and that other writers keep.
 OTHER_PREFIXES = {

@@ -10,6 +10,7 @@ from support.random_tensors import random_tensor
 
 from parley import native
 from parley.native import kernel_choice
+from parley.native.layer_shape import GateLimits
 from parley.native.torch_forms import torch_experts
 
 FORMATS = ("bf16", "int8", "int4", "e2m1")
@@ -110,6 +111,32 @@ def test_experts_read_rows_times_their_weights(kind, limit):
     actual = native.mix_experts(x, experts, ids, weights, shared, weighs_inputs=True)
     assert (actual - expected).norm() / expected.norm() < limit
     alone = native.mix_experts(x[7:8], experts, ids[7:8], weights[7:8], shared[7:8], weighs_inputs=True)
+    assert torch.equal(alone, actual[7:8])
+
+
+@pytest.mark.parametrize("kinds", [("bf16", "bf16"), ("int8", "int8"), ("e2m1", "int4")])
+def test_gates_and_ups_of_experts_have_limits(kinds):
+    """As in Step 3.5. Each row has the same bits alone."""
+    experts, single = random_experts(kinds, 4, 64, 40)
+    x, (ids, weights) = random_tensor(30, 64), random_routing(30, 4, 2)
+    limits = GateLimits(0.25, 0.5)
+    gates = [native.linear(x, gate_up) for gate_up, _ in single]
+    limited = [torch.cat((each[:, :40].clamp(max=0.25), each[:, 40:].clamp(-0.5, 0.5)), 1) for each in gates]
+    assert all(
+        torch.equal(native.limit_gates(each.clone(), limits), rows) for each, rows in zip(gates, limited, strict=True)
+    )
+    outputs = torch.stack(
+        [
+            native.lm_head_logits(native.activate(rows, "silu"), down)
+            for rows, (_, down) in zip(limited, single, strict=True)
+        ],
+        1,
+    )
+    expected = sum(weights[:, slot, None] * outputs[torch.arange(30), ids[:, slot]] for slot in range(2))
+    actual = native.mix_experts(x, experts, ids, weights, limits=limits)
+    assert ((actual - expected).abs() <= expected.abs() * 2**-8 + 1e-5).all()
+    assert not torch.equal(actual, native.mix_experts(x, experts, ids, weights))
+    alone = native.mix_experts(x[7:8], experts, ids[7:8], weights[7:8], limits=limits)
     assert torch.equal(alone, actual[7:8])
 
 

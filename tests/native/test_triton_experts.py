@@ -9,7 +9,7 @@ from support.triton_device import DEVICE, DTYPE, random_rows, use_triton
 from parley import native
 from parley.native import kernel_choice
 from parley.native.experts import Experts, expert_of, stack_experts
-from parley.native.layer_shape import Routing
+from parley.native.layer_shape import GateLimits, Routing
 from parley.native.torch_forms import torch_experts, torch_int8, torch_kernels
 from parley.native.torch_forms.torch_grouped import GroupedWeight, dequantize_grouped
 from parley.native.triton_forms import triton_experts, triton_kernels
@@ -101,6 +101,15 @@ def test_weights_of_inputs(kind):
     x, (ids, weights) = random_rows(5, HIDDEN), random_choice(5)
     expected = torch_experts.mix_experts(x, defined, ids, weights, weighs_inputs=True)
     assert_near(triton_experts.mix_experts(x, own, ids, weights, weighs_inputs=True), expected)
+
+
+@pytest.mark.parametrize("kind", ["plain", "int8"])
+def test_limits_of_gates_and_ups(kind):
+    own, defined = random_experts((kind, "plain"))
+    x, (ids, weights) = random_rows(5, HIDDEN), random_choice(5)
+    limits = GateLimits(0.25, 0.5)
+    expected = torch_experts.mix_experts(x, defined, ids, weights, limits=limits)
+    assert_near(triton_experts.mix_experts(x, own, ids, weights, limits=limits), expected)
 
 
 @pytest.mark.parametrize("kind", ["plain", "e2m1"])

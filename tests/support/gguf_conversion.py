@@ -27,6 +27,7 @@ from support.gguf_latents import (
     split_latent_up,
 )
 from support.gguf_recent import STAND_INS, add_recent, join_experts, recent_name
+from support.gguf_step import add_step
 from support.gguf_windows import add_ling, add_mimo
 
 ARCHITECTURES = {
@@ -53,6 +54,7 @@ ARCHITECTURES = {
     "lfm2_moe": "lfm2moe",
     "exaone_moe": "exaone-moe",
     "mimo_v2_flash": "mimo2",
+    "step3p5": "step35",
 }
 DELTA_COUNTS = {
     "linear_conv_kernel_dim": "ssm.conv_kernel",
@@ -174,6 +176,8 @@ def convert_folder(
     if kind == "mimo_v2_flash":
         shape |= add_mimo(writer, config)
     shape |= add_recent(writer, config)
+    if kind == "step3p5":
+        shape |= add_step(writer, config)
     if arch == "gemma3n":
         shape |= add_gemma_3n(writer, config)
     if arch == "gemma4":
@@ -468,14 +472,14 @@ def convert_tensors(
             prefix = f"{name.split('.block')[0].split('.shared')[0]}.mlp.{stem.replace('mlp', 'expert')}"
             for part, half in zip(("gate", "up"), tensor.chunk(2, -2), strict=True):
                 yield f"{prefix}.{part}_proj.weight", half
-        elif kind == "nemotron" and name.endswith("norm.weight"):
+        elif kind in ("nemotron", "step3p5") and name.endswith("norm.weight"):
             yield name, tensor.float() + 1
         elif ".feed_forward.experts." in name:
             yield name.removeprefix("model."), tensor
         elif name.endswith("conv.conv.weight"):
             yield name, tensor.squeeze(1)
         else:
-            yield name.replace("expert_bias", "expert_bias.bias"), tensor
+            yield re.sub(r"(expert_bias|router_bias)$", r"\1.bias", name), tensor
 
 
 def stack_experts(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -66,6 +66,7 @@ class LayerMLPs:
             rows[:, : rows.shape[1] // 2] *= shape.gate_scale
         if shape.gate_deviations is not None:
             rows = native.sparsify_gates(rows, shape.gate_deviations)
+        rows = native.limit_gates(rows, shape.mlp_limits)
         active = native.activate(
             rows,
             shape.activation,
@@ -94,7 +95,13 @@ class LayerMLPs:
         if mixture.scales is not None:
             weights = weights * mixture.scales[ids]
         shared = self._run_mlp(layer, x, batch) if shape.routing.shared else None
-        weighs_inputs = shape.routing.weighs_inputs
         return native.mix_experts(
-            x, mixture.experts, ids, weights, shared, shape.activation, weighs_inputs=weighs_inputs
+            x,
+            mixture.experts,
+            ids,
+            weights,
+            shared,
+            shape.activation,
+            weighs_inputs=shape.routing.weighs_inputs,
+            limits=shape.expert_limits,
         )

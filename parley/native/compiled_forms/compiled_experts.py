@@ -9,7 +9,7 @@ import torch
 
 from parley.native.compiled_forms.weight_struct import LinearStruct, address_of, linear_struct
 from parley.native.experts import Experts, Mixture
-from parley.native.layer_shape import ACTIVATIONS, Routing
+from parley.native.layer_shape import ACTIVATIONS, GateLimits, Routing
 
 P, N, R = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 EXPERTS_SIGNATURES = {
@@ -35,6 +35,7 @@ class ExpertsStruct(ctypes.Structure):
 
     _fields_ = [
         *((name, N) for name in ("count", "activation", "is_gated", "weighs_inputs")),
+        *((name, R) for name in ("gate_limit", "up_limit")),
         *((name, LinearStruct) for name in ("gate_up", "down")),
     ]
 
@@ -50,19 +51,22 @@ def routing_struct(routing: Routing) -> RoutingStruct:
     return RoutingStruct(*dataclasses.astuple(routing))
 
 
-def experts_struct(experts: Experts, activation: str, *, weighs_inputs: bool) -> ExpertsStruct:
+def experts_struct(
+    experts: Experts, activation: str, *, weighs_inputs: bool, limits: GateLimits | None
+) -> ExpertsStruct:
     """Describe the experts. The tensors are not copied and must outlive the result."""
     numbers = experts.count, ACTIVATIONS.index(activation), experts.is_gated, weighs_inputs
-    return ExpertsStruct(*numbers, linear_struct(experts.gate_up), linear_struct(experts.down))
+    limit_numbers = (0.0, 0.0) if limits is None else (limits.gate, limits.up)
+    return ExpertsStruct(*numbers, *limit_numbers, linear_struct(experts.gate_up), linear_struct(experts.down))
 
 
-def mixture_struct(mixture: Mixture, routing: Routing, activation: str) -> MixtureStruct:
+def mixture_struct(mixture: Mixture, routing: Routing, activation: str, limits: GateLimits | None) -> MixtureStruct:
     """Describe a mixture. The tensors are not copied and must outlive the result."""
     return MixtureStruct(
         routing_struct(routing),
         address_of(mixture.bias),
         linear_struct(mixture.router),
-        experts_struct(mixture.experts, activation, weighs_inputs=routing.weighs_inputs),
+        experts_struct(mixture.experts, activation, weighs_inputs=routing.weighs_inputs, limits=limits),
     )
 
 
@@ -96,9 +100,10 @@ def mix_experts(
     activation: str,
     *,
     weighs_inputs: bool,
+    limits: GateLimits | None,
 ) -> torch.Tensor:
     """Return the weighted sum of the chosen experts' MLPs for bfloat16 rows x [T, hidden]: [T, hidden]."""
-    struct = experts_struct(experts, activation, weighs_inputs=weighs_inputs)
+    struct = experts_struct(experts, activation, weighs_inputs=weighs_inputs, limits=limits)
     if x.shape[-1] != struct.gate_up.in_features:
         raise ValueError(f"rows of {x.shape[-1]} numbers for experts of {struct.gate_up.in_features}")
     x, ids, weights = x.contiguous(), ids.contiguous(), weights.contiguous()

@@ -35,7 +35,7 @@ from parley.native.compiled_forms.compiled_int8 import CompiledRows, Int8Packed,
 from parley.native.compiled_forms.norm_struct import norm_pointer
 from parley.native.experts import Experts
 from parley.native.layer import StateWeights
-from parley.native.layer_shape import ACTIVATIONS, Norm, Routing
+from parley.native.layer_shape import ACTIVATIONS, GateLimits, Norm, Routing
 from parley.native.layout import LayerKV
 from parley.native.lowrank import LowRank
 from parley.native.packed import Bf16Packed
@@ -304,10 +304,11 @@ class CompiledKernels:
         activation: str = "silu",
         *,
         weighs_inputs: bool = False,
+        limits: GateLimits | None = None,
     ) -> torch.Tensor:
         """Return the weighted sum of the chosen experts' MLPs for rows x [T, hidden], and of ``shared``."""
         return compiled_experts.mix_experts(
-            self._library, x, experts, ids, weights, shared, activation, weighs_inputs=weighs_inputs
+            self._library, x, experts, ids, weights, shared, activation, weighs_inputs=weighs_inputs, limits=limits
         )
 
     def scan_gated_delta(

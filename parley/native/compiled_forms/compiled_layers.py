@@ -228,7 +228,7 @@ def _mixture_pointer(layer: DecoderLayer, shape: LayerShape) -> Any:
     if layer.mixture is None:
         return None
     assert shape.routing is not None
-    return ctypes.pointer(mixture_struct(layer.mixture, shape.routing, shape.activation))
+    return ctypes.pointer(mixture_struct(layer.mixture, shape.routing, shape.activation, shape.expert_limits))
 
 
 def _latent_linears(layer: DecoderLayer) -> list[PackedWeight | None]:

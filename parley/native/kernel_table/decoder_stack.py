@@ -63,10 +63,12 @@ def _fits_stack(shape: LayerShape, layer: DecoderLayer) -> bool:
     has_own_kv = shape.heads is None and shape.head_sizes is None and shape.kv_layer is None
     has_plain_values = not (shape.has_normed_values or shape.has_keys_as_values or shape.value_dim is not None)
     has_plain_mlp = not shape.has_parallel_dense_mlp and shape.mlp_width is None and shape.layer_input is None
-    has_plain_scales = shape.mlp_scale is None and shape.gate_deviations is None and layer.output_scale == 1
+    has_plain_scales = shape.mlp_scale is None and layer.output_scale == 1
+    has_plain_gates = shape.gate_deviations is None and shape.mlp_limits is None
     has_plain_residual = (
         shape.attention_residual_factor == shape.mlp_residual_factor == 1 and not shape.has_normed_residual
     )
     has_plain_norms = layer.attended_norm is None and layer.active_norm is None and not shape.routes_early
     has_usual_attention = is_usual and has_own_kv and has_plain_values and shape.qkv_limit is None
-    return has_usual_attention and has_plain_mlp and has_plain_scales and has_plain_residual and has_plain_norms
+    has_plain_rows = has_plain_residual and has_plain_norms
+    return has_usual_attention and has_plain_mlp and has_plain_scales and has_plain_gates and has_plain_rows

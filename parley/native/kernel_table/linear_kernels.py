@@ -12,7 +12,7 @@ from parley.native.compiled_forms.compiled_int8 import CompiledRows
 from parley.native.compiled_forms.compiled_lora import CompiledLora, CompiledLoraRows
 from parley.native.experts import Experts, stack_experts
 from parley.native.kernel_choice import form_for_rows, form_of_stacked, form_of_weight, packing_form
-from parley.native.layer_shape import Routing
+from parley.native.layer_shape import GateLimits, Routing
 from parley.native.lowrank import LowRank
 from parley.native.packed import PackedWeight
 from parley.native.torch_forms import torch_int8, torch_lora
@@ -94,14 +94,15 @@ def mix_experts(
     activation: str = "silu",
     *,
     weighs_inputs: bool = False,
+    limits: GateLimits | None = None,
 ) -> torch.Tensor:
     """Return the weighted sum of the chosen experts' MLPs for rows x [T, hidden]: [T, hidden].
 
     ``ids`` and ``weights``: from ``route``. ``shared`` [T, hidden]: the outputs of the expert that computes all rows.
-    ``weighs_inputs``: as in ``Routing``.
+    ``weighs_inputs``: as in ``Routing``. ``limits``: of the gates and ups of the chosen experts.
     """
     result: torch.Tensor = form_of_stacked("mix_experts", experts.gate_up).mix_experts(
-        x, experts, ids, weights, shared, activation, weighs_inputs=weighs_inputs
+        x, experts, ids, weights, shared, activation, weighs_inputs=weighs_inputs, limits=limits
     )
     return result
 

@@ -9,9 +9,9 @@ import torch
 
 from parley.native.compiled_forms.compiled_int8 import Int8Packed
 from parley.native.kernel_choice import form_for_rows
-from parley.native.layer_shape import Norm
+from parley.native.layer_shape import GateLimits, Norm
 from parley.native.packed import PackedWeight
-from parley.native.torch_forms import torch_kernels, torch_states
+from parley.native.torch_forms import torch_kernels, torch_states, torch_streams
 from parley.native.triton_forms.triton_packed import TritonInt8Packed
 
 
@@ -69,6 +69,11 @@ def sparsify_gates(rows: torch.Tensor, deviations: float) -> torch.Tensor:
     and returned; ``torch_streams`` defines the threshold."""
     result: torch.Tensor = form_for_rows("sparsify_gates", rows).sparsify_gates(rows, deviations)
     return result
+
+
+def limit_gates(rows: torch.Tensor, limits: GateLimits | None) -> torch.Tensor:
+    """Limit gates and ups in rows [T, 2 * width], which are overwritten and returned."""
+    return torch_streams.limit_gates(rows, limits)
 
 
 def match_sizes(rows: torch.Tensor, models: torch.Tensor) -> torch.Tensor:

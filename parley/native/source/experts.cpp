@@ -93,6 +93,19 @@ void gather(const Linear& layer, const LinearInput& from, const Workspace& works
   });
 }
 
+// Limits rows [count, 2 width] of gates and ups, in place. NaN stays NaN.
+void limit_gates(bf16* rows, long count, long width, float gate_limit, float up_limit, long threads) {
+  for_each(count, width, threads, [=](long i) {
+    bf16 *gate = rows + 2 * i * width, *up = gate + width;
+    Vec most = broadcast(gate_limit), above = broadcast(up_limit), below = broadcast(-up_limit);
+    for (long k = 0; k < width; k += LANES) {
+      Vec g = load(gate + k, width - k), u = load(up + k, width - k);
+      store(gate + k, g > most ? most : g, width - k);
+      store(up + k, u > above ? above : u < below ? below : u, width - k);
+    }
+  });
+}
+
 void multiply(const Linear& layer, const LinearInput& rows, Slices slices, void* y, bool as_fp32, long threads) {
   if (layer.form == INT8)
     int8_linear_slices(rows.values, rows.scales, rows.excess, (const uint8_t*)layer.weight, layer.scales, layer.bias, y,
@@ -132,12 +145,13 @@ void experts(const Experts* experts, const bf16* x, const int64_t* ids, const fl
            threads);
     bool int8 = e.down.form == INT8;
     const LinearInput& active = workspace.active;
-    if (is_gate_fused(e.gate_up, e.activation, e.gated, count / std::max(1L, slices.count))) {
+    if (!e.up_limit && is_gate_fused(e.gate_up, e.activation, e.gated, count / std::max(1L, slices.count))) {
       bf16* plain = int8 ? workspace.gate_up : active.plain;
       linear_gated(e.gate_up, workspace.pairs, plain, slices, e.activation, threads);
       if (int8) quantize_rows(plain, active.values, active.scales, active.excess, count, e.down.in_features, threads);
     } else {
       multiply(e.gate_up, workspace.pairs, slices, workspace.gate_up, false, threads);
+      if (e.up_limit) limit_gates(workspace.gate_up, count, e.down.in_features, e.gate_limit, e.up_limit, threads);
       activate(workspace.gate_up, e.activation, e.gated, nullptr, int8 ? nullptr : active.plain,
                int8 ? active.values : nullptr, active.scales, active.excess, count, e.down.in_features, threads);
     }

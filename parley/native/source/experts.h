@@ -14,6 +14,7 @@ struct Routing {
 struct Experts {
   int64_t count;
   int64_t activation, gated, weighs_inputs;
+  float gate_limit, up_limit;  // gates are at most gate_limit, ups within -up_limit .. up_limit; 0: there is none
   Linear gate_up, down;
 };
 

@@ -7,10 +7,11 @@ from dataclasses import replace
 import torch
 
 from parley.native.experts import Experts, expert_of
-from parley.native.layer_shape import Routing
+from parley.native.layer_shape import GateLimits, Routing
 from parley.native.packed import TORCH_WEIGHTS, PackedWeight
 from parley.native.torch_forms import torch_kernels
 from parley.native.torch_forms.torch_int8 import TorchInt8Packed, TorchRows, quantize_rows
+from parley.native.torch_forms.torch_streams import limit_gates
 
 
 def route(logits: torch.Tensor, bias: torch.Tensor | None, routing: Routing) -> tuple[torch.Tensor, torch.Tensor]:
@@ -85,12 +86,13 @@ def mix_experts(
     activation: str = "silu",
     *,
     weighs_inputs: bool = False,
+    limits: GateLimits | None = None,
 ) -> torch.Tensor:
     """Return the weighted sum of the chosen experts' MLPs for rows x [T, hidden]: [T, hidden].
 
     ``ids`` and ``weights``: from ``route``. ``shared`` [T, hidden]: the shared expert's outputs. A row's sum is
     computed in float32, in the order of its ``ids``, and the shared expert last. ``weighs_inputs``: weights multiply
-    the inputs of the chosen experts, not their outputs.
+    the inputs of the chosen experts, not their outputs. ``limits``: of the gates and ups of the chosen experts.
     """
     outputs = x.new_zeros(*ids.shape, x.shape[1], dtype=torch.float32)
     for expert in ids.unique().tolist():
@@ -98,7 +100,8 @@ def mix_experts(
         gate_up, down = expert_of(experts.gate_up, expert), expert_of(experts.down, expert)
         assert isinstance(gate_up, TORCH_WEIGHTS) and isinstance(down, TORCH_WEIGHTS)
         inputs = _weighed_rows(x[rows], weights[rows, slots], gate_up) if weighs_inputs else x[rows]
-        active = torch_kernels.activate(torch_kernels.linear(inputs, gate_up), activation, is_gated=experts.is_gated)
+        gates = limit_gates(torch_kernels.linear(inputs, gate_up), limits)
+        active = torch_kernels.activate(gates, activation, is_gated=experts.is_gated)
         outputs[rows, slots] = torch_kernels.lm_head_logits(active, down)
     total = torch.zeros_like(x, dtype=torch.float32)
     for slot in range(ids.shape[1]):

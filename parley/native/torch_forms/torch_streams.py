@@ -1,4 +1,4 @@
-"""Kernels of Gemma 3n in torch operators: sparse gates, and rows with the size of others.
+"""Torch operators on rows: sparse gates and rows with the size of others (Gemma 3n), and gates with limits (Step 3.5).
 
 A row's result does not depend on the other rows. Torch sums a single long row in another order than one of several, so
 rows are summed in pieces.
@@ -7,6 +7,8 @@ rows are summed in pieces.
 from __future__ import annotations
 
 import torch
+
+from parley.native.layer_shape import GateLimits
 
 PIECE = 16  # numbers of a row that are summed first
 MIN_MEAN_SQUARE = 1e-5  # of rows that are divided by their size
@@ -32,6 +34,15 @@ def sparsify_gates(rows: torch.Tensor, deviations: float) -> torch.Tensor:
     mean = row_means(float_gates)
     deviation = row_means((float_gates - mean).square()).sqrt()
     gates.copy_((float_gates - (mean + deviation * deviations)).clamp_min_(0))
+    return rows
+
+
+def limit_gates(rows: torch.Tensor, limits: GateLimits | None) -> torch.Tensor:
+    """Limit rows [T, 2 * width] of gates and ups, in place, and return them."""
+    if limits is not None:
+        gate, up = rows.chunk(2, -1)
+        gate.clamp_(max=limits.gate)
+        up.clamp_(-limits.up, limits.up)
     return rows
 
 

@@ -20,9 +20,11 @@ import triton
 import triton.language as tl
 
 from parley.native.experts import Experts
+from parley.native.layer_shape import GateLimits
 from parley.native.torch_forms.torch_int8 import TorchRows
 from parley.native.torch_forms.torch_kernels import TorchPacked
-from parley.native.triton_forms import triton_grouped, triton_int8, triton_linear
+from parley.native.torch_forms.torch_streams import limit_gates
+from parley.native.triton_forms import triton_activations, triton_grouped, triton_int8, triton_linear
 from parley.native.triton_forms.launch import INTERPRETED, NO_FUSION, unused
 from parley.native.triton_forms.triton_activations import activate_numbers
 from parley.native.triton_forms.triton_grouped import GroupedShape, multiply_grouped_tile
@@ -326,11 +328,12 @@ def mix_experts(
     activation: str = "silu",
     *,
     weighs_inputs: bool = False,
+    limits: GateLimits | None = None,
     is_sorted: bool | None = None,
 ) -> torch.Tensor:
     """Return the weighted sum of the chosen experts' MLPs for rows x [T, hidden]: [T, hidden].
 
-    ``is_sorted``: as in ``plan_tiles``.
+    ``limits``: of the gates and ups of the chosen experts. ``is_sorted``: as in ``plan_tiles``.
     """
     gate_up, down = experts.gate_up, experts.down
     assert isinstance(gate_up, StackedWeight) and isinstance(down, StackedWeight)
@@ -344,11 +347,14 @@ def mix_experts(
     if weighs_inputs:
         rows = _weigh_pairs(rows, weights[:, :experts_per_token])
     width = gate_up.weight.shape[1] // (2 if experts.is_gated else 1)
-    active = x.new_empty(count * experts_per_token, width)
-    _multiply(
-        rows, gate_up, active, plan, fold=1 if weighs_inputs else experts_per_token, order=order, activation=activation,
-        is_gated=experts.is_gated,
-    )  # fmt: skip
+    fold = 1 if weighs_inputs else experts_per_token
+    if limits is None:
+        active = x.new_empty(count * experts_per_token, width)
+        _multiply(rows, gate_up, active, plan, fold=fold, order=order, activation=activation, is_gated=experts.is_gated)
+    else:
+        gates = x.new_empty(count * experts_per_token, 2 * width)
+        _multiply(rows, gate_up, gates, plan, fold=fold, order=order)
+        active = triton_activations.activate(limit_gates(gates, limits), activation)
     outputs = x.new_empty(count * experts_per_token, hidden, dtype=torch.float32)
     inputs = quantize_rows(active) if isinstance(down, TritonInt8Packed) else active
     _multiply(inputs, down, outputs, plan, fold=1, order=order)

@@ -17,7 +17,7 @@ from parley.model.load.numeric_check.reference_routing import expert_shares
 from parley.model.load.states.state_reference import run_state_layer
 from parley.model.networks.decoder_config import DecoderConfig
 from parley.model.networks.rope import RopeConfig
-from parley.native.layer_shape import LatentShape, Routing
+from parley.native.layer_shape import GateLimits, LatentShape, Routing
 from parley.native.state_shape import GatedDeltaShape, StateShape
 
 # Of the outputs of gate and up; of those of up and of 1 in an MLP that is not gated.
@@ -305,7 +305,7 @@ class ReferenceLayer:
         return total
 
     def _run_expert(self, x: torch.Tensor, expert: int) -> torch.Tensor:
-        gate, up = self._split_gate(self._project_expert(x, expert, "gate_up"))
+        gate, up = self._split_gate(self._project_expert(x, expert, "gate_up"), self._shape.expert_limits)
         return self._project_expert(ACTIVATION_DEFINITIONS[self._shape.activation](gate, up), expert, "down")
 
     def _project_expert(self, x: torch.Tensor, expert: int, key: str) -> torch.Tensor:
@@ -315,7 +315,7 @@ class ReferenceLayer:
         return y if bias is None else y + bias
 
     def _run_mlp(self, x: torch.Tensor) -> torch.Tensor:
-        gate, up = self._split_gate(torch.cat(self._project_parts(x, "gate_up"), -1))
+        gate, up = self._split_gate(torch.cat(self._project_parts(x, "gate_up"), -1), self._shape.mlp_limits)
         gate = gate * self._shape.gate_scale
         if self._shape.gate_deviations is not None:
             threshold = gate.mean(-1, keepdim=True) + self._shape.gate_deviations * gate.std(-1, False, keepdim=True)
@@ -331,7 +331,9 @@ class ReferenceLayer:
         below = negative * (x.clamp_max(0).expm1() - x)
         return torch.where(x > 0, positive * x * x, below) + linear * x
 
-    def _split_gate(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | float]:
-        """Return the outputs of gate and up; those of up and 1 if the MLP is not gated."""
-        gate, up = rows.chunk(2, -1) if self._shape.is_gated else (rows, 1.0)
-        return gate, up
+    def _split_gate(self, rows: torch.Tensor, limits: GateLimits | None) -> tuple[torch.Tensor, torch.Tensor | float]:
+        """Return the outputs of gate and up within their limits; those of up and 1 if the MLP is not gated."""
+        if not self._shape.is_gated:
+            return rows, 1.0
+        gate, up = rows.chunk(2, -1)
+        return (gate, up) if limits is None else (gate.clamp_max(limits.gate), up.clamp(-limits.up, limits.up))

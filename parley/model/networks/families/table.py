@@ -129,6 +129,7 @@ from parley.model.networks.families.state_decoders import (
     QWEN3_5_MOE,
     QWEN3_NEXT,
 )
+from parley.model.networks.families.step_decoders import STEP
 
 FAMILIES: dict[str, DecoderFamily] = {
     "llama": LLAMA,
@@ -218,8 +219,8 @@ FAMILIES: dict[str, DecoderFamily] = {
     "nemotron_h": NEMOTRON_HYBRID,
     "llama4_text": LLAMA4,
     "phimoe": PHIMOE,
-    "granite_swa": GRANITE_SWA,
     "dbrx": DBRX,
+    "granite_swa": GRANITE_SWA,
     "granitemoe_swa": GRANITE_MOE_SWA,
     "mellum": MELLUM,
     "flint": FLINT,
@@ -229,6 +230,7 @@ FAMILIES: dict[str, DecoderFamily] = {
     "smallthinker": SMALL_THINKER,
     "openelm": OPENELM,
     "mimo_v2_flash": MIMO_V2_FLASH,
+    "step3p5": STEP,
     "gpt2": GPT2,
     "gpt_bigcode": GPT_BIGCODE,
     "gpt_neo": GPT_NEO,
