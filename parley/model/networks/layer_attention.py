@@ -57,20 +57,7 @@ class LayerAttention:
             if query_scales is not None:
                 queries *= query_scales[:, None, None]
         else:
-            queries = native.rope_write(
-                rows,
-                cos,
-                sin,
-                pages.layer_pool(kv_index),
-                pages.write_indices(kv_index, batch),
-                head_norm=weights.head_norm,
-                has_whole_norm=shape.has_whole_qk_norm,
-                is_norm_late=shape.is_qk_norm_late,
-                is_interleaved=config.rope.is_interleaved,
-                query_scales=query_scales,
-                has_normed_values=shape.has_normed_values,
-                is_query_only=not shape.stores_kv,
-            )
+            queries = self._write_keys_and_values(layer, rows, batch, pages, cos, sin, query_scales)
         attended = pages.attend_pages(
             kv_index,
             queries,
@@ -93,6 +80,34 @@ class LayerAttention:
         if gates is None:
             return attended.flatten(1)
         return native.gate_rows(attended.flatten(1), gates, has_softplus=shape.has_softplus_gates)
+
+    def _write_keys_and_values(
+        self,
+        layer: int,
+        rows: torch.Tensor,
+        batch: PackedBatch,
+        pages: KVPages,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        query_scales: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """Write the keys and values of ``rows``, queries, keys and values [T, qkv], to the pages. Return the queries
+        [T, heads, dim], normed and rotated."""
+        shape, kv_index = self._config.layers[layer], self._kv_indices[layer]
+        return native.rope_write(
+            rows,
+            cos,
+            sin,
+            pages.layer_pool(kv_index),
+            pages.write_indices(kv_index, batch),
+            head_norm=self._layer_weights[layer].head_norm,
+            has_whole_norm=shape.has_whole_qk_norm,
+            is_norm_late=shape.is_qk_norm_late,
+            is_interleaved=self._config.rope.is_interleaved,
+            query_scales=query_scales,
+            has_normed_values=shape.has_normed_values,
+            is_query_only=not shape.stores_kv,
+        )
 
     def _project_qkv(
         self, layer: int, x: torch.Tensor | native.QuantizedRows, batch: PackedBatch

@@ -151,12 +151,11 @@ class Stack:
         result_spans = None
         if result_counts is not None and lora_rows is self._no_adapters and sum(result_counts) < count:
             result_spans = _last_rows(attention_plan.spans, result_counts)
-        stack = self._stack
+        stack = self._stack_with_tables(count, embeddings, angles)
         if embeddings is not None:
-            stack = _replace_fields(stack, embedding=embeddings.data_ptr(), vocab_size=count, embedding_scale=1.0)
             tokens = torch.arange(count)
         if angles is not None:
-            stack, positions = _replace_fields(stack, angles=angles.data_ptr(), positions=count), torch.arange(count)
+            positions = torch.arange(count)
         is_in_range = self._run_kernel(
             self._address if stack is self._stack else ctypes.addressof(stack),
             tokens.data_ptr(),
@@ -179,6 +178,17 @@ class Stack:
         if not is_in_range:
             raise IndexError("a token is beyond the vocabulary, or a position beyond the longest context")
         return out
+
+    def _stack_with_tables(
+        self, count: int, embeddings: torch.Tensor | None, angles: torch.Tensor | None
+    ) -> _StackStruct:
+        """Return the stack, with tables of ``count`` rows in place of its embeddings and angles as far as given."""
+        stack = self._stack
+        if embeddings is not None:
+            stack = _replace_fields(stack, embedding=embeddings.data_ptr(), vocab_size=count, embedding_scale=1.0)
+        if angles is not None:
+            stack = _replace_fields(stack, angles=angles.data_ptr(), positions=count)
+        return stack
 
 
 def _last_rows(spans: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:

@@ -139,14 +139,6 @@ def _group_tiles(
     """
     keys = -(-max(tile.length for tile in tiles) // KEY_MULTIPLE) * KEY_MULTIPLE
     size = len(tiles)
-    table = np.full((size, keys // PAGE_SIZE), zero_page, dtype=np.int64)
-    for i, tile in enumerate(tiles):
-        pages = tile.table[tile.start // PAGE_SIZE : -(-(tile.start + tile.length) // PAGE_SIZE)]
-        table[i, : len(pages)] = pages
-    sides, kv_heads = page_sides
-    inside = np.arange(sides * kv_heads).reshape(sides, 1, kv_heads, 1)
-    index = table[None, :, None, :] * (sides * kv_heads) + inside
-
     token, count, position, start = (
         np.array([getattr(tile, name) for tile in tiles])[:, None] for name in ("token", "count", "position", "start")
     )
@@ -154,15 +146,7 @@ def _group_tiles(
     query = (position + row - start)[:, :, None]
     unmasked_keys = int((position - start).min()) + 1 if window is None and chunk is None else 0
     key = np.arange(unmasked_keys, keys)[None, None]
-    last = query
-    if tiles[0].visible_ends:
-        visible_ends = [np.pad(tile.visible_ends, (0, rows - tile.count), "edge") - tile.start for tile in tiles]
-        last = np.stack(visible_ends)[:, :, None] - 1
-    hidden = key > last
-    if window is not None:
-        hidden |= key <= query - window
-    if chunk is not None:
-        hidden |= key < (position + row)[:, :, None] // chunk * chunk - start[:, :, None]
+    hidden = _hidden_keys(tiles, key, query, start[:, :, None], window, chunk)
     mask = torch.from_numpy(np.where(hidden, np.float32(-np.inf), np.float32(0))[:, None, None])
 
     gather = (token + row).reshape(-1)
@@ -174,11 +158,44 @@ def _group_tiles(
         keys,
         None if takes_all else torch.from_numpy(gather).to(device),
         None if takes_all else torch.from_numpy(scatter).to(device),
-        torch.from_numpy(index.reshape(-1)).to(device),
+        torch.from_numpy(_tile_pages(tiles, keys, page_sides, zero_page)).to(device),
         torch.from_numpy(query.astype(np.float32)).view(size, 1, 1, rows, 1).to(device),
         unmasked_keys,
         mask.to(device) if unmasked_keys < keys else None,
     )
+
+
+def _tile_pages(tiles: list[QueryTile], keys: int, page_sides: tuple[int, int], zero_page: int) -> np.ndarray:
+    """Return ``TileGroup.pages`` of tiles that read ``keys`` keys each: int64, in one dimension."""
+    table = np.full((len(tiles), keys // PAGE_SIZE), zero_page, dtype=np.int64)
+    for i, tile in enumerate(tiles):
+        pages = tile.table[tile.start // PAGE_SIZE : -(-(tile.start + tile.length) // PAGE_SIZE)]
+        table[i, : len(pages)] = pages
+    sides, kv_heads = page_sides
+    inside = np.arange(sides * kv_heads).reshape(sides, 1, kv_heads, 1)
+    index: np.ndarray = table[None, :, None, :] * (sides * kv_heads) + inside
+    return index.reshape(-1)
+
+
+def _hidden_keys(
+    tiles: list[QueryTile], key: np.ndarray, query: np.ndarray, start: np.ndarray, window: int | None, chunk: int | None
+) -> np.ndarray:
+    """Return which keys each row of the tiles does not see: bool [S, R, L].
+
+    ``key`` [1, 1, L] and ``query`` [S, R, 1]: the keys, and the own key of each row, counted from the first key of the
+    tile; ``start`` [S, 1, 1]: the positions of these first keys.
+    """
+    last = query
+    if tiles[0].visible_ends:
+        rows = query.shape[1]
+        visible_ends = [np.pad(tile.visible_ends, (0, rows - tile.count), "edge") - tile.start for tile in tiles]
+        last = np.stack(visible_ends)[:, :, None] - 1
+    hidden: np.ndarray = key > last
+    if window is not None:
+        hidden |= key <= query - window
+    if chunk is not None:
+        hidden |= key < (query + start) // chunk * chunk - start
+    return hidden
 
 
 def attend(
@@ -249,24 +266,36 @@ def _attend_tiles(
         scores.add_(distances * slopes.float().view(1, kv_heads, fold, 1, 1))
     if group.mask is not None:
         scores[..., group.unmasked_keys :].add_(group.mask)
-    if sinks is None:
-        weights = torch.softmax(scores, -1)
-    else:
-        # Sinks are summed first, in a vector of their own: after the keys, their lane would depend on the padding.
-        sink = scores.new_full((size, kv_heads, fold, rows, KEY_MULTIPLE), float("-inf"))
-        sink[..., 0] = sinks.float().view(1, kv_heads, fold, 1)
-        weights = torch.softmax(torch.cat((sink, scores), -1), -1)[..., KEY_MULTIPLE:]
-    weights = weights.view(products, folded, length)
+    weights = _softmax(scores, sinks).view(products, folded, length)
     if is_int8:
         weights, value = weights * _row_scales(value), value.to(queries.dtype)
-    weights = pad_rows(weights.to(value.dtype))
-    result = torch.bmm(weights[..., :VALUE_CHUNK], value[:, :VALUE_CHUNK])
+    result = _weigh_values(pad_rows(weights.to(value.dtype)), value)
+    result = result[:, :folded].to(queries.dtype).view(size, kv_heads, fold, rows, width).permute(0, 3, 1, 2, 4)
+    return result[..., :value_dim].contiguous().view(size * rows, heads, value_dim)
+
+
+def _softmax(scores: torch.Tensor, sinks: torch.Tensor | None) -> torch.Tensor:
+    """Return the probabilities of scores [S, kv_heads, fold, R, L]; the rest of their sum to 1 is that of the sinks."""
+    if sinks is None:
+        return torch.softmax(scores, -1)
+    # Sinks are summed first, in a vector of their own: after the keys, their lane would depend on the padding.
+    sink = scores.new_full((*scores.shape[:-1], KEY_MULTIPLE), float("-inf"))
+    sink[..., 0] = sinks.float().view(1, *scores.shape[1:3], 1)
+    return torch.softmax(torch.cat((sink, scores), -1), -1)[..., KEY_MULTIPLE:]
+
+
+def _weigh_values(weights: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """Return the products [N, R, width] of weights [N, R, L] and values [N, L, width].
+
+    They are in the values' dtype, or in float32 if there are more than VALUE_CHUNK values: sums of chunks.
+    """
+    result = torch.bmm(weights[..., :VALUE_CHUNK], values[:, :VALUE_CHUNK])
+    length = values.shape[1]
     if length > VALUE_CHUNK:
         result = result.float()
         for first in range(VALUE_CHUNK, length, VALUE_CHUNK):
-            result += torch.bmm(weights[..., first : first + VALUE_CHUNK], value[:, first : first + VALUE_CHUNK])
-    result = result[:, :folded].to(queries.dtype).view(size, kv_heads, fold, rows, width).permute(0, 3, 1, 2, 4)
-    return result[..., :value_dim].contiguous().view(size * rows, heads, value_dim)
+            result += torch.bmm(weights[..., first : first + VALUE_CHUNK], values[:, first : first + VALUE_CHUNK])
+    return result
 
 
 def pad_rows(x: torch.Tensor) -> torch.Tensor:
