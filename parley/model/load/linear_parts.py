@@ -27,7 +27,9 @@ class LayerLinearParts:
         config, state = self._config, self._config.layers[layer].state
         parts: dict[str, list[LinearSpec]] = {}
         if config.layers[layer].has_linear_mixer:
-            (linear,) = self._name_parts("output", layer, (config.tensors.output,), [config.hidden_size], config.hidden_size)
+            (linear,) = self._name_parts(
+                "output", layer, (config.tensors.output,), [config.hidden_size], config.hidden_size
+            )
             parts = {"output": [replace(linear, bias=False)]}
         elif config.layers[layer].has_mixer:
             parts = self._attention_parts(layer) if state is None else self._states.linear_parts(layer, state)
