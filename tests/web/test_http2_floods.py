@@ -134,6 +134,31 @@ async def test_connections_that_flood_at_once_take_turns_with_an_honest_one(serv
     other.close()
 
 
+async def test_an_error_in_a_later_turn_closes_the_connection_and_no_other(serve, monkeypatch):
+    server = await serve()
+    other, faulty = await Http2Client.connect(server), await Http2Client.connect(server)
+    for client in (other, faulty):
+        assert (await client.call("/health")).status == 200
+    split_frames = FrameGuard.split_frames
+
+    def find_error(guard: FrameGuard):
+        for frame in split_frames(guard):
+            if frame.data.endswith(b"an error"):
+                raise RuntimeError("An error that nobody expects.")
+            yield frame
+
+    monkeypatch.setattr(FrameGuard, "split_frames", find_error)
+    pings = make_frame(6, payload=bytes(8)) * 2 * http2_protocol.FRAMES_PER_TURN
+    await faulty.send_raw(pings + make_frame(6, payload=b"an error"))
+    async with asyncio.timeout(60):
+        while await faulty.step():
+            pass
+    assert (await other.call("/health")).status == 200
+    assert len(server.server.server_state.connections) == 1
+    for client in (other, faulty):
+        client.close()
+
+
 async def test_frames_earned_by_responses_are_not_a_flood(serve, monkeypatch):
     monkeypatch.setattr(frame_guard, "FRAME_BURST", 60)
     monkeypatch.setattr(frame_guard, "FRAMES_PER_SECOND", 1e-9)

@@ -133,6 +133,16 @@ class Http2Protocol(asyncio.Protocol):
 
     def take_turn(self) -> bool:
         """Handle some of the received frames. Return whether more may be left."""
+        if self._is_closed:
+            return False
+        try:
+            return self._handle_some_frames()
+        except Exception:  # a fault of the server: nothing would read this connection again
+            self.transport.abort()
+            raise
+
+    def _handle_some_frames(self) -> bool:
+        """Handle the frames of one turn. Return whether more may be left."""
         count = 0
         try:
             for frame in self._guard.split_frames():
