@@ -8,19 +8,23 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 
 import pytest
 from support.answer_scripts import CHAT_BODY, CHAT_SCRIPT
 from support.http_client import HELLO_CHAT, MODEL_INFO
+from support.loop_clock import pass_time
 from support.scripted_instance import ScriptedInstance
 from support.simulated_cluster import lose_instance, report_status, simulated_cluster, status_body
 
 from parley.coordinator.proxy.upstream import result_stream
-from parley.coordinator.routing.health import HealthChecker, Unanswered
+from parley.coordinator.routing.health import RECHECK_TIMEOUT, HealthChecker, Unanswered
+from parley.coordinator.routing.instance import ClusterInstance
 from parley.coordinator.routing.instance_scheduler import InstanceScheduler, RequestRefused
-from parley.coordinator.routing.instance_table import InstanceTable
+from parley.coordinator.routing.instance_table import RECOVERY_CHECKS, InstanceTable
 from parley.coordinator.routing.policies import SchedulingRequest
 from parley.coordinator.routing.recheck import InstanceRecheck
+from parley.web.http_client import InstanceHttpClient
 
 REQUESTS = [
     ("/v1/chat/completions", HELLO_CHAT),
@@ -34,6 +38,10 @@ REQUESTS = [
 
 async def connect_nothing(instance):
     """Results need no connection."""
+
+
+async def ready_answer(url, method="GET", body=b"", timeout=5.0):
+    return 200, json.dumps(status_body("mixed", ready=True)).encode()
 
 
 def recheck_of(table: InstanceTable, ask) -> tuple[InstanceScheduler, HealthChecker, InstanceRecheck]:
@@ -147,6 +155,97 @@ async def test_the_only_instance_is_used_again_after_a_fault_as_soon_as_it_answe
     table.mark_faulty(one)
     placement = await scheduler.place_request(SchedulingRequest(10))
     assert (placement.p, placement.d) == (one, two) and asked == ["http://10.0.0.1:8000/v1/status"]
+
+
+async def test_a_retried_request_ends_the_fault_of_the_only_instance_that_failed_it():
+    table, _ = simulated_cluster("mixed")
+    (one,) = table
+    scheduler, _, _ = recheck_of(table, ready_answer)
+    table.mark_faulty(one)
+    retried = SchedulingRequest(10, earlier_attempts=1, failed_instances=frozenset({one.id}))
+    assert (await scheduler.place_request(retried)).p is one
+
+
+async def test_faults_remain_that_have_nothing_to_do_with_a_refused_request():
+    """An instance whose links to others are broken answers status checks all the same."""
+    table, _ = simulated_cluster("mixed", "mixed", "mixed")
+    loading, healthy, faulty = table
+    report_status(table, loading, ready=False, models=["a"])
+    for instance in (healthy, faulty):
+        report_status(table, instance, models=["b"])
+
+    async def answer(url, method="GET", body=b"", timeout=5.0):
+        is_loading = "10.0.0.1" in url
+        return 200, json.dumps(status_body("mixed", ready=not is_loading, models=["ba"[is_loading]])).encode()
+
+    scheduler, _, _ = recheck_of(table, answer)
+    table.mark_faulty(faulty)
+    for _ in range(2 * RECOVERY_CHECKS):
+        with pytest.raises(RequestRefused):
+            await scheduler.place_request(SchedulingRequest(10, model="a"))
+        assert not faulty.is_usable(table.clock())
+        report_status(table, healthy, models=["b"])
+    assert (await scheduler.place_request(SchedulingRequest(10, model="b"))).p is healthy
+
+
+async def test_the_answer_of_an_instance_that_has_left_changes_nothing():
+    """Its successor may have its id by then, and would get the connections of the one that has left."""
+    table, _ = simulated_cluster("mixed")
+    (one,) = table
+    report_status(table, one, ready=False)
+    events: list[tuple[object, str]] = []
+    answers = HeldAnswers()
+    scheduler, _, _ = recheck_of(table, answers)
+    placing = asyncio.create_task(scheduler.place_request(SchedulingRequest(10)))
+    await answers.wait_for(1)
+    table.add_instance(ClusterInstance(one.id, "http://10.0.0.9:8000", "mixed"))
+    table.watchers.append(lambda instance, event: events.append((instance, event)))
+    answers.questions[0].set_result(True)
+    with pytest.raises(RequestRefused):
+        await placing
+    assert not events and not one.accepts_requests
+
+
+async def test_no_request_waits_longer_for_a_silent_instance_if_checks_are_rare():
+    table, _ = simulated_cluster("mixed", heartbeat=60)
+    (one,) = table
+    report_status(table, one, ready=False)
+    timeouts: list[float] = []
+
+    async def ask(url, method="GET", body=b"", timeout=5.0):
+        timeouts.append(timeout)
+        raise Unanswered
+
+    scheduler, health, _ = recheck_of(table, ask)
+    with pytest.raises(RequestRefused):
+        await scheduler.place_request(SchedulingRequest(10))
+    await health.check_instance(one)
+    assert timeouts == [RECHECK_TIMEOUT, 60]
+
+
+async def test_no_request_waits_for_results_of_an_instance_that_does_not_respond():
+    """A firewall may drop what is sent to the port of its results, but not to that of its status."""
+    with socket.socket() as full:  # the kernel drops what arrives once its backlog is full
+        full.bind(("127.0.0.1", 0))
+        full.listen(0)
+        address = full.getsockname()
+        waiting = [socket.socket() for _ in range(4)]
+        for sock in waiting:
+            sock.setblocking(False)
+            sock.connect_ex(address)
+        stream = result_stream.ResultStreamClient(
+            InstanceHttpClient(f"http://127.0.0.1:{address[1]}"), "a", "b", lambda attached, reason: None
+        )
+        connecting = asyncio.create_task(stream.keep_connected())
+        await asyncio.sleep(0)
+        await pass_time(result_stream.STALLED_SECONDS + 0.1)
+        async with asyncio.timeout(0.5):
+            await stream.connect_now()
+        assert not stream.connected
+        connecting.cancel()
+        await asyncio.gather(connecting, return_exceptions=True)
+        for sock in waiting:
+            sock.close()
 
 
 async def test_a_refusal_costs_one_question_to_those_that_respond_and_loses_no_instance():

@@ -17,6 +17,8 @@ from parley.dialects.mounts import INSTANCE_PLANE
 
 log = logging.getLogger("parley.cluster")
 
+RECHECK_TIMEOUT = 1.0  # seconds that a check may take for which requests wait
+
 STATUS_HINTS = {401: "it has API keys or another secret; give both sides the same secret", 404: "it has no such route"}
 
 
@@ -74,27 +76,31 @@ class HealthChecker:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def check_instance(self, instance: ClusterInstance, *, counts_miss: bool = True) -> bool:
+    async def check_instance(self, instance: ClusterInstance, *, is_regular: bool = True) -> bool:
         """Check an instance once; True if it answered with a status, or that it is about to stop.
 
-        ``counts_miss``: otherwise, it is not closer to being lost if it does not answer. The outcome is dropped if that
-        of a check that began later is known.
+        ``is_regular``: otherwise, it is neither closer to being lost if it does not answer, nor to the end of a fault
+        if it does. The outcome is dropped if that of a check that began later is known, or if the instance has left.
         """
         period = max(self._table.options.heartbeat, 0.5)
         problem, began = "", time.monotonic()
         try:
-            status, body = await self._ask_instance(f"{instance.management}/v1/status", timeout=period)
+            status, body = await self._ask_instance(
+                f"{instance.management}/v1/status", timeout=period if is_regular else min(period, RECHECK_TIMEOUT)
+            )
+            if self._table.get_instance(instance.id) is not instance:
+                return False
             if began < instance.checked_at:
                 return True
             instance.checked_at, instance.responds = began, True
             status_body = tolerant_json.parse_object(body) if status == 200 else None
             if status_body is not None:
-                self._table.record_status(instance, status_body)
+                self._table.record_status(instance, status_body, is_regular=is_regular)
                 self._log_problem(instance, "")
                 self._log_cluster_problem()
                 return True
             if (status, body) == (INSTANCE_PLANE.stopping_answer.status, INSTANCE_PLANE.stopping_answer.body):
-                self._table.record_stopping(instance)
+                self._table.record_stopping(instance, is_regular=is_regular)
                 return True
             problem = f"its /v1/status answers {status}: {STATUS_HINTS.get(status, 'it is no instance')}"
         except Unanswered as error:
@@ -102,7 +108,7 @@ class HealthChecker:
                 return False
             instance.checked_at, instance.responds = began, error.responded
             problem = f"it does not answer: {error}"
-        if not counts_miss:
+        if not is_regular:
             return False
         self._table.record_miss(instance)
         if instance.missed_checks >= self._table.options.misses:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Any
 
 from parley.coordinator import refusals
@@ -198,14 +198,15 @@ def create_policy(options: CoordinatorOptions) -> SchedulingPolicy:
 class InstanceScheduler:
     """The scheduler of one cluster: places requests on instances, and queues those that find no room.
 
-    ``check_unusable`` checks again the instances that could not be used at their last health check.
+    ``check_unusable`` checks again the instances that could not be used at their last health check, and returns those
+    that answered.
     """
 
     def __init__(
         self,
         table: InstanceTable,
         counters: RequestCounters | None = None,
-        check_unusable: Callable[[], Awaitable[None]] | None = None,
+        check_unusable: Callable[[], Awaitable[Collection[ClusterInstance]]] | None = None,
     ):
         self.table = table
         self._check_unusable = check_unusable
@@ -240,7 +241,10 @@ class InstanceScheduler:
         A request cancelled while it waits holds nothing. The caller must end the placement that is returned.
         """
         self.counters.count_request(request.earlier_attempts)
-        usable = await self.find_usable(lambda usable: self._has_untried_instances(request, usable))
+        usable = await self.find_usable(
+            lambda usable: self._has_untried_instances(request, usable),
+            lambda usable: self._can_serve_with(self._instances_with_model(request, usable)),
+        )
         candidates = self._instances_with_model(request, usable)
         if not request.earlier_attempts and not self._can_serve_with(candidates):
             raise self._refuse_request(503, refusals.TEXTS.cluster_not_ready, 1.0)
@@ -283,12 +287,24 @@ class InstanceScheduler:
         finally:
             self.queue.remove_request(queued)
 
-    async def find_usable(self, suffices: Callable[[list[ClusterInstance]], bool]) -> list[ClusterInstance]:
+    async def find_usable(
+        self, suffices: Callable[[list[ClusterInstance]], bool], *must_serve: Callable[[list[ClusterInstance]], bool]
+    ) -> list[ClusterInstance]:
         """Return the usable instances. If they do not suffice, those that may have become usable since their last
-        health check are asked first."""
+        health check are asked first.
+
+        A fault of one that answers ends only if ``suffices``, or a weaker condition of ``must_serve``, is met by that:
+        the faults of others than those that a request needs remain.
+        """
         usable = self.table.usable_instances()
-        if not suffices(usable) and self._check_unusable is not None:
-            await self._check_unusable()
+        if suffices(usable) or self._check_unusable is None:
+            return usable
+        answering = await self._check_unusable()
+        usable, now = self.table.usable_instances(), self.table.clock()
+        faulty = [instance for instance in answering if not instance.is_usable(now) and instance.is_usable(math.inf)]
+        if faulty and any(not meets(usable) and meets([*usable, *faulty]) for meets in (suffices, *must_serve)):
+            for instance in faulty:
+                self.table.end_fault(instance)
             usable = self.table.usable_instances()
         return usable
 

@@ -148,11 +148,13 @@ class InstanceTable:
             instance.waiting = instance.running = instance.pinned = instance.reserved = 0  # no longer known
             self.notify_watchers(instance, "lost")
 
-    def record_answer(self, instance: ClusterInstance, epoch: str = "", was_usable: bool | None = None) -> None:
+    def record_answer(
+        self, instance: ClusterInstance, epoch: str = "", was_usable: bool | None = None, *, is_regular: bool = True
+    ) -> None:
         """Record an answer of an instance.
 
         A new ``epoch`` means that the instance was restarted and has lost its requests. ``was_usable``: whether it was
-        usable before the answer was applied.
+        usable before the answer was applied. ``is_regular``: the answer counts for the end of a fault.
         """
         now = self.clock()
         was_usable = instance.is_usable(now) if was_usable is None else was_usable
@@ -160,7 +162,7 @@ class InstanceTable:
         restarted = bool(instance.epoch and epoch and epoch != instance.epoch)
         instance.epoch = epoch or instance.epoch
         instance.lost = False
-        instance.good_checks += 1
+        instance.good_checks += is_regular
         if instance.polled and instance.good_checks >= RECOVERY_CHECKS:
             instance.faulty_until = 0.0
         if restarted:
@@ -171,20 +173,22 @@ class InstanceTable:
         if not was_usable and instance.is_usable(now):
             self.notify_watchers(instance, "ready")
 
-    def record_status(self, instance: ClusterInstance, status_body: Mapping[str, Any]) -> None:
-        """Apply the body of a /v1/status answer."""
+    def record_status(
+        self, instance: ClusterInstance, status_body: Mapping[str, Any], *, is_regular: bool = True
+    ) -> None:
+        """Apply the body of a /v1/status answer. ``is_regular``: see ``record_answer``."""
         role, offered, was_usable = instance.role, instance.offered, instance.is_usable(self.clock())
         epoch = apply_status(instance, status_body)
         if instance.offered != offered:
             self.choices.forget_choices()
-        self.record_answer(instance, epoch, was_usable)
+        self.record_answer(instance, epoch, was_usable, is_regular=is_regular)
         if instance.role != role:
             self.notify_watchers(instance, "changed")
 
-    def record_stopping(self, instance: ClusterInstance) -> None:
+    def record_stopping(self, instance: ClusterInstance, *, is_regular: bool = True) -> None:
         """Record that an instance finishes its requests and takes no more."""
         was_usable, instance.accepts_requests = instance.is_usable(self.clock()), False
-        self.record_answer(instance, was_usable=was_usable)
+        self.record_answer(instance, was_usable=was_usable, is_regular=is_regular)
 
     def model_names(self) -> set[str]:
         """Return the names of models that instances report."""

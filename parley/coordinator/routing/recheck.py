@@ -4,7 +4,8 @@ refused: an instance that has just become ready is found without waiting for its
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
+from math import inf
 
 from parley.coordinator.routing.health import HealthChecker
 from parley.coordinator.routing.instance import ClusterInstance
@@ -24,20 +25,21 @@ class InstanceRecheck:
         connect_results: Callable[[ClusterInstance], Awaitable[None]],
     ):
         self._table, self._health, self._connect_results = table, health, connect_results
-        self._running: asyncio.Task[None] | None = None
-        self._next: asyncio.Task[None] | None = None  # begins when the running one has ended
+        self._running: asyncio.Task[list[ClusterInstance]] | None = None
+        self._next: asyncio.Task[list[ClusterInstance]] | None = None  # begins when the running one has ended
 
-    async def check_unusable(self) -> None:
-        """Check the instances that may have become usable, all at once, and return when the table knows the result.
+    async def check_unusable(self) -> Collection[ClusterInstance]:
+        """Check the instances that may have become usable, all at once, and return those that answered when the table
+        knows the result. Their faults remain.
 
         An answer to an earlier question may be out of date. So callers that come while a round of checks runs share the
         next one.
         """
         if self._next is None:
             if not self._table.possibly_usable_instances():
-                return
+                return ()
             self._next = asyncio.get_running_loop().create_task(self._run_round(self._running))
-        await asyncio.shield(self._next)
+        return await asyncio.shield(self._next)
 
     async def close(self) -> None:
         """Stop all checks."""
@@ -46,16 +48,17 @@ class InstanceRecheck:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _run_round(self, earlier_round: asyncio.Task[None] | None) -> None:
+    async def _run_round(self, earlier_round: asyncio.Task[list[ClusterInstance]] | None) -> list[ClusterInstance]:
         if earlier_round is not None:
             await asyncio.wait((earlier_round,))
         self._running, self._next = self._next, None
         instances = self._table.possibly_usable_instances()
-        await asyncio.gather(*(self._check_again(instance) for instance in instances))
+        answers = await asyncio.gather(*(self._check_again(instance) for instance in instances))
+        return [instance for instance, has_answered in zip(instances, answers, strict=True) if has_answered]
 
-    async def _check_again(self, instance: ClusterInstance) -> None:
-        # Many requests may ask in a short time, so a miss says no more than the last one did.
-        if await self._health.check_instance(instance, counts_miss=False):
-            self._table.end_fault(instance)
-        if not instance.has_result_stream and instance.phase_at(self._table.clock()) == "ready":
+    async def _check_again(self, instance: ClusterInstance) -> bool:
+        # Many requests may ask in a short time, so the outcome says no more than the last one did.
+        has_answered = await self._health.check_instance(instance, is_regular=False)
+        if not instance.has_result_stream and instance.phase_at(inf) == "ready":  # but for its fault
             await self._connect_results(instance)
+        return has_answered

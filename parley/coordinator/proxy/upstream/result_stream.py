@@ -12,6 +12,7 @@ import contextlib
 import time
 from collections import OrderedDict
 from collections.abc import Callable
+from math import inf
 from typing import Protocol
 
 from parley.disagg.wire.result_frames import BadFrame, FrameReader, ResultFrame
@@ -29,6 +30,7 @@ RESUME_WINDOW = 15.0  # seconds until a broken connection can no longer be resum
 EPOCH_WAIT = 0.1  # seconds without an epoch frame until the instance counts as a server other than parley
 FLUSH_DELAY = 0.005  # seconds until a payload that may be cut at a NUL byte counts as complete
 RECONNECT_DELAYS = (0.05, 0.1, 0.2, 0.5, 1.0)  # seconds between attempts to connect
+STALLED_SECONDS = 1.0  # an attempt to connect that lasts longer is not worth waiting for
 LASTING_FAILURES = 5  # this many failed attempts in a row are reported, with the reason
 MAX_ORPHANS = 4096  # ids of orphaned requests that are remembered
 
@@ -75,6 +77,8 @@ class ResultStreamClient:
         self._connected_event = asyncio.Event()  # set while ``connected``
         self._hurry_event = asyncio.Event()  # set while the next attempt to connect must not wait
         self._outcome: asyncio.Future[None] | None = None  # done when the next attempt to connect has an outcome
+        self._responds = True  # the last attempt to connect was not in vain for its whole time
+        self._attempt_began = inf  # by the loop's clock; infinity between two attempts
         self._orphans: OrderedDict[bytes, None] = OrderedDict()
         self._epoch = b""
         self._frames_received = 0  # frames of this epoch received over earlier connections
@@ -95,9 +99,11 @@ class ResultStreamClient:
 
     async def connect_now(self) -> None:
         """Try to connect without a delay, and return when that has succeeded or failed. An attempt that is under way
-        may have begun too early, so another one follows it."""
+        may have begun too early, so another one follows it. Do nothing if the last one, or the one under way, finds
+        nobody who responds: that takes long."""
         for _ in range(2):
-            if self.connected or self.taken_over:
+            is_stalled = asyncio.get_running_loop().time() - self._attempt_began > STALLED_SECONDS
+            if self.connected or self.taken_over or is_stalled or not self._responds:
                 return
             self._hurry_event.set()
             if self._outcome is None:
@@ -118,14 +124,16 @@ class ResultStreamClient:
         try:
             while not self.taken_over:
                 self._hurry_event.clear()
+                self._attempt_began = asyncio.get_running_loop().time()
                 try:
-                    reason = await self._run_connection()
+                    reason, self._responds = await self._run_connection(), True
                     if self._accepted:
                         failures, since = 0, time.monotonic()
                 except InstanceUnreachable as error:
-                    reason = str(error)
+                    reason, self._responds = str(error), error.refused
                     if error.refused:
                         since = 0.0  # nothing listens there, and a successor of the process could not resume
+                self._attempt_began = inf
                 failures += 1
                 if self._receivers and (not self.native or time.monotonic() - since > RESUME_WINDOW):
                     self.fail_requests(reason)
