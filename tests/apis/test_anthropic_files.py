@@ -146,3 +146,19 @@ async def test_documents_must_be_texts(serve):
     missing = {"type": "document", "source": {"type": "file"}}
     answer = await server.post("/v1/messages", body_of(missing), **VERSION)
     assert answer.status == 400 and "messages.0.content.0.source.file_id" in answer.json["error"]["message"]
+
+
+async def test_files_of_a_request_are_limited_together(serve):
+    server = await serve(reply=repeat_prompt)
+    file = (await upload(server, b"a" * (9 << 20), "a.txt")).json
+    answer = await server.post("/v1/messages", body_of(*[document(file["id"])] * 8), **VERSION)
+    assert answer.status == 413 and "67108864 bytes together" in answer.json["error"]["message"], answer.body
+
+
+async def test_picture_in_a_document_of_blocks_may_be_an_uploaded_file(live_cluster):
+    server = (await live_cluster("flex", settings=lambda: media_settings("qwen3_vl"))).front
+    file = (await upload(server, picture_bytes(1), "a.png")).json
+    source = {"type": "content", "content": [{"type": "image", "source": {"type": "file", "file_id": file["id"]}}]}
+    body = body_of({"type": "document", "source": source}, {"type": "text", "text": "What is this?"}, max_tokens=8)
+    answer = await server.post("/v1/messages", body, **VERSION)
+    assert answer.status == 200, answer.body

@@ -121,6 +121,22 @@ async def test_uploaded_files_that_cannot_be_read_are_refused(serve):
     assert answer.status == 400 and "Uploaded files are not available" in answer.error["message"]
 
 
+async def test_files_of_a_request_are_limited_together(serve):
+    server = await serve(reply=repeat_prompt)
+    file_id = await upload(server, b"a" * (9 << 20), "a.txt", "user_data")
+    answer = await server.post("/v1/responses", body_of(*[{"type": "input_file", "file_id": file_id}] * 8))
+    assert answer.status == 413 and "67108864 bytes together" in answer.error["message"], answer.body
+
+
+async def test_batch_needs_a_file_of_its_purpose(serve):
+    server = await serve()
+    file_id = await upload(server, "{}", "in.jsonl", "user_data")
+    body = {"input_file_id": file_id, "endpoint": "/v1/chat/completions", "completion_window": "24h"}
+    answer = await server.post("/v1/batches", body)
+    assert answer.status == 400 and answer.error["param"] == "input_file_id"
+    assert "must be 'batch', but is 'user_data'" in answer.error["message"]
+
+
 async def test_openai_client_asks_about_a_file_that_it_uploaded(serve):
     server = await serve(reply=repeat_prompt)
     client = openai.AsyncOpenAI(base_url=f"http://127.0.0.1:{server.port}/v1", api_key="none", max_retries=0)

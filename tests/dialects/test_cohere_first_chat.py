@@ -11,6 +11,7 @@ from parley.dialects.cohere import DIALECT, first_chat
 from parley.dialects.cohere.api_rules import LENIENT_COHERE_RULES, STRICT_COHERE_RULES, CohereRules
 from parley.dialects.cohere.first_conversation import schema_of_type
 from parley.dialects.dialect import RequestContext
+from parley.dialects.mounts import error_dialect, universal_mounts
 from parley.errors import EngineDied, Expired, ParleyError
 from parley.types import (
     Chat,
@@ -339,3 +340,8 @@ def test_strict_first_chat_refuses_members_that_the_original_lacks(members, path
     status, sentence = refusal(rules=STRICT_COHERE_RULES, **members)
     assert status == 422 and sentence.startswith(f"unknown field: parameter '{path}' is not a valid field.")
     read_first(**members)
+
+
+def test_paths_of_openais_chat_keep_its_errors():
+    for path in ("/v1/chat/completions", "/v1/chat/completions/x/y"):
+        assert error_dialect(universal_mounts(), path).name == "parley"

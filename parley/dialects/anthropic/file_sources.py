@@ -16,7 +16,7 @@ from parley.dialects.dialect import RequestContext
 from parley.dialects.fields import Fields, decode_fields
 from parley.dialects.json_answer import encode_json
 from parley.dialects.records import InlinedRequest
-from parley.dialects.stored_files import find_content
+from parley.dialects.stored_files import read_named_file
 from parley.dialects.stored_objects import ObjectKind
 from parley.errors import UnknownRecord, excerpt
 
@@ -64,7 +64,7 @@ def load_file(context: RequestContext, file_id: str) -> StoredFile:
 def with_file_content(source: Fields, block_type: str, context: RequestContext) -> Fields:
     """Return the source of a picture or a document that names a file as one that has the file's content.
 
-    Raises BadRequest, and UnknownRecord if there is no such file.
+    Raises BadRequest, TooLarge, and UnknownRecord if there is no such file.
     """
     file_id = source.string("file_id", None, cap=256)
     if file_id is None:
@@ -72,7 +72,7 @@ def with_file_content(source: Fields, block_type: str, context: RequestContext) 
     if not context.records.are_kept:
         raise source.member_error("type", "'file' is not supported by this server, which stores no files")
     stored = load_file(context, file_id)
-    content = find_content(context.records, file_id)
+    content = read_named_file(context, file_id)
     if content is None:
         raise UnknownRecord(f"The content of the file {excerpt(file_id)} is not stored any more.")
     media_type: str = stored.file["mime_type"]
@@ -90,7 +90,7 @@ def with_file_content(source: Fields, block_type: str, context: RequestContext) 
 
 
 def inline_files(body: bytes, context: RequestContext) -> InlinedRequest:
-    """Return a request with the files that its messages name. Raises BadRequest, UnknownRecord."""
+    """Return a request with the files that its messages name. Raises BadRequest, UnknownRecord, TooLarge."""
     fields = decode_fields(body, ANTHROPIC_WORDING)
     messages = fields.raw_value("messages")
     if not context.records.are_kept or not isinstance(messages, list):
@@ -123,4 +123,7 @@ def _block_with_file(block: Any, path: str, context: RequestContext, depth: int)
     if isinstance(source, dict) and source.get("type") == "file":
         fields = with_file_content(Fields(source, f"{path}.source", ANTHROPIC_WORDING), kind, context)
         return block | {"source": {name: fields.raw_value(name) for name in ("type", "media_type", "data")}}
+    if isinstance(source, dict) and source.get("type") == "content":  # blocks in a document
+        inlined = _with_files(source, f"{path}.source.content", context, depth - 1)
+        return block | {"source": inlined} if inlined is not source else block
     return _with_files(block, f"{path}.content", context, depth - 1)

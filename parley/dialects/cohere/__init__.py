@@ -59,7 +59,7 @@ def _cohere_dialect(rules: CohereRules) -> Dialect:
         body_schemas="cohere-strict" if rules.strict else "cohere",
         title="Cohere",
         base_path="",
-        other_bases=("/v2/chat", "/v1/chat"),
+        other_bases=("/v2/chat",),  # not /v1/chat: OpenAI has paths below it
         render_error=cohere_error_answer,
         prompt_members=PROMPT_MEMBERS,
         bench_apis=bench.BENCH_APIS,

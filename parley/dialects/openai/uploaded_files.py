@@ -17,7 +17,7 @@ from parley.dialects.form_data import UploadedFile, decode_form
 from parley.dialects.json_answer import encode_json, json_answer
 from parley.dialects.openai import object_lists
 from parley.dialects.records import TenantRecords
-from parley.dialects.stored_files import delete_content, find_content, save_content
+from parley.dialects.stored_files import delete_content, find_content, read_named_file, save_content
 from parley.dialects.stored_objects import ObjectKind
 from parley.errors import Invalid, TooLarge, UnknownRecord, Unsupported, excerpt
 
@@ -133,14 +133,14 @@ def with_uploaded_file(part: Fields, data_member: str, context: RequestContext) 
     """Return a part with the file that its ``file_id`` names in ``data_member``: as a data: URL, with the type that the
     file's name says.
 
-    Raises BadRequest, and UnknownRecord if there is no such file.
+    Raises BadRequest, TooLarge, and UnknownRecord if there is no such file.
     """
     for name in ("image_url", "file_data", "file_url"):
         if part.has_value(name):
             raise part.member_error("file_id", f"not allowed together with '{name}'.")
     file_id, path = part.string("file_id", "", cap=object_lists.MAX_ID), part.member_path("file_id")
     file = find_file(context.records, file_id, context.created)
-    content = None if file is None else find_content(context.records, file_id)
+    content = None if file is None else read_named_file(context, file_id)
     if file is None or content is None:
         raise UnknownRecord(f"No such File object: {excerpt(file_id)}.", field=path)
     media_type = mimetypes.guess_type(file["filename"])[0] or ""

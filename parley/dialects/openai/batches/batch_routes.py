@@ -27,6 +27,7 @@ from parley.errors import BadRequest, Conflict, Invalid, UnknownRecord, Unsuppor
 __all__ = ["BATCHES_PATH", "cancel_batch", "create_batch", "list_batches", "read_batch"]
 
 WINDOWS = ("24h",)
+INPUT_PURPOSE = "batch"
 TIMES = ("in_progress", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled")
 
 
@@ -43,8 +44,12 @@ def create_batch(body: bytes, context: RequestContext) -> OpenAIBatch:
     window = fields.string("completion_window", "", allowed=WINDOWS)
     expiry = read_expiry(fields, "output_expires_after")
     metadata = read_metadata(fields)
-    if find_file(context.records, file_id, context.created) is None:
+    file = find_file(context.records, file_id, context.created)
+    if file is None:
         raise Invalid(f"Invalid 'input_file_id': there is no file {excerpt(file_id)}.", field="input_file_id")
+    if file["purpose"] != INPUT_PURPOSE:
+        sentence = f"the purpose of the file must be '{INPUT_PURPOSE}', but is '{file['purpose']}'"
+        raise Invalid(f"Invalid 'input_file_id': {sentence}.", field="input_file_id")
     batch: BatchObject = {
         "id": f"batch_{context.unique_id}",
         "object": "batch",
