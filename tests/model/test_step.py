@@ -161,6 +161,7 @@ def test_files_with_other_layers_are_refused(folder, tmp_path):
         ("sink", True, "gives sink as True"),
         ("use_rope_layers", [1, 0], "gives use_rope_layers as"),
         ("swiglu_limits", [1.0], "gives swiglu_limits as"),
+        ("swiglu_limits", [float("inf")] * LAYERS, "gives swiglu_limits as"),
         ("rope_theta", [1e4], "gives rope_theta as"),
         ("moe_layers_enum", "a", "gives moe_layers_enum as 'a'"),
         ("attention_other_setting", {"num_attention_heads": 5}, "5 heads over 2 key/value heads do not divide"),

@@ -25,7 +25,7 @@ LAYER_LISTS = ("layer_types", "mlp_layer_types", "swiglu_limits", "swiglu_limits
 
 
 def inverse_silu(value: float) -> float:
-    """Return the x above 0 with silu(x) = ``value``, which is above 0. By Newton's method: silu is convex there."""
+    """Return the x above 0 with silu(x) = ``value``, which is above 0. By Newton's method: silu rises there."""
     x = value + 1
     for _ in range(50):
         sigmoid = 1 / (1 + math.exp(-x))
@@ -104,6 +104,8 @@ def _read_limits(fields: dict[str, Any], name: str, count: int) -> list[GateLimi
     if not isinstance(values, list) or len(values) != count:
         raise wrong_value(name, values)
     numbers = [0.0 if value is None else read_number({name: value}, name) for value in values]
+    if math.inf in numbers:
+        raise wrong_value(name, values)
     return [GateLimits(inverse_silu(number), number) if number else None for number in numbers]
 
 
