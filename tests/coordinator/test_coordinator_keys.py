@@ -19,6 +19,7 @@ from support.free_ports import free_port
 from support.grpc_client import GrpcClient, answer_text
 from support.http_client import HELLO_CHAT, Answer, build_request
 from support.scripted_instance import ScriptedInstance
+from support.simulated_cluster import lose_instance
 
 from parley.cli import coordinator as cli
 from parley.coordinator import coordinator
@@ -191,6 +192,17 @@ async def test_usage_equals_that_of_the_answers_and_counts_once(live_cluster, tm
     states = cluster.coordinator.client_keys.ledger.limiter.states_of(alice)
     assert states.tokens.remaining == 10_000 - 2 * used["total_tokens"]
     assert (await cluster.front.get("/v1/usage", **headers["bob"])).status == 403
+
+
+async def test_a_bad_request_is_refused_as_such_although_no_instance_with_a_longer_context_can_be_reached(live_cluster):
+    headers, keys = make_keys(alice={"tokens_per_minute": 10_000})
+    cluster = await live_cluster("mixed", "mixed", client_keys={"hashed_keys": keys})
+    await cluster.coordinator.health.stop_checks()
+    _, lost = cluster.coordinator.table
+    lost.context_length, lost.url = 1 << 20, f"http://127.0.0.1:{free_port()}"
+    lose_instance(cluster.coordinator.table, lost)
+    answer = await cluster.front.post("/v1/completions", COMPLETION | {"temperature": -1}, **headers["alice"])
+    assert answer.status == 400 and "temperature" in answer.body.decode(), answer.body
 
 
 async def test_every_ending_releases_unused_tokens(live_cluster, tmp_path):

@@ -111,6 +111,7 @@ async def _ask_token_counts(
     """Return the tokens that a request reserves, or an instance's refusal of the request. Raises ParleyError if no
     instance can say it."""
     longest = max((instance.context_length for instance in instances), default=0)  # fits most requests
+    refusal: InstanceAnswer | None = None  # of a request that another instance may have the context for
     for instance in instances:
         headers = [*forward.forwarded_headers(connections, client, instance), (COUNT_HEADER, b"1")]
         try:
@@ -123,6 +124,10 @@ async def _ask_token_counts(
             return counts
         if answer.status not in (429, 503) and (answer.status != 400 or instance.context_length >= longest):
             return answer
+        if answer.status == 400:
+            refusal = answer
+    if refusal is not None:
+        return refusal
     raise refusals.coordinator_error(503, refusals.TEXTS.cluster_not_ready)
 
 
