@@ -36,10 +36,12 @@ logging.getLogger("python_multipart").setLevel(logging.CRITICAL)  # it warns of 
 
 @dataclass(frozen=True)
 class UploadedFile:
-    """A file of a form. ``filename``: the client's name for it; None if it has none."""
+    """A file of a form. ``filename``: the client's name for it; None if it has none. ``media_type``: as the client
+    says, without parameters; "" if it does not."""
 
     content: bytes = field(repr=False)
     filename: str | None = None
+    media_type: str = ""
 
 
 class FormWording(ErrorWording):
@@ -178,7 +180,12 @@ class _PartCollector:
         content = b"".join(self._data)
         if b"filename" in options or match[1] in self._file_names:
             filename = options.get(b"filename")
-            value: Any = UploadedFile(content, None if filename is None else filename.decode("utf-8", "replace"))
+            media_type, _ = parse_options_header(self._headers.get(b"content-type", b""))
+            value: Any = UploadedFile(
+                content,
+                None if filename is None else filename.decode("utf-8", "replace"),
+                media_type.decode("latin-1").lower(),
+            )
         else:
             self._text_size += len(content)
             if self._text_size > MAX_TEXT_SIZE:

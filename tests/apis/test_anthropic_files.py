@@ -15,8 +15,11 @@ VERSION = {"anthropic-version": "2023-06-01"}
 OWNER, OTHER = ({"x-api-key": key} | VERSION for key in KEYS)
 
 
-async def upload(server: Any, content: str | bytes, name: str, headers: Any = VERSION, **members: str) -> Any:
-    form = encode_form([*((key, value, None) for key, value in members.items()), ("file", content, name)])
+async def upload(
+    server: Any, content: str | bytes, name: str, headers: Any = VERSION, file_type: str = "", **members: str
+) -> Any:
+    parts = [*((key, value, None) for key, value in members.items()), ("file", content, name)]
+    form = encode_form(parts, file_type=file_type)
     return await server.call("POST", "/v1/files", form, FORM_HEADERS | headers)
 
 
@@ -26,6 +29,21 @@ def body_of(*blocks: Any, **members: Any) -> dict[str, Any]:
 
 def document(file_id: str) -> dict[str, Any]:
     return {"type": "document", "source": {"type": "file", "file_id": file_id}}
+
+
+@pytest.mark.parametrize(
+    ("name", "file_type", "mime_type"),
+    [
+        ("notes", "text/plain; charset=utf-8", "text/plain"),
+        ("notes.txt", "", "text/plain"),
+        ("notes.txt", "application/octet-stream", "text/plain"),
+        ("notes.txt", "Text", "text/plain"),
+        ("notes", "", "application/octet-stream"),
+    ],
+)
+async def test_the_clients_media_type_of_a_file_precedes_that_of_its_name(serve, name, file_type, mime_type):
+    server = await serve()
+    assert (await upload(server, "x", name, file_type=file_type)).json["mime_type"] == mime_type
 
 
 async def test_files_have_the_originals_members_and_lists(serve):

@@ -38,7 +38,7 @@ def members(form: Fields) -> dict[str, Any]:
 def test_form_has_the_same_members_in_any_order_of_its_parts(texts, content, rng):
     parts: list[Part] = [*((name, text, None) for name, text in texts.items()), ("file", content, "a.wav")]
     rng.shuffle(parts)
-    assert members(decode(*parts)) == {**texts, "file": UploadedFile(content, "a.wav")}
+    assert members(decode(*parts)) == {**texts, "file": UploadedFile(content, "a.wav", "audio/x-wav")}
 
 
 @given(st.binary(max_size=2000))
@@ -77,7 +77,7 @@ def test_names_with_brackets_are_arrays_and_objects():
 
 def test_file_may_have_no_name_and_empty_texts_are_absent():
     form = decode(("file", b"\xff\x00", None), ("language", "", None), ("other", b"\xff", "o.bin"))
-    assert members(form) == {"file": UploadedFile(b"\xff\x00"), "other": UploadedFile(b"\xff", "o.bin")}
+    assert members(form) == {"file": UploadedFile(b"\xff\x00"), "other": UploadedFile(b"\xff", "o.bin", "audio/x-wav")}
 
 
 @pytest.mark.parametrize(
@@ -161,7 +161,7 @@ def test_refuses_broken_forms_and_bombs(body, sentence):
 def test_large_files_are_read_whatever_their_content(filling):
     content = filling * ((8 << 20) // len(filling))
     form = decode_form(encode_form([("file", content, "a"), ("model", "m", None)]), FORM_TYPE, ("file",))
-    assert members(form) == {"file": UploadedFile(content, "a"), "model": "m"}
+    assert members(form) == {"file": UploadedFile(content, "a", "audio/x-wav"), "model": "m"}
 
 
 def test_model_is_found_at_any_place_in_the_body():

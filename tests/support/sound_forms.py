@@ -12,11 +12,12 @@ FORM_TYPE = f"multipart/form-data; boundary={BOUNDARY}".encode()
 Part = tuple[str, str | bytes, str | None]  # its name, its content, and its file name
 
 
-def encode_form(parts: Iterable[Part], boundary: str = BOUNDARY) -> bytes:
-    """Return a form with these parts, in this order."""
+def encode_form(parts: Iterable[Part], boundary: str = BOUNDARY, file_type: str = "audio/x-wav") -> bytes:
+    """Return a form with these parts, in this order. ``file_type``: media type of its files; "" for none."""
+    type_header = f"\r\nContent-Type: {file_type}" if file_type else ""
     pieces = []
     for name, content, filename in parts:
-        file_part = "" if filename is None else f'; filename="{filename}"\r\nContent-Type: audio/x-wav'
+        file_part = "" if filename is None else f'; filename="{filename}"{type_header}'
         pieces += [f'--{boundary}\r\nContent-Disposition: form-data; name="{name}"{file_part}\r\n\r\n'.encode()]
         pieces += [content if isinstance(content, bytes) else content.encode(), b"\r\n"]
     return b"".join([*pieces, f"--{boundary}--\r\n".encode()])

@@ -23,6 +23,9 @@ MIN_EXPIRY, MAX_EXPIRY = 3600, 90 * 86_400  # seconds
 MAX_FILENAME = 500  # characters
 MAX_LISTED_IDS = 100  # that a query may name
 ANY_TYPE = "application/octet-stream"
+MEDIA_TYPE = re.compile(r"[a-z0-9!#$&^_.+-]{1,127}/[a-z0-9!#$&^_.+-]{1,127}")  # RFC 6838
+MEDIA_TYPES = mimetypes.MimeTypes()  # Python's own table: the host's may differ
+MEDIA_TYPES.add_type("text/markdown", ".md")
 PAGE_TOKEN = re.compile(r"page_(\d{12})_(file_\w{1,128})")
 
 
@@ -48,13 +51,20 @@ def upload_file(body: bytes, context: RequestContext) -> Answer:
         "size_bytes": size,
         "created_at": iso_time(context.created),
         "filename": filename,
-        "mime_type": mimetypes.guess_type(filename)[0] or ANY_TYPE,
+        "mime_type": _media_type(upload, filename),
         "downloadable": False,
         "expires_at": None if expires is None else iso_time(expires),
     }
     save_content(context.records, file["id"], upload.content)
     FILES.save(context.records, file["id"], context.created, encode_json(StoredFile(file, context.created, expires)))
     return json_answer(file)
+
+
+def _media_type(upload: UploadedFile, filename: str) -> str:
+    """Return the media type that the client gives, or else the one of the file's name."""
+    if upload.media_type not in ("", ANY_TYPE) and MEDIA_TYPE.fullmatch(upload.media_type):
+        return upload.media_type
+    return MEDIA_TYPES.guess_type(filename)[0] or ANY_TYPE
 
 
 def read_file(body: bytes, context: RequestContext) -> Answer:
