@@ -241,13 +241,16 @@ class InstanceScheduler:
         A request cancelled while it waits holds nothing. The caller must end the placement that is returned.
         """
         self.counters.count_request(request.earlier_attempts)
-        usable = await self.find_usable(
-            lambda usable: self._has_untried_instances(request, usable),
-            lambda usable: self._can_serve_with(self._instances_with_model(request, usable)),
-        )
+        usable = self.table.usable_instances()
         candidates = self._instances_with_model(request, usable)
-        if not request.earlier_attempts and not self._can_serve_with(candidates):
-            raise self._refuse_request(503, refusals.TEXTS.cluster_not_ready, 1.0)
+        if not self._has_untried_instances(request, candidates):
+            usable = await self.find_usable(
+                lambda usable: self._has_untried_instances(request, self._instances_with_model(request, usable)),
+                lambda usable: self._can_serve_with(self._instances_with_model(request, usable)),
+            )
+            candidates = self._instances_with_model(request, usable)
+            if not request.earlier_attempts and not self._can_serve_with(candidates):
+                raise self._refuse_request(503, refusals.TEXTS.cluster_not_ready, 1.0)
         placement = None if self.queue else self._try_placement(request, usable, candidates)
         if placement is not None:
             return placement
@@ -316,10 +319,12 @@ class InstanceScheduler:
         """Whether the cluster can serve requests at all; if it seems not to, its instances are asked again."""
         return self._can_serve_with(await self.find_usable(self._can_serve_with))
 
-    def _has_untried_instances(self, request: SchedulingRequest, usable: Sequence[ClusterInstance]) -> bool:
-        """Whether instances that have not failed a request can serve it."""
-        untried = [instance for instance in usable if instance.id not in request.failed_instances]
-        return self._can_serve_with(self._instances_with_model(request, untried))
+    def _has_untried_instances(self, request: SchedulingRequest, candidates: Sequence[ClusterInstance]) -> bool:
+        """Whether those of some instances with a request's model that have not failed it can serve it."""
+        failed_ids = request.failed_instances
+        return self._can_serve_with(
+            [instance for instance in candidates if instance.id not in failed_ids] if failed_ids else candidates
+        )
 
     def _can_serve_with(self, usable: Sequence[ClusterInstance]) -> bool:
         return self.table.is_complete(usable) or (self.options.fallback and any(instance.native for instance in usable))
