@@ -266,11 +266,11 @@ async def test_moderations_are_refused_by_name(serve):
 
 
 def test_input_of_empty_lines_takes_no_memory_of_its_own():
-    content = b"\n" * 100_000
+    content = b"\n" * 500_000  # so that what other threads take does not count
     tracemalloc.start()
     try:
         assert read_batch_input(content, CHAT_URL).faults[0].code == "empty_file"
-        assert tracemalloc.get_traced_memory()[1] < 100_000  # bytes
+        assert tracemalloc.get_traced_memory()[1] < len(content)
     finally:
         tracemalloc.stop()
 
