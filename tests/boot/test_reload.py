@@ -310,12 +310,23 @@ def test_a_terminal_that_closes_ends_the_server(folder: Path, tmp_path: Path) ->
         terminal.exit_code()
 
 
+def open_for_reader(pipe: Path, reader: subprocess.Popen[bytes]) -> int:
+    """Wait until a process reads a pipe, and return the descriptor of its other end."""
+    deadline = time.monotonic() + 120
+    while True:
+        try:
+            return os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
+        except OSError:  # nobody reads it yet
+            assert reader.poll() is None and time.monotonic() < deadline
+            time.sleep(0.01)
+
+
 @pytest.mark.parametrize("command", ["serve", "coordinator"])
 def test_a_hang_up_during_the_start_is_handled_after_it(folder: Path, tmp_path: Path, command: str) -> None:
     pipe = tmp_path / "config.toml"
     os.mkfifo(pipe)
     words = {
-        "serve": ["serve", str(folder), "--fake-engine", "--port", "0"],
+        "serve": ["serve", str(folder), "--scripted-engine", "--port", "0"],
         "coordinator": ["coordinator", "--port", "0"],
     }
     contents = {
@@ -332,7 +343,7 @@ def test_a_hang_up_during_the_start_is_handled_after_it(folder: Path, tmp_path: 
         )  # fmt: skip
     try:
         first, second = contents[command]
-        with pipe.open("w") as writer:  # waits until the process reads the pipe
+        with os.fdopen(open_for_reader(pipe, process), "w") as writer:
             process.send_signal(signal.SIGHUP)
             writer.write(first)
         wait_until(lambda: "parley 0" in log.read_text(), 120)
@@ -348,7 +359,7 @@ def test_a_closed_terminal_leaves_a_server_that_ignores_it(folder: Path, tmp_pat
     """Started under ``nohup``, which ignores the signal."""
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        terminal = Terminal("serve", str(folder), "--fake-engine", "--port", "0", home=tmp_path)
+        terminal = Terminal("serve", str(folder), "--scripted-engine", "--port", "0", home=tmp_path)
     finally:
         signal.signal(signal.SIGHUP, before)
     with terminal:

@@ -49,7 +49,7 @@ async def test_no_request_fails_while_all_instances_are_restarted(
     folder: Path, tmp_path: Path, roles: tuple[str, ...]
 ) -> None:
     cluster = await asyncio.to_thread(
-        Cluster, tmp_path, *roles, flags=(str(folder), "--fake-engine"), ready_seconds=300, separate="always"
+        Cluster, tmp_path, *roles, flags=(str(folder), "--scripted-engine"), ready_seconds=300, separate="always"
     )
     try:
         url, failures, sent, ended = cluster.coordinator.url, [], 0, False
