@@ -16,6 +16,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -310,15 +311,12 @@ def test_a_terminal_that_closes_ends_the_server(folder: Path, tmp_path: Path) ->
         terminal.exit_code()
 
 
-def open_for_reader(pipe: Path, reader: subprocess.Popen[bytes]) -> int:
-    """Wait until a process reads a pipe, and return the descriptor of its other end."""
-    deadline = time.monotonic() + 120
-    while True:
-        try:
-            return os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
-        except OSError:  # nobody reads it yet
-            assert reader.poll() is None and time.monotonic() < deadline
-            time.sleep(0.01)
+def has_opened(process: subprocess.Popen[bytes], file: Path) -> bool:
+    """Whether a process that runs has opened a file. Raises AssertionError if it has ended."""
+    assert process.poll() is None
+    with suppress(OSError):  # a descriptor was closed meanwhile
+        return any(os.path.realpath(link) == str(file) for link in Path(f"/proc/{process.pid}/fd").iterdir())
+    return False
 
 
 @pytest.mark.parametrize("command", ["serve", "coordinator"])
@@ -343,11 +341,12 @@ def test_a_hang_up_during_the_start_is_handled_after_it(folder: Path, tmp_path: 
         )  # fmt: skip
     try:
         first, second = contents[command]
-        with os.fdopen(open_for_reader(pipe, process), "w") as writer:
+        with os.fdopen(os.open(pipe, os.O_RDWR), "w") as writer:  # opening it for writing alone waits for a reader
+            wait_until(lambda: has_opened(process, pipe), 120)
             process.send_signal(signal.SIGHUP)
+            pipe.unlink()
+            pipe.write_text(second)  # a file that the reload finds, in place of the pipe that the start reads
             writer.write(first)
-        wait_until(lambda: "parley 0" in log.read_text(), 120)
-        pipe.write_text(second)
         wait_until(lambda: re.search(r"were reloaded; changed: max_(queue|requests)\.", log.read_text()), 120)
         assert process.poll() is None
     finally:
@@ -357,12 +356,8 @@ def test_a_hang_up_during_the_start_is_handled_after_it(folder: Path, tmp_path: 
 
 def test_a_closed_terminal_leaves_a_server_that_ignores_it(folder: Path, tmp_path: Path) -> None:
     """Started under ``nohup``, which ignores the signal."""
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
-        terminal = Terminal("serve", str(folder), "--scripted-engine", "--port", "0", home=tmp_path)
-    finally:
-        signal.signal(signal.SIGHUP, before)
-    with terminal:
+    words = ("serve", str(folder), "--scripted-engine", "--port", "0")
+    with Terminal(*words, home=tmp_path, nohup=True) as terminal:
         url = re.findall(r"http://127\.0\.0\.1:\d+", terminal.read_until("ready in"))[0]
         terminal.hang_up()
         terminal.process.send_signal(signal.SIGHUP)

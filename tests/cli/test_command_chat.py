@@ -258,7 +258,7 @@ def own_folder(tiny, tmp_path) -> Path:
 
 
 def test_chat_starts_and_stops_its_own_server(parley, own_folder):
-    done = parley("chat", str(own_folder), "-q", "the lazy dog", "--max-tokens", "30", PARLEY_FAKE_ENGINE="1")
+    done = parley("chat", str(own_folder), "-q", "the lazy dog", "--max-tokens", "30", PARLEY_SCRIPTED_ENGINE="1")
     assert (done.returncode, done.stderr) == (0, "")
     assert "the lazy dog" in done.stdout
     assert not server_pids(own_folder)
@@ -281,7 +281,7 @@ def test_chat_says_how_an_address_in_place_of_a_model_is_meant(parley):
 def test_killed_chat_leaves_no_server(own_folder, tmp_path):
     command = [sys.executable, "-m", "parley", "chat", str(own_folder)]
     with subprocess.Popen(
-        command, stdin=subprocess.PIPE, env=clean_environment() | {"PARLEY_FAKE_ENGINE": "1"}
+        command, stdin=subprocess.PIPE, env=clean_environment() | {"PARLEY_SCRIPTED_ENGINE": "1"}
     ) as chat:
         assert wait_until(30, lambda: server_pids(own_folder))
         chat.send_signal(signal.SIGKILL)

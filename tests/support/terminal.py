@@ -19,17 +19,19 @@ LAUNCHER = """
 import fcntl, os, signal, sys, termios
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)  # the terminal sends Ctrl-C to the session that it controls
 signal.signal(signal.SIGINT, signal.SIG_DFL)  # a background process inherits "ignored"
-os.execv(sys.executable, [sys.executable, "-m", "parley", *sys.argv[1:]])
+signal.signal(signal.SIGHUP, signal.SIG_IGN if sys.argv[1] == "nohup" else signal.SIG_DFL)
+os.execv(sys.executable, [sys.executable, "-m", "parley", *sys.argv[2:]])
 """
 
 
 class Terminal:
-    """A parley command on a pseudo-terminal. Must be closed, as a context manager does."""
+    """A parley command on a pseudo-terminal. Must be closed, as a context manager does. ``nohup``: it was started so
+    that it ignores the end of its terminal."""
 
-    def __init__(self, *words: str, home: Path):
+    def __init__(self, *words: str, home: Path, nohup: bool = False):
         self.terminal_fd, command_fd = pty.openpty()
         self.process = subprocess.Popen(
-            [sys.executable, "-c", LAUNCHER, *words],
+            [sys.executable, "-c", LAUNCHER, "nohup" if nohup else "", *words],
             stdin=command_fd,
             stdout=command_fd,
             stderr=command_fd,
