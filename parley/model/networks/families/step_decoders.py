@@ -7,6 +7,7 @@ embedding; Transformers writes one rotary embedding for each type of layers (con
 from __future__ import annotations
 
 import math
+import reprlib
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -89,7 +90,7 @@ def step_variations(fields: dict[str, Any], layer_types: list[str]) -> list[dict
     windowed_kv_heads = other.get("num_attention_groups", kv_heads)
     for count, groups in ((fields["num_attention_heads"], kv_heads), (heads, windowed_kv_heads)):
         if type(count) is not int or type(groups) is not int or groups < 1 or count < 1 or count % groups:
-            raise Unfusable(f"{count} heads over {groups} key/value heads do not divide")
+            raise Unfusable(f"{reprlib.repr(count)} heads over {reprlib.repr(groups)} key/value heads do not divide")
     windowed: dict[str, Any] = {"heads": heads, "head_sizes": HeadSizes(windowed_kv_heads, dim)}
     limits = [_read_limits(fields, name, len(layer_types)) for name in ("swiglu_limits_shared", "swiglu_limits")]
     return [
