@@ -38,6 +38,7 @@ def document(file_id: str) -> dict[str, Any]:
         ("notes.txt", "", "text/plain"),
         ("notes.txt", "application/octet-stream", "text/plain"),
         ("notes.txt", "Text", "text/plain"),
+        ("PHOTO.WEBP", "", "image/webp"),
         ("notes", "", "application/octet-stream"),
     ],
 )

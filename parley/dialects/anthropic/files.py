@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mimetypes
 import re
 from pathlib import PurePosixPath
 from typing import Any
@@ -14,6 +13,7 @@ from parley.dialects.anthropic.file_sources import FILES, StoredFile, find_file,
 from parley.dialects.anthropic.models import read_page_limit
 from parley.dialects.anthropic.refusal_wording import ANTHROPIC_WORDING
 from parley.dialects.dialect import Answer, RequestContext, Route
+from parley.dialects.file_types import guess_media_type
 from parley.dialects.form_data import UploadedFile, decode_form
 from parley.dialects.json_answer import encode_json, json_answer
 from parley.dialects.stored_files import delete_content, save_content
@@ -24,8 +24,6 @@ MAX_FILENAME = 500  # characters
 MAX_LISTED_IDS = 100  # that a query may name
 ANY_TYPE = "application/octet-stream"
 MEDIA_TYPE = re.compile(r"[a-z0-9!#$&^_.+-]{1,127}/[a-z0-9!#$&^_.+-]{1,127}")  # RFC 6838
-MEDIA_TYPES = mimetypes.MimeTypes()  # Python's own table: the host's may differ
-MEDIA_TYPES.add_type("text/markdown", ".md")
 PAGE_TOKEN = re.compile(r"page_(\d{12})_(file_\w{1,128})")
 
 
@@ -64,7 +62,7 @@ def _media_type(upload: UploadedFile, filename: str) -> str:
     """Return the media type that the client gives, or else the one of the file's name."""
     if upload.media_type not in ("", ANY_TYPE) and MEDIA_TYPE.fullmatch(upload.media_type):
         return upload.media_type
-    return MEDIA_TYPES.guess_type(filename)[0] or ANY_TYPE
+    return guess_media_type(filename) or ANY_TYPE
 
 
 def read_file(body: bytes, context: RequestContext) -> Answer:

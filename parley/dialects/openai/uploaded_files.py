@@ -6,13 +6,13 @@ They are uploaded, listed, read and deleted at ``/v1/files``.
 from __future__ import annotations
 
 import base64
-import mimetypes
 from typing import Any
 
 import msgspec
 
 from parley.dialects.dialect import Answer, RequestContext
 from parley.dialects.fields import Fields
+from parley.dialects.file_types import guess_media_type
 from parley.dialects.form_data import UploadedFile, decode_form
 from parley.dialects.json_answer import encode_json, json_answer
 from parley.dialects.openai import object_lists
@@ -143,8 +143,7 @@ def with_uploaded_file(part: Fields, data_member: str, context: RequestContext) 
     content = None if file is None else read_named_file(context, file_id)
     if file is None or content is None:
         raise UnknownRecord(f"No such File object: {excerpt(file_id)}.", field=path)
-    media_type = mimetypes.guess_type(file["filename"])[0] or ""
-    data_url = f"data:{media_type};base64,{base64.b64encode(content).decode()}"
+    data_url = f"data:{guess_media_type(file['filename'])};base64,{base64.b64encode(content).decode()}"
     return part.with_moved_member(data_member, data_url, "file_id")
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import base64
 import binascii
-import mimetypes
 from typing import Any
 
 from parley.dialects import media
 from parley.dialects.dialect import RequestContext
 from parley.dialects.fields import Fields
+from parley.dialects.file_types import guess_media_type
 from parley.dialects.media import InterleavedText
 from parley.dialects.openai.media_parts import MediaReader
 from parley.dialects.openai.responses.response_rules import ResponsesRules, unserved_error
@@ -91,7 +91,7 @@ def _read_file_data(part: Fields) -> EncodedMedia:
     if data is None:
         raise part.missing_member("file_data")
     if not data.startswith("data:"):
-        return EncodedMedia(data, mimetypes.guess_type(filename)[0] or "")
+        return EncodedMedia(data, guess_media_type(filename))
     try:
         return media.read_data_url(data, "image", part.member_path("file_data"))
     except BadMedia:
