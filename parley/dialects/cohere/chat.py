@@ -67,14 +67,11 @@ class CohereChatReply(Reply):
         model = body.string("model", None, cap=MAX_MODEL_NAME)
         if not model:
             raise body.missing_member("model")
-        messages = ConversationReader(rules, context).read_messages(body)
-        documents = conversation.read_documents(body, rules)
+        messages, template_options = conversation.place_documents(
+            ConversationReader(rules, context).read_messages(body), conversation.read_documents(body, rules), context
+        )
         options.check_citations(body, rules)
-        template_options = options.read_safety_mode(body, context)
-        if documents and "documents" in context.abilities:
-            template_options["documents"] = [document.template_object() for document in documents]
-        elif documents:
-            messages = conversation.with_documents(messages, documents)
+        template_options |= options.read_safety_mode(body, context)
         tools = options.read_tools(body, rules)
         thinking = options.read_thinking(body, rules)
         logprobs = body.boolean("logprobs", False)

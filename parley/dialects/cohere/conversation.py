@@ -231,7 +231,17 @@ def result_text(document: Document) -> str:
     return text if isinstance(text, str) and len(document.data) == 1 else encode_json(document.data).decode()
 
 
-def with_documents(messages: Sequence[Message], documents: Sequence[Document]) -> list[Message]:
+def place_documents(
+    messages: list[Message], documents: Sequence[Document], context: RequestContext
+) -> tuple[list[Message], dict[str, Any]]:
+    """Return the messages and the variables of the chat template, with the documents in one of the two: as a variable
+    if the template reads it."""
+    if documents and "documents" in context.abilities:
+        return messages, {"documents": [document.template_object() for document in documents]}
+    return _with_documents(messages, documents) if documents else messages, {}
+
+
+def _with_documents(messages: Sequence[Message], documents: Sequence[Document]) -> list[Message]:
     """Return the messages with the documents at the start of the user's last turn, or after all if there is none."""
     text = "\n\n".join(_document_text(number, document) for number, document in enumerate(documents))
     place = max((place for place, message in enumerate(messages) if message.role == "user"), default=None)

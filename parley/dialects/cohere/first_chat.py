@@ -62,9 +62,9 @@ class FirstChatReply(Reply):
     def __init__(self, rules: CohereRules, body: Fields, context: RequestContext):
         check_member_names(body, FIRST_BODY_MEMBERS, rules)
         _refuse_members(body)
-        prompt, self._history = _read_prompt(body, rules, context)
-        body.boolean("force_single_step", False)  # an answer is one step in any case
         thinking = options.read_thinking(body, rules)
+        prompt, self._history = _read_prompt(body, rules, context, thinks=thinking.enabled)
+        body.boolean("force_single_step", False)  # an answer is one step in any case
         self.request = Request(
             id=context.unique_id,
             model=body.string("model", "", cap=MAX_MODEL_NAME),
@@ -165,7 +165,9 @@ def _refuse_members(body: Fields) -> None:
         )
 
 
-def _read_prompt(body: Fields, rules: CohereRules, context: RequestContext) -> tuple[Chat | Text, list[Any]]:
+def _read_prompt(
+    body: Fields, rules: CohereRules, context: RequestContext, *, thinks: bool | None
+) -> tuple[Chat | Text, list[Any]]:
     """Return what the model reads, and the turns that the answer repeats. Raises BadRequest."""
     turns = FirstConversation(body, rules)
     if body.boolean("raw_prompting", False):
@@ -173,12 +175,8 @@ def _read_prompt(body: Fields, rules: CohereRules, context: RequestContext) -> t
             if body.raw_value(name):
                 raise body.member_error(name, "not allowed with 'raw_prompting'.")
         return Text(body.string("message", ""), special=True), turns.history
-    messages, documents = turns.messages, read_first_documents(body)
-    template_options = options.read_safety_mode(body, context, SAFETY_MODES)
-    if documents and "documents" in context.abilities:
-        template_options["documents"] = [document.template_object() for document in documents]
-    elif documents:
-        messages = conversation.with_documents(messages, documents)
+    messages, template_options = conversation.place_documents(turns.messages, read_first_documents(body), context)
+    template_options |= options.read_safety_mode(body, context, SAFETY_MODES)
     tools = read_first_tools(body, rules)
     if body.raw_value("tool_results") and not tools.tools:
         raise Invalid("invalid request: tool_results are only allowed with tools.", field="tool_results")
@@ -186,7 +184,7 @@ def _read_prompt(body: Fields, rules: CohereRules, context: RequestContext) -> t
         messages=messages,
         tools=tools.tools,
         schema_fields=tools.schema_fields,
-        thinking=options.read_thinking(body, rules).enabled,
+        thinking=thinks,
         options=template_options,
     )
     return chat, turns.history

@@ -116,10 +116,10 @@ class FirstConversation:
                 raise result.missing_member("call")
             call = self._read_call(call_fields)
             text = JOINT.join(_output_texts(result))
-            equal = next((each for each in self._open_calls if _signature(each) == _signature(call)), None)
-            if equal is not None:
-                self._open_calls.remove(equal)
-                results.append(Message("tool", text, call.name, tool_call_id=equal.id))
+            answered = next((other for other in self._open_calls if _is_same_call(other, call)), None)
+            if answered is not None:
+                self._open_calls.remove(answered)
+                results.append(Message("tool", text, call.name, tool_call_id=answered.id))
             else:
                 new_calls.append(call)
                 new_results.append(Message("tool", text, call.name, tool_call_id=call.id))
@@ -139,8 +139,8 @@ class FirstConversation:
         return ToolCall(f"{name}_{self._call_count}", name, encode_json(call.free_object("parameters")).decode())
 
 
-def _signature(call: ToolCall) -> tuple[str, str]:
-    return call.name, call.arguments
+def _is_same_call(call: ToolCall, other: ToolCall) -> bool:
+    return (call.name, call.arguments) == (other.name, other.arguments)
 
 
 def _output_texts(result: Fields) -> Iterator[str]:
