@@ -408,13 +408,12 @@ def coordinator_port_options(options: CoordinatorOptions, host: str) -> ServerOp
 
 def _front_options(options: CoordinatorOptions, host: str, admin_ports: int, *, access_log: bool) -> ServerOptions:
     """Return the options of the inference port. ``admin_ports``: further ports, which need descriptors as well."""
+    refused_requests = 0 if options.strict else options.max_requests  # that there is room to answer
     shares = divide_descriptors(
         2,  # the client's connection and one to an instance
         set_aside=admin_ports * ADMIN_CONNECTIONS,
         grpc_ports=options.grpc_port is not None,
-        max_connections=options.max_requests
-        if options.strict
-        else 2 * options.max_requests,  # room to answer refused ones
+        max_connections=options.max_requests + refused_requests,
     )
     client_limit = shares.clients.served_limit
     return replace(
