@@ -49,7 +49,7 @@ from parley.types import (
     Sampling,
     Settings,
     StopConditions,
-    Text,
+    TextPrompt,
 )
 from parley.worker.process import LIBRARY_SETTINGS
 
@@ -259,7 +259,7 @@ def stop_string_seconds(tokenizer: Tokenizer, strings: int) -> float:
     draw = random.Random(1)
     stop_strings = ["".join(draw.choice("abcdefghijklmnop \n") for _ in range(12)) for _ in range(strings)]
     ids = [draw.randrange(KNOWN) for _ in range(4000)]
-    request = Request(id="0", model="", prompts=[Text("a")], stop_conditions=StopConditions(strings=stop_strings))
+    request = Request(id="0", model="", prompts=[TextPrompt("a")], stop_conditions=StopConditions(strings=stop_strings))
     stops = StopAutomaton(stop_strings)
     seconds = []
     for _ in range(5):

@@ -47,7 +47,7 @@ from parley.dialects.records import NoRecords
 from parley.errors import BadRequest, Invalid, Missing, ParleyError, UnknownRecord
 from parley.text.grammar.answer_compiler import AnswerCompiler, may_be_any_text
 from parley.text.parsing.markup import Markup
-from parley.types import Request, Tokens
+from parley.types import Request, TokensPrompt
 
 
 class PlainVocabulary:
@@ -114,7 +114,9 @@ def read_request(route: Route, model: str, body: Any, without: bytes = b"") -> A
 def check_like_server(request: Request) -> None:
     """Check what the server checks before it queues a request, for a model with the learned sizes. Raises Invalid."""
     stop, sampling = request.stop_conditions, request.sampling
-    prompt_ids = [prompt_id for prompt in request.prompts if isinstance(prompt, Tokens) for prompt_id in prompt.ids]
+    prompt_ids = [
+        prompt_id for prompt in request.prompts if isinstance(prompt, TokensPrompt) for prompt_id in prompt.ids
+    ]
     option_ids = [*stop.ids, *sampling.logit_bias, *sampling.allowed, *request.output_options.logprob_ids]
     check_token_ids([*prompt_ids, *option_ids])
     wanted = stop.max_tokens or 0

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from parley.errors import ParleyError
     from parley.llm import LLM, Answer, Completion
     from parley.types import (
-        Chat,
+        ChatPrompt,
         Event,
         Grammar,
         Message,
@@ -23,22 +23,22 @@ if TYPE_CHECKING:
         Sampling,
         Settings,
         StopConditions,
-        Text,
-        Tokens,
+        TextPrompt,
+        TokensPrompt,
     )
 
 _NAME_MODULES = {
     "parley.llm": ("LLM", "Answer", "Completion"),
     "parley.errors": ("ParleyError",),
     "parley.types": (
-        "Chat", "Event", "Grammar", "Message", "OutputOptions", "Request", "Sampling", "Settings", "StopConditions",
-        "Text", "Tokens",
+        "ChatPrompt", "Event", "Grammar", "Message", "OutputOptions", "Request", "Sampling", "Settings",
+        "StopConditions", "TextPrompt", "TokensPrompt",
     ),
 }  # fmt: skip
 
 __all__ = [
-    "LLM", "Answer", "Chat", "Completion", "Event", "Grammar", "Message", "OutputOptions", "ParleyError", "Request",
-    "Sampling", "Settings", "StopConditions", "Text", "Tokens", "__version__",
+    "LLM", "Answer", "ChatPrompt", "Completion", "Event", "Grammar", "Message", "OutputOptions", "ParleyError",
+    "Request", "Sampling", "Settings", "StopConditions", "TextPrompt", "TokensPrompt", "__version__",
 ]  # fmt: skip
 
 

@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 from parley.dialects.dialect import Answer
 from parley.dialects.facts import Endpoint
 from parley.errors import ParleyError
-from parley.types import PoolingOptions, Prompt, Text
+from parley.types import PoolingOptions, Prompt, TextPrompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class TokenizeRequest:
     with_texts: bool = False
     with_spans: bool = False
     last_tokens: int | None = None
-    further_prompts: Sequence[Text] = ()
+    further_prompts: Sequence[TextPrompt] = ()
     pooling: PoolingOptions | None = None
     writer: Callable[[TokenizeResult], bytes] | None = None
 

@@ -233,8 +233,8 @@ class UnstreamedReply(Reply):
 class RenderedPrompt(NamedTuple):
     """A prompt as the engine would get it, and the largest number of tokens that it would generate.
 
-    ``reasoning_ended``: as in ``Tokens``. ``spans``: of the tokens' characters in the text that the model reads; None
-    if they were not asked for, or the prompt has no text.
+    ``reasoning_ended``: as in ``TokensPrompt``. ``spans``: of the tokens' characters in the text that the model reads;
+    None if they were not asked for, or the prompt has no text.
     """
 
     token_ids: list[int]

@@ -12,7 +12,16 @@ from typing import NamedTuple
 
 from parley.errors import Incapable, Invalid, TooManyDimensions, Unsupported, excerpt
 from parley.text.grammar.answer_grammar import allows_any_text, callable_tools
-from parley.types import Chat, EngineBound, EngineFeature, ModelInfo, PoolingOptions, PoolingTask, Request, Sampling
+from parley.types import (
+    ChatPrompt,
+    EngineBound,
+    EngineFeature,
+    ModelInfo,
+    PoolingOptions,
+    PoolingTask,
+    Request,
+    Sampling,
+)
 
 FieldReader = Callable[[Request], str | None]  # returns the name of the field that needs a feature, or None
 
@@ -116,7 +125,7 @@ def _grammar_field(request: Request) -> str | None:
     if request.grammar is not None:
         return request.grammar.field
     for prompt in request.prompts:
-        if isinstance(prompt, Chat) and callable_tools(prompt) and not allows_any_text(prompt):
+        if isinstance(prompt, ChatPrompt) and callable_tools(prompt) and not allows_any_text(prompt):
             return "tool_choice" if prompt.tool_choice == "required" else "tools"
     return None
 

@@ -44,7 +44,7 @@ from parley.text.tokens.prediction import PredictedTokens
 from parley.types import (
     BATCH_PRIORITY,
     TOKEN_TASKS,
-    Chat,
+    ChatPrompt,
     EngineRequest,
     ModelInfo,
     PoolingTask,
@@ -52,7 +52,7 @@ from parley.types import (
     Prompt,
     Request,
     Tenant,
-    Tokens,
+    TokensPrompt,
 )
 from parley.web.offload import OFFLOAD_SIZE, run_in_thread, to_thread_if_slow
 
@@ -147,7 +147,7 @@ def _build_engine_request(
     seed = sampling.seed if sampling.seed is not None else _derive_seed(f"{request.id} {number}")
     budget = request.thinking_budget
     # The text of an answer to tokens is never parsed, but its client knows the conversation that the tokens are.
-    plain = output_options.unparsed and not isinstance(request.prompts[number], Tokens)
+    plain = output_options.unparsed and not isinstance(request.prompts[number], TokensPrompt)
     return EngineRequest(
         id=f"{request.id}-{number}-{next(ATTEMPT_NUMBERS)}",
         token_ids=prepared.token_ids,
@@ -190,7 +190,7 @@ def _derive_seed(seed_text: str) -> int:
 async def _compile_grammars(model: ServedModel, request: Request, tenant: Tenant) -> list[str]:
     """Return the grammar that the answer to each prompt must follow, in the engine's format. Raises Invalid."""
     pipeline, grammar, prompts = model.text_pipeline, request.grammar, request.prompts
-    has_chat = any(isinstance(prompt, Chat) for prompt in prompts)  # plain prompts all have the same grammar
+    has_chat = any(isinstance(prompt, ChatPrompt) for prompt in prompts)  # plain prompts all have the same grammar
     if grammar is None and not has_chat:
         return [""] * len(prompts)
     grammars = [
@@ -211,7 +211,7 @@ def _prepare_prompts(
     for prompt, items, place in zip(request.prompts, media_by_prompt(request, media), places, strict=True):
         prepare = partial(_prepare_prompt, model, request, items, predicted)
         try:
-            if request.on_overflow == "oldest_turns" and isinstance(prompt, Chat) and not items:
+            if request.on_overflow == "oldest_turns" and isinstance(prompt, ChatPrompt) and not items:
                 prepared_prompts.append(fit_chat(prompt, prepare))
             else:
                 prepared_prompts.append(prepare(prompt))
@@ -339,7 +339,7 @@ def _check_token_ids(request: Request, info: ModelInfo) -> None:
         "logprob_token_ids": request.output_options.logprob_ids,
     }
     for prompt in request.prompts:
-        if isinstance(prompt, Chat) and prompt.rendered_ids:
+        if isinstance(prompt, ChatPrompt) and prompt.rendered_ids:
             ids_by_field["kv_transfer_params.prompt_token_ids"] = prompt.rendered_ids
     for field, token_ids in ids_by_field.items():
         if token_ids and (highest_id := max(token_ids)) >= info.vocab_size:

@@ -28,7 +28,7 @@ from parley.types import (
     PromptAccepted,
     PromptScored,
     Request,
-    Text,
+    TextPrompt,
     TokenScore,
 )
 
@@ -170,7 +170,7 @@ class PromptStream:
             prompt = self._request.prompts[self.prompt_number]
             event.text = (
                 prompt.text
-                if isinstance(prompt, Text)
+                if isinstance(prompt, TextPrompt)
                 else self._tokenizer.decode(token_ids, output_options.skip_special)
             )
         return event

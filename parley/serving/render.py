@@ -18,14 +18,14 @@ from parley.text.choice import AnswerChoice
 from parley.text.prepared_prompt import PreparedPrompt
 from parley.text.prompt import TextPipeline
 from parley.types import (
-    Chat,
+    ChatPrompt,
     ChoiceDelta,
     EngineOutput,
     EngineRequest,
     Event,
     KeptSide,
     Prompt,
-    Text,
+    TextPrompt,
     TokenInfo,
     Usage,
 )
@@ -125,7 +125,7 @@ def _find_spans(pipeline: TextPipeline, prompt: Prompt, token_ids: list[int], ke
 
     ``token_ids``: of the prompt, perhaps without the part of a too long text that is not on ``kept_side``.
     """
-    if not isinstance(prompt, Text | Chat) or prompt_media(prompt):
+    if not isinstance(prompt, TextPrompt | ChatPrompt) or prompt_media(prompt):
         return None
     _, ids, spans = pipeline.tokenize_prompt(prompt)
     first = len(ids) - len(token_ids) if kept_side == "tail" else 0

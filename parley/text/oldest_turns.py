@@ -9,14 +9,14 @@ from typing import TypeVar
 import msgspec
 
 from parley.errors import ContextLength
-from parley.types import Chat
+from parley.types import ChatPrompt
 
 T = TypeVar("T")
 
 log = logging.getLogger("parley.server")
 
 
-def shorter_chats(chat: Chat) -> list[Chat]:
+def shorter_chats(chat: ChatPrompt) -> list[ChatPrompt]:
     """Return the conversation and its versions without the oldest turns, longest first.
 
     A turn begins with a message of the user. The last turn stays, and so do system messages before the first.
@@ -28,7 +28,7 @@ def shorter_chats(chat: Chat) -> list[Chat]:
     return [chat, *shorter]
 
 
-def fit_chat(chat: Chat, prepare: Callable[[Chat], T]) -> T:
+def fit_chat(chat: ChatPrompt, prepare: Callable[[ChatPrompt], T]) -> T:
     """Call ``prepare`` with the longest of these conversations that it does not refuse as too long; return the result.
 
     Raises ContextLength if it refuses the last turn alone.

@@ -45,7 +45,7 @@ from parley.text.tokens.template_encoder import TemplateEncoder
 from parley.text.tokens.text_encoder import TextEncoder
 from parley.text.tokens.tokenizer import Tokenizer
 from parley.types import (
-    Chat,
+    ChatPrompt,
     Grammar,
     JoinedPrompt,
     KeptSide,
@@ -57,9 +57,9 @@ from parley.types import (
     ProcessedMedia,
     Prompt,
     ReasoningLimit,
-    Text,
     TextPair,
-    Tokens,
+    TextPrompt,
+    TokensPrompt,
 )
 from parley.types.media import KIND_NAMES
 
@@ -179,7 +179,7 @@ class TextPipeline:
             kept_side=kept_side,
             counts_special=kept_side == "head" or pooling is not None,
         )
-        if isinstance(prompt, Chat) and not prompt.rendered_ids:
+        if isinstance(prompt, ChatPrompt) and not prompt.rendered_ids:
             loses_end = kept_side == "head" and max_tokens is not None
             return self._prepare_chat(prompt, encode, pooling, media, loses_end=loses_end)
         if isinstance(prompt, TextPair) and self.has_pair_template:
@@ -188,14 +188,14 @@ class TextPipeline:
             return self._prepare_pair(prompt, partial(encode, self.tokenizer), max_tokens, kept_side)
         if isinstance(prompt, JoinedPrompt):
             return PreparedPrompt(_cut_ids(self._encode_parts(prompt, encode), max_tokens, kept_side))
-        if isinstance(prompt, Tokens):
+        if isinstance(prompt, TokensPrompt):
             return self._prepare_tokens(_cut_ids(prompt.ids, max_tokens, kept_side), prompt.reasoning_ended)
-        if isinstance(prompt, Text):
+        if isinstance(prompt, TextPrompt):
             return self._prepare_text(prompt, encode, pooling, media)
         return self._prepare_rendered_chat(prompt, _cut_ids(prompt.rendered_ids, max_tokens, kept_side))
 
     def _prepare_text(
-        self, prompt: Text, encode: EncodeText, pooling: PoolingOptions | None, media: Sequence[ProcessedMedia]
+        self, prompt: TextPrompt, encode: EncodeText, pooling: PoolingOptions | None, media: Sequence[ProcessedMedia]
     ) -> PreparedPrompt:
         """Encode a plain text: as it is, around a gap, with an embedding prompt before it, or as a user's turn."""
         if prompt.max_tokens is not None:
@@ -215,13 +215,13 @@ class TextPipeline:
     def _encode_parts(self, prompt: JoinedPrompt, encode: EncodeText) -> list[int]:
         """Return the tokens of all parts, one after the other."""
         pieces = (
-            part.ids if isinstance(part, Tokens) else encode(self.tokenizer, part.text, part.special)
+            part.ids if isinstance(part, TokensPrompt) else encode(self.tokenizer, part.text, part.special)
             for part in prompt.parts
         )
         return [token_id for piece in pieces for token_id in piece]
 
     def _prepare_tokens(self, ids: list[int], reasoning_ended: bool | None) -> PreparedPrompt:
-        """Find how the answer to tokens begins. ``reasoning_ended``: as in ``Tokens``."""
+        """Find how the answer to tokens begins. ``reasoning_ended``: as in ``TokensPrompt``."""
         if reasoning_ended:
             return PreparedPrompt(ids)
         markup = self.markup.without_calls
@@ -231,9 +231,9 @@ class TextPipeline:
         return PreparedPrompt(ids, markup, in_reasoning)
 
     def find_reasoning_ended(self, prompt: Prompt, prepared: PreparedPrompt) -> bool | None:
-        """Return the ``reasoning_ended`` of ``Tokens`` that are answered as the prompt is."""
-        if not isinstance(prompt, Chat):
-            return prompt.reasoning_ended if isinstance(prompt, Tokens) else True
+        """Return the ``reasoning_ended`` of ``TokensPrompt`` that are answered as the prompt is."""
+        if not isinstance(prompt, ChatPrompt):
+            return prompt.reasoning_ended if isinstance(prompt, TokensPrompt) else True
         if prepared.starts_in_reasoning:
             return False
         # A turn that the answer continues can look like one whose answer would start in reasoning.
@@ -241,7 +241,7 @@ class TextPipeline:
 
     def _prepare_chat(
         self,
-        prompt: Chat,
+        prompt: ChatPrompt,
         encode: EncodeText,
         pooling: PoolingOptions | None,
         media: Sequence[ProcessedMedia],
@@ -261,11 +261,13 @@ class TextPipeline:
         text = self.tokenizer.decode(ids, skip_special=False) if loses_end else rendered.template_text
         return self._with_answer_form(prompt, ids, text, self._place_media(ids, rendered.media))
 
-    def _prepare_rendered_chat(self, prompt: Chat, ids: list[int]) -> PreparedPrompt:
+    def _prepare_rendered_chat(self, prompt: ChatPrompt, ids: list[int]) -> PreparedPrompt:
         """Find how the answer to a conversation begins that has been rendered elsewhere."""
         return self._with_answer_form(prompt, ids, self._decode_end(ids), [])
 
-    def _with_answer_form(self, prompt: Chat, ids: list[int], text: str, media: list[MediaItem]) -> PreparedPrompt:
+    def _with_answer_form(
+        self, prompt: ChatPrompt, ids: list[int], text: str, media: list[MediaItem]
+    ) -> PreparedPrompt:
         """Return the prompt with the form of its answer. ``text``: that the model reads, or its end."""
         markup = answer_grammar.answer_markup(self.markup, prompt)
         thinking = starts_in_reasoning(markup, text, prompt.continue_final)
@@ -273,7 +275,7 @@ class TextPipeline:
         single_call = not prompt.parallel_calls or prompt.forced_tool is not None
         return PreparedPrompt(ids, markup, thinking, tools, single_call, media=media)
 
-    def apply_embedding_prompt(self, prompt: Text, pooling: PoolingOptions) -> Text:
+    def apply_embedding_prompt(self, prompt: TextPrompt, pooling: PoolingOptions) -> TextPrompt:
         """Return a text to embed with the model's own prompt before it and its media. Raises UnknownPromptName."""
 
         def add_prompt(text: str) -> str:
@@ -307,7 +309,7 @@ class TextPipeline:
         return PreparedPrompt(ids)
 
     def _encode_rendered_pair(self, first: str, second: str, encode: EncodeText) -> list[int]:
-        rendered = self.render_chat(Chat([Message("query", first), Message("document", second)]))
+        rendered = self.render_chat(ChatPrompt([Message("query", first), Message("document", second)]))
         return encode(rendered.encoder, rendered.encodable, False)
 
     @cached_property
@@ -362,13 +364,13 @@ class TextPipeline:
             raise Invalid(f"The prompt has {names}, but this model reads one kind of media at a time.", field="prompt")
         return find_media_items(token_ids, media, self.tokenizer.find_token) if media else []
 
-    def _write_gap(self, prompt: Text) -> str:
+    def _write_gap(self, prompt: TextPrompt) -> str:
         """Return the text of a prompt with a suffix. Raises Unsupported."""
         if self.fill_layout is None:
             raise Unsupported("The model has no marks for text between two others.", field="suffix")
         return write_gap(self.fill_layout, prompt.text, prompt.suffix)
 
-    def _limit_text(self, text: Text) -> str:
+    def _limit_text(self, text: TextPrompt) -> str:
         """Return a text, or its beginning if it has more than its own ``max_tokens``."""
         return text.text if text.max_tokens is None else self._first_tokens(text.text, text.max_tokens)
 
@@ -385,7 +387,7 @@ class TextPipeline:
         """Encode a predicted output, at most ``limit`` tokens of it. None for an empty text."""
         return PredictedTokens(self.tokenizer.encode(text, special=False, stop_after=limit)[:limit]) if text else None
 
-    def render_chat(self, chat: Chat, media: Sequence[ProcessedMedia] = ()) -> RenderedChat:
+    def render_chat(self, chat: ChatPrompt, media: Sequence[ProcessedMedia] = ()) -> RenderedChat:
         """Render a conversation as the model reads it. ``media``: its items, in order. Raises BadRequest."""
         if chat.rendered:
             return self._read_rendered(chat, media)
@@ -399,14 +401,14 @@ class TextPipeline:
         text, media = replace_marks(self.template.render_conversation(chat), media, template_marks(self.media_marks))
         return RenderedChat(text, text, text, self.tokenizer, media)
 
-    def _read_rendered(self, chat: Chat, media: Sequence[ProcessedMedia]) -> RenderedChat:
+    def _read_rendered(self, chat: ChatPrompt, media: Sequence[ProcessedMedia]) -> RenderedChat:
         """Return a conversation that is rendered already, with its media."""
         (message,) = chat.messages
         text, media = insert_replacements(message.content or "", message.media, media, self.media_marks)
         return RenderedChat(text, text, text, self.tokenizer, media)
 
     def _render_for_encoder(
-        self, chat: Chat, encoder: TemplateEncoder, media: Sequence[ProcessedMedia]
+        self, chat: ChatPrompt, encoder: TemplateEncoder, media: Sequence[ProcessedMedia]
     ) -> RenderedChat:
         """Render, and let only the template's special tokens, and those of replacements, be special."""
         client_tokens = ClientSpecialTokens(encoder, self.template.sources.values())
@@ -495,11 +497,11 @@ class TextPipeline:
         if isinstance(prompt, TextPair | JoinedPrompt):
             ids = self.prepare_prompt(prompt).token_ids
             return "", ids, [(0, 0)] * len(ids)
-        if isinstance(prompt, Tokens):
+        if isinstance(prompt, TokensPrompt):
             return "", prompt.ids, [(0, 0)] * len(prompt.ids)
         encoder: TextEncoder = self.tokenizer
         text = encodable = ""
-        if isinstance(prompt, Chat):
+        if isinstance(prompt, ChatPrompt):
             text, _, encodable, encoder, _ = self.render_chat(prompt, media)
         else:
             text, media = insert_replacements(prompt.text, prompt.media, media, self.media_marks)
@@ -516,7 +518,7 @@ class TextPipeline:
 
 def _must_call(prompt: Prompt) -> bool:
     """Whether the answer must consist of calls, for any requested format."""
-    return isinstance(prompt, Chat) and prompt.tool_choice == "required"
+    return isinstance(prompt, ChatPrompt) and prompt.tool_choice == "required"
 
 
 def _cut_ids(ids: list[int], max_tokens: int | None, kept_side: KeptSide) -> list[int]:
@@ -526,5 +528,5 @@ def _cut_ids(ids: list[int], max_tokens: int | None, kept_side: KeptSide) -> lis
     return ids[:max_tokens] if kept_side == "head" else ids[-max_tokens:]
 
 
-def _as_user_turn(prompt: Text) -> Chat:
-    return Chat([Message("user", prompt.text, media=prompt.media)])
+def _as_user_turn(prompt: TextPrompt) -> ChatPrompt:
+    return ChatPrompt([Message("user", prompt.text, media=prompt.media)])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from parley.types import Chat, JoinedPrompt, Prompt, Text, TextPair, Tokens
+from parley.types import ChatPrompt, JoinedPrompt, Prompt, TextPair, TextPrompt, TokensPrompt
 
 MESSAGE_CHARACTERS = 64  # that a message counts besides its texts
 VALUE_CHARACTERS = 8  # that a value counts within an array or object
@@ -19,7 +19,7 @@ def exceeds_size(prompts: Iterable[Prompt], limit: int) -> bool:
     remaining = limit
     for prompt in prompts:
         remaining -= text_characters(prompt)
-        if isinstance(prompt, Chat):
+        if isinstance(prompt, ChatPrompt):
             remaining -= MESSAGE_CHARACTERS * len(prompt.messages)
             if remaining >= 0 and (values := _further_values(prompt)):
                 remaining -= _characters_within(values, remaining)
@@ -33,18 +33,18 @@ def text_characters(prompt: Prompt) -> int:
 
     Those of a joined prompt count as characters: one part may be in many prompts, and each of them copies it.
     """
-    if isinstance(prompt, Chat):
+    if isinstance(prompt, ChatPrompt):
         return sum(len(message.content or "") for message in prompt.messages)
-    if isinstance(prompt, Text):
+    if isinstance(prompt, TextPrompt):
         return len(prompt.text) + len(prompt.suffix)
     if isinstance(prompt, TextPair):
         return text_characters(prompt.first) + text_characters(prompt.second)
     if isinstance(prompt, JoinedPrompt):
-        return sum(len(part.ids) if isinstance(part, Tokens) else text_characters(part) for part in prompt.parts)
+        return sum(len(part.ids) if isinstance(part, TokensPrompt) else text_characters(part) for part in prompt.parts)
     return 0
 
 
-def _further_values(chat: Chat) -> list[Any]:
+def _further_values(chat: ChatPrompt) -> list[Any]:
     """Return the values that a template may write in addition to message contents."""
     values: list[Any] = [value for value in (chat.tools, chat.options) if value]
     for message in chat.messages:

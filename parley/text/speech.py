@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from parley.types import Chat, Media, Message, PlacedMedia, TokenInfo
+from parley.types import ChatPrompt, Media, Message, PlacedMedia, TokenInfo
 
 MAX_HEADER_CHARACTERS = 64  # a longer header is part of the text
 
@@ -60,7 +60,7 @@ def speech_family(model_type: str) -> SpeechFamily:
     return FAMILIES.get(model_type, INSTRUCTED)
 
 
-def transcription_chat(family: SpeechFamily, clip: Media, language: str, context: str) -> Chat:
+def transcription_chat(family: SpeechFamily, clip: Media, language: str, context: str) -> ChatPrompt:
     """Return the conversation whose answer is the text of a clip.
 
     ``language``: its name; "" leaves it to the model. ``context``: words that may occur; "" for none.
@@ -69,20 +69,20 @@ def transcription_chat(family: SpeechFamily, clip: Media, language: str, context
     if family.follows_instructions:
         spoken = f" in {language}" if language else ""
         request = f"Transcribe the speech{spoken}. Answer with the transcript only."
-        return Chat([*system, _spoken_turn(clip, request)])
+        return ChatPrompt([*system, _spoken_turn(clip, request)])
     turns = [*system, _spoken_turn(clip)]
     if not language:
-        return Chat(turns)
+        return ChatPrompt(turns)
     header = f"{family.header_start}{language}{family.header_end}"
-    return Chat([*turns, Message("assistant", header)], add_generation_prompt=False, continue_final=True)
+    return ChatPrompt([*turns, Message("assistant", header)], add_generation_prompt=False, continue_final=True)
 
 
-def translation_chat(clip: Media, language: str, target: str, context: str) -> Chat:
+def translation_chat(clip: Media, language: str, target: str, context: str) -> ChatPrompt:
     """Return the conversation whose answer is the text of a clip in the language ``target``, for a model that follows
     instructions. The rest as in ``transcription_chat``."""
     spoken = f" from {language}" if language else ""
     request = f"Translate the speech{spoken} into {target}. Answer with the translation only."
-    return Chat([*([Message("system", context)] if context else []), _spoken_turn(clip, request)])
+    return ChatPrompt([*([Message("system", context)] if context else []), _spoken_turn(clip, request)])
 
 
 def _spoken_turn(clip: Media, text: str = "") -> Message:

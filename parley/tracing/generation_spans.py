@@ -14,7 +14,7 @@ from typing import NamedTuple
 from parley.tracing.encode_spans import Attributes, encode_attributes
 from parley.tracing.request_trace import RequestTrace
 from parley.tracing.trace_context import TraceContext
-from parley.types import Chat, PrefillChunk, Request, Sampling, Usage
+from parley.types import ChatPrompt, PrefillChunk, Request, Sampling, Usage
 
 PROVIDER = "parley"
 DEFAULT_SAMPLING = Sampling()
@@ -126,7 +126,7 @@ def operation_name(request: Request) -> str:
     """Return the name of a request's operation in OpenTelemetry's conventions for generative AI."""
     if request.pooling is not None:
         return "embeddings"
-    return "chat" if isinstance(request.prompts[0], Chat) else "text_completion"
+    return "chat" if isinstance(request.prompts[0], ChatPrompt) else "text_completion"
 
 
 def _sampling_values(sampling: Sampling | None) -> tuple[float, ...]:

@@ -10,7 +10,7 @@ from parley.types.grammar import Grammar
 from parley.types.media import PlacedMedia
 
 
-class Text(msgspec.Struct, frozen=True):
+class TextPrompt(msgspec.Struct, frozen=True):
     """A plain prompt. ``special``: the tokenizer adds its own special tokens (such as a leading BOS).
 
     ``turn``: wrap the text as a user turn in the model's chat template, if it has one. ``max_tokens``: keep only the
@@ -26,7 +26,7 @@ class Text(msgspec.Struct, frozen=True):
     suffix: str = ""
 
 
-class Tokens(msgspec.Struct, frozen=True):
+class TokensPrompt(msgspec.Struct, frozen=True):
     """A prompt that the client has already tokenized.
 
     ``reasoning_ended``: True for plain text, whose answer has no reasoning. For a conversation: False if the answer
@@ -57,7 +57,7 @@ class Message(msgspec.Struct, frozen=True):
     media: list[PlacedMedia] = []
 
 
-class Chat(msgspec.Struct, frozen=True):
+class ChatPrompt(msgspec.Struct, frozen=True):
     """A conversation, which the model's chat template turns into text.
 
     ``tools``: the tools that the model may see, in OpenAI's form. If a tool's function is ``strict``, its arguments
@@ -96,17 +96,17 @@ class Chat(msgspec.Struct, frozen=True):
 class TextPair(msgspec.Struct, frozen=True):
     """Two texts that a model reads together, such as a question and a document. The first one's ``special`` counts."""
 
-    first: Text
-    second: Text
+    first: TextPrompt
+    second: TextPrompt
 
 
 class JoinedPrompt(msgspec.Struct, frozen=True):
     """Texts and tokens that are one plain prompt, each tokenized on its own. The texts have no media."""
 
-    parts: list[Text | Tokens]
+    parts: list[TextPrompt | TokensPrompt]
 
 
-Prompt = Text | TextPair | Tokens | Chat | JoinedPrompt
+Prompt = TextPrompt | TextPair | TokensPrompt | ChatPrompt | JoinedPrompt
 
 KeptSide = Literal["head", "tail"]  # the end of a too long prompt that is kept
 

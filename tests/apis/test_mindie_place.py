@@ -27,7 +27,7 @@ from parley.dialects.dialect import RequestContext
 from parley.dialects.mindie.api_rules import MindieRules
 from parley.dialects.mindie.interfaces.chat import read_mindie_chat
 from parley.dialects.mounts import SERVER_MOUNT, ApiMount
-from parley.types import Chat, Media, MediaPath, Message, PlacedMedia
+from parley.types import ChatPrompt, Media, MediaPath, Message, PlacedMedia
 
 STRICT, STRICT_OLD = MindieRules("strict", vllm=False), MindieRules("strict-old", vllm=False)
 LAST_MEMBERS = '"best_of": 1, "n": 1, "logprobs": false, "top_logprobs":null }'
@@ -110,7 +110,7 @@ def test_mindie_documented_chat_with_an_image_is_read_by_models_that_see(stream)
     item = Media("image", MediaPath("/xxxx/test.png"), "messages[0].content[1].image_url")
     assert request.stream is stream
     (prompt,) = request.prompts
-    assert isinstance(prompt, Chat)
+    assert isinstance(prompt, ChatPrompt)
     assert prompt.messages == [Message("user", "My name is Olivier and I", media=[PlacedMedia(24, item)])]
 
 

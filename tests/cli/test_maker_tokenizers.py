@@ -17,7 +17,7 @@ from parley import hub
 from parley.hub.sentence_piece import BadTokenizerModel, convert_sentence_piece, read_sentence_piece
 from parley.text.parsing.chat_template import ChatTemplate
 from parley.text.tokens.tokenizer import Tokenizer
-from parley.types import Chat, Media, MediaKind, Message, PlacedMedia, ToolCall, UploadedMedia
+from parley.types import ChatPrompt, Media, MediaKind, Message, PlacedMedia, ToolCall, UploadedMedia
 
 DATA = Path(__file__).parents[1] / "data" / "tokenizers"
 STEP = 1 if os.environ.get("PARLEY_NIGHTLY") else 3
@@ -79,7 +79,7 @@ def test_conversations_are_written_as_mistral_does(number, tmp_path):
         for message in chat["messages"]
     ]
     template = ChatTemplate.from_folder(hub.find_model(str(folder)), tokenizer)
-    text = template.render_conversation(Chat(messages, chat["tools"] or []))
+    text = template.render_conversation(ChatPrompt(messages, chat["tools"] or []))
     assert tokenizer.decode(tokenizer.encode(text, False), skip_special=False) == text
     assert tokenizer.encode(text, False) == chat["ids"]
 
@@ -92,7 +92,7 @@ def test_a_template_of_mistral_writes_marks_of_pictures_and_sound(tmp_path):
     template = ChatTemplate.from_folder(
         hub.find_model(str(folder)), load(folder), {"audio": "[AUDIO]", "image": "[IMG]"}
     )
-    text = template.render_conversation(Chat([Message("user", "one two", media=items)]))
+    text = template.render_conversation(ChatPrompt([Message("user", "one two", media=items)]))
     assert text == "<s>[INST]one[BEGIN_AUDIO][AUDIO][IMG] two[/INST]"
 
 

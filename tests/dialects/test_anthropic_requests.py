@@ -11,7 +11,7 @@ from parley.dialects.anthropic.error_answers import anthropic_error_sentence
 from parley.dialects.dialect import RequestContext
 from parley.dialects.reasoning_seal import ReasoningSeal
 from parley.errors import BadRequest, Unsupported
-from parley.types import Chat, EncodedMedia, Media, MediaAddress, Message, PlacedMedia, Request, ToolCall
+from parley.types import ChatPrompt, EncodedMedia, Media, MediaAddress, Message, PlacedMedia, Request, ToolCall
 
 SEAL = ReasoningSeal("secret")
 VERSION = {b"anthropic-version": b"2023-06-01"}
@@ -33,9 +33,11 @@ def read(rules: AnthropicRules = LENIENT_ANTHROPIC_RULES, context: RequestContex
     return messages.read_messages(rules, json.dumps(body).encode(), context).request
 
 
-def chat(rules: AnthropicRules = LENIENT_ANTHROPIC_RULES, context: RequestContext = CONTEXT, **members: Any) -> Chat:
+def chat(
+    rules: AnthropicRules = LENIENT_ANTHROPIC_RULES, context: RequestContext = CONTEXT, **members: Any
+) -> ChatPrompt:
     prompt = read(rules, context, **members).prompts[0]
-    assert isinstance(prompt, Chat)
+    assert isinstance(prompt, ChatPrompt)
     return prompt
 
 
@@ -96,7 +98,7 @@ def test_anthropic_members_reach_the_request():
     sampling, stop = request.sampling, request.stop_conditions
     assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.seed) == (0.5, 0.9, 40, 7)
     assert (stop.strings, stop.min_tokens, stop.ignore_eos, request.stream) == (["END"], 3, True, True)
-    assert isinstance(request.prompts[0], Chat) and request.prompts[0].options == {"a": 1}
+    assert isinstance(request.prompts[0], ChatPrompt) and request.prompts[0].options == {"a": 1}
 
 
 # -- turns
@@ -312,7 +314,7 @@ def test_anthropic_refuses_tools_by_name(members: dict[str, Any], sentence: str)
 )
 def test_anthropic_reads_thinking(thinking: dict[str, Any], expected: tuple[bool, int | None]):
     request = read(thinking=thinking)
-    assert isinstance(request.prompts[0], Chat)
+    assert isinstance(request.prompts[0], ChatPrompt)
     assert (request.prompts[0].thinking, request.thinking_budget) == expected
     forced = chat(thinking=thinking, tools=[TOOL], tool_choice={"type": "any"})
     assert forced.thinking is False  # a forced call begins at once

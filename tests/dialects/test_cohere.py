@@ -11,7 +11,7 @@ from parley.dialects.cohere.api_rules import LENIENT_COHERE_RULES, STRICT_COHERE
 from parley.dialects.dialect import RequestContext
 from parley.errors import ContextLength, EngineDied, Expired, NotReady, Overloaded, ParleyError, UnknownModel
 from parley.types import (
-    Chat,
+    ChatPrompt,
     ChoiceDelta,
     ChoiceDone,
     EncodedMedia,
@@ -50,9 +50,9 @@ def read_chat(rules: CohereRules = LENIENT_COHERE_RULES, context: RequestContext
     return chat.read_chat(rules, json.dumps({"model": "m", "messages": HELLO} | members).encode(), context)
 
 
-def chat_of(**members: Any) -> Chat:
+def chat_of(**members: Any) -> ChatPrompt:
     (prompt,) = read_chat(**members).request.prompts
-    assert isinstance(prompt, Chat)
+    assert isinstance(prompt, ChatPrompt)
     return prompt
 
 
@@ -267,7 +267,7 @@ def test_plain_cohere_request_has_the_documented_defaults():
     assert request.sampling == Sampling(temperature=0.3, top_p=0.75)
     assert request.stop_conditions == StopConditions(reserved_tokens=1)
     assert (request.stream, request.priority, request.grammar) == (False, 0, None)
-    assert request.prompts == [Chat([Message("user", "Hello")])]
+    assert request.prompts == [ChatPrompt([Message("user", "Hello")])]
 
 
 @pytest.mark.parametrize("rules", [LENIENT_COHERE_RULES, STRICT_COHERE_RULES])

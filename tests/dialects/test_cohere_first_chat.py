@@ -14,7 +14,7 @@ from parley.dialects.dialect import RequestContext
 from parley.dialects.mounts import error_dialect, universal_mounts
 from parley.errors import EngineDied, Expired, ParleyError
 from parley.types import (
-    Chat,
+    ChatPrompt,
     ChoiceDelta,
     ChoiceDone,
     Grammar,
@@ -22,7 +22,7 @@ from parley.types import (
     PromptAccepted,
     Sampling,
     StopConditions,
-    Text,
+    TextPrompt,
     ToolCall,
 )
 
@@ -48,9 +48,9 @@ def read_first(
     return first_chat.read_first_chat(rules, json.dumps({"message": "Hello"} | members).encode(), context)
 
 
-def chat_of(**members: Any) -> Chat:
+def chat_of(**members: Any) -> ChatPrompt:
     (prompt,) = read_first(**members).request.prompts
-    assert isinstance(prompt, Chat)
+    assert isinstance(prompt, ChatPrompt)
     return prompt
 
 
@@ -158,7 +158,7 @@ def test_plain_first_chat_has_the_documented_defaults_and_needs_no_model():
     assert request.sampling == Sampling(temperature=0.3, top_p=0.75)
     assert request.stop_conditions == StopConditions(reserved_tokens=1)
     assert (request.model, request.stream, request.grammar, request.on_overflow) == ("", False, None, "refuse")
-    assert request.prompts == [Chat([Message("user", "Hello")])]
+    assert request.prompts == [ChatPrompt([Message("user", "Hello")])]
 
 
 @BOTH_RULES
@@ -280,7 +280,7 @@ def test_first_chat_safety_mode_is_a_variable_of_the_template():
 
 
 def test_first_chat_raw_prompt_is_no_conversation():
-    assert read_first(raw_prompting=True).request.prompts == [Text("Hello", special=True)]
+    assert read_first(raw_prompting=True).request.prompts == [TextPrompt("Hello", special=True)]
 
 
 # -- refusals

@@ -24,7 +24,7 @@ from parley.errors import (
     UnknownModel,
 )
 from parley.types import (
-    Chat,
+    ChatPrompt,
     ChoiceDelta,
     ChoiceDone,
     Grammar,
@@ -35,9 +35,9 @@ from parley.types import (
     PromptVector,
     Sampling,
     StopConditions,
-    Text,
+    TextPrompt,
     TokenInfo,
-    Tokens,
+    TokensPrompt,
     ToolCall,
     ToolCallDelta,
     Usage,
@@ -402,8 +402,8 @@ def test_databricks_refuses_body_that_is_not_a_json_object(task, body):
 
 
 def test_databricks_reads_completion_prompts():
-    assert complete(prompt=["a", "b"], use_raw_prompt=True).request.prompts == [Text("a"), Text("b")]
-    assert complete().request.prompts == [Text("Hi", turn=True)]
+    assert complete(prompt=["a", "b"], use_raw_prompt=True).request.prompts == [TextPrompt("a"), TextPrompt("b")]
+    assert complete().request.prompts == [TextPrompt("Hi", turn=True)]
     assert complete().request.output_options == OutputOptions(ids=True, unparsed=True)
     assert complete(max_tokens=3).request.stop_conditions == StopConditions(max_tokens=3)
     assert complete(max_tokens=3, error_behavior="truncate").request.stop_conditions == StopConditions(
@@ -418,10 +418,10 @@ def test_databricks_reads_completion_prompts():
 def test_databricks_invocations_choose_task_by_body():
     """/invocations has one path for chat, completions and embeddings; null members do not count."""
     for body, kind, prompt in (
-        ({"messages": MESSAGES}, chat.DatabricksChatReply, Chat([Message("user", "Hi")])),
-        ({"prompt": "Hi"}, completions.DatabricksCompletionReply, Text("Hi", turn=True)),
-        ({"input": ["Hi"]}, embeddings.DatabricksEmbeddingReply, Text("Hi")),
-        ({"prompt": None, "messages": MESSAGES}, chat.DatabricksChatReply, Chat([Message("user", "Hi")])),
+        ({"messages": MESSAGES}, chat.DatabricksChatReply, ChatPrompt([Message("user", "Hi")])),
+        ({"prompt": "Hi"}, completions.DatabricksCompletionReply, TextPrompt("Hi", turn=True)),
+        ({"input": ["Hi"]}, embeddings.DatabricksEmbeddingReply, TextPrompt("Hi")),
+        ({"prompt": None, "messages": MESSAGES}, chat.DatabricksChatReply, ChatPrompt([Message("user", "Hi")])),
     ):
         reply = read_invocation(LENIENT_DATABRICKS_RULES, json.dumps(body).encode(), CONTEXT)
         assert type(reply) is kind and reply.request.prompts == [prompt]
@@ -580,7 +580,7 @@ def test_databricks_writes_completion_stream():
 
 def test_databricks_writes_embeddings_with_instruction():
     reply = embed(input=["a", "b"], instruction="Find:", usage_context={"a": "b"}, encoding_format="base64")
-    assert reply.request.prompts == [Text("Find: a"), Text("Find: b")]
+    assert reply.request.prompts == [TextPrompt("Find: a"), TextPrompt("Find: b")]
     values = struct.pack("<2f", 0.5, -1.0)
     reply.add_events([PromptAccepted(0, [1]), PromptVector(0, values), PromptVector(1, values)])
     assert reply.render_body(Usage(2)) == (
@@ -599,7 +599,7 @@ def test_databricks_lenient_embeddings_take_openai_members():
     assert json.loads(reply.render_body(USAGE))["data"][0]["embedding"] == "AAAAPwAAgL8="
     assert refusal_message(embed, dimensions=2) == 'Bad request: json: unknown field "dimensions"\n'
     assert refusal_message(embed, input=[1, 2]).startswith("Unable to parse json body for request, field 'input")
-    assert embed(LENIENT_DATABRICKS_RULES, input=[1, 2]).request.prompts == [Tokens([1, 2])]
+    assert embed(LENIENT_DATABRICKS_RULES, input=[1, 2]).request.prompts == [TokensPrompt([1, 2])]
     assert "can only be used with texts" in refusal_message(
         embed, LENIENT_DATABRICKS_RULES, input=[1, 2], instruction="a"
     )

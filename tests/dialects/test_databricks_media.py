@@ -10,7 +10,7 @@ from parley.dialects.databricks.api_rules import LENIENT_DATABRICKS_RULES, STRIC
 from parley.dialects.databricks.error_answers import databricks_error_answer
 from parley.dialects.dialect import RequestContext
 from parley.errors import BadMedia, BadRequest
-from parley.types import Chat, EncodedMedia, Media, MediaAddress, PlacedMedia
+from parley.types import ChatPrompt, EncodedMedia, Media, MediaAddress, PlacedMedia
 
 CONTEXT = RequestContext("0f", 1, "fp", context_length=256, media_limits={"image": 3, "video": 1, "audio": 1})
 DATA = "data:image/png;base64,aGk="
@@ -25,7 +25,7 @@ PARTS = [
 def read_media(rules: DatabricksRules, content: Any, context: RequestContext = CONTEXT) -> list[PlacedMedia]:
     body = json.dumps({"messages": [{"role": "user", "content": content}]}).encode()
     prompt = chat.read_databricks_chat(rules, body, context).request.prompts[0]
-    assert isinstance(prompt, Chat)
+    assert isinstance(prompt, ChatPrompt)
     assert prompt.messages[0].content == "What?"
     return prompt.messages[0].media
 

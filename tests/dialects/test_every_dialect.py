@@ -17,7 +17,7 @@ from parley.dialects.mounts import ADMIN_PLANES, API_MOUNTS, INNER_MOUNTS
 from parley.dialects.triton.calls import GRPC_CALLS
 from parley.dialects.triton.rpc import infer
 from parley.errors import ParleyError
-from parley.types import Prompt, Text
+from parley.types import Prompt, TextPrompt
 
 ROOT = Path(__file__).parents[2]
 record_reads = runpy.run_path(str(ROOT / "docs" / "survey.py"))[
@@ -85,7 +85,7 @@ def read_prompts(route: Route, body: dict[str, Any]) -> str:
 
 def without_suffix(prompt: Prompt) -> Prompt:
     """Return a prompt without the text that follows the answer: prefixes are cached up to the answer."""
-    return msgspec.structs.replace(prompt, suffix="") if isinstance(prompt, Text) else prompt
+    return msgspec.structs.replace(prompt, suffix="") if isinstance(prompt, TextPrompt) else prompt
 
 
 def refusal(route: Route, body: dict[str, Any]) -> str:

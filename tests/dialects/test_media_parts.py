@@ -16,7 +16,7 @@ from parley.dialects.dialect import Answer, ApiOptions, RequestContext, Route
 from parley.dialects.media import InterleavedText, interleave_parts
 from parley.dialects.mounts import API_MOUNTS, mount_table, non_null_members, universal_mounts
 from parley.errors import ParleyError, hide_data
-from parley.types import Chat, EncodedMedia, Media, PlacedMedia, Text
+from parley.types import ChatPrompt, EncodedMedia, Media, PlacedMedia, TextPrompt
 
 CONTEXT = RequestContext(
     "0f",
@@ -158,9 +158,11 @@ def test_media_are_read_by_every_route_whose_api_has_them(path, dialect):
 
 def check_places(prompts: list[Any]) -> None:
     for prompt in prompts:
-        turns = prompt.messages if isinstance(prompt, Chat) else [prompt] if isinstance(prompt, Text) else []
+        turns = (
+            prompt.messages if isinstance(prompt, ChatPrompt) else [prompt] if isinstance(prompt, TextPrompt) else []
+        )
         for turn in turns:
-            text = (turn.text if isinstance(turn, Text) else turn.content) or ""
+            text = (turn.text if isinstance(turn, TextPrompt) else turn.content) or ""
             positions = [placed.position for placed in turn.media]
             assert positions == sorted(positions) and all(0 <= position <= len(text) for position in positions)
 

@@ -18,7 +18,7 @@ from parley.types import (
     PromptScored,
     Sampling,
     StopConditions,
-    Text,
+    TextPrompt,
     TokenInfo,
     Usage,
 )
@@ -48,7 +48,7 @@ def refusal(route: Any = tgi.read_mindie_whole, parameters: Any = None, **member
 
 def test_mindie_tgi_parameters_reach_the_request():
     request = read(parameters={}).request
-    assert request.prompts == [Text(INPUTS)] and not request.stream and request.max_prompt_tokens is None
+    assert request.prompts == [TextPrompt(INPUTS)] and not request.stream and request.max_prompt_tokens is None
     assert request.sampling == Sampling(temperature=0.0) and request.stop_conditions == StopConditions(
         max_tokens=20, reserved_tokens=1
     )
@@ -136,7 +136,7 @@ def test_mindie_tgi_reports_first_fault_in_original_order():
 
 def test_mindie_tgi_reads_or_refuses_inputs():
     parts = [{"type": "text", "text": "a"}, {"type": None, "text": "b"}]
-    assert read(inputs=parts).request.prompts == [Text("ab")]
+    assert read(inputs=parts).request.prompts == [TextPrompt("ab")]
     assert refusal(inputs=[]) == "Inputs arr is empty"
     assert refusal(inputs="") == "Inputs length must be in (0, 41943040], but got 0"
     assert refusal(inputs=5) == refusal(inputs=[5]) == "The type of inputs is abnormal"

@@ -13,7 +13,7 @@ from parley.dialects.mindie.api_rules import MindieRules
 from parley.dialects.mindie.error_answers import mindie_error_answer, mindie_failure_text
 from parley.dialects.mindie.interfaces import chat, native, tgi, triton, vllm
 from parley.errors import BadMedia, BadRequest, MediaFault
-from parley.types import Chat, EncodedMedia, Media, MediaAddress, MediaPath, Message, PlacedMedia, Text
+from parley.types import ChatPrompt, EncodedMedia, Media, MediaAddress, MediaPath, Message, PlacedMedia, TextPrompt
 
 PATHS = {"model": "m"}
 CONTEXT = RequestContext("0f", 1, "fp", path_parts=PATHS, media_limits={"image": 20, "video": 20, "audio": 20})
@@ -42,9 +42,9 @@ def read_reply(interface: str, parts: Any, context: RequestContext = CONTEXT) ->
     return read(json.dumps(body).encode(), context)
 
 
-def read_prompt(interface: str, parts: Any) -> Text | Message:
+def read_prompt(interface: str, parts: Any) -> TextPrompt | Message:
     prompt = read_reply(interface, parts).request.prompts[0]
-    return prompt.messages[0] if isinstance(prompt, Chat) else prompt
+    return prompt.messages[0] if isinstance(prompt, ChatPrompt) else prompt
 
 
 def refusal(parts: Any, interface: str = "tgi", context: RequestContext = CONTEXT) -> str:
@@ -69,7 +69,7 @@ def test_mindie_media_are_read_in_every_interface(interface):
 @pytest.mark.parametrize("interface", sorted(set(INTERFACES) - {"chat"}))
 def test_mindie_media_make_a_prompt_a_user_turn(interface):
     with_media, without = read_prompt(interface, [IMAGE]), read_prompt(interface, [TEXT])
-    assert isinstance(with_media, Text) and isinstance(without, Text)
+    assert isinstance(with_media, TextPrompt) and isinstance(without, TextPrompt)
     assert (with_media.text, with_media.turn, without.turn) == ("", True, False)
 
 
@@ -189,4 +189,4 @@ def test_mindie_media_of_the_documents_are_read_letter_by_letter():
     (body,) = [example["body"] for example in examples if example.get("name") == "multimodal"]
     prompt = tgi.read_mindie_any(STRICT, body.encode(), CONTEXT).request.prompts[0]
     media = [PlacedMedia(24, Media("image", MediaPath("/xxxx/test.png"), "inputs[1].image_url"))]
-    assert prompt == Text("My name is Olivier and I", turn=True, media=media)
+    assert prompt == TextPrompt("My name is Olivier and I", turn=True, media=media)

@@ -17,10 +17,10 @@ from parley.types import (
     ChoiceDone,
     PromptAccepted,
     StopConditions,
-    Text,
+    TextPrompt,
     TokenCost,
     TokenInfo,
-    Tokens,
+    TokensPrompt,
     Usage,
 )
 
@@ -50,12 +50,12 @@ def refusal(read: Any = read_native, **body: Any) -> str:
 
 
 def test_mindie_native_reads_text_or_token_ids():
-    assert read_native(inputs="a").request.prompts == [Text("a")]
+    assert read_native(inputs="a").request.prompts == [TextPrompt("a")]
     assert read_native(inputs=[{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]).request.prompts == [
-        Text("ab")
+        TextPrompt("ab")
     ]
     request = read_native(input_id=[1, 0, 1048576]).request
-    assert request.prompts == [Tokens([1, 0, 1048576])] and request.stop_conditions == StopConditions(
+    assert request.prompts == [TokensPrompt([1, 0, 1048576])] and request.stop_conditions == StopConditions(
         max_tokens=20, reserved_tokens=1
     )
 
@@ -228,7 +228,7 @@ def test_mindie_vllm_record_starts_with_prompt(rules):
     assert reply.render_body(USAGE) == b'{"text":["a b I am"]}'
     parts = read_vllm(rules, prompt=[{"type": "text", "text": "a"}, {"text": "b"}])
     parts.add_events([ChoiceDelta(0, "x"), DONE])
-    assert parts.request.prompts == [Text("ab")] and parts.render_body(USAGE) == b'{"text":["a x"]}'
+    assert parts.request.prompts == [TextPrompt("ab")] and parts.render_body(USAGE) == b'{"text":["a x"]}'
 
 
 def test_mindie_vllm_ranks_choices_unless_streamed():
@@ -266,7 +266,7 @@ def test_mindie_tokenizer_reads_and_writes():
         return control.read_mindie_tokenize(RULES, json.dumps(body).encode())
 
     request = tokenize(inputs="a b")
-    assert request.prompt == Text("a b") and request.with_texts
+    assert request.prompt == TextPrompt("a b") and request.with_texts
     assert not tokenize(inputs="a b", do_decode=False).with_texts and tokenize(inputs="a", do_decode="x").with_texts
     assert (
         control.write_mindie_tokens(TokenizeResult([5, 6], ["a", " b"], 100))

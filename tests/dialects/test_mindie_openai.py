@@ -13,17 +13,17 @@ from parley.dialects.mindie.api_rules import MindieRules
 from parley.dialects.mindie.interfaces import chat, completions, openai
 from parley.errors import ContextLength, EngineError, NoTokens, ParleyError, UnknownModel
 from parley.types import (
-    Chat,
+    ChatPrompt,
     ChoiceDelta,
     ChoiceDone,
     Grammar,
     Message,
     PromptAccepted,
     PromptScored,
-    Text,
+    TextPrompt,
     TokenCost,
     TokenInfo,
-    Tokens,
+    TokensPrompt,
     ToolCall,
     ToolCallDelta,
     Usage,
@@ -60,9 +60,9 @@ def turn_refusal(**turn: Any) -> str:
     return refusal(messages=[turn])
 
 
-def chat_prompt(rules: MindieRules = STRICTLY, **body: Any) -> Chat:
+def chat_prompt(rules: MindieRules = STRICTLY, **body: Any) -> ChatPrompt:
     (chat_request,) = read_chat(rules, **body).request.prompts
-    assert isinstance(chat_request, Chat)
+    assert isinstance(chat_request, ChatPrompt)
     return chat_request
 
 
@@ -301,8 +301,8 @@ def test_mindie_openai_response_format_sets_grammar():
 
 
 def test_mindie_openai_reads_completion_bodies():
-    assert read_completion().request.prompts == [Text("a b")]
-    assert read_completion(prompt=[5, 6]).request.prompts == [Tokens([5, 6])]
+    assert read_completion().request.prompts == [TextPrompt("a b")]
+    assert read_completion(prompt=[5, 6]).request.prompts == [TokensPrompt([5, 6])]
     assert refusal(read_completion, prompt=None) == "Contains not prompt or prompt null"
     assert refusal(read_completion, prompt=[]) == "Prompt array cannot be empty."
     for wrong in ([1.5], [True], ["a", 1], [[1]], [-1], [2**31]):
@@ -315,8 +315,8 @@ def test_mindie_openai_reads_completion_bodies():
     token = "Length of Prompt token should be greater than 0 and less than or equal to 1048576, but got 0"
     assert empty_prompt is not None and json.loads(empty_prompt.body)["error"] == token
     assert refusal(read_completion, prompt=["a", "b"]) == "All elements of the prompt array must be integers."
-    assert read_completion(EXTENDED, prompt=["a", "b"]).request.prompts == [Text("a"), Text("b")]
-    assert read_completion(EXTENDED, prompt=[[5], [6]]).request.prompts == [Tokens([5]), Tokens([6])]
+    assert read_completion(EXTENDED, prompt=["a", "b"]).request.prompts == [TextPrompt("a"), TextPrompt("b")]
+    assert read_completion(EXTENDED, prompt=[[5], [6]]).request.prompts == [TokensPrompt([5]), TokensPrompt([6])]
     assert "not available" in refusal(read_completion, EXTENDED, suffix="x") and read_completion(suffix="x").request
     assert read_completion(EXTENDED, echo=True, logprobs=2).request.output_options.prompt_logprobs == 2
     assert not read_completion(echo=True).request.output_options.echo

@@ -12,7 +12,7 @@ from parley.dialects.mindie import OLD, STRICT
 from parley.dialects.mindie.api_rules import MindieRules
 from parley.dialects.mindie.interfaces import chat, completions, native, tensors, tgi, triton, vllm
 from parley.errors import ParleyError
-from parley.types import BeamOptions, Request, Text
+from parley.types import BeamOptions, Request, TextPrompt
 
 CONTEXT = RequestContext("0f" * 16, 1700000000, "fp_1", context_length=100, path_parts={"model": "m"})
 STRICTLY, OLD_RULES, EXTENDED = MindieRules("strict"), MindieRules("strict-old"), MindieRules("extended")
@@ -519,7 +519,7 @@ def test_mindie_default_max_tokens_depends_on_interface() -> None:
 
 def test_mindie_accepts_integers_as_floats_and_unknown_members() -> None:
     assert read_parameter("T", "temperature", 1).request.sampling.temperature == 1.0
-    assert read_parameter("T", "whatever", {"a": []}).request.prompts == [Text("a b")]
+    assert read_parameter("T", "whatever", {"a": []}).request.prompts == [TextPrompt("a b")]
     for interface in "TNX":
         with pytest.raises(ParleyError) as caught:
             match interface:

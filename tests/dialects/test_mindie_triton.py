@@ -13,7 +13,7 @@ from parley.dialects.mindie import STRICT, control
 from parley.dialects.mindie.api_rules import MindieRules
 from parley.dialects.mindie.interfaces import tensors, triton
 from parley.errors import ParleyError
-from parley.types import ChoiceDelta, ChoiceDone, PromptAccepted, Text, TokenCost, TokenInfo, Tokens, Usage
+from parley.types import ChoiceDelta, ChoiceDone, PromptAccepted, TextPrompt, TokenCost, TokenInfo, TokensPrompt, Usage
 
 RULES = MindieRules("strict")
 STRICTLY = [RULES, MindieRules("strict-old")]
@@ -55,7 +55,7 @@ def refusal(read: Any = read_generate, **body: Any) -> str:
 def test_mindie_triton_writes_answer(rules):
     reply = read_generate(rules)
     reply.add_events([ACCEPTED, ChoiceDelta(0, " I am", tokens=[ONE, TWO]), DONE])
-    assert not reply.request.output_options.token_costs and reply.request.prompts == [Text("a b")]
+    assert not reply.request.output_options.token_costs and reply.request.prompts == [TextPrompt("a b")]
     assert reply.render_body(USAGE) == (
         b'{"id":"a123","model_name":"llama_65b","model_version":null,"text_output":" I am"}'
     )
@@ -140,13 +140,13 @@ def test_mindie_triton_request_without_id_gets_one():
 @pytest.mark.parametrize("rules", PROFILES, ids=lambda rules: rules.profile)
 def test_mindie_triton_reads_and_writes_token_tensor(rules):
     reply = read_infer(rules, tensor={"parameters": {"temperature": 0.5, "max_new_tokens": 2}})
-    assert reply.request.prompts == [Tokens([396, 319, 5])] and reply.request.stop_conditions.max_tokens == 2
+    assert reply.request.prompts == [TokensPrompt([396, 319, 5])] and reply.request.stop_conditions.max_tokens == 2
     assert reply.request.sampling.temperature == 0.5 and reply.render_chunk([ACCEPTED]) == b""
     reply.add_events([ACCEPTED, ChoiceDelta(0, " I am", tokens=[ONE, TWO]), DONE])
     assert reply.render_body(USAGE) == (
         b'{"id":"42","outputs":[{"name":"output0","shape":[1,2],"datatype":"UINT32","data":[306,4966]}]}'
     )
-    assert read_infer(rules, tensor={"shape": [3]}).request.prompts == [Tokens([396, 319, 5])]
+    assert read_infer(rules, tensor={"shape": [3]}).request.prompts == [TokensPrompt([396, 319, 5])]
     for name, answer_name in (("", "output0"), ("mine", "mine")):
         named = read_infer(rules, outputs=[{"name": name}])
         named.add_events([ACCEPTED, ChoiceDelta(0, " I", tokens=[ONE]), DONE])

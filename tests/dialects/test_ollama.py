@@ -25,7 +25,7 @@ from parley.errors import (
     UnknownModel,
 )
 from parley.types import (
-    Chat,
+    ChatPrompt,
     ChoiceDelta,
     ChoiceDone,
     EncodedMedia,
@@ -38,7 +38,7 @@ from parley.types import (
     PromptVector,
     Sampling,
     StopConditions,
-    Text,
+    TextPrompt,
     TokenInfo,
     ToolCall,
     ToolCallDelta,
@@ -197,7 +197,7 @@ def test_ollama_defaults_are_those_of_ollama():
         None,
         "oldest_turns",
     )
-    assert request.prompts == [Chat([Message("user", "Hello")], thinking=True)]
+    assert request.prompts == [ChatPrompt([Message("user", "Hello")], thinking=True)]
     advised = dataclasses.replace(
         CONTEXT, generation_defaults={"temperature": 0.6, "top_k": 20, "repetition_penalty": 1.1}
     )
@@ -337,7 +337,7 @@ def test_ollama_reads_arguments_in_text_unless_strict():
 
 
 def test_ollama_generate_reads_a_turn_or_a_raw_prompt():
-    turn = Chat([Message("system", "Be brief."), Message("user", "Hi")], thinking=False, preceding_ids=[5, 6])
+    turn = ChatPrompt([Message("system", "Be brief."), Message("user", "Hi")], thinking=False, preceding_ids=[5, 6])
     request = read_ollama_generate(system="Be brief.", context=CONTEXT, think=False, template="", suffix="").request
     assert request.prompts == [msgspec.structs.replace(turn, preceding_ids=[])]
     body = {"model": "m", "prompt": "Hi", "system": "Be brief.", "think": False, "context": [5, 6]}
@@ -345,10 +345,10 @@ def test_ollama_generate_reads_a_turn_or_a_raw_prompt():
         turn
     ]
     raw = read_ollama_generate(raw=True).request
-    assert raw.prompts == [Text("Hi")] and not raw.output_options.ids
-    assert read_ollama_generate(suffix="there").request.prompts == [Text("Hi", suffix="there")]
+    assert raw.prompts == [TextPrompt("Hi")] and not raw.output_options.ids
+    assert read_ollama_generate(suffix="there").request.prompts == [TextPrompt("Hi", suffix="there")]
     no_chat = dataclasses.replace(PLAIN, abilities=frozenset())
-    assert read_ollama_generate(context=no_chat).request.prompts == [Text("Hi")]
+    assert read_ollama_generate(context=no_chat).request.prompts == [TextPrompt("Hi")]
     image = PlacedMedia(0, Media("image", EncodedMedia("aGk="), "images[0]"))
     assert read_ollama_generate(images=["aGk="]).request.prompts[0].messages == [Message("user", "Hi", media=[image])]
 
@@ -419,7 +419,7 @@ def read_vectors(path: str, context: RequestContext = CONTEXT, **members: Any) -
 
 def test_ollama_embed_answers_vectors_of_length_1():
     reply = read_vectors("embed", input=["a", "b"], dimensions=2, options={"num_ctx": None}, truncate=True)
-    assert reply.request.prompts == [Text("a"), Text("b")]
+    assert reply.request.prompts == [TextPrompt("a"), TextPrompt("b")]
     assert reply.request.pooling == PoolingOptions(2, normalize=True)
     assert (reply.request.max_prompt_tokens, reply.request.kept_side) == (100, "head")
     reply.add_events([PromptVector(1, vector_bytes(1, 0)), PromptVector(0, vector_bytes(0.6, 0.8))])
@@ -432,7 +432,7 @@ def test_ollama_embed_answers_vectors_of_length_1():
     for nothing in ({}, {"input": []}, {"input": ""}):
         assert read_vectors("embed", **nothing).body == b'{"model":"m","embeddings":[]}'
     texts = read_vectors("embed", input=["", "a"]).request.prompts
-    assert texts == [Text(""), Text("a")]
+    assert texts == [TextPrompt(""), TextPrompt("a")]
     for wrong in (5, [5], ["a", None]):
         assert refusal(read_vectors, "embed", input=wrong) == (400, "invalid input type")
 

@@ -16,7 +16,7 @@ from parley.dialects.ollama.go_template.functions import FUNCTION_NAMES
 from parley.dialects.ollama.go_template.parser import parse_template
 from parley.dialects.ollama.template import TemplateInput, render_prompt
 from parley.errors import Invalid, ParleyError
-from parley.types import Chat, EncodedMedia, Media, Message, PlacedMedia
+from parley.types import ChatPrompt, EncodedMedia, Media, Message, PlacedMedia
 
 DATA = {
     "System": "sys",
@@ -213,7 +213,7 @@ def read(rules: OllamaRules = LENIENT_OLLAMA_RULES, context: RequestContext = CO
 
 def test_ollama_generate_renders_by_the_clients_template():
     (prompt,) = read(template="{{ .System }}>{{ .Prompt }}", system="S").request.prompts
-    assert prompt == Chat([Message("user", "S>Hi")], thinking=True, rendered=True, special=True)
+    assert prompt == ChatPrompt([Message("user", "S>Hi")], thinking=True, rendered=True, special=True)
     (prompt,) = read(template=MESSAGES, think=False, images=["aGk="]).request.prompts
     assert prompt.messages == [Message("user", "<user>Hi<assistant>", media=[placed_at(6, image("images[0]"))])]
     assert prompt.thinking is False
@@ -224,7 +224,7 @@ def test_ollama_generate_renders_by_the_clients_template():
 def test_ollama_template_follows_the_context_of_an_earlier_answer():
     body = {"model": "m", "prompt": "Hi", "template": "{{ .Prompt }}:", "context": [5, 6]}
     (prompt,) = generate.read_ollama_generate(LENIENT_OLLAMA_RULES, json.dumps(body).encode(), CONTEXT).request.prompts
-    assert prompt == Chat([Message("user", "Hi:")], thinking=True, rendered=True, preceding_ids=[5, 6])
+    assert prompt == ChatPrompt([Message("user", "Hi:")], thinking=True, rendered=True, preceding_ids=[5, 6])
 
 
 @pytest.mark.parametrize(

@@ -13,14 +13,14 @@ from parley.dialects.openai import completions, tokens
 from parley.errors import BadRequest, Unsupported
 from parley.types import (
     BeamOptions,
-    Chat,
+    ChatPrompt,
     ChoiceDelta,
     ChoiceDone,
     PromptAccepted,
     PromptScored,
-    Text,
+    TextPrompt,
     TokenInfo,
-    Tokens,
+    TokensPrompt,
     Usage,
 )
 
@@ -41,10 +41,10 @@ def refusal(prompt: Any = "Hi", **members: Any) -> BadRequest:
 @pytest.mark.parametrize(
     ("prompt", "neutral"),
     [
-        ("a", [Text("a")]),
-        (["a", "b"], [Text("a"), Text("b")]),
-        ([1, 2], [Tokens([1, 2])]),
-        ([[1, 2], [3]], [Tokens([1, 2]), Tokens([3])]),
+        ("a", [TextPrompt("a")]),
+        (["a", "b"], [TextPrompt("a"), TextPrompt("b")]),
+        ([1, 2], [TokensPrompt([1, 2])]),
+        ([[1, 2], [3]], [TokensPrompt([1, 2]), TokensPrompt([3])]),
     ],
 )
 def test_openai_completions_reads_four_prompt_forms(prompt, neutral):
@@ -79,7 +79,7 @@ def test_openai_completions_error_names_wrong_prompt(prompt, field):
 
 
 def test_openai_completions_can_omit_special_tokens():
-    assert read_completion("a", add_special_tokens=False).request.prompts == [Text("a", special=False)]
+    assert read_completion("a", add_special_tokens=False).request.prompts == [TextPrompt("a", special=False)]
 
 
 def test_openai_completions_defaults_to_16_tokens():
@@ -155,8 +155,8 @@ def test_openai_completions_refuses_return_prompt_text():
 
 def test_openai_completions_reads_a_suffix_if_the_model_has_marks_for_it():
     request = read_completion(prompt=["a", "b"], suffix="end").request
-    assert request.prompts == [Text("a", suffix="end"), Text("b", suffix="end")]
-    assert read_completion(suffix="").request.prompts == [Text("Hi")]
+    assert request.prompts == [TextPrompt("a", suffix="end"), TextPrompt("b", suffix="end")]
+    assert read_completion(suffix="").request.prompts == [TextPrompt("Hi")]
     assert "echo" in refusal(suffix="end", echo=True).message
     assert "text" in refusal(suffix="end", prompt=[1, 2]).message
     unable = dataclasses.replace(CONTEXT, abilities=frozenset())
@@ -381,9 +381,9 @@ def test_openai_completions_writes_token_ids_and_prompt_logprobs():
 
 def test_tokenize_reads_text_and_chat():
     request = tokens.read_tokenize(b'{"model":"m","prompt":"Hi","return_token_strs":true}')
-    assert (request.model, request.prompt, request.with_pieces) == ("m", Text("Hi"), True)
-    assert tokens.read_tokenize(b'{"prompt":"","add_special_tokens":false}').prompt == Text("", special=False)
-    assert isinstance(tokens.read_tokenize(b'{"messages":[{"role":"user","content":"Hi"}]}').prompt, Chat)
+    assert (request.model, request.prompt, request.with_pieces) == ("m", TextPrompt("Hi"), True)
+    assert tokens.read_tokenize(b'{"prompt":"","add_special_tokens":false}').prompt == TextPrompt("", special=False)
+    assert isinstance(tokens.read_tokenize(b'{"messages":[{"role":"user","content":"Hi"}]}').prompt, ChatPrompt)
     for wrong in (b"{}", b'{"prompt":5}', b'{"messages":[]}'):
         with pytest.raises(BadRequest):
             tokens.read_tokenize(wrong)

@@ -13,7 +13,16 @@ from parley.dialects.openai import embeddings
 from parley.dialects.vllm.pooling import classify
 from parley.dialects.vllm.pooling import embeddings as pooling
 from parley.errors import BadRequest, Unsupported
-from parley.types import Chat, ChoiceDone, PoolingOptions, PromptAccepted, PromptVector, Text, Tokens, Usage
+from parley.types import (
+    ChatPrompt,
+    ChoiceDone,
+    PoolingOptions,
+    PromptAccepted,
+    PromptVector,
+    TextPrompt,
+    TokensPrompt,
+    Usage,
+)
 
 CONTEXT = RequestContext("0f", 1700000000, "fp_1", context_length=512)
 USAGE = Usage(prompt_tokens=3)
@@ -39,11 +48,11 @@ def answer_body(reply: embeddings.EmbeddingReply) -> bytes:
 @pytest.mark.parametrize(
     ("input_value", "neutral"),
     [
-        ("a", [Text("a")]),
-        (["a", "b"], [Text("a"), Text("b")]),
-        ([1, 2], [Tokens([1, 2])]),
-        ([[1, 2], [3]], [Tokens([1, 2]), Tokens([3])]),
-        (["a"] * 2048, [Text("a")] * 2048),
+        ("a", [TextPrompt("a")]),
+        (["a", "b"], [TextPrompt("a"), TextPrompt("b")]),
+        ([1, 2], [TokensPrompt([1, 2])]),
+        ([[1, 2], [3]], [TokensPrompt([1, 2]), TokensPrompt([3])]),
+        (["a"] * 2048, [TextPrompt("a")] * 2048),
     ],
 )
 def test_openai_embeddings_reads_four_input_forms(input_value, neutral):
@@ -111,9 +120,9 @@ def test_openai_embeddings_members_reach_the_request():
     assert read(padding="do_not_pad").request == read().request and read(priority=3).request.priority == 3
     assert read(prompt_name="query").request.pooling == PoolingOptions(prompt="query")
     assert read(use_activation=True).request.pooling == PoolingOptions(normalize=True)
-    assert read(add_special_tokens=False).request.prompts == [Text("Hi", special=False)]
+    assert read(add_special_tokens=False).request.prompts == [TextPrompt("Hi", special=False)]
     (chat,) = read(None, messages=[{"role": "user", "content": "a"}]).request.prompts
-    assert isinstance(chat, Chat) and not chat.add_generation_prompt
+    assert isinstance(chat, ChatPrompt) and not chat.add_generation_prompt
 
 
 def test_embeddings_of_pictures_are_refused_if_the_model_reads_text_only():
@@ -219,7 +228,7 @@ def test_openai_embeddings_read_several_conversations():
         assert [prompt.messages[0].content for prompt in request.prompts] == ["a", "b"]
         assert not any(prompt.add_generation_prompt for prompt in request.prompts)
     (prompt,) = read(turns[0]).request.prompts
-    assert isinstance(prompt, Chat) and prompt.messages[0].content == "a"
+    assert isinstance(prompt, ChatPrompt) and prompt.messages[0].content == "a"
     for members, path in (
         ({"messages": [turns[0], []]}, r"messages\[1\]"),
         ({"messages": [turns[0], "a"]}, r"messages\[1\]"),

@@ -11,7 +11,7 @@ from parley.dialects.openai.error_answers import openai_error_answer
 from parley.errors import BadMedia, BadRequest, Invalid, MediaFault
 from parley.types import (
     CachedMedia,
-    Chat,
+    ChatPrompt,
     ChoiceDelta,
     ChoiceDone,
     EncodedMedia,
@@ -45,7 +45,7 @@ PATH = "messages[0].content[0]"
 def read_message(content: Any, context: RequestContext = CONTEXT, role: str = "user", **members: Any) -> Message:
     body = {"model": "m", "messages": [{"role": role, "content": content}]} | members
     prompt = chat.read_chat_request(json.dumps(body).encode(), context).request.prompts[0]
-    assert isinstance(prompt, Chat)
+    assert isinstance(prompt, ChatPrompt)
     return prompt.messages[0]
 
 

@@ -12,7 +12,7 @@ from parley.dialects.facts import ModelCard
 from parley.dialects.openai import mistral
 from parley.dialects.openai.chat import read_chat_request, read_strict_chat_request
 from parley.errors import BadRequest
-from parley.types import ChoiceDelta, ChoiceDone, PromptVector, Text, Usage
+from parley.types import ChoiceDelta, ChoiceDone, PromptVector, TextPrompt, Usage
 
 CONTEXT = RequestContext("0f", 1, "fp")
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "a"}]}
@@ -52,7 +52,7 @@ def read_fim(**members: Any) -> mistral.FimReply:
 
 def test_infilling_has_the_form_of_a_chat():
     reply = read_fim(random_seed=3, max_tokens=4)
-    assert reply.request.prompts == [Text("def f(", suffix="return")]
+    assert reply.request.prompts == [TextPrompt("def f(", suffix="return")]
     assert (reply.request.sampling.seed, reply.request.stop_conditions.max_tokens) == (3, 4)
     assert read_fim().request.stop_conditions.max_tokens is None
     reply.add_events([ChoiceDelta(0, "x"), ChoiceDone(0, "length", Usage(5, 1))])

@@ -10,7 +10,7 @@ from parley.dialects.dialect import RequestContext
 from parley.dialects.openai import transcriptions
 from parley.errors import BadMedia, BadRequest, Incapable, Malformed, Unsupported
 from parley.types import (
-    Chat,
+    ChatPrompt,
     ChoiceDelta,
     ChoiceDone,
     Media,
@@ -55,9 +55,9 @@ def answer(reply: transcriptions.TranscriptionReply) -> bytes:
     return reply.render_body(USAGE)
 
 
-def chat_of(reply: transcriptions.TranscriptionReply) -> Chat:
+def chat_of(reply: transcriptions.TranscriptionReply) -> ChatPrompt:
     (prompt,) = reply.request.prompts
-    assert isinstance(prompt, Chat)
+    assert isinstance(prompt, ChatPrompt)
     return prompt
 
 
@@ -67,7 +67,7 @@ def chat_of(reply: transcriptions.TranscriptionReply) -> Chat:
 def test_form_becomes_a_conversation_with_the_clip():
     request = read(prompt="Zaphod", language="en", temperature="0.25").request
     (chat,) = request.prompts
-    assert isinstance(chat, Chat) and chat.continue_final
+    assert isinstance(chat, ChatPrompt) and chat.continue_final
     assert [(turn.role, turn.content) for turn in chat.messages] == [
         ("system", "Zaphod"),
         ("user", ""),

@@ -24,7 +24,7 @@ from parley.errors import (
     Unauthorized,
     UnknownPromptName,
 )
-from parley.types import ModelInfo, PoolingOptions, PromptVector, Text, TextPair, Tokens, Usage
+from parley.types import ModelInfo, PoolingOptions, PromptVector, TextPair, TextPrompt, TokensPrompt, Usage
 
 ENCODER = RequestContext("0f", 1700000000, "fp", context_length=100, device="cpu", generates=False, model_names=("m",))
 SPARSE = replace(ENCODER, pooling_tasks=frozenset({"embed", "embed_sparse"}))
@@ -50,7 +50,7 @@ def read(reader, body, context=ENCODER, rules=STRICT_TEI_RULES):
 
 def test_tei_embeds_a_text_its_ids_or_a_batch():
     reply = read(embed.read_embed, {"inputs": "abc", "normalize": False, "dimensions": 2, "prompt_name": "query"})
-    assert reply.request.prompts == [Text("abc")]
+    assert reply.request.prompts == [TextPrompt("abc")]
     assert reply.request.pooling == PoolingOptions(2, False, "query")
     assert finish(reply, (1, (0.5, -0.25))) == b"[[0.5,-0.25]]"
     assert reply.answer_headers(TIMINGS) == [
@@ -63,8 +63,8 @@ def test_tei_embeds_a_text_its_ids_or_a_batch():
         (b"x-queue-time", b"2"),
         (b"x-inference-time", b"200"),
     ]
-    assert read(embed.read_embed, {"inputs": [5, 6]}).request.prompts == [Tokens([5, 6])]
-    assert read(embed.read_embed, {"inputs": ["a", [7]]}).request.prompts == [Text("a"), Tokens([7])]
+    assert read(embed.read_embed, {"inputs": [5, 6]}).request.prompts == [TokensPrompt([5, 6])]
+    assert read(embed.read_embed, {"inputs": ["a", [7]]}).request.prompts == [TextPrompt("a"), TokensPrompt([7])]
     assert read(embed.read_embed, {"inputs": "a"}).request.pooling == PoolingOptions(normalize=True)
 
 
@@ -88,7 +88,7 @@ def test_tei_embeds_all_tokens_without_normalization():
 def test_tei_embeds_sparsely():
     body = {"inputs": ["a", [7]], "truncate": True, "truncation_direction": "Left"}
     reply = read(embed.read_embed_sparse, body, SPARSE)
-    assert reply.request.prompts == [Text("a"), Tokens([7])]
+    assert reply.request.prompts == [TextPrompt("a"), TokensPrompt([7])]
     assert reply.request.pooling == PoolingOptions(task="embed_sparse")
     assert (reply.request.max_prompt_tokens, reply.request.kept_side) == (100, "tail")
     pairs = struct.pack("<IfIf", 5, 1.1, 30521, 0.25)
@@ -131,7 +131,7 @@ def test_tei_compares_sentences():
         "parameters": {"truncate": False, "truncation_direction": "left", "prompt_name": "query"},
     }
     reply = read(embed.read_similarity, body)
-    assert reply.request.prompts == [Text("a"), Text("b"), Text("c")]
+    assert reply.request.prompts == [TextPrompt("a"), TextPrompt("b"), TextPrompt("c")]
     assert reply.request.pooling == PoolingOptions(normalize=True, prompt="query")
     assert (reply.request.max_prompt_tokens, reply.request.kept_side) == (None, "tail")
     assert finish(reply, (1, (1.0, 0.0)), (1, (0.6, 0.8)), (1, (-1.0, 0.0))) == b"[0.6,-1.0]"
@@ -160,21 +160,21 @@ def test_tei_predicts_classes_of_texts_and_pairs():
     assert reply.request.pooling == PoolingOptions(normalize=False, task="classify")
     assert finish(reply, (1, (0.0, 0.0))) == b'[{"score":0.5,"label":"good"},{"score":0.5,"label":"bad"}]'
     reply = read(predict.read_predict, {"inputs": [["a"], ["b", "c"]], "raw_scores": True}, CLASSIFIER)
-    assert reply.request.prompts == [Text("a"), TextPair(Text("b"), Text("c"))]
+    assert reply.request.prompts == [TextPrompt("a"), TextPair(TextPrompt("b"), TextPrompt("c"))]
     assert finish(reply, (1, (-1.5, 2.0)), (1, (0.1, 0.0))) == (
         b'[[{"score":2.0,"label":"good"},{"score":-1.5,"label":"bad"}],'
         b'[{"score":0.1,"label":"bad"},{"score":0.0,"label":"good"}]]'
     )
-    assert read(predict.read_predict, {"inputs": ["a"]}, CLASSIFIER).request.prompts == [Text("a")]
+    assert read(predict.read_predict, {"inputs": ["a"]}, CLASSIFIER).request.prompts == [TextPrompt("a")]
     pair = read(predict.read_predict, {"inputs": ["a", "b"]}, RERANKER)
-    assert pair.request.prompts == [TextPair(Text("a"), Text("b"))]
+    assert pair.request.prompts == [TextPair(TextPrompt("a"), TextPrompt("b"))]
     assert json.loads(finish(pair, (1, (-800.0,)))) == [{"score": 0.0, "label": "LABEL_0"}]
 
 
 def test_tei_reranks_texts():
     body = {"query": "q", "texts": ["a", "b", "c"]}
     reply = read(predict.read_rerank, body | {"return_text": True}, RERANKER)
-    assert reply.request.prompts == [TextPair(Text("q"), Text(text)) for text in "abc"]
+    assert reply.request.prompts == [TextPair(TextPrompt("q"), TextPrompt(text)) for text in "abc"]
     assert finish(reply, (1, (0.0,)), (1, (1.0,)), (1, (-1.0,))) == (
         b'[{"index":1,"text":"b","score":0.7310586},{"index":0,"text":"a","score":0.5},'
         b'{"index":2,"text":"c","score":0.26894143}]'

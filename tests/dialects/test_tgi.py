@@ -33,7 +33,7 @@ from parley.errors import (
     Unauthorized,
 )
 from parley.types import (
-    Chat,
+    ChatPrompt,
     ChoiceDelta,
     ChoiceDone,
     Grammar,
@@ -43,7 +43,7 @@ from parley.types import (
     PromptScored,
     Sampling,
     StopConditions,
-    Text,
+    TextPrompt,
     TokenInfo,
     Usage,
 )
@@ -95,7 +95,7 @@ def refusal(
 
 def test_tgi_body_without_parameters_means_sampling():
     request = generate.read_generate(STRICT_TGI_RULES, body(), CONTEXT).request
-    assert request.prompts == [Text(INPUTS)]
+    assert request.prompts == [TextPrompt(INPUTS)]
     assert request.sampling == Sampling()
     assert request.stop_conditions == StopConditions(include_in_output=True, reserved_tokens=1024)
     assert (request.output_options, request.n, request.stream, request.max_prompt_tokens) == (
@@ -747,7 +747,7 @@ def test_tgi_writes_info():
 
 def test_tgi_tokenize_writes_utf8_offsets():
     request = tokens.read_tgi_tokenize(body({"truncate": 3, "temperature": -1}))
-    assert (request.prompt, request.with_spans, request.last_tokens) == (Text(INPUTS), True, 3)
+    assert (request.prompt, request.with_spans, request.last_tokens) == (TextPrompt(INPUTS), True, 3)
     tokenized = TokenizeResult([1, 70, 71], None, 100, "né!", [(0, 0), (0, 2), (2, 3)])
     assert (
         tokens.write_tgi_tokens(tokenized)
@@ -765,7 +765,7 @@ def test_tgi_chat_tokenize_reads_messages():
         return tokens.read_chat_tokenize(json.dumps({"messages": messages}).encode()).prompt
 
     user = {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}
-    assert read_chat(user) == Chat([Message("user", "ab")])
+    assert read_chat(user) == ChatPrompt([Message("user", "ab")])
     open_ = read_chat(user, {"role": "assistant", "content": "So"})
     assert (open_.continue_final, open_.add_generation_prompt) == (True, False)
     tokenized = TokenizeResult([5], None, 100, "ab", [(0, 2)])

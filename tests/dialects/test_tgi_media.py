@@ -10,7 +10,7 @@ from parley.dialects.tgi import chat, completions, generate, vertex
 from parley.dialects.tgi.api_rules import OLD_TGI_RULES, STRICT_TGI_RULES, TgiRules
 from parley.dialects.tgi.error_answers import tgi_error_answer
 from parley.errors import BadMedia, BadRequest, MediaFault
-from parley.types import Chat, EncodedMedia, Media, MediaAddress, PlacedMedia, Text
+from parley.types import ChatPrompt, EncodedMedia, Media, MediaAddress, PlacedMedia, TextPrompt
 
 CONTEXT = RequestContext("0f", 1, "fp", context_length=256, media_limits={"image": 2})
 HEARS = RequestContext("0f", 1, "fp", context_length=256, media_limits={"audio": 2})
@@ -23,12 +23,12 @@ def read_inputs(inputs: str, context: RequestContext = CONTEXT, rules: TgiRules 
     return generate.read_generate(rules, json.dumps({"inputs": inputs}).encode(), context).request.prompts[0]
 
 
-def read_chat(content: Any, context: RequestContext = CONTEXT, role: str = "user") -> Chat:
+def read_chat(content: Any, context: RequestContext = CONTEXT, role: str = "user") -> ChatPrompt:
     body = {"messages": [{"role": role, "content": content}], "max_tokens": 5}
     reply = chat.read_tgi_chat(STRICT_TGI_RULES, json.dumps(body).encode(), context)
     assert isinstance(reply, chat.TgiChatReply)
     prompt = reply.request.prompts[0]
-    assert isinstance(prompt, Chat)
+    assert isinstance(prompt, ChatPrompt)
     return prompt
 
 
@@ -41,7 +41,7 @@ def refusal(read: Any, *arguments: Any) -> tuple[int, str]:
 
 def test_tgi_links_to_images_are_read_in_their_places():
     prompt = read_inputs(f"![](https://a.b/c.png)What is ![]({DATA})this?")
-    assert prompt == Text(
+    assert prompt == TextPrompt(
         "What is this?",
         media=[
             PlacedMedia(0, Media("image", MediaAddress("https://a.b/c.png"), "inputs")),
@@ -52,12 +52,12 @@ def test_tgi_links_to_images_are_read_in_their_places():
 
 @pytest.mark.parametrize("text", ["![a](https://a.b/c.png)", "[](https://a.b/c.png)", "! [](x)", "![](x", "a ) b"])
 def test_tgi_other_text_is_no_link_to_an_image(text):
-    assert read_inputs(text) == Text(text)
+    assert read_inputs(text) == TextPrompt(text)
 
 
 def test_tgi_links_are_text_to_a_text_model_and_to_the_old_version():
     text = f"![]({DATA})"
-    assert read_inputs(text, BLIND) == read_inputs(text, rules=OLD_TGI_RULES) == Text(text)
+    assert read_inputs(text, BLIND) == read_inputs(text, rules=OLD_TGI_RULES) == TextPrompt(text)
 
 
 @pytest.mark.parametrize(

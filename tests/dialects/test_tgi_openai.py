@@ -12,7 +12,7 @@ from parley.dialects.tgi import STRICT, chat, completions, generate, messages, o
 from parley.dialects.tgi.api_rules import EXTENDED_TGI_RULES, STRICT_TGI_RULES, TgiRules
 from parley.errors import BadRequest, EngineError, Overloaded, ParleyError, UnknownModel
 from parley.types import (
-    Chat,
+    ChatPrompt,
     ChoiceDelta,
     ChoiceDone,
     Grammar,
@@ -21,7 +21,7 @@ from parley.types import (
     PromptAccepted,
     Sampling,
     StopConditions,
-    Text,
+    TextPrompt,
     TokenInfo,
     ToolCall,
     ToolCallDelta,
@@ -66,7 +66,7 @@ def done(index: int = 0, reason: Any = "stop", count: int = 2, stop: Any = None)
 
 def test_tgi_chat_minimal_body_means_defaults():
     request = read_chat().request
-    assert request.prompts == [Chat([Message("user", "Hi")])]
+    assert request.prompts == [ChatPrompt([Message("user", "Hi")])]
     assert request.sampling == Sampling()
     assert request.stop_conditions == StopConditions(include_in_output=True, reserved_tokens=1024)
     assert request.output_options == OutputOptions(unparsed=True)
@@ -124,7 +124,7 @@ def test_tgi_chat_joins_parts_and_continues_last_assistant_turn():
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     turns = [{"role": "user", "content": parts}, {"role": "assistant", "content": "So \n"}]
     assert read_chat(messages=turns).request.prompts == [
-        Chat(
+        ChatPrompt(
             [Message("user", "ab"), Message("assistant", "So")], add_generation_prompt=False, continue_final=True
         )
     ]  # fmt: skip
@@ -142,7 +142,7 @@ def test_tgi_chat_appends_tool_prompt_to_last_message():
         {"type": "function", "function": {"name": "f", "description": "d", "parameters": {"a": 1}, "strict": True}}
     ]
     unused = read_chat(tools=[TOOL], tool_choice="none", tool_prompt="x").request
-    assert unused.prompts == [Chat([Message("user", "Hi")])]
+    assert unused.prompts == [ChatPrompt([Message("user", "Hi")])]
 
 
 @pytest.mark.parametrize("named", ["f", {"type": "function", "function": {"name": "f"}}])
@@ -163,8 +163,8 @@ def test_tgi_chat_reads_tool_calls_of_older_versions(member, arguments):
 
 
 def test_tgi_chat_numbers_tool_call_ids():
-    def chat_of(*ids: str) -> Chat:
-        return Chat([Message("assistant", tool_calls=[ToolCall(call_id, "f", "{}")]) for call_id in ids])
+    def chat_of(*ids: str) -> ChatPrompt:
+        return ChatPrompt([Message("assistant", tool_calls=[ToolCall(call_id, "f", "{}")]) for call_id in ids])
 
     assert [messages.next_call_id(chat_of(*ids)) for ids in ((), ("0",), ("3", "1"), ("call_a",), ("9" * 40,))] == [
         "0", "1", "4", "", ""
@@ -404,11 +404,11 @@ def test_tgi_chat_streamed_call_repeats_id_without_finish_reason():
 
 def test_tgi_completions_members_reach_the_request():
     request = read_completion(max_tokens=4, stop=["x"], repetition_penalty=1.5, seed=1).request
-    assert request.prompts == [Text("Hi")]
+    assert request.prompts == [TextPrompt("Hi")]
     assert request.sampling == Sampling(seed=1, repetition_penalty=1.5)
     assert request.stop_conditions == StopConditions(["x"], max_tokens=4, include_in_output=True, reserved_tokens=1024)
     assert read_completion(prompt=["a", "b"], temperature=0).request.sampling == Sampling(temperature=0)
-    assert read_completion(prompt=["a", "b"]).request.prompts == [Text("a"), Text("b")]
+    assert read_completion(prompt=["a", "b"]).request.prompts == [TextPrompt("a"), TextPrompt("b")]
 
 
 def test_tgi_completions_refuses_wrong_prompts_and_suffix():
@@ -488,7 +488,7 @@ def test_tgi_vertex_answers_instances_with_predictions():
         {"messages": MESSAGES, "max_tokens": 3, "seed": 4},
     )
     request = reply.request
-    assert request.prompts == [Text("a"), Chat([Message("user", "Hi")])]
+    assert request.prompts == [TextPrompt("a"), ChatPrompt([Message("user", "Hi")])]
     assert (request.sampling, request.stop_conditions) == (
         Sampling(seed=4),
         StopConditions(max_tokens=3, include_in_output=True, reserved_tokens=1024),

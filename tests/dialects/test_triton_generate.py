@@ -21,9 +21,9 @@ from parley.types import (
     PromptVector,
     Sampling,
     StopConditions,
-    Text,
+    TextPrompt,
     TokenInfo,
-    Tokens,
+    TokensPrompt,
     Usage,
 )
 
@@ -79,7 +79,7 @@ CURL = b'{"id": "42", "text_input": "client input", "parameters": {"stream": fal
 @pytest.mark.parametrize("body", [EXAMPLE, CURL])
 def test_triton_generate_answers_documented_example(body):
     reply = read_bytes(body)
-    assert reply.request.prompts == [Text("client input")]
+    assert reply.request.prompts == [TextPrompt("client input")]
     assert reply.request.sampling == Sampling(temperature=0.0)
     reply.add_events([PromptAccepted(0, [1]), ChoiceDelta(0, " model output"), done()])
     assert reply.render_body(Usage()) == (
@@ -144,7 +144,7 @@ def test_triton_generate_writes_embedding_as_text(stream):
     reply = read(
         **embedding(input="Hi"), return_num_input_tokens=True, return_num_output_tokens=True, stream_route=stream
     )
-    assert (reply.request.prompts, reply.request.pooling) == ([Text("Hi")], PoolingOptions())
+    assert (reply.request.prompts, reply.request.pooling) == ([TextPrompt("Hi")], PoolingOptions())
     events = [PromptAccepted(0, [1, 2]), PromptVector(0, struct.pack("<2f", 0.5, -2)), ChoiceDone(0, "stop", Usage(2))]
     answer = (
         b'{"model_name":"mymodel","model_version":"1","num_input_tokens":2,"num_output_tokens":0,'
@@ -166,7 +166,7 @@ def test_triton_generate_reads_embedding_request():
         timeout=5000,
     ).request
     assert (ids.prompts, ids.pooling, ids.max_prompt_tokens, ids.kept_side) == (
-        [Tokens([5, 6])],
+        [TokensPrompt([5, 6])],
         PoolingOptions(8),
         3,
         "head",
@@ -727,7 +727,7 @@ def test_triton_generate_strict_refuses_duplicate_input():
     duplicate = "[request id: <id_unknown>] input '{}' already exists in request"
     assert refusal(duplicate_text, strict=True) == (400, duplicate.format("text_input"))
     assert refusal(duplicate_nested, strict=True) == (400, NESTED + duplicate.format("stream"))
-    assert read_bytes(duplicate_text).request.prompts == [Text("b")]
+    assert read_bytes(duplicate_text).request.prompts == [TextPrompt("b")]
     parameters = b'{"text_input":"a","max_tokens":3,"max_tokens":4,"parameters":[["stream",1],["stream",1]]}'
     assert refusal(parameters, strict=True)[0] == 500  # refused for the array; the last of duplicate parameters counts
     assert (

@@ -10,7 +10,7 @@ import pytest
 from parley.dialects.dialect import RequestContext
 from parley.dialects.triton import error_answers, infer, tensors
 from parley.errors import ParleyError
-from parley.types import ChoiceDelta, ChoiceDone, PromptAccepted, Sampling, StopConditions, Text, TokenInfo, Usage
+from parley.types import ChoiceDelta, ChoiceDone, PromptAccepted, Sampling, StopConditions, TextPrompt, TokenInfo, Usage
 
 LENGTH = b"inference-header-content-length"
 TEXT = {"name": "text_input", "datatype": "BYTES", "shape": [1], "data": ["Hi"]}
@@ -89,7 +89,7 @@ def test_triton_infer_chooses_content_coding_by_quality(accepted, coding):
 
 def test_triton_infer_reads_and_writes_json():
     reply = read(id="7")
-    assert reply.request.prompts == [Text("Hi")] and not reply.request.stream
+    assert reply.request.prompts == [TextPrompt("Hi")] and not reply.request.stream
     assert answer_body(reply) == (
         OPENING + '{"name":"text_output","datatype":"BYTES","shape":[1],"data":["Hi é"]}]}'.encode()
     )
@@ -164,7 +164,7 @@ def test_triton_infer_request_parameters_set_sampling():
     for sequence in (7, "seven"):
         marks = {"sequence_id": sequence, "sequence_start": True, "sequence_end": False}
         assert read(parameters=marks).request == read().request
-    assert read(parameters={"text_input": "no"}).request.prompts == [Text("Hi")]
+    assert read(parameters={"text_input": "no"}).request.prompts == [TextPrompt("Hi")]
     request = read(parameters={"lora_name": "a", "typical_p": "0.5", "watermark": "true"}).request
     assert request.adapter == "a" and request.sampling.typical_p == 0.5 and request.sampling.watermark
     assert read(tensor("lora_name", "BYTES", "a")).request.adapter == "a"
@@ -187,7 +187,7 @@ def test_triton_infer_reads_binary_and_writes_json():
         id="7",
     )
     reply = infer.read_triton_infer(body, context)
-    assert reply.request.prompts == [Text("Hé")]
+    assert reply.request.prompts == [TextPrompt("Hé")]
     assert reply.request.sampling == Sampling(temperature=0.5, top_p=0.5, min_p=0.25)
     assert reply.request.stop_conditions == stop_with_reserve(["x", "y"], max_tokens=9)
     assert (
@@ -200,7 +200,7 @@ def test_triton_infer_reads_json_and_binary_inputs_together():
     text = {"name": "text_input", "datatype": "BYTES", "shape": [1], "parameters": {"binary_data_size": 6}}
     document = json.dumps({"inputs": [flag, text]}).encode()
     assert infer.read_triton_infer(document + pack_texts("Hi"), make_context(len(document))).request.prompts == [
-        Text("Hi")
+        TextPrompt("Hi")
     ]
 
 
@@ -230,7 +230,7 @@ def test_triton_infer_writes_each_output_in_its_own_encoding():
 
 def test_triton_infer_reads_raw_body_as_text():
     reply = infer.read_triton_infer("Hé".encode(), make_context(0))
-    assert reply.request.prompts == [Text("Hé")]
+    assert reply.request.prompts == [TextPrompt("Hé")]
     assert answer_body(reply).endswith(pack_texts("Hé é"))
     assert reply.content_type == b"application/octet-stream"
 

@@ -10,7 +10,7 @@ from parley.dialects.dialect import RequestContext
 from parley.dialects.triton import error_answers, generate, infer, model
 from parley.dialects.triton.rpc import infer as rpc
 from parley.errors import BadRequest
-from parley.types import EncodedMedia, Media, MediaAddress, PlacedMedia, Request, Text
+from parley.types import EncodedMedia, Media, MediaAddress, PlacedMedia, Request, TextPrompt
 
 PATHS = {"model": "m"}
 CONTEXT = RequestContext("0f", 1, "fp", path_parts=PATHS, media_limits={"image": 3})
@@ -20,7 +20,7 @@ IMAGES = [
     PlacedMedia(0, Media("image", EncodedMedia("aGo="), "image[1]")),
     PlacedMedia(0, Media("image", MediaAddress("http://a.b/c"), "image_url[0]")),
 ]
-PROMPT = Text("What?", media=IMAGES)
+PROMPT = TextPrompt("What?", media=IMAGES)
 
 
 def read_generate(context: RequestContext = CONTEXT, **members: Any) -> Request:
@@ -44,8 +44,8 @@ def pack_texts(*texts: bytes) -> bytes:
 def test_triton_generate_reads_images_in_their_order():
     request = read_generate(image_url="http://a.b/c", image=["aGk=", "", "aGo="])
     assert request.prompts == [PROMPT]
-    assert read_generate(image="aGk=").prompts == [Text("What?", media=IMAGES[:1])]
-    assert read_generate(image=[]).prompts == [Text("What?")]
+    assert read_generate(image="aGk=").prompts == [TextPrompt("What?", media=IMAGES[:1])]
+    assert read_generate(image=[]).prompts == [TextPrompt("What?")]
 
 
 def test_triton_infer_reads_images_as_json_and_as_bytes():

@@ -25,7 +25,16 @@ from parley.errors import (
     Unauthorized,
     UnknownModel,
 )
-from parley.types import ChoiceDelta, ChoiceDone, PromptAccepted, PromptScored, Text, TokenInfo, ToolCallDelta, Usage
+from parley.types import (
+    ChoiceDelta,
+    ChoiceDone,
+    PromptAccepted,
+    PromptScored,
+    TextPrompt,
+    TokenInfo,
+    ToolCallDelta,
+    Usage,
+)
 
 JSON = {b"content-type": b"application/json; charset=utf-8"}
 CONTEXT = RequestContext(
@@ -369,7 +378,7 @@ def test_vllm_refusals_of_one_route_use_original_wording(kind, members, sentence
 
 def test_vllm_reads_a_suffix_if_the_model_has_marks_for_it():
     able = dataclasses.replace(CONTEXT, abilities=frozenset({"insert"}))
-    assert read_completion(able, suffix="x").request.prompts == [Text("Hi", suffix="x")]
+    assert read_completion(able, suffix="x").request.prompts == [TextPrompt("Hi", suffix="x")]
 
 
 SHAPES: list[tuple[bytes, str, str]] = [

@@ -12,14 +12,14 @@ from parley.dialects.vllm.error_answers import vllm_error_answer
 from parley.dialects.vllm.pooling import cohere
 from parley.errors import BadRequest, UnknownPromptName
 from parley.types import (
-    Chat,
+    ChatPrompt,
     EncodedMedia,
     Media,
     Message,
     PlacedMedia,
     PoolingOptions,
     PromptVector,
-    Text,
+    TextPrompt,
     Usage,
 )
 
@@ -81,7 +81,7 @@ def test_cohere_lists_the_input_types_of_the_model():
 )
 def test_cohere_truncates_as_asked(members, truncate, keep):
     request = read_embed(texts=["a"], **members).request
-    assert (request.prompts, request.max_prompt_tokens, request.kept_side) == ([Text("a")], truncate, keep)
+    assert (request.prompts, request.max_prompt_tokens, request.kept_side) == ([TextPrompt("a")], truncate, keep)
 
 
 def test_cohere_members_reach_the_request():
@@ -116,7 +116,7 @@ def conversation(text, *places):
     media = [
         PlacedMedia(position, Media("image", EncodedMedia("AAAA", "image/png"), path)) for position, path in places
     ]
-    return Chat([Message("user", text, media=media)], add_generation_prompt=False)
+    return ChatPrompt([Message("user", text, media=media)], add_generation_prompt=False)
 
 
 def test_cohere_reads_pictures_and_contents_as_conversations():

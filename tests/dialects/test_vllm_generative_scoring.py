@@ -8,7 +8,7 @@ from parley.dialects.dialect import RequestContext
 from parley.dialects.vllm import generative_scoring
 from parley.dialects.vllm.error_answers import vllm_error_answer
 from parley.errors import ParleyError
-from parley.types import ChoiceDelta, JoinedPrompt, Text, TokenInfo, Tokens, Usage
+from parley.types import ChoiceDelta, JoinedPrompt, TextPrompt, TokenInfo, TokensPrompt, Usage
 
 CONTEXT = RequestContext("0f", 1700000000, "fp_1", vocabulary_size=640, headers={b"content-type": b"application/json"})
 BODY = {"model": "m", "query": "q", "items": ["a", "b"], "label_token_ids": [7, 9, 7]}
@@ -39,13 +39,19 @@ def test_generative_scoring_writes_a_score_for_each_item():
 
 def test_generative_scoring_joins_query_and_item():
     request = read_scoring(cache_salt="s", priority=3).request
-    query = Text("q")
-    assert request.prompts == [JoinedPrompt([query, Text("a", False)]), JoinedPrompt([query, Text("b", False)])]
+    query = TextPrompt("q")
+    assert request.prompts == [
+        JoinedPrompt([query, TextPrompt("a", False)]),
+        JoinedPrompt([query, TextPrompt("b", False)]),
+    ]
     assert (request.stop_conditions.max_tokens, request.output_options.logprob_ids) == (1, [7, 9])
     assert (request.cache_salt, request.priority, request.on_overflow) == ("s", 3, "head")
     request = read_scoring(query=[1, 2], items=[[3], []], item_first=True).request
-    assert request.prompts == [JoinedPrompt([Tokens([3]), Tokens([1, 2])]), JoinedPrompt([Tokens([]), Tokens([1, 2])])]
-    assert read_scoring(add_special_tokens=False).request.prompts[0].parts[0] == Text("q", False)
+    assert request.prompts == [
+        JoinedPrompt([TokensPrompt([3]), TokensPrompt([1, 2])]),
+        JoinedPrompt([TokensPrompt([]), TokensPrompt([1, 2])]),
+    ]
+    assert read_scoring(add_special_tokens=False).request.prompts[0].parts[0] == TextPrompt("q", False)
 
 
 @pytest.mark.parametrize(

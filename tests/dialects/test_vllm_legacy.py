@@ -9,7 +9,17 @@ from parley.dialects.dialect import Answer, RequestContext
 from parley.dialects.vllm import legacy
 from parley.dialects.vllm.error_answers import vllm_error_answer
 from parley.errors import BadRequest, ContextLength, EngineError
-from parley.types import ChoiceDelta, ChoiceDone, Grammar, PromptAccepted, PromptScored, Text, TokenInfo, Tokens, Usage
+from parley.types import (
+    ChoiceDelta,
+    ChoiceDone,
+    Grammar,
+    PromptAccepted,
+    PromptScored,
+    TextPrompt,
+    TokenInfo,
+    TokensPrompt,
+    Usage,
+)
 
 CONTEXT = RequestContext("0f", 1700000000, "fp_1", context_length=256)
 USAGE = Usage(4, 3)
@@ -29,7 +39,7 @@ def refusal(**members: Any) -> BadRequest:
 
 def test_vllm_generate_minimal_body_means_defaults():
     request = read_generate().request
-    assert request.prompts == [Text("Hé")]
+    assert request.prompts == [TextPrompt("Hé")]
     assert (request.n, request.stream, request.stop_conditions.max_tokens, request.sampling.temperature) == (
         1,
         False,
@@ -59,9 +69,9 @@ def test_vllm_generate_members_reach_the_request():
 
 
 def test_vllm_generate_reads_prompts_as_objects():
-    assert read_generate(prompt={"prompt": "a"}).request.prompts == [Text("a")]
+    assert read_generate(prompt={"prompt": "a"}).request.prompts == [TextPrompt("a")]
     reply = read_generate(prompt={"prompt_token_ids": [5, 6]}, n=2)
-    assert reply.request.prompts == [Tokens([5, 6])] and reply.request.output_options.echo
+    assert reply.request.prompts == [TokensPrompt([5, 6])] and reply.request.output_options.echo
     reply.add_events([PromptAccepted(0, [5, 6]), PromptScored(0, [], "xy"), ChoiceDelta(1, "b"), ChoiceDelta(0, "a")])
     assert json.loads(reply.render_body(USAGE)) == {"text": ["xya", "xyb"]}
     assert refusal(prompt=None).status == refusal(prompt=5).status == refusal(prompt={}).status == 400

@@ -11,7 +11,7 @@ from parley.dialects.vllm.error_answers import vllm_error_answer
 from parley.errors import BadMedia, BadRequest, MediaFault
 from parley.types import (
     CachedMedia,
-    Chat,
+    ChatPrompt,
     ChoiceDelta,
     ChoiceDone,
     EncodedMedia,
@@ -51,7 +51,7 @@ def read_reply(
 
 def read_message(content: Any, context: RequestContext = CONTEXT, **members: Any) -> Message:
     prompt = read_reply(content, context, **members).request.prompts[0]
-    assert isinstance(prompt, Chat)
+    assert isinstance(prompt, ChatPrompt)
     return prompt.messages[0]
 
 

@@ -12,7 +12,7 @@ from parley.dialects.dialect import RequestContext
 from parley.dialects.vllm import control
 from parley.dialects.vllm.pooling import classify, embeddings, scores
 from parley.errors import BadRequest, Incapable, Unsupported
-from parley.types import EncodedMedia, Media, PlacedMedia, PoolingOptions, PromptVector, Text, TextPair, Usage
+from parley.types import EncodedMedia, Media, PlacedMedia, PoolingOptions, PromptVector, TextPair, TextPrompt, Usage
 
 CROSS_ENCODER = {"generates": False, "labels": ["LABEL_0"], "pooling_tasks": frozenset({"classify"})}
 CONTEXT = RequestContext("0f", 1700000000, "fp_1", context_length=100, headers={b"content-type": b"application/json"})
@@ -33,7 +33,7 @@ def finished_reply(read, **body):
 )
 def test_vllm_score_pairs_texts_of_both_sides(one, other):
     scored = finished_reply(scores.read_score_request, model="m", **{one: "a", other: ["b", "c", "d"]})
-    assert scored.request.prompts == [Text(text, True) for text in "abcd"] and scored.request.pooling.normalize
+    assert scored.request.prompts == [TextPrompt(text, True) for text in "abcd"] and scored.request.pooling.normalize
     assert scored.render_body(USAGE) == (
         b'{"id":"score-0f","object":"list","created":1700000000,"model":"m","data":['
         b'{"index":0,"object":"score","score":0.0},{"index":1,"object":"score","score":0.6000000238418579},'
@@ -187,7 +187,7 @@ def test_cross_encoder_reads_both_texts_of_a_pair():
     scores_of_pairs = [(1, (0.25,)), (1, (0.5,))]
     members = {"query": "a", "documents": ["b", "c"], "max_tokens_per_doc": 7}
     ranked = vector_reply(scores.read_rerank_request, context, scores_of_pairs, **members)
-    assert ranked.request.prompts == [TextPair(Text("a"), Text(text, max_tokens=7)) for text in "bc"]
+    assert ranked.request.prompts == [TextPair(TextPrompt("a"), TextPrompt(text, max_tokens=7)) for text in "bc"]
     assert ranked.request.pooling == PoolingOptions(task="classify")
     assert [
         (result["index"], result["relevance_score"]) for result in json.loads(ranked.render_body(USAGE))["results"]
@@ -197,7 +197,7 @@ def test_cross_encoder_reads_both_texts_of_a_pair():
     ]
     members = {"text_1": ["a", "b"], "text_2": ["c", "d"], "use_activation": False}
     scored = vector_reply(scores.read_score_request, context, scores_of_pairs, **members)
-    assert scored.request.prompts == [TextPair(Text(one), Text(other)) for one, other in ("ac", "bd")]
+    assert scored.request.prompts == [TextPair(TextPrompt(one), TextPrompt(other)) for one, other in ("ac", "bd")]
     assert scored.request.pooling.normalize is False
     assert [entry["score"] for entry in json.loads(scored.render_body(USAGE))["data"]] == [0.25, 0.5]
     with pytest.raises(Incapable, match="3 classes"):
@@ -208,7 +208,7 @@ def test_late_interaction_sums_the_largest_cosines_of_tokens():
     context = replace(CONTEXT, generates=False, pooling_tasks=frozenset({"token_embed"}))
     query, one, other = (2, (1.0, 0.0, 0.0, 1.0)), (3, (0.6, 0.8, -1.0, 0.0, 0.8, 0.6)), (1, (0.0, -1.0))
     ranked = vector_reply(scores.read_rerank_request, context, [query, one, other], query="a", documents=["b", "c"])
-    assert ranked.request.prompts == [Text("a"), Text("b"), Text("c")]
+    assert ranked.request.prompts == [TextPrompt("a"), TextPrompt("b"), TextPrompt("c")]
     assert ranked.request.pooling == PoolingOptions(normalize=True, task="token_embed")
     assert ranked.render_body(USAGE) == (
         b'{"id":"score-0f","model":"","usage":{"prompt_tokens":9,"total_tokens":9},"results":['
@@ -280,7 +280,11 @@ def test_vllm_rerank_reads_content_parts():
     body = {"query": {"content": [{"type": "text", "text": "a"}]}, "documents": documents}
     reply = scores.read_rerank_request(json.dumps(body).encode(), SIGHTED)
     picture = Media("image", EncodedMedia("AAAA", "image/png"), "documents[1].content[1].image_url")
-    assert reply.request.prompts == [Text("a"), Text("b"), Text("cd", media=[PlacedMedia(1, picture)])]
+    assert reply.request.prompts == [
+        TextPrompt("a"),
+        TextPrompt("b"),
+        TextPrompt("cd", media=[PlacedMedia(1, picture)]),
+    ]
     for place in range(3):
         reply.add_events([PromptVector(place, struct.pack("<2f", *VECTORS[place]))])
     results = json.loads(reply.render_body(USAGE))["results"]
@@ -294,7 +298,10 @@ def test_vllm_score_reads_content_parts_for_a_cross_encoder():
     parts = {"content": [{"type": "text", "text": "b"}, {"type": "text", "text": "c"}]}
     context = replace(CONTEXT, **CROSS_ENCODER)
     reply = scores.read_score_request(json.dumps({"text_1": "a", "text_2": [parts, "d"]}).encode(), context)
-    assert reply.request.prompts == [TextPair(Text("a"), Text("b\nc")), TextPair(Text("a"), Text("d"))]
+    assert reply.request.prompts == [
+        TextPair(TextPrompt("a"), TextPrompt("b\nc")),
+        TextPair(TextPrompt("a"), TextPrompt("d")),
+    ]
 
 
 @pytest.mark.parametrize(

@@ -24,8 +24,8 @@ from parley.types import (
     PromptScored,
     RepetitionPattern,
     TokenInfo,
-    Tokens,
     TokenScore,
+    TokensPrompt,
     ToolCallDelta,
     Usage,
 )
@@ -59,7 +59,7 @@ def token(token_id: int, logprob: float = -0.5, rank: int = 1, top: list[TokenIn
 
 def test_vllm_tokens_need_only_ids_and_sampling_params():
     request = read_tokens().request
-    assert request.prompts == [Tokens([5, 6], None)]
+    assert request.prompts == [TokensPrompt([5, 6], None)]
     stop = request.stop_conditions
     assert (request.n, request.stream, stop.max_tokens, request.sampling.temperature) == (1, False, None, 1.0)
     assert request.output_options.unparsed and request.output_options.tokens_at_once and stop.reserved_tokens == 1
@@ -91,9 +91,9 @@ def test_vllm_sampling_params_reach_the_request():
     assert (options.logprobs, options.logprob_ids, options.prompt_logprobs) == (2, [3, 4], 1)
     assert not options.skip_special and options.stream_interval == 3
     assert request.grammar == Grammar("regex", "a", field="sampling_params.structured_outputs.regex")
-    assert request.prompts == [Tokens([5, 6], True)] and request.thinking_budget is None
+    assert request.prompts == [TokensPrompt([5, 6], True)] and request.thinking_budget is None
     assert read_tokens({"thinking_token_budget": 0}).request.thinking_budget == 0
-    assert read_tokens(reasoning_ended=False).request.prompts == [Tokens([5, 6], False)]
+    assert read_tokens(reasoning_ended=False).request.prompts == [TokensPrompt([5, 6], False)]
 
 
 def test_vllm_tokens_can_be_aborted_by_the_id_of_the_answer():
@@ -359,7 +359,7 @@ GENERATED = {"request_id": "g", "choices": [{"index": 0, "token_ids": [7, 8], "f
 def test_vllm_derendered_chat_has_the_original_bytes():
     body = {"model": "m", "generate_response": GENERATED, "prompt_tokens": 3}
     reply = derender.read_chat_derendering(json.dumps(body).encode(), CONTEXT)
-    assert reply.request.prompts == [Tokens([0])] and reply.request.output_options.unparsed
+    assert reply.request.prompts == [TokensPrompt([0])] and reply.request.output_options.unparsed
     assert reply.outputs == [EngineOutput("", 0, [7, 8], None, "length")]
     reply.add_events([ChoiceDelta(0, "ab", "content"), ChoiceDone(0, "length", USAGE)])
     assert reply.render_body(Usage(prompt_tokens=3, completion_tokens=2)) == (
@@ -389,11 +389,11 @@ def test_vllm_derendering_reads_tokens_with_their_request():
     assert reply.request.stop_conditions.strings == ["END"] and reply.request.prompts[0].messages[0].content == "a"
     body = {"generate_responses": [GENERATED, GENERATED | {"prompt_token_ids": [4]}], "prompt_tokens": [1, 2]}
     reply = derender.read_completion_derendering(json.dumps(body).encode(), CONTEXT)
-    assert reply.request.prompts == [Tokens([0]), Tokens([4])]
+    assert reply.request.prompts == [TokensPrompt([0]), TokensPrompt([4])]
     assert (reply.prompt_tokens, [output.token_ids for output in reply.outputs]) == (3, [[7, 8], [7, 8]])
     for prompts, wanted in (([[1, 2], None], [[1, 2], [4]]), ([[1], [3]], [[1], [3]]), (None, [[0], [4]])):
         reply = derender.read_completion_derendering(json.dumps(body | {"prompt_token_ids": prompts}).encode(), CONTEXT)
-        assert reply.request.prompts == list(map(Tokens, wanted))
+        assert reply.request.prompts == list(map(TokensPrompt, wanted))
 
 
 METRICS = {
@@ -545,7 +545,7 @@ def test_vllm_tokens_route_reads_what_render_writes():
     (body,) = json.loads(rendering.render_prompts([RenderedPrompt([7], 40, True)]))
     wanted = rendering.request
     request = token_generation.read_token_request(json.dumps(body).encode(), CONTEXT).request
-    assert request.prompts == [Tokens([7], True)]
+    assert request.prompts == [TokensPrompt([7], True)]
     for name in ("n", "sampling", "stop_conditions", "banned_words", "cache_salt", "priority", "stream"):
         assert getattr(request, name) == getattr(wanted, name), name
     assert (request.grammar.kind, request.grammar.value) == (wanted.grammar.kind, wanted.grammar.value)

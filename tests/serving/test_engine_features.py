@@ -25,7 +25,7 @@ from parley.serving.engine_features import (
 from parley.types import (
     ALL_ENGINE_FEATURES,
     BeamOptions,
-    Chat,
+    ChatPrompt,
     EngineBound,
     EngineFeature,
     EngineRequest,
@@ -37,7 +37,7 @@ from parley.types import (
     Request,
     Sampling,
     StopConditions,
-    Text,
+    TextPrompt,
 )
 
 CHAT = {"messages": [{"role": "user", "content": "Hello"}]}
@@ -69,8 +69,8 @@ FEATURE_USES: dict[EngineFeature, list[tuple[dict[str, Any], str]]] = {
     "prompt_logprobs": [({"output_options": OutputOptions(prompt_logprobs=1)}, "prompt_logprobs")],
     "grammar": [
         ({"grammar": Grammar("regex", "a", field="guided_regex")}, "guided_regex"),
-        ({"prompts": [Chat([Message("user", "a")], tools=[TOOL], tool_choice="required")]}, "tool_choice"),
-        ({"prompts": [Chat([Message("user", "a")], tools=[STRICT_TOOL])]}, "tools"),
+        ({"prompts": [ChatPrompt([Message("user", "a")], tools=[TOOL], tool_choice="required")]}, "tool_choice"),
+        ({"prompts": [ChatPrompt([Message("user", "a")], tools=[STRICT_TOOL])]}, "tools"),
     ],
     "limited_grammar": [
         (
@@ -86,7 +86,7 @@ USED_WITH: dict[EngineFeature, set[EngineFeature]] = {
     "beam_edits": {"beam_search", "logit_bias", "grammar"},
     "limited_grammar": {"allowed_tokens", "grammar"},
 }
-PLAIN_PROMPTS = [Text("a"), Chat([Message("user", "a")], tools=[TOOL]), Chat([Message("user", "a")])]
+PLAIN_PROMPTS = [TextPrompt("a"), ChatPrompt([Message("user", "a")], tools=[TOOL]), ChatPrompt([Message("user", "a")])]
 
 
 def engine_without(*features: EngineFeature) -> ModelInfo:
@@ -328,7 +328,7 @@ def test_vectors_of_tokens_have_a_width_of_their_own():
         for task, limit in (("embed", width), ("token_embed", token_width)):
             for wanted in (limit, limit + 1):
                 pooling = PoolingOptions(dimensions=wanted, task=task)
-                request = Request(id="r", model="m", prompts=[Text("a")], pooling=pooling)
+                request = Request(id="r", model="m", prompts=[TextPrompt("a")], pooling=pooling)
                 if wanted == limit:
                     check_engine_features(request, info)
                     continue

@@ -24,14 +24,14 @@ from parley.text.grammar.answer_question import AnswerCompiled, AnswerRefused, e
 from parley.text.grammar.limits import CRASHED, TOO_SLOW
 from parley.text.prompt import TextPipeline
 from parley.types import (
-    Chat,
+    ChatPrompt,
     Grammar,
     Message,
     StructuralRepeat,
     StructuralSequence,
     StructuralTag,
     StructuralToken,
-    Text,
+    TextPrompt,
 )
 
 CHAT = "/v1/chat/completions"
@@ -95,7 +95,7 @@ def start_workers() -> Iterator[Callable[..., GrammarWorkers]]:
 
 
 def ask(worker: GrammarWorker, pipeline: TextPipeline, grammar: Grammar) -> AnswerCompiled | AnswerRefused:
-    question = encode_question(Text("x"), grammar)
+    question = encode_question(TextPrompt("x"), grammar)
     return worker.ask_worker(pipeline.compiler_setup, question, pipeline.tokenizer.find_token)
 
 
@@ -104,21 +104,25 @@ def ask(worker: GrammarWorker, pipeline: TextPipeline, grammar: Grammar) -> Answ
 
 async def test_workers_compile_what_this_process_compiles(pipeline, start_workers):
     workers = start_workers(1)
-    prompts = [Text("x"), Chat([Message("user", "x")], [TOOL]), Chat([Message("user", "x")], tool_choice="none")]
+    prompts = [
+        TextPrompt("x"),
+        ChatPrompt([Message("user", "x")], [TOOL]),
+        ChatPrompt([Message("user", "x")], tool_choice="none"),
+    ]
     for grammar in GRAMMARS:
         for prompt in prompts:
             expected = pipeline.compile_answer_grammar(prompt, grammar)
             for _ in range(2):  # compiled, then remembered
                 assert await workers.compile_answer_grammar(pipeline, prompt, grammar, "") == expected
-    required = Chat([Message("user", "x")], [TOOL], tool_choice="required")
+    required = ChatPrompt([Message("user", "x")], [TOOL], tool_choice="required")
     expected = pipeline.compile_answer_grammar(required, None)
     assert expected and await workers.compile_answer_grammar(pipeline, required, None, "") == expected
     for grammar in WRONG:
         with pytest.raises(Invalid) as here:
-            pipeline.compile_answer_grammar(Text("x"), grammar)
+            pipeline.compile_answer_grammar(TextPrompt("x"), grammar)
         for _ in range(2):
             with pytest.raises(Invalid) as there:
-                await workers.compile_answer_grammar(pipeline, Text("x"), grammar, "")
+                await workers.compile_answer_grammar(pipeline, TextPrompt("x"), grammar, "")
             assert (there.value.message, there.value.field) == (here.value.message, here.value.field)
 
 
@@ -126,7 +130,7 @@ async def test_hostile_grammars_end_no_worker(pipeline, start_workers):
     workers, worker_ids = start_workers(1), list[int]()
     for grammar in HOSTILE[::6]:
         try:
-            await workers.compile_answer_grammar(pipeline, Text("x"), grammar, "")
+            await workers.compile_answer_grammar(pipeline, TextPrompt("x"), grammar, "")
         except Invalid as error:
             assert len(error.message) < 400 and error.field == grammar.field
         first, *_ = worker_ids = [*worker_ids, *workers.idle_process_ids]
@@ -141,7 +145,7 @@ async def test_refuses_a_question_that_is_too_large_before_it_waits(pipeline, st
         deep = {"items": deep}
     for schema, reason in ((huge, "4194304 are allowed"), (deep, "nested too deeply")):
         with pytest.raises(Invalid, match=reason):
-            await workers.compile_answer_grammar(pipeline, Text("x"), Grammar("json", schema), "")
+            await workers.compile_answer_grammar(pipeline, TextPrompt("x"), Grammar("json", schema), "")
 
 
 # -- workers that end
@@ -169,18 +173,18 @@ async def test_grammar_whose_worker_was_killed_from_outside_can_be_requested_aga
     )
     workers = start_workers(1, python_command("-c", worker_code))
     with pytest.raises(Invalid, match=TOO_SLOW):
-        await workers.compile_answer_grammar(pipeline, Text("x"), grammar, "")
+        await workers.compile_answer_grammar(pipeline, TextPrompt("x"), grammar, "")
     assert began.exists()
-    assert await workers.compile_answer_grammar(pipeline, Text("x"), grammar, "")
+    assert await workers.compile_answer_grammar(pipeline, TextPrompt("x"), grammar, "")
 
 
 async def test_worker_survives_the_signals_that_reach_its_process_group(pipeline, start_workers):
     workers = start_workers(1)
-    await workers.compile_answer_grammar(pipeline, Text("x"), Grammar("regex", "before signals"), "")
+    await workers.compile_answer_grammar(pipeline, TextPrompt("x"), Grammar("regex", "before signals"), "")
     (process_id,) = workers.idle_process_ids
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         os.kill(process_id, number)
-    assert await workers.compile_answer_grammar(pipeline, Text("x"), Grammar("regex", "after signals"), "")
+    assert await workers.compile_answer_grammar(pipeline, TextPrompt("x"), Grammar("regex", "after signals"), "")
     assert workers.idle_process_ids == [process_id]
 
 
@@ -189,7 +193,7 @@ async def test_worker_that_cannot_start_is_no_fault_of_the_grammar(pipeline, sta
         workers = start_workers(1, command)
         for _ in range(2):
             with pytest.raises(NotReady):
-                await workers.compile_answer_grammar(pipeline, Text("x"), Grammar("choice", ["a"]), "")
+                await workers.compile_answer_grammar(pipeline, TextPrompt("x"), Grammar("choice", ["a"]), "")
 
 
 # -- turns

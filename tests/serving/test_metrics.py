@@ -17,7 +17,7 @@ from parley.metrics.series import BucketHistogram, LabelledCounter, scalar_lines
 from parley.serving import request_metrics
 from parley.serving.pages.metrics_page import fit_buckets, render_metrics_page
 from parley.serving.request_metrics import RequestMetrics
-from parley.types import EngineStats, Request, Text, Usage
+from parley.types import EngineStats, Request, TextPrompt, Usage
 from parley.web.logs import AccessLogEntry
 
 VLLM_LABELS = 'model_name="tiny",engine="0"'
@@ -95,7 +95,7 @@ def test_preemption_metric_sums_over_all_choices():
     metrics = ModelMetrics()
     fit_buckets(metrics, 100)
     tally = RequestMetrics(metrics, AccessLogEntry(), 0.0)
-    tally.record_submit(Request(id="r", model="m", prompts=[Text("a")], n=2), Usage(3, 0))
+    tally.record_submit(Request(id="r", model="m", prompts=[TextPrompt("a")], n=2), Usage(3, 0))
     for choice, times in ((0, 1), (1, 1), (0, 2), (0, 2)):  # the second number is cumulative
         tally.record_preemptions(choice, times)
     tally.record_end([4, 4], 0, failed=False)
@@ -108,7 +108,7 @@ def test_timings_divide_inference_at_the_first_token(monkeypatch, resumed, phase
     monkeypatch.setattr(request_metrics, "time", SimpleNamespace(perf_counter=lambda: 100.0))
     tally = RequestMetrics(ModelMetrics(), AccessLogEntry(), 90.0)
     assert (tally.current_timings().prefill, tally.current_timings().decode) == (None, None)
-    tally.record_submit(Request(id="r", model="m", prompts=[Text("a")]), Usage(3, 0), resumed=resumed)
+    tally.record_submit(Request(id="r", model="m", prompts=[TextPrompt("a")]), Usage(3, 0), resumed=resumed)
     if resumed:  # another instance computed the prompt and the first token
         with tally.replaying_outputs():
             tally.record_tokens(0, 1, 100.0, 0.0)

@@ -10,7 +10,7 @@ from parley.interrupt import BRIEF_SECONDS, run_briefly
 from parley.text.parsing import chat_template
 from parley.text.parsing.chat_template import ChatTemplate
 from parley.text.tokens.tokenizer import Tokenizer
-from parley.types import Chat, Message
+from parley.types import ChatPrompt, Message
 
 BODIES = {
     "/v1/chat/completions": HELLO_CHAT | {"max_tokens": 1},
@@ -73,5 +73,5 @@ def test_template_that_only_waits_for_a_processor_is_not_slow():
         time.sleep(2 * BRIEF_SECONDS)
         return values
 
-    assert run_briefly(lambda: template.render_conversation(Chat([Message("user", "Hello")]), wait)) == "Hello"
+    assert run_briefly(lambda: template.render_conversation(ChatPrompt([Message("user", "Hello")]), wait)) == "Hello"
     assert not template.is_slow

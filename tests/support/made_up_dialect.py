@@ -11,7 +11,7 @@ from parley.dialects.fields import decode_fields
 from parley.errors import ParleyError
 from parley.metrics.model_metrics import ModelSnapshot
 from parley.metrics.series import scalar_lines
-from parley.types import ChoiceDelta, ChoiceDone, Event, Request, StopConditions, Text, Usage
+from parley.types import ChoiceDelta, ChoiceDone, Event, Request, StopConditions, TextPrompt, Usage
 
 
 class RepeatReply(Reply):
@@ -24,7 +24,7 @@ class RepeatReply(Reply):
         self.request = Request(
             id=head.unique_id,
             model="",
-            prompts=[Text(question)],
+            prompts=[TextPrompt(question)],
             stop_conditions=StopConditions(max_tokens=length),
             stream=True,
         )

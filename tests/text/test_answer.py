@@ -21,7 +21,7 @@ from parley.text.parsing.calls import RequestTools
 from parley.text.parsing.harmony_parser import make_output_parser
 from parley.text.parsing.markup import Markup, detect_markup
 from parley.text.prompt import TextPipeline
-from parley.types import CUSTOM_GRAMMAR, Chat, ChoiceDelta, ChoiceDone, EngineOutput, Grammar, Message, Request
+from parley.types import CUSTOM_GRAMMAR, ChatPrompt, ChoiceDelta, ChoiceDone, EngineOutput, Grammar, Message, Request
 
 LLAMA = next(row for row in CALLS if row.name == "llama3_json")
 CITY = {"type": "object", "properties": {"city": {"$ref": "#/$defs/city"}}, "required": ["city"],
@@ -34,8 +34,8 @@ def function_tool(name: str, schema: Any = CITY, **more: Any) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name, "parameters": schema, **more}}
 
 
-def chat_with_tools(*tools: dict[str, Any], **members: Any) -> Chat:
-    return Chat([Message("user", "Hi")], list(tools), **members)
+def chat_with_tools(*tools: dict[str, Any], **members: Any) -> ChatPrompt:
+    return ChatPrompt([Message("user", "Hi")], list(tools), **members)
 
 
 def hermes_call(name: str, arguments: str) -> str:
@@ -52,7 +52,7 @@ def allows(language: TextPipeline):
     """Return a check whether the prompt's grammar allows a text as a whole answer."""
     vocabulary = LLTokenizer(language.tokenizer.backend.to_str(), eos_token=sorted(language.tokenizer.eos_ids))
 
-    def allowed(chat: Chat, text: str, form: Grammar | None = None, language: TextPipeline = language) -> bool:
+    def allowed(chat: ChatPrompt, text: str, form: Grammar | None = None, language: TextPipeline = language) -> bool:
         grammar = language.compile_answer_grammar(chat, form)
         assert not (grammar and may_be_any_text(chat, form))
         assert decode_question(encode_question(chat, form)) == (msgspec.structs.replace(chat, messages=[]), form)
@@ -245,7 +245,7 @@ def test_model_without_call_marks_gets_tools_in_prompt(allows, language):
     assert all_events[-1].reason == "tool"
 
 
-def answer_events(language: TextPipeline, chat: Chat, text: str):
+def answer_events(language: TextPipeline, chat: ChatPrompt, text: str):
     """Yield the events of an answer with this text, fed one token at a time."""
     prepared = language.prepare_prompt(chat)
     choice = AnswerChoice(Request(id="r", model="m", prompts=[chat]), 0, language.tokenizer, prepared)

@@ -15,7 +15,7 @@ from parley.errors import BadRequest, Invalid
 from parley.text.parsing import chat_template as module
 from parley.text.parsing.chat_template import ChatTemplate
 from parley.text.tokens.json_files import BadTokenizer
-from parley.types import Chat, Message, ToolCall
+from parley.types import ChatPrompt, Message, ToolCall
 
 CHATML = """{% for message in messages %}
     {%- if loop.first and message['role'] != 'system' %}{{ '<|im_start|>system\\nBe kind.<|im_end|>\\n' }}{% endif %}
@@ -60,14 +60,14 @@ WEATHER = {
 }
 CALL = ToolCall("call_1", "weather", '{"city": "Zürich & <b>", "days": [1, 2.5, null]}')
 CHATS = {
-    "one": Chat([Message("user", "Hi, <|im_end|> you\n")]),
-    "turns": Chat([Message("user", " a "), Message("assistant", "b "), Message("user", "c\n\n")]),
-    "closed": Chat([Message("user", "a"), Message("assistant", "b")], add_generation_prompt=False),
-    "options": Chat([Message("user", "a")], options={"enable_thinking": False, "custom": [1, {"x": None}]}),
-    "named": Chat(
+    "one": ChatPrompt([Message("user", "Hi, <|im_end|> you\n")]),
+    "turns": ChatPrompt([Message("user", " a "), Message("assistant", "b "), Message("user", "c\n\n")]),
+    "closed": ChatPrompt([Message("user", "a"), Message("assistant", "b")], add_generation_prompt=False),
+    "options": ChatPrompt([Message("user", "a")], options={"enable_thinking": False, "custom": [1, {"x": None}]}),
+    "named": ChatPrompt(
         [Message("system", "S"), Message("user", "a", name="Ann"), Message("skip", "x"), Message("user", "b")]
     ),
-    "tools": Chat(
+    "tools": ChatPrompt(
         [
             Message("user", "weather?"),
             Message("assistant", None, reasoning="hm\n", tool_calls=[CALL, ToolCall("call_2", "weather", "{}")]),
@@ -76,12 +76,12 @@ CHATS = {
         ],
         tools=[WEATHER],
     ),
-    "continued": Chat([Message("user", "a"), Message("assistant", "Once upon ")], continue_final=True),
-    "continued trimmed": Chat([Message("user", "a"), Message("assistant", " Once  ")], continue_final=True),
+    "continued": ChatPrompt([Message("user", "a"), Message("assistant", "Once upon ")], continue_final=True),
+    "continued trimmed": ChatPrompt([Message("user", "a"), Message("assistant", " Once  ")], continue_final=True),
 }
 
 
-def render_with_transformers(chat: Chat, template: str, silent: str | None = None) -> str:
+def render_with_transformers(chat: ChatPrompt, template: str, silent: str | None = None) -> str:
     """Render with Transformers; turns without content get ``silent``."""
     from transformers import PreTrainedTokenizerFast
 
@@ -127,7 +127,7 @@ def test_chat_template_renders_like_transformers(style: str, chat: str) -> None:
         assert template.render_conversation(CHATS[chat]) == expected
 
 
-def render_source(source: str, chat: Chat | None = None, **names: str) -> str:
+def render_source(source: str, chat: ChatPrompt | None = None, **names: str) -> str:
     return ChatTemplate({"default": source}, names).render_conversation(chat or CHATS["one"])
 
 
@@ -140,7 +140,10 @@ def test_chat_with_tools_uses_tool_template() -> None:
 def test_arguments_that_are_no_object_stay_text_in_template() -> None:
     source = "{% for c in messages[0].tool_calls %}{{ c.function.arguments is string }} {% endfor %}"
     calls = [ToolCall("1", "f", text) for text in ("{}", "", "[1]", "{", "[" * 100_000)]
-    assert render_source(source, Chat([Message("assistant", None, tool_calls=calls)])) == "False False True True True "
+    assert (
+        render_source(source, ChatPrompt([Message("assistant", None, tool_calls=calls)]))
+        == "False False True True True "
+    )
 
 
 def test_template_exception_message_reaches_client() -> None:
@@ -156,7 +159,7 @@ def test_missing_template_or_messages_is_bad_request() -> None:
     with pytest.raises(BadRequest, match="no chat template"):
         ChatTemplate({}).render_conversation(CHATS["one"])
     with pytest.raises(BadRequest, match="at least one message"):
-        render_source(CHATML, Chat([]))
+        render_source(CHATML, ChatPrompt([]))
 
 
 @pytest.mark.parametrize(
@@ -169,7 +172,7 @@ def test_missing_template_or_messages_is_bad_request() -> None:
 )  # fmt: skip
 def test_reserved_template_options_are_refused(name: str) -> None:
     with pytest.raises(Invalid) as refused:
-        render_source(CHATML, Chat(CHATS["one"].messages, options={name: True}), bos_token="<s>")
+        render_source(CHATML, ChatPrompt(CHATS["one"].messages, options={name: True}), bos_token="<s>")
     assert refused.value.field == "chat_template_kwargs"
 
 
@@ -233,7 +236,7 @@ def test_hostile_templates_end_on_a_budget(source: str, monkeypatch: pytest.Monk
 
 
 def test_template_renders_many_messages_within_budget() -> None:
-    chat = Chat([Message("user" if n % 2 == 0 else "assistant", "x") for n in range(20_001)])
+    chat = ChatPrompt([Message("user" if n % 2 == 0 else "assistant", "x") for n in range(20_001)])
     assert render_source(STRICT, chat, bos_token="<s>", eos_token="</s>").count("[Q]") == 10_001
 
 
@@ -244,7 +247,7 @@ def test_template_that_alters_content_cannot_be_continued() -> None:
             render_source(source, CHATS["continued"])
         assert refused.value.field == "continue_final_message"
     with pytest.raises(BadRequest):
-        render_source(CHATML, Chat([Message("assistant", None)], continue_final=True))
+        render_source(CHATML, ChatPrompt([Message("assistant", None)], continue_final=True))
 
 
 def test_chat_template_loads_from_model_folder(tmp_path: Path) -> None:
@@ -285,10 +288,10 @@ EITHER = (
 
 def test_template_that_reads_parts_gets_parts_and_others_get_text() -> None:
     turns = [Message("system", "Be kind."), Message("user", "Hi"), Message("assistant", "Yes"), Message("user", "Why?")]
-    parts = ChatTemplate({"default": PARTS}).render_conversation(Chat(turns))
+    parts = ChatTemplate({"default": PARTS}).render_conversation(ChatPrompt(turns))
     assert parts == "SYSTEM: Be kind.;USER: Hi;ASSISTANT: Yes;USER: Why?;ASSISTANT:"
-    assert ChatTemplate({"default": EITHER}).render_conversation(Chat(turns[1:2])) == "user: Hi;"
-    open_turn = Chat([Message("user", "Hi"), Message("assistant", "Yes, ")], continue_final=True)
+    assert ChatTemplate({"default": EITHER}).render_conversation(ChatPrompt(turns[1:2])) == "user: Hi;"
+    open_turn = ChatPrompt([Message("user", "Hi"), Message("assistant", "Yes, ")], continue_final=True)
     assert ChatTemplate({"default": PARTS}).render_conversation(open_turn) == "USER: Hi;ASSISTANT: Yes, "
 
 
@@ -297,7 +300,7 @@ def test_template_of_a_processor_is_read(tmp_path: Path, name: str) -> None:
     (tmp_path / "tokenizer_config.json").write_text("{}")
     (tmp_path / name).write_text(json.dumps({"chat_template": PARTS}))
     template = ChatTemplate.from_folder(tmp_path, byte_level())
-    assert template.render_conversation(Chat([Message("user", "Hi")])) == "USER: Hi;ASSISTANT:"
+    assert template.render_conversation(ChatPrompt([Message("user", "Hi")])) == "USER: Hi;ASSISTANT:"
 
 
 FIRST_SYSTEM_ONLY = (
@@ -310,7 +313,7 @@ ANY_SYSTEM = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
 def test_later_system_messages_keep_their_place_and_so_the_beginning_of_the_prompt() -> None:
     turns = [Message("system", "S"), Message("user", "a"), Message("system", "x"), Message("assistant", "b")]
     longer = [*turns, Message("user", "c"), Message("system", "y")]
-    assert render_source(ANY_SYSTEM, Chat(turns)) == "[system]S[user]a[system]x[assistant]b"
+    assert render_source(ANY_SYSTEM, ChatPrompt(turns)) == "[system]S[user]a[system]x[assistant]b"
     expected = "[system]S[user]a\n<system>\nx\n</system>[assistant]b"
-    assert render_source(FIRST_SYSTEM_ONLY, Chat(turns)) == expected
-    assert render_source(FIRST_SYSTEM_ONLY, Chat(longer)) == expected + "[user]c\n<system>\ny\n</system>"
+    assert render_source(FIRST_SYSTEM_ONLY, ChatPrompt(turns)) == expected
+    assert render_source(FIRST_SYSTEM_ONLY, ChatPrompt(longer)) == expected + "[user]c\n<system>\ny\n</system>"

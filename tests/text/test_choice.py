@@ -16,7 +16,7 @@ from parley.text.parsing.markup import Markup
 from parley.text.prepared_prompt import PreparedPrompt
 from parley.text.tokens.tokenizer import Tokenizer
 from parley.types import (
-    Chat,
+    ChatPrompt,
     ChoiceDelta,
     ChoiceDone,
     EngineOutput,
@@ -30,7 +30,7 @@ from parley.types import (
 )
 
 QWEN = Markup(("<think>", "</think>"), (HERMES,))
-CHAT = Chat([Message("user", "hi")])
+CHAT = ChatPrompt([Message("user", "hi")])
 
 
 class ClientAnswer:

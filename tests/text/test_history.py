@@ -7,7 +7,7 @@ import pytest
 from parley.errors import BadRequest
 from parley.text.parsing.chat_template import ChatTemplate
 from parley.text.parsing.history import later_system_as_user
-from parley.types import Chat, Media, MediaAddress, Message, PlacedMedia, ToolCall
+from parley.types import ChatPrompt, Media, MediaAddress, Message, PlacedMedia, ToolCall
 
 TURNS = [
     Message("user", "Hi"),
@@ -31,7 +31,7 @@ ENDS = "{% endfor %}{% endfor %}"
 
 
 def render_turns(source: str, messages: list[Message] = TURNS) -> str:
-    return ChatTemplate({"default": source}).render_conversation(Chat(messages))
+    return ChatTemplate({"default": source}).render_conversation(ChatPrompt(messages))
 
 
 def test_template_reads_arguments_as_object_or_text() -> None:

@@ -16,7 +16,7 @@ from parley.model.media_input.processor import ItemProcessor
 from parley.text.media_prompt import find_media_items
 from parley.text.parsing.content_parts import content_parts
 from parley.text.prompt import TextPipeline
-from parley.types import Chat, EncodedMedia, Media, MediaKind, Message, PlacedMedia, ProcessedMedia, Text
+from parley.types import ChatPrompt, EncodedMedia, Media, MediaKind, Message, PlacedMedia, ProcessedMedia, TextPrompt
 
 SIZES = {"wide": (40, 90), "tall": (120, 33), "small": (30, 31)}
 PICTURE_FAMILIES = sorted(family for family, shape in SAMPLED_FAMILIES.items() if "image" in shape.parts)
@@ -57,13 +57,13 @@ def placed(position: int, kind: MediaKind = "image") -> PlacedMedia:
     return PlacedMedia(position, Media(kind, EncodedMedia(""), "content"))
 
 
-def chat_of(text: str, positions: list[int]) -> Chat:
-    return Chat(
+def chat_of(text: str, positions: list[int]) -> ChatPrompt:
+    return ChatPrompt(
         [Message("system", "Be brief."), Message("user", text, media=[placed(position) for position in positions])]
     )
 
 
-def expected_ids(family: str, chat: Chat, sizes: list[str]) -> list[int]:
+def expected_ids(family: str, chat: ChatPrompt, sizes: list[str]) -> list[int]:
     """Return the ids that Transformers' processor makes of the conversation and its pictures."""
     processor = load_processor(family)
     turns = [
@@ -121,10 +121,10 @@ def test_model_that_reads_pictures_and_sound_separately_refuses_both_in_one_prom
     """In a prompt with pictures, Phi-4-multimodal projects sound in another way."""
     pipeline, picture_item = load_pipeline("phi4_multimodal"), process_picture("phi4_multimodal", "small")
     clip = ProcessedMedia("audio", b"clip", "<|audio|>", "<|audio|>", 1)
-    chat = Chat([Message("user", "What is this?", media=[placed(0), placed(5, "audio")])])
+    chat = ChatPrompt([Message("user", "What is this?", media=[placed(0), placed(5, "audio")])])
     with pytest.raises(Invalid, match=r"^The prompt has image and audio clip, but this model reads one kind of media"):
         pipeline.prepare_prompt(chat, media=[picture_item, clip])
-    chat = Chat([Message("user", "What is this?", media=[placed(5, "audio")])])
+    chat = ChatPrompt([Message("user", "What is this?", media=[placed(5, "audio")])])
     assert pipeline.prepare_prompt(chat, media=[clip]).media[0].digest == b"clip"
 
 
@@ -136,12 +136,12 @@ def test_a_client_with_trusted_marks_cannot_add_a_place_for_a_picture():
 
 def test_a_plain_text_has_replacements_at_their_places():
     pipeline, item = load_pipeline("llava"), process_picture("llava", "small")
-    prompt = Text("before  after", media=[placed(7)])
+    prompt = TextPrompt("before  after", media=[placed(7)])
     prepared = pipeline.prepare_prompt(prompt, media=[item])
     ids = [pipeline.tokenizer.encode(text, special) for text, special in (("before ", True), (" after", False))]
     middle = [pipeline.tokenizer.find_token("<image>")] * item.embedding_count
     assert prepared.token_ids == [*ids[0], *middle, *ids[1]]
-    with_mark = Text("before <image> after", media=[placed(0)])
+    with_mark = TextPrompt("before <image> after", media=[placed(0)])
     assert pipeline.prepare_prompt(with_mark, media=[item]).token_ids == prepared.token_ids
     with pytest.raises(Invalid, match="Found more '<image>'"):
         pipeline.prepare_prompt(msgspec.structs.replace(prompt, text="<image>" + with_mark.text), media=[item])
@@ -149,11 +149,11 @@ def test_a_plain_text_has_replacements_at_their_places():
 
 def test_a_picture_in_a_plain_text_has_the_tokens_that_a_template_writes_around_it():
     pipeline, item = load_pipeline("qwen2_vl"), process_picture("qwen2_vl", "small")
-    prompt = Text("before  after", media=[placed(7)])
+    prompt = TextPrompt("before  after", media=[placed(7)])
     token_ids = pipeline.prepare_prompt(prompt, media=[item]).token_ids
     text = f"before {FAMILIES['qwen2_vl'].parts['image']} after"
     assert token_ids == load_processor("qwen2_vl")(text=[text], images=[picture("small")])["input_ids"][0]
-    with_marks = Text(text, media=[placed(0)])
+    with_marks = TextPrompt(text, media=[placed(0)])
     assert pipeline.prepare_prompt(with_marks, media=[item]).token_ids == token_ids
 
 
@@ -169,13 +169,13 @@ def test_bos_stands_after_the_pictures_of_a_prompt_that_is_read_as_a_prefix(text
     """As PaliGemma's processor writes it. The tokenizer does not add another one."""
     pipeline = load_pipeline("llava")
     item = ProcessedMedia("image", b"cat", "<image><image>", "<image>", 2, text_edges=("<|endoftext|>", "\n"))
-    prompt = Text(text, media=[placed(position)])
+    prompt = TextPrompt(text, media=[placed(position)])
     token_ids = pipeline.prepare_prompt(prompt, media=[item]).token_ids
     assert token_ids == pipeline.tokenizer.encode(expected, special=False)
     assert pipeline.tokenize_prompt(prompt, media=[item])[:2] == (expected, token_ids)
-    whole = Chat([Message("user", text, media=[placed(position)])], rendered=True, special=True)
+    whole = ChatPrompt([Message("user", text, media=[placed(position)])], rendered=True, special=True)
     assert pipeline.prepare_prompt(whole, media=[item]).token_ids == pipeline.tokenize_prompt(whole, media=[item])[1]
-    without = pipeline.prepare_prompt(Text("caption en")).token_ids
+    without = pipeline.prepare_prompt(TextPrompt("caption en")).token_ids
     assert without == pipeline.tokenizer.encode("caption en", special=True)
 
 
@@ -195,8 +195,8 @@ def test_a_template_that_reads_parts_for_pictures_alone_reads_them_as_parts():
     marks = {"image": "<image>", "video": "<video>"}
     template = type(pipeline.template)({"default": source}, media_marks=marks)
     turns = [Message("user", "See", media=[placed(0)]), Message("user", "Play", media=[placed(0, "video")])]
-    assert template.render_conversation(Chat(turns[:1])) == "(<image>)See"
-    assert template.render_conversation(Chat(turns)) == "<image>\nSee<video>\nPlay"
+    assert template.render_conversation(ChatPrompt(turns[:1])) == "(<image>)See"
+    assert template.render_conversation(ChatPrompt(turns)) == "<image>\nSee<video>\nPlay"
 
 
 def test_runs_follow_the_grids_of_a_video():
@@ -224,7 +224,9 @@ def test_a_numbered_grid_lies_between_two_more_embeddings():
 
 def test_a_final_turn_with_a_picture_can_be_continued():
     pipeline = load_pipeline("qwen2_vl")
-    chat = Chat([Message("user", "Go on."), Message("assistant", "I see", media=[placed(0)])], continue_final=True)
+    chat = ChatPrompt(
+        [Message("user", "Go on."), Message("assistant", "I see", media=[placed(0)])], continue_final=True
+    )
     item = process_picture("qwen2_vl", "small")
     prepared = pipeline.prepare_prompt(chat, media=[item])
     assert pipeline.tokenizer.decode(prepared.token_ids[prepared.media[0].end :]) == "I see"

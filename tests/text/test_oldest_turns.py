@@ -4,14 +4,14 @@ import pytest
 
 from parley.errors import ContextLength
 from parley.text.oldest_turns import fit_chat, shorter_chats
-from parley.types import Chat, Message
+from parley.types import ChatPrompt, Message
 
 TURNS = [Message(role, f"{role} {number}") for number in range(8) for role in ("user", "assistant", "tool")]
-CHAT = Chat([Message("system", "s"), *TURNS, Message("user", "last")])
+CHAT = ChatPrompt([Message("system", "s"), *TURNS, Message("user", "last")])
 
 
 def prepare_within(limit: int, tried: list[int]):
-    def prepare(chat: Chat) -> Chat:
+    def prepare(chat: ChatPrompt) -> ChatPrompt:
         tried.append(len(chat.messages))
         if len(chat.messages) > limit:
             raise ContextLength("Too long.")
@@ -35,6 +35,6 @@ def test_keeps_as_many_turns_as_fit(limit, kept):
 
 
 def test_refuses_a_last_turn_that_alone_is_too_long():
-    for chat in (CHAT, Chat([Message("user", "a")])):
+    for chat in (CHAT, ChatPrompt([Message("user", "a")])):
         with pytest.raises(ContextLength):
             fit_chat(chat, prepare_within(0, []))

@@ -25,7 +25,7 @@ from parley.text.prompt import TextPipeline
 from parley.text.tokens import long_text
 from parley.text.tokens.tokenizer import Tokenizer
 from parley.types import (
-    Chat,
+    ChatPrompt,
     EncodedMedia,
     Grammar,
     JoinedPrompt,
@@ -34,8 +34,8 @@ from parley.types import (
     PlacedMedia,
     PoolingOptions,
     Prompt,
-    Text,
-    Tokens,
+    TextPrompt,
+    TokensPrompt,
 )
 
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {}}}
@@ -51,9 +51,9 @@ def template_pipeline(source: str = CHAT_TEMPLATE) -> TextPipeline:
 def test_text_and_token_prompts_become_token_ids() -> None:
     tokenizer = byte_level()
     for special in (True, False):
-        prepared = template_pipeline().prepare_prompt(Text("<s>Paris", special))
+        prepared = template_pipeline().prepare_prompt(TextPrompt("<s>Paris", special))
         assert prepared.token_ids == tokenizer.encode("<s>Paris", special) and prepared.markup.all_marks == ()
-    assert template_pipeline().prepare_prompt(Tokens([3, 1, 2])).token_ids == [3, 1, 2]
+    assert template_pipeline().prepare_prompt(TokensPrompt([3, 1, 2])).token_ids == [3, 1, 2]
 
 
 def test_limit_of_one_text_truncates_it_at_the_end() -> None:
@@ -62,7 +62,7 @@ def test_limit_of_one_text_truncates_it_at_the_end() -> None:
     for special in (True, False):
         marks = len(tokenizer.encode("", special))
         for limit in (*range(1, 60), whole, 10 * whole):
-            ids = pipeline.prepare_prompt(Text(text, special, max_tokens=limit)).token_ids
+            ids = pipeline.prepare_prompt(TextPrompt(text, special, max_tokens=limit)).token_ids
             assert len(ids) - marks <= limit and text.startswith(tokenizer.decode(ids)), limit
             assert limit < whole or ids == tokenizer.encode(text, special)
 
@@ -72,12 +72,12 @@ def test_text_with_a_suffix_stands_between_the_marks_of_its_family(layout) -> No
     plain = template_pipeline()
     assert "insert" not in plain.abilities
     with pytest.raises(Unsupported):
-        plain.prepare_prompt(Text("def f(", suffix="): pass"))
+        plain.prepare_prompt(TextPrompt("def f(", suffix="): pass"))
     backend = tokenizers.Tokenizer.from_str(byte_level().backend.to_str())
     backend.add_special_tokens(sorted(fill_in_middle.marks_of(layout)))
     tokenizer = Tokenizer(backend, {"bos_token": "<s>"})
     pipeline = TextPipeline(tokenizer, ChatTemplate({}, tokenizer.names))
-    ids = pipeline.prepare_prompt(Text("def f(", suffix="): pass")).token_ids
+    ids = pipeline.prepare_prompt(TextPrompt("def f(", suffix="): pass")).token_ids
     texts = {"before": tokenizer.encode("def f(", False), "after": tokenizer.encode("): pass", False)}
     assert ids == [token for piece in layout for token in texts.get(piece, [backend.token_to_id(piece)])]
     assert pipeline.abilities == {"insert"}
@@ -85,16 +85,16 @@ def test_text_with_a_suffix_stands_between_the_marks_of_its_family(layout) -> No
 
 def test_chat_is_rendered_and_encoded_without_extra_marks() -> None:
     pipeline = template_pipeline()
-    chat = Chat(QUESTION)
+    chat = ChatPrompt(QUESTION)
     prepared = pipeline.prepare_prompt(chat)
     assert byte_level().decode(prepared.token_ids, skip_special=False) == pipeline.template.render_conversation(chat)
     assert prepared.markup.reasoning_marks and not prepared.markup.call_forms and not prepared.starts_in_reasoning
-    assert pipeline.prepare_prompt(Chat(QUESTION, tools=[TOOL])).markup.call_forms
+    assert pipeline.prepare_prompt(ChatPrompt(QUESTION, tools=[TOOL])).markup.call_forms
 
 
 def test_thinking_uses_the_variable_that_the_template_reads() -> None:
     def rendered_with(source: str, **members) -> str:
-        return template_pipeline("{% set a = 1 %}" + source).render_chat(Chat(QUESTION, **members)).text
+        return template_pipeline("{% set a = 1 %}" + source).render_chat(ChatPrompt(QUESTION, **members)).text
 
     for name in ("enable_thinking", "thinking"):
         source = f"{{{{ {name} | default('-') }}}}"
@@ -109,15 +109,15 @@ def test_thinking_uses_the_variable_that_the_template_reads() -> None:
 def test_prompt_shows_tools_with_any_template() -> None:
     strict = {"type": "function", "function": TOOL["function"] | {"strict": True}}
     source = "{{ tools | tojson }}"
-    assert json.loads(template_pipeline(source).render_chat(Chat(QUESTION, [strict])).text) == [TOOL]
+    assert json.loads(template_pipeline(source).render_chat(ChatPrompt(QUESTION, [strict])).text) == [TOOL]
     without_tools = template_pipeline("{{ messages[-1].content }}")
-    assert without_tools.render_chat(Chat(QUESTION, [TOOL])).text == "Why?"
-    assert '"name": "f"' in without_tools.render_chat(Chat(QUESTION, [TOOL], "required")).text
+    assert without_tools.render_chat(ChatPrompt(QUESTION, [TOOL])).text == "Why?"
+    assert '"name": "f"' in without_tools.render_chat(ChatPrompt(QUESTION, [TOOL], "required")).text
 
 
 def test_documents_and_safety_modes_are_abilities_of_a_template_that_reads_them() -> None:
     source = "{% for d in documents %}[{{ d.text }}]{% endfor %}{{ safety_mode }}:{{ messages[0].content }}"
-    pipeline, chat = template_pipeline(source), Chat(QUESTION, options={"documents": [{"text": "<s>"}]})
+    pipeline, chat = template_pipeline(source), ChatPrompt(QUESTION, options={"documents": [{"text": "<s>"}]})
     assert {"documents", "safety_mode"} <= pipeline.abilities
     assert not {"documents", "safety_mode"} & template_pipeline().abilities
     ids = pipeline.prepare_prompt(chat).token_ids
@@ -126,18 +126,18 @@ def test_documents_and_safety_modes_are_abilities_of_a_template_that_reads_them(
 
 def test_text_prompt_may_become_user_turn() -> None:
     pipeline = template_pipeline()
-    turn = pipeline.prepare_prompt(Text("Why?", turn=True))
-    assert turn.token_ids == pipeline.prepare_prompt(Chat(QUESTION)).token_ids
+    turn = pipeline.prepare_prompt(TextPrompt("Why?", turn=True))
+    assert turn.token_ids == pipeline.prepare_prompt(ChatPrompt(QUESTION)).token_ids
     assert turn.markup.all_marks == (), "its answer is text"
     tokenizer = byte_level()
     plain = TextPipeline(tokenizer, ChatTemplate({}, tokenizer.names))
-    assert plain.prepare_prompt(Text("Why?", turn=True)).token_ids == tokenizer.encode("Why?")
+    assert plain.prepare_prompt(TextPrompt("Why?", turn=True)).token_ids == tokenizer.encode("Why?")
 
 
 def test_prompt_may_open_the_reasoning_block() -> None:
     pipeline = template_pipeline("{{ messages[0].content }}<assistant><think>\n{# </think> #}")
-    assert pipeline.prepare_prompt(Chat(QUESTION)).starts_in_reasoning
-    continued = Chat([*QUESTION, Message("assistant", "<think>\nLet me")], continue_final=True)
+    assert pipeline.prepare_prompt(ChatPrompt(QUESTION)).starts_in_reasoning
+    continued = ChatPrompt([*QUESTION, Message("assistant", "<think>\nLet me")], continue_final=True)
     source = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{# <think> #}"
     assert template_pipeline(source).prepare_prompt(continued).starts_in_reasoning
 
@@ -145,27 +145,27 @@ def test_prompt_may_open_the_reasoning_block() -> None:
 def test_a_rendered_conversation_is_not_rendered_again_and_its_answer_is_parsed() -> None:
     tokenizer = byte_level()
     for text, opens in (("<s>Why?<think>\n", True), ("Why?", False)):
-        chat = Chat([Message("user", text)], rendered=True, special=True, preceding_ids=[7, 8])
+        chat = ChatPrompt([Message("user", text)], rendered=True, special=True, preceding_ids=[7, 8])
         prepared = template_pipeline().prepare_prompt(chat)
         assert prepared.token_ids == [7, 8, *tokenizer.encode(text, special=True)]
         assert prepared.markup.reasoning_marks and prepared.starts_in_reasoning is opens
     empty = TextPipeline(tokenizer, ChatTemplate({}, tokenizer.names))  # a model without a chat template
-    prepared = empty.prepare_prompt(Chat([Message("user", "Hi")], rendered=True))
+    prepared = empty.prepare_prompt(ChatPrompt([Message("user", "Hi")], rendered=True))
     assert prepared.token_ids == tokenizer.encode("Hi", special=False)
 
 
 ASSISTANT = "{{ messages[0].content }}<|start|>assistant"
-CONTINUED = Chat([*QUESTION, Message("assistant", "<think>\nLet me")], continue_final=True)
+CONTINUED = ChatPrompt([*QUESTION, Message("assistant", "<think>\nLet me")], continue_final=True)
 TURNS = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{# <think> </think> #}"
 ANSWER_STARTS = [  # a template, the family of its marks, a conversation, and what its tokens are sent with
-    (ASSISTANT + "<think>\n{# </think> #}", "auto", Chat(QUESTION), False),
-    (ASSISTANT + "{# <think> </think> #}", "auto", Chat(QUESTION), None),
-    (ASSISTANT + "<think>\n\n</think>\n\n", "auto", Chat(QUESTION), None),
-    (ASSISTANT + "{# <think> </think> #}", "deepseek-r1", Chat(QUESTION), False),
+    (ASSISTANT + "<think>\n{# </think> #}", "auto", ChatPrompt(QUESTION), False),
+    (ASSISTANT + "{# <think> </think> #}", "auto", ChatPrompt(QUESTION), None),
+    (ASSISTANT + "<think>\n\n</think>\n\n", "auto", ChatPrompt(QUESTION), None),
+    (ASSISTANT + "{# <think> </think> #}", "deepseek-r1", ChatPrompt(QUESTION), False),
     (TURNS, "auto", CONTINUED, False),
-    (ASSISTANT + "{# <|channel|>analysis<|message|> #}", "auto", Chat(QUESTION), None),
-    (ASSISTANT + "{# <|START_THINKING|> #}", "auto", Chat(QUESTION), None),
-    (ASSISTANT, "auto", Chat(QUESTION), None),
+    (ASSISTANT + "{# <|channel|>analysis<|message|> #}", "auto", ChatPrompt(QUESTION), None),
+    (ASSISTANT + "{# <|START_THINKING|> #}", "auto", ChatPrompt(QUESTION), None),
+    (ASSISTANT, "auto", ChatPrompt(QUESTION), None),
 ]
 
 
@@ -174,23 +174,23 @@ def test_tokens_of_a_conversation_are_answered_as_it_is(template, family, chat, 
     pipeline = family_pipeline(template, family)
     prepared = pipeline.prepare_prompt(chat)
     assert pipeline.find_reasoning_ended(chat, prepared) is reasoning_ended
-    tokens = Tokens(prepared.token_ids, reasoning_ended)
+    tokens = TokensPrompt(prepared.token_ids, reasoning_ended)
     assert answer_form(pipeline, tokens) == answer_form(pipeline, chat)
     for other in (None, False, True):
-        continued = pipeline.prepare_prompt(Tokens(prepared.token_ids, other))
-        assert pipeline.find_reasoning_ended(Tokens(prepared.token_ids, other), continued) is other
+        continued = pipeline.prepare_prompt(TokensPrompt(prepared.token_ids, other))
+        assert pipeline.find_reasoning_ended(TokensPrompt(prepared.token_ids, other), continued) is other
 
 
 def test_tokens_without_reasoning_have_the_form_from_their_first_one() -> None:
     """Of a plain text, and of a turn that looks as if reasoning began behind it."""
     pipeline = family_pipeline(TURNS, "deepseek-r1")
-    plain = pipeline.compile_answer_grammar(Text("a"), FORM)
-    continued = Chat([*QUESTION, Message("assistant", "So")], continue_final=True)
-    for prompt in (Text("Why?<think>"), continued):
+    plain = pipeline.compile_answer_grammar(TextPrompt("a"), FORM)
+    continued = ChatPrompt([*QUESTION, Message("assistant", "So")], continue_final=True)
+    for prompt in (TextPrompt("Why?<think>"), continued):
         prepared = pipeline.prepare_prompt(prompt)
         assert pipeline.find_reasoning_ended(prompt, prepared) is True
-        assert answer_form(pipeline, Tokens(prepared.token_ids, True)) == plain
-    assert answer_form(pipeline, Tokens(prepared.token_ids, None)) != plain
+        assert answer_form(pipeline, TokensPrompt(prepared.token_ids, True)) == plain
+    assert answer_form(pipeline, TokensPrompt(prepared.token_ids, None)) != plain
 
 
 def family_pipeline(template: str, reasoning: str) -> TextPipeline:
@@ -208,7 +208,7 @@ def answer_form(pipeline: TextPipeline, prompt: Prompt) -> str:
 @pytest.mark.parametrize("budget", [0, 1, 2, 9])
 def test_reasoning_budget_counts_tokens_before_closing_mark(budget: int) -> None:
     pipeline = template_pipeline()
-    limit = pipeline.reasoning_limit(pipeline.prepare_prompt(Chat(QUESTION)), budget)
+    limit = pipeline.reasoning_limit(pipeline.prepare_prompt(ChatPrompt(QUESTION)), budget)
     assert limit is not None
     before, _, after = pipeline.tokenizer.decode(limit.closing_ids, skip_special=False).partition("</think>")
     assert (before.strip(), after) == ("", "\n\n")
@@ -230,7 +230,7 @@ def encoded_sizes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 def test_hopelessly_long_prompt_is_refused_before_encoding(monkeypatch: pytest.MonkeyPatch) -> None:
     pipeline, sizes = template_pipeline(), encoded_sizes(monkeypatch)
-    for prompt in (Text("word " * 1_000_000), Chat([Message("user", "x" * 5_000_000)])):
+    for prompt in (TextPrompt("word " * 1_000_000), ChatPrompt([Message("user", "x" * 5_000_000)])):
         with pytest.raises(ContextLength, match="maximum context length is 100 tokens"):
             pipeline.prepare_prompt(prompt, 100)
     assert sum(sizes) <= 4 * long_text.PIECE_SIZE
@@ -239,7 +239,7 @@ def test_hopelessly_long_prompt_is_refused_before_encoding(monkeypatch: pytest.M
 def test_tokens_of_a_long_prompt_are_counted_for_its_refusal() -> None:
     """The tokens are counted up to a number that the request names; for longer prompts the refusal has that number."""
     pipeline = TextPipeline(word_level(), ChatTemplate({}))
-    text = Text("Paris " * 100_000)
+    text = TextPrompt("Paris " * 100_000)
     assert len(pipeline.prepare_prompt(text, 10, counted_tokens=100_000).token_ids) == 100_000
     with pytest.raises(ContextLength, match="over 50000") as raised:
         pipeline.prepare_prompt(text, 10, counted_tokens=50_000)
@@ -249,7 +249,7 @@ def test_tokens_of_a_long_prompt_are_counted_for_its_refusal() -> None:
 @pytest.mark.parametrize("text", ["", "Paris " * 20, "Paris" + " " * 100_000 + "Tokyo"])
 def test_long_text_of_few_tokens_is_accepted(text: str) -> None:
     pipeline = TextPipeline(word_level(), ChatTemplate({}))
-    assert pipeline.prepare_prompt(Text(text), 10).token_ids == word_level().encode(text)
+    assert pipeline.prepare_prompt(TextPrompt(text), 10).token_ids == word_level().encode(text)
 
 
 @pytest.mark.parametrize("special", [True, False])
@@ -258,16 +258,18 @@ def test_truncation_keeps_first_or_last_tokens(text: str, special: bool) -> None
     for pipeline in (TextPipeline(word_level(), ChatTemplate({})), template_pipeline()):
         ids, plain = (pipeline.tokenizer.encode(text, has_special) for has_special in (special, False))
         for count in (1, 2, 5, 1000):
-            assert pipeline.prepare_prompt(Text(text, special), 1000, count).token_ids == ids[-count:]
-            assert pipeline.prepare_prompt(Text(text, special=False), 1000, count, "head").token_ids == plain[:count]
-    assert template_pipeline().prepare_prompt(Tokens([1, 2, 3]), 100, 2).token_ids == [2, 3]
-    assert template_pipeline().prepare_prompt(Tokens([1, 2, 3]), 100, 2, "head").token_ids == [1, 2]
+            assert pipeline.prepare_prompt(TextPrompt(text, special), 1000, count).token_ids == ids[-count:]
+            assert (
+                pipeline.prepare_prompt(TextPrompt(text, special=False), 1000, count, "head").token_ids == plain[:count]
+            )
+    assert template_pipeline().prepare_prompt(TokensPrompt([1, 2, 3]), 100, 2).token_ids == [2, 3]
+    assert template_pipeline().prepare_prompt(TokensPrompt([1, 2, 3]), 100, 2, "head").token_ids == [1, 2]
 
 
 def test_chat_truncated_at_its_end_opens_no_reasoning() -> None:
     pipeline = template_pipeline("{{ messages[0].content }}<assistant><think>\n{# </think> #}")
-    whole = pipeline.prepare_prompt(Chat(QUESTION))
-    first = pipeline.prepare_prompt(Chat(QUESTION), 1000, 3, "head")
+    whole = pipeline.prepare_prompt(ChatPrompt(QUESTION))
+    first = pipeline.prepare_prompt(ChatPrompt(QUESTION), 1000, 3, "head")
     assert (whole.starts_in_reasoning, first.starts_in_reasoning, first.token_ids) == (True, False, whole.token_ids[:3])
 
 
@@ -276,23 +278,23 @@ def test_truncation_encodes_only_one_end_of_huge_text(monkeypatch: pytest.Monkey
     text = "The sun goes down. " * 500_000
     encode = pipeline.tokenizer.encode
     last, first = encode(text[-1000:])[-5:], encode(text[:1000])[:5]
-    assert pipeline.prepare_prompt(Text(text), 100, 5).token_ids == last
-    assert pipeline.prepare_prompt(Text(text, special=False), 100, 5, "head").token_ids == first
+    assert pipeline.prepare_prompt(TextPrompt(text), 100, 5).token_ids == last
+    assert pipeline.prepare_prompt(TextPrompt(text, special=False), 100, 5, "head").token_ids == first
     with pytest.raises(ContextLength):
-        pipeline.prepare_prompt(Text(text), 100, 101)
+        pipeline.prepare_prompt(TextPrompt(text), 100, 101)
     assert sum(sizes) <= 6 * long_text.PIECE_SIZE
 
 
 def test_prompt_tokens_have_character_spans() -> None:
     pipeline = template_pipeline()
-    text, ids, spans = pipeline.tokenize_prompt(Text("Paris is near."))
+    text, ids, spans = pipeline.tokenize_prompt(TextPrompt("Paris is near."))
     assert (text, ids) == ("Paris is near.", pipeline.tokenizer.encode("Paris is near."))
     assert len(spans) == len(ids) and spans[-1][1] == len(text)
-    chat = Chat(QUESTION)
+    chat = ChatPrompt(QUESTION)
     text, ids, spans = pipeline.tokenize_prompt(chat)
     assert (text, ids) == (pipeline.template.render_conversation(chat), pipeline.prepare_prompt(chat).token_ids)
-    assert pipeline.tokenize_prompt(Tokens([4, 5])) == ("", [4, 5], [(0, 0), (0, 0)])
-    assert pipeline.tokenize_prompt(Text("a\ud800"))[1] == pipeline.tokenizer.encode("a\ufffd")
+    assert pipeline.tokenize_prompt(TokensPrompt([4, 5])) == ("", [4, 5], [(0, 0), (0, 0)])
+    assert pipeline.tokenize_prompt(TextPrompt("a\ud800"))[1] == pipeline.tokenizer.encode("a\ufffd")
 
 
 @pytest.mark.parametrize(
@@ -317,7 +319,7 @@ def test_generation_config_gives_sampling_defaults(
 
 def test_chat_without_template_is_bad_request() -> None:
     with pytest.raises(BadRequest):
-        TextPipeline(byte_level(), ChatTemplate({})).prepare_prompt(Chat(QUESTION))
+        TextPipeline(byte_level(), ChatTemplate({})).prepare_prompt(ChatPrompt(QUESTION))
 
 
 def test_text_package_imports_neither_torch_nor_transformers() -> None:
@@ -346,7 +348,7 @@ def encoder_pipeline(folder: Path, **settings: object) -> TextPipeline:
 def test_chat_may_request_special_tokens_around_it(tmp_path: Path) -> None:
     tokenizer = encoder_pipeline(tmp_path).tokenizer
     pipeline = TextPipeline(tokenizer, ChatTemplate({"default": "{{ messages[0].content }}"}, tokenizer.names))
-    chat = Chat([Message("user", "a b")])
+    chat = ChatPrompt([Message("user", "a b")])
     assert pipeline.prepare_prompt(chat).token_ids == [3, 4]
     assert pipeline.prepare_prompt(msgspec.structs.replace(chat, special=True)).token_ids == [0, 3, 4, 1]
 
@@ -356,22 +358,26 @@ def test_chat_may_request_special_tokens_around_it(tmp_path: Path) -> None:
 )
 def test_truncated_embedding_input_keeps_special_tokens(tmp_path: Path, count: int, ids: list[int]) -> None:
     pipeline = encoder_pipeline(tmp_path)
-    assert pipeline.prepare_prompt(Text("a b c d e f"), 99, count, "head", pooling=PoolingOptions()).token_ids == ids
+    assert (
+        pipeline.prepare_prompt(TextPrompt("a b c d e f"), 99, count, "head", pooling=PoolingOptions()).token_ids == ids
+    )
     plain = pipeline.prepare_prompt(
-        Text("a b c d e f", special=False), 99, count, "head", pooling=PoolingOptions()
+        TextPrompt("a b c d e f", special=False), 99, count, "head", pooling=PoolingOptions()
     ).token_ids
     assert plain == [3, 4, 5, 6, 7, 8][:count]
     assert (
-        pipeline.prepare_prompt(Tokens([3, 4, 5]), 99, count, "head", pooling=PoolingOptions()).token_ids
+        pipeline.prepare_prompt(TokensPrompt([3, 4, 5]), 99, count, "head", pooling=PoolingOptions()).token_ids
         == [3, 4, 5][:count]
     )
     assert (
-        pipeline.prepare_prompt(Text("a b c d e f " * 9999), 99, count, "head", pooling=PoolingOptions()).token_ids[:3]
+        pipeline.prepare_prompt(
+            TextPrompt("a b c d e f " * 9999), 99, count, "head", pooling=PoolingOptions()
+        ).token_ids[:3]
         == ids[:3]
     )
-    end = pipeline.prepare_prompt(Text("a b c d e f"), 99, count, "tail", pooling=PoolingOptions()).token_ids
+    end = pipeline.prepare_prompt(TextPrompt("a b c d e f"), 99, count, "tail", pooling=PoolingOptions()).token_ids
     assert end == ([0, *[3, 4, 5, 6, 7, 8][8 - count :], 1] if count > 2 else ids)
-    assert pipeline.prepare_prompt(Text("a \ud800 b"), 99, 9, "head", pooling=PoolingOptions()).token_ids == [
+    assert pipeline.prepare_prompt(TextPrompt("a \ud800 b"), 99, 9, "head", pooling=PoolingOptions()).token_ids == [
         0,
         3,
         2,
@@ -382,24 +388,24 @@ def test_truncated_embedding_input_keeps_special_tokens(tmp_path: Path, count: i
 
 def test_embedding_prompt_precedes_the_text(tmp_path: Path) -> None:
     pipeline = encoder_pipeline(tmp_path, prompts={"query": "query: ", "none": ""}, default_prompt_name="query")
-    assert pipeline.prepare_prompt(Text("a"), pooling=PoolingOptions()).token_ids == [0, 9, 3, 1]
-    assert pipeline.prepare_prompt(Text("a"), pooling=PoolingOptions(prompt="none")).token_ids == [0, 3, 1]
-    assert pipeline.prepare_prompt(Tokens([3]), pooling=PoolingOptions()).token_ids == [3]
-    assert pipeline.prepare_prompt(Text("a")).token_ids == [0, 3, 1]
+    assert pipeline.prepare_prompt(TextPrompt("a"), pooling=PoolingOptions()).token_ids == [0, 9, 3, 1]
+    assert pipeline.prepare_prompt(TextPrompt("a"), pooling=PoolingOptions(prompt="none")).token_ids == [0, 3, 1]
+    assert pipeline.prepare_prompt(TokensPrompt([3]), pooling=PoolingOptions()).token_ids == [3]
+    assert pipeline.prepare_prompt(TextPrompt("a")).token_ids == [0, 3, 1]
     with pytest.raises(Invalid, match=r"no prompt 'passage'; it has none, query"):
-        pipeline.prepare_prompt(Text("a"), pooling=PoolingOptions(prompt="passage"))
+        pipeline.prepare_prompt(TextPrompt("a"), pooling=PoolingOptions(prompt="passage"))
     optional = PoolingOptions(prompt="search_query", prompt_aliases=("question", "query"), prompt_optional=True)
-    assert pipeline.prepare_prompt(Text("a"), pooling=optional).token_ids == [0, 9, 3, 1]
-    assert encoder_pipeline(tmp_path).prepare_prompt(Text("a"), pooling=optional).token_ids == [0, 3, 1]
+    assert pipeline.prepare_prompt(TextPrompt("a"), pooling=optional).token_ids == [0, 9, 3, 1]
+    assert encoder_pipeline(tmp_path).prepare_prompt(TextPrompt("a"), pooling=optional).token_ids == [0, 3, 1]
     with pytest.raises(Invalid, match="no prompt 'clustering'"):  # a model with prompts has to have this one
-        pipeline.prepare_prompt(Text("a"), pooling=PoolingOptions(prompt="clustering", prompt_optional=True))
+        pipeline.prepare_prompt(TextPrompt("a"), pooling=PoolingOptions(prompt="clustering", prompt_optional=True))
 
 
 def test_embedding_prompt_precedes_the_media_of_a_text(tmp_path: Path) -> None:
     (tmp_path / "sentence_bert_config.json").write_text('{"do_lower_case": true}')
     pipeline = encoder_pipeline(tmp_path, prompts={"query": "query: "}, default_prompt_name="query")
     item = Media("image", EncodedMedia("AA=="), "documents")
-    text = Text("\u0130A", media=[PlacedMedia(0, item), PlacedMedia(1, item), PlacedMedia(2, item)])
+    text = TextPrompt("\u0130A", media=[PlacedMedia(0, item), PlacedMedia(1, item), PlacedMedia(2, item)])
     prompt = pipeline.apply_embedding_prompt(text, PoolingOptions())
     assert prompt.text == "query: i\u0307a"  # two characters in place of the first one
     assert [placed.position for placed in prompt.media] == [7, 9, 10]
@@ -408,7 +414,7 @@ def test_embedding_prompt_precedes_the_media_of_a_text(tmp_path: Path) -> None:
 def test_embedding_prompt_is_the_system_message_of_a_conversation() -> None:
     pipeline = template_pipeline("{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}")
     pipeline.embedding_prompts = EmbeddingPrompts({"query": "Find it.", "none": ""}, default_name="query")
-    chat = Chat([Message("user", "a")])
+    chat = ChatPrompt([Message("user", "a")])
 
     def text_with(**options: Any) -> str:
         return pipeline.tokenizer.decode(pipeline.prepare_prompt(chat, pooling=PoolingOptions(**options)).token_ids)
@@ -420,13 +426,13 @@ def test_embedding_prompt_is_the_system_message_of_a_conversation() -> None:
 
 
 def test_empty_part_of_a_joined_prompt_has_the_tokens_around_a_text(tmp_path: Path) -> None:
-    pipeline, item = encoder_pipeline(tmp_path), Text("a", False)
-    assert pipeline.prepare_prompt(JoinedPrompt([Text(""), item])).token_ids == [0, 1, 3]
-    assert pipeline.prepare_prompt(JoinedPrompt([item, Text("", False), Tokens([])])).token_ids == [3]
+    pipeline, item = encoder_pipeline(tmp_path), TextPrompt("a", False)
+    assert pipeline.prepare_prompt(JoinedPrompt([TextPrompt(""), item])).token_ids == [0, 1, 3]
+    assert pipeline.prepare_prompt(JoinedPrompt([item, TextPrompt("", False), TokensPrompt([])])).token_ids == [3]
 
 
 def test_lowercase_embedding_model_lowercases_text(tmp_path: Path) -> None:
     (tmp_path / "sentence_bert_config.json").write_text('{"do_lower_case": true}')
-    assert encoder_pipeline(tmp_path).prepare_prompt(Text("A"), pooling=PoolingOptions()).token_ids == [0, 3, 1]
+    assert encoder_pipeline(tmp_path).prepare_prompt(TextPrompt("A"), pooling=PoolingOptions()).token_ids == [0, 3, 1]
     (tmp_path / "sentence_bert_config.json").write_text('{"do_lower_case": false}')
-    assert encoder_pipeline(tmp_path).prepare_prompt(Text("A"), pooling=PoolingOptions()).token_ids == [0, 10, 1]
+    assert encoder_pipeline(tmp_path).prepare_prompt(TextPrompt("A"), pooling=PoolingOptions()).token_ids == [0, 10, 1]

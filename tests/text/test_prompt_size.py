@@ -5,23 +5,23 @@ from __future__ import annotations
 import pytest
 
 from parley.text.prompt_size import exceeds_size
-from parley.types import Chat, JoinedPrompt, Message, Text, TextPair, Tokens, ToolCall
+from parley.types import ChatPrompt, JoinedPrompt, Message, TextPair, TextPrompt, TokensPrompt, ToolCall
 
 TEXT = "a" * 1000
 
 
-def chat(*messages: Message, **members: object) -> Chat:
-    return Chat(messages=[Message("user", "hi"), *messages], **members)
+def chat(*messages: Message, **members: object) -> ChatPrompt:
+    return ChatPrompt(messages=[Message("user", "hi"), *messages], **members)
 
 
 @pytest.mark.parametrize(
     "prompt",
     [
-        Text(TEXT),
-        Text("", suffix=TEXT),
-        TextPair(Text("a"), Text(TEXT)),
-        JoinedPrompt([Text("a"), Text(TEXT)]),
-        JoinedPrompt([Tokens([1] * 1000), Text("a")]),
+        TextPrompt(TEXT),
+        TextPrompt("", suffix=TEXT),
+        TextPair(TextPrompt("a"), TextPrompt(TEXT)),
+        JoinedPrompt([TextPrompt("a"), TextPrompt(TEXT)]),
+        JoinedPrompt([TokensPrompt([1] * 1000), TextPrompt("a")]),
         chat(Message("user", TEXT)),
         chat(Message("assistant", None, reasoning=TEXT)),
         chat(Message("user", "a", name=TEXT)),
@@ -41,7 +41,9 @@ def test_everything_that_a_template_may_write_counts(prompt):
 
 
 def test_token_ids_and_short_conversations_do_not_exceed():
-    assert not exceeds_size([Tokens([1] * 100_000), chat(tools=[{"type": "function", "function": {"name": "f"}}])], 500)
+    assert not exceeds_size(
+        [TokensPrompt([1] * 100_000), chat(tools=[{"type": "function", "function": {"name": "f"}}])], 500
+    )
 
 
 def test_counting_ends_at_the_limit():

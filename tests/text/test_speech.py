@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from parley.text.speech import TranscriptReader, speech_family, transcription_chat, translation_chat
-from parley.types import Chat, Media, Message, PlacedMedia, TokenInfo, UploadedMedia
+from parley.types import ChatPrompt, Media, Message, PlacedMedia, TokenInfo, UploadedMedia
 
 CLIP = Media("audio", UploadedMedia(b"RIFF"), "file")
 SPOKEN = [PlacedMedia(0, CLIP)]
@@ -21,8 +21,8 @@ def read_pieces(
 
 
 def test_qwen3_asr_gets_the_clip_and_the_context_without_instructions():
-    assert transcription_chat(QWEN, CLIP, "", "") == Chat([Message("user", "", media=SPOKEN)])
-    assert transcription_chat(QWEN, CLIP, "English", "Zaphod") == Chat(
+    assert transcription_chat(QWEN, CLIP, "", "") == ChatPrompt([Message("user", "", media=SPOKEN)])
+    assert transcription_chat(QWEN, CLIP, "English", "Zaphod") == ChatPrompt(
         [
             Message("system", "Zaphod"),
             Message("user", "", media=SPOKEN),
@@ -35,9 +35,9 @@ def test_qwen3_asr_gets_the_clip_and_the_context_without_instructions():
 
 def test_other_models_are_asked_in_words():
     request = "Transcribe the speech in German. Answer with the transcript only."
-    assert transcription_chat(OTHER, CLIP, "German", "") == Chat([Message("user", request, media=SPOKEN)])
+    assert transcription_chat(OTHER, CLIP, "German", "") == ChatPrompt([Message("user", request, media=SPOKEN)])
     request = "Translate the speech into English. Answer with the translation only."
-    assert translation_chat(CLIP, "", "English", "Zaphod") == Chat(
+    assert translation_chat(CLIP, "", "English", "Zaphod") == ChatPrompt(
         [Message("system", "Zaphod"), Message("user", request, media=SPOKEN)]
     )
     assert OTHER.follows_instructions and not QWEN.follows_instructions

@@ -9,7 +9,7 @@ from parley.errors import ContextLength
 from parley.text.parsing.chat_template import ChatTemplate
 from parley.text.prompt import TextPipeline
 from parley.text.tokens.tokenizer import Tokenizer
-from parley.types import PoolingOptions, Text, TextPair
+from parley.types import PoolingOptions, TextPair, TextPrompt
 
 POOLING = PoolingOptions(task="classify")
 BERT_PAIR = ("<|im_start|> $A <|im_end|>", "<|im_start|>:0 $A:0 <|im_end|>:0 $B:1 <|im_end|>:1")
@@ -48,7 +48,7 @@ def test_pairs_are_joined_and_cut_as_by_the_library(file, templates, special):
     pipeline = make_pipeline(read_backend(file, templates))
     for first in SENTENCES:
         for second in SENTENCES:
-            pair = TextPair(Text(first, special), Text(second, special))
+            pair = TextPair(TextPrompt(first, special), TextPrompt(second, special))
             for cut in (None, 6, 11, 12, 20, 400):
                 for keep, direction in (("head", "right"), ("tail", "left")):
                     backend = read_backend(file, templates)
@@ -63,7 +63,7 @@ def test_pairs_are_joined_and_cut_as_by_the_library(file, templates, special):
 def test_texts_of_a_pair_are_limited_separately(file):
     pipeline = make_pipeline(read_backend(file, BERT_PAIR))
     first, second = (pipeline.tokenizer.encode(text, special=False) for text in (SENTENCES[2], SENTENCES[0]))
-    pair = TextPair(Text(SENTENCES[2], max_tokens=5), Text(SENTENCES[0], max_tokens=2))
+    pair = TextPair(TextPrompt(SENTENCES[2], max_tokens=5), TextPrompt(SENTENCES[0], max_tokens=2))
     ids = pipeline.prepare_prompt(pair, pooling=POOLING).token_ids
     assert len(ids) == 5 + 2 + 3 and ids[1:6] == first[:5] and ids[7:9] == second[:2]
 
@@ -77,7 +77,7 @@ PAIR_TEMPLATE = (
 def test_a_template_of_a_reranker_writes_the_pair(file):
     tokenizer = Tokenizer(read_backend(file, None))
     pipeline = TextPipeline(tokenizer, ChatTemplate({"default": PAIR_TEMPLATE}, {}))
-    pair = TextPair(Text(SENTENCES[0]), Text(SENTENCES[2]))
+    pair = TextPair(TextPrompt(SENTENCES[0]), TextPrompt(SENTENCES[2]))
     ids = pipeline.prepare_prompt(pair, 4096, pooling=POOLING).token_ids
     assert tokenizer.decode(ids, skip_special=False) == (
         f"<|im_start|>Q {SENTENCES[0]} D {SENTENCES[2]}<|im_end|>answer"
@@ -86,13 +86,13 @@ def test_a_template_of_a_reranker_writes_the_pair(file):
     text = tokenizer.decode(cut, skip_special=False)
     assert len(cut) <= len(ids) - 3 and text.endswith("<|im_end|>answer") and f"Q {SENTENCES[0]} D The" not in text
     assert text.startswith(f"<|im_start|>Q {SENTENCES[0]} D over")
-    limited = TextPair(Text(SENTENCES[0], max_tokens=1), Text(SENTENCES[2], max_tokens=1))
+    limited = TextPair(TextPrompt(SENTENCES[0], max_tokens=1), TextPrompt(SENTENCES[2], max_tokens=1))
     assert len(pipeline.prepare_prompt(limited, 4096, pooling=POOLING).token_ids) < len(ids) - 5
     with pytest.raises(ContextLength):
-        pipeline.prepare_prompt(TextPair(Text("a"), Text("b " * 300_000)), 100, pooling=POOLING)
+        pipeline.prepare_prompt(TextPair(TextPrompt("a"), TextPrompt("b " * 300_000)), 100, pooling=POOLING)
 
 
 def test_a_pair_that_is_far_too_long_is_refused_before_it_is_read(file):
-    pair = TextPair(Text("a"), Text("b " * 300_000))
+    pair = TextPair(TextPrompt("a"), TextPrompt("b " * 300_000))
     with pytest.raises(ContextLength, match="over 200"):
         make_pipeline(read_backend(file, BERT_PAIR)).prepare_prompt(pair, 100, pooling=POOLING)

@@ -27,7 +27,7 @@ from parley.dialects.json_answer import encode_json
 from parley.dialects.openai.messages import read_template_options
 from parley.dialects.sse import named_event
 from parley.errors import Invalid, ParleyError
-from parley.types import Chat, ChoiceDelta, ChoiceDone, Event, Message, PromptAccepted, Request, Usage
+from parley.types import ChatPrompt, ChoiceDelta, ChoiceDone, Event, Message, PromptAccepted, Request, Usage
 
 BASE58 = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
 ID_LENGTH = 22  # characters of base 58 that hold 128 bits
@@ -71,7 +71,7 @@ class MessageBody:
         self.cache_ttl = blocks.cache_ttl
         self.model = _required_model(body)
         continues = _continues_last(turns, rules, thinks=self.thinking.enabled)
-        self.chat = Chat(
+        self.chat = ChatPrompt(
             messages=_with_system(system, turns),
             tools=tools.tools,
             tool_choice=tools.choice,

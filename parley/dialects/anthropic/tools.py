@@ -33,7 +33,7 @@ ToolObject = dict[str, Any]
 
 
 class ToolMembers(msgspec.Struct, frozen=True):
-    """The tool members of a request, as in ``Chat``."""
+    """The tool members of a request, as in ``ChatPrompt``."""
 
     tools: list[ToolObject] = []
     choice: Choice = "auto"

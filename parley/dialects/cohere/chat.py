@@ -22,7 +22,7 @@ from parley.dialects.json_answer import encode_json
 from parley.dialects.sse import STREAM_DONE
 from parley.errors import ParleyError
 from parley.types import (
-    Chat,
+    ChatPrompt,
     ChoiceDelta,
     ChoiceDone,
     Event,
@@ -75,7 +75,7 @@ class CohereChatReply(Reply):
         tools = options.read_tools(body, rules)
         thinking = options.read_thinking(body, rules)
         logprobs = body.boolean("logprobs", False)
-        chat = Chat(
+        chat = ChatPrompt(
             messages=messages,
             tools=tools.tools,
             tool_choice=tools.choice,

@@ -22,7 +22,7 @@ from parley.dialects.dialect import Reply, RequestContext
 from parley.dialects.fields import Fields, decode_fields
 from parley.dialects.json_answer import encode_json
 from parley.errors import Invalid, ParleyError
-from parley.types import Chat, ChoiceDelta, ChoiceDone, Event, PromptAccepted, Request, Text, Usage
+from parley.types import ChatPrompt, ChoiceDelta, ChoiceDone, Event, PromptAccepted, Request, TextPrompt, Usage
 
 EVENT_STREAM = b"text/event-stream"
 FIRST_BODY_MEMBERS = {
@@ -167,20 +167,20 @@ def _refuse_members(body: Fields) -> None:
 
 def _read_prompt(
     body: Fields, rules: CohereRules, context: RequestContext, *, thinks: bool | None
-) -> tuple[Chat | Text, list[Any]]:
+) -> tuple[ChatPrompt | TextPrompt, list[Any]]:
     """Return what the model reads, and the turns that the answer repeats. Raises BadRequest."""
     turns = FirstConversation(body, rules)
     if body.boolean("raw_prompting", False):
         for name in BESIDE_RAW:
             if body.raw_value(name):
                 raise body.member_error(name, "not allowed with 'raw_prompting'.")
-        return Text(body.string("message", ""), special=True), turns.history
+        return TextPrompt(body.string("message", ""), special=True), turns.history
     messages, template_options = conversation.place_documents(turns.messages, read_first_documents(body), context)
     template_options |= options.read_safety_mode(body, context, SAFETY_MODES)
     tools = read_first_tools(body, rules)
     if body.raw_value("tool_results") and not tools.tools:
         raise Invalid("invalid request: tool_results are only allowed with tools.", field="tool_results")
-    chat = Chat(
+    chat = ChatPrompt(
         messages=messages,
         tools=tools.tools,
         schema_fields=tools.schema_fields,

@@ -41,7 +41,7 @@ FORMAT_WITH = "invalid request: response_format is not supported with {}."
 
 
 class ToolMembers(msgspec.Struct, frozen=True):
-    """The tool members of a request, as in ``Chat``."""
+    """The tool members of a request, as in ``ChatPrompt``."""
 
     tools: list[dict[str, Any]] = []
     choice: Literal["auto", "none", "required"] = "auto"

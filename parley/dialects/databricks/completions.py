@@ -34,7 +34,7 @@ from parley.types import (
     PromptScored,
     Request,
     StopConditions,
-    Text,
+    TextPrompt,
     Usage,
 )
 
@@ -69,7 +69,7 @@ class DatabricksCompletionReply(Reply):
         self.request = Request(
             id=context.unique_id,
             model=body.string("model", "", cap=256),
-            prompts=[Text(text, turn=not raw) for text in prompts],
+            prompts=[TextPrompt(text, turn=not raw) for text in prompts],
             sampling=read_openai_sampling(body),
             stop_conditions=StopConditions(
                 strings=body.strings("stop", cap=MAX_STOPS, total=MAX_STOP_CHARACTERS),

@@ -15,7 +15,7 @@ from parley.dialects.databricks.refusal_wording import DatabricksErrorWording
 from parley.dialects.dialect import HeaderList, RequestContext, RequestTimings
 from parley.dialects.fields import Fields, decode_fields
 from parley.dialects.openai import embeddings
-from parley.types import Prompt, Text, Usage
+from parley.types import Prompt, TextPrompt, Usage
 
 EMBEDDING_WORDING = DatabricksErrorWording("Embedding")
 MAX_INSTRUCTION = 1 << 16  # characters
@@ -42,10 +42,10 @@ class DatabricksEmbeddingReply(embeddings.EmbeddingReply):
         if not instruction:
             return prompts
         prefix = instruction if instruction[-1].isspace() else instruction + " "
-        texts = [prompt for prompt in prompts if isinstance(prompt, Text)]
+        texts = [prompt for prompt in prompts if isinstance(prompt, TextPrompt)]
         if len(texts) < len(prompts):
             raise body.member_error("instruction", "can only be used with texts")
-        return [Text(prefix + text.text, text.special) for text in texts]
+        return [TextPrompt(prefix + text.text, text.special) for text in texts]
 
     def embedding_envelope(self, data: list[dict[str, Any]], usage: Usage) -> dict[str, Any]:
         """Return the answer's object."""

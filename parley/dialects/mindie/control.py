@@ -13,7 +13,7 @@ from parley.dialects.mindie.api_rules import MindieRules
 from parley.dialects.mindie.management_ports import model_of_path
 from parley.dialects.mindie.members.text_length import utf16_length
 from parley.dialects.mindie.refusal_wording import MindieErrorWording
-from parley.types import Text
+from parley.types import TextPrompt
 
 SERVER_NAME = "MindIE Server"
 DATATYPE = "UINT32"
@@ -29,7 +29,7 @@ def read_mindie_tokenize(rules: MindieRules, body: bytes, context: RequestContex
     if not 0 < utf16_length(text) <= max_length:
         message = f"Inputs data length in [0, {max_length}], but the length of inputs is {utf16_length(text)}"
         raise fields.member_error("inputs", message)
-    return TokenizeRequest("", Text(text), with_texts=fields.raw_value("do_decode") is not False)
+    return TokenizeRequest("", TextPrompt(text), with_texts=fields.raw_value("do_decode") is not False)
 
 
 def write_mindie_tokens(result: TokenizeResult) -> bytes:

@@ -19,7 +19,7 @@ from parley.dialects.ollama.options import (
     refuse_unavailable,
 )
 from parley.dialects.ollama.refusal_wording import OllamaWording, incapable_model_error
-from parley.types import Chat, OutputOptions, Request
+from parley.types import ChatPrompt, OutputOptions, Request
 
 EMPTY_MESSAGE = {"role": "assistant", "content": ""}
 
@@ -52,7 +52,7 @@ class OllamaChatReply(OllamaReply):
         super().__init__(name, context, shows_thinking=think.shown)
         options = read_options(body, rules, context)
         refuse_unavailable(body)
-        chat = Chat(
+        chat = ChatPrompt(
             read_messages(body, rules, context),
             read_tools(body, name, context),
             thinking=think.thinking,

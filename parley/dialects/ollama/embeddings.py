@@ -15,7 +15,7 @@ from parley.dialects.ollama.model_names import check_served, read_model_name
 from parley.dialects.ollama.options import check_keep_alive, read_options
 from parley.dialects.ollama.refusal_wording import OllamaWording, invalid_member_error
 from parley.errors import ContextLength, Incapable, ParleyError, UnknownModel
-from parley.types import Event, PoolingOptions, PromptVector, Request, Text, Usage
+from parley.types import Event, PoolingOptions, PromptVector, Request, TextPrompt, Usage
 
 MAX_TEXTS = 2048
 MAX_DIMENSIONS = 2**31 - 1
@@ -92,7 +92,7 @@ class OllamaEmbedReply(UnstreamedReply):
         self.request = Request(
             id=context.unique_id,
             model=name,
-            prompts=[Text(text) for text in texts],
+            prompts=[TextPrompt(text) for text in texts],
             pooling=pooling,
             max_prompt_tokens=longest if truncate else None,
             kept_side="head",

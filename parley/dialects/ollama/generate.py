@@ -30,7 +30,7 @@ from parley.dialects.ollama.template import TemplateInput, render_prompt
 from parley.dialects.sampling_members import MAX_TOKEN_ID
 from parley.errors import Invalid, UnknownModel, Unsupported
 from parley.types import (
-    Chat,
+    ChatPrompt,
     ChoiceDone,
     Event,
     Message,
@@ -39,7 +39,7 @@ from parley.types import (
     Prompt,
     PromptAccepted,
     Request,
-    Text,
+    TextPrompt,
 )
 
 MAX_CONTEXT_IDS = 1 << 22
@@ -138,23 +138,23 @@ def _read_prompt(
     return gap or _read_turn(body, images, think, context)
 
 
-def _read_gap(body: Fields) -> Text:
+def _read_gap(body: Fields) -> TextPrompt:
     """Return the prompt and its suffix; the model writes the text between them."""
     for member in ("system", "context", "images"):
         if body.raw_value(member):
             raise body.member_error(member, "cannot be used together with 'suffix'.")
-    return Text(body.string("prompt", ""), suffix=body.string("suffix", ""))
+    return TextPrompt(body.string("prompt", ""), suffix=body.string("suffix", ""))
 
 
-def _read_raw_prompt(body: Fields, images: Sequence[PlacedMedia]) -> Text:
+def _read_raw_prompt(body: Fields, images: Sequence[PlacedMedia]) -> TextPrompt:
     if body.string("template", "") or body.string("system", "") or body.array("context", cap=MAX_CONTEXT_IDS):
         raise Invalid("raw mode does not support template, system, or context", field="raw")
     if body.string("suffix", ""):
         raise body.member_error("suffix", "cannot be used together with 'raw'.")
-    return Text(body.string("prompt", ""), media=list(images))
+    return TextPrompt(body.string("prompt", ""), media=list(images))
 
 
-def _read_templated(rules: OllamaRules, body: Fields, images: Sequence[PlacedMedia], think: ThinkMember) -> Chat:
+def _read_templated(rules: OllamaRules, body: Fields, images: Sequence[PlacedMedia], think: ThinkMember) -> ChatPrompt:
     """Return the prompt that the client's template writes. In the original, an error in it is one of the server."""
     level = body.raw_value("think")
     members = TemplateInput(
@@ -172,7 +172,9 @@ def _read_templated(rules: OllamaRules, body: Fields, images: Sequence[PlacedMed
         raise
     earlier_ids = _read_context(body)
     message = Message("user", text, media=placed)
-    return Chat([message], rendered=True, thinking=think.thinking, special=not earlier_ids, preceding_ids=earlier_ids)
+    return ChatPrompt(
+        [message], rendered=True, thinking=think.thinking, special=not earlier_ids, preceding_ids=earlier_ids
+    )
 
 
 def _read_context(body: Fields) -> list[int]:
@@ -190,7 +192,7 @@ def _read_turn(body: Fields, images: Sequence[PlacedMedia], think: ThinkMember, 
                 f"'{'system' if system else 'context'}' is not available with this model: it has no chat template.",
                 field="system" if system else "context",
             )
-        return Text(prompt, media=list(images))
+        return TextPrompt(prompt, media=list(images))
     messages = [Message("system", system)] if system else []
     messages.append(Message("user", prompt, media=list(images)))
-    return Chat(messages, thinking=think.thinking, reasoning_effort=think.effort, preceding_ids=earlier_ids)
+    return ChatPrompt(messages, thinking=think.thinking, reasoning_effort=think.effort, preceding_ids=earlier_ids)

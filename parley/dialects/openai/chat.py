@@ -38,7 +38,7 @@ from parley.dialects.openai.token_usage import openai_usage, running_usage
 from parley.dialects.sse import STREAM_DONE, choice_event_start, data_event
 from parley.errors import Invalid, ParleyError, excerpt
 from parley.types import (
-    Chat,
+    ChatPrompt,
     ChoiceDelta,
     ChoiceDone,
     Event,
@@ -387,7 +387,7 @@ class StrictChatReply(ChatReply):
         if body.has_value("metadata") and not body.boolean("store", False):
             raise Invalid("The 'metadata' parameter is only allowed when 'store' is true.", field="metadata")
         chat_prompt = self.request.prompts[0]
-        assert isinstance(chat_prompt, Chat)
+        assert isinstance(chat_prompt, ChatPrompt)
         _check_call_order(chat_prompt.messages)
         form = body.object("response_format")
         is_free_object = form is not None and form.raw_value("type") == "json_object"
@@ -442,6 +442,6 @@ def _refuse_media(body: Fields) -> None:
             raise unsupported_member_error(body, "modalities", "Output other than text is")
 
 
-def _last_answer(chat: Chat) -> str:
+def _last_answer(chat: ChatPrompt) -> str:
     last = chat.messages[-1]
     return (last.content or "") if last.role == "assistant" else ""

@@ -43,7 +43,7 @@ from parley.types import (
     PromptAccepted,
     PromptScored,
     Request,
-    Text,
+    TextPrompt,
     TokenInfo,
     Usage,
 )
@@ -379,7 +379,7 @@ def _with_suffix(prompt_list: list[Prompt], body: Fields, context: RequestContex
         raise unsupported_member_error(body, "suffix", "With this model, filling in before a suffix is")
     if body.boolean("echo", False):
         raise body.member_error("suffix", "cannot be used together with 'echo'.")
-    if not all(isinstance(prompt, Text) for prompt in prompt_list):
+    if not all(isinstance(prompt, TextPrompt) for prompt in prompt_list):
         raise body.member_error("suffix", "needs a 'prompt' that is text.")
     return [msgspec.structs.replace(prompt, suffix=suffix) for prompt in prompt_list]
 

@@ -16,7 +16,7 @@ from parley.dialects.openai.media_parts import TEXT_ONLY, MediaReader
 from parley.dialects.openai.reading_rules import OPENAI_RULES, ReadingRules
 from parley.dialects.openai.tools import MAX_TOOLS, ToolMembers
 from parley.errors import Unsupported
-from parley.types import Chat, Media, Message, ToolCall
+from parley.types import ChatPrompt, Media, Message, ToolCall
 
 MAX_MESSAGES = 10_000
 MAX_CONTENT_PARTS = 1024
@@ -51,7 +51,7 @@ class MessageRules(msgspec.Struct, frozen=True):
 
 def read_conversation(
     body: Fields, rules: ReadingRules = OPENAI_RULES, context: RequestContext | None = None
-) -> tuple[Chat, ToolMembers]:
+) -> tuple[ChatPrompt, ToolMembers]:
     """Return the conversation, and the members about its tools. Raises BadRequest.
 
     Without ``context``, only text is accepted.
@@ -69,7 +69,7 @@ def read_conversation(
         raise body.member_error("continue_final_message", "cannot be true together with 'add_generation_prompt'.")
     if continue_final and messages[-1].role != "assistant" and not rules.lenient_messages:
         raise body.member_error("continue_final_message", "needs a last message of role 'assistant'.")
-    chat = Chat(
+    chat = ChatPrompt(
         messages=messages,
         tools=tool_members.tools,
         tool_choice=tool_members.choice,

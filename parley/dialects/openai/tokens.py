@@ -13,7 +13,7 @@ from parley.dialects.json_answer import encode_json
 from parley.dialects.openai.messages import read_conversation
 from parley.dialects.openai.reading_rules import OPENAI_RULES, ReadingRules
 from parley.dialects.sampling_members import MAX_TOKEN_ID
-from parley.types import Chat, Prompt, Text
+from parley.types import ChatPrompt, Prompt, TextPrompt
 
 
 def read_tokenize(body: bytes, context: RequestContext | None = None) -> TokenizeRequest:
@@ -32,7 +32,7 @@ def read_tokenize_members(fields: Fields, context: RequestContext | None, rules:
 
 
 def _read_chat_prompt(fields: Fields, rules: ReadingRules, context: RequestContext | None) -> Prompt:
-    chat: Chat
+    chat: ChatPrompt
     chat, _ = read_conversation(fields, rules, context)
     return chat
 
@@ -41,7 +41,7 @@ def _read_text_prompt(fields: Fields) -> Prompt:
     text = fields.string("prompt", None)
     if text is None:
         raise fields.missing_member("prompt")
-    return Text(text, fields.boolean("add_special_tokens", True))
+    return TextPrompt(text, fields.boolean("add_special_tokens", True))
 
 
 def write_tokens(result: TokenizeResult) -> bytes:

@@ -25,7 +25,7 @@ TOOL_KINDS: tuple[ToolKind, ...] = ("function", "custom")
 
 
 class ToolMembers(msgspec.Struct, frozen=True):
-    """The tool members of a request, as in ``Chat``.
+    """The tool members of a request, as in ``ChatPrompt``.
 
     ``legacy``: its tools came as ``functions``. ``custom``: the names of custom tools, functions to the model.
     """

@@ -23,7 +23,7 @@ from parley.dialects.sse import data_event
 from parley.errors import BadMedia, Incapable, Invalid, ParleyError, TooLarge, excerpt
 from parley.text.speech import TranscriptReader, speech_family, transcription_chat, translation_chat
 from parley.types import (
-    Chat,
+    ChatPrompt,
     ChoiceDelta,
     Event,
     Media,
@@ -172,7 +172,7 @@ class TranscriptionReply(Reply):
             )
         return response_format
 
-    def _read_conversation(self, form: Fields, clip: Media) -> tuple[str, Chat]:
+    def _read_conversation(self, form: Fields, clip: Media) -> tuple[str, ChatPrompt]:
         """Return the language as far as it is given, and the conversation."""
         language = self._read_language(form, "language") or self._read_single_language(form)
         spoken_context = _read_spoken_context(form)

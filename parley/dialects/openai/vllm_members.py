@@ -19,7 +19,7 @@ from parley.dialects.openai.common_members import MAX_TOKENS, unsupported_member
 from parley.dialects.openai.reading_rules import OPENAI_RULES, ReadingRules
 from parley.dialects.sampling_members import MAX_BAD_WORDS, MAX_TOKEN_ID, read_truncation
 from parley.errors import Invalid
-from parley.types import Chat, Grammar, KeptSide
+from parley.types import ChatPrompt, Grammar, KeptSide
 
 MAX_NAME_CHARACTERS = 256
 MAX_LOGPROB_IDS = 128  # tokens
@@ -115,7 +115,7 @@ class VllmMembers(msgspec.Struct, frozen=True):
         }
 
 
-def with_reused_tokens(body: Fields, chat: Chat, *, echoes: bool = False) -> Chat:
+def with_reused_tokens(body: Fields, chat: ChatPrompt, *, echoes: bool = False) -> ChatPrompt:
     """Return the conversation with its tokens, if the client has them from the server that prefilled it.
 
     Like vLLM, this ignores them where the messages are needed: with media, and if the answer repeats one (``echoes``).

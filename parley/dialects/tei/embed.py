@@ -19,7 +19,7 @@ from parley.dialects.tei.api_rules import TeiRules
 from parley.dialects.tei.error_answers import EmptyInput, UnfitModel, tei_openai_error_answer
 from parley.dialects.tei.inputs import TeiReply, check_batch_size
 from parley.errors import Invalid, ParleyError
-from parley.types import PoolingOptions, PromptVector, Text, Usage
+from parley.types import PoolingOptions, PromptVector, TextPrompt, Usage
 
 MAX_DIMENSIONS = 2**31 - 1
 NOT_EMBEDDING = "Model is not an embedding model"
@@ -186,7 +186,7 @@ class SimilarityReply(EmbeddingReply):
         parameters = body.object("parameters")
         if parameters is None:
             parameters = body  # Hugging Face's clients send them there
-        prompts = [Text(sentence) for sentence in (source, *other_texts)]
+        prompts = [TextPrompt(sentence) for sentence in (source, *other_texts)]
         prompt_name = parameters.string("prompt_name", None, cap=inputs.MAX_PROMPT_NAME)
         pooling = PoolingOptions(normalize=True, prompt=prompt_name)
         super().__init__(rules, body, context, prompts, pooling, parameters)

@@ -12,7 +12,18 @@ from parley.dialects.tei.api_rules import TeiRules
 from parley.dialects.tei.error_answers import BatchTooLarge, EmptyInput
 from parley.dialects.tgi.answer_parts import whole_milliseconds
 from parley.errors import WrongType
-from parley.types import Event, KeptSide, PoolingOptions, Prompt, PromptVector, Request, Text, TextPair, Tokens, Usage
+from parley.types import (
+    Event,
+    KeptSide,
+    PoolingOptions,
+    Prompt,
+    PromptVector,
+    Request,
+    TextPair,
+    TextPrompt,
+    TokensPrompt,
+    Usage,
+)
 
 TEI_FIELD_NAMES = {"prompt": "inputs"}  # neutral names of fields in the server's errors, and the names here
 
@@ -50,13 +61,13 @@ def _read_input(value: Any, path: str) -> Prompt:
     if isinstance(value, str):
         if not value:
             raise EmptyInput(EMPTY_SENTENCE, field=path)
-        return Text(value)
+        return TextPrompt(value)
     is_ids = isinstance(value, list) and all(type(item) is int and 0 <= item <= MAX_TOKEN_ID for item in value)
     if not is_ids:
         raise WrongType(f"{path}: data did not match any variant of untagged enum Input", field=path)
     if not value:
         raise EmptyInput(EMPTY_SENTENCE, field=path)
-    return Tokens(value)
+    return TokensPrompt(value)
 
 
 def read_texts(rules: TeiRules, body: Fields, name: str) -> list[str]:
@@ -76,7 +87,7 @@ def _read_text(body: Fields, value: Any, path: str) -> str:
     return value
 
 
-def read_sequences(rules: TeiRules, body: Fields) -> tuple[list[Text | TextPair], bool]:
+def read_sequences(rules: TeiRules, body: Fields) -> tuple[list[TextPrompt | TextPair], bool]:
     """Return the texts and pairs to classify, and whether they are a batch. Raises BadRequest."""
     value = body.raw_value("inputs")
     if value is None:
@@ -87,31 +98,31 @@ def read_sequences(rules: TeiRules, body: Fields) -> tuple[list[Text | TextPair]
     return [_read_sequence([value] if isinstance(value, str) else value, "inputs")], False
 
 
-def _read_sequence(value: Any, path: str) -> Text | TextPair:
+def _read_sequence(value: Any, path: str) -> TextPrompt | TextPair:
     if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
         raise WrongType(f"{path}: invalid type, expected {PAIR_FORMS}", field=path)
     if len(value) not in (1, 2):
         raise WrongType(f"{path}: invalid length {len(value)}, expected {PAIR_FORMS}", field=path)
     if not any(value):
         raise EmptyInput(EMPTY_SENTENCE, field=path)
-    return Text(value[0]) if len(value) == 1 else TextPair(Text(value[0]), Text(value[1]))
+    return TextPrompt(value[0]) if len(value) == 1 else TextPair(TextPrompt(value[0]), TextPrompt(value[1]))
 
 
 def read_prompt_name(body: Fields, prompts: Sequence[Prompt]) -> str | None:
     """Return the name of the model's own prompt for these texts. Raises BadRequest for token ids."""
     name = body.string("prompt_name", None, cap=MAX_PROMPT_NAME)
-    if name is not None and any(isinstance(prompt, Tokens) for prompt in prompts):
+    if name is not None and any(isinstance(prompt, TokensPrompt) for prompt in prompts):
         raise body.member_error("prompt_name", "can only be used with texts")
     return name
 
 
 def _count_characters(prompt: Prompt) -> int:
     """Return how many characters of text a prompt has; token ids count as one each."""
-    if isinstance(prompt, Text):
+    if isinstance(prompt, TextPrompt):
         return len(prompt.text)
     if isinstance(prompt, TextPair):
         return len(prompt.first.text) + len(prompt.second.text)
-    return len(prompt.ids) if isinstance(prompt, Tokens) else 0
+    return len(prompt.ids) if isinstance(prompt, TokensPrompt) else 0
 
 
 def tei_answer_headers(

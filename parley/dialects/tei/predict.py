@@ -17,7 +17,7 @@ from parley.dialects.tei import inputs
 from parley.dialects.tei.api_rules import TeiRules
 from parley.dialects.tei.error_answers import EmptyInput, UnfitModel
 from parley.dialects.tei.inputs import TeiReply
-from parley.types import PoolingOptions, PromptVector, Text, TextPair
+from parley.types import PoolingOptions, PromptVector, TextPair, TextPrompt
 
 NOT_CLASSIFIER = "Model is not a classifier model"
 NOT_RERANKER = "model is not a re-ranker model"
@@ -93,7 +93,7 @@ class RerankReply(TeiReply):
         if not query and not all(self._texts):
             raise EmptyInput(inputs.EMPTY_SENTENCE, field="texts")
         self._is_raw, self._with_text = body.boolean("raw_scores", False), body.boolean("return_text", False)
-        pairs = [TextPair(Text(query), Text(text)) for text in self._texts]
+        pairs = [TextPair(TextPrompt(query), TextPrompt(text)) for text in self._texts]
         super().__init__(rules, body, context, pairs, LOGITS)
 
     def render_vectors(self, answers: list[PromptVector]) -> bytes:

@@ -15,7 +15,7 @@ from parley.dialects.tei.api_rules import TeiRules
 from parley.dialects.tei.error_answers import EmptyInput
 from parley.dialects.tei.inputs import check_batch_size
 from parley.errors import WrongType
-from parley.types import PoolingOptions, Text
+from parley.types import PoolingOptions, TextPrompt
 
 EMPTY_IDS_SENTENCE = "Input validation error: `input_ids` cannot be empty"
 
@@ -29,7 +29,7 @@ def read_tokenize(rules: TeiRules, body: bytes, context: RequestContext) -> Toke
     texts = [fields.raw_value("inputs")] if is_single else inputs.read_texts(rules, fields, "inputs")
     if not all(texts):
         raise EmptyInput(inputs.EMPTY_SENTENCE, field="inputs")
-    first, *other_texts = (Text(text, special) for text in texts)
+    first, *other_texts = (TextPrompt(text, special) for text in texts)
     return TokenizeRequest(
         model=_model_name(rules, fields),
         prompt=first,

@@ -27,7 +27,7 @@ from parley.types import (
     PromptAccepted,
     PromptScored,
     Request,
-    Text,
+    TextPrompt,
     TokenInfo,
     Usage,
 )
@@ -144,7 +144,7 @@ class TgiGenerateReply(Reply):
         self.request = Request(
             id=context.unique_id,
             model="",
-            prompts=[Text(inputs) if rules.old else images.read_text_with_images(inputs, "inputs", context)],
+            prompts=[TextPrompt(inputs) if rules.old else images.read_text_with_images(inputs, "inputs", context)],
             sampling=params.neutral_sampling,
             grammar=params.build_grammar("grammar"),
             stop_conditions=params.stop_conditions,

@@ -13,7 +13,7 @@ from parley.dialects.dialect import RequestContext
 from parley.dialects.fields import Fields
 from parley.dialects.openai.media_parts import MediaReader
 from parley.errors import BadMedia, Invalid, MediaFault, ParleyError, excerpt
-from parley.types import EncodedMedia, Media, MediaAddress, MediaKind, Text
+from parley.types import EncodedMedia, Media, MediaAddress, MediaKind, TextPrompt
 
 IMAGE_LINK = re.compile(r"!\[\]\(([^\)]*)\)")
 UNREAD_KIND = "{} modality is not supported"
@@ -58,16 +58,16 @@ class TgiMediaReader(MediaReader):
         return Media("image", _read_image_url(url, path), path)
 
 
-def read_text_with_images(text: str, field: str, context: RequestContext) -> Text:
+def read_text_with_images(text: str, field: str, context: RequestContext) -> TextPrompt:
     """Return a prompt with the images that it links to; without a model that reads media, a link is text.
 
     Raises BadRequest.
     """
     if not context.media_limits:
-        return Text(text)
+        return TextPrompt(text)
     prompt = media.interleave_parts(_split_links(text, field, context))
     media.check_media_counts((placed.media for placed in prompt.media), context.media_limits)
-    return Text(prompt.text, media=prompt.media)
+    return TextPrompt(prompt.text, media=prompt.media)
 
 
 def media_sentence(error: BadMedia) -> str:

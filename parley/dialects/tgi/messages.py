@@ -17,10 +17,10 @@ from parley.dialects.openai.messages import MessageRules, read_messages
 from parley.dialects.openai.tools import MAX_TOOLS
 from parley.dialects.tgi.images import TgiMediaReader
 from parley.errors import Invalid
-from parley.types import Chat, Message
+from parley.types import ChatPrompt, Message
 
 
-def read_tgi_conversation(body: Fields, context: RequestContext | None = None) -> Chat:
+def read_tgi_conversation(body: Fields, context: RequestContext | None = None) -> ChatPrompt:
     """Read a conversation with its tools; without ``context``, only text is accepted. Raises BadRequest."""
     reader = TEXT_ONLY if context is None else TgiMediaReader(context)
     messages = read_messages(body, MessageRules("", lenient_calls=True, media=reader))
@@ -36,7 +36,7 @@ def read_tgi_conversation(body: Fields, context: RequestContext | None = None) -
         text = (last.content or "").rstrip()
         media = [msgspec.structs.replace(item, position=min(item.position, len(text))) for item in last.media]
         messages[-1] = msgspec.structs.replace(last, content=text, media=media)
-    return Chat(
+    return ChatPrompt(
         messages=messages,
         tools=tools,
         tool_choice=choice,
@@ -49,7 +49,7 @@ def read_tgi_conversation(body: Fields, context: RequestContext | None = None) -
     )
 
 
-def next_call_id(chat: Chat) -> str:
+def next_call_id(chat: ChatPrompt) -> str:
     """Return the next call id: ids count up through a conversation. Empty if the client uses ids of another kind."""
     call_ids = [call.id for message in chat.messages for call in message.tool_calls]
     if not all(call_id.isascii() and call_id.isdigit() and len(call_id) < 19 for call_id in call_ids):

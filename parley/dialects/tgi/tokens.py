@@ -13,7 +13,7 @@ from parley.dialects.json_answer import encode_json
 from parley.dialects.tgi import images, messages
 from parley.dialects.tgi.api_rules import TGI_VERSION, TgiRules
 from parley.dialects.tgi.refusal_wording import TGI_WORDING
-from parley.types import Text
+from parley.types import TextPrompt
 
 OLD_VERSION = "0.9.4"
 
@@ -74,7 +74,7 @@ def read_tgi_tokenize(body: bytes, context: RequestContext | None = None) -> Tok
         )
     parameters = fields.object("parameters")
     truncate = parameters.integer("truncate", None, 0, MAX_U64) if parameters is not None else None
-    prompt = Text(inputs) if context is None else images.read_text_with_images(inputs, "inputs", context)
+    prompt = TextPrompt(inputs) if context is None else images.read_text_with_images(inputs, "inputs", context)
     return TokenizeRequest(model="", prompt=prompt, with_spans=True, last_tokens=truncate)
 
 

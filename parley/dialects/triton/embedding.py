@@ -10,7 +10,7 @@ from __future__ import annotations
 from parley.dialects.dialect import RequestContext
 from parley.dialects.fields import Fields
 from parley.dialects.sampling_members import MAX_TOKEN_ID, read_truncation
-from parley.types import PoolingOptions, Prompt, Request, Text, Tokens
+from parley.types import PoolingOptions, Prompt, Request, TextPrompt, TokensPrompt
 
 EMBEDDING_INPUT = "embedding_request"
 MAX_SIZE = 2**31  # characters or ids; the limit of a body is lower
@@ -39,14 +39,14 @@ def _read_embedding_prompt(embedding_body: Fields) -> Prompt:
         ids = embedding_body.integers("input", cap=MAX_SIZE, low=0, high=MAX_TOKEN_ID)
         if not ids:
             raise embedding_body.empty_member("input", "array")
-        return Tokens(ids)
+        return TokensPrompt(ids)
     if value is None:
         raise embedding_body.missing_member("input")
     if not isinstance(value, str):
         raise embedding_body.mistyped_member("input", "a string, or token ids")
     if not value:
         raise embedding_body.empty_member("input", "string")
-    return Text(value)
+    return TextPrompt(value)
 
 
 def _read_pooling(embedding_body: Fields) -> PoolingOptions:

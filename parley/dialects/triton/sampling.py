@@ -31,7 +31,7 @@ from parley.dialects.triton.error_answers import inputs_error
 from parley.dialects.triton.images import IMAGE_INPUTS, read_triton_images
 from parley.dialects.triton.model import INPUTS, OUTPUTS
 from parley.errors import BadRequest, Invalid, Unsupported, excerpt
-from parley.types import Grammar, OutputOptions, Request, Sampling, StopConditions, Text
+from parley.types import Grammar, OutputOptions, Request, Sampling, StopConditions, TextPrompt
 
 MAX_TEMPERATURE = 1000.0  # far below this, all tokens are already equally probable
 DEFAULT_TOKENS = 16
@@ -191,7 +191,7 @@ def read_triton_request(
     request = Request(
         id=context.unique_id,
         model=context.path_parts["model"],
-        prompts=[Text(text, media=images)],
+        prompts=[TextPrompt(text, media=images)],
         sampling=_read_triton_sampling(body),
         stop_conditions=stop,
         output_options=OutputOptions(

@@ -24,7 +24,7 @@ from parley.dialects.vllm.stream_mixin import VllmStreamMixin
 from parley.dialects.vllm.token_usage import created_cache_tokens, vllm_running_usage, vllm_usage
 from parley.errors import BadMedia, ParleyError
 from parley.types import (
-    Chat,
+    ChatPrompt,
     ChoiceDelta,
     ChoiceDone,
     Event,
@@ -58,7 +58,7 @@ class VllmChatReply(VllmStreamMixin, chat.ChatReply):
         self.request.sampling = requests.search_sampling(self.request)
         self._answer_id = requests.choose_answer_id(context, self._answer_id)
         self._messages = [
-            message for prompt in self.request.prompts if isinstance(prompt, Chat) for message in prompt.messages
+            message for prompt in self.request.prompts if isinstance(prompt, ChatPrompt) for message in prompt.messages
         ]
         self._legacy = False  # calls are always written in the newer form
         self._echoes = body.boolean("echo", False)

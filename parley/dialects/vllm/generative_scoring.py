@@ -27,8 +27,8 @@ from parley.types import (
     Request,
     Sampling,
     StopConditions,
-    Text,
-    Tokens,
+    TextPrompt,
+    TokensPrompt,
     Usage,
 )
 
@@ -126,7 +126,7 @@ def _read_labels(body: Fields, context: RequestContext) -> list[int]:
     return list(dict.fromkeys(labels))
 
 
-def _read_items(body: Fields) -> list[Text | Tokens]:
+def _read_items(body: Fields) -> list[TextPrompt | TokensPrompt]:
     """Return the items, which are all texts or all tokens. Raises BadRequest."""
     if not body.has_value("items"):
         raise body.missing_member("items")
@@ -140,13 +140,13 @@ def _read_items(body: Fields) -> list[Text | Tokens]:
     return items
 
 
-def _read_text(body: Fields, name: str, *, special: bool) -> Text | Tokens:
+def _read_text(body: Fields, name: str, *, special: bool) -> TextPrompt | TokensPrompt:
     """Return a text or tokens, which may be empty. Raises BadRequest."""
     value = body.raw_value(name)
     if value is None:
         raise body.missing_member(name)
     if isinstance(value, str):
-        return Text(value, special)
+        return TextPrompt(value, special)
     if not isinstance(value, list):
         raise body.mistyped_member(name, "a string or an array of integers")
-    return Tokens(body.integers(name, cap=MAX_LISTED_IDS, low=0, high=MAX_TOKEN_ID))
+    return TokensPrompt(body.integers(name, cap=MAX_LISTED_IDS, low=0, high=MAX_TOKEN_ID))

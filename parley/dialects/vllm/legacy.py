@@ -35,8 +35,8 @@ from parley.types import (
     Prompt,
     PromptScored,
     Request,
-    Text,
-    Tokens,
+    TextPrompt,
+    TokensPrompt,
     Usage,
 )
 
@@ -103,7 +103,7 @@ class DemoGenerateReply(Reply):
             sampling=sampling_members.read_sampling(body, max_temperature=MAX_TEMPERATURE),
             stop_conditions=read_stop_conditions(body, max_tokens, self.reading_rules),
             output_options=OutputOptions(
-                echo=isinstance(prompt, Tokens),
+                echo=isinstance(prompt, TokensPrompt),
                 skip_special=body.boolean("skip_special_tokens", True),
                 stream_interval=read_stream_interval(body),
             ),
@@ -114,7 +114,7 @@ class DemoGenerateReply(Reply):
             **extra_members.request_members,
         )
         self._version = version
-        self._texts = [[prompt.text] if isinstance(prompt, Text) else [] for _ in range(counts.n)]
+        self._texts = [[prompt.text] if isinstance(prompt, TextPrompt) else [] for _ in range(counts.n)]
 
     def render_chunk(self, events: Sequence[Event]) -> bytes:
         """Return a record with the whole text of all choices so far, or nothing if these events have no output."""
@@ -163,18 +163,18 @@ def _read_demo_prompt(body: Fields) -> Prompt:
     if value is None:
         raise body.missing_member("prompt")
     if isinstance(value, str):
-        return Text(value)
+        return TextPrompt(value)
     if not isinstance(value, dict):
         raise body.mistyped_member("prompt", "a string")
     prompt_object = body.object("prompt")
     assert prompt_object is not None
     ids = prompt_object.integers("prompt_token_ids", cap=2**31, low=0, high=sampling_members.MAX_TOKEN_ID)
     if ids:
-        return Tokens(ids)
+        return TokensPrompt(ids)
     text = prompt_object.string("prompt", None)
     if text is None:
         raise prompt_object.missing_member("prompt")
-    return Text(text)
+    return TextPrompt(text)
 
 
 def _read_demo_choices(body: Fields) -> ChoiceCounts:

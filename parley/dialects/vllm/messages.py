@@ -47,7 +47,7 @@ from parley.errors import (
     UnknownModel,
     WrongType,
 )
-from parley.types import Chat, ChoiceDelta, Request, Usage
+from parley.types import ChatPrompt, ChoiceDelta, Request, Usage
 
 MIN_BUDGET = 1024  # tokens of thinking
 CHAT_NAMES = {"max_tokens": "max_completion_tokens", "stop_sequences": "stop"}  # of the members with other names there
@@ -125,7 +125,7 @@ def _decode_body(body: bytes, context: RequestContext) -> Fields:
     return fields
 
 
-def _vllm_chat(body: Fields, message: MessageBody) -> Chat:
+def _vllm_chat(body: Fields, message: MessageBody) -> ChatPrompt:
     """Return the conversation. The template decides whether the model thinks, unless the request forbids it."""
     thinking = body.object("thinking")
     is_disabled = thinking is not None and thinking.raw_value("type") == "disabled"

@@ -32,7 +32,7 @@ from parley.dialects.vllm.raw_messages import RawMessages
 from parley.dialects.vllm.refusal_wording import EMPTY_SENTENCES, UNKNOWN_RESPONSE_TOOL, VLLM_WORDING, parameter_error
 from parley.dialects.vllm.token_usage import created_cache_tokens
 from parley.errors import BadRequest, Invalid, ParleyError
-from parley.types import Chat, ChoiceDelta, Event, PromptAccepted, Usage
+from parley.types import ChatPrompt, ChoiceDelta, Event, PromptAccepted, Usage
 
 RESPONSES_RULES = ResponsesRules(pairs_calls=False, reading=requests.VLLM_RULES)
 MEMBER_ORDER = (
@@ -242,7 +242,9 @@ class VllmResponsesReply(ResponsesReply):
         body = _with_chosen_tool(body)
         super().__init__(body, context, RESPONSES_RULES)
         self.request.prompts = [
-            vllm_members.with_reused_tokens(body, prompt) for prompt in self.request.prompts if isinstance(prompt, Chat)
+            vllm_members.with_reused_tokens(body, prompt)
+            for prompt in self.request.prompts
+            if isinstance(prompt, ChatPrompt)
         ]
         self.request.stop_conditions = requests.cap_max_tokens(self.request.stop_conditions, context)
         self._shows_reasoning = body.boolean("include_reasoning", True)

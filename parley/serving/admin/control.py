@@ -10,7 +10,7 @@ from parley.dialects.dialect import Route
 from parley.errors import Forbidden
 from parley.serving.registry import ModelRegistry
 from parley.serving.request_reader import request_context
-from parley.types import EngineRequest, PoolingOptions, PoolingTask, Text
+from parley.types import EngineRequest, PoolingOptions, PoolingTask, TextPrompt
 from parley.web.exchange import Exchange
 
 TESTED_TASKS: tuple[PoolingTask, ...] = (
@@ -31,7 +31,7 @@ async def handle_self_test(registry: ModelRegistry, route: Route, exchange: Exch
     seconds: float = route.reader(request_context(registry, model, exchange))
     model.require_ready()
     steps_before = model.engine.stats.steps
-    token_ids = model.text_pipeline.prepare_prompt(Text("a")).token_ids[-1:]
+    token_ids = model.text_pipeline.prepare_prompt(TextPrompt("a")).token_ids[-1:]
     pooling = None
     if not model.model_info.generates:
         offered = model.model_info.pooling_tasks

@@ -21,7 +21,7 @@ from parley.serving.registry import ModelRegistry
 from parley.serving.request_reader import request_context
 from parley.serving.served_model import ServedModel
 from parley.text.tokens.tokenizer import Tokenizer
-from parley.types import Chat, ProcessedMedia, Prompt, Text
+from parley.types import ChatPrompt, ProcessedMedia, Prompt, TextPrompt
 from parley.web.exchange import Exchange
 from parley.web.offload import OFFLOAD_SIZE, to_thread_if_large, to_thread_if_slow
 
@@ -51,10 +51,10 @@ async def handle_tokenize(registry: ModelRegistry, route: Route, exchange: Excha
         lease = await exchange.while_connected(model.load_media(media, exchange.tenant))
         processed = lease.items
         lease.release()  # tokens need the replacements alone
-    if isinstance(prompt, Chat):
+    if isinstance(prompt, ChatPrompt):
         exchange.field_names = {"prompt": "messages"}
-    is_one_text = isinstance(prompt, Text) and not tokenize_request.further_prompts
-    size = len(prompt.text) if isinstance(prompt, Text) and is_one_text else len(body)
+    is_one_text = isinstance(prompt, TextPrompt) and not tokenize_request.further_prompts
+    size = len(prompt.text) if isinstance(prompt, TextPrompt) and is_one_text else len(body)
     if model.text_pipeline.may_be_slow:
         size = max(size, OFFLOAD_SIZE + 1)
     work = partial(_tokenize_and_encode, model, tokenize_request, writer, processed)
@@ -100,7 +100,7 @@ def _tokenize_prompt(
     model: ServedModel, tokenize_request: TokenizeRequest, prompt: Prompt, media: Sequence[ProcessedMedia]
 ) -> TokenizeResult:
     pipeline, context_length = model.text_pipeline, model.model_info.max_model_len
-    if tokenize_request.pooling is not None and isinstance(prompt, Text):
+    if tokenize_request.pooling is not None and isinstance(prompt, TextPrompt):
         prompt = pipeline.apply_embedding_prompt(prompt, tokenize_request.pooling)
     text, token_ids, spans = pipeline.tokenize_prompt(
         prompt, tokenize_request.with_spans, max(MAX_TOKENS_COUNTED, 2 * context_length), media

@@ -7,14 +7,14 @@ from collections.abc import Iterator, Sequence
 from msgspec.structs import replace
 
 from parley.errors import Invalid
-from parley.types import Chat, Media, ProcessedMedia, Prompt, Request, Text
+from parley.types import ChatPrompt, Media, ProcessedMedia, Prompt, Request, TextPrompt
 
 
 def prompt_media(prompt: Prompt) -> list[Media]:
     """Return the media of a prompt, in its order."""
-    if isinstance(prompt, Chat):
+    if isinstance(prompt, ChatPrompt):
         return [placed.media for message in prompt.messages for placed in message.media]
-    return [placed.media for placed in prompt.media] if isinstance(prompt, Text) else []
+    return [placed.media for placed in prompt.media] if isinstance(prompt, TextPrompt) else []
 
 
 def request_media(request: Request) -> list[Media]:
@@ -39,7 +39,7 @@ def drop_media(request: Request) -> None:
 def _without_media(prompt: Prompt) -> Prompt:
     if not prompt_media(prompt):
         return prompt
-    if isinstance(prompt, Chat):
+    if isinstance(prompt, ChatPrompt):
         messages = [replace(message, media=[]) if message.media else message for message in prompt.messages]
         return replace(prompt, messages=messages)
     return replace(prompt, media=[])

@@ -15,7 +15,7 @@ from parley.text.grammar import answer_grammar
 from parley.text.grammar.answer_question import AnswerCompiled, AnswerRefused, find_answered_chat
 from parley.text.grammar.compiler import CACHE_BYTES, GrammarCompiler, GrammarVocabulary
 from parley.text.parsing.markup import Markup
-from parley.types import Chat, Grammar, Prompt
+from parley.types import ChatPrompt, Grammar, Prompt
 
 
 class AnswerCompiler:
@@ -46,7 +46,7 @@ class AnswerCompiler:
             return find_or_compile(full_grammar)
 
     def _compose_grammar(
-        self, chat: Chat | None, grammar: Grammar | None, loose: Collection[str] = ()
+        self, chat: ChatPrompt | None, grammar: Grammar | None, loose: Collection[str] = ()
     ) -> Grammar | None:
         if chat is None or not (chat.tools or grammar):
             return grammar
@@ -58,7 +58,7 @@ def may_be_any_text(prompt: Prompt, grammar: Grammar | None) -> bool:
     """Whether the answer is free, so that nothing needs to be compiled."""
     if grammar is not None:
         return False
-    return not isinstance(prompt, Chat) or not prompt.tools or answer_grammar.allows_any_text(prompt)
+    return not isinstance(prompt, ChatPrompt) or not prompt.tools or answer_grammar.allows_any_text(prompt)
 
 
 class AnswerGrammarCache:

@@ -23,7 +23,7 @@ from parley.text.grammar.schemas import json_schema as schemas
 from parley.text.grammar.tool_grammar import ASSISTANT_START, FINAL_CHANNEL, optional_lead, tool_calls_grammar
 from parley.text.parsing.calls import CallForm
 from parley.text.parsing.markup import Markup
-from parley.types import CUSTOM_GRAMMAR, Chat, Grammar, Message
+from parley.types import CUSTOM_GRAMMAR, ChatPrompt, Grammar, Message
 
 ToolDefinition = dict[str, Any]
 
@@ -37,7 +37,7 @@ TOOLS_PROMPT = (
 )
 
 
-def callable_tools(chat: Chat) -> list[ToolDefinition]:
+def callable_tools(chat: ChatPrompt) -> list[ToolDefinition]:
     """Return the tools that the answer may call."""
     if chat.tool_choice == "none":
         return []
@@ -45,12 +45,12 @@ def callable_tools(chat: Chat) -> list[ToolDefinition]:
     return [tool for tool in chat.tools if not names or _tool_name(tool) in names]
 
 
-def allows_any_text(chat: Chat) -> bool:
+def allows_any_text(chat: ChatPrompt) -> bool:
     """Whether the answer may be any text despite the tools, if the request has no response format."""
     return chat.tool_choice != "required" and not chat.allowed_tools and not any(map(_is_strict, callable_tools(chat)))
 
 
-def answer_markup(markup: Markup, chat: Chat) -> Markup:
+def answer_markup(markup: Markup, chat: ChatPrompt) -> Markup:
     """Return the markup of the answer: without calls if it must not call, with generic ones if it must but has none."""
     if not callable_tools(chat):
         return markup.without_calls
@@ -59,7 +59,7 @@ def answer_markup(markup: Markup, chat: Chat) -> Markup:
     return markup
 
 
-def describe_tools(chat: Chat) -> Chat:
+def describe_tools(chat: ChatPrompt) -> ChatPrompt:
     """Append the tools to the last message that is not the assistant's, for a model whose chat template does not show
     them. If there is none, a user's message before all others has them."""
     tools = json.dumps([tool["function"] for tool in callable_tools(chat)], ensure_ascii=False)
@@ -73,7 +73,11 @@ def describe_tools(chat: Chat) -> Chat:
 
 
 def compose_grammar(
-    markup: Markup, lark: LarkWriter, chat: Chat, response_format: Grammar | None, loose_tools: Collection[str] = ()
+    markup: Markup,
+    lark: LarkWriter,
+    chat: ChatPrompt,
+    response_format: Grammar | None,
+    loose_tools: Collection[str] = (),
 ) -> Grammar | None:
     """Return the grammar of the answer, or None if it may be any text.
 
@@ -115,7 +119,7 @@ def _call_inner(lark: str, inner: Grammar) -> Grammar:
     return Grammar("around", [lark, inner], field=inner.field)
 
 
-def unenforced_tools(chat: Chat, compile_grammar: Callable[[Grammar], str]) -> frozenset[str]:
+def unenforced_tools(chat: ChatPrompt, compile_grammar: Callable[[Grammar], str]) -> frozenset[str]:
     """Return the names of tools whose schemas are not enforced because they cannot be compiled.
 
     If all can, the tools are too many together, and the result is every tool that is not strict. Raises Invalid if a

@@ -17,7 +17,7 @@ from parley.errors import Invalid
 from parley.text.grammar.limits import MAX_QUESTION_CHARS, TOO_DEEP
 from parley.text.parsing.markup import Markup
 from parley.types import (
-    Chat,
+    ChatPrompt,
     Grammar,
     Prompt,
     SeparatedTags,
@@ -27,7 +27,7 @@ from parley.types import (
     StructuralTag,
     StructuralText,
     StructuralToken,
-    Tokens,
+    TokensPrompt,
     TriggeredTags,
 )
 
@@ -89,7 +89,7 @@ FromWorker = WorkerReady | FindToken | AnswerCompiled | AnswerRefused
 STRUCTS: dict[str, type[msgspec.Struct]] = {
     struct.__name__: struct
     for struct in (
-        Chat,
+        ChatPrompt,
         Grammar,
         SeparatedTags,
         StructuralChoice,
@@ -103,12 +103,12 @@ STRUCTS: dict[str, type[msgspec.Struct]] = {
 }
 
 
-def find_answered_chat(prompt: Prompt | None) -> Chat | None:
+def find_answered_chat(prompt: Prompt | None) -> ChatPrompt | None:
     """Return the conversation of a prompt, None for a plain text. Of a conversation in tokens only the end is known, so
     an empty one stands for it."""
-    if isinstance(prompt, Tokens) and not prompt.reasoning_ended:
-        return Chat([])
-    return prompt if isinstance(prompt, Chat) else None
+    if isinstance(prompt, TokensPrompt) and not prompt.reasoning_ended:
+        return ChatPrompt([])
+    return prompt if isinstance(prompt, ChatPrompt) else None
 
 
 def encode_question(prompt: Prompt, grammar: Grammar | None) -> str:
@@ -130,7 +130,7 @@ def encode_question(prompt: Prompt, grammar: Grammar | None) -> str:
     return question
 
 
-def decode_question(question: str) -> tuple[Chat | None, Grammar | None]:
+def decode_question(question: str) -> tuple[ChatPrompt | None, Grammar | None]:
     """Return the chat, None for other prompts, and the grammar of a question."""
     chat, grammar = json.loads(question)
     return _unpack_value(chat), _unpack_value(grammar)

@@ -34,7 +34,7 @@ from parley.text.parsing.content_parts import PromptMarks, text_of_parts
 from parley.text.parsing.history import format_history, later_system_as_user
 from parley.text.tokens.json_files import BadTokenizer, read_json_object
 from parley.text.tokens.tokenizer import Tokenizer
-from parley.types import Chat, Message
+from parley.types import ChatPrompt, Message
 
 MAX_RENDERED_CHARACTERS = 64 << 20  # of rendered text; far more than any context holds
 MAX_RENDER_SECONDS = 10.0
@@ -257,7 +257,7 @@ class ChatTemplate:
         """Return all sources joined, to search for marks."""
         return "\n".join(self.sources.values())
 
-    def render_conversation(self, chat: Chat, hide_tokens: HideTokens | None = None) -> str:
+    def render_conversation(self, chat: ChatPrompt, hide_tokens: HideTokens | None = None) -> str:
         """Return the prompt's text. It includes BOS and other special tokens: encode it with ``special=False``.
 
         ``hide_tokens`` changes the texts of clients before the template sees them. Raises BadRequest if there is no
@@ -269,7 +269,7 @@ class ChatTemplate:
             self.is_slow = True
             raise
 
-    def _render_turns(self, chat: Chat, hide_tokens: HideTokens | None) -> str:
+    def _render_turns(self, chat: ChatPrompt, hide_tokens: HideTokens | None) -> str:
         options = self._checked_options(chat)
         name = "tool_use" if chat.tools and "tool_use" in self._templates else "default"
         template = self._templates.get(name)
@@ -299,7 +299,7 @@ class ChatTemplate:
         text = _render_with_retries(template, values)
         return _cut_at_continuation(text, final_content) if chat.continue_final else text
 
-    def _ordered_turns(self, chat: Chat, name: str) -> Sequence[Message]:
+    def _ordered_turns(self, chat: ChatPrompt, name: str) -> Sequence[Message]:
         """Return the turns as the template takes them: many refuse or drop system messages after the first turn."""
         has_later = any(message.role == "system" for message in chat.messages[1:])
         return (
@@ -349,7 +349,7 @@ class ChatTemplate:
         content = turn.get("content")
         return {**turn, "content": text_of_parts(content, self._media_marks)} if isinstance(content, list) else turn
 
-    def _checked_options(self, chat: Chat) -> dict[str, Any]:
+    def _checked_options(self, chat: ChatPrompt) -> dict[str, Any]:
         for name in chat.options:
             is_taken = name in RESERVED_VARIABLES or name in self._names or name in self._environment.globals
             if is_taken or not name.isidentifier() or name.startswith("_"):

@@ -27,8 +27,8 @@ from parley.types import (
     Prompt,
     PromptScored,
     Request,
-    Text,
-    Tokens,
+    TextPrompt,
+    TokensPrompt,
     Usage,
 )
 
@@ -202,7 +202,7 @@ def _read_completion_prompt(body: Fields, value: Any, rules: MindieRules) -> Pro
         length, max_length = utf16_length(value), rules.body_megabytes << 20
         if not 0 < length <= max_length:
             raise body.member_error("prompt", WRONG_TEXT_LENGTH.format(max_length, length))
-        return Text(value)
+        return TextPrompt(value)
     if not isinstance(value, list):
         raise body.member_error("prompt", WRONG_PROMPT_TYPE)
     if not value:
@@ -211,4 +211,4 @@ def _read_completion_prompt(body: Fields, value: Any, rules: MindieRules) -> Pro
         raise body.member_error("prompt", "All elements of the prompt array must be integers.")
     if not 0 <= min(value) <= max(value) <= MAX_I32:
         raise body.member_error("prompt", "All elements of the prompt array must be integers.")
-    return Tokens(value)
+    return TokensPrompt(value)

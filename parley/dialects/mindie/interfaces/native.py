@@ -15,7 +15,7 @@ from parley.dialects.mindie.interfaces.answers import SingleChoiceReply, StreamP
 from parley.dialects.mindie.members import constraints, inputs, parameters
 from parley.dialects.mindie.refusal_wording import MINDIE_WORDING
 from parley.dialects.sse import data_event
-from parley.types import OutputOptions, Prompt, Request, StopConditions, Tokens, Usage
+from parley.types import OutputOptions, Prompt, Request, StopConditions, TokensPrompt, Usage
 
 DEFAULT_TOKENS = 20  # default of max_new_tokens
 
@@ -96,7 +96,7 @@ def _read_native_prompt(body: Fields, rules: MindieRules, context: RequestContex
         if body.is_null("inputs"):
             raise body.member_error("inputs", "Inputs must not be null")
         return inputs.read_prompt_text(body, inputs.NATIVE_INPUT, rules, context)
-    return Tokens(_read_input_ids(body))
+    return TokensPrompt(_read_input_ids(body))
 
 
 def _read_input_ids(body: Fields) -> list[int]:

@@ -14,7 +14,7 @@ from parley.dialects.mindie.interfaces.triton import DEFAULT_TOKENS, read_label
 from parley.dialects.mindie.members import inputs, parameters
 from parley.dialects.mindie.refusal_wording import MINDIE_WORDING
 from parley.errors import BadRequest
-from parley.types import OutputOptions, Request, StopConditions, Tokens, Usage
+from parley.types import OutputOptions, Request, StopConditions, TokensPrompt, Usage
 
 MAX_BY_DATATYPE = {"INT32": 2**31 - 1, "UINT32": 2**32 - 1, "INT64": 2**63 - 1, "UINT64": 2**64 - 1}
 STRICT_DATATYPE = "UINT32"  # the only one that the original accepts
@@ -45,7 +45,7 @@ class TensorReply(SingleChoiceReply):
         self.request = Request(
             **shared_request_members(rules, context, self._answer_id),
             model=context.path_parts["model"],
-            prompts=[Tokens(ids)],
+            prompts=[TokensPrompt(ids)],
             sampling=parameters.mindie_sampling(values, rules),
             stop_conditions=StopConditions(max_tokens=limit, reserved_tokens=1),
             output_options=OutputOptions(ids=True),

@@ -16,7 +16,7 @@ from parley.dialects.mindie.api_rules import MindieRules
 from parley.dialects.mindie.members.media import URL_KINDS, MediaPartReader
 from parley.dialects.mindie.members.text_length import utf16_length
 from parley.errors import BadRequest
-from parley.types import Media, MediaKind, Text
+from parley.types import Media, MediaKind, TextPrompt
 
 PART_TYPES = ("text", *URL_KINDS)
 MAX_MEDIA = 20  # pictures, videos and clips of a prompt or message, those in ``input_audio`` not counted
@@ -77,7 +77,7 @@ TRITON_INPUT = PromptInput(
 
 def read_prompt_text(
     body: Fields, prompt_input: PromptInput, rules: MindieRules, context: RequestContext, request_id: str = ""
-) -> Text:
+) -> TextPrompt:
     """Return the text, or the joined texts of a list of parts with the items among them. Raises BadRequest.
 
     A list with media is a user turn, as in a conversation.
@@ -85,10 +85,10 @@ def read_prompt_text(
     return join_prompt_parts(read_prompt_parts(body, prompt_input, rules, context, request_id))
 
 
-def join_prompt_parts(parts: list[str | Media]) -> Text:
+def join_prompt_parts(parts: list[str | Media]) -> TextPrompt:
     """Return the prompt of a list of parts."""
     text, placed = interleave_parts(parts)
-    return Text(text, turn=bool(placed), media=placed)
+    return TextPrompt(text, turn=bool(placed), media=placed)
 
 
 def read_prompt_parts(

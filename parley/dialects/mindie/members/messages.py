@@ -19,7 +19,7 @@ from parley.dialects.mindie.members.text_length import utf16_length
 from parley.dialects.mindie.refusal_wording import MINDIE_WORDING, parameter_value_error
 from parley.dialects.openai.messages import RESERVED_OPTIONS
 from parley.errors import Unsupported
-from parley.types import Chat, MediaKind, Message, PlacedMedia, ToolCall
+from parley.types import ChatPrompt, MediaKind, Message, PlacedMedia, ToolCall
 
 ROLES = ("system", "assistant", "user", "tool")
 FUNCTION_NAME = re.compile(r"[A-Za-z0-9_\-\u4e00-\u9fa5]{1,64}")
@@ -38,7 +38,9 @@ MediaLimits = Mapping[MediaKind, int]
 JSON_KINDS = {type(None): "null", bool: "boolean", int: "number", float: "number", str: "string", list: "array"}
 
 
-def read_mindie_conversation(body: Fields, rules: MindieRules, context: RequestContext) -> tuple[Chat, int | None]:
+def read_mindie_conversation(
+    body: Fields, rules: MindieRules, context: RequestContext
+) -> tuple[ChatPrompt, int | None]:
     """Return the conversation and its budget of reasoning tokens. Raises BadRequest, in the original's order."""
     choice, only_tool = _read_mindie_tool_choice(body)
     tools = _read_mindie_tools(body)
@@ -46,11 +48,11 @@ def read_mindie_conversation(body: Fields, rules: MindieRules, context: RequestC
     _refuse_template(body)
     messages = _read_mindie_messages(body, bool(tools), rules, context.media_limits)
     if not tools or choice == "none":
-        return Chat(messages, options=options), budget
+        return ChatPrompt(messages, options=options), budget
     if only_tool is not None and all(tool["function"]["name"] != only_tool for tool in tools):
         raise body.member_error("tool_choice", f"Parameter tool_choice function {only_tool} not in tools")
     parallel = rules.strict or body.raw_value("parallel_tool_calls") is not False
-    return Chat(messages, tools, choice, only_tool, parallel_calls=parallel, options=options), budget
+    return ChatPrompt(messages, tools, choice, only_tool, parallel_calls=parallel, options=options), budget
 
 
 # -- messages

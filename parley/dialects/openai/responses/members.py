@@ -54,7 +54,7 @@ class TextForm(msgspec.Struct, frozen=True):
 
 
 class ReasoningMembers(msgspec.Struct, frozen=True):
-    """``effort`` as in ``Chat``; ``as_summary``: the client wants a summary; ``shown`` as the answer shows it."""
+    """``effort`` as in ``ChatPrompt``; ``as_summary``: the client wants a summary; ``shown`` as the answer shows it."""
 
     effort: str | None
     as_summary: bool

@@ -30,7 +30,7 @@ from parley.dialects.openai.responses.output import ItemStatus, OutputItems
 from parley.dialects.openai.responses.response_object import ResponseObject, ResponseStatus
 from parley.dialects.openai.responses.response_rules import LENIENT, ResponsesRules
 from parley.errors import NotReady, ParleyError
-from parley.types import Chat, ChoiceDelta, ChoiceDone, Event, OutputOptions, PromptAccepted, Request, Usage
+from parley.types import ChatPrompt, ChoiceDelta, ChoiceDone, Event, OutputOptions, PromptAccepted, Request, Usage
 
 KEEPALIVE_SECONDS = 15.0
 TRUNCATIONS = ("auto", "disabled")
@@ -48,7 +48,7 @@ class ResponseInput(msgspec.Struct, frozen=True):
     ``new_items``: those of ``all_items`` that the body brought.
     """
 
-    chat: Chat
+    chat: ChatPrompt
     tool_members: tools.ToolMembers
     all_items: list[stored.Item]
     new_items: list[stored.Item]
@@ -67,7 +67,7 @@ def read_response_input(
     messages = reader.finish()
     tool_members = tools.read_tools(body, reader.added_tools, rules)
     is_callable = tool_members.choice != "none"
-    chat = Chat(
+    chat = ChatPrompt(
         messages=messages,
         tools=tool_members.tools if is_callable else [],
         tool_choice=tool_members.choice if is_callable else "auto",

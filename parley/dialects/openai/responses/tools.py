@@ -38,7 +38,7 @@ class DeclaredTool:
 
 @dataclass(slots=True)
 class ToolMembers:
-    """The tools of a request: ``tools``, ``schema_fields``, ``choice``, ``only`` and ``allowed`` as in ``Chat``.
+    """The tools of a request: ``tools``, ``schema_fields``, ``choice``, ``only`` and ``allowed`` as in ``ChatPrompt``.
 
     ``declared``: the client's tools by the names that the model sees. ``shown``: ``tools`` of the answer.
     """

@@ -27,7 +27,7 @@ from parley.dialects.vllm.error_answers import vllm_error_answer
 from parley.dialects.vllm.pooling.content_parts import read_content_parts
 from parley.dialects.vllm.refusal_wording import value_error
 from parley.errors import BadRequest, Invalid, ParleyError, UnknownPromptName, excerpt
-from parley.types import Chat, Event, Message, PoolingOptions, Prompt, PromptVector, Request, Text, Usage
+from parley.types import ChatPrompt, Event, Message, PoolingOptions, Prompt, PromptVector, Request, TextPrompt, Usage
 
 EMBEDDING_TYPES = ("float", "base64", "binary", "ubinary")
 TRUNCATED_SIDES = {"END": "right", "START": "left"}  # the side to cut of a text that is too long
@@ -66,7 +66,7 @@ class CohereReply(UnstreamedReply):
         self._input_name = _find_input_name(body)
         self._texts = body.strings("texts", cap=MAX_EMBEDDING_INPUTS, total=MAX_PROMPT_SIZE)
         prompts = self._read_prompts(body, context)
-        self._has_pictures = any(isinstance(prompt, Chat) and prompt.messages[0].media for prompt in prompts)
+        self._has_pictures = any(isinstance(prompt, ChatPrompt) and prompt.messages[0].media for prompt in prompts)
         self._types = _read_embedding_types(body) or ["float"]
         extra_members = vllm_members.read_vllm_pooling_members(_with_truncation(body, context), context)
         self.request = Request(
@@ -87,13 +87,13 @@ class CohereReply(UnstreamedReply):
 
     def _read_prompts(self, body: Fields, context: RequestContext) -> list[Prompt]:
         if self._input_name == "texts":
-            return [Text(text) for text in self._texts]
+            return [TextPrompt(text) for text in self._texts]
         reader = media_reader(body, requests.VLLM_RULES, context)
         if self._input_name == "images":
             return [_as_conversation(read_content_parts([part], reader)) for part in _picture_parts(body)]
         return [self._read_content(item, reader) for item in body.objects("inputs", cap=MAX_EMBEDDING_INPUTS)]
 
-    def _read_content(self, item: Fields, reader: MediaReader) -> Chat:
+    def _read_content(self, item: Fields, reader: MediaReader) -> ChatPrompt:
         if not item.has_value("content"):
             raise item.missing_member("content")
         parts = list(item.objects("content", cap=MAX_CONTENT_PARTS))
@@ -194,8 +194,8 @@ def _picture_parts(body: Fields) -> Iterator[Fields]:
         yield part
 
 
-def _as_conversation(content: InterleavedText) -> Chat:
-    return Chat([Message("user", content.text, media=content.media)], add_generation_prompt=False)
+def _as_conversation(content: InterleavedText) -> ChatPrompt:
+    return ChatPrompt([Message("user", content.text, media=content.media)], add_generation_prompt=False)
 
 
 def _read_embedding_types(body: Fields) -> list[str]:

@@ -27,7 +27,7 @@ from parley.dialects.vllm.pooling import embeddings
 from parley.dialects.vllm.pooling.content_parts import read_content_parts
 from parley.dialects.vllm.token_usage import embedding_usage
 from parley.errors import Incapable, Invalid
-from parley.types import Event, PlacedMedia, PoolingOptions, Prompt, PromptVector, Request, Text, TextPair, Usage
+from parley.types import Event, PlacedMedia, PoolingOptions, Prompt, PromptVector, Request, TextPair, TextPrompt, Usage
 
 MEMBER_PAIRS = (("queries", "documents"), ("queries", "items"), ("data_1", "data_2"), ("text_1", "text_2"))
 SCORE_MEMBERS = dict.fromkeys(name for pair in MEMBER_PAIRS for name in pair)
@@ -67,7 +67,7 @@ def _member_pair(names: Collection[str]) -> tuple[str, str] | None:
     return next((pair for pair in MEMBER_PAIRS if pair[0] in names and pair[1] in names), None)
 
 
-def pair_texts(first_side: list[Text], second_side: list[Text], context: RequestContext) -> list[Prompt]:
+def pair_texts(first_side: list[TextPrompt], second_side: list[TextPrompt], context: RequestContext) -> list[Prompt]:
     """Return the pairs that a cross-encoder reads. Raises Incapable for a model with several classes."""
     if len(context.labels) != 1:
         raise Incapable(
@@ -95,7 +95,7 @@ class _TextPairReply(UnstreamedReply):
             raise Invalid(UNEVEN_SENTENCE)
         special, use_activation = body.boolean("add_special_tokens", True), body.boolean("use_activation", None)
         first_prompts, second_prompts = (
-            [Text(item.text, special, max_tokens=limit, media=item.media) for item in side]
+            [TextPrompt(item.text, special, max_tokens=limit, media=item.media) for item in side]
             for side, limit in ((first_side, first_limit), (second_side, second_limit))
         )
         self._reads_pairs = bool(context.labels)

@@ -20,7 +20,7 @@ from parley.dialects.vllm.chat import VllmChatReply
 from parley.dialects.vllm.completions import VllmCompletionReply
 from parley.dialects.vllm.token_usage import embedding_usage
 from parley.errors import Invalid
-from parley.types import EngineFinishReason, EngineOutput, Request, Tokens, TokenScore, Usage
+from parley.types import EngineFinishReason, EngineOutput, Request, TokenScore, TokensPrompt, Usage
 
 MAX_RESPONSES = 1024
 MAX_ALTERNATIVES = 20  # listed for one token
@@ -47,7 +47,7 @@ class ChatDerendering(VllmChatReply, AnswerRenderer):
         members = {"n": len(outputs), "logprobs": top is not None, "top_logprobs": top}
         super().__init__(original_request(body, "chat_request", NO_CONVERSATION, members), context)
         if is_plain:
-            self.request.prompts = [Tokens(prompt_ids)]
+            self.request.prompts = [TokensPrompt(prompt_ids)]
             self.request.output_options = msgspec.structs.replace(self.request.output_options, unparsed=True)
         self.outputs, self.prompt_tokens = outputs, body.integer("prompt_tokens", 0, 0, MAX_TOKENS)
         mark_stop_tokens(outputs, self.request)
@@ -89,7 +89,7 @@ class CompletionDerendering(VllmCompletionReply, AnswerRenderer):
             "logprobs": listed_alternatives(self.outputs),
         }
         super().__init__(original_request(body, "completion_request", {}, members), context)
-        self.request.prompts = [Tokens(ids) for ids in _read_prompts(body, responses)]
+        self.request.prompts = [TokensPrompt(ids) for ids in _read_prompts(body, responses)]
         mark_stop_tokens(self.outputs, self.request)
         counts = body.integers("prompt_tokens", cap=MAX_RESPONSES, low=0, high=MAX_TOKENS)
         if body.has_value("prompt_tokens") and len(counts) != len(responses):

@@ -23,7 +23,7 @@ from parley.dialects.vllm.completions import VllmCompletionReply, ordered_lists
 from parley.dialects.vllm.refusal_wording import value_error
 from parley.dialects.vllm.token_routes import derender
 from parley.errors import Invalid
-from parley.types import Chat, EngineOutput, TokenInfo, Tokens, TokenScore
+from parley.types import ChatPrompt, EngineOutput, TokenInfo, TokenScore, TokensPrompt
 
 STOP_STRINGS_SENTENCE = (
     "stop strings are not supported by streaming derender because text already sent cannot be cut. Use non-streaming "
@@ -138,13 +138,13 @@ class ChatChunkDerendering(VllmChatReply, ChunkRenderer):
         super().__init__(derender.original_request(body, "chat_request", derender.NO_CONVERSATION, members), context)
         _refuse_stop_strings(self.request.stop_conditions.strings)
         if not body.has_value("chat_request"):
-            self.request.prompts = [Tokens(chunk.prompt_ids or derender.NO_PROMPT)]
+            self.request.prompts = [TokensPrompt(chunk.prompt_ids or derender.NO_PROMPT)]
             self.request.output_options = msgspec.structs.replace(self.request.output_options, unparsed=True)
         elif chunk.prompt_ids:
             self.request.prompts = [
                 msgspec.structs.replace(prompt, rendered_ids=chunk.prompt_ids)
                 for prompt in self.request.prompts
-                if isinstance(prompt, Chat)
+                if isinstance(prompt, ChatPrompt)
             ]
         derender.mark_stop_tokens(chunk.outputs, self.request)
 

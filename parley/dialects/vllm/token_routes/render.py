@@ -23,7 +23,7 @@ from parley.dialects.vllm.messages import VllmMessagesReply, decode_message_body
 from parley.dialects.vllm.responses import VllmResponsesReply, decode_response_body, store_error
 from parley.dialects.vllm.token_routes import sampling_params
 from parley.errors import Invalid
-from parley.types import Chat, Request
+from parley.types import ChatPrompt, Request
 
 STATELESS_SENTENCE = "previous_response_id is not supported by the stateless render endpoint."
 STREAM_OPTIONS = ("include_usage", "continuous_usage_stats")
@@ -131,7 +131,7 @@ def check_renderable(request: Request, body: Fields) -> None:
         member = "response_format" if body.has_value("response_format") else "structured_outputs"
         raise unsupported_member_error(body, member, "A structural tag with a rendered prompt is")
     for prompt in request.prompts:
-        if not isinstance(prompt, Chat):
+        if not isinstance(prompt, ChatPrompt):
             continue
         if any(message.media for message in prompt.messages):
             raise unsupported_member_error(body, "messages", "Media in a rendered prompt are")

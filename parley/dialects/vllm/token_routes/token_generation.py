@@ -27,7 +27,17 @@ from parley.dialects.vllm.error_answers import vllm_failure_events
 from parley.dialects.vllm.token_routes import sampling_params
 from parley.dialects.vllm.token_usage import vllm_final_usage, vllm_usage
 from parley.errors import Malformed, ParleyError
-from parley.types import ChoiceDelta, ChoiceDone, Event, PromptAccepted, PromptScored, Request, TokenInfo, Tokens, Usage
+from parley.types import (
+    ChoiceDelta,
+    ChoiceDone,
+    Event,
+    PromptAccepted,
+    PromptScored,
+    Request,
+    TokenInfo,
+    TokensPrompt,
+    Usage,
+)
 
 OUTPUT_MODES = ("tokens", "text")
 ID_PREFIX = "generate-tokens-"
@@ -78,7 +88,7 @@ class TokenReply(Reply):
         self.request = Request(
             id=context.unique_id,
             model=body.string("model", "", cap=256),
-            prompts=[Tokens(token_ids, body.boolean("reasoning_ended", None))],
+            prompts=[TokensPrompt(token_ids, body.boolean("reasoning_ended", None))],
             sampling=sampling_params.read_sampling(params),
             stop_conditions=sampling_params.read_token_stop_conditions(params, context),
             output_options=options,
