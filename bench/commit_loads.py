@@ -83,7 +83,7 @@ def engine(cleanup: ExitStack) -> Turn:
     from profile_engine import BenchEngine
     from random_model import SHAPES, write_model
 
-    from parley.types import EngineRequest, Sampling, Settings
+    from parley.types import EngineRequest, SamplingOptions, Settings
 
     folder = Path(cleanup.enter_context(TemporaryDirectory()))
     write_model(folder, replace(SHAPES["0.5b"], num_hidden_layers=4, vocab_size=16384))
@@ -97,7 +97,7 @@ def engine(cleanup: ExitStack) -> Turn:
         """Start these prompts, until each has two tokens. Return the seconds."""
         began = time.thread_time()
         for ids in prompts:
-            request = EngineRequest(f"{next(numbers)}-0", ids, 200, Sampling(temperature=0.0))
+            request = EngineRequest(f"{next(numbers)}-0", ids, 200, SamplingOptions(temperature=0.0))
             bench.loop.add_request(request)
         while bench.loop.collect_stats().waiting or any(s.output_length < 2 for s in bench.loop.scheduler.running):
             bench.loop.step()

@@ -46,7 +46,7 @@ from parley.types import (
     EngineRequest,
     Grammar,
     Request,
-    Sampling,
+    SamplingOptions,
     Settings,
     StopConditions,
     TextPrompt,
@@ -171,7 +171,7 @@ class FeatureBench:
         return EngineRequest(
             f"{self._request_count:032x}-0",
             tokens,
-            sampling=Sampling(**{"temperature": 0.0, **sampling}),
+            sampling=SamplingOptions(**{"temperature": 0.0, **sampling}),
             **request_members,
         )
 

@@ -28,7 +28,7 @@ from parley.model.load.loader import load_runner
 from parley.model.networks.paged_kv import PagedKV
 from parley.model.runner import DecoderRunner
 from parley.model.sampling.sampler import Sampler
-from parley.types import EngineRequest, Sampling, Settings
+from parley.types import EngineRequest, SamplingOptions, Settings
 
 KERNELS = {
     "embed_tokens": "embedding",
@@ -59,7 +59,9 @@ class BenchEngine:
         top = min(self.runner.vocab_size, 8000)
         ids = [self._random.randrange(top) for _ in range(prompt)]
         self._added += 1
-        self.loop.add_request(EngineRequest(f"request-{self._added:032x}-0", ids, output, Sampling(temperature=0.0)))
+        self.loop.add_request(
+            EngineRequest(f"request-{self._added:032x}-0", ids, output, SamplingOptions(temperature=0.0))
+        )
 
     def run_all(self) -> None:
         """Run steps until all requests have ended."""

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
         Message,
         OutputOptions,
         Request,
-        Sampling,
+        SamplingOptions,
         Settings,
         StopConditions,
         TextPrompt,
@@ -31,14 +31,14 @@ _NAME_MODULES = {
     "parley.llm": ("LLM", "Answer", "Completion"),
     "parley.errors": ("ParleyError",),
     "parley.types": (
-        "ChatPrompt", "Event", "Grammar", "Message", "OutputOptions", "Request", "Sampling", "Settings",
+        "ChatPrompt", "Event", "Grammar", "Message", "OutputOptions", "Request", "SamplingOptions", "Settings",
         "StopConditions", "TextPrompt", "TokensPrompt",
     ),
 }  # fmt: skip
 
 __all__ = [
     "LLM", "Answer", "ChatPrompt", "Completion", "Event", "Grammar", "Message", "OutputOptions", "ParleyError",
-    "Request", "Sampling", "Settings", "StopConditions", "TextPrompt", "TokensPrompt", "__version__",
+    "Request", "SamplingOptions", "Settings", "StopConditions", "TextPrompt", "TokensPrompt", "__version__",
 ]  # fmt: skip
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Literal, NamedTuple
 
 from parley.dialects.fields import Fields
-from parley.types import BeamOptions, Sampling
+from parley.types import BeamOptions, SamplingOptions
 
 MAX_CHOICES_PER_PROMPT = 128
 MAX_STOPS = 1024
@@ -53,9 +53,9 @@ def read_beam_search(body: Fields, width: int, field: str = "use_beam_search") -
     return BeamOptions(width, body.number("length_penalty", 1.0, -MAX_LENGTH_PENALTY, MAX_LENGTH_PENALTY), early, field)
 
 
-def read_sampling(body: Fields, *, max_temperature: float) -> Sampling:
+def read_sampling(body: Fields, *, max_temperature: float) -> SamplingOptions:
     """Read the members that control how a token is drawn. ``max_temperature`` is the API's maximum temperature."""
-    return Sampling(
+    return SamplingOptions(
         temperature=body.number("temperature", 1.0, 0, max_temperature),
         top_p=body.number("top_p", 1.0, 0, 1),
         top_k=max(0, body.integer("top_k", 0, -1, MAX_TOKEN_ID)),

@@ -8,9 +8,9 @@ from __future__ import annotations
 import msgspec
 
 from parley.errors import Invalid
-from parley.types import ModelInfo, Request, Sampling
+from parley.types import ModelInfo, Request, SamplingOptions
 
-NEUTRAL_SAMPLING = Sampling()
+NEUTRAL_SAMPLING = SamplingOptions()
 # Options that a beam search refuses. It accepts temperature, which clients send with every request.
 SAMPLING_FILTERS = (
     "top_p",

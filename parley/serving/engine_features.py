@@ -20,12 +20,12 @@ from parley.types import (
     PoolingOptions,
     PoolingTask,
     Request,
-    Sampling,
+    SamplingOptions,
 )
 
 FieldReader = Callable[[Request], str | None]  # returns the name of the field that needs a feature, or None
 
-DEFAULT_SAMPLING = Sampling()
+DEFAULT_SAMPLING = SamplingOptions()
 MISSING_TASKS: dict[PoolingTask, str] = {
     "embed": "does not make embeddings",
     "token_embed": "does not make embeddings of single tokens",
@@ -93,7 +93,7 @@ class BoundedValue(NamedTuple):
 
 
 def _sampling_field(member: str, field: str) -> FieldReader:
-    """Return a reader that reports ``field`` if this member of ``Sampling`` has an effect."""
+    """Return a reader that reports ``field`` if this member of ``SamplingOptions`` has an effect."""
     return lambda request: field if getattr(request.sampling, member) != getattr(DEFAULT_SAMPLING, member) else None
 
 
@@ -184,7 +184,7 @@ BoundReader = Callable[[Request], BoundedValue | None]  # returns None if the re
 
 
 def _sampling_value(member: str) -> BoundReader:
-    """Return a reader of a number of ``Sampling``, unless it has no effect."""
+    """Return a reader of a number of ``SamplingOptions``, unless it has no effect."""
 
     def read_value(request: Request) -> BoundedValue | None:
         value = getattr(request.sampling, member)

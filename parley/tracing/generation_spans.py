@@ -14,10 +14,10 @@ from typing import NamedTuple
 from parley.tracing.encode_spans import Attributes, encode_attributes
 from parley.tracing.request_trace import RequestTrace
 from parley.tracing.trace_context import TraceContext
-from parley.types import ChatPrompt, PrefillChunk, Request, Sampling, Usage
+from parley.types import ChatPrompt, PrefillChunk, Request, SamplingOptions, Usage
 
 PROVIDER = "parley"
-DEFAULT_SAMPLING = Sampling()
+DEFAULT_SAMPLING = SamplingOptions()
 
 
 @dataclass(slots=True)
@@ -46,7 +46,7 @@ class EndedGeneration(NamedTuple):
     stream: bool
     n: int
     max_tokens: int | None
-    sampling: Sampling | None
+    sampling: SamplingOptions | None
     usage: Usage
     times: GenerationTimes
     output_tokens: int
@@ -129,7 +129,7 @@ def operation_name(request: Request) -> str:
     return "chat" if isinstance(request.prompts[0], ChatPrompt) else "text_completion"
 
 
-def _sampling_values(sampling: Sampling | None) -> tuple[float, ...]:
+def _sampling_values(sampling: SamplingOptions | None) -> tuple[float, ...]:
     """Return temperature, top_p, top_k and the penalties of frequency and presence; nothing without sampling."""
     if sampling is None:
         return ()

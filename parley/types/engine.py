@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args
 import msgspec
 
 from parley.types.media import MediaItem, MediaKind
-from parley.types.request import BeamOptions, PoolingOptions, PoolingTask, Sampling
+from parley.types.request import BeamOptions, PoolingOptions, PoolingTask, SamplingOptions
 
 
 class ReasoningLimit(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -40,7 +40,7 @@ class EngineRequest(msgspec.Struct, array_like=True, gc=False):
     id: str
     token_ids: list[int]  # with placeholders at the places of ``media``
     max_tokens: int
-    sampling: Sampling = Sampling()
+    sampling: SamplingOptions = SamplingOptions()
     seed: int = 0
     n: int = 1
     min_tokens: int = 0
@@ -222,8 +222,8 @@ class Arena(msgspec.Struct, frozen=True):
     state_regions: list[LayerRegion] = []
 
 
-# Features that engines may lack: the members of ``Sampling`` and ``EngineRequest`` that not every engine can follow
-# (``named_logprobs``: of ``logprob_ids``; ``allowed_tokens``, ``banned_tokens``: ``allowed``, ``banned``;
+# Features that engines may lack: the members of ``SamplingOptions`` and ``EngineRequest`` that not every engine can
+# follow (``named_logprobs``: of ``logprob_ids``; ``allowed_tokens``, ``banned_tokens``: ``allowed``, ``banned``;
 # ``beam_edits``: a grammar or an edit of the logits in a beam search; ``limited_grammar``: a grammar together with
 # ``allowed``, which may exclude all tokens that the grammar allows), and ``page_transfer``: KV pages are exchanged
 # with other instances by ``engine.page_transfer``.

@@ -111,7 +111,7 @@ Prompt = TextPrompt | TextPair | TokensPrompt | ChatPrompt | JoinedPrompt
 KeptSide = Literal["head", "tail"]  # the end of a too long prompt that is kept
 
 
-class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
+class SamplingOptions(msgspec.Struct, frozen=True, omit_defaults=True):
     """How tokens are drawn from the logits. As in every API, the values 1, 0 and empty mean "off".
 
     ``temperature`` 0 is greedy. ``top_k`` 0 keeps all tokens. With ``seed`` None the server draws a seed.
@@ -237,7 +237,7 @@ class Request(msgspec.Struct, kw_only=True):
     id: str
     model: str
     prompts: list[Prompt]
-    sampling: Sampling = Sampling()
+    sampling: SamplingOptions = SamplingOptions()
     stop_conditions: StopConditions = StopConditions()
     output_options: OutputOptions = OutputOptions()
     banned_words: list[str] = []  # words that must not be written; ``sampling.banned`` has them as tokens

@@ -11,7 +11,7 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from support.delayed_device import DelayedHarness, EagerHarness
 
-from parley.types import EngineRequest, Sampling
+from parley.types import EngineRequest, SamplingOptions
 
 EXAMPLES = 60 if os.environ.get("PARLEY_NIGHTLY") else 12
 
@@ -44,7 +44,7 @@ def test_failed_step_ends_only_its_choices(harness: type[DelayedHarness], plan: 
 
 
 def plain_request(name: str, length: int, limit: int, **options) -> EngineRequest:
-    return EngineRequest(name, [3 + i % 20 for i in range(length)], limit, Sampling(), **options)
+    return EngineRequest(name, [3 + i % 20 for i in range(length)], limit, SamplingOptions(), **options)
 
 
 def test_all_decodes_but_the_last_are_started_ahead() -> None:

@@ -13,7 +13,7 @@ from support.invariant_ledger import LedgerViolation, LoopHarness, SeededPropose
 from parley.core.guess.ngram import MIN_MATCH, NICE_MATCH, NgramProposer
 from parley.core.guess.speculation import FIRST_LENGTH, MAX_PRICE, DecodeCosts, Speculation
 from parley.core.sequence import Sequence, StepRow
-from parley.types import EngineOutput, EngineRequest, Sampling
+from parley.types import EngineOutput, EngineRequest, SamplingOptions
 
 
 def correct_drafts(sequence: Sequence, length: int) -> list[int]:
@@ -76,7 +76,7 @@ def test_prediction_saves_steps_of_its_own_request_only() -> None:
         bench = LoopHarness(slots=4)
         assert not bench.loop.speculation.is_active
         predicted = msgspec.structs.replace(request, prediction=prediction)
-        plain = EngineRequest("plain", [4, 5, 6, 4, 5, 6], max_tokens=20, sampling=Sampling(temperature=0))
+        plain = EngineRequest("plain", [4, 5, 6, 4, 5, 6], max_tokens=20, sampling=SamplingOptions(temperature=0))
         bench.loop.add_request(predicted)
         bench.loop.add_request(plain)
         steps = 0

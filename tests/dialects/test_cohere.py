@@ -20,7 +20,7 @@ from parley.types import (
     Message,
     PlacedMedia,
     PromptAccepted,
-    Sampling,
+    SamplingOptions,
     StopConditions,
     TokenInfo,
     ToolCall,
@@ -264,7 +264,7 @@ def test_cohere_usage_counts_pictures_apart():
 
 def test_plain_cohere_request_has_the_documented_defaults():
     request = read_chat().request
-    assert request.sampling == Sampling(temperature=0.3, top_p=0.75)
+    assert request.sampling == SamplingOptions(temperature=0.3, top_p=0.75)
     assert request.stop_conditions == StopConditions(reserved_tokens=1)
     assert (request.stream, request.priority, request.grammar) == (False, 0, None)
     assert request.prompts == [ChatPrompt([Message("user", "Hello")])]
@@ -277,7 +277,7 @@ def test_cohere_members_steer_the_answer(rules):
         stream=True, priority=999, logprobs=True, thinking={"type": "enabled", "token_budget": 9},
         response_format={"type": "json_object", "json_schema": {"type": "object"}},
     ).request  # fmt: skip
-    assert request.sampling == Sampling(temperature=0.5, top_p=0.9, top_k=7, seed=3, frequency_penalty=0.25)
+    assert request.sampling == SamplingOptions(temperature=0.5, top_p=0.9, top_k=7, seed=3, frequency_penalty=0.25)
     assert request.stop_conditions == StopConditions(strings=["a", "b"], max_tokens=5, reserved_tokens=1)
     assert (request.stream, request.priority, request.thinking_budget) == (True, 999, 9)
     assert request.output_options.logprobs == 0 and request.prompts[0].thinking is True
@@ -286,7 +286,7 @@ def test_cohere_members_steer_the_answer(rules):
 
 def test_lenient_cohere_requests_have_the_members_of_other_apis():
     request = read_chat(top_p=0.5, top_k=3, min_p=0.1, min_tokens=2, presence_penalty=-1, stop_sequences="a").request
-    assert request.sampling == Sampling(temperature=0.3, top_p=0.5, top_k=3, min_p=0.1, presence_penalty=-1)
+    assert request.sampling == SamplingOptions(temperature=0.3, top_p=0.5, top_k=3, min_p=0.1, presence_penalty=-1)
     assert request.stop_conditions == StopConditions(strings=["a"], min_tokens=2, reserved_tokens=1)
     assert read_chat(response_format={"type": "json_object", "schema": {}}).request.grammar.field.endswith(".schema")
 

@@ -20,7 +20,7 @@ from parley.types import (
     Grammar,
     Message,
     PromptAccepted,
-    Sampling,
+    SamplingOptions,
     StopConditions,
     TextPrompt,
     ToolCall,
@@ -155,7 +155,7 @@ def test_first_chat_finish_reasons(done, stop, reason):
 
 def test_plain_first_chat_has_the_documented_defaults_and_needs_no_model():
     request = read_first().request
-    assert request.sampling == Sampling(temperature=0.3, top_p=0.75)
+    assert request.sampling == SamplingOptions(temperature=0.3, top_p=0.75)
     assert request.stop_conditions == StopConditions(reserved_tokens=1)
     assert (request.model, request.stream, request.grammar, request.on_overflow) == ("", False, None, "refuse")
     assert request.prompts == [ChatPrompt([Message("user", "Hello")])]
@@ -169,7 +169,7 @@ def test_first_chat_members_steer_the_answer(rules):
         prompt_truncation="AUTO_PRESERVE_ORDER", force_single_step=True, citation_quality="off", connectors=[],
         conversation_id="", search_queries_only=False, max_input_tokens=None,
     ).request  # fmt: skip
-    assert request.sampling == Sampling(temperature=0.5, top_p=0.9, top_k=7, seed=3, frequency_penalty=0.25)
+    assert request.sampling == SamplingOptions(temperature=0.5, top_p=0.9, top_k=7, seed=3, frequency_penalty=0.25)
     assert request.stop_conditions == StopConditions(strings=["a", "b"], max_tokens=5, reserved_tokens=1)
     assert (request.model, request.stream, request.on_overflow) == ("m", True, "oldest_turns")
     assert request.grammar == Grammar("json", {"type": "object"}, field="response_format.schema")

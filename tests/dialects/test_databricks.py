@@ -33,7 +33,7 @@ from parley.types import (
     PromptAccepted,
     PromptScored,
     PromptVector,
-    Sampling,
+    SamplingOptions,
     StopConditions,
     TextPrompt,
     TokenInfo,
@@ -82,7 +82,7 @@ def refusal_message(call: Any, *args: Any, **members: Any) -> str:
 
 # -- the tables: member, meaning of null and absence, values and their effects, values out of range, wrong types
 
-Sample = partial(Sampling)
+Sample = partial(SamplingOptions)
 OUT_OF_RANGE = 'Bad request: parameter "{}" must be {}, but got {}'
 SAMPLING_ROWS: dict[str, tuple[Any, list[tuple[Any, Any]], list[tuple[Any, str]], str]] = {
     "max_tokens": (
@@ -378,9 +378,9 @@ def test_databricks_strict_refuses_undocumented_members(task):
     assert message == 'Bad request: json: unknown field "inputs"\n'
     undocumented = {"inputs": ["a"], "seed": 5, "frequency_penalty": 1, "logit_bias": {"5": -1}}
     sampling = read_task(task, LENIENT_DATABRICKS_RULES, **undocumented).request.sampling
-    assert sampling == Sampling(seed=5, frequency_penalty=1.0, logit_bias={5: -1.0})
+    assert sampling == SamplingOptions(seed=5, frequency_penalty=1.0, logit_bias={5: -1.0})
     context = {"extra_params": {"a": "b"}, "usage_context": {"a": "b"}, "client_request_id": "1", "model": "other"}
-    assert read_task(task, **context).request.sampling == Sampling()
+    assert read_task(task, **context).request.sampling == SamplingOptions()
     nested = [{"role": "user", "content": "a", "mood": 1}]
     if task == "chat":
         assert refusal_message(talk, messages=nested).endswith('unknown field "mood"\n')

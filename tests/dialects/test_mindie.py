@@ -16,7 +16,7 @@ from parley.types import (
     ChoiceDone,
     PromptAccepted,
     PromptScored,
-    Sampling,
+    SamplingOptions,
     StopConditions,
     TextPrompt,
     TokenInfo,
@@ -49,7 +49,7 @@ def refusal(route: Any = tgi.read_mindie_whole, parameters: Any = None, **member
 def test_mindie_tgi_parameters_reach_the_request():
     request = read(parameters={}).request
     assert request.prompts == [TextPrompt(INPUTS)] and not request.stream and request.max_prompt_tokens is None
-    assert request.sampling == Sampling(temperature=0.0) and request.stop_conditions == StopConditions(
+    assert request.sampling == SamplingOptions(temperature=0.0) and request.stop_conditions == StopConditions(
         max_tokens=20, reserved_tokens=1
     )
 
@@ -60,7 +60,7 @@ def test_mindie_tgi_parameters_reach_the_request():
             "stop": ["a", "b"], "return_full_text": False,
         }
     ).request  # fmt: skip
-    assert request.sampling == Sampling(
+    assert request.sampling == SamplingOptions(
         temperature=0.5, top_k=10, top_p=0.95, seed=2**64 - 1, repetition_penalty=1.03
     )  # typical_p and watermark are validated but have no effect
     assert (

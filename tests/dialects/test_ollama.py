@@ -36,7 +36,7 @@ from parley.types import (
     PoolingOptions,
     PromptAccepted,
     PromptVector,
-    Sampling,
+    SamplingOptions,
     StopConditions,
     TextPrompt,
     TokenInfo,
@@ -189,7 +189,7 @@ def test_ollama_reports_the_model_as_loaded_for_a_request_without_text():
 
 def test_ollama_defaults_are_those_of_ollama():
     request = read_chat().request
-    assert request.sampling == Sampling(temperature=0.8, top_k=40, top_p=0.9)
+    assert request.sampling == SamplingOptions(temperature=0.8, top_k=40, top_p=0.9)
     assert request.stop_conditions == StopConditions(reserved_tokens=1)
     assert (request.stream, request.grammar, request.context_limit, request.on_overflow) == (
         True,
@@ -202,7 +202,7 @@ def test_ollama_defaults_are_those_of_ollama():
         CONTEXT, generation_defaults={"temperature": 0.6, "top_k": 20, "repetition_penalty": 1.1}
     )
     sampling = read_chat(context=advised, options={"top_k": 5}).request.sampling
-    assert sampling == Sampling(temperature=0.6, top_k=5, top_p=0.9, repetition_penalty=1.1, penalty_window=64)
+    assert sampling == SamplingOptions(temperature=0.6, top_k=5, top_p=0.9, repetition_penalty=1.1, penalty_window=64)
 
 
 OPTIONS: dict[str, tuple[Any, str, Any]] = {  # an option: a value, its type, and what it changes in the sampling

@@ -16,7 +16,7 @@ from parley.types import (
     Media,
     OutputOptions,
     PlacedMedia,
-    Sampling,
+    SamplingOptions,
     TokenInfo,
     UploadedMedia,
     Usage,
@@ -74,7 +74,7 @@ def test_form_becomes_a_conversation_with_the_clip():
         ("assistant", "language English<asr_text>"),
     ]
     assert chat.messages[1].media == [PlacedMedia(0, Media("audio", UploadedMedia(b"RIFF"), "file"))]
-    assert (request.model, request.sampling, request.stream) == ("m", Sampling(temperature=0.25), False)
+    assert (request.model, request.sampling, request.stream) == ("m", SamplingOptions(temperature=0.25), False)
     assert request.output_options == OutputOptions(unparsed=True) and request.stop_conditions.max_tokens is None
 
 
@@ -110,7 +110,7 @@ def test_extra_members_of_vllm_reach_the_request():
         stream_include_usage="true",
         stream_continuous_usage_stats="true",
     ).request
-    assert request.sampling == Sampling(
+    assert request.sampling == SamplingOptions(
         temperature=0.0,
         top_p=0.5,
         top_k=3,

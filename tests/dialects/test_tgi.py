@@ -41,7 +41,7 @@ from parley.types import (
     OutputOptions,
     PromptAccepted,
     PromptScored,
-    Sampling,
+    SamplingOptions,
     StopConditions,
     TextPrompt,
     TokenInfo,
@@ -96,7 +96,7 @@ def refusal(
 def test_tgi_body_without_parameters_means_sampling():
     request = generate.read_generate(STRICT_TGI_RULES, body(), CONTEXT).request
     assert request.prompts == [TextPrompt(INPUTS)]
-    assert request.sampling == Sampling()
+    assert request.sampling == SamplingOptions()
     assert request.stop_conditions == StopConditions(include_in_output=True, reserved_tokens=1024)
     assert (request.output_options, request.n, request.stream, request.max_prompt_tokens) == (
         OutputOptions(),
@@ -107,25 +107,25 @@ def test_tgi_body_without_parameters_means_sampling():
 
 
 def test_tgi_empty_parameters_mean_greedy():
-    assert read_generate().request.sampling == Sampling(temperature=0)
+    assert read_generate().request.sampling == SamplingOptions(temperature=0)
 
 
 @pytest.mark.parametrize(
     ("parameters", "sampling"),
     [
-        ({"do_sample": True}, Sampling()),
-        ({"temperature": 0.7}, Sampling(temperature=0.7)),
-        ({"temperature": 1.0}, Sampling(temperature=0)),
-        ({"temperature": 1.0, "do_sample": True}, Sampling()),
-        ({"top_k": 10}, Sampling(top_k=10)),
-        ({"top_p": 0.9}, Sampling(top_p=0.9)),
-        ({"typical_p": 0.95}, Sampling(typical_p=0.95)),
-        ({"seed": 5}, Sampling(temperature=0, seed=5)),
-        ({"seed": 2**64 - 1, "do_sample": True}, Sampling(seed=2**64 - 1)),
-        ({"repetition_penalty": 1.2}, Sampling(temperature=0, repetition_penalty=1.2)),
-        ({"frequency_penalty": -2.0}, Sampling(temperature=0, frequency_penalty=-2.0)),
-        ({"frequency_penalty": 0}, Sampling(temperature=0)),
-        ({"watermark": True}, Sampling(temperature=0, watermark=True)),
+        ({"do_sample": True}, SamplingOptions()),
+        ({"temperature": 0.7}, SamplingOptions(temperature=0.7)),
+        ({"temperature": 1.0}, SamplingOptions(temperature=0)),
+        ({"temperature": 1.0, "do_sample": True}, SamplingOptions()),
+        ({"top_k": 10}, SamplingOptions(top_k=10)),
+        ({"top_p": 0.9}, SamplingOptions(top_p=0.9)),
+        ({"typical_p": 0.95}, SamplingOptions(typical_p=0.95)),
+        ({"seed": 5}, SamplingOptions(temperature=0, seed=5)),
+        ({"seed": 2**64 - 1, "do_sample": True}, SamplingOptions(seed=2**64 - 1)),
+        ({"repetition_penalty": 1.2}, SamplingOptions(temperature=0, repetition_penalty=1.2)),
+        ({"frequency_penalty": -2.0}, SamplingOptions(temperature=0, frequency_penalty=-2.0)),
+        ({"frequency_penalty": 0}, SamplingOptions(temperature=0)),
+        ({"watermark": True}, SamplingOptions(temperature=0, watermark=True)),
     ],
     ids=str,
 )
@@ -420,10 +420,12 @@ def test_tgi_extended_accepts_wider_ranges():
     def lenient(**parameters: Any) -> generate.TgiGenerateReply:
         return read_generate(rules=EXTENDED_TGI_RULES, **parameters)
 
-    assert lenient(temperature=0, do_sample=True).request.sampling == Sampling(temperature=0)
-    assert lenient(top_p=1.0).request.sampling == lenient(typical_p=1).request.sampling == Sampling(temperature=0)
-    assert lenient(top_p=1.0, typical_p=1.0, top_k=0, do_sample=True).request.sampling == Sampling()
-    assert lenient(top_k=2.0, do_sample=True).request.sampling == Sampling(top_k=2)
+    assert lenient(temperature=0, do_sample=True).request.sampling == SamplingOptions(temperature=0)
+    assert (
+        lenient(top_p=1.0).request.sampling == lenient(typical_p=1).request.sampling == SamplingOptions(temperature=0)
+    )
+    assert lenient(top_p=1.0, typical_p=1.0, top_k=0, do_sample=True).request.sampling == SamplingOptions()
+    assert lenient(top_k=2.0, do_sample=True).request.sampling == SamplingOptions(top_k=2)
     assert lenient(stop="end").request.stop_conditions.strings == ["end"]
     assert lenient(stop=list("abcdefgh")).request.stop_conditions.strings == list("abcdefgh")
     assert lenient(top_n_tokens=20, details=True).request.output_options.logprobs == 20
@@ -798,12 +800,12 @@ def test_tgi_tests_name_every_parameter():
 
 def test_tgi_old_version_has_other_defaults():
     old = OLD_TGI_RULES
-    assert generate.read_generate(old, body(), CONTEXT).request.sampling == Sampling(temperature=0)
+    assert generate.read_generate(old, body(), CONTEXT).request.sampling == SamplingOptions(temperature=0)
     assert generate.read_generate(old, body(), CONTEXT).request.stop_conditions == StopConditions(
         max_tokens=20, include_in_output=True
     )
     ignored = {"frequency_penalty": 9, "top_n_tokens": 9, "grammar": 5, "adapter_id": 5, "do_sample": True}
-    assert read_generate(rules=old, **ignored).request.sampling == Sampling()
+    assert read_generate(rules=old, **ignored).request.sampling == SamplingOptions()
     assert refusal_response(lambda: read_generate(rules=old, max_new_tokens=None))[2].endswith(
         "parameters.max_new_tokens: invalid type: null, expected u32"
     )

@@ -19,7 +19,7 @@ from parley.types import (
     Message,
     OutputOptions,
     PromptAccepted,
-    Sampling,
+    SamplingOptions,
     StopConditions,
     TextPrompt,
     TokenInfo,
@@ -67,7 +67,7 @@ def done(index: int = 0, reason: Any = "stop", count: int = 2, stop: Any = None)
 def test_tgi_chat_minimal_body_means_defaults():
     request = read_chat().request
     assert request.prompts == [ChatPrompt([Message("user", "Hi")])]
-    assert request.sampling == Sampling()
+    assert request.sampling == SamplingOptions()
     assert request.stop_conditions == StopConditions(include_in_output=True, reserved_tokens=1024)
     assert request.output_options == OutputOptions(unparsed=True)
     assert (request.model, request.n, request.stream) == ("", 1, False)
@@ -76,15 +76,15 @@ def test_tgi_chat_minimal_body_means_defaults():
 @pytest.mark.parametrize(
     ("members", "sampling"),
     [
-        ({"temperature": 0}, Sampling(temperature=0)),
-        ({"temperature": 0.5}, Sampling(temperature=0.5)),
-        ({"temperature": 1}, Sampling()),
-        ({"temperature": None}, Sampling()),
-        ({"top_p": 0.9, "seed": 3}, Sampling(top_p=0.9, seed=3)),
-        ({"frequency_penalty": -1.5}, Sampling(frequency_penalty=-1.5)),
-        ({"presence_penalty": 0}, Sampling(repetition_penalty=2.0)),
-        ({"presence_penalty": -1}, Sampling(repetition_penalty=1.0)),
-        ({"logit_bias": [1.0, 2.0], "n": 5, "top_k": 3, "user": "u"}, Sampling()),
+        ({"temperature": 0}, SamplingOptions(temperature=0)),
+        ({"temperature": 0.5}, SamplingOptions(temperature=0.5)),
+        ({"temperature": 1}, SamplingOptions()),
+        ({"temperature": None}, SamplingOptions()),
+        ({"top_p": 0.9, "seed": 3}, SamplingOptions(top_p=0.9, seed=3)),
+        ({"frequency_penalty": -1.5}, SamplingOptions(frequency_penalty=-1.5)),
+        ({"presence_penalty": 0}, SamplingOptions(repetition_penalty=2.0)),
+        ({"presence_penalty": -1}, SamplingOptions(repetition_penalty=1.0)),
+        ({"logit_bias": [1.0, 2.0], "n": 5, "top_k": 3, "user": "u"}, SamplingOptions()),
     ],
     ids=str,
 )
@@ -405,9 +405,9 @@ def test_tgi_chat_streamed_call_repeats_id_without_finish_reason():
 def test_tgi_completions_members_reach_the_request():
     request = read_completion(max_tokens=4, stop=["x"], repetition_penalty=1.5, seed=1).request
     assert request.prompts == [TextPrompt("Hi")]
-    assert request.sampling == Sampling(seed=1, repetition_penalty=1.5)
+    assert request.sampling == SamplingOptions(seed=1, repetition_penalty=1.5)
     assert request.stop_conditions == StopConditions(["x"], max_tokens=4, include_in_output=True, reserved_tokens=1024)
-    assert read_completion(prompt=["a", "b"], temperature=0).request.sampling == Sampling(temperature=0)
+    assert read_completion(prompt=["a", "b"], temperature=0).request.sampling == SamplingOptions(temperature=0)
     assert read_completion(prompt=["a", "b"]).request.prompts == [TextPrompt("a"), TextPrompt("b")]
 
 
@@ -490,7 +490,7 @@ def test_tgi_vertex_answers_instances_with_predictions():
     request = reply.request
     assert request.prompts == [TextPrompt("a"), ChatPrompt([Message("user", "Hi")])]
     assert (request.sampling, request.stop_conditions) == (
-        Sampling(seed=4),
+        SamplingOptions(seed=4),
         StopConditions(max_tokens=3, include_in_output=True, reserved_tokens=1024),
     )
     reply.add_events([ChoiceDelta(1, "two"), ChoiceDelta(0, "one"), done(1), done(0)])

@@ -19,7 +19,7 @@ from parley.types import (
     PoolingOptions,
     PromptAccepted,
     PromptVector,
-    Sampling,
+    SamplingOptions,
     StopConditions,
     TextPrompt,
     TokenInfo,
@@ -80,7 +80,7 @@ CURL = b'{"id": "42", "text_input": "client input", "parameters": {"stream": fal
 def test_triton_generate_answers_documented_example(body):
     reply = read_bytes(body)
     assert reply.request.prompts == [TextPrompt("client input")]
-    assert reply.request.sampling == Sampling(temperature=0.0)
+    assert reply.request.sampling == SamplingOptions(temperature=0.0)
     reply.add_events([PromptAccepted(0, [1]), ChoiceDelta(0, " model output"), done()])
     assert reply.render_body(Usage()) == (
         b'{"id":"42","model_name":"mymodel","model_version":"1","text_output":"client input model output"}'
@@ -283,25 +283,25 @@ def test_triton_generate_stream_ends_with_error():
 @pytest.mark.parametrize(
     ("members", "part"),
     [
-        ({"temperature": 0.5}, Sampling(temperature=0.5)),
-        ({"temperature": 7}, Sampling(temperature=7.0)),
-        ({"temperature": "0.5"}, Sampling(temperature=0.5)),
-        ({"top_p": 0.5}, Sampling(top_p=0.5)),
-        ({"top_k": 5}, Sampling(top_k=5)),
-        ({"top_k": "5"}, Sampling(top_k=5)),
-        ({"top_k": -1}, Sampling()),
-        ({"min_p": 0.25}, Sampling(min_p=0.25)),
-        ({"seed": 2**64 - 1}, Sampling(seed=2**64 - 1)),
-        ({"random_seed": 7}, Sampling(seed=7)),
-        ({"sampling_param_seed": 7}, Sampling(seed=7)),
-        ({"repetition_penalty": 1.5}, Sampling(repetition_penalty=1.5)),
-        ({"presence_penalty": 1}, Sampling(presence_penalty=1.0)),
-        ({"frequency_penalty": -1}, Sampling(frequency_penalty=-1.0)),
-        ({"logit_bias": {"5": -100}}, Sampling(logit_bias={5: -100.0})),
-        ({"allowed_token_ids": [5, 6]}, Sampling(allowed=[5, 6])),
-        ({"no_repeat_ngram_size": "3"}, Sampling(no_repeat_ngram=3)),
-        ({"watermark": True}, Sampling(watermark=True)),
-        ({"length_penalty": 2.0, "pad_id": 2, "beam_width": 1}, Sampling()),
+        ({"temperature": 0.5}, SamplingOptions(temperature=0.5)),
+        ({"temperature": 7}, SamplingOptions(temperature=7.0)),
+        ({"temperature": "0.5"}, SamplingOptions(temperature=0.5)),
+        ({"top_p": 0.5}, SamplingOptions(top_p=0.5)),
+        ({"top_k": 5}, SamplingOptions(top_k=5)),
+        ({"top_k": "5"}, SamplingOptions(top_k=5)),
+        ({"top_k": -1}, SamplingOptions()),
+        ({"min_p": 0.25}, SamplingOptions(min_p=0.25)),
+        ({"seed": 2**64 - 1}, SamplingOptions(seed=2**64 - 1)),
+        ({"random_seed": 7}, SamplingOptions(seed=7)),
+        ({"sampling_param_seed": 7}, SamplingOptions(seed=7)),
+        ({"repetition_penalty": 1.5}, SamplingOptions(repetition_penalty=1.5)),
+        ({"presence_penalty": 1}, SamplingOptions(presence_penalty=1.0)),
+        ({"frequency_penalty": -1}, SamplingOptions(frequency_penalty=-1.0)),
+        ({"logit_bias": {"5": -100}}, SamplingOptions(logit_bias={5: -100.0})),
+        ({"allowed_token_ids": [5, 6]}, SamplingOptions(allowed=[5, 6])),
+        ({"no_repeat_ngram_size": "3"}, SamplingOptions(no_repeat_ngram=3)),
+        ({"watermark": True}, SamplingOptions(watermark=True)),
+        ({"length_penalty": 2.0, "pad_id": 2, "beam_width": 1}, SamplingOptions()),
         ({"max_tokens": 99}, stop_with_reserve(max_tokens=99)),
         ({"max_tokens": "99"}, stop_with_reserve(max_tokens=99)),
         ({}, stop_with_reserve(max_tokens=16)),
@@ -323,8 +323,8 @@ def test_triton_generate_stream_ends_with_error():
         ({"return_log_probs": True}, OutputOptions(logprobs=0)),
         ({"return_num_output_tokens": True}, OutputOptions(ids=True)),
         ({"logprobs": 5}, OutputOptions()),
-        ({"nobody_knows": 5, "it": "x", "cares": True, "little": 0.5}, Sampling()),
-        ({"id": "x"}, Sampling()),
+        ({"nobody_knows": 5, "it": "x", "cares": True, "little": 0.5}, SamplingOptions()),
+        ({"id": "x"}, SamplingOptions()),
     ],
     ids=str,
 )
@@ -367,7 +367,7 @@ def test_triton_generate_reads_bad_words():
 def test_triton_generate_sampling_parameters_replace_other_members():
     parameters = json.dumps({"temperature": "0.1", "stop": ["x"], "max_tokens": None, "stream": True})
     reply = read(sampling_parameters=parameters, max_tokens=5, top_k=3, return_finish_reason=True)
-    assert reply.request.sampling == Sampling(temperature=0.1)
+    assert reply.request.sampling == SamplingOptions(temperature=0.1)
     assert reply.request.stop_conditions == stop_with_reserve(["x"], max_tokens=16)
     reply.add_events([done()])
     assert "finish_reason" in json.loads(reply.render_body(Usage()))

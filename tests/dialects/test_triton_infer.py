@@ -10,7 +10,16 @@ import pytest
 from parley.dialects.dialect import RequestContext
 from parley.dialects.triton import error_answers, infer, tensors
 from parley.errors import ParleyError
-from parley.types import ChoiceDelta, ChoiceDone, PromptAccepted, Sampling, StopConditions, TextPrompt, TokenInfo, Usage
+from parley.types import (
+    ChoiceDelta,
+    ChoiceDone,
+    PromptAccepted,
+    SamplingOptions,
+    StopConditions,
+    TextPrompt,
+    TokenInfo,
+    Usage,
+)
 
 LENGTH = b"inference-header-content-length"
 TEXT = {"name": "text_input", "datatype": "BYTES", "shape": [1], "data": ["Hi"]}
@@ -144,10 +153,10 @@ def test_triton_infer_joins_streamed_responses():
             stop_with_reserve(ids=[5, 6], max_tokens=16),
         ),
         ([tensor("ignore_eos", "BOOL", True)], stop_with_reserve(max_tokens=16, ignore_eos=True)),
-        ([tensor("temperature", "FP32", 0.5), tensor("top_k", "INT64", 3)], Sampling(temperature=0.5, top_k=3)),
-        ([tensor("temperature", "INT32", 0)], Sampling(temperature=0.0)),
-        ([tensor("random_seed", "UINT64", 2**64 - 1)], Sampling(seed=2**64 - 1)),
-        ([tensor("sampling_parameters", "BYTES", '{"top_p":0.5}')], Sampling(top_p=0.5)),
+        ([tensor("temperature", "FP32", 0.5), tensor("top_k", "INT64", 3)], SamplingOptions(temperature=0.5, top_k=3)),
+        ([tensor("temperature", "INT32", 0)], SamplingOptions(temperature=0.0)),
+        ([tensor("random_seed", "UINT64", 2**64 - 1)], SamplingOptions(seed=2**64 - 1)),
+        ([tensor("sampling_parameters", "BYTES", '{"top_p":0.5}')], SamplingOptions(top_p=0.5)),
     ],
     ids=str,
 )
@@ -188,7 +197,7 @@ def test_triton_infer_reads_binary_and_writes_json():
     )
     reply = infer.read_triton_infer(body, context)
     assert reply.request.prompts == [TextPrompt("Hé")]
-    assert reply.request.sampling == Sampling(temperature=0.5, top_p=0.5, min_p=0.25)
+    assert reply.request.sampling == SamplingOptions(temperature=0.5, top_p=0.5, min_p=0.25)
     assert reply.request.stop_conditions == stop_with_reserve(["x", "y"], max_tokens=9)
     assert (
         answer_body(reply) == OPENING + '{"name":"text_output","datatype":"BYTES","shape":[1],"data":[" é"]}]}'.encode()

@@ -34,7 +34,7 @@ from parley.types import (
     EngineOutput,
     EngineRequest,
     ReasoningLimit,
-    Sampling,
+    SamplingOptions,
     Settings,
     VLLMSettings,
 )
@@ -42,7 +42,7 @@ from parley.worker.thread_engine import ThreadEngine
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-GREEDY = Sampling(temperature=0.0)
+GREEDY = SamplingOptions(temperature=0.0)
 PROMPT = [5, 6, 7, 8]
 SLOTS = 4
 LONG = 4000  # output tokens of a request that runs until it is cancelled
@@ -122,28 +122,28 @@ if VLLM_PYTHON:
 
 # for each feature, a request that uses it; adapters and page transfer have tests of their own
 FEATURE_OPTIONS: dict[EngineFeature, dict[str, Any]] = {
-    "top_k": {"sampling": Sampling(top_k=2)},
-    "min_p": {"sampling": Sampling(min_p=0.1)},
-    "typical_p": {"sampling": Sampling(typical_p=0.5)},
-    "repetition_penalty": {"sampling": Sampling(repetition_penalty=1.1)},
-    "presence_penalty": {"sampling": Sampling(presence_penalty=0.1)},
-    "frequency_penalty": {"sampling": Sampling(frequency_penalty=0.1)},
-    "penalty_window": {"sampling": Sampling(repetition_penalty=1.1, frequency_penalty=0.1, penalty_window=3)},
-    "logit_bias": {"sampling": Sampling(logit_bias={7: 1.0})},
-    "allowed_tokens": {"sampling": Sampling(allowed=[7, 8])},
-    "banned_tokens": {"sampling": Sampling(banned=[[7], [7, 8]])},
-    "no_repeat_ngram": {"sampling": Sampling(no_repeat_ngram=2)},
-    "watermark": {"sampling": Sampling(watermark=True)},
+    "top_k": {"sampling": SamplingOptions(top_k=2)},
+    "min_p": {"sampling": SamplingOptions(min_p=0.1)},
+    "typical_p": {"sampling": SamplingOptions(typical_p=0.5)},
+    "repetition_penalty": {"sampling": SamplingOptions(repetition_penalty=1.1)},
+    "presence_penalty": {"sampling": SamplingOptions(presence_penalty=0.1)},
+    "frequency_penalty": {"sampling": SamplingOptions(frequency_penalty=0.1)},
+    "penalty_window": {"sampling": SamplingOptions(repetition_penalty=1.1, frequency_penalty=0.1, penalty_window=3)},
+    "logit_bias": {"sampling": SamplingOptions(logit_bias={7: 1.0})},
+    "allowed_tokens": {"sampling": SamplingOptions(allowed=[7, 8])},
+    "banned_tokens": {"sampling": SamplingOptions(banned=[[7], [7, 8]])},
+    "no_repeat_ngram": {"sampling": SamplingOptions(no_repeat_ngram=2)},
+    "watermark": {"sampling": SamplingOptions(watermark=True)},
     "min_tokens": {"min_tokens": 3, "stop_ids": [5, 6]},
     "beam_search": {"beam": BeamOptions(2), "n": 2},
-    "beam_edits": {"beam": BeamOptions(2), "sampling": Sampling(logit_bias={7: 1.0})},
+    "beam_edits": {"beam": BeamOptions(2), "sampling": SamplingOptions(logit_bias={7: 1.0})},
     "logprobs": {"logprobs": 2},
     "named_logprobs": {"logprobs": 0, "logprob_ids": [7, 8]},
     "prompt_logprobs": {"prompt_logprobs": 1},
     "grammar": {"grammar": '{"grammars": [{"lark_grammar": "start: /[a-z ]+/"}]}'},
     "limited_grammar": {
         "grammar": '{"grammars": [{"lark_grammar": "start: /[a-z ]+/"}]}',
-        "sampling": Sampling(allowed=[7, 8]),
+        "sampling": SamplingOptions(allowed=[7, 8]),
     },
     "thinking_budget": {"reasoning_limit": ReasoningLimit("<think>", "</think>", True, 2, [9])},
     "cache_salt": {"cache_salt": "a"},
@@ -152,12 +152,14 @@ BOUND_OPTIONS: dict[EngineBound, Callable[[int], dict[str, Any]]] = {
     "logprobs": lambda value: {"logprobs": value},
     "n": lambda value: {"n": value},
     "stop_ids": lambda value: {"stop_ids": list(range(100, 100 + value))},
-    "temperature": lambda value: {"sampling": Sampling(temperature=value)},
-    "presence_penalty": lambda value: {"sampling": Sampling(presence_penalty=value)},
-    "frequency_penalty": lambda value: {"sampling": Sampling(frequency_penalty=value)},
-    "logit_bias": lambda value: {"sampling": Sampling(logit_bias={token % 200: 1.0 for token in range(value)})},
-    "allowed_tokens": lambda value: {"sampling": Sampling(allowed=[token % 200 for token in range(value)])},
-    "banned_tokens": lambda value: {"sampling": Sampling(banned=[[5, 100 + token % 90] for token in range(value)])},
+    "temperature": lambda value: {"sampling": SamplingOptions(temperature=value)},
+    "presence_penalty": lambda value: {"sampling": SamplingOptions(presence_penalty=value)},
+    "frequency_penalty": lambda value: {"sampling": SamplingOptions(frequency_penalty=value)},
+    "logit_bias": lambda value: {"sampling": SamplingOptions(logit_bias={token % 200: 1.0 for token in range(value)})},
+    "allowed_tokens": lambda value: {"sampling": SamplingOptions(allowed=[token % 200 for token in range(value)])},
+    "banned_tokens": lambda value: {
+        "sampling": SamplingOptions(banned=[[5, 100 + token % 90] for token in range(value)])
+    },
     "named_logprobs": lambda value: {"logprobs": 0, "logprob_ids": list(range(value))},
 }
 
@@ -287,7 +289,7 @@ async def test_greedy_answers_are_equal_alone_and_in_a_batch(engine: Engine):
 
 
 async def test_choice_draws_as_a_single_request_with_its_seed(engine: Engine):
-    options = {"sampling": Sampling(temperature=1.0), "seed": 7}
+    options = {"sampling": SamplingOptions(temperature=1.0), "seed": 7}
     outputs = await run_request(engine, "three", n=3, **options)
     for index in range(3):
         single = await run_request(engine, f"single {index}", **{**options, "seed": 7 + index})

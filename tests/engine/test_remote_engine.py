@@ -20,9 +20,9 @@ from parley.engine.messages import StepOutputs
 from parley.engine.protocol import EngineFailed
 from parley.engine.remote import RemoteEngine
 from parley.engine.stream import OutputStream
-from parley.types import EngineOutput, EngineRequest, Sampling, Settings
+from parley.types import EngineOutput, EngineRequest, SamplingOptions, Settings
 
-GREEDY = Sampling(temperature=0.0)
+GREEDY = SamplingOptions(temperature=0.0)
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from parley.child_process import python_command
 from parley.engine import remote
 from parley.engine.protocol import EngineFailed
 from parley.engine.remote import RemoteEngine
-from parley.types import EngineRequest, Sampling
+from parley.types import EngineRequest, SamplingOptions
 from parley.worker import simulated_engine
 from parley.worker.thread_engine import ThreadEngine
 
@@ -139,7 +139,7 @@ async def test_engine_ends_when_one_of_its_threads_dies(script: str, tmp_path: P
     await engine.start()
     try:
         await engine.wait_until_ready()
-        stream = engine.submit_request(EngineRequest("one", [5, 6], 8, Sampling()))
+        stream = engine.submit_request(EngineRequest("one", [5, 6], 8, SamplingOptions()))
         async with asyncio.timeout(120):
             outputs = await stream.next_outputs()
         assert outputs[-1].error == "The engine process ended with exit code 1."

@@ -31,7 +31,7 @@ from parley.types import (
     EngineStats,
     KVPrefix,
     MediaItem,
-    Sampling,
+    SamplingOptions,
     Settings,
     TokenScore,
 )
@@ -44,7 +44,10 @@ requests = st.builds(
     token_ids=ids,
     max_tokens=st.integers(0, 1000),
     sampling=st.builds(
-        Sampling, temperature=floats, top_k=st.integers(0, 100), logit_bias=st.dictionaries(st.integers(0, 9), floats)
+        SamplingOptions,
+        temperature=floats,
+        top_k=st.integers(0, 100),
+        logit_bias=st.dictionaries(st.integers(0, 9), floats),
     ),
     seed=st.integers(0, 2**64 - 1),
     n=st.integers(1, 8),

@@ -15,7 +15,7 @@ from transformers.generation.logits_process import NoRepeatNGramLogitsProcessor
 from parley import watermark
 from parley.model.sampling.bans import BannedPhrases, RepeatedNgrams
 from parley.model.sampling.sampler import Sampler
-from parley.types import Sampling
+from parley.types import SamplingOptions
 
 VOCAB = 40
 tokens = st.lists(st.integers(0, 3), min_size=1, max_size=20)
@@ -25,7 +25,7 @@ def random_logits(seed: int, rows: int = 1, vocab: int = VOCAB) -> torch.Tensor:
     return torch.randn(rows, vocab, generator=torch.Generator().manual_seed(seed)) * 2
 
 
-def draw_token(logits: torch.Tensor, sampling: Sampling, before=(1, 2), prompt_len=1, seed=0, **members) -> int:
+def draw_token(logits: torch.Tensor, sampling: SamplingOptions, before=(1, 2), prompt_len=1, seed=0, **members) -> int:
     return sample_batch(logits, [make_sequence(before, prompt_len, seed, sampling, **members)])[0][0]
 
 
@@ -39,8 +39,8 @@ def test_draws_from_allowed_tokens_as_if_no_others_existed(ids, seed, kind):
     logits = random_logits(seed)
     alone = torch.full_like(logits, float("-inf"))
     alone[:, ids] = logits[:, ids]
-    assert draw_token(logits, Sampling(allowed=ids, **kind), seed=seed) == draw_token(
-        alone, Sampling(**kind), seed=seed
+    assert draw_token(logits, SamplingOptions(allowed=ids, **kind), seed=seed) == draw_token(
+        alone, SamplingOptions(**kind), seed=seed
     )
 
 
@@ -67,7 +67,7 @@ def test_repeated_ngrams_match_transformers(sequence, size, more):
 
 def test_long_output_never_contains_banned_phrases():
     banned, size = [[3], [5, 7], [9, 9, 9]], 3
-    sampling = Sampling(banned=banned, no_repeat_ngram=size, allowed=list(range(12)))
+    sampling = SamplingOptions(banned=banned, no_repeat_ngram=size, allowed=list(range(12)))
     row = make_sequence((9,), 1, 5, sampling)
     sampler = Sampler(VOCAB, 1)
     sampler.set_slot(0, row)
@@ -87,10 +87,10 @@ def test_long_output_never_contains_banned_phrases():
 @pytest.mark.parametrize(
     ("sampling", "members", "expected"),
     [
-        (Sampling(banned=[[token_id] for token_id in range(VOCAB)], temperature=0.0), {}, 17),
-        (Sampling(banned=[[4], [6]], allowed=[4, 6], temperature=0.0), {}, 4),
-        (Sampling(allowed=[8], temperature=0.0), {"stop_ids": [8], "min_tokens": 99}, 8),
-        (Sampling(banned=[[VOCAB], [-1], []], temperature=0.0), {}, 17),
+        (SamplingOptions(banned=[[token_id] for token_id in range(VOCAB)], temperature=0.0), {}, 17),
+        (SamplingOptions(banned=[[4], [6]], allowed=[4, 6], temperature=0.0), {}, 4),
+        (SamplingOptions(allowed=[8], temperature=0.0), {"stop_ids": [8], "min_tokens": 99}, 8),
+        (SamplingOptions(banned=[[VOCAB], [-1], []], temperature=0.0), {}, 17),
     ],
 )
 def test_bans_that_leave_no_token_are_ignored(sampling, members, expected):
@@ -112,7 +112,7 @@ def test_watermark_greens_half_the_vocabulary_per_previous_token():
         assert abs((one == other).mean() - 0.5) < 0.01
 
 
-def generate_tokens(sampling: Sampling, count: int, seed: int) -> list[int]:
+def generate_tokens(sampling: SamplingOptions, count: int, seed: int) -> list[int]:
     row = make_sequence((0,), 1, seed, sampling)
     sampler = Sampler(1000, 1)
     sampler.set_slot(0, row)
@@ -123,9 +123,9 @@ def generate_tokens(sampling: Sampling, count: int, seed: int) -> list[int]:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_watermark_detects_marked_but_not_plain_tokens(seed):
-    marked = watermark.detect_watermark(generate_tokens(Sampling(watermark=True), 200, seed))
+    marked = watermark.detect_watermark(generate_tokens(SamplingOptions(watermark=True), 200, seed))
     assert marked.z_score > 4 and marked.is_marked and marked.false_positive_rate < 1e-4
-    plain = watermark.detect_watermark(generate_tokens(Sampling(), 200, seed))
+    plain = watermark.detect_watermark(generate_tokens(SamplingOptions(), 200, seed))
     assert plain.z_score < 2 and not plain.is_marked
 
 

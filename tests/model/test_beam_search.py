@@ -12,7 +12,7 @@ from support import tiny_models
 from support.run_model import load_test_runner, serve_requests
 from transformers import AutoModelForCausalLM
 
-from parley.types import BeamOptions, EngineRequest, Sampling
+from parley.types import BeamOptions, EngineRequest, SamplingOptions
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +62,7 @@ def random_beam_request(rng: random.Random, vocabulary: int, early) -> EngineReq
         f"w{rng.random()}",
         [rng.randrange(3, vocabulary) for _ in range(rng.choice([1, 3, 15, 16, 17, 40]))],
         max_tokens,
-        Sampling(
+        SamplingOptions(
             temperature=rng.choice([0.0, 1.0, 0.3]),
             repetition_penalty=rng.choice([1.0, 1.0, 1.3]),
             no_repeat_ngram=rng.choice([0, 0, 2]),
@@ -109,7 +109,7 @@ def test_beam_scores_equal_summed_logprobs(runner, reference) -> None:
 def test_wide_beam_search_finds_the_best_outputs(runner) -> None:
     """With as many beams as outputs, beam search is exhaustive: it returns the best outputs of three allowed tokens."""
     allowed, length = [40, 41, 42], 3
-    sampling = Sampling(allowed=allowed)
+    sampling = SamplingOptions(allowed=allowed)
     logprobs = {}
     for tail in itertools.product(allowed, repeat=length):
         forced = EngineRequest("f", [9, 8, 7, *tail], 0, prompt_logprobs=0)
@@ -123,7 +123,7 @@ def test_wide_beam_search_finds_the_best_outputs(runner) -> None:
 
 def test_beam_search_repeats_outputs_when_too_few_exist(runner) -> None:
     """Only two outputs exist, but the request asks for four: the two are repeated instead of the request hanging."""
-    request = EngineRequest("w", [9, 8, 7], 1, Sampling(allowed=[40, 41]), n=4, logprobs=0, beam=BeamOptions(4))
+    request = EngineRequest("w", [9, 8, 7], 1, SamplingOptions(allowed=[40, 41]), n=4, logprobs=0, beam=BeamOptions(4))
     answers = serve_requests(runner, [request])[0]
     outputs = [answers["w", k].token_ids for k in range(4)]
     assert sorted(outputs[:2]) == [[40], [41]] and outputs[2:] == outputs[:2]
@@ -158,7 +158,7 @@ def test_beam_search_and_sampling_do_not_affect_each_other() -> None:
             f"w{k}",
             [rng.randrange(600) for _ in range(20)],
             12,
-            Sampling(presence_penalty=0.5 * (k % 2), watermark=k % 3 == 0, logit_bias={7: 2.0}),
+            SamplingOptions(presence_penalty=0.5 * (k % 2), watermark=k % 3 == 0, logit_bias={7: 2.0}),
             seed=k,
             n=2,
             logprobs=1,

@@ -5,7 +5,7 @@ import torch
 from support import tiny_models
 from support.run_model import load_test_runner, serve_requests
 
-from parley.types import EngineRequest, Sampling
+from parley.types import EngineRequest, SamplingOptions
 
 pytestmark = [
     pytest.mark.gpu,
@@ -17,7 +17,7 @@ REQUESTS = [
         str(k),
         [3 + (7 * k + i * i) % (tiny_models.VOCAB - 3) for i in range(1 + 23 * k)],
         12,
-        Sampling(temperature=(k % 3) * 0.4, top_p=0.9, top_k=20 * (k % 2), repetition_penalty=1.1),
+        SamplingOptions(temperature=(k % 3) * 0.4, top_p=0.9, top_k=20 * (k % 2), repetition_penalty=1.1),
         seed=k,
         logprobs=2,
         prompt_logprobs=0 if k % 4 == 0 else -1,
@@ -65,7 +65,7 @@ def test_gpu_bf16_answers_are_the_same_alone_in_a_batch_and_in_chunks(architectu
 def test_gpu_decodes_run_as_graphs_and_are_started_ahead():
     runner, _ = load_test_runner(tiny_models.model_folder("qwen3"), device="cuda")
     assert runner.graphs is not None and runner.starter is not None
-    greedy = [EngineRequest(str(k), [3 + k, 5], 30, Sampling(temperature=0.0)) for k in range(5)]
+    greedy = [EngineRequest(str(k), [3 + k, 5], 30, SamplingOptions(temperature=0.0)) for k in range(5)]
     answers = serve_requests(runner, greedy)[0]
     assert runner.graphs.replays >= 29
     runner.starter = runner.graphs = None

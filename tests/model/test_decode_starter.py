@@ -8,16 +8,16 @@ from support.run_model import load_test_runner, serve_requests
 
 from parley.model.decode_starter import DecodeStarter
 from parley.model.sampling.verify import BROKEN_LOGITS
-from parley.types import EngineRequest, Sampling
+from parley.types import EngineRequest, SamplingOptions
 
 # Some draw on the device alone; others need the host (cuts, penalties, logprobs), which ends the steps ahead.
 SAMPLINGS = [
-    (Sampling(temperature=0.0), -1),
-    (Sampling(temperature=0.9), -1),
-    (Sampling(temperature=1.3, min_p=0.1), -1),
-    (Sampling(temperature=0.8, top_p=0.9, top_k=20), -1),
-    (Sampling(temperature=0.0, repetition_penalty=1.2), -1),
-    (Sampling(temperature=0.7), 2),
+    (SamplingOptions(temperature=0.0), -1),
+    (SamplingOptions(temperature=0.9), -1),
+    (SamplingOptions(temperature=1.3, min_p=0.1), -1),
+    (SamplingOptions(temperature=0.8, top_p=0.9, top_k=20), -1),
+    (SamplingOptions(temperature=0.0, repetition_penalty=1.2), -1),
+    (SamplingOptions(temperature=0.7), 2),
 ]
 
 
@@ -85,7 +85,7 @@ def test_row_with_broken_logits_ends_alone_in_a_started_step(monkeypatch):
 
     monkeypatch.setattr(starter, "start_step", start)
     runner.starter = starter
-    requests = [*make_requests([1], 20), EngineRequest("other", [4, 5, 6], 20, Sampling(), seed=1)]
+    requests = [*make_requests([1], 20), EngineRequest("other", [4, 5, 6], 20, SamplingOptions(), seed=1)]
     with pytest.raises(AssertionError, match=BROKEN_LOGITS):
         serve_requests(runner, requests)
     assert [result.error for result in results] == [BROKEN_LOGITS, None]

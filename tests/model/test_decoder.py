@@ -27,7 +27,7 @@ from parley.model.networks.network import PackedBatch
 from parley.model.networks.paged_kv import PagedKV
 from parley.model.networks.rope import RopeConfig, Unfusable
 from parley.native.layout import Span
-from parley.types import EngineRequest, Sampling, Settings
+from parley.types import EngineRequest, SamplingOptions, Settings
 
 LINEAR_SCALING = {"rope_parameters": {"rope_type": "linear", "factor": 3.0, "rope_theta": 10000.0}}
 FUSED_SHAPES = [
@@ -66,7 +66,7 @@ def generate_greedy(runner, prompts: list[list[int]], count: int) -> list[list[t
     """Greedy (token, logprob) pairs of each prompt; all run in one batch, with each prompt in one chunk."""
     sequences = []
     for i, prompt in enumerate(prompts):
-        request = EngineRequest(str(i), prompt, count, Sampling(temperature=0.0), logprobs=0)
+        request = EngineRequest(str(i), prompt, count, SamplingOptions(temperature=0.0), logprobs=0)
         sequence = Sequence(str(i), 0, request, list(prompt), len(prompt), 0, i)
         sequence.slot = i
         block_count = -(-(len(prompt) + count) // PAGE_SIZE)
@@ -508,7 +508,7 @@ def test_nan_logits_fail_only_their_own_row():
     runner.network.compute_logits = break_second_row
     sequences = []
     for i, prompt in enumerate([[5, 6], [7, 8], [9]]):
-        request = EngineRequest(str(i), prompt, 1, Sampling(temperature=0.0), logprobs=0)
+        request = EngineRequest(str(i), prompt, 1, SamplingOptions(temperature=0.0), logprobs=0)
         sequences.append(Sequence(str(i), 0, request, list(prompt), len(prompt), 0, i, block_table=[i], slot=i))
         runner.admit_sequence(sequences[-1])
     first, second, third = runner.run_step(

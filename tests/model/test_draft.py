@@ -13,7 +13,7 @@ from parley.core.guess.speculation import Speculation
 from parley.core.sequence import Sequence
 from parley.model.load.loader import LoadError
 from parley.model.networks.paged_kv import PagedKV
-from parley.types import EngineRequest, Sampling
+from parley.types import EngineRequest, SamplingOptions
 
 
 @pytest.fixture(autouse=True)
@@ -25,7 +25,7 @@ def always_draft(monkeypatch):
     )
 
 
-def make_requests(sampling: Sampling) -> list[EngineRequest]:
+def make_requests(sampling: SamplingOptions) -> list[EngineRequest]:
     ends = [2, 11]
     return [
         EngineRequest(str(i), list(range(3 + i, 40 + 9 * i)), 30, sampling, i, logprobs=1, stop_ids=ends)
@@ -37,7 +37,7 @@ def test_model_as_its_own_draft_has_every_token_accepted():
     folder = tiny_models.model_folder("qwen3")
     plain_runner, _ = load_test_runner(folder)
     drafting_runner, _ = load_test_runner(folder, speculate=f"draft={folder}")
-    requests = make_requests(Sampling(temperature=0.0))
+    requests = make_requests(SamplingOptions(temperature=0.0))
     expected, plain_stats = serve_requests(plain_runner, requests)
     actual, drafting_stats = serve_requests(drafting_runner, requests)
     assert actual == expected
@@ -49,7 +49,9 @@ def test_model_as_its_own_draft_has_every_token_accepted():
 
 
 @pytest.mark.parametrize("small", ["qwen3", "beam", "gemma3"])
-@pytest.mark.parametrize("sampling", [Sampling(top_k=4), Sampling(temperature=0.0, repetition_penalty=1.3)])
+@pytest.mark.parametrize(
+    "sampling", [SamplingOptions(top_k=4), SamplingOptions(temperature=0.0, repetition_penalty=1.3)]
+)
 def test_any_draft_model_leaves_outputs_unchanged(small, sampling):
     """Fused or through Transformers, with few pages for both; another draft model is nearly always wrong."""
     expected, _ = serve_requests(load_test_runner(tiny_models.model_folder("qwen3"))[0], make_requests(sampling))
@@ -75,7 +77,7 @@ def test_draft_model_has_its_own_kv_memory_and_context():
     assert info.kv_pages == runner.proposer.pool.page_count < info_without_draft.kv_pages
     assert info.kv_bytes <= 64 << 20 and info.weights_bytes > info_without_draft.weights_bytes
     assert runner.proposer.max_model_len == 64 < info.max_model_len
-    request = EngineRequest("a", list(range(3, 53)), 40, Sampling(temperature=0.0))
+    request = EngineRequest("a", list(range(3, 53)), 40, SamplingOptions(temperature=0.0))
     actual, stats = serve_requests(runner, [request])
     assert actual == serve_requests(load_test_runner(folder)[0], [request])[0]
     assert 0 < stats.drafts < 20

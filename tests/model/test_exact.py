@@ -22,7 +22,7 @@ from parley.model.load.loader import load_runner
 from parley.model.networks.paged_kv import PagedKV
 from parley.model.runner import DecoderRunner
 from parley.native import library
-from parley.types import EngineOutput, EngineRequest, EngineStats, Sampling, Settings
+from parley.types import EngineOutput, EngineRequest, EngineStats, SamplingOptions, Settings
 
 WIDE = {"hidden_size": 896, "intermediate_size": 1024, "num_attention_heads": 14, "num_key_value_heads": 2}
 MODEL_SIZES: dict[str, dict[str, int]] = {
@@ -148,13 +148,15 @@ def family_prompt(family: int, length: int) -> list[int]:
 
 
 SAMPLINGS = [
-    Sampling(temperature=0.0),
-    Sampling(),
-    Sampling(temperature=0.8, top_p=0.9, min_p=0.01),
-    Sampling(temperature=1.3, top_k=20, repetition_penalty=1.2, frequency_penalty=0.4, presence_penalty=0.3),
-    Sampling(temperature=0.7, repetition_penalty=1.4, frequency_penalty=0.3, presence_penalty=0.2, penalty_window=9),
-    Sampling(temperature=0.0, logit_bias={7: 3.0, 9: -100.0}, repetition_penalty=1.5),
-    Sampling(allowed=list(range(3, 50)), banned=[[7], [8, 9]], no_repeat_ngram=2, watermark=True),
+    SamplingOptions(temperature=0.0),
+    SamplingOptions(),
+    SamplingOptions(temperature=0.8, top_p=0.9, min_p=0.01),
+    SamplingOptions(temperature=1.3, top_k=20, repetition_penalty=1.2, frequency_penalty=0.4, presence_penalty=0.3),
+    SamplingOptions(
+        temperature=0.7, repetition_penalty=1.4, frequency_penalty=0.3, presence_penalty=0.2, penalty_window=9
+    ),
+    SamplingOptions(temperature=0.0, logit_bias={7: 3.0, 9: -100.0}, repetition_penalty=1.5),
+    SamplingOptions(allowed=list(range(3, 50)), banned=[[7], [8, 9]], no_repeat_ngram=2, watermark=True),
 ]
 
 
@@ -406,7 +408,7 @@ def test_cache_salts_do_not_share_prefix_pages():
     engine = CheckedLoop(make_runner("qwen3", 40), WholePromptBudget(), True)
     for request_id, salt in (("a", "x"), ("b", "y"), ("c", "x")):
         engine.loop.add_request(
-            EngineRequest(request_id, family_prompt(0, 64), 2, Sampling(temperature=0.0), cache_salt=salt)
+            EngineRequest(request_id, family_prompt(0, 64), 2, SamplingOptions(temperature=0.0), cache_salt=salt)
         )
         engine.finish()
     assert [engine.outputs[request_id, 0][0].cached_tokens for request_id in "abc"] == [0, 0, 48]

@@ -26,7 +26,7 @@ from parley.model.checkpoint.quantization import read_plain_weight
 from parley.model.checkpoint.weights import BlockWeight
 from parley.model.networks.config_reader import read_decoder_config
 from parley.model.networks.rope import Unfusable
-from parley.types import EngineRequest, Sampling
+from parley.types import EngineRequest, SamplingOptions
 
 GRANITE = {
     "embedding_multiplier": 12.0, "residual_multiplier": 0.22, "attention_multiplier": 0.1, "logits_scaling": 8.0,
@@ -87,7 +87,7 @@ def answers(folder):
     """Return the tokens and scores of a greedy answer in float32."""
     runner, info = load_test_runner(folder, dtype="float32")
     assert info.fused
-    request = EngineRequest("0", PROMPT, 12, Sampling(temperature=0.0), logprobs=0)
+    request = EngineRequest("0", PROMPT, 12, SamplingOptions(temperature=0.0), logprobs=0)
     served, _ = serve_requests(runner, [request], step=64)
     return served["0", 0]
 

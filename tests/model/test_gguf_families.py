@@ -19,7 +19,7 @@ from parley.gguf.folder import unpack_gguf
 from parley.gguf.header import GgufError, read_model
 from parley.gguf.model_config import model_config
 from parley.model.checkpoint.gguf_tensors import read_gguf_entries
-from parley.types import EngineRequest, Sampling
+from parley.types import EngineRequest, SamplingOptions
 
 IS_NIGHT = bool(os.environ.get("PARLEY_NIGHTLY"))
 PROMPT = list(range(5, 45))
@@ -127,7 +127,7 @@ def answers(folder):
     """Return the tokens and scores of a greedy answer in float32."""
     runner, info = load_test_runner(folder, dtype="float32")
     assert info.fused
-    request = EngineRequest("0", PROMPT, 12, Sampling(temperature=0.0), logprobs=0)
+    request = EngineRequest("0", PROMPT, 12, SamplingOptions(temperature=0.0), logprobs=0)
     served, _ = serve_requests(runner, [request], step=64)
     return served["0", 0]
 

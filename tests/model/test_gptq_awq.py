@@ -19,7 +19,7 @@ from parley import native
 from parley.model.checkpoint import gptq_awq
 from parley.model.load.check import check_model
 from parley.model.load.loader import LoadError
-from parley.types import EngineRequest, Sampling, Settings
+from parley.types import EngineRequest, SamplingOptions, Settings
 
 SIZES = {"hidden_size": 192, "intermediate_size": 320}
 GPTQ = {
@@ -125,7 +125,7 @@ def answer_prompts(folder, **settings):
     runner, info = load_test_runner(folder, **settings)
     assert info.fused
     requests = [
-        EngineRequest(str(i), prompt, 8, Sampling(temperature=0), logprobs=0, prompt_logprobs=0)
+        EngineRequest(str(i), prompt, 8, SamplingOptions(temperature=0), logprobs=0, prompt_logprobs=0)
         for i, prompt in enumerate(PROMPTS)
     ]
     answers, _ = serve_requests(runner, requests, step=40)

@@ -25,10 +25,19 @@ from parley.disagg.kv.shared_memory import SharedMemoryTransport
 from parley.engine.protocol import Engine
 from parley.engine.stream import OutputStream
 from parley.text.prompt import TextPipeline
-from parley.types import EngineOutput, EngineRequest, Grammar, KVPrefix, ModelInfo, ReasoningLimit, Sampling, Settings
+from parley.types import (
+    EngineOutput,
+    EngineRequest,
+    Grammar,
+    KVPrefix,
+    ModelInfo,
+    ReasoningLimit,
+    SamplingOptions,
+    Settings,
+)
 from parley.worker.thread_engine import ThreadEngine
 
-EXACT = Sampling(temperature=0.8, repetition_penalty=1.2, presence_penalty=0.3, frequency_penalty=0.1)
+EXACT = SamplingOptions(temperature=0.8, repetition_penalty=1.2, presence_penalty=0.3, frequency_penalty=0.1)
 
 
 def random_prompt(length: int, seed: int = 0) -> list[int]:
@@ -52,8 +61,12 @@ FEATURES = {
     "choices": {"n": 3},
     "penalties": {"sampling": replace(EXACT, logit_bias={9: 3.0}, no_repeat_ngram=3, watermark=True)},
     "window": {"sampling": replace(EXACT, penalty_window=20)},
-    "banned": {"sampling": Sampling(top_k=20, top_p=0.9, banned=[[5, 6], [7]]), "min_tokens": 12, "stop_ids": [8, 9]},
-    "greedy": {"sampling": Sampling(temperature=0.0), "logprobs": 3},
+    "banned": {
+        "sampling": SamplingOptions(top_k=20, top_p=0.9, banned=[[5, 6], [7]]),
+        "min_tokens": 12,
+        "stop_ids": [8, 9],
+    },
+    "greedy": {"sampling": SamplingOptions(temperature=0.0), "logprobs": 3},
     "grammar": {"n": 2, "stop_ids": [2]},
     "thinking": {"reasoning_limit": ReasoningLimit("<think>", "</think>", True, 9, [40, 41, 42])},
     "scores": {"prompt_logprobs": 2, "logprobs": 0},

@@ -16,7 +16,7 @@ from transformers.generation.logits_process import (
 )
 
 from parley.model.sampling.logit_edits import LogitsProcessor
-from parley.types import Sampling
+from parley.types import SamplingOptions
 
 VOCAB = 60
 ids = st.integers(0, 9)
@@ -56,7 +56,7 @@ def test_logits_processors_match_transformers(history, before, seed, penalty, si
         processors.append(RepetitionPenaltyLogitsProcessor(penalty))
     expected = processors(torch.tensor([history]), random_logits(seed)[None].clone())[0]
 
-    options = Sampling(repetition_penalty=penalty, no_repeat_ngram=size, banned=banned, logit_bias=bias)
+    options = SamplingOptions(repetition_penalty=penalty, no_repeat_ngram=size, banned=banned, logit_bias=bias)
     row = make_sequence(history, before, sampling=options, min_tokens=least, stop_ids=ends)
     actual = random_logits(seed)
     if LogitsProcessor.needs_processor(row.request):
@@ -73,7 +73,7 @@ def test_multi_token_bad_words_match_transformers(prompt, output, banned):
     processor = NoBadWordsLogitsProcessor(banned, eos_token_id=torch.tensor([VOCAB - 1]))
     expected = processor(torch.tensor([output]), torch.zeros(1, VOCAB))[0]
     actual = torch.zeros(VOCAB)
-    LogitsProcessor(make_sequence(prompt + output, len(prompt), sampling=Sampling(banned=banned)), VOCAB).edit_logits(
-        actual, len(output)
-    )
+    LogitsProcessor(
+        make_sequence(prompt + output, len(prompt), sampling=SamplingOptions(banned=banned)), VOCAB
+    ).edit_logits(actual, len(output))
     assert torch.equal(torch.isneginf(actual), torch.isneginf(expected))

@@ -14,7 +14,7 @@ from support import tiny_models
 from support.run_model import load_test_runner, serve_requests
 from transformers import AutoModelForCausalLM
 
-from parley.types import EngineRequest, Sampling
+from parley.types import EngineRequest, SamplingOptions
 
 BORDER = 64  # tokens
 LONGROPE = {
@@ -50,7 +50,7 @@ def test_greedy_tokens_equal_those_of_transformers(lowering):
     folder = longrope_folder("float32")
     runner, info = load_test_runner(folder, dtype="float32", lowering=lowering)
     assert info.fused == lowering
-    answers, _ = serve_requests(runner, make_requests(sampling=Sampling(temperature=0.0)), step=48)
+    answers, _ = serve_requests(runner, make_requests(sampling=SamplingOptions(temperature=0.0)), step=48)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
     for length in LENGTHS:
         ids = torch.tensor([random_prompt(length)])
@@ -62,7 +62,7 @@ def test_greedy_tokens_equal_those_of_transformers(lowering):
 def test_every_schedule_gives_the_same_bits(lowering):
     """bfloat16: alone, batched, in chunks, from the prefix cache, preempted, with drafts."""
     runner, _ = load_test_runner(longrope_folder("bfloat16"), lowering=lowering)
-    requests = make_requests(sampling=Sampling(temperature=0.9), seed=5, logprobs=2, prompt_logprobs=1)
+    requests = make_requests(sampling=SamplingOptions(temperature=0.9), seed=5, logprobs=2, prompt_logprobs=1)
     expected = {}
     for request in requests:
         expected |= serve_requests(runner, [request], step=4096, cache=False)[0]
@@ -71,7 +71,7 @@ def test_every_schedule_gives_the_same_bits(lowering):
     longer = [EngineRequest("longer", [*random_prompt(BORDER - 8), *random_prompt(30)], 5), *requests]
     answers, stats = serve_requests(runner, longer, batch=1)  # its pages have other keys than a short prompt's
     assert {key: answers[key] for key in expected} == expected
-    drafted = make_requests(sampling=Sampling(temperature=0.9), seed=5, logprobs=2, prompt_logprobs=1)
+    drafted = make_requests(sampling=SamplingOptions(temperature=0.9), seed=5, logprobs=2, prompt_logprobs=1)
     for request in drafted:
         request.prediction = expected[request.id, 0].token_ids
     answers, stats = serve_requests(runner, drafted)
@@ -99,7 +99,7 @@ def test_other_architectures_choose_factors_by_sequence(tmp_path, monkeypatch):
     runner, info = load_test_runner(folder, dtype="float32")
     assert not info.fused
     requests = [
-        EngineRequest(str(length), random_prompt(length), 1, Sampling(temperature=0.0), prompt_logprobs=0)
+        EngineRequest(str(length), random_prompt(length), 1, SamplingOptions(temperature=0.0), prompt_logprobs=0)
         for length in LENGTHS
     ]
     answers, _ = serve_requests(runner, requests, step=48)

@@ -35,10 +35,10 @@ from parley.model.networks.paged_kv import PagedKV
 from parley.model.runner import DecoderRunner
 from parley.serving.options import ServerOptions
 from parley.serving.served_model import ServedModel
-from parley.types import BeamOptions, EngineRequest, Sampling, Settings
+from parley.types import BeamOptions, EngineRequest, SamplingOptions, Settings
 
 ADAPTERS_FOLDER = Path(tempfile.mkdtemp(prefix="parley-adapters-"))
-GREEDY = Sampling(temperature=0.0)
+GREEDY = SamplingOptions(temperature=0.0)
 SLOTS = 5
 BEAM_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj")  # peft takes those of MLPs for experts
 ADAPTER_COUNT = 8  # number of adapters in a batch, of rank 1, 2, 3 ...
@@ -380,7 +380,9 @@ def test_beams_and_draft_tokens_use_their_requests_adapter():
         engine = AdapterLoop(cached_runner("qwen3", "bfloat16"), adapters_by_name("qwen3"), **more)
         for name in names:
             engine.loop.add_request(
-                EngineRequest(f"beam {name}", random_prompt(0), 8, Sampling(), n=2, beam=BeamOptions(2), adapter=name)
+                EngineRequest(
+                    f"beam {name}", random_prompt(0), 8, SamplingOptions(), n=2, beam=BeamOptions(2), adapter=name
+                )
             )
             engine.loop.add_request(
                 EngineRequest(f"text {name}", random_prompt(1)[:20] * 2, 30, GREEDY, logprobs=0, adapter=name)

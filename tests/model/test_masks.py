@@ -22,7 +22,7 @@ from parley.model.sampling import grammar_mask
 from parley.model.sampling.grammar_mask import GrammarCache
 from parley.text.grammar.limits import GRAMMAR_NOT_FOLLOWED
 from parley.text.prompt import TextPipeline
-from parley.types import EngineRequest, Grammar, ReasoningLimit, Sampling, Settings, StructuralTag, TriggeredTags
+from parley.types import EngineRequest, Grammar, ReasoningLimit, SamplingOptions, Settings, StructuralTag, TriggeredTags
 
 PERSON = {
     "type": "object",
@@ -75,7 +75,7 @@ def decode_answer(answer: Answer) -> str:
 @pytest.mark.parametrize("heat", [0.0, 1.0, 2.0])
 def test_outputs_conform_to_their_json_schemas(heat):
     """Greedy answers of a random model may repeat digits or brackets to the limit, so there are several prompts."""
-    sampling = Sampling(temperature=heat)
+    sampling = SamplingOptions(temperature=heat)
     requests = [
         make_request(f"{number} {prompt}", Grammar("json", schema), prompt, n=3, seed=number, sampling=sampling)
         for number, schema in enumerate(SCHEMAS)
@@ -91,7 +91,7 @@ def test_outputs_conform_to_their_json_schemas(heat):
 
 
 def test_outputs_match_regexes_choices_and_grammars():
-    sampling = Sampling(temperature=2.0)
+    sampling = SamplingOptions(temperature=2.0)
     for number, (grammar, expression) in enumerate(TEXTS):
         for answer in serve_all(make_request(grammar=grammar, n=6, seed=number, sampling=sampling)).values():
             assert answer.finish == "length" or re.fullmatch(expression, decode_answer(answer)), decode_answer(answer)
@@ -145,7 +145,7 @@ def test_text_between_structural_tags_follows_its_schema():
     trigger_bias = dict.fromkeys(runner_and_language()[1].tokenizer.encode("<f", special=False), 30.0)
     tag_count = 0
     for answer in serve_all(
-        make_request(grammar=grammar, n=8, max_tokens=60, sampling=Sampling(logit_bias=trigger_bias))
+        make_request(grammar=grammar, n=8, max_tokens=60, sampling=SamplingOptions(logit_bias=trigger_bias))
     ).values():
         pieces = decode_answer(answer).split("<f")[1:]
         tag_count += len(pieces)
@@ -159,7 +159,7 @@ def mixed_requests() -> list[EngineRequest]:
     """Rows with and without a grammar."""
     requests = []
     for number, temperature in enumerate((0.0, 1.0, 1.7)):
-        sampling = Sampling(temperature=temperature, repetition_penalty=1.1, top_p=0.95)
+        sampling = SamplingOptions(temperature=temperature, repetition_penalty=1.1, top_p=0.95)
         options = {"seed": number, "logprobs": 3, "sampling": sampling, "max_tokens": 24}
         requests.append(make_request(f"json{number}", Grammar("json", PERSON), n=2, **options))
         requests.append(make_request(f"free{number}", None, **options))
@@ -194,7 +194,7 @@ def test_draws_from_listed_tokens_equal_draws_with_a_mask(monkeypatch):
             Grammar("json", PERSON),
             n=2,
             seed=number,
-            sampling=Sampling(**{"temperature": 1.5, **option}),
+            sampling=SamplingOptions(**{"temperature": 1.5, **option}),
         )
         for number, option in enumerate(sampling_options)
     ]
@@ -205,7 +205,7 @@ def test_draws_from_listed_tokens_equal_draws_with_a_mask(monkeypatch):
 
 def greedy_requests() -> list[EngineRequest]:
     return [
-        replace(request, sampling=Sampling(temperature=0.0), n=1)
+        replace(request, sampling=SamplingOptions(temperature=0.0), n=1)
         for request in mixed_requests()
         if request.grammar and not request.min_tokens
     ]
@@ -250,7 +250,7 @@ def test_failing_mask_ends_only_its_own_choice(monkeypatch, drafts):
     monkeypatch.setattr(
         "parley.core.guess.speculation.DecodeCosts.best_draft_count", lambda self, rows, chances: len(chances)
     )
-    constrained = make_request("form", Grammar("json", PERSON), sampling=Sampling(temperature=0.0))
+    constrained = make_request("form", Grammar("json", PERSON), sampling=SamplingOptions(temperature=0.0))
     plain = make_request("plain", max_tokens=30, stop_ids=[])
     expected = serve_all(constrained, plain)
     if drafts:
@@ -381,7 +381,7 @@ def test_reset_at_every_step_does_not_change_grammar_outputs():
 
 def test_grammar_does_not_change_logprobs():
     """Log-probabilities are those of the model, before the mask."""
-    sampling = Sampling(temperature=0.0)
+    sampling = SamplingOptions(temperature=0.0)
     (answer,) = serve_all(
         make_request(grammar=Grammar("choice", ["quite unlikely"]), logprobs=2, sampling=sampling)
     ).values()
@@ -397,7 +397,7 @@ def test_output_ends_with_its_grammar_despite_other_settings():
         for min_tokens in (0, 50):
             options = {"min_tokens": min_tokens} | ({} if stops is None else {"stop_ids": stops})
             for temperature in (0.0, 1.5):
-                sampling = Sampling(temperature=temperature)
+                sampling = SamplingOptions(temperature=temperature)
                 (answer,) = serve_all(
                     make_request(grammar=Grammar("regex", "[ab]{5}c?"), sampling=sampling, **options)
                 ).values()
@@ -442,7 +442,7 @@ def test_thinking_budget_ends_reasoning(budget, inside, form):
     closing_ids = tokenizer.encode("\n</think>\n\n", special=False)
     thinking = ReasoningLimit("<think>", "</think>", inside, budget, closing_ids)
     request = make_request(
-        grammar=form, n=4, seed=1, max_tokens=90, reasoning_limit=thinking, sampling=Sampling(temperature=1.5)
+        grammar=form, n=4, seed=1, max_tokens=90, reasoning_limit=thinking, sampling=SamplingOptions(temperature=1.5)
     )
     request.stop_ids = []
     if form is not None:
@@ -451,7 +451,7 @@ def test_thinking_budget_ends_reasoning(budget, inside, form):
         )
     if not inside:  # a random model would hardly ever write the opening mark
         request.token_ids += tokenizer.encode("<", special=False)
-        request.sampling = Sampling(
+        request.sampling = SamplingOptions(
             temperature=1.0,
             logit_bias={
                 token_id: 30.0 - index for index, token_id in enumerate(tokenizer.encode("<think>", special=False))

@@ -29,7 +29,7 @@ from parley.core.sequence import PAGE_SIZE, Sequence, Step, StepRow
 from parley.model.media_embeddings import EncodedItem
 from parley.model.networks.paged_kv import PagedKV
 from parley.model.runner import DecoderRunner
-from parley.types import EngineRequest, Sampling, TokenScore
+from parley.types import EngineRequest, SamplingOptions, TokenScore
 
 NEW_TOKENS = 8
 # Of the models in recent_media_models.py, those whose decoder has media in no other family. The embeddings of all, of
@@ -67,7 +67,7 @@ if IS_NIGHT:
 if "gemma3n" in FAMILIES:  # it needs timm
     for families in (PICTURE_FAMILIES, AUDIO_FAMILIES, EXACT_FAMILIES):
         families.append("gemma3n")
-GREEDY = Sampling(temperature=0.0)
+GREEDY = SamplingOptions(temperature=0.0)
 
 
 @functools.cache
@@ -290,7 +290,7 @@ def test_preemption_and_prefix_hits_keep_outputs_bit_for_bit(family):
                 str(number),
                 prompt.token_ids,
                 20,
-                Sampling(temperature=0.8),
+                SamplingOptions(temperature=0.8),
                 seed=number,
                 logprobs=1,
                 media=files.enter_context(prompt.open_media()),
@@ -344,7 +344,7 @@ def test_placeholders_beyond_the_embedding_table_change_nothing(family):
 def test_prompt_logprobs_of_placeholders_are_none():
     prompt, places = beyond_the_table(one_picture("llava"))
     length = len(prompt.token_ids)
-    sampling = Sampling(temperature=0.0, repetition_penalty=1.3, no_repeat_ngram=2)
+    sampling = SamplingOptions(temperature=0.0, repetition_penalty=1.3, no_repeat_ngram=2)
     run = PagedRun(loaded_runner("llava"), [prompt], prompt_logprobs=1, sampling=sampling)
     scores: list[TokenScore | None] = [None]
     for start in range(0, length, 9):

@@ -17,7 +17,7 @@ from parley.core.loop import EngineLoop
 from parley.core.step_budget import FixedBudget
 from parley.model.networks.paged_kv import PagedKV
 from parley.model.runner import DecoderRunner
-from parley.types import EngineOutput, EngineRequest, Sampling, Settings
+from parley.types import EngineOutput, EngineRequest, SamplingOptions, Settings
 
 FEATURE_FILES = ExitStack()  # they live as long as the tests
 
@@ -33,7 +33,7 @@ def loaded_runner(family: str) -> DecoderRunner:
 def picture_request(family: str, request_id: str, before: str, number: int, after: str, n: int = 1) -> EngineRequest:
     prompt = build_media_prompt(family, [before, random_picture(number, 200, 160), after])
     media = FEATURE_FILES.enter_context(prompt.open_media())
-    return EngineRequest(request_id, prompt.token_ids, 12, Sampling(), 7, n=n, logprobs=0, media=media)
+    return EngineRequest(request_id, prompt.token_ids, 12, SamplingOptions(), 7, n=n, logprobs=0, media=media)
 
 
 def picture_requests(family: str) -> list[EngineRequest]:

@@ -26,7 +26,7 @@ from parley.model.load.multimodal import language_model_config
 from parley.model.networks.config_reader import read_decoder_config
 from parley.model.networks.families.table import FUSABLE_TYPES
 from parley.native.layer_shape import HeadSizes
-from parley.types import EngineRequest, Sampling
+from parley.types import EngineRequest, SamplingOptions
 
 NEW_TOKENS = 6
 THROUGH_TRANSFORMERS = ("aria", "ernie4_5_vl_moe", "granite4_vision")  # decoders without a fused form
@@ -52,7 +52,7 @@ def check_against_transformers(folder: Path, reference_folder: Path, *, fused: b
     model = load_whole_model(reference_folder)
     runner, info = load_test_runner(folder, dtype="float32")
     assert info.fused == fused
-    greedy = Sampling(temperature=0)
+    greedy = SamplingOptions(temperature=0)
     requests = [
         EngineRequest(str(number), prompt, NEW_TOKENS, greedy, logprobs=0)
         for number, prompt in enumerate(make_prompts())

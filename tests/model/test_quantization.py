@@ -22,7 +22,7 @@ from parley.model.load.loader import load_runner
 from parley.model.load.numeric_check import decoder_check
 from parley.model.networks.config_reader import read_decoder_config
 from parley.native.torch_forms import torch_int8
-from parley.types import EngineRequest, Sampling, Settings
+from parley.types import EngineRequest, SamplingOptions, Settings
 
 INT8 = {"num_bits": 8, "type": "int", "symmetric": True, "observer": "minmax", "group_size": None}
 W8A8 = {
@@ -88,7 +88,7 @@ def load_small_runner(folder, **settings):
 
 def prompt_logprobs(runner, prompt: list[int]) -> torch.Tensor:
     """Log-probabilities of all tokens of a prompt but the first."""
-    request = EngineRequest("a", prompt, 1, Sampling(temperature=0.0), prompt_logprobs=0)
+    request = EngineRequest("a", prompt, 1, SamplingOptions(temperature=0.0), prompt_logprobs=0)
     blocks = list(range(-(-len(prompt) // PAGE_SIZE)))
     sequence = Sequence("a", 0, request, list(prompt), len(prompt), 0, 0, block_table=blocks, slot=0)
     runner.admit_sequence(sequence)

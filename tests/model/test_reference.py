@@ -15,7 +15,7 @@ from support import tiny_models
 from support.run_model import Answer, load_test_runner, serve_requests
 from transformers import AutoModelForCausalLM
 
-from parley.types import EngineRequest, Sampling, TokenScore
+from parley.types import EngineRequest, SamplingOptions, TokenScore
 
 LENGTHS = [*range(1, 34, 2), 16, 32, 36, 37, 38, 45, 46, 48, 53, 54, 60, 63, 64, 65, 70, 75, 80, 85, 90, 100, 110, 120]
 LENGTHS += [127, 128, 129, 150, 160, 200, 250, 300, 400, 512, 577, 600]
@@ -74,7 +74,7 @@ def test_prefix_hits_do_not_change_tokens_or_logprobs(architecture, tmp_path):
 
 
 def make_request(name: str, prompt: list[int], prompt_logprobs: int = TOP_LOGPROBS) -> EngineRequest:
-    greedy = Sampling(temperature=0)
+    greedy = SamplingOptions(temperature=0)
     return EngineRequest(
         name, prompt, NEW_TOKENS, greedy, stop_ids=[END_TOKEN], logprobs=TOP_LOGPROBS, prompt_logprobs=prompt_logprobs
     )

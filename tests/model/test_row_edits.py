@@ -10,7 +10,7 @@ from parley.model.sampling.draw import draw_typical
 from parley.model.sampling.extra_options import ExtraOptions
 from parley.model.sampling.logit_edits import LogitsProcessor
 from parley.model.sampling.row_edits import RowEdits, typical_tokens
-from parley.types import ReasoningLimit, Sampling
+from parley.types import ReasoningLimit, SamplingOptions
 
 VOCAB = 60
 PROMPT, OUTPUT = [1, 2, 3, 1, 2], [4, 1, 2, 3, 4, 1]
@@ -27,7 +27,7 @@ def random_logits(seed: int, size: int = VOCAB) -> torch.Tensor:
 @pytest.mark.parametrize("size", [0, 1, 2, 3])
 @pytest.mark.parametrize("watermark", [False, True])
 def test_edits_equal_those_of_parleys_engine_step_by_step(size, watermark):
-    sampling = Sampling(no_repeat_ngram=size, watermark=watermark)
+    sampling = SamplingOptions(no_repeat_ngram=size, watermark=watermark)
     edits = RowEdits(ExtraOptions(no_repeat_ngram=size, watermark=watermark), list(PROMPT), no_bytes)
     for count in range(len(OUTPUT) + 1):
         edits.add_tokens(OUTPUT[edits.output_count : count])
@@ -40,7 +40,9 @@ def test_edits_equal_those_of_parleys_engine_step_by_step(size, watermark):
 
 @pytest.mark.parametrize("window", [1, 3, 7, 2**31 - 1])
 def test_penalties_with_a_window_equal_those_of_parleys_engine_step_by_step(window):
-    penalties = Sampling(repetition_penalty=1.3, presence_penalty=0.5, frequency_penalty=0.2, penalty_window=window)
+    penalties = SamplingOptions(
+        repetition_penalty=1.3, presence_penalty=0.5, frequency_penalty=0.2, penalty_window=window
+    )
     edits = RowEdits(ExtraOptions(penalties=penalties), list(PROMPT), no_bytes)
     for count in range(len(OUTPUT) + 1):
         edits.add_tokens(OUTPUT[edits.output_count : count])

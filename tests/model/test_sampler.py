@@ -15,10 +15,10 @@ from parley.core.sequence import Sequence
 from parley.model.sampling.draw import GOLDEN_GAMMA, draw_full, draw_truncated, draw_typical, splitmix64, uniform_number
 from parley.model.sampling.logprobs import score_tokens
 from parley.model.sampling.sampler import Sampler
-from parley.types import EngineRequest, Sampling
+from parley.types import EngineRequest, SamplingOptions
 
 
-def cutoff_margin(sampling: Sampling) -> float:
+def cutoff_margin(sampling: SamplingOptions) -> float:
     """How close to a cut-off float32 and float64 may disagree; temperature scales the rounding of logits up to 100."""
     return 1e-5 + 3e-5 / max(sampling.temperature, 1e-6)
 
@@ -27,7 +27,7 @@ def make_sequence(tokens=(0,), prompt_len=1, seed=0, sampling=None, **members) -
     return Sequence(
         request_id="s",
         index=0,
-        request=EngineRequest("s", list(tokens[:prompt_len]), 99, sampling or Sampling(), seed, **members),
+        request=EngineRequest("s", list(tokens[:prompt_len]), 99, sampling or SamplingOptions(), seed, **members),
         tokens=list(tokens),
         prompt_len=prompt_len,
         seed=seed,
@@ -94,7 +94,7 @@ def reference_probabilities(logits: np.ndarray, sequence: Sequence, position: in
 
 
 sampling_options = st.builds(
-    Sampling,
+    SamplingOptions,
     temperature=st.sampled_from([0.0, 9e-7, 1e-4, 0.3, 0.7, 1.0, 1.5, 8.0]),
     top_p=st.sampled_from([0.0, 1e-6, 0.1, 0.5, 0.9, 0.999, 1.0]) | st.floats(0.01, 1),
     top_k=st.sampled_from([0, 0, 1, 2, 5, 40, 300, 10_000]),
@@ -144,11 +144,11 @@ def test_sampler_matches_the_naive_reference(case):
 @pytest.mark.parametrize(
     "sampling",
     [
-        Sampling(),
-        Sampling(temperature=0.6, top_k=12),
-        Sampling(temperature=1.3, top_p=0.8),
-        Sampling(top_p=0.95, top_k=30, min_p=0.02),
-        Sampling(min_p=0.1),
+        SamplingOptions(),
+        SamplingOptions(temperature=0.6, top_k=12),
+        SamplingOptions(temperature=1.3, top_p=0.8),
+        SamplingOptions(top_p=0.95, top_k=30, min_p=0.02),
+        SamplingOptions(min_p=0.1),
     ],
     ids=repr,
 )
@@ -179,7 +179,7 @@ def test_lowest_temperature_still_draws_by_weight(way):
     logits = torch.tensor([1.0, 1.0 - step, 1.0, 0.5, -30.0])
     weights = np.exp([0.0, -step / 1e-6, 0.0])
     rows = 4000
-    options = Sampling(temperature=1e-6, **way)
+    options = SamplingOptions(temperature=1e-6, **way)
     drawn = [
         token
         for token, _ in sample_batch(
@@ -189,9 +189,9 @@ def test_lowest_temperature_still_draws_by_weight(way):
     counts = np.bincount(drawn, minlength=5)
     assert counts[3:].sum() == 0
     assert np.abs(counts[:3] / rows - weights / weights.sum()).max() < 0.03
-    assert {token for token, _ in sample_batch(logits[None], [make_sequence(sampling=Sampling(temperature=9e-7))])} == {
-        0
-    }
+    assert {
+        token for token, _ in sample_batch(logits[None], [make_sequence(sampling=SamplingOptions(temperature=9e-7))])
+    } == {0}
 
 
 @pytest.mark.parametrize("typical_p", [0.05, 0.3, 0.7, 0.95])
@@ -296,12 +296,12 @@ def test_sampler_handles_a_large_vocabulary(spread):
     logits = torch.randn(6, 151_936, generator=torch.Generator().manual_seed(1)) * spread
     logits[:2, 1000:1040] += 25
     options = [
-        Sampling(top_p=0.9),
-        Sampling(top_p=0.5, top_k=20),
-        Sampling(top_p=0.99),
-        Sampling(),
-        Sampling(top_k=5000),
-        Sampling(typical_p=0.95),
+        SamplingOptions(top_p=0.9),
+        SamplingOptions(top_p=0.5, top_k=20),
+        SamplingOptions(top_p=0.99),
+        SamplingOptions(),
+        SamplingOptions(top_k=5000),
+        SamplingOptions(typical_p=0.95),
     ]
     sequences = [make_sequence(seed=n, sampling=sampling, logprobs=20) for n, sampling in enumerate(options)]
     together = sample_batch(logits, sequences)
@@ -348,7 +348,7 @@ def test_logprobs_use_the_raw_logits():
     """Guards against log-probabilities computed after the in-place logits processors."""
     logits = torch.tensor([[1.0, 3.0, 2.0, 0.0]])
     before = logits.clone()
-    strong_edits = Sampling(temperature=0.2, logit_bias={3: 100.0}, presence_penalty=2.0, top_k=1)
+    strong_edits = SamplingOptions(temperature=0.2, logit_bias={3: 100.0}, presence_penalty=2.0, top_k=1)
     ((token, token_score),) = sample_batch(logits, [make_sequence([1, 3, 3], 1, sampling=strong_edits, logprobs=2)])
     assert token == 3 and token_score.rank == 4 and token_score.top_ids == [1, 2]
     assert token_score.logprob == pytest.approx(logits.log_softmax(-1)[0, 3].item(), abs=1e-6)
@@ -374,7 +374,9 @@ def test_penalties_after_draws_match_a_fresh_sampler(window):
     """A sampler that drew the tokens itself is in the same state as one that gets them after a preemption."""
     vocab, steps = 12, 40
     logits = torch.randn(steps, 1, vocab, generator=torch.Generator().manual_seed(3))
-    sampling = Sampling(repetition_penalty=1.2, presence_penalty=0.5, frequency_penalty=0.3, penalty_window=window)
+    sampling = SamplingOptions(
+        repetition_penalty=1.2, presence_penalty=0.5, frequency_penalty=0.3, penalty_window=window
+    )
     sampler, row_sequence = Sampler(vocab, 1), make_sequence([1, 2], 2, 5, sampling)
     sampler.set_slot(0, row_sequence)
     for step in range(steps):
@@ -389,7 +391,7 @@ def test_penalties_with_a_window_look_at_the_last_tokens_of_prompt_and_output():
     logits = torch.tensor([[2.0, 1.9, 1.8, -5.0]])
     for penalty in ({"repetition_penalty": 2.0}, {"presence_penalty": 1.0}, {"frequency_penalty": 1.0}):
         for window, token in ((1, 0), (2, 0), (3, 2), (4, 2), (2**31 - 1, 2)):
-            sampling = Sampling(temperature=0, penalty_window=window, **penalty)
+            sampling = SamplingOptions(temperature=0, penalty_window=window, **penalty)
             assert sample_batch(logits, [make_sequence([0, 1, 3], 2, sampling=sampling)])[0][0] == token
 
 
@@ -397,9 +399,9 @@ def test_prompt_counts_only_for_repetition_penalty():
     logits = torch.tensor([[2.0, 1.9, -5.0]])
     prompt, output = ([0], 1), ([2, 0], 1)
     for sampling, after_prompt in [
-        (Sampling(temperature=0, repetition_penalty=2.0), 1),
-        (Sampling(temperature=0, presence_penalty=1.0), 0),
-        (Sampling(temperature=0, frequency_penalty=1.0), 0),
+        (SamplingOptions(temperature=0, repetition_penalty=2.0), 1),
+        (SamplingOptions(temperature=0, presence_penalty=1.0), 0),
+        (SamplingOptions(temperature=0, frequency_penalty=1.0), 0),
     ]:
         assert sample_batch(logits, [make_sequence(*prompt, sampling=sampling)])[0][0] == after_prompt
         assert sample_batch(logits, [make_sequence(*output, sampling=sampling)])[0][0] == 1
@@ -407,46 +409,49 @@ def test_prompt_counts_only_for_repetition_penalty():
 
 def test_stop_tokens_wait_for_min_tokens():
     logits = torch.tensor([[9.0, 1.0, 8.0]])
-    two_stops = make_sequence(sampling=Sampling(temperature=0), min_tokens=2, stop_ids=[0, 2, 99])
+    two_stops = make_sequence(sampling=SamplingOptions(temperature=0), min_tokens=2, stop_ids=[0, 2, 99])
     assert [sample_batch(logits, [two_stops], positions=[n])[0][0] for n in range(4)] == [1, 1, 0, 0]
-    all_stops = make_sequence(sampling=Sampling(temperature=0), min_tokens=2, stop_ids=[0, 1, 2])
+    all_stops = make_sequence(sampling=SamplingOptions(temperature=0), min_tokens=2, stop_ids=[0, 1, 2])
     assert sample_batch(logits, [all_stops])[0][0] == 0
 
 
 def test_logit_bias_forbids_and_forces_tokens():
     logits = torch.tensor([[9.0, 1.0, 8.0, 0.0]]).expand(50, 4)
-    forbidden = [make_sequence(seed=n, sampling=Sampling(logit_bias={0: -100.0, 2: -100.0})) for n in range(50)]
+    forbidden = [make_sequence(seed=n, sampling=SamplingOptions(logit_bias={0: -100.0, 2: -100.0})) for n in range(50)]
     assert {token for token, _ in sample_batch(logits, forbidden)} == {1, 3}
-    forced = [make_sequence(seed=n, sampling=Sampling(logit_bias={3: 100.0, 99: 100.0})) for n in range(50)]
+    forced = [make_sequence(seed=n, sampling=SamplingOptions(logit_bias={3: 100.0, 99: 100.0})) for n in range(50)]
     assert {token for token, _ in sample_batch(logits, forced)} == {3}
 
 
 def test_greedy_takes_lowest_id_of_equal_logits():
     logits = torch.zeros(1, 100)
     logits[0, [40, 41, 70]] = 3.0
-    assert sample_batch(logits, [make_sequence(sampling=Sampling(temperature=0))])[0][0] == 40
-    assert sample_batch(logits, [make_sequence(sampling=Sampling(temperature=0, logit_bias={40: -1.0}))])[0][0] == 41
+    assert sample_batch(logits, [make_sequence(sampling=SamplingOptions(temperature=0))])[0][0] == 40
+    assert (
+        sample_batch(logits, [make_sequence(sampling=SamplingOptions(temperature=0, logit_bias={40: -1.0}))])[0][0]
+        == 41
+    )
 
 
 @pytest.mark.parametrize(
     "sampling",
     [
-        Sampling(temperature=1e-38),
-        Sampling(temperature=1e-6),
-        Sampling(temperature=1e-6, top_k=5, top_p=0.9, min_p=0.1),
-        Sampling(temperature=1e-6, typical_p=0.5),
-        Sampling(temperature=1e30),
-        Sampling(temperature=1e30, top_p=1e-30),
-        Sampling(repetition_penalty=1e-38),
-        Sampling(repetition_penalty=1e38),
-        Sampling(repetition_penalty=1e-320, allowed=[1, 3], top_p=0.9, typical_p=0.9),
-        Sampling(logit_bias={0: math.inf, 1: -math.inf}),
-        Sampling(logit_bias={0: 1e300, 1: 1e300}, top_k=1),
-        Sampling(frequency_penalty=1e30, presence_penalty=-1e30),
-        Sampling(min_p=1.0, top_p=1e-300, top_k=1),
-        Sampling(temperature=5e-5, top_p=0.5),
-        Sampling(temperature=1e30, typical_p=1e-300),
-        Sampling(temperature=5e-5, typical_p=0.5),
+        SamplingOptions(temperature=1e-38),
+        SamplingOptions(temperature=1e-6),
+        SamplingOptions(temperature=1e-6, top_k=5, top_p=0.9, min_p=0.1),
+        SamplingOptions(temperature=1e-6, typical_p=0.5),
+        SamplingOptions(temperature=1e30),
+        SamplingOptions(temperature=1e30, top_p=1e-30),
+        SamplingOptions(repetition_penalty=1e-38),
+        SamplingOptions(repetition_penalty=1e38),
+        SamplingOptions(repetition_penalty=1e-320, allowed=[1, 3], top_p=0.9, typical_p=0.9),
+        SamplingOptions(logit_bias={0: math.inf, 1: -math.inf}),
+        SamplingOptions(logit_bias={0: 1e300, 1: 1e300}, top_k=1),
+        SamplingOptions(frequency_penalty=1e30, presence_penalty=-1e30),
+        SamplingOptions(min_p=1.0, top_p=1e-300, top_k=1),
+        SamplingOptions(temperature=5e-5, top_p=0.5),
+        SamplingOptions(temperature=1e30, typical_p=1e-300),
+        SamplingOptions(temperature=5e-5, typical_p=0.5),
     ],
     ids=repr,
 )
@@ -470,7 +475,7 @@ def test_reused_sampler_slot_keeps_no_state():
     """Guards against penalties or settings of the previous request in the slot."""
     sampler = Sampler(50, 1)
     sampler.set_slot(
-        0, make_sequence(seed=1, sampling=Sampling(temperature=3.0, top_k=3, presence_penalty=2.0), logprobs=2)
+        0, make_sequence(seed=1, sampling=SamplingOptions(temperature=3.0, top_k=3, presence_penalty=2.0), logprobs=2)
     )
     sampler.clear_slot(0)
     sampler.set_slot(0, make_sequence(seed=2))

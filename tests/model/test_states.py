@@ -23,7 +23,7 @@ from parley.model.load.check import check_model
 from parley.model.load.memory import plan_cache
 from parley.model.networks.config_reader import read_decoder_config
 from parley.model.networks.rope import Unfusable
-from parley.types import BeamOptions, EngineRequest, Sampling, Settings
+from parley.types import BeamOptions, EngineRequest, SamplingOptions, Settings
 
 CPU = torch.device("cpu")
 IS_NIGHT = bool(os.environ.get("PARLEY_NIGHTLY"))
@@ -58,7 +58,9 @@ class KnownOutputs:
 def beam_requests(count: int) -> list[EngineRequest]:
     prompts = [[3 + (7 * i + j) % 600 for j in range(20 + 9 * i)] for i in range(count)]
     return [
-        EngineRequest(str(i), prompt, 10, Sampling(temperature=0.0), n=3, logprobs=0, beam=BeamOptions(3, 1.0, False))
+        EngineRequest(
+            str(i), prompt, 10, SamplingOptions(temperature=0.0), n=3, logprobs=0, beam=BeamOptions(3, 1.0, False)
+        )
         for i, prompt in enumerate(prompts)
     ]
 
@@ -80,7 +82,7 @@ def test_choices_prefixes_and_drafts_keep_every_bit(architecture, quantization):
     settings = {"max_batch": 8, "quantization": quantization, "kv_memory": 16 << 20}
     runner, info = load_test_runner(tiny_models.model_folder(architecture), **settings)
     assert info.fused and runner.snapshot_slots > 0
-    common, sampling = list(range(3, 103)), Sampling(temperature=0.8)
+    common, sampling = list(range(3, 103)), SamplingOptions(temperature=0.8)
     prompts = {"a": [*common, 5, 6, 7], "b": common + [9] * 20, "c": common[:60] + [8] * 9, "again": [*common, 5, 6, 7]}
     requests = [
         EngineRequest(name, prompt, 24, sampling, seed=5, n=3 if name == "a" else 1, logprobs=0)
@@ -100,7 +102,9 @@ def test_choices_prefixes_and_drafts_keep_every_bit(architecture, quantization):
 def test_model_without_attention_serves_more_tokens_than_its_pages_hold():
     """Pages still count tokens, but hold nothing."""
     folder = tiny_models.model_folder("mamba2")
-    requests = [EngineRequest(str(i), [3 + 5 * i] * (40 + i), 20, Sampling(), seed=i, logprobs=0) for i in range(6)]
+    requests = [
+        EngineRequest(str(i), [3 + 5 * i] * (40 + i), 20, SamplingOptions(), seed=i, logprobs=0) for i in range(6)
+    ]
     expected = {}
     for request in requests:
         expected |= serve_requests(load_test_runner(folder, max_batch=4)[0], [request])[0]

@@ -20,7 +20,7 @@ from parley.model.checkpoint.files import read_config
 from parley.model.load.check import check_model
 from parley.model.networks.config_reader import read_decoder_config
 from parley.model.networks.rope import Unfusable
-from parley.types import EngineRequest, Sampling, Settings
+from parley.types import EngineRequest, SamplingOptions, Settings
 
 LAYERS, EXTRA = 4, 2
 TYPES = ["full_attention", "sliding_attention", "sliding_attention", "full_attention"]
@@ -117,7 +117,7 @@ def test_every_schedule_gives_the_same_bits(folder):
 def test_answers_in_bfloat16_are_those_alone_in_company_and_after_preemption(folder):
     runner, _ = load_test_runner(folder, dtype="bfloat16")
     prompts = [list(range(5 + i, 60 + i)) for i in range(4)]
-    requests = [EngineRequest(str(i), prompt, 12, Sampling(temperature=0.0)) for i, prompt in enumerate(prompts)]
+    requests = [EngineRequest(str(i), prompt, 12, SamplingOptions(temperature=0.0)) for i, prompt in enumerate(prompts)]
     alone = [serve_requests(runner, [request], step=64)[0][request.id, 0].token_ids for request in requests]
     together, _ = serve_requests(runner, requests, step=40, blocks=11)
     assert [together[request.id, 0].token_ids for request in requests] == alone

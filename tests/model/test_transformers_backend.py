@@ -22,7 +22,7 @@ from parley.model.networks.network import PackedBatch
 from parley.model.networks.paged_kv import PagedKV
 from parley.native.layout import Span
 from parley.text.media_family import read_media_family
-from parley.types import EngineRequest, Sampling
+from parley.types import EngineRequest, SamplingOptions
 
 EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
 LATENT = {"kv_lora_rank": 16, "q_lora_rank": 24, "qk_rope_head_dim": 8, "qk_nope_head_dim": 16, "v_head_dim": 16}
@@ -79,7 +79,7 @@ def test_transformers_backend_is_schedule_invariant(architecture):
             str(i),
             random_prompt(length, i),
             12,
-            Sampling(temperature=0.9, top_p=0.95, presence_penalty=0.3),
+            SamplingOptions(temperature=0.9, top_p=0.95, presence_penalty=0.3),
             seed=i,
             n=1 + i % 2,
             logprobs=2,

@@ -10,7 +10,7 @@ from support.unpack_int4 import fill_with_nan, unpack_pages
 
 from parley.core.guess.speculation import Speculation
 from parley.model.networks.network import PackedBatch
-from parley.types import EngineRequest, Sampling
+from parley.types import EngineRequest, SamplingOptions
 
 BAD_TOKEN = 13
 
@@ -30,7 +30,7 @@ def test_draft_token_with_nan_logits_is_rejected_and_wiped(options, monkeypatch)
     runner, _ = load_test_runner(tiny_models.model_folder("qwen3"), **options)
     requests = [
         EngineRequest(
-            str(seed), list(range(20 + seed, 40)), 40, Sampling(logit_bias={BAD_TOKEN: -100.0}), seed, logprobs=1
+            str(seed), list(range(20 + seed, 40)), 40, SamplingOptions(logit_bias={BAD_TOKEN: -100.0}), seed, logprobs=1
         )
         for seed in range(3)
     ]

@@ -35,7 +35,7 @@ from parley.types import (
     OutputOptions,
     PoolingOptions,
     Request,
-    Sampling,
+    SamplingOptions,
     StopConditions,
     TextPrompt,
 )
@@ -46,22 +46,25 @@ STRICT_TOOL = {"type": "function", "function": {"name": "f", "parameters": {}, "
 
 # for each feature, requests that use it and no other one, with the field that each uses it by
 FEATURE_USES: dict[EngineFeature, list[tuple[dict[str, Any], str]]] = {
-    "top_k": [({"sampling": Sampling(top_k=2)}, "top_k")],
-    "min_p": [({"sampling": Sampling(min_p=0.1)}, "min_p")],
-    "typical_p": [({"sampling": Sampling(typical_p=0.5)}, "typical_p")],
-    "repetition_penalty": [({"sampling": Sampling(repetition_penalty=1.1)}, "repetition_penalty")],
-    "presence_penalty": [({"sampling": Sampling(presence_penalty=0.1)}, "presence_penalty")],
-    "frequency_penalty": [({"sampling": Sampling(frequency_penalty=0.1)}, "frequency_penalty")],
-    "penalty_window": [({"sampling": Sampling(penalty_window=3)}, "repeat_last_n")],
-    "logit_bias": [({"sampling": Sampling(logit_bias={1: 1.0})}, "logit_bias")],
-    "allowed_tokens": [({"sampling": Sampling(allowed=[1])}, "allowed_token_ids")],
-    "banned_tokens": [({"sampling": Sampling(banned=[[1]])}, "bad_words"), ({"banned_words": ["a"]}, "bad_words")],
-    "no_repeat_ngram": [({"sampling": Sampling(no_repeat_ngram=2)}, "no_repeat_ngram_size")],
-    "watermark": [({"sampling": Sampling(watermark=True)}, "watermark")],
+    "top_k": [({"sampling": SamplingOptions(top_k=2)}, "top_k")],
+    "min_p": [({"sampling": SamplingOptions(min_p=0.1)}, "min_p")],
+    "typical_p": [({"sampling": SamplingOptions(typical_p=0.5)}, "typical_p")],
+    "repetition_penalty": [({"sampling": SamplingOptions(repetition_penalty=1.1)}, "repetition_penalty")],
+    "presence_penalty": [({"sampling": SamplingOptions(presence_penalty=0.1)}, "presence_penalty")],
+    "frequency_penalty": [({"sampling": SamplingOptions(frequency_penalty=0.1)}, "frequency_penalty")],
+    "penalty_window": [({"sampling": SamplingOptions(penalty_window=3)}, "repeat_last_n")],
+    "logit_bias": [({"sampling": SamplingOptions(logit_bias={1: 1.0})}, "logit_bias")],
+    "allowed_tokens": [({"sampling": SamplingOptions(allowed=[1])}, "allowed_token_ids")],
+    "banned_tokens": [
+        ({"sampling": SamplingOptions(banned=[[1]])}, "bad_words"),
+        ({"banned_words": ["a"]}, "bad_words"),
+    ],
+    "no_repeat_ngram": [({"sampling": SamplingOptions(no_repeat_ngram=2)}, "no_repeat_ngram_size")],
+    "watermark": [({"sampling": SamplingOptions(watermark=True)}, "watermark")],
     "min_tokens": [({"stop_conditions": StopConditions(min_tokens=1)}, "min_tokens")],
     "beam_search": [({"beam": BeamOptions(2, field="beam_width")}, "beam_width")],
     "beam_edits": [
-        ({"beam": BeamOptions(2), "sampling": Sampling(logit_bias={1: 1.0})}, "logit_bias"),
+        ({"beam": BeamOptions(2), "sampling": SamplingOptions(logit_bias={1: 1.0})}, "logit_bias"),
         ({"beam": BeamOptions(2), "grammar": Grammar("regex", "a", field="guided_regex")}, "guided_regex"),
     ],
     "logprobs": [({"output_options": OutputOptions(logprobs=0)}, "logprobs"), ({"best_of": 2}, "best_of")],
@@ -74,7 +77,7 @@ FEATURE_USES: dict[EngineFeature, list[tuple[dict[str, Any], str]]] = {
     ],
     "limited_grammar": [
         (
-            {"sampling": Sampling(allowed=[1]), "grammar": Grammar("regex", "a", field="guided_regex")},
+            {"sampling": SamplingOptions(allowed=[1]), "grammar": Grammar("regex", "a", field="guided_regex")},
             "allowed_token_ids",
         ),
     ],
@@ -168,27 +171,36 @@ async def test_apis_refuse_what_the_engine_lacks_before_it_is_queued(serve, stre
 IDS = list(range(9))
 BOUND_USES: dict[EngineBound, tuple[tuple[float, float], list[tuple[dict[str, Any], str]]]] = {
     "temperature": ((0.01, 2), [
-        ({"sampling": Sampling(temperature=2.5)}, "'temperature' must be at least 0.01 and at most 2 {}2.5."),
-        ({"sampling": Sampling(temperature=0.0)}, "'temperature' must be at least 0.01 and at most 2 {}0."),
+        ({"sampling": SamplingOptions(temperature=2.5)}, "'temperature' must be at least 0.01 and at most 2 {}2.5."),
+        ({"sampling": SamplingOptions(temperature=0.0)}, "'temperature' must be at least 0.01 and at most 2 {}0."),
     ]),
-    "top_k": ((-math.inf, 1), [({"sampling": Sampling(top_k=2)}, "'top_k' must be at most 1 {}2.")]),
+    "top_k": ((-math.inf, 1), [({"sampling": SamplingOptions(top_k=2)}, "'top_k' must be at most 1 {}2.")]),
     "repetition_penalty": ((0.5, math.inf), [
-        ({"sampling": Sampling(repetition_penalty=0.25)}, "'repetition_penalty' must be at least 0.5 {}0.25."),
+        ({"sampling": SamplingOptions(repetition_penalty=0.25)}, "'repetition_penalty' must be at least 0.5 {}0.25."),
     ]),
     "presence_penalty": ((0, 2), [
-        ({"sampling": Sampling(presence_penalty=-1.0)}, "'presence_penalty' must be at least 0 and at most 2 {}-1."),
+        (
+            {"sampling": SamplingOptions(presence_penalty=-1.0)},
+            "'presence_penalty' must be at least 0 and at most 2 {}-1.",
+        ),
     ]),
     "frequency_penalty": ((-1, 1), [
-        ({"sampling": Sampling(frequency_penalty=2.0)}, "'frequency_penalty' must be at least -1 and at most 1 {}2."),
+        (
+            {"sampling": SamplingOptions(frequency_penalty=2.0)},
+            "'frequency_penalty' must be at least -1 and at most 1 {}2.",
+        ),
     ]),
     "logit_bias": ((-math.inf, 8), [
-        ({"sampling": Sampling(logit_bias=dict.fromkeys(IDS, 1.0))}, "'logit_bias' must have at most 8 tokens {}9."),
+        (
+            {"sampling": SamplingOptions(logit_bias=dict.fromkeys(IDS, 1.0))},
+            "'logit_bias' must have at most 8 tokens {}9.",
+        ),
     ]),
     "allowed_tokens": ((-math.inf, 8), [
-        ({"sampling": Sampling(allowed=IDS)}, "'allowed_token_ids' must have at most 8 tokens {}9."),
+        ({"sampling": SamplingOptions(allowed=IDS)}, "'allowed_token_ids' must have at most 8 tokens {}9."),
     ]),
     "banned_tokens": ((-math.inf, 1), [
-        ({"sampling": Sampling(banned=[[1], [2]])}, "'bad_words' must have at most 1 sequences {}2."),
+        ({"sampling": SamplingOptions(banned=[[1], [2]])}, "'bad_words' must have at most 1 sequences {}2."),
         ({"banned_words": ["a", "b", "c"]}, "'bad_words' must have at most 1 sequences {}3."),
     ]),
     "stop_ids": ((-math.inf, 8), [

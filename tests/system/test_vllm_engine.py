@@ -47,10 +47,10 @@ from vllm.sampling_params import SamplingParams
 from vllm.v1.worker.gpu.sample.logits_processor import LogitsContext
 from parley.model.sampling.extra_options import ExtraOptions
 from parley.model.sampling.row_edits import RowEdits
-from parley.types import Sampling
+from parley.types import SamplingOptions
 from parley.worker.vllm import logits_plugin
 
-penalties = Sampling(repetition_penalty=1.5, presence_penalty=0.5, penalty_window=3)
+penalties = SamplingOptions(repetition_penalty=1.5, presence_penalty=0.5, penalty_window=3)
 options = {
     5: ExtraOptions(watermark=True, no_repeat_ngram=2, penalties=penalties),
     0: ExtraOptions(typical_p=0.3, temperature=0.5),

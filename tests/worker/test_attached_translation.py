@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from parley.types import AttachedSettings, EngineRequest, PoolingOptions, Sampling
+from parley.types import AttachedSettings, EngineRequest, PoolingOptions, SamplingOptions
 from parley.worker.attached.server_facts import (
     AttachedModelCard,
     AttachRefused,
@@ -44,7 +44,7 @@ def entry(token_id: int, rank: int, **more: Any) -> dict[str, Any]:
 
 
 def test_each_choice_becomes_one_request_to_the_server():
-    written = body(2, n=3, seed=40, cache_salt="s", priority=-1, sampling=Sampling(temperature=0.5))
+    written = body(2, n=3, seed=40, cache_salt="s", priority=-1, sampling=SamplingOptions(temperature=0.5))
     assert (written["token_ids"], written["model"], written["stream"]) == ([5, 6, 7], "m", True)
     assert (written["cache_salt"], written["priority"]) == ("s", -1)
     params = written["sampling_params"]

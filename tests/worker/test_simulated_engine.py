@@ -14,7 +14,7 @@ from parley.engine.messages import CancelRequest, FreeReservation, PagesReceived
 from parley.engine.protocol import EngineFailed
 from parley.errors import Unsupported
 from parley.serving.engine_features import check_engine_features
-from parley.types import EngineRequest, Request, Sampling, Settings, TextPrompt
+from parley.types import EngineRequest, Request, SamplingOptions, Settings, TextPrompt
 from parley.worker.simulated_engine import SimulatedCosts, SimulatedLink, read_costs
 from parley.worker.thread_engine import ThreadEngine
 
@@ -113,6 +113,6 @@ async def test_simulated_engine_declares_its_features_and_refuses_others_by_name
     info = await engine.wait_until_ready()
     await engine.close()
     assert info.features == {"min_tokens", "cache_salt", "page_transfer"}
-    request = Request(id="a", model="m", prompts=[TextPrompt("a")], sampling=Sampling(temperature=0.5, top_k=3))
+    request = Request(id="a", model="m", prompts=[TextPrompt("a")], sampling=SamplingOptions(temperature=0.5, top_k=3))
     with pytest.raises(Unsupported, match="'top_k' is not available with the engine simulated"):
         check_engine_features(request, info)

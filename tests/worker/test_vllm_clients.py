@@ -29,7 +29,7 @@ from parley.engine.messages import (
     ToEngine,
     UnloadAdapter,
 )
-from parley.types import EngineRequest, KVPrefix, Sampling, VLLMSettings
+from parley.types import EngineRequest, KVPrefix, SamplingOptions, VLLMSettings
 from parley.worker.vllm import host
 from parley.worker.vllm.host_loop import UNKNOWN_ADAPTER
 from parley.worker.vllm.requests.continuation import Continuation
@@ -151,7 +151,7 @@ async def test_choice_cancelled_before_submission_frees_transferred_pages(is_pub
 
     llm = StandInVLLM()
     client: VLLMClient = await (GenerateClient if is_public else VLLMClient).connect(llm, fail_on_rejection)  # type: ignore[arg-type]
-    request = EngineRequest("r", [5, 6], max_tokens=2, sampling=Sampling(temperature=0.0))
+    request = EngineRequest("r", [5, 6], max_tokens=2, sampling=SamplingOptions(temperature=0.0))
     for choice_id in ("cancelled", "begun"):
         client.add_choice(choice_id, request, 0, Continuation(page_move={"remote_request_id": choice_id}))
     client.cancel_choices(["cancelled"])

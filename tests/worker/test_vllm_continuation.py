@@ -11,21 +11,21 @@ from support.recorded_vllm import Harness
 
 from parley.disagg.wire.handover import take_transfers
 from parley.model.sampling.extra_options import ExtraOptions
-from parley.types import BeamOptions, EngineOutput, EngineRequest, ReasoningLimit, Sampling
+from parley.types import BeamOptions, EngineOutput, EngineRequest, ReasoningLimit, SamplingOptions
 from parley.worker.vllm.page_moves import PageMove, read_transfer, rejected_params, write_transfer
 from parley.worker.vllm.requests.continuation import Continuation, plan_continuations
 from parley.worker.vllm.requests.extra_options import read_extra_options
 from parley.worker.vllm.requests.sampling_fields import translate_choice
 
-GREEDY = Sampling(temperature=0.0)
+GREEDY = SamplingOptions(temperature=0.0)
 PARAMS = {"do_remote_prefill": True, "remote_block_ids": [[1, 2]]}
 LEASE_SECONDS = 1e6  # no run of the tests takes as long
 TRANSFER = write_transfer(PARAMS, LEASE_SECONDS)
 FETCHING = Continuation(page_move=PARAMS)
 COUNTING: list[dict[str, Any]] = [
-    {"sampling": Sampling(temperature=0.0, presence_penalty=1.0)},
-    {"sampling": Sampling(temperature=0.0, frequency_penalty=1.0)},
-    {"sampling": Sampling(temperature=0.0, banned=[[7]])},
+    {"sampling": SamplingOptions(temperature=0.0, presence_penalty=1.0)},
+    {"sampling": SamplingOptions(temperature=0.0, frequency_penalty=1.0)},
+    {"sampling": SamplingOptions(temperature=0.0, banned=[[7]])},
     {"sampling": GREEDY, "grammar": '{"grammars": [{"lark_grammar": "start: /a/"}]}'},
     {"sampling": GREEDY, "reasoning_limit": ReasoningLimit("<t>", "</t>", True, 1, [9])},
 ]
@@ -43,7 +43,7 @@ def test_greedy_choice_continues_after_its_prior_tokens_as_prompt():
     assert fields.sampling["max_tokens"] == 7 and fields.sampling["min_tokens"] == 1 and fields.page_move is None
 
 
-@pytest.mark.parametrize("members", [*COUNTING, {"sampling": Sampling(temperature=1.0)}])
+@pytest.mark.parametrize("members", [*COUNTING, {"sampling": SamplingOptions(temperature=1.0)}])
 def test_options_that_count_or_draw_make_vllm_draw_again(members):
     resumed_request = request(prior_tokens=[[7, 8]], **members)
     continuation, *others = plan_continuations(resumed_request, 0, can_force=True)
@@ -58,7 +58,7 @@ def test_options_that_count_or_draw_make_vllm_draw_again(members):
 
 
 def test_penalties_with_a_window_do_not_tell_prompt_from_output():
-    penalized = Sampling(temperature=0.0, presence_penalty=1.0, penalty_window=5)
+    penalized = SamplingOptions(temperature=0.0, presence_penalty=1.0, penalty_window=5)
     assert plan_continuations(request(prior_tokens=[[7, 8]], sampling=penalized), 0) == [Continuation(2)]
 
 
@@ -72,7 +72,7 @@ def test_fetched_pages_exclude_the_token_that_their_instance_drew():
         and continuation.redrawn_tokens(resumed_request, 0) == [8]
     )
     assert other == Continuation(2)
-    sampled = request(prior_tokens=[[7]], transfer=TRANSFER, sampling=Sampling(temperature=1.0))
+    sampled = request(prior_tokens=[[7]], transfer=TRANSFER, sampling=SamplingOptions(temperature=1.0))
     ways = plan_continuations(sampled, 0, can_force=True)
     assert ways == [FETCHING, Continuation(is_forced=True), Continuation(1)]
     later = msgspec.structs.replace(sampled, prior_tokens=[[7, 8]])
@@ -118,7 +118,7 @@ def test_output_of_a_lease_says_where_the_pages_are():
 
 def test_known_tokens_that_are_drawn_again_are_no_news():
     harness = Harness()
-    harness.add("a", prior_tokens=[[7, 8]], sampling=Sampling(temperature=1.0), logprobs=0)
+    harness.add("a", prior_tokens=[[7, 8]], sampling=SamplingOptions(temperature=1.0), logprobs=0)
     assert harness.step("a") == []
     assert harness.step("a", token=8) == []
     (output,) = harness.step("a", token=3)
@@ -129,7 +129,7 @@ def test_known_tokens_that_are_drawn_again_are_no_news():
 
 def test_host_tries_the_next_way_if_vllm_draws_other_tokens_than_the_prior_ones():
     harness = Harness(can_force=True)
-    harness.add("a", prior_tokens=[[8]], transfer=TRANSFER, sampling=Sampling(temperature=1.0))
+    harness.add("a", prior_tokens=[[8]], transfer=TRANSFER, sampling=SamplingOptions(temperature=1.0))
     for continuation in (FETCHING, Continuation(is_forced=True)):
         assert harness.client.ways[-1] == continuation and harness.step("a") == []
     assert harness.client.cancelled == ["0", "1"] and harness.client.ways[-1] == Continuation(1)
@@ -140,7 +140,7 @@ def test_host_tries_the_next_way_if_vllm_draws_other_tokens_than_the_prior_ones(
 @pytest.mark.parametrize("finish", [None, 1])
 def test_choice_that_cannot_be_continued_ends_with_an_error(finish):
     harness = Harness()
-    harness.add("a", prior_tokens=[[8]], sampling=Sampling(temperature=0.0, presence_penalty=1.0))
+    harness.add("a", prior_tokens=[[8]], sampling=SamplingOptions(temperature=0.0, presence_penalty=1.0))
     (output,) = harness.step("a", finish=finish)
     assert output.finish_reason == "error" and "another token" in output.error and output.token_ids == []
     assert harness.loop.is_idle and not harness.client.computing
@@ -148,7 +148,7 @@ def test_choice_that_cannot_be_continued_ends_with_an_error(finish):
 
 def test_answer_that_ends_before_the_known_tokens_is_another_answer():
     harness = Harness()
-    harness.add("a", prior_tokens=[[7, 8]], sampling=Sampling(temperature=0.0, presence_penalty=1.0))
+    harness.add("a", prior_tokens=[[7, 8]], sampling=SamplingOptions(temperature=0.0, presence_penalty=1.0))
     (output,) = harness.step("a", finish=0)
     assert output.finish_reason == "error"
 
@@ -199,8 +199,11 @@ def test_first_round_of_a_beam_search_fetches_pages():
         ({"adapter": "gone"}, True),
         ({"lease_seconds": 5.0}, True),  # some are needed to fetch them
         ({"lease_seconds": -5.0}, False),  # they are free by now
-        ({"prior_tokens": [[7, 8]], "sampling": Sampling(temperature=1.0)}, True),
-        ({"prior_tokens": [[8]], "sampling": Sampling(temperature=1.0)}, False),  # fetched, then another way is tried
+        ({"prior_tokens": [[7, 8]], "sampling": SamplingOptions(temperature=1.0)}, True),
+        (
+            {"prior_tokens": [[8]], "sampling": SamplingOptions(temperature=1.0)},
+            False,
+        ),  # fetched, then another way is tried
     ],
 )
 def test_pages_that_no_choice_fetches_are_given_back_once(members, is_rejected):

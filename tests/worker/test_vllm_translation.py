@@ -26,7 +26,7 @@ from parley.types import (
     Grammar,
     PoolingOptions,
     ReasoningLimit,
-    Sampling,
+    SamplingOptions,
     StructuralTag,
     TokenCost,
     TokenScore,
@@ -62,7 +62,7 @@ def sampling_of(index: int = 0, **members: Any) -> dict[str, Any]:
 def test_sampling_options_keep_their_values():
     options = {"temperature": 0.7, "top_p": 0.9, "top_k": 5, "min_p": 0.1, "repetition_penalty": 1.1}
     options |= {"presence_penalty": 0.5, "frequency_penalty": -0.5}
-    fields = sampling_of(sampling=Sampling(**options, logit_bias={7: 250.0}, allowed=[7, 8]), stop_ids=[EOS])
+    fields = sampling_of(sampling=SamplingOptions(**options, logit_bias={7: 250.0}, allowed=[7, 8]), stop_ids=[EOS])
     assert {name: fields[name] for name in options} == options
     assert fields["logit_bias"] == {7: 250.0} and fields["allowed_token_ids"] == [7, 8]
     assert fields["stop_token_ids"] == [EOS] and fields["ignore_eos"] and fields["max_tokens"] == 4
@@ -93,20 +93,23 @@ def test_only_the_first_choice_scores_the_prompt():
 
 
 def test_banned_sequences_travel_as_tokens():
-    assert translate_choice(request(sampling=Sampling(banned=[[7], [7, 8]])), 0, Continuation()).banned == [[7], [7, 8]]
+    assert translate_choice(request(sampling=SamplingOptions(banned=[[7], [7, 8]])), 0, Continuation()).banned == [
+        [7],
+        [7, 8],
+    ]
 
 
 def test_options_of_the_plugin_travel_with_the_request():
     limit = ReasoningLimit("<t>", "</t>", True, 3, [9])
-    fields = sampling_of(sampling=Sampling(watermark=True, no_repeat_ngram=2), reasoning_limit=limit)
+    fields = sampling_of(sampling=SamplingOptions(watermark=True, no_repeat_ngram=2), reasoning_limit=limit)
     sent = msgspec.msgpack.decode(msgspec.msgpack.encode(fields["extra_args"]))
     assert read_extra_options(sent) == ExtraOptions(watermark=True, no_repeat_ngram=2, reasoning_limit=limit)
     assert read_extra_options({"other": 1}) is None and read_extra_options(None) is None
-    assert "extra_args" not in sampling_of(sampling=Sampling(temperature=0.7, top_p=0.9))
+    assert "extra_args" not in sampling_of(sampling=SamplingOptions(temperature=0.7, top_p=0.9))
 
 
 def test_typical_p_takes_the_cuts_before_it_along():
-    sampling = Sampling(typical_p=0.5, temperature=0.7, top_p=0.9, top_k=5, min_p=0.1)
+    sampling = SamplingOptions(typical_p=0.5, temperature=0.7, top_p=0.9, top_k=5, min_p=0.1)
     fields = sampling_of(sampling=sampling)
     expected = ExtraOptions(typical_p=0.5, temperature=0.7, top_p=0.9, top_k=5, min_p=0.1)
     assert read_extra_options(fields["extra_args"]) == expected
@@ -116,7 +119,7 @@ def test_typical_p_takes_the_cuts_before_it_along():
 
 
 def test_penalties_with_a_window_are_the_plugins():
-    penalties = Sampling(repetition_penalty=1.2, presence_penalty=0.5, frequency_penalty=0.1, penalty_window=8)
+    penalties = SamplingOptions(repetition_penalty=1.2, presence_penalty=0.5, frequency_penalty=0.1, penalty_window=8)
     fields = sampling_of(sampling=msgspec.structs.replace(penalties, temperature=0.7, top_k=5))
     assert read_extra_options(fields["extra_args"]) == ExtraOptions(penalties=penalties)
     names = ("repetition_penalty", "presence_penalty", "frequency_penalty", "temperature", "top_k")

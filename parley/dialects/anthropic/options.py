@@ -17,7 +17,7 @@ from parley.dialects.fields import Fields
 from parley.dialects.output_constraints import read_json_schema
 from parley.dialects.sampling_members import MAX_STOP_CHARACTERS, MAX_STOPS, MAX_TOKEN_ID
 from parley.errors import Invalid, Unsupported
-from parley.types import Grammar, Sampling, StopConditions
+from parley.types import Grammar, SamplingOptions, StopConditions
 
 MAX_TOKENS = 2**31 - 1
 MAX_USER_ID = 256  # characters; strict only, because Claude Code's is longer
@@ -105,11 +105,11 @@ def _read_format(fields: Fields, name: str, rules: AnthropicRules) -> Grammar | 
     return Grammar("json", schema, field=form.member_path("schema"))
 
 
-def read_sampling(body: Fields, rules: AnthropicRules) -> Sampling:
+def read_sampling(body: Fields, rules: AnthropicRules) -> SamplingOptions:
     """Read how tokens are drawn; the lenient rules also know the members of the other APIs. Raises BadRequest."""
     if not rules.strict:
         return sampling_members.read_sampling(body, max_temperature=2)
-    return Sampling(
+    return SamplingOptions(
         temperature=body.number("temperature", 1.0, 0, 1),
         top_p=body.number("top_p", 1.0, 0, 1),
         top_k=body.integer("top_k", 0, 0, MAX_TOKEN_ID),

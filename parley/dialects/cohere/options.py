@@ -16,7 +16,7 @@ from parley.dialects.fields import Fields
 from parley.dialects.output_constraints import ANY_OBJECT_SCHEMA, read_json_schema
 from parley.dialects.sampling_members import MAX_STOP_CHARACTERS, MAX_STOPS
 from parley.errors import Invalid, excerpt
-from parley.types import Grammar, Sampling, StopConditions
+from parley.types import Grammar, SamplingOptions, StopConditions
 
 MAX_TOKENS = 2**31 - 1
 MAX_TOOLS = 512
@@ -100,12 +100,12 @@ def check_tool_name(function: Fields, name: str, rules: CohereRules) -> None:
         )
 
 
-def read_sampling(body: Fields, rules: CohereRules) -> Sampling:
+def read_sampling(body: Fields, rules: CohereRules) -> SamplingOptions:
     """Read how tokens are drawn; the lenient rules also know the members of the other APIs. Raises BadRequest."""
     if rules.strict:
         if body.raw_value("frequency_penalty") and body.raw_value("presence_penalty"):
             raise Invalid(BOTH_PENALTIES, field="presence_penalty")
-        return Sampling(
+        return SamplingOptions(
             temperature=body.number("temperature", DEFAULT_TEMPERATURE, 0, 1),
             top_p=body.number("p", DEFAULT_TOP_P, *STRICT_TOP_P),
             top_k=body.integer("k", 0, 0, MAX_TOP_K),

@@ -20,7 +20,7 @@ from parley.dialects.ollama.refusal_wording import OptionWording, incapable_mode
 from parley.dialects.output_constraints import ANY_OBJECT_SCHEMA
 from parley.dialects.sampling_members import MAX_ALTERNATIVES, MAX_STOP_CHARACTERS, MAX_STOPS, MAX_TOKEN_ID
 from parley.errors import Unsupported
-from parley.types import Grammar, Sampling, StopConditions
+from parley.types import Grammar, SamplingOptions, StopConditions
 
 MAX_TOKENS = 2**31 - 1
 MAX_TEMPERATURE = 100
@@ -39,7 +39,7 @@ INERT_FLAGS = ("use_mmap",)
 class OllamaOptions:
     """The options of a request. ``context_limit``: tokens of its prompt and answer together; None: the model's."""
 
-    sampling: Sampling
+    sampling: SamplingOptions
     stop_conditions: StopConditions
     context_limit: int | None = None
 
@@ -69,9 +69,9 @@ def _model_defaults(recommended: Mapping[str, float]) -> dict[str, float]:
     return {names.get(name, name): recommended[name] for name in own_names if name in recommended}
 
 
-def _read_sampling(options: Fields) -> Sampling:
+def _read_sampling(options: Fields) -> SamplingOptions:
     seed = options.integer("seed", -1)
-    return Sampling(
+    return SamplingOptions(
         temperature=options.number("temperature", 0.8, 0, MAX_TEMPERATURE),
         top_k=max(0, options.integer("top_k", 40, -1, MAX_TOKEN_ID)),
         top_p=options.number("top_p", 0.9, 0, 1),

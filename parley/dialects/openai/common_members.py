@@ -8,7 +8,7 @@ from parley.dialects.fields import Fields
 from parley.dialects.openai.reading_rules import OPENAI_RULES, ReadingRules, applied_options
 from parley.dialects.sampling_members import MAX_ALTERNATIVES, MAX_STOP_CHARACTERS, MAX_TOKEN_ID, ChoiceCounts
 from parley.errors import Unsupported
-from parley.types import RepetitionPattern, Sampling, StopConditions
+from parley.types import RepetitionPattern, SamplingOptions, StopConditions
 
 MAX_TOTAL_CHOICES = 2048  # n times the number of prompts
 MAX_STOP_IDS = 1024
@@ -16,7 +16,7 @@ MAX_TOKENS = 2**31 - 1
 MAX_PATTERN_TOKENS = 1024  # tokens
 
 
-def read_openai_sampling(body: Fields) -> Sampling:
+def read_openai_sampling(body: Fields) -> SamplingOptions:
     """Read the members that control how a token is drawn."""
     return sampling_members.read_sampling(body, max_temperature=2)
 

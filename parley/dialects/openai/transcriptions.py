@@ -29,7 +29,7 @@ from parley.types import (
     Media,
     OutputOptions,
     Request,
-    Sampling,
+    SamplingOptions,
     StopConditions,
     UploadedMedia,
     Usage,
@@ -362,9 +362,9 @@ def _refuse_unavailable(form: Fields) -> None:
         form.with_parsed_text("vllm_xargs", cap=MAX_CONTEXT_CHARACTERS).free_object("vllm_xargs")
 
 
-def read_speech_sampling(form: Fields, max_temperature: float) -> Sampling:
+def read_speech_sampling(form: Fields, max_temperature: float) -> SamplingOptions:
     """Read the members that control how a token is drawn. By default the most likely one is."""
-    return Sampling(
+    return SamplingOptions(
         temperature=form.number("temperature", 0.0, 0, max_temperature),
         top_p=form.number("top_p", 1.0, 0, 1),
         top_k=max(0, form.integer("top_k", 0, -1, MAX_TOKEN_ID)),

@@ -18,7 +18,7 @@ from parley.dialects.output_constraints import ANY_OBJECT_SCHEMA
 from parley.dialects.tgi.api_rules import TgiRules
 from parley.dialects.tgi.refusal_wording import TGI_WORDING
 from parley.errors import Invalid
-from parley.types import Grammar, Sampling, StopConditions
+from parley.types import Grammar, SamplingOptions, StopConditions
 
 RESERVED_TOKENS = 1024  # how many of max_new_tokens must fit; the rest is generated as far as there is room
 MAX_STOP_CHARACTERS = 16_384  # of all stop strings together
@@ -68,10 +68,10 @@ class TgiParameters(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     @property
-    def neutral_sampling(self) -> Sampling:
+    def neutral_sampling(self) -> SamplingOptions:
         """The parameters in neutral form."""
         temperature = 1.0 if self.temperature is None else self.temperature
-        return Sampling(
+        return SamplingOptions(
             temperature=temperature if self.draws_tokens else 0.0,
             top_p=1.0 if self.top_p is None else self.top_p,
             top_k=self.top_k or 0,

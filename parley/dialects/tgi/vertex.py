@@ -17,7 +17,7 @@ from parley.dialects.tgi.answer_parts import TGI_FIELD_NAMES
 from parley.dialects.tgi.api_rules import TgiRules
 from parley.dialects.tgi.parameters import RESERVED_TOKENS, TgiParameters
 from parley.errors import BadRequest, Invalid, Malformed, Missing, ParleyError, WrongType
-from parley.types import ChoiceDelta, Event, OutputOptions, Prompt, Request, Sampling, StopConditions, Usage
+from parley.types import ChoiceDelta, Event, OutputOptions, Prompt, Request, SamplingOptions, StopConditions, Usage
 
 MAX_INSTANCES = 1024
 NO_INSTANCES = "Input validation error"  # both message and type
@@ -61,7 +61,7 @@ class VertexReply(Reply):
             id=context.unique_id,
             model="",
             prompts=[prompt for prompt, _, _ in instances],
-            sampling=Sampling(seed=seed),
+            sampling=SamplingOptions(seed=seed),
             stop_conditions=StopConditions(max_tokens=length, include_in_output=True, reserved_tokens=RESERVED_TOKENS),
             output_options=OutputOptions(unparsed=True),
         )

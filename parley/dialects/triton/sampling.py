@@ -31,7 +31,7 @@ from parley.dialects.triton.error_answers import inputs_error
 from parley.dialects.triton.images import IMAGE_INPUTS, read_triton_images
 from parley.dialects.triton.model import INPUTS, OUTPUTS
 from parley.errors import BadRequest, Invalid, Unsupported, excerpt
-from parley.types import Grammar, OutputOptions, Request, Sampling, StopConditions, TextPrompt
+from parley.types import Grammar, OutputOptions, Request, SamplingOptions, StopConditions, TextPrompt
 
 MAX_TEMPERATURE = 1000.0  # far below this, all tokens are already equally probable
 DEFAULT_TOKENS = 16
@@ -288,7 +288,7 @@ def _timeout_seconds(body: Fields) -> float | None:
     return body.integer("timeout", 0, 0) / MICROSECONDS or None
 
 
-def _read_triton_sampling(body: Fields) -> Sampling:
+def _read_triton_sampling(body: Fields) -> SamplingOptions:
     body.integer("pad_id", None)  # checked only: nothing is padded
     return read_sampling(body, max_temperature=MAX_TEMPERATURE)
 

@@ -28,7 +28,7 @@ from parley.dialects.vllm.refusal_wording import (
     wrong_content_type,
 )
 from parley.errors import BadRequest, Invalid, excerpt
-from parley.types import Grammar, Request, Sampling, StopConditions
+from parley.types import Grammar, Request, SamplingOptions, StopConditions
 
 MAX_STOP_STRINGS = 4
 MAX_ID_CHARACTERS = 128  # characters of a request id in a header
@@ -310,7 +310,7 @@ def cap_max_tokens(stop: StopConditions, context: RequestContext) -> StopConditi
     return msgspec.structs.replace(stop, max_tokens=max(int(limit), stop.min_tokens))
 
 
-def search_sampling(request: Request) -> Sampling:
+def search_sampling(request: Request) -> SamplingOptions:
     """Return the sampling options; for beam search without those that only apply to drawing, including defaults."""
     if request.beam is None:
         return request.sampling

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import msgspec
 
-from parley.types import ReasoningLimit, Sampling
+from parley.types import ReasoningLimit, SamplingOptions
 
 
 class ExtraOptions(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The options with their neutral values; as in ``Sampling`` and ``EngineRequest``.
+    """The options with their neutral values; as in ``SamplingOptions`` and ``EngineRequest``.
 
     ``temperature``, ``min_p``, ``top_k``, ``top_p``: set only with ``typical_p``, which they precede; then the engine
     itself does not apply them. ``penalties``: those of a request whose penalties have a window; then the engine itself
@@ -17,7 +17,7 @@ class ExtraOptions(msgspec.Struct, frozen=True, omit_defaults=True):
 
     watermark: bool = False
     no_repeat_ngram: int = 0
-    penalties: Sampling | None = None
+    penalties: SamplingOptions | None = None
     reasoning_limit: ReasoningLimit | None = None
     typical_p: float = 1.0
     temperature: float = 1.0

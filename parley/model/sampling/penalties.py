@@ -12,7 +12,7 @@ from copy import copy
 import numpy as np
 import torch
 
-from parley.types import Sampling
+from parley.types import SamplingOptions
 
 # Stands in for infinity before further arithmetic: float32 sums and penalty products stay free of NaN.
 FINITE_INFINITY = 1e30
@@ -28,7 +28,7 @@ class Penalties:
     llama.cpp, all three count the last tokens of prompt and output together.
     """
 
-    def __init__(self, sampling: Sampling, prompt_length: int):
+    def __init__(self, sampling: SamplingOptions, prompt_length: int):
         self._sampling = sampling
         self._window = sampling.penalty_window
         self._prompt_length = prompt_length
@@ -38,7 +38,7 @@ class Penalties:
         self._counted_length = 0  # number of tokens already counted
 
     @staticmethod
-    def has_effect(sampling: Sampling) -> bool:
+    def has_effect(sampling: SamplingOptions) -> bool:
         """Whether any penalty changes logits."""
         penalties = (sampling.repetition_penalty, sampling.presence_penalty, sampling.frequency_penalty)
         return penalties != (1.0, 0.0, 0.0)

@@ -16,10 +16,10 @@ import msgspec
 from parley.core.search.beam import BeamSearch
 from parley.core.search.beam_searches import BeamSearches
 from parley.core.sequence import BeamCandidate, Sequence, SequenceStatus
-from parley.types import EngineFinishReason, EngineOutput, EngineRequest, Sampling, TokenCost, TokenScore
+from parley.types import EngineFinishReason, EngineOutput, EngineRequest, SamplingOptions, TokenCost, TokenScore
 from parley.worker.vllm.outputs.output_reader import read_scores
 
-GREEDY = Sampling(temperature=0.0)
+GREEDY = SamplingOptions(temperature=0.0)
 NO_CANDIDATES = "vLLM returned no candidates for a beam."
 
 

@@ -18,7 +18,7 @@ from parley.settings.config import SERVE_OPTIONS
 from parley.settings.options import resolve_options
 from parley.text.prompt import TextPipeline
 from parley.text.tokens.json_files import BadTokenizer
-from parley.types import EngineRequest, ModelInfo, PoolingOptions, Sampling, Settings
+from parley.types import EngineRequest, ModelInfo, PoolingOptions, SamplingOptions, Settings
 from parley.worker.check import ModelCheck
 
 PROMPTS = [
@@ -55,7 +55,7 @@ def serve_folder(named: Path, dtype: str, **settings: Any) -> Served:
         vectors = [torch.frombuffer(bytearray(answers[str(i), 0].vector), dtype=torch.float32) for i in range(2)]
         return Served(info, PROMPTS, [], vectors)
     requests = [
-        EngineRequest(str(i), prompt, TOKENS, Sampling(temperature=0), logprobs=0, prompt_logprobs=0)
+        EngineRequest(str(i), prompt, TOKENS, SamplingOptions(temperature=0), logprobs=0, prompt_logprobs=0)
         for i, prompt in enumerate(PROMPTS)
     ]
     answers, _ = serve_requests(runner, requests, step=40)

@@ -16,7 +16,7 @@ from parley.dialects.fields import MAX_F32, MAX_I32, MAX_U64, Fields
 from parley.dialects.mindie.api_rules import MindieRules
 from parley.dialects.mindie.members.text_length import utf16_length
 from parley.dialects.mindie.refusal_wording import parameter_value_error
-from parley.types import Sampling
+from parley.types import SamplingOptions
 
 SAMPLING_NAMES = ("temperature", "top_k", "top_p", "typical_p", "do_sample", "seed", "repetition_penalty", "watermark")
 STOP_NAMES = ("ignore_eos", "stop", "stop_token_ids", "include_stop_str_in_output")
@@ -158,7 +158,7 @@ def read_mindie_parameters(members: Fields, interface: ParameterTable) -> Parame
     return {name: _read_parameter(members, name, interface) for name in interface.check_order}
 
 
-def mindie_sampling(values: ParameterValues, rules: MindieRules) -> Sampling:
+def mindie_sampling(values: ParameterValues, rules: MindieRules) -> SamplingOptions:
     """Return the sampling settings: greedy, unless a temperature, top_k or top_p is given.
 
     Under strict rules typical_p and watermark have no effect, because the original only checks them.
@@ -168,7 +168,7 @@ def mindie_sampling(values: ParameterValues, rules: MindieRules) -> Sampling:
     if draws is None:
         draws = any(value is not None for value in (temperature, top_k, top_p))
     typical_p = values.get("typical_p") if not rules.strict else None
-    return Sampling(
+    return SamplingOptions(
         temperature=(1.0 if temperature is None else temperature) if draws else 0.0,
         top_k=max(0, top_k or 0),
         top_p=1.0 if top_p is None else top_p,

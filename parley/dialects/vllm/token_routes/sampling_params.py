@@ -26,7 +26,7 @@ from parley.dialects.openai.common_members import (
 from parley.dialects.vllm import requests
 from parley.dialects.vllm.refusal_wording import parameter_error
 from parley.errors import BadRequest, Invalid
-from parley.types import OutputOptions, Request, Sampling, StopConditions
+from parley.types import OutputOptions, Request, SamplingOptions, StopConditions
 
 DEFAULTS: dict[str, Any] = {  # defaults of members, which are left out if they have these values
     "n": 1,
@@ -89,7 +89,7 @@ def read_thinking_budget(params: Fields) -> int | None:
     return None if budget < 0 else budget
 
 
-def read_sampling(params: Fields) -> Sampling:
+def read_sampling(params: Fields) -> SamplingOptions:
     """Read how tokens are drawn. A seed of -1 means none. Raises BadRequest."""
     sampling = sampling_members.read_sampling(params, max_temperature=2)
     return msgspec.structs.replace(sampling, seed=None) if sampling.seed == -1 else sampling
@@ -167,7 +167,7 @@ def write_sampling_params(request: Request, max_tokens: int) -> dict[str, Any]:
     return {name: value for name, value in members.items() if value is not None and value != DEFAULTS.get(name)}
 
 
-def _drawing_members(sampling: Sampling) -> dict[str, Any]:
+def _drawing_members(sampling: SamplingOptions) -> dict[str, Any]:
     """Return the options that draw a token. With greedy sampling, limits of the choice of tokens have no effect.
 
     ``typical_p`` and ``no_repeat_ngram_size`` are not the original's; the route that continues the prompt has them.

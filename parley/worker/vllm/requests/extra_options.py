@@ -7,10 +7,10 @@ from typing import Any
 import msgspec
 
 from parley.model.sampling.extra_options import ExtraOptions
-from parley.types import EngineRequest, Sampling
+from parley.types import EngineRequest, SamplingOptions
 
 EXTRA_NAME = "parley"  # in vLLM's ``SamplingParams.extra_args``
-NEUTRAL_SAMPLING = Sampling()
+NEUTRAL_SAMPLING = SamplingOptions()
 
 
 def extra_sampling_fields(request: EngineRequest, forced: list[int]) -> dict[str, Any]:
@@ -34,7 +34,7 @@ def extra_sampling_fields(request: EngineRequest, forced: list[int]) -> dict[str
     if sampling.penalty_window:
         names = ("repetition_penalty", "presence_penalty", "frequency_penalty")
         penalties = {name: getattr(sampling, name) for name in (*names, "penalty_window")}
-        options = msgspec.structs.replace(options, penalties=Sampling(**penalties))
+        options = msgspec.structs.replace(options, penalties=SamplingOptions(**penalties))
         neutral |= {name: getattr(NEUTRAL_SAMPLING, name) for name in names}
     if options == ExtraOptions():
         return {}
