@@ -30,7 +30,7 @@ from parley.disagg.kv.peer import KVPeer
 from parley.serving.options import ServerOptions
 from parley.serving.served_model import ServedModel
 from parley.settings.key_file import make_key
-from parley.types import Settings
+from parley.types import ParleySettings
 from parley.web import logs
 from parley.web.port import HttpServer, freeze_objects, uvicorn_config
 from parley.web.tls.contexts import server_tls_context
@@ -67,7 +67,7 @@ async def start_server(options: argparse.Namespace, folder: Path, guards: tuple[
     key, hashed_key = make_key(
         "bench", requests_per_minute=PLENTY, tokens_per_minute=PLENTY, tokens_per_day=PLENTY, concurrent_requests=PLENTY
     )
-    settings = Settings(model=str(options.model))
+    settings = ParleySettings(model=str(options.model))
     server_options = ServerOptions(
         tls=write_certificate(folder) if "tls" in guards else None,
         hashed_keys=(hashed_key,) if "keys" in guards else None,

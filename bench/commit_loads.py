@@ -83,11 +83,11 @@ def engine(cleanup: ExitStack) -> Turn:
     from profile_engine import BenchEngine
     from random_model import SHAPES, write_model
 
-    from parley.types import EngineRequest, SamplingOptions, Settings
+    from parley.types import EngineRequest, ParleySettings, SamplingOptions
 
     folder = Path(cleanup.enter_context(TemporaryDirectory()))
     write_model(folder, replace(SHAPES["0.5b"], num_hidden_layers=4, vocab_size=16384))
-    bench = BenchEngine(Settings(model=str(folder), kv_memory=256 << 20, threads=1))
+    bench = BenchEngine(ParleySettings(model=str(folder), kv_memory=256 << 20, threads=1))
 
     rng = random.Random(0)
     contexts = [rng.choices(range(4000), k=CONTEXT) for _ in range(max(BATCHES))]

@@ -29,7 +29,7 @@ from parley.disagg.kv.peer import KVPeer
 from parley.engine.scripted_engine import SCRIPTED_MODEL, ScriptedEngine
 from parley.serving.options import ServerOptions
 from parley.serving.served_model import ServedModel
-from parley.types import EngineRequest, Settings
+from parley.types import EngineRequest, ParleySettings
 from parley.web import port as http_port
 
 TEXT = "time year people way day man thing woman life child world school state family student group country problem"
@@ -109,7 +109,7 @@ class ServerThread(threading.Thread):
         super().__init__(daemon=True)
         engine = ScriptedEngine(scripted_tokens, info=msgspec.structs.replace(SCRIPTED_MODEL, vocab_size=1 << 20))
         options = ServerOptions(port=0, access_log=False)
-        parts = ServerParts(options, [ServedModel(("model",), Settings(model=folder), engine, options)], KVPeer())
+        parts = ServerParts(options, [ServedModel(("model",), ParleySettings(model=folder), engine, options)], KVPeer())
         self.service = parts.registry
         self._sock = http_port.open_listener(options.host, 0)
         self.port = self._sock.getsockname()[1]

@@ -30,7 +30,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 from parley.model.load.loader import load_runner
 from parley.model.networks.network import PackedBatch
 from parley.model.runner import DecoderRunner
-from parley.types import Settings
+from parley.types import ParleySettings
 
 LAYERS, VOCAB = 1, 2048
 ROWS, PROMPT = (1, 8, 32), 512
@@ -196,7 +196,7 @@ def measure_shape(model_type: str, shape: Shape) -> list[list[str]]:
     torch.set_num_threads(1)
     runners = {
         kind: load_runner(
-            Settings(model=str(folder), quantization=setting, kv_memory=512 << 20, threads=1), ignore_progress
+            ParleySettings(model=str(folder), quantization=setting, kv_memory=512 << 20, threads=1), ignore_progress
         )[0]
         for kind, (_, setting) in shape.kinds.items()
     }

@@ -45,9 +45,9 @@ from parley.types import (
     EngineOutput,
     EngineRequest,
     Grammar,
+    ParleySettings,
     Request,
     SamplingOptions,
-    Settings,
     StopConditions,
     TextPrompt,
 )
@@ -145,7 +145,7 @@ class FeatureBench:
     """An engine whose running sequences are swapped between steps."""
 
     def __init__(self, folder: Path, words: Path, adapters: dict[str, str], threads: int, clock: Callable[[], float]):
-        settings = Settings(
+        settings = ParleySettings(
             model=str(folder), kv_memory=1 << 30, threads=threads, speculate="ngram", adapters=adapters,
             max_adapters=len(adapters), max_rank=max(RANKS),
         )  # fmt: skip

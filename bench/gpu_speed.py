@@ -42,7 +42,7 @@ from parley.model.load.loader import load_runner
 from parley.model.networks.network import PackedBatch
 from parley.model.runner import DecoderRunner
 from parley.native.layout import LayerKV, Span
-from parley.types import Settings
+from parley.types import ParleySettings
 
 GPU_SHAPES = {"0.5b": SHAPES["0.5b"], "8b": Shape(4096, 14336, 32, 32, 8, 128256)}
 DEVICE = torch.device("cuda")
@@ -296,7 +296,7 @@ class Report:
 
 def measure_loaded_steps(folder: Path, shape: Shape, bandwidth: float) -> str:
     """Load a model, and return the table of its decode steps."""
-    settings = Settings(model=str(folder), device="cuda", dtype="bfloat16", max_model_len=2 * STEP_CONTEXT)
+    settings = ParleySettings(model=str(folder), device="cuda", dtype="bfloat16", max_model_len=2 * STEP_CONTEXT)
     runner, _ = load_runner(settings, lambda stage, fraction: None)
     assert isinstance(runner, DecoderRunner)
     runner.pages.clear_pages(list(range(max(STEP_ROWS) * -(-STEP_CONTEXT // PAGE_SIZE))))

@@ -26,7 +26,7 @@ from parley.model.load.loader import load_runner
 from parley.model.networks.network import PackedBatch
 from parley.model.runner import DecoderRunner
 from parley.native.layout import Span
-from parley.types import Settings
+from parley.types import ParleySettings
 
 ROWS = (1, 4, 8, 16, 32, 64, 100, 128, 256, 512)
 LAYERS = ((1152, 896), (896, 896), (9728, 896), (896, 4864))  # out, in: the linear layers of one decoder layer
@@ -151,7 +151,7 @@ def main() -> int:
     kinds = ("none", "int8", "int4")
     model = str(MODELS / "0.5b")
     runners = [
-        load_runner(Settings(model=model, quantization=kind, kv_memory=512 << 20, threads=1), ignore_progress)[0]
+        load_runner(ParleySettings(model=model, quantization=kind, kv_memory=512 << 20, threads=1), ignore_progress)[0]
         for kind in kinds
     ]
     times: dict[tuple[str, str], list[float]] = {}

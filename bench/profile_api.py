@@ -41,7 +41,7 @@ from parley.serving.request_metrics import RequestMetrics
 from parley.serving.served_model import ServedModel
 from parley.text.choice import AnswerChoice
 from parley.text.prompt import TextPipeline
-from parley.types import EngineOutput, EngineRequest, EngineStats, Settings
+from parley.types import EngineOutput, EngineRequest, EngineStats, ParleySettings
 from parley.web import logs
 from parley.web.exchange import Exchange
 from parley.web.http_cycle import HttpCycle
@@ -64,7 +64,7 @@ def start_process(target: Callable[..., None], *arguments: object) -> BaseProces
 class ScriptedEngine(RemoteEngine):
     """The API process's end of a real engine connection, whose other end is a process without a model."""
 
-    def __init__(self, settings: Settings, pause: float):
+    def __init__(self, settings: ParleySettings, pause: float):
         super().__init__(settings)
         self._pause = pause
 
@@ -80,7 +80,7 @@ class ScriptedEngine(RemoteEngine):
 def run_scripted_engine(sock: socket.socket, pause: float) -> None:
     """Play the engine: send one frame per step, ``pause`` seconds after the last."""
     decoder = msgspec.msgpack.Decoder(ToEngine)
-    wire.receive_frame(sock, msgspec.msgpack.Decoder(Settings))
+    wire.receive_frame(sock, msgspec.msgpack.Decoder(ParleySettings))
     sock.sendall(wire.encode_frame(EngineReady(INFO)))
     running: dict[str, list] = {}
     while True:
@@ -221,7 +221,7 @@ async def measure_load(
 
 async def measure_api(options: argparse.Namespace) -> None:
     """Measure both loads, plain and instrumented, and print the table."""
-    settings, server_options = Settings(model=str(options.model)), ServerOptions()
+    settings, server_options = ParleySettings(model=str(options.model)), ServerOptions()
     model = ServedModel(("model",), settings, ScriptedEngine(settings, options.pause), server_options)
     sock = socket.create_server(("127.0.0.1", 0), backlog=1024)
     parts = ServerParts(server_options, [model], KVPeer())

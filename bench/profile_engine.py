@@ -28,7 +28,7 @@ from parley.model.load.loader import load_runner
 from parley.model.networks.paged_kv import PagedKV
 from parley.model.runner import DecoderRunner
 from parley.model.sampling.sampler import Sampler
-from parley.types import EngineRequest, SamplingOptions, Settings
+from parley.types import EngineRequest, ParleySettings, SamplingOptions
 
 KERNELS = {
     "embed_tokens": "embedding",
@@ -43,7 +43,7 @@ SHORT = 8  # prompt tokens of a request that ends with its first token
 class BenchEngine:
     """A loop whose output goes through a socket, as in the worker process."""
 
-    def __init__(self, settings: Settings):
+    def __init__(self, settings: ParleySettings):
         self.runner, _ = load_runner(settings, lambda stage, fraction: None)
         gc.freeze()  # as the worker process does
         near, far = socket.socketpair()
@@ -125,7 +125,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--kernels", action="store_true", help="run the layers kernel by kernel")
     options = parser.parse_args()
-    engine = BenchEngine(Settings(model=str(options.model), kv_memory=512 << 20, threads=options.threads))
+    engine = BenchEngine(ParleySettings(model=str(options.model), kv_memory=512 << 20, threads=options.threads))
     if options.kernels:
         engine.runner.network.stack = None
     for _ in range(64):  # warm up: the step budget learns, libraries initialize

@@ -31,7 +31,7 @@ from parley.engine.remote import RemoteEngine
 from parley.engine.scripted_engine import SCRIPTED_MODEL
 from parley.serving.options import ServerOptions
 from parley.serving.served_model import ServedModel
-from parley.types import EngineOutput, EngineRequest, EngineStats, Settings
+from parley.types import EngineOutput, EngineRequest, EngineStats, ParleySettings
 from parley.web.port import HttpServer, freeze_objects, uvicorn_config
 
 CLIENTS = 16
@@ -118,7 +118,7 @@ class MemoryServer:
     """A server with connections in this process. ``harness``: nanoseconds of this program's own work."""
 
     def __init__(self, folder: str, clients: int = CLIENTS):
-        settings, options = Settings(model=folder), ServerOptions(access_log=False)
+        settings, options = ParleySettings(model=folder), ServerOptions(access_log=False)
         self.engine = MemoryEngine(settings)
         self.model = ServedModel(("model",), settings, self.engine, options)
         config = uvicorn_config(options, ServerParts(options, [self.model], KVPeer()).build_app())

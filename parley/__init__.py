@@ -19,9 +19,9 @@ if TYPE_CHECKING:
         Grammar,
         Message,
         OutputOptions,
+        ParleySettings,
         Request,
         SamplingOptions,
-        Settings,
         StopConditions,
         TextPrompt,
         TokensPrompt,
@@ -31,14 +31,14 @@ _NAME_MODULES = {
     "parley.llm": ("LLM", "Answer", "Completion"),
     "parley.errors": ("ParleyError",),
     "parley.types": (
-        "ChatPrompt", "Event", "Grammar", "Message", "OutputOptions", "Request", "SamplingOptions", "Settings",
+        "ChatPrompt", "Event", "Grammar", "Message", "OutputOptions", "ParleySettings", "Request", "SamplingOptions",
         "StopConditions", "TextPrompt", "TokensPrompt",
     ),
 }  # fmt: skip
 
 __all__ = [
     "LLM", "Answer", "ChatPrompt", "Completion", "Event", "Grammar", "Message", "OutputOptions", "ParleyError",
-    "Request", "SamplingOptions", "Settings", "StopConditions", "TextPrompt", "TokensPrompt", "__version__",
+    "ParleySettings", "Request", "SamplingOptions", "StopConditions", "TextPrompt", "TokensPrompt", "__version__",
 ]  # fmt: skip
 
 

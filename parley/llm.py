@@ -40,10 +40,10 @@ from parley.types import (
     Grammar,
     MediaKind,
     ModelOverrides,
+    ParleySettings,
     PromptScored,
     PromptVector,
     Request,
-    Settings,
     TokenInfo,
     ToolCall,
     Usage,
@@ -87,7 +87,7 @@ class Answer:
 class LLM:
     """A model, loaded by the constructor. ``model``: a folder, a hub name, or None for the built-in one.
 
-    ``settings`` are the fields of ``parley.types.Settings`` (``dtype="float32"``, ``kv_memory=1 << 30``, …).
+    ``settings`` are the fields of ``parley.types.ParleySettings`` (``dtype="float32"``, ``kv_memory=1 << 30``, …).
     ``revision``, ``tokenizer``, ``chat_template``, ``hf_overrides`` and ``mmproj`` are those of
     ``parley.types.ModelOverrides``.
     ``adapters``: folders of LoRA adapters in PEFT's format, by name; ``adapter="name"`` selects one in every method.
@@ -123,7 +123,7 @@ class LLM:
             folder = str(resolve_model(model, overrides=overrides))
             if "dtype" in settings:
                 settings["dtype"] = DTYPE_NAMES.get(settings["dtype"], settings["dtype"])
-            plan = Settings(model=folder, adapters=dict(adapters or {}), **settings)
+            plan = ParleySettings(model=folder, adapters=dict(adapters or {}), **settings)
             if plan.draft_model is not None:
                 plan.speculate = f"draft={resolve_draft_model(plan.draft_model)}"
             engine: Engine = ThreadEngine(plan) if in_process else RemoteEngine(plan, name=served_name(model))

@@ -12,7 +12,7 @@ from parley.engine.remote import RemoteEngine
 from parley.engine.scripted_engine import SCRIPTED_MODEL, ScriptedEngine
 from parley.engine.vllm import VLLMEngine
 from parley.serving.options import EngineKind, OfferedModel
-from parley.types import AttachedSettings, EngineSettings, Settings, VLLMSettings
+from parley.types import AttachedSettings, EngineSettings, ParleySettings, VLLMSettings
 from parley.worker.attached.attached_engine import AttachedEngine
 from parley.worker.thread_engine import ThreadEngine
 
@@ -20,12 +20,12 @@ from parley.worker.thread_engine import ThreadEngine
 EngineFactory = Callable[[Any, str], Engine]
 
 
-def remote_engine(settings: Settings, name: str) -> Engine:
+def remote_engine(settings: ParleySettings, name: str) -> Engine:
     """Return an engine in a process of its own."""
     return RemoteEngine(settings, name=name)
 
 
-def thread_engine(settings: Settings, name: str) -> Engine:
+def thread_engine(settings: ParleySettings, name: str) -> Engine:
     """Return an engine in a thread of this process."""
     return ThreadEngine(settings)
 

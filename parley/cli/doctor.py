@@ -28,7 +28,7 @@ from parley.gguf.folder import LINK_PATTERN
 from parley.settings.config import SERVE_OPTIONS
 from parley.settings.options import ConfigError, ResolvedOptions
 from parley.settings.serve_options.model_options import DTYPE_NAMES
-from parley.types import AttachedSettings, Settings, VLLMSettings
+from parley.types import AttachedSettings, ParleySettings, VLLMSettings
 from parley.web.auth import is_loopback
 from parley.worker.check import ModelCheck, check_in_process
 
@@ -214,7 +214,7 @@ def _check_model(offered_model: OfferedModel, folder: Path | None) -> Generator[
         return 0
     if isinstance(settings, VLLMSettings) and (yield from check_vllm(settings)):
         return 0
-    if isinstance(settings, Settings) and (draft := settings.draft_model):
+    if isinstance(settings, ParleySettings) and (draft := settings.draft_model):
         try:
             draft_folder = hub.find_draft_model(draft)
         except hub.ModelMissing as error:
@@ -245,7 +245,7 @@ def _check_model(offered_model: OfferedModel, folder: Path | None) -> Generator[
 
 def _check_loading(offered_model: OfferedModel, settings: EngineSettings) -> ModelCheck:
     """Check whether parley's own engine would load the model. Whether vLLM would, only its start shows."""
-    if offered_model.engine == "scripted" or not isinstance(settings, Settings) or settings.costs:
+    if offered_model.engine == "scripted" or not isinstance(settings, ParleySettings) or settings.costs:
         return ModelCheck()
     return check_in_process(settings)
 

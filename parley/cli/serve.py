@@ -151,7 +151,7 @@ def settings_of_engine(config: ResolvedOptions, merged_options: Mapping[str, Any
 def check_cache_events(models: Sequence[OfferedModel]) -> None:
     """Raise ConfigError if events cannot be published: without ZeroMQ, a model or a prefix cache, or two at one
     address."""
-    from parley.types import Settings
+    from parley.types import ParleySettings
 
     publishers = [model.settings for model in models if model.settings.cache_events is not None]
     if publishers and not find_spec("zmq"):
@@ -159,7 +159,7 @@ def check_cache_events(models: Sequence[OfferedModel]) -> None:
     addresses: Counter[str] = Counter()
     for settings in publishers:
         assert settings.cache_events is not None
-        if isinstance(settings, Settings) and settings.costs:
+        if isinstance(settings, ParleySettings) and settings.costs:
             raise ConfigError("kv-events: there are no events with cost-model, which computes nothing.")
         if not settings.prefix_cache:
             raise ConfigError("kv-events: there are no events without a prefix cache.")

@@ -52,7 +52,7 @@ from parley.core.sequence_factory import SequenceFactory
 from parley.core.shared_pages.pinned import PinnedPages
 from parley.core.step_budget import FixedBudget, StepBudget, TimedBudget
 from parley.core.step_results import STEP_FAILED, ResultProcessor
-from parley.types import EngineFinishReason, EngineOutput, EngineRequest, EngineStats, Settings
+from parley.types import EngineFinishReason, EngineOutput, EngineRequest, EngineStats, ParleySettings
 
 log = logging.getLogger("parley.engine")
 
@@ -75,7 +75,7 @@ class EngineLoop:
     def __init__(
         self,
         runner: ModelRunner,
-        settings: Settings,
+        settings: ParleySettings,
         emit: Callable[[list[EngineOutput], EngineStats], None],
         step_budget: StepBudget | None = None,
         fetch_adapter: FetchAdapter | None = None,
@@ -442,7 +442,7 @@ def usable_context(runner: ModelRunner) -> int:
     return min(runner.max_model_len, runner.page_count * PAGE_SIZE) if runner.page_count else runner.max_model_len
 
 
-def default_step_budget(settings: Settings) -> StepBudget:
+def default_step_budget(settings: ParleySettings) -> StepBudget:
     """Return the step budget of the settings: ``step_ms`` on a CPU, ``step_tokens`` on other devices."""
     on_cpu = settings.device.startswith("cpu")
     return TimedBudget(settings.step_ms / 1000) if on_cpu else FixedBudget(settings.step_tokens)
@@ -454,7 +454,7 @@ def restores_states(runner: ModelRunner) -> bool:
     return runner.state_slots is None or runner.snapshot_slots > 0
 
 
-def make_speculation(runner: ModelRunner, settings: Settings) -> Speculation | None:
+def make_speculation(runner: ModelRunner, settings: ParleySettings) -> Speculation | None:
     """Return speculative decoding as the settings say; None for encoders and for models that cannot undo a wrong draft.
 
     If ``settings.speculate`` is "none", only requests with a prediction get drafts.

@@ -36,7 +36,7 @@ from parley.serving.pages.metrics_page import fit_buckets
 from parley.serving.workers.daemon_thread import run_in_daemon_thread
 from parley.text.prompt import TextPipeline
 from parley.text.tokens.json_files import read_json_object
-from parley.types import EngineSettings, Media, MediaItem, MediaKind, ModelInfo, Settings, Tenant
+from parley.types import EngineSettings, Media, MediaItem, MediaKind, ModelInfo, ParleySettings, Tenant
 from parley.version import __version__
 
 LAST_EVENTS_SECONDS = 2.0  # seconds to write the last events of failed requests
@@ -124,7 +124,7 @@ class ServedModel:
             overrides=self.settings.overrides,
         )
         self.settings.model = str(await run_in_daemon_thread(resolve_folder, "parley-hub"))
-        if isinstance(self.settings, Settings) and (draft := self.settings.draft_model):
+        if isinstance(self.settings, ParleySettings) and (draft := self.settings.draft_model):
             resolve_draft = partial(hub.resolve_draft_model, draft, report_progress)
             self.settings.speculate = f"draft={await run_in_daemon_thread(resolve_draft, 'parley-hub')}"
 
@@ -174,7 +174,7 @@ class ServedModel:
 
     def _plan_media_adapters(self) -> None:
         """Let the engine load the adapters in the model's own folder that its media need."""
-        if not isinstance(self.settings, Settings):
+        if not isinstance(self.settings, ParleySettings):
             return
         for kind, folder in find_media_adapters(Path(self.settings.model)).items():
             own_name = f"{kind}-lora" if folder == Path(self.settings.model) else folder.name

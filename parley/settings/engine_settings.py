@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from parley.settings.serve_options.model_options import DTYPE_NAMES
 
 if TYPE_CHECKING:
-    from parley.types import AttachedSettings, CacheEventSettings, ModelOverrides, Settings, VLLMSettings
+    from parley.types import AttachedSettings, CacheEventSettings, ModelOverrides, ParleySettings, VLLMSettings
 
 
 def model_overrides(config: Mapping[str, Any]) -> ModelOverrides:
@@ -24,11 +24,11 @@ def model_overrides(config: Mapping[str, Any]) -> ModelOverrides:
     )
 
 
-def engine_settings(config: Mapping[str, Any], folder: str) -> Settings:
+def engine_settings(config: Mapping[str, Any], folder: str) -> ParleySettings:
     """Return the engine settings for the model in ``folder``, taken from the options."""
-    from parley.types import Settings
+    from parley.types import ParleySettings
 
-    return Settings(
+    return ParleySettings(
         model=folder,
         overrides=model_overrides(config),
         dtype=DTYPE_NAMES[config["dtype"]],

@@ -419,7 +419,7 @@ class EngineSettings(msgspec.Struct, kw_only=True):
         return (self.model,)
 
 
-class Settings(EngineSettings, kw_only=True):
+class ParleySettings(EngineSettings, kw_only=True):
     """The settings of parley's own engine."""
 
     kv_dtype: str = "auto"  # stored type of keys and values: auto (the model's dtype) or int8

@@ -1,7 +1,7 @@
-"""Checks whether an engine would load a model: ``python -m parley.worker.check`` with Settings as JSON on its input.
+"""Checks whether an engine would load a model: ``python -m parley.worker.check``.
 
-Prints a ModelCheck as JSON, and reads no weights. It runs in a process of its own, because torch takes seconds to
-import and a broken installation of it may kill the process.
+Reads ``ParleySettings`` as JSON from its input, prints a ``ModelCheck`` as JSON, and reads no weights. It runs in a
+process of its own, because torch takes seconds to import and a broken installation of it may kill the process.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import sys
 import msgspec
 
 from parley.child_process import python_command
-from parley.types import Settings
+from parley.types import ParleySettings
 
 TIMEOUT = 120  # seconds
 
@@ -31,7 +31,7 @@ class ModelCheck(msgspec.Struct):
     table_bytes: int = 0
 
 
-def check_in_process(settings: Settings) -> ModelCheck:
+def check_in_process(settings: ParleySettings) -> ModelCheck:
     """Check the model that the settings name, in a process of its own."""
     command = python_command("-m", "parley.worker.check")
     try:
@@ -49,7 +49,7 @@ def main() -> None:
     from parley.model.load.check import check_model
 
     try:
-        model_facts = check_model(msgspec.json.decode(sys.stdin.buffer.read(), type=Settings))
+        model_facts = check_model(msgspec.json.decode(sys.stdin.buffer.read(), type=ParleySettings))
         checked = ModelCheck(
             load_caveat=model_facts.load_caveat,
             memory_bytes=model_facts.memory_bytes,

@@ -1,8 +1,9 @@
 """Runs an engine: loads the model, then serves messages, in a process of its own or in a thread.
 
 As a process (``python -m parley.worker.process [early] FD``) it communicates over a stream socket, inherited as file
-descriptor FD. The first frame is Settings; then ToEngine frames arrive and FromEngine frames are sent. End of file
-means that the API process is gone. It ends this process at once, even during a step: there is no state worth saving.
+descriptor FD. The first frame has the ``ParleySettings``; then ``ToEngine`` frames arrive and ``FromEngine`` frames are
+sent. End of file means that the API process is gone. It ends this process at once, even during a step: there is no
+state worth saving.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from parley.engine.messages import (
 from parley.heartbeat import send_beats
 from parley.log_lines import set_up_child_logging
 from parley.tenant_executor import TenantExecutor
-from parley.types import EngineOutput, EngineRequest, EngineStats, Settings
+from parley.types import EngineOutput, EngineRequest, EngineStats, ParleySettings
 from parley.worker.messages_loop import EngineInbox, SendMessage, serve_messages
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ LIBRARY_SETTINGS = {
 }
 
 
-def run_engine(settings: Settings, inbox: EngineInbox, send_message: SendMessage) -> None:
+def run_engine(settings: ParleySettings, inbox: EngineInbox, send_message: SendMessage) -> None:
     """Load the model and serve messages until Shutdown. Errors are sent as EngineFatal and not raised."""
     try:
         if settings.costs:
@@ -79,7 +80,7 @@ def run_engine(settings: Settings, inbox: EngineInbox, send_message: SendMessage
 
 
 def _load_model(
-    settings: Settings, send_message: SendMessage
+    settings: ParleySettings, send_message: SendMessage
 ) -> tuple[DecoderRunner | EncoderRunner, ModelInfo, KVEventPublisher | None] | None:
     """Load the model, and open the publisher of its cache events. None if an EngineFatal with the reason was sent."""
     try:
@@ -106,7 +107,7 @@ def _load_model(
         return None
 
 
-def _run_model(settings: Settings, inbox: EngineInbox, send_message: SendMessage) -> None:
+def _run_model(settings: ParleySettings, inbox: EngineInbox, send_message: SendMessage) -> None:
     """Load the model and run its loop in this thread, with threads for adapters and grammars."""
     loaded = _load_model(settings, send_message)
     if loaded is None:
@@ -198,7 +199,7 @@ def serve_engine_socket(fd: int, *, is_early: bool = False) -> None:
             import parley.model.load.loader  # noqa: F401
         gc.freeze()
         gc.enable()
-    settings = wire.receive_frame(sock, msgspec.msgpack.Decoder(Settings))
+    settings = wire.receive_frame(sock, msgspec.msgpack.Decoder(ParleySettings))
     if settings is None:
         return
     inbox: EngineInbox = queue.SimpleQueue()

@@ -45,7 +45,7 @@ from parley.engine.messages import (
     SubmitRequest,
 )
 from parley.heartbeat import BEAT_SECONDS, beat
-from parley.types import Arena, EngineFeature, EngineRequest, ModelInfo, PoolingTask, Settings
+from parley.types import Arena, EngineFeature, EngineRequest, ModelInfo, ParleySettings, PoolingTask
 from parley.worker.messages_loop import EngineInbox, SendMessage, serve_messages
 
 # Two steps with at most this many seconds between them count as back to back, since a busy machine adds delays.
@@ -219,7 +219,7 @@ class SimulatedLink:
                 heapq.heappush(scheduled, (due_at, next(number), message))
 
 
-def run_simulated(settings: Settings, inbox: EngineInbox, send: SendMessage) -> None:
+def run_simulated(settings: ParleySettings, inbox: EngineInbox, send: SendMessage) -> None:
     """Serve messages like ``process.run_engine``, with the cost model that the settings name."""
     try:
         costs = read_costs(settings.costs)

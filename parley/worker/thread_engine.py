@@ -14,14 +14,14 @@ from parley.engine.messages import (
     ToEngine,
 )
 from parley.engine.page_transfer import MessagePageTransfer
-from parley.types import Settings
+from parley.types import ParleySettings
 from parley.worker.messages_loop import EngineInbox
 
 
 class ThreadEngine(MessagePageTransfer):
     """Runs the model in a thread. Torch is imported at the start, and the interpreter's lock is shared."""
 
-    def __init__(self, settings: Settings):
+    def __init__(self, settings: ParleySettings):
         super().__init__()
         self.settings = settings
         self._inbox: EngineInbox = queue.SimpleQueue()

@@ -12,7 +12,7 @@ from support.loop_clock import pass_time
 from parley.engine.scripted_engine import ScriptedEngine
 from parley.serving.options import ServerOptions
 from parley.serving.served_model import ServedModel
-from parley.types import KeyOwner, Settings
+from parley.types import KeyOwner, ParleySettings
 
 ROOT = "/api/2.0/serving-endpoints"
 TALK = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 3}
@@ -220,7 +220,7 @@ async def three_models(serve, folder):
 
     def make_model(name, **changes):
         info = msgspec.structs.replace(MODEL_INFO, **changes)
-        settings = Settings(model=str(folder), max_batch=8)
+        settings = ParleySettings(model=str(folder), max_batch=8)
         return ServedModel((name,), settings, ScriptedEngine(repeat_token(301), info=info), ServerOptions())
 
     others = [make_model("large"), make_model("vectors", generates=False, dimensions=8)]
@@ -274,7 +274,7 @@ async def test_rejects_an_endpoint_that_mixes_chat_and_embedding_models(three_mo
 
 
 async def test_endpoint_state_follows_added_and_removed_models(three_models, folder):
-    settings = Settings(model=str(folder), max_batch=8)
+    settings = ParleySettings(model=str(folder), max_batch=8)
     late = ServedModel(("late",), settings, ScriptedEngine(repeat_token(302), info=MODEL_INFO), ServerOptions())
     entity = {"served_entities": [{"entity_name": "late"}]}
     assert (await three_models.post(ROOT, {"name": "e", "config": entity})).status == 400

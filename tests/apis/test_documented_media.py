@@ -26,7 +26,7 @@ from parley.dialects.mindie.api_rules import MindieRules
 from parley.dialects.mounts import ApiMount, universal_mounts
 from parley.serving.options import MediaOptions
 from parley.settings.media_hosts import parse_media_host
-from parley.types import Settings
+from parley.types import ParleySettings
 
 EXAMPLES = json.loads((Path(__file__).parent.parent / "data" / "media_examples.json").read_text("utf-8"))
 PICTURE = "/xxxx/test.png"
@@ -69,7 +69,9 @@ async def start(serve, host, tmp_path: Path):
 
     async def start_server(family: str) -> RunningServer:
         return await serve(
-            settings=Settings(model=str(multimodal_folder(family)), dtype="float32", kv_memory=8 << 20, threads=1),
+            settings=ParleySettings(
+                model=str(multimodal_folder(family)), dtype="float32", kv_memory=8 << 20, threads=1
+            ),
             names=("qwen2.5_vl",),
             surfaces=MOUNTS,
             media=MediaOptions(hosts=(parse_media_host(f"127.0.0.1:{host.port}"),), folder=str(tmp_path)),

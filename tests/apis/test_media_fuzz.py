@@ -29,7 +29,7 @@ from support.sound_forms import FORM_TYPE
 from parley.dialects.dialect import ApiOptions
 from parley.serving.options import MediaOptions
 from parley.settings.media_hosts import parse_media_host
-from parley.types import Settings
+from parley.types import ParleySettings
 
 EXAMPLES = MAX_EXAMPLES if "PARLEY_FUZZ" in os.environ else 25
 CACHE_BYTES = 4 << 20
@@ -62,7 +62,9 @@ async def start(serve, tmp_path: Path):
 
         async def start_server(family: str) -> tuple[RunningServer, str]:
             server = await serve(
-                settings=Settings(model=str(multimodal_folder(family)), dtype="float32", kv_memory=8 << 20, threads=1),
+                settings=ParleySettings(
+                    model=str(multimodal_folder(family)), dtype="float32", kv_memory=8 << 20, threads=1
+                ),
                 media=MediaOptions(
                     hosts=(parse_media_host(f"127.0.0.1:{host.port}"),),
                     folder=str(tmp_path),

@@ -26,7 +26,7 @@ from parley.serving import served_model
 from parley.serving.media.workers import MediaWorkers
 from parley.serving.options import MediaOptions
 from parley.settings.media_hosts import parse_media_host
-from parley.types import Settings
+from parley.types import ParleySettings
 
 TOKENS = 10
 IS_NIGHT = bool(os.environ.get("PARLEY_NIGHTLY"))
@@ -36,9 +36,9 @@ PICTURE_FAMILIES = sorted(family for family, shape in FAMILIES.items() if "image
 SAMPLE = ["qwen3_vl", "llava", "gemma3"]
 
 
-def media_settings(family: str, **options: Any) -> Settings:
+def media_settings(family: str, **options: Any) -> ParleySettings:
     folder = str(multimodal_folder(family))
-    return Settings(model=folder, dtype="float32", kv_memory=8 << 20, max_batch=8, threads=1, **options)
+    return ParleySettings(model=folder, dtype="float32", kv_memory=8 << 20, max_batch=8, threads=1, **options)
 
 
 def image_part(seed: int) -> dict[str, Any]:
@@ -197,7 +197,7 @@ async def test_every_api_gives_the_same_text(serve):
 async def test_a_decode_instance_answers_about_a_picture_without_opening_it(alike, monkeypatch, family):
     monkeypatch.setattr(served_model, "MediaWorkers", MediaWorkers)  # each server has its own
 
-    def settings() -> Settings:
+    def settings() -> ParleySettings:
         return media_settings(family, shared=True)
 
     single_server, pair = await alike(settings=settings)

@@ -14,7 +14,7 @@ from support.multimodal_models import multimodal_folder
 
 from parley.serving.options import MediaOptions
 from parley.settings.media_hosts import parse_media_host
-from parley.types import Settings
+from parley.types import ParleySettings
 
 PICTURE = base64.b64decode(picture_base64(1))
 QUESTION = "What is this?"
@@ -34,7 +34,7 @@ async def ask(serve, host: MediaHost, tmp_path):
     (tmp_path / "link.png").symlink_to("/etc/hostname")
     os.mkfifo(tmp_path / "pipe.png")
     hosts = (parse_media_host(f"127.0.0.1:{host.port}"), parse_media_host("any-public"))
-    settings = Settings(model=str(multimodal_folder("llava")), dtype="float32", kv_memory=8 << 20, threads=1)
+    settings = ParleySettings(model=str(multimodal_folder("llava")), dtype="float32", kv_memory=8 << 20, threads=1)
     server = await serve(settings=settings, media=MediaOptions(hosts=hosts, folder=str(tmp_path)))
 
     async def ask_api(api: str, url: str):

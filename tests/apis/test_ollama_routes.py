@@ -12,7 +12,7 @@ from tokenizers.processors import TemplateProcessing
 
 from parley import hub
 from parley.dialects.mounts import DEDICATED_APIS, dedicated_mounts
-from parley.types import Settings
+from parley.types import ParleySettings
 
 HELLO = HELLO_CHAT["messages"]
 PLAIN = {"think": False, "options": {"temperature": 0, "num_predict": 8}}
@@ -263,7 +263,7 @@ async def test_ollama_embeds_empty_texts_among_others_and_refuses_a_window_of_ma
     marks = [(mark, tokenizer.token_to_id(mark)) for mark in ("<|im_start|>", "<|im_end|>")]
     tokenizer.post_processor = TemplateProcessing(single="<|im_start|> $A <|im_end|>", special_tokens=marks)
     tokenizer.save(file)
-    server = await serve(settings=Settings(model=str(tmp_path), kv_memory=8 << 20, max_batch=4, threads=1))
+    server = await serve(settings=ParleySettings(model=str(tmp_path), kv_memory=8 << 20, max_batch=4, threads=1))
     body = {"model": "tiny", "input": ["", "why is the sky blue?"]}
     whole = (await server.post("/api/embed", body)).json
     assert len(whole["embeddings"]) == 2 and whole["prompt_eval_count"] > 4

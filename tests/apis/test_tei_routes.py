@@ -8,7 +8,7 @@ from support.http_client import MODEL_INFO
 from parley.engine.scripted_engine import ScriptedEngine
 from parley.serving.options import ServerOptions
 from parley.serving.served_model import ServedModel
-from parley.types import Settings
+from parley.types import ParleySettings
 
 TEXTS = ["The quick brown fox", "über den Deich"]
 
@@ -107,7 +107,7 @@ async def test_requests_without_a_model_go_to_the_first_that_suits_their_path(se
 
     def make_model(name: str, **changes) -> ServedModel:
         engine = ScriptedEngine(info=model_info(**changes))
-        return ServedModel((name,), Settings(model=str(folder)), engine, ServerOptions())
+        return ServedModel((name,), ParleySettings(model=str(folder)), engine, ServerOptions())
 
     beside = [
         make_model("ranks", labels=["LABEL_0"]),

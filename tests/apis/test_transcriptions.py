@@ -15,16 +15,16 @@ from support.sound_forms import FORM_TYPE, clip_form, encode_form, tone_clip
 
 from parley.serving.media.request_media import request_media
 from parley.serving.request_metrics import RequestMetrics
-from parley.types import Request, Settings, Usage
+from parley.types import ParleySettings, Request, Usage
 
 TOKENS = 12
 SECONDS = 1.5
 CLIP = tone_clip(SECONDS)
 
 
-def speech_settings(family: str = "qwen3_asr", *, shared: bool = False) -> Settings:
+def speech_settings(family: str = "qwen3_asr", *, shared: bool = False) -> ParleySettings:
     folder = str(multimodal_folder(family))
-    return Settings(model=folder, dtype="float32", kv_memory=8 << 20, max_batch=4, threads=1, shared=shared)
+    return ParleySettings(model=folder, dtype="float32", kv_memory=8 << 20, max_batch=4, threads=1, shared=shared)
 
 
 @functools.cache

@@ -25,7 +25,7 @@ from parley.serving.grpc.grpc_port import TritonGrpcPort
 from parley.serving.options import ServerOptions
 from parley.serving.served_model import ServedModel
 from parley.settings.key_file import make_key
-from parley.types import Settings
+from parley.types import ParleySettings
 from parley.web.auth import PortReach
 
 KEY = "sk-right-key-0123456789"
@@ -592,7 +592,7 @@ async def test_grpc_reaches_each_of_several_models(serve_grpc, folder):
         for load in (0.0, 0.4)
     ]
     other, late = (
-        ServedModel((name,), Settings(model=str(folder)), engine, options)
+        ServedModel((name,), ParleySettings(model=str(folder)), engine, options)
         for name, engine in zip(("other", "late"), engines, strict=True)
     )
     calls = await serve_grpc(beside=[other, late], wait=False)

@@ -11,7 +11,7 @@ from support.tiny_models import model_folder
 
 from parley.dialects.mounts import dedicated_mounts
 from parley.errors import EngineError
-from parley.types import CacheEventSettings, Settings
+from parley.types import CacheEventSettings, ParleySettings
 
 EOS = 2
 HELLO_MESSAGE = {"model": "tiny", "max_tokens": 12, "messages": [{"role": "user", "content": "Hello"}]}
@@ -256,7 +256,9 @@ async def test_rendered_prompts_continue_as_tokens_like_the_requests_themselves(
 
 async def test_generative_scores_are_the_probabilities_of_the_next_token(serve):
     folder = str(model_folder("llama"))
-    server = await serve(settings=Settings(model=folder, dtype="float32", kv_memory=8 << 20, max_batch=8, threads=1))
+    server = await serve(
+        settings=ParleySettings(model=folder, dtype="float32", kv_memory=8 << 20, max_batch=8, threads=1)
+    )
     labels, query, items = [7, 9, 300], "Is it a number? ", ["one", ""]
     body = {"query": query, "items": items, "label_token_ids": labels}
     for prefix, members in (("", {}), ("/vllm", {}), ("", {"item_first": True}), ("", {"add_special_tokens": False})):

@@ -32,7 +32,7 @@ from parley.disagg.kv.peer import KVPeer
 from parley.disagg.kv.transport import LinkError
 from parley.engine.scripted_engine import ScriptedEngine
 from parley.serving.options import ListenAddress, OfferedModel, ServerOptions
-from parley.types import Arena, ModelInfo, Settings
+from parley.types import Arena, ModelInfo, ParleySettings
 from parley.web.banner import loaded_line, local_url
 from parley.web.port import open_listener
 
@@ -115,7 +115,7 @@ class InProcessServer:
         monkeypatch.setitem(engines.ENGINE_FACTORIES, "scripted", lambda settings, name: self.engine)
         server_options = ServerOptions(port=0, **options)
         sockets = [open_listener(place.host, place.port) for place in listening_places(server_options)]
-        offer = OfferedModel(("tiny",), Settings(model=str(folder)), "scripted")
+        offer = OfferedModel(("tiny",), ParleySettings(model=str(folder)), "scripted")
         self.instance = start_module.ServerProcess([offer], server_options, sockets)
         self.port, *self.others = (sock.getsockname()[1] for sock in sockets)
 
@@ -328,7 +328,9 @@ def test_printed_urls_are_reachable_from_this_machine():
 
 def test_opening_names_the_web_page_and_warns_about_a_server_open_to_the_network():
     def opening_text(**options):
-        return opening_lines(ServerOptions(**options), [OfferedModel(("m",), Settings(model="m"))], "http://x", ())
+        return opening_lines(
+            ServerOptions(**options), [OfferedModel(("m",), ParleySettings(model="m"))], "http://x", ()
+        )
 
     assert "web page http://x/\n" in opening_text() and "web page" not in opening_text(ui=False)
     assert "--api-key" in opening_text(host="0.0.0.0")

@@ -18,7 +18,7 @@ from parley.settings.config import SERVE_OPTIONS
 from parley.settings.media_hosts import MediaHost
 from parley.settings.option_kinds import NamedModel
 from parley.settings.options import ConfigError, resolve_options
-from parley.types import Settings
+from parley.types import ParleySettings
 from parley.web.tls.files import TlsFiles
 
 MODEL = "BackendConfig.ModelDeployConfig.ModelConfig[0]."
@@ -285,7 +285,7 @@ def test_mindie_config_caps_the_context_at_the_models_length(tmp_path):
     (tmp_path / "weights").mkdir()
     (tmp_path / "weights" / "config.json").write_text('{"max_position_embeddings": 100}')
     weights = NamedModel((), str(tmp_path / "weights"), {})
-    assert read_config(tmp_path, FULL_CONFIG).context_length([Settings(model=weights.model)]) == 100
+    assert read_config(tmp_path, FULL_CONFIG).context_length([ParleySettings(model=weights.model)]) == 100
     with pytest.raises(ConfigError, match=r'modelWeightPath: "weights" cannot be served: its folder has no tokenizer'):
         read_config(tmp_path, FULL_CONFIG).check_model([weights])
 

@@ -348,9 +348,9 @@ def test_option_to_trust_special_tokens_reaches_the_settings():
 
 
 def test_default_options_equal_the_default_engine_settings():
-    from parley.types import Settings
+    from parley.types import ParleySettings
 
-    assert engine_settings(resolve_options(SERVE_OPTIONS, [], {}), "m") == Settings(model="m")
+    assert engine_settings(resolve_options(SERVE_OPTIONS, [], {}), "m") == ParleySettings(model="m")
 
 
 def test_configuration_page_is_generated_from_the_option_table():

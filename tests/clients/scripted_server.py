@@ -21,7 +21,7 @@ from parley.disagg.kv.peer import KVPeer
 from parley.engine.scripted_engine import SCRIPTED_MODEL, ScriptedEngine
 from parley.serving.options import ServerOptions
 from parley.serving.served_model import ServedModel
-from parley.types import EngineRequest, Settings
+from parley.types import EngineRequest, ParleySettings
 from parley.web import port as http_port
 
 
@@ -35,7 +35,7 @@ async def serve(folder: Path, script: list[tuple[str, str]]) -> None:
     info = msgspec.structs.replace(SCRIPTED_MODEL, vocab_size=640, max_model_len=400_000, kv_pages=50_000)
     options = ServerOptions(port=0, access_log=False)
     engine = ScriptedEngine(answer, info=info)
-    model = ServedModel(("scripted",), Settings(model=str(folder), tool_parser="hermes"), engine, options)
+    model = ServedModel(("scripted",), ParleySettings(model=str(folder), tool_parser="hermes"), engine, options)
     parts = ServerParts(options, [model], KVPeer(secret=b"s"))
     listener = http_port.open_listener(options.host, 0)
     await model.load_engine()

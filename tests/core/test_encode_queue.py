@@ -19,7 +19,7 @@ from parley.core.media.embedding_cache import EmbeddingCache
 from parley.core.media.encode_queue import FEATURES_ELSEWHERE
 from parley.core.media.encoder_thread import EncoderThread
 from parley.engine.messages import Shutdown, SubmitRequest
-from parley.types import EmbeddingRun, EngineOutput, EngineRequest, EngineStats, MediaItem, Settings
+from parley.types import EmbeddingRun, EngineOutput, EngineRequest, EngineStats, MediaItem, ParleySettings
 from parley.worker import messages_loop
 from parley.worker.messages_loop import EngineInbox, serve_messages
 
@@ -444,7 +444,7 @@ def test_request_waits_for_its_picture_while_the_idle_loop_sends_heartbeats() ->
         if outputs and outputs[-1].finish_reason:
             inbox.put(Shutdown())
 
-    loop = EngineLoop(bench.runner, Settings(model="m", max_batch=4), emit, post=inbox.put)
+    loop = EngineLoop(bench.runner, ParleySettings(model="m", max_batch=4), emit, post=inbox.put)
     beats = []
     heartbeat.send_beats(lambda: beats.append(1))
     inbox.put(SubmitRequest(request_with("work", make_item("cat", 3, 20))))
@@ -456,7 +456,7 @@ def test_request_waits_for_its_picture_while_the_idle_loop_sends_heartbeats() ->
 def test_loop_without_inbox_encodes_within_its_step() -> None:
     bench = LoopHarness()
     outputs: list[EngineOutput] = []
-    settings = Settings(model="m", max_batch=4)
+    settings = ParleySettings(model="m", max_batch=4)
     loop = EngineLoop(bench.runner, settings, lambda new_outputs, stats: outputs.extend(new_outputs))
     loop.add_request(request_with("work", make_item("cat", 3, 20)))
     while loop.step():

@@ -11,7 +11,7 @@ from support.invariant_ledger import CyclicBudget, InjectedFailure
 
 from parley.core.loop import EngineLoop
 from parley.core.sequence import RowResult, Sequence, Step
-from parley.types import EngineOutput, EngineRequest, EngineStats, PoolingOptions, Settings
+from parley.types import EngineOutput, EngineRequest, EngineStats, ParleySettings, PoolingOptions
 
 
 class SumRunner:
@@ -53,7 +53,7 @@ class EncoderHarness:
         self.outputs: list[EngineOutput] = []
         self.stats = EngineStats()
         self.loop = EngineLoop(
-            self.runner, Settings(model="m", max_batch=max_batch), self._receive, CyclicBudget(*budgets)
+            self.runner, ParleySettings(model="m", max_batch=max_batch), self._receive, CyclicBudget(*budgets)
         )
 
     def _receive(self, outputs: list[EngineOutput], stats: EngineStats) -> None:

@@ -33,9 +33,9 @@ from parley.types import (
     EngineFeature,
     EngineOutput,
     EngineRequest,
+    ParleySettings,
     ReasoningLimit,
     SamplingOptions,
-    Settings,
     VLLMSettings,
 )
 from parley.worker.thread_engine import ThreadEngine
@@ -63,12 +63,12 @@ class EngineKind:
     bad_request: dict[str, Any] = field(default_factory=lambda: {"adapter": "unknown"})
 
 
-def model_settings(folder: Path) -> Settings:
-    return Settings(model=str(folder), kv_memory=8 << 20, threads=1, max_batch=SLOTS)
+def model_settings(folder: Path) -> ParleySettings:
+    return ParleySettings(model=str(folder), kv_memory=8 << 20, threads=1, max_batch=SLOTS)
 
 
-def simulated_settings(folder: Path) -> Settings:
-    return Settings(model="", costs=str(folder / "costs.toml"), max_batch=SLOTS)
+def simulated_settings(folder: Path) -> ParleySettings:
+    return ParleySettings(model="", costs=str(folder / "costs.toml"), max_batch=SLOTS)
 
 
 SCRIPTED_BOUNDS: dict[EngineBound, tuple[float, float]] = {"logprobs": (0, 3), "n": (1, 6), "stop_ids": (-math.inf, 2)}
@@ -428,9 +428,9 @@ async def test_death_ends_all_streams_and_is_reported(folder: Path):
 async def test_load_failure_is_reported(tmp_path: Path):
     for failing_engine in (
         ScriptedEngine(load_failure="There is no model here."),
-        ThreadEngine(Settings(model="", costs=str(tmp_path / "missing.toml"))),
-        RemoteEngine(Settings(model="", costs=str(tmp_path / "missing.toml"))),
-        RemoteEngine(Settings(model=""), command=(sys.executable, "-c", "import sys; sys.exit(3)")),
+        ThreadEngine(ParleySettings(model="", costs=str(tmp_path / "missing.toml"))),
+        RemoteEngine(ParleySettings(model="", costs=str(tmp_path / "missing.toml"))),
+        RemoteEngine(ParleySettings(model=""), command=(sys.executable, "-c", "import sys; sys.exit(3)")),
     ):
         await failing_engine.start()
         with pytest.raises(EngineFailed):

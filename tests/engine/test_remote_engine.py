@@ -20,7 +20,7 @@ from parley.engine.messages import StepOutputs
 from parley.engine.protocol import EngineFailed
 from parley.engine.remote import RemoteEngine
 from parley.engine.stream import OutputStream
-from parley.types import EngineOutput, EngineRequest, SamplingOptions, Settings
+from parley.types import EngineOutput, EngineRequest, ParleySettings, SamplingOptions
 
 GREEDY = SamplingOptions(temperature=0.0)
 
@@ -34,7 +34,7 @@ def folder(tmp_path_factory) -> Path:
 
 @asynccontextmanager
 async def running_engine(folder: Path, **settings):
-    remote_engine = RemoteEngine(Settings(model=str(folder), kv_memory=8 << 20, threads=1, **settings))
+    remote_engine = RemoteEngine(ParleySettings(model=str(folder), kv_memory=8 << 20, threads=1, **settings))
     await remote_engine.start()
     try:
         await remote_engine.wait_until_ready()
@@ -119,7 +119,7 @@ async def test_killed_or_stopped_engine_ends_its_streams_and_is_replaced(folder)
 async def test_early_process_is_used_first_and_replaced_when_it_dies(folder):
     early = start_early_process()
     assert early is not None
-    engine = RemoteEngine(Settings(model=str(folder), kv_memory=8 << 20, threads=1), early_process=early)
+    engine = RemoteEngine(ParleySettings(model=str(folder), kv_memory=8 << 20, threads=1), early_process=early)
     try:
         await engine.start()
         await engine.wait_until_ready()
@@ -182,7 +182,7 @@ async def test_engine_ignores_group_signals_and_ends_on_close(folder):
 
 
 async def test_engine_reports_a_load_failure_in_one_sentence(tmp_path):
-    e = RemoteEngine(Settings(model=str(tmp_path / "nothing")))
+    e = RemoteEngine(ParleySettings(model=str(tmp_path / "nothing")))
     await e.start()
     with pytest.raises(EngineFailed) as error:
         await e.wait_until_ready()
@@ -195,9 +195,9 @@ def test_engine_exits_when_its_parent_is_killed(folder):
     script = (
         "import asyncio, sys\n"
         "from parley.engine.remote import RemoteEngine\n"
-        "from parley.types import Settings\n"
+        "from parley.types import ParleySettings\n"
         "async def main():\n"
-        f"    e = RemoteEngine(Settings(model={str(folder)!r}, kv_memory=8 << 20, threads=1))\n"
+        f"    e = RemoteEngine(ParleySettings(model={str(folder)!r}, kv_memory=8 << 20, threads=1))\n"
         "    await e.start()\n"
         "    print(e.process_id, flush=True)\n"
         "    await asyncio.sleep(600)\n"

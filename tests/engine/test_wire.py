@@ -31,8 +31,8 @@ from parley.types import (
     EngineStats,
     KVPrefix,
     MediaItem,
+    ParleySettings,
     SamplingOptions,
-    Settings,
     TokenScore,
 )
 
@@ -133,9 +133,9 @@ def test_refuses_an_oversized_frame_before_allocating_it():
 
 
 def test_settings_can_be_read_by_an_engine_that_knows_the_common_ones_only():
-    settings = Settings(model="m", max_batch=3, adapters={"a": "f"}, speculate="draft=d", quantization="int8")
+    settings = ParleySettings(model="m", max_batch=3, adapters={"a": "f"}, speculate="draft=d", quantization="int8")
     encoded = msgspec.msgpack.encode(settings)
-    assert msgspec.msgpack.decode(encoded, type=Settings) == settings
+    assert msgspec.msgpack.decode(encoded, type=ParleySettings) == settings
     common = msgspec.msgpack.decode(encoded, type=EngineSettings)
     assert (common.model, common.max_batch, common.adapters) == ("m", 3, {"a": "f"})
     assert common.weight_folders == ("m",) and settings.weight_folders == ("m", "d")

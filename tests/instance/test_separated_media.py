@@ -9,14 +9,14 @@ from support.media_answers import picture_url
 from support.multimodal_models import multimodal_folder
 from support.prefill_decode_pair import assert_same_answer
 
-from parley.types import Settings
+from parley.types import ParleySettings
 
 PICTURE = {"type": "image_url", "image_url": {"url": picture_url(1)}}
 
 
-def media_settings() -> Settings:
+def media_settings() -> ParleySettings:
     folder = str(multimodal_folder("qwen3_vl"))
-    return Settings(model=folder, dtype="float32", kv_memory=8 << 20, max_batch=8, threads=1, shared=True)
+    return ParleySettings(model=folder, dtype="float32", kv_memory=8 << 20, max_batch=8, threads=1, shared=True)
 
 
 def chat_with(*parts: Any, **members: Any) -> bytes:

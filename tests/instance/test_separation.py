@@ -24,7 +24,7 @@ from support.request_features import make_body as wished
 
 import parley
 from parley.disagg.kv.sender import KVSender
-from parley.types import Settings
+from parley.types import ParleySettings
 
 BUILT_IN = Path(parley.__file__).parent / "demo" / "model"
 NIGHTLY = bool(os.environ.get("PARLEY_NIGHTLY"))
@@ -66,8 +66,8 @@ async def test_built_in_model_separated_answers_like_one_server(
 ) -> None:
     adapters = {"adapted": str(write_adapter(tmp_path / "adapter", BUILT_IN, seed=1))} if NIGHTLY else {}
 
-    def settings() -> Settings:
-        return Settings(
+    def settings() -> ParleySettings:
+        return ParleySettings(
             model=str(BUILT_IN),
             shared=True,
             staging=places and places * PAGE_BYTES,
@@ -91,8 +91,8 @@ async def test_built_in_model_separated_answers_like_one_server(
 async def test_separation_under_page_pressure_changes_no_answer(alike) -> None:
     """Requests are refused and retried and preempt each other; each gets the answer it would get alone."""
 
-    def settings() -> Settings:
-        return Settings(model=str(BUILT_IN), shared=True, threads=1, kv_memory=900 << 10, max_batch=16)
+    def settings() -> ParleySettings:
+        return ParleySettings(model=str(BUILT_IN), shared=True, threads=1, kv_memory=900 << 10, max_batch=16)
 
     single_server, pair = await alike(settings=settings, names=("tiny", "parley-demo"))
     rng = random.Random("storm")
@@ -147,9 +147,9 @@ async def test_handover_through_host_staging_changes_no_answer(alike, places: tu
     """As with an accelerator's cache: several at once, one of them stopped, with too few staging places and enough."""
     staging_places = iter([*places, 0])  # the last is for the single server
 
-    def settings() -> Settings:
+    def settings() -> ParleySettings:
         staging = next(staging_places) * PAGE_BYTES or None
-        return Settings(
+        return ParleySettings(
             model=str(BUILT_IN), shared=True, staging=staging, threads=1, kv_memory=40 * PAGE_BYTES, max_batch=8
         )
 
@@ -193,8 +193,8 @@ async def test_handover_through_host_staging_changes_no_answer(alike, places: tu
 async def test_lost_pages_free_their_reservation_for_the_request(alike, monkeypatch: pytest.MonkeyPatch) -> None:
     """It takes most of decode's cache: pages still reserved for the lost ones would be missing for good."""
 
-    def settings() -> Settings:
-        return Settings(model=str(BUILT_IN), shared=True, threads=1, kv_memory=20 * PAGE_BYTES, max_batch=8)
+    def settings() -> ParleySettings:
+        return ParleySettings(model=str(BUILT_IN), shared=True, threads=1, kv_memory=20 * PAGE_BYTES, max_batch=8)
 
     single_server, pair = await alike(settings=settings, names=("tiny", "parley-demo"))
     monkeypatch.setattr(KVSender, "add_computed_pages", lambda self, part, pages: None)
@@ -213,9 +213,9 @@ async def test_lost_pages_free_their_reservation_for_the_request(alike, monkeypa
 async def test_states_travel_with_the_pages_of_their_prompt(alike, architecture: str, transport: str) -> None:
     """Answers of one server; decode computes nothing of a prompt again but its last tokens; a lost stream resumes."""
 
-    def settings() -> Settings:
+    def settings() -> ParleySettings:
         folder = tiny_models.model_folder(architecture)
-        return Settings(model=str(folder), shared=True, threads=1, kv_memory=16 << 20, max_batch=8)
+        return ParleySettings(model=str(folder), shared=True, threads=1, kv_memory=16 << 20, max_batch=8)
 
     single_server, pair = await alike(settings=settings, names=("tiny", "parley-demo"))
     for member in pair.members:

@@ -13,7 +13,7 @@ from parley.engine.protocol import EngineFailed
 from parley.hub import ModelMissing
 from parley.serving.options import ServerOptions
 from parley.serving.served_model import ServedModel
-from parley.types import Settings
+from parley.types import ParleySettings
 from parley.worker.thread_engine import ThreadEngine
 
 MESSAGES = [{"role": "user", "content": "the quick brown fox"}]
@@ -183,7 +183,7 @@ async def test_a_server_finds_the_folders_of_model_and_draft_model(tmp_path, mon
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     folder = gguf_files.write_folder(tmp_path / "folder", "llama")
     file = gguf_files.write_gguf(tmp_path / "model.gguf", folder)
-    settings = Settings(model=str(folder), speculate=f"draft={file}")
+    settings = ParleySettings(model=str(folder), speculate=f"draft={file}")
     await ServedModel(("m",), settings, ThreadEngine(settings), ServerOptions()).fetch_weights()
     assert settings.draft_model is not None and (Path(settings.draft_model) / "config.json").is_file()
 

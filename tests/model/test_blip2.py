@@ -14,7 +14,7 @@ from parley.llm import LLM
 from parley.model.checkpoint.files import LoadError
 from parley.model.load.check import check_model
 from parley.model.media_input.processor import load_jobs
-from parley.types import Settings
+from parley.types import ParleySettings
 
 QUESTION = "Question: what is this? Answer:"
 CHAT_TEMPLATE = (
@@ -131,4 +131,4 @@ def test_a_model_with_an_encoder_of_texts_is_refused(tmp_path: Path):
     write_tokenizer(tmp_path)
     Blip2ForConditionalGeneration(config).save_pretrained(tmp_path)
     with pytest.raises(LoadError, match=r"A blip-2 model is an encoder-decoder; only decoders can be served\."):
-        check_model(Settings(model=str(tmp_path)))
+        check_model(ParleySettings(model=str(tmp_path)))

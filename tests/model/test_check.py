@@ -17,7 +17,7 @@ from support.model_zoo.zoo_folder import write_plain
 from parley.model.load import meta_values
 from parley.model.load.check import LAYERS_UNKNOWN, LOGITS_UNKNOWN, STEP_UNKNOWN, check_model, unchecked_clause
 from parley.model.load.loader import LoadError, load_runner
-from parley.types import Settings
+from parley.types import ParleySettings
 
 
 @pytest.fixture
@@ -87,16 +87,16 @@ def shorten_tensor(name):
 )  # fmt: skip
 def test_check_refuses_what_the_engine_refuses(folder_copy, damage, settings):
     damage(folder_copy)
-    check_agrees_with_engine(Settings(model=str(folder_copy), **settings))
+    check_agrees_with_engine(ParleySettings(model=str(folder_copy), **settings))
 
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3", "phi3", "mistral", "deepseek_v3"])
 def test_check_accepts_a_model_that_the_engine_loads(architecture):
-    assert check_model(Settings(model=str(tiny_models.model_folder(architecture)))).load_caveat == ""
+    assert check_model(ParleySettings(model=str(tiny_models.model_folder(architecture)))).load_caveat == ""
 
 
 def test_check_refuses_less_memory_than_a_page(folder_copy):
-    check_agrees_with_engine(Settings(model=str(folder_copy), kv_memory=1000))
+    check_agrees_with_engine(ParleySettings(model=str(folder_copy), kv_memory=1000))
 
 
 def test_check_refuses_computed_positions_that_do_not_fit_into_memory(tmp_path):
@@ -104,27 +104,27 @@ def test_check_refuses_computed_positions_that_do_not_fit_into_memory(tmp_path):
     folder = write_plain(tmp_path / "xglm", *LATER_FAMILIES["xglm"])
     change_config(max_position_embeddings=10**18)(folder)
     with pytest.raises(LoadError, match=r"The embeddings of 10{18} positions \(max_position_embeddings\) take \d+ MiB"):
-        check_model(Settings(model=str(folder)))
+        check_model(ParleySettings(model=str(folder)))
 
 
 def test_check_refuses_an_adapter_that_is_missing(folder_copy, tmp_path):
     with pytest.raises(LoadError, match="There is no adapter folder missing"):
-        check_model(Settings(model=str(folder_copy), adapters={"one": str(tmp_path / "missing")}))
+        check_model(ParleySettings(model=str(folder_copy), adapters={"one": str(tmp_path / "missing")}))
     (tmp_path / "one.gguf").write_bytes(b"GGUF")
     with pytest.raises(LoadError, match=r"one\.gguf is in GGUF; adapters are read as PEFT folders"):
-        check_model(Settings(model=str(folder_copy), adapters={"one": str(tmp_path / "one.gguf")}))
+        check_model(ParleySettings(model=str(folder_copy), adapters={"one": str(tmp_path / "one.gguf")}))
 
 
 @pytest.mark.parametrize("architecture", ["beam", "aria_text"])
 def test_check_leaves_only_the_logits_of_transformers_models_unchecked(architecture):
-    assert check_model(Settings(model=str(tiny_models.model_folder(architecture)))).load_caveat == LOGITS_UNKNOWN
+    assert check_model(ParleySettings(model=str(tiny_models.model_folder(architecture)))).load_caveat == LOGITS_UNKNOWN
 
 
 def test_check_says_that_the_largest_step_of_a_gpu_is_not_counted():
-    model = Settings(model="m")
+    model = ParleySettings(model="m")
     clauses = [unchecked_clause(torch.device(kind), model, is_fused=True) for kind in ("cpu", "cuda")]
     assert clauses == ["", STEP_UNKNOWN]
-    assert unchecked_clause(torch.device("cuda"), Settings(model="m", kv_memory=1 << 30), is_fused=True) == ""
+    assert unchecked_clause(torch.device("cuda"), ParleySettings(model="m", kv_memory=1 << 30), is_fused=True) == ""
     both = unchecked_clause(torch.device("cuda"), model, is_fused=False)
     assert LOGITS_UNKNOWN in both and STEP_UNKNOWN in both
 
@@ -134,7 +134,7 @@ def test_check_leaves_layers_unchecked_whose_code_depends_on_values(tmp_path, mo
     monkeypatch.setitem(tiny_models.ARCHITECTURES, "jetmoe", ("jetmoe", tiny_models.BASE_CONFIG | fields))
     folder = tiny_models.write_model(tmp_path / "jetmoe", "jetmoe")
     monkeypatch.setattr(meta_values, "SCALAR_OPERATORS", set())
-    assert check_model(Settings(model=str(folder))).load_caveat == LAYERS_UNKNOWN
+    assert check_model(ParleySettings(model=str(folder))).load_caveat == LAYERS_UNKNOWN
 
 
 @pytest.mark.parametrize(
@@ -152,7 +152,7 @@ def test_check_leaves_layers_unchecked_whose_code_depends_on_values(tmp_path, mo
 def test_check_refuses_what_the_engine_refuses_through_transformers(tmp_path, damage, settings):
     folder = shutil.copytree(tiny_models.model_folder("aria_text"), tmp_path / "copy")
     damage(folder)
-    check_agrees_with_engine(Settings(model=str(folder), **settings))
+    check_agrees_with_engine(ParleySettings(model=str(folder), **settings))
 
 
 @pytest.mark.parametrize(
@@ -160,19 +160,19 @@ def test_check_refuses_what_the_engine_refuses_through_transformers(tmp_path, da
 )
 def test_check_refuses_layers_that_cannot_use_kv_pages(kind, fields, tmp_path, monkeypatch):
     monkeypatch.setitem(tiny_models.ARCHITECTURES, kind, (kind, tiny_models.BASE_CONFIG | fields))
-    check_agrees_with_engine(Settings(model=str(tiny_models.write_model(tmp_path / kind, kind))))
+    check_agrees_with_engine(ParleySettings(model=str(tiny_models.write_model(tmp_path / kind, kind))))
 
 
 def test_check_refuses_an_adapter_that_does_not_fit_a_model_of_transformers(tmp_path):
     adapter = write_adapter(tmp_path / "adapter", tiny_models.model_folder("llama"), 1)
     model = str(tiny_models.model_folder("aria_text"))
     with pytest.raises(LoadError, match="which is not a linear layer that adapters may change here"):
-        check_model(Settings(model=model, adapters={"one": str(adapter)}))
+        check_model(ParleySettings(model=model, adapters={"one": str(adapter)}))
 
 
 def test_check_refuses_a_damaged_draft_model(folder_copy):
     model = str(tiny_models.model_folder("llama"))
-    settings = Settings(model=model, speculate=f"draft={folder_copy}")
+    settings = ParleySettings(model=model, speculate=f"draft={folder_copy}")
     assert check_model(settings).load_caveat == ""
     shorten_tensor("model.norm.weight")(folder_copy)
     check_agrees_with_engine(settings)

@@ -10,7 +10,7 @@ from test_pooling import unpack_vectors
 
 from parley.model.checkpoint.files import LoadError
 from parley.model.load.check import check_model
-from parley.types import EngineRequest, PoolingOptions, Settings
+from parley.types import EngineRequest, ParleySettings, PoolingOptions
 
 HEAD = "AutoModelForSequenceClassification"
 RAW_SCORES = PoolingOptions(task="classify", normalize=False)
@@ -49,7 +49,7 @@ def test_classifier_logits_match_transformers(tmp_path, kind):
     write_encoder(
         tmp_path, kind, HEAD, num_labels=3, **{"n_layers" if kind == "distilbert" else "num_hidden_layers": 1}
     )
-    assert check_model(Settings(model=str(tmp_path))).load_caveat == ""
+    assert check_model(ParleySettings(model=str(tmp_path))).load_caveat == ""
     runner, info = load_test_runner(tmp_path)
     assert (info.labels, info.dimensions, info.generates) == (["LABEL_0", "LABEL_1", "LABEL_2"], 0, False)
     expected = reference_logits(load_reference(tmp_path))
@@ -66,7 +66,7 @@ def test_scores_of_tokens_match_transformers(tmp_path, kind):
 
     layers = {"n_layers" if kind == "distilbert" else "num_hidden_layers": 1}
     write_encoder(tmp_path, kind, "AutoModelForTokenClassification", num_labels=3, **layers)
-    assert check_model(Settings(model=str(tmp_path))).load_caveat == ""
+    assert check_model(ParleySettings(model=str(tmp_path))).load_caveat == ""
     runner, info = load_test_runner(tmp_path)
     assert (info.labels, info.pooling_tasks) == (["LABEL_0", "LABEL_1", "LABEL_2"], {"token_classify"})
     assert info.tasks == {"token_classify"}
@@ -87,7 +87,7 @@ def test_scores_of_tokens_match_transformers(tmp_path, kind):
 def test_load_refuses_scores_of_tokens_of_other_families(tmp_path):
     write_encoder(tmp_path, "gte", HEAD, num_labels=3, num_hidden_layers=1)
     edit_config(tmp_path, architectures=["GteForTokenClassification"])
-    for load in (lambda: load_test_runner(tmp_path), lambda: check_model(Settings(model=str(tmp_path)))):
+    for load in (lambda: load_test_runner(tmp_path), lambda: check_model(ParleySettings(model=str(tmp_path)))):
         with pytest.raises(LoadError, match="Classes of single tokens are not supported for gte models"):
             load()
 
@@ -131,7 +131,7 @@ def edit_config(folder, **members):
 def test_load_refuses_unsupported_classifiers(tmp_path, members, sentence):
     write_encoder(tmp_path, "bert", HEAD, num_labels=3, num_hidden_layers=1)
     edit_config(tmp_path, **members)
-    for load in (lambda: load_test_runner(tmp_path), lambda: check_model(Settings(model=str(tmp_path)))):
+    for load in (lambda: load_test_runner(tmp_path), lambda: check_model(ParleySettings(model=str(tmp_path)))):
         with pytest.raises(LoadError, match=sentence):
             load()
 

@@ -27,7 +27,7 @@ from parley.model.networks.network import PackedBatch
 from parley.model.networks.paged_kv import PagedKV
 from parley.model.networks.rope import RopeConfig, Unfusable
 from parley.native.layout import Span
-from parley.types import EngineRequest, SamplingOptions, Settings
+from parley.types import EngineRequest, ParleySettings, SamplingOptions
 
 LINEAR_SCALING = {"rope_parameters": {"rope_type": "linear", "factor": 3.0, "rope_theta": 10000.0}}
 FUSED_SHAPES = [
@@ -59,7 +59,7 @@ def fuse_checkpoint(checkpoint, shape, dtype):
 
 def load_float32_runner(folder, **settings):
     settings = {"dtype": "float32", "kv_memory": 4 << 20, "max_batch": 8} | settings
-    return load_runner(Settings(model=str(folder), **settings), lambda stage, fraction: None)
+    return load_runner(ParleySettings(model=str(folder), **settings), lambda stage, fraction: None)
 
 
 def generate_greedy(runner, prompts: list[list[int]], count: int) -> list[list[tuple[int, float]]]:
@@ -303,7 +303,7 @@ def test_unused_tensor_prevents_fusing(tmp_path):
 def test_load_reports_progress_and_model_info():
     fractions = []
     folder = tiny_models.model_folder("qwen3")
-    settings = Settings(model=str(folder), dtype="float32", kv_memory=1 << 20)
+    settings = ParleySettings(model=str(folder), dtype="float32", kv_memory=1 << 20)
     runner, info = load_runner(settings, lambda stage, fraction: fractions.append(fraction))
     assert fractions == sorted(fractions) and fractions[0] == 0.0 and fractions[-1] == 1.0 and len(fractions) > 5
     assert (info.architecture, info.dtype, info.device, info.fused) == ("Qwen3ForCausalLM", "float32", "cpu", True)

@@ -16,7 +16,7 @@ from test_pooling import unpack_vectors, write_pooling_config
 from parley.model.checkpoint.files import LoadError
 from parley.model.load.check import check_model
 from parley.model.load.text_encoders import deberta, encoders, modern_bert, rotary_bert
-from parley.types import EngineRequest, PoolingOptions, Settings
+from parley.types import EngineRequest, ParleySettings, PoolingOptions
 
 SIZES = {
     "vocab_size": tiny_models.VOCAB,
@@ -115,13 +115,13 @@ def test_encoder_vectors_match_transformers(tmp_path, kind):
 @pytest.mark.parametrize("kind", ENCODER_CONFIGS)
 def test_check_accepts_encoders_but_none_without_a_tensor(tmp_path, kind):
     write_encoder(tmp_path, kind)
-    assert check_model(Settings(model=str(tmp_path))).load_caveat == ""
+    assert check_model(ParleySettings(model=str(tmp_path))).load_caveat == ""
     tensors = load_file(tmp_path / "model.safetensors")
     missing = MISSING_TENSORS.get(kind, "position_embeddings")
     tensors.pop(next(name for name in tensors if name.endswith(f"{missing}.weight")))
     save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
     with pytest.raises(LoadError, match=missing):
-        check_model(Settings(model=str(tmp_path)))
+        check_model(ParleySettings(model=str(tmp_path)))
 
 
 def test_batch_changes_encoder_vectors_by_rounding_only(tmp_path):

@@ -22,7 +22,7 @@ from parley.model.load.loader import load_runner
 from parley.model.networks.paged_kv import PagedKV
 from parley.model.runner import DecoderRunner
 from parley.native import library
-from parley.types import EngineOutput, EngineRequest, EngineStats, SamplingOptions, Settings
+from parley.types import EngineOutput, EngineRequest, EngineStats, ParleySettings, SamplingOptions
 
 WIDE = {"hidden_size": 896, "intermediate_size": 1024, "num_attention_heads": 14, "num_key_value_heads": 2}
 MODEL_SIZES: dict[str, dict[str, int]] = {
@@ -43,7 +43,7 @@ def load_network(architecture: str, size: str = "tiny"):
     else:
         folder = tiny_models.model_folder(architecture, **MODEL_SIZES[size])
     kind = size.split()[-1] if "int" in size else "none"
-    settings = Settings(model=str(folder), kv_memory=1 << 20, quantization=kind)
+    settings = ParleySettings(model=str(folder), kv_memory=1 << 20, quantization=kind)
     runner, info = load_runner(settings, lambda stage, fraction: None)
     return runner.network, info
 
@@ -107,7 +107,7 @@ class CheckedLoop:
 
     def __init__(self, runner: DecoderRunner, pace, prefix_cache: bool, proposer=None):
         self.outputs: dict[tuple[str, int], list[EngineOutput]] = {}
-        options = Settings(model="m", max_batch=SLOTS, prefix_cache=prefix_cache)
+        options = ParleySettings(model="m", max_batch=SLOTS, prefix_cache=prefix_cache)
         runner.proposer = proposer
         self.loop = EngineLoop(runner, options, self._collect, pace)
         if proposer is not None:  # propose regardless of the expected gain

@@ -17,7 +17,7 @@ from parley.model.checkpoint.files import Checkpoint, LoadError, read_config
 from parley.model.checkpoint.weights import LinearSpec, PlainWeight
 from parley.model.load.check import check_model
 from parley.native.torch_forms.torch_grouped import E2M1_NUMBERS
-from parley.types import Settings
+from parley.types import ParleySettings
 
 OUT_FEATURES, IN_FEATURES = 200, 136
 LINEAR = LinearSpec("model.layers.0.mlp.up_proj", OUT_FEATURES, IN_FEATURES)
@@ -201,7 +201,7 @@ def write_fp8_models(source, folder):
 def test_an_fp8_model_computes_as_its_dequantized_weights(tmp_path):
     """The tolerance that docs/performance.md states: in float32 sums alone differ, in bfloat16 what bfloat16 rounds."""
     quantized, plain = write_fp8_models(tiny_models.model_folder("qwen2", hidden_size=192), tmp_path)
-    assert check_model(Settings(model=str(quantized))).load_caveat == ""
+    assert check_model(ParleySettings(model=str(quantized))).load_caveat == ""
     exact = long_logprobs(plain, "float32")
     error = (long_logprobs(quantized, "bfloat16") - exact).norm()
     assert 0 < error < 1.2 * (long_logprobs(plain, "bfloat16") - exact).norm()

@@ -27,7 +27,7 @@ from parley.model.load.media_vocabularies import read_media_rows
 from parley.model.networks.altup_decoder import AltUpDecoder
 from parley.model.networks.config_reader import read_decoder_config
 from parley.model.networks.rope import Unfusable
-from parley.types import Settings
+from parley.types import ParleySettings
 
 
 @pytest.fixture(scope="module")
@@ -113,7 +113,7 @@ def multimodal(tmp_path_factory) -> tuple[Path, torch.Tensor]:
 
 
 def open_weights(folder: Path) -> DecoderWeights:
-    decoder_plan = plan.plan_decoder(Settings(model=str(folder), dtype="float32"), read_config(folder))
+    decoder_plan = plan.plan_decoder(ParleySettings(model=str(folder), dtype="float32"), read_config(folder))
     checkpoint = plan.open_decoder(folder, decoder_plan)
     config = plan.find_fused_config(checkpoint, decoder_plan)
     assert config is not None

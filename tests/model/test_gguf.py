@@ -24,7 +24,7 @@ from parley.model.checkpoint.weights import BlockWeight
 from parley.model.load.check import check_model
 from parley.model.load.loader import load_runner
 from parley.model.networks.config_reader import read_decoder_config
-from parley.types import Settings
+from parley.types import ParleySettings
 
 LLAMA_3_ROPE = {
     "rope_type": "llama3",
@@ -164,7 +164,7 @@ def test_loads_quantized_rows_in_the_order_of_the_heads(kind, tmp_path):
         expected = torch.from_numpy(gguf.quants.dequantize(rounded, gguf.GGMLQuantizationType[kind]))
         weight = read_plain_weight(Checkpoint(unpacked), name, out_features, in_features)
         assert torch.equal(weight.decode_into(torch.empty(out_features, in_features)), expected)
-    settings = Settings(model=str(unpacked), kv_memory=1 << 22)
+    settings = ParleySettings(model=str(unpacked), kv_memory=1 << 22)
     assert check_model(settings).load_caveat == ""
     assert load_runner(settings, lambda stage, fraction: None)[1].quantization == "gguf"
 
@@ -379,7 +379,7 @@ def test_refuses_layers_that_differ_from_the_config_as_the_engine_does(tmp_path)
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"hidden_act": "xielu"}))
     with pytest.raises(LoadError, match="The weights of a GGUF file run on the fused decoder only, and its activation"):
-        check_model(Settings(model=str(folder), kv_memory=1 << 22))
+        check_model(ParleySettings(model=str(folder), kv_memory=1 << 22))
 
 
 def test_refuses_a_scale_that_is_no_number(tmp_path):
@@ -391,7 +391,7 @@ def test_refuses_a_scale_that_is_no_number(tmp_path):
     with pytest.raises(
         LoadError, match="Layer 0 cannot be packed: scales of q8_0" if native.packed_layout_id() else "fused decoder"
     ):
-        load_runner(Settings(model=str(unpack_gguf(path)), kv_memory=1 << 22), lambda stage, fraction: None)
+        load_runner(ParleySettings(model=str(unpack_gguf(path)), kv_memory=1 << 22), lambda stage, fraction: None)
 
 
 @pytest.mark.parametrize("factor", [0.0, -1.0, float("nan")])

@@ -19,7 +19,7 @@ from parley.gguf.header import GgufError, read_model
 from parley.gguf.model_config import model_config
 from parley.gguf.pooling_files import pooling_files
 from parley.model.load.check import check_model
-from parley.types import PoolingOptions, Settings
+from parley.types import ParleySettings, PoolingOptions
 
 MEAN, CLS, LAST, RANK = 1, 2, 3, 4
 LAYERS = {"num_hidden_layers": 6, "sliding_window_pattern": 6}  # every sixth has no window, as in all models
@@ -81,7 +81,7 @@ def test_vectors_of_encoders_are_the_folders(kind, tokenizer, tmp_path):
     metadata = None if tokenizer is None else tokenizer_metadata(tokenizer)
     file = convert_encoder(tmp_path / "x.gguf", folder, tokenizer=metadata, pooling_type=CLS)
     unpacked = unpack_gguf(file)
-    assert check_model(Settings(model=str(unpacked))).load_caveat == ""
+    assert check_model(ParleySettings(model=str(unpacked))).load_caveat == ""
     assert_same_vectors(unpacked, folder)
 
 

@@ -19,7 +19,7 @@ from parley import native
 from parley.model.checkpoint import gptq_awq
 from parley.model.load.check import check_model
 from parley.model.load.loader import LoadError
-from parley.types import EngineRequest, SamplingOptions, Settings
+from parley.types import EngineRequest, ParleySettings, SamplingOptions
 
 SIZES = {"hidden_size": 192, "intermediate_size": 320}
 GPTQ = {
@@ -186,12 +186,12 @@ def test_gptq_and_awq_checkpoints_match_transformers(kind, tmp_path):
 @pytest.mark.parametrize("config", [GPTQ, AWQ], ids=["gptq", "awq"])
 def test_check_finds_scales_of_a_wrong_shape(config, tmp_path):
     folder, _ = write_quantized(tmp_path, config)
-    assert check_model(Settings(model=str(folder))).load_caveat == ""
+    assert check_model(ParleySettings(model=str(folder))).load_caveat == ""
     tensors = load_file(folder / "model.safetensors")
     name = "model.layers.0.mlp.down_proj.scales"
     save_file(tensors | {name: tensors[name][:-1].clone()}, folder / "model.safetensors")
     with pytest.raises(LoadError, match=r"down_proj\.scales has shape"):
-        check_model(Settings(model=str(folder)))
+        check_model(ParleySettings(model=str(folder)))
 
 
 @pytest.mark.parametrize("config", [GPTQ, AWQ], ids=["gptq", "awq"])

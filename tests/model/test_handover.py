@@ -31,9 +31,9 @@ from parley.types import (
     Grammar,
     KVPrefix,
     ModelInfo,
+    ParleySettings,
     ReasoningLimit,
     SamplingOptions,
-    Settings,
 )
 from parley.worker.thread_engine import ThreadEngine
 
@@ -155,7 +155,7 @@ async def start_engines(
 ) -> list[Engine]:
     engines: list[Engine] = []
     for memory, staging_bytes in zip((8 << 20, 6 << 20), staging, strict=True):
-        options = Settings(
+        options = ParleySettings(
             model=str(folder), kv_memory=memory, shared=True, staging=staging_bytes, threads=1, max_batch=8, **settings
         )
         engines.append(ThreadEngine(options))
@@ -276,7 +276,7 @@ async def test_kv_layout_is_known_without_a_writable_cache_folder(monkeypatch, t
             monkeypatch.delenv("HOME")
             monkeypatch.setattr(os, "getuid", lambda: 3_000_000_000)  # a user id without a passwd entry
         engine = ThreadEngine(
-            Settings(model=str(tiny_models.model_folder("llama")), kv_memory=1 << 20, shared=True, threads=1)
+            ParleySettings(model=str(tiny_models.model_folder("llama")), kv_memory=1 << 20, shared=True, threads=1)
         )
         await engine.start()
         layouts.add((await engine.wait_until_ready()).arena.layout)
@@ -289,7 +289,7 @@ async def test_instances_that_tokenize_differently_have_different_layouts():
     layouts = []
     for trust_marks in (False, True):
         folder = tiny_models.model_folder("llama")
-        settings = Settings(model=str(folder), kv_memory=1 << 20, shared=True, threads=1, trust_marks=trust_marks)
+        settings = ParleySettings(model=str(folder), kv_memory=1 << 20, shared=True, threads=1, trust_marks=trust_marks)
         engine = ThreadEngine(settings)
         await engine.start()
         layouts.append((await engine.wait_until_ready()).arena.layout)

@@ -25,7 +25,7 @@ from parley.gguf.model_config import model_config
 from parley.model.checkpoint.files import LoadError
 from parley.model.load.check import check_model
 from parley.model.load.text_encoders import jina_bert
-from parley.types import Settings
+from parley.types import ParleySettings
 
 HIDDEN, INNER, HEADS, LAYERS, LENGTH = 48, 112, 6, 2, 600
 CONFIG = {
@@ -133,7 +133,7 @@ def vectors(folder, step=4096):
 @pytest.mark.parametrize("form", FORMS)
 def test_vectors_are_those_of_a_plain_computation(form, tmp_path):
     folder = write_jina(tmp_path / "jina", form)
-    assert check_model(Settings(model=str(folder))).load_caveat == ""
+    assert check_model(ParleySettings(model=str(folder))).load_caveat == ""
     for step in (60, 4096):
         actual, info = vectors(folder, step)
         assert (info.generates, info.dimensions, info.max_model_len) == (False, HIDDEN, LENGTH)
@@ -177,7 +177,7 @@ def test_folders_without_a_tensor_are_refused(form, missing, tmp_path):
     tensors.pop(next(name for name in tensors if name.endswith(f"{missing}.weight")))
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
     with pytest.raises(LoadError, match=missing):
-        check_model(Settings(model=str(folder)))
+        check_model(ParleySettings(model=str(folder)))
 
 
 def write_file(path, folder, tokenizer, *, splits_halves=False):
@@ -222,7 +222,7 @@ def test_vectors_of_gguf_files_are_the_folders(form, tokenizer, splits_halves, t
     folder = write_jina(tmp_path / "jina", form)
     file = write_file(tmp_path / "x.gguf", folder, tokenizer, splits_halves=splits_halves)
     unpacked = unpack_gguf(file)
-    assert check_model(Settings(model=str(unpacked))).load_caveat == ""
+    assert check_model(ParleySettings(model=str(unpacked))).load_caveat == ""
     (actual, info), (expected, original) = vectors(unpacked), vectors(folder)
     assert actual == expected
     assert (info.pooling, info.max_model_len) == (original.pooling, LENGTH)

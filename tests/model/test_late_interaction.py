@@ -12,7 +12,7 @@ from test_pooling import unpack_vectors
 from parley.model.checkpoint.files import LoadError
 from parley.model.load.check import check_model
 from parley.model.networks.pooling import read_pooling_recipe
-from parley.types import EngineRequest, PoolingOptions, Settings
+from parley.types import EngineRequest, ParleySettings, PoolingOptions
 
 WEIGHT = torch.linspace(-1, 1, 9 * 48).reshape(9, 48).cos()
 
@@ -61,7 +61,7 @@ FORMS = {
 def test_vectors_of_tokens_pass_the_linear_layer(tmp_path, form, kind):
     model = write_encoder(tmp_path, kind, num_hidden_layers=1)
     FORMS[form](tmp_path)
-    assert check_model(Settings(model=str(tmp_path))).load_caveat == ""
+    assert check_model(ParleySettings(model=str(tmp_path))).load_caveat == ""
     runner, info = load_test_runner(tmp_path)
     assert (info.pooling_tasks, info.dimensions, info.token_dimensions) == ({"token_embed"}, 0, 9)
     expected = [rows @ WEIGHT.T for rows in hidden_states(model)]
@@ -89,7 +89,7 @@ def test_vectors_of_tokens_pass_the_linear_layer(tmp_path, form, kind):
 def test_load_refuses_unsupported_late_interaction_models(tmp_path, form, sentence):
     write_encoder(tmp_path, "bert", num_hidden_layers=1)
     form(tmp_path)
-    for load in (lambda: load_test_runner(tmp_path), lambda: check_model(Settings(model=str(tmp_path)))):
+    for load in (lambda: load_test_runner(tmp_path), lambda: check_model(ParleySettings(model=str(tmp_path)))):
         with pytest.raises(LoadError, match=sentence):
             load()
 

@@ -24,7 +24,7 @@ from parley.model.networks.config_reader import read_decoder_config
 from parley.model.networks.network import PackedBatch
 from parley.model.networks.paged_kv import PagedKV
 from parley.model.networks.rope import Unfusable
-from parley.types import Settings
+from parley.types import ParleySettings
 
 FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128], "fmt": "e4m3"}
 
@@ -63,7 +63,7 @@ def write_fp8_models(source: Path, folder: Path) -> tuple[Path, Path]:
 )
 def test_a_checkpoint_as_deepseek_publishes_it_computes_as_its_dequantized_weights(architecture, rows, tmp_path):
     fp8, plain = write_fp8_models(tiny_models.model_folder(architecture, kv_lora_rank=136), tmp_path)
-    assert check_model(Settings(model=str(fp8))).load_caveat == ""
+    assert check_model(ParleySettings(model=str(fp8))).load_caveat == ""
     exact = long_logprobs(plain, "float32")
     assert (long_logprobs(fp8, "float32") - exact).norm() < 1e-5 * exact.norm()
     assert 0 < (long_logprobs(fp8, "bfloat16") - exact)[:rows].abs().mean() < 0.1
@@ -73,7 +73,7 @@ def test_kimi_k2_loads_as_deepseek_v3(tmp_path):
     """Transformers knows its type by code in the model's folder only, which is never run."""
     folder = shutil.copytree(tiny_models.model_folder("deepseek_v3"), tmp_path / "kimi")
     change_config(folder, model_type="kimi_k2", auto_map={"AutoConfig": "configuration_deepseek.DeepseekV3Config"})
-    assert check_model(Settings(model=str(folder))).load_caveat == ""
+    assert check_model(ParleySettings(model=str(folder))).load_caveat == ""
     model_type, fields = tiny_models.LATENT_DECODERS["deepseek_v3"]
     configs = [read_decoder_config({**fields, "model_type": name}) for name in (model_type, "kimi_k2")]
     assert configs[0] == configs[1]

@@ -35,7 +35,7 @@ from parley.model.networks.paged_kv import PagedKV
 from parley.model.runner import DecoderRunner
 from parley.serving.options import ServerOptions
 from parley.serving.served_model import ServedModel
-from parley.types import BeamOptions, EngineRequest, SamplingOptions, Settings
+from parley.types import BeamOptions, EngineRequest, ParleySettings, SamplingOptions
 
 ADAPTERS_FOLDER = Path(tempfile.mkdtemp(prefix="parley-adapters-"))
 GREEDY = SamplingOptions(temperature=0.0)
@@ -63,7 +63,7 @@ def cached_adapter(base: str, seed: int, **fields) -> Path:
 
 @functools.cache
 def cached_runner(base: str, dtype: str = "float32", quantization: str = "none") -> DecoderRunner:
-    settings = Settings(
+    settings = ParleySettings(
         model=str(tiny_models.model_folder(base)), kv_memory=8 << 20, dtype=dtype, quantization=quantization
     )
     return load_runner(settings, lambda stage, fraction: None)[0]
@@ -99,7 +99,7 @@ class AdapterLoop:
         self.answers: dict[str, tuple[list[int], list, list]] = {}
         self.cached: dict[str, int] = {}
         self.errors: dict[str, str] = {}
-        options = Settings(
+        options = ParleySettings(
             model="m",
             max_batch=SLOTS,
             adapters={name: str(folder) for name, folder in folders.items()},
@@ -547,7 +547,7 @@ def test_adapter_finds_the_layers_of_a_multimodal_models_language_model(family, 
     layers = r"model\.language_model\.layers\.\d+\.(self_attn\.[qo]_proj|mlp\.up_proj)"
     folder = write_adapter(tmp_path / "adapter", base, 3, target_modules=layers, rank_pattern={
         "^model.language_model.layers.1.self_attn.q_proj": 3})  # fmt: skip
-    settings = Settings(model=str(base), kv_memory=8 << 20, dtype="float32", lowering=lowering)
+    settings = ParleySettings(model=str(base), kv_memory=8 << 20, dtype="float32", lowering=lowering)
     runner = load_runner(settings, lambda stage, fraction: None)[0]
     check_answer_against_peft(runner, base, folder)
     tensors = load_file(folder / "adapter_model.safetensors")
@@ -596,7 +596,7 @@ def test_llm_selects_adapter_by_name():
 
 
 async def test_restarted_engine_keeps_its_adapters():
-    engine_settings = Settings(
+    engine_settings = ParleySettings(
         model=str(tiny_models.model_folder("llama")),
         kv_memory=8 << 20,
         adapters={"a1": str(adapters_by_name("llama")["a1"])},

@@ -22,7 +22,15 @@ from parley.model.sampling import grammar_mask
 from parley.model.sampling.grammar_mask import GrammarCache
 from parley.text.grammar.limits import GRAMMAR_NOT_FOLLOWED
 from parley.text.prompt import TextPipeline
-from parley.types import EngineRequest, Grammar, ReasoningLimit, SamplingOptions, Settings, StructuralTag, TriggeredTags
+from parley.types import (
+    EngineRequest,
+    Grammar,
+    ParleySettings,
+    ReasoningLimit,
+    SamplingOptions,
+    StructuralTag,
+    TriggeredTags,
+)
 
 PERSON = {
     "type": "object",
@@ -258,7 +266,7 @@ def test_failing_mask_ends_only_its_own_choice(monkeypatch, drafts):
     count_masks(monkeypatch, 3)
     outputs = []
     loop = EngineLoop(
-        runner, Settings(model="m"), lambda step_outputs, stats: outputs.extend(step_outputs), FixedBudget(500)
+        runner, ParleySettings(model="m"), lambda step_outputs, stats: outputs.extend(step_outputs), FixedBudget(500)
     )
     loop.add_request(constrained)
     loop.add_request(plain)
@@ -371,7 +379,9 @@ def test_reset_at_every_step_does_not_change_grammar_outputs():
             answer.scores += output.scores or []
             answer.finish = output.finish_reason
 
-    loop = EngineLoop(runner_and_language()[0], Settings(model="m", max_batch=16), collect_outputs, FixedBudget(500))
+    loop = EngineLoop(
+        runner_and_language()[0], ParleySettings(model="m", max_batch=16), collect_outputs, FixedBudget(500)
+    )
     for request in mixed_requests():
         loop.add_request(request)
     while loop.step():
@@ -418,7 +428,7 @@ def test_invalid_grammar_ends_only_its_own_choice():
     outputs = []
     loop = EngineLoop(
         runner_and_language()[0],
-        Settings(model="m"),
+        ParleySettings(model="m"),
         lambda step_outputs, stats: outputs.extend(step_outputs),
         FixedBudget(500),
     )

@@ -40,7 +40,7 @@ from parley.model.media_embeddings import EncodedItem
 from parley.model.media_input.processor import ItemProcessor
 from parley.model.media_input.video import DecodedVideo, VideoClock
 from parley.text.media_family import read_media_family
-from parley.types import MediaKind, Settings
+from parley.types import MediaKind, ParleySettings
 
 CPU = torch.device("cpu")
 KINDS = [(family, kind) for family, shape in SAMPLED_FAMILIES.items() for kind in shape.parts]
@@ -152,7 +152,8 @@ def test_a_model_whose_media_need_the_fused_decoder_reads_text_only_without_it(f
     assert not info.fused
     assert info.media_kinds == frozenset() and runner.media_encoder is None
     checked, fused = (
-        check_model(Settings(model=str(multimodal_folder(family)), lowering=lowering)) for lowering in (False, True)
+        check_model(ParleySettings(model=str(multimodal_folder(family)), lowering=lowering))
+        for lowering in (False, True)
     )
     assert fused.memory_bytes > checked.memory_bytes
 
@@ -327,7 +328,7 @@ def test_alternative_tensor_names_give_the_same_embeddings(tmp_path, family: str
 
 def test_encoders_of_a_whole_omni_model_equal_those_of_its_thinker(tmp_path):
     folder = write_whole_omni(tmp_path / "whole", "qwen2_5_omni_thinker")
-    check_model(Settings(model=str(folder)))
+    check_model(ParleySettings(model=str(folder)))
     item = process_item("qwen2_5_omni_thinker", "audio")
     assert are_equal(encode_processed(make_encoder(folder, torch.float32), item, "audio"), item.expected)
     tensors = ItemProcessor(folder).process_audio(make_media("audio"), {}).tensors
@@ -339,13 +340,13 @@ def test_a_checkpoint_without_a_tensor_of_a_block_is_refused_at_the_start(tmp_pa
     folder = copy_model(
         multimodal_folder("llava"), tmp_path / "copy", lambda tensor_name: None if tensor_name == name else tensor_name
     )
-    for load in (load_test_runner, lambda folder: check_model(Settings(model=str(folder)))):
+    for load in (load_test_runner, lambda folder: check_model(ParleySettings(model=str(folder)))):
         with pytest.raises(LoadError, match=rf"^The checkpoint has no tensor {name}\.$"):
             load(folder)
 
 
 def test_the_check_and_an_eager_start_find_any_missing_tensor(tmp_path):
-    check_model(Settings(model=str(multimodal_folder("llava"))))
+    check_model(ParleySettings(model=str(multimodal_folder("llava"))))
     runner, _ = load_test_runner(multimodal_folder("llava"), dtype="float32", media_eager=True)
     assert len(encode_processed(runner.media_encoder, process_item("llava", "image"), "image").rows)
     name = "multi_modal_projector.linear_1.weight"
@@ -355,7 +356,7 @@ def test_the_check_and_an_eager_start_find_any_missing_tensor(tmp_path):
     load_test_runner(folder)  # text needs no projector
     for check in (check_model, partial(load_runner, progress=lambda stage, fraction: None)):
         with pytest.raises(LoadError, match=rf"^The checkpoint has no tensor model\.{name} \(1 missing in all\)\.$"):
-            check(Settings(model=str(folder), media_eager=True, kv_memory=1 << 20))
+            check(ParleySettings(model=str(folder), media_eager=True, kv_memory=1 << 20))
 
 
 def test_the_check_finds_a_tensor_of_another_shape(tmp_path):
@@ -364,7 +365,7 @@ def test_the_check_finds_a_tensor_of_another_shape(tmp_path):
     tensors["multi_modal_projector.linear_1.weight"] = torch.zeros(64, 48)
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
     with pytest.raises(LoadError, match=r"linear_1\.weight has shape \[64, 48\]; the config asks for \[64, 32\]\.$"):
-        check_model(Settings(model=str(folder)))
+        check_model(ParleySettings(model=str(folder)))
 
 
 def test_encoders_beside_a_language_model_with_mamba_layers_are_loaded(tmp_path):
@@ -384,7 +385,7 @@ def test_a_broken_config_of_a_processor_is_an_error(tmp_path, text, sentence):
     folder = write_multimodal_model(tmp_path, "llava")
     (folder / "processor_config.json").write_text(text)
     with pytest.raises(LoadError, match=rf"^processor_config\.json .*{sentence}"):
-        check_model(Settings(model=str(folder)))
+        check_model(ParleySettings(model=str(folder)))
 
 
 def test_a_checkpoint_without_encoders_reads_text_only(tmp_path):

@@ -17,7 +17,7 @@ from parley.core.loop import EngineLoop
 from parley.core.step_budget import FixedBudget
 from parley.model.networks.paged_kv import PagedKV
 from parley.model.runner import DecoderRunner
-from parley.types import EngineOutput, EngineRequest, SamplingOptions, Settings
+from parley.types import EngineOutput, EngineRequest, ParleySettings, SamplingOptions
 
 FEATURE_FILES = ExitStack()  # they live as long as the tests
 
@@ -55,7 +55,7 @@ class MediaLoop:
         runner.pages, runner.page_count = PagedKV(runner.pages.kv_layers, blocks, runner.pages.dtype), blocks
         self.posted: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self.outputs: dict[tuple[str, int], list[EngineOutput]] = {}
-        settings = Settings(
+        settings = ParleySettings(
             model="m", max_batch=4, step_ms=1, prefix_cache=prefix_cache, media_cache=media_cache, dtype="bfloat16"
         )
         self.loop = EngineLoop(runner, settings, self._collect, budget, post=self.posted.put)

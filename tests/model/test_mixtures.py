@@ -25,7 +25,7 @@ from parley.model.networks.network import PackedBatch
 from parley.model.networks.paged_kv import PagedKV
 from parley.model.networks.rope import Unfusable
 from parley.native import kernel_choice
-from parley.types import Settings
+from parley.types import ParleySettings
 
 EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(gate|up|down)_proj\.weight")
 TOKENS = list(range(5, 50))
@@ -35,7 +35,7 @@ def load_decoder(folder: Path, dtype: str = "bfloat16", quantization: str = "non
     """Load the fused decoder of a folder, and check it as the loader does."""
     with torch.inference_mode():
         decoder_plan = plan.plan_decoder(
-            Settings(model=str(folder), dtype=dtype, quantization=quantization), read_config(folder)
+            ParleySettings(model=str(folder), dtype=dtype, quantization=quantization), read_config(folder)
         )
         checkpoint = plan.open_decoder(folder, decoder_plan)
         config = plan.find_fused_config(checkpoint, decoder_plan)
@@ -157,7 +157,7 @@ def test_layers_that_predict_further_tokens_are_not_used(tmp_path):
     for count, is_fused in ((1, True), (0, False)):
         fields = {**config, "num_nextn_predict_layers": count, "num_mtp_layers": count}
         (folder / "config.json").write_text(json.dumps(fields))
-        decoder_plan = plan.plan_decoder(Settings(model=str(folder), dtype="bfloat16"), fields)
+        decoder_plan = plan.plan_decoder(ParleySettings(model=str(folder), dtype="bfloat16"), fields)
         decoder_config = plan.find_fused_config(plan.open_decoder(folder, decoder_plan), decoder_plan)
         assert (decoder_config is not None) == is_fused
 

@@ -17,7 +17,7 @@ from parley.model.checkpoint.quantization import read_quantization
 from parley.model.checkpoint.stacked import StackedPlainFormat
 from parley.model.checkpoint.weights import LinearSpec
 from parley.model.load.check import check_model
-from parley.types import Settings
+from parley.types import ParleySettings
 
 EXPERTS, OUT_FEATURES, IN_FEATURES = 5, 8, 64
 
@@ -30,7 +30,7 @@ def test_parts_of_latents_with_too_few_axes_are_refused(shape, tmp_path):
     tensors[name] = torch.zeros(shape).int().view(torch.uint32)
     save_file(tensors, folder / "model.safetensors", {"format": "mlx"})
     with pytest.raises(LoadError, match=rf"^Tensor {name} has shape \[.*\]; the config asks for \d+ outputs\.$"):
-        check_model(Settings(model=str(folder)))
+        check_model(ParleySettings(model=str(folder)))
 
 
 def write_unaligned(folder, tensors):
@@ -107,7 +107,7 @@ def test_an_expert_of_unaligned_tensors_is_copied_alone(tmp_path):
 )
 def test_bits_and_groups_that_the_config_does_not_name_are_refused(name, bits, group, tmp_path):
     folder, _ = ZOO["llama, MLX 4 bits"].write(tmp_path)
-    check_model(Settings(model=str(folder)))
+    check_model(ParleySettings(model=str(folder)))
     tensors = load_file(folder / "model.safetensors")
     if bits == 2:  # half of the words of each row
         tensors[name + ".weight"] = tensors[name + ".weight"].chunk(2, 1)[0].contiguous()
@@ -117,7 +117,7 @@ def test_bits_and_groups_that_the_config_does_not_name_are_refused(name, bits, g
     save_file(tensors, folder / "model.safetensors", {"format": "mlx"})
     words = rf"^Tensor {name}\.weight has numbers of {bits} bits in groups of {group}, which the config's quantization"
     with pytest.raises(LoadError, match=words):
-        check_model(Settings(model=str(folder)))
+        check_model(ParleySettings(model=str(folder)))
 
 
 def test_heads_of_latents_have_bits_that_the_config_names(tmp_path):
@@ -127,7 +127,7 @@ def test_heads_of_latents_have_bits_that_the_config_names(tmp_path):
     tensors[name] = tensors[name].chunk(2, 2)[0].contiguous()
     save_file(tensors, folder / "model.safetensors", {"format": "mlx"})
     with pytest.raises(LoadError, match=rf"^Tensor {name} has numbers of 2 bits in groups of 32, which the config's"):
-        check_model(Settings(model=str(folder)))
+        check_model(ParleySettings(model=str(folder)))
 
 
 @pytest.mark.parametrize("section", [{"bits": "4", "group_size": 32}, {"bits": 4, "group_size": 32, "x": {"bits": []}}])

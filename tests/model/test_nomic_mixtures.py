@@ -19,7 +19,7 @@ from parley.model.checkpoint.files import Checkpoint, LoadError
 from parley.model.checkpoint.gguf_tensors import read_gguf_entries
 from parley.model.load.check import check_model
 from parley.model.load.text_encoders.rotary_bert import read_config
-from parley.types import Settings
+from parley.types import ParleySettings
 
 
 @pytest.fixture(autouse=True)
@@ -49,7 +49,7 @@ def test_vectors_of_a_gguf_file_are_the_folders(tmp_path):
     file = convert(tmp_path / "x.gguf", folder)
     assert read_model(file).metadata["general.architecture"] == "nomic-bert-moe"
     unpacked = unpack_gguf(file)
-    assert check_model(Settings(model=str(unpacked))).load_caveat == ""
+    assert check_model(ParleySettings(model=str(unpacked))).load_caveat == ""
     assert_same_vectors(unpacked, folder)
 
 

@@ -22,7 +22,7 @@ from parley.model.load.loader import load_runner
 from parley.model.load.numeric_check import decoder_check
 from parley.model.networks.config_reader import read_decoder_config
 from parley.native.torch_forms import torch_int8
-from parley.types import EngineRequest, SamplingOptions, Settings
+from parley.types import EngineRequest, ParleySettings, SamplingOptions
 
 INT8 = {"num_bits": 8, "type": "int", "symmetric": True, "observer": "minmax", "group_size": None}
 W8A8 = {
@@ -83,7 +83,7 @@ def changed_config(path: str, value) -> dict:
 
 def load_small_runner(folder, **settings):
     settings = {"kv_memory": 4 << 20, "max_batch": 8} | settings
-    return load_runner(Settings(model=str(folder), **settings), lambda stage, fraction: None)
+    return load_runner(ParleySettings(model=str(folder), **settings), lambda stage, fraction: None)
 
 
 def prompt_logprobs(runner, prompt: list[int]) -> torch.Tensor:

@@ -16,7 +16,7 @@ from parley.model.load.memory import plan_cache
 from parley.model.networks import position_tables
 from parley.model.networks.config_reader import read_decoder_config
 from parley.model.networks.rope import RopeConfig
-from parley.types import Settings
+from parley.types import ParleySettings
 
 CPU = torch.device("cpu")
 MILLIONS = 10_000_000  # tokens, as Llama 4 Scout's context
@@ -25,7 +25,7 @@ LONG_ROPE = RopeConfig(10000.0, 8, "longrope", original_length=100, short_factor
 
 def load_long(**settings):
     folder = tiny_models.model_folder("llama", max_position_embeddings=MILLIONS)
-    return load_runner(Settings(model=str(folder), **settings), lambda stage, fraction: None)
+    return load_runner(ParleySettings(model=str(folder), **settings), lambda stage, fraction: None)
 
 
 def test_rope_table_is_as_long_as_the_context_that_the_cache_holds():
@@ -57,7 +57,7 @@ def test_rope_table_has_the_same_bits_at_any_length(ropes, monkeypatch):
 def test_doctor_counts_the_rope_table_of_the_served_context():
     def loaded_bytes(context, memory):
         folder = tiny_models.model_folder("llama", max_position_embeddings=context)
-        checked = check_model(Settings(model=str(folder), kv_memory=memory))
+        checked = check_model(ParleySettings(model=str(folder), kv_memory=memory))
         return checked.memory_bytes, checked.table_bytes
 
     runner, info = load_long(kv_memory=1 << 20)
@@ -68,10 +68,10 @@ def test_doctor_counts_the_rope_table_of_the_served_context():
 
 def test_kv_cache_leaves_memory_for_the_rope_table(monkeypatch):
     monkeypatch.setattr("parley.model.load.memory.free_memory", lambda device: 10_000_000)
-    settings = Settings(model="m", max_batch=2)
+    settings = ParleySettings(model="m", max_batch=2)
     budget = plan_cache(1000, CPU, 1 << 20, settings).pages * 1000  # bytes
     for length in (1 << 20, 800):
         pages = plan_cache(1000, CPU, length, settings, 0, 100).pages
         needed = pages * 1000 + min(length, pages * PAGE_SIZE) * 100
         assert budget - 1000 - PAGE_SIZE * 100 < needed <= budget or pages == 2 * length // PAGE_SIZE
-    assert plan_cache(1000, CPU, 1 << 20, Settings(model="m", kv_memory=50_000), 0, 100).pages == 50
+    assert plan_cache(1000, CPU, 1 << 20, ParleySettings(model="m", kv_memory=50_000), 0, 100).pages == 50

@@ -14,7 +14,7 @@ from test_pooling import unpack_vectors
 from parley.model.checkpoint.files import LoadError
 from parley.model.load.check import check_model
 from parley.model.networks import sparse_head
-from parley.types import EngineRequest, PoolingOptions, Settings
+from parley.types import EngineRequest, ParleySettings, PoolingOptions
 
 HEAD = "AutoModelForMaskedLM"
 SPARSE = PoolingOptions(task="embed_sparse")
@@ -57,7 +57,7 @@ def logits_of(folder):
 @pytest.mark.parametrize("kind", ["bert", "roberta", "mpnet", "distilbert", "modernbert", "gte"])
 def test_sparse_vectors_match_transformers(tmp_path, monkeypatch, kind):
     write_sparse_model(tmp_path, kind, **{"n_layers" if kind == "distilbert" else "num_hidden_layers": 1})
-    assert check_model(Settings(model=str(tmp_path))).load_caveat == ""
+    assert check_model(ParleySettings(model=str(tmp_path))).load_caveat == ""
     runner, info = load_test_runner(tmp_path)
     assert (info.pooling, info.dimensions, info.pooling_tasks) == (
         "splade", info.vocab_size, {"embed", "embed_sparse"})  # fmt: skip
@@ -133,6 +133,6 @@ def test_load_refuses_unsupported_sparse_models(tmp_path, kind, head, pooling, m
         write_encoder(tmp_path, kind, head, num_hidden_layers=1)
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | members))
-    for load in (lambda: load_test_runner(tmp_path), lambda: check_model(Settings(model=str(tmp_path)))):
+    for load in (lambda: load_test_runner(tmp_path), lambda: check_model(ParleySettings(model=str(tmp_path)))):
         with pytest.raises(LoadError, match=sentence):
             load()

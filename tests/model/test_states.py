@@ -23,7 +23,7 @@ from parley.model.load.check import check_model
 from parley.model.load.memory import plan_cache
 from parley.model.networks.config_reader import read_decoder_config
 from parley.model.networks.rope import Unfusable
-from parley.types import BeamOptions, EngineRequest, SamplingOptions, Settings
+from parley.types import BeamOptions, EngineRequest, ParleySettings, SamplingOptions
 
 CPU = torch.device("cpu")
 IS_NIGHT = bool(os.environ.get("PARLEY_NIGHTLY"))
@@ -138,7 +138,7 @@ def test_linear_layers_may_be_quantized(quantization):
     ],
 )
 def test_settings_that_need_more_than_a_state_are_refused(settings, sentence):
-    options = Settings(model=str(tiny_models.model_folder("lfm2")), **settings)
+    options = ParleySettings(model=str(tiny_models.model_folder("lfm2")), **settings)
     for load in (check_model, lambda options: load_test_runner(Path(options.model), **settings)):
         with pytest.raises(LoadError) as refused:
             load(options)
@@ -150,21 +150,21 @@ def test_a_draft_model_with_states_is_refused():
     draft = tiny_models.model_folder("lfm2")
     for load in (check_model, lambda options: load_test_runner(folder, speculate=f"draft={draft}")):
         with pytest.raises(LoadError, match="cannot guess tokens: it has layers that keep a state"):
-            load(Settings(model=str(folder), speculate=f"draft={draft}"))
+            load(ParleySettings(model=str(folder), speculate=f"draft={draft}"))
 
 
 def test_states_take_half_of_the_memory_and_a_restart_the_same():
-    settings = Settings(model="m", max_batch=100, kv_memory=10_000)
+    settings = ParleySettings(model="m", max_batch=100, kv_memory=10_000)
     assert plan_cache(100, CPU, 1600, settings, 1000) == (50, 3, 2)
     assert plan_cache(100, CPU, 16, replace(settings, kv_memory=15_000), 10) == (100, 100, 400)  # as many as are of use
-    few = Settings(model="m", max_batch=2, kv_memory=10_000)
+    few = ParleySettings(model="m", max_batch=2, kv_memory=10_000)
     assert plan_cache(100, CPU, 16, few, 4000) == (2, 1, 1)
     assert plan_cache(100, CPU, 16, replace(few, kv_memory=8200), 4000) == (2, 1, 1)
     assert plan_cache(100, CPU, 1600, replace(settings, prefix_cache=False), 1000) == (50, 5, 0)
 
 
 def test_the_memory_of_snapshots_can_be_set():
-    settings = Settings(model="m", max_batch=100, kv_memory=10_000, state_cache=4500)
+    settings = ParleySettings(model="m", max_batch=100, kv_memory=10_000, state_cache=4500)
     assert plan_cache(100, CPU, 1600, settings, 1000) == (30, 3, 4)
     assert plan_cache(100, CPU, 1600, replace(settings, state_cache=0), 1000) == (50, 5, 0)
     with pytest.raises(LoadError, match="of which snapshots take 9000 and states half of the rest, but one sequence's"):

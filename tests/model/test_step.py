@@ -20,7 +20,7 @@ from parley.model.checkpoint.files import read_config
 from parley.model.load.check import check_model
 from parley.model.networks.config_reader import read_decoder_config
 from parley.model.networks.rope import Unfusable
-from parley.types import EngineRequest, SamplingOptions, Settings
+from parley.types import EngineRequest, ParleySettings, SamplingOptions
 
 LAYERS, EXTRA = 4, 2
 TYPES = ["full_attention", "sliding_attention", "sliding_attention", "full_attention"]
@@ -100,7 +100,7 @@ def folder(whole_folder, tmp_path_factory):
 
 @torch.inference_mode()
 def test_log_probabilities_are_those_of_transformers(whole_folder, folder):
-    assert check_model(Settings(model=str(folder))).load_caveat == ""
+    assert check_model(ParleySettings(model=str(folder))).load_caveat == ""
     runner, info = load_test_runner(folder, dtype="float32")
     assert info.fused
     tokens = torch.randint(3, runner.vocab_size, (200,), generator=torch.Generator().manual_seed(0))

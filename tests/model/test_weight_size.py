@@ -18,7 +18,7 @@ from parley.model.checkpoint.files import LoadError, read_config
 from parley.model.load import fuse, loader, memory, plan, weight_size
 from parley.model.load.check import check_model
 from parley.model.load.decoder_weights import DecoderWeights
-from parley.types import Settings
+from parley.types import ParleySettings
 
 # Layers of unlike forms, forms that are packed or kept as plain numbers, and layers that keep a state
 FORMS = [
@@ -34,7 +34,7 @@ FORMS = [
 
 def plan_decoder(folder: Path, **settings: str) -> DecoderWeights:
     """Return the weights of a folder as the loader plans them."""
-    decoder_plan = plan.plan_decoder(Settings(model=str(folder), **settings), read_config(folder))
+    decoder_plan = plan.plan_decoder(ParleySettings(model=str(folder), **settings), read_config(folder))
     checkpoint = plan.open_decoder(folder, decoder_plan)
     config = plan.find_fused_config(checkpoint, decoder_plan)
     assert config is not None
@@ -72,7 +72,7 @@ def test_a_gpu_holds_a_head_once_that_repeats_the_embedding(device, changed, tie
     head = tensors["model.embed_tokens.weight"].clone()
     head[5, 7] += changed
     save_file({**tensors, "lm_head.weight": head}, folder / "model.safetensors", {"format": "pt"})
-    decoder_plan = plan.plan_decoder(Settings(model=str(folder)), read_config(folder))
+    decoder_plan = plan.plan_decoder(ParleySettings(model=str(folder)), read_config(folder))
     decoder_plan = decoder_plan._replace(device=torch.device(device))
     config = plan.find_fused_config(plan.open_decoder(folder, decoder_plan), decoder_plan)
     assert config is not None and config.tied is tied
@@ -109,4 +109,4 @@ def test_weights_that_do_not_fit_are_refused_before_they_are_read(monkeypatch, t
     monkeypatch.setattr(fuse, "fuse_decoder", None)
     for load in (check_model, partial(loader.load_runner, progress=lambda stage, fraction: None)):
         with pytest.raises(LoadError, match="The weights take"):
-            load(Settings(model=str(folder)))
+            load(ParleySettings(model=str(folder)))

@@ -14,7 +14,7 @@ from test_pooling import unpack_vectors, write_pooling_config
 from parley.model.checkpoint.files import LoadError, read_config
 from parley.model.load.check import check_model
 from parley.model.load.text_encoders.whole_text import plan_whole_text
-from parley.types import EngineRequest, PoolingOptions, Settings
+from parley.types import EngineRequest, ParleySettings, PoolingOptions
 
 SIZES = {"vocab_size": tiny_models.VOCAB, "hidden_size": 64, "intermediate_size": 112, "num_hidden_layers": 2,
          "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 256,
@@ -70,7 +70,7 @@ def check_vectors(folder, expected, **settings):
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_decoders_that_read_both_ways_match_transformers(tmp_path, kind):
     model = write_decoder(tmp_path, kind)
-    assert check_model(Settings(model=str(tmp_path))).load_caveat == ""
+    assert check_model(ParleySettings(model=str(tmp_path))).load_caveat == ""
     runner, info = check_vectors(tmp_path, [normalized(rows.mean(0)) for rows in hidden_states(model)])
     assert info.max_model_len == 256 and info.pooling == "mean"
     together = unpack_vectors(serve_requests(runner, embedding_requests())[0])
@@ -94,7 +94,7 @@ def test_texts_of_a_multimodal_embedding_model(tmp_path):
     tensors = load_file(tmp_path / "model.safetensors") | {"vision_tower.patch.weight": torch.ones(2, 2)}
     assert any(name.startswith("language_model.") for name in tensors)
     save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
-    assert check_model(Settings(model=str(tmp_path))).load_caveat == ""
+    assert check_model(ParleySettings(model=str(tmp_path))).load_caveat == ""
     rows = hidden_states(model.language_model)
     runner, info = check_vectors(tmp_path, [normalized(row.mean(0)) for row in rows])
     assert info.token_dimensions == 40
@@ -108,7 +108,9 @@ def test_texts_of_a_multimodal_embedding_model(tmp_path):
     # Only the whole config need say how the weights are stored
     stored = {"quant_method": "fp8", "weight_block_size": [128, 128]}
     edit_config(tmp_path, dtype="float32", text_config=text_config | {"dtype": None}, quantization_config=stored)
-    decoder_plan = plan_whole_text(Settings(model=str(tmp_path), dtype="auto"), tmp_path, read_config(tmp_path)).decoder
+    decoder_plan = plan_whole_text(
+        ParleySettings(model=str(tmp_path), dtype="auto"), tmp_path, read_config(tmp_path)
+    ).decoder
     assert (decoder_plan.dtype, decoder_plan.quantization.method) == (torch.float32, "fp8")
 
 
@@ -161,7 +163,7 @@ def test_linear_layers_after_the_pooling(tmp_path, kind):
     expected = [normalized(apply_dense(rows.mean(0))) for rows in hidden_states(model)]
     runner, info = check_vectors(tmp_path, expected)
     assert info.max_model_len == 140
-    assert check_model(Settings(model=str(tmp_path))).load_caveat == ""
+    assert check_model(ParleySettings(model=str(tmp_path))).load_caveat == ""
     shorter = PoolingOptions(dimensions=8)
     actual = unpack_vectors(serve_requests(runner, embedding_requests(shorter))[0])
     torch.testing.assert_close(torch.tensor(actual["4"]), normalized(expected[4][:8]), atol=2e-5, rtol=0)
@@ -172,9 +174,9 @@ def test_embedding_models_whose_head_was_not_saved(tmp_path):
     model = write_decoder(tmp_path, "mistral", tie_word_embeddings=False)
     edit_config(tmp_path, is_causal=None)
     with pytest.raises(LoadError, match=r"lm_head\.weight"):
-        check_model(Settings(model=str(tmp_path)))
+        check_model(ParleySettings(model=str(tmp_path)))
     write_pooling_config(tmp_path, pooling_mode_lasttoken=True)
-    assert check_model(Settings(model=str(tmp_path))).load_caveat == ""
+    assert check_model(ParleySettings(model=str(tmp_path))).load_caveat == ""
     for layer in model.layers:
         layer.self_attn.is_causal = True
     model.config.is_causal = True
@@ -203,7 +205,7 @@ def test_linear_layers_that_do_not_fit_are_refused(tmp_path, members, sentence):
     write_decoder(tmp_path, "gemma3_text")
     write_sentence_modules(tmp_path)
     edit_config(tmp_path / "2_Dense", **members)
-    for load in (lambda: load_test_runner(tmp_path), lambda: check_model(Settings(model=str(tmp_path)))):
+    for load in (lambda: load_test_runner(tmp_path), lambda: check_model(ParleySettings(model=str(tmp_path)))):
         with pytest.raises(LoadError, match=sentence):
             load()
 
@@ -211,7 +213,7 @@ def test_linear_layers_that_do_not_fit_are_refused(tmp_path, members, sentence):
 def test_linear_layers_of_another_width_are_refused(tmp_path):
     write_decoder(tmp_path, "gemma3_text", hidden_size=32)
     write_sentence_modules(tmp_path)
-    for load in (lambda: load_test_runner(tmp_path), lambda: check_model(Settings(model=str(tmp_path)))):
+    for load in (lambda: load_test_runner(tmp_path), lambda: check_model(ParleySettings(model=str(tmp_path)))):
         with pytest.raises(LoadError, match="takes 64 numbers, but its input has 32"):
             load()
 
@@ -233,7 +235,7 @@ def score_requests():
 @torch.inference_mode()
 def test_classes_match_transformers(tmp_path, kind, members):
     model = write_decoder(tmp_path, kind, "AutoModelForSequenceClassification", num_labels=3, **members)
-    assert check_model(Settings(model=str(tmp_path))).load_caveat == ""
+    assert check_model(ParleySettings(model=str(tmp_path))).load_caveat == ""
     runner, info = load_test_runner(tmp_path, dtype="float32")
     assert (info.labels, info.dimensions, info.generates) == (["LABEL_0", "LABEL_1", "LABEL_2"], 0, False)
     actual = unpack_vectors(serve_requests(runner, score_requests())[0])
@@ -282,7 +284,7 @@ def test_llamas_of_both_directions_pool_as_their_config_says(tmp_path, pooling):
 def test_llamas_of_both_directions_are_refused_by_member(tmp_path, members, sentence):
     write_decoder(tmp_path, "llama", "AutoModelForSequenceClassification", num_labels=1)
     edit_config(tmp_path, model_type="llama_bidirec", **members)
-    for load in (lambda: load_test_runner(tmp_path), lambda: check_model(Settings(model=str(tmp_path)))):
+    for load in (lambda: load_test_runner(tmp_path), lambda: check_model(ParleySettings(model=str(tmp_path)))):
         with pytest.raises(LoadError, match=sentence):
             load()
 
@@ -292,7 +294,7 @@ def test_classifiers_with_an_unknown_pooling_are_refused(tmp_path, pooling):
     write_decoder(tmp_path, "eurobert", "AutoModelForSequenceClassification", num_labels=2)
     edit_config(tmp_path, classifier_pooling=pooling)
     with pytest.raises(LoadError, match=r"A classifier with classifier_pooling .* is not supported"):
-        check_model(Settings(model=str(tmp_path)))
+        check_model(ParleySettings(model=str(tmp_path)))
 
 
 TOKENS = {"classifier_from_token": ["a", "b"]}
@@ -307,7 +309,7 @@ def test_scores_of_tokens_are_their_probabilities(tmp_path, tied, method):
     members = {"is_causal": True, "tie_word_embeddings": tied}
     model = write_decoder(tmp_path, "qwen3", "AutoModelForCausalLM", **members)
     edit_config(tmp_path, architectures=["Qwen3ForSequenceClassification"], **TOKENS, **method)
-    assert check_model(Settings(model=str(tmp_path))).load_caveat == ""
+    assert check_model(ParleySettings(model=str(tmp_path))).load_caveat == ""
     runner, info = load_test_runner(tmp_path, dtype="float32")
     assert info.labels == (["b"] if "method" not in method else ["a", "b"])
     pooling = PoolingOptions(task="classify")
@@ -349,7 +351,7 @@ def test_architectures_of_a_wrong_type_name_no_classifier(tmp_path, architecture
 def test_scores_of_tokens_are_refused_where_they_are_not_told_apart(tmp_path, members, sentence):
     write_decoder(tmp_path, "qwen3", "AutoModelForCausalLM", is_causal=True)
     edit_config(tmp_path, architectures=["Qwen3ForSequenceClassification"], **members)
-    for load in (lambda: load_test_runner(tmp_path), lambda: check_model(Settings(model=str(tmp_path)))):
+    for load in (lambda: load_test_runner(tmp_path), lambda: check_model(ParleySettings(model=str(tmp_path)))):
         with pytest.raises(LoadError, match=sentence):
             load()
 

@@ -11,7 +11,7 @@ import pytest
 
 from parley.model.load import loader
 from parley.native import build, library
-from parley.types import Settings
+from parley.types import ParleySettings
 
 BUILD = (
     "from parley.native import build; import sys, pathlib; build.compile_level('generic', pathlib.Path(sys.argv[1]))"
@@ -63,10 +63,10 @@ def test_progress_says_that_kernels_are_compiled(tmp_path: Path, monkeypatch: py
     monkeypatch.delenv("PARLEY_NATIVE", raising=False)
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(loader.LoadError):
-        loader.load_runner(Settings(model=str(tmp_path)), lambda stage, done: stages.append(stage))
+        loader.load_runner(ParleySettings(model=str(tmp_path)), lambda stage, done: stages.append(stage))
     assert stages[:3] == ["compiling the kernels", "loaded", "reading the config"]
     stages.clear()
     monkeypatch.setenv("PARLEY_NATIVE", "off")
     with pytest.raises(loader.LoadError):
-        loader.load_runner(Settings(model=str(tmp_path)), lambda stage, done: stages.append(stage))
+        loader.load_runner(ParleySettings(model=str(tmp_path)), lambda stage, done: stages.append(stage))
     assert stages[0] == "reading the config"

@@ -14,7 +14,7 @@ from parley.engine.scripted_engine import ScriptedEngine
 from parley.serving.options import ServerOptions
 from parley.serving.registry import ModelRegistry
 from parley.serving.served_model import ServedModel
-from parley.types import EngineRequest, Settings
+from parley.types import EngineRequest, ParleySettings
 
 BASE, ADAPTED = 300, 301  # the only token of an answer without and with an adapter
 PROMPT = {"prompt": "a", "max_tokens": 2, "ignore_eos": True, "temperature": 0}
@@ -229,7 +229,7 @@ async def test_concurrent_loads_of_one_adapter_succeed_once(lora_server):
 
 async def test_model_start_fails_if_a_configured_adapter_fails_to_load(serve, folder, root):
     def model(**adapters: Path) -> ServedModel:
-        plan = Settings(model=str(folder), adapters={name: str(path) for name, path in adapters.items()})
+        plan = ParleySettings(model=str(folder), adapters={name: str(path) for name, path in adapters.items()})
         return ServedModel(("second",), plan, ScriptedEngine(reply_by_adapter), ServerOptions())
 
     server = await serve(reply_by_adapter, beside=[model(mine=root / "one")])
@@ -242,5 +242,5 @@ async def test_model_start_fails_if_a_configured_adapter_fails_to_load(serve, fo
         ModelRegistry(ServerOptions(), [model(), model(mine=root / "one")])
     with pytest.raises(ValueError, match="mine"):
         await server.service.serve_model(
-            ServedModel(("mine",), Settings(model=str(folder)), ScriptedEngine(reply_by_adapter), ServerOptions())
+            ServedModel(("mine",), ParleySettings(model=str(folder)), ScriptedEngine(reply_by_adapter), ServerOptions())
         )

@@ -23,7 +23,7 @@ from parley.engine.scripted_engine import ScriptedEngine
 from parley.serving.options import ServerOptions
 from parley.serving.served_model import ServedModel
 from parley.text.prompt import TextPipeline
-from parley.types import ModelInfo, Settings
+from parley.types import ModelInfo, ParleySettings
 
 Members = dict[str, Any]
 
@@ -133,7 +133,7 @@ async def two_models(serve, folder, monkeypatch):
 
     async def start(kind: str, **options: Any) -> tuple[RunningServer, WatchedModel]:
         engine = ScriptedEngine(info=model_info(kind, "seen"), max_batch=8)
-        seen = ServedModel(("seen",), Settings(model=str(folder), max_batch=8), engine, ServerOptions())
+        seen = ServedModel(("seen",), ParleySettings(model=str(folder), max_batch=8), engine, ServerOptions())
         monkeypatch.setattr(server_fixtures, "ServedModel", WatchedModel)
         names = ("hidden", "hidden-alias")
         server = await serve(names=names, info=model_info(kind, "hidden"), beside=[seen], **options)

@@ -21,7 +21,7 @@ from parley.serving.media import workers
 from parley.serving.options import MediaOptions, OfferedModel, ServerOptions
 from parley.serving.registry import ModelRegistry
 from parley.serving.served_model import ServedModel, divide_memory
-from parley.types import EngineRequest, Settings
+from parley.types import EngineRequest, ParleySettings
 
 MAIN, OTHER = ("main", "org/alias"), ("small", "tiny")
 FIRST, SECOND = 300, 301  # the only token that each model generates
@@ -38,7 +38,7 @@ def make_model(folder: Path) -> Callable[..., ServedModel]:
     def make(*names: str, queue: int = 1024, token: int = SECOND, context: int = 512, **engine: Any) -> ServedModel:
         options = ServerOptions(max_queue=queue)
         info = msgspec.structs.replace(MODEL_INFO, max_model_len=context)
-        settings = Settings(model=str(folder), max_batch=2)
+        settings = ParleySettings(model=str(folder), max_batch=2)
         return ServedModel(
             names or OTHER, settings, ScriptedEngine(repeat_token(token), info=info, max_batch=2, **engine), options
         )
@@ -301,7 +301,7 @@ async def test_model_that_fails_to_load_is_not_added(serve, make_model, folder):
     server = await serve(names=MAIN)
     with pytest.raises(EngineFailed):
         await server.service.serve_model(make_model(load_failure="It has no weights."))
-    offer = OfferedModel(("gone",), Settings(model=str(folder / "gone")))
+    offer = OfferedModel(("gone",), ParleySettings(model=str(folder / "gone")))
     missing = ServedModel(offer.names, offer.settings, make_engine(offer), ServerOptions())
     with pytest.raises(ModelMissing):
         await server.service.serve_model(missing)
@@ -359,7 +359,7 @@ async def test_a_model_whose_eager_media_process_does_not_start_is_not_loaded(fo
     monkeypatch.setattr(workers, "missing_packages", lambda: ["av"])
     engine = ScriptedEngine(info=msgspec.structs.replace(MODEL_INFO, media_kinds=frozenset({"image"})))
     options = ServerOptions(media=MediaOptions(eager=True))
-    model = ServedModel(("seeing",), Settings(model=str(folder)), engine, options)
+    model = ServedModel(("seeing",), ParleySettings(model=str(folder)), engine, options)
     with pytest.raises(EngineFailed, match="av is not installed"):
         await model.load_engine()
     await model.close_engine()

@@ -10,7 +10,7 @@ import pytest
 from support.http_client import HELLO_CHAT, Answer, RunningServer
 
 import parley
-from parley.types import EngineRequest, Settings
+from parley.types import EngineRequest, ParleySettings
 from parley.web.auth import tenant_id
 
 BUILT_IN = Path(parley.__file__).parent / "demo" / "model"
@@ -23,8 +23,8 @@ LONG_CHAT = {
 }
 
 
-def built_in_settings(**settings: Any) -> Settings:
-    return Settings(model=str(BUILT_IN), **({"threads": 1, "kv_memory": 24 << 20, "max_batch": 8} | settings))
+def built_in_settings(**settings: Any) -> ParleySettings:
+    return ParleySettings(model=str(BUILT_IN), **({"threads": 1, "kv_memory": 24 << 20, "max_batch": 8} | settings))
 
 
 def bearer(key: str) -> dict[str, str]:

@@ -34,7 +34,15 @@ from parley.core.sequence import (
     StepStates,
 )
 from parley.core.step_budget import FixedBudget
-from parley.types import EngineFinishReason, EngineOutput, EngineRequest, EngineStats, MediaItem, Settings, TokenScore
+from parley.types import (
+    EngineFinishReason,
+    EngineOutput,
+    EngineRequest,
+    EngineStats,
+    MediaItem,
+    ParleySettings,
+    TokenScore,
+)
 
 VOCAB = 50
 COMMON_TOKENS = [(7 * i + 3) % VOCAB for i in range(200)]  # the beginning of prompts with a shared prefix
@@ -471,7 +479,7 @@ class LoopHarness:
             tuple[list[tuple[str, int]], EngineStats, list[EngineOutput]]
         ] = []  # of each step, with the choices it ran
         self.stats = EngineStats()
-        settings = Settings(
+        settings = ParleySettings(
             model="ledger",
             max_batch=slots,
             prefix_cache=prefix_cache,

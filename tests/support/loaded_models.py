@@ -14,14 +14,14 @@ from parley.dialects.fields import decode_fields
 from parley.dialects.openai.completions import CompletionReply
 from parley.serving.options import ServerOptions
 from parley.serving.served_model import ServedModel
-from parley.types import Request, Settings
+from parley.types import ParleySettings, Request
 from parley.worker.thread_engine import ThreadEngine
 
 
 @asynccontextmanager
 async def loaded_model(**settings: Any) -> AsyncIterator[ServedModel]:
     """Load the tiny model with these settings, on one thread and with little memory for pages."""
-    plan = Settings(model=str(model_folder("qwen3")), threads=1, kv_memory=8 << 20, **settings)
+    plan = ParleySettings(model=str(model_folder("qwen3")), threads=1, kv_memory=8 << 20, **settings)
     model = ServedModel(("tiny",), plan, ThreadEngine(plan), ServerOptions())
     try:
         await model.load_engine()

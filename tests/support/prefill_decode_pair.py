@@ -18,7 +18,7 @@ from parley.disagg.wire import handover, result_frames
 from parley.disagg.wire.role import InstanceAddress
 from parley.engine.scripted_engine import ScriptedEngine
 from parley.instance.member import ClusterMember
-from parley.types import Arena, EngineRequest, Settings
+from parley.types import Arena, EngineRequest, ParleySettings
 
 CREATED = 1_700_000_000
 COORDINATOR_NAME = "test"
@@ -104,7 +104,7 @@ class ServerPair:
         serve: Callable[..., Awaitable[RunningServer]],
         *,
         here: bool = False,
-        settings: Callable[[], Settings | None] = lambda: None,
+        settings: Callable[[], ParleySettings | None] = lambda: None,
         **options: Any,
     ) -> ServerPair:
         prefill = await serve(role="mixed" if here else "prefill", settings=settings(), **options)

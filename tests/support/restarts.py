@@ -4,7 +4,7 @@ import asyncio
 from pathlib import Path
 
 from parley.engine.remote import RemoteEngine
-from parley.types import Settings
+from parley.types import ParleySettings
 
 
 async def becomes_ready_again(engine: RemoteEngine) -> None:
@@ -16,9 +16,9 @@ async def becomes_ready_again(engine: RemoteEngine) -> None:
             await asyncio.sleep(0.05)
 
 
-def quick_settings(folder: Path, step_seconds: float = 0.001) -> Settings:
+def quick_settings(folder: Path, step_seconds: float = 0.001) -> ParleySettings:
     """Returns the settings of a simulated engine, which loads no model, with a short engine timeout."""
     costs = folder / "costs.toml"
     rows = f"[[1, {step_seconds}], [1000, {step_seconds + 0.01}]]"
     costs.write_text(f"rows = {rows}\nblocks = 64\nlength = 512\n")
-    return Settings(model=str(folder), costs=str(costs), engine_timeout=2.0)
+    return ParleySettings(model=str(folder), costs=str(costs), engine_timeout=2.0)

@@ -15,7 +15,7 @@ from parley.model.load.loader import load_runner
 from parley.model.networks.network import PackedBatch
 from parley.model.networks.paged_kv import PagedKV
 from parley.model.runner import DecoderRunner
-from parley.types import EngineRequest, EngineStats, ModelInfo, Settings, TokenScore
+from parley.types import EngineRequest, EngineStats, ModelInfo, ParleySettings, TokenScore
 
 
 @dataclass
@@ -31,7 +31,7 @@ class Answer:
 
 def load_test_runner(folder: Path, **settings) -> tuple[DecoderRunner, ModelInfo]:
     return load_runner(
-        Settings(model=str(folder), **({"kv_memory": 64 << 20} | settings)), lambda stage, fraction: None
+        ParleySettings(model=str(folder), **({"kv_memory": 64 << 20} | settings)), lambda stage, fraction: None
     )
 
 
@@ -83,7 +83,7 @@ def serve_requests(
             answer.finish = output.finish_reason
             answer.vector = output.vector
 
-    settings = Settings(model="m", max_batch=batch, prefix_cache=cache, speculate_tokens=draft_tokens)
+    settings = ParleySettings(model="m", max_batch=batch, prefix_cache=cache, speculate_tokens=draft_tokens)
     if proposer is not None:
         runner.proposer = proposer
     loop = EngineLoop(runner, settings, collect_outputs, FixedBudget(step))

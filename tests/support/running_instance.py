@@ -14,7 +14,7 @@ from parley.boot import engines, server
 from parley.boot.listening_places import listening_places
 from parley.engine.scripted_engine import ScriptedEngine
 from parley.serving.options import OfferedModel, ServerOptions
-from parley.types import Settings
+from parley.types import ParleySettings
 from parley.web.port import open_listener
 from parley.web.tls.contexts import server_tls_context
 
@@ -37,7 +37,7 @@ async def run_instance(
     places = listening_places(options)
     sockets = [open_listener(place.host, place.port) for place in places]
     contexts = [server_tls_context(place.tls, http2=True) if place.tls else None for place in places]
-    offers = [OfferedModel(("tiny",), Settings(model=str(folder)), "scripted")]
+    offers = [OfferedModel(("tiny",), ParleySettings(model=str(folder)), "scripted")]
     instance = server.ServerProcess(offers, options, sockets, contexts, read_options)
     running = asyncio.create_task(instance.serve_until_exit())
     while instance.registry.unready_error():

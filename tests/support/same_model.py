@@ -11,13 +11,13 @@ from parley.gguf.folder import unpack_gguf
 from parley.model.checkpoint.files import read_config
 from parley.model.load.check import check_model
 from parley.model.networks.config_reader import read_decoder_config
-from parley.types import Settings
+from parley.types import ParleySettings
 
 
 @torch.inference_mode()
 def check_reference_logprobs(folder: Path, reference: torch.nn.Module) -> None:
     """Check that a folder runs on the fused decoder without a caveat, with the log-probabilities of its reference."""
-    assert check_model(Settings(model=str(folder))).load_caveat == ""
+    assert check_model(ParleySettings(model=str(folder))).load_caveat == ""
     runner, info = load_test_runner(folder, dtype="float32")
     assert info.fused
     tokens = torch.randint(3, runner.vocab_size, (200,), generator=torch.Generator().manual_seed(0))  # long_logprobs'

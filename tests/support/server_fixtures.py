@@ -23,7 +23,7 @@ from parley.serving import model_facts, registry, served_model
 from parley.serving.media.workers import MediaWorkers
 from parley.serving.options import ServerOptions
 from parley.serving.served_model import ServedModel
-from parley.types import AttachedSettings, EngineRequest, EngineSettings, Settings
+from parley.types import AttachedSettings, EngineRequest, EngineSettings, ParleySettings
 from parley.web import exchange
 from parley.web import port as http_port
 from parley.web.port import open_listener
@@ -98,7 +98,7 @@ async def serve(
         names: tuple[str, ...] = ("tiny",),
         beside: Sequence[ServedModel] = (),
         surfaces: Any = (),
-        settings: Settings | None = None,
+        settings: ParleySettings | None = None,
         secret: bytes = b"s",
         attached: str = "",
         **options: Any,
@@ -106,7 +106,7 @@ async def serve(
         engine: Any = ScriptedEngine(
             reply, info=info, max_batch=max_batch, step_seconds=tick, load_seconds=load, load_failure=failure
         )
-        engine_settings: EngineSettings = settings or Settings(model=str(folder), max_batch=max_batch)
+        engine_settings: EngineSettings = settings or ParleySettings(model=str(folder), max_batch=max_batch)
         if attached:
             engine_settings = AttachedSettings(model=engine_settings.model, max_batch=max_batch, url=attached)
             engine = AttachedEngine(engine_settings, name=names[0])
@@ -160,7 +160,7 @@ async def alike(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[
     pairs: list[ServerPair] = []
 
     async def make_pair(
-        settings: Callable[[], Settings | None] = lambda: None, **options: Any
+        settings: Callable[[], ParleySettings | None] = lambda: None, **options: Any
     ) -> tuple[RunningServer, ServerPair]:
         pairs.append(await ServerPair.of(serve, settings=settings, **options))
         options.pop("here", None)
@@ -187,7 +187,7 @@ async def live_cluster(serve, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[
         separate: str = "always",
         strict: bool = False,
         memory_limit: int = CoordinatorOptions.memory_limit,
-        settings: Callable[[], Settings | None] = lambda: None,
+        settings: Callable[[], ParleySettings | None] = lambda: None,
         client_keys: Mapping[str, Any] = NO_CLIENT_KEYS,
         max_running: int = CoordinatorOptions.single_node_max_requests,
         instance_options: Sequence[Mapping[str, Any]] = (),

@@ -26,7 +26,7 @@ from parley.disagg.kv.receiver import KVReceiver
 from parley.disagg.kv.transport import LinkError
 from parley.engine.scripted_engine import ScriptedEngine
 from parley.serving.options import ListenAddress, OfferedModel, ServerOptions
-from parley.types import Arena, Settings
+from parley.types import Arena, ParleySettings
 from parley.web import port as port_module
 from parley.web.connection_limit import OPENING_SECONDS, ConnectionLimit
 from parley.web.http_options import HttpOptions
@@ -86,7 +86,7 @@ async def test_mutual_tls_admits_only_clients_with_a_valid_certificate(tls_files
     contexts = [server_tls_context(place.tls) if place.tls else None for place in places]
     mutual, server_only = (sock.getsockname()[1] for sock in sockets)
     instance = server.ServerProcess(
-        [OfferedModel(("tiny",), Settings(model=str(folder)), "scripted")], options, sockets, contexts
+        [OfferedModel(("tiny",), ParleySettings(model=str(folder)), "scripted")], options, sockets, contexts
     )
     running = asyncio.create_task(instance.serve_until_exit())
     while instance.registry.unready_error():

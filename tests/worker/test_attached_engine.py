@@ -19,7 +19,7 @@ from support.server_fixtures import Serve, fix_identities
 from parley import demo
 from parley.core.shared_pages.reservations import ADAPTER_DIFFERS
 from parley.disagg.kv.peer import KVPeer
-from parley.types import Arena, EngineRequest, KVPrefix, Settings
+from parley.types import Arena, EngineRequest, KVPrefix, ParleySettings
 from parley.worker.attached import attached_engine, server_facts
 from parley.worker.attached.server_calls import ServerCalls
 from parley.worker.vllm.host_loop import UNKNOWN_ADAPTER
@@ -97,7 +97,7 @@ async def test_reports_the_use_of_the_servers_kv_cache(serve, quick_polls):
 
 
 async def test_reports_how_many_tokens_of_a_prompt_the_server_had_cached(serve):
-    settings = Settings(model=str(demo.model_folder()), dtype="float32", kv_memory=8 << 20)
+    settings = ParleySettings(model=str(demo.model_folder()), dtype="float32", kv_memory=8 << 20)
     back = await serve(settings=settings)
     front = await serve(attached=back.url + "/vllm", settings=settings)
     prompt = "Many words that fill pages of the cache. " * 8

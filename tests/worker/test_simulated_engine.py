@@ -14,7 +14,7 @@ from parley.engine.messages import CancelRequest, FreeReservation, PagesReceived
 from parley.engine.protocol import EngineFailed
 from parley.errors import Unsupported
 from parley.serving.engine_features import check_engine_features
-from parley.types import EngineRequest, Request, SamplingOptions, Settings, TextPrompt
+from parley.types import EngineRequest, ParleySettings, Request, SamplingOptions, TextPrompt
 from parley.worker.simulated_engine import SimulatedCosts, SimulatedLink, read_costs
 from parley.worker.thread_engine import ThreadEngine
 
@@ -73,7 +73,7 @@ def test_simulated_link_delivers_pages_in_order_per_key():
 async def test_invalid_cost_model_fails_the_start_with_a_sentence(text, tmp_path):
     file = tmp_path / "costs.toml"
     file.write_text(text)
-    engine = ThreadEngine(Settings(model="m", costs=str(file)))
+    engine = ThreadEngine(ParleySettings(model="m", costs=str(file)))
     await engine.start()
     with pytest.raises(EngineFailed, match=r"cost model .*costs\.toml cannot be read"):
         await engine.wait_until_ready()
@@ -88,7 +88,7 @@ def test_reads_every_cost_model_of_the_benchmarks(name):
 async def test_simulated_engine_repeats_prompts_and_refuses_logprobs(tmp_path):
     file = tmp_path / "costs.toml"
     file.write_text("rows = [[1, 0.0], [64, 0.001]]\nblocks = 64\nlength = 1024\n")
-    engine = ThreadEngine(Settings(model="m", costs=str(file)))
+    engine = ThreadEngine(ParleySettings(model="m", costs=str(file)))
     await engine.start()
     info = await engine.wait_until_ready()
     assert info.kv_pages == 64 and info.arena is not None and not info.arena.regions
@@ -108,7 +108,7 @@ async def test_simulated_engine_repeats_prompts_and_refuses_logprobs(tmp_path):
 async def test_simulated_engine_declares_its_features_and_refuses_others_by_name(tmp_path):
     file = tmp_path / "costs.toml"
     file.write_text("rows = [[1, 0.0], [64, 0.001]]\nblocks = 64\nlength = 1024\n")
-    engine = ThreadEngine(Settings(model="m", costs=str(file)))
+    engine = ThreadEngine(ParleySettings(model="m", costs=str(file)))
     await engine.start()
     info = await engine.wait_until_ready()
     await engine.close()

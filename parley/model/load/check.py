@@ -27,7 +27,7 @@ from parley.model.networks.paged_kv import PagedKV
 from parley.model.networks.position_tables import position_table_bytes
 from parley.model.networks.state_arena import state_slot_bytes
 from parley.native.layout import LayerKV
-from parley.types import Settings
+from parley.types import ParleySettings
 
 log = logging.getLogger("parley.engine")
 
@@ -49,7 +49,7 @@ class CheckedModel(NamedTuple):
     table_bytes: int = 0
 
 
-def check_model(settings: Settings) -> CheckedModel:
+def check_model(settings: ParleySettings) -> CheckedModel:
     """Check the model that the settings name, its draft model and adapters. Raises LoadError."""
     folder = Path(settings.model)
     config = read_config(folder)
@@ -88,7 +88,7 @@ def check_model(settings: Settings) -> CheckedModel:
     return CheckedModel(load_caveat, loaded_bytes, table_bytes)
 
 
-def unchecked_clause(device: torch.device, settings: Settings, *, is_fused: bool) -> str:
+def unchecked_clause(device: torch.device, settings: ParleySettings, *, is_fused: bool) -> str:
     """Return a clause about what only loading shows of a decoder whose layers are supported, or an empty string."""
     doubts = [] if is_fused else [LOGITS_UNKNOWN]
     if device.type == "cuda" and settings.kv_memory is None:
@@ -108,7 +108,7 @@ class CheckedDecoder(NamedTuple):
     position_bytes: int = 0
 
 
-def _check_encoder(settings: Settings, folder: Path, config: dict[str, Any]) -> int:
+def _check_encoder(settings: ParleySettings, folder: Path, config: dict[str, Any]) -> int:
     """Return the bytes of an encoder's weights. Raises LoadError."""
     encoder_plan = plan.plan_encoder(settings, folder, config)
     encoder_config = encoders.check_encoder_tensors(encoder_plan.checkpoint, config)
@@ -128,7 +128,7 @@ def _check_encoder(settings: Settings, folder: Path, config: dict[str, Any]) -> 
     return encoder_plan.size
 
 
-def _check_whole_text_decoder(settings: Settings, folder: Path, config: dict[str, Any]) -> tuple[int, int]:
+def _check_whole_text_decoder(settings: ParleySettings, folder: Path, config: dict[str, Any]) -> tuple[int, int]:
     """Return the bytes of the weights and of the tables of positions of a decoder that reads whole texts. Raises
     LoadError."""
     text_plan = whole_text.plan_whole_text(settings, folder, config)
@@ -139,7 +139,7 @@ def _check_whole_text_decoder(settings: Settings, folder: Path, config: dict[str
     return plan_weights(weights, keeps_head=False), length * position_table_bytes(weights.config, length)
 
 
-def _check_decoder(settings: Settings, folder: Path, config: dict[str, Any]) -> CheckedDecoder:
+def _check_decoder(settings: ParleySettings, folder: Path, config: dict[str, Any]) -> CheckedDecoder:
     decoder_plan = plan.plan_decoder(settings, config)
     checkpoint = plan.open_decoder(folder, decoder_plan)
     decoder_config = plan.find_fused_config(checkpoint, decoder_plan) if settings.lowering else None

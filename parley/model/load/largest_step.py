@@ -13,7 +13,7 @@ from parley.model.load.memory import guard_allocation
 from parley.model.networks.network import DecoderNetwork, PackedBatch
 from parley.model.networks.paged_kv import PagedKV
 from parley.model.sampling.draw import CANDIDATES, draw_truncated
-from parley.types import Settings
+from parley.types import ParleySettings
 
 log = logging.getLogger("parley.engine")
 
@@ -22,7 +22,7 @@ SequencePart = tuple[list[int], int, list[int]]  # tokens, the position of the f
 
 @torch.inference_mode()
 def measure_largest_step(
-    network: DecoderNetwork, dtype: torch.dtype, device: torch.device, length: int, settings: Settings
+    network: DecoderNetwork, dtype: torch.dtype, device: torch.device, length: int, settings: ParleySettings
 ) -> int:
     """Return the bytes that torch allocates on a GPU during a step that computes ``settings.step_tokens`` tokens and
     draws ``settings.max_batch``. ``length``: tokens of the longest context.

@@ -70,7 +70,7 @@ from parley.model.networks.state_arena import state_regions, state_slot_bytes
 from parley.model.runner import DecoderRunner
 from parley.model.sampling.grammar_mask import GrammarCache
 from parley.native import library
-from parley.types import Arena, ModelInfo, Settings
+from parley.types import Arena, ModelInfo, ParleySettings
 
 __all__ = ["LoadError", "load_runner"]
 
@@ -79,7 +79,7 @@ log = logging.getLogger("parley.engine")
 ProgressReport = Callable[[str, float], None]
 
 
-def load_runner(settings: Settings, progress: ProgressReport) -> tuple[DecoderRunner | EncoderRunner, ModelInfo]:
+def load_runner(settings: ParleySettings, progress: ProgressReport) -> tuple[DecoderRunner | EncoderRunner, ModelInfo]:
     """Load the model that the settings name. ``progress(stage, fraction)`` goes from 0 to 1. Raises LoadError."""
     if settings.device == "cpu" and library.must_compile():
         progress("compiling the kernels", 0.0)
@@ -101,7 +101,7 @@ def _use_threads(count: int | None) -> None:
 
 
 def _load_encoder(
-    settings: Settings, folder: Path, config: dict[str, Any], progress: ProgressReport
+    settings: ParleySettings, folder: Path, config: dict[str, Any], progress: ProgressReport
 ) -> tuple[EncoderRunner, ModelInfo]:
     """Load an encoder. It computes in float32, because its vectors are compared with others computed in float32."""
     device, checkpoint, recipe, size = plan_encoder(settings, folder, config)
@@ -123,7 +123,7 @@ def _load_encoder(
 
 
 def _load_whole_text_decoder(
-    settings: Settings, folder: Path, config: dict[str, Any], progress: ProgressReport
+    settings: ParleySettings, folder: Path, config: dict[str, Any], progress: ProgressReport
 ) -> tuple[EncoderRunner, ModelInfo]:
     """Load a decoder that reads whole texts, and generates nothing."""
     plan = plan_whole_text(settings, folder, config)
@@ -191,7 +191,7 @@ class DecoderNetworks(NamedTuple):
 
 
 def _load_decoder(
-    settings: Settings, folder: Path, config: dict[str, Any], progress: ProgressReport
+    settings: ParleySettings, folder: Path, config: dict[str, Any], progress: ProgressReport
 ) -> tuple[DecoderRunner, ModelInfo]:
     """Load a decoder with its KV cache."""
     plan = plan_decoder(settings, config)
@@ -229,7 +229,7 @@ def _load_decoder(
 
 
 def _load_networks(
-    settings: Settings, folder: Path, config: dict[str, Any], plan: DecoderPlan, progress: ProgressReport
+    settings: ParleySettings, folder: Path, config: dict[str, Any], plan: DecoderPlan, progress: ProgressReport
 ) -> DecoderNetworks:
     """Load the decoder and its draft model. Media encoders are only planned. Raises LoadError."""
     towers = plan_towers(folder, config, plan.dtype, plan.device)
@@ -256,7 +256,7 @@ def _page_bytes(plan: DecoderPlan, networks: DecoderNetworks) -> int:
     return size
 
 
-def _plan_decoder_cache(settings: Settings, plan: DecoderPlan, networks: DecoderNetworks) -> CacheSizes:
+def _plan_decoder_cache(settings: ParleySettings, plan: DecoderPlan, networks: DecoderNetworks) -> CacheSizes:
     """Return the sizes of the KV cache, which leaves memory for media encoders and steps. Raises LoadError."""
     network, set_aside = networks.decoder, settings.set_aside
     if networks.towers is not None:
@@ -285,7 +285,7 @@ def _plan_decoder_cache(settings: Settings, plan: DecoderPlan, networks: Decoder
 
 
 def _reserve_pages(
-    settings: Settings, plan: DecoderPlan, network: DecoderNetwork, sizes: CacheSizes
+    settings: ParleySettings, plan: DecoderPlan, network: DecoderNetwork, sizes: CacheSizes
 ) -> tuple[PagedKV, StagingBuffer | None]:
     """Allocate the KV cache, and a staging buffer if other processes exchange pages but cannot see the cache."""
     needs_staging = settings.shared and (plan.device.type != "cpu" or settings.staging is not None)
@@ -315,7 +315,7 @@ def _start_draft_model(draft: DraftNetwork, plan: DecoderPlan, page_count: int) 
 
 
 def _describe_decoder(
-    settings: Settings,
+    settings: ParleySettings,
     folder: Path,
     config: dict[str, Any],
     plan: DecoderPlan,
@@ -349,7 +349,7 @@ def _describe_decoder(
     )
 
 
-def _media_encoder(settings: Settings, networks: DecoderNetworks) -> TransformersEncoder | None:
+def _media_encoder(settings: ParleySettings, networks: DecoderNetworks) -> TransformersEncoder | None:
     """Return the encoder of media; None if the model reads text only. Raises LoadError if the encoder is loaded now."""
     towers = networks.towers
     if towers is None:
@@ -369,7 +369,7 @@ def _media_encoder(settings: Settings, networks: DecoderNetworks) -> Transformer
 
 
 def _describe_arena(
-    settings: Settings,
+    settings: ParleySettings,
     folder: Path,
     plan: DecoderPlan,
     runner: DecoderRunner,
@@ -403,7 +403,7 @@ def _describe_arena(
 
 
 def _load_network(
-    settings: Settings, folder: Path, plan: DecoderPlan, progress: Callable[[float], None]
+    settings: ParleySettings, folder: Path, plan: DecoderPlan, progress: Callable[[float], None]
 ) -> tuple[DecoderNetwork, bool]:
     """Load a decoder. Returns it and whether it is the fused one. Raises LoadError."""
     checkpoint = open_decoder(folder, plan)
@@ -426,7 +426,7 @@ def _load_network(
         return load_transformers(folder, plan.dtype, plan.device, progress, plan.length), False
 
 
-def _load_draft_network(settings: Settings, folder: Path, draft_folder: Path, length: int) -> DraftNetwork:
+def _load_draft_network(settings: ParleySettings, folder: Path, draft_folder: Path, length: int) -> DraftNetwork:
     """Load the draft model for the decoder in ``folder``. Raises LoadError, also if their tokenizers differ."""
     check_draft_tokenizer(folder, draft_folder)
     config = read_config(draft_folder)

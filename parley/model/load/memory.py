@@ -14,7 +14,7 @@ import torch
 from parley import control_groups
 from parley.core.sequence import PAGE_SIZE
 from parley.model.checkpoint.files import LoadError
-from parley.types import Settings
+from parley.types import ParleySettings
 
 # KV cache's share of the memory that is free after the weights are loaded. On a GPU, the memory of the largest step is
 # subtracted first; the rest is for the graphs of steps, images and fragments.
@@ -65,7 +65,7 @@ def plan_cache(
     page_bytes: int,
     device: torch.device,
     length: int,
-    settings: Settings,
+    settings: ParleySettings,
     state_bytes: int = 0,
     position_bytes: int = 0,
 ) -> CacheSizes:
@@ -103,7 +103,7 @@ def plan_cache(
     return CacheSizes(page_count, slots, snapshots)
 
 
-def _divide_states(budget: int, useful_bytes: int, state_bytes: int, settings: Settings) -> tuple[int, int]:
+def _divide_states(budget: int, useful_bytes: int, state_bytes: int, settings: ParleySettings) -> tuple[int, int]:
     """Return the slots for states of running sequences, and those for snapshots. ``useful_bytes``: of all pages that
     are of use. Raises LoadError."""
     needs_snapshots = settings.prefix_cache or settings.speculate != "none" or settings.shared
@@ -130,7 +130,7 @@ def _divide_states(budget: int, useful_bytes: int, state_bytes: int, settings: S
     return slots, reserved
 
 
-def staging_page_count(page_bytes: int, settings: Settings) -> int:
+def staging_page_count(page_bytes: int, settings: ParleySettings) -> int:
     """Return how many pages of ``page_bytes`` bytes the staging buffer holds. Raises LoadError."""
     if settings.staging is None:
         return max(1, free_memory(torch.device("cpu")) // STAGING_DIVISOR // page_bytes)

@@ -27,7 +27,7 @@ from parley.model.networks.config_reader import read_decoder_config
 from parley.model.networks.decoder_config import DecoderConfig
 from parley.model.networks.pooling import PoolingRecipe
 from parley.model.networks.rope import Unfusable
-from parley.types import Settings
+from parley.types import ParleySettings
 
 log = logging.getLogger("parley.engine")
 
@@ -79,7 +79,7 @@ class DecoderPlan(NamedTuple):
     length: int
 
 
-def plan_encoder(settings: Settings, folder: Path, config: dict[str, Any]) -> EncoderPlan:
+def plan_encoder(settings: ParleySettings, folder: Path, config: dict[str, Any]) -> EncoderPlan:
     """Return how an encoder runs. Raises LoadError if it cannot."""
     if settings.quantization != "none" or not config.keys().isdisjoint(("quantization_config", "quantization")):
         raise LoadError("Encoders run on plain weights only, but quantized weights were asked for.")
@@ -96,7 +96,7 @@ def plan_encoder(settings: Settings, folder: Path, config: dict[str, Any]) -> En
     return EncoderPlan(device, checkpoint, recipe, size)
 
 
-def plan_decoder(settings: Settings, config: dict[str, Any]) -> DecoderPlan:
+def plan_decoder(settings: ParleySettings, config: dict[str, Any]) -> DecoderPlan:
     """Return how a decoder runs. Raises LoadError if it cannot."""
     decoder_config = language_model_config(config)
     is_part, config = decoder_config is not config, decoder_config
@@ -190,7 +190,7 @@ def architecture_name(config: dict[str, Any]) -> str:
     return str(names[0]) if isinstance(names, list) and names else config["model_type"]
 
 
-def check_state_settings(settings: Settings, architecture: str) -> None:
+def check_state_settings(settings: ParleySettings, architecture: str) -> None:
     """Raise LoadError if the settings ask for anything that a model with layers that keep a state does not offer."""
     refusal = f"{architecture} has layers that keep a state of each sequence"
     if settings.shared and (settings.staging is not None or resolve_device(settings.device).type != "cpu"):

@@ -20,7 +20,7 @@ from parley.model.checkpoint.mlx import has_mlx_layout
 from parley.model.load.multimodal import keep_encoders
 from parley.text.media_family import ENCODER_CONFIGS, MediaFamily, has_unread_media, read_media_family, writer_config
 from parley.text.tokens.json_files import BadTokenizer, read_json_object
-from parley.types import Settings
+from parley.types import ParleySettings
 
 log = logging.getLogger("parley.engine")
 
@@ -94,7 +94,7 @@ def usable_towers(towers: MediaTowers | None, *, is_fused: bool) -> MediaTowers 
     return None
 
 
-def memory_needed_later(settings: Settings, towers: MediaTowers, *, is_fused: bool) -> int:
+def memory_needed_later(settings: ParleySettings, towers: MediaTowers, *, is_fused: bool) -> int:
     """Return the bytes that media take once they are sent: their embeddings, and encoders that are not yet loaded.
 
     ``is_fused``: the language model runs on the fused decoder; otherwise Transformers loads the encoders with it.

@@ -18,7 +18,7 @@ from parley.settings.config import SERVE_OPTIONS
 from parley.settings.options import resolve_options
 from parley.text.prompt import TextPipeline
 from parley.text.tokens.json_files import BadTokenizer
-from parley.types import EngineRequest, ModelInfo, PoolingOptions, SamplingOptions, Settings
+from parley.types import EngineRequest, ModelInfo, ParleySettings, PoolingOptions, SamplingOptions
 from parley.worker.check import ModelCheck
 
 PROMPTS = [
@@ -81,7 +81,7 @@ def consult_doctor(named: Path, dtype: str) -> Advice:
     """Return what ``parley doctor`` says of a folder."""
     checks = []
 
-    def check_here(settings: Settings) -> ModelCheck:
+    def check_here(settings: ParleySettings) -> ModelCheck:
         """Do what the checking process does."""
         try:
             report = check_model(settings)

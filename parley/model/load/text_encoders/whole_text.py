@@ -33,7 +33,7 @@ from parley.model.networks.pooling import DenseLayer, PoolingRecipe, read_poolin
 from parley.model.networks.rope import Unfusable
 from parley.model.networks.whole_text_decoder import WholeTextDecoder
 from parley.text.media_family import SHARED_FIELDS
-from parley.types import Settings
+from parley.types import ParleySettings
 
 EMBEDDING_GEMMA2 = "embedding_gemma2_text"
 # Types whose decoders read in both directions: the type with the same weights, and fields that their configs may lack.
@@ -123,7 +123,7 @@ def _forward_config(config: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in result.items() if name not in BOTH_WAYS_FIELDS}
 
 
-def plan_whole_text(settings: Settings, folder: Path, config: dict[str, Any]) -> WholeTextPlan:
+def plan_whole_text(settings: ParleySettings, folder: Path, config: dict[str, Any]) -> WholeTextPlan:
     """Return how a decoder of whole texts runs. Raises LoadError if it cannot."""
     is_part = _text_config(config) is not config
     config = _text_config(config)
