@@ -21,7 +21,7 @@ from pathlib import Path
 from cpu_meter import Meter, cost_table
 
 from parley import native, wire
-from parley.core.loop import EngineLoop
+from parley.core.engine_loop import EngineLoop
 from parley.core.scheduler import Scheduler
 from parley.engine.messages import StepOutputs
 from parley.model.load.loader import load_runner

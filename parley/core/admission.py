@@ -12,9 +12,9 @@ from functools import partial
 from time import perf_counter
 
 from parley.core.adapter_cache import AdapterCache, AdapterEntry, FetchAdapter, FetchedAdapter
+from parley.core.beam_search.beam import beam_capacity
 from parley.core.media.placeholders import are_known_tokens, placement_fault
 from parley.core.rope_positions import largest_position
-from parley.core.search.beam import beam_capacity
 from parley.core.sequence import LoadedAdapter, ModelRunner
 from parley.types import EngineRequest
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from parley.core.admission import Admission
+from parley.core.beam_search.beam_searches import BeamSearches
 from parley.core.encoder_scheduler import EncoderScheduler
-from parley.core.guess.speculation import Speculation
 from parley.core.scheduler import Scheduler
-from parley.core.search.beam_searches import BeamSearches
 from parley.core.sequence import Sequence
 from parley.core.shared_pages.pinned import PinnedPages
+from parley.core.speculative.speculation import Speculation
 from parley.types import EngineFinishReason, EngineOutput, EngineRequest
 
 

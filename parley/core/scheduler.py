@@ -52,7 +52,6 @@ from collections.abc import Callable, Collection, Sized
 from math import inf
 
 from parley.core.chunk_planner import ChunkPlanner
-from parley.core.guess.speculation import Speculation
 from parley.core.media.encode_queue import EncodeQueue
 from parley.core.pages.block_tables import BlockTables
 from parley.core.pages.page_pool import PagePool, count_pages
@@ -60,6 +59,7 @@ from parley.core.pages.state_slots import StateSlots
 from parley.core.prefill_share import PrefillShare
 from parley.core.running_sequences import RunningSequences
 from parley.core.sequence import PAGE_SIZE, Sequence, SequenceStatus, Step, StepRow
+from parley.core.speculative.speculation import Speculation
 from parley.core.step_budget import StepBudget
 from parley.core.wait_queue import WaitQueue
 

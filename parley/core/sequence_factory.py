@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from parley.core.finish import output_limit
+from parley.core.beam_search.beam import beam_capacity
+from parley.core.finish_reason import output_limit
 from parley.core.pages.page_pool import extend_hashes, hash_chain_root, long_rope_root
 from parley.core.rope_positions import hashed_items
-from parley.core.search.beam import beam_capacity
 from parley.core.sequence import PAGE_SIZE, LoadedAdapter, Sequence
 from parley.types import EngineRequest, MediaItem
 

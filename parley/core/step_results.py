@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from parley.core.counters import StepCounters
+from parley.core.beam_search.beam_searches import BeamSearches
 from parley.core.encoder_scheduler import EncoderScheduler
-from parley.core.finish import finish_reason
+from parley.core.finish_reason import finish_reason
 from parley.core.open_choices import OpenChoices
 from parley.core.scheduler import Scheduler
-from parley.core.search.beam_searches import BeamSearches
 from parley.core.sequence import RowResult, SequenceStatus, StepRow
 from parley.core.shared_pages.pinned import PinnedPages
+from parley.core.step_counters import StepCounters
 from parley.types import EngineOutput
 
 STEP_FAILED = "The engine failed while computing this request."

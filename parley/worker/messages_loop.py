@@ -32,7 +32,7 @@ from parley.engine.messages import (
 from parley.heartbeat import BEAT_SECONDS, beat
 
 if TYPE_CHECKING:
-    from parley.core.loop import EngineLoop
+    from parley.core.engine_loop import EngineLoop
     from parley.core.shared_pages.pinned import PinnedPages
     from parley.core.shared_pages.reservations import ReserveResult
     from parley.core.shared_pages.staging import PageStaging

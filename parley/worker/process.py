@@ -84,7 +84,7 @@ def _load_model(
 ) -> tuple[DecoderRunner | EncoderRunner, ModelInfo, KVEventPublisher | None] | None:
     """Load the model, and open the publisher of its cache events. None if an EngineFatal with the reason was sent."""
     try:
-        import parley.core.loop
+        import parley.core.engine_loop
         import parley.core.shared_pages.staging  # noqa: F401
         from parley.model.load.loader import LoadError, load_runner
         from parley.worker.kv_events import EventsError, KVEventPublisher
@@ -112,7 +112,7 @@ def _run_model(settings: ParleySettings, inbox: EngineInbox, send_message: SendM
     loaded = _load_model(settings, send_message)
     if loaded is None:
         return
-    from parley.core.loop import EngineLoop
+    from parley.core.engine_loop import EngineLoop
     from parley.core.shared_pages.staging import PageStaging
 
     runner, info, publisher = loaded
@@ -195,7 +195,7 @@ def serve_engine_socket(fd: int, *, is_early: bool = False) -> None:
     if is_early:
         gc.disable()  # the objects of libraries are never freed, and each scan of them takes a tenth of a second
         with suppress(Exception):  # the import fails again below, where the error is reported
-            import parley.core.loop
+            import parley.core.engine_loop
             import parley.model.load.loader  # noqa: F401
         gc.freeze()
         gc.enable()

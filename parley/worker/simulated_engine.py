@@ -20,7 +20,7 @@ from typing import Any
 
 import msgspec
 
-from parley.core.loop import EngineLoop
+from parley.core.engine_loop import EngineLoop
 from parley.core.sequence import (
     PAGE_SIZE,
     DraftProposer,

@@ -191,5 +191,5 @@ def test_ctrl_c_while_the_command_line_is_imported_exits_quietly(way_in, ignored
 
 
 def test_engine_process_imports_neither_tokenizers_nor_templates():
-    modules = imported_modules("import parley.worker.process, parley.core.loop, parley.model.load.loader")
+    modules = imported_modules("import parley.worker.process, parley.core.engine_loop, parley.model.load.loader")
     assert "torch" in modules and not modules & {"tokenizers", "jinja2"}

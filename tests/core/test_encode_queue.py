@@ -14,7 +14,7 @@ from support.invariant_ledger import VOCAB, LedgerEmbeddings, LoopHarness, run_a
 from support.placed_items import make_item
 
 from parley import heartbeat
-from parley.core.loop import EngineLoop
+from parley.core.engine_loop import EngineLoop
 from parley.core.media.embedding_cache import EmbeddingCache
 from parley.core.media.encode_queue import FEATURES_ELSEWHERE
 from parley.core.media.encoder_thread import EncoderThread

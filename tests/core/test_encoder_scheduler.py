@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.invariant_ledger import CyclicBudget, InjectedFailure
 
-from parley.core.loop import EngineLoop
+from parley.core.engine_loop import EngineLoop
 from parley.core.sequence import RowResult, Sequence, Step
 from parley.types import EngineOutput, EngineRequest, EngineStats, ParleySettings, PoolingOptions
 

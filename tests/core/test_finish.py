@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from parley.core.finish import finish_reason, output_limit
+from parley.core.finish_reason import finish_reason, output_limit
 from parley.core.sequence import Sequence
 from parley.types import EmbeddingRun, EngineFinishReason, EngineRequest, MediaItem
 

@@ -6,7 +6,7 @@ import pytest
 from support.invariant_ledger import COMMON_TOKENS, VOCAB, LedgerViolation, LoopHarness, assert_same_output, run_alone
 from support.placed_items import make_item
 
-from parley.core.search.beam import beam_capacity
+from parley.core.beam_search.beam import beam_capacity
 from parley.types import BeamOptions, EngineOutput, EngineRequest, PoolingOptions
 
 

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from support.invariant_ledger import COMMON_TOKENS, VOCAB, LoopHarness, kv_history, require, run_alone
 from support.placed_items import place_items
 
+from parley.core.beam_search.beam import beam_capacity
 from parley.core.pages.page_pool import count_lent_pages
-from parley.core.search.beam import beam_capacity
 from parley.core.sequence import PAGE_SIZE
 from parley.core.shared_pages.pinned import PinnedPages
 from parley.core.shared_pages.reservations import ReserveResult

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from support.invariant_ledger import COMMON_TOKENS, VOCAB, LoopHarness, assert_same_output, run_alone
 from support.placed_items import place_items
 
-from parley.core.search.beam import beam_capacity
+from parley.core.beam_search.beam import beam_capacity
 from parley.types import BeamOptions, EngineRequest, PoolingOptions
 
 SCHEDULES = 200 if os.environ.get("PARLEY_NIGHTLY") else 60  # random schedules for each test

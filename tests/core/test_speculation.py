@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.invariant_ledger import LedgerViolation, LoopHarness, SeededProposer, draw_token, kv_history, run_alone
 
-from parley.core.guess.ngram import MIN_MATCH, NICE_MATCH, NgramProposer
-from parley.core.guess.speculation import FIRST_LENGTH, MAX_PRICE, DecodeCosts, Speculation
 from parley.core.sequence import Sequence, StepRow
+from parley.core.speculative.ngram import MIN_MATCH, NICE_MATCH, NgramProposer
+from parley.core.speculative.speculation import FIRST_LENGTH, MAX_PRICE, DecodeCosts, Speculation
 from parley.types import EngineOutput, EngineRequest, SamplingOptions
 
 

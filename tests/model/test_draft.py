@@ -9,8 +9,8 @@ import pytest
 from support import tiny_models
 from support.run_model import load_test_runner, serve_requests
 
-from parley.core.guess.speculation import Speculation
 from parley.core.sequence import Sequence
+from parley.core.speculative.speculation import Speculation
 from parley.model.load.loader import LoadError
 from parley.model.networks.paged_kv import PagedKV
 from parley.types import EngineRequest, SamplingOptions
@@ -21,7 +21,7 @@ def always_draft(monkeypatch):
     """Propose as many draft tokens as allowed, regardless of the expected gain."""
     monkeypatch.setattr(Speculation, "draft_length", lambda self, sequence: self.max_drafts)
     monkeypatch.setattr(
-        "parley.core.guess.speculation.DecodeCosts.best_draft_count", lambda self, rows, chances: len(chances)
+        "parley.core.speculative.speculation.DecodeCosts.best_draft_count", lambda self, rows, chances: len(chances)
     )
 
 

@@ -16,7 +16,7 @@ from support.model_zoo.mlx_files import mlx_folder
 from support.mxfp4_files import mxfp4_folder
 from support.unpack_int4 import fill_with_nan
 
-from parley.core.loop import EngineLoop
+from parley.core.engine_loop import EngineLoop
 from parley.core.step_budget import FixedBudget
 from parley.model.load.loader import load_runner
 from parley.model.networks.paged_kv import PagedKV

@@ -21,7 +21,7 @@ from support import tiny_models
 from support.lora_adapters import ALL_PROJECTIONS, load_with_peft, write_adapter
 from support.multimodal_models import multimodal_folder
 
-from parley.core.loop import EngineLoop
+from parley.core.engine_loop import EngineLoop
 from parley.core.step_budget import FixedBudget
 from parley.engine.protocol import EngineFailed
 from parley.engine.remote import RemoteEngine

@@ -14,9 +14,9 @@ from msgspec.structs import replace
 from support import tiny_models
 from support.run_model import Answer, load_test_runner, serve_requests
 
-from parley.core.guess.speculation import Speculation
-from parley.core.loop import EngineLoop
+from parley.core.engine_loop import EngineLoop
 from parley.core.sequence import Sequence
+from parley.core.speculative.speculation import Speculation
 from parley.core.step_budget import FixedBudget
 from parley.model.sampling import grammar_mask
 from parley.model.sampling.grammar_mask import GrammarCache
@@ -256,7 +256,7 @@ def test_failing_mask_ends_only_its_own_choice(monkeypatch, drafts):
     monkeypatch.setattr(runner.sampler, "lazy_masks", True)
     monkeypatch.setattr(Speculation, "draft_length", lambda self, sequence: self.max_drafts)
     monkeypatch.setattr(
-        "parley.core.guess.speculation.DecodeCosts.best_draft_count", lambda self, rows, chances: len(chances)
+        "parley.core.speculative.speculation.DecodeCosts.best_draft_count", lambda self, rows, chances: len(chances)
     )
     constrained = make_request("form", Grammar("json", PERSON), sampling=SamplingOptions(temperature=0.0))
     plain = make_request("plain", max_tokens=30, stop_ids=[])
@@ -346,7 +346,7 @@ def test_draft_tokens_do_not_change_grammar_outputs(monkeypatch):
     """Also for rows whose thinking budget ends the reasoning."""
     monkeypatch.setattr(Speculation, "draft_length", lambda self, sequence: self.max_drafts)
     monkeypatch.setattr(
-        "parley.core.guess.speculation.DecodeCosts.best_draft_count", lambda self, rows, chances: len(chances)
+        "parley.core.speculative.speculation.DecodeCosts.best_draft_count", lambda self, rows, chances: len(chances)
     )
     requests = mixed_requests()
     closing_ids = runner_and_language()[1].tokenizer.encode("</think>", special=False)

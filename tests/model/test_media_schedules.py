@@ -13,7 +13,7 @@ from support.media_requests import build_media_prompt, random_picture
 from support.multimodal_models import multimodal_folder
 from support.run_model import load_test_runner
 
-from parley.core.loop import EngineLoop
+from parley.core.engine_loop import EngineLoop
 from parley.core.step_budget import FixedBudget
 from parley.model.networks.paged_kv import PagedKV
 from parley.model.runner import DecoderRunner

@@ -8,7 +8,7 @@ from support import tiny_models
 from support.run_model import load_test_runner, serve_requests
 from support.unpack_int4 import fill_with_nan, unpack_pages
 
-from parley.core.guess.speculation import Speculation
+from parley.core.speculative.speculation import Speculation
 from parley.model.networks.network import PackedBatch
 from parley.types import EngineRequest, SamplingOptions
 
@@ -51,7 +51,7 @@ def test_draft_token_with_nan_logits_is_rejected_and_wiped(options, monkeypatch)
 
     monkeypatch.setattr(Speculation, "draft_length", lambda self, sequence: 1 + sequence.output_length % 7)
     monkeypatch.setattr(
-        "parley.core.guess.speculation.DecodeCosts.best_draft_count", lambda self, rows, chances: len(chances)
+        "parley.core.speculative.speculation.DecodeCosts.best_draft_count", lambda self, rows, chances: len(chances)
     )
     runner.network.compute_hidden = hidden_with_nan
     runner.proposer = BadTokenProposer()

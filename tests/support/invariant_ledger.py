@@ -18,7 +18,7 @@ from random import Random
 import msgspec
 
 from parley.core.admission import PrepareRequest
-from parley.core.loop import EngineLoop
+from parley.core.engine_loop import EngineLoop
 from parley.core.pages.cache_events import CacheEvent, PageRemoved, PagesStored
 from parley.core.prefill_share import PrefillShare
 from parley.core.sequence import (

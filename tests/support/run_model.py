@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from parley.core.loop import EngineLoop
+from parley.core.engine_loop import EngineLoop
 from parley.core.sequence import PAGE_SIZE, DraftProposer
 from parley.core.step_budget import FixedBudget
 from parley.model.decode_starter import start_on_gpu

@@ -1,7 +1,7 @@
 """Beam search over vLLM, which has none: each beam is a request for one token with its most probable alternatives.
 
-``core.search`` chooses the beams, as for parley's own engine. In each round, vLLM finds the keys and values of a beam
-in its prefix cache.
+``core.beam_search`` chooses the beams, as for parley's own engine. In each round, vLLM finds the keys and values of a
+beam in its prefix cache.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Any, cast
 
 import msgspec
 
-from parley.core.search.beam import BeamSearch
-from parley.core.search.beam_searches import BeamSearches
+from parley.core.beam_search.beam import BeamSearch
+from parley.core.beam_search.beam_searches import BeamSearches
 from parley.core.sequence import BeamCandidate, Sequence, SequenceStatus
 from parley.types import EngineFinishReason, EngineOutput, EngineRequest, SamplingOptions, TokenCost, TokenScore
 from parley.worker.vllm.outputs.output_reader import read_scores

@@ -17,7 +17,7 @@ from itertools import count
 from time import monotonic
 from typing import Any, Protocol
 
-from parley.core.search.beam import BeamSearch
+from parley.core.beam_search.beam import BeamSearch
 from parley.core.sequence import Sequence
 from parley.core.shared_pages.reservations import ADAPTER_DIFFERS
 from parley.core.wait_queue import WaitQueue

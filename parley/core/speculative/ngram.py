@@ -22,7 +22,7 @@ MIN_MATCH = 2  # matching tokens
 
 
 class NgramProposer:
-    """A draft proposer that works without a model; see ``core.guess.speculation``."""
+    """A draft proposer that works without a model; see ``core.speculative.speculation``."""
 
     def __init__(self) -> None:
         self._indices: dict[Sequence, NgramIndex] = {}

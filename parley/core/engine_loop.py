@@ -24,10 +24,9 @@ from time import perf_counter
 
 from parley.core.adapter_cache import AdapterCache, FetchAdapter
 from parley.core.admission import Admission, PrepareRequest, blocking_fetch, rejection_reason
-from parley.core.counters import StepCounters
+from parley.core.beam_search.beam import BeamSearch
+from parley.core.beam_search.beam_searches import BeamSearches
 from parley.core.encoder_scheduler import EncoderScheduler
-from parley.core.guess.ngram import NgramProposer, PredictionProposer
-from parley.core.guess.speculation import DraftCounts, Speculation
 from parley.core.media.encode_queue import EncodeQueue
 from parley.core.media.encoder_thread import BlockingEncoder, EncoderThread, PostCall
 from parley.core.open_choices import OpenChoices
@@ -37,8 +36,6 @@ from parley.core.pages.state_slots import StateSlots
 from parley.core.prefill_share import PrefillShare
 from parley.core.run_ahead import RunAhead
 from parley.core.scheduler import Scheduler
-from parley.core.search.beam import BeamSearch
-from parley.core.search.beam_searches import BeamSearches
 from parley.core.sequence import (
     PAGE_SIZE,
     LoadedAdapter,
@@ -50,7 +47,10 @@ from parley.core.sequence import (
 )
 from parley.core.sequence_factory import SequenceFactory
 from parley.core.shared_pages.pinned import PinnedPages
+from parley.core.speculative.ngram import NgramProposer, PredictionProposer
+from parley.core.speculative.speculation import DraftCounts, Speculation
 from parley.core.step_budget import FixedBudget, StepBudget, TimedBudget
+from parley.core.step_counters import StepCounters
 from parley.core.step_results import STEP_FAILED, ResultProcessor
 from parley.types import EngineFinishReason, EngineOutput, EngineRequest, EngineStats, ParleySettings
 

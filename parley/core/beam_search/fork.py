@@ -7,8 +7,8 @@ runner the token state of its slot. This module only fixes the order of the call
 
 from __future__ import annotations
 
+from parley.core.beam_search.beam import BeamExtension, BeamSearch, LiveBeam
 from parley.core.scheduler import Scheduler
-from parley.core.search.beam import BeamExtension, BeamSearch, LiveBeam
 from parley.core.sequence import ModelRunner, Sequence, SequenceStatus
 
 

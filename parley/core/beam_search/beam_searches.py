@@ -1,8 +1,8 @@
 """Beam searches in progress: from the first step of a request with beams until its choices have outputs.
 
-After a step, a search continues if all of its beams have reported (``core.search.beam`` chooses the next beams,
-``core.search.fork`` moves their sequences). It ends when it is over, is finished early, is cancelled, or fails. All of
-its choices end together.
+After a step, a search continues if all of its beams have reported (``core.beam_search.beam`` chooses the next beams,
+``core.beam_search.fork`` moves their sequences). It ends when it is over, is finished early, is cancelled, or fails.
+All of its choices end together.
 
 This module knows nothing of the content of a step, or of choices without beams.
 """
@@ -12,11 +12,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable
 
-from parley.core.counters import StepCounters
+from parley.core.beam_search.beam import BeamSearch
+from parley.core.beam_search.fork import fork_beams
 from parley.core.scheduler import Scheduler
-from parley.core.search.beam import BeamSearch
-from parley.core.search.fork import fork_beams
 from parley.core.sequence import BeamCandidate, ModelRunner, Sequence
+from parley.core.step_counters import StepCounters
 from parley.types import EngineFinishReason, EngineOutput
 
 log = logging.getLogger("parley.engine")
