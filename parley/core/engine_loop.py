@@ -31,7 +31,7 @@ from parley.core.media.encode_queue import EncodeQueue
 from parley.core.media.encoder_thread import BlockingEncoder, EncoderThread, PostCall
 from parley.core.open_choices import OpenChoices
 from parley.core.pages.cache_events import CacheEvent, CacheEventLog
-from parley.core.pages.page_pool import PagePool, count_lent_pages
+from parley.core.pages.page_pool import PagePool, count_transferable_pages
 from parley.core.pages.state_slots import StateSlots
 from parley.core.prefill_share import PrefillShare
 from parley.core.run_ahead import RunAhead
@@ -338,7 +338,7 @@ class EngineLoop:
         first_choice = choices[0]
         request = first_choice.request
         pending_choices = [choices[index] for index in sorted(wanted_choices)]
-        page_count = count_lent_pages(len(first_choice), has_states=self.runner.state_slots is not None)
+        page_count = count_transferable_pages(len(first_choice), has_states=self.runner.state_slots is not None)
         hashes, group_name = first_choice.hashes[:page_count], request.release_group
         if pending_choices and (hashes or group_name):
             self.pinned_pages.open_lease(request.id, pending_choices, hashes, group_name or request.id)

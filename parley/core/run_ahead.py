@@ -114,7 +114,7 @@ class RunAhead:
             return
         for index, row in enumerate(self._next_step.rows):
             if row.sequence.status is SequenceStatus.RUNNING and len(row.sequence.tokens) == row.start + 1:
-                self._scheduler.count_row(self._next_step.step, row)
+                self._scheduler.mark_row_computed(self._next_step.step, row)
                 self._next_step.confirmed.append(_ConfirmedRow(index, row.sequence.preemptions))
 
     def abandon_next(self) -> None:

@@ -163,7 +163,7 @@ class Scheduler:
         may have to admit or preempt sequences.
 
         Its rows assume that each sequence continues, except those that reach their output limit with ``step``. Nothing
-        counts as computed until ``count_row``.
+        counts as computed until ``mark_row_computed``.
         """
         sequences = [row.sequence for row in step.rows]
         if self._block_tables.has_states or self._may_add_rows() or len(sequences) != len(self.running):
@@ -254,9 +254,9 @@ class Scheduler:
         """Evict the pages that a failed step published. The caller must remove the sequences of its rows."""
         self._block_tables.abandon_step(step)
 
-    def distrust_sequence(self, sequence: Sequence) -> None:
+    def evict_sequence_pages(self, sequence: Sequence) -> None:
         """Evict the pages of a sequence and the states at their ends: they may hold wrong values."""
-        self._block_tables.distrust_table(sequence)
+        self._block_tables.evict_table(sequence)
 
     def check_invariants(
         self, held_tables: Collection[list[int]] = (), held_states: Collection[list[int]] = ()
@@ -476,9 +476,9 @@ class Scheduler:
             drafts=drafts,
         )
         step.rows.append(row)
-        self.count_row(step, row)
+        self.mark_row_computed(step, row)
 
-    def count_row(self, step: Step, row: StepRow) -> None:
+    def mark_row_computed(self, step: Step, row: StepRow) -> None:
         """Count the tokens of a row as computed, and publish the pages that they fill."""
         sequence, start, end = row.sequence, row.start, row.start + row.count
         sequence.computed = end
@@ -487,4 +487,4 @@ class Scheduler:
             service += end - max(start, sequence.furthest_computed)
             sequence.furthest_computed = end
         self.waiting.record_service(sequence, service)
-        self._block_tables.count_row(step, row, len(self.running))
+        self._block_tables.publish_row(step, row, len(self.running))

@@ -39,7 +39,7 @@ class ResultProcessor:
         is_incomplete = (row.sample and not row_output) or (row.make_vector and result.vector is None)
         if result.error is not None or is_incomplete:
             if isinstance(self._scheduler, Scheduler):
-                self._scheduler.distrust_sequence(sequence)
+                self._scheduler.evict_sequence_pages(sequence)
             self._open_choices.fail_sequence(sequence, result.error or STEP_FAILED)
             return
         if result.prompt_scores:

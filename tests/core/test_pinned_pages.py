@@ -15,7 +15,7 @@ from support.invariant_ledger import COMMON_TOKENS, VOCAB, LoopHarness, kv_histo
 from support.placed_items import place_items
 
 from parley.core.beam_search.beam import beam_capacity
-from parley.core.pages.page_pool import count_lent_pages
+from parley.core.pages.page_pool import count_transferable_pages
 from parley.core.sequence import PAGE_SIZE
 from parley.core.shared_pages.pinned import PinnedPages
 from parley.core.shared_pages.reservations import ReserveResult
@@ -125,8 +125,8 @@ class HandoverHarness(LoopHarness):
         if reservation.error:
             return self.reservations.pop(key)
         pages = [page for page in reservation.pages if page < self.runner.page_count]
-        lent = count_lent_pages(len(tokens), has_states=self.runner.state_slots is not None)
-        is_complete = len(pages) + reservation.skip == lent
+        transferable = count_transferable_pages(len(tokens), has_states=self.runner.state_slots is not None)
+        is_complete = len(pages) + reservation.skip == transferable
         assert pages == reservation.pages or (self.runner.state_slots and pages == reservation.pages[:-1])
         assert is_complete or (self.staging is not None and len(reservation.pages) <= len(self.memory))
         self.is_complete = is_complete  # of the last reservation

@@ -132,7 +132,7 @@ class BlockTables:
             )
         return [table[index] for index in published]
 
-    def count_row(self, step: Step, row: StepRow, running_count: int) -> None:
+    def publish_row(self, step: Step, row: StepRow, running_count: int) -> None:
         """Publish the pages that a row fills, and choose the slots of its states. ``sequence.computed`` must include
         the row's tokens."""
         sequence = row.sequence
@@ -193,7 +193,7 @@ class BlockTables:
         sequence.block_table.clear()
         sequence.computed = 0
 
-    def distrust_table(self, sequence: Sequence) -> None:
+    def evict_table(self, sequence: Sequence) -> None:
         """Evict the pages of a sequence and the states at their ends: they may hold wrong values."""
         for page in sequence.block_table:
             self.pool.evict_page(page)

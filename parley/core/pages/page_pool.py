@@ -87,7 +87,7 @@ def count_pages(tokens: int) -> int:
     return -(-tokens // PAGE_SIZE)
 
 
-def count_lent_pages(tokens: int, *, has_states: bool) -> int:
+def count_transferable_pages(tokens: int, *, has_states: bool) -> int:
     """Return how many pages of a prefix of ``tokens`` tokens are transferred between instances: all full ones. If
     layers keep a state, never the page of the last token: the receiver computes that token from the state before it."""
     return (tokens - 1 if has_states else tokens) // PAGE_SIZE

@@ -34,7 +34,7 @@ class Lease:
 
     ``pending_choices``: the choices without a result yet. ``has_states``: layers keep a state, so the lease also holds
     one. ``state_slot``: the slot with the state at the end of ``pages``, -1 for none; it is announced to the other
-    instance once the lease has all of the prompt's ``lent_count`` pages.
+    instance once the lease has all of the prompt's ``transferable_count`` pages.
     """
 
     group: LeaseGroup
@@ -43,10 +43,10 @@ class Lease:
     pages: list[int] = field(default_factory=list)
     has_states: bool = False
     state_slot: int = -1
-    lent_count: int = field(init=False)  # pages that it would have if the pool were large enough
+    transferable_count: int = field(init=False)  # pages that it would have if the pool were large enough
 
     def __post_init__(self) -> None:
-        self.lent_count = len(self.hashes)
+        self.transferable_count = len(self.hashes)
 
     def shared_page_count(self, sequence: Sequence) -> int:
         """Return how many of the lease's pages a choice can share: leading pages only, and never the page of its last
@@ -197,7 +197,7 @@ class Leases:
             self._holder_counts[page] += 1
         lease.pages += new_pages
         if new_pages:
-            is_complete = lease.state_slot >= 0 and len(lease.pages) == lease.lent_count
+            is_complete = lease.state_slot >= 0 and len(lease.pages) == lease.transferable_count
             states = [self._pool.page_count + lease.state_slot] if is_complete else []
             self._on_pages_leased(sequence.request_id, new_pages + states)
 

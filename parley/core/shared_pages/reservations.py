@@ -21,7 +21,13 @@ from typing import NamedTuple
 
 from parley.core.adapter_cache import AdapterCache, AdapterEntry
 from parley.core.media.placeholders import are_known_tokens, placement_fault
-from parley.core.pages.page_pool import PagePool, count_lent_pages, extend_hashes, hash_chain_root, long_rope_root
+from parley.core.pages.page_pool import (
+    PagePool,
+    count_transferable_pages,
+    extend_hashes,
+    hash_chain_root,
+    long_rope_root,
+)
 from parley.types import KVPrefix
 
 NO_PREFIX_CACHE = "The prefix cache is off: the engine keeps no prefixes, so it cannot receive pages."
@@ -193,7 +199,7 @@ class Reservations:
         if len(prefix.token_ids) > self._long_rope_after:
             chain_root = long_rope_root(chain_root)
         hashes: list[bytes] = []
-        page_count = count_lent_pages(len(prefix.token_ids), has_states=self._states is not None)
+        page_count = count_transferable_pages(len(prefix.token_ids), has_states=self._states is not None)
         extend_hashes(hashes, chain_root, prefix.token_ids, page_count, prefix.media)
         return hashes
 
