@@ -27,8 +27,8 @@ from profile_api import LOADS, ApiClient, ScriptedEngine, count_answers, encode_
 
 from parley.boot.parts import ServerParts
 from parley.disagg.kv.peer import KVPeer
-from parley.serving.options import ServerOptions
 from parley.serving.served_model import ServedModel
+from parley.serving.server_options import ServerOptions
 from parley.settings.key_file import make_key
 from parley.types import ParleySettings
 from parley.web import logs

@@ -27,8 +27,8 @@ from parley import hub
 from parley.boot.parts import ServerParts
 from parley.disagg.kv.peer import KVPeer
 from parley.engine.scripted_engine import SCRIPTED_MODEL, ScriptedEngine
-from parley.serving.options import ServerOptions
 from parley.serving.served_model import ServedModel
+from parley.serving.server_options import ServerOptions
 from parley.types import EngineRequest, ParleySettings
 from parley.web import port as http_port
 

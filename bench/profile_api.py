@@ -34,11 +34,11 @@ from parley.engine.protocol import Engine
 from parley.engine.remote import RemoteEngine
 from parley.engine.scripted_engine import SCRIPTED_MODEL
 from parley.engine.stream import StreamGroup
-from parley.serving import app, generate
+from parley.serving import app, generate_handler
 from parley.serving.generation import Generation
-from parley.serving.options import ServerOptions
 from parley.serving.request_metrics import RequestMetrics
 from parley.serving.served_model import ServedModel
+from parley.serving.server_options import ServerOptions
 from parley.text.choice import AnswerChoice
 from parley.text.prompt import TextPipeline
 from parley.types import EngineOutput, EngineRequest, EngineStats, ParleySettings
@@ -115,8 +115,8 @@ def instrument_api(meter: Meter, parts: ServerParts) -> None:
         meter.wrap_attribute(HttpCycle, name, "HTTP: write")
     meter.wrap_attribute(HttpCycle, "receive_message", "HTTP: receive")
     meter.wrap_attribute(app.App, "__call__", "app: route, key, limits")
-    meter.wrap_attribute(generate, "handle_generate", "life of a request")
-    parts.handlers["generate"] = generate.handle_generate
+    meter.wrap_attribute(generate_handler, "handle_generate", "life of a request")
+    parts.handlers["generate"] = generate_handler.handle_generate
     for name in ("__post_init__", "read_body", "while_connected", "send_response", "write_stream", "write_part"):
         meter.wrap_attribute(Exchange, name, "exchange")
     meter.wrap_attribute(completions, "decode_fields", "JSON")

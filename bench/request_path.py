@@ -29,8 +29,8 @@ from parley.disagg.kv.peer import KVPeer
 from parley.engine.messages import EngineReady, StepOutputs, SubmitRequest, ToEngine
 from parley.engine.remote import RemoteEngine
 from parley.engine.scripted_engine import SCRIPTED_MODEL
-from parley.serving.options import ServerOptions
 from parley.serving.served_model import ServedModel
+from parley.serving.server_options import ServerOptions
 from parley.types import EngineOutput, EngineRequest, EngineStats, ParleySettings
 from parley.web.port import HttpServer, freeze_objects, uvicorn_config
 

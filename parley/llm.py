@@ -29,8 +29,8 @@ from parley.errors import Invalid, WrongType
 from parley.hub import resolve_draft_model, resolve_model, served_name
 from parley.serving.generation import open_generation
 from parley.serving.media.script_media import MEDIA_OPTIONS, with_media_parts
-from parley.serving.options import ServerOptions
 from parley.serving.served_model import ServedModel
+from parley.serving.server_options import ServerOptions
 from parley.settings.serve_options.model_options import DTYPE_NAMES
 from parley.types import (
     ChoiceDelta,

@@ -54,9 +54,9 @@ from parley.serving.api_processes.passing import MainHttpClient, ScopeKeeper, pa
 from parley.serving.api_processes.plan import ApiProcessPlan, ModelFacts, PlannedModel, decode_server_options, use_facts
 from parley.serving.api_processes.relayed_engine import RelayedEngine, RelayedModel
 from parley.serving.app import App
-from parley.serving.generate import handle_generate
-from parley.serving.options import ServerOptions
-from parley.serving.registry import ModelRegistry
+from parley.serving.generate_handler import handle_generate
+from parley.serving.model_registry import ModelRegistry
+from parley.serving.server_options import ServerOptions
 from parley.serving.socket_handshake import handle_socket
 from parley.web import logs
 from parley.web.exchange import Exchange

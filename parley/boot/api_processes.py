@@ -46,8 +46,8 @@ from parley.serving.api_processes.plan import (
     shared_options,
 )
 from parley.serving.handlers.route_table import RouteHandler
-from parley.serving.options import ServerOptions
-from parley.serving.registry import ModelRegistry
+from parley.serving.model_registry import ModelRegistry
+from parley.serving.server_options import ServerOptions
 from parley.web.exchange import Exchange
 from parley.web.port import HttpServer
 from parley.web.shared_listener import COUNT, ConnectionCounts

@@ -11,7 +11,7 @@ from parley.engine.protocol import Engine
 from parley.engine.remote import RemoteEngine
 from parley.engine.scripted_engine import SCRIPTED_MODEL, ScriptedEngine
 from parley.engine.vllm import VLLMEngine
-from parley.serving.options import EngineKind, OfferedModel
+from parley.serving.server_options import EngineKind, OfferedModel
 from parley.types import AttachedSettings, EngineSettings, ParleySettings, VLLMSettings
 from parley.worker.attached.attached_engine import AttachedEngine
 from parley.worker.thread_engine import ThreadEngine

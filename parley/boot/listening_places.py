@@ -17,7 +17,7 @@ from parley.dialects.mounts import (
     route_scope,
     universal_mounts,
 )
-from parley.serving.options import ListenAddress, ServerOptions
+from parley.serving.server_options import ListenAddress, ServerOptions
 from parley.settings.option_kinds import UNIX_PREFIX
 from parley.web.auth import PortReach, is_loopback, port_reach
 from parley.web.tls.files import TlsFiles

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from parley.boot.listening_places import find_unprotected_port
 from parley.boot.server_ports import ServerPorts
-from parley.serving.options import ServerOptions
-from parley.serving.registry import ModelRegistry
+from parley.serving.model_registry import ModelRegistry
+from parley.serving.server_options import ServerOptions
 from parley.settings.file_changes import file_changes
 from parley.settings.options import ConfigError
 from parley.settings.reload import ReloadedNames, take_over_fields

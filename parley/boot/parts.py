@@ -18,9 +18,9 @@ from parley.instance.member import ClusterMember
 from parley.instance.request_intake import RequestIntake
 from parley.serving.app import App
 from parley.serving.handlers.route_table import SERVER_HANDLERS
-from parley.serving.options import ServerOptions
-from parley.serving.registry import ModelRegistry
+from parley.serving.model_registry import ModelRegistry
 from parley.serving.served_model import ServedModel
+from parley.serving.server_options import ServerOptions
 from parley.tracing.otlp import open_span_exporter
 from parley.web.port import CorsByPath
 

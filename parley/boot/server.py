@@ -37,9 +37,9 @@ from parley.engine.messages import LoadProgress
 from parley.engine.protocol import EngineFailed
 from parley.serving.endpoints.traffic_split import BadEndpointFile
 from parley.serving.keys.usage_store import BadUsageFile
-from parley.serving.options import OfferedModel, ServerOptions
 from parley.serving.records.record_store import BadRecordFile
 from parley.serving.served_model import ServedModel, divide_memory
+from parley.serving.server_options import OfferedModel, ServerOptions
 from parley.text.tokens.json_files import BadTokenizer
 from parley.web import banner, logs
 from parley.web.connection_limit import ADMIN_CONNECTIONS, divide_descriptors

@@ -20,9 +20,9 @@ from parley.boot.listening_places import listening_places
 from parley.boot.parts import ServerParts
 from parley.dialects.dialect import RouteKind
 from parley.serving.api_processes.passing import PassedApp
-from parley.serving.options import ServerOptions
 from parley.serving.records.background import tenant_records
 from parley.serving.records.batch_resumption import BatchResumption
+from parley.serving.server_options import ServerOptions
 from parley.web import banner
 from parley.web.auth import is_loopback, port_reach
 from parley.web.connection_limit import ConnectionLimit, admin_limit

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from parley.dialects.dialect import Dialect
-from parley.serving.options import ListenAddress, OfferedModel, ServerOptions
+from parley.serving.server_options import ListenAddress, OfferedModel, ServerOptions
 from parley.version import __version__
 from parley.web.auth import is_loopback
 from parley.web.banner import open_port_warning

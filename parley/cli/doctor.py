@@ -33,7 +33,7 @@ from parley.web.auth import is_loopback
 from parley.worker.check import ModelCheck, check_in_process
 
 if TYPE_CHECKING:
-    from parley.serving.options import OfferedModel, ServerOptions
+    from parley.serving.server_options import OfferedModel, ServerOptions
     from parley.types import EngineSettings
 
 OPTIONS = SERVE_OPTIONS

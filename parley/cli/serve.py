@@ -20,7 +20,7 @@ from parley.settings.options import ConfigError, ResolvedOptions, format_options
 if TYPE_CHECKING:
     from parley.cli.serve_config.mindie_config import MindIEPlan
     from parley.engine.engine_process import EngineProcess
-    from parley.serving.options import EngineKind, OfferedModel, ServerOptions
+    from parley.serving.server_options import EngineKind, OfferedModel, ServerOptions
     from parley.types import EngineSettings
 
 OPTIONS = SERVE_OPTIONS
@@ -109,7 +109,7 @@ def planned_server_options(plan: MindIEPlan | None, config: ResolvedOptions) -> 
 def offered_models(config: ResolvedOptions) -> list[OfferedModel]:
     """Return the models to serve, the main one first. Raises ConfigError."""
     from parley.hub import served_name  # here, because it needs packages that take time to import
-    from parley.serving.options import OfferedModel
+    from parley.serving.server_options import OfferedModel
 
     check_engine_options(config)
     table = {option.name: option for option in SERVE_OPTIONS}

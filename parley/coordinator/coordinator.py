@@ -40,8 +40,8 @@ from parley.coordinator.tls_contexts import (
 from parley.dialects.mounts import universal_mounts
 from parley.log_lines import LogFormat, LogLevel
 from parley.serving.keys.usage_store import BadUsageFile
-from parley.serving.options import ServerOptions
 from parley.serving.records.record_store import BadRecordFile
+from parley.serving.server_options import ServerOptions
 from parley.settings.file_changes import file_changes
 from parley.settings.options import ConfigError
 from parley.settings.reload import ReloadedNames, take_over_fields

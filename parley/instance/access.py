@@ -14,7 +14,7 @@ from parley.disagg.wire.networks import TrustedNetworks
 from parley.disagg.wire.role import InstanceAddress
 from parley.disagg.wire.vouched_client import CLIENT_HEADER, VouchedClient, read_vouched_client
 from parley.errors import Forbidden, Unauthorized
-from parley.serving.options import ServerOptions
+from parley.serving.server_options import ServerOptions
 from parley.web.auth import PortReach, is_loopback
 from parley.web.exchange import Exchange
 

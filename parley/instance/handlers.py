@@ -18,10 +18,10 @@ from parley.errors import CommandRefused, Forbidden, Invalid, Malformed
 from parley.instance.instance_state import InstanceState
 from parley.instance.request_intake import RequestIntake
 from parley.instance.status import instance_status
-from parley.serving.generate import handle_generate
+from parley.serving.generate_handler import handle_generate
 from parley.serving.handlers.abort import handle_abort
 from parley.serving.handlers.route_table import RouteHandler
-from parley.serving.registry import ModelRegistry
+from parley.serving.model_registry import ModelRegistry
 from parley.web.exchange import Exchange
 from parley.web.http_cycle import CYCLE_KEY, HttpCycle
 

@@ -19,8 +19,8 @@ from parley.instance.access import ClusterAccess
 from parley.instance.links import PeerLinks
 from parley.instance.rates import EngineRates
 from parley.instance.results import ResultStreams
-from parley.serving.options import ServerOptions
 from parley.serving.served_model import ServedModel
+from parley.serving.server_options import ServerOptions
 from parley.web.auth import PortReach
 from parley.web.exchange import Exchange
 

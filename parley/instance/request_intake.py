@@ -17,8 +17,8 @@ from parley.instance import decode
 from parley.instance.member import ClusterMember
 from parley.instance.prefill import PrefillStage
 from parley.serving.app import App
-from parley.serving.generate import handle_generate
-from parley.serving.registry import ModelRegistry
+from parley.serving.generate_handler import handle_generate
+from parley.serving.model_registry import ModelRegistry
 from parley.web.exchange import Exchange
 
 

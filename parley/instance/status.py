@@ -9,7 +9,7 @@ from typing import Any
 
 from parley.disagg.wire.role import InstanceAddress
 from parley.instance.instance_state import InstanceState
-from parley.serving.registry import ModelRegistry
+from parley.serving.model_registry import ModelRegistry
 from parley.serving.served_model import ServedModel
 
 

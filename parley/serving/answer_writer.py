@@ -17,8 +17,8 @@ from parley.dialects.dialect import Reply
 from parley.disagg.wire.vouched_client import USED_HEADER
 from parley.errors import SERVER_ERROR, ParleyError
 from parley.serving.generation import Generation
+from parley.serving.model_registry import ModelRegistry
 from parley.serving.records.background import KeptEvents, generate_events
-from parley.serving.registry import ModelRegistry
 from parley.serving.request_stage import request_stage
 from parley.types import Event, PromptVector
 from parley.web.content_coding import compress_body

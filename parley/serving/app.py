@@ -48,8 +48,8 @@ from parley.errors import (
 from parley.serving.handlers.route_table import PROBE_KINDS, SERVER_HANDLERS, RouteHandler
 from parley.serving.keys.audit_log import AuditLog
 from parley.serving.keys.scopes import check_key_api
-from parley.serving.options import ServerOptions
-from parley.serving.registry import ModelRegistry
+from parley.serving.model_registry import ModelRegistry
+from parley.serving.server_options import ServerOptions
 from parley.serving.trusted_proxies import TrustedProxies, strip_root_path, without_root_path
 from parley.web.auth import (
     BATCH_KEY_REFUSED,

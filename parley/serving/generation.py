@@ -1,7 +1,7 @@
 """One request between admission and its last event: submits it to the engine and turns outputs into events.
 
 A request may have several prompts. Each is an engine request of its own (``prompt_stream.py``); their events form one
-series. ``prepare.py`` builds the engine requests. In every case, ``close`` cancels the work that still runs and
+series. ``engine_requests.py`` builds the engine requests. In every case, ``close`` cancels the work that still runs and
 releases the slots. Knows no HTTP and no API.
 """
 
@@ -16,20 +16,20 @@ from parley.dialects.dialect import RequestTimings
 from parley.disagg.wire.vouched_client import UsedTokens
 from parley.engine.stream import StepArrivals, StreamGroup, split_steps
 from parley.errors import EngineError, Expired, InUse, ParleyError, excerpt
-from parley.serving.deadline import RequestDeadline
-from parley.serving.keys.accounts import RequestAccount
-from parley.serving.keys.scopes import check_key_models
-from parley.serving.media.loader import MediaLease
-from parley.serving.media.request_media import drop_media, request_media
-from parley.serving.open_requests import RequestProgress
-from parley.serving.prepare import (
+from parley.serving.engine_requests import (
     check_adapter,
     check_request,
     prepare_engine_requests,
     reserved_counts,
     resolve_model_name,
 )
+from parley.serving.keys.accounts import RequestAccount
+from parley.serving.keys.scopes import check_key_models
+from parley.serving.media.loader import MediaLease
+from parley.serving.media.request_media import drop_media, request_media
+from parley.serving.open_requests import RequestProgress
 from parley.serving.prompt_stream import PromptStream
+from parley.serving.request_deadline import RequestDeadline
 from parley.serving.request_metrics import RequestMetrics
 from parley.serving.request_stage import RequestStage
 from parley.serving.served_model import ServedModel

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from parley.engine.stream import StreamGroup
 from parley.errors import EngineDied, EngineError, Invalid, ParleyError
 from parley.serving.best_of import BestOfRanking
-from parley.serving.deadline import RequestDeadline
-from parley.serving.embedding import EmbeddingChoice
+from parley.serving.embedding_choice import EmbeddingChoice
+from parley.serving.request_deadline import RequestDeadline
 from parley.serving.request_metrics import RequestMetrics
 from parley.serving.served_model import ServedModel
 from parley.text.choice import AnswerChoice, describe_prompt_tokens

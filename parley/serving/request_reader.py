@@ -13,7 +13,7 @@ from parley.disagg.wire.headers import FORWARDED_HEADER, RECORDS_HEADER
 from parley.errors import UnknownModel, excerpt
 from parley.serving import model_facts
 from parley.serving.keys.scopes import check_key_name, may_use_model
-from parley.serving.registry import ModelRegistry
+from parley.serving.model_registry import ModelRegistry
 from parley.serving.request_stage import request_stage
 from parley.serving.served_model import ServedModel
 from parley.web.exchange import Exchange

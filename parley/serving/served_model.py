@@ -31,8 +31,8 @@ from parley.serving.media.local_files import LocalMediaFolder
 from parley.serving.media.media_adapters import adapter_rank, find_media_adapters
 from parley.serving.media.workers import MediaWorkers
 from parley.serving.open_requests import OpenRequest
-from parley.serving.options import MediaOptions, ServerOptions
 from parley.serving.pages.metrics_page import fit_buckets
+from parley.serving.server_options import MediaOptions, ServerOptions
 from parley.serving.workers.daemon_thread import run_in_daemon_thread
 from parley.text.prompt import TextPipeline
 from parley.text.tokens.json_files import read_json_object

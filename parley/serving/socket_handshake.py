@@ -7,8 +7,8 @@ from urllib.parse import parse_qsl
 from parley.dialects.dialect import Route
 from parley.dialects.socket_session import SocketOpening, SocketSession
 from parley.errors import UpgradeRequired
+from parley.serving.model_registry import ModelRegistry
 from parley.serving.records.connection_records import ConnectionStore, RecordsOfConnection
-from parley.serving.registry import ModelRegistry
 from parley.web.exchange import Exchange
 from parley.web.websocket import HAS_WEBSOCKETS
 from parley.web.websocket.handshake import (

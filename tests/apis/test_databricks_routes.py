@@ -10,8 +10,8 @@ from support.http_client import MODEL_INFO
 from support.loop_clock import pass_time
 
 from parley.engine.scripted_engine import ScriptedEngine
-from parley.serving.options import ServerOptions
 from parley.serving.served_model import ServedModel
+from parley.serving.server_options import ServerOptions
 from parley.types import KeyOwner, ParleySettings
 
 ROOT = "/api/2.0/serving-endpoints"

@@ -24,7 +24,7 @@ from support.multimodal_models import multimodal_folder
 from parley.dialects.mindie import service_dialect
 from parley.dialects.mindie.api_rules import MindieRules
 from parley.dialects.mounts import ApiMount, universal_mounts
-from parley.serving.options import MediaOptions
+from parley.serving.server_options import MediaOptions
 from parley.settings.media_hosts import parse_media_host
 from parley.types import ParleySettings
 

@@ -27,7 +27,7 @@ from support.odd_media import clip_calls, media_calls
 from support.sound_forms import FORM_TYPE
 
 from parley.dialects.dialect import ApiOptions
-from parley.serving.options import MediaOptions
+from parley.serving.server_options import MediaOptions
 from parley.settings.media_hosts import parse_media_host
 from parley.types import ParleySettings
 

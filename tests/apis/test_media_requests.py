@@ -24,7 +24,7 @@ from support.prefill_decode_pair import assert_same_answer
 from parley.engine.media_messages import ProcessMedia
 from parley.serving import served_model
 from parley.serving.media.workers import MediaWorkers
-from parley.serving.options import MediaOptions
+from parley.serving.server_options import MediaOptions
 from parley.settings.media_hosts import parse_media_host
 from parley.types import ParleySettings
 

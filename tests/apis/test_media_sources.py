@@ -12,7 +12,7 @@ from support.media_answers import picture_base64
 from support.media_host import MediaHost, http_answer, redirect_to, run_media_host
 from support.multimodal_models import multimodal_folder
 
-from parley.serving.options import MediaOptions
+from parley.serving.server_options import MediaOptions
 from parley.settings.media_hosts import parse_media_host
 from parley.types import ParleySettings
 

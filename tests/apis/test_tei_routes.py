@@ -6,8 +6,8 @@ import msgspec
 from support.http_client import MODEL_INFO
 
 from parley.engine.scripted_engine import ScriptedEngine
-from parley.serving.options import ServerOptions
 from parley.serving.served_model import ServedModel
+from parley.serving.server_options import ServerOptions
 from parley.types import ParleySettings
 
 TEXTS = ["The quick brown fox", "über den Deich"]

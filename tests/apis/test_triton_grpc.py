@@ -22,8 +22,8 @@ from parley.dialects.triton.rpc import infer
 from parley.dialects.triton.rpc.messages import HEALTH_SCHEMA, INFERENCE_SCHEMA
 from parley.engine.scripted_engine import ScriptedEngine
 from parley.serving.grpc.grpc_port import TritonGrpcPort
-from parley.serving.options import ServerOptions
 from parley.serving.served_model import ServedModel
+from parley.serving.server_options import ServerOptions
 from parley.settings.key_file import make_key
 from parley.types import ParleySettings
 from parley.web.auth import PortReach

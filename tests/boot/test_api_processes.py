@@ -27,7 +27,7 @@ from parley.cli.serve_config.server_options import server_options
 from parley.errors import UnknownModel
 from parley.serving.api_processes.plan import decode_server_options, encode_server_options, passed_limit, shared_options
 from parley.serving.api_processes.relayed_error import RelayedError, relay_error, restore_error
-from parley.serving.options import ListenAddress, MediaOptions, ServerOptions
+from parley.serving.server_options import ListenAddress, MediaOptions, ServerOptions
 from parley.settings.config import SERVE_OPTIONS
 from parley.settings.key_file import add_key, make_key
 from parley.settings.media_hosts import MediaHost

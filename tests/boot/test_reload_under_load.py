@@ -17,7 +17,7 @@ from support.certificates import make_authority, make_certificate
 from support.http_client import Connection, build_request
 from support.running_instance import run_instance
 
-from parley.serving.options import ServerOptions
+from parley.serving.server_options import ServerOptions
 from parley.settings.key_file import HashedKey, add_key, make_key, read_key_table
 from parley.web.tls.files import TlsFiles
 

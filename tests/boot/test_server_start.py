@@ -31,7 +31,7 @@ from parley.boot.start_banner import opening_lines
 from parley.disagg.kv.peer import KVPeer
 from parley.disagg.kv.transport import LinkError
 from parley.engine.scripted_engine import ScriptedEngine
-from parley.serving.options import ListenAddress, OfferedModel, ServerOptions
+from parley.serving.server_options import ListenAddress, OfferedModel, ServerOptions
 from parley.types import Arena, ModelInfo, ParleySettings
 from parley.web.banner import loaded_line, local_url
 from parley.web.port import open_listener

@@ -13,7 +13,7 @@ from parley.cli.serve import offered_models
 from parley.cli.serve_config import mindie_config
 from parley.cli.serve_config.server_options import server_options
 from parley.dialects.mindie.api_rules import MindieRules
-from parley.serving.options import ListenAddress
+from parley.serving.server_options import ListenAddress
 from parley.settings.config import SERVE_OPTIONS
 from parley.settings.media_hosts import MediaHost
 from parley.settings.option_kinds import NamedModel

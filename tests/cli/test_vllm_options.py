@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from parley.cli.serve import offered_models
-from parley.serving.options import OfferedModel
+from parley.serving.server_options import OfferedModel
 from parley.settings.config import SERVE_OPTIONS
 from parley.settings.options import ConfigError, resolve_options
 from parley.types import AttachedSettings, VLLMSettings

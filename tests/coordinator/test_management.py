@@ -23,7 +23,7 @@ from parley.coordinator.routing.health import HealthChecker
 from parley.coordinator.routing.instance_scheduler import InstanceScheduler
 from parley.coordinator.routing.instance_table import InstanceTable
 from parley.coordinator.routing.policies import SchedulingRequest
-from parley.serving.options import ServerOptions
+from parley.serving.server_options import ServerOptions
 from parley.web.port import HttpServer, open_listener, uvicorn_config
 
 LIST_ITEM = {

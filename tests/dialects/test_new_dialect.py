@@ -89,7 +89,7 @@ KNOWING = {  # files that know an API by its name, and why
         for subject in ("access", "answer", "cluster", "engine", "media", "port")
     },
     "settings/engine_settings.py": "options",
-    "serving/options.py": "options",
+    "serving/server_options.py": "options",
     "boot/listening_places.py": "options",
     "boot/parts.py": "options",
     "serving/grpc/grpc_port.py": "the port for gRPC, which is Triton's protocol",

@@ -3,7 +3,7 @@
 import pytest
 
 from parley.dialects.reasoning_seal import ReasoningSeal
-from parley.serving.options import ServerOptions
+from parley.serving.server_options import ServerOptions
 
 DATA = "First, 2 + 2.\n\u2713".encode()
 

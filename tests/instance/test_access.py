@@ -13,7 +13,7 @@ from parley.boot.listening_places import find_unprotected_port, listening_places
 from parley.dialects.mounts import ADMIN_PLANES, DEDICATED_APIS, dedicated_mounts
 from parley.disagg.wire.role import InstanceAddress
 from parley.instance.prefill import SEND_FAILED, UNKNOWN_TARGET
-from parley.serving.options import ListenAddress, ServerOptions
+from parley.serving.server_options import ListenAddress, ServerOptions
 from parley.web.tls.files import TlsFiles
 
 SECRET = {"parley-secret": "s"}

@@ -17,7 +17,7 @@ from parley.disagg.wire import result_frames, role
 from parley.disagg.wire.headers import PrefillCommand
 from parley.disagg.wire.result_frames import FrameReader, ResultFrame
 from parley.instance import handlers, results
-from parley.serving import generate
+from parley.serving import generate_handler
 
 COORDINATOR_HEADERS = {"req-id": "12345", "req-type": "prefill", "d-target": "10.0.0.2"}
 ROLE_BODY: dict[str, Any] = {
@@ -277,7 +277,7 @@ async def test_role_change_waits_for_running_requests(serve) -> None:
 
     async def generate_here(service, route, exchange, order) -> None:
         started.set()
-        await generate.handle_generate(service, route, exchange)
+        await generate_handler.handle_generate(service, route, exchange)
 
     server.parts.intake.begin_prefill = generate_here
     running = asyncio.create_task(
@@ -394,7 +394,7 @@ async def test_last_of_many_rapid_role_changes_wins(serve) -> None:
     node, rng = server.instance_state, random.Random(3)
 
     async def generate_here(service, route, exchange, order) -> None:
-        await generate.handle_generate(service, route, exchange)
+        await generate_handler.handle_generate(service, route, exchange)
 
     async def send_request() -> int:
         await asyncio.sleep(rng.random() / 5)

@@ -27,7 +27,7 @@ from support.random_requests import generating_routes, random_body
 from parley.core.media.encode_queue import FEATURES_ELSEWHERE
 from parley.disagg.kv.sender import KVSender
 from parley.instance import decode
-from parley.serving.deadline import RequestDeadline
+from parley.serving.request_deadline import RequestDeadline
 from parley.types import EngineRequest, KVPrefix
 
 

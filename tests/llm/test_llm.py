@@ -11,8 +11,8 @@ from support import gguf_files, tiny_models
 from parley import LLM, ParleyError
 from parley.engine.protocol import EngineFailed
 from parley.hub import ModelMissing
-from parley.serving.options import ServerOptions
 from parley.serving.served_model import ServedModel
+from parley.serving.server_options import ServerOptions
 from parley.types import ParleySettings
 from parley.worker.thread_engine import ThreadEngine
 

@@ -33,8 +33,8 @@ from parley.model.load.loader import load_runner
 from parley.model.networks import lora
 from parley.model.networks.paged_kv import PagedKV
 from parley.model.runner import DecoderRunner
-from parley.serving.options import ServerOptions
 from parley.serving.served_model import ServedModel
+from parley.serving.server_options import ServerOptions
 from parley.types import BeamOptions, EngineRequest, ParleySettings, SamplingOptions
 
 ADAPTERS_FOLDER = Path(tempfile.mkdtemp(prefix="parley-adapters-"))

@@ -11,9 +11,9 @@ from support.http_client import RunningServer
 from parley.dialects.mounts import dedicated_mounts
 from parley.engine.protocol import EngineFailed
 from parley.engine.scripted_engine import ScriptedEngine
-from parley.serving.options import ServerOptions
-from parley.serving.registry import ModelRegistry
+from parley.serving.model_registry import ModelRegistry
 from parley.serving.served_model import ServedModel
+from parley.serving.server_options import ServerOptions
 from parley.types import EngineRequest, ParleySettings
 
 BASE, ADAPTED = 300, 301  # the only token of an answer without and with an adapter

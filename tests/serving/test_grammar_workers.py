@@ -300,7 +300,7 @@ def slow_grammar(number: int) -> dict[str, Any]:
 
 
 async def test_slow_grammars_of_one_key_do_not_delay_other_keys(serve, monkeypatch, start_workers):
-    monkeypatch.setattr("parley.serving.prepare.GRAMMAR_WORKERS", start_workers())
+    monkeypatch.setattr("parley.serving.engine_requests.GRAMMAR_WORKERS", start_workers())
     server = await serve(api_keys=("a", "b"))
     flood = [
         asyncio.create_task(server.post(CHAT, slow_grammar(number), authorization="Bearer a")) for number in range(16)

@@ -20,8 +20,8 @@ from parley.dialects.dialect import Route, RouteKind
 from parley.dialects.mounts import mount_table, route_scope, universal_mounts
 from parley.dialects.triton.calls import INFER_PATH, SERVICE_PATH, STREAM_PATH
 from parley.engine.scripted_engine import ScriptedEngine
-from parley.serving.options import ServerOptions
 from parley.serving.served_model import ServedModel
+from parley.serving.server_options import ServerOptions
 from parley.text.prompt import TextPipeline
 from parley.types import ModelInfo, ParleySettings
 

@@ -18,9 +18,9 @@ from parley.engine.scripted_engine import ScriptedEngine
 from parley.errors import NotReady, UnknownModel
 from parley.hub import ModelMissing
 from parley.serving.media import workers
-from parley.serving.options import MediaOptions, OfferedModel, ServerOptions
-from parley.serving.registry import ModelRegistry
+from parley.serving.model_registry import ModelRegistry
 from parley.serving.served_model import ServedModel, divide_memory
+from parley.serving.server_options import MediaOptions, OfferedModel, ServerOptions
 from parley.types import EngineRequest, ParleySettings
 
 MAIN, OTHER = ("main", "org/alias"), ("small", "tiny")

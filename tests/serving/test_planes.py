@@ -14,7 +14,7 @@ from support.http_client import HELLO_CHAT, Connection, build_request
 from parley.boot.listening_places import listening_places
 from parley.disagg.wire.networks import Network
 from parley.serving.app import App
-from parley.serving.options import ListenAddress, ServerOptions
+from parley.serving.server_options import ListenAddress, ServerOptions
 from parley.serving.trusted_proxies import TrustedProxies, strip_root_path
 from parley.settings.option_kinds import endpoint_kind, network_kind, proxy_kind, root_path_kind
 from parley.web.port import HttpServer, open_listener, remove_unix_socket, uvicorn_config

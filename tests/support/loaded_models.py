@@ -12,8 +12,8 @@ from support.tiny_models import model_folder
 from parley.dialects.dialect import RequestContext
 from parley.dialects.fields import decode_fields
 from parley.dialects.openai.completions import CompletionReply
-from parley.serving.options import ServerOptions
 from parley.serving.served_model import ServedModel
+from parley.serving.server_options import ServerOptions
 from parley.types import ParleySettings, Request
 from parley.worker.thread_engine import ThreadEngine
 

@@ -13,7 +13,7 @@ from support.http_client import MODEL_INFO
 from parley.boot import engines, server
 from parley.boot.listening_places import listening_places
 from parley.engine.scripted_engine import ScriptedEngine
-from parley.serving.options import OfferedModel, ServerOptions
+from parley.serving.server_options import OfferedModel, ServerOptions
 from parley.types import ParleySettings
 from parley.web.port import open_listener
 from parley.web.tls.contexts import server_tls_context

@@ -19,10 +19,10 @@ from parley.coordinator.coordinator import Coordinator
 from parley.dialects.reasoning_seal import ReasoningSeal
 from parley.disagg.kv.peer import KVPeer
 from parley.engine.scripted_engine import ScriptedEngine, echo_prompt
-from parley.serving import model_facts, registry, served_model
+from parley.serving import model_facts, model_registry, served_model
 from parley.serving.media.workers import MediaWorkers
-from parley.serving.options import ServerOptions
 from parley.serving.served_model import ServedModel
+from parley.serving.server_options import ServerOptions
 from parley.types import AttachedSettings, EngineRequest, EngineSettings, ParleySettings
 from parley.web import exchange
 from parley.web import port as http_port
@@ -151,7 +151,7 @@ def fix_identities(monkeypatch: pytest.MonkeyPatch) -> None:
         lambda *arguments, **options: make_context(*arguments, **{**options, "created": CREATED}),
     )
     monkeypatch.setattr(exchange, "draw_id", lambda: bytes.fromhex(REQUEST_UUID))
-    monkeypatch.setattr(registry, "ReasoningSeal", lambda secret: ReasoningSeal(secret or "one for all"))
+    monkeypatch.setattr(model_registry, "ReasoningSeal", lambda secret: ReasoningSeal(secret or "one for all"))
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ from parley.disagg.kv.peer import KVPeer
 from parley.disagg.kv.receiver import KVReceiver
 from parley.disagg.kv.transport import LinkError
 from parley.engine.scripted_engine import ScriptedEngine
-from parley.serving.options import ListenAddress, OfferedModel, ServerOptions
+from parley.serving.server_options import ListenAddress, OfferedModel, ServerOptions
 from parley.types import Arena, ParleySettings
 from parley.web import port as port_module
 from parley.web.connection_limit import OPENING_SECONDS, ConnectionLimit

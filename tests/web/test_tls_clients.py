@@ -12,7 +12,7 @@ import pytest
 from support.certificates import make_authority, make_certificate
 from support.running_instance import run_instance
 
-from parley.serving.options import ServerOptions
+from parley.serving.server_options import ServerOptions
 from parley.web.tls.files import TlsFiles
 
 pytestmark = pytest.mark.skipif(not shutil.which("openssl"), reason="the openssl command makes the certificates")

@@ -31,7 +31,7 @@ from parley.cli.serve_config.json_members import (
 )
 from parley.dialects import mindie
 from parley.dialects.mindie.api_rules import MindieProfile, MindieRules
-from parley.serving.options import ListenAddress, ServerOptions
+from parley.serving.server_options import ListenAddress, ServerOptions
 from parley.settings.media_hosts import MediaHost, parse_media_host
 from parley.settings.option_kinds import NamedModel
 from parley.settings.options import ConfigError

@@ -16,7 +16,7 @@ from parley.settings.option_kinds import UNIX_PREFIX
 from parley.settings.options import ConfigError, ResolvedOptions, did_you_mean
 
 if TYPE_CHECKING:
-    from parley.serving.options import ListenAddress, MediaOptions, ServerOptions
+    from parley.serving.server_options import ListenAddress, MediaOptions, ServerOptions
     from parley.web.tls.files import TlsFiles
 
 GRPC = "grpc"  # its name in --listen
@@ -42,7 +42,7 @@ def check_socket_options(config: ResolvedOptions) -> None:
 
 def port_options(config: ResolvedOptions) -> ServerOptions:
     """Return options with the ports, who may call them from a browser, and the output. Raises ConfigError."""
-    from parley.serving.options import ServerOptions
+    from parley.serving.server_options import ServerOptions
 
     return ServerOptions(
         host=config["host"] if config["uds"] is None else UNIX_PREFIX + config["uds"],
@@ -161,7 +161,7 @@ def with_cluster_options(options: ServerOptions, config: ResolvedOptions) -> Ser
 
 def media_options(config: ResolvedOptions) -> MediaOptions:
     """Return the options for pictures, videos and sound. Raises ConfigError."""
-    from parley.serving.options import MEDIA_COUNTS, MEDIA_SIZES, MediaOptions
+    from parley.serving.server_options import MEDIA_COUNTS, MEDIA_SIZES, MediaOptions
 
     folder = config["media-path"]
     if folder is not None and not Path(folder).is_dir():
@@ -201,7 +201,7 @@ def api_process_count(config: ResolvedOptions) -> int:
 def api_listeners(config: ResolvedOptions) -> tuple[ListenAddress, ...]:
     """Return the HTTP ports of single APIs. Raises ConfigError for an unknown API."""
     from parley.dialects.mounts import DEDICATED_APIS
-    from parley.serving.options import ListenAddress
+    from parley.serving.server_options import ListenAddress
 
     api_names = [*DEDICATED_APIS, GRPC]
     for name, _, _ in config["listen"]:
@@ -214,7 +214,7 @@ def api_listeners(config: ResolvedOptions) -> tuple[ListenAddress, ...]:
 
 def grpc_listeners(config: ResolvedOptions) -> tuple[ListenAddress, ...]:
     """Return the gRPC ports. Raises ConfigError if the packages for gRPC are not installed."""
-    from parley.serving.options import ListenAddress
+    from parley.serving.server_options import ListenAddress
 
     ports = [ListenAddress(*address) for address in config["listen"] if address[0] == GRPC]
     if config["grpc-port"] is not None:

@@ -33,9 +33,9 @@ from parley.coordinator.routing.instance_scheduler import InstanceScheduler
 from parley.dialects.dialect import ModelList, RequestContext, Route, RouteKind
 from parley.dialects.mounts import ApiMount
 from parley.errors import SERVER_ERROR, NotAllowed, NotFound, ParleyError
-from parley.serving.options import ServerOptions
 from parley.serving.pages.page_files import send_page_file
 from parley.serving.records.connection_records import ConnectionStore
+from parley.serving.server_options import ServerOptions
 from parley.serving.socket_handshake import serve_websocket
 from parley.tracing.request_trace import SpanExporter
 from parley.types import Tenant

@@ -9,7 +9,7 @@ from pathlib import Path
 from parley.dialects.admin_requests import AdapterChange
 from parley.dialects.dialect import Answer, Route
 from parley.errors import Invalid, NotFound, ParleyError, excerpt
-from parley.serving.registry import ModelRegistry
+from parley.serving.model_registry import ModelRegistry
 from parley.serving.request_reader import request_context
 from parley.serving.served_model import ServedModel
 from parley.web.exchange import Exchange

@@ -8,7 +8,7 @@ from functools import partial
 from parley.dialects.admin_requests import PauseAnswer, PauseCommand
 from parley.dialects.dialect import Route
 from parley.errors import Forbidden
-from parley.serving.registry import ModelRegistry
+from parley.serving.model_registry import ModelRegistry
 from parley.serving.request_reader import request_context
 from parley.types import EngineRequest, PoolingOptions, PoolingTask, TextPrompt
 from parley.web.exchange import Exchange

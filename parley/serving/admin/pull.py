@@ -15,7 +15,7 @@ from parley.dialects.admin_requests import PullRequest
 from parley.dialects.dialect import Answer, Route
 from parley.errors import NotFound
 from parley.serving.keys.scopes import check_key_name
-from parley.serving.registry import ModelRegistry
+from parley.serving.model_registry import ModelRegistry
 from parley.serving.request_reader import request_context
 from parley.serving.workers.daemon_thread import run_in_daemon_thread
 from parley.web.exchange import Exchange

@@ -35,8 +35,8 @@ from parley.serving.api_processes.messages import (
 )
 from parley.serving.api_processes.relayed_error import RelayedError, relay_error
 from parley.serving.keys.accounts import RequestAccount
+from parley.serving.model_registry import ModelRegistry
 from parley.serving.open_requests import RequestProgress
-from parley.serving.registry import ModelRegistry
 from parley.serving.served_model import ServedModel
 from parley.types import NO_LIMITS, NO_TENANT, EngineOutput, EngineRequest, KeyLimitStates, Tenant, Usage
 

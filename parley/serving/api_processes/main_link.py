@@ -28,11 +28,11 @@ from parley.serving.api_processes.messages import (
 )
 from parley.serving.api_processes.relayed_engine import RelayedMessage
 from parley.serving.api_processes.relayed_error import restore_error
-from parley.serving.generate import begin_generation
+from parley.serving.generate_handler import begin_generation
 from parley.serving.generation import Generation
 from parley.serving.keys.accounts import RequestAccount
 from parley.serving.media.request_media import request_media
-from parley.serving.registry import ModelRegistry
+from parley.serving.model_registry import ModelRegistry
 from parley.serving.served_model import ServedModel
 from parley.types import NO_LIMITS, KeyLimitStates, Tenant, Usage
 from parley.web.exchange import Exchange

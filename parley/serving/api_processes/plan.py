@@ -10,8 +10,8 @@ from typing import Any, get_type_hints
 
 import msgspec
 
-from parley.serving.options import ServerOptions
 from parley.serving.served_model import ServedModel
+from parley.serving.server_options import ServerOptions
 from parley.types import EngineSettings, EngineStats, ModelInfo
 from parley.web.connection_limit import ConnectionLimit
 from parley.web.request_body import BodyBudget

@@ -12,8 +12,8 @@ from parley.engine.messages import CancelRequest, FinishBeamSearch, StepOutputs,
 from parley.engine.protocol import Engine
 from parley.engine.stream import OutputStream, StreamGroup
 from parley.errors import NotReady
-from parley.serving.options import ServerOptions
 from parley.serving.served_model import ServedModel
+from parley.serving.server_options import ServerOptions
 from parley.types import EngineOutput, EngineRequest, EngineSettings, EngineStats, ModelInfo
 
 RelayedMessage = SubmitRequest | CancelRequest | FinishBeamSearch

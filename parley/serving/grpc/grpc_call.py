@@ -18,7 +18,7 @@ from parley.dialects.dialect import RequestContext
 from parley.dialects.triton.rpc.status import GrpcError, grpc_error
 from parley.errors import SERVER_ERROR, ParleyError
 from parley.serving import model_facts
-from parley.serving.registry import ModelRegistry
+from parley.serving.model_registry import ModelRegistry
 from parley.serving.served_model import ServedModel
 from parley.tracing.encode_spans import Attributes
 from parley.tracing.request_trace import RequestTrace

@@ -28,10 +28,10 @@ from parley.serving.generation import Generation
 from parley.serving.grpc.grpc_call import GrpcCall
 from parley.serving.keys.accounts import RequestAccount
 from parley.serving.keys.scopes import check_key_api, check_key_name
-from parley.serving.options import ServerOptions
-from parley.serving.registry import ModelRegistry
+from parley.serving.model_registry import ModelRegistry
 from parley.serving.request_metrics import RequestMetrics
 from parley.serving.served_model import ServedModel
+from parley.serving.server_options import ServerOptions
 from parley.types import NO_LIMITS, Tenant
 from parley.web.auth import ApiKeys
 from parley.web.grpc_limits import IdleCalls, grpc_server_options

@@ -7,7 +7,7 @@ from functools import partial
 
 from parley.dialects.admin_requests import AbortList, AbortRequest
 from parley.dialects.dialect import Route
-from parley.serving.registry import ModelRegistry
+from parley.serving.model_registry import ModelRegistry
 from parley.serving.request_reader import request_context
 from parley.web.exchange import Exchange
 

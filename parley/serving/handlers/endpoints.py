@@ -9,7 +9,7 @@ from parley.dialects.admin_requests import EndpointChange
 from parley.dialects.dialect import Answer, Route
 from parley.dialects.facts import Endpoint
 from parley.serving.handlers.visible_models import visible_endpoints
-from parley.serving.registry import ModelRegistry
+from parley.serving.model_registry import ModelRegistry
 from parley.serving.request_reader import request_context
 from parley.types import NO_TENANT
 from parley.web.exchange import Exchange

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from parley.dialects.dialect import Route
-from parley.serving.registry import ModelRegistry
+from parley.serving.model_registry import ModelRegistry
 from parley.web.exchange import Exchange
 
 

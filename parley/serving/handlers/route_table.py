@@ -14,7 +14,7 @@ from parley.serving.admin.control import (
     handle_stop,
 )
 from parley.serving.admin.pull import handle_pull
-from parley.serving.generate import handle_generate
+from parley.serving.generate_handler import handle_generate
 from parley.serving.handlers.abort import handle_abort, handle_abort_list
 from parley.serving.handlers.endpoints import handle_endpoint
 from parley.serving.handlers.health import handle_health, handle_live, handle_open_requests, handle_ready
@@ -29,10 +29,10 @@ from parley.serving.handlers.server_facts import (
 from parley.serving.handlers.stored_records import handle_stored
 from parley.serving.handlers.tokens import handle_detokenize, handle_tokenize, handle_tokenizer
 from parley.serving.keys.usage_page import handle_usage
+from parley.serving.model_registry import ModelRegistry
 from parley.serving.pages.activity import handle_activity
 from parley.serving.pages.page_files import handle_page
-from parley.serving.registry import ModelRegistry
-from parley.serving.render import handle_render
+from parley.serving.render_requests import handle_render
 from parley.serving.socket_handshake import handle_socket
 from parley.web.exchange import Exchange
 

@@ -10,7 +10,7 @@ from parley.errors import NotFound, UnknownModel
 from parley.serving.handlers.visible_models import allowed_model
 from parley.serving.keys.scopes import check_key_name
 from parley.serving.model_facts import describe_name
-from parley.serving.registry import ModelRegistry
+from parley.serving.model_registry import ModelRegistry
 from parley.serving.request_reader import request_context
 from parley.types import Tenant
 from parley.version import __version__

@@ -8,9 +8,9 @@ from parley.dialects.batch_job import BatchJob
 from parley.dialects.dialect import Answer, Reply, Route
 from parley.dialects.records import StreamReplay
 from parley.serving.answer_writer import follow_events
+from parley.serving.model_registry import ModelRegistry
 from parley.serving.records.background import BackgroundRuns
 from parley.serving.records.inner_sender import resume_info, sender_of_client
-from parley.serving.registry import ModelRegistry
 from parley.serving.request_reader import request_context
 from parley.web.exchange import Exchange
 from parley.web.offload import OFFLOAD_SIZE

@@ -17,7 +17,7 @@ from parley.errors import Invalid, NotFound
 from parley.serving.handlers.visible_models import allowed_model
 from parley.serving.keys.scopes import check_key_name
 from parley.serving.media.request_media import prompt_media
-from parley.serving.registry import ModelRegistry
+from parley.serving.model_registry import ModelRegistry
 from parley.serving.request_reader import request_context
 from parley.serving.served_model import ServedModel
 from parley.text.tokens.tokenizer import Tokenizer

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from parley.dialects.dialect import Route
 from parley.dialects.facts import Endpoint
 from parley.serving.keys.scopes import check_key_name, may_use_model
-from parley.serving.registry import ModelRegistry
+from parley.serving.model_registry import ModelRegistry
 from parley.serving.served_model import ServedModel
 from parley.types import Tenant
 

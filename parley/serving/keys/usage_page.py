@@ -18,7 +18,7 @@ from parley.serving.workers.daemon_thread import run_in_daemon_thread
 from parley.web.exchange import Exchange
 
 if TYPE_CHECKING:
-    from parley.serving.registry import ModelRegistry
+    from parley.serving.model_registry import ModelRegistry
 
 DAY = re.compile(r"\d{4}-\d{2}-\d{2}")
 DEFAULT_DAYS = 30

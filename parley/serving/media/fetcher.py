@@ -26,7 +26,7 @@ from parley.serving.media.addresses import (
     is_public,
     parse_fetch_url,
 )
-from parley.serving.options import MediaOptions
+from parley.serving.server_options import MediaOptions
 from parley.settings.media_hosts import MediaHost, is_address
 from parley.types.media import KIND_NAMES, MediaKind
 from parley.web.request_body import BodyBudget, HeldBody

@@ -27,7 +27,7 @@ from parley.serving.media.item_cache import ItemCache, StoredItem
 from parley.serving.media.local_files import LocalMediaFolder
 from parley.serving.media.memory_files import MemoryBudget, MemoryFile
 from parley.serving.media.shared_tasks import SharedTasks
-from parley.serving.options import MediaOptions
+from parley.serving.server_options import MediaOptions
 from parley.types import (
     CachedMedia,
     EncodedMedia,

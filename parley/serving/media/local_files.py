@@ -16,7 +16,7 @@ from typing import NoReturn
 from urllib.parse import unquote, urlsplit
 
 from parley.errors import BadMedia, MediaFault
-from parley.serving.options import MediaOptions
+from parley.serving.server_options import MediaOptions
 from parley.types.media import KIND_NAMES, MediaKind
 
 MAX_PATH_LENGTH = 4096

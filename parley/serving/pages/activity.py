@@ -14,8 +14,8 @@ import msgspec
 from parley.dialects.dialect import Route
 from parley.errors import Invalid, excerpt
 from parley.serving.keys.scopes import may_use_model
+from parley.serving.model_registry import ModelRegistry
 from parley.serving.pages.activity_history import SAMPLE_FIELDS, SAMPLE_SECONDS
-from parley.serving.registry import ModelRegistry
 from parley.serving.served_model import ServedModel
 from parley.types import Tenant
 from parley.version import __version__

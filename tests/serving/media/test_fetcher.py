@@ -17,7 +17,7 @@ from parley.errors import BadMedia, Overloaded
 from parley.serving.media import fetcher as fetcher_module
 from parley.serving.media import pinned_connection
 from parley.serving.media.fetcher import MediaFetcher
-from parley.serving.options import MediaOptions
+from parley.serving.server_options import MediaOptions
 from parley.settings.media_hosts import parse_media_host
 
 FIELD = "messages[0].content[1].image_url.url"

@@ -11,7 +11,7 @@ import pytest
 
 from parley.errors import BadMedia
 from parley.serving.media.local_files import LocalMediaFolder
-from parley.serving.options import MediaOptions
+from parley.serving.server_options import MediaOptions
 
 FIELD = "messages[0].content[0].image_url.url"
 

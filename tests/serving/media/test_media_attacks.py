@@ -25,7 +25,7 @@ from parley.serving.media.fetcher import MediaFetcher
 from parley.serving.media.loader import MediaLoader
 from parley.serving.media.local_files import LocalMediaFolder
 from parley.serving.media.workers import MediaWorkers
-from parley.serving.options import MediaOptions
+from parley.serving.server_options import MediaOptions
 from parley.types import EncodedMedia, Media
 
 SDP = b"v=0\r\no=- 0 0 IN IP4 127.0.0.1\r\ns=x\r\nc=IN IP4 127.0.0.1\r\nt=0 0\r\nm=audio 5004 RTP/AVP 0\r\n"

@@ -20,7 +20,7 @@ from parley.serving.media.loader import MediaLoader
 from parley.serving.media.local_files import LocalMediaFolder
 from parley.serving.media.memory_files import MemoryFile
 from parley.serving.media.workers import MediaWorkers
-from parley.serving.options import MediaOptions
+from parley.serving.server_options import MediaOptions
 from parley.types import (
     CachedMedia,
     EncodedMedia,

@@ -26,7 +26,7 @@ from parley.dialects.dialect import Reply
 from parley.dialects.mounts import BODY_FAULT
 from parley.dialects.records import InlinedRequest
 from parley.errors import ParleyError, Stopping
-from parley.serving.options import ServerOptions
+from parley.serving.server_options import ServerOptions
 from parley.web.request_body import ClientGone
 
 SHUTDOWN_TEXT = "The server is shutting down. This answer could not be finished."

@@ -19,12 +19,12 @@ from parley.disagg.wire.vouched_client import ReservedTokens
 from parley.errors import BadRequest
 from parley.serving.answer_writer import answer_generation, run_in_background
 from parley.serving.endpoints.rate_limits import EndpointLease
+from parley.serving.engine_requests import check_request, prepare_engine_requests, reserved_counts, resolve_model_name
 from parley.serving.generation import Generation
 from parley.serving.keys.accounts import RequestAccount
 from parley.serving.keys.scopes import check_key_models
 from parley.serving.media.request_media import request_media
-from parley.serving.prepare import check_request, prepare_engine_requests, reserved_counts, resolve_model_name
-from parley.serving.registry import ModelRegistry
+from parley.serving.model_registry import ModelRegistry
 from parley.serving.request_metrics import RequestMetrics
 from parley.serving.request_reader import read_generation_body
 from parley.serving.request_stage import request_stage

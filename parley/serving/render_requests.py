@@ -9,10 +9,10 @@ from functools import partial
 
 from parley.dialects.dialect import Answer, AnswerRenderer, ChunkRenderer, PromptRenderer, RenderedPrompt, Route
 from parley.errors import Invalid
+from parley.serving.engine_requests import check_request, prepare_engine_requests, resolve_model_name
 from parley.serving.keys.scopes import check_key_models
 from parley.serving.media.request_media import prompt_media
-from parley.serving.prepare import check_request, prepare_engine_requests, resolve_model_name
-from parley.serving.registry import ModelRegistry
+from parley.serving.model_registry import ModelRegistry
 from parley.serving.request_reader import read_generation_body
 from parley.text.choice import AnswerChoice
 from parley.text.prepared_prompt import PreparedPrompt
