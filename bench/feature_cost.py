@@ -35,7 +35,7 @@ from safetensors.torch import save_file
 from parley import demo
 from parley.core.sequence import Sequence
 from parley.model.sampling.grammar_mask import GrammarCache
-from parley.text.choice import AnswerChoice
+from parley.text.answer_choice import AnswerChoice
 from parley.text.grammar.compiler import GrammarCompiler
 from parley.text.prepared_prompt import PreparedPrompt
 from parley.text.tokens.stop_strings import StopAutomaton

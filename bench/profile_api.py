@@ -30,17 +30,17 @@ from parley.boot.parts import ServerParts
 from parley.dialects.openai import completions
 from parley.disagg.kv.peer import KVPeer
 from parley.engine.messages import CancelRequest, EngineReady, StepOutputs, SubmitRequest, ToEngine
+from parley.engine.output_stream import StreamGroup
 from parley.engine.protocol import Engine
-from parley.engine.remote import RemoteEngine
+from parley.engine.remote_engine import RemoteEngine
 from parley.engine.scripted_engine import SCRIPTED_MODEL
-from parley.engine.stream import StreamGroup
 from parley.serving import app, generate_handler
 from parley.serving.generation import Generation
 from parley.serving.request_metrics import RequestMetrics
 from parley.serving.served_model import ServedModel
 from parley.serving.server_options import ServerOptions
-from parley.text.choice import AnswerChoice
-from parley.text.prompt import TextPipeline
+from parley.text.answer_choice import AnswerChoice
+from parley.text.text_pipeline import TextPipeline
 from parley.types import EngineOutput, EngineRequest, EngineStats, ParleySettings
 from parley.web import logs
 from parley.web.exchange import Exchange

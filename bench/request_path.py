@@ -27,7 +27,7 @@ from parley.cli.apis import BENCHED_APIS
 from parley.dialects.bench import LoadShape
 from parley.disagg.kv.peer import KVPeer
 from parley.engine.messages import EngineReady, StepOutputs, SubmitRequest, ToEngine
-from parley.engine.remote import RemoteEngine
+from parley.engine.remote_engine import RemoteEngine
 from parley.engine.scripted_engine import SCRIPTED_MODEL
 from parley.serving.served_model import ServedModel
 from parley.serving.server_options import ServerOptions

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import inf
 from pathlib import Path
 
-from parley.engine.vllm import TESTED_VERSIONS
+from parley.engine.vllm_engine import TESTED_VERSIONS
 from parley.types import ALL_ENGINE_FEATURES, EngineFeature
 from parley.worker.attached.server_facts import DEFAULT_MAX_LOGPROBS, FEATURE_PROBES, MISSING_FEATURES
 from parley.worker.vllm.capabilities import (

@@ -24,7 +24,7 @@ from parley.dialects.openai.chat import ChatReply
 from parley.dialects.openai.completions import CompletionReply
 from parley.dialects.openai.embeddings import EmbeddingReply
 from parley.engine.protocol import Engine
-from parley.engine.remote import RemoteEngine
+from parley.engine.remote_engine import RemoteEngine
 from parley.errors import Invalid, WrongType
 from parley.hub import resolve_draft_model, resolve_model, served_name
 from parley.serving.generation import open_generation

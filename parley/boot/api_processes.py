@@ -22,7 +22,7 @@ from parley import control_groups, wire
 from parley.child_process import python_command
 from parley.dialects.dialect import Route
 from parley.engine.process_exit import describe_exit
-from parley.engine.remote import HEALTHY_SECONDS, RESTART_DELAYS
+from parley.engine.remote_engine import HEALTHY_SECONDS, RESTART_DELAYS
 from parley.engine.watchdog import TICK_SECONDS, Watchdog, read_processor_seconds
 from parley.serving.api_processes.api_link import ApiLink
 from parley.serving.api_processes.frame_link import FrameLink

@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 
 from parley.engine.protocol import Engine
-from parley.engine.remote import RemoteEngine
+from parley.engine.remote_engine import RemoteEngine
 from parley.engine.scripted_engine import SCRIPTED_MODEL, ScriptedEngine
-from parley.engine.vllm import VLLMEngine
+from parley.engine.vllm_engine import VLLMEngine
 from parley.serving.server_options import EngineKind, OfferedModel
 from parley.types import AttachedSettings, EngineSettings, ParleySettings, VLLMSettings
 from parley.worker.attached.attached_engine import AttachedEngine

@@ -252,7 +252,7 @@ def _check_loading(offered_model: OfferedModel, settings: EngineSettings) -> Mod
 
 def _check_text(settings: EngineSettings) -> Iterator[Finding]:
     """Check the tokenizer and the chat template."""
-    from parley.text.prompt import TextPipeline
+    from parley.text.text_pipeline import TextPipeline
     from parley.text.tokens.json_files import BadTokenizer
 
     try:

@@ -28,7 +28,7 @@ from parley.engine.messages import (
     ToEngine,
     UnloadAdapter,
 )
-from parley.engine.stream import OutputStream, StreamGroup
+from parley.engine.output_stream import OutputStream, StreamGroup
 from parley.types import EngineOutput, EngineRequest, EngineStats, ModelInfo
 
 EngineState = Literal["idle", "loading", "ready", "restarting", "failed", "closed"]

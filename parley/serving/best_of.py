@@ -5,7 +5,7 @@ The ranking is known when all choices have finished, so events are held until th
 
 from __future__ import annotations
 
-from parley.text.choice import AnswerChoice
+from parley.text.answer_choice import AnswerChoice
 from parley.types import ChoiceDelta, ChoiceDone, Event
 
 

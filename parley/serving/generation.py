@@ -14,7 +14,7 @@ from functools import partial
 
 from parley.dialects.dialect import RequestTimings
 from parley.disagg.wire.vouched_client import UsedTokens
-from parley.engine.stream import StepArrivals, StreamGroup, split_steps
+from parley.engine.output_stream import StepArrivals, StreamGroup, split_steps
 from parley.errors import EngineError, Expired, InUse, ParleyError, excerpt
 from parley.serving.engine_requests import (
     check_adapter,

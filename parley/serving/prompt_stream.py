@@ -8,14 +8,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from parley.engine.stream import StreamGroup
+from parley.engine.output_stream import StreamGroup
 from parley.errors import EngineDied, EngineError, Invalid, ParleyError
 from parley.serving.best_of import BestOfRanking
 from parley.serving.embedding_choice import EmbeddingChoice
 from parley.serving.request_deadline import RequestDeadline
 from parley.serving.request_metrics import RequestMetrics
 from parley.serving.served_model import ServedModel
-from parley.text.choice import AnswerChoice, describe_prompt_tokens
+from parley.text.answer_choice import AnswerChoice, describe_prompt_tokens
 from parley.text.grammar.limits import GRAMMAR_TOO_COMPLEX
 from parley.text.prepared_prompt import PreparedPrompt
 from parley.text.tokens.stop_strings import StopAutomaton

@@ -14,9 +14,9 @@ from parley.serving.keys.scopes import check_key_models
 from parley.serving.media.request_media import prompt_media
 from parley.serving.model_registry import ModelRegistry
 from parley.serving.request_reader import read_generation_body
-from parley.text.choice import AnswerChoice
+from parley.text.answer_choice import AnswerChoice
 from parley.text.prepared_prompt import PreparedPrompt
-from parley.text.prompt import TextPipeline
+from parley.text.text_pipeline import TextPipeline
 from parley.types import (
     ChatPrompt,
     ChoiceDelta,

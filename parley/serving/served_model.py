@@ -34,7 +34,7 @@ from parley.serving.open_requests import OpenRequest
 from parley.serving.pages.metrics_page import fit_buckets
 from parley.serving.server_options import MediaOptions, ServerOptions
 from parley.serving.workers.daemon_thread import run_in_daemon_thread
-from parley.text.prompt import TextPipeline
+from parley.text.text_pipeline import TextPipeline
 from parley.text.tokens.json_files import read_json_object
 from parley.types import EngineSettings, Media, MediaItem, MediaKind, ModelInfo, ParleySettings, Tenant
 from parley.version import __version__

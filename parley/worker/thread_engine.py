@@ -1,4 +1,4 @@
-"""An engine in a thread of this process, for notebooks, scripts and tests. Servers use ``engine.remote``."""
+"""An engine in a thread of this process, for notebooks, scripts and tests. Servers use ``engine.remote_engine``."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from support.loop_clock import pass_time
 from parley.dialects.mindie import service_dialect
 from parley.dialects.mindie.api_rules import MindieRules
 from parley.dialects.mounts import DEDICATED_APIS, ApiMount
-from parley.engine.stream import OutputStream
+from parley.engine.output_stream import OutputStream
 from parley.types import EngineOutput
 
 INPUTS = "My name is Olivier and I"

@@ -98,7 +98,7 @@ KNOWING = {  # files that know an API by its name, and why
     "web/grpc_limits.py": "limits of such ports, reported by their statuses",
     "coordinator/proxy/grpc/grpc_port.py": "the same, of a coordinator",
     "coordinator/proxy/grpc/grpc_call.py": "the same",
-    "engine/vllm.py": "vLLM as an engine, which is no API",
+    "engine/vllm_engine.py": "vLLM as an engine, which is no API",
     "boot/engines.py": "the same",
     "boot/start_banner.py": "the same",
     "cli/doctor.py": "the same",

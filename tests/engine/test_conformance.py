@@ -21,11 +21,11 @@ import pytest
 import pytest_asyncio
 from support.tiny_models import write_model
 
+from parley.engine.output_stream import OutputStream
 from parley.engine.protocol import Engine, EngineFailed
-from parley.engine.remote import RemoteEngine
+from parley.engine.remote_engine import RemoteEngine
 from parley.engine.scripted_engine import SCRIPTED_MODEL, ScriptedEngine, ScriptedFailure, echo_prompt
-from parley.engine.stream import OutputStream
-from parley.engine.vllm import VLLMEngine
+from parley.engine.vllm_engine import VLLMEngine
 from parley.types import (
     ALL_ENGINE_FEATURES,
     BeamOptions,

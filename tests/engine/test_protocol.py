@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from parley.engine.messages import ToEngine
+from parley.engine.output_stream import OutputStream, StepArrivals, StreamGroup, split_steps
 from parley.engine.page_transfer import find_page_transfer
 from parley.engine.protocol import Engine, EngineFailed
 from parley.engine.scripted_engine import SCRIPTED_MODEL, ScriptedEngine
-from parley.engine.stream import OutputStream, StepArrivals, StreamGroup, split_steps
 from parley.types import EngineOutput, EngineRequest, KVPrefix
 
 

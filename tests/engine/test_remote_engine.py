@@ -17,9 +17,9 @@ from support.tiny_models import write_model
 
 from parley.engine.engine_process import start_early_process
 from parley.engine.messages import StepOutputs
+from parley.engine.output_stream import OutputStream
 from parley.engine.protocol import EngineFailed
-from parley.engine.remote import RemoteEngine
-from parley.engine.stream import OutputStream
+from parley.engine.remote_engine import RemoteEngine
 from parley.types import EngineOutput, EngineRequest, ParleySettings, SamplingOptions
 
 GREEDY = SamplingOptions(temperature=0.0)
@@ -194,7 +194,7 @@ async def test_engine_reports_a_load_failure_in_one_sentence(tmp_path):
 def test_engine_exits_when_its_parent_is_killed(folder):
     script = (
         "import asyncio, sys\n"
-        "from parley.engine.remote import RemoteEngine\n"
+        "from parley.engine.remote_engine import RemoteEngine\n"
         "from parley.types import ParleySettings\n"
         "async def main():\n"
         f"    e = RemoteEngine(ParleySettings(model={str(folder)!r}, kv_memory=8 << 20, threads=1))\n"

@@ -12,9 +12,9 @@ import pytest
 from support.restarts import becomes_ready_again, quick_settings
 
 from parley.child_process import python_command
-from parley.engine import remote
+from parley.engine import remote_engine
 from parley.engine.protocol import EngineFailed
-from parley.engine.remote import RemoteEngine
+from parley.engine.remote_engine import RemoteEngine
 from parley.types import EngineRequest, SamplingOptions
 from parley.worker import simulated_engine
 from parley.worker.thread_engine import ThreadEngine
@@ -56,7 +56,7 @@ process.serve_engine_socket(int(sys.argv[2]))
 
 @pytest.fixture
 async def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[RemoteEngine]:
-    monkeypatch.setattr(remote, "RESTART_DELAYS", (0.1, 0.3))
+    monkeypatch.setattr(remote_engine, "RESTART_DELAYS", (0.1, 0.3))
     running = RemoteEngine(quick_settings(tmp_path))
     await running.start()
     await running.wait_until_ready()
@@ -80,7 +80,7 @@ async def test_delays_grow_while_processes_end_early(engine: RemoteEngine, monke
 
     monkeypatch.setattr(asyncio, "sleep", record_pause)
     for healthy_seconds in (60.0, 60.0, 60.0, 60.0, 0.0):
-        monkeypatch.setattr(remote, "HEALTHY_SECONDS", healthy_seconds)
+        monkeypatch.setattr(remote_engine, "HEALTHY_SECONDS", healthy_seconds)
         kill_process(engine)
         await becomes_ready_again(engine)
     assert delays == [0.0, 0.1, 0.2, 0.3, 0.0]
@@ -101,7 +101,7 @@ async def test_restart_that_fails_is_tried_again(engine: RemoteEngine):
 async def test_engine_that_finds_another_model_does_not_serve(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(remote, "RESTART_DELAYS", (0.1, 0.1))
+    monkeypatch.setattr(remote_engine, "RESTART_DELAYS", (0.1, 0.1))
     size_file = tmp_path / "size"
     size_file.write_text("1000")
     engine = RemoteEngine(quick_settings(tmp_path), command=python_command("-c", OTHER_VOCABULARY, str(size_file)))
@@ -114,7 +114,7 @@ async def test_engine_that_finds_another_model_does_not_serve(
             while engine._ends_in_a_row < 2:
                 await asyncio.sleep(0.05)
         assert engine.state == "restarting" and engine.info == info
-        assert remote.REPLACED_MODEL in caplog.text
+        assert remote_engine.REPLACED_MODEL in caplog.text
         size_file.write_text("1000")
         await becomes_ready_again(engine)
     finally:
@@ -122,7 +122,7 @@ async def test_engine_that_finds_another_model_does_not_serve(
 
 
 async def test_closes_while_it_waits_for_a_restart(engine: RemoteEngine, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(remote, "RESTART_DELAYS", (60.0, 60.0))
+    monkeypatch.setattr(remote_engine, "RESTART_DELAYS", (60.0, 60.0))
     kill_process(engine)
     await becomes_ready_again(engine)
     kill_process(engine)

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from parley.engine.protocol import EngineFailed
-from parley.engine.remote import RemoteEngine
-from parley.engine.vllm import START_FILE, VLLMEngine, check_version, read_version
+from parley.engine.remote_engine import RemoteEngine
+from parley.engine.vllm_engine import START_FILE, VLLMEngine, check_version, read_version
 from parley.types import EngineSettings, VLLMSettings
 
 ORPHAN_SCRIPT = """

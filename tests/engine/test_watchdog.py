@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from support.restarts import becomes_ready_again, quick_settings
 
-from parley.engine.remote import RemoteEngine
+from parley.engine.remote_engine import RemoteEngine
 from parley.engine.watchdog import BUSY_FACTOR, TICK_SECONDS, Watchdog, read_processor_seconds
 from parley.types import EngineOutput, EngineRequest
 

@@ -22,9 +22,9 @@ from parley.disagg.kv.file_passing import FileSender
 from parley.disagg.kv.layout import layout_difference
 from parley.disagg.kv.mapped_files import MappedFiles
 from parley.disagg.kv.shared_memory import SharedMemoryTransport
+from parley.engine.output_stream import OutputStream
 from parley.engine.protocol import Engine
-from parley.engine.stream import OutputStream
-from parley.text.prompt import TextPipeline
+from parley.text.text_pipeline import TextPipeline
 from parley.types import (
     EngineOutput,
     EngineRequest,

@@ -24,7 +24,7 @@ from support.multimodal_models import multimodal_folder
 from parley.core.engine_loop import EngineLoop
 from parley.core.step_budget import FixedBudget
 from parley.engine.protocol import EngineFailed
-from parley.engine.remote import RemoteEngine
+from parley.engine.remote_engine import RemoteEngine
 from parley.errors import UnknownModel
 from parley.llm import LLM
 from parley.model.checkpoint.files import LoadError

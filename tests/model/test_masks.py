@@ -21,7 +21,7 @@ from parley.core.step_budget import FixedBudget
 from parley.model.sampling import grammar_mask
 from parley.model.sampling.grammar_mask import GrammarCache
 from parley.text.grammar.limits import GRAMMAR_NOT_FOLLOWED
-from parley.text.prompt import TextPipeline
+from parley.text.text_pipeline import TextPipeline
 from parley.types import (
     EngineRequest,
     Grammar,

@@ -22,7 +22,7 @@ from parley.serving.workers.grammar_workers import GrammarWorker, GrammarWorkers
 from parley.tenant_executor import TenantExecutor
 from parley.text.grammar.answer_question import AnswerCompiled, AnswerRefused, encode_question
 from parley.text.grammar.limits import CRASHED, TOO_SLOW
-from parley.text.prompt import TextPipeline
+from parley.text.text_pipeline import TextPipeline
 from parley.types import (
     ChatPrompt,
     Grammar,

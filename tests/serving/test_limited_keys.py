@@ -22,7 +22,7 @@ from parley.dialects.triton.calls import INFER_PATH, SERVICE_PATH, STREAM_PATH
 from parley.engine.scripted_engine import ScriptedEngine
 from parley.serving.served_model import ServedModel
 from parley.serving.server_options import ServerOptions
-from parley.text.prompt import TextPipeline
+from parley.text.text_pipeline import TextPipeline
 from parley.types import ModelInfo, ParleySettings
 
 Members = dict[str, Any]

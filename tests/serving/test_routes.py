@@ -15,7 +15,7 @@ from parley.dialects.mounts import dedicated_mounts, universal_mounts
 from parley.engine.protocol import EngineFailed
 from parley.serving.app import App
 from parley.serving.handlers import tokens as token_handlers
-from parley.text.prompt import TextPipeline
+from parley.text.text_pipeline import TextPipeline
 
 KEY = "sk-right-key-0123456789"
 

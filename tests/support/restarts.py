@@ -3,7 +3,7 @@
 import asyncio
 from pathlib import Path
 
-from parley.engine.remote import RemoteEngine
+from parley.engine.remote_engine import RemoteEngine
 from parley.types import ParleySettings
 
 

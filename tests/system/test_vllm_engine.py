@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 from support.server_process import ServerProcess, running_server
 
-from parley.engine.vllm import START_FILE
+from parley.engine.vllm_engine import START_FILE
 from parley.watermark import detect_watermark
 
 PYTHON = os.environ.get("PARLEY_VLLM_PYTHON", "")

@@ -12,7 +12,7 @@ from support.answer_parts import parse_pieces
 
 from parley.demo import model_folder
 from parley.errors import Invalid
-from parley.text.choice import AnswerChoice
+from parley.text.answer_choice import AnswerChoice
 from parley.text.grammar import answer_grammar
 from parley.text.grammar.answer_compiler import may_be_any_text
 from parley.text.grammar.answer_question import decode_question, encode_question
@@ -20,7 +20,7 @@ from parley.text.parsing.call_families import CALLS
 from parley.text.parsing.calls import RequestTools
 from parley.text.parsing.harmony_parser import make_output_parser
 from parley.text.parsing.markup import Markup, detect_markup
-from parley.text.prompt import TextPipeline
+from parley.text.text_pipeline import TextPipeline
 from parley.types import CUSTOM_GRAMMAR, ChatPrompt, ChoiceDelta, ChoiceDone, EngineOutput, Grammar, Message, Request
 
 LLAMA = next(row for row in CALLS if row.name == "llama3_json")

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.tiny_tokenizers import TOKENIZERS, byte_level
 
-from parley.text.choice import AnswerChoice, describe_prompt_tokens
+from parley.text.answer_choice import AnswerChoice, describe_prompt_tokens
 from parley.text.parsing.call_forms import HERMES
 from parley.text.parsing.markup import Markup
 from parley.text.prepared_prompt import PreparedPrompt

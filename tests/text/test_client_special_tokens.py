@@ -22,7 +22,7 @@ from parley.errors import BadRequest
 from parley.settings.families import FAMILIES_FILE
 from parley.text.parsing.chat_template import ChatTemplate
 from parley.text.parsing.markup import detect_markup
-from parley.text.prompt import TextPipeline
+from parley.text.text_pipeline import TextPipeline
 from parley.text.tokens import long_text, special_token_search
 from parley.text.tokens.special_token_search import SpecialTokenSearch
 from parley.text.tokens.tokenizer import Tokenizer

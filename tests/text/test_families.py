@@ -19,7 +19,7 @@ from support.tiny_tokenizers import byte_level
 from tokenizers import AddedToken
 
 from parley.settings.families import FAMILIES_FILE
-from parley.text.choice import AnswerChoice
+from parley.text.answer_choice import AnswerChoice
 from parley.text.parsing.call_families import CALLS
 from parley.text.parsing.call_forms import CallFamily
 from parley.text.parsing.calls import RequestTools, write_calls

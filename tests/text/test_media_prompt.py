@@ -15,7 +15,7 @@ from parley.errors import Invalid
 from parley.model.media_input.processor import ItemProcessor
 from parley.text.media_prompt import find_media_items
 from parley.text.parsing.content_parts import content_parts
-from parley.text.prompt import TextPipeline
+from parley.text.text_pipeline import TextPipeline
 from parley.types import ChatPrompt, EncodedMedia, Media, MediaKind, Message, PlacedMedia, ProcessedMedia, TextPrompt
 
 SIZES = {"wide": (40, 90), "tall": (120, 33), "small": (30, 31)}

@@ -21,7 +21,7 @@ from parley.text.grammar.answer_question import decode_question, encode_question
 from parley.text.model_defaults import EmbeddingPrompts
 from parley.text.parsing.chat_template import ChatTemplate
 from parley.text.parsing.markup import detect_markup
-from parley.text.prompt import TextPipeline
+from parley.text.text_pipeline import TextPipeline
 from parley.text.tokens import long_text
 from parley.text.tokens.tokenizer import Tokenizer
 from parley.types import (
@@ -323,9 +323,8 @@ def test_chat_without_template_is_bad_request() -> None:
 
 
 def test_text_package_imports_neither_torch_nor_transformers() -> None:
-    script = (
-        "import sys, parley.text.choice; print([m for m in ('torch', 'transformers', 'numpy') if m in sys.modules])"
-    )
+    modules = "('torch', 'transformers', 'numpy')"
+    script = f"import sys, parley.text.answer_choice; print([m for m in {modules} if m in sys.modules])"
     assert subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout == "[]\n"
 
 

@@ -7,7 +7,7 @@ from tokenizers import processors
 
 from parley.errors import ContextLength
 from parley.text.parsing.chat_template import ChatTemplate
-from parley.text.prompt import TextPipeline
+from parley.text.text_pipeline import TextPipeline
 from parley.text.tokens.tokenizer import Tokenizer
 from parley.types import PoolingOptions, TextPair, TextPrompt
 

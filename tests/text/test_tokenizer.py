@@ -15,7 +15,7 @@ from support.tiny_tokenizers import TOKENIZERS, TRAINING_TEXTS, byte_fallback, b
 from tokenizers import processors
 
 from parley.errors import Invalid
-from parley.text.prompt import TextPipeline
+from parley.text.text_pipeline import TextPipeline
 from parley.text.tokens.json_files import BadTokenizer
 from parley.text.tokens.text_encoder import TextEncoder
 from parley.text.tokens.tokenizer import Tokenizer

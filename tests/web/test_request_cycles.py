@@ -77,5 +77,5 @@ async def test_answered_request_leaves_nothing_to_the_garbage_collector(serve, n
     find_garbage()
     assert (await server.post(path, BODIES[path] | {"stream": stream})).status == 200
     await server.wait_until_idle()
-    served_types = ("parley.serving", "parley.text", "parley.dialects", "parley.engine.stream", "jinja2")
+    served_types = ("parley.serving", "parley.text", "parley.dialects", "parley.engine.output_stream", "jinja2")
     assert [garbage for garbage in find_garbage() if type(garbage).__module__.startswith(served_types)] == []

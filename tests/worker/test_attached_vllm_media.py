@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from parley.engine.feature_content import BadFeatures
-from parley.engine.vllm import media_marks
+from parley.engine.vllm_engine import media_marks
 from parley.types import EmbeddingRun, FeatureFile, MediaItem
 from parley.worker.vllm.media.item_features import (
     ItemFeatures,

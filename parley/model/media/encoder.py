@@ -252,7 +252,8 @@ def _encode_music_flamingo(
 def _phi4_function(body: Any, kind: MediaKind) -> FeatureFunction:
     """Return the function that runs an encoder of Phi-4-multimodal, which overwrites the embeddings of placeholders.
 
-    In a prompt with pictures, sound would have another projection; such prompts are refused (``text/prompt.py``).
+    In a prompt with pictures, sound would have another projection; such prompts are refused
+    (``text/text_pipeline.py``).
     """
     from transformers.modeling_outputs import BaseModelOutputWithPooling
 

@@ -13,7 +13,7 @@ from functools import partial
 from itertools import chain, count
 
 from parley.engine.messages import CancelRequest, FinishBeamSearch, SubmitRequest
-from parley.engine.stream import OutputStream, StepArrivals, StreamGroup
+from parley.engine.output_stream import OutputStream, StepArrivals, StreamGroup
 from parley.errors import SERVER_ERROR, InUse, ParleyError, UnknownModel, excerpt
 from parley.serving.api_processes.frame_link import FrameLink
 from parley.serving.api_processes.messages import (

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from parley.engine.messages import CancelRequest, FinishBeamSearch, StepOutputs, SubmitRequest, ToEngine
+from parley.engine.output_stream import OutputStream, StreamGroup
 from parley.engine.protocol import Engine
-from parley.engine.stream import OutputStream, StreamGroup
 from parley.errors import NotReady
 from parley.serving.served_model import ServedModel
 from parley.serving.server_options import ServerOptions

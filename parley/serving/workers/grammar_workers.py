@@ -29,7 +29,7 @@ from parley.text.grammar.answer_question import (
     encode_question,
 )
 from parley.text.grammar.limits import CRASHED, TOO_SLOW
-from parley.text.prompt import TextPipeline
+from parley.text.text_pipeline import TextPipeline
 from parley.types import Grammar, Prompt
 
 log = logging.getLogger("parley.server")

@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from parley.engine.vllm import TESTED_VERSIONS, is_tested_version
+from parley.engine.vllm_engine import TESTED_VERSIONS, is_tested_version
 from parley.text.tokens.json_files import BadTokenizer, read_json_object
 from parley.text.tokens.tokenizer import Tokenizer
 from parley.types import Arena, AttachedSettings, EngineBound, EngineFeature, ModelInfo

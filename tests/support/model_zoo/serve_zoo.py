@@ -16,7 +16,7 @@ from parley.model.encoder_runner import EncoderRunner
 from parley.model.load.check import check_model
 from parley.settings.config import SERVE_OPTIONS
 from parley.settings.options import resolve_options
-from parley.text.prompt import TextPipeline
+from parley.text.text_pipeline import TextPipeline
 from parley.text.tokens.json_files import BadTokenizer
 from parley.types import EngineRequest, ModelInfo, ParleySettings, PoolingOptions, SamplingOptions
 from parley.worker.check import ModelCheck

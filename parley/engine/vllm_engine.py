@@ -18,7 +18,7 @@ import msgspec
 
 from parley.child_process import python_command
 from parley.engine.protocol import EngineFailed
-from parley.engine.remote import RemoteEngine
+from parley.engine.remote_engine import RemoteEngine
 from parley.text.media_family import read_media_family
 from parley.text.tokens.json_files import read_json_object
 from parley.types import MediaKind, VLLMSettings
