@@ -25,7 +25,7 @@ from statistics import median
 import uvloop
 from profile_api import LOADS, ApiClient, ScriptedEngine, count_answers, encode_request, load_parser, start_process
 
-from parley.boot.parts import ServerParts
+from parley.boot.server_parts import ServerParts
 from parley.disagg.kv.peer import KVPeer
 from parley.serving.served_model import ServedModel
 from parley.serving.server_options import ServerOptions

@@ -24,7 +24,7 @@ import msgspec
 import uvloop
 
 from parley import hub
-from parley.boot.parts import ServerParts
+from parley.boot.server_parts import ServerParts
 from parley.disagg.kv.peer import KVPeer
 from parley.engine.scripted_engine import SCRIPTED_MODEL, ScriptedEngine
 from parley.serving.served_model import ServedModel

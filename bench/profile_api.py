@@ -26,7 +26,7 @@ import uvloop
 from cpu_meter import Meter, cost_table
 
 from parley import wire
-from parley.boot.parts import ServerParts
+from parley.boot.server_parts import ServerParts
 from parley.dialects.openai import completions
 from parley.disagg.kv.peer import KVPeer
 from parley.engine.messages import CancelRequest, EngineReady, StepOutputs, SubmitRequest, ToEngine

@@ -22,7 +22,7 @@ import msgspec
 import uvloop
 
 from parley import hub, wire
-from parley.boot.parts import ServerParts
+from parley.boot.server_parts import ServerParts
 from parley.cli.apis import BENCHED_APIS
 from parley.dialects.bench import LoadShape
 from parley.disagg.kv.peer import KVPeer

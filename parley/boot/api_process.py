@@ -19,7 +19,7 @@ import msgspec
 import uvloop
 
 from parley.boot.listening_places import listening_places
-from parley.boot.parts import ServerParts
+from parley.boot.server_parts import ServerParts
 from parley.child_process import die_with_parent, ignore_group_signals
 from parley.dialects.dialect import Route
 from parley.dialects.reasoning_seal import ReasoningSeal

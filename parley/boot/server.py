@@ -21,10 +21,10 @@ import uvloop
 
 from parley import hub
 from parley.boot.api_processes import ApiProcessFailed
-from parley.boot.engines import make_engine
+from parley.boot.engine_factories import make_engine
 from parley.boot.listening_places import find_unprotected_port, listening_places
 from parley.boot.option_reload import OptionReloader
-from parley.boot.parts import ServerParts
+from parley.boot.server_parts import ServerParts
 from parley.boot.server_ports import ServerPorts
 from parley.boot.service_manager import ServiceManager
 from parley.boot.start_banner import opening_lines

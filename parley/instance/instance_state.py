@@ -15,10 +15,10 @@ from parley.disagg.wire.headers import PrefillCommand
 from parley.disagg.wire.prompt_hash import RecentPrefixes, hash_prompt
 from parley.disagg.wire.role import InstanceAddress, InstanceRole, InstanceRoleName
 from parley.disagg.wire.vouched_client import VouchedClient
-from parley.instance.access import ClusterAccess
-from parley.instance.links import PeerLinks
-from parley.instance.rates import EngineRates
-from parley.instance.results import ResultStreams
+from parley.instance.cluster_access import ClusterAccess
+from parley.instance.engine_rates import EngineRates
+from parley.instance.peer_links import PeerLinks
+from parley.instance.result_streams import ResultStreams
 from parley.serving.served_model import ServedModel
 from parley.serving.server_options import ServerOptions
 from parley.web.auth import PortReach

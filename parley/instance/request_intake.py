@@ -13,9 +13,9 @@ from parley.dialects.mounts import INSTANCE_PLANE
 from parley.disagg.kv.receiver import KVReceiver
 from parley.disagg.wire import handover
 from parley.disagg.wire.headers import PrefillCommand
-from parley.instance import decode
-from parley.instance.member import ClusterMember
-from parley.instance.prefill import PrefillStage
+from parley.instance import decode_stage
+from parley.instance.cluster_member import ClusterMember
+from parley.instance.prefill_stage import PrefillStage
 from parley.serving.app import App
 from parley.serving.generate_handler import handle_generate
 from parley.serving.model_registry import ModelRegistry
@@ -58,4 +58,4 @@ class RequestIntake:
             share_text = f" with {role.prefill_share} % for prompts" if role.name == "flex" else ""
             await receiver.refuse_handover(f"Its role is {role.name}{share_text}.")
         else:
-            await decode.accept_handover(self._member, apps, receiver)
+            await decode_stage.accept_handover(self._member, apps, receiver)

@@ -24,7 +24,7 @@ from support.http_client import MODEL_INFO, Answer, Connection, build_request
 from support.server_process import ScriptedServer
 from support.terminal import Terminal
 
-from parley.boot import engines
+from parley.boot import engine_factories
 from parley.boot import server as start_module
 from parley.boot.listening_places import listening_places
 from parley.boot.start_banner import opening_lines
@@ -112,7 +112,7 @@ class InProcessServer:
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, load: float = 0.0, **options: Any):
         self.engine = ScriptedEngine(info=MODEL_INFO, step_seconds=0.005, load_seconds=load)
-        monkeypatch.setitem(engines.ENGINE_FACTORIES, "scripted", lambda settings, name: self.engine)
+        monkeypatch.setitem(engine_factories.ENGINE_FACTORIES, "scripted", lambda settings, name: self.engine)
         server_options = ServerOptions(port=0, **options)
         sockets = [open_listener(place.host, place.port) for place in listening_places(server_options)]
         offer = OfferedModel(("tiny",), ParleySettings(model=str(folder)), "scripted")

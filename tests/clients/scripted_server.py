@@ -16,7 +16,7 @@ import uvloop
 from support.tiny_models import write_tokenizer
 from tokenizers import Tokenizer
 
-from parley.boot.parts import ServerParts
+from parley.boot.server_parts import ServerParts
 from parley.disagg.kv.peer import KVPeer
 from parley.engine.scripted_engine import SCRIPTED_MODEL, ScriptedEngine
 from parley.serving.served_model import ServedModel

@@ -12,7 +12,7 @@ from support.http_client import HELLO_CHAT, RunningServer
 from parley.boot.listening_places import find_unprotected_port, listening_places
 from parley.dialects.mounts import ADMIN_PLANES, DEDICATED_APIS, dedicated_mounts
 from parley.disagg.wire.role import InstanceAddress
-from parley.instance.prefill import SEND_FAILED, UNKNOWN_TARGET
+from parley.instance.prefill_stage import SEND_FAILED, UNKNOWN_TARGET
 from parley.serving.server_options import ListenAddress, ServerOptions
 from parley.web.tls.files import TlsFiles
 

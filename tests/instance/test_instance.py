@@ -16,7 +16,7 @@ from parley.dialects.mounts import ADMIN_PLANES, DEDICATED_APIS, dedicated_mount
 from parley.disagg.wire import result_frames, role
 from parley.disagg.wire.headers import PrefillCommand
 from parley.disagg.wire.result_frames import FrameReader, ResultFrame
-from parley.instance import handlers, results
+from parley.instance import instance_handlers, result_streams
 from parley.serving import generate_handler
 
 COORDINATOR_HEADERS = {"req-id": "12345", "req-type": "prefill", "d-target": "10.0.0.2"}
@@ -446,9 +446,9 @@ async def test_mindie_management_port_serves_the_instance_plane(serve) -> None:
 
 async def test_hanging_coordinator_is_disconnected(serve, monkeypatch: pytest.MonkeyPatch) -> None:
     """It keeps its connection but reads nothing: the instance cuts it and ends its requests."""
-    monkeypatch.setattr(handlers, "UNACKNOWLEDGED_MILLISECONDS", 500)
-    monkeypatch.setattr(results, "REPLAY_SECONDS", 0.2)
-    monkeypatch.setattr(results, "MAX_QUEUED_BYTES", 1 << 20)
+    monkeypatch.setattr(instance_handlers, "UNACKNOWLEDGED_MILLISECONDS", 500)
+    monkeypatch.setattr(result_streams, "REPLAY_SECONDS", 0.2)
+    monkeypatch.setattr(result_streams, "MAX_QUEUED_BYTES", 1 << 20)
     server = await serve()
     connection = await ResultConnection.connect(server, "?client=c")
     connection.connection.writer.transport.pause_reading()  # type: ignore[attr-defined]

@@ -16,16 +16,16 @@ from parley.disagg.wire import replay_buffer
 from parley.disagg.wire import result_frames as frames
 from parley.disagg.wire.result_frames import FrameReader, ResultFrame
 from parley.errors import InUse
-from parley.instance import result_connection, results
+from parley.instance import result_connection, result_streams
 from parley.instance.result_channel import CoordinatorGone
-from parley.instance.results import ResultStreams
+from parley.instance.result_streams import ResultStreams
 
 
 class FakeConnection:
     """A connection that may stop reading, or break and lose its undelivered bytes."""
 
     def __init__(self, results: ResultStreams, client: str = ""):
-        self.result_streams, self.client = results, client
+        self.result_streams, self.client = result_streams, client
         self.data = bytearray()
         self.is_open = True
         self.reading = asyncio.Event()
@@ -141,7 +141,7 @@ async def test_result_heartbeats_are_sent_only_during_silence(monkeypatch: pytes
 
 
 async def test_coordinator_that_stays_away_loses_its_result_channels(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(results, "REPLAY_SECONDS", 0.05)
+    monkeypatch.setattr(result_streams, "REPLAY_SECONDS", 0.05)
     async with open_results() as result_hub:
         connection = FakeConnection(result_hub, "a").attach()
         await settle_tasks()
@@ -157,7 +157,7 @@ async def test_coordinator_that_stays_away_loses_its_result_channels(monkeypatch
 
 
 async def test_coordinator_that_reconnects_in_time_keeps_its_channels(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(results, "REPLAY_SECONDS", 60)
+    monkeypatch.setattr(result_streams, "REPLAY_SECONDS", 60)
     async with open_results() as result_hub:
         channel, gone = result_hub.open_request_channel("", "1"), asyncio.Event()
         channel.watch_coordinator(gone.set)
@@ -175,7 +175,7 @@ async def test_coordinator_that_reconnects_in_time_keeps_its_channels(monkeypatc
 
 
 async def test_coordinator_that_does_not_read_blocks_its_own_requests(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(results, "MAX_QUEUED_BYTES", 1000)
+    monkeypatch.setattr(result_streams, "MAX_QUEUED_BYTES", 1000)
     async with open_results() as result_hub:
         connection = FakeConnection(result_hub, "a").attach()
         other = FakeConnection(result_hub, "b").attach()

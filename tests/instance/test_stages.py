@@ -26,7 +26,7 @@ from support.random_requests import generating_routes, random_body
 
 from parley.core.media.encode_queue import FEATURES_ELSEWHERE
 from parley.disagg.kv.sender import KVSender
-from parley.instance import decode
+from parley.instance import decode_stage
 from parley.serving.request_deadline import RequestDeadline
 from parley.types import EngineRequest, KVPrefix
 
@@ -278,7 +278,7 @@ async def test_kv_sender_lost_before_sending_fails_the_request(alike, client: st
 
 async def test_missing_handover_pages_are_recomputed(alike, monkeypatch: pytest.MonkeyPatch) -> None:
     single_server, pair = await alike(reply=long_reply)
-    monkeypatch.setattr(decode, "PAGE_TIMEOUT", 0.05)
+    monkeypatch.setattr(decode_stage, "PAGE_TIMEOUT", 0.05)
     monkeypatch.setattr(KVSender, "add_computed_pages", lambda self, part, pages: None)
     monkeypatch.setattr(KVSender, "finish_handover", lambda self: asyncio.sleep(0.3))
     body = json.dumps(CHAT | {"messages": [{"role": "user", "content": "many tokens " * 20}]}).encode()

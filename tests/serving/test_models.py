@@ -12,7 +12,7 @@ import msgspec
 import pytest
 from support.http_client import HELLO_CHAT, MODEL_INFO, RunningServer
 
-from parley.boot.engines import make_engine
+from parley.boot.engine_factories import make_engine
 from parley.engine.protocol import EngineFailed
 from parley.engine.scripted_engine import ScriptedEngine
 from parley.errors import NotReady, UnknownModel

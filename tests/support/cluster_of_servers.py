@@ -5,7 +5,7 @@ from __future__ import annotations
 from support.http_client import RunningServer
 
 from parley.coordinator.coordinator import Coordinator
-from parley.instance.member import ClusterMember
+from parley.instance.cluster_member import ClusterMember
 
 
 class Cluster:

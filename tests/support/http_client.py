@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import uvicorn
 
-from parley.boot.parts import ServerParts
+from parley.boot.server_parts import ServerParts
 from parley.engine.scripted_engine import SCRIPTED_MODEL, ScriptedEngine
 
 MODEL_INFO = msgspec.structs.replace(SCRIPTED_MODEL, vocab_size=640, max_model_len=4096)

@@ -17,7 +17,7 @@ from parley.dialects.mounts import ApiMount, universal_mounts
 from parley.disagg.wire import handover, result_frames
 from parley.disagg.wire.role import InstanceAddress
 from parley.engine.scripted_engine import ScriptedEngine
-from parley.instance.member import ClusterMember
+from parley.instance.cluster_member import ClusterMember
 from parley.types import Arena, EngineRequest, ParleySettings
 
 CREATED = 1_700_000_000

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from support.http_client import MODEL_INFO
 
-from parley.boot import engines, server
+from parley.boot import engine_factories, server
 from parley.boot.listening_places import listening_places
 from parley.engine.scripted_engine import ScriptedEngine
 from parley.serving.server_options import OfferedModel, ServerOptions
@@ -32,7 +32,9 @@ async def run_instance(
     ``read_options``: called by SIGHUP and when a watched file has changed. ``tick``: seconds of an engine's step.
     """
     monkeypatch.setitem(
-        engines.ENGINE_FACTORIES, "scripted", lambda settings, name: ScriptedEngine(info=MODEL_INFO, step_seconds=tick)
+        engine_factories.ENGINE_FACTORIES,
+        "scripted",
+        lambda settings, name: ScriptedEngine(info=MODEL_INFO, step_seconds=tick),
     )
     places = listening_places(options)
     sockets = [open_listener(place.host, place.port) for place in places]

@@ -13,7 +13,7 @@ from support.http_client import MODEL_INFO, RunningServer
 from support.prefill_decode_pair import CREATED, REQUEST_UUID, ServerPair, join_cluster
 from support.tiny_models import write_tokenizer
 
-from parley.boot.parts import ServerParts
+from parley.boot.server_parts import ServerParts
 from parley.coordinator.config import CoordinatorOptions, InstanceConfig
 from parley.coordinator.coordinator import Coordinator
 from parley.dialects.reasoning_seal import ReasoningSeal

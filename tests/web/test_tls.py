@@ -17,7 +17,7 @@ import uvloop
 from support.certificates import make_authority, make_certificate, revoke_certificate
 from support.http_client import MODEL_INFO, Answer, Connection, build_request
 
-from parley.boot import engines, server
+from parley.boot import engine_factories, server
 from parley.boot.listening_places import listening_places
 from parley.coordinator import config as cluster
 from parley.coordinator.tls_contexts import instance_tls_context
@@ -72,7 +72,9 @@ async def get(port: int, secure: ssl.SSLContext | None, path: str = "/health/liv
 
 
 async def test_mutual_tls_admits_only_clients_with_a_valid_certificate(tls_files, folder, monkeypatch, capsys):
-    monkeypatch.setitem(engines.ENGINE_FACTORIES, "scripted", lambda settings, name: ScriptedEngine(info=MODEL_INFO))
+    monkeypatch.setitem(
+        engine_factories.ENGINE_FACTORIES, "scripted", lambda settings, name: ScriptedEngine(info=MODEL_INFO)
+    )
     mutual_options = tls_options(
         tls_files, client_authorities=(tls_files / "ours.pem",), revocation_lists=(tls_files / "crl.pem",)
     )

@@ -23,7 +23,7 @@ from parley.disagg.wire import handover
 from parley.disagg.wire.vouched_client import UsedTokens
 from parley.engine.page_transfer import NO_PAGE_TRANSFER, PageTransferEngine, find_page_transfer
 from parley.errors import EngineError, Malformed, Overloaded, ParleyError
-from parley.instance.member import ClusterMember
+from parley.instance.cluster_member import ClusterMember
 from parley.instance.remote_writer import RemoteResponseWriter
 from parley.serving.app import App
 from parley.serving.media.memory_files import MemoryBudget, MemoryFile

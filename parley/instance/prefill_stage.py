@@ -23,7 +23,7 @@ from parley.disagg.wire.headers import LOST_HEADER, REFUSED_HEADER, SHORT_HEADER
 from parley.disagg.wire.vouched_client import UsedTokens
 from parley.engine.page_transfer import NO_PAGE_TRANSFER, PageTransferEngine, find_page_transfer
 from parley.errors import BadRequest, ContextLength, EngineDied, NotReady, ParleyError, Stopping
-from parley.instance.member import ClusterMember
+from parley.instance.cluster_member import ClusterMember
 from parley.instance.remote_writer import PrefillResponseWriter
 from parley.serving.media.memory_files import read_features
 from parley.serving.request_stage import RequestStage, RunningRequest

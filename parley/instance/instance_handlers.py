@@ -16,8 +16,8 @@ from parley.dialects.mounts import INSTANCE_PLANE
 from parley.disagg.wire import headers, role_request
 from parley.errors import CommandRefused, Forbidden, Invalid, Malformed
 from parley.instance.instance_state import InstanceState
+from parley.instance.instance_status import instance_status
 from parley.instance.request_intake import RequestIntake
-from parley.instance.status import instance_status
 from parley.serving.generate_handler import handle_generate
 from parley.serving.handlers.abort import handle_abort
 from parley.serving.handlers.route_table import RouteHandler

@@ -11,10 +11,10 @@ from starlette.types import ASGIApp
 from parley.dialects.dialect import Route
 from parley.dialects.mounts import ApiMount, universal_mounts
 from parley.disagg.kv.peer import KVPeer
-from parley.instance import handlers as instance_handlers
+from parley.instance import instance_handlers
+from parley.instance.cluster_member import ClusterMember
 from parley.instance.instance_state import InstanceState
-from parley.instance.links import PeerLinks
-from parley.instance.member import ClusterMember
+from parley.instance.peer_links import PeerLinks
 from parley.instance.request_intake import RequestIntake
 from parley.serving.app import App
 from parley.serving.handlers.route_table import SERVER_HANDLERS
