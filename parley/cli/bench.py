@@ -103,9 +103,9 @@ OPTIONS = [
         section="load",
         unset_text="one per concurrent request",
     ),
-    Option("images", integer_kind(0), "Pictures per request, all different; needs --api chat.", 0, section="load"),
-    Option("image-size", integer_kind(1, 8192), "Width and height of a picture in pixels.", 448, section="load"),
-    Option("same-images", switch_kind(), "All requests have the same pictures.", False, section="load"),
+    Option("images", integer_kind(0), "Images per request, all different; needs --api chat.", 0, section="load"),
+    Option("image-size", integer_kind(1, 8192), "Width and height of an image, in pixels.", 448, section="load"),
+    Option("same-images", switch_kind(), "All requests have the same images.", False, section="load"),
     Option("seed", integer_kind(0), "The same seed gives the same prompts.", 0, section="load"),
     Option("timeout", duration_kind(), "Time limit of one request.", 600.0, section="load"),
     Option(

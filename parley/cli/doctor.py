@@ -282,7 +282,7 @@ def _check_media(folder: Path, settings: EngineSettings) -> Iterator[Finding]:
     if isinstance(settings, VLLMSettings):
         if family.kinds - {"image"} and lacks_video_decoder(settings):
             observation = f"the model reads {kinds}, but PyAV is not installed for vLLM's Python"
-            yield Finding("warn", "media", observation, "pip install av there; until then it reads pictures only.")
+            yield Finding("warn", "media", observation, "pip install av there; until then it reads images only.")
         else:
             yield Finding("ok", "media", kinds)
     elif missing := missing_packages():

@@ -42,8 +42,8 @@ OPTIONS = [
     Option("groups", text_kind("NAME"), "Groups that endpoints grant permissions to.", section=LIMITS, repeatable=True),
     Option("admin", switch_kind(), "It may change the server.", False, section=LIMITS),
     Option("requests-per-minute", integer_kind(1), "Requests that it may begin per minute.", section=LIMITS),
-    Option("tokens-per-minute", integer_kind(1), "Tokens of its prompts and answers.", section=LIMITS),
-    Option("tokens-per-day", integer_kind(1), "The same for each day, in UTC.", section=LIMITS),
+    Option("tokens-per-minute", integer_kind(1), "Tokens of its prompts and answers per minute.", section=LIMITS),
+    Option("tokens-per-day", integer_kind(1), "Tokens of its prompts and answers per day (UTC).", section=LIMITS),
     Option("concurrent-requests", integer_kind(1), "Requests that may be open at a time.", section=LIMITS),
     Option(
         "priority",
@@ -52,8 +52,13 @@ OPTIONS = [
         0,
         section=LIMITS,
     ),
-    Option("chooses-priority", switch_kind(), "Its requests may choose that themselves.", False, section=LIMITS),
-    Option("expires", text_kind("TIME"), "When it ends, such as 2030-01-31 or 2030-01-31T12:00:00Z.", section=LIMITS),
+    Option("chooses-priority", switch_kind(), "Its requests may set their own priority.", False, section=LIMITS),
+    Option(
+        "expires",
+        text_kind("TIME"),
+        "Time from which the key is refused, such as 2030-01-31 or 2030-01-31T12:00:00Z.",
+        section=LIMITS,
+    ),
 ]
 
 

@@ -29,7 +29,7 @@ from parley.version import __version__
 
 COMMANDS = {
     "serve": "answer requests for a model over HTTP",
-    "coordinator": "serve from several instances behind one port, prefill and decode apart",
+    "coordinator": "put several instances behind one port, with prefill and decode apart if you like",
     "chat": "talk to a model in the terminal",
     "cluster": "run a coordinator and instances on the machines of a Ray cluster",
     "bench": "measure a server's latency and throughput",

@@ -145,7 +145,7 @@ class CoordinatorOptions:
     body_limit: int = config_key(
         size_kind(1 << 10),
         32 << 20,
-        "Largest body; in MindIE a whole number of MB from 1 to 20. Bodies with pictures may need 64MiB.",
+        "Largest body; in MindIE a whole number of MB from 1 to 20. Bodies with images may need 64MiB.",
     )
     http_timeout_seconds: float = config_key(
         SECONDS_KIND, 600.0, "Limit for a request to arrive, and between two writes."

@@ -22,7 +22,7 @@ usage: parley version [options]
 
 Prints the version. With --all also those of Python and the packages, the kernels, the processor and the compiler."""
 
-OPTIONS = [Option("all", switch_kind(), "Print everything that belongs into a report of a fault.", False)]
+OPTIONS = [Option("all", switch_kind(), "Print everything that a bug report needs.", False)]
 PACKAGES = (
     "torch", "transformers", "tokenizers", "safetensors", "huggingface_hub", "numpy", "llguidance", "uvicorn",
     "uvloop", "httptools", "h2", "msgspec", "grpcio", "ray", "pillow", "av", "pyzmq",

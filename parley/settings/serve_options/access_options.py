@@ -31,7 +31,8 @@ ACCESS_OPTIONS: list[Option] = [
     Option(
         "response-store",
         size_kind(),
-        "Room for what clients refer to later: responses, conversations, chat completions, files and batches; 0: none.",
+        "Space for objects that clients refer to later: responses, conversations, chat completions, files and "
+        "batches. 0: nothing is stored.",
         64 << 20,
         section="server",
         configurable=True,
@@ -39,7 +40,7 @@ ACCESS_OPTIONS: list[Option] = [
     Option(
         "response-store-file",
         text_kind("FILE"),
-        "Database that keeps them across restarts, and for all servers that use the same file.",
+        "SQLite file that keeps these objects across restarts. Servers that use the same file share them.",
         section="server",
         unset_text="kept in memory until the server stops",
         configurable=True,
@@ -47,7 +48,7 @@ ACCESS_OPTIONS: list[Option] = [
     Option(
         "response-lifetime",
         duration_kind(1.0),
-        "How long they are kept at most.",
+        "The longest time that these objects are kept.",
         7 * 24 * 3600.0,
         section="server",
         configurable=True,

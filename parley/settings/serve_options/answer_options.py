@@ -88,10 +88,10 @@ ANSWER_OPTIONS: list[Option] = [
     Option(
         "max-logprobs",
         integer_kind(-1, 2**31 - 1),
-        "OpenAI's and vLLM's APIs: alternatives that a request may ask for per token; -1, or at least as many as the "
-        "vocabulary has: also -1, the whole vocabulary.",
+        "OpenAI's and vLLM's APIs: the most alternatives per token that a request may ask for. With -1, or with at "
+        "least the vocabulary's size, requests may also ask for the whole vocabulary (-1).",
         section="server",
-        unset_text="20; -1 is granted as well, except by strict APIs",
+        unset_text="20; APIs that are not strict also accept -1",
         configurable=True,
     ),
     Option(

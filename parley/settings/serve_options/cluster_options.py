@@ -34,7 +34,8 @@ CLUSTER_OPTIONS: list[Option] = [
     Option(
         "peer-lease",
         duration_kind(1, 3600),
-        "Silence after which an instance that sends or receives pages counts as dead; the shorter of both values wins.",
+        "How long an instance that sends or receives pages may be silent before it counts as dead. Of the values of "
+        "the two sides, the shorter one applies.",
         30.0,
         section="cluster",
         configurable=True,

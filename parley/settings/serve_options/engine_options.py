@@ -80,8 +80,8 @@ ENGINE_OPTIONS: list[Option] = [
     Option(
         "state-cache",
         size_kind(0),
-        "Memory for states besides those of running sequences, in models with layers that keep a state: for the prefix "
-        "cache, drafts, and hand-overs to other instances. A part of `kv-memory`.",
+        "Models with layers that keep a state (Mamba, linear attention): memory for states besides those of running "
+        "sequences, which the prefix cache, drafts and handovers to other instances need. A part of `kv-memory`.",
         section="engine",
         unset_text="half of the memory for states, which get at most half of `kv-memory` unless all useful pages fit",
         configurable=True,
@@ -143,14 +143,19 @@ ENGINE_OPTIONS: list[Option] = [
         configurable=True,
     ),
     Option(
-        "lowering", switch_kind(), "Run known layers on the fused decoder.", True, section="engine", configurable=True
+        "lowering",
+        switch_kind(),
+        "Run models of known families on parley's own decoder, not through Transformers.",
+        True,
+        section="engine",
+        configurable=True,
     ),
     Option(
         "kv-events",
         pattern_kind(r"(tcp|ipc)://.+", "ADDRESS", "tcp://HOST:PORT or ipc://FILE"),
-        "Publish what happens to the prefix cache over ZeroMQ, in vLLM's format, for routers that choose instances by "
-        "cached prefixes: tcp://*:5557 waits for subscribers, tcp://HOST:PORT connects to one. The events contain the "
-        "tokens of all prompts. Needs `pip install 'parley-llm[kv-events]'`.",
+        "Publish the changes of the prefix cache over ZeroMQ, in vLLM's format, for routers that choose instances by "
+        "cached prefixes: tcp://*:5557 waits for subscribers, tcp://HOST:PORT connects to one. The events contain "
+        "the tokens of all prompts. Needs `pip install 'parley-llm[kv-events]'`.",
         section="engine",
         unset_text="none",
         configurable=True,

@@ -16,7 +16,7 @@ MEDIA_OPTIONS: list[Option] = [
     Option(
         "media-hosts",
         media_host_kind(),
-        "Host that pictures, videos and sound may be fetched from: `example.com`, `*.example.com` for all hosts below "
+        "Host that images, videos and audio may be fetched from: `example.com`, `*.example.com` for all hosts below "
         "it, `any-public` for all whose addresses are public. Ports are 80 and 443, or the one that is written "
         "(`example.com:8443`). With `internal:` before it, its address may be private.",
         section="media",
@@ -27,7 +27,7 @@ MEDIA_OPTIONS: list[Option] = [
     Option(
         "media-path",
         text_kind("FOLDER"),
-        "Folder below which requests may name files with pictures, videos and sound.",
+        "Folder below which requests may name image, video and audio files.",
         section="media",
         unset_text="no file is read",
         configurable=True,
@@ -35,7 +35,7 @@ MEDIA_OPTIONS: list[Option] = [
     Option(
         "media-limit",
         media_limit_kind(integer_kind(0, 4096)),
-        "Most pictures, videos or clips of sound in a request. Kinds that are not named keep their limit.",
+        "Most images, videos or audio clips in a request. Kinds that are not named keep their limit.",
         [("image", 16), ("video", 2), ("audio", 4)],
         section="media",
         repeatable=True,
@@ -44,7 +44,7 @@ MEDIA_OPTIONS: list[Option] = [
     Option(
         "media-size",
         media_limit_kind(size_kind(1)),
-        "Largest file of a kind, as it comes. Kinds that are not named keep their limit.",
+        "Largest file of a kind, as the client sends it. Kinds that are not named keep their limit.",
         [("image", 20 << 20), ("video", 256 << 20), ("audio", 25 << 20)],
         section="media",
         repeatable=True,
@@ -53,7 +53,7 @@ MEDIA_OPTIONS: list[Option] = [
     Option(
         "media-request-size",
         size_kind(1),
-        "Largest size of all pictures, videos and sound of a request together.",
+        "Largest total size of the images, videos and audio of a request.",
         512 << 20,
         section="media",
         configurable=True,
@@ -61,8 +61,8 @@ MEDIA_OPTIONS: list[Option] = [
     Option(
         "media-memory",
         size_kind(1 << 20),
-        "Memory for what is being fetched, and as much for what has been processed for running requests; above it "
-        "requests get 429.",
+        "Memory for media that are being fetched, and the same amount for media that have been processed for running "
+        "requests. When it is full, requests get 429.",
         1 << 30,
         section="media",
         configurable=True,
@@ -70,7 +70,7 @@ MEDIA_OPTIONS: list[Option] = [
     Option(
         "media-pixels",
         integer_kind(1, 1 << 30),
-        "Most pixels of a picture, or of a frame of a video, before it is made smaller for the model.",
+        "Most pixels of an image or a video frame, before it is resized for the model.",
         50_000_000,
         section="media",
         configurable=True,
@@ -78,7 +78,7 @@ MEDIA_OPTIONS: list[Option] = [
     Option(
         "media-workers",
         integer_kind(1, 64),
-        "Processes that decode pictures, videos and sound for a model, each for one at a time.",
+        "Processes that decode images, videos and audio for a model, each one item at a time.",
         1,
         section="media",
         configurable=True,
@@ -86,8 +86,9 @@ MEDIA_OPTIONS: list[Option] = [
     Option(
         "media-eager",
         switch_kind(),
-        "Start such a process with the server, and load the encoders with the model, not with the first request that "
-        "needs them. A checkpoint whose encoders lack a tensor is then refused at the start, as by `parley doctor`.",
+        "Start a media process with the server, and load the encoders with the model, not with the first request "
+        "that needs them. A checkpoint whose encoders lack a tensor is then refused at the start, as by `parley "
+        "doctor`.",
         False,
         section="media",
         configurable=True,
@@ -95,7 +96,7 @@ MEDIA_OPTIONS: list[Option] = [
     Option(
         "media-feature-cache",
         size_kind(),
-        "Memory for pictures, videos and sound that have been processed for a model, to use them again.",
+        "Memory for the processed images, videos and audio of a model, which later requests use again.",
         256 << 20,
         section="media",
         configurable=True,
@@ -103,8 +104,8 @@ MEDIA_OPTIONS: list[Option] = [
     Option(
         "media-cache",
         size_kind(),
-        "Memory for the embeddings of pictures, videos and sound that a model has encoded, to use them again. Requests "
-        "that are being computed may need more.",
+        "Memory for the embeddings of the images, videos and audio that a model has encoded, which later requests "
+        "use again. Requests that are being computed may need more.",
         256 << 20,
         section="media",
         configurable=True,
@@ -112,7 +113,7 @@ MEDIA_OPTIONS: list[Option] = [
     Option(
         "enable-mm-embeds",
         switch_kind(),
-        "OpenAI's and vLLM's APIs: take embeddings of pictures, videos and sound that clients computed.",
+        "OpenAI's and vLLM's APIs: accept embeddings of images, videos and audio that clients have computed.",
         False,
         section="media",
         configurable=True,
@@ -120,8 +121,8 @@ MEDIA_OPTIONS: list[Option] = [
     Option(
         "trust-request-mm-kwargs",
         switch_kind(),
-        "OpenAI's and vLLM's APIs: take media_io_kwargs and mm_processor_kwargs, with which a request decides how much "
-        "work its media are.",
+        "OpenAI's and vLLM's APIs: accept media_io_kwargs and mm_processor_kwargs, which let a request decide how "
+        "much work its media cause.",
         False,
         section="media",
         configurable=True,
@@ -129,8 +130,8 @@ MEDIA_OPTIONS: list[Option] = [
     Option(
         "media-body-limit",
         size_kind(1024),
-        "Largest request body if a model reads pictures, videos or sound, which are in the body in base64; at most "
-        "body-memory. The text of a request is limited by body-limit all the same.",
+        "Largest request body if a model reads images, videos or audio, which bodies contain in base64; at most "
+        "body-memory. body-limit still limits the text of a request.",
         64 << 20,
         section="media",
         configurable=True,

@@ -95,7 +95,7 @@ MODEL_OPTIONS: list[Option] = [
     Option(
         "mmproj",
         text_kind("FILE"),
-        "llama.cpp's file with the encoder of pictures or sound of MODEL, a GGUF file; `none`: text only.",
+        "llama.cpp's file with the image or audio encoder of MODEL, a GGUF file; `none`: text only.",
         section="model",
         unset_text="the only mmproj file beside MODEL",
         configurable=True,

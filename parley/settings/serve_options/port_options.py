@@ -20,7 +20,7 @@ PORT_OPTIONS: list[Option] = [
     Option(
         "tls-cert",
         text_kind("FILE"),
-        "Certificate (PEM, with its chain) of all ports, gRPC's as well, which then speak TLS alone. It is read again "
+        "Certificate (PEM, with its chain) of all ports, gRPC included; they then accept only TLS. It is read again "
         "when it changes, and at SIGHUP.",
         section="server",
         unset_text="no encryption",
@@ -37,8 +37,8 @@ PORT_OPTIONS: list[Option] = [
     Option(
         "tls-client-ca",
         text_kind("FILE"),
-        "CA certificates (PEM), one of which must have signed the certificate that a client presents. For probes and "
-        "metrics, too.",
+        "CA certificates (PEM). Every client, probes and metrics scrapers included, must present a certificate that "
+        "one of them has signed.",
         section="server",
         unset_text="clients need no certificate",
         configurable=True,
