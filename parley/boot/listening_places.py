@@ -132,6 +132,10 @@ def _is_open(options: ServerOptions, reach: PortReach) -> bool:
 
 def _describe_unprotected_port(options: ServerOptions, what: str, host: str, port: int | None) -> str:
     """Return the sentence about an open port. ``what``: "commands" or "handovers", which it takes."""
-    tls_option = "--tls-cert, -key and -client-ca" if what == "commands" else "--cluster-cert, -key and -ca"
+    tls_option = (
+        "--tls-cert, --tls-key and --tls-client-ca"
+        if what == "commands"
+        else "--cluster-cert, --cluster-key and --cluster-ca"
+    )
     whom = ANYONE_HERE if is_loopback(host) else ANYONE
     return UNPROTECTED_PORT.format(role=options.role, what=what, host=host, port=port, whom=whom, tls_option=tls_option)

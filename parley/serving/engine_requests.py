@@ -304,10 +304,10 @@ def _output_limit(model: ServedModel, request: Request, prepared: PreparedPrompt
         min_room = 0
     if min_room > context_room:
         names_max_tokens = stop_conditions.max_tokens is not None and request.pooling is None
-        request_part = f" and {min_room} tokens were requested after it" if names_max_tokens else ""
+        request_part = f", and {min_room} more were requested" if names_max_tokens else ""
         raise ContextLength(
             f"{_context_owner(request)} maximum context length is {context_length} tokens. "
-            f"The prompt has {prompt_positions}{request_part}. "
+            f"The prompt has {prompt_positions} tokens{request_part}. "
             f"Shorten the prompt{' or ask for fewer tokens' if request.pooling is None else ''}.",
             field="prompt",
             limit=context_length,

@@ -32,11 +32,13 @@ async def serve_websocket(store: ConnectionStore, route: Route, exchange: Exchan
     try:
         if switch_connection is None:
             path = exchange.scope["path"]
-            raise UpgradeRequired(f"GET {path} opens a WebSocket over HTTP/1.1; send other requests with POST.")
+            raise UpgradeRequired(
+                f"GET {path} only opens a WebSocket: send the headers of its handshake, over HTTP/1.1."
+            )
         if not HAS_WEBSOCKETS:
             raise UpgradeRequired(
-                "This server cannot open WebSockets, because the wsproto library is not installed "
-                "(pip install 'parley-llm[websocket]'); send requests with POST."
+                "This server cannot open WebSockets, because the library wsproto is not installed "
+                "(pip install 'parley-llm[websocket]')."
             )
         key = check_handshake(exchange.headers)
     except UpgradeRequired as error:

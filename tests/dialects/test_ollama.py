@@ -658,7 +658,7 @@ def test_ollama_pull_reports_served_models_as_pulled():
     assert pull(model="org/m", stream=False).body == b'{"status":"success"}'
     other = pull(model="hf.co/x/y:latest")
     assert (other.model, other.refusal.status) == ("x/y", 500)
-    assert b"pulling models is not served here" in other.refusal.body
+    assert b"this server does not pull models" in other.refusal.body
     lines = [other.write_progress(0.0), other.write_progress(0.5), other.success, other.write_failure(NotFound("no"))]
     assert lines == [
         b'{"status":"pulling manifest"}\n',

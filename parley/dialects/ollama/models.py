@@ -26,7 +26,7 @@ from parley.errors import ParleyError, UnknownModel, Unsupported
 OLLAMA_VERSION = "0.35.0"
 NEVER = "2318-01-01T00:00:00.000000001Z"  # when a model is unloaded
 ROOT_TEXT = b"Ollama is running"
-NOT_PULLED = "pulling models is not served here: start the server with the model"
+NOT_PULLED = "this server does not pull models: start it with --pull, or with the model"
 HUB_PREFIX = "hf.co/"
 LINES_TYPE = "application/x-ndjson"
 COPILOT_AGENT = b"GitHubCopilotChat"

@@ -14,9 +14,7 @@ from parley.serving.request_reader import request_context
 from parley.serving.served_model import ServedModel
 from parley.web.exchange import Exchange
 
-ADAPTERS_DISABLED = (
-    "Adapters cannot be loaded while the server runs; start it with --lora-root to name the folder to load from."
-)
+ADAPTERS_DISABLED = "This server loads no adapters at run time. Start it with --lora-root FOLDER to allow it."
 
 
 async def handle_adapter(registry: ModelRegistry, route: Route, exchange: Exchange) -> None:

@@ -102,7 +102,7 @@ assert [line.status for line in client.pull(model, stream=True)][-1] == "success
 refused(404, "model 'x' not found", client.chat, model="x", messages=QUESTION)
 refused(404, 'model "x" not found', client.embed, model="x", input="a")
 refused(404, "not found", client.show, "x")
-refused(500, "pulling models is not served here", client.pull, "x")
+refused(500, "this server does not pull models", client.pull, "x")
 refused(400, "does not support insert", client.generate, model=model, prompt="a", suffix="b")
 refused(400, "does not support vision", client.chat, model=model, messages=[QUESTION[0] | {"images": [b"\x89PNG"]}])
 refused(400, "temperature", client.chat, model=model, messages=QUESTION, options={"temperature": -1}, stream=True)
