@@ -61,11 +61,11 @@ vLLM's processes.
 * parley takes them to be hanging if they have choices to compute, but send no result of a step and use no processor
   time for `--engine-timeout`.
 
-**Pictures, video and sound** are fetched, checked and decoded by parley, with the same limits and errors as for its own
+**Images, video and audio** are fetched, checked and decoded by parley, with the same limits and errors as for its own
 engine ([media.md](media.md)). Before the request is queued, a media process with vLLM's Python runs vLLM's own
 processor on each item. So an item has as many tokens as in vLLM, and its pages and embeddings are found again by its
-content. This works for the families of [media.md](media.md) that vLLM supports too. Video and sound need PyAV in that
-Python (`pip install av`); without it the model reads pictures only.
+content. This works for the families of [media.md](media.md) that vLLM supports too. Video and audio need PyAV in that
+Python (`pip install av`); without it the model reads images only.
 
 ## Prefill and decode on separate instances
 
@@ -175,7 +175,7 @@ With a running vLLM server, there are more differences:
   KV pages compare the path of an adapter in that list (`root`), because its content is not visible: give all servers
   the same path.
 * **Embeddings** come from the server's `/pooling`, if its model makes vectors.
-* **Pictures, video and sound** are refused.
+* **Images, video and audio** are refused.
 * **Separate prefill and decode**: each server with a connector gets a parley with a role. Whether both servers have the
   same weights is not visible; the configurations in the local folders are compared.
 """

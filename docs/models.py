@@ -68,7 +68,7 @@ MLX = """\
 Folders of mlx-lm and mlx-vlm are read directly: integers of 1 to 8 bits with scales and biases in float16 or bfloat16,
 mxfp4, mxfp8 and nvfp4, and plain weights. Integers of 5 to 8 bits take 8 in memory, those of 4 and less take 4. The
 weights of a router, and of the layer that makes keys and values of latents, are decoded to the dtype of the model.
-Encoders of pictures are left out, so these models read text only.
+Image encoders are left out, so these models read text only.
 
 Falcon-H1 is refused, because MLX multiplies factors of the config into its weights. Encoders are refused, and so are
 the names that MLX gives to the tensors of other families, and weights whose bits or groups the config does not name.
@@ -95,26 +95,26 @@ from those of the folder, as they do there. A file does not have the prompts of 
 them before the texts. If a file does not say whether its WordPiece tokenizer changes capitals and accents, the
 vocabulary shows it.
 
-Pictures and sound need llama.cpp's second file, `mmproj-*.gguf`, with the encoder. It is found if it is the only such
+Images and audio need llama.cpp's second file, `mmproj-*.gguf`, with the encoder. It is found if it is the only such
 file beside the model, `--mmproj FILE` names it, and of a model on the hub it is downloaded with it (the one that
 llama.cpp would take). These values of its `clip.projector_type` are read:
 {projectors}.
-With any other the model reads text only, and a warning says why; one that `--mmproj` names is an error then. Pictures
+With any other the model reads text only, and a warning says why; one that `--mmproj` names is an error then. Images
 have the sizes of the published processors where the file does not say them, and Qwen's models and Gemma 4 read videos
 as well. Embeddings of tiny models are those of the folders that they were made from
-(`tests/model/test_*projectors.py`). Gemma's token for a picture, which its files lack, takes
+(`tests/model/test_*projectors.py`). Gemma's token for an image, which its files lack, takes
 the id of the last `<unused…>` token, and LLaVA's that of the last reserved token, or of `<unk>`, which no text has.
 
 * `pixtral` is Pixtral, and Mistral Small 3.1 and later; `idefics3` is SmolVLM as well, which reads no videos from GGUF.
 * `internvl` reads videos if the vocabulary has `<video>`, or a token without use that can become it.
-* `gemma4v` reads pictures and videos; the sound of Gemma 4's small models is left out. Pictures of the large ones see
+* `gemma4v` reads images and videos; the audio of Gemma 4's small models is left out. Images of the large ones see
   both ways, which files do not say.
 * `glm4v` is GLM-4.1V, 4.5V, 4.6V and GLM-OCR. The frames of videos have the times that GLM-4.6V's processor writes.
 * `mlp` is LLaVA 1.5 and 1.6, and models with CLIP made as they are; other encoders of this kind, such as Moondream's
-  and Granite Vision's, are refused. LLaVA 1.5 gets pictures padded to squares, as its own config and llama.cpp do it.
-* `kimik25` reads pictures, and no videos.
-* `qwen2.5o` (Qwen2.5-Omni) reads pictures, videos and sound, and writes text.
-* `qwen2a`, `voxtral` and `musicflamingo` (Audio Flamingo 3) read sound.
+  and Granite Vision's, are refused. LLaVA 1.5 gets images padded to squares, as its own config and llama.cpp do it.
+* `kimik25` reads images, and no videos.
+* `qwen2.5o` (Qwen2.5-Omni) reads images, videos and audio, and writes text.
+* `qwen2a`, `voxtral` and `musicflamingo` (Audio Flamingo 3) read audio.
 * Whether a message may have media depends on the chat template in the model's file, which has to write their marks.
 
 The kernels read the integers of the file, without rounding. Q2_K, Q4_0, Q4_1, Q5_1, Q8_0 and IQ4_NL take as many bits

@@ -11,7 +11,7 @@ ParleyError                      500
 │   │   ├── UnknownTokenIds      400  an option has token ids outside the vocabulary
 │   │   ├── TooManyDimensions    400  the model's vectors are shorter
 │   │   ├── UnknownPromptName    400  the model has no prompt of that name to put before a text to embed
-│   │   └── BadMedia             400  a picture, video or clip cannot be used; ``reason``
+│   │   └── BadMedia             400  an image, video or clip cannot be used; ``reason``
 │   ├── Unsupported              400  understood, but not available (feature, or combination of two fields)
 │   │   ├── Incapable            400  the model does not generate text, or does not make embeddings
 │   │   └── UnknownCoding        400  the body has an unsupported content coding
@@ -53,7 +53,7 @@ DATA_URL = re.compile(r"(data:[^,]{0,100},)[^\s\"'`]{16,}", re.IGNORECASE)
 
 
 def hide_data(text: str) -> str:
-    """Return a text without the contents of data: URLs, which are a client's pictures and files."""
+    """Return a text without the contents of data: URLs, which are a client's images and files."""
     return DATA_URL.sub(r"\1…", text)
 
 
@@ -198,7 +198,7 @@ MediaFault = Literal[
 
 
 class BadMedia(Invalid):
-    """A picture, video or clip of the request cannot be used.
+    """An image, video or clip of the request cannot be used.
 
     ``reason``: what is wrong with it; ``kind``: "image", "video" or "audio". ``detail``: numbers and names that APIs
     put into their own sentences, such as ``limit``, ``size``, ``status``, ``host``, and ``total`` if the items of a

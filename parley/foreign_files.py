@@ -34,7 +34,7 @@ def config_problem(folder: Path) -> str:
     if (folder / "adapter_config.json").is_file():
         return f"it is a LoRA adapter{_base_model(folder)}; serve that model with --lora NAME={folder}"
     if (folder / "model_index.json").is_file():
-        return "it is a pipeline of Diffusers, which makes pictures and no text"
+        return "it is a pipeline of Diffusers, which makes images and no text"
     return weights_problem(folder) or "its folder has no config.json"
 
 

@@ -64,7 +64,7 @@ CHAT_HELP = '''\
 /regenerate       answer the last question again
 /undo             forget the last question and its answer
 /read FILE        send a text file with the next question
-/image FILE       send a picture or sound with the next question; a path in the question does the same
+/image FILE       send an image or audio file with the next question; a path in the question does the same
 /save FILE        write the conversation as JSON
 /clear            forget the conversation, keep system prompt and settings
 /help             show this text
@@ -99,7 +99,7 @@ class Conversation:
         self.settings = dict(settings or {})
         self.turns: list[dict[str, Any]] = []
         self.usage: AnswerUsage | None = None  # the last answer's usage, if the server reports it
-        self._media_parts: list[dict[str, Any]] = []  # pictures and sound for the next question
+        self._media_parts: list[dict[str, Any]] = []  # images and audio for the next question
         self._texts: list[str] = []  # texts of files, which the next question will contain
 
     def request_body(self) -> dict[str, Any]:
@@ -159,7 +159,7 @@ class Conversation:
         raise ConfigError("There is no question yet.")
 
     def _question_content(self, question: str) -> str | list[dict[str, Any]]:
-        """Return a question as a message's content, with the pictures and sound that belong to it."""
+        """Return a question as a message's content, with the images and audio that belong to it."""
         question = "\n\n".join([*self._texts, question])
         text, files = split_pasted_files(question)
         parts = [*self._media_parts, *map(read_media_file, files)]
@@ -390,7 +390,7 @@ def read_terminal(chat: Conversation) -> int:
 
 
 def _is_command(line: str) -> bool:
-    """Whether a line is a command and does not begin with the path of a picture."""
+    """Whether a line is a command and does not begin with the path of an image."""
     return line.startswith("/") and (line.split()[0][1:] in SLASH_COMMANDS or not split_pasted_files(line)[1])
 
 

@@ -1,4 +1,4 @@
-"""Pictures and sound in the lines of ``parley chat``: files that a question names, and those of ``/image``."""
+"""Images and audio in the lines of ``parley chat``: files that a question names, and those of ``/image``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PASTED_PATH = re.compile(
 
 
 def read_media_file(name: str) -> dict[str, Any]:
-    """Return a file as a part of a message. Raises ConfigError if it cannot be read or is no picture or sound."""
+    """Return a file as a part of a message. Raises ConfigError if it cannot be read or is no image or audio."""
     path = Path(name).expanduser()
     try:
         if path.stat().st_size > MAX_FILE_BYTES:
@@ -31,7 +31,7 @@ def read_media_file(name: str) -> dict[str, Any]:
 
 
 def split_pasted_files(line: str) -> tuple[str, list[str]]:
-    """Return a line without the paths of existing pictures and clips in it, and these paths."""
+    """Return a line without the paths of existing images and clips in it, and these paths."""
     paths: list[str] = []
 
     def take_path(match: re.Match[str]) -> str:

@@ -42,7 +42,7 @@ def check_vllm(settings: VLLMSettings) -> Generator[Finding, None, bool]:
 
 
 def lacks_video_decoder(settings: VLLMSettings) -> bool:
-    """Whether vLLM's Python cannot import PyAV, which parley needs there to decode video and sound."""
+    """Whether vLLM's Python cannot import PyAV, which parley needs there to decode video and audio."""
     command = python_command("-c", "import av", python=settings.python)
     try:
         return subprocess.run(command, capture_output=True, timeout=MODULE_SECONDS, check=False).returncode != 0

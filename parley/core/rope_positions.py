@@ -1,14 +1,14 @@
-"""The rotary positions of a prompt with pictures and videos, for models whose positions have three axes (M-RoPE) or
+"""The rotary positions of a prompt with images and videos, for models whose positions have three axes (M-RoPE) or
 four.
 
-A text token has the same position on all axes: time, height and width. The tokens of a picture, and of a video's
+A text token has the same position on all axes: time, height and width. The tokens of an image, and of a video's
 frames, lie in a grid that begins at the position after the text; the text after it continues at a distance of the
 larger of rows and columns. This is ``get_rope_index`` of Qwen2-VL, Qwen2.5-VL, Qwen3-VL and GLM-4V in Transformers
 (paper: arXiv 2409.12191, section 2.1), as a function of the prompt alone, so all instances agree. In Qwen-Omni the text
 also continues after the last frame.
 
 HunyuanOCR has a fourth axis (``get_rope_index`` of HunYuanVL): a token's index, its column, its row and the number of
-its picture. Text has its index on all axes there, also after a picture.
+its image. Text has its index on all axes there, also after an image.
 """
 
 from __future__ import annotations

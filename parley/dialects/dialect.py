@@ -433,7 +433,7 @@ class PromptMembers:
     """The members of a JSON body that determine which cached prefixes its request can use.
 
     ``conversations`` hold messages, ``prompts`` hold any other prompt, and ``preceding`` members come before either in
-    the model's input, and so do those with ``media``, such as pictures in base64. ``scored`` members list texts that
+    the model's input, and so do those with ``media``, such as images in base64. ``scored`` members list texts that
     are each computed with the prompt, such as the documents of a query. ``salts`` separate equal prompts, in addition
     to ``model``. ``dropped_texts`` match JSON text in ``preceding`` members that never reaches the model.
     ``read_non_json`` reads the model and the prompt of a body that is not JSON, and returns "" for both if it cannot

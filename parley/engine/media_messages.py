@@ -17,7 +17,7 @@ MediaForm = Literal["file", "base64", "base64_frames", "base64_embeddings"]
 
 
 class DecodingLimits(msgspec.Struct, frozen=True):
-    """Limits of a decoded item. ``pixels``: of a picture or of one frame; ``seconds``: of a clip; ``frames``: kept
+    """Limits of a decoded item. ``pixels``: of an image or of one frame; ``seconds``: of a clip; ``frames``: kept
     frames of a video; ``frame_bytes``: of these frames together, which are scaled down if they take more."""
 
     pixels: int = 50_000_000
@@ -36,7 +36,7 @@ class ProcessMedia(msgspec.Struct, tag=True):
     form: MediaForm
     source: FeatureFile
     target: FeatureFile
-    is_small: bool  # shrink a picture to 512 x 512 pixels
+    is_small: bool  # shrink an image to 512 x 512 pixels
     options: str  # the client's, for loading and for the processor: JSON, whose integers may be of any size
     limits: DecodingLimits
 

@@ -44,7 +44,7 @@ from parley.gguf.step_architecture import STEP_ARCHITECTURES
 
 # What files hold that are no models, by their ``general.type`` or architecture
 FOREIGN_KINDS = {
-    "an encoder of pictures or sound and no language model; name that, and this one as its mmproj": ("mmproj", "clip"),
+    "an image or audio encoder and no language model; name that, and this one as its mmproj": ("mmproj", "clip"),
     "a LoRA adapter, which is not read from GGUF; name its model, and the adapter as safetensors": ("adapter",),
     "the statistics of a quantizer and no model": ("imatrix",),
     "a vocabulary without weights": ("vocab",),
@@ -258,7 +258,7 @@ def _check_computation(model: GgufModel, architecture: Architecture) -> None:
     """Raise GgufError if a file asks for a computation that its architecture does not have here."""
     fields, file = fields_of(model), model.paths[0].name
     if has_positions_with_axes(model) and not architecture.has_axes:
-        raise GgufError(f"{file} has positions with several axes, for pictures, which are not read from GGUF")
+        raise GgufError(f"{file} has positions with several axes, for images, which are not read from GGUF")
     for key in architecture.refused:
         if key in fields:
             raise GgufError(

@@ -1,4 +1,4 @@
-"""Decoders in GGUF files whose positions have several axes, because their models read pictures: Qwen's, GLM's and
+"""Decoders in GGUF files whose positions have several axes, because their models read images: Qwen's, GLM's and
 PaddleOCR's."""
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ GGUF_SUFFIX = ".gguf"
 LINK_FOLDER = "gguf"
 PROJECTOR_FOLDER = "mmproj"
 LINK_PATTERN = LINK_FOLDER + "/**/*" + GGUF_SUFFIX
-PROJECTOR_MARK = "mmproj"  # in the names of llama.cpp's encoders of pictures and sound, which are files of their own
+PROJECTOR_MARK = "mmproj"  # in the names of llama.cpp's image and audio encoders, which are files of their own
 BITS_IN_NAME = re.compile(r"(?:B?F|I?Q)(\d+)", re.IGNORECASE)
 
 
@@ -48,7 +48,7 @@ def gguf_files(folder: Path) -> list[Path]:
 
 
 def projector_files(folder: Path) -> list[Path]:
-    """Return the encoders of pictures and sound among the GGUF files of a folder."""
+    """Return the image and audio encoders among the GGUF files of a folder."""
     return sorted(path for path in folder.glob("*" + GGUF_SUFFIX) if _is_projector(path.name))
 
 

@@ -67,7 +67,7 @@ def _download_arguments(model: str, needs_weights: bool) -> tuple[str, dict[str,
 
 
 def find_cached_projector(gguf: Path) -> Path | None:
-    """Return a GGUF file's encoder of pictures or sound in the hub's cache; None if it was not downloaded."""
+    """Return a GGUF file's image or audio encoder in the hub's cache; None if it was not downloaded."""
     root = next((folder for folder in gguf.parents if folder.parent.name == "snapshots"), gguf.parent)
     names = [path.relative_to(root).as_posix() for path in root.rglob("*" + GGUF_SUFFIX)]
     chosen = choose_projector(names, gguf.relative_to(root).as_posix())
@@ -79,7 +79,7 @@ def download_model(
 ) -> Path:
     """Download a model, or its files without weights; return its folder or GGUF file. Raises ModelMissing.
 
-    ``needs_projector``: with a GGUF file, the encoder of pictures or sound is downloaded, if the repository has one.
+    ``needs_projector``: with a GGUF file, the image or audio encoder is downloaded, if the repository has one.
     """
     from huggingface_hub import snapshot_download
     from huggingface_hub.constants import HF_HUB_OFFLINE

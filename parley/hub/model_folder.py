@@ -29,7 +29,7 @@ from parley.weight_shards import INDEX_NAME, MAKER_PREFIX, find_shards
 
 log = logging.getLogger("parley.server")
 BUILT_IN = "parley-demo"
-NO_PROJECTOR = "none"  # the value of ``ModelOverrides.mmproj`` that leaves the encoder of pictures or sound out
+NO_PROJECTOR = "none"  # the value of ``ModelOverrides.mmproj`` that leaves the image or audio encoder out
 NO_OVERRIDES = ModelOverrides()
 TEXT_ONLY = ModelOverrides(mmproj=NO_PROJECTOR)
 
@@ -217,7 +217,7 @@ def _open_gguf(path: Path, mmproj: str = NO_PROJECTOR, *, is_on_hub: bool = Fals
 
 
 def _open_with_projector(path: Path, gguf: Path | None, mmproj: str) -> Path:
-    """Return the folder of a GGUF file with an encoder of pictures or sound that the user named.
+    """Return the folder of a GGUF file with an image or audio encoder that the user named.
 
     Raises ModelMissing.
     """
@@ -230,7 +230,7 @@ def _open_with_projector(path: Path, gguf: Path | None, mmproj: str) -> Path:
 
 
 def _find_projector(gguf: Path, *, is_on_hub: bool) -> Path | None:
-    """Return a GGUF file's encoder of pictures or sound: the only one beside it, or the one that its repository has."""
+    """Return a GGUF file's image or audio encoder: the only one beside it, or the one that its repository has."""
     if is_on_hub:
         return find_cached_projector(gguf)
     files = projector_files(gguf.parent)

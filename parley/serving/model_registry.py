@@ -118,7 +118,7 @@ class ModelRegistry:
 
     @property
     def body_limit(self) -> int:
-        """The largest body in bytes: more if a model reads pictures, videos or sound, which bodies may contain."""
+        """The largest body in bytes: more if a model reads images, videos or audio, which bodies may contain."""
         if any(model.engine.info is not None and model.engine.info.media_kinds for model in self.models):
             return max(self.options.body_limit, self.options.media_body_limit)
         return self.options.body_limit

@@ -52,14 +52,14 @@ SHARED_SEAL_SECRET = "a cluster without a secret"
 
 @dataclass(frozen=True, kw_only=True)
 class MediaOptions:
-    """Where pictures, videos and sound may come from, and how many and how large they may be. Sizes in bytes.
+    """Where images, videos and audio may come from, and how many and how large they may be. Sizes in bytes.
 
     ``hosts``: may be fetched from over HTTP; ``folder``: files below it may be read; without them, neither. Per
     request: ``counts`` by kind, and ``request_size`` for all items as they come, encoded. ``sizes``: of one item, by
     kind. ``memory``: for items of a model that are being fetched, and as much again for processed items of its
     requests; ``cache``: for items that are kept for later requests.
 
-    ``pixels``: the most that a picture or a frame of a video may have. ``workers``: processes that decode, for each
+    ``pixels``: the most that an image or a frame of a video may have. ``workers``: processes that decode, for each
     model; ``eager``: start one with the server. ``accepts_embeddings``: clients may send embeddings instead of media.
     """
 

@@ -1,4 +1,4 @@
-"""Hosts that pictures, videos and sound may be fetched from, and the canonical form of a host.
+"""Hosts that images, videos and audio may be fetched from, and the canonical form of a host.
 
 Options and URLs are both read by ``canonical_host``, so a host in a URL equals the host in an option exactly if both
 mean the same one.

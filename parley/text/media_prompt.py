@@ -1,4 +1,4 @@
-"""Pictures, videos and sound in the text of a prompt: their positions, before and after their replacement.
+"""Images, videos and audio in the text of a prompt: their positions, before and after their replacement.
 
 A chat template writes one mark for each item of a turn's content, such as ``<|image_pad|>``. The processor's
 replacement, with one placeholder token for each embedding, replaces the mark, and then the whole text is tokenized at
@@ -27,7 +27,7 @@ def template_marks(marks: Mapping[MediaKind, MediaMarks]) -> dict[MediaKind, str
 def replace_marks(text: str, items: Sequence[ProcessedMedia], marks: PromptMarks) -> tuple[str, list[ProcessedMedia]]:
     """Put the items' replacements in place of the marks of a rendered text, kind by kind in their order.
 
-    Also returns the items in the order of the text: a template may write pictures before videos. Raises BadMedia if
+    Also returns the items in the order of the text: a template may write images before videos. Raises BadMedia if
     there are not as many marks as items.
     """
     if not items:

@@ -1,7 +1,7 @@
 """The neutral model: the data structures that the parts of parley exchange. Read the files in this order:
 
 1. ``request.py``: a request, as a dialect reads it from a body; ``grammar.py``: constraints on an answer.
-2. ``media.py``: pictures, videos and sound in a prompt.
+2. ``media.py``: images, videos and audio in a prompt.
 3. ``events.py``: the events that make up an answer; a dialect writes them as bytes.
 4. ``engine.py``: the engine's side, token ids in and token ids out, without HTTP or text.
 5. ``tenant.py``: the owner of a request.

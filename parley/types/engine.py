@@ -69,7 +69,7 @@ class EngineRequest(msgspec.Struct, array_like=True, gc=False):
     release_group: str = ""  # requests of a group are submitted together, and released once all have outputs
     prediction: list[int] = []  # tokens that the output may contain: draft tokens, which never change a result
     logprob_ids: list[int] = []  # report their log-probabilities, in this order, not the likeliest's; excludes ``beam``
-    media: list[MediaItem] = []  # the pictures, videos and clips in the prompt, in order
+    media: list[MediaItem] = []  # the images, videos and clips in the prompt, in order
     # Where the tokens of a pair's second text begin, for models that tell the two apart; 0: they do not, or there is
     # one text.
     second_text_start: int = 0

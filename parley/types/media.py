@@ -1,4 +1,4 @@
-"""Pictures, videos and sound in a prompt: as clients send them, and as the engine reads them.
+"""Images, videos and audio in a prompt: as clients send them, and as the engine reads them.
 
 A dialect reads ``Media`` from a body. A media process turns each into a ``ProcessedMedia``: the text that stands for it
 in the prompt, and a file of tensors for the model's encoder. The engine gets ``MediaItem``: where its embeddings belong
@@ -58,9 +58,9 @@ MediaSource = EncodedMedia | UploadedMedia | MediaAddress | MediaPath | CachedMe
 
 
 class Media(msgspec.Struct, frozen=True):
-    """One picture, video or clip of a request.
+    """One image, video or clip of a request.
 
-    ``field``: its place in the body, for error messages. ``detail``: "low" shrinks a picture to 512 x 512 pixels.
+    ``field``: its place in the body, for error messages. ``detail``: "low" shrinks an image to 512 x 512 pixels.
     ``uuid``: the client's name for it. ``loading_options``: how a video or clip is sampled (``num_frames``, ``fps``).
     ``processor_options``: passed to the model's processor, such as ``max_pixels``.
     """

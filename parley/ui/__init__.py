@@ -18,7 +18,7 @@ CONTENT_TYPES = {
     "js": b"text/javascript; charset=utf-8",
     "svg": b"image/svg+xml",
 }
-# A browser loads nothing but these files for a page. Pictures are data or blobs, because conversations hold those that
+# A browser loads nothing but these files for a page. Images are data or blobs, because conversations hold those that
 # their user pasted.
 CONTENT_POLICY = (
     b"default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data: blob:; "

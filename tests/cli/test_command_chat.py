@@ -379,5 +379,5 @@ def test_chat_refuses_files_that_are_no_pictures(parley, faulty, tmp_path):
         f"parley: {tmp_path}/none.png cannot be read: No such file or directory.",
         f"parley: {large} is larger than 25 MB.",
         "",
-        f"parley: {text} cannot be sent: it is no picture, video or sound of a known format.",
+        f"parley: {text} cannot be sent: it is no image, video or audio of a known format.",
     ]

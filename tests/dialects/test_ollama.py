@@ -368,9 +368,9 @@ REFUSALS: list[tuple[Any, dict[str, Any], int, str]] = [
         400,
         "Invalid 'system': cannot be used together with 'suffix'.",
     ),
-    (read_ollama_generate, {"width": 64}, 400, "'width' is not available on this server: it makes no pictures."),
-    (read_ollama_generate, {"height": 64}, 400, "'height' is not available on this server: it makes no pictures."),
-    (read_ollama_generate, {"steps": 4}, 400, "'steps' is not available on this server: it makes no pictures."),
+    (read_ollama_generate, {"width": 64}, 400, "'width' is not available on this server: it makes no images."),
+    (read_ollama_generate, {"height": 64}, 400, "'height' is not available on this server: it makes no images."),
+    (read_ollama_generate, {"steps": 4}, 400, "'steps' is not available on this server: it makes no images."),
     (read_ollama_generate, {"context": PLAIN, "images": ["aGk="]}, 400, "'images': this model does not support vision"),
 ]
 

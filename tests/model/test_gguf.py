@@ -337,11 +337,11 @@ def test_never_raises_anything_else_for_a_file_that_is_cut_anywhere(tmp_path):
         ),
         (
             {"general.architecture": "clip"},
-            "holds an encoder of pictures or sound and no language model; name that, and this",
+            "holds an image or audio encoder and no language model; name that, and this",
         ),
         (
             {"general.type": "mmproj"},
-            "holds an encoder of pictures or sound and no language model; name that, and this",
+            "holds an image or audio encoder and no language model; name that, and this",
         ),
         ({"general.type": "adapter"}, "holds a LoRA adapter, which is not read from GGUF; name its model"),
         ({"general.type": "imatrix"}, "holds the statistics of a quantizer and no model"),

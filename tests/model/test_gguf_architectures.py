@@ -525,5 +525,5 @@ def test_refuses_what_the_architecture_does_not_compute(fields, reason, tmp_path
 def test_refuses_positions_with_several_axes_where_the_architecture_has_one(tmp_path):
     model = read_model(convert_folder(tmp_path / "x.gguf", tiny_models.model_folder("qwen3")))
     model.metadata["qwen3.rope.dimension_sections"] = [8, 12, 12, 0]
-    with pytest.raises(GgufError, match=r"^x\.gguf has positions with several axes, for pictures"):
+    with pytest.raises(GgufError, match=r"^x\.gguf has positions with several axes, for images"):
         model_config(model)

@@ -1,4 +1,4 @@
-"""Pictures for ``parley bench``: PNG files of random pixels, as parts of messages. Needs no imaging library."""
+"""Images for ``parley bench``: PNG files of random pixels, as parts of messages. Needs no imaging library."""
 
 from __future__ import annotations
 
@@ -26,6 +26,6 @@ def _encode_chunk(name: bytes, data: bytes) -> bytes:
 
 
 def add_random_images(text: str, count: int, side: int, random_: random.Random) -> list[dict[str, Any]]:
-    """Return a message's content: ``count`` pictures of ``side`` pixels in width and height, then a text."""
+    """Return a message's content: ``count`` images of ``side`` pixels in width and height, then a text."""
     pictures = [media_part(random_png(side, side, random_)) for _ in range(count)]
     return [*pictures, {"type": "text", "text": text}]

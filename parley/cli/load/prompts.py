@@ -78,7 +78,7 @@ def random_prompts(pool: TokenPool, config: ResolvedOptions, api: BenchApi, coun
     """Return random prompts of exactly ``prompt-len`` tokens. Their first ``shared-prefix`` tokens are one of
     ``num-prefixes`` prefixes in turn.
 
-    Pictures come before the text and in addition to its length.
+    Images come before the text and in addition to its length.
     """
     random_, ids = random.Random(seed), list(pool.pieces)
     prefixes = [random_.choices(ids, k=config["shared-prefix"]) for _ in range(config["num-prefixes"])]

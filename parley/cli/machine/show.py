@@ -75,7 +75,7 @@ def describe_folder(name: str, folder: Path) -> dict[str, Any]:
 
 
 def _is_encoder(key: str, value: object) -> bool:
-    """Whether a member of config.json describes an encoder of pictures or sound."""
+    """Whether a member of config.json describes an image or audio encoder."""
     return key in ("vision_config", "audio_config") and isinstance(value, dict) and "model_type" in value
 
 

@@ -160,7 +160,7 @@ def with_cluster_options(options: ServerOptions, config: ResolvedOptions) -> Ser
 
 
 def media_options(config: ResolvedOptions) -> MediaOptions:
-    """Return the options for pictures, videos and sound. Raises ConfigError."""
+    """Return the options for images, videos and audio. Raises ConfigError."""
     from parley.serving.server_options import MEDIA_COUNTS, MEDIA_SIZES, MediaOptions
 
     folder = config["media-path"]

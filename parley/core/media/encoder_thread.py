@@ -1,6 +1,6 @@
 """The thread that encodes media items, in slices of the processor time that the engine loop lends it.
 
-An encoder and a model step would compete for the same cores, and a large picture takes seconds. So the encoder pauses
+An encoder and a model step would compete for the same cores, and a large image takes seconds. So the encoder pauses
 between the blocks of its network: it computes while the loop lends it the processor, and the loop runs no step then.
 The loop lends the rest of a step's time, and all time while it waits for messages.
 """

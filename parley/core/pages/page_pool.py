@@ -17,7 +17,7 @@ The hash of a page covers all tokens up to its end, because keys and values depe
 decides the content (model, adapter) and from the client's cache salt: prompts with different salts never share a page.
 SHA-256 prevents a client from forging a collision to read or poison another client's pages.
 
-All pictures have the same placeholder tokens. So the hash of a page that overlaps a media item also covers the digest
+All images have the same placeholder tokens. So the hash of a page that overlaps a media item also covers the digest
 of the whole item, even if the item continues after the page, and its start relative to the page.
 
 This module knows nothing of sequences or tensors.

@@ -1,4 +1,4 @@
-"""Content blocks of a request: texts, pictures, documents and results of tools, read into texts and media.
+"""Content blocks of a request: texts, images, documents and results of tools, read into texts and media.
 
 The blocks that only an assistant's turn has (thinking, calls) are in ``turns.py``.
 """

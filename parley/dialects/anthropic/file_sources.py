@@ -1,4 +1,4 @@
-"""Files that clients have uploaded as the sources of pictures and documents in messages.
+"""Files that clients have uploaded as the sources of images and documents in messages.
 
 At a coordinator, which keeps them, instances get the files in place of their ids.
 """
@@ -62,7 +62,7 @@ def load_file(context: RequestContext, file_id: str) -> StoredFile:
 
 
 def with_file_content(source: Fields, block_type: str, context: RequestContext) -> Fields:
-    """Return the source of a picture or a document that names a file as one that has the file's content.
+    """Return the source of an image or a document that names a file as one that has the file's content.
 
     Raises BadRequest, TooLarge, and UnknownRecord if there is no such file.
     """

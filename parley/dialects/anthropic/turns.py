@@ -122,7 +122,7 @@ class TurnReader:
         return self._read_user_turn(items)
 
     def _read_user_turn(self, items: Sequence[Fields]) -> list[Message]:
-        """Return the results of calls, then the rest. Pictures of results come with the rest: not every template shows
+        """Return the results of calls, then the rest. Images of results come with the rest: not every template shows
         them in a result."""
         results: list[Message] = []
         pictures: Parts = []
@@ -142,7 +142,7 @@ class TurnReader:
         return [*results, Message("user", content.text, media=content.media)]
 
     def _read_tool_result(self, block: Fields) -> tuple[Message, Parts]:
-        """Return the result of a call, and its pictures."""
+        """Return the result of a call, and its images."""
         check_member_names(block, RESULT_MEMBERS, self._rules, "tool_result")
         self.blocks.read_cache_control(block)
         use_id = block.string("tool_use_id", None, cap=256)

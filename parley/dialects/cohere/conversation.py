@@ -1,4 +1,4 @@
-"""The conversation of a request: messages, results of tools, pictures, and documents that the model may quote.
+"""The conversation of a request: messages, results of tools, images, and documents that the model may quote.
 
 Documents go to the model's chat template where that has a place for them; otherwise the last turn of the user begins
 with them.

@@ -38,7 +38,7 @@ class CohereEmbedReply(UniversalCohereReply):
         return id_as_uuid(self.request.id)
 
     def content_error(self, path: str, part: Fields, part_type: str) -> BadRequest:
-        """Return the refusal of a part without its text or picture."""
+        """Return the refusal of a part without its text or image."""
         return part.missing_member(part_type)
 
     def render_refusal(self, error: ParleyError) -> Answer | None:

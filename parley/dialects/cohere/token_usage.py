@@ -8,7 +8,7 @@ from parley.types import Usage
 
 
 def cohere_usage(usage: Usage) -> dict[str, Any]:
-    """Return the tokens of a request. Those of pictures are counted apart, and billed as input."""
+    """Return the tokens of a request. Those of images are counted apart, and billed as input."""
     image_tokens = usage.media_tokens.get("image", 0)
     tokens = {"input_tokens": usage.prompt_tokens - image_tokens, "output_tokens": usage.completion_tokens}
     return {

@@ -124,7 +124,7 @@ def _refuse_members(body: Fields, name: str, context: RequestContext) -> None:
         raise incapable_model_error(name, "insert")
     for member in IMAGE_MODEL_MEMBERS:
         if body.integer(member, 0):
-            raise Unsupported(f"'{member}' is not available on this server: it makes no pictures.", field=member)
+            raise Unsupported(f"'{member}' is not available on this server: it makes no images.", field=member)
 
 
 def _read_prompt(

@@ -1,4 +1,4 @@
-"""Reading a conversation: messages with pictures in base64, tool calls with object arguments, and tools."""
+"""Reading a conversation: messages with images in base64, tool calls with object arguments, and tools."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def _read_call(call: Fields, rules: OllamaRules) -> ToolCall:
 
 
 def read_images(item: Fields, context: RequestContext) -> list[PlacedMedia]:
-    """Return the pictures of ``images``, which stand before the text. Raises Unsupported if the model reads none."""
+    """Return the images of ``images``, which stand before the text. Raises Unsupported if the model reads none."""
     texts = item.strings("images", cap=MAX_IMAGES, total=MAX_BASE64)
     if texts and "image" not in context.media_limits:
         message = f"'{item.member_path('images')}': this model does not support vision"
@@ -69,7 +69,7 @@ def read_images(item: Fields, context: RequestContext) -> list[PlacedMedia]:
 
 
 def _read_image(text: str, field: str) -> EncodedMedia:
-    """Return a picture in base64, without the start of a data: URL, which some clients send."""
+    """Return an image in base64, without the start of a data: URL, which some clients send."""
     if text[:5].lower() == "data:":
         return media.read_data_url(text, "image", field)
     return EncodedMedia(text)

@@ -1,4 +1,4 @@
-"""The parts of a message that hold pictures, video and sound.
+"""The parts of a message that hold images, video and audio.
 
 OpenAI's are ``image_url``, ``input_audio`` and ``file``. vLLM's server added ``audio_url``, ``video_url``,
 ``input_image``, parts without a type, embeddings that the client computed, and items that it names by ``uuid``.

@@ -1,4 +1,4 @@
-"""vLLM's sentences about pictures, video and sound that cannot be used, and their statuses.
+"""vLLM's sentences about images, video and audio that cannot be used, and their statuses.
 
 In the original, a URL that cannot be fetched through the client's fault is a 422. Here that holds for every such URL:
 the fault of another server is no error of this one.

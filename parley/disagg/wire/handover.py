@@ -173,7 +173,7 @@ def restore_prompt(
     if prompt is None:
         return
     if not set(prompt).isdisjoint(placeholder_ids):
-        raise Malformed("The prompt has the tokens of pictures, video or sound, but the request does not contain them.")
+        raise Malformed("The prompt has the tokens of images, video or audio, but the request does not contain them.")
     if len(engine_requests) != 1:
         raise Malformed("A request that continues with token ids must have exactly one prompt.")
     if len(prompt) >= context:

@@ -26,7 +26,7 @@ CHARACTERS_PER_TOKEN = 4.02  # also the default of the cluster's ``string_token_
 FIRST_MARK, MARK_STEP, MARK_GROWTH = 128, 128, 1.125
 MAX_REPORTED_HASHES = 4096  # most hashes in an instance's status report
 MAX_BODY_SIZE = 64 << 20  # bytes; bodies are never longer
-MEDIA_SIZE = 1024  # characters that stand for a picture, video or clip; shorter ones stay as they are
+MEDIA_SIZE = 1024  # characters that stand for an image, video or clip; shorter ones stay as they are
 DATA_MARK = b";base64,"  # precedes the data in a data: URL
 # The members whose long values are media even without that mark, if they look like base64.
 MEDIA_VALUE_MARKS = (b'"data"', b'"image_url"', b'"url"')

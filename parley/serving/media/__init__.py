@@ -1,1 +1,1 @@
-"""Pictures, videos and sound of requests: fetching them, and processing them before the engine sees them."""
+"""Images, videos and audio of requests: fetching them, and processing them before the engine sees them."""

@@ -28,7 +28,7 @@ RIFF_TYPES = {b"WEBP": "image/webp", b"WAVE": "audio/wav", b"AVI ": "video/x-msv
 
 
 def sniff_media_type(data: bytes) -> str | None:
-    """Return the media type of a picture, video or clip by its first bytes; None if it is not known."""
+    """Return the media type of an image, video or clip by its first bytes; None if it is not known."""
     if data[:4] == b"RIFF":
         return RIFF_TYPES.get(data[8:12])
     if data[4:8] == b"ftyp":
@@ -43,6 +43,6 @@ def media_part(data: bytes, kind: MediaKind | None = None) -> dict[str, Any]:
     """
     media_type = sniff_media_type(data)
     if media_type is None:
-        raise ValueError("it is no picture, video or sound of a known format")
+        raise ValueError("it is no image, video or audio of a known format")
     name = f"{kind or media_type.partition('/')[0]}_url"
     return {"type": name, name: {"url": f"data:{media_type};base64,{b64encode(data).decode()}"}}

@@ -1,4 +1,4 @@
-"""Fetches pictures, videos and sound over HTTP from the hosts that the operator allows, and from no others.
+"""Fetches images, videos and audio over HTTP from the hosts that the operator allows, and from no others.
 
 Every redirect is checked like the first URL. Errors are ``BadMedia``; they name the host that the client named,
 and quote neither servers nor libraries.

@@ -1,6 +1,6 @@
 """Loads the media of requests: gets their bytes, has them decoded and processed, and shares the results.
 
-Requests with the same picture at the same time, with the same options, share one fetch and one job of a media process.
+Requests with the same image at the same time, with the same options, share one fetch and one job of a media process.
 Results are kept for later requests (``item_cache.py``). A client's name for an item counts within its tenant only.
 """
 
@@ -235,7 +235,7 @@ class MediaLoader:
 
 
 def is_small(media: Media) -> bool:
-    """Whether the client wants a picture shrunk. The other values of ``detail`` leave it to the model's processor."""
+    """Whether the client wants an image shrunk. The other values of ``detail`` leave it to the model's processor."""
     return media.kind == "image" and media.detail == "low"
 
 

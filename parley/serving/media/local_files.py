@@ -1,4 +1,4 @@
-"""Reads pictures, videos and sound from files below one folder, which the operator allows clients to name.
+"""Reads images, videos and audio from files below one folder, which the operator allows clients to name.
 
 Each component of a path is opened beneath the one before it, and symbolic links are not followed, so no change of the
 folder in between leads out of it. A file is looked at before it is opened for reading: devices and pipes are never

@@ -1,7 +1,7 @@
 """The LoRA adapters in a model's own folder that its prompts with media need.
 
-Phi-4-multimodal is published with two: one for prompts with pictures, one for prompts with sound. Granite Speech 3 has
-one for sound, next to the model's own files. Their language models alone answer texts, and were not trained to read
+Phi-4-multimodal is published with two: one for prompts with images, one for prompts with audio. Granite Speech 3 has
+one for audio, next to the model's own files. Their language models alone answer texts, and were not trained to read
 media.
 """
 

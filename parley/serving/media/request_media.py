@@ -1,4 +1,4 @@
-"""The pictures, videos and clips of a request, divided among its prompts."""
+"""The images, videos and clips of a request, divided among its prompts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pictures and sound in the calls of a script: paths, bytes and Pillow's images become parts of messages."""
+"""Images and audio in the calls of a script: paths, bytes and Pillow's images become parts of messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Options of ``parley serve`` about pictures, videos and sound: where from, and how large."""
+"""Options of ``parley serve`` about images, videos and audio: where from, and how large."""
 
 from __future__ import annotations
 

@@ -94,8 +94,8 @@ REFUSED_CONFIGS: dict[str, tuple[dict[str, Any], str]] = {
         "is_causal as false reads in both directions",
     ),
     "unknown type": ({"model_type": "made_up"}, "does not know the model type made_up."),
-    "pictures": ({"model_type": "vit"}, "has no vit model that generates text"),
-    "sound": ({"model_type": "wav2vec2"}, "has no wav2vec2 model that generates text"),
+    "images": ({"model_type": "vit"}, "has no vit model that generates text"),
+    "audio": ({"model_type": "wav2vec2"}, "has no wav2vec2 model that generates text"),
     "no type": ({"model_type": None}, "does not name a model_type"),
     "GPTQ 5 bits": (
         {"model_type": "llama", "quantization_config": {"quant_method": "gptq", "bits": 5, "group_size": 32}},

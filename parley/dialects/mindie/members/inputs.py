@@ -19,7 +19,7 @@ from parley.errors import BadRequest
 from parley.types import Media, MediaKind, TextPrompt
 
 PART_TYPES = ("text", *URL_KINDS)
-MAX_MEDIA = 20  # pictures, videos and clips of a prompt or message, those in ``input_audio`` not counted
+MAX_MEDIA = 20  # images, videos and clips of a prompt or message, those in ``input_audio`` not counted
 MAX_INPUT_IDS = 1_048_576  # tokens of an input, independent of the model
 LENGTH_TEMPLATE = (
     "{} must be necessary and data type must be string and length in (0, {{1}}], but the length of inputs is {{0}}"

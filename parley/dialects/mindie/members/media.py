@@ -1,6 +1,6 @@
-"""Pictures, videos and sound in MindIE's prompts: how a value is understood, and the sentences of refusals.
+"""Images, videos and audio in MindIE's prompts: how a value is understood, and the sentences of refusals.
 
-A value is a URL, a path below a folder of the server, a data: URL, or a picture in base64, tried in this order. URLs
+A value is a URL, a path below a folder of the server, a data: URL, or an image in base64, tried in this order. URLs
 and paths are recognized by their extension, as the original does.
 """
 
@@ -87,7 +87,7 @@ class MediaPartReader:
         return Media(kind, source, f"{self.body.member_path(self.member)}[{number}].{part_type}")
 
     def _read_value(self, value: str, part_type: str) -> MediaSource:
-        """Understand a value as a URL, a path, a data: URL, or the base64 of a picture, in this order."""
+        """Understand a value as a URL, a path, a data: URL, or the base64 of an image, in this order."""
         kind = URL_KINDS[part_type]
         extensions = EXTENSIONS[kind]
         wrong_extension = self._download_error(WRONG_EXTENSION.format(part_type, list(extensions)))

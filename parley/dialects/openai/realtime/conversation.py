@@ -17,7 +17,7 @@ from parley.errors import Invalid, Overloaded, Unsupported, excerpt
 
 MAX_ITEMS = 1024
 MAX_PARTS = 64
-MAX_PART_TEXT = 1 << 26  # characters of a text, or of a picture or sound in base64
+MAX_PART_TEXT = 1 << 26  # characters of a text, or of an image or audio in base64
 MAX_CALL_TEXT = 1 << 24  # characters of a call's arguments or output
 ITEM_TYPES = ("message", "function_call", "function_call_output")
 ROLES = ("user", "assistant", "system")

@@ -1,6 +1,6 @@
 """``POST /v2/embed`` of Cohere's API as vLLM answers it: inputs in, their vectors in several encodings out.
 
-The inputs are texts, pictures, or contents of both. Pictures and contents are conversations of one turn, which the
+The inputs are texts, images, or contents of both. Images and contents are conversations of one turn, which the
 model's chat template writes. ``input_type`` is the name of the model's own prompt: it stands before a text, and is the
 system message of a conversation. On the universal route a model without prompts takes the API's own names, which
 Cohere's SDK always sends, and embeds all inputs alike.
@@ -110,7 +110,7 @@ class CohereReply(UnstreamedReply):
         return _as_conversation(content)
 
     def content_error(self, path: str, part: Fields, part_type: str) -> BadRequest:
-        """Return the original's refusal of a part without its text or picture."""
+        """Return the original's refusal of a part without its text or image."""
         sentence = f"CohereEmbedContent with type='{part_type}' requires {CONTENT_MEMBERS[part_type]}"
         return value_error(path, sentence, {name: part.raw_value(name) for name in part.member_names})
 
@@ -186,7 +186,7 @@ def _find_input_name(body: Fields) -> str:
 
 
 def _picture_parts(body: Fields) -> Iterator[Fields]:
-    """Yield each picture as a part of a content, which errors locate in ``images``."""
+    """Yield each image as a part of a content, which errors locate in ``images``."""
     for index, url in enumerate(body.strings("images", cap=MAX_EMBEDDING_INPUTS, total=MAX_PROMPT_SIZE)):
         part, place = body.without_members(set(body.member_names)), f"images[{index}]"
         for name, value in (("type", "image_url"), ("image_url", {"url": url})):

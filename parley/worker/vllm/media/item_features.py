@@ -1,4 +1,4 @@
-"""One picture, video or clip for vLLM: its features, which a media process writes and the host reads, and its
+"""One image, video or clip for vLLM: its features, which a media process writes and the host reads, and its
 placeholder.
 
 The tensors are bytes in vLLM's encoding here, so this module is plain data and can be tested without vLLM.

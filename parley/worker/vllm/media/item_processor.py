@@ -46,7 +46,7 @@ class VLLMItemProcessor:
         self.audio_rate = int(getattr(extractor, "sampling_rate", DEFAULT_RATE))
 
     def process_image(self, image: Image.Image, options: dict[str, Any]) -> ItemFeatures:
-        """Process a picture. Raises UnusableMedia."""
+        """Process an image. Raises UnusableMedia."""
         return self._process("image", image, check_options("image", options))
 
     def process_audio(self, samples: NDArray[np.float32], options: dict[str, Any]) -> ItemFeatures:

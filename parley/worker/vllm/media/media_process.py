@@ -1,7 +1,7 @@
 """A media process for vLLM: parley's decoders, and then vLLM's own processor of the model.
 
 It is a media process as any other (``worker/media_process.py``), with the same limits. ``start.py`` runs it with vLLM's
-Python. Its arguments are VLLMSettings in JSON, the model's folder, and FD. Without PyAV it reads pictures only.
+Python. Its arguments are VLLMSettings in JSON, the model's folder, and FD. Without PyAV it reads images only.
 """
 
 from __future__ import annotations
