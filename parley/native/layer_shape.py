@@ -195,7 +195,7 @@ class LayerShape:
     # The layer has an indexer, which chooses the tokens that it attends to. In models with indexers, a layer without
     # one attends to the tokens that the last indexer before it chose.
     has_indexer: bool = False
-    sees_later_media: bool = True  # tokens of pictures attend to later ones of the same picture, if the model does that
+    sees_later_media: bool = True  # tokens of images attend to later ones of the same image, if the model does that
 
     # The MLP
     # One of ACTIVATIONS. clamped_swiglu (GPT-OSS) limits the gate g to at most SWIGLU_LIMIT, and up to -SWIGLU_LIMIT ..

@@ -133,7 +133,7 @@ def test_pictures_take_the_place_of_a_token_without_use():
     assert marked["tokenizer.ggml.token_type"] == [3, *kinds[1:]]
     assert "tokenizer.ggml.unknown_token_id" not in marked and marked["tokenizer.ggml.bos_token_id"] == 1
     kinds[5] = 1  # a byte without a token: texts may be unknown
-    with pytest.raises(GgufError, match=r"^x\.gguf has no token <image>, which stands for a picture$"):
+    with pytest.raises(GgufError, match=r"^x\.gguf has no token <image>, which stands for an image$"):
         add_marks(encoder, metadata, "x.gguf")
     reserved = ["a", "<|reserved_special_token_0|>", "<|reserved_special_token_1|>"]
     metadata = {"tokenizer.ggml.tokens": reserved, "tokenizer.ggml.token_type": [1, 3, 3]}

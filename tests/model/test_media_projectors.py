@@ -179,9 +179,9 @@ def test_mark_of_videos_may_be_missing_in_intern_vl():
     )
     assert padded["tokenizer.ggml.tokens"] == [*TOKENS, "<video>"]
     edgeless = {"tokenizer.ggml.tokens": [*TOKENS[1:], "[PAD4]", "[PAD5]"], "tokenizer.ggml.token_type": [1] * 5}
-    with pytest.raises(GgufError, match=r"^x\.gguf has no token <img>, which stands for a picture$"):
+    with pytest.raises(GgufError, match=r"^x\.gguf has no token <img>, which stands for an image$"):
         add_marks(encoder, edgeless, "x.gguf")
-    with pytest.raises(GgufError, match=r"^x\.gguf has no token <\|AUDIO\|>, which stands for sound$"):
+    with pytest.raises(GgufError, match=r"^x\.gguf has no token <\|AUDIO\|>, which stands for audio$"):
         add_marks(
             read_model(family_files("qwen2_audio")[1]),
             {"tokenizer.ggml.tokens": ["a"], "tokenizer.ggml.token_type": [1]},

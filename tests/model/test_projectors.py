@@ -108,7 +108,7 @@ def test_token_that_gemma_files_lack_takes_the_place_of_an_unused_one():
     assert marked["tokenizer.ggml.tokens"] == ["<unused1>", "<image_soft_token>", "a", *tokens[3:]]
     assert marked["tokenizer.ggml.token_type"] == [5, 3, 1, 3, 3]
     metadata["tokenizer.ggml.tokens"] = ["u1", "u2", *tokens[2:]]
-    with pytest.raises(GgufError, match=r"^x\.gguf has no token <image_soft_token>, which stands for a picture$"):
+    with pytest.raises(GgufError, match=r"^x\.gguf has no token <image_soft_token>, which stands for an image$"):
         add_marks(encoder, metadata, "x.gguf")
 
 
@@ -135,7 +135,7 @@ def language_model_of(family):
         ({"clip__projector_type": "gemma3"}, "is the encoder of a model of the type gemma3_text, and not of qwen2_vl"),
         ({"clip__vision__projection_dim": 65}, "makes embeddings of 65 numbers, but the model's have 64"),
         ({"clip__vision__block_count": 0}, "gives clip.vision.block_count as 0, so the encoder's shape is unknown"),
-        ({"general__type": "model", "general__architecture": "llama"}, "is no encoder of pictures"),
+        ({"general__type": "model", "general__architecture": "llama"}, "is no image or audio encoder"),
     ],
 )
 def test_error_names_what_does_not_fit(changes, reason):

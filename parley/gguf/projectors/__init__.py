@@ -1,1 +1,1 @@
-"""llama.cpp's projector files (``mmproj-*.gguf``): the encoder of pictures or sound of a model in another GGUF file."""
+"""llama.cpp's projector files (``mmproj-*.gguf``): the image or audio encoder of a model in another GGUF file."""

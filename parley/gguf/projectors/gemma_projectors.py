@@ -1,4 +1,4 @@
-"""The encoders of pictures of Gemma 3 and 4 in projector files."""
+"""The image encoders of Gemma 3 and 4 in projector files."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def _gemma_4_processor(file: ProjectorFile) -> dict[str, Any]:
 
 
 def _gemma_4_text(config: dict[str, Any]) -> dict[str, Any]:
-    """Set ``use_bidirectional_attention``: pictures see both ways in large models, which have no inputs of layers."""
+    """Set ``use_bidirectional_attention``: images see both ways in large models, which have no inputs of layers."""
     return {"use_bidirectional_attention": None if config.get("hidden_size_per_layer_input") else "vision"}
 
 
@@ -162,6 +162,6 @@ GEMMA_4 = Projector(
         "v.patch_embd.weight": TensorLayout(2, (0, 2, 3, 1)),
         **dict.fromkeys(GEMMA_4_BOUNDS, TensorLayout(0)),
     },
-    unread=("a.", "mm.a."),  # sound of the small models
+    unread=("a.", "mm.a."),  # audio of the small models
     complete_text=_gemma_4_text,
 )

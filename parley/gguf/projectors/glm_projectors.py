@@ -1,4 +1,4 @@
-"""The encoders of pictures of GLM-4.1V to GLM-4.6V and GLM-OCR in projector files."""
+"""The image encoders of GLM-4.1V to GLM-4.6V and GLM-OCR in projector files."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ GLM_MARKS = {
     "video_start_token": "<|begin_of_video|>",
     "video_end_token": "<|end_of_video|>",
 }
-# The fewest and the most pixels of a picture, and of all frames of a video, as published
+# The fewest and the most pixels of an image, and of all frames of a video, as published
 GLM_PIXELS, GLM_VIDEO_PIXELS = (12544, 9633792), {"shortest_edge": 12544, "longest_edge": 47040000}
 
 

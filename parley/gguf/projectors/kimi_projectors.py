@@ -1,4 +1,4 @@
-"""Kimi K2.5's encoder of pictures (MoonViT) in projector files."""
+"""Kimi K2.5's image encoder (MoonViT) in projector files."""
 
 from __future__ import annotations
 

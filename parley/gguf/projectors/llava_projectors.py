@@ -1,4 +1,4 @@
-"""LLaVA's encoders of pictures in projector files (kind ``mlp``): of LLaVA 1.5 and 1.6, and models made as they are.
+"""LLaVA's image encoders in projector files (kind ``mlp``): of LLaVA 1.5 and 1.6, and models made as they are.
 
 Most files are those of llama.cpp's first converter (convert_image_encoder_to_gguf.py). It leaves out the blocks after
 the one whose output the language model gets, and the last norm of CLIP, which nothing needs.
@@ -16,7 +16,7 @@ from parley.gguf.projectors.projector_file import ProjectorFile
 
 LANGUAGE_MODELS = ("llama", "mistral", "phi3", "qwen2", "gemma")
 PINPOINTS = "image_grid_pinpoints"
-SELECTED = {"vision_feature_select_strategy": "default"}  # all but CLIP's token for the whole picture
+SELECTED = {"vision_feature_select_strategy": "default"}  # all but CLIP's token for the whole image
 NEWLINE = "model.image_newline"
 
 
@@ -46,7 +46,7 @@ def _llava_encoder(file: ProjectorFile) -> dict[str, Any]:
 
 
 def _llava_processor(file: ProjectorFile) -> dict[str, Any]:
-    """Return the processor, which pads a picture to a square, as the published config and llama.cpp do."""
+    """Return the processor, which pads an image to a square, as the published config and llama.cpp do."""
     return _processor_config(file, "LlavaProcessor", "LlavaImageProcessor", do_pad=True)
 
 
@@ -71,7 +71,7 @@ def _processor_config(file: ProjectorFile, name: str, image_name: str, **members
 
 
 def _read_pinpoints(file: ProjectorFile) -> list[list[int]]:
-    """Return the sizes (height, width) of pictures that are divided into tiles. Raises GgufError."""
+    """Return the sizes (height, width) of images that are divided into tiles. Raises GgufError."""
     sides, tile = file.read_field(PINPOINTS), file.read_count("image_size")
     if (
         not isinstance(sides, list)
@@ -96,7 +96,7 @@ def _llava_next_processor(file: ProjectorFile) -> dict[str, Any]:
 
 
 def llava_variant(file: ProjectorFile) -> Projector | None:
-    """Return the row of LLaVA 1.6 for files whose encoder reads large pictures as tiles."""
+    """Return the row of LLaVA 1.6 for files whose encoder reads large images as tiles."""
     return LLAVA_NEXT if file.has_tensor(NEWLINE) else None
 
 

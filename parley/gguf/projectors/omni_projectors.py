@@ -1,4 +1,4 @@
-"""The encoders of pictures and of sound of Qwen2.5-Omni, which one projector file has."""
+"""The image and audio encoders of Qwen2.5-Omni, which one projector file has."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _sound_width(file: ProjectorFile) -> int:
 
 
 def _edge_shape(file: ProjectorFile) -> tuple[int, ...]:
-    """Return the shape of embeddings of edges of sound, which Transformers' code has and does not use."""
+    """Return the shape of embeddings of edges of audio, which Transformers' code has and does not use."""
     return 2, _sound_width(file)
 
 

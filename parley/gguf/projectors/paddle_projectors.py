@@ -1,4 +1,4 @@
-"""PaddleOCR-VL's encoder of pictures in projector files."""
+"""PaddleOCR-VL's image encoder in projector files."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from parley.gguf.projectors.projector import SIGLIP_BLOCK_NAMES, Projector, same
 from parley.gguf.projectors.projector_file import ProjectorFile
 
 MERGE_SIZE = 2  # patches per embedding in rows and columns
-PADDLE_PIXELS = (147384, 2822400)  # the fewest and the most of a picture, as published
+PADDLE_PIXELS = (147384, 2822400)  # the fewest and the most of an image, as published
 HEAD_PARTS = 4  # of heads: pairs of numbers that rotate by row, and by column
 
 

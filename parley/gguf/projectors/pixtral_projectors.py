@@ -1,4 +1,4 @@
-"""Pixtral's encoder of pictures in projector files: of Pixtral itself, Mistral Small 3.1 and later, and LightOnOCR."""
+"""Pixtral's image encoder in projector files: of Pixtral itself, Mistral Small 3.1 and later, and LightOnOCR."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ class Projector:
     * ``unread``: beginnings of the names of tensors that are not needed.
     * ``unused``: tensors of Hugging Face format that files leave out because nothing reads them, and how their shapes
       are found.
-    * ``audio_encoder``: the row of the audio encoder, in files that also have one of pictures; only its tensors are
+    * ``audio_encoder``: the row of the audio encoder, in files that also have one of images; only its tensors are
       used.
     * ``last_tensor``: the weight that computes the embeddings, in files whose metadata do not give their width.
     """
@@ -99,7 +99,7 @@ def same_text(model_type: str, class_name: str, *text_types: str) -> dict[str, W
     return {text_type: WholeModel(model_type, class_name, text_type) for text_type in text_types}
 
 
-# SigLIP's blocks, which many encoders of pictures have
+# SigLIP's blocks, which many image encoders have
 SIGLIP_BLOCK_NAMES = {
     "ln1": "layer_norm1",
     "ln2": "layer_norm2",

@@ -103,7 +103,7 @@ class ProjectorFile:
         return side
 
     def read_pixel_limits(self, default: tuple[int, int]) -> dict[str, int]:
-        """Return the fewest and the most pixels of a picture, as processors name them."""
+        """Return the fewest and the most pixels of an image, as processors name them."""
         min_pixels, max_pixels = (
             self.read_count("image_min_pixels", default[0]),
             self.read_count("image_max_pixels", default[1]),
@@ -123,7 +123,7 @@ class ProjectorFile:
         }
 
     def embedding_side(self, scale: int) -> int:
-        """Return how many embeddings are in a row of a picture. ``scale``: patches for each, unless the file says."""
+        """Return how many embeddings are in a row of an image. ``scale``: patches for each, unless the file says."""
         patches = self.read_count("image_size") // self.read_count("patch_size")
         scale = self.read_count("projector.scale_factor", scale)
         if not patches or patches % scale:

@@ -12,7 +12,7 @@ from parley.gguf.projectors.qwen_projectors import deep_layers
 from parley.gguf.projectors.table import open_projector
 
 DEEP_TENSOR = re.compile(r"v\.deepstack\.(\d{1,5})\.(norm|fc1|fc2)\.(weight|bias)")
-PATCH_PARTS = ("v.patch_embd.weight", "v.patch_embd.weight.1")  # of a picture's patch, and of the frame that follows
+PATCH_PARTS = ("v.patch_embd.weight", "v.patch_embd.weight.1")  # of an image's patch, and of the frame that follows
 TURNED_TENSORS = ("attn_q", "attn_k")
 
 

@@ -1,4 +1,4 @@
-"""The encoders of pictures of Qwen2-VL to Qwen3-VL and Qwen3.5 in projector files."""
+"""The image encoders of Qwen2-VL to Qwen3-VL and Qwen3.5 in projector files."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from parley.gguf.header import GgufError
 from parley.gguf.projectors.projector import Projector, WholeModel
 from parley.gguf.projectors.projector_file import ProjectorFile
 
-FRAMES = 2  # frames of a patch; both are the same for a picture
+FRAMES = 2  # frames of a patch; both are the same for an image
 WINDOW_SIZE = 112  # pixels in rows and columns, in Qwen2.5-VL
 MERGE_SIZE = 2  # patches per embedding in rows and columns
 HEAD_PARTS = 4  # of heads: pairs of numbers that rotate by row, and by column
@@ -21,7 +21,7 @@ QWEN_MARKS = {
     "vision_start_token": "<|vision_start|>",
     "vision_end_token": "<|vision_end|>",
 }
-# The fewest and the most pixels of a picture, as published
+# The fewest and the most pixels of an image, as published
 QWEN2_PIXELS, QWEN3_PIXELS = (3136, 12845056), (65536, 16777216)
 QWEN3_VIDEO_PIXELS = (4096, 25165824)
 

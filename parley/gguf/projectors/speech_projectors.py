@@ -1,4 +1,4 @@
-"""Whisper's encoder of sound in projector files: of Qwen2-Audio, Voxtral and Audio Flamingo 3."""
+"""Whisper's audio encoder in projector files: of Qwen2-Audio, Voxtral and Audio Flamingo 3."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def find_projector(model: GgufModel) -> Projector:
     if "mmproj" not in (model.metadata.get("general.type"), model.metadata.get("general.architecture")) and (
         model.metadata.get("general.architecture") != "clip"
     ):
-        raise GgufError(f"{name} is no encoder of pictures or sound")
+        raise GgufError(f"{name} is no image or audio encoder")
     default = "mlp" if model.metadata.get(LLAVA_KEY) is True else None
     kind = next((model.metadata[key] for key in KIND_KEYS if model.metadata.get(key)), default)
     if not isinstance(kind, str) or kind not in PROJECTORS:

@@ -1,4 +1,4 @@
-"""Encoders in projector files that read large pictures as tiles: Idefics3's and SmolVLM's, InternVL's, LFM2-VL's and
+"""Encoders in projector files that read large images as tiles: Idefics3's and SmolVLM's, InternVL's, LFM2-VL's and
 Llama 4's."""
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from parley.gguf.projectors.projector_file import ProjectorFile
 PATCH_SCALE = 2  # patches per embedding in rows and columns
 EPS_KEY = "attention.layer_norm_epsilon"
 CONVERTER_EPS, IDEFICS_EPS = 1e-5, 1e-6  # of encoders whose config names none: llama.cpp's, and that of their own code
-IDEFICS_TILES = 4  # in a row or column of the largest picture, as published
+IDEFICS_TILES = 4  # in a row or column of the largest image, as published
 INTERN_TILES = {"min": 1, "max": 12}  # as published
 INTERN_LANGUAGE_MODELS = ("qwen2", "qwen3", "qwen3_moe", "llama", "gpt_oss")
 

@@ -65,7 +65,7 @@ def add_marks(model: GgufModel, metadata: dict[str, Any], name: str) -> dict[str
     """
     tokens, kinds = metadata.get("tokenizer.ggml.tokens"), metadata.get("tokenizer.ggml.token_type")
     if not isinstance(tokens, list) or not isinstance(kinds, list) or len(kinds) != len(tokens):
-        raise GgufError(f"{name} has no kinds of tokens, so those of pictures and sound are not known")
+        raise GgufError(f"{name} has no kinds of tokens, so those of images and audio are not known")
     tokens, kinds = list(tokens), list(kinds)
     projector = find_projector(model)
     replaced = {*projector.ids.values(), *projector.stand_ins}
@@ -75,7 +75,7 @@ def add_marks(model: GgufModel, metadata: dict[str, Any], name: str) -> dict[str
             if not free_tokens and attribute in projector.stand_ins:
                 continue
             if not free_tokens:
-                content = "a picture" if projector.modality == "vision" else "sound"
+                content = "an image" if projector.modality == "vision" else "audio"
                 raise GgufError(f"{name} has no token {mark}, which stands for {content}")
             tokens[free_tokens[-1]] = mark
             unnamed = {f"tokenizer.ggml.{name}_token_id" for name in ("unknown", "padding")}

@@ -354,7 +354,7 @@ class Checkpoint:
 
     def _open_gguf(self, files: list[Path]) -> None:
         """Open a GGUF file, or all parts of a split one, under the names of Hugging Face format. The last of ``files``
-        may be the encoder of pictures, in a folder below theirs."""
+        may be the image encoder, in a folder below theirs."""
         path = files[0]
         try:
             model = read_model(path)

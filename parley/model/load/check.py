@@ -1,7 +1,7 @@
 """Checks whether a model would load, without reading its weights: config, settings, names and shapes in the headers.
 
 It runs the code that ``load/loader.py`` runs before it reads weights, so its error messages are the same. Encoders of
-pictures and sound are checked as well, which a server does only with the first item.
+images and audio are checked as well, which a server does only with the first item.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from parley.model.networks.network import MediaRows, PackedBatch
 
 
 def granite4_layers(config: Any) -> list[int]:
-    """Return the layers before which Granite 4 Vision adds features of pictures, in the encoder's order."""
+    """Return the layers before which Granite 4 Vision adds features of images, in the encoder's order."""
     spatial_layers: list[int] = config.spatial_target_layers
     return [layer for _, layer in config.deepstack_layer_map or ()] + spatial_layers
 

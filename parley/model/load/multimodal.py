@@ -1,4 +1,4 @@
-"""The language model inside a checkpoint that also holds encoders of pictures, video or sound.
+"""The language model inside a checkpoint that also holds encoders of images, video or audio.
 
 Such a checkpoint keeps the language model's config in ``text_config``, and its tensors below a prefix. Both are turned
 into those of a plain decoder here; ``towers.py`` loads the encoders. The layouts are those that Transformers writes,
@@ -37,7 +37,7 @@ OWN_BODY_PREFIXES = ("backbone.", "model.decoder.")  # of Nemotron-H and OPT in 
 THINKER_PREFIX = "thinker."  # of the tensors of Qwen-Omni's part that writes text
 # Language models whose last tokens the projectors of media embed, and the modules of these
 MEDIA_TOKEN_TYPES, TOKEN_PROJECTORS = {"gemma3n_text"}, ("embed_vision", "embed_audio")
-PREFIX_TYPES = {"paligemma"}  # all tokens of a prompt with pictures attend to each other
+PREFIX_TYPES = {"paligemma"}  # all tokens of a prompt with images attend to each other
 HEAD_PREFIXES = ("lm_head.", "language_model.lm_head.", "model.language_model.lm_head.")
 
 

@@ -38,7 +38,7 @@ from parley.text.media_family import read_media_family
 PAGED_LAYER_TYPES = {"full_attention", "sliding_attention"}  # the layer_types that KV pages support
 STATELESS_LAYER_TYPES = {"chunked_attention"}  # these keep only keys and values too, but no kernel computes them
 # Transformers' tables of models that generate text. The first table that has a model's type is used. The last also has
-# decoders: those of the Flamingo models for sound.
+# decoders: those of the Flamingo models for audio.
 WRITER_MAPPINGS = (
     MODEL_FOR_MULTIMODAL_LM_MAPPING,
     MODEL_FOR_CAUSAL_LM_MAPPING,

@@ -268,7 +268,7 @@ def _pack_modules(model: PreTrainedModel) -> dict[str, LinearSite]:
 
     Matrices of other modules become ``PaddedWeight``. Returns the layers that LoRA adapters may change: those that
     every token of a batch passes in place. Experts are left out because they see only some tokens, and
-    so is the head, which runs for few. Encoders of pictures and sound stay as they are (``media/encoder.py``).
+    so is the head, which runs for few. Image and audio encoders stay as they are (``media/encoder.py``).
     """
     sites: dict[str, LinearSite] = {}
     encoders = {id(module) for part in encoder_parts(model) for module in part.modules()}

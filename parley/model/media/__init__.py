@@ -1,1 +1,1 @@
-"""The encoder of pictures, video and sound: from the processor's tensors of an item to its embeddings."""
+"""The encoder of images, video and audio: from the processor's tensors of an item to its embeddings."""

@@ -137,14 +137,14 @@ class TransformersEncoder:
 
 
 def _insert_mark_rows(rows: torch.Tensor, mark_rows: torch.Tensor, placeholder_numbers: torch.Tensor) -> torch.Tensor:
-    """Return the embeddings [n, hidden] of a picture with those of its marks.
+    """Return the embeddings [n, hidden] of an image with those of its marks.
 
     ``placeholder_numbers``: int64 [n], 0 where the next of ``rows`` belongs, k where row k - 1 of ``mark_rows`` does.
     """
     result = torch.cat([mark_rows[:1], mark_rows])[placeholder_numbers]
     is_picture = placeholder_numbers == 0
     if int(is_picture.sum()) != len(rows):
-        raise EncoderError(f"The encoder gave {len(rows)} embeddings, but the picture's text has other placeholders.")
+        raise EncoderError(f"The encoder gave {len(rows)} embeddings, but the image's text has other placeholders.")
     result[is_picture] = rows
     return result
 
@@ -252,7 +252,7 @@ def _encode_music_flamingo(
 def _phi4_function(body: Any, kind: MediaKind) -> FeatureFunction:
     """Return the function that runs an encoder of Phi-4-multimodal, which overwrites the embeddings of placeholders.
 
-    In a prompt with pictures, sound would have another projection; such prompts are refused
+    In a prompt with images, audio would have another projection; such prompts are refused
     (``text/text_pipeline.py``).
     """
     from transformers.modeling_outputs import BaseModelOutputWithPooling
@@ -305,7 +305,7 @@ def _encode_granite4(body: Any, pixel_values: torch.Tensor, image_sizes: torch.T
 def _select_arguments(function: FeatureFunction, features: Features, kind: MediaKind) -> Features:
     """Return the features that are arguments of the function; processors also return others.
 
-    LLaVA's function forwards other keyword arguments to its encoder; Pixtral's encoder needs the picture sizes.
+    LLaVA's function forwards other keyword arguments to its encoder; Pixtral's encoder needs the image sizes.
     """
     signature = inspect.signature(function).parameters
     parameters = {

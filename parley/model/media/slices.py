@@ -1,6 +1,6 @@
-"""Linear layers and attention of encoders in slices, with a pause between slices, however large the picture is.
+"""Linear layers and attention of encoders in slices, with a pause between slices, however large the image is.
 
-The engine's steps wait while an encoder computes. One block of an encoder would take minutes for a large picture, most
+The engine's steps wait while an encoder computes. One block of an encoder would take minutes for a large image, most
 of it in one attention layer, and a server that waits for a step that long counts as hung. So linear layers and
 attention compute a slice of their rows at a time, and call ``pause`` before each one. The size of a slice depends on
 shapes only, never on time, so an item has the same bits at each call.

@@ -1,1 +1,1 @@
-"""Decodes pictures, sound and videos of clients, and runs the model's processor. Used in media processes only."""
+"""Decodes images, audio and videos of clients, and runs the model's processor. Used in media processes only."""

@@ -19,7 +19,7 @@ def decode_audio(data: bytes, rate: int, max_seconds: float) -> NDArray[np.float
     """
     with open_container(data, "audio") as container:
         if not container.streams.audio:
-            raise UnusableMedia("has no sound", "undecodable")
+            raise UnusableMedia("has no audio", "undecodable")
         stream = container.streams.audio[0]
         check_codec(stream)
         stream.codec_context.thread_count = 1
@@ -45,7 +45,7 @@ def _limit_length(frames: Iterator[av.AudioFrame], max_seconds: float) -> Iterat
 
 
 def _resample_frames(frames: Iterator[av.AudioFrame], rate: int) -> Iterator[NDArray[np.float32]]:
-    """Return the mean of the channels at another rate. Channels keep their own sound until then: FFmpeg would weight
+    """Return the mean of the channels at another rate. Channels keep their own audio until then: FFmpeg would weight
     them. A stream whose format changes within gets a new resampler, as a new file would."""
     resampler: av.AudioResampler | None = None
     form = None

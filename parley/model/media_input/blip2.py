@@ -1,6 +1,6 @@
-"""Turns pictures into the features of BLIP-2.
+"""Turns images into the features of BLIP-2.
 
-Transformers' ``Blip2Processor`` writes the placeholders of a picture before a prompt, and accepts no mark for it.
+Transformers' ``Blip2Processor`` writes the placeholders of an image before a prompt, and accepts no mark for it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Blip2Processor:
         self.tokenizer: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         self.image_processor: Any = AutoImageProcessor.from_pretrained(folder, local_files_only=True)
         self.image_token = str(self.tokenizer.convert_ids_to_tokens(placeholder_id))
-        self._embeddings = int(read_json_object(folder / "config.json").get("num_query_tokens", 32))  # of a picture
+        self._embeddings = int(read_json_object(folder / "config.json").get("num_query_tokens", 32))  # of an image
 
     def __call__(
         self,
@@ -34,7 +34,7 @@ class Blip2Processor:
         return_text_replacement_offsets: bool,
         **options: Any,
     ) -> dict[str, Any]:
-        """Return the pixels [1, 3, height, width] of one picture, and the text that stands for it."""
+        """Return the pixels [1, 3, height, width] of one image, and the text that stands for it."""
         pixels = self.image_processor(images, return_tensors=return_tensors, **options)["pixel_values"]
         replacement = self.image_token * self._embeddings
         return {"pixel_values": pixels, "text_replacement_offsets": [[{"replacement": replacement}]]}

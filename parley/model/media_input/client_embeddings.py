@@ -1,7 +1,7 @@
 """Embeddings that clients send instead of media, as a safetensors file: never pickle, which could run code.
 
 The file has the tensor ``embeddings``, [n, width] in float32, float16 or bfloat16. The width is the model's; if some of
-its layers take embeddings of pictures as well (deepstack), those of each layer follow in the same row. For models whose
+its layers take embeddings of images as well (deepstack), those of each layer follow in the same row. For models whose
 positions have three axes the file also has ``image_grid_thw`` or ``video_grid_thw``, int64 [1, 3]: frames, rows and
 columns before spatial merging.
 """

@@ -1,4 +1,4 @@
-"""Opens files of sound and video with FFmpeg (PyAV), which must not guess their format.
+"""Opens audio and video files with FFmpeg (PyAV), which must not guess their format.
 
 FFmpeg opens sockets for some texts (SDP) and other files for some lists. So a file's first bytes choose its demuxer
 here, no protocol is allowed, and only codecs of the list below are decoded: the others are rarely tested.
@@ -58,7 +58,7 @@ def demuxer_name(data: bytes) -> str | None:
 
 @contextmanager
 def open_container(data: bytes, kind: Literal["audio", "video"]) -> Iterator[InputContainer]:
-    """Open a file of sound or video. Errors of FFmpeg within the block become UnusableMedia."""
+    """Open an audio or video file. Errors of FFmpeg within the block become UnusableMedia."""
     name = demuxer_name(data)
     if name is None or name not in (AUDIO_DEMUXERS if kind == "audio" else VIDEO_DEMUXERS):
         raise UnusableMedia(f"is in no format that is read here: {FORMATS[kind]}", "unknown_format")

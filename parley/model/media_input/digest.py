@@ -49,7 +49,7 @@ def item_digest(kind: str, form: str, data: bytes, options: dict[str, Any], fing
 
 
 def _decoder_versions() -> dict[str, tuple[int, ...]]:
-    """Return the versions of the libraries within PyAV, none if it is not installed: then only pictures are read."""
+    """Return the versions of the libraries within PyAV, none if it is not installed: then only images are read."""
     try:
         import av
     except ImportError:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from parley.text.tokens.json_files import read_json_object
 
-CONFIG_FILES = ("processor_config.json", "preprocessor_config.json")  # the first one has a section for sound
+CONFIG_FILES = ("processor_config.json", "preprocessor_config.json")  # the first one has a section for audio
 DYNAMIC_RANGE = 8.0  # powers of ten below the loudest number, at which quieter ones are cut
 
 

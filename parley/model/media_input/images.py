@@ -1,4 +1,4 @@
-"""Decodes pictures with Pillow: JPEG, PNG, WebP, GIF and BMP, recognized by their first bytes.
+"""Decodes images with Pillow: JPEG, PNG, WebP, GIF and BMP, recognized by their first bytes.
 
 Only the decoder of that format runs, and only after the header's size has been checked: a file of one kilobyte may
 stand for gigabytes of pixels. Of an animation the first frame counts.
@@ -15,7 +15,7 @@ from PIL import Image, ImageOps
 from parley.model.media_input.unusable import UnusableMedia, damaged_media
 
 FORMATS = "JPEG, PNG, WebP, GIF or BMP"
-SMALL_SIZE = (512, 512)  # of a picture with little detail, at most
+SMALL_SIZE = (512, 512)  # of an image with little detail, at most
 
 # The limit is checked here, so that the client gets its numbers; a warning of Pillow would go to the log.
 Image.MAX_IMAGE_PIXELS = None
@@ -36,7 +36,7 @@ def image_format(data: bytes) -> str | None:
 
 
 def decode_image(data: bytes, max_pixels: int) -> Image.Image:
-    """Return a picture as people see it: turned as its EXIF data says, on white where it is transparent, in RGB.
+    """Return an image as people see it: turned as its EXIF data says, on white where it is transparent, in RGB.
 
     Raises UnusableMedia, MemoryError.
     """
@@ -56,7 +56,7 @@ def decode_image(data: bytes, max_pixels: int) -> Image.Image:
 
 
 def shrink_image(image: Image.Image) -> Image.Image:
-    """Return a picture of at most 512 x 512 pixels."""
+    """Return an image of at most 512 x 512 pixels."""
     image.thumbnail(SMALL_SIZE, Image.Resampling.BICUBIC)
     return image
 
@@ -79,7 +79,7 @@ def _turn_upright(image: Image.Image) -> Image.Image:
         return ImageOps.exif_transpose(image)
     except MemoryError:
         raise
-    except Exception:  # broken EXIF data does not make a picture unusable
+    except Exception:  # broken EXIF data does not make an image unusable
         return image
 
 

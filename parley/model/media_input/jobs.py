@@ -19,7 +19,7 @@ from parley.model.media_input.images import decode_image, shrink_image
 from parley.model.media_input.unusable import UnusableMedia
 from parley.types import FeatureFile, MediaKind, ProcessedMedia
 
-if TYPE_CHECKING:  # these modules need PyAV, which an engine for pictures may lack
+if TYPE_CHECKING:  # these modules need PyAV, which an engine for images may lack
     from parley.model.media_input.video import DecodedVideo, VideoClock
 
 LOADING_OPTIONS = frozenset({"fps", "num_frames"})
@@ -35,10 +35,10 @@ class MediaProcessor(Protocol[ProcessedT]):
 
     @property
     def audio_rate(self) -> int:
-        """Samples per second of the sound that the processor reads."""
+        """Samples per second of the audio that the processor reads."""
 
     def process_image(self, image: Image.Image, options: dict[str, Any]) -> ProcessedT:
-        """Process a picture."""
+        """Process an image."""
 
     def process_audio(self, samples: NDArray[np.float32], options: dict[str, Any]) -> ProcessedT:
         """Process a clip, with ``audio_rate`` samples per second."""

@@ -107,17 +107,17 @@ class ItemProcessor:
 
     @property
     def audio_rate(self) -> int:
-        """Samples per second of the sound that the processor reads."""
+        """Samples per second of the audio that the processor reads."""
         return int(getattr(self._sound_extractor, "sampling_rate", DEFAULT_RATE))
 
     @property
     def _sound_extractor(self) -> Any:
-        """The part of the processor that reads sound, which has another name in Phi-4-multimodal's; None without it."""
+        """The part of the processor that reads audio, which has another name in Phi-4-multimodal's; None without it."""
         names = ("feature_extractor", "audio_processor")
         return next((getattr(self._processor, name) for name in names if hasattr(self._processor, name)), None)
 
     def process_image(self, image: Image.Image, options: dict[str, Any]) -> ProcessedTensors:
-        """Process a picture. Raises UnusableMedia."""
+        """Process an image. Raises UnusableMedia."""
         processed = self._process("image", {"images": [image], **check_options("image", options)})
         self._check_patches(processed.tensors)
         return processed
@@ -240,7 +240,7 @@ class ItemProcessor:
         return safetensors.torch.save(processed.tensors, {"digest": digest.hex()})
 
     def _check_patches(self, tensors: dict[str, torch.Tensor]) -> None:
-        """Raise UnusableMedia for a picture that is too narrow for the encoder.
+        """Raise UnusableMedia for an image that is too narrow for the encoder.
 
         LFM2-VL's processor makes more patches of it than its mask has, and Gemma 4's gives patches positions for which
         the encoder has no embedding.
@@ -270,7 +270,7 @@ class ItemProcessor:
             raise UnusableMedia(predicate, "too_long", limit=seconds, size=processed.seconds)
 
     def _has_grids(self, kind: MediaKind) -> bool:
-        """Whether runs of embeddings of this kind have grids of positions. Those of sound continue as in text."""
+        """Whether runs of embeddings of this kind have grids of positions. Those of audio continue as in text."""
         return self._family.has_rope_grids and kind != "audio"
 
     def _text_edges(self) -> tuple[str, str]:
@@ -286,7 +286,7 @@ class ItemProcessor:
         return str(self._processor.tokenizer.convert_ids_to_tokens(self._family.placeholder_ids[kind]))
 
     def _other_placeholders(self, kind: MediaKind) -> list[str]:
-        """The further marks that embeddings of a picture replace."""
+        """The further marks that embeddings of an image replace."""
         ids = self._family.other_placeholder_ids if kind == "image" else ()
         return [str(self._processor.tokenizer.convert_ids_to_tokens(token_id)) for token_id in ids]
 

@@ -22,7 +22,7 @@ from parley.model.media_input.images import decode_image
 from parley.model.media_input.unusable import UnusableMedia, damaged_media
 
 MAX_PACKETS = 1 << 20  # of a video; ten hours at 29 frames per second
-STILL_RATE = 1.0  # frames per second of a video that is sent as single pictures, unless the request says otherwise
+STILL_RATE = 1.0  # frames per second of a video that is sent as single images, unless the request says otherwise
 
 
 @dataclass
@@ -73,7 +73,7 @@ def decode_video(data: bytes, choose_frames: FrameChooser, limits: DecodingLimit
 
 
 def decode_frames(text: str, frame_rate: float | None, limits: DecodingLimits) -> DecodedVideo:
-    """Return a video from JPEG pictures of one size, in base64 with commas between them. Raises UnusableMedia."""
+    """Return a video from JPEG images of one size, in base64 with commas between them. Raises UnusableMedia."""
     count = text.count(",") + 1
     _check_frame_count(count, limits)
     rate = frame_rate or STILL_RATE
@@ -94,7 +94,7 @@ def decode_frames(text: str, frame_rate: float | None, limits: DecodingLimits) -
 
 def _first_video(container: av.container.InputContainer) -> av.VideoStream:
     if not container.streams.video:
-        raise UnusableMedia("has no pictures", "undecodable")
+        raise UnusableMedia("has no images", "undecodable")
     stream = container.streams.video[0]
     check_codec(stream)
     stream.codec_context.thread_count = 1
@@ -169,7 +169,7 @@ class _FrameDecoder:
         self._size = max(1, int(self.width * scale)), max(1, int(self.height * scale))
 
     def decode_frames(self, indices: Sequence[int]) -> Iterator[tuple[int, NDArray[np.uint8]]]:
-        """Return frames by their numbers, which are in order. Those that hold no picture are left out."""
+        """Return frames by their numbers, which are in order. Those that hold no image are left out."""
         for index in indices:
             keyframe = self._keyframe_before(index)
             if self._may_seek and keyframe > self._position + 1:
@@ -193,7 +193,7 @@ class _FrameDecoder:
         self._position = index - 1
 
     def _find_frame(self, index: int) -> av.VideoFrame | None:
-        """Decode up to a frame; None if there is no picture with that number."""
+        """Decode up to a frame; None if there is no image with that number."""
         for frame in self._frames:
             is_timed = frame.time is not None
             self._position = bisect_left(self._clock.times, frame.time - 1e-6) if is_timed else self._position + 1

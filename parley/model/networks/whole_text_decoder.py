@@ -1,7 +1,7 @@
 """A decoder that computes each text in a single step, as encoders do: for vectors of all tokens, and for classifiers.
 
 The KV pages are scratch memory of one step. In models with bidirectional attention, a token also attends to later ones
-of its text; the kernels do the same for pictures, whose tokens attend to each other. The result of a text does not
+of its text; the kernels do the same for images, whose tokens attend to each other. The result of a text does not
 depend on other texts.
 """
 

@@ -102,7 +102,7 @@ def test_opens_no_text_that_pretends_to_be_sound(start: bytes, rest: bytes):
 
 
 def test_refuses_videos_without_sound():
-    assert refusal(video_file()).predicate == "has no sound"
+    assert refusal(video_file()).predicate == "has no audio"
 
 
 def test_refuses_files_without_samples():

@@ -93,7 +93,7 @@ def test_keeps_smaller_frames_where_all_would_take_too_much_memory():
 
 
 def test_refuses_sound_without_pictures():
-    assert refusal(sound_file("mp4", "aac", sine_wave(1, 48_000)[None], 48_000)).predicate == "has no pictures"
+    assert refusal(sound_file("mp4", "aac", sine_wave(1, 48_000)[None], 48_000)).predicate == "has no images"
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The content of an item: a text, or parts with texts, pictures, files and sound."""
+"""The content of an item: a text, or parts with texts, images, files and audio."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class ContentReader:
         return self._media_reader.read_item(part, kind, plain_urls=True)
 
     def _read_file(self, part: Fields) -> str | Media:
-        """Return the text of a text file, or the picture, video or clip that another file is."""
+        """Return the text of a text file, or the image, video or clip that another file is."""
         if part.has_value("file_url"):
             raise unserved_error("Files at URLs are not available on this server.", part.member_path("file_url"))
         part.string("detail", "auto", allowed=IMAGE_DETAILS)

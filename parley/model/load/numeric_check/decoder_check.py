@@ -1,6 +1,6 @@
 """The numeric check of a fused decoder at load: its logits of a few tokens against those of ``ReferenceDecoder``.
 
-With M-RoPE, some of the tokens have a picture's positions.
+With M-RoPE, some of the tokens have an image's positions.
 """
 
 from __future__ import annotations
@@ -83,5 +83,5 @@ def _choose_everything(config: DecoderConfig) -> DecoderConfig:
 
 
 def _picture_positions() -> torch.Tensor:
-    """Return the positions of the tokens on three axes if some of them are a picture's: int64 [3, PROBE_TOKENS]."""
+    """Return the positions of the tokens on three axes if some of them are an image's: int64 [3, PROBE_TOKENS]."""
     return torch.tensor(RopePositions([PROBE_PICTURE], PROBE_TOKENS).axes(0, PROBE_TOKENS))

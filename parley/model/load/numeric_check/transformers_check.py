@@ -5,7 +5,7 @@ unmodified Transformers, with its own masks. If the model has state other than k
 attention call does not report, or if it ignores positions, then most positions differ. Sliding windows are narrowed
 during the check, because the sequences are shorter than usual windows.
 
-For models that take media, the same is done with a random picture in each sequence: embeddings in place of tokens, with
+For models that take media, the same is done with a random image in each sequence: embeddings in place of tokens, with
 positions on three axes, embeddings for further layers, and tokens that see later ones, where the model has them.
 """
 
@@ -32,7 +32,7 @@ from parley.types import EmbeddingRun, MediaItem
 SEQUENCE_LENGTHS = (26, 23)  # tokens of the two sequences
 PROBE_STEPS = (((0, 9),), ((0, 1), (1, 17)), ((1, 1), (0, 16)), ((1, 5),))  # per step: (sequence, tokens)
 NARROW_WINDOW = 8
-PICTURE_STARTS = (11, 4)  # of the picture in each sequence; no step ends within it, where tokens see later ones
+PICTURE_STARTS = (11, 4)  # of the image in each sequence; no step ends within it, where tokens see later ones
 PICTURE_GRID = (1, 3, 4)
 PICTURE_TOKENS = 12
 DEEP_LAYERS = 2
@@ -40,7 +40,7 @@ DEEP_LAYERS = 2
 
 @dataclass
 class ProbePicture:
-    """A random picture in a sequence of T tokens. ``is_media`` bool [T]: which of them belong to it.
+    """A random image in a sequence of T tokens. ``is_media`` bool [T]: which of them belong to it.
 
     ``rows`` and each of ``deepstack`` [T, hidden] hold its embeddings at its tokens. ``rope_positions`` int64 [3, T]
     and ``visible_ends`` int64 [T]: as in ``PackedBatch``.
@@ -55,7 +55,7 @@ class ProbePicture:
 
 @dataclass
 class ProbeSequence:
-    """The token ids of a sequence, int64 [T], and its picture."""
+    """The token ids of a sequence, int64 [T], and its image."""
 
     ids: torch.Tensor
     picture: ProbePicture | None = None
@@ -75,7 +75,7 @@ def transformers_deviation(network: DecoderNetwork, model: PreTrainedModel, fami
     """Return the relative error (L2) of the logits over pages, as the median over positions.
 
     ``family``: that of the media which the model takes, None if it takes none. With a family, the result is the larger
-    of two errors: without and with pictures.
+    of two errors: without and with images.
 
     It is the median, because in a mixture of experts rounding alone may send single tokens to other experts. Only
     positions after a sequence's first step count: in the others, a model is right even if it reads nothing from pages.
@@ -96,7 +96,7 @@ def transformers_deviation(network: DecoderNetwork, model: PreTrainedModel, fami
 
 
 def _random_picture(model: PreTrainedModel, family: MediaFamily, ids: torch.Tensor, start: int) -> ProbePicture:
-    """Return a picture whose tokens begin at ``start``. Its embeddings vary as much as those of tokens."""
+    """Return an image whose tokens begin at ``start``. Its embeddings vary as much as those of tokens."""
     embeddings, count, end = model.get_input_embeddings()(ids), len(ids), start + PICTURE_TOKENS
     generator = torch.Generator().manual_seed(start)
     rows = [
@@ -117,7 +117,7 @@ def _random_picture(model: PreTrainedModel, family: MediaFamily, ids: torch.Tens
 
 
 def _deep_layer_count(model: PreTrainedModel) -> int:
-    """Return the number of layers to which the decoder adds embeddings of a picture."""
+    """Return the number of layers to which the decoder adds embeddings of an image."""
     arguments = signature(type(body_of(model)).forward).parameters
     if "deepstack_features" in arguments:
         return len(granite4_layers(model.config))
@@ -155,7 +155,7 @@ def _transformers_logits(
 def _logits_with_picture(
     network: DecoderNetwork, model: PreTrainedModel, ids: torch.Tensor, picture: ProbePicture
 ) -> torch.Tensor:
-    """Return the logits of Transformers for a sequence with a picture.
+    """Return the logits of Transformers for a sequence with an image.
 
     The whole model builds the masks for tokens that see later ones; its decoder takes everything else as arguments.
     """
@@ -209,7 +209,7 @@ def _paged_logits(network: DecoderNetwork, sequences: list[ProbeSequence], dtype
 
 
 def _add_pictures(batch: PackedBatch, parts: list[tuple[ProbePicture, torch.Tensor]]) -> None:
-    """Set the fields of media in a batch. ``parts``: the picture of each sequence, and the positions to compute."""
+    """Set the fields of media in a batch. ``parts``: the image of each sequence, and the positions to compute."""
     if not parts:
         return
     tokens = torch.cat([picture.is_media[at] for picture, at in parts]).nonzero()[:, 0]

@@ -40,7 +40,7 @@ PROJECTORS = {
 
 
 def gemma3n_media_vocabularies(fields: dict[str, Any]) -> tuple[MediaVocabulary, ...]:
-    """Return the tokens that projectors of pictures and sound embed; none for a model of text. Raises Unfusable."""
+    """Return the tokens that projectors of images and audio embed; none for a model of text. Raises Unfusable."""
     if fields["media_configs"] is None:
         return ()
     vocabularies = []
@@ -55,7 +55,7 @@ def gemma3n_media_vocabularies(fields: dict[str, Any]) -> tuple[MediaVocabulary,
         vocabularies.append(MediaVocabulary(module, first, size, width, read_number(media_fields, "rms_norm_eps")))
     end_ids = [vocabulary.first + vocabulary.size for vocabulary in vocabularies]
     if end_ids != [vocabularies[1].first, fields["vocab_size"]]:
-        raise Unfusable("its tokens of pictures and sound are not the last ones")
+        raise Unfusable("its tokens of images and audio are not the last ones")
     return tuple(vocabularies)
 
 
